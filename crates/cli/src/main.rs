@@ -1,0 +1,3 @@
+//! jiffy: the command line.
+
+fn main() {}

@@ -1,0 +1,111 @@
+//! The contract between a virtio device, the transport in front of it, and
+//! the VMM that owns the threads.
+
+use crate::GuestMemory;
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use thiserror::Error;
+use virtio_queue::Queue;
+use vmm_sys_util::eventfd::EventFd;
+
+/// A virtio device behind a transport.
+///
+/// Life: made → [`activate`](VirtioDevice::activate) when the driver sets
+/// DRIVER_OK → [`deactivate`](VirtioDevice::deactivate) when the driver resets
+/// it or the VM pauses → perhaps `activate` again. All calls come from one
+/// thread at a time.
+pub trait VirtioDevice: Send {
+    /// Device type (Virtio 1.3 §5): 1 network, 2 block, 4 entropy, 19 socket.
+    fn device_type(&self) -> u32;
+
+    /// Largest size of each queue, a power of two; one entry a queue.
+    fn queue_max_sizes(&self) -> &[u16];
+
+    /// Feature bits offered, without the transport's (VERSION_1, EVENT_IDX …
+    /// are the device's own to offer; VERSION_1 is added by the transport).
+    fn features(&self) -> u64;
+
+    /// Reads device configuration; bytes past its end read as zero.
+    fn read_config(&self, offset: u64, data: &mut [u8]);
+
+    /// Writes device configuration; most devices have nothing writable.
+    fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
+
+    /// Starts work. The transport has checked every queue it hands over
+    /// (`Queue::is_valid`) and that the driver accepted a subset of the
+    /// offered features.
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError>;
+
+    /// Stops work: returns after the device's threads ended and no request is
+    /// being touched. The queues come back with their positions, for a later
+    /// `activate` (pause, snapshot) or to be dropped (reset).
+    fn deactivate(&mut self) -> Vec<ActiveQueue>;
+}
+
+/// What a device gets to work with.
+pub struct Activation {
+    /// Guest RAM.
+    pub memory: Arc<GuestMemory>,
+    /// The queues the driver enabled, by index; a queue the driver left
+    /// disabled is `None`.
+    pub queues: Vec<Option<ActiveQueue>>,
+    /// Tells the driver.
+    pub interrupt: Arc<dyn Interrupt>,
+    /// Features the driver accepted.
+    pub features: u64,
+    /// Starts threads.
+    pub workers: Arc<dyn Workers>,
+}
+
+/// A queue in use and the descriptor that rings when the driver notifies it.
+pub struct ActiveQueue {
+    /// The queue's index.
+    pub index: u16,
+    /// Rings and positions.
+    pub queue: Queue,
+    /// Readable after the driver wrote QueueNotify (an ioeventfd).
+    pub doorbell: EventFd,
+}
+
+/// How a device interrupts the guest (Virtio 1.3 §4.2.2, InterruptStatus).
+pub trait Interrupt: Send + Sync {
+    /// Used buffers were returned on some queue.
+    fn used_buffers(&self);
+    /// The device configuration changed.
+    fn config_changed(&self);
+}
+
+/// What a worker thread is for: the VMM picks its seccomp filter by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WorkerRole {
+    /// Reads and writes disk files.
+    Block,
+    /// Moves bytes between vsock and Unix sockets.
+    Vsock,
+    /// Fetches randomness.
+    Entropy,
+}
+
+/// Starts the threads devices ask for, in the sandbox of their role.
+pub trait Workers: Send + Sync {
+    /// Starts `body` on a thread of that role.
+    fn spawn(
+        &self,
+        role: WorkerRole,
+        name: &str,
+        body: Box<dyn FnOnce() + Send>,
+    ) -> io::Result<JoinHandle<()>>;
+}
+
+/// A device could not start work; the transport sets DEVICE_NEEDS_RESET.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ActivateError {
+    /// The driver enabled too few queues.
+    #[error("queue {0} is needed but was not enabled by the driver")]
+    MissingQueue(u16),
+    /// A thread, event descriptor or poll set could not be made.
+    #[error("the device's worker could not start")]
+    Worker(#[source] io::Error),
+}

@@ -1,0 +1,3 @@
+//! jiffy-init: the guest's PID 1 and agent.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Guest kernels: build, list, check, default command line.

@@ -1,0 +1,1 @@
+//! The QEMU machine in which VMs run where the host has no real KVM.

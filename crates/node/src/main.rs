@@ -1,0 +1,3 @@
+//! jiffyd: images, the registry of VMs, and the API.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Folders and tars into read-only root file systems.

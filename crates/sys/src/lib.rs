@@ -1,0 +1,1 @@
+//! Safe wrappers around the few Linux calls Jiffy needs.

@@ -1,0 +1,1 @@
+//! Fixtures and the harness that runs tests in the machine.

@@ -1,0 +1,18 @@
+//! What Jiffy's processes say to one another: messages, their versions, their
+//! framing, and the spans of a timeline. No I/O happens here.
+//!
+//! * [`frame`]: length-prefixed frames on a byte stream, bounded.
+//! * [`guest`]: the configuration a guest reads from fw_cfg.
+//! * [`agent`]: the protocol between the node and `jiffy-init`, over vsock.
+//! * [`vmm`]: the configuration and control messages of `jiffy-vmm`.
+//! * [`api`]: the node's HTTP API as `jiffy` and others see it.
+//! * [`timeline`]: named spans on one monotonic clock.
+//! * [`trace`]: the marks a guest writes to the trace port.
+
+pub mod agent;
+pub mod api;
+pub mod frame;
+pub mod guest;
+pub mod timeline;
+pub mod trace;
+pub mod vmm;

@@ -1,0 +1,150 @@
+//! Timelines: named spans on one monotonic clock.
+
+use serde::{Deserialize, Serialize};
+
+/// Which process or layer measured a span; one lane of the picture each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Track {
+    /// The command line.
+    Cli,
+    /// The daemon.
+    Node,
+    /// The virtual machine monitor.
+    Vmm,
+    /// The guest's kernel.
+    Kernel,
+    /// PID 1 and the agent.
+    Init,
+    /// The user's own code in the guest.
+    Guest,
+}
+
+/// A named stretch of time, or (start equals end) a moment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Span {
+    /// Who measured it.
+    pub track: Track,
+    /// What happened, in the words users read, e.g. `vCPUs`.
+    pub name: String,
+    /// Start, in nanoseconds of the timeline's clock.
+    pub start_ns: u64,
+    /// End, in nanoseconds of the same clock; equals the start for a moment.
+    pub end_ns: u64,
+    /// A short remark: a size, a path, an error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
+}
+
+impl Span {
+    /// A span from `start_ns` to `end_ns`; an end before the start becomes a moment.
+    pub fn new(track: Track, name: impl Into<String>, start_ns: u64, end_ns: u64) -> Span {
+        Span {
+            track,
+            name: name.into(),
+            start_ns,
+            end_ns: end_ns.max(start_ns),
+            detail: None,
+        }
+    }
+
+    /// A moment.
+    pub fn moment(track: Track, name: impl Into<String>, at_ns: u64) -> Span {
+        Span::new(track, name, at_ns, at_ns)
+    }
+
+    /// The same span with a remark.
+    pub fn with_detail(mut self, detail: impl Into<String>) -> Span {
+        self.detail = Some(detail.into());
+        self
+    }
+
+    /// Its length in nanoseconds.
+    pub fn duration_ns(&self) -> u64 {
+        self.end_ns.saturating_sub(self.start_ns)
+    }
+}
+
+/// All that was measured of one operation.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timeline {
+    /// The boot id of the kernel whose CLOCK_MONOTONIC the spans use. Two
+    /// timelines merge without adjustment only if it is the same.
+    pub clock: String,
+    /// The spans, in no particular order.
+    pub spans: Vec<Span>,
+}
+
+impl Timeline {
+    /// An empty timeline on the given clock.
+    pub fn new(clock: impl Into<String>) -> Timeline {
+        Timeline {
+            clock: clock.into(),
+            spans: Vec::new(),
+        }
+    }
+
+    /// Sorts by start, longer spans first among equals.
+    pub fn sort(&mut self) {
+        self.spans
+            .sort_by_key(|span| (span.start_ns, std::cmp::Reverse(span.end_ns), span.track));
+    }
+
+    /// The first span of that name, if any.
+    pub fn find(&self, name: &str) -> Option<&Span> {
+        self.spans.iter().find(|span| span.name == name)
+    }
+
+    /// Moves every span by `by_ns`, stopping at zero: how a timeline of
+    /// another clock is brought onto this one.
+    pub fn shift(&mut self, by_ns: i64) {
+        for span in &mut self.spans {
+            span.start_ns = span.start_ns.saturating_add_signed(by_ns);
+            span.end_ns = span.end_ns.saturating_add_signed(by_ns);
+        }
+    }
+}
+
+/// The names of the spans every cold run has, in the order they begin.
+///
+/// Tests assert this order; the CLI's table follows it.
+pub mod names {
+    /// CLI: process start to request sent.
+    pub const CLI_START: &str = "CLI start";
+    /// CLI: the machine was started for this command.
+    pub const MACHINE_START: &str = "machine start";
+    /// Node: the request arrived (moment).
+    pub const REQUEST_RECEIVED: &str = "request received";
+    /// Node: image, kernel and disks looked up and opened.
+    pub const IMAGE_READY: &str = "image ready";
+    /// Node: from spawn of `jiffy-vmm` to its first instruction in main.
+    pub const VMM_SPAWNED: &str = "VMM spawned";
+    /// VMM: `KVM_CREATE_VM` and the interrupt controllers.
+    pub const KVM_VM_CREATED: &str = "KVM VM created";
+    /// VMM: guest memory made and registered.
+    pub const MEMORY: &str = "memory";
+    /// VMM: vCPUs created and configured.
+    pub const VCPUS: &str = "vCPUs";
+    /// VMM: devices built.
+    pub const DEVICES: &str = "devices";
+    /// VMM: kernel, initrd and boot structures written to guest memory.
+    pub const KERNEL_LOADED: &str = "kernel loaded";
+    /// VMM: the first vCPU entered the guest (moment).
+    pub const FIRST_KVM_RUN: &str = "first KVM_RUN";
+    /// Kernel: its entry point (moment).
+    pub const KERNEL_ENTRY: &str = "kernel entry";
+    /// Kernel: entry to PID 1.
+    pub const KERNEL_BOOT: &str = "kernel";
+    /// Init: first instructions of PID 1 (moment).
+    pub const PID1: &str = "PID 1";
+    /// Init: the agent accepts requests (moment).
+    pub const AGENT_READY: &str = "agent ready";
+    /// Init: the command runs (moment).
+    pub const COMMAND_STARTED: &str = "command started";
+    /// Guest: the command, start to end.
+    pub const COMMAND: &str = "command";
+    /// Init: the command has ended (moment).
+    pub const COMMAND_DONE: &str = "command done";
+    /// CLI: the last byte of output and the exit status are with the user (moment).
+    pub const ANSWER_DELIVERED: &str = "answer delivered";
+}

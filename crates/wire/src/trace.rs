@@ -1,0 +1,32 @@
+//! Marks: single bytes that guest code writes to the trace port.
+//!
+//! The VMM stamps each with the host's monotonic clock, which is what ties
+//! the guest's clock to the host's.
+
+/// The I/O port of the trace port. A write of one byte marks an event.
+pub const TRACE_PORT: u16 = 0x0a4a;
+
+/// The kernel's first instructions (written by a kernel that knows the port).
+pub const MARK_KERNEL_ENTRY: u8 = 0x01;
+/// The first instructions of PID 1.
+pub const MARK_PID1: u8 = 0x10;
+/// The agent accepts requests.
+pub const MARK_AGENT_READY: u8 = 0x11;
+/// The first command was started.
+pub const MARK_COMMAND_STARTED: u8 = 0x12;
+/// The first command ended.
+pub const MARK_COMMAND_DONE: u8 = 0x13;
+/// First of the values left to users' own code (to 0xff).
+pub const MARK_USER_FIRST: u8 = 0x80;
+
+/// The name a mark has on the timeline.
+pub fn mark_name(mark: u8) -> String {
+    match mark {
+        MARK_KERNEL_ENTRY => "kernel entry".into(),
+        MARK_PID1 => "PID 1".into(),
+        MARK_AGENT_READY => "agent ready".into(),
+        MARK_COMMAND_STARTED => "command started".into(),
+        MARK_COMMAND_DONE => "command done".into(),
+        other => format!("mark {other:#04x}"),
+    }
+}

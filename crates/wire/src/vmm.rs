@@ -1,0 +1,270 @@
+//! What the node tells `jiffy-vmm`, and what it hears.
+//!
+//! The node writes a [`VmmConfig`] as JSON into the VM's folder and starts
+//! `jiffy-vmm run --config FILE [--events-fd N]`. Events come back as one JSON
+//! object a line on the inherited descriptor; commands go, one JSON object a
+//! line, to the Unix socket `control`, which answers each with one line. The
+//! last thing a VMM writes is [`ExitRecord`], into `exit.json`.
+
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// The version written and the only one read.
+pub const VERSION: u32 = 1;
+
+/// A VM, as `jiffy-vmm` builds it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmmConfig {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The VM's id; only for messages.
+    pub id: String,
+    /// vCPUs, 1 to 32.
+    pub vcpus: u8,
+    /// Guest RAM.
+    pub memory: Memory,
+    /// Kernel and what goes with it.
+    pub boot: Boot,
+    /// Disks, `/dev/vda` first.
+    #[serde(default)]
+    pub disks: Vec<Disk>,
+    /// The vsock device.
+    #[serde(default)]
+    pub vsock: Option<Vsock>,
+    /// A virtio entropy device.
+    #[serde(default)]
+    pub rng: bool,
+    /// COM1, if asked for.
+    #[serde(default)]
+    pub serial: Option<Serial>,
+    /// Files of the fw_cfg device; the device exists even when empty.
+    #[serde(default)]
+    pub fw_cfg: Vec<FwCfgFile>,
+    /// The control socket to listen on.
+    #[serde(default)]
+    pub control: Option<PathBuf>,
+    /// Where to write the [`ExitRecord`].
+    #[serde(default)]
+    pub exit_record: Option<PathBuf>,
+}
+
+/// Guest RAM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Memory {
+    /// MiB; 64 or more.
+    pub size_mib: u32,
+    /// Backing pages.
+    #[serde(default)]
+    pub pages: PageSize,
+    /// Touch every page before the guest starts.
+    #[serde(default)]
+    pub prefault: bool,
+}
+
+/// Pages that back guest RAM.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PageSize {
+    /// 4 KiB.
+    #[default]
+    #[serde(rename = "4K")]
+    Small,
+    /// 2 MiB huge pages.
+    #[serde(rename = "2M")]
+    Huge2M,
+    /// 1 GiB huge pages.
+    #[serde(rename = "1G")]
+    Huge1G,
+}
+
+/// Kernel and what goes with it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Boot {
+    /// ELF with a PVH note, or bzImage.
+    pub kernel: PathBuf,
+    /// Loaded as the initrd (first PVH module).
+    #[serde(default)]
+    pub initrd: Option<PathBuf>,
+    /// Given to the kernel; the VMM appends `virtio_mmio.device=` parameters.
+    #[serde(default)]
+    pub command_line: String,
+}
+
+/// A disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Disk {
+    /// A raw file or block device.
+    pub path: PathBuf,
+    /// Refuse writes.
+    #[serde(default)]
+    pub read_only: bool,
+    /// Bypass the host's page cache (O_DIRECT).
+    #[serde(default)]
+    pub direct: bool,
+    /// What the guest reads as serial number, at most 20 bytes.
+    #[serde(default)]
+    pub serial: Option<String>,
+}
+
+/// The vsock device. Host programs reach guest port N by connecting to `path`
+/// and sending `CONNECT N\n` (answer `OK <port>\n`); a guest that connects to
+/// port N of the host reaches the Unix socket `<path>_N`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Vsock {
+    /// The guest's context id, 3 or more.
+    pub cid: u64,
+    /// The Unix socket to listen on.
+    pub path: PathBuf,
+}
+
+/// Where COM1's output goes; input comes from stdin with `Stdio`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Serial {
+    /// The VMM's own stdin and stdout.
+    Stdio,
+    /// Appended to this file.
+    File(PathBuf),
+}
+
+/// One file of the fw_cfg device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FwCfgFile {
+    /// Name, at most 55 bytes: `opt/jiffy/config`.
+    pub name: String,
+    /// Contents.
+    pub contents: FwCfgContents,
+}
+
+/// Contents of a fw_cfg file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FwCfgContents {
+    /// This text.
+    Text(String),
+    /// Read from this file at start.
+    File(PathBuf),
+}
+
+/// From the VMM, one a line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VmmEvent {
+    /// A step of the VMM's own work, host CLOCK_MONOTONIC nanoseconds.
+    Span {
+        /// One of [`crate::timeline::names`].
+        name: String,
+        /// Start.
+        start_ns: u64,
+        /// End.
+        end_ns: u64,
+    },
+    /// The guest wrote `value` to the trace port.
+    Mark {
+        /// The byte.
+        value: u8,
+        /// When, host CLOCK_MONOTONIC nanoseconds.
+        at_ns: u64,
+    },
+    /// The VMM ends; the same as in `exit.json`.
+    Exited(ExitRecord),
+}
+
+/// How a VM ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExitRecord {
+    /// What kind of end.
+    pub reason: ExitReason,
+    /// One sentence for the user.
+    pub message: String,
+    /// What the user can do, if anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+}
+
+/// What kind of end a VM had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ExitReason {
+    /// The guest powered off or reset.
+    Shutdown,
+    /// Asked to stop over the control socket or by SIGTERM.
+    Stopped,
+    /// The guest crashed (triple fault outside an orderly reset, KVM_EXIT_INTERNAL_ERROR).
+    GuestFault,
+    /// The VM could not be built: bad kernel, no memory, no KVM.
+    StartFailed,
+    /// An error in the VMM or the host while it ran.
+    HostError,
+}
+
+/// A command on the control socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ControlRequest {
+    /// Is it running? Answered with `Status`.
+    Status,
+    /// Stop all vCPUs; they keep their state.
+    Pause,
+    /// Let them go on.
+    Resume,
+    /// End the VM at once. Answered before it ends.
+    Stop,
+    /// KVM's exit counters. Answered with `Stats`.
+    Stats,
+}
+
+/// The answer on the control socket.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ControlResponse {
+    /// Done.
+    Ok,
+    /// Whether the vCPUs run.
+    Status {
+        /// The VM's id.
+        id: String,
+        /// The VMM's process id.
+        pid: u32,
+        /// True while paused.
+        paused: bool,
+    },
+    /// Counters by KVM's own names (`exits`, `io_exits`, `mmio_exits`,
+    /// `halt_exits`, …), summed over vCPUs.
+    Stats(std::collections::BTreeMap<String, u64>),
+    /// Not done, and why.
+    Error(String),
+}
+
+/// What `jiffy-vmm probe` prints about the host's KVM, as JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvmProbe {
+    /// The verdict.
+    pub kind: KvmKind,
+    /// One sentence: what was seen.
+    pub detail: String,
+    /// Picoseconds per iteration of the ring-0 loop.
+    pub ring0_ps_per_iteration: Option<u64>,
+    /// Did `syscall` from ring 3 arrive in ring 0?
+    pub syscall_enters_ring0: Option<bool>,
+    /// What the whole probe took, microseconds.
+    pub took_us: u64,
+}
+
+/// What kind of KVM a host has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KvmKind {
+    /// Guest kernel code runs on the processor.
+    Real,
+    /// Guest kernel code is emulated in software; ordinary guests crash.
+    Emulated,
+    /// There is none, or it can't be opened.
+    None,
+}
