@@ -12,6 +12,7 @@
 //!
 //! Order on the supervisor channel: `Hello` → `Welcome` → anything.
 
+use alloc::{string::String, vec::Vec};
 use serde::{Deserialize, Serialize};
 
 /// The guest dials this port of the host (CID 2).

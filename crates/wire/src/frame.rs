@@ -4,6 +4,7 @@
 //! Both ends may be hostile: a frame is refused by its length before any of
 //! it is stored, and a message must use its frame up exactly.
 
+use alloc::vec::Vec;
 use serde::{Serialize, de::DeserializeOwned};
 use thiserror::Error;
 
@@ -80,6 +81,9 @@ impl Decoder {
     }
 
     /// The next whole message; `None` if its bytes haven't all come.
+    // No `Iterator`: each call may ask for another type of message.
+    #[allow(clippy::should_implement_trait)]
+    #[allow(clippy::should_implement_trait)] // the type is chosen at each call
     pub fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, FrameError> {
         let waiting = &self.buffer[self.read..];
         let Some((length, rest)) = waiting.split_first_chunk::<4>() else {

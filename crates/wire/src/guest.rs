@@ -5,8 +5,8 @@
 //! reads it through the fw_cfg ports (QEMU, docs/specs/fw_cfg.rst).
 
 use crate::agent::Command;
+use alloc::{collections::BTreeMap, string::String, vec::Vec};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 
 /// The fw_cfg file that holds the configuration.
 pub const FW_CFG_NAME: &str = "opt/jiffy/config";

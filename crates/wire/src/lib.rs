@@ -9,10 +9,17 @@
 //! * [`timeline`]: named spans on one monotonic clock.
 //! * [`trace`]: the marks a guest writes to the trace port.
 
+#![cfg_attr(not(feature = "std"), no_std)]
+
+extern crate alloc;
+
 pub mod agent;
+#[cfg(feature = "std")]
 pub mod api;
 pub mod frame;
 pub mod guest;
+#[cfg(feature = "std")]
 pub mod timeline;
 pub mod trace;
+#[cfg(feature = "std")]
 pub mod vmm;

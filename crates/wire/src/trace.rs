@@ -3,6 +3,8 @@
 //! The VMM stamps each with the host's monotonic clock, which is what ties
 //! the guest's clock to the host's.
 
+use alloc::{format, string::String};
+
 /// The I/O port of the trace port. A write of one byte marks an event.
 pub const TRACE_PORT: u16 = 0x0a4a;
 
