@@ -1,0 +1,437 @@
+//! Reads the headers of a tar stream: ustar, PAX and GNU long names.
+//!
+//! The archive may be hostile: an extension is refused by its declared size
+//! before it is read, and contents are handed out as a bounded stream.
+
+use crate::tree::MAX_PATH;
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use thiserror::Error;
+
+const BLOCK: usize = 512;
+/// The largest PAX or long-name record, bytes.
+pub const MAX_EXTENSION: u64 = 1024 * 1024;
+
+/// What an entry is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EntryKind {
+    /// A regular file.
+    File,
+    /// A folder.
+    Folder,
+    /// A symbolic link to this target.
+    Symlink(Vec<u8>),
+    /// A further name for this earlier entry.
+    HardLink(Vec<u8>),
+    /// A character device, major and minor.
+    CharDevice(u32, u32),
+    /// A block device, major and minor.
+    BlockDevice(u32, u32),
+    /// A named pipe.
+    Fifo,
+}
+
+/// An entry's header, extensions applied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Path as written.
+    pub path: Vec<u8>,
+    /// What it is.
+    pub kind: EntryKind,
+    /// Permission bits.
+    pub mode: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Modification time; times before 1970 become 0.
+    pub mtime: u64,
+    /// Bytes that follow.
+    pub size: u64,
+    /// Extended attributes (PAX `SCHILY.xattr.*`).
+    pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+/// An archive can't be read.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ArchiveError {
+    /// The stream ended or failed.
+    #[error("the archive could not be read at byte {offset}")]
+    Read {
+        /// Offset in the stream.
+        offset: u64,
+        /// What the stream said.
+        #[source]
+        source: io::Error,
+    },
+    /// The archive stops in the middle of an entry, or has no end mark.
+    #[error("the archive is cut off at byte {0}")]
+    Truncated(u64),
+    /// A header's checksum or a number in it is wrong.
+    #[error("byte {offset} of the archive is not a tar header: {what}")]
+    BadHeader {
+        /// Offset of the header.
+        offset: u64,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// An extension is larger than [`MAX_EXTENSION`].
+    #[error(
+        "the extension header at byte {offset} claims {size} bytes, over the limit of {MAX_EXTENSION}"
+    )]
+    ExtensionTooLarge {
+        /// Offset of the header.
+        offset: u64,
+        /// Claimed size.
+        size: u64,
+    },
+    /// An entry type that isn't supported.
+    #[error("\"{path}\" has the unsupported tar type '{kind}'")]
+    Unsupported {
+        /// Its path.
+        path: String,
+        /// Its type byte.
+        kind: char,
+    },
+}
+
+/// A tar stream, entry by entry.
+pub struct Archive<R> {
+    reader: R,
+    offset: u64,
+    /// Bytes of the current entry not read yet, and its padding.
+    remaining: u64,
+    padding: u64,
+    global: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+impl<R: Read> Archive<R> {
+    /// A stream at its beginning.
+    pub fn new(reader: R) -> Archive<R> {
+        Archive {
+            reader,
+            offset: 0,
+            remaining: 0,
+            padding: 0,
+            global: BTreeMap::new(),
+        }
+    }
+
+    /// How many bytes of the stream have been read.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The next entry; what is left of the one before is skipped. `None` at
+    /// the end mark.
+    pub fn next_entry(&mut self) -> Result<Option<Entry>, ArchiveError> {
+        let mut local = BTreeMap::new();
+        let (mut long_name, mut long_link) = (None, None);
+        loop {
+            self.skip_rest()?;
+            let at = self.offset;
+            let Some(header) = self.read_header()? else {
+                return Ok(None);
+            };
+            let bad = |what| ArchiveError::BadHeader { offset: at, what };
+            let size = header
+                .entry_size()
+                .map_err(|_| bad("its size is no number"))?;
+            match header.entry_type().as_byte() {
+                b'L' => long_name = Some(trim_nul(self.read_extension(at, size)?)),
+                b'K' => long_link = Some(trim_nul(self.read_extension(at, size)?)),
+                b'x' => {
+                    let record = self.read_extension(at, size)?;
+                    parse_pax(&record, &mut local)
+                        .ok_or_else(|| bad("its PAX record is malformed"))?;
+                }
+                b'g' => {
+                    let record = self.read_extension(at, size)?;
+                    parse_pax(&record, &mut self.global)
+                        .ok_or_else(|| bad("its PAX record is malformed"))?;
+                }
+                _ => {
+                    let mut pax = self.global.clone();
+                    pax.append(&mut local);
+                    let entry = build_entry(&header, at, size, pax, long_name, long_link)?;
+                    self.set_remaining(entry.size, at)?;
+                    return Ok(Some(entry));
+                }
+            }
+        }
+    }
+
+    /// Reads contents of the current entry; 0 at their end.
+    pub fn read_content(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
+        let most = usize::try_from(self.remaining)
+            .unwrap_or(usize::MAX)
+            .min(buffer.len());
+        if most == 0 {
+            return Ok(0);
+        }
+        let got = self.read_some(&mut buffer[..most])?;
+        if got == 0 {
+            return Err(ArchiveError::Truncated(self.offset));
+        }
+        self.remaining -= got as u64;
+        Ok(got)
+    }
+
+    fn set_remaining(&mut self, size: u64, at: u64) -> Result<(), ArchiveError> {
+        let padding = (BLOCK as u64 - size % BLOCK as u64) % BLOCK as u64;
+        size.checked_add(padding).ok_or(ArchiveError::BadHeader {
+            offset: at,
+            what: "its size is absurd",
+        })?;
+        self.remaining = size;
+        self.padding = padding;
+        Ok(())
+    }
+
+    fn skip_rest(&mut self) -> Result<(), ArchiveError> {
+        self.remaining += self.padding;
+        self.padding = 0;
+        let mut sink = [0; 8192];
+        while self.read_content(&mut sink)? > 0 {}
+        Ok(())
+    }
+
+    /// A header block with a right checksum; `None` at the end mark.
+    fn read_header(&mut self) -> Result<Option<tar::Header>, ArchiveError> {
+        let at = self.offset;
+        let mut block = [0; BLOCK];
+        if !self.read_block(&mut block)? {
+            // No end mark, but nothing is cut off either: many writers do so.
+            return if at == 0 {
+                Err(ArchiveError::Truncated(0))
+            } else {
+                Ok(None)
+            };
+        }
+        if block.iter().all(|byte| *byte == 0) {
+            return Ok(None);
+        }
+        let header = tar::Header::from_byte_slice(&block).clone();
+        let sum: u32 = block[..148]
+            .iter()
+            .chain(&block[156..])
+            .map(|byte| u32::from(*byte))
+            .sum::<u32>()
+            + 8 * u32::from(b' ');
+        if header.cksum().ok() != Some(sum) {
+            return Err(ArchiveError::BadHeader {
+                offset: at,
+                what: "its checksum does not match",
+            });
+        }
+        Ok(Some(header))
+    }
+
+    fn read_extension(&mut self, at: u64, size: u64) -> Result<Vec<u8>, ArchiveError> {
+        if size > MAX_EXTENSION {
+            return Err(ArchiveError::ExtensionTooLarge { offset: at, size });
+        }
+        self.set_remaining(size, at)?;
+        let mut record = vec![0; size as usize];
+        let mut filled = 0;
+        while filled < record.len() {
+            filled += self.read_content(&mut record[filled..])?;
+        }
+        Ok(record)
+    }
+
+    /// Fills a block; false if the stream ends right before it.
+    fn read_block(&mut self, block: &mut [u8; BLOCK]) -> Result<bool, ArchiveError> {
+        let mut filled = 0;
+        while filled < BLOCK {
+            match self.read_some(&mut block[filled..])? {
+                0 if filled == 0 => return Ok(false),
+                0 => return Err(ArchiveError::Truncated(self.offset)),
+                got => filled += got,
+            }
+        }
+        Ok(true)
+    }
+
+    fn read_some(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
+        loop {
+            match self.reader.read(buffer) {
+                Ok(got) => {
+                    self.offset += got as u64;
+                    return Ok(got);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => {
+                    return Err(ArchiveError::Read {
+                        offset: self.offset,
+                        source,
+                    });
+                }
+            }
+        }
+    }
+}
+
+fn build_entry(
+    header: &tar::Header,
+    at: u64,
+    size: u64,
+    pax: BTreeMap<Vec<u8>, Vec<u8>>,
+    long_name: Option<Vec<u8>>,
+    long_link: Option<Vec<u8>>,
+) -> Result<Entry, ArchiveError> {
+    let bad = |what| ArchiveError::BadHeader { offset: at, what };
+    let number = |key: &[u8]| -> Result<Option<u64>, ArchiveError> {
+        pax.get(key)
+            .map(|value| {
+                // Times may carry a fraction and a sign; those before 1970 count as 0.
+                let text =
+                    std::str::from_utf8(value).map_err(|_| bad("a PAX number is malformed"))?;
+                if text.starts_with('-') {
+                    return Ok(0);
+                }
+                text.split('.')
+                    .next()
+                    .and_then(|whole| whole.parse().ok())
+                    .ok_or(bad("a PAX number is malformed"))
+            })
+            .transpose()
+    };
+    let path = pax
+        .get(b"path".as_slice())
+        .cloned()
+        .or(long_name)
+        .unwrap_or_else(|| header.path_bytes().into_owned());
+    let link = || {
+        pax.get(b"linkpath".as_slice())
+            .cloned()
+            .or(long_link)
+            .or_else(|| header.link_name_bytes().map(|name| name.into_owned()))
+            .filter(|target| !target.is_empty() && target.len() <= MAX_PATH && !target.contains(&0))
+            .ok_or(bad(
+                "its link target is missing, too long, or holds a NUL byte",
+            ))
+    };
+    let device = || -> Result<(u32, u32), ArchiveError> {
+        let field = |value: io::Result<Option<u32>>| {
+            value
+                .ok()
+                .flatten()
+                .ok_or(bad("its device number is malformed"))
+        };
+        let (major, minor) = (field(header.device_major())?, field(header.device_minor())?);
+        if major > 0xfff || minor > 0xf_ffff {
+            return Err(bad("its device number is out of range"));
+        }
+        Ok((major, minor))
+    };
+    let type_byte = header.entry_type().as_byte();
+    let sparse = type_byte == b'S' || pax.keys().any(|key| key.starts_with(b"GNU.sparse."));
+    let kind = match type_byte {
+        _ if sparse => None,
+        // Old archives mark a folder by the slash at its end alone.
+        b'\0' | b'0' if path.ends_with(b"/") => Some(EntryKind::Folder),
+        b'\0' | b'0' | b'7' => Some(EntryKind::File),
+        b'1' => Some(EntryKind::HardLink(link()?)),
+        b'2' => Some(EntryKind::Symlink(link()?)),
+        b'3' => device().map(|(major, minor)| Some(EntryKind::CharDevice(major, minor)))?,
+        b'4' => device().map(|(major, minor)| Some(EntryKind::BlockDevice(major, minor)))?,
+        b'5' => Some(EntryKind::Folder),
+        b'6' => Some(EntryKind::Fifo),
+        _ => None,
+    };
+    let kind = kind.ok_or_else(|| ArchiveError::Unsupported {
+        path: String::from_utf8_lossy(&path).into_owned(),
+        kind: if sparse { 'S' } else { char::from(type_byte) },
+    })?;
+    let size = match kind {
+        EntryKind::File => number(b"size")?.unwrap_or(size),
+        _ => size,
+    };
+    let id = |key: &[u8], field: io::Result<u64>| -> Result<u32, ArchiveError> {
+        let value = match number(key)? {
+            Some(value) => value,
+            None => field.map_err(|_| bad("its owner is no number"))?,
+        };
+        u32::try_from(value).map_err(|_| bad("its owner is out of range"))
+    };
+    Ok(Entry {
+        mode: (header.mode().map_err(|_| bad("its mode is no number"))? & 0o7777) as u16,
+        uid: id(b"uid", header.uid())?,
+        gid: id(b"gid", header.gid())?,
+        mtime: match number(b"mtime")? {
+            Some(seconds) => seconds,
+            // A negative time in base-256 reads as a huge number.
+            None => header
+                .mtime()
+                .ok()
+                .filter(|seconds| *seconds < 1 << 62)
+                .unwrap_or(0),
+        },
+        xattrs: pax
+            .into_iter()
+            .filter_map(|(key, value)| Some((key.strip_prefix(b"SCHILY.xattr.")?.to_vec(), value)))
+            .collect(),
+        path,
+        kind,
+        size,
+    })
+}
+
+/// PAX records: `LENGTH KEY=VALUE\n`, the length counting all of it.
+fn parse_pax(mut record: &[u8], into: &mut BTreeMap<Vec<u8>, Vec<u8>>) -> Option<()> {
+    while !record.is_empty() {
+        let space = record.iter().take(20).position(|byte| *byte == b' ')?;
+        let length: usize = std::str::from_utf8(&record[..space]).ok()?.parse().ok()?;
+        let line = record.get(space + 1..length)?.strip_suffix(b"\n")?;
+        let equals = line.iter().position(|byte| *byte == b'=')?;
+        let (key, value) = (&line[..equals], &line[equals + 1..]);
+        // An empty value takes the key back, as POSIX has it.
+        if value.is_empty() {
+            into.remove(key);
+        } else {
+            into.insert(key.to_vec(), value.to_vec());
+        }
+        record = &record[length..];
+    }
+    Some(())
+}
+
+fn trim_nul(mut name: Vec<u8>) -> Vec<u8> {
+    if let Some(end) = name.iter().position(|byte| *byte == 0) {
+        name.truncate(end);
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_bytes_end_in_an_error_or_the_end(bytes in proptest::collection::vec(any::<u8>(), 0..4096)) {
+            let mut archive = Archive::new(bytes.as_slice());
+            while let Ok(Some(_)) = archive.next_entry() {}
+        }
+
+        #[test]
+        fn any_pax_record_is_parsed_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse_pax(&bytes, &mut BTreeMap::new());
+        }
+    }
+
+    #[test]
+    fn an_extension_is_refused_by_its_claim() {
+        let mut header = tar::Header::new_ustar();
+        header.set_entry_type(tar::EntryType::XHeader);
+        header.set_size(MAX_EXTENSION + 1);
+        header.set_cksum();
+        let error = Archive::new(header.as_bytes().as_slice())
+            .next_entry()
+            .unwrap_err();
+        assert!(matches!(error, ArchiveError::ExtensionTooLarge { .. }));
+    }
+}

@@ -1,0 +1,171 @@
+//! On-disk structures, little endian (Linux `fs/erofs/erofs_fs.h`).
+
+/// Bytes of a block.
+pub const BLOCK_SIZE: u64 = 4096;
+/// Where the superblock begins.
+pub const SUPERBLOCK_OFFSET: u64 = 1024;
+/// Bytes of an extended inode.
+pub const INODE_SIZE: u64 = 64;
+/// Inodes are addressed in units of this many bytes.
+pub const SLOT_SIZE: u64 = 32;
+/// Bytes of a directory entry without its name.
+pub const DIRENT_SIZE: usize = 12;
+/// The longest tail that fits beside an inode without attributes.
+pub const MAX_TAIL_INLINE: u64 = BLOCK_SIZE - INODE_SIZE;
+
+const MAGIC: u32 = 0xe0f5_e1e2;
+/// The superblock carries a checksum.
+const COMPAT_CHECKSUM: u32 = 1;
+/// Inode times are modification times.
+const COMPAT_MTIME: u32 = 2;
+
+const XATTR_HEADER_SIZE: usize = 12;
+const XATTR_ENTRY_SIZE: usize = 4;
+
+/// How an inode's bytes are laid out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// All in blocks.
+    Plain = 0,
+    /// Whole blocks, and a tail right after the inode.
+    Inline = 2,
+}
+
+/// The values of an extended inode.
+#[derive(Debug, Clone, Copy)]
+pub struct Inode {
+    pub layout: Layout,
+    /// `i_xattr_icount`.
+    pub xattr_count: u16,
+    /// Type and permissions.
+    pub mode: u16,
+    pub size: u64,
+    /// First block, or the device number.
+    pub union: u32,
+    pub number: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub mtime: u64,
+    pub links: u32,
+}
+
+impl Inode {
+    /// `struct erofs_inode_extended`.
+    pub fn to_bytes(self) -> [u8; INODE_SIZE as usize] {
+        let mut bytes = [0; INODE_SIZE as usize];
+        let mut out = Put(&mut bytes, 0);
+        out.u16(1 | (self.layout as u16) << 1);
+        out.u16(self.xattr_count);
+        out.u16(self.mode);
+        out.u16(0);
+        out.u64(self.size);
+        out.u32(self.union);
+        out.u32(self.number);
+        out.u32(self.uid);
+        out.u32(self.gid);
+        out.u64(self.mtime);
+        out.u32(0);
+        out.u32(self.links);
+        bytes
+    }
+}
+
+/// `struct erofs_super_block`, checksummed with the rest of its block.
+pub fn superblock(root_nid: u16, inodes: u64, blocks: u32, meta_block: u32) -> Vec<u8> {
+    let mut block = vec![0; (BLOCK_SIZE - SUPERBLOCK_OFFSET) as usize];
+    let mut out = Put(&mut block, 0);
+    out.u32(MAGIC);
+    out.u32(0);
+    out.u32(COMPAT_CHECKSUM | COMPAT_MTIME);
+    out.u8(BLOCK_SIZE.trailing_zeros() as u8);
+    out.u8(0);
+    out.u16(root_nid);
+    out.u64(inodes);
+    out.u64(0); // build time: the same input gives the same image
+    out.u32(0);
+    out.u32(blocks);
+    out.u32(meta_block);
+    // The kernel's crc32c starts from all ones and isn't inverted at the end.
+    let checksum = !crc32c::crc32c(&block);
+    block[4..8].copy_from_slice(&checksum.to_le_bytes());
+    block
+}
+
+/// A directory entry without its name.
+pub fn dirent(nid: u64, name_offset: u16, file_type: u8) -> [u8; DIRENT_SIZE] {
+    let mut bytes = [0; DIRENT_SIZE];
+    let mut out = Put(&mut bytes, 0);
+    out.u64(nid);
+    out.u16(name_offset);
+    out.u8(file_type);
+    bytes
+}
+
+/// Linux's encoding of a device number (`new_encode_dev`).
+pub fn device_number(major: u32, minor: u32) -> u32 {
+    (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
+}
+
+/// Splits an attribute's name into its index and the rest; `None` for a
+/// namespace EROFS can't store.
+pub fn xattr_index(name: &[u8]) -> Option<(u8, &[u8])> {
+    const PREFIXES: [(u8, &[u8]); 3] = [(1, b"user."), (4, b"trusted."), (6, b"security.")];
+    match name {
+        b"system.posix_acl_access" => Some((2, b"")),
+        b"system.posix_acl_default" => Some((3, b"")),
+        _ => PREFIXES.iter().find_map(|(index, prefix)| {
+            let rest = name.strip_prefix(*prefix)?;
+            (!rest.is_empty()).then_some((*index, rest))
+        }),
+    }
+}
+
+/// The attributes as they follow an inode; empty when there are none.
+pub fn xattr_body<'a>(xattrs: impl Iterator<Item = (&'a Vec<u8>, &'a Vec<u8>)>) -> Vec<u8> {
+    let mut body = Vec::new();
+    for (name, value) in xattrs {
+        let Some((index, rest)) = xattr_index(name) else {
+            continue;
+        };
+        if body.is_empty() {
+            body.resize(XATTR_HEADER_SIZE, 0);
+        }
+        body.push(rest.len() as u8);
+        body.push(index);
+        body.extend_from_slice(&(value.len() as u16).to_le_bytes());
+        body.extend_from_slice(rest);
+        body.extend_from_slice(value);
+        body.resize(body.len().next_multiple_of(XATTR_ENTRY_SIZE), 0);
+    }
+    body
+}
+
+/// `i_xattr_icount` of a body made by [`xattr_body`].
+pub fn xattr_count(body_len: usize) -> u16 {
+    match body_len.checked_sub(XATTR_HEADER_SIZE) {
+        Some(entries) => (entries / XATTR_ENTRY_SIZE + 1) as u16,
+        None => 0,
+    }
+}
+
+/// Writes fields one after the other.
+struct Put<'a>(&'a mut [u8], usize);
+
+impl Put<'_> {
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.0[self.1..self.1 + bytes.len()].copy_from_slice(bytes);
+        self.1 += bytes.len();
+    }
+    fn u8(&mut self, value: u8) {
+        self.bytes(&[value]);
+    }
+    fn u16(&mut self, value: u16) {
+        self.bytes(&value.to_le_bytes());
+    }
+    fn u32(&mut self, value: u32) {
+        self.bytes(&value.to_le_bytes());
+    }
+    fn u64(&mut self, value: u64) {
+        self.bytes(&value.to_le_bytes());
+    }
+}

@@ -1,0 +1,289 @@
+//! Images read back by erofs-utils, which share no code with ours.
+
+use jiffy_rootfs::{ImportError, Limits, import_tar};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A tar in the making.
+struct Tar(tar::Builder<Vec<u8>>);
+
+impl Tar {
+    fn new() -> Tar {
+        Tar(tar::Builder::new(Vec::new()))
+    }
+
+    fn header(kind: tar::EntryType, mode: u32) -> tar::Header {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_mode(mode);
+        header.set_uid(1234);
+        header.set_gid(70_000);
+        header.set_mtime(1_700_000_000);
+        header.set_size(0);
+        header
+    }
+
+    fn file(mut self, path: &str, bytes: &[u8]) -> Tar {
+        let mut header = Tar::header(tar::EntryType::Regular, 0o640);
+        header.set_size(bytes.len() as u64);
+        self.0.append_data(&mut header, path, bytes).unwrap();
+        self
+    }
+
+    fn folder(mut self, path: &str) -> Tar {
+        let mut header = Tar::header(tar::EntryType::Directory, 0o2755);
+        self.0.append_data(&mut header, path, &[][..]).unwrap();
+        self
+    }
+
+    fn link(mut self, kind: tar::EntryType, path: &str, target: &str) -> Tar {
+        let mut header = Tar::header(kind, 0o777);
+        self.0.append_link(&mut header, path, target).unwrap();
+        self
+    }
+
+    fn device(mut self, path: &str, major: u32, minor: u32) -> Tar {
+        let mut header = Tar::header(tar::EntryType::Char, 0o666);
+        header.set_device_major(major).unwrap();
+        header.set_device_minor(minor).unwrap();
+        self.0.append_data(&mut header, path, &[][..]).unwrap();
+        self
+    }
+
+    fn xattr(mut self, name: &str, value: &[u8]) -> Tar {
+        let key = format!("SCHILY.xattr.{name}");
+        self.0
+            .append_pax_extensions([(key.as_str(), value)])
+            .unwrap();
+        self
+    }
+
+    /// A path written as it is, past the tar crate's own checks.
+    fn raw_path(mut self, path: &[u8]) -> Tar {
+        let mut header = Tar::header(tar::EntryType::Regular, 0o644);
+        header.as_mut_bytes()[..path.len()].copy_from_slice(path);
+        header.set_cksum();
+        self.0.append(&header, &[][..]).unwrap();
+        self
+    }
+
+    fn bytes(self) -> Vec<u8> {
+        self.0.into_inner().unwrap()
+    }
+}
+
+/// An image and what fsck.erofs got out of it.
+struct Unpacked {
+    _scratch: tempfile::TempDir,
+    root: PathBuf,
+}
+
+fn unpack(tar: &[u8]) -> Unpacked {
+    let scratch = tempfile::tempdir().unwrap();
+    let image = scratch.path().join("image.erofs");
+    import_tar(tar, &image, Limits::default()).unwrap();
+    let root = scratch.path().join("root");
+    let output = Command::new("fsck.erofs")
+        .arg(format!("--extract={}", root.display()))
+        .args(["--preserve", "--force"])
+        .arg(&image)
+        .output()
+        .expect("fsck.erofs runs (Debian package erofs-utils)");
+    assert!(
+        output.status.success(),
+        "fsck.erofs: {}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Unpacked {
+        _scratch: scratch,
+        root,
+    }
+}
+
+fn refusal(tar: &[u8]) -> String {
+    let scratch = tempfile::tempdir().unwrap();
+    let image = scratch.path().join("image.erofs");
+    let error = import_tar(tar, &image, Limits::default()).unwrap_err();
+    let left = fs::read_dir(scratch.path()).unwrap().count();
+    assert_eq!(left, 0, "a refused archive leaves nothing behind");
+    match std::error::Error::source(&error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
+#[test]
+fn files_of_every_awkward_size_come_back_whole() {
+    let sizes = [
+        0, 1, 4031, 4032, 4033, 4095, 4096, 4097, 8192, 131_071, 131_072, 400_001,
+    ];
+    let content = |size: usize| (0..size).map(|i| (i * 7 % 251) as u8).collect::<Vec<u8>>();
+    let tar = sizes.iter().fold(Tar::new(), |tar, size| {
+        tar.file(&format!("folder/{size}"), &content(*size))
+    });
+    let unpacked = unpack(&tar.bytes());
+    for size in sizes {
+        let file = unpacked.root.join(format!("folder/{size}"));
+        assert!(fs::read(&file).unwrap() == content(size), "{size} bytes");
+        let meta = fs::metadata(&file).unwrap();
+        assert_eq!(
+            (meta.mode() & 0o7777, meta.uid(), meta.gid(), meta.mtime()),
+            (0o640, 1234, 70_000, 1_700_000_000)
+        );
+    }
+}
+
+#[test]
+fn links_devices_and_folders_come_back_as_they_were() {
+    let long_target = "t/".repeat(600);
+    let tar = Tar::new()
+        .folder("empty")
+        .file("one", b"the same bytes")
+        .link(tar::EntryType::Link, "two", "one")
+        .link(tar::EntryType::Symlink, "relative", "../outside/of/it")
+        .link(tar::EntryType::Symlink, "long", &long_target)
+        .device("null", 1, 3)
+        .device("far", 0x123, 0x45678)
+        .bytes();
+    let root = unpack(&tar).root.clone();
+    let unpacked = unpack(&tar);
+    assert!(!root.exists(), "scratch folders go");
+    let root = &unpacked.root;
+    assert_eq!(fs::metadata(root.join("empty")).unwrap().mode(), 0o042_755);
+    assert_eq!(fs::read(root.join("two")).unwrap(), b"the same bytes");
+    let target = |name: &str| fs::read_link(root.join(name)).unwrap();
+    assert_eq!(target("relative"), Path::new("../outside/of/it"));
+    assert_eq!(target("long"), Path::new(long_target.as_str()));
+    for (name, major, minor) in [("null", 1, 3), ("far", 0x123, 0x45678)] {
+        let meta = fs::metadata(root.join(name)).unwrap();
+        assert!(meta.file_type().is_char_device());
+        let device = meta.rdev();
+        let found = (
+            (device >> 8) & 0xfff,
+            (device & 0xff) | ((device >> 12) & 0xf_ff00),
+        );
+        assert_eq!(found, (major, minor), "{name}");
+    }
+}
+
+#[test]
+fn a_folder_of_many_long_names_spans_blocks() {
+    let names: Vec<String> = (0..900)
+        .map(|i| format!("{i:04}-{}", "n".repeat(i % 200)))
+        .collect();
+    let tar = names.iter().fold(Tar::new(), |tar, name| {
+        tar.file(&format!("many/{name}"), name.as_bytes())
+    });
+    let unpacked = unpack(&tar.bytes());
+    for name in &names {
+        let found = fs::read_to_string(unpacked.root.join("many").join(name)).unwrap();
+        assert_eq!(&found, name);
+    }
+    let count = fs::read_dir(unpacked.root.join("many")).unwrap().count();
+    assert_eq!(count, names.len());
+}
+
+#[test]
+fn attributes_are_stored_or_refused() {
+    let capability = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let tar = Tar::new()
+        .xattr("security.capability", &capability)
+        .file("ping", &[7; 5000])
+        .xattr("user.large", &[b'v'; 5000])
+        .file("large", &[8; 4000])
+        .bytes();
+    let unpacked = unpack(&tar);
+    assert_eq!(fs::read(unpacked.root.join("ping")).unwrap(), [7; 5000]);
+    assert_eq!(fs::read(unpacked.root.join("large")).unwrap(), [8; 4000]);
+
+    let strange = Tar::new()
+        .xattr("btrfs.compression", b"zstd")
+        .file("f", b"")
+        .bytes();
+    assert!(refusal(&strange).contains("btrfs.compression"));
+}
+
+#[test]
+fn hostile_archives_are_refused_in_a_sentence() {
+    let climbs = Tar::new().raw_path(b"../../etc/passwd").bytes();
+    assert!(refusal(&climbs).contains("climbs out"));
+
+    let through_link = Tar::new()
+        .link(tar::EntryType::Symlink, "etc", "/etc")
+        .file("etc/passwd", b"root::0:0::/:/bin/sh")
+        .bytes();
+    assert!(refusal(&through_link).contains("not a folder"));
+
+    let twice = Tar::new().file("a", b"1").file("a", b"2").bytes();
+    assert!(refusal(&twice).contains("twice"));
+
+    let dangling = Tar::new()
+        .link(tar::EntryType::Link, "a", "nothing")
+        .bytes();
+    assert!(refusal(&dangling).contains("nothing"));
+
+    assert!(refusal(b"").contains("cut off"));
+    assert!(refusal(&[b'x'; 2048]).contains("checksum"));
+
+    let mut cut = Tar::new().file("big", &[5; 10_000]).bytes();
+    cut.truncate(6000);
+    assert!(refusal(&cut).contains("cut off at byte 6000"));
+}
+
+#[test]
+fn an_image_over_its_limit_is_refused_and_gone() {
+    let scratch = tempfile::tempdir().unwrap();
+    let tar = Tar::new().file("big", &[5; 100_000]).bytes();
+    let limits = Limits {
+        image_bytes: 64 * 1024,
+        ..Limits::default()
+    };
+    let error = import_tar(tar.as_slice(), &scratch.path().join("i"), limits).unwrap_err();
+    assert!(matches!(error, ImportError::Write(_)), "{error}");
+    assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn the_same_archive_gives_the_same_digest() {
+    let tar = Tar::new().folder("d").file("d/f", &[1; 9000]).bytes();
+    let scratch = tempfile::tempdir().unwrap();
+    let digests: Vec<String> = (0..2)
+        .map(|i| {
+            let out = scratch.path().join(format!("{i}.erofs"));
+            import_tar(tar.as_slice(), &out, Limits::default())
+                .unwrap()
+                .digest
+        })
+        .collect();
+    assert_eq!(digests[0], digests[1]);
+    let bytes = fs::read(scratch.path().join("0.erofs")).unwrap();
+    assert_eq!(digests[0], blake3::hash(&bytes).to_hex().to_string());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn any_tree_comes_back(
+        files in proptest::collection::btree_map("[a-z]{1,3}(/[a-z]{4,40}){0,3}", 0usize..20_000, 1..60)
+    ) {
+        // A name that is also a parent of another would be refused; keep leaves only.
+        let leaves: BTreeMap<_, _> = files
+            .iter()
+            .filter(|(path, _)| !files.keys().any(|other| other.starts_with(&format!("{path}/"))))
+            .collect();
+        let tar = leaves.iter().fold(Tar::new(), |tar, (path, size)| {
+            tar.file(path, &vec![(**size % 255) as u8; **size])
+        });
+        let unpacked = unpack(&tar.bytes());
+        for (path, size) in leaves {
+            let found = fs::read(unpacked.root.join(path)).unwrap();
+            prop_assert!(found == vec![(*size % 255) as u8; *size], "{}", path);
+        }
+    }
+}
