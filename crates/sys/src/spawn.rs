@@ -1,0 +1,254 @@
+//! A process of its own session, started without copying the parent.
+//!
+//! `posix_spawn` in glibc uses `CLONE_VM | CLONE_VFORK`: the cost does not
+//! grow with the parent's memory, and no code of the parent runs in between,
+//! so it is safe in a program with threads.
+
+#![allow(unsafe_code)] // posix_spawn has no safe wrapper that can setsid.
+
+use std::ffi::{CString, OsStr};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr;
+
+unsafe extern "C" {
+    // glibc 2.34 and later; not in the libc crate for every version.
+    fn posix_spawn_file_actions_addclosefrom_np(
+        actions: *mut libc::posix_spawn_file_actions_t,
+        from: libc::c_int,
+    ) -> libc::c_int;
+}
+
+/// What a detached program is started with.
+#[derive(Debug)]
+pub struct Detached<'a> {
+    /// The program's file.
+    pub program: &'a Path,
+    /// Arguments after the program's name.
+    pub arguments: &'a [&'a OsStr],
+    /// Its working directory.
+    pub directory: &'a Path,
+    /// Its standard output and standard error; stdin is /dev/null.
+    pub output: BorrowedFd<'a>,
+    /// Becomes descriptor 3; every other descriptor is closed.
+    pub descriptor: Option<BorrowedFd<'a>>,
+}
+
+/// Starts the program in a session of its own, with the parent's environment,
+/// no blocked signals and default signal handling. Returns its process id;
+/// the caller reaps it. An error means that nothing was started.
+pub fn spawn_detached(what: &Detached<'_>) -> io::Result<u32> {
+    let program = c_string(what.program.as_os_str())?;
+    let directory = c_string(what.directory.as_os_str())?;
+    let arguments = std::iter::once(what.program.as_os_str())
+        .chain(what.arguments.iter().copied())
+        .map(c_string)
+        .collect::<io::Result<Vec<_>>>()?;
+    let mut argv: Vec<*mut libc::c_char> = arguments
+        .iter()
+        .map(|argument| argument.as_ptr().cast_mut())
+        .collect();
+    argv.push(ptr::null_mut());
+    let environment = std::env::vars_os()
+        .map(|(name, value)| {
+            let mut entry = name;
+            entry.push("=");
+            entry.push(value);
+            c_string(&entry)
+        })
+        .collect::<io::Result<Vec<_>>>()?;
+    let mut envp: Vec<*mut libc::c_char> = environment
+        .iter()
+        .map(|entry| entry.as_ptr().cast_mut())
+        .collect();
+    envp.push(ptr::null_mut());
+
+    let actions = Actions::new(&directory, what.output, what.descriptor)?;
+    let attributes = Attributes::new()?;
+    let mut pid: libc::pid_t = 0;
+    // SAFETY: every pointer is to a live, initialised object; argv and envp
+    // end with a null pointer and their strings outlive the call.
+    check(unsafe {
+        libc::posix_spawn(
+            &mut pid,
+            program.as_ptr(),
+            &actions.0,
+            &attributes.0,
+            argv.as_ptr(),
+            envp.as_ptr(),
+        )
+    })?;
+    Ok(pid as u32)
+}
+
+fn c_string(text: &OsStr) -> io::Result<CString> {
+    CString::new(text.as_bytes()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
+}
+
+/// The posix_spawn functions return the error number.
+fn check(code: libc::c_int) -> io::Result<()> {
+    match code {
+        0 => Ok(()),
+        code => Err(io::Error::from_raw_os_error(code)),
+    }
+}
+
+struct Actions(libc::posix_spawn_file_actions_t);
+
+impl Actions {
+    fn new(
+        directory: &CString,
+        output: BorrowedFd<'_>,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Actions> {
+        let mut raw = MaybeUninit::uninit();
+        // SAFETY: `raw` is valid for writes; init fills it or fails.
+        check(unsafe { libc::posix_spawn_file_actions_init(raw.as_mut_ptr()) })?;
+        // SAFETY: init succeeded.
+        let mut actions = Actions(unsafe { raw.assume_init() });
+        let this = &mut actions.0;
+        // In this order no step overwrites what a later one reads. A dup2 of
+        // 3 onto itself clears close-on-exec (glibc 2.29 and later).
+        if descriptor.is_some_and(|descriptor| descriptor.as_raw_fd() < 3) {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        // SAFETY: `this` is initialised; the strings and descriptors are
+        // copied or only numbers.
+        unsafe {
+            check(libc::posix_spawn_file_actions_adddup2(
+                this,
+                output.as_raw_fd(),
+                1,
+            ))?;
+            check(libc::posix_spawn_file_actions_adddup2(this, 1, 2))?;
+            if let Some(descriptor) = descriptor {
+                check(libc::posix_spawn_file_actions_adddup2(
+                    this,
+                    descriptor.as_raw_fd(),
+                    3,
+                ))?;
+            }
+            check(libc::posix_spawn_file_actions_addopen(
+                this,
+                0,
+                c"/dev/null".as_ptr(),
+                libc::O_RDONLY,
+                0,
+            ))?;
+            check(posix_spawn_file_actions_addclosefrom_np(
+                this,
+                if descriptor.is_some() { 4 } else { 3 },
+            ))?;
+            check(libc::posix_spawn_file_actions_addchdir_np(
+                this,
+                directory.as_ptr(),
+            ))?;
+        }
+        Ok(actions)
+    }
+}
+
+impl Drop for Actions {
+    fn drop(&mut self) {
+        // SAFETY: initialised in `new`, destroyed once.
+        unsafe { libc::posix_spawn_file_actions_destroy(&mut self.0) };
+    }
+}
+
+struct Attributes(libc::posix_spawnattr_t);
+
+impl Attributes {
+    fn new() -> io::Result<Attributes> {
+        let mut raw = MaybeUninit::uninit();
+        // SAFETY: `raw` is valid for writes; init fills it or fails.
+        check(unsafe { libc::posix_spawnattr_init(raw.as_mut_ptr()) })?;
+        // SAFETY: init succeeded.
+        let mut attributes = Attributes(unsafe { raw.assume_init() });
+        let this = &mut attributes.0;
+        let flags = libc::POSIX_SPAWN_SETSIGMASK as libc::c_short
+            | libc::POSIX_SPAWN_SETSIGDEF as libc::c_short
+            | libc::POSIX_SPAWN_SETSID as libc::c_short;
+        let mut signals = MaybeUninit::uninit();
+        // SAFETY: `this` is initialised; sigemptyset fills `signals`, which
+        // is copied by the setters.
+        unsafe {
+            libc::sigemptyset(signals.as_mut_ptr());
+            check(libc::posix_spawnattr_setsigmask(this, signals.as_ptr()))?;
+            libc::sigaddset(signals.as_mut_ptr(), libc::SIGPIPE);
+            check(libc::posix_spawnattr_setsigdefault(this, signals.as_ptr()))?;
+            check(libc::posix_spawnattr_setflags(this, flags))?;
+        }
+        Ok(attributes)
+    }
+}
+
+impl Drop for Attributes {
+    fn drop(&mut self) {
+        // SAFETY: initialised in `new`, destroyed once.
+        unsafe { libc::posix_spawnattr_destroy(&mut self.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Pid, WaitOptions, waitpid};
+    use std::fs::{self, File};
+    use std::io::{Read, Seek, Write};
+    use std::os::fd::AsFd;
+
+    fn wait(pid: u32) -> i32 {
+        let pid = Pid::from_raw(pid as i32).unwrap();
+        let (_, status) = waitpid(Some(pid), WaitOptions::empty()).unwrap().unwrap();
+        status.exit_status().unwrap()
+    }
+
+    #[test]
+    fn it_has_its_own_session_folder_output_and_descriptor() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("here"), b"").unwrap();
+        let mut output = tempfile::tempfile().unwrap();
+        let mut passed = tempfile::tempfile().unwrap();
+        passed.write_all(b"passed").unwrap();
+        passed.rewind().unwrap();
+        let leaked = File::open("/dev/null").unwrap();
+        // A descriptor without close-on-exec must not reach the program.
+        rustix::io::fcntl_setfd(&leaked, rustix::io::FdFlags::empty()).unwrap();
+        let script = "ls; cat <&3; echo; echo $(cut -d' ' -f6 </proc/$$/stat) $$; ls /proc/self/fd | sort -n | tr '\\n' ' '";
+        let pid = spawn_detached(&Detached {
+            program: Path::new("/bin/sh"),
+            arguments: &[OsStr::new("-c"), OsStr::new(script)],
+            directory: folder.path(),
+            output: output.as_fd(),
+            descriptor: Some(passed.as_fd()),
+        })
+        .unwrap();
+        assert_eq!(wait(pid), 0);
+        output.rewind().unwrap();
+        let mut text = String::new();
+        output.read_to_string(&mut text).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "here");
+        assert_eq!(lines[1], "passed");
+        assert_eq!(lines[2], format!("{pid} {pid}"), "session leader");
+        // 0 to 3, and the one `ls` itself opened.
+        assert_eq!(lines[3].trim(), "0 1 2 3 4");
+    }
+
+    #[test]
+    fn a_missing_program_is_an_error_at_once() {
+        let output = tempfile::tempfile().unwrap();
+        let error = spawn_detached(&Detached {
+            program: Path::new("/nonexistent/program"),
+            arguments: &[],
+            directory: Path::new("/"),
+            output: output.as_fd(),
+            descriptor: None,
+        })
+        .unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+}
