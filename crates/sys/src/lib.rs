@@ -1,1 +1,13 @@
 //! Safe wrappers around the few Linux calls Jiffy needs.
+//!
+//! * [`clock`]: the monotonic clock every timeline uses.
+//! * [`durable`]: files replaced whole or not at all.
+//! * [`memfd`]: memory with a descriptor, in small or huge pages.
+//! * [`kick`]: a signal that makes one thread leave a blocking call.
+//! * [`spawn`]: a program in a session of its own.
+
+pub mod clock;
+pub mod durable;
+pub mod kick;
+pub mod memfd;
+pub mod spawn;

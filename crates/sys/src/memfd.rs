@@ -1,0 +1,71 @@
+//! Memory with a descriptor, in small or huge pages.
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use std::fs::{self, File};
+use std::io;
+
+/// Size of the pages behind a memfd.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pages {
+    /// 4 KiB.
+    Small,
+    /// 2 MiB, from the host's pool of huge pages.
+    Huge2M,
+    /// 1 GiB, from the host's pool of huge pages.
+    Huge1G,
+}
+
+impl Pages {
+    /// Bytes a page has.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Pages::Small => 4 << 10,
+            Pages::Huge2M => 2 << 20,
+            Pages::Huge1G => 1 << 30,
+        }
+    }
+
+    /// Huge pages of this size that nobody holds or has reserved; `None` if
+    /// the processor or the kernel has no pages of this size.
+    pub fn free_in_pool(self) -> Option<u64> {
+        let pool = format!(
+            "/sys/kernel/mm/hugepages/hugepages-{}kB",
+            self.bytes() >> 10
+        );
+        let count = |name: &str| -> Option<u64> {
+            fs::read_to_string(format!("{pool}/{name}"))
+                .ok()?
+                .trim()
+                .parse()
+                .ok()
+        };
+        Some(count("free_hugepages")?.saturating_sub(count("resv_hugepages")?))
+    }
+}
+
+/// Makes a memfd of `size` bytes, all zero, closed on exec. No page is
+/// allocated yet; huge pages are reserved when it is mapped.
+pub fn create(name: &str, size: u64, pages: Pages) -> io::Result<File> {
+    let flags = MemfdFlags::CLOEXEC
+        | match pages {
+            Pages::Small => MemfdFlags::ALLOW_SEALING,
+            Pages::Huge2M => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
+            Pages::Huge1G => MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
+        };
+    let file = File::from(memfd_create(name, flags)?);
+    file.set_len(size)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_has_its_size_and_is_empty() {
+        let file = create("test", 3 << 20, Pages::Small).unwrap();
+        let meta = file.metadata().unwrap();
+        assert_eq!(meta.len(), 3 << 20);
+        assert_eq!(std::os::unix::fs::MetadataExt::blocks(&meta), 0);
+    }
+}
