@@ -3,8 +3,18 @@
 //!
 //! * [`bus`]: port and memory-mapped I/O dispatch.
 //! * [`virtio`]: the virtio-mmio transport and the devices behind it.
+//! * [`serial`](mod@serial): COM1.
+//! * [`fw_cfg`]: files for the guest.
+//! * [`trace`]: the port on which guest code marks events.
+//! * [`power`]: reset and power off.
+//! * [`rtc`]: the PC's clock.
 
 pub mod bus;
+pub mod fw_cfg;
+pub mod power;
+pub mod rtc;
+pub mod serial;
+pub mod trace;
 pub mod virtio;
 
 /// Guest RAM as every device sees it.

@@ -35,12 +35,58 @@ pub trait VirtioDevice: Send {
     /// Starts work. The transport has checked every queue it hands over
     /// (`Queue::is_valid`) and that the driver accepted a subset of the
     /// offered features.
+    ///
+    /// A device looks at its queues once without waiting for a doorbell:
+    /// requests may have been waiting when the VM was paused or saved.
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError>;
 
     /// Stops work: returns after the device's threads ended and no request is
     /// being touched. The queues come back with their positions, for a later
     /// `activate` (pause, snapshot) or to be dropped (reset).
     fn deactivate(&mut self) -> Vec<ActiveQueue>;
+
+    /// Whether something of the device's own waits on the doorbells. If not,
+    /// the VMM registers no ioeventfd for it, every QueueNotify comes to the
+    /// transport, and the transport calls
+    /// [`notified`](VirtioDevice::notified): no thread, one longer exit.
+    fn waits_on_doorbells(&self) -> bool {
+        true
+    }
+
+    /// The driver notified `queue`. Only called while active, on a device that
+    /// does not wait on doorbells, on the thread of the notifying vCPU: do a
+    /// small, bounded amount of work.
+    fn notified(&mut self, _queue: u16) {}
+}
+
+impl<D: VirtioDevice + ?Sized> VirtioDevice for Box<D> {
+    fn device_type(&self) -> u32 {
+        (**self).device_type()
+    }
+    fn queue_max_sizes(&self) -> &[u16] {
+        (**self).queue_max_sizes()
+    }
+    fn features(&self) -> u64 {
+        (**self).features()
+    }
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        (**self).read_config(offset, data)
+    }
+    fn write_config(&mut self, offset: u64, data: &[u8]) {
+        (**self).write_config(offset, data)
+    }
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        (**self).activate(activation)
+    }
+    fn deactivate(&mut self) -> Vec<ActiveQueue> {
+        (**self).deactivate()
+    }
+    fn waits_on_doorbells(&self) -> bool {
+        (**self).waits_on_doorbells()
+    }
+    fn notified(&mut self, queue: u16) {
+        (**self).notified(queue)
+    }
 }
 
 /// What a device gets to work with.
@@ -74,6 +120,11 @@ pub trait Interrupt: Send + Sync {
     fn used_buffers(&self);
     /// The device configuration changed.
     fn config_changed(&self);
+    /// The driver broke the rules or the device cannot go on: only a reset
+    /// helps (DEVICE_NEEDS_RESET, Virtio 1.3 §2.1.1).
+    fn needs_reset(&self) {
+        self.config_changed();
+    }
 }
 
 /// What a worker thread is for: the VMM picks its seccomp filter by it.
@@ -105,6 +156,9 @@ pub enum ActivateError {
     /// The driver enabled too few queues.
     #[error("queue {0} is needed but was not enabled by the driver")]
     MissingQueue(u16),
+    /// The rings of a queue are misaligned, of a wrong size or not in guest RAM.
+    #[error("queue {0} lies outside guest memory or is malformed")]
+    InvalidQueue(u16),
     /// A thread, event descriptor or poll set could not be made.
     #[error("the device's worker could not start")]
     Worker(#[source] io::Error),

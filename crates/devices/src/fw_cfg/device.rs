@@ -1,0 +1,160 @@
+//! The ports.
+
+use super::dma;
+use super::items::{FwCfgError, FwCfgFile, Items};
+use super::state::{FwCfgFileState, FwCfgState};
+use crate::GuestMemory;
+use crate::bus::BusDevice;
+use std::sync::Arc;
+use vm_memory::GuestAddress;
+
+/// First port.
+pub const PORT: u64 = 0x510;
+/// Number of ports.
+pub const PORTS: u64 = 12;
+
+const SELECTOR: u64 = 0;
+const DATA: u64 = 1;
+const DMA: u64 = 4;
+const DMA_BYTES: u64 = 8;
+
+/// What the DMA register reads as, big endian.
+const DMA_SIGNATURE: [u8; 8] = *b"QEMU CFG";
+
+/// The device. The guest can read; every write of an item is refused.
+#[derive(Debug)]
+pub struct FwCfg {
+    items: Items,
+    memory: Arc<GuestMemory>,
+    position: Position,
+    dma_address: [u8; 8],
+}
+
+/// Where the next byte comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Position {
+    pub(super) selector: u16,
+    pub(super) offset: u32,
+}
+
+impl FwCfg {
+    /// A device with these files. `memory` is where DMA requests live.
+    pub fn new(files: Vec<FwCfgFile>, memory: Arc<GuestMemory>) -> Result<FwCfg, FwCfgError> {
+        Ok(FwCfg {
+            items: Items::new(files)?,
+            memory,
+            position: Position {
+                selector: 0,
+                offset: 0,
+            },
+            dma_address: [0; 8],
+        })
+    }
+
+    /// A device as it was saved.
+    pub fn restore(memory: Arc<GuestMemory>, state: &FwCfgState) -> Result<FwCfg, FwCfgError> {
+        let files = state.files.iter().map(|file| FwCfgFile {
+            name: file.name.clone(),
+            contents: file.contents.clone(),
+        });
+        let mut device = FwCfg::new(files.collect(), memory)?;
+        device.position = Position {
+            selector: state.selector,
+            offset: state.offset,
+        };
+        device.dma_address = state.dma_address;
+        Ok(device)
+    }
+
+    /// The device's state, files included.
+    pub fn save(&self) -> FwCfgState {
+        FwCfgState {
+            files: self
+                .items
+                .files()
+                .iter()
+                .map(|file| FwCfgFileState {
+                    name: file.name.clone(),
+                    contents: file.contents.clone(),
+                })
+                .collect(),
+            selector: self.position.selector,
+            offset: self.position.offset,
+            dma_address: self.dma_address,
+        }
+    }
+}
+
+impl Position {
+    pub(super) fn at_start(selector: u16) -> Position {
+        Position {
+            selector,
+            offset: 0,
+        }
+    }
+
+    /// What is left of the selected item.
+    pub(super) fn rest<'a>(&self, items: &'a Items) -> &'a [u8] {
+        items
+            .get(self.selector)
+            .get(self.offset as usize..)
+            .unwrap_or(&[])
+    }
+
+    /// Moves on; it stays behind the end once there.
+    pub(super) fn skip(&mut self, count: u32) {
+        self.offset = self.offset.saturating_add(count);
+    }
+}
+
+impl BusDevice for FwCfg {
+    /// The data port gives consecutive bytes of the selected item, however
+    /// many are asked for at once (`rep insb`), zeros past its end.
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        match offset {
+            DATA => {
+                let rest = self.position.rest(&self.items);
+                let count = rest.len().min(data.len());
+                data[..count].copy_from_slice(&rest[..count]);
+                data[count..].fill(0);
+                self.position
+                    .skip(u32::try_from(data.len()).unwrap_or(u32::MAX));
+            }
+            DMA.. => {
+                let start = ((offset - DMA).min(DMA_BYTES)) as usize;
+                let from = &DMA_SIGNATURE[start..];
+                let count = from.len().min(data.len());
+                data[..count].copy_from_slice(&from[..count]);
+                data[count..].fill(0);
+            }
+            _ => data.fill(0),
+        }
+    }
+
+    /// The selector takes 16 bits, little endian. The DMA register takes a
+    /// 64-bit address, big endian, whole or as two halves; its low half
+    /// starts the request. Writes to the data port do nothing.
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        match (offset, data) {
+            (SELECTOR, [low, high]) => {
+                self.position = Position::at_start(u16::from_le_bytes([*low, *high]));
+            }
+            (DMA.., _) => {
+                let start = (offset - DMA) as usize;
+                let Some(end) = start.checked_add(data.len()) else {
+                    return;
+                };
+                if !matches!((start, end), (0, 4) | (4, 8) | (0, 8)) {
+                    return;
+                }
+                self.dma_address[start..end].copy_from_slice(data);
+                if end == self.dma_address.len() {
+                    let address = u64::from_be_bytes(std::mem::take(&mut self.dma_address));
+                    let address = GuestAddress(address);
+                    dma::run(&self.items, &mut self.position, &self.memory, address);
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! QEMU's firmware configuration device, as the guest sees it on x86 ports
+//! (QEMU, docs/specs/fw_cfg.rst): selector 0x510, data 0x511, DMA 0x514.
+//!
+//! * [`device`]: the ports.
+//! * [`items`]: what can be selected: signature, features, directory, files.
+//! * [`dma`]: the DMA request.
+//! * [`state`]: what a snapshot keeps.
+
+pub mod device;
+mod dma;
+pub mod items;
+pub mod state;
+
+#[cfg(test)]
+mod tests;
+
+pub use device::{FwCfg, PORT, PORTS};
+pub use items::{FILES_MAX, FwCfgError, FwCfgFile, NAME_MAX};
+pub use state::{FwCfgFileState, FwCfgState};

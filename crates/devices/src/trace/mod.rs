@@ -1,0 +1,75 @@
+//! The trace port: a byte written by guest code marks an event.
+
+#[cfg(test)]
+mod tests;
+
+use crate::bus::BusDevice;
+use serde::{Deserialize, Serialize};
+
+/// Where marks go. Called on the vCPU's thread, at the moment of the write:
+/// take the time first, and be brief.
+pub type MarkSink = Box<dyn FnMut(u8) + Send>;
+
+/// The port. It passes on a fixed number of marks over the VM's life and
+/// counts the rest, so that a guest that writes for ever fills nobody's
+/// memory.
+pub struct TracePort {
+    sink: MarkSink,
+    limit: u64,
+    written: u64,
+}
+
+/// A saved trace port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceState {
+    /// The most marks passed on.
+    pub limit: u64,
+    /// Marks written so far, passed on or not.
+    pub written: u64,
+}
+
+impl TracePort {
+    /// A port that passes on the first `limit` marks.
+    pub fn new(limit: u64, sink: MarkSink) -> TracePort {
+        TracePort::restore(sink, &TraceState { limit, written: 0 })
+    }
+
+    /// A port as it was saved: what is left of the limit stays.
+    pub fn restore(sink: MarkSink, state: &TraceState) -> TracePort {
+        TracePort {
+            sink,
+            limit: state.limit,
+            written: state.written,
+        }
+    }
+
+    /// The port's state.
+    pub fn save(&self) -> TraceState {
+        TraceState {
+            limit: self.limit,
+            written: self.written,
+        }
+    }
+
+    /// Marks that were not passed on.
+    pub fn dropped(&self) -> u64 {
+        self.written.saturating_sub(self.limit)
+    }
+}
+
+impl BusDevice for TracePort {
+    /// Nothing to read: all ones, as an absent port.
+    fn read(&mut self, _offset: u64, data: &mut [u8]) {
+        data.fill(0xff);
+    }
+
+    /// Each byte is a mark.
+    fn write(&mut self, _offset: u64, data: &[u8]) {
+        for mark in data {
+            if self.written < self.limit {
+                (self.sink)(*mark);
+            }
+            self.written = self.written.saturating_add(1);
+        }
+    }
+}

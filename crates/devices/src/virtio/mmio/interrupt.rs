@@ -1,0 +1,96 @@
+//! InterruptStatus, ConfigGeneration and the interrupt line behind them.
+
+use crate::virtio::device::Interrupt;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use vmm_sys_util::eventfd::EventFd;
+
+const USED_BUFFERS: u32 = 1;
+const CONFIG_CHANGED: u32 = 2;
+
+/// One device's interrupt: an event descriptor (an irqfd, edge-triggered) and
+/// the status bits that say why it rang.
+#[derive(Debug)]
+pub struct MmioInterrupt {
+    status: AtomicU32,
+    generation: AtomicU32,
+    failed: AtomicBool,
+    line: EventFd,
+}
+
+impl MmioInterrupt {
+    pub(super) fn new(line: EventFd) -> MmioInterrupt {
+        MmioInterrupt::with(line, 0, 0, false)
+    }
+
+    pub(super) fn with(line: EventFd, status: u32, generation: u32, failed: bool) -> MmioInterrupt {
+        MmioInterrupt {
+            status: AtomicU32::new(status & (USED_BUFFERS | CONFIG_CHANGED)),
+            generation: AtomicU32::new(generation),
+            failed: AtomicBool::new(failed),
+            line,
+        }
+    }
+
+    /// The descriptor that carries the interrupt.
+    pub fn line(&self) -> &EventFd {
+        &self.line
+    }
+
+    pub(super) fn status(&self) -> u32 {
+        self.status.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn acknowledge(&self, bits: u32) {
+        self.status.fetch_and(!bits, Ordering::SeqCst);
+    }
+
+    pub(super) fn generation(&self) -> u32 {
+        self.generation.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn failed(&self) -> bool {
+        self.failed.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn reset(&self) {
+        self.status.store(0, Ordering::SeqCst);
+        self.failed.store(false, Ordering::SeqCst);
+    }
+
+    /// Rings again for bits the driver has not acknowledged: an edge may have
+    /// been lost with the interrupt controller's old state.
+    pub(super) fn repeat_pending(&self) {
+        if self.status() != 0 {
+            self.ring();
+        }
+    }
+
+    // The line rings even if the bit was set already: an edge that came while
+    // the interrupt was masked is gone, and the next one must not be.
+    fn raise(&self, bit: u32) {
+        self.status.fetch_or(bit, Ordering::SeqCst);
+        self.ring();
+    }
+
+    fn ring(&self) {
+        if let Err(error) = self.line.write(1) {
+            tracing::error!(%error, "a virtio interrupt could not be delivered");
+        }
+    }
+}
+
+impl Interrupt for MmioInterrupt {
+    fn used_buffers(&self) {
+        self.raise(USED_BUFFERS);
+    }
+
+    fn config_changed(&self) {
+        self.generation.fetch_add(1, Ordering::SeqCst);
+        self.raise(CONFIG_CHANGED);
+    }
+
+    fn needs_reset(&self) {
+        self.failed.store(true, Ordering::SeqCst);
+        self.config_changed();
+    }
+}

@@ -1,0 +1,21 @@
+//! The virtio-mmio transport, modern (version 2) only: Virtio 1.3 §4.2.
+//!
+//! * [`registers`]: the layout of a device's window.
+//! * [`transport`]: the state machine between the driver and the device.
+//! * [`queue`]: what the driver said about a queue, before a device uses it.
+//! * [`interrupt`]: InterruptStatus and the line behind it.
+//! * [`state`]: what a snapshot keeps.
+
+pub mod interrupt;
+pub mod queue;
+pub mod registers;
+pub mod state;
+pub mod transport;
+
+#[cfg(test)]
+mod tests;
+
+pub use interrupt::MmioInterrupt;
+pub use registers::WINDOW_BYTES;
+pub use state::{MmioTransportState, QueueState, RestoreError};
+pub use transport::{MmioTransport, StillRunning};

@@ -1,0 +1,88 @@
+//! What the driver said about a queue, before a device may use it.
+
+use super::state::QueueState;
+use crate::GuestMemory;
+use virtio_queue::{Queue, QueueT};
+
+/// Ring addresses, size and positions of one queue as registers hold them:
+/// anything the guest cares to write. [`build`](QueueRegisters::build) judges.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct QueueRegisters {
+    pub(super) max_size: u16,
+    pub(super) size: u32,
+    pub(super) ready: bool,
+    pub(super) descriptors: u64,
+    pub(super) driver_ring: u64,
+    pub(super) device_ring: u64,
+    next_avail: u16,
+    next_used: u16,
+}
+
+impl QueueRegisters {
+    pub(super) fn new(max_size: u16) -> QueueRegisters {
+        QueueRegisters {
+            max_size,
+            size: u32::from(max_size),
+            ready: false,
+            descriptors: 0,
+            driver_ring: 0,
+            device_ring: 0,
+            next_avail: 0,
+            next_used: 0,
+        }
+    }
+
+    /// The queue, if size, alignment (Virtio 1.3 §2.7) and place in guest
+    /// memory are right.
+    pub(super) fn build(&self, memory: &GuestMemory, event_idx: bool) -> Option<Queue> {
+        let queue = Queue::try_from(virtio_queue::QueueState {
+            max_size: self.max_size,
+            next_avail: self.next_avail,
+            next_used: self.next_used,
+            event_idx_enabled: event_idx,
+            size: u16::try_from(self.size).ok()?,
+            ready: true,
+            desc_table: self.descriptors,
+            avail_ring: self.driver_ring,
+            used_ring: self.device_ring,
+        })
+        .ok()?;
+        // Rings at address zero are what an untouched register says, and the
+        // queue library treats such a queue as not set up.
+        let placed = [self.descriptors, self.driver_ring, self.device_ring]
+            .iter()
+            .all(|address| *address != 0);
+        (placed && queue.is_valid(memory)).then_some(queue)
+    }
+
+    /// Remembers how far a device got.
+    pub(super) fn keep_position(&mut self, queue: &Queue) {
+        self.next_avail = queue.next_avail();
+        self.next_used = queue.next_used();
+    }
+
+    pub(super) fn save(&self) -> QueueState {
+        QueueState {
+            size: self.size,
+            ready: self.ready,
+            descriptors: self.descriptors,
+            driver_ring: self.driver_ring,
+            device_ring: self.device_ring,
+            next_avail: self.next_avail,
+            next_used: self.next_used,
+        }
+    }
+
+    pub(super) fn restore(max_size: u16, state: &QueueState) -> QueueRegisters {
+        QueueRegisters {
+            max_size,
+            size: state.size,
+            ready: state.ready,
+            descriptors: state.descriptors,
+            driver_ring: state.driver_ring,
+            device_ring: state.device_ring,
+            next_avail: state.next_avail,
+            next_used: state.next_used,
+        }
+    }
+}
