@@ -83,6 +83,39 @@ impl Bus {
         }
     }
 
+    /// String input (`rep ins`): reads `width` bytes at one address again and
+    /// again until `data` is full. Bytes go to the device all at once.
+    pub fn read_each(&self, address: u64, width: usize, data: &mut [u8]) -> bool {
+        let Some((offset, device)) = self.find(address, width) else {
+            data.fill(0xff);
+            return false;
+        };
+        let mut device = device.lock().expect("device lock");
+        if width == 1 {
+            device.read(offset, data);
+        } else {
+            data.chunks_mut(width)
+                .for_each(|item| device.read(offset, item));
+        }
+        true
+    }
+
+    /// String output (`rep outs`): writes `width` bytes after `width` bytes to
+    /// one address. Bytes go to the device all at once.
+    pub fn write_each(&self, address: u64, width: usize, data: &[u8]) -> bool {
+        let Some((offset, device)) = self.find(address, width) else {
+            return false;
+        };
+        let mut device = device.lock().expect("device lock");
+        if width == 1 {
+            device.write(offset, data);
+        } else {
+            data.chunks(width)
+                .for_each(|item| device.write(offset, item));
+        }
+        true
+    }
+
     fn find(&self, address: u64, length: usize) -> Option<(u64, &Mutex<dyn BusDevice>)> {
         let (start, (end, device)) = self.ranges.range(..=address).next_back()?;
         let last = address.checked_add((length as u64).saturating_sub(1))?;
@@ -119,6 +152,25 @@ mod tests {
         assert!(!bus.write(u64::MAX, &[1, 2]), "wraps around");
         assert!(bus.write(0x104, &[7]));
         assert_eq!(echo.lock().unwrap().0, [(4, vec![7])]);
+    }
+
+    #[test]
+    fn string_io_stays_at_its_address() {
+        let echo = Arc::new(Mutex::new(Echo(Vec::new())));
+        let mut bus = Bus::new();
+        bus.insert(0x100, 2, echo.clone()).unwrap();
+        let mut data = [0; 64];
+        assert!(bus.read_each(0x101, 1, &mut data));
+        assert_eq!(data, [1; 64]);
+        assert!(!bus.read_each(0x101, 2, &mut data), "leaves the range");
+        assert_eq!(data, [0xff; 64]);
+        assert!(bus.write_each(0x100, 2, &[1, 2, 3, 4]));
+        assert!(bus.write_each(0x100, 1, &[5, 6]));
+        assert!(!bus.write_each(0x200, 1, &[7]));
+        assert_eq!(
+            echo.lock().unwrap().0,
+            [(0, vec![1, 2]), (0, vec![3, 4]), (0, vec![5, 6])]
+        );
     }
 
     #[test]
