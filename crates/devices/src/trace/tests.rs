@@ -1,1 +1,54 @@
+use super::*;
+use std::sync::{Arc, Mutex};
 
+fn port(limit: u64) -> (TracePort, Arc<Mutex<Vec<u8>>>) {
+    let marks = Arc::new(Mutex::new(Vec::new()));
+    let sink = marks.clone();
+    let port = TracePort::new(limit, Box::new(move |mark| sink.lock().unwrap().push(mark)));
+    (port, marks)
+}
+
+#[test]
+fn every_byte_is_a_mark_in_order() {
+    let (mut port, marks) = port(100);
+    port.write(0, &[0x10]);
+    port.write(0, &[0x11, 0x12]);
+    port.write(0, &[]);
+    assert_eq!(*marks.lock().unwrap(), [0x10, 0x11, 0x12]);
+    assert_eq!(port.dropped(), 0);
+}
+
+#[test]
+fn a_guest_that_writes_for_ever_is_counted_not_kept() {
+    let (mut port, marks) = port(3);
+    for mark in 0..=255 {
+        port.write(0, &[mark]);
+    }
+    assert_eq!(*marks.lock().unwrap(), [0, 1, 2]);
+    assert_eq!(port.dropped(), 253);
+}
+
+#[test]
+fn there_is_nothing_to_read() {
+    let (mut port, _) = port(1);
+    let mut data = [0; 2];
+    port.read(0, &mut data);
+    assert_eq!(data, [0xff; 2]);
+}
+
+#[test]
+fn a_restored_port_has_what_was_left_of_its_limit() {
+    let (mut port, _) = port(3);
+    port.write(0, &[1, 2]);
+    let state = port.save();
+    let marks = Arc::new(Mutex::new(Vec::new()));
+    let sink = marks.clone();
+    let mut restored = TracePort::restore(
+        Box::new(move |mark| sink.lock().unwrap().push(mark)),
+        &state,
+    );
+    assert_eq!(restored.save(), state);
+    restored.write(0, &[3, 4]);
+    assert_eq!(*marks.lock().unwrap(), [3]);
+    assert_eq!(restored.dropped(), 1);
+}

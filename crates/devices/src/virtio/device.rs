@@ -105,6 +105,7 @@ pub struct Activation {
 }
 
 /// A queue in use and the descriptor that rings when the driver notifies it.
+#[derive(Debug)]
 pub struct ActiveQueue {
     /// The queue's index.
     pub index: u16,

@@ -2,8 +2,14 @@
 //!
 //! * [`device`]: the contract between device, transport and VMM.
 //! * [`mmio`]: the transport.
+//! * [`signal`]: when to interrupt the driver.
+//! * [`block`]: disks, raw files or block devices.
+//! * [`entropy`]: random numbers.
 
+pub mod block;
 pub mod device;
+pub mod entropy;
 pub mod mmio;
+pub mod signal;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

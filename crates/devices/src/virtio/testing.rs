@@ -26,6 +26,22 @@ pub fn memory(bytes: usize) -> Arc<GuestMemory> {
     Arc::new(GuestMemory::from_ranges(&[(GuestAddress(0), bytes)]).expect("guest memory"))
 }
 
+/// A copy of guest memory, as a restore in another process has it.
+pub fn copy_of(memory: &GuestMemory) -> Arc<GuestMemory> {
+    use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+    let ranges: Vec<(GuestAddress, usize)> = memory
+        .iter()
+        .map(|region| (region.start_addr(), region.len() as usize))
+        .collect();
+    let copy = GuestMemory::from_ranges(&ranges).expect("guest memory");
+    for (start, length) in ranges {
+        let mut bytes = vec![0; length];
+        memory.read_slice(&mut bytes, start).expect("in range");
+        copy.write_slice(&bytes, start).expect("in range");
+    }
+    Arc::new(copy)
+}
+
 /// One buffer of a request, as the driver lays it out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Buffer {
@@ -95,6 +111,14 @@ impl DriverQueue {
         let zeros = vec![0; Self::ring_bytes(size) as usize];
         queue.store(base, &zeros);
         queue
+    }
+
+    /// The same driver over a copy of its memory, as after a restore.
+    pub fn over(&self, memory: Arc<GuestMemory>) -> DriverQueue {
+        DriverQueue {
+            memory,
+            ..self.clone()
+        }
     }
 
     /// Bytes of guest memory that rings of `size` entries take.
@@ -265,6 +289,11 @@ impl DriverQueue {
             assert!(start.elapsed() < PATIENCE, "the device did not answer");
             std::thread::sleep(Duration::from_micros(50));
         }
+    }
+
+    /// The memory the rings are in.
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
     }
 
     /// Writes guest memory.

@@ -1,0 +1,113 @@
+//! File bytes by way of an aligned buffer, for direct I/O on guest buffers
+//! that are not aligned.
+
+use super::request::Segment;
+use super::vectored::Direction;
+use crate::GuestMemory;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use vm_memory::{Bytes, GuestAddress};
+
+/// Bytes moved at a time; a multiple of every block size.
+pub(super) const CHUNK: usize = 128 * 1024;
+/// More than any device asks for.
+const ALIGNMENT: usize = 4096;
+
+/// The buffer; it exists after its first use.
+#[derive(Default)]
+pub(super) struct Bounce(Vec<u8>);
+
+impl Bounce {
+    /// Moves the bytes of `segments`, all of them, from or to `offset`.
+    pub(super) fn transfer(
+        &mut self,
+        file: &File,
+        direction: Direction,
+        mut offset: u64,
+        memory: &GuestMemory,
+        segments: &[Segment],
+    ) -> io::Result<()> {
+        let buffer = self.buffer();
+        let mut left: u64 = segments.iter().map(|segment| segment.length as u64).sum();
+        let mut cursor = Cursor {
+            segments,
+            consumed: 0,
+        };
+        while left > 0 {
+            let count = left.min(CHUNK as u64);
+            let chunk = &mut buffer[..count as usize];
+            match direction {
+                Direction::Read => {
+                    file.read_exact_at(chunk, offset)?;
+                    cursor.run(chunk, |part, address| memory.write_slice(part, address))?;
+                }
+                Direction::Write => {
+                    cursor.run(chunk, |part, address| memory.read_slice(part, address))?;
+                    file.write_all_at(chunk, offset)?;
+                }
+            }
+            offset += count;
+            left -= count;
+        }
+        Ok(())
+    }
+
+    /// Writes zeros.
+    pub(super) fn write_zeros(
+        &mut self,
+        file: &File,
+        mut offset: u64,
+        mut bytes: u64,
+    ) -> io::Result<()> {
+        let buffer = self.buffer();
+        buffer.fill(0);
+        while bytes > 0 {
+            let count = bytes.min(CHUNK as u64);
+            file.write_all_at(&buffer[..count as usize], offset)?;
+            offset += count;
+            bytes -= count;
+        }
+        Ok(())
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        self.0.resize(CHUNK + ALIGNMENT, 0);
+        let address = self.0.as_ptr().addr();
+        let start = address.next_multiple_of(ALIGNMENT) - address;
+        &mut self.0[start..start + CHUNK]
+    }
+}
+
+/// A place in a list of segments.
+struct Cursor<'a> {
+    segments: &'a [Segment],
+    /// Bytes of the first segment already done.
+    consumed: usize,
+}
+
+impl Cursor<'_> {
+    /// Pairs all of `chunk` with the guest memory that comes next.
+    fn run(
+        &mut self,
+        mut chunk: &mut [u8],
+        mut copy: impl FnMut(&mut [u8], GuestAddress) -> Result<(), vm_memory::GuestMemoryError>,
+    ) -> io::Result<()> {
+        while !chunk.is_empty() {
+            let [segment, rest @ ..] = self.segments else {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            };
+            let count = chunk.len().min(segment.length - self.consumed);
+            let (part, later) = chunk.split_at_mut(count);
+            let address = GuestAddress(segment.address.0 + self.consumed as u64);
+            copy(part, address).map_err(io::Error::other)?;
+            chunk = later;
+            self.consumed += count;
+            if self.consumed == segment.length {
+                self.segments = rest;
+                self.consumed = 0;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,265 @@
+//! Bytes of a file or block device, to and from guest memory.
+
+use super::SECTOR;
+use super::bounce::Bounce;
+use super::options::{BlockError, BlockOptions};
+use super::request::Segment;
+use super::vectored::{Direction, Vectors};
+use crate::GuestMemory;
+use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, StatxFlags};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::ops::Range;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+/// Linux 6.1: which alignment direct I/O needs. Not among rustix's names.
+const STATX_DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
+/// Where the kernel can't say: right for every disk sold.
+const CAUTIOUS_ALIGNMENT: u32 = 4096;
+
+/// An open, locked disk. It never changes size.
+#[derive(Debug)]
+pub(super) struct Disk {
+    file: File,
+    bytes: u64,
+    read_only: bool,
+    block_size: u32,
+    /// What host memory must be aligned to; 1 without direct I/O.
+    memory_alignment: usize,
+}
+
+/// Buffers one thread uses for its transfers.
+#[derive(Default)]
+pub(super) struct Scratch {
+    vectors: Vectors,
+    bounce: Bounce,
+}
+
+impl Disk {
+    /// Opens and locks a disk: alone if it is to be written, with other
+    /// readers if not.
+    pub(super) fn open(options: &BlockOptions) -> Result<Disk, BlockError> {
+        let path = &options.path;
+        let file = open(options)?;
+        lock(&file, options)?;
+        let bytes = (&file)
+            .seek(SeekFrom::End(0))
+            .map_err(|error| BlockError::Open(path.clone(), error))?;
+        let (block_size, memory_alignment) = if options.direct {
+            direct_alignment(&file)
+        } else {
+            (SECTOR as u32, 1)
+        };
+        let unit = u64::from(block_size);
+        if bytes == 0 {
+            return Err(BlockError::Empty(path.clone()));
+        }
+        if !bytes.is_multiple_of(unit) {
+            let path = path.clone();
+            return Err(BlockError::Size { path, bytes, unit });
+        }
+        Ok(Disk {
+            file,
+            bytes,
+            read_only: options.read_only,
+            block_size,
+            memory_alignment,
+        })
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(super) fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// What offsets and lengths are multiples of.
+    pub(super) fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// Fills `segments`, `bytes` in all, from `offset`.
+    pub(super) fn read(
+        &self,
+        scratch: &mut Scratch,
+        memory: &GuestMemory,
+        segments: &[Segment],
+        offset: u64,
+        bytes: u64,
+    ) -> io::Result<()> {
+        self.check(offset, bytes)?;
+        self.transfer(scratch, Direction::Read, memory, segments, offset)
+    }
+
+    /// Writes `segments`, `bytes` in all, to `offset`.
+    pub(super) fn write(
+        &self,
+        scratch: &mut Scratch,
+        memory: &GuestMemory,
+        segments: &[Segment],
+        offset: u64,
+        bytes: u64,
+    ) -> io::Result<()> {
+        self.check_writable()?;
+        self.check(offset, bytes)?;
+        self.transfer(scratch, Direction::Write, memory, segments, offset)
+    }
+
+    fn transfer(
+        &self,
+        scratch: &mut Scratch,
+        direction: Direction,
+        memory: &GuestMemory,
+        segments: &[Segment],
+        offset: u64,
+    ) -> io::Result<()> {
+        let alignment = self.memory_alignment;
+        let vectors = &mut scratch.vectors;
+        let moved = vectors.transfer(&self.file, direction, offset, memory, segments, alignment)?;
+        if !moved {
+            scratch
+                .bounce
+                .transfer(&self.file, direction, offset, memory, segments)?;
+        }
+        Ok(())
+    }
+
+    /// Makes what was written durable.
+    pub(super) fn flush(&self) -> io::Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
+        Ok(rustix::fs::fdatasync(&self.file)?)
+    }
+
+    /// Gives a range back to the file system; it reads as zeros.
+    pub(super) fn discard(&self, range: &Range<u64>) -> io::Result<()> {
+        self.fallocate(FallocateFlags::PUNCH_HOLE, range)
+    }
+
+    /// Zeros a range, without giving it back unless `unmap`.
+    pub(super) fn write_zeroes(
+        &self,
+        scratch: &mut Scratch,
+        range: &Range<u64>,
+        unmap: bool,
+    ) -> io::Result<()> {
+        let how = if unmap {
+            FallocateFlags::PUNCH_HOLE
+        } else {
+            FallocateFlags::ZERO_RANGE
+        };
+        match self.fallocate(how, range) {
+            // Not every file system can.
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                let bytes = range.end - range.start;
+                let bounce = &mut scratch.bounce;
+                bounce.write_zeros(&self.file, range.start, bytes)
+            }
+            result => result,
+        }
+    }
+
+    fn fallocate(&self, how: FallocateFlags, range: &Range<u64>) -> io::Result<()> {
+        self.check_writable()?;
+        let bytes = range.end.saturating_sub(range.start);
+        self.check(range.start, bytes)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let how = how | FallocateFlags::KEEP_SIZE;
+        loop {
+            match rustix::fs::fallocate(&self.file, how, range.start, bytes) {
+                Err(rustix::io::Errno::INTR) => {}
+                result => return Ok(result?),
+            }
+        }
+    }
+
+    /// The range must lie on the disk and on block boundaries.
+    fn check(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        let block = u64::from(self.block_size);
+        let end = offset.checked_add(bytes);
+        let inside = end.is_some_and(|end| end <= self.bytes);
+        if inside && offset.is_multiple_of(block) && bytes.is_multiple_of(block) {
+            Ok(())
+        } else {
+            Err(io::ErrorKind::InvalidInput.into())
+        }
+    }
+
+    fn check_writable(&self) -> io::Result<()> {
+        if self.read_only {
+            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+        }
+        Ok(())
+    }
+}
+
+fn open(options: &BlockOptions) -> Result<File, BlockError> {
+    let path = &options.path;
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => BlockError::Missing(path.clone()),
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
+            if !options.read_only =>
+        {
+            BlockError::NotWritable(path.clone(), error)
+        }
+        io::ErrorKind::InvalidInput if options.direct => BlockError::NoDirect(path.clone()),
+        _ => BlockError::Open(path.clone(), error),
+    };
+    // Looked at before it is opened: opening a pipe would wait.
+    check_kind(path, &std::fs::metadata(path).map_err(failed)?)?;
+    let mut flags = libc::O_NONBLOCK;
+    if options.direct {
+        flags |= libc::O_DIRECT;
+    }
+    let file = OpenOptions::new()
+        .read(true)
+        .write(!options.read_only)
+        .custom_flags(flags)
+        .open(path)
+        .map_err(failed)?;
+    check_kind(path, &file.metadata().map_err(failed)?)?;
+    Ok(file)
+}
+
+fn check_kind(path: &Path, metadata: &std::fs::Metadata) -> Result<(), BlockError> {
+    let kind = metadata.file_type();
+    if kind.is_file() || kind.is_block_device() {
+        return Ok(());
+    }
+    Err(BlockError::Kind(path.to_owned()))
+}
+
+fn lock(file: &File, options: &BlockOptions) -> Result<(), BlockError> {
+    let how = if options.read_only {
+        FlockOperation::NonBlockingLockShared
+    } else {
+        FlockOperation::NonBlockingLockExclusive
+    };
+    match rustix::fs::flock(file, how) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(BlockError::InUse(options.path.clone())),
+        Err(error) => {
+            // Some network file systems have no locks.
+            tracing::warn!(path = ?options.path, %error, "a disk could not be locked");
+            Ok(())
+        }
+    }
+}
+
+/// Alignment of offsets and of memory for direct I/O.
+fn direct_alignment(file: &File) -> (u32, usize) {
+    let known = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, STATX_DIOALIGN)
+        .ok()
+        .filter(|statx| statx.stx_mask & STATX_DIOALIGN.bits() != 0)
+        .map(|statx| (statx.stx_dio_offset_align, statx.stx_dio_mem_align))
+        .filter(|(offset, memory)| offset.is_power_of_two() && memory.is_power_of_two());
+    let (offset, memory) = known.unwrap_or((CAUTIOUS_ALIGNMENT, CAUTIOUS_ALIGNMENT));
+    let block_size = offset.clamp(SECTOR as u32, CAUTIOUS_ALIGNMENT);
+    (block_size, memory.max(block_size) as usize)
+}

@@ -1,0 +1,51 @@
+//! The block device (Virtio 1.3 §5.2) over a raw file or a block device.
+//!
+//! * [`device`]: the virtio device: its life and its one queue.
+//! * [`options`]: which file, and how; what can be wrong with it.
+//! * [`state`]: what a snapshot keeps.
+//! * `config`: the configuration space.
+//! * `request`: requests as guest memory has them, checked.
+//! * `worker`, `doorbell`: the thread that serves the queue, and what wakes it.
+//! * `disk`: bytes of the file to and from guest memory.
+//! * `vectored`, `bounce`: the two ways they go.
+
+mod bounce;
+mod config;
+pub mod device;
+mod disk;
+mod doorbell;
+pub mod options;
+mod request;
+pub mod state;
+mod vectored;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+pub use device::Block;
+pub use options::{BlockError, BlockOptions, ID_BYTES};
+pub use state::{BlockState, RestoreError};
+
+/// Bytes of the unit in which the protocol counts (Virtio 1.3 §5.2.4).
+pub const SECTOR: u64 = 512;
+
+/// Entries of the queue. The worker serves one request after the other, so
+/// depth buys nothing, and a Linux guest allocates a request for every entry
+/// when it boots.
+const QUEUE_SIZE: u16 = 128;
+
+/// Most buffers of data in one request: a queue's worth, less header and
+/// status.
+const SEGMENTS_MAX: usize = QUEUE_SIZE as usize - 2;
+
+/// Most ranges in one discard or write-zeroes request.
+const RANGES_MAX: usize = 16;
+
+/// Most sectors a range to discard may have: 2 GiB less one, what fits below
+/// any 32-bit count of bytes.
+const DISCARD_SECTORS_MAX: u32 = (1 << 22) - 1;
+
+/// Most sectors a range to zero may have, 32 MiB: a file system that can't
+/// zero a range by itself has to write it.
+const WRITE_ZEROES_SECTORS_MAX: u32 = 1 << 16;

@@ -1,0 +1,130 @@
+//! File bytes straight to and from guest memory.
+#![allow(unsafe_code)] // preadv and pwritev on memory that guests write at any time.
+
+use super::request::Segment;
+use crate::GuestMemory;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use vm_memory::{GuestMemory as _, Permissions};
+
+/// The kernel's limit on vectors per call (UIO_MAXIOV).
+const VECTORS_MAX: usize = 1024;
+
+/// Which way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// File to guest.
+    Read,
+    /// Guest to file.
+    Write,
+}
+
+/// Runs of host memory that back guest memory; kept to be filled again.
+#[derive(Default)]
+pub(super) struct Vectors(Vec<libc::iovec>);
+
+// SAFETY: the pointers are only used by `transfer`, which replaces them by
+// ones it got from the memory it was called with.
+unsafe impl Send for Vectors {}
+
+impl Vectors {
+    /// Moves the bytes of `segments`, all of them, from or to `offset`.
+    /// Alignment, in bytes, is what direct I/O asks of host addresses and
+    /// lengths (1 for none): if it isn't met, nothing is moved and the answer
+    /// is false.
+    pub(super) fn transfer(
+        &mut self,
+        file: &File,
+        direction: Direction,
+        mut offset: u64,
+        memory: &GuestMemory,
+        segments: &[Segment],
+        alignment: usize,
+    ) -> io::Result<bool> {
+        self.gather(memory, segments)?;
+        let aligned = |vector: &libc::iovec| {
+            (vector.iov_base as usize).is_multiple_of(alignment)
+                && vector.iov_len.is_multiple_of(alignment)
+        };
+        if !self.0.iter().all(aligned) {
+            return Ok(false);
+        }
+        let mut vectors = self.0.as_mut_slice();
+        while !vectors.is_empty() {
+            let moved = once(file, direction, offset, vectors)?;
+            offset += moved as u64;
+            vectors = advance(vectors, moved);
+        }
+        Ok(true)
+    }
+
+    fn gather(&mut self, memory: &GuestMemory, segments: &[Segment]) -> io::Result<()> {
+        self.0.clear();
+        for segment in segments {
+            let slices = memory
+                .get_slices(segment.address, segment.length, Permissions::ReadWrite)
+                .map_err(io::Error::other)?;
+            for slice in slices {
+                let slice = slice.map_err(io::Error::other)?;
+                self.0.push(libc::iovec {
+                    iov_base: slice.ptr_guard_mut().as_ptr().cast(),
+                    iov_len: slice.len(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One system call; at least one byte.
+fn once(
+    file: &File,
+    direction: Direction,
+    offset: u64,
+    vectors: &[libc::iovec],
+) -> io::Result<usize> {
+    let count = vectors.len().min(VECTORS_MAX) as libc::c_int;
+    let offset = libc::off64_t::try_from(offset).map_err(io::Error::other)?;
+    loop {
+        // SAFETY: the vectors describe guest memory, mapped for as long as the
+        // `GuestMemory` that `transfer` borrows. No Rust reference to it
+        // exists; that guests may change it meanwhile is fine for the kernel.
+        // At most `vectors.len()` entries are read.
+        let result = unsafe {
+            match direction {
+                Direction::Read => {
+                    libc::preadv64(file.as_raw_fd(), vectors.as_ptr(), count, offset)
+                }
+                Direction::Write => {
+                    libc::pwritev64(file.as_raw_fd(), vectors.as_ptr(), count, offset)
+                }
+            }
+        };
+        match result {
+            // The file is shorter than it was, or the disk is full.
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            moved if moved > 0 => return Ok(moved as usize),
+            _ => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
+}
+
+/// What is left after `moved` bytes.
+fn advance(mut vectors: &mut [libc::iovec], mut moved: usize) -> &mut [libc::iovec] {
+    while let Some(first) = vectors.first_mut() {
+        if moved < first.iov_len {
+            first.iov_base = first.iov_base.cast::<u8>().wrapping_add(moved).cast();
+            first.iov_len -= moved;
+            break;
+        }
+        moved -= first.iov_len;
+        vectors = &mut vectors[1..];
+    }
+    vectors
+}

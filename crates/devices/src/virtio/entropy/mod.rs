@@ -1,0 +1,166 @@
+//! The entropy device (Virtio 1.3 §5.4): the kernel's random numbers for the
+//! guest.
+//!
+//! It has no thread. A guest asks for a few dozen bytes a few times in its
+//! life, so the vCPU that notifies does the work itself.
+
+#[cfg(test)]
+mod tests;
+
+use crate::GuestMemory;
+use crate::virtio::device::{ActivateError, Activation, ActiveQueue, Interrupt, VirtioDevice};
+use crate::virtio::signal::driver_wants_interrupt;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
+use virtio_queue::{DescriptorChain, QueueOwnedT, QueueT};
+use vm_memory::{Address, Bytes};
+
+/// Entries of the queue; with [`REQUEST_BYTES_MAX`] this bounds what one
+/// notification costs.
+const QUEUE_SIZE: u16 = 8;
+
+/// Most bytes given to one request. A device may give less than asked for,
+/// but not nothing (Virtio 1.3 §5.4.6.2).
+pub const REQUEST_BYTES_MAX: usize = 64 * 1024;
+
+/// Bytes fetched from the kernel at a time.
+const CHUNK: usize = 1024;
+
+/// The device.
+#[derive(Default)]
+pub struct Entropy {
+    running: Option<Running>,
+}
+
+/// A saved entropy device: it remembers nothing, by design.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EntropyState {}
+
+struct Running {
+    memory: Arc<GuestMemory>,
+    interrupt: Arc<dyn Interrupt>,
+    active: ActiveQueue,
+}
+
+impl Entropy {
+    /// A new device.
+    pub fn new() -> Entropy {
+        Entropy::default()
+    }
+
+    /// A device as it was saved.
+    pub fn restore(_state: &EntropyState) -> Entropy {
+        Entropy::new()
+    }
+
+    /// The device's state.
+    pub fn save(&self) -> EntropyState {
+        EntropyState {}
+    }
+}
+
+impl VirtioDevice for Entropy {
+    fn device_type(&self) -> u32 {
+        VIRTIO_ID_RNG
+    }
+
+    fn queue_max_sizes(&self) -> &[u16] {
+        &[QUEUE_SIZE]
+    }
+
+    // No EVENT_IDX: the driver then notifies after every buffer it adds, so
+    // none is left lying when a notification stops at a queue's worth.
+    fn features(&self) -> u64 {
+        1 << VIRTIO_RING_F_INDIRECT_DESC
+    }
+
+    fn read_config(&self, _offset: u64, data: &mut [u8]) {
+        data.fill(0);
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        let active = activation
+            .queues
+            .into_iter()
+            .next()
+            .flatten()
+            .ok_or(ActivateError::MissingQueue(0))?;
+        let running = self.running.insert(Running {
+            memory: activation.memory,
+            interrupt: activation.interrupt,
+            active,
+        });
+        running.serve();
+        Ok(())
+    }
+
+    fn deactivate(&mut self) -> Vec<ActiveQueue> {
+        let running = self.running.take();
+        running.map(|running| running.active).into_iter().collect()
+    }
+
+    fn waits_on_doorbells(&self) -> bool {
+        false
+    }
+
+    fn notified(&mut self, _queue: u16) {
+        if let Some(running) = &mut self.running {
+            running.serve();
+        }
+    }
+}
+
+impl Running {
+    fn serve(&mut self) {
+        if let Err(error) = self.try_serve() {
+            tracing::warn!(%error, "a guest broke the queue of its entropy device");
+            self.interrupt.needs_reset();
+        }
+    }
+
+    /// Answers at most a queue's worth of requests.
+    fn try_serve(&mut self) -> Result<(), virtio_queue::Error> {
+        let memory = self.memory.as_ref();
+        let queue = &mut self.active.queue;
+        let mut answered = false;
+        for _ in 0..queue.size() {
+            let Some(chain) = queue.iter(memory)?.next() else {
+                break;
+            };
+            let head = chain.head_index();
+            let written = fill(memory, chain);
+            queue.add_used(memory, head, written)?;
+            answered = true;
+        }
+        if answered && driver_wants_interrupt(queue, memory) {
+            self.interrupt.used_buffers();
+        }
+        Ok(())
+    }
+}
+
+/// Fills the buffers of one request; the number of bytes written.
+fn fill(memory: &GuestMemory, chain: DescriptorChain<&GuestMemory>) -> u32 {
+    let mut written = 0;
+    let mut chunk = [0; CHUNK];
+    for buffer in chain.writable() {
+        let mut done = 0;
+        while done < buffer.len() as usize && written < REQUEST_BYTES_MAX {
+            let count = CHUNK
+                .min(buffer.len() as usize - done)
+                .min(REQUEST_BYTES_MAX - written);
+            let random = &mut chunk[..count];
+            let target = buffer.addr().checked_add(done as u64);
+            let filled = getrandom::fill(random).is_ok()
+                && target.is_some_and(|target| memory.write_slice(random, target).is_ok());
+            if !filled {
+                return written as u32;
+            }
+            done += count;
+            written += count;
+        }
+    }
+    written as u32
+}
