@@ -1,1 +1,28 @@
 //! The QEMU machine in which VMs run where the host has no real KVM.
+//!
+//! * [`machine`]: the user's machine: start, stop, status, remove.
+//! * [`options`]: its size, kept from start to start.
+//! * [`error`]: what can go wrong, each with a hint.
+//! * [`instance`]: one running QEMU, the user's or a test's.
+//! * [`qemu`]: QEMU's command line; [`qmp`]: its control socket.
+//! * [`disk`]: the data disk.
+//! * [`client`]: runs programs in the machine; [`shell`]: with a terminal.
+//! * [`protocol`]: what host and agent say; [`agent`]: the machine's side.
+//! * [`image`]: builds the kernel and initramfs it boots.
+
+pub mod agent;
+pub mod client;
+pub mod disk;
+pub mod error;
+pub mod image;
+pub mod instance;
+pub mod machine;
+pub mod options;
+pub mod protocol;
+pub mod qemu;
+pub mod qmp;
+pub mod shell;
+
+pub use error::MachineError;
+pub use machine::{Endpoint, Machine, Paths, Stage, State, Status};
+pub use options::{Accelerator, Options};

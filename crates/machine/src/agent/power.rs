@@ -1,0 +1,55 @@
+//! The orderly end of the machine.
+
+use std::time::{Duration, Instant};
+
+/// Ends every program, writes everything to the disk, switches off.
+///
+/// PID 1 may start services again meanwhile; therefore the file systems are
+/// made read-only by the kernel itself (sysrq `u`) before the power goes.
+pub fn off(grace: Duration) {
+    signal_all(libc::SIGTERM);
+    let deadline = Instant::now() + grace;
+    while others_run() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    signal_all(libc::SIGKILL);
+    rustix::fs::sync();
+    for key in ["s", "u"] {
+        if let Err(error) = std::fs::write("/proc/sysrq-trigger", key) {
+            tracing::warn!("sysrq {key}: {error}");
+        }
+    }
+    rustix::fs::sync();
+    if let Err(error) = rustix::system::reboot(rustix::system::RebootCommand::PowerOff) {
+        tracing::error!("the power can't be switched off: {error}");
+    }
+}
+
+#[allow(unsafe_code)]
+fn signal_all(signal: i32) {
+    // SAFETY: kill touches no memory. -1 spares PID 1 and the caller.
+    unsafe {
+        libc::kill(-1, signal);
+    }
+}
+
+/// Is there a program other than PID 1, this one, and the kernel's threads?
+fn others_run() -> bool {
+    let own = std::process::id();
+    let Ok(processes) = std::fs::read_dir("/proc") else {
+        return false;
+    };
+    processes.flatten().any(|entry| {
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse::<u32>().ok())
+        else {
+            return false;
+        };
+        // Kernel threads and zombies have no command line.
+        pid != 1
+            && pid != own
+            && std::fs::read(entry.path().join("cmdline")).is_ok_and(|line| !line.is_empty())
+    })
+}

@@ -1,0 +1,89 @@
+//! Pushes readiness through a virtio-serial port, so that the host waits for
+//! bytes instead of asking again and again.
+
+use crate::protocol::{READY_PORT, Ready};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long services may take to answer.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The way to the host.
+#[derive(Debug)]
+pub struct Port(File);
+
+impl Port {
+    /// Opens the port; it appears when the driver has met the device.
+    pub fn open() -> io::Result<Port> {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            if let Some(path) = find() {
+                return Ok(Port(OpenOptions::new().write(true).open(path)?));
+            }
+            if Instant::now() > deadline {
+                return Err(io::Error::new(
+                    io::ErrorKind::NotFound,
+                    format!("there is no virtio-serial port {READY_PORT}"),
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Says how far we are.
+    pub fn push(&mut self, ready: &Ready) -> io::Result<()> {
+        let mut line = serde_json::to_vec(ready)?;
+        line.push(b'\n');
+        self.0.write_all(&line)
+    }
+}
+
+fn find() -> Option<PathBuf> {
+    let ports = std::fs::read_dir("/sys/class/virtio-ports").ok()?;
+    ports.flatten().find_map(|port| {
+        let name = std::fs::read_to_string(port.path().join("name")).ok()?;
+        let device = Path::new("/dev").join(port.file_name());
+        (name.trim_end() == READY_PORT && device.exists()).then_some(device)
+    })
+}
+
+/// Since the kernel's start, milliseconds.
+pub fn uptime_ms() -> u64 {
+    jiffy_sys::clock::monotonic_ns() / 1_000_000
+}
+
+/// Waits until `service` accepts connections and `mount`, if any, is a mount
+/// point; the failure is a sentence.
+pub fn wait_for(service: Option<SocketAddr>, mount: Option<&Path>) -> Result<(), String> {
+    if let Some(mount) = mount
+        && !is_mount_point(mount)
+    {
+        return Err(format!(
+            "the machine's data disk could not be mounted on {}",
+            mount.display()
+        ));
+    }
+    let Some(service) = service else {
+        return Ok(());
+    };
+    let deadline = Instant::now() + PATIENCE;
+    while TcpStream::connect_timeout(&service, Duration::from_secs(1)).is_err() {
+        if Instant::now() > deadline {
+            return Err(format!("nothing answers on {service} in the machine"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+fn is_mount_point(path: &Path) -> bool {
+    let Ok(mounts) = std::fs::read_to_string("/proc/self/mounts") else {
+        return false;
+    };
+    mounts
+        .lines()
+        .any(|line| line.split(' ').nth(1) == path.to_str())
+}

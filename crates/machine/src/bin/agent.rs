@@ -1,0 +1,52 @@
+//! `jiffy-machine-agent`: runs inside the machine. See [`jiffy_machine::agent`].
+
+use anyhow::Context;
+use clap::Parser;
+use jiffy_machine::agent::{ready, serve};
+use jiffy_machine::protocol::{AGENT_PORT, Ready, TOKEN_PATH};
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+
+/// Says when the machine is ready and runs programs in it for the host.
+#[derive(Debug, Parser)]
+struct Options {
+    /// The file with the token that connections must show.
+    #[arg(long, default_value = TOKEN_PATH)]
+    token_file: PathBuf,
+    /// Ready only once this address accepts connections.
+    #[arg(long)]
+    wait_for: Option<SocketAddr>,
+    /// Ready only if this is a mount point.
+    #[arg(long)]
+    mount: Option<PathBuf>,
+}
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
+    let token = std::fs::read_to_string(&options.token_file)
+        .with_context(|| format!("reading the token from {}", options.token_file.display()))?;
+    let listener = TcpListener::bind(("0.0.0.0", AGENT_PORT))
+        .with_context(|| format!("listening on port {AGENT_PORT}"))?;
+    std::thread::spawn(move || {
+        if let Err(error) = report(&options) {
+            eprintln!("jiffy-machine-agent: {error:#}");
+        }
+    });
+    serve::serve(&listener, token.trim_end()).context("serving")
+}
+
+fn report(options: &Options) -> anyhow::Result<()> {
+    let mut port = ready::Port::open()?;
+    port.push(&Ready::Agent {
+        kvm: std::path::Path::new("/dev/kvm").exists(),
+        uptime_ms: ready::uptime_ms(),
+    })?;
+    let message = match ready::wait_for(options.wait_for, options.mount.as_deref()) {
+        Ok(()) => Ready::Services {
+            uptime_ms: ready::uptime_ms(),
+        },
+        Err(message) => Ready::Failed { message },
+    };
+    port.push(&message)?;
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! The host's side of the agent: run a program in the machine.
+
+use crate::error::MachineError;
+use crate::protocol::{Hello, Receiver, Request, VERSION, send};
+use jiffy_wire::agent::{Command, ExecInput, ExecOutput};
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// Where the agent is and what opens it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentAddress {
+    /// On the host's loopback.
+    pub address: SocketAddr,
+    /// The machine's token.
+    pub token: String,
+}
+
+impl AgentAddress {
+    /// Starts a program; see [`Request::Exec`].
+    pub fn exec(&self, command: Command, keep_output: bool) -> Result<Session, MachineError> {
+        let stream = self.request(&Request::Exec {
+            command,
+            keep_output,
+        })?;
+        let receiver = Receiver::new(stream.try_clone().map_err(MachineError::Agent)?);
+        Ok(Session { stream, receiver })
+    }
+
+    /// Asks the machine to end in order; it has begun when this returns.
+    pub fn power_off(&self, grace: Duration) -> Result<(), MachineError> {
+        let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
+        self.request(&Request::PowerOff { grace_ms })
+            .map(drop_later)
+    }
+
+    fn request(&self, request: &Request) -> Result<TcpStream, MachineError> {
+        let connect = || -> io::Result<TcpStream> {
+            let mut stream = TcpStream::connect_timeout(&self.address, Duration::from_secs(5))?;
+            stream.set_nodelay(true)?;
+            let hello = Hello {
+                version: VERSION,
+                token: self.token.clone(),
+            };
+            send(&mut stream, &hello)?;
+            send(&mut stream, request)?;
+            Ok(stream)
+        };
+        connect().map_err(MachineError::Agent)
+    }
+}
+
+/// A request whose connection must outlive the call: closed from our side too
+/// early, its bytes might never arrive.
+fn drop_later(stream: TcpStream) {
+    std::thread::spawn(move || {
+        let _ = stream.set_read_timeout(Some(Duration::from_secs(30)));
+        let mut receiver = Receiver::new(stream);
+        let _ = receiver.receive::<ExecOutput>();
+    });
+}
+
+/// A program that runs in the machine. Dropped, it gets SIGHUP.
+#[derive(Debug)]
+pub struct Session {
+    stream: TcpStream,
+    receiver: Receiver<TcpStream>,
+}
+
+impl Session {
+    /// A second handle, to send from another thread.
+    pub fn sender(&self) -> Result<Sender, MachineError> {
+        self.stream
+            .try_clone()
+            .map(Sender)
+            .map_err(MachineError::Agent)
+    }
+
+    /// What the program has to say next; `None` once the connection is closed.
+    pub fn receive(&mut self) -> Result<Option<ExecOutput>, MachineError> {
+        self.receiver.receive().map_err(MachineError::Agent)
+    }
+
+    /// [`receive`](Session::receive) fails when nothing came for so long.
+    pub fn set_time_limit(&self, limit: Option<Duration>) -> Result<(), MachineError> {
+        self.stream
+            .set_read_timeout(limit)
+            .map_err(MachineError::Agent)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+/// Sends input to a program in the machine.
+#[derive(Debug)]
+pub struct Sender(TcpStream);
+
+impl Sender {
+    /// Sends one message.
+    pub fn send(&mut self, input: &ExecInput) -> Result<(), MachineError> {
+        send(&mut self.0, input).map_err(MachineError::Agent)
+    }
+}

@@ -1,0 +1,165 @@
+//! What can go wrong with the machine, and what to do about it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// An error of the machine: one sentence; [`hint`](MachineError::hint) says
+/// what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MachineError {
+    /// QEMU is not installed.
+    #[error("the machine needs QEMU, and there is no qemu-system-x86_64 on PATH")]
+    NoQemu,
+    /// mkfs.xfs is not installed.
+    #[error("the machine's disk must be formatted, and there is no mkfs.xfs on PATH")]
+    NoMkfs,
+    /// The image of the machine is missing.
+    #[error("the machine's {what} is missing: {}", path.display())]
+    NoImage {
+        /// `kernel` or `initramfs`.
+        what: &'static str,
+        /// Where it should be.
+        path: PathBuf,
+    },
+    /// mkfs.xfs failed.
+    #[error("the machine's disk {} could not be formatted: {message}", path.display())]
+    Format {
+        /// The disk.
+        path: PathBuf,
+        /// What mkfs.xfs said.
+        message: String,
+    },
+    /// QEMU refused to start.
+    #[error("QEMU did not start: {message}")]
+    QemuRefused {
+        /// QEMU's last line.
+        message: String,
+    },
+    /// The machine ended before it was ready, or while it was needed.
+    #[error("the machine ended before it was ready{}", because(last_words))]
+    Died {
+        /// The last line of its console, if any.
+        last_words: String,
+        /// Its console log.
+        console: PathBuf,
+    },
+    /// A service in the machine did not come up.
+    #[error("the machine came up without what it is for: {message}")]
+    NotReady {
+        /// One sentence from the agent.
+        message: String,
+        /// Its console log.
+        console: PathBuf,
+    },
+    /// It took too long.
+    #[error("the machine was not ready after {seconds} s")]
+    Slow {
+        /// How long we waited.
+        seconds: u64,
+        /// Its console log.
+        console: PathBuf,
+    },
+    /// No machine runs.
+    #[error("the machine is not running")]
+    NotRunning,
+    /// The host's disk is full and QEMU has paused the machine.
+    #[error("the machine is paused: the disk under {} is full", path.display())]
+    HostDiskFull {
+        /// The data folder.
+        path: PathBuf,
+    },
+    /// The machine does not stop.
+    #[error("the machine (process {pid}) does not end")]
+    WillNotStop {
+        /// QEMU's process.
+        pid: i32,
+    },
+    /// A socket's path is too long for the kernel.
+    #[error("the path of a socket is longer than 107 bytes: {}", path.display())]
+    LongPath {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A program could not be run in the machine.
+    #[error("{0}")]
+    Program(String),
+    /// An option is out of range.
+    #[error("{0}")]
+    Options(String),
+    /// Its saved options can't be read.
+    #[error("{} can't be read: {message}", path.display())]
+    Saved {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        message: String,
+    },
+    /// QEMU's control socket failed.
+    #[error("the machine's control socket failed: {0}")]
+    Control(String),
+    /// The agent could not be reached or refused.
+    #[error("the machine's agent does not answer")]
+    Agent(#[source] io::Error),
+    /// A file or folder.
+    #[error("{} can't be used", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+fn because(last_words: &str) -> String {
+    if last_words.is_empty() {
+        String::new()
+    } else {
+        format!("; its last words: {last_words}")
+    }
+}
+
+impl MachineError {
+    /// What the user can do, if anything.
+    pub fn hint(&self) -> Option<String> {
+        Some(match self {
+            MachineError::NoQemu => "apt-get install qemu-system-x86".into(),
+            MachineError::NoMkfs => "apt-get install xfsprogs".into(),
+            MachineError::NoImage { .. } => {
+                "install Jiffy with `make install`, or build it with `make build`".into()
+            }
+            MachineError::Format { .. } => {
+                "look for a full disk or missing permissions; `jiffy machine rm` begins anew".into()
+            }
+            MachineError::Died { console, .. }
+            | MachineError::NotReady { console, .. }
+            | MachineError::Slow { console, .. } => {
+                format!("its console is in {}", console.display())
+            }
+            MachineError::NotRunning => "jiffy machine start".into(),
+            MachineError::HostDiskFull { .. } => {
+                "free some space, then `jiffy machine start` lets it go on".into()
+            }
+            MachineError::LongPath { .. } => "set JIFFY_RUN to a folder with a shorter path".into(),
+            MachineError::Saved { .. } => "remove the file to go back to the defaults".into(),
+            MachineError::Agent(_) => "`jiffy machine stop`, then `jiffy machine start`".into(),
+            MachineError::File { source, .. }
+                if source.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                "check who owns it, or set JIFFY_DATA and JIFFY_RUN to folders of your own".into()
+            }
+            MachineError::File { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+                "free some space on that disk".into()
+            }
+            _ => return None,
+        })
+    }
+
+    pub(crate) fn file(path: &Path, source: io::Error) -> MachineError {
+        MachineError::File {
+            path: path.into(),
+            source,
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! One running QEMU: started, waited for, ended. The user's machine and the
+//! test harness's are both instances.
+
+use crate::client::AgentAddress;
+use crate::error::MachineError;
+use crate::options::Accelerator;
+use crate::protocol::{AGENT_PORT, API_PORT, DATA_MOUNT, Ready, TOKEN_PATH};
+use crate::qemu::{self, Setup};
+use crate::qmp::Control;
+use jiffy_wire::agent::Command as GuestCommand;
+use jiffy_wire::guest::{self, DiskMount, GuestConfig, Interface, Restart, Service};
+use rustix::process::{Flock, FlockOffsetType, FlockType, Pid, Signal};
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The longest path of a Unix socket, bytes.
+const MAX_SOCKET_PATH: usize = 107;
+
+/// 256 random bits as hexadecimal digits.
+pub fn new_token() -> Result<String, MachineError> {
+    let mut bytes = [0u8; 32];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| MachineError::Control(format!("no random numbers: {error}")))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// What PID 1 in the machine is told.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Role {
+    /// Mount `/dev/vda` at [`DATA_MOUNT`].
+    pub disk: bool,
+    /// Run `jiffyd` and be ready only when it answers.
+    pub node: bool,
+    /// Load `kvm-intel` too, which the module list leaves out.
+    pub intel: bool,
+}
+
+/// The machine's configuration.
+pub fn guest_config(role: Role) -> GuestConfig {
+    let mut agent = vec!["/lib/jiffy/jiffy-machine-agent".to_owned()];
+    let mut services = Vec::new();
+    let mut disks = Vec::new();
+    if role.disk {
+        agent.extend(["--mount".into(), DATA_MOUNT.into()]);
+        disks.push(DiskMount {
+            device: "/dev/vda".into(),
+            fstype: "xfs".into(),
+            mount_point: DATA_MOUNT.into(),
+            read_only: false,
+        });
+    }
+    if role.intel {
+        let argv = ["/bin/busybox", "insmod", "/lib/modules/kvm-intel.ko"];
+        services.push(service(
+            "kvm-intel",
+            argv.map(String::from).into(),
+            Restart::Never,
+        ));
+    }
+    if role.node {
+        agent.extend(["--wait-for".into(), format!("127.0.0.1:{API_PORT}")]);
+        let argv = [
+            "/lib/jiffy/jiffyd".into(),
+            "--listen".into(),
+            format!("tcp:0.0.0.0:{API_PORT}"),
+            "--token-file".into(),
+            TOKEN_PATH.into(),
+        ];
+        services.push(service("jiffyd", argv.into(), Restart::Always));
+    }
+    services.push(service("agent", agent, Restart::OnFailure));
+    GuestConfig {
+        version: guest::VERSION,
+        vm_id: "machine".into(),
+        hostname: Some("jiffy-machine".into()),
+        disks,
+        // The address QEMU's user network gives the first guest.
+        interfaces: vec![Interface {
+            name: "eth0".into(),
+            addresses: vec!["10.0.2.15/24".into()],
+            gateways: Vec::new(),
+            mtu: None,
+        }],
+        services,
+        ..GuestConfig::default()
+    }
+}
+
+fn service(name: &str, argv: Vec<String>, restart: Restart) -> Service {
+    Service {
+        name: name.into(),
+        command: GuestCommand {
+            argv,
+            ..GuestCommand::default()
+        },
+        restart,
+    }
+}
+
+/// Does this host's processor have VMX (and not SVM)?
+pub fn host_is_intel() -> bool {
+    std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("GenuineIntel"))
+}
+
+/// Starts QEMU with everything it reads written beforehand. With
+/// `setup.daemonize` QEMU outlives us and the result is `None`; otherwise it
+/// is our child and ends when the calling thread does.
+pub fn launch(
+    setup: &Setup,
+    config: &GuestConfig,
+    token: &str,
+) -> Result<Option<Child>, MachineError> {
+    let qemu = qemu::find()?;
+    for (what, path) in [("kernel", &setup.kernel), ("initramfs", &setup.initramfs)] {
+        if !path.is_file() {
+            return Err(MachineError::NoImage {
+                what,
+                path: path.clone(),
+            });
+        }
+    }
+    private_folder(&setup.run)?;
+    for socket in [setup.control_socket(), setup.ready_socket()] {
+        if socket.as_os_str().len() > MAX_SOCKET_PATH {
+            return Err(MachineError::LongPath { path: socket });
+        }
+        remove(&socket)?;
+    }
+    let json = serde_json::to_vec(config)
+        .map_err(|error| MachineError::file(&setup.config_file(), error.into()))?;
+    write_private(&setup.config_file(), &json)?;
+    write_private(&setup.token_file(), token.as_bytes())?;
+    // QEMU truncates it; here we learn whether we may write it.
+    write_private(&setup.console, b"")?;
+
+    let mut command = Command::new(qemu);
+    command
+        .args(setup.arguments())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    if setup.daemonize {
+        let output = command.output().map_err(|_| MachineError::NoQemu)?;
+        if !output.status.success() {
+            return Err(MachineError::QemuRefused {
+                message: qemus_words(&output.stderr),
+            });
+        }
+        return Ok(None);
+    }
+    end_with_parent(&mut command);
+    let child = command.spawn().map_err(|_| MachineError::NoQemu)?;
+    Ok(Some(child))
+}
+
+#[allow(unsafe_code)]
+fn end_with_parent(command: &mut Command) {
+    let parent = std::process::id();
+    // SAFETY: between fork and exec only prctl and getppid are called; both
+    // are async-signal-safe and touch no memory of ours.
+    unsafe {
+        command.pre_exec(move || {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // The parent may have ended before the call.
+            if libc::getppid() as u32 != parent {
+                return Err(io::Error::other("the parent has ended"));
+            }
+            Ok(())
+        });
+    }
+}
+
+/// QEMU's own reason: its last line without its name.
+fn qemus_words(stderr: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stderr);
+    let line = text
+        .lines()
+        .rfind(|line| !line.trim().is_empty())
+        .unwrap_or("it gave no reason");
+    line.strip_prefix("qemu-system-x86_64: ")
+        .unwrap_or(line)
+        .into()
+}
+
+/// Waits until the machine is ready; `progress` hears of each stage.
+pub fn wait_until_ready(
+    setup: &Setup,
+    mut child: Option<&mut Child>,
+    limit: Duration,
+    mut progress: impl FnMut(&Ready),
+) -> Result<(), MachineError> {
+    let deadline = Instant::now() + limit;
+    let slow = || MachineError::Slow {
+        seconds: limit.as_secs(),
+        console: setup.console.clone(),
+    };
+    let stream = loop {
+        match UnixStream::connect(setup.ready_socket()) {
+            Ok(stream) => break stream,
+            Err(_) if Instant::now() > deadline => return Err(slow()),
+            Err(error) => {
+                // QEMU makes the socket in its first milliseconds.
+                if let Some(child) = child.as_deref_mut() {
+                    if let Ok(Some(_)) = child.try_wait() {
+                        let mut words = Vec::new();
+                        if let Some(stderr) = &mut child.stderr {
+                            let _ = io::Read::read_to_end(stderr, &mut words);
+                        }
+                        return Err(MachineError::QemuRefused {
+                            message: qemus_words(&words),
+                        });
+                    }
+                } else if running_pid(&setup.pid_file()).is_none() {
+                    tracing::debug!("the readiness socket: {error}");
+                    return Err(died(&setup.console));
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+    };
+    let mut lines = BufReader::new(stream);
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(slow());
+        }
+        lines
+            .get_ref()
+            .set_read_timeout(Some(left))
+            .map_err(|error| MachineError::file(&setup.ready_socket(), error))?;
+        let mut line = String::new();
+        match lines.read_line(&mut line) {
+            Ok(0) => return Err(died(&setup.console)),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(slow()),
+            Err(_) => return Err(died(&setup.console)),
+        }
+        let Ok(ready) = serde_json::from_str::<Ready>(&line) else {
+            tracing::debug!("not a message of the agent: {line}");
+            continue;
+        };
+        progress(&ready);
+        match ready {
+            Ready::Agent { .. } => {}
+            Ready::Services { .. } => return Ok(()),
+            Ready::Failed { message } => {
+                return Err(MachineError::NotReady {
+                    message,
+                    console: setup.console.clone(),
+                });
+            }
+        }
+    }
+}
+
+fn died(console: &Path) -> MachineError {
+    MachineError::Died {
+        last_words: last_words(console),
+        console: console.into(),
+    }
+}
+
+/// The last line on the console that says something.
+pub fn last_words(console: &Path) -> String {
+    let Ok(bytes) = std::fs::read(console) else {
+        return String::new();
+    };
+    let text = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(4096)..]).into_owned();
+    let line = text.lines().rfind(|line| !line.trim().is_empty());
+    line.unwrap_or_default().trim().chars().take(200).collect()
+}
+
+/// The process that holds the lock QEMU keeps on its pid file, if it lives:
+/// unlike the number in the file, it can't be some other program by now.
+pub fn running_pid(pid_file: &Path) -> Option<Pid> {
+    let file = File::open(pid_file).ok()?;
+    let whole = Flock {
+        start: 0,
+        length: 0,
+        pid: None,
+        typ: FlockType::WriteLock,
+        offset_type: FlockOffsetType::Set,
+    };
+    rustix::process::fcntl_getlk(&file, &whole).ok()??.pid
+}
+
+/// Ends QEMU at once and waits until it is gone.
+pub fn kill(pid_file: &Path) -> Result<(), MachineError> {
+    let Some(pid) = running_pid(pid_file) else {
+        return Ok(());
+    };
+    let _ = rustix::process::kill_process(pid, Signal::KILL);
+    if wait_for_end(pid_file, Duration::from_secs(10)) {
+        Ok(())
+    } else {
+        Err(MachineError::WillNotStop {
+            pid: pid.as_raw_nonzero().get(),
+        })
+    }
+}
+
+/// Waits until QEMU has ended; false when it has not.
+pub fn wait_for_end(pid_file: &Path, limit: Duration) -> bool {
+    let deadline = Instant::now() + limit;
+    while running_pid(pid_file).is_some() {
+        if Instant::now() > deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    true
+}
+
+/// The host's ports of API and agent.
+pub fn forwarded(setup: &Setup) -> Result<(SocketAddr, SocketAddr), MachineError> {
+    let mut control = Control::connect(&setup.control_socket())?;
+    let api = control.forwarded_port(API_PORT)?;
+    let agent = control.forwarded_port(AGENT_PORT)?;
+    let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    Ok((loopback(api), loopback(agent)))
+}
+
+/// The agent of a started instance.
+pub fn agent(setup: &Setup, token: &str) -> Result<AgentAddress, MachineError> {
+    let (_, address) = forwarded(setup)?;
+    Ok(AgentAddress {
+        address,
+        token: token.into(),
+    })
+}
+
+/// Is the accelerator one that emulates an AMD processor?
+pub fn is_software(accelerator: Accelerator) -> bool {
+    accelerator != Accelerator::Kvm
+}
+
+/// Makes a folder only its owner can enter; refuses one of somebody else.
+pub fn private_folder(path: &Path) -> Result<(), MachineError> {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(|error| MachineError::file(path, error))?;
+    let owner = std::fs::metadata(path)
+        .map_err(|error| MachineError::file(path, error))?
+        .uid();
+    if owner != rustix::process::geteuid().as_raw() {
+        let error = io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "it belongs to another user",
+        );
+        return Err(MachineError::file(path, error));
+    }
+    Ok(())
+}
+
+fn write_private(path: &Path, contents: &[u8]) -> Result<(), MachineError> {
+    let write = || -> io::Result<()> {
+        OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(path)?
+            .write_all(contents)
+    };
+    write().map_err(|error| MachineError::file(path, error))
+}
+
+fn remove(path: &Path) -> Result<(), MachineError> {
+    match std::fs::remove_file(path) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(MachineError::file(path, error)),
+    }
+}

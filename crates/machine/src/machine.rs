@@ -1,0 +1,429 @@
+//! The user's machine: one for each data folder.
+
+use crate::client::AgentAddress;
+use crate::disk;
+use crate::error::MachineError;
+use crate::instance::{self, Role};
+use crate::options::{Accelerator, Options, Size};
+use crate::protocol::Ready;
+use crate::qemu::Setup;
+use crate::qmp::Control;
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+/// How long a machine may take to be ready. Software emulation on a busy
+/// host is slow; a machine that fails says so at once.
+const START_LIMIT: Duration = Duration::from_secs(180);
+/// How long programs in the machine have to end when it is stopped.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+/// How long the machine may take to be gone after that.
+const STOP_LIMIT: Duration = Duration::from_secs(20);
+
+/// Folders the machine uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Paths {
+    /// Jiffy's data folder; the machine lives in `machine/` there.
+    pub data: PathBuf,
+    /// Jiffy's run folder; its sockets are in `machine/` there.
+    pub run: PathBuf,
+    /// Jiffy's share folder, with `machine/vmlinux` and `machine/initramfs.cpio`.
+    pub share: PathBuf,
+}
+
+/// How to reach the node in the machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    /// On the host's loopback.
+    pub address: SocketAddr,
+    /// `Authorization: Bearer` this.
+    pub token: String,
+}
+
+/// A stage of the start, for a progress line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// The data disk is being made.
+    Disk,
+    /// QEMU is being started.
+    Qemu,
+    /// The machine's system runs; is there a `/dev/kvm` in it?
+    System {
+        /// Is there?
+        kvm: bool,
+        /// Since the start of QEMU.
+        after: Duration,
+    },
+    /// The node answers.
+    Ready {
+        /// Since the start of QEMU.
+        after: Duration,
+    },
+}
+
+/// What `jiffy machine status` tells.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Status {
+    /// Where it is in its life.
+    pub state: State,
+    /// QEMU's process.
+    pub pid: Option<i32>,
+    /// Its size, as it would be started next.
+    pub size: Size,
+    /// Bytes the data disk occupies on the host; `None` without a disk.
+    pub disk_used: Option<u64>,
+    /// Since it was started, seconds.
+    pub uptime_s: Option<u64>,
+    /// The node's address on the host's loopback.
+    pub address: Option<SocketAddr>,
+}
+
+/// Where a machine is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// It does not run.
+    Stopped,
+    /// It runs.
+    Running,
+    /// It runs and is not ready: another command starts it, or died doing so.
+    Starting,
+    /// QEMU has paused it because the host's disk is full.
+    HostDiskFull,
+}
+
+/// Written once the machine is ready; removed when it ends.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Running {
+    format: u32,
+    /// QEMU's process, so that a file of an earlier one is not believed.
+    pid: i32,
+    api: SocketAddr,
+    agent: SocketAddr,
+    token: String,
+    started: u64,
+}
+
+/// The machine of one data folder. Nothing is started by having one.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    paths: Paths,
+}
+
+impl Machine {
+    /// The machine that belongs to these folders.
+    pub fn open(paths: Paths) -> Machine {
+        Machine { paths }
+    }
+
+    /// The running machine's node; `None` when it does not run or isn't ready.
+    pub fn endpoint(&self) -> Option<Endpoint> {
+        let running = self.running()?;
+        Some(Endpoint {
+            address: running.api,
+            token: running.token,
+        })
+    }
+
+    /// Starts the machine, or finds it running. Of several callers at once,
+    /// one starts it and the others wait. New options are kept; they take
+    /// effect at the next start from rest.
+    pub fn start(
+        &self,
+        options: Options,
+        progress: &mut dyn FnMut(Stage),
+    ) -> Result<Endpoint, MachineError> {
+        let _lock = self.lock()?;
+        let size = Size::load(&self.size_file())?.with(options)?;
+        if options != Options::default() || !self.size_file().exists() {
+            size.save(&self.size_file())?;
+        }
+        let setup = self.setup(&size);
+        if instance::running_pid(&setup.pid_file()).is_some() {
+            if let Some(endpoint) = self.endpoint() {
+                self.go_on(&setup)?;
+                return Ok(endpoint);
+            }
+            // Its starter died half-way; nobody else waits for it.
+            instance::kill(&setup.pid_file())?;
+        }
+        self.start_anew(&size, &setup, progress)
+    }
+
+    fn start_anew(
+        &self,
+        size: &Size,
+        setup: &Setup,
+        progress: &mut dyn FnMut(Stage),
+    ) -> Result<Endpoint, MachineError> {
+        remove(&self.running_file())?;
+        if !self.disk_file().exists() {
+            progress(Stage::Disk);
+            disk::ensure(&self.disk_file(), size.disk_gib)?;
+        }
+        progress(Stage::Qemu);
+        let begin = Instant::now();
+        let token = instance::new_token()?;
+        let config = instance::guest_config(Role {
+            disk: true,
+            node: true,
+            intel: !instance::is_software(size.accelerator) && instance::host_is_intel(),
+        });
+        instance::launch(setup, &config, &token)?;
+        let ready = instance::wait_until_ready(setup, None, START_LIMIT, |ready| {
+            let after = begin.elapsed();
+            match ready {
+                Ready::Agent { kvm, .. } => progress(Stage::System { kvm: *kvm, after }),
+                Ready::Services { .. } => progress(Stage::Ready { after }),
+                Ready::Failed { .. } => {}
+            }
+        });
+        let started = ready.and_then(|()| self.record(setup, token));
+        if started.is_err() {
+            instance::kill(&setup.pid_file())?;
+        }
+        started
+    }
+
+    fn record(&self, setup: &Setup, token: String) -> Result<Endpoint, MachineError> {
+        let (api, agent) = instance::forwarded(setup)?;
+        let pid = instance::running_pid(&setup.pid_file())
+            .ok_or(MachineError::NotRunning)?
+            .as_raw_nonzero()
+            .get();
+        let started = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs());
+        let running = Running {
+            format: 1,
+            pid,
+            api,
+            agent,
+            token: token.clone(),
+            started,
+        };
+        let path = self.running_file();
+        let bytes = serde_json::to_vec(&running)
+            .map_err(|error| MachineError::file(&path, error.into()))?;
+        // Its folder is closed to others, and so is the token with it.
+        jiffy_sys::durable::replace(&path, &bytes)
+            .map_err(|error| MachineError::file(&path, error))?;
+        Ok(Endpoint {
+            address: api,
+            token,
+        })
+    }
+
+    /// A machine that QEMU has paused for want of space goes on, if there is
+    /// space now.
+    fn go_on(&self, setup: &Setup) -> Result<(), MachineError> {
+        let mut control = Control::connect(&setup.control_socket())?;
+        if control.status()? != "io-error" {
+            return Ok(());
+        }
+        control.execute("cont", serde_json::Value::Null)?;
+        std::thread::sleep(Duration::from_millis(300));
+        if control.status()? == "io-error" {
+            return Err(MachineError::HostDiskFull {
+                path: self.paths.data.clone(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Ends the machine in order; true if it ran. VMs in it end too.
+    pub fn stop(&self) -> Result<bool, MachineError> {
+        let _lock = self.lock()?;
+        self.stop_locked()
+    }
+
+    fn stop_locked(&self) -> Result<bool, MachineError> {
+        let setup = self.setup(&Size::default_for_host());
+        let pid_file = setup.pid_file();
+        let ran = instance::running_pid(&pid_file).is_some();
+        if ran {
+            if let Some(agent) = self.agent()
+                && agent.power_off(STOP_GRACE).is_ok()
+            {
+                instance::wait_for_end(&pid_file, STOP_LIMIT);
+            }
+            instance::kill(&pid_file)?;
+        }
+        for file in [
+            self.running_file(),
+            setup.control_socket(),
+            setup.ready_socket(),
+            setup.token_file(),
+            setup.config_file(),
+            pid_file,
+        ] {
+            remove(&file)?;
+        }
+        Ok(ran)
+    }
+
+    /// What it is doing.
+    pub fn status(&self) -> Result<Status, MachineError> {
+        use std::os::unix::fs::MetadataExt;
+        let size = Size::load(&self.size_file())?;
+        let setup = self.setup(&size);
+        let pid = instance::running_pid(&setup.pid_file());
+        let running = self.running();
+        let state = match (&pid, &running) {
+            (None, _) => State::Stopped,
+            (Some(_), None) => State::Starting,
+            (Some(_), Some(_)) => {
+                let status = Control::connect(&setup.control_socket())
+                    .and_then(|mut control| control.status());
+                match status.as_deref() {
+                    Ok("io-error") => State::HostDiskFull,
+                    _ => State::Running,
+                }
+            }
+        };
+        let now = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs());
+        Ok(Status {
+            state,
+            pid: pid.map(|pid| pid.as_raw_nonzero().get()),
+            size,
+            disk_used: std::fs::metadata(self.disk_file())
+                .ok()
+                .map(|metadata| metadata.blocks() * 512),
+            uptime_s: running
+                .as_ref()
+                .map(|running| now.saturating_sub(running.started)),
+            address: running.map(|running| running.api),
+        })
+    }
+
+    /// Stops the machine and removes its disk with all VMs and images in it,
+    /// and its options; true if there was anything.
+    pub fn remove(&self) -> Result<bool, MachineError> {
+        let _lock = self.lock()?;
+        let was = self.stop_locked()? | self.disk_file().exists() | self.size_file().exists();
+        for file in [
+            self.disk_file(),
+            self.disk_file().with_extension("img.tmp"),
+            self.size_file(),
+            self.console_file(),
+        ] {
+            remove(&file)?;
+        }
+        Ok(was)
+    }
+
+    /// Where programs can be run in the running machine.
+    pub fn agent(&self) -> Option<AgentAddress> {
+        let running = self.running()?;
+        Some(AgentAddress {
+            address: running.agent,
+            token: running.token,
+        })
+    }
+
+    /// What the running machine's death looks like from outside, for an error
+    /// met while talking to its node: `None` while it lives.
+    pub fn cause_of_death(&self) -> Option<MachineError> {
+        let setup = self.setup(&Size::default_for_host());
+        if instance::running_pid(&setup.pid_file()).is_some() {
+            return match Control::connect(&setup.control_socket())
+                .and_then(|mut control| control.status())
+                .as_deref()
+            {
+                Ok("io-error") => Some(MachineError::HostDiskFull {
+                    path: self.paths.data.clone(),
+                }),
+                _ => None,
+            };
+        }
+        Some(MachineError::Died {
+            last_words: instance::last_words(&self.console_file()),
+            console: self.console_file(),
+        })
+    }
+
+    fn running(&self) -> Option<Running> {
+        let bytes = std::fs::read(self.running_file()).ok()?;
+        let running: Running = serde_json::from_slice(&bytes).ok()?;
+        let pid_file = self.run_folder().join("pid");
+        let pid = instance::running_pid(&pid_file)?.as_raw_nonzero().get();
+        (running.format == 1 && running.pid == pid).then_some(running)
+    }
+
+    fn setup(&self, size: &Size) -> Setup {
+        let image = self.paths.share.join("machine");
+        Setup {
+            kernel: image.join("vmlinux"),
+            initramfs: image.join("initramfs.cpio"),
+            kernel_args: String::new(),
+            memory_mib: size.memory_mib,
+            cpus: size.cpus,
+            accelerator: match size.accelerator {
+                Accelerator::TcgInstructionClock => Accelerator::Tcg,
+                other => other,
+            },
+            disk: Some(self.disk_file()),
+            run: self.run_folder(),
+            console: self.console_file(),
+            daemonize: true,
+        }
+    }
+
+    /// Held while the machine is started, stopped or removed.
+    fn lock(&self) -> Result<File, MachineError> {
+        use std::os::unix::fs::OpenOptionsExt;
+        instance::private_folder(&self.data_folder())?;
+        instance::private_folder(&self.run_folder())?;
+        let path = self.data_folder().join("lock");
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(|error| MachineError::file(&path, error))?;
+        rustix::fs::flock(&file, FlockOperation::LockExclusive)
+            .map_err(|error| MachineError::file(&path, error.into()))?;
+        Ok(file)
+    }
+
+    fn data_folder(&self) -> PathBuf {
+        self.paths.data.join("machine")
+    }
+
+    fn run_folder(&self) -> PathBuf {
+        self.paths.run.join("machine")
+    }
+
+    fn disk_file(&self) -> PathBuf {
+        self.data_folder().join("disk.img")
+    }
+
+    fn size_file(&self) -> PathBuf {
+        self.data_folder().join("machine.json")
+    }
+
+    fn console_file(&self) -> PathBuf {
+        self.data_folder().join("console.log")
+    }
+
+    fn running_file(&self) -> PathBuf {
+        self.run_folder().join("running.json")
+    }
+}
+
+fn remove(path: &Path) -> Result<(), MachineError> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(MachineError::file(path, error))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,165 @@
+//! How large the machine is; kept in `machine.json`.
+
+use crate::error::MachineError;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// What runs the machine's instructions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Accelerator {
+    /// Pure software.
+    #[default]
+    Tcg,
+    /// Pure software with a clock that counts instructions: one nanosecond
+    /// each. Repeats to a thousandth, whatever else the host does.
+    TcgInstructionClock,
+    /// The host's own KVM, which must be a real one and allow nesting.
+    Kvm,
+}
+
+/// The machine's size. `None` leaves what was set before, or the default.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Options {
+    /// RAM in MiB.
+    pub memory_mib: Option<u32>,
+    /// CPUs.
+    pub cpus: Option<u8>,
+    /// Largest size of the data disk in GiB; a new disk only.
+    pub disk_gib: Option<u32>,
+    /// What runs it.
+    pub accelerator: Option<Accelerator>,
+}
+
+/// The machine's size as it is saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Size {
+    /// Version of this format: 1.
+    pub format: u32,
+    /// RAM in MiB.
+    pub memory_mib: u32,
+    /// CPUs.
+    pub cpus: u8,
+    /// Largest size of the data disk in GiB.
+    pub disk_gib: u32,
+    /// What runs it.
+    pub accelerator: Accelerator,
+}
+
+const FORMAT: u32 = 1;
+
+impl Size {
+    /// Half of the host's memory, at most 4 GiB; one CPU, since software
+    /// emulation uses one host thread whatever the number.
+    pub fn default_for_host() -> Size {
+        let pages = rustix::system::sysinfo();
+        let host_mib = (pages.totalram as u64 * u64::from(pages.mem_unit)) >> 20;
+        Size {
+            format: FORMAT,
+            memory_mib: (host_mib / 2).clamp(1024, 4096) as u32,
+            cpus: 1,
+            disk_gib: 64,
+            accelerator: Accelerator::Tcg,
+        }
+    }
+
+    /// Reads the saved size; the default when there is none.
+    pub fn load(path: &Path) -> Result<Size, MachineError> {
+        let saved = |message: String| MachineError::Saved {
+            path: path.into(),
+            message,
+        };
+        let bytes = match std::fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(Size::default_for_host());
+            }
+            Err(error) => return Err(MachineError::file(path, error)),
+        };
+        let size: Size =
+            serde_json::from_slice(&bytes).map_err(|error| saved(error.to_string()))?;
+        if size.format != FORMAT {
+            return Err(saved(format!(
+                "it has version {}, this Jiffy knows version {FORMAT}",
+                size.format
+            )));
+        }
+        size.check()?;
+        Ok(size)
+    }
+
+    /// Saves it whole.
+    pub fn save(&self, path: &Path) -> Result<(), MachineError> {
+        let bytes = serde_json::to_vec_pretty(self)
+            .map_err(|error| MachineError::file(path, error.into()))?;
+        jiffy_sys::durable::replace(path, &bytes).map_err(|error| MachineError::file(path, error))
+    }
+
+    /// Takes over what `options` sets.
+    pub fn with(mut self, options: Options) -> Result<Size, MachineError> {
+        self.memory_mib = options.memory_mib.unwrap_or(self.memory_mib);
+        self.cpus = options.cpus.unwrap_or(self.cpus);
+        self.disk_gib = options.disk_gib.unwrap_or(self.disk_gib);
+        self.accelerator = options.accelerator.unwrap_or(self.accelerator);
+        self.check()?;
+        Ok(self)
+    }
+
+    fn check(&self) -> Result<(), MachineError> {
+        let refuse = |message: &str| Err(MachineError::Options(message.into()));
+        if !(512..=1_048_576).contains(&self.memory_mib) {
+            return refuse("the machine's memory must be between 512 MiB and 1 TiB");
+        }
+        if !(1..=32).contains(&self.cpus) {
+            return refuse("the machine can have 1 to 32 CPUs");
+        }
+        if !(1..=16_384).contains(&self.disk_gib) {
+            return refuse("the machine's disk must be between 1 GiB and 16 TiB");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_kept_and_changed_only_where_asked() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("machine.json");
+        let size = Size::load(&path)
+            .unwrap()
+            .with(Options {
+                memory_mib: Some(2048),
+                ..Options::default()
+            })
+            .unwrap();
+        size.save(&path).unwrap();
+        assert_eq!(Size::load(&path).unwrap(), size);
+        assert_eq!(size.memory_mib, 2048);
+        assert_eq!(size.cpus, Size::default_for_host().cpus);
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_a_sentence() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("machine.json");
+        std::fs::write(&path, "{}").unwrap();
+        assert!(matches!(Size::load(&path), Err(MachineError::Saved { .. })));
+        for options in [
+            Options {
+                memory_mib: Some(1),
+                ..Options::default()
+            },
+            Options {
+                cpus: Some(0),
+                ..Options::default()
+            },
+        ] {
+            let error = Size::default_for_host().with(options).unwrap_err();
+            assert!(matches!(error, MachineError::Options(_)), "{error}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! What the host and the agent in the machine say to one another.
+//!
+//! The agent listens on a TCP port that QEMU forwards from the host's
+//! loopback. A connection begins with one [`Hello`]; one [`Request`] follows.
+//! `Exec` goes on with [`ExecInput`] in and [`ExecOutput`] out, as everywhere
+//! in Jiffy; `PowerOff` is answered by the end of the connection.
+//!
+//! Readiness goes the other way: the agent writes [`Ready`], one JSON object
+//! a line, to the virtio-serial port [`READY_PORT`].
+//!
+//! [`ExecInput`]: jiffy_wire::agent::ExecInput
+//! [`ExecOutput`]: jiffy_wire::agent::ExecOutput
+
+use jiffy_wire::agent::Command;
+use jiffy_wire::frame::{self, Decoder};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::io::{self, Read, Write};
+
+/// Version of this module's messages.
+pub const VERSION: u32 = 1;
+/// `jiffyd`'s port in the machine.
+pub const API_PORT: u16 = 7070;
+/// The agent's port in the machine.
+pub const AGENT_PORT: u16 = 7071;
+/// The fw_cfg file with the token.
+pub const TOKEN_FW_CFG_NAME: &str = "opt/jiffy/token";
+/// The same file as Linux in the machine shows it.
+pub const TOKEN_PATH: &str = "/sys/firmware/qemu_fw_cfg/by_name/opt/jiffy/token/raw";
+/// Name of the virtio-serial port on which readiness is pushed.
+pub const READY_PORT: &str = "jiffy.ready";
+/// Where the data disk is mounted.
+pub const DATA_MOUNT: &str = "/var/lib/jiffy";
+
+/// First message of a connection.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The machine's token.
+    pub token: String,
+}
+
+/// What the host wants.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// Run a program.
+    Exec {
+        /// What.
+        command: Command,
+        /// Keep its output until it has ended: nothing of the network then
+        /// disturbs a measurement.
+        keep_output: bool,
+    },
+    /// End all programs, sync, power off.
+    PowerOff {
+        /// How long programs have after SIGTERM, milliseconds.
+        grace_ms: u32,
+    },
+}
+
+/// How far the machine has come.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "stage")]
+pub enum Ready {
+    /// The agent takes requests.
+    Agent {
+        /// Is there a `/dev/kvm`?
+        kvm: bool,
+        /// Since the kernel's start, milliseconds.
+        uptime_ms: u64,
+    },
+    /// The services asked for answer too: the machine is ready.
+    Services {
+        /// Since the kernel's start, milliseconds.
+        uptime_ms: u64,
+    },
+    /// Something needed did not come up.
+    Failed {
+        /// One sentence.
+        message: String,
+    },
+}
+
+/// Sends one message.
+pub fn send<T: Serialize>(out: &mut impl Write, message: &T) -> io::Result<()> {
+    let bytes = frame::to_vec(message).map_err(io::Error::other)?;
+    out.write_all(&bytes)
+}
+
+/// Cuts a blocking stream into messages.
+#[derive(Debug)]
+pub struct Receiver<R> {
+    stream: R,
+    decoder: Decoder,
+}
+
+impl<R: Read> Receiver<R> {
+    /// Reads from `stream`.
+    pub fn new(stream: R) -> Receiver<R> {
+        Receiver {
+            stream,
+            decoder: Decoder::new(),
+        }
+    }
+
+    /// The stream itself.
+    pub fn stream(&self) -> &R {
+        &self.stream
+    }
+
+    /// The next message; `None` at an end between two messages.
+    pub fn receive<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+        loop {
+            match self.decoder.next() {
+                Ok(Some(message)) => return Ok(Some(message)),
+                Ok(None) => {}
+                Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+            }
+            let mut buffer = [0; 32 * 1024];
+            match self.stream.read(&mut buffer) {
+                Ok(0) if self.decoder.pending() == 0 => return Ok(None),
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(length) => self.decoder.push(&buffer[..length]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! QEMU's command line.
+
+use crate::error::MachineError;
+use crate::options::Accelerator;
+use crate::protocol::{AGENT_PORT, API_PORT, READY_PORT, TOKEN_FW_CFG_NAME};
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// All that QEMU is told.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// ELF kernel with a PVH note.
+    pub kernel: PathBuf,
+    /// Its initramfs.
+    pub initramfs: PathBuf,
+    /// Further kernel parameters.
+    pub kernel_args: String,
+    /// RAM in MiB.
+    pub memory_mib: u32,
+    /// CPUs.
+    pub cpus: u8,
+    /// What runs it.
+    pub accelerator: Accelerator,
+    /// The data disk (`/dev/vda`).
+    pub disk: Option<PathBuf>,
+    /// Folder for sockets, pid, configuration and token.
+    pub run: PathBuf,
+    /// Where its console is written.
+    pub console: PathBuf,
+    /// Let it outlive us.
+    pub daemonize: bool,
+}
+
+impl Setup {
+    /// QEMU's control socket.
+    pub fn control_socket(&self) -> PathBuf {
+        self.run.join("qmp.sock")
+    }
+
+    /// The host's end of the readiness port.
+    pub fn ready_socket(&self) -> PathBuf {
+        self.run.join("ready.sock")
+    }
+
+    /// Locked by QEMU while it lives.
+    pub fn pid_file(&self) -> PathBuf {
+        self.run.join("pid")
+    }
+
+    /// The guest configuration as QEMU reads it.
+    pub fn config_file(&self) -> PathBuf {
+        self.run.join("config.json")
+    }
+
+    /// The token as QEMU reads it.
+    pub fn token_file(&self) -> PathBuf {
+        self.run.join("token")
+    }
+
+    /// QEMU's arguments.
+    pub fn arguments(&self) -> Vec<OsString> {
+        let mut line = Line(Vec::new());
+        // microvm: no PCI, no option ROMs; the smallest machine with ACPI.
+        // Its timers are the CPU's own: the kernel is told their frequency.
+        line.add(["-machine", "microvm,rtc=on,pit=off,pic=off,usb=off"]);
+        line.add(["-no-user-config", "-nodefaults", "-display", "none"]);
+        line.add(["-name", "jiffy-machine", "-no-reboot"]);
+        line.accelerator(self.accelerator);
+        line.add(["-smp", &self.cpus.to_string()]);
+        line.add(["-m", &format!("{}M", self.memory_mib)]);
+        line.add(["-kernel"]).path("", &self.kernel);
+        line.add(["-initrd"]).path("", &self.initramfs);
+        line.add(["-append", &self.command_line()]);
+        line.add(["-chardev"])
+            .path("file,id=console,path=", &self.console);
+        line.add(["-serial", "chardev:console"]);
+        line.add(["-chardev"]).path(
+            "socket,id=qmp,server=on,wait=off,path=",
+            &self.control_socket(),
+        );
+        line.add(["-mon", "chardev=qmp,mode=control"]);
+        line.add(["-device", "virtio-serial-device"]);
+        line.add(["-chardev"]).path(
+            "socket,id=ready,server=on,wait=off,path=",
+            &self.ready_socket(),
+        );
+        line.add([
+            "-device",
+            &format!("virtserialport,chardev=ready,name={READY_PORT}"),
+        ]);
+        // Nothing in the machine reaches the host or its network; two ports of
+        // the machine are reached from the host's loopback.
+        line.add([
+            "-netdev",
+            &format!(
+                "user,id=net,restrict=on,ipv6=off,hostfwd=tcp:127.0.0.1:0-:{API_PORT},\
+                 hostfwd=tcp:127.0.0.1:0-:{AGENT_PORT}"
+            ),
+        ]);
+        line.add(["-device", "virtio-net-device,netdev=net"]);
+        if let Some(disk) = &self.disk {
+            line.add(["-drive"]).path(
+                "id=data,if=none,format=raw,discard=unmap,detect-zeroes=off,cache=writeback,file=",
+                disk,
+            );
+            line.add(["-device", "virtio-blk-device,drive=data,discard=on"]);
+        }
+        line.add(["-fw_cfg"])
+            .path("name=opt/jiffy/config,file=", &self.config_file());
+        line.add(["-fw_cfg"]).path(
+            &format!("name={TOKEN_FW_CFG_NAME},file="),
+            &self.token_file(),
+        );
+        line.add(["-pidfile"]).path("", &self.pid_file());
+        if self.daemonize {
+            line.add(["-daemonize"]);
+        }
+        line.0
+    }
+
+    /// The kernel's parameters.
+    ///
+    /// * `tsc_early_khz`, `tsc=reliable`: there is no other timer to measure with.
+    /// * `mitigations=off`: nobody untrusted runs beside the guest kernels, and
+    ///   software emulation does not speculate.
+    /// * `initcall_blacklist`: self-tests and key rings whose only use would be
+    ///   to check module signatures; together a third of the boot.
+    pub fn command_line(&self) -> String {
+        let mut line = String::from(
+            "console=ttyS0 quiet panic=-1 mitigations=off nokaslr cryptomgr.notests \
+             random.trust_cpu=on \
+             initcall_blacklist=jent_mod_init,load_system_certificate_list,init_encrypted",
+        );
+        match self.accelerator {
+            Accelerator::Tcg => {
+                line.push_str(&format!(" tsc=reliable tsc_early_khz={}", host_tsc_khz()));
+            }
+            Accelerator::TcgInstructionClock => {
+                line.push_str(" tsc=reliable tsc_early_khz=1000000");
+            }
+            Accelerator::Kvm => {}
+        }
+        if !self.kernel_args.is_empty() {
+            line.push(' ');
+            line.push_str(&self.kernel_args);
+        }
+        line
+    }
+}
+
+struct Line(Vec<OsString>);
+
+impl Line {
+    fn add<const N: usize>(&mut self, arguments: [&str; N]) -> &mut Line {
+        self.0.extend(arguments.iter().map(OsString::from));
+        self
+    }
+
+    /// One argument: `prefix` and a path, its commas doubled where the
+    /// argument is a list of options.
+    fn path(&mut self, prefix: &str, path: &Path) -> &mut Line {
+        let mut argument = OsString::from(prefix);
+        if prefix.is_empty() {
+            argument.push(path);
+        } else {
+            argument.push(doubled_commas(path.as_os_str()));
+        }
+        self.0.push(argument);
+        self
+    }
+
+    fn accelerator(&mut self, accelerator: Accelerator) {
+        match accelerator {
+            // With one thread for each CPU, a kernel that patches its static
+            // branches races with the others' translated code.
+            // Without ERMS and FSRM the kernel copies by words: TCG charges
+            // `rep movsb` byte by byte. LA57 is a level of page table for nothing.
+            Accelerator::Tcg => {
+                self.add(["-accel", "tcg,thread=single"]);
+                self.add(["-cpu", "max,-erms,-fsrm,-la57"]);
+            }
+            Accelerator::TcgInstructionClock => {
+                self.add(["-accel", "tcg,thread=single"]);
+                self.add(["-icount", "shift=0,sleep=off"]);
+                self.add(["-cpu", "max,-erms,-fsrm,-la57"]);
+            }
+            Accelerator::Kvm => {
+                self.add(["-accel", "kvm", "-cpu", "host"]);
+            }
+        }
+    }
+}
+
+fn doubled_commas(text: &OsStr) -> OsString {
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    let mut bytes = Vec::new();
+    for byte in text.as_bytes() {
+        bytes.push(*byte);
+        if *byte == b',' {
+            bytes.push(b',');
+        }
+    }
+    OsString::from_vec(bytes)
+}
+
+/// Where QEMU is.
+pub fn find() -> Result<PathBuf, MachineError> {
+    on_path("qemu-system-x86_64").ok_or(MachineError::NoQemu)
+}
+
+/// A program on PATH, or where Debian keeps programs for root.
+pub(crate) fn on_path(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|folder| folder.join(program))
+        .find(|candidate| {
+            rustix::fs::access(candidate, rustix::fs::Access::EXEC_OK).is_ok()
+                && candidate.is_file()
+        })
+}
+
+/// The frequency of the host's time stamp counter in kHz, which is also that
+/// of an emulated CPU. Measured over 10 ms; good to a few parts in a million.
+#[allow(unsafe_code)]
+pub fn host_tsc_khz() -> u64 {
+    // SAFETY: rdtsc exists on every x86-64 processor and only reads a counter.
+    let counter = || unsafe { core::arch::x86_64::_rdtsc() };
+    let start = Instant::now();
+    let first = counter();
+    while start.elapsed() < Duration::from_millis(10) {
+        std::hint::spin_loop();
+    }
+    let nanoseconds = start.elapsed().as_nanos() as u64;
+    counter().saturating_sub(first) * 1_000_000 / nanoseconds.max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn setup() -> Setup {
+        Setup {
+            kernel: "/k/vmlinux".into(),
+            initramfs: "/k/initramfs.cpio".into(),
+            kernel_args: "extra=1".into(),
+            memory_mib: 2048,
+            cpus: 2,
+            accelerator: Accelerator::Tcg,
+            disk: Some("/data/a,b.img".into()),
+            run: "/run/jiffy/machine".into(),
+            console: "/data/console.log".into(),
+            daemonize: true,
+        }
+    }
+
+    #[test]
+    fn commas_in_paths_do_not_become_options() {
+        let line = setup().arguments();
+        assert!(
+            line.iter()
+                .any(|argument| argument.to_string_lossy().ends_with("file=/data/a,,b.img")),
+            "{line:?}"
+        );
+    }
+
+    #[test]
+    fn the_token_is_not_on_the_command_line() {
+        let line = setup().arguments();
+        assert!(line.contains(&"name=opt/jiffy/token,file=/run/jiffy/machine/token".into()));
+    }
+
+    #[test]
+    fn the_instruction_clock_has_its_own_frequency() {
+        let mut setup = setup();
+        setup.accelerator = Accelerator::TcgInstructionClock;
+        assert!(
+            setup
+                .command_line()
+                .contains("tsc_early_khz=1000000 extra=1")
+        );
+        assert!(setup.arguments().contains(&"shift=0,sleep=off".into()));
+    }
+
+    #[test]
+    fn the_time_stamp_counter_is_measured() {
+        let khz = host_tsc_khz();
+        assert!((100_000..20_000_000).contains(&khz), "{khz} kHz");
+    }
+}

@@ -1,0 +1,107 @@
+//! QEMU's control socket (QEMU, docs/interop/qmp-spec.txt).
+
+use crate::error::MachineError;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// An open control socket.
+#[derive(Debug)]
+pub struct Control {
+    reader: BufReader<UnixStream>,
+}
+
+impl Control {
+    /// Connects and agrees on capabilities.
+    pub fn connect(path: &Path) -> Result<Control, MachineError> {
+        let stream = UnixStream::connect(path).map_err(failed)?;
+        stream
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .map_err(failed)?;
+        let mut control = Control {
+            reader: BufReader::new(stream),
+        };
+        control.line()?; // The greeting.
+        control.execute("qmp_capabilities", Value::Null)?;
+        Ok(control)
+    }
+
+    /// Runs one command; its answer.
+    pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, MachineError> {
+        let mut request = json!({ "execute": command });
+        if !arguments.is_null() {
+            request["arguments"] = arguments;
+        }
+        let mut bytes = request.to_string().into_bytes();
+        bytes.push(b'\n');
+        self.reader.get_mut().write_all(&bytes).map_err(failed)?;
+        loop {
+            let mut answer = self.line()?;
+            if let Some(error) = answer.get("error") {
+                return Err(MachineError::Control(error["desc"].to_string()));
+            }
+            if answer.get("return").is_some() {
+                return Ok(answer["return"].take());
+            }
+            // Anything else is an event.
+        }
+    }
+
+    /// QEMU's word for the machine's state: `running`, `io-error`, …
+    pub fn status(&mut self) -> Result<String, MachineError> {
+        let answer = self.execute("query-status", Value::Null)?;
+        Ok(answer["status"].as_str().unwrap_or("unknown").into())
+    }
+
+    /// The host's port that is forwarded to `guest_port`.
+    pub fn forwarded_port(&mut self, guest_port: u16) -> Result<u16, MachineError> {
+        let answer = self.execute(
+            "human-monitor-command",
+            json!({ "command-line": "info usernet" }),
+        )?;
+        let table = answer.as_str().unwrap_or_default();
+        parse_forwarded_port(table, guest_port)
+            .ok_or_else(|| MachineError::Control(format!("port {guest_port} is not forwarded")))
+    }
+
+    fn line(&mut self) -> Result<Value, MachineError> {
+        let mut line = String::new();
+        let length = self.reader.read_line(&mut line).map_err(failed)?;
+        if length == 0 {
+            return Err(MachineError::Control("QEMU has closed it".into()));
+        }
+        serde_json::from_str(&line).map_err(|error| MachineError::Control(error.to_string()))
+    }
+}
+
+fn failed(error: std::io::Error) -> MachineError {
+    MachineError::Control(error.to_string())
+}
+
+/// Reads `info usernet`: protocol, descriptor, source address and port,
+/// destination address and port.
+fn parse_forwarded_port(table: &str, guest_port: u16) -> Option<u16> {
+    table.lines().find_map(|line| {
+        let columns: Vec<_> = line.split_whitespace().collect();
+        let [protocol, _, _, host, _, guest, ..] = columns[..] else {
+            return None;
+        };
+        (protocol == "TCP[HOST_FORWARD]" && guest == guest_port.to_string())
+            .then(|| host.parse().ok())?
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_forwarded_port_is_found_in_the_table() {
+        let table = "Hub -1 (net):\r\n  Protocol[State]    FD  Source Address  Port   Dest. Address  Port RecvQ SendQ\r\n  TCP[HOST_FORWARD]  13       127.0.0.1 35113       10.0.2.15  7071     0     0\r\n  TCP[HOST_FORWARD]  12       127.0.0.1 41209       10.0.2.15  7070     0     0\r\n";
+        assert_eq!(parse_forwarded_port(table, 7070), Some(41209));
+        assert_eq!(parse_forwarded_port(table, 7071), Some(35113));
+        assert_eq!(parse_forwarded_port(table, 22), None);
+    }
+}

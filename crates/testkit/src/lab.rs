@@ -1,0 +1,331 @@
+//! A machine for tests: an instance of its own, beside the user's.
+
+use crate::run::{Output, Run};
+use anyhow::{Context, Result, bail, ensure};
+use jiffy_machine::client::AgentAddress;
+use jiffy_machine::image::build::{Addition, additions_archive};
+use jiffy_machine::instance::{self, Role};
+use jiffy_machine::protocol::Ready;
+use jiffy_machine::qemu::Setup;
+use jiffy_machine::{Accelerator, disk};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::{Mutex, OnceLock, mpsc};
+use std::time::{Duration, Instant};
+
+/// How long the machine may take to come up on a busy host.
+const BOOT_LIMIT: Duration = Duration::from_secs(180);
+/// Names of our folders under the temporary folder begin with this.
+const PREFIX: &str = "jiffy-lab-";
+
+/// What kind of machine the tests want.
+#[derive(Debug, Clone)]
+pub struct LabOptions {
+    /// Folder with `vmlinux` and `initramfs.cpio`.
+    pub image: PathBuf,
+    /// RAM in MiB.
+    pub memory_mib: u32,
+    /// CPUs.
+    pub cpus: u8,
+    /// What runs it.
+    pub accelerator: Accelerator,
+    /// An XFS disk of this size at /var/lib/jiffy.
+    pub disk_gib: Option<u32>,
+    /// Run `jiffyd` as PID 1's service, as the user's machine does.
+    pub node: bool,
+    /// Files that are there from the start.
+    pub files: Vec<Addition>,
+}
+
+impl Default for LabOptions {
+    fn default() -> LabOptions {
+        LabOptions {
+            image: default_image(),
+            memory_mib: 4096,
+            cpus: 1,
+            accelerator: Accelerator::Tcg,
+            disk_gib: Some(16),
+            node: false,
+            files: Vec::new(),
+        }
+    }
+}
+
+/// `$JIFFY_LAB_IMAGE`, or what `make build` made in this checkout.
+fn default_image() -> PathBuf {
+    match std::env::var_os("JIFFY_LAB_IMAGE") {
+        Some(folder) => folder.into(),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist/share/jiffy/machine"),
+    }
+}
+
+/// A running machine. Its QEMU ends with this value, with the process, and
+/// with its death.
+#[derive(Debug)]
+pub struct Lab {
+    agent: AgentAddress,
+    console: PathBuf,
+    boot: Duration,
+    _keeper: Keeper,
+    _folder: tempfile::TempDir,
+}
+
+impl Lab {
+    /// The machine all tests of this process share, with a disk and without a
+    /// node of its own. Booted by the first who asks.
+    pub fn shared() -> Result<&'static Lab> {
+        static SHARED: OnceLock<Result<Lab, String>> = OnceLock::new();
+        let lab = SHARED.get_or_init(|| {
+            let lab = Lab::boot(LabOptions::default()).map_err(|error| format!("{error:#}"))?;
+            remove_at_exit(lab._folder.path());
+            Ok(lab)
+        });
+        lab.as_ref().map_err(|error| anyhow::anyhow!("{error}"))
+    }
+
+    /// Boots a machine. One without a working `/dev/kvm` is an error.
+    pub fn boot(options: LabOptions) -> Result<Lab> {
+        remove_left_behind();
+        let folder = tempfile::Builder::new()
+            .prefix(PREFIX)
+            .tempdir()
+            .context("making a temporary folder")?;
+        let setup = setup(&options, folder.path())?;
+        let token = instance::new_token()?;
+        let config = instance::guest_config(Role {
+            disk: options.disk_gib.is_some(),
+            node: options.node,
+            intel: false,
+        });
+        let begin = Instant::now();
+        let (keeper, mut child) = Keeper::start(setup.clone(), config, token.clone())?;
+        let mut kvm = false;
+        instance::wait_until_ready(&setup, Some(&mut child), BOOT_LIMIT, |ready| {
+            if let Ready::Agent { kvm: there, .. } = ready {
+                kvm = *there;
+            }
+        })
+        .with_context(|| format!("booting the lab; its console:\n{}", tail(&setup.console)))?;
+        keeper.keep(child);
+        ensure!(
+            kvm,
+            "the lab came up without /dev/kvm; its console:\n{}",
+            tail(&setup.console)
+        );
+        let agent = instance::agent(&setup, &token)?;
+        Ok(Lab {
+            agent,
+            console: setup.console,
+            boot: begin.elapsed(),
+            _keeper: keeper,
+            _folder: folder,
+        })
+    }
+
+    /// Prepares a program; nothing runs before [`Run::output`] or [`Run::start`].
+    pub fn command<I, S>(&self, argv: I) -> Run<'_>
+    where
+        I: IntoIterator<Item = S>,
+        S: Into<String>,
+    {
+        Run::new(self, argv.into_iter().map(Into::into).collect())
+    }
+
+    /// Runs a program to its end.
+    pub fn run<I, S>(&self, argv: I) -> Result<Output>
+    where
+        I: IntoIterator<Item = S>,
+        S: Into<String>,
+    {
+        self.command(argv).output()
+    }
+
+    /// Runs a line of shell.
+    pub fn sh(&self, script: &str) -> Result<Output> {
+        self.run(["/bin/sh", "-c", script])
+    }
+
+    /// Copies a file of the host into the machine; parents are made.
+    pub fn push(&self, host: &Path, guest: &str) -> Result<()> {
+        let contents =
+            std::fs::read(host).with_context(|| format!("reading {}", host.display()))?;
+        use std::os::unix::fs::PermissionsExt;
+        let mode = std::fs::metadata(host)?.permissions().mode() & 0o777;
+        self.write(guest, mode, contents)
+    }
+
+    /// Writes a file in the machine; parents are made.
+    pub fn write(&self, guest: &str, mode: u32, contents: Vec<u8>) -> Result<()> {
+        let script =
+            r#"mkdir -p "${1%/*}" && cat > "$1.new" && chmod "$2" "$1.new" && mv "$1.new" "$1""#;
+        let mode = format!("{mode:o}");
+        self.command(["/bin/sh", "-c", script, "push", guest, &mode])
+            .stdin(contents)
+            .output()?
+            .success()
+            .with_context(|| format!("writing {guest} in the machine"))?;
+        Ok(())
+    }
+
+    /// Reads a file in the machine.
+    pub fn read(&self, guest: &str) -> Result<Vec<u8>> {
+        Ok(self.run(["/bin/cat", guest])?.success()?.stdout)
+    }
+
+    /// From the start of QEMU until it took commands.
+    pub fn boot_time(&self) -> Duration {
+        self.boot
+    }
+
+    /// The end of its console: the kernel's and PID 1's messages.
+    pub fn console(&self) -> String {
+        tail(&self.console)
+    }
+
+    /// Where programs are run.
+    pub fn agent(&self) -> &AgentAddress {
+        &self.agent
+    }
+}
+
+fn setup(options: &LabOptions, folder: &Path) -> Result<Setup> {
+    let mut initramfs = options.image.join("initramfs.cpio");
+    if !options.files.is_empty() {
+        // The kernel unpacks one archive after the other.
+        let joined = folder.join("initramfs.cpio");
+        std::fs::copy(&initramfs, &joined)
+            .with_context(|| format!("copying {}", initramfs.display()))?;
+        std::fs::OpenOptions::new()
+            .append(true)
+            .open(&joined)?
+            .write_all(&additions_archive(&options.files)?)?;
+        initramfs = joined;
+    }
+    let disk = match options.disk_gib {
+        Some(size) => {
+            let path = folder.join("disk.img");
+            disk::ensure(&path, size)?;
+            Some(path)
+        }
+        None => None,
+    };
+    Ok(Setup {
+        kernel: options.image.join("vmlinux"),
+        initramfs,
+        kernel_args: String::new(),
+        memory_mib: options.memory_mib,
+        cpus: options.cpus,
+        accelerator: options.accelerator,
+        disk,
+        run: folder.to_path_buf(),
+        console: folder.join("console.log"),
+        daemonize: false,
+    })
+}
+
+fn tail(console: &Path) -> String {
+    let text = std::fs::read(console).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let lines: Vec<_> = text.lines().collect();
+    lines[lines.len().saturating_sub(40)..].join("\n")
+}
+
+/// The thread that is QEMU's parent. QEMU is told to end with the thread that
+/// started it; a test's own thread would be too short-lived.
+#[derive(Debug)]
+struct Keeper {
+    children: Option<mpsc::Sender<Child>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Keeper {
+    fn start(
+        setup: Setup,
+        config: jiffy_wire::guest::GuestConfig,
+        token: String,
+    ) -> Result<(Keeper, Child)> {
+        let (started, result) = mpsc::channel();
+        let (children, to_keep) = mpsc::channel::<Child>();
+        let thread = std::thread::Builder::new()
+            .name("qemu".into())
+            .spawn(move || {
+                let _ = started.send(instance::launch(&setup, &config, &token));
+                // Ends when all senders are gone; children it still has, end too.
+                let mut kept: Vec<Child> = to_keep.into_iter().collect();
+                for child in &mut kept {
+                    let _ = child.kill();
+                    let _ = child.wait();
+                }
+            })?;
+        let keeper = Keeper {
+            children: Some(children),
+            thread: Some(thread),
+        };
+        match result
+            .recv()
+            .context("the thread that starts QEMU ended")??
+        {
+            Some(child) => Ok((keeper, child)),
+            None => bail!("QEMU was started as a daemon"),
+        }
+    }
+
+    fn keep(&self, child: Child) {
+        if let Some(children) = &self.children {
+            let _ = children.send(child);
+        }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.children.take();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+static TO_REMOVE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// A value in a static is never dropped: its folder goes when the process ends.
+#[allow(unsafe_code)]
+fn remove_at_exit(folder: &Path) {
+    extern "C" fn remove_all() {
+        if let Ok(folders) = TO_REMOVE.lock() {
+            for folder in folders.iter() {
+                let _ = instance::kill(&folder.join("pid"));
+                let _ = std::fs::remove_dir_all(folder);
+            }
+        }
+    }
+    if let Ok(mut folders) = TO_REMOVE.lock() {
+        if folders.is_empty() {
+            // SAFETY: `remove_all` is a plain function that lives for ever.
+            unsafe {
+                libc::atexit(remove_all);
+            }
+        }
+        folders.push(folder.into());
+    }
+}
+
+/// Removes folders of labs whose process was killed.
+fn remove_left_behind() {
+    let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let ours = entry.file_name().to_string_lossy().starts_with(PREFIX);
+        let old = entry
+            .metadata()
+            .and_then(|metadata| metadata.modified())
+            .ok()
+            .and_then(|modified| modified.elapsed().ok())
+            .is_some_and(|age| age > Duration::from_secs(600));
+        if ours && old && instance::running_pid(&entry.path().join("pid")).is_none() {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
