@@ -150,6 +150,9 @@ pub struct Vm {
     pub memory_mib: u32,
     /// The first command's argv, if any.
     pub command: Option<Vec<String>>,
+    /// The first command runs on a pseudo-terminal: `attach` makes its own raw.
+    #[serde(default)]
+    pub tty: bool,
     /// Volumes.
     pub disks: Vec<VolumeUse>,
     /// Unix time of creation, seconds.
