@@ -5,9 +5,11 @@
 //! * [`memfd`]: memory with a descriptor, in small or huge pages.
 //! * [`kick`]: a signal that makes one thread leave a blocking call.
 //! * [`spawn`]: a program in a session of its own.
+//! * [`termination`]: SIGTERM and SIGINT as a descriptor.
 
 pub mod clock;
 pub mod durable;
 pub mod kick;
 pub mod memfd;
 pub mod spawn;
+pub mod termination;

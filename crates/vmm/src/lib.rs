@@ -1,1 +1,43 @@
 //! The virtual machine monitor: KVM, vCPUs, boot protocols, save and restore.
+//!
+//! A VM is made by [`Builder`], step by step, and is then a [`Vmm`]; the
+//! binary `jiffy-vmm` does little more than that.
+//!
+//! * [`builder`]: the steps from a configuration to a VM.
+//! * [`hypervisor`]: the KVM device.
+//! * [`memory`]: guest RAM; [`layout`]: where things lie in it.
+//! * [`vcpu`]: vCPUs and their threads; [`irq`]: interrupt controllers.
+//! * [`devices`]: the devices, wired to KVM.
+//! * [`boot`]: kernels and boot protocols.
+//! * [`vmm`]: start, pause, save, resume; [`state`]: what is saved.
+//! * [`watch`]: the main thread while the guest runs; [`control`]: its socket.
+//! * [`events`]: spans and marks; [`stats`]: KVM's counters.
+//! * [`sandbox`]: what each thread may ask of the kernel.
+//! * [`probe`]: what kind of KVM this host has.
+
+pub mod boot;
+pub mod builder;
+pub mod control;
+pub mod devices;
+pub mod error;
+pub mod events;
+pub mod hypervisor;
+pub mod irq;
+pub mod layout;
+pub mod mailbox;
+pub mod memory;
+pub mod probe;
+mod readable;
+pub mod sandbox;
+pub mod state;
+pub mod stats;
+pub mod vcpu;
+pub mod vmm;
+pub mod watch;
+pub mod workers;
+
+pub use builder::Builder;
+pub use error::{DeviceError, StartError};
+pub use events::Events;
+pub use state::{StateError, VmState};
+pub use vmm::{SaveError, Vmm};

@@ -1,0 +1,167 @@
+//! The command line of `jiffy-vmm`. Few options, read by hand: a library for
+//! them would cost more instructions than building the VM.
+
+use jiffy_vmm::sandbox::Sandbox;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// What to do.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Run a VM.
+    Run(RunOptions),
+    /// Look at the host's KVM.
+    Probe,
+    /// Say which version this is.
+    Version,
+    /// Say how to use it.
+    Help,
+}
+
+/// Options of `run`.
+#[derive(Debug, PartialEq, Eq)]
+pub struct RunOptions {
+    /// The VM's configuration, JSON.
+    pub config: PathBuf,
+    /// An inherited descriptor for events.
+    pub events_fd: Option<i32>,
+    /// Whether threads are confined.
+    pub sandbox: Sandbox,
+}
+
+/// A command line that can't be understood.
+#[derive(Debug, PartialEq, Eq, Error)]
+pub enum UsageError {
+    /// None given.
+    #[error("a command is needed")]
+    NoCommand,
+    /// Unknown word.
+    #[error("{0:?} is not known here")]
+    Unknown(OsString),
+    /// An option at the end.
+    #[error("{0} needs a value")]
+    NoValue(&'static str),
+    /// An option's value.
+    #[error("{option} can't be {value:?}")]
+    Value {
+        /// Which option.
+        option: &'static str,
+        /// What was given.
+        value: OsString,
+    },
+    /// `run` without configuration.
+    #[error("run needs --config FILE")]
+    NoConfig,
+}
+
+/// Reads the arguments after the program's name.
+pub fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Command, UsageError> {
+    let command = arguments.next().ok_or(UsageError::NoCommand)?;
+    let parsed = match command.to_str() {
+        Some("run") => return parse_run(arguments).map(Command::Run),
+        Some("probe") => Command::Probe,
+        Some("--version" | "-V") => Command::Version,
+        Some("--help" | "-h") => Command::Help,
+        _ => return Err(UsageError::Unknown(command)),
+    };
+    match arguments.next() {
+        Some(extra) => Err(UsageError::Unknown(extra)),
+        None => Ok(parsed),
+    }
+}
+
+fn parse_run(mut arguments: impl Iterator<Item = OsString>) -> Result<RunOptions, UsageError> {
+    let mut config = None;
+    let mut events_fd = None;
+    let mut sandbox = Sandbox::On;
+    while let Some(argument) = arguments.next() {
+        let text = argument.to_str().unwrap_or_default();
+        let (name, inline) = match text.split_once('=') {
+            Some((name, value)) => (name, Some(OsString::from(value))),
+            None => (text, None),
+        };
+        let option = match name {
+            "--config" => "--config",
+            "--events-fd" => "--events-fd",
+            "--seccomp" => "--seccomp",
+            _ => return Err(UsageError::Unknown(argument)),
+        };
+        let value = inline
+            .or_else(|| arguments.next())
+            .ok_or(UsageError::NoValue(option))?;
+        let bad = || UsageError::Value {
+            option,
+            value: value.clone(),
+        };
+        match option {
+            "--config" => config = Some(PathBuf::from(value)),
+            "--events-fd" => {
+                let number = value.to_str().and_then(|text| text.parse().ok());
+                // Standard input, output and error are not for events.
+                events_fd = Some(number.filter(|fd| *fd > 2).ok_or_else(bad)?);
+            }
+            _ => {
+                sandbox = match value.to_str() {
+                    Some("on") => Sandbox::On,
+                    Some("off") => Sandbox::Off,
+                    _ => return Err(bad()),
+                }
+            }
+        }
+    }
+    Ok(RunOptions {
+        config: config.ok_or(UsageError::NoConfig)?,
+        events_fd,
+        sandbox,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Command, UsageError> {
+        parse(line.split_whitespace().map(OsString::from))
+    }
+
+    #[test]
+    fn run_takes_its_options_in_both_forms() {
+        let expected = Ok(Command::Run(RunOptions {
+            config: "vmm.json".into(),
+            events_fd: Some(5),
+            sandbox: Sandbox::Off,
+        }));
+        assert_eq!(
+            parsed("run --config vmm.json --events-fd 5 --seccomp off"),
+            expected
+        );
+        assert_eq!(
+            parsed("run --seccomp=off --events-fd=5 --config=vmm.json"),
+            expected
+        );
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named() {
+        assert_eq!(parsed(""), Err(UsageError::NoCommand));
+        assert_eq!(parsed("run"), Err(UsageError::NoConfig));
+        assert_eq!(parsed("run --config"), Err(UsageError::NoValue("--config")));
+        for line in ["fly", "probe now", "run --colour red"] {
+            assert!(
+                matches!(parsed(line), Err(UsageError::Unknown(_))),
+                "{line}"
+            );
+        }
+        for line in [
+            "run --config x --events-fd 1",
+            "run --config x --events-fd much",
+            "run --config x --seccomp maybe",
+        ] {
+            assert!(
+                matches!(parsed(line), Err(UsageError::Value { .. })),
+                "{line}"
+            );
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! The initrd: the first PVH module, or Linux's ramdisk.
+
+use super::{BootError, Module, Source, source};
+use jiffy_devices::GuestMemory;
+use std::path::{Path, PathBuf};
+
+const PAGE: u64 = 4096;
+
+/// An initrd that has its place but is not loaded yet.
+#[derive(Debug)]
+pub struct Initrd {
+    /// Where it goes.
+    pub place: Module,
+    path: PathBuf,
+    file: source::OpenFile,
+}
+
+/// Opens the file and finds its place: as high as `limit` allows, on a page of
+/// its own, above `kernel_end`.
+pub fn open_and_place(path: &Path, kernel_end: u64, limit: u64) -> Result<Initrd, BootError> {
+    let file = source::open(path).map_err(|source| BootError::Open {
+        what: "initrd",
+        path: path.into(),
+        source,
+    })?;
+    let size = file.len();
+    if size == 0 {
+        return Err(BootError::EmptyInitrd { path: path.into() });
+    }
+    let address = place(size, kernel_end, limit).ok_or_else(|| BootError::InitrdTooLarge {
+        path: path.into(),
+        size,
+        room: limit.saturating_sub(kernel_end),
+    })?;
+    Ok(Initrd {
+        place: Module { address, size },
+        path: path.into(),
+        file,
+    })
+}
+
+impl Initrd {
+    /// Reads it into guest memory.
+    pub fn load(&self, memory: &GuestMemory) -> Result<(), BootError> {
+        source::copy(&self.file, 0, self.place.size, memory, self.place.address).map_err(|source| {
+            BootError::Read {
+                what: "initrd",
+                path: self.path.clone(),
+                source,
+            }
+        })
+    }
+}
+
+fn place(size: u64, kernel_end: u64, limit: u64) -> Option<u64> {
+    let address = limit.checked_sub(size)? & !(PAGE - 1);
+    (address >= kernel_end).then_some(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::place;
+
+    #[test]
+    fn it_goes_high_page_aligned_and_clear_of_the_kernel() {
+        assert_eq!(place(1, 0x10_0000, 0x400_0000), Some(0x3ff_f000));
+        assert_eq!(place(0x1000, 0x10_0000, 0x400_0000), Some(0x3ff_f000));
+        assert_eq!(place(0x1001, 0x10_0000, 0x400_0000), Some(0x3ff_e000));
+        assert_eq!(place(0x1001, 0x3ff_e001, 0x400_0000), None);
+        assert_eq!(place(u64::MAX, 0, 0x400_0000), None);
+    }
+}

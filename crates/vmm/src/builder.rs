@@ -1,0 +1,206 @@
+//! A VM, step by step.
+
+use crate::boot::{self, Images};
+use crate::devices::{DeviceArgs, Devices};
+use crate::error::StartError;
+use crate::events::Events;
+use crate::hypervisor::{Hypervisor, HypervisorError};
+use crate::mailbox::Mailbox;
+use crate::memory::GuestRam;
+use crate::sandbox::Sandbox;
+use crate::state::VmState;
+use crate::stats::StatsFile;
+use crate::vcpu::{MAX_VCPUS, Vcpu, cpuid};
+use crate::vmm::{Parts, Vmm};
+use crate::workers::ThreadStarter;
+use jiffy_devices::virtio::device::Workers;
+use jiffy_sys::kick;
+use jiffy_sys::memfd::Pages;
+use jiffy_wire::timeline::names;
+use jiffy_wire::vmm::{PageSize, VmmConfig};
+use kvm_ioctls::VmFd;
+use std::fs::File;
+use std::sync::Arc;
+
+/// Builds a [`Vmm`] from a configuration.
+pub struct Builder {
+    config: VmmConfig,
+    events: Arc<Events>,
+    sandbox: Sandbox,
+}
+
+impl Builder {
+    /// A builder for this VM. Spans of its steps go to `events`.
+    pub fn new(config: VmmConfig, events: Arc<Events>) -> Builder {
+        Builder {
+            config,
+            events,
+            sandbox: Sandbox::On,
+        }
+    }
+
+    /// Whether the VM's threads are confined; they are unless told otherwise.
+    pub fn sandbox(mut self, sandbox: Sandbox) -> Builder {
+        self.sandbox = sandbox;
+        self
+    }
+
+    /// Builds the VM, ready to boot its kernel. Nothing runs yet.
+    pub fn build(self) -> Result<Vmm, StartError> {
+        let common = self.common()?;
+        let (config, events) = (&self.config, &self.events);
+
+        let (hypervisor, vm) = events.step(names::KVM_VM_CREATED, create_vm)?;
+        let ram = events.step(names::MEMORY, || {
+            let ram = GuestRam::create(&config.memory)?;
+            ram.register(&vm)?;
+            Ok::<_, StartError>(ram)
+        })?;
+        let vcpus = events.step(names::VCPUS, || create_vcpus(config, &hypervisor, &vm))?;
+        let devices = events.step(names::DEVICES, || {
+            Devices::create(&self.device_args(&vm, &ram, &common), None)
+        })?;
+        let entry = events.step(names::KERNEL_LOADED, || {
+            let images = Images {
+                kernel: &config.boot.kernel,
+                initrd: config.boot.initrd.as_deref(),
+                command_line: &config.boot.command_line,
+                device_parameters: &devices.parameters,
+                vcpus: config.vcpus,
+            };
+            boot::load(&images, ram.memory(), ram.size())
+        })?;
+        vcpus[0].enter_at(&entry)?;
+        Ok(self.assemble(hypervisor, vm, ram, vcpus, devices, common))
+    }
+
+    /// Builds a VM as it was saved, paused. `memory` holds its RAM and may be
+    /// the very memfd of the VM that was saved, if that is gone.
+    pub fn restore(self, memory: File, state: &VmState) -> Result<Vmm, StartError> {
+        let common = self.common()?;
+        let config = &self.config;
+        same("vCPUs", state.vcpus.len() as u64, config.vcpus.into())?;
+        let size = u64::from(config.memory.size_mib) << 20;
+        same("bytes of memory", state.memory_size, size)?;
+        let length = memory.metadata().map_err(|source| StartError::Host {
+            what: "the saved memory",
+            source,
+        })?;
+        same("bytes of memory", length.len(), size)?;
+
+        let (hypervisor, vm) = create_vm()?;
+        let ram = GuestRam::from_file(memory, size, pages(config))?;
+        ram.register(&vm)?;
+        let mut vcpus = Vec::with_capacity(state.vcpus.len());
+        for (index, state) in (0..).zip(&state.vcpus) {
+            let vcpu = Vcpu::create(&vm, index)?;
+            vcpu.restore(state)?;
+            vcpus.push(vcpu);
+        }
+        let devices = Devices::create(&self.device_args(&vm, &ram, &common), Some(&state.devices))?;
+        state.chips.restore(&vm, &devices.board.pit)?;
+        Ok(self.assemble(hypervisor, vm, ram, vcpus, devices, common))
+    }
+
+    fn common(&self) -> Result<Common, StartError> {
+        if !(1..=MAX_VCPUS).contains(&self.config.vcpus) {
+            return Err(StartError::Vcpus(self.config.vcpus));
+        }
+        let host = |what| move |source| StartError::Host { what, source };
+        kick::install().map_err(host("a signal handler"))?;
+        self.sandbox.prepare().map_err(host("a sandbox"))?;
+        let mailbox = Arc::new(Mailbox::new().map_err(host("an event descriptor"))?);
+        let workers = Arc::new(ThreadStarter::new(mailbox.clone(), self.sandbox));
+        Ok(Common {
+            mailbox,
+            workers: workers.clone(),
+            for_devices: workers,
+        })
+    }
+
+    fn device_args<'a>(
+        &'a self,
+        vm: &'a Arc<VmFd>,
+        ram: &'a GuestRam,
+        common: &'a Common,
+    ) -> DeviceArgs<'a> {
+        DeviceArgs {
+            config: &self.config,
+            vm,
+            memory: ram.memory(),
+            workers: &common.for_devices,
+            events: &self.events,
+        }
+    }
+
+    fn assemble(
+        self,
+        hypervisor: Hypervisor,
+        vm: Arc<VmFd>,
+        ram: GuestRam,
+        vcpus: Vec<Vcpu>,
+        devices: Devices,
+        common: Common,
+    ) -> Vmm {
+        Vmm::new(Parts {
+            id: self.config.id,
+            vm_stats: StatsFile::open(&*vm),
+            hypervisor,
+            vm,
+            ram,
+            vcpus,
+            devices,
+            mailbox: common.mailbox,
+            workers: common.workers,
+            events: self.events,
+            sandbox: self.sandbox,
+        })
+    }
+}
+
+struct Common {
+    mailbox: Arc<Mailbox>,
+    workers: Arc<ThreadStarter>,
+    for_devices: Arc<dyn Workers>,
+}
+
+fn create_vm() -> Result<(Hypervisor, Arc<VmFd>), HypervisorError> {
+    let hypervisor = Hypervisor::open()?;
+    let vm = Arc::new(hypervisor.create_vm()?);
+    Ok((hypervisor, vm))
+}
+
+fn create_vcpus(
+    config: &VmmConfig,
+    hypervisor: &Hypervisor,
+    vm: &VmFd,
+) -> Result<Vec<Vcpu>, HypervisorError> {
+    let supported = hypervisor.supported_cpuid()?;
+    let mut cpuid = cpuid::for_vm(&supported, config.vcpus, hypervisor.has_tsc_deadline());
+    (0..config.vcpus)
+        .map(|index| {
+            let vcpu = Vcpu::create(vm, index)?;
+            vcpu.configure(&mut cpuid, config.vcpus)?;
+            Ok(vcpu)
+        })
+        .collect()
+}
+
+fn pages(config: &VmmConfig) -> Pages {
+    match config.memory.pages {
+        PageSize::Small => Pages::Small,
+        PageSize::Huge2M => Pages::Huge2M,
+        PageSize::Huge1G => Pages::Huge1G,
+    }
+}
+
+fn same(what: &'static str, saved: u64, configured: u64) -> Result<(), StartError> {
+    if saved != configured {
+        return Err(StartError::StateDiffers {
+            what,
+            saved,
+            configured,
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,265 @@
+//! The control socket: one JSON object a line, answered with one line.
+
+use jiffy_wire::vmm::{ControlRequest, ControlResponse};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// Longest request line, bytes.
+const LINE_MAX: usize = 4096;
+/// Clients at once; another waits until one is gone.
+const CLIENTS_MAX: usize = 32;
+/// Longest path of a Unix socket, bytes.
+const PATH_MAX: usize = 107;
+
+/// The socket could not be made.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// `sun_path` has 108 bytes.
+    #[error("the control socket's path {} is longer than the {PATH_MAX} bytes a Unix socket can have", .0.display())]
+    PathTooLong(PathBuf),
+    /// A program answers there.
+    #[error("another program listens on the control socket {}", .0.display())]
+    InUse(PathBuf),
+    /// Not a socket.
+    #[error("{} is in the way of the control socket", .0.display())]
+    NotASocket(PathBuf),
+    /// It could not be made.
+    #[error("the control socket {} can't be made", path.display())]
+    Listen {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// The listening socket and its clients. Removes the socket when dropped.
+pub struct ControlSocket {
+    path: PathBuf,
+    listener: UnixListener,
+    clients: Vec<Client>,
+}
+
+struct Client {
+    stream: UnixStream,
+    line: Vec<u8>,
+}
+
+impl ControlSocket {
+    /// Listens at `path`, for this user only. The socket of a program that is
+    /// gone is replaced.
+    pub fn listen(path: &Path) -> Result<ControlSocket, ControlError> {
+        if path.as_os_str().len() > PATH_MAX {
+            return Err(ControlError::PathTooLong(path.into()));
+        }
+        let failed = |source| ControlError::Listen {
+            path: path.into(),
+            source,
+        };
+        // Made with these permissions from the start; only the main thread
+        // exists yet.
+        let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+        let listener = bind(path);
+        rustix::process::umask(mask);
+        let listener = listener?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        Ok(ControlSocket {
+            path: path.into(),
+            listener,
+            clients: Vec::new(),
+        })
+    }
+
+    /// What to poll for reading: clients, and, while there is room for more,
+    /// the listener.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let room = self.clients.len() < CLIENTS_MAX;
+        let clients = self.clients.iter().map(|client| client.stream.as_fd());
+        clients.chain(room.then(|| self.listener.as_fd()))
+    }
+
+    /// Serves whoever has something to say; never blocks. Garbage, a line too
+    /// long, or an answer not taken closes that client.
+    pub fn serve(&mut self, mut answer: impl FnMut(ControlRequest) -> ControlResponse) {
+        self.clients.retain_mut(|client| client.serve(&mut answer));
+        while self.clients.len() < CLIENTS_MAX {
+            match self.listener.accept() {
+                Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {
+                    let line = Vec::new();
+                    let mut client = Client { stream, line };
+                    if client.serve(&mut answer) {
+                        self.clients.push(client);
+                    }
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+        }
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+impl Client {
+    /// Reads and answers; false when it is done with.
+    fn serve(&mut self, answer: &mut impl FnMut(ControlRequest) -> ControlResponse) -> bool {
+        loop {
+            let mut bytes = [0; 512];
+            match rustix::net::recv(&self.stream, &mut bytes[..], RecvFlags::empty()) {
+                Ok((0, _)) => return false,
+                Ok((count, _)) => {
+                    for byte in &bytes[..count] {
+                        if *byte == b'\n' {
+                            if !self.answer_line(answer) {
+                                return false;
+                            }
+                        } else if self.line.len() == LINE_MAX {
+                            return false;
+                        } else {
+                            self.line.push(*byte);
+                        }
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return true,
+                Err(_) => return false,
+            }
+        }
+    }
+
+    fn answer_line(&mut self, answer: &mut impl FnMut(ControlRequest) -> ControlResponse) -> bool {
+        let line = std::mem::take(&mut self.line);
+        let request = match serde_json::from_slice(&line) {
+            Ok(request) => request,
+            Err(error) => {
+                let message = format!("this is not a request: {error}");
+                self.send(&ControlResponse::Error(message));
+                return false;
+            }
+        };
+        self.send(&answer(request))
+    }
+
+    fn send(&self, response: &ControlResponse) -> bool {
+        let mut line = serde_json::to_vec(response).expect("responses are plain data");
+        line.push(b'\n');
+        let sent = rustix::net::send(&self.stream, &line, rustix::net::SendFlags::NOSIGNAL);
+        sent == Ok(line.len())
+    }
+}
+
+fn bind(path: &Path) -> Result<UnixListener, ControlError> {
+    let failed = |source| ControlError::Listen {
+        path: path.into(),
+        source,
+    };
+    match UnixListener::bind(path) {
+        Err(error) if error.kind() == ErrorKind::AddrInUse => {}
+        other => return other.map_err(failed),
+    }
+    let metadata = std::fs::symlink_metadata(path).map_err(failed)?;
+    if !std::os::unix::fs::FileTypeExt::is_socket(&metadata.file_type()) {
+        return Err(ControlError::NotASocket(path.into()));
+    }
+    if UnixStream::connect(path).is_ok() {
+        return Err(ControlError::InUse(path.into()));
+    }
+    std::fs::remove_file(path).map_err(failed)?;
+    UnixListener::bind(path).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::os::unix::fs::PermissionsExt;
+
+    fn socket() -> (tempfile::TempDir, PathBuf, ControlSocket) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let socket = ControlSocket::listen(&path).unwrap();
+        (folder, path, socket)
+    }
+
+    fn reply(request: ControlRequest) -> ControlResponse {
+        match request {
+            ControlRequest::Stop => ControlResponse::Ok,
+            other => ControlResponse::Error(format!("{other:?}")),
+        }
+    }
+
+    #[test]
+    fn requests_are_answered_in_order_to_each_client() {
+        let (_folder, path, mut socket) = socket();
+        let mut one = UnixStream::connect(&path).unwrap();
+        let mut two = UnixStream::connect(&path).unwrap();
+        one.write_all(b"\"stop\"\n\"pau").unwrap();
+        two.write_all(b"\"resume\"\n").unwrap();
+        socket.serve(reply);
+        one.write_all(b"se\"\n").unwrap();
+        socket.serve(reply);
+        let mut lines = BufReader::new(one).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "\"ok\"");
+        assert_eq!(lines.next().unwrap().unwrap(), "{\"error\":\"Pause\"}");
+        let mut lines = BufReader::new(two).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "{\"error\":\"Resume\"}");
+    }
+
+    #[test]
+    fn garbage_and_endless_lines_close_that_client_only() {
+        let (_folder, path, mut socket) = socket();
+        let mut good = UnixStream::connect(&path).unwrap();
+        let mut garbage = UnixStream::connect(&path).unwrap();
+        let mut endless = UnixStream::connect(&path).unwrap();
+        garbage.write_all(b"{}\n").unwrap();
+        endless.write_all(&[b'x'; LINE_MAX + 1]).unwrap();
+        socket.serve(reply);
+        let mut text = String::new();
+        garbage.read_to_string(&mut text).unwrap();
+        assert!(text.contains("not a request"), "{text}");
+        assert_eq!(socket.clients.len(), 1);
+        good.write_all(b"\"stop\"\n").unwrap();
+        socket.serve(reply);
+        let mut answer = [0; 5];
+        good.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"\"ok\"\n");
+    }
+
+    #[test]
+    fn it_is_the_users_own_and_goes_with_its_owner() {
+        let (_folder, path, socket) = socket();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert!(matches!(
+            ControlSocket::listen(&path),
+            Err(ControlError::InUse(_))
+        ));
+        drop(socket);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_a_file_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        drop(UnixListener::bind(&path).unwrap());
+        drop(ControlSocket::listen(&path).unwrap());
+        std::fs::write(&path, "precious").unwrap();
+        assert!(matches!(
+            ControlSocket::listen(&path),
+            Err(ControlError::NotASocket(_))
+        ));
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    }
+}

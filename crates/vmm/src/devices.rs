@@ -1,0 +1,449 @@
+//! The devices of a VM: made from its configuration (or a saved state), put on
+//! the buses, and wired to KVM.
+
+use crate::error::DeviceError;
+use crate::events::Events;
+use crate::hypervisor::failed_to;
+use crate::irq::LazyPit;
+use crate::layout;
+use crate::vcpu::exit::Board;
+use jiffy_devices::GuestMemory;
+use jiffy_devices::bus::{Bus, BusDevice};
+use jiffy_devices::fw_cfg::{self, FwCfg, FwCfgFile, FwCfgState};
+use jiffy_devices::power::{
+    KeyboardController, KeyboardControllerState, PowerPort, PowerSwitch, keyboard_controller,
+    power_port,
+};
+use jiffy_devices::rtc::{self, Rtc, RtcState};
+use jiffy_devices::serial::{self, Serial, SerialState};
+use jiffy_devices::trace::{TracePort, TraceState};
+use jiffy_devices::virtio::block::{Block, BlockOptions, BlockState};
+use jiffy_devices::virtio::device::{VirtioDevice, Workers};
+use jiffy_devices::virtio::entropy::{Entropy, EntropyState};
+use jiffy_devices::virtio::mmio::{MmioTransport, MmioTransportState, registers::QUEUE_NOTIFY};
+use jiffy_devices::virtio::vsock::{Vsock, VsockArgs, VsockState};
+use jiffy_sys::clock;
+use jiffy_wire::trace::TRACE_PORT;
+use jiffy_wire::vmm::{Disk, FwCfgContents, Serial as SerialConfig, VmmConfig};
+use kvm_ioctls::{IoEventAddress, VmFd};
+use serde::{Deserialize, Serialize};
+use std::fmt::Write as _;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+/// Marks a guest may write in its life; more are counted, not passed on.
+const MARKS_MAX: u64 = 4096;
+/// Largest fw_cfg file read from disk.
+const FW_CFG_FILE_MAX: u64 = 64 << 20;
+
+type Shared<D> = Arc<Mutex<D>>;
+type Virtio<D> = Shared<MmioTransport<D>>;
+
+/// What devices are made from.
+pub struct DeviceArgs<'a> {
+    /// The VM's configuration.
+    pub config: &'a VmmConfig,
+    /// KVM's side.
+    pub vm: &'a Arc<VmFd>,
+    /// Guest RAM.
+    pub memory: &'a Arc<GuestMemory>,
+    /// Starts the devices' threads.
+    pub workers: &'a Arc<dyn Workers>,
+    /// Where marks go.
+    pub events: &'a Arc<Events>,
+}
+
+/// All devices of a VM.
+pub struct Devices {
+    /// Buses and what else a vCPU needs.
+    pub board: Board,
+    /// `virtio_mmio.device=` parameters, one a device.
+    pub parameters: String,
+    /// COM1, if there is one.
+    pub serial: Option<Shared<Serial>>,
+    disks: Vec<Virtio<Block>>,
+    vsock: Option<Virtio<Vsock>>,
+    entropy: Option<Virtio<Entropy>>,
+    fw_cfg: Shared<FwCfg>,
+    keyboard: Shared<KeyboardController>,
+    rtc: Shared<Rtc>,
+    trace: Shared<TracePort>,
+}
+
+/// What a snapshot keeps of all devices.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DevicesState {
+    /// In the order of the configuration.
+    pub disks: Vec<(MmioTransportState, BlockState)>,
+    /// If there is one.
+    pub vsock: Option<(MmioTransportState, VsockState)>,
+    /// If there is one.
+    pub entropy: Option<(MmioTransportState, EntropyState)>,
+    /// If there is one.
+    pub serial: Option<SerialState>,
+    /// Files and position.
+    pub fw_cfg: FwCfgState,
+    /// The keyboard controller.
+    pub keyboard: KeyboardControllerState,
+    /// The PC's clock.
+    pub rtc: RtcState,
+    /// The trace port.
+    pub trace: TraceState,
+}
+
+impl Devices {
+    /// Makes them, or, given a state, makes them as they were saved: paused.
+    pub fn create(
+        args: &DeviceArgs<'_>,
+        state: Option<&DevicesState>,
+    ) -> Result<Devices, DeviceError> {
+        let config = args.config;
+        if let Some(state) = state {
+            state.fits(config)?;
+        }
+        let power = Arc::new(PowerSwitch::new().map_err(DeviceError::Event)?);
+        let mut wiring = Wiring::new(args);
+
+        let mut disks = Vec::with_capacity(config.disks.len());
+        for (number, disk) in config.disks.iter().enumerate() {
+            let options = block_options(disk);
+            let state = state.map(|state| &state.disks[number]);
+            let device = match state {
+                None => Block::open(&options)?,
+                Some((_, state)) => Block::restore(&options, state)?,
+            };
+            disks.push(wiring.add(device, state.map(|state| &state.0))?);
+        }
+        let vsock = match &config.vsock {
+            None => None,
+            Some(vsock) => {
+                let state = state.and_then(|state| state.vsock.as_ref());
+                let vsock = VsockArgs {
+                    cid: vsock.cid,
+                    path: vsock.path.clone(),
+                };
+                let device = match state {
+                    None => Vsock::new(vsock)?,
+                    Some((_, state)) => Vsock::restore(vsock, state)?,
+                };
+                Some(wiring.add(device, state.map(|state| &state.0))?)
+            }
+        };
+        let entropy = match config.rng {
+            false => None,
+            true => {
+                let state = state.and_then(|state| state.entropy.as_ref());
+                let device = match state {
+                    None => Entropy::new(),
+                    Some((_, state)) => Entropy::restore(state),
+                };
+                Some(wiring.add(device, state.map(|state| &state.0))?)
+            }
+        };
+
+        let serial = match &config.serial {
+            None => None,
+            Some(serial) => {
+                Some(wiring.add_serial(serial, state.and_then(|state| state.serial.as_ref()))?)
+            }
+        };
+        let fw_cfg = match state {
+            None => FwCfg::new(fw_cfg_files(config)?, args.memory.clone())?,
+            Some(state) => FwCfg::restore(args.memory.clone(), &state.fw_cfg)?,
+        };
+        let events = args.events.clone();
+        let sink = Box::new(move |mark| events.mark(mark, clock::monotonic_ns()));
+        let trace = match state {
+            None => TracePort::new(MARKS_MAX, sink),
+            Some(state) => TracePort::restore(sink, &state.trace),
+        };
+        let keyboard = state.map(|state| state.keyboard).unwrap_or_default();
+        let rtc = state.map(|state| state.rtc).unwrap_or_default();
+        let fw_cfg = shared(fw_cfg);
+        let trace = shared(trace);
+        let keyboard = shared(KeyboardController::restore(power.clone(), &keyboard));
+        let rtc = shared(Rtc::restore(&rtc));
+        let ports: [(u64, u64, Shared<dyn BusDevice>); 5] = [
+            (fw_cfg::PORT, fw_cfg::PORTS, fw_cfg.clone()),
+            (TRACE_PORT.into(), 1, trace.clone()),
+            (
+                keyboard_controller::PORT,
+                keyboard_controller::PORTS,
+                keyboard.clone(),
+            ),
+            (
+                power_port::PORT,
+                power_port::PORTS,
+                shared(PowerPort::new(power.clone())),
+            ),
+            (rtc::PORT, rtc::PORTS, rtc.clone()),
+        ];
+        for (start, length, device) in ports {
+            wiring.ports.insert(start, length, device)?;
+        }
+        Ok(Devices {
+            board: Board {
+                ports: Arc::new(wiring.ports),
+                mmio: Arc::new(wiring.mmio),
+                pit: Arc::new(LazyPit::new(args.vm.clone())),
+                power,
+            },
+            parameters: wiring.parameters,
+            serial,
+            disks,
+            vsock,
+            entropy,
+            fw_cfg,
+            keyboard,
+            rtc,
+            trace,
+        })
+    }
+
+    /// Stops all devices; requests being worked on are finished. No vCPU runs.
+    pub fn pause(&self) {
+        self.each_transport(|transport| transport.pause());
+    }
+
+    /// Starts them again. A device that can't start tells its driver.
+    pub fn resume(&self) {
+        self.each_transport(|transport| transport.resume());
+    }
+
+    /// The state of all devices, which are paused.
+    pub fn save(&self) -> Result<DevicesState, DeviceError> {
+        Ok(DevicesState {
+            disks: self
+                .disks
+                .iter()
+                .map(|disk| {
+                    let disk = lock(disk);
+                    Ok((disk.save()?, disk.device().save()))
+                })
+                .collect::<Result<_, DeviceError>>()?,
+            vsock: match &self.vsock {
+                None => None,
+                Some(vsock) => {
+                    let vsock = lock(vsock);
+                    Some((vsock.save()?, vsock.device().save()))
+                }
+            },
+            entropy: match &self.entropy {
+                None => None,
+                Some(entropy) => {
+                    let entropy = lock(entropy);
+                    Some((entropy.save()?, entropy.device().save()))
+                }
+            },
+            serial: self.serial.as_ref().map(|serial| lock(serial).save()),
+            fw_cfg: lock(&self.fw_cfg).save(),
+            keyboard: lock(&self.keyboard).save(),
+            rtc: lock(&self.rtc).save(),
+            trace: lock(&self.trace).save(),
+        })
+    }
+
+    fn each_transport(&self, mut act: impl FnMut(&mut dyn Transport)) {
+        for disk in &self.disks {
+            act(&mut *lock(disk));
+        }
+        if let Some(vsock) = &self.vsock {
+            act(&mut *lock(vsock));
+        }
+        if let Some(entropy) = &self.entropy {
+            act(&mut *lock(entropy));
+        }
+    }
+}
+
+impl DevicesState {
+    /// Whether the state is of a VM with these devices.
+    fn fits(&self, config: &VmmConfig) -> Result<(), DeviceError> {
+        let differs = if self.disks.len() != config.disks.len() {
+            "disks"
+        } else if self.vsock.is_some() != config.vsock.is_some() {
+            "a vsock device"
+        } else if self.entropy.is_some() != config.rng {
+            "an entropy device"
+        } else if self.serial.is_some() != config.serial.is_some() {
+            "a serial port"
+        } else {
+            return Ok(());
+        };
+        Err(DeviceError::StateDiffers(differs))
+    }
+}
+
+/// A transport, whatever is behind it.
+trait Transport {
+    fn pause(&mut self);
+    fn resume(&mut self);
+}
+
+impl<D: VirtioDevice> Transport for MmioTransport<D> {
+    fn pause(&mut self) {
+        MmioTransport::pause(self);
+    }
+
+    fn resume(&mut self) {
+        // The transport has logged why, and tells the driver.
+        let _ = MmioTransport::resume(self);
+    }
+}
+
+/// Buses while they fill, and the next free window and interrupt.
+struct Wiring<'a> {
+    args: &'a DeviceArgs<'a>,
+    ports: Bus,
+    mmio: Bus,
+    parameters: String,
+    count: usize,
+}
+
+impl<'a> Wiring<'a> {
+    fn new(args: &'a DeviceArgs<'a>) -> Wiring<'a> {
+        Wiring {
+            args,
+            ports: Bus::new(),
+            mmio: Bus::new(),
+            parameters: String::new(),
+            count: 0,
+        }
+    }
+
+    /// Gives a virtio device its window, interrupt and doorbells.
+    fn add<D: VirtioDevice + 'static>(
+        &mut self,
+        device: D,
+        state: Option<&MmioTransportState>,
+    ) -> Result<Virtio<D>, DeviceError> {
+        let args = self.args;
+        let window = layout::MMIO_START + self.count as u64 * layout::MMIO_SIZE;
+        let irq = layout::VIRTIO_IRQS[self.count % layout::VIRTIO_IRQS.len()];
+        self.count += 1;
+
+        let line = self.interrupt(irq)?;
+        let (memory, workers) = (args.memory.clone(), args.workers.clone());
+        let transport = match state {
+            None => {
+                MmioTransport::new(device, memory, workers, line).map_err(DeviceError::Event)?
+            }
+            Some(state) => MmioTransport::restore(device, memory, workers, line, state)?,
+        };
+        for (queue, doorbell) in (0u32..).zip(transport.doorbells()) {
+            args.vm
+                .register_ioevent(
+                    doorbell,
+                    &IoEventAddress::Mmio(window + QUEUE_NOTIFY),
+                    queue,
+                )
+                .map_err(failed_to("connect a device's doorbell"))?;
+        }
+        let transport = shared(transport);
+        self.mmio
+            .insert(window, layout::MMIO_SIZE, transport.clone())?;
+        let separator = if self.parameters.is_empty() { "" } else { " " };
+        write!(
+            self.parameters,
+            "{separator}virtio_mmio.device=4K@{window:#x}:{irq}"
+        )
+        .expect("writing to a string");
+        Ok(transport)
+    }
+
+    fn add_serial(
+        &mut self,
+        config: &SerialConfig,
+        state: Option<&SerialState>,
+    ) -> Result<Shared<Serial>, DeviceError> {
+        let output: Box<dyn io::Write + Send> = match config {
+            SerialConfig::Stdio => Box::new(io::stdout()),
+            SerialConfig::File(path) => Box::new(
+                OpenOptions::new()
+                    .append(true)
+                    .create(true)
+                    .custom_flags(libc::O_NONBLOCK)
+                    .open(path)
+                    .map_err(|source| DeviceError::Console {
+                        path: path.clone(),
+                        source,
+                    })?,
+            ),
+        };
+        let line = self.interrupt(serial::IRQ)?;
+        let serial = match state {
+            None => Serial::new(line, output)?,
+            Some(state) => Serial::restore(line, output, state)?,
+        };
+        let serial = shared(serial);
+        self.ports
+            .insert(serial::PORT, serial::PORTS, serial.clone())?;
+        Ok(serial)
+    }
+
+    /// A descriptor that raises an edge on an interrupt line.
+    fn interrupt(&self, irq: u32) -> Result<EventFd, DeviceError> {
+        let line = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(DeviceError::Event)?;
+        self.args
+            .vm
+            .register_irqfd(&line, irq)
+            .map_err(failed_to("connect a device's interrupt"))?;
+        Ok(line)
+    }
+}
+
+fn block_options(disk: &Disk) -> BlockOptions {
+    BlockOptions {
+        path: disk.path.clone(),
+        read_only: disk.read_only,
+        direct: disk.direct,
+        id: disk.serial.clone().unwrap_or_default(),
+    }
+}
+
+fn fw_cfg_files(config: &VmmConfig) -> Result<Vec<FwCfgFile>, DeviceError> {
+    config
+        .fw_cfg
+        .iter()
+        .map(|file| {
+            let contents = match &file.contents {
+                FwCfgContents::Text(text) => text.clone().into_bytes(),
+                FwCfgContents::File(path) => {
+                    read_bounded(path).map_err(|source| DeviceError::FwCfgRead {
+                        path: path.clone(),
+                        source,
+                    })?
+                }
+            };
+            Ok(FwCfgFile {
+                name: file.name.clone(),
+                contents,
+            })
+        })
+        .collect()
+}
+
+fn read_bounded(path: &std::path::Path) -> io::Result<Vec<u8>> {
+    let mut contents = Vec::new();
+    File::open(path)?
+        .take(FW_CFG_FILE_MAX + 1)
+        .read_to_end(&mut contents)?;
+    if contents.len() as u64 > FW_CFG_FILE_MAX {
+        return Err(io::Error::other(format!(
+            "it is larger than {} MiB",
+            FW_CFG_FILE_MAX >> 20
+        )));
+    }
+    Ok(contents)
+}
+
+fn shared<D>(device: D) -> Shared<D> {
+    Arc::new(Mutex::new(device))
+}
+
+fn lock<D>(device: &Mutex<D>) -> MutexGuard<'_, D> {
+    device.lock().unwrap_or_else(PoisonError::into_inner)
+}

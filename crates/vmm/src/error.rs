@@ -1,0 +1,148 @@
+//! Why a VM could not be built, and what the user can do.
+
+use crate::boot::BootError;
+use crate::hypervisor::HypervisorError;
+use crate::memory::MemoryError;
+use crate::vcpu::MAX_VCPUS;
+use jiffy_devices::bus::RangeTaken;
+use jiffy_devices::fw_cfg::FwCfgError;
+use jiffy_devices::serial::SerialError;
+use jiffy_devices::virtio::block::{self, BlockError};
+use jiffy_devices::virtio::mmio::{self, StillRunning};
+use jiffy_devices::virtio::vsock::VsockError;
+use std::io;
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// A VM could not be built.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// None, or more than KVM's guests are given here.
+    #[error("a VM can have 1 to {MAX_VCPUS} vCPUs, not {0}")]
+    Vcpus(u8),
+    /// KVM.
+    #[error(transparent)]
+    Hypervisor(#[from] HypervisorError),
+    /// Guest RAM.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// A device.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// Kernel, initrd or command line.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// The saved state is of another VM.
+    #[error("the saved VM has {saved} {what}, the configuration says {configured}")]
+    StateDiffers {
+        /// `vCPUs` or `bytes of memory`.
+        what: &'static str,
+        /// In the state.
+        saved: u64,
+        /// In the configuration.
+        configured: u64,
+    },
+    /// A descriptor or thread.
+    #[error("the host could not provide {what}")]
+    Host {
+        /// What was wanted.
+        what: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+impl StartError {
+    /// What the user can do.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            StartError::Hypervisor(error) => error.hint(),
+            StartError::Memory(error) => error.hint(),
+            StartError::Device(error) => error.hint(),
+            StartError::Boot(error) => error.hint(),
+            StartError::Vcpus(_) | StartError::StateDiffers { .. } | StartError::Host { .. } => {
+                None
+            }
+        }
+    }
+}
+
+/// A device could not be made, saved or restored.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// A disk.
+    #[error(transparent)]
+    Block(#[from] BlockError),
+    /// A saved disk.
+    #[error(transparent)]
+    BlockRestore(#[from] block::RestoreError),
+    /// The vsock device.
+    #[error(transparent)]
+    Vsock(#[from] VsockError),
+    /// fw_cfg.
+    #[error(transparent)]
+    FwCfg(#[from] FwCfgError),
+    /// A fw_cfg file on disk.
+    #[error("the fw_cfg file {} can't be read", path.display())]
+    FwCfgRead {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The serial port.
+    #[error(transparent)]
+    Serial(#[from] SerialError),
+    /// Where the serial port writes.
+    #[error("the console file {} can't be opened", path.display())]
+    Console {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A saved transport.
+    #[error(transparent)]
+    Transport(#[from] mmio::RestoreError),
+    /// Saved while running.
+    #[error(transparent)]
+    StillRunning(#[from] StillRunning),
+    /// Two devices at one address: ours, not the user's, mistake.
+    #[error(transparent)]
+    Address(#[from] RangeTaken),
+    /// The saved VM has other devices.
+    #[error("the saved VM and the configuration differ in {0}")]
+    StateDiffers(&'static str),
+    /// An event descriptor.
+    #[error("an event descriptor for a device could not be made")]
+    Event(#[source] io::Error),
+    /// KVM.
+    #[error(transparent)]
+    Hypervisor(#[from] HypervisorError),
+}
+
+impl DeviceError {
+    /// What the user can do.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            DeviceError::Block(error)
+            | DeviceError::BlockRestore(block::RestoreError::Open(error)) => error.hint(),
+            DeviceError::Hypervisor(error) => error.hint(),
+            _ => None,
+        }
+    }
+}
+
+/// An error and what caused it, in one sentence.
+pub fn sentence(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,205 @@
+//! Spans and marks for the node, one JSON object a line.
+
+use jiffy_sys::clock;
+use jiffy_wire::vmm::{ExitRecord, VmmEvent};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long the last event waits for a reader that does not read.
+const LAST_EVENT_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Where events go. A reader that is slow or gone loses events; it never holds
+/// up the guest.
+pub struct Events {
+    output: Option<OwnedFd>,
+    kept: Mutex<Vec<u8>>,
+}
+
+impl Events {
+    /// Events to a pipe or socket, or nowhere.
+    pub fn new(output: Option<File>) -> io::Result<Events> {
+        let output = output.map(OwnedFd::from);
+        if let Some(output) = &output {
+            let flags = rustix::fs::fcntl_getfl(output)?;
+            rustix::fs::fcntl_setfl(output, flags | rustix::fs::OFlags::NONBLOCK)?;
+            rustix::io::fcntl_setfd(output, rustix::io::FdFlags::CLOEXEC)?;
+        }
+        Ok(Events {
+            output,
+            kept: Mutex::default(),
+        })
+    }
+
+    /// Does a step of the VMM's work, and keeps its span until the next
+    /// [`flush`](Events::flush): one write for many spans.
+    pub fn step<T>(&self, name: &'static str, work: impl FnOnce() -> T) -> T {
+        let start_ns = clock::monotonic_ns();
+        let result = work();
+        self.keep_span(name, start_ns, clock::monotonic_ns());
+        result
+    }
+
+    /// Keeps a moment until the next [`flush`](Events::flush).
+    pub fn moment(&self, name: &'static str, at_ns: u64) {
+        self.keep_span(name, at_ns, at_ns);
+    }
+
+    /// Writes a mark of the guest, and what was kept before it.
+    pub fn mark(&self, value: u8, at_ns: u64) {
+        self.keep(&VmmEvent::Mark { value, at_ns });
+        self.flush();
+    }
+
+    /// Writes what was kept.
+    pub fn flush(&self) {
+        let mut kept = self.lock();
+        let _ = self.write(&mut kept);
+    }
+
+    /// Writes the last event; waits a little for a reader that is behind.
+    pub fn exited(&self, record: &ExitRecord) {
+        self.keep(&VmmEvent::Exited(record.clone()));
+        let mut kept = self.lock();
+        let until = Instant::now() + LAST_EVENT_PATIENCE;
+        while self.write(&mut kept) == Err(Errno::AGAIN) {
+            let Some(output) = &self.output else { return };
+            let left = until.saturating_duration_since(Instant::now());
+            let left = rustix::time::Timespec {
+                tv_sec: left.as_secs() as i64,
+                tv_nsec: i64::from(left.subsec_nanos()),
+            };
+            let mut wait = [PollFd::new(output, PollFlags::OUT)];
+            if !matches!(poll(&mut wait, Some(&left)), Ok(1..)) {
+                return;
+            }
+        }
+    }
+
+    fn keep_span(&self, name: &str, start_ns: u64, end_ns: u64) {
+        self.keep(&VmmEvent::Span {
+            name: name.to_owned(),
+            start_ns,
+            end_ns,
+        });
+    }
+
+    fn keep(&self, event: &VmmEvent) {
+        if self.output.is_none() {
+            return;
+        }
+        let mut kept = self.lock();
+        serde_json::to_writer(&mut *kept, event).expect("events are plain data");
+        kept.push(b'\n');
+    }
+
+    /// Writes whole lines. What a full pipe does not take stays for the next
+    /// time, up to a bound; a reader that is gone gets nothing more.
+    fn write(&self, kept: &mut Vec<u8>) -> Result<(), Errno> {
+        const BOUND: usize = 64 << 10;
+        let Some(output) = &self.output else {
+            return Ok(());
+        };
+        let mut written = 0;
+        let result = loop {
+            if written == kept.len() {
+                break Ok(());
+            }
+            match rustix::io::write(output, &kept[written..]) {
+                Ok(count) => written += count,
+                Err(Errno::INTR) => {}
+                Err(error) => break Err(error),
+            }
+        };
+        kept.drain(..written);
+        match result {
+            Err(Errno::AGAIN) => {
+                while kept.len() > BOUND {
+                    let newest = kept[..kept.len() - 1]
+                        .iter()
+                        .rposition(|byte| *byte == b'\n')
+                        .map_or(0, |at| at + 1);
+                    kept.truncate(newest);
+                }
+            }
+            Err(_) => kept.clear(),
+            Ok(()) => {}
+        }
+        result
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<u8>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_wire::vmm::ExitReason;
+    use std::io::{BufRead, BufReader, Read};
+
+    fn pipe() -> (File, Events) {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        (
+            reader.into(),
+            Events::new(Some(File::from(writer))).unwrap(),
+        )
+    }
+
+    #[test]
+    fn kept_spans_come_before_the_mark_that_follows_them() {
+        let (reader, events) = pipe();
+        events.step("memory", || ());
+        events.mark(0x10, 7);
+        let mut lines = BufReader::new(reader).lines();
+        let mut next = || serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+        assert!(matches!(next(), VmmEvent::Span { name, .. } if name == "memory"));
+        assert_eq!(
+            next(),
+            VmmEvent::Mark {
+                value: 0x10,
+                at_ns: 7
+            }
+        );
+    }
+
+    #[test]
+    fn a_reader_that_does_not_read_blocks_nobody_and_sees_whole_lines_later() {
+        let (mut reader, events) = pipe();
+        for at in 0..20_000 {
+            events.mark(1, at);
+        }
+        assert!(events.lock().len() <= 64 << 10);
+        rustix::fs::fcntl_setfl(&reader, rustix::fs::OFlags::NONBLOCK).unwrap();
+        let mut text = Vec::new();
+        let _ = reader.read_to_end(&mut text);
+        rustix::fs::fcntl_setfl(&reader, rustix::fs::OFlags::empty()).unwrap();
+        events.exited(&ExitRecord {
+            reason: ExitReason::Shutdown,
+            message: "the guest powered off".into(),
+            hint: None,
+        });
+        drop(events);
+        reader.read_to_end(&mut text).unwrap();
+        let lines: Vec<VmmEvent> = String::from_utf8(text)
+            .unwrap()
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert!(lines.len() > 1000);
+        assert!(matches!(lines.last(), Some(VmmEvent::Exited(_))));
+    }
+
+    #[test]
+    fn a_reader_that_is_gone_is_no_error() {
+        let (reader, events) = pipe();
+        drop(reader);
+        events.mark(1, 1);
+        assert!(events.lock().is_empty());
+    }
+}

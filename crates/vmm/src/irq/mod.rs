@@ -1,0 +1,7 @@
+//! Interrupts: the in-kernel controllers' state, and the timer chip.
+
+mod chips;
+mod pit;
+
+pub use chips::ChipsState;
+pub use pit::LazyPit;

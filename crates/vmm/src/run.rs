@@ -1,0 +1,190 @@
+//! `jiffy-vmm run`.
+
+use crate::arguments::RunOptions;
+use anyhow::{Context, anyhow};
+use jiffy_sys::termination::TerminationFd;
+use jiffy_vmm::control::ControlSocket;
+use jiffy_vmm::watch::{ConsoleInput, watch};
+use jiffy_vmm::{Builder, Events, StartError, error::sentence};
+use jiffy_wire::vmm::{ExitReason, ExitRecord, Serial, VERSION, VmmConfig};
+use std::fs::File;
+use std::os::fd::FromRawFd;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+/// The span whose start is this process's first instruction in `main`.
+const VMM_MAIN: &str = "VMM main";
+
+/// Runs a VM to its end and leaves the record of it.
+pub fn run(options: &RunOptions, begun_ns: u64) -> ExitCode {
+    set_up_logging();
+    limit_arenas();
+    let mut exit_record = None;
+    let events = inherited_events(options.events_fd);
+    let record = match events {
+        Err(error) => ExitRecord {
+            reason: ExitReason::StartFailed,
+            message: format!("{error:#}"),
+            hint: None,
+        },
+        Ok(events) => {
+            let events = Arc::new(events);
+            events.moment(VMM_MAIN, begun_ns);
+            let record =
+                run_vm(options, &events, &mut exit_record).unwrap_or_else(|failure| ExitRecord {
+                    reason: ExitReason::StartFailed,
+                    message: failure.message,
+                    hint: failure.hint,
+                });
+            events.exited(&record);
+            record
+        }
+    };
+    if let Some(path) = &exit_record {
+        let json = serde_json::to_vec_pretty(&record).expect("a record is plain data");
+        if let Err(error) = jiffy_sys::durable::replace(path, &json) {
+            eprintln!(
+                "jiffy-vmm: the exit record {} can't be written: {error}",
+                path.display()
+            );
+        }
+    }
+    match record.reason {
+        ExitReason::Shutdown | ExitReason::Stopped => ExitCode::SUCCESS,
+        _ => {
+            eprintln!("jiffy-vmm: {}", record.message);
+            if let Some(hint) = &record.hint {
+                eprintln!("  hint: {hint}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Why a VM did not start.
+struct Failure {
+    message: String,
+    hint: Option<String>,
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Failure {
+        Failure {
+            message: format!("{error:#}"),
+            hint: None,
+        }
+    }
+}
+
+impl From<StartError> for Failure {
+    fn from(error: StartError) -> Failure {
+        Failure {
+            message: sentence(&error),
+            hint: error.hint(),
+        }
+    }
+}
+
+fn run_vm(
+    options: &RunOptions,
+    events: &Arc<Events>,
+    exit_record: &mut Option<std::path::PathBuf>,
+) -> Result<ExitRecord, Failure> {
+    let config = read_config(&options.config)?;
+    *exit_record = config.exit_record.clone();
+    let termination = TerminationFd::block().context("signals can't be received")?;
+    let mut control = match &config.control {
+        None => None,
+        Some(path) => Some(ControlSocket::listen(path).map_err(anyhow::Error::new)?),
+    };
+    let _vsock = config
+        .vsock
+        .as_ref()
+        .map(|vsock| RemoveAtEnd(vsock.path.clone()));
+    let console = matches!(config.serial, Some(Serial::Stdio));
+
+    let mut vmm = Builder::new(config, events.clone())
+        .sandbox(options.sandbox)
+        .build()?;
+    vmm.start(false)?;
+    vmm.enter_sandbox()?;
+    let console = vmm
+        .devices()
+        .serial
+        .clone()
+        .filter(|_| console)
+        .map(ConsoleInput::new);
+    let ending = watch(&mut vmm, &termination, &mut control, console);
+    Ok(ExitRecord {
+        reason: ending.reason,
+        message: ending.message,
+        hint: None,
+    })
+}
+
+fn read_config(path: &Path) -> anyhow::Result<VmmConfig> {
+    let shown = path.display();
+    let text =
+        std::fs::read(path).with_context(|| format!("the configuration {shown} can't be read"))?;
+    let config: VmmConfig = serde_json::from_slice(&text)
+        .with_context(|| format!("the configuration {shown} is not valid"))?;
+    if config.version != VERSION {
+        return Err(anyhow!(
+            "the configuration {shown} has version {}, this jiffy-vmm reads version {VERSION}",
+            config.version
+        ));
+    }
+    Ok(config)
+}
+
+/// Takes over the descriptor the node left open for us.
+#[allow(unsafe_code)] // A number from the command line becomes a descriptor.
+fn inherited_events(fd: Option<i32>) -> anyhow::Result<Events> {
+    let file = match fd {
+        None => None,
+        Some(fd) => {
+            // SAFETY: asks about a number; no memory is touched.
+            if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+                return Err(anyhow!("--events-fd {fd} is not an open descriptor"));
+            }
+            // SAFETY: it is open, was left for us by our parent, and nothing
+            // in this process has opened a descriptor yet.
+            Some(unsafe { File::from_raw_fd(fd) })
+        }
+    };
+    Events::new(file).context("the events descriptor can't be used")
+}
+
+/// Warnings and errors go to stderr; RUST_LOG asks for more.
+fn set_up_logging() {
+    if std::env::var_os("RUST_LOG").is_some() {
+        tracing_subscriber::fmt()
+            .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+            .with_writer(std::io::stderr)
+            .init();
+    } else {
+        tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::WARN)
+            .with_writer(std::io::stderr)
+            .with_ansi(false)
+            .init();
+    }
+}
+
+/// One heap for all threads: a VMM's few allocations need no more, and each
+/// arena is memory that every VM would pay for.
+#[allow(unsafe_code)] // mallopt
+fn limit_arenas() {
+    // SAFETY: changes a setting of the allocator; no other thread exists yet.
+    unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+}
+
+/// Removes a socket when the VM is gone.
+struct RemoveAtEnd(std::path::PathBuf);
+
+impl Drop for RemoveAtEnd {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}

@@ -1,0 +1,221 @@
+//! Which system calls each role needs once the guest runs.
+
+use super::Role;
+use super::filter::{Filter, Rule, call, call_with, call_without};
+
+const EXECUTABLE: u32 = libc::PROT_EXEC as u32;
+const UNIX: &[u32] = &[libc::AF_UNIX as u32];
+const FIONBIO: u32 = 0x5421;
+const FIONREAD: u32 = 0x541b;
+
+// What a thread's memory allocator, locks, clock, log and end need.
+const COMMON: &[Rule] = &[
+    call(libc::SYS_brk),
+    call_without(libc::SYS_mmap, 2, EXECUTABLE),
+    call_without(libc::SYS_mprotect, 2, EXECUTABLE),
+    call(libc::SYS_mremap),
+    call(libc::SYS_munmap),
+    call(libc::SYS_madvise),
+    call(libc::SYS_futex),
+    call(libc::SYS_sched_yield),
+    call(libc::SYS_clock_gettime),
+    call(libc::SYS_clock_nanosleep),
+    call(libc::SYS_getrandom),
+    call(libc::SYS_read),
+    call(libc::SYS_write),
+    call(libc::SYS_writev),
+    call(libc::SYS_close),
+    call(libc::SYS_gettid),
+    call(libc::SYS_getpid),
+    call(libc::SYS_rt_sigreturn),
+    call(libc::SYS_rt_sigprocmask),
+    call(libc::SYS_sigaltstack),
+    call(libc::SYS_restart_syscall),
+    call(libc::SYS_exit),
+    call(libc::SYS_exit_group),
+    // abort() after a panic.
+    call(libc::SYS_tgkill),
+];
+
+const KVM: u32 = 0xae << 8;
+const RUN: u32 = KVM | 0x80;
+const fn read(number: u32, size: usize) -> u32 {
+    2 << 30 | (size as u32) << 16 | KVM | number
+}
+const fn write(number: u32, size: usize) -> u32 {
+    1 << 30 | (size as u32) << 16 | KVM | number
+}
+const fn both(number: u32, size: usize) -> u32 {
+    3 << 30 | (size as u32) << 16 | KVM | number
+}
+
+/// Running a vCPU, reading its state, and making the timer chip late.
+const VCPU_IOCTLS: &[u32] = &[
+    RUN,
+    read(0x81, size_of::<kvm_bindings::kvm_regs>()),
+    read(0x83, size_of::<kvm_bindings::kvm_sregs>()),
+    both(0x88, size_of::<kvm_bindings::kvm_msrs>()),
+    read(0x8e, size_of::<kvm_bindings::kvm_lapic_state>()),
+    both(0x91, size_of::<kvm_bindings::kvm_cpuid2>()),
+    read(0x98, size_of::<kvm_bindings::kvm_mp_state>()),
+    read(0x9f, size_of::<kvm_bindings::kvm_vcpu_events>()),
+    read(0xa1, size_of::<kvm_bindings::kvm_debugregs>()),
+    read(0xa4, size_of::<kvm_bindings::kvm_xsave>()),
+    read(0xa6, size_of::<kvm_bindings::kvm_xcrs>()),
+    KVM | 0xa3,
+    write(0x77, size_of::<kvm_bindings::kvm_pit_config>()),
+    read(0x9f, size_of::<kvm_bindings::kvm_pit_state2>()),
+    write(0xa0, size_of::<kvm_bindings::kvm_pit_state2>()),
+    // A disk makes its doorbell blocking when the guest starts it.
+    FIONBIO,
+];
+
+/// Reading the state of the VM.
+const MAIN_IOCTLS: &[u32] = &[
+    both(0x62, size_of::<kvm_bindings::kvm_irqchip>()),
+    read(0x7c, size_of::<kvm_bindings::kvm_clock_data>()),
+    read(0x9f, size_of::<kvm_bindings::kvm_pit_state2>()),
+    FIONBIO,
+    FIONREAD,
+];
+
+static VCPU: Filter = Filter::build(&[
+    COMMON,
+    &[
+        call_with(libc::SYS_ioctl, 1, VCPU_IOCTLS),
+        call(libc::SYS_fcntl),
+        call(libc::SYS_eventfd2),
+        call(libc::SYS_epoll_ctl),
+        // Settling a vsock device that the guest resets.
+        call(libc::SYS_shutdown),
+        call(libc::SYS_sendto),
+        call(libc::SYS_recvfrom),
+    ],
+]);
+
+static BLOCK: Filter = Filter::build(&[
+    COMMON,
+    &[
+        call(libc::SYS_pread64),
+        call(libc::SYS_pwrite64),
+        call(libc::SYS_preadv),
+        call(libc::SYS_pwritev),
+        call(libc::SYS_preadv2),
+        call(libc::SYS_pwritev2),
+        call(libc::SYS_fallocate),
+        call(libc::SYS_fdatasync),
+        call(libc::SYS_fsync),
+        call(libc::SYS_poll),
+        call(libc::SYS_ppoll),
+        call(libc::SYS_epoll_wait),
+        call(libc::SYS_set_robust_list),
+        call(libc::SYS_rseq),
+        call(libc::SYS_prctl),
+        call(libc::SYS_sched_getaffinity),
+        call_with(libc::SYS_ioctl, 1, &[FIONBIO]),
+    ],
+]);
+
+static VSOCK: Filter = Filter::build(&[
+    COMMON,
+    &[
+        call(libc::SYS_epoll_wait),
+        call(libc::SYS_epoll_pwait),
+        call(libc::SYS_epoll_ctl),
+        call_with(libc::SYS_socket, 0, UNIX),
+        call(libc::SYS_connect),
+        call(libc::SYS_accept4),
+        call(libc::SYS_recvfrom),
+        call(libc::SYS_recvmsg),
+        call(libc::SYS_sendto),
+        call(libc::SYS_sendmsg),
+        call(libc::SYS_readv),
+        call(libc::SYS_shutdown),
+        call(libc::SYS_getsockopt),
+        call(libc::SYS_fcntl),
+        call_with(libc::SYS_ioctl, 1, &[FIONBIO, FIONREAD]),
+        call(libc::SYS_poll),
+        call(libc::SYS_ppoll),
+        call(libc::SYS_set_robust_list),
+        call(libc::SYS_rseq),
+        call(libc::SYS_prctl),
+        call(libc::SYS_sched_getaffinity),
+    ],
+]);
+
+static ENTROPY: Filter = Filter::build(&[
+    COMMON,
+    &[
+        call(libc::SYS_epoll_wait),
+        call(libc::SYS_poll),
+        call(libc::SYS_set_robust_list),
+        call(libc::SYS_rseq),
+        call(libc::SYS_prctl),
+        call(libc::SYS_sched_getaffinity),
+    ],
+]);
+
+/// The main thread starts the others, whose filters come on top of its own: it
+/// may do what any device's thread may do.
+static MAIN: Filter = Filter::build(&[
+    COMMON,
+    &[
+        call(libc::SYS_ppoll),
+        call(libc::SYS_poll),
+        call(libc::SYS_epoll_wait),
+        call(libc::SYS_epoll_pwait),
+        call(libc::SYS_epoll_ctl),
+        call(libc::SYS_eventfd2),
+        call_with(libc::SYS_ioctl, 1, MAIN_IOCTLS),
+        call(libc::SYS_fcntl),
+        // Device threads.
+        call(libc::SYS_clone3),
+        call(libc::SYS_clone),
+        call(libc::SYS_set_robust_list),
+        call(libc::SYS_rseq),
+        call(libc::SYS_prctl),
+        call(libc::SYS_seccomp),
+        call(libc::SYS_sched_getaffinity),
+        // Disks.
+        call(libc::SYS_pread64),
+        call(libc::SYS_pwrite64),
+        call(libc::SYS_preadv),
+        call(libc::SYS_pwritev),
+        call(libc::SYS_preadv2),
+        call(libc::SYS_pwritev2),
+        call(libc::SYS_fallocate),
+        call(libc::SYS_fdatasync),
+        call(libc::SYS_fsync),
+        // Control socket and vsock.
+        call_with(libc::SYS_socket, 0, UNIX),
+        call(libc::SYS_connect),
+        call(libc::SYS_accept4),
+        call(libc::SYS_recvfrom),
+        call(libc::SYS_recvmsg),
+        call(libc::SYS_sendto),
+        call(libc::SYS_sendmsg),
+        call(libc::SYS_readv),
+        call(libc::SYS_shutdown),
+        call(libc::SYS_getsockopt),
+        // The exit record, and removing sockets.
+        call(libc::SYS_openat),
+        call(libc::SYS_fstat),
+        call(libc::SYS_newfstatat),
+        call(libc::SYS_statx),
+        call(libc::SYS_rename),
+        call(libc::SYS_unlink),
+        call(libc::SYS_unlinkat),
+    ],
+]);
+
+/// The program of a role.
+pub fn filter(role: Role) -> &'static [libc::sock_filter] {
+    match role {
+        Role::Main => &MAIN,
+        Role::Vcpu => &VCPU,
+        Role::Block => &BLOCK,
+        Role::Vsock => &VSOCK,
+        Role::Entropy => &ENTROPY,
+    }
+    .as_slice()
+}

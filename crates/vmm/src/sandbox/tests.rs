@@ -1,0 +1,82 @@
+use super::*;
+use std::process::Command;
+
+/// Set in a child process that plays one scene.
+const SCENE: &str = "JIFFY_SANDBOX_SCENE";
+
+/// Runs a test of this binary again, alone, in a process of its own: filters
+/// can't be taken off again.
+fn play(test: &str, scene: &str) -> std::process::Output {
+    Command::new(std::env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .env(SCENE, scene)
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn each_role_can_live_and_end_in_its_sandbox() {
+    const ROLES: [Role; 5] = [
+        Role::Main,
+        Role::Vcpu,
+        Role::Block,
+        Role::Vsock,
+        Role::Entropy,
+    ];
+    if std::env::var_os(SCENE).is_none() {
+        let output = play(
+            "sandbox::tests::each_role_can_live_and_end_in_its_sandbox",
+            "live",
+        );
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(text.matches("lived").count(), ROLES.len(), "{text}");
+        return;
+    }
+    Sandbox::On.prepare().unwrap();
+    for role in ROLES {
+        std::thread::spawn(move || {
+            Sandbox::On.enter(role).unwrap();
+            let kept: Vec<Vec<u8>> = (0..64).map(|size| vec![1; size << 12]).collect();
+            drop(kept);
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            let mut byte = [0];
+            // SAFETY: a buffer of one byte.
+            unsafe { libc::getrandom(byte.as_mut_ptr().cast(), 1, 0) };
+            println!("{role:?} lived");
+        })
+        .join()
+        .unwrap();
+    }
+    assert_eq!(violation::first(), None);
+}
+
+#[test]
+fn a_forbidden_call_is_reported_and_does_not_happen() {
+    if std::env::var_os(SCENE).is_none() {
+        let output = play(
+            "sandbox::tests::a_forbidden_call_is_reported_and_does_not_happen",
+            "forbidden",
+        );
+        assert!(output.status.success(), "{output:?}");
+        return;
+    }
+    Sandbox::On.prepare().unwrap();
+    let thread = std::thread::spawn(|| {
+        Sandbox::On.enter(Role::Vcpu).unwrap();
+        let path = c"/proc/self/status";
+        // SAFETY: a string; the call is refused anyway.
+        unsafe { libc::open(path.as_ptr(), libc::O_RDONLY) };
+        println!("went on");
+        std::process::exit(3);
+    });
+    for _ in 0..1000 {
+        if let Some(violation) = violation::first() {
+            assert_eq!(violation.call, libc::SYS_openat);
+            std::process::exit(0);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    drop(thread);
+    panic!("nobody noticed");
+}

@@ -1,0 +1,67 @@
+//! vCPUs.
+//!
+//! * [`cpuid`]: what CPUID shows each of them.
+//! * [`entry`]: registers at a kernel's entry point.
+//! * [`exit`]: what makes a vCPU leave the guest, answered.
+//! * [`state`]: everything a snapshot keeps of one.
+//! * [`thread`]: the thread that runs one, and its pause and resume.
+
+pub mod cpuid;
+pub mod entry;
+pub mod exit;
+pub mod state;
+pub mod thread;
+
+use crate::boot::Entry;
+use crate::hypervisor::{HypervisorError, failed_to};
+use crate::stats::StatsFile;
+use kvm_bindings::CpuId;
+use kvm_ioctls::{VcpuFd, VmFd};
+pub use state::VcpuState;
+
+/// The most vCPUs a VM has.
+pub const MAX_VCPUS: u8 = 32;
+
+/// A vCPU that no thread runs yet.
+#[derive(Debug)]
+pub struct Vcpu {
+    fd: VcpuFd,
+    index: u8,
+    stats: Option<StatsFile>,
+}
+
+impl Vcpu {
+    /// Creates vCPU `index`; its local APIC has that id.
+    pub fn create(vm: &VmFd, index: u8) -> Result<Vcpu, HypervisorError> {
+        let fd = vm
+            .create_vcpu(index.into())
+            .map_err(failed_to("create a vCPU"))?;
+        // Opened now because KVM serves it only while the vCPU does not run.
+        let stats = StatsFile::open(&fd);
+        Ok(Vcpu { fd, index, stats })
+    }
+
+    /// Sets what it is; `cpuid` is changed to this vCPU's own.
+    pub fn configure(&self, cpuid: &mut CpuId, vcpus: u8) -> Result<(), HypervisorError> {
+        cpuid::specialise(cpuid, self.index, vcpus);
+        self.fd
+            .set_cpuid2(cpuid)
+            .map_err(failed_to("set a vCPU's CPUID"))
+    }
+
+    /// Puts the first vCPU at a kernel's entry point. The others wait for the
+    /// guest to start them.
+    pub fn enter_at(&self, entry: &Entry) -> Result<(), HypervisorError> {
+        entry::set(&self.fd, entry)
+    }
+
+    /// Its number, from 0.
+    pub fn index(&self) -> u8 {
+        self.index
+    }
+
+    /// Takes its exit counters out.
+    pub fn take_stats(&mut self) -> Option<StatsFile> {
+        self.stats.take()
+    }
+}

@@ -1,0 +1,238 @@
+//! The thread that runs a vCPU, and its pause and resume.
+
+use super::Vcpu;
+use super::exit::{self, Board, Ending, Next};
+use crate::mailbox::{Mailbox, Notice};
+use jiffy_sys::{clock, kick};
+use jiffy_wire::vmm::ExitReason;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle};
+
+/// Bytes of stack; only what is touched is memory.
+const STACK: usize = 256 << 10;
+
+type Errand = Box<dyn FnOnce(&Vcpu) + Send>;
+
+/// A running or parked vCPU.
+pub struct VcpuThread {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    control: Mutex<Control>,
+    changed: Condvar,
+    /// There is something new in `control`. Set before the kick, read after
+    /// `immediate_exit` was cleared: whichever comes first, the guest is not
+    /// entered before `control` was looked at.
+    pending: AtomicBool,
+    target: OnceLock<kick::Target>,
+    mailbox: Arc<Mailbox>,
+}
+
+struct Control {
+    want: Want,
+    parked: bool,
+    errand: Option<Errand>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Want {
+    Run,
+    Park,
+    End,
+}
+
+enum Work {
+    Run,
+    Errand(Errand),
+    End,
+}
+
+impl VcpuThread {
+    /// Starts the thread: `prepare` runs first on it, then the guest, or, if
+    /// `parked`, nothing until [`resume`](VcpuThread::resume).
+    pub fn spawn(
+        vcpu: Vcpu,
+        board: Board,
+        mailbox: Arc<Mailbox>,
+        parked: bool,
+        prepare: impl FnOnce() -> io::Result<()> + Send + 'static,
+    ) -> io::Result<VcpuThread> {
+        let shared = Arc::new(Shared {
+            control: Mutex::new(Control {
+                want: if parked { Want::Park } else { Want::Run },
+                parked: false,
+                errand: None,
+            }),
+            changed: Condvar::new(),
+            pending: AtomicBool::new(false),
+            target: OnceLock::new(),
+            mailbox,
+        });
+        let theirs = shared.clone();
+        let thread = thread::Builder::new()
+            .name(format!("vcpu {}", vcpu.index()))
+            .stack_size(STACK)
+            .spawn(move || {
+                let _ = theirs.target.set(kick::Target::current());
+                match prepare() {
+                    Ok(()) => run(vcpu, &board, &theirs),
+                    Err(error) => theirs.mailbox.push(Notice::Ended(Ending {
+                        reason: ExitReason::HostError,
+                        message: format!("a vCPU's thread could not be confined: {error}"),
+                    })),
+                }
+                theirs.lock().parked = true;
+                theirs.mailbox.push(Notice::Parked);
+            })?;
+        Ok(VcpuThread {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Asks it to leave the guest. It has when [`is_parked`](VcpuThread::is_parked).
+    pub fn pause(&self) {
+        self.shared.ask(Want::Park);
+    }
+
+    /// Lets it go on.
+    pub fn resume(&self) {
+        self.shared.ask(Want::Run);
+    }
+
+    /// Asks the thread to end. It has when [`is_parked`](VcpuThread::is_parked).
+    pub fn end(&self) {
+        self.shared.ask(Want::End);
+    }
+
+    /// Whether it is out of the guest and stays out.
+    pub fn is_parked(&self) -> bool {
+        self.shared.lock().parked
+    }
+
+    /// Runs `errand` on the thread of the parked vCPU.
+    pub fn send(&self, errand: impl FnOnce(&Vcpu) + Send + 'static) {
+        self.shared.lock().errand = Some(Box::new(errand));
+        self.shared.changed.notify_one();
+    }
+
+    /// Waits for a thread that was asked to end.
+    pub fn join(mut self) {
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported where it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Control> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask(&self, want: Want) {
+        let mut control = self.lock();
+        control.want = want;
+        if want == Want::Run {
+            control.parked = false;
+        }
+        drop(control);
+        self.pending.store(true, Ordering::SeqCst);
+        self.changed.notify_one();
+        if let Some(target) = self.target.get() {
+            target.kick();
+        }
+    }
+
+    /// The vCPU parks of its own will.
+    fn park(&self) {
+        let mut control = self.lock();
+        if control.want == Want::Run {
+            control.want = Want::Park;
+        }
+    }
+
+    /// Waits until there is something to do.
+    fn next_work(&self) -> Work {
+        let mut control = self.lock();
+        loop {
+            self.pending.store(false, Ordering::SeqCst);
+            if let Some(errand) = control.errand.take() {
+                return Work::Errand(errand);
+            }
+            match control.want {
+                Want::Run => return Work::Run,
+                Want::End => return Work::End,
+                Want::Park => {
+                    if !control.parked {
+                        control.parked = true;
+                        self.mailbox.push(Notice::Parked);
+                    }
+                    control = self
+                        .changed
+                        .wait(control)
+                        .unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+        }
+    }
+}
+
+fn run(mut vcpu: Vcpu, board: &Board, shared: &Shared) {
+    let mut announced = vcpu.index() != 0;
+    with_kick_flag(&mut vcpu, |vcpu, flag| {
+        loop {
+            match shared.next_work() {
+                Work::End => return,
+                Work::Errand(errand) => {
+                    errand(vcpu);
+                    continue;
+                }
+                Work::Run => {}
+            }
+            if !announced {
+                announced = true;
+                shared.mailbox.push(Notice::FirstRun {
+                    at_ns: clock::monotonic_ns(),
+                });
+            }
+            stay_in_guest(vcpu, board, shared, flag);
+            exit::complete(&mut vcpu.fd);
+        }
+    });
+}
+
+/// Runs the guest until there is something to look at.
+fn stay_in_guest(vcpu: &mut Vcpu, board: &Board, shared: &Shared, flag: &AtomicU8) {
+    loop {
+        flag.store(0, Ordering::SeqCst);
+        if shared.pending.load(Ordering::SeqCst) {
+            return;
+        }
+        match exit::step(&mut vcpu.fd, board) {
+            Next::Run => {}
+            // The guest asked for the end and must not run on until it comes.
+            Next::Look if board.power.request().is_some() => return shared.park(),
+            Next::Look => {}
+            Next::End(ending) => {
+                shared.mailbox.push(Notice::Ended(ending));
+                return shared.park();
+            }
+        }
+    }
+}
+
+/// Lets kicks of this thread set the vCPU's `immediate_exit`.
+#[allow(unsafe_code)] // The flag lies in memory shared with the kernel.
+fn with_kick_flag(vcpu: &mut Vcpu, body: impl FnOnce(&mut Vcpu, &AtomicU8)) {
+    let flag = &raw mut vcpu.fd.get_kvm_run().immediate_exit;
+    // SAFETY: the mapping of kvm_run lives as long as the vCPU, which outlives
+    // this call; the byte is only accessed by the kernel, atomically here and
+    // in the signal handler of this thread, and by `complete` on this thread.
+    let flag = unsafe { AtomicU8::from_ptr(flag) };
+    kick::with_flag(flag, || body(vcpu, flag));
+}

@@ -1,0 +1,269 @@
+//! A built VM: start, pause, save, resume, end.
+
+use crate::devices::Devices;
+use crate::error::{DeviceError, StartError};
+use crate::events::Events;
+use crate::hypervisor::{Hypervisor, HypervisorError};
+use crate::irq::ChipsState;
+use crate::mailbox::{Mailbox, Notice};
+use crate::memory::GuestRam;
+use crate::readable::readable;
+use crate::sandbox::{Role, Sandbox};
+use crate::state::VmState;
+use crate::stats::StatsFile;
+use crate::vcpu::exit::Ending;
+use crate::vcpu::thread::VcpuThread;
+use crate::vcpu::{Vcpu, VcpuState};
+use crate::workers::ThreadStarter;
+use jiffy_devices::power::PowerRequest;
+use jiffy_wire::timeline::names;
+use jiffy_wire::vmm::ExitReason;
+use kvm_ioctls::VmFd;
+use rustix::event::poll;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use thiserror::Error;
+
+/// A VM. All its methods are for the thread that built it.
+pub struct Vmm {
+    id: String,
+    // Threads first: they end before what they use.
+    vcpus: Vec<VcpuThread>,
+    waiting: Vec<Vcpu>,
+    devices: Devices,
+    stats: Vec<StatsFile>,
+    hypervisor: Hypervisor,
+    vm: Arc<VmFd>,
+    ram: GuestRam,
+    mailbox: Arc<Mailbox>,
+    workers: Arc<ThreadStarter>,
+    events: Arc<Events>,
+    sandbox: Sandbox,
+    paused: bool,
+    ending: Option<Ending>,
+}
+
+/// What the builder made.
+pub(crate) struct Parts {
+    pub id: String,
+    pub vm_stats: Option<StatsFile>,
+    pub hypervisor: Hypervisor,
+    pub vm: Arc<VmFd>,
+    pub ram: GuestRam,
+    pub vcpus: Vec<Vcpu>,
+    pub devices: Devices,
+    pub mailbox: Arc<Mailbox>,
+    pub workers: Arc<ThreadStarter>,
+    pub events: Arc<Events>,
+    pub sandbox: Sandbox,
+}
+
+/// A VM could not be saved.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SaveError {
+    /// It runs.
+    #[error("the VM must be paused before it can be saved")]
+    Running,
+    /// A vCPU's thread is gone.
+    #[error("vCPU {0} has ended")]
+    VcpuGone(usize),
+    /// KVM.
+    #[error(transparent)]
+    Hypervisor(#[from] HypervisorError),
+    /// A device.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+impl Vmm {
+    pub(crate) fn new(parts: Parts) -> Vmm {
+        let mut waiting = parts.vcpus;
+        let stats = waiting
+            .iter_mut()
+            .filter_map(Vcpu::take_stats)
+            .chain(parts.vm_stats)
+            .collect();
+        Vmm {
+            id: parts.id,
+            vcpus: Vec::with_capacity(waiting.len()),
+            waiting,
+            devices: parts.devices,
+            stats,
+            hypervisor: parts.hypervisor,
+            vm: parts.vm,
+            ram: parts.ram,
+            mailbox: parts.mailbox,
+            workers: parts.workers,
+            events: parts.events,
+            sandbox: parts.sandbox,
+            paused: true,
+            ending: None,
+        }
+    }
+
+    /// Starts the vCPUs' threads. They enter the guest at once, or stay
+    /// outside until [`resume`](Vmm::resume) if `paused`.
+    pub fn start(&mut self, paused: bool) -> Result<(), StartError> {
+        if !paused {
+            self.devices.resume();
+        }
+        self.paused = paused;
+        for vcpu in self.waiting.drain(..) {
+            let sandbox = self.sandbox;
+            let thread = VcpuThread::spawn(
+                vcpu,
+                self.devices.board.clone(),
+                self.mailbox.clone(),
+                paused,
+                move || sandbox.enter(Role::Vcpu),
+            )
+            .map_err(|source| StartError::Host {
+                what: "a thread for a vCPU",
+                source,
+            })?;
+            self.vcpus.push(thread);
+        }
+        Ok(())
+    }
+
+    /// Confines the calling thread, once everything is open and started.
+    pub fn enter_sandbox(&self) -> Result<(), StartError> {
+        self.sandbox
+            .enter(Role::Main)
+            .map_err(|source| StartError::Host {
+                what: "a sandbox",
+                source,
+            })
+    }
+
+    /// Stops all vCPUs, then the devices: nothing changes guest memory any more.
+    pub fn pause(&mut self) {
+        if self.paused {
+            return;
+        }
+        self.vcpus.iter().for_each(VcpuThread::pause);
+        self.wait_parked();
+        self.devices.pause();
+        self.paused = true;
+    }
+
+    /// Lets devices and vCPUs go on.
+    pub fn resume(&mut self) {
+        if !self.paused || self.ending.is_some() {
+            return;
+        }
+        self.devices.resume();
+        self.vcpus.iter().for_each(VcpuThread::resume);
+        self.paused = false;
+    }
+
+    /// Whether it is paused.
+    pub fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    /// Everything but RAM and disks. The VM is paused and stays so.
+    pub fn save(&mut self) -> Result<VmState, SaveError> {
+        if !self.paused {
+            return Err(SaveError::Running);
+        }
+        self.wait_parked();
+        let msrs: Arc<[u32]> = self.hypervisor.msrs_to_save()?.into();
+        let mut vcpus = Vec::with_capacity(self.vcpus.len());
+        for (index, vcpu) in self.vcpus.iter().enumerate() {
+            let (reply, answer) = sync_channel::<Result<VcpuState, HypervisorError>>(1);
+            let msrs = msrs.clone();
+            vcpu.send(move |vcpu| {
+                let _ = reply.send(vcpu.save(&msrs));
+            });
+            vcpus.push(answer.recv().map_err(|_| SaveError::VcpuGone(index))??);
+        }
+        Ok(VmState {
+            memory_size: self.ram.size(),
+            vcpus,
+            chips: ChipsState::save(&self.vm, &self.devices.board.pit)?,
+            devices: self.devices.save()?,
+        })
+    }
+
+    /// KVM's counters, summed over the vCPUs and the VM.
+    pub fn stats(&self) -> Result<BTreeMap<String, u64>, std::io::Error> {
+        let mut sums = BTreeMap::new();
+        for stats in &self.stats {
+            stats.add_to(&mut sums)?;
+        }
+        Ok(sums)
+    }
+
+    /// Does what other threads asked for since the last call; why the VM
+    /// ended, if it did.
+    pub fn attend(&mut self) -> Option<Ending> {
+        for notice in self.mailbox.take() {
+            match notice {
+                Notice::Parked => {}
+                Notice::FirstRun { at_ns } => {
+                    self.events.moment(names::FIRST_KVM_RUN, at_ns);
+                    self.events.flush();
+                }
+                Notice::Ended(ending) => {
+                    self.ending.get_or_insert(ending);
+                }
+                Notice::Spawn(request) => self.workers.serve(request),
+            }
+        }
+        // The guest's own wish counts, whatever its vCPUs ran into after it.
+        if let Some(request) = self.devices.board.power.request() {
+            let message = match request {
+                PowerRequest::PowerOff => "the guest powered off",
+                PowerRequest::Reset => "the guest reset",
+            };
+            self.ending = Some(Ending {
+                reason: ExitReason::Shutdown,
+                message: message.into(),
+            });
+        }
+        self.ending.clone()
+    }
+
+    /// Readable when [`attend`](Vmm::attend) has something to do: notices of
+    /// threads, and the guest's wish to end.
+    pub fn bells(&self) -> [&vmm_sys_util::eventfd::EventFd; 2] {
+        [self.mailbox.bell(), self.devices.board.power.event()]
+    }
+
+    /// The VM's id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Its devices.
+    pub fn devices(&self) -> &Devices {
+        &self.devices
+    }
+
+    /// Its RAM.
+    pub fn ram(&self) -> &GuestRam {
+        &self.ram
+    }
+
+    /// Waits until no vCPU is in the guest. Meanwhile one may be waiting for a
+    /// device's thread, which only this thread can start.
+    fn wait_parked(&mut self) {
+        while !self.vcpus.iter().all(VcpuThread::is_parked) {
+            let mut wait = [readable(self.mailbox.bell())];
+            let _ = poll(&mut wait, None);
+            self.attend();
+        }
+    }
+}
+
+impl Drop for Vmm {
+    fn drop(&mut self) {
+        self.vcpus.iter().for_each(VcpuThread::end);
+        self.wait_parked();
+        self.vcpus.drain(..).for_each(VcpuThread::join);
+        self.devices.pause();
+    }
+}

@@ -1,0 +1,191 @@
+//! The main thread while the guest runs: it serves the control socket, feeds
+//! the console, starts device threads, and waits for the end.
+
+use crate::control::ControlSocket;
+use crate::readable::readable;
+use crate::sandbox::violation;
+use crate::vcpu::exit::Ending;
+use crate::vmm::Vmm;
+use jiffy_devices::serial::Serial;
+use jiffy_sys::termination::TerminationFd;
+use jiffy_wire::vmm::{ControlRequest, ControlResponse, ExitReason};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Runs the started VM to its end.
+pub fn watch(
+    vmm: &mut Vmm,
+    termination: &TerminationFd,
+    control: &mut Option<ControlSocket>,
+    mut console: Option<ConsoleInput>,
+) -> Ending {
+    loop {
+        if let Some(ending) = vmm.attend() {
+            return ending;
+        }
+        let ready = match wait(vmm, termination, control.as_ref(), console.as_ref()) {
+            Ok(ready) => ready,
+            Err(error) => {
+                return Ending {
+                    reason: ExitReason::HostError,
+                    message: format!("waiting for events failed: {error}"),
+                };
+            }
+        };
+        if let Some(violation) = violation::first() {
+            return Ending {
+                reason: ExitReason::HostError,
+                message: format!(
+                    "thread {} of the VMM made system call {}, which its sandbox forbids",
+                    violation.thread, violation.call
+                ),
+            };
+        }
+        if ready.terminate {
+            return stopped("by SIGTERM");
+        }
+        if ready.console
+            && let Some(input) = &mut console
+            && !input.feed()
+        {
+            console = None;
+        }
+        if ready.control
+            && let Some(control) = control
+        {
+            let mut stop = false;
+            control.serve(|request| answer(vmm, request, &mut stop));
+            if stop {
+                return stopped("over the control socket");
+            }
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Ready {
+    terminate: bool,
+    control: bool,
+    console: bool,
+}
+
+fn wait(
+    vmm: &Vmm,
+    termination: &TerminationFd,
+    control: Option<&ControlSocket>,
+    console: Option<&ConsoleInput>,
+) -> io::Result<Ready> {
+    let bells = vmm.bells();
+    let stdin = io::stdin();
+    let serial = console.map(|console| {
+        console
+            .serial
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    });
+    let mut wait = vec![PollFd::new(termination, PollFlags::IN)];
+    wait.extend(bells.iter().map(|bell| readable(bell)));
+    wait.extend(violation::bell().map(readable));
+    // The console waits for more input, or, while the guest's port is full,
+    // for room.
+    let console_at = wait.len();
+    let mut room = None;
+    if let (Some(console), Some(serial)) = (console, &serial) {
+        if console.kept.is_empty() {
+            wait.push(PollFd::new(&stdin, PollFlags::IN));
+        } else {
+            room = Some(serial.drained().try_clone()?);
+        }
+    }
+    drop(serial);
+    if let Some(room) = &room {
+        wait.push(readable(room));
+    }
+    let control_at = wait.len();
+    if let Some(control) = control {
+        let clients = control.descriptors();
+        wait.extend(clients.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+    }
+    match poll(&mut wait, None) {
+        Ok(_) => {}
+        Err(rustix::io::Errno::INTR) => return Ok(Ready::default()),
+        Err(error) => return Err(error.into()),
+    }
+    let any = |polled: &[PollFd<'_>]| polled.iter().any(|fd| !fd.revents().is_empty());
+    Ok(Ready {
+        terminate: any(&wait[..1]),
+        console: any(&wait[console_at..control_at]),
+        control: any(&wait[control_at..]),
+    })
+}
+
+fn answer(vmm: &mut Vmm, request: ControlRequest, stop: &mut bool) -> ControlResponse {
+    match request {
+        ControlRequest::Status => ControlResponse::Status {
+            id: vmm.id().to_owned(),
+            pid: std::process::id(),
+            paused: vmm.is_paused(),
+        },
+        ControlRequest::Pause => {
+            vmm.pause();
+            ControlResponse::Ok
+        }
+        ControlRequest::Resume => {
+            vmm.resume();
+            ControlResponse::Ok
+        }
+        ControlRequest::Stop => {
+            *stop = true;
+            ControlResponse::Ok
+        }
+        ControlRequest::Stats => match vmm.stats() {
+            Ok(stats) => ControlResponse::Stats(stats),
+            Err(error) => {
+                ControlResponse::Error(format!("KVM's statistics can't be read: {error}"))
+            }
+        },
+    }
+}
+
+fn stopped(how: &str) -> Ending {
+    Ending {
+        reason: ExitReason::Stopped,
+        message: format!("the VM was stopped {how}"),
+    }
+}
+
+/// Bytes from stdin on their way to COM1.
+pub struct ConsoleInput {
+    serial: Arc<Mutex<Serial>>,
+    kept: Vec<u8>,
+}
+
+impl ConsoleInput {
+    /// Input for this port.
+    pub fn new(serial: Arc<Mutex<Serial>>) -> ConsoleInput {
+        ConsoleInput {
+            serial,
+            kept: Vec::new(),
+        }
+    }
+
+    /// Moves what there is and fits; false at the end of the input.
+    fn feed(&mut self) -> bool {
+        let mut serial = self.serial.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = serial.drained().read();
+        if self.kept.is_empty() {
+            let mut bytes = [0; 256];
+            match rustix::io::read(io::stdin().as_fd(), &mut bytes) {
+                Ok(0) => return false,
+                Ok(count) => self.kept.extend_from_slice(&bytes[..count]),
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => return true,
+                Err(_) => return false,
+            }
+        }
+        let taken = serial.input(&self.kept);
+        self.kept.drain(..taken);
+        true
+    }
+}
