@@ -1,27 +1,51 @@
-//! `jiffy-machine-image`: builds the machine's kernel and initramfs.
+//! `jiffy-machine-image`: builds what machine and guests boot from.
 
-use clap::Parser;
-use jiffy_machine::image::build::{Addition, Recipe, build};
+use anyhow::Context;
+use clap::{Args, Parser, Subcommand};
+use jiffy_machine::image::build::{Addition, Recipe, additions_archive, build};
 use std::path::PathBuf;
 
-/// Builds what the machine boots: `vmlinux`, `initramfs.cpio`, `meta.json`.
+/// Builds what machine and guests boot from.
 #[derive(Debug, Parser)]
-struct Options {
-    /// A Debian kernel package, unpacked.
-    #[arg(long)]
-    kernel_package: PathBuf,
-    /// A static busybox.
-    #[arg(long, default_value = "/bin/busybox")]
-    busybox: PathBuf,
-    /// The program that becomes PID 1.
-    #[arg(long)]
-    init: PathBuf,
-    /// A file or folder of the host and its absolute path in the machine.
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// The machine's `vmlinux`, `initramfs.cpio` and `meta.json`.
+    Machine {
+        /// A Debian kernel package, unpacked.
+        #[arg(long)]
+        kernel_package: PathBuf,
+        /// A static busybox.
+        #[arg(long, default_value = "/bin/busybox")]
+        busybox: PathBuf,
+        /// The program that becomes PID 1.
+        #[arg(long)]
+        init: PathBuf,
+        #[command(flatten)]
+        additions: Additions,
+        /// The folder the files go to.
+        #[arg(long)]
+        output: PathBuf,
+    },
+    /// An initramfs with these files and nothing else.
+    Archive {
+        #[command(flatten)]
+        additions: Additions,
+        /// The file it goes to.
+        #[arg(long)]
+        output: PathBuf,
+    },
+}
+
+#[derive(Debug, Args)]
+struct Additions {
+    /// A file or folder of the host and its absolute path in the archive.
     #[arg(long = "add", value_name = "HOST:GUEST", value_parser = addition)]
-    additions: Vec<Addition>,
-    /// The folder the files go to.
-    #[arg(long)]
-    output: PathBuf,
+    files: Vec<Addition>,
 }
 
 fn addition(text: &str) -> Result<Addition, String> {
@@ -30,19 +54,33 @@ fn addition(text: &str) -> Result<Addition, String> {
             host: host.into(),
             guest: guest.into(),
         }),
-        _ => Err("expected HOST:/PATH/IN/THE/MACHINE".into()),
+        _ => Err("expected HOST:/PATH/IN/THE/ARCHIVE".into()),
     }
 }
 
 fn main() -> anyhow::Result<()> {
-    let options = Options::parse();
-    let recipe = Recipe {
-        kernel_package: options.kernel_package,
-        busybox: options.busybox,
-        init: options.init,
-        additions: options.additions,
-    };
-    let meta = build(&recipe, &options.output)?;
-    println!("{}", meta.kernel);
+    match Cli::parse().verb {
+        Verb::Machine {
+            kernel_package,
+            busybox,
+            init,
+            additions,
+            output,
+        } => {
+            let recipe = Recipe {
+                kernel_package,
+                busybox,
+                init,
+                additions: additions.files,
+            };
+            let meta = build(&recipe, &output)?;
+            println!("{}", meta.kernel);
+        }
+        Verb::Archive { additions, output } => {
+            let archive = additions_archive(&additions.files)?;
+            jiffy_sys::durable::replace(&output, &archive)
+                .with_context(|| format!("writing {}", output.display()))?;
+        }
+    }
     Ok(())
 }

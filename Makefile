@@ -1,0 +1,50 @@
+# What one can do with a checkout. `make` alone says so.
+
+PREFIX ?= /usr/local
+FUZZ_SECONDS ?= 30
+jiffy = dist/bin/jiffy
+
+.PHONY: help setup build demo test check bench bench-check fuzz install clean
+
+help:
+	@echo "make setup        install the Debian packages Jiffy is built and run with"
+	@echo "make build        build everything into dist/"
+	@echo "make demo         setup, build, and run a command in a microVM"
+	@echo "make test         setup, format, lints, all tests; prints how many passed"
+	@echo "make check        format, lints, crate edges"
+	@echo "make bench        measure, beside the peers found on PATH; writes bench/results/"
+	@echo "make bench-check  fail if a committed figure got worse by more than 2 %"
+	@echo "make fuzz         run each fuzz target for FUZZ_SECONDS ($(FUZZ_SECONDS)) seconds"
+	@echo "make install      copy dist/ to PREFIX ($(PREFIX))"
+	@echo "make clean        remove what was built here; caches in ~/.cache/jiffy stay"
+
+setup:
+	@scripts/setup
+
+build: setup
+	@scripts/build
+
+demo: build
+	@scripts/demo $(jiffy)
+
+test: setup
+	@scripts/test
+
+check: setup
+	@scripts/check
+
+bench: build
+	@scripts/bench
+
+bench-check: build
+	@scripts/bench --check
+
+fuzz: setup
+	@scripts/fuzz $(FUZZ_SECONDS)
+
+install:
+	@scripts/install $(DESTDIR)$(PREFIX)
+
+clean:
+	@rm -rf dist
+	@cargo clean --quiet
