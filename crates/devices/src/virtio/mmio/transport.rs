@@ -22,7 +22,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 /// matters, or ignored with a debug message; nothing it writes makes the
 /// transport fail.
 pub struct MmioTransport<D: VirtioDevice> {
-    device: D,
+    pub(super) device: D,
     memory: Arc<GuestMemory>,
     workers: Arc<dyn Workers>,
     interrupt: Arc<MmioInterrupt>,

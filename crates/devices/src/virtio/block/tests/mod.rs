@@ -1,1 +1,8 @@
+//! The driver plays over real rings; the disk is a real file.
 
+mod driver;
+mod malformed;
+mod opening;
+mod properties;
+mod requests;
+mod saving;
