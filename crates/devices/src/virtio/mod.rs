@@ -5,6 +5,7 @@
 //! * [`signal`]: when to interrupt the driver.
 //! * [`block`]: disks, raw files or block devices.
 //! * [`entropy`]: random numbers.
+//! * [`vsock`]: streams between guest and host.
 
 pub mod block;
 pub mod device;
@@ -13,3 +14,4 @@ pub mod mmio;
 pub mod signal;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod vsock;

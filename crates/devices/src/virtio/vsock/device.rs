@@ -1,0 +1,254 @@
+//! The virtio device around the engine.
+
+use super::engine::{self, Engine};
+use super::listener::Listener;
+use super::muxer::Muxer;
+use super::poll::{self, PollSet};
+use super::rings::{QUEUE_SIZES, Rings};
+use super::state::VsockState;
+use crate::virtio::device::{
+    ActivateError, Activation, ActiveQueue, VirtioDevice, WorkerRole, Workers,
+};
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use vmm_sys_util::epoll::EventSet;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+/// For slow programs to read the guest's last words before the device goes.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// What a socket device is made from.
+#[derive(Debug, Clone)]
+pub struct VsockArgs {
+    /// The guest's context id, 3 to 4294967294 (Virtio 1.3 §5.10.4).
+    pub cid: u64,
+    /// The Unix socket to listen on; also the stem of `<path>_<port>`.
+    pub path: PathBuf,
+}
+
+/// A socket device could not be made.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum VsockError {
+    /// A reserved or too large context id.
+    #[error("vsock context id {0} is not a guest's: those are 3 to 4294967294")]
+    Cid(u64),
+    /// `sun_path` has 108 bytes.
+    #[error("the socket path {path:?} is longer than the 107 bytes a Unix socket can have")]
+    PathTooLong {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Somebody answers there.
+    #[error("another program listens on {path:?}")]
+    InUse {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Not ours to replace.
+    #[error("{path:?} exists and is not a socket")]
+    NotASocket {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The socket could not be made.
+    #[error("cannot listen on {path:?}")]
+    Listen {
+        /// The path.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// No poll set.
+    #[error("cannot make the vsock device's poll set")]
+    Poll(#[source] io::Error),
+    /// A damaged or hostile snapshot.
+    #[error("the saved vsock device has {0} connections, more than a device can have")]
+    SavedConnections(usize),
+}
+
+/// The socket device.
+pub struct Vsock {
+    cid: u64,
+    poll: Arc<PollSet>,
+    engine: Arc<Mutex<Engine>>,
+    worker: Option<Worker>,
+}
+
+/// The thread that works, and the descriptor that ends it.
+struct Worker {
+    stop: EventFd,
+    thread: JoinHandle<()>,
+}
+
+impl Vsock {
+    /// Listens at `args.path`. Programs may connect from now on and wait until
+    /// the guest's driver is ready.
+    pub fn new(args: VsockArgs) -> Result<Vsock, VsockError> {
+        Vsock::make(args, None)
+    }
+
+    /// The device of a restored VM. The guest will be told that all its
+    /// connections are gone.
+    pub fn restore(args: VsockArgs, state: &VsockState) -> Result<Vsock, VsockError> {
+        state.check()?;
+        Vsock::make(args, Some(state))
+    }
+
+    fn make(args: VsockArgs, state: Option<&VsockState>) -> Result<Vsock, VsockError> {
+        check_cid(args.cid)?;
+        let listener = Listener::bind(&args.path)?;
+        let poll = Arc::new(PollSet::new().map_err(VsockError::Poll)?);
+        let mut muxer =
+            Muxer::new(args.cid, args.path, listener, poll.clone()).map_err(VsockError::Poll)?;
+        if let Some(state) = state {
+            muxer.reset_saved(&state.connections);
+        }
+        Ok(Vsock {
+            cid: args.cid,
+            poll,
+            engine: Arc::new(Mutex::new(Engine::new(muxer, state.is_some()))),
+            worker: None,
+        })
+    }
+
+    /// What a snapshot keeps; taken while the device is paused, with the
+    /// queues that the transport saves.
+    pub fn save(&self) -> VsockState {
+        VsockState {
+            cid: self.cid,
+            connections: engine::lock(&self.engine).muxer().saved(),
+        }
+    }
+
+    /// Takes queues into use without a thread; `activate` starts one.
+    fn attach(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        let event_idx = activation.features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0;
+        let rings = Rings::new(
+            activation.memory,
+            activation.interrupt,
+            activation.queues,
+            event_idx,
+        )?;
+        engine::lock(&self.engine)
+            .attach(rings, &self.poll)
+            .map_err(ActivateError::Worker)
+    }
+
+    fn start_worker(&mut self, workers: &dyn Workers) -> io::Result<()> {
+        let stop = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+        self.poll.add(&stop, poll::STOP, EventSet::IN)?;
+        let (engine, poll) = (self.engine.clone(), self.poll.clone());
+        let body = Box::new(move || engine::run(&engine, &poll));
+        let thread = workers.spawn(WorkerRole::Vsock, "vsock", body)?;
+        self.worker = Some(Worker { stop, thread });
+        Ok(())
+    }
+
+    fn stop_worker(&mut self) {
+        let Some(Worker { stop, thread }) = self.worker.take() else {
+            return;
+        };
+        if let Err(error) = stop.write(1) {
+            // A count of one fits; only a closed descriptor could fail.
+            tracing::error!(%error, "the vsock worker cannot be told to stop");
+        }
+        if thread.join().is_err() {
+            tracing::error!("the vsock worker panicked");
+        }
+        // Else its token would be watched until the descriptor closes, below.
+        let _ = self.poll.remove(&stop);
+    }
+
+    /// One turn of the worker, without a thread.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn step(&mut self) {
+        engine::step(&self.engine, &self.poll, Some(std::time::Duration::ZERO))
+            .expect("the poll set works");
+    }
+
+    /// [`VirtioDevice::activate`] without a thread.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn activate_by_hand(&mut self, activation: Activation) {
+        self.attach(activation).expect("all queues are there");
+    }
+
+    /// Bytes of the guest's that no program has read.
+    #[cfg(test)]
+    pub(super) fn held_bytes(&self) -> usize {
+        engine::lock(&self.engine).muxer().held_bytes()
+    }
+
+    /// Sockets in use.
+    #[cfg(test)]
+    pub(super) fn connection_count(&self) -> usize {
+        engine::lock(&self.engine).muxer().connection_count()
+    }
+}
+
+impl VirtioDevice for Vsock {
+    fn device_type(&self) -> u32 {
+        VIRTIO_ID_VSOCK
+    }
+
+    fn queue_max_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn features(&self) -> u64 {
+        // No VIRTIO_VSOCK_F_*: a device without them offers streams only
+        // (Virtio 1.3 §5.10.3).
+        1 << VIRTIO_RING_F_EVENT_IDX
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        // struct virtio_vsock_config { le64 guest_cid; }
+        let config = self.cid.to_le_bytes();
+        for (index, byte) in (0..).zip(data) {
+            let place = offset.checked_add(index).map(usize::try_from);
+            *byte = match place {
+                Some(Ok(place)) => config.get(place).copied().unwrap_or(0),
+                _ => 0,
+            };
+        }
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        let workers = activation.workers.clone();
+        self.attach(activation)?;
+        self.start_worker(&*workers).map_err(|error| {
+            engine::lock(&self.engine).detach(&self.poll);
+            ActivateError::Worker(error)
+        })
+    }
+
+    fn deactivate(&mut self) -> Vec<ActiveQueue> {
+        self.stop_worker();
+        engine::lock(&self.engine).detach(&self.poll)
+    }
+}
+
+impl Drop for Vsock {
+    fn drop(&mut self) {
+        self.stop_worker();
+        engine::lock(&self.engine)
+            .muxer_mut()
+            .linger(Instant::now() + LINGER);
+    }
+}
+
+/// 0, 1 and 2 are the hypervisor, the local machine and the host; the largest
+/// 32-bit number means any.
+pub(super) fn check_cid(cid: u64) -> Result<(), VsockError> {
+    match cid {
+        3..0xffff_ffff => Ok(()),
+        _ => Err(VsockError::Cid(cid)),
+    }
+}

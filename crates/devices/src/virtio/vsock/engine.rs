@@ -1,0 +1,325 @@
+//! One turn of the device's work.
+
+use super::muxer::Muxer;
+use super::packet::{self, Buffers, HEADER_LEN};
+use super::poll::{self, PollSet};
+use super::rings::Rings;
+use crate::virtio::device::ActiveQueue;
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use virtio_queue::QueueT;
+use vm_memory::Permissions;
+use vmm_sys_util::epoll::EpollEvent;
+
+/// Packets taken, or made, before the other direction has its turn.
+const BATCH: usize = 64;
+
+/// Turns after the order to stop: more than full rings need, and an end to a
+/// guest that goes on all the same.
+const LAST_TURNS: usize = 8;
+
+/// `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET` (Virtio 1.3 §5.10.6.7).
+const EVENT_TRANSPORT_RESET: u32 = 0;
+
+/// For the driver to act on a reset before programs are let in all the same.
+const RESET_TIME: Duration = Duration::from_millis(500);
+
+/// Where telling the guest of a lost transport stands. Linux works through
+/// events and packets side by side and would drop a connection made too early
+/// with those from before; so programs wait until it returns the event buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TransportReset {
+    None,
+    Owed,
+    /// Told when the driver had added this many event buffers.
+    Told(u16),
+}
+
+/// Connections and rings together.
+pub struct Engine {
+    muxer: Muxer,
+    rings: Option<Rings>,
+    reset: TransportReset,
+    /// Programs wait for the reset no longer than this.
+    gate: Option<Instant>,
+    /// Queue positions and the time when the rings were taken away.
+    left_at: Option<(Vec<Position>, Instant)>,
+}
+
+/// Enough to tell a queue that was kept from one that was set up anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Position {
+    descriptors: u64,
+    next_avail: u16,
+    next_used: u16,
+}
+
+impl Engine {
+    /// At rest. `lost_connections`: the guest must be told that all
+    /// connections it had are gone.
+    pub fn new(muxer: Muxer, lost_connections: bool) -> Engine {
+        Engine {
+            muxer,
+            rings: None,
+            reset: match lost_connections {
+                true => TransportReset::Owed,
+                false => TransportReset::None,
+            },
+            gate: None,
+            left_at: None,
+        }
+    }
+
+    /// The connections.
+    pub fn muxer(&self) -> &Muxer {
+        &self.muxer
+    }
+
+    /// The connections, to change them.
+    pub fn muxer_mut(&mut self) -> &mut Muxer {
+        &mut self.muxer
+    }
+
+    /// Takes queues into use. Connections live on if these are the queues that
+    /// [`Engine::detach`] gave away; else the driver was reset and knows none.
+    pub fn attach(&mut self, rings: Rings, poll: &PollSet) -> io::Result<()> {
+        for (number, ring) in (0..).zip(rings.each()) {
+            let doorbell = &ring.active().doorbell;
+            poll.add(doorbell, poll::DOORBELL + number, poll::ring_edge())?;
+        }
+        if let Some((positions, since)) = self.left_at.take() {
+            self.muxer.shift_deadlines(since.elapsed());
+            if positions != Engine::positions(&rings) {
+                self.muxer.forget_guest();
+                self.reset = TransportReset::None;
+            }
+        }
+        if self.reset != TransportReset::None {
+            self.gate = Some(Instant::now() + RESET_TIME);
+        }
+        self.rings = Some(rings);
+        Ok(())
+    }
+
+    /// Gives the queues back; every chain taken was returned.
+    pub fn detach(&mut self, poll: &PollSet) -> Vec<ActiveQueue> {
+        let Some(rings) = self.rings.take() else {
+            return Vec::new();
+        };
+        self.left_at = Some((Engine::positions(&rings), Instant::now()));
+        for ring in rings.each() {
+            // Its last copy may be closed elsewhere, which is as good.
+            let _ = poll.remove(&ring.active().doorbell);
+        }
+        rings.into_queues()
+    }
+
+    fn positions(rings: &Rings) -> Vec<Position> {
+        let position = |ring: &super::rings::Ring| {
+            let queue = &ring.active().queue;
+            Position {
+                descriptors: queue.desc_table(),
+                next_avail: queue.next_avail(),
+                next_used: queue.next_used(),
+            }
+        };
+        rings.each().map(position).collect()
+    }
+
+    /// Takes note of what the poll set reported.
+    pub fn on_event(&mut self, event: &EpollEvent, now: Instant) {
+        // Doorbells only wake: every turn looks at all rings.
+        if !(poll::DOORBELL..poll::DOORBELL + 3).contains(&event.data()) {
+            self.muxer.on_socket(event.data(), event.event_set(), now);
+        }
+    }
+
+    /// Moves what can be moved, within bounds; returns how long to sleep for
+    /// at most (`None`: until something happens).
+    pub fn turn(&mut self, now: Instant) -> Option<Duration> {
+        self.muxer.expire(now);
+        let Some(rings) = &mut self.rings else {
+            return None;
+        };
+        tell_reset(&mut self.reset, rings);
+        if self.reset == TransportReset::None || self.gate.is_some_and(|until| now >= until) {
+            self.gate = None;
+        }
+        self.muxer.set_open(self.gate.is_none());
+        let more_taken = take_packets(&mut self.muxer, rings, now);
+        let more_made = make_packets(&mut self.muxer, rings);
+        rings.notify();
+        if more_taken || more_made {
+            return Some(Duration::ZERO);
+        }
+        let next = [self.gate, self.muxer.next_deadline()]
+            .into_iter()
+            .flatten()
+            .min();
+        next.map(|at| at.saturating_duration_since(now))
+    }
+}
+
+/// Sends the reset event, and notes when the driver has acted on it.
+fn tell_reset(reset: &mut TransportReset, rings: &mut Rings) {
+    let memory = &*rings.memory;
+    let Some(ring) = &mut rings.event else {
+        *reset = TransportReset::None;
+        return;
+    };
+    match *reset {
+        TransportReset::None => {}
+        TransportReset::Told(added) => {
+            if ring.added(memory) != added {
+                *reset = TransportReset::None;
+            }
+        }
+        TransportReset::Owed => {
+            let added = ring.ring_for_next(memory);
+            let Some(chain) = ring.pop(memory) else {
+                return;
+            };
+            let head = chain.head_index();
+            let mut buffers = Buffers::default();
+            let event = EVENT_TRANSPORT_RESET.to_le_bytes();
+            let loaded = buffers.load(memory, chain, Permissions::Write);
+            let fits = loaded.is_ok() && buffers.len() >= event.len();
+            if fits {
+                buffers.copy_from(0, &event);
+                ring.give_back(memory, head, event.len() as u32);
+            } else {
+                ring.give_back(memory, head, 0);
+            }
+            // A driver with useless buffers is not told; there is no other way.
+            *reset = TransportReset::Told(added);
+        }
+    }
+}
+
+/// Works through packets of the guest's; true if it stopped before the end.
+fn take_packets(muxer: &mut Muxer, rings: &mut Rings, now: Instant) -> bool {
+    let memory = &*rings.memory;
+    let ring = &mut rings.transmit;
+    let mut buffers = Buffers::default();
+    ring.mute(memory);
+    for _ in 0..BATCH {
+        if muxer.is_congested() {
+            // The guest must take answers first. `make_packets` goes on.
+            return false;
+        }
+        let chain = match ring.pop(memory) {
+            Some(chain) => chain,
+            None if ring.unmute(memory) => match ring.pop(memory) {
+                Some(chain) => chain,
+                None => return false,
+            },
+            None => return false,
+        };
+        let head = chain.head_index();
+        let parsed = buffers
+            .load(memory, chain, Permissions::Read)
+            .and_then(|()| packet::parse(&buffers, muxer.guest_cid()));
+        match parsed {
+            Ok(header) => muxer.receive(&header, &buffers, now),
+            Err(error) => tracing::debug!(%error, "vsock: packet dropped"),
+        }
+        ring.give_back(memory, head, 0);
+    }
+    true
+}
+
+/// Makes packets for the guest while it has buffers; true if it stopped before
+/// the end.
+fn make_packets(muxer: &mut Muxer, rings: &mut Rings) -> bool {
+    let memory = &*rings.memory;
+    let ring = &mut rings.receive;
+    let was_congested = muxer.is_congested();
+    let mut buffers = Buffers::default();
+    ring.mute(memory);
+    for _ in 0..BATCH {
+        if !muxer.wants_to_speak() {
+            return was_congested;
+        }
+        let chain = match ring.pop(memory) {
+            Some(chain) => chain,
+            None if ring.unmute(memory) => match ring.pop(memory) {
+                Some(chain) => chain,
+                None => return false,
+            },
+            None => return was_congested && !muxer.is_congested(),
+        };
+        let head = chain.head_index();
+        let loaded = buffers.load(memory, chain, Permissions::Write);
+        if loaded.is_err() || buffers.len() <= HEADER_LEN {
+            tracing::debug!("vsock: receive buffer of no use");
+            ring.give_back(memory, head, 0);
+            continue;
+        }
+        match muxer.speak(&buffers) {
+            Some(header) => {
+                buffers.copy_from(0, &header.to_bytes());
+                ring.give_back(memory, head, HEADER_LEN as u32 + header.len);
+            }
+            None => ring.unpop(),
+        }
+    }
+    true
+}
+
+/// The engine, whatever became of a thread that held it.
+pub fn lock(engine: &Mutex<Engine>) -> MutexGuard<'_, Engine> {
+    engine.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Sleeps for at most `timeout`, then does one turn.
+pub fn step(engine: &Mutex<Engine>, poll: &PollSet, timeout: Option<Duration>) -> io::Result<Step> {
+    let mut events = [EpollEvent::default(); 64];
+    let count = poll.wait(timeout, &mut events)?;
+    let now = Instant::now();
+    let mut engine = lock(engine);
+    let mut stop = false;
+    for event in &events[..count] {
+        match event.data() {
+            poll::STOP => stop = true,
+            _ => engine.on_event(event, now),
+        }
+    }
+    let mut sleep = engine.turn(now);
+    if !stop {
+        return Ok(Step::Sleep(sleep));
+    }
+    // What the guest sent before it was stopped still goes out.
+    for _ in 0..LAST_TURNS {
+        if sleep != Some(Duration::ZERO) {
+            break;
+        }
+        sleep = engine.turn(now);
+    }
+    Ok(Step::Stop)
+}
+
+/// What to do after a turn.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Sleep for at most this long (`None`: until something happens).
+    Sleep(Option<Duration>),
+    /// End.
+    Stop,
+}
+
+/// The worker thread: turns until it is told to stop.
+pub fn run(engine: &Mutex<Engine>, poll: &PollSet) {
+    // A doorbell may have rung before anybody listened.
+    let mut timeout = Some(Duration::ZERO);
+    loop {
+        match step(engine, poll, timeout) {
+            Ok(Step::Sleep(next)) => timeout = next,
+            Ok(Step::Stop) => return,
+            Err(error) => {
+                tracing::error!(%error, "vsock stops: its poll set fails");
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! The Unix socket host programs connect to, and the calls to theirs.
+
+use super::device::VsockError;
+use rustix::fs::{Mode, fchmod};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
+    socket_with,
+};
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+/// Longest path of a Unix socket, in bytes (unix(7), with the final NUL 108).
+const PATH_LIMIT: usize = 107;
+
+/// Programs that may queue before they are answered: as while the guest boots.
+const BACKLOG: i32 = 1024;
+
+/// A listening socket with its file, which goes away with it.
+pub struct Listener {
+    socket: OwnedFd,
+    path: PathBuf,
+    /// Device and inode of our file: another's is never removed.
+    identity: (u64, u64),
+}
+
+impl Listener {
+    /// Listens at `path`, open to this user only. Replaces a socket file that
+    /// nobody listens on, and nothing else.
+    pub fn bind(path: &Path) -> Result<Listener, VsockError> {
+        let failed = |source: io::Error| VsockError::Listen {
+            path: path.to_owned(),
+            source,
+        };
+        if path.as_os_str().len() > PATH_LIMIT {
+            return Err(VsockError::PathTooLong {
+                path: path.to_owned(),
+            });
+        }
+        let address = SocketAddrUnix::new(path).map_err(|errno| failed(errno.into()))?;
+        let socket = stream_socket().map_err(failed)?;
+        // Linux gives the file the mode of the socket, so it never is more open.
+        fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(|errno| failed(errno.into()))?;
+        match bind(&socket, &address) {
+            Err(Errno::ADDRINUSE) => {
+                remove_stale(path, &address)?;
+                bind(&socket, &address).map_err(|errno| failed(errno.into()))?;
+            }
+            other => other.map_err(|errno| failed(errno.into()))?,
+        }
+        let identity = identity(path).map_err(failed)?;
+        let listener = Listener {
+            socket,
+            path: path.to_owned(),
+            identity,
+        };
+        listen(&listener.socket, BACKLOG).map_err(|errno| failed(errno.into()))?;
+        Ok(listener)
+    }
+
+    /// Takes one waiting program; `WouldBlock` if there is none.
+    pub fn accept(&self) -> io::Result<UnixStream> {
+        let socket = accept_with(&self.socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?;
+        Ok(UnixStream::from(socket))
+    }
+}
+
+impl AsRawFd for Listener {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if identity(&self.path).is_ok_and(|found| found == self.identity)
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            tracing::debug!(path = %self.path.display(), %error, "socket file not removed");
+        }
+    }
+}
+
+/// Calls the program that listens for the guest's connections to `port`.
+/// `WouldBlock`: its queue is full, try later.
+pub fn dial(path: &Path, port: u32) -> io::Result<UnixStream> {
+    let mut name = OsString::from(path);
+    name.push(format!("_{port}"));
+    let address = SocketAddrUnix::new(name.as_bytes())?;
+    let socket = stream_socket()?;
+    connect(&socket, &address)?;
+    Ok(UnixStream::from(socket))
+}
+
+fn stream_socket() -> io::Result<OwnedFd> {
+    Ok(socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
+        None,
+    )?)
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
+}
+
+fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), VsockError> {
+    let failed = |source: io::Error| VsockError::Listen {
+        path: path.to_owned(),
+        source,
+    };
+    let file = fs::symlink_metadata(path).map_err(failed)?;
+    if !file.file_type().is_socket() {
+        return Err(VsockError::NotASocket {
+            path: path.to_owned(),
+        });
+    }
+    let probe = stream_socket().map_err(failed)?;
+    match connect(&probe, address) {
+        Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(failed),
+        _ => Err(VsockError::InUse {
+            path: path.to_owned(),
+        }),
+    }
+}

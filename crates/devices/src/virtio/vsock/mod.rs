@@ -1,0 +1,51 @@
+//! The socket device (Virtio 1.3 §5.10): streams between the guest and
+//! programs on the host, over Unix sockets.
+//!
+//! A guest that connects to port N of the host (context id 2) reaches the Unix
+//! socket `<path>_N`. A host program that connects to `<path>` and sends
+//! `CONNECT N\n` reaches port N of the guest; the device answers `OK <port>\n`
+//! once the guest has accepted, and closes the socket if it has not.
+//!
+//! * [`device`]: the virtio device: its life, its configuration space.
+//! * [`state`]: what a snapshot keeps of it.
+//! * `engine`: one turn of work; the worker thread only repeats it.
+//! * `rings`: the three virtqueues.
+//! * `packet`: headers, and payloads in guest memory.
+//! * `muxer`: all connections, and which one may speak next.
+//! * `connection`, `credit`, `outbox`: one connection.
+//! * `listener`, `handshake`: host programs that knock.
+//! * `poll`, `deadlines`: what the engine sleeps on.
+//!
+//! Memory is bounded whatever the guest does: at most
+//! [`CONNECTION_LIMIT`] connections, each with at most [`BUFFER`] bytes that
+//! its host program has not read yet. The process must ignore SIGPIPE, as Rust
+//! programs do.
+
+mod connection;
+mod credit;
+mod deadlines;
+pub mod device;
+mod engine;
+mod handshake;
+mod listener;
+mod muxer;
+mod outbox;
+mod packet;
+mod poll;
+mod rings;
+pub mod state;
+
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+#[cfg(test)]
+mod tests;
+
+pub use device::{Vsock, VsockArgs, VsockError};
+pub use state::{SavedConnection, VsockState};
+
+/// Connections at once, those still shaking hands or draining included.
+pub const CONNECTION_LIMIT: usize = 1023;
+
+/// Bytes that the guest may send on one connection beyond what its host
+/// program has read (`buf_alloc`, Virtio 1.3 §5.10.6.3).
+pub const BUFFER: u32 = 128 * 1024;

@@ -1,0 +1,583 @@
+//! All connections of the device, and the host programs that have none yet or
+//! none any more.
+
+use super::connection::{Connection, Key, Outgoing, Phase, Verdict};
+use super::deadlines::Deadlines;
+use super::handshake::{Handshake, Progress};
+use super::listener::{Listener, dial};
+use super::outbox::Outbox;
+use super::packet::{Buffers, HOST_CID, Header, Op, TYPE_STREAM};
+use super::poll::{self, PollSet};
+use super::state::SavedConnection;
+use super::{BUFFER, CONNECTION_LIMIT};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use vmm_sys_util::epoll::{EpollEvent, EventSet};
+
+/// For a host program to say where it wants to go.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+/// For the guest to answer a REQUEST.
+const RESPONSE_TIME: Duration = Duration::from_secs(10);
+/// Between calls to a host program whose queue is full.
+const DIAL_PAUSE: Duration = Duration::from_millis(10);
+/// Calls in all: 1.5 s, less than the 2 s after which Linux gives up.
+const DIAL_CALLS: u16 = 150;
+/// After running out of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Programs answered in one turn.
+const ACCEPT_BATCH: usize = 64;
+/// RSTs without a connection at which the device takes no more packets before
+/// the guest has taken some (Virtio 1.3 §5.10.6.1).
+const RESET_LIMIT: usize = 256;
+/// Host ports for connections from the host, apart from the ports that
+/// programs pick.
+const HOST_PORTS: std::ops::Range<u32> = 1 << 30..1 << 31;
+
+/// A RST for a connection that is not, or no more, in the table.
+#[derive(Debug, Clone, Copy)]
+struct Reset {
+    /// Whom the guest wanted: the host, or a context id out of reach.
+    cid: u64,
+    /// Its own socket type: Linux heeds no other.
+    kind: u16,
+    key: Key,
+}
+
+/// A socket that has yet to get what a connection left.
+struct Drain {
+    stream: UnixStream,
+    outbox: Outbox,
+}
+
+/// Connections by their ports, and who may speak next.
+pub struct Muxer {
+    guest_cid: u64,
+    path: PathBuf,
+    poll: Arc<PollSet>,
+    listener: Listener,
+    /// The engine lets programs in.
+    open: bool,
+    /// Descriptors ran out; programs wait for a moment.
+    paused: bool,
+    connections: HashMap<Key, Connection>,
+    handshakes: HashMap<u64, Handshake>,
+    drains: HashMap<u64, Drain>,
+    /// Connections with something to say to the guest, each once, in turn.
+    ready: VecDeque<Key>,
+    resets: VecDeque<Reset>,
+    deadlines: Deadlines,
+    next_number: u32,
+    next_host_port: u32,
+    out_of_descriptors: bool,
+}
+
+impl Muxer {
+    /// Listens at `path`; lets nobody in yet.
+    pub fn new(
+        guest_cid: u64,
+        path: PathBuf,
+        listener: Listener,
+        poll: Arc<PollSet>,
+    ) -> io::Result<Muxer> {
+        poll.add(&listener, poll::LISTENER, EventSet::empty())?;
+        Ok(Muxer {
+            guest_cid,
+            path,
+            poll,
+            listener,
+            open: false,
+            paused: false,
+            connections: HashMap::new(),
+            handshakes: HashMap::new(),
+            drains: HashMap::new(),
+            ready: VecDeque::new(),
+            resets: VecDeque::new(),
+            deadlines: Deadlines::default(),
+            next_number: 0,
+            next_host_port: HOST_PORTS.start,
+            out_of_descriptors: false,
+        })
+    }
+
+    /// The guest's context id.
+    pub fn guest_cid(&self) -> u64 {
+        self.guest_cid
+    }
+
+    /// Connections the guest believes in, for a snapshot.
+    pub fn saved(&self) -> Vec<SavedConnection> {
+        let known = self
+            .connections
+            .iter()
+            .filter(|(_, c)| c.is_known_to_guest());
+        let mut saved: Vec<SavedConnection> = known
+            .map(|(key, _)| *key)
+            .chain(self.resets.iter().map(|reset| reset.key))
+            .map(|key| SavedConnection {
+                host_port: key.host_port,
+                guest_port: key.guest_port,
+            })
+            .collect();
+        saved.sort_unstable();
+        saved.dedup();
+        saved.truncate(2 * CONNECTION_LIMIT);
+        saved
+    }
+
+    /// Owes the guest a RST for each connection of a snapshot.
+    pub fn reset_saved(&mut self, saved: &[SavedConnection]) {
+        self.resets.extend(saved.iter().map(|ports| Reset {
+            cid: HOST_CID,
+            kind: TYPE_STREAM,
+            key: Key {
+                host_port: ports.host_port,
+                guest_port: ports.guest_port,
+            },
+        }));
+    }
+
+    /// The driver started anew: what it knew of is gone.
+    pub fn forget_guest(&mut self) {
+        let known = self
+            .connections
+            .iter()
+            .filter(|(_, c)| c.is_known_to_guest());
+        let known: Vec<Key> = known.map(|(key, _)| *key).collect();
+        for key in known {
+            self.remove(key);
+        }
+        self.resets.clear();
+    }
+
+    /// Lets host programs in, or makes them wait.
+    pub fn set_open(&mut self, open: bool) {
+        if self.open != open {
+            self.open = open;
+            self.watch_listener();
+        }
+    }
+
+    fn watch_listener(&self) {
+        let events = match self.open && !self.paused {
+            true => EventSet::IN,
+            false => EventSet::empty(),
+        };
+        if let Err(error) = self.poll.modify(&self.listener, poll::LISTENER, events) {
+            tracing::error!(%error, "the vsock listener cannot be watched");
+        }
+    }
+
+    /// Before the end: gives programs until `until` to read what the guest
+    /// sent them.
+    pub fn linger(&mut self, until: Instant) {
+        self.set_open(false);
+        let mut events = [EpollEvent::default(); 64];
+        loop {
+            let mut waiting = false;
+            for connection in self.connections.values_mut() {
+                waiting |= connection.flush();
+            }
+            for drain in self.drains.values_mut() {
+                waiting |=
+                    drain.outbox.flush(&mut drain.stream).is_ok() && !drain.outbox.is_empty();
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if !waiting || left.is_zero() || self.poll.wait(Some(left), &mut events).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// The next moment [`Muxer::expire`] has something to do.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.deadlines.next()
+    }
+
+    /// Time passed while nobody could act on it.
+    pub fn shift_deadlines(&mut self, by: Duration) {
+        self.deadlines.shift(by);
+    }
+
+    fn is_full(&self) -> bool {
+        self.connections.len() + self.handshakes.len() + self.drains.len() >= CONNECTION_LIMIT
+    }
+
+    // ---- The host side -------------------------------------------------
+
+    /// A watched socket reported `events`.
+    pub fn on_socket(&mut self, token: u64, events: EventSet, now: Instant) {
+        if token == poll::LISTENER {
+            self.accept(now);
+        } else if self.handshakes.contains_key(&token) {
+            self.advance_handshake(token, events, now);
+        } else if self.drains.contains_key(&token) {
+            self.advance_drain(token);
+        } else {
+            let key = Key::from_token(token);
+            if let Some(connection) = self.connections.get_mut(&key) {
+                connection.on_socket(events);
+                self.line_up(key);
+            }
+        }
+    }
+
+    fn accept(&mut self, now: Instant) {
+        for _ in 0..ACCEPT_BATCH {
+            let stream = match self.listener.accept() {
+                Ok(stream) => stream,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error) => {
+                    // Out of descriptors or memory: the program keeps waiting.
+                    self.complain(&error);
+                    self.paused = true;
+                    self.watch_listener();
+                    self.deadlines.set(poll::LISTENER, now + ACCEPT_PAUSE);
+                    return;
+                }
+            };
+            self.out_of_descriptors = false;
+            if self.is_full() {
+                tracing::debug!("vsock: host program refused, {CONNECTION_LIMIT} connections");
+                continue;
+            }
+            let token = poll::numbered(&mut self.next_number);
+            if let Err(error) = self.poll.add(&stream, token, poll::any_edge()) {
+                self.complain(&error);
+                continue;
+            }
+            self.handshakes.insert(token, Handshake { stream });
+            self.deadlines.set(token, now + HANDSHAKE_TIME);
+            // Most programs have said their line by now.
+            self.advance_handshake(token, EventSet::IN, now);
+        }
+    }
+
+    fn advance_handshake(&mut self, token: u64, events: EventSet, now: Instant) {
+        let Some(handshake) = self.handshakes.get_mut(&token) else {
+            return;
+        };
+        let port = match handshake.advance() {
+            // A program that will say no more.
+            Progress::Waiting if events.intersects(EventSet::READ_HANG_UP | EventSet::HANG_UP) => {
+                None
+            }
+            Progress::Waiting => return,
+            Progress::Connect(port) => Some(port),
+            Progress::Refused => None,
+        };
+        self.deadlines.cancel(token);
+        let Some(Handshake { stream }) = self.handshakes.remove(&token) else {
+            return;
+        };
+        match port {
+            Some(port) => self.request(stream, port, now),
+            None => tracing::debug!("vsock: a host program said no CONNECT line"),
+        }
+    }
+
+    fn request(&mut self, stream: UnixStream, guest_port: u32, now: Instant) {
+        let key = self.free_key(guest_port);
+        if let Err(error) = self.poll.modify(&stream, key.token(), poll::any_edge()) {
+            return self.complain(&error);
+        }
+        tracing::debug!(host_port = key.host_port, guest_port, "vsock: to the guest");
+        self.connections.insert(key, Connection::from_host(stream));
+        self.deadlines.set(key.token(), now + RESPONSE_TIME);
+        self.line_up(key);
+    }
+
+    /// A host port not in use with this guest port. Ends, since there are far
+    /// fewer connections than ports.
+    fn free_key(&mut self, guest_port: u32) -> Key {
+        loop {
+            let key = Key {
+                host_port: self.next_host_port,
+                guest_port,
+            };
+            self.next_host_port += 1;
+            if !HOST_PORTS.contains(&self.next_host_port) {
+                self.next_host_port = HOST_PORTS.start;
+            }
+            if !self.connections.contains_key(&key) {
+                return key;
+            }
+        }
+    }
+
+    fn advance_drain(&mut self, token: u64) {
+        if let Some(drain) = self.drains.get_mut(&token)
+            && (drain.outbox.flush(&mut drain.stream).is_err() || drain.outbox.is_empty())
+        {
+            self.drains.remove(&token);
+        }
+    }
+
+    /// Acts on every deadline that is over.
+    pub fn expire(&mut self, now: Instant) {
+        while let Some(token) = self.deadlines.take_expired(now) {
+            if token == poll::LISTENER {
+                self.paused = false;
+                self.watch_listener();
+            } else if self.handshakes.remove(&token).is_some() {
+                tracing::debug!("vsock: a host program said no CONNECT line in time");
+            } else {
+                let key = Key::from_token(token);
+                match self.connections.get(&key).map(Connection::phase) {
+                    Some(Phase::Dialing { .. }) => self.dial_again(key, now),
+                    Some(Phase::Requested) => {
+                        tracing::debug!(?key, "vsock: the guest did not answer");
+                        self.reset(key);
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    // ---- The guest side ------------------------------------------------
+
+    /// The device must not take packets now: it owes too many answers.
+    pub fn is_congested(&self) -> bool {
+        self.resets.len() >= RESET_LIMIT
+    }
+
+    /// A checked packet of the guest's, its payload in `buffers`.
+    pub fn receive(&mut self, header: &Header, buffers: &Buffers<'_>, now: Instant) {
+        let key = Key {
+            host_port: header.dst_port,
+            guest_port: header.src_port,
+        };
+        let op = Op::from_number(header.op);
+        if header.dst_cid != HOST_CID || header.kind != TYPE_STREAM {
+            // Says nothing about the stream of the same ports.
+            if op != Some(Op::Rst) {
+                self.resets.push_back(Reset {
+                    cid: header.dst_cid,
+                    kind: header.kind,
+                    key,
+                });
+            }
+            return;
+        }
+        let Some(op) = op else {
+            self.refuse(key);
+            return self.remove(key);
+        };
+        match self.connections.get_mut(&key) {
+            Some(connection) => {
+                let before = connection.phase();
+                let verdict = connection.handle(op, header, buffers, key.host_port);
+                if before == Phase::Requested && connection.phase() == Phase::Open {
+                    self.deadlines.cancel(key.token());
+                }
+                match verdict {
+                    Verdict::Keep => self.line_up(key),
+                    Verdict::Close => self.remove(key),
+                    Verdict::Reset => self.reset(key),
+                }
+            }
+            None if op == Op::Request => self.connect(key, header, now),
+            None if op == Op::Rst => {}
+            None => self.refuse(key),
+        }
+    }
+
+    fn connect(&mut self, key: Key, request: &Header, now: Instant) {
+        if self.is_full() || key.host_port == u32::MAX {
+            return self.refuse(key);
+        }
+        match dial(&self.path, key.host_port) {
+            Ok(stream) => {
+                if let Err(error) = self.poll.add(&stream, key.token(), poll::any_edge()) {
+                    self.complain(&error);
+                    return self.refuse(key);
+                }
+                let connection = Connection::from_guest(request, stream);
+                self.connections.insert(key, connection);
+                self.line_up(key);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let connection = Connection::dialing(request, DIAL_CALLS);
+                self.connections.insert(key, connection);
+                self.deadlines.set(key.token(), now + DIAL_PAUSE);
+            }
+            Err(error) => {
+                self.note_refusal(key, &error);
+                self.refuse(key);
+            }
+        }
+    }
+
+    fn dial_again(&mut self, key: Key, now: Instant) {
+        let dialed = dial(&self.path, key.host_port).and_then(|stream| {
+            self.poll.add(&stream, key.token(), poll::any_edge())?;
+            Ok(stream)
+        });
+        let Some(connection) = self.connections.get_mut(&key) else {
+            return;
+        };
+        match dialed {
+            Ok(stream) => {
+                connection.dialed(stream);
+                self.line_up(key);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && connection.count_call() => {
+                self.deadlines.set(key.token(), now + DIAL_PAUSE);
+            }
+            Err(error) => {
+                self.note_refusal(key, &error);
+                self.reset(key);
+            }
+        }
+    }
+
+    /// Puts a connection that has something to say at the end of the queue.
+    fn line_up(&mut self, key: Key) {
+        if let Some(connection) = self.connections.get_mut(&key)
+            && !connection.queued
+            && connection.wants_to_speak()
+        {
+            connection.queued = true;
+            self.ready.push_back(key);
+        }
+    }
+
+    /// There may be a packet for the guest.
+    pub fn wants_to_speak(&self) -> bool {
+        !self.resets.is_empty() || !self.ready.is_empty()
+    }
+
+    /// Makes one packet for the guest, its payload in `buffers` already; each
+    /// connection in turn.
+    pub fn speak(&mut self, buffers: &Buffers<'_>) -> Option<Header> {
+        if let Some(reset) = self.resets.pop_front() {
+            return Some(Header {
+                src_cid: reset.cid,
+                kind: reset.kind,
+                op: Op::Rst as u16,
+                ..self.header(reset.key)
+            });
+        }
+        while let Some(key) = self.ready.pop_front() {
+            let Some(connection) = self.connections.get_mut(&key) else {
+                continue;
+            };
+            connection.queued = false;
+            let spoken = connection.speak(buffers);
+            self.line_up(key);
+            if let Some(Outgoing {
+                op,
+                flags,
+                len,
+                fwd_cnt,
+            }) = spoken
+            {
+                return Some(Header {
+                    op: op as u16,
+                    flags,
+                    len,
+                    fwd_cnt,
+                    buf_alloc: BUFFER,
+                    ..self.header(key)
+                });
+            }
+        }
+        None
+    }
+
+    fn header(&self, key: Key) -> Header {
+        Header {
+            src_cid: HOST_CID,
+            dst_cid: self.guest_cid,
+            src_port: key.host_port,
+            dst_port: key.guest_port,
+            kind: TYPE_STREAM,
+            ..Header::default()
+        }
+    }
+
+    // ---- Ends ----------------------------------------------------------
+
+    fn refuse(&mut self, key: Key) {
+        self.resets.push_back(Reset {
+            cid: HOST_CID,
+            kind: TYPE_STREAM,
+            key,
+        });
+    }
+
+    fn reset(&mut self, key: Key) {
+        if self
+            .connections
+            .get(&key)
+            .is_some_and(Connection::is_known_to_guest)
+        {
+            self.refuse(key);
+        }
+        self.remove(key);
+    }
+
+    /// Takes a connection out of the table. What its program has not read yet
+    /// is still delivered: the guest was told that it was taken.
+    fn remove(&mut self, key: Key) {
+        let Some(connection) = self.connections.remove(&key) else {
+            return;
+        };
+        self.deadlines.cancel(key.token());
+        if connection.queued {
+            self.ready.retain(|other| *other != key);
+        }
+        if let Some((stream, outbox)) = connection.into_rest() {
+            let token = poll::numbered(&mut self.next_number);
+            let events = EventSet::OUT | EventSet::EDGE_TRIGGERED;
+            match self.poll.modify(&stream, token, events) {
+                Ok(()) => {
+                    self.drains.insert(token, Drain { stream, outbox });
+                }
+                Err(error) => self.complain(&error),
+            }
+        }
+    }
+
+    fn note_refusal(&mut self, key: Key, error: &io::Error) {
+        match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                tracing::debug!(port = key.host_port, "vsock: no host program listens");
+            }
+            io::ErrorKind::WouldBlock => {
+                tracing::debug!(
+                    port = key.host_port,
+                    "vsock: the host program takes no more"
+                );
+            }
+            _ => self.complain(error),
+        }
+    }
+
+    /// Says once that the host, not the guest or a program, is at fault.
+    fn complain(&mut self, error: &io::Error) {
+        if !std::mem::replace(&mut self.out_of_descriptors, true) {
+            tracing::warn!(%error, "vsock: connections fail");
+        }
+    }
+
+    /// Bytes held for host programs.
+    #[cfg(test)]
+    pub fn held_bytes(&self) -> usize {
+        let connections = self.connections.values().map(Connection::held_bytes);
+        let drains = self.drains.values().map(|drain| drain.outbox.len());
+        connections.chain(drains).sum()
+    }
+
+    /// Everything that counts against the limit.
+    #[cfg(test)]
+    pub fn connection_count(&self) -> usize {
+        self.connections.len() + self.handshakes.len() + self.drains.len()
+    }
+}

@@ -1,0 +1,58 @@
+//! Bytes from the guest that a host program has yet to read.
+
+use super::packet::Buffers;
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+
+/// Bytes that did not fit into a host socket, in order. Owns memory only while
+/// it holds some.
+#[derive(Default)]
+pub struct Outbox {
+    bytes: VecDeque<u8>,
+}
+
+impl Outbox {
+    /// Bytes waiting.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Appends `length` bytes of guest memory; the caller has checked credit.
+    pub fn push(&mut self, buffers: &Buffers<'_>, offset: usize, length: usize) {
+        let mut chunk = [0; 4096];
+        let mut done = 0;
+        while done < length {
+            let count = (length - done).min(chunk.len());
+            buffers.copy_to(offset + done, &mut chunk[..count]);
+            self.bytes.extend(&chunk[..count]);
+            done += count;
+        }
+    }
+
+    /// Sends what the socket takes. After an error the rest is still here.
+    pub fn flush(&mut self, stream: &mut UnixStream) -> io::Result<()> {
+        while !self.bytes.is_empty() {
+            match stream.write(self.bytes.as_slices().0) {
+                Ok(count) => {
+                    self.bytes.drain(..count);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        self.bytes = VecDeque::new();
+        Ok(())
+    }
+
+    /// Throws everything away; returns how many bytes that was.
+    pub fn discard(&mut self) -> usize {
+        std::mem::take(&mut self.bytes).len()
+    }
+}

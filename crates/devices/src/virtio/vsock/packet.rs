@@ -1,0 +1,340 @@
+//! Packets: the header, and buffers of one descriptor chain.
+//!
+//! The driver may cut a packet into descriptors as it likes (Virtio 1.3
+//! §2.7.4): Linux sends header and payload in one descriptor, in two, or, for
+//! zero-copy sends, in one a page. Nothing here depends on the cut.
+
+use crate::GuestMemory;
+use std::io;
+use std::os::unix::net::UnixStream;
+use thiserror::Error;
+use virtio_queue::DescriptorChain;
+use vm_memory::{
+    GuestMemory as _, Permissions, ReadVolatile, VolatileMemoryError, VolatileSlice, WriteVolatile,
+};
+
+/// Bytes of a header.
+pub const HEADER_LEN: usize = 44;
+
+/// Largest payload taken from the guest or sent to it, in bytes. Linux cuts
+/// its packets at this size.
+pub const MAX_PAYLOAD: u32 = 64 * 1024;
+
+/// The host's context id (Virtio 1.3 §5.10.4).
+pub const HOST_CID: u64 = 2;
+
+/// Socket type: stream, the only one offered (Virtio 1.3 §5.10.6).
+pub const TYPE_STREAM: u16 = 1;
+
+/// SHUTDOWN: the sender will receive no more.
+pub const SHUTDOWN_RECEIVE: u32 = 1;
+/// SHUTDOWN: the sender will send no more.
+pub const SHUTDOWN_SEND: u32 = 2;
+
+/// What a packet does (Virtio 1.3 §5.10.6).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Op {
+    /// Asks for a connection.
+    Request = 1,
+    /// Accepts one.
+    Response = 2,
+    /// Refuses or ends one.
+    Rst = 3,
+    /// Ends one direction, or both.
+    Shutdown = 4,
+    /// Carries bytes.
+    Rw = 5,
+    /// Tells the sender's credit.
+    CreditUpdate = 6,
+    /// Asks for the receiver's credit.
+    CreditRequest = 7,
+}
+
+impl Op {
+    /// The operation with this number, if there is one.
+    pub fn from_number(number: u16) -> Option<Op> {
+        Some(match number {
+            1 => Op::Request,
+            2 => Op::Response,
+            3 => Op::Rst,
+            4 => Op::Shutdown,
+            5 => Op::Rw,
+            6 => Op::CreditUpdate,
+            7 => Op::CreditRequest,
+            _ => return None,
+        })
+    }
+}
+
+/// `struct virtio_vsock_hdr` (Virtio 1.3 §5.10.6), little-endian and packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Header {
+    /// Sender.
+    pub src_cid: u64,
+    /// Receiver.
+    pub dst_cid: u64,
+    /// The sender's port.
+    pub src_port: u32,
+    /// The receiver's port.
+    pub dst_port: u32,
+    /// Bytes of payload that follow.
+    pub len: u32,
+    /// Socket type.
+    pub kind: u16,
+    /// Operation: an [`Op`], or anything from a hostile guest.
+    pub op: u16,
+    /// Flags of a SHUTDOWN.
+    pub flags: u32,
+    /// The sender's receive buffer, in bytes.
+    pub buf_alloc: u32,
+    /// Bytes the sender has taken out of that buffer so far, wrapping.
+    pub fwd_cnt: u32,
+}
+
+impl Header {
+    /// Reads the wire form.
+    pub fn from_bytes(bytes: &[u8; HEADER_LEN]) -> Header {
+        let mut fields = Fields(bytes);
+        Header {
+            src_cid: u64::from_le_bytes(fields.next()),
+            dst_cid: u64::from_le_bytes(fields.next()),
+            src_port: u32::from_le_bytes(fields.next()),
+            dst_port: u32::from_le_bytes(fields.next()),
+            len: u32::from_le_bytes(fields.next()),
+            kind: u16::from_le_bytes(fields.next()),
+            op: u16::from_le_bytes(fields.next()),
+            flags: u32::from_le_bytes(fields.next()),
+            buf_alloc: u32::from_le_bytes(fields.next()),
+            fwd_cnt: u32::from_le_bytes(fields.next()),
+        }
+    }
+
+    /// The wire form.
+    pub fn to_bytes(self) -> [u8; HEADER_LEN] {
+        let mut bytes = [0; HEADER_LEN];
+        bytes[0..8].copy_from_slice(&self.src_cid.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.dst_cid.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.src_port.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.dst_port.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.len.to_le_bytes());
+        bytes[28..30].copy_from_slice(&self.kind.to_le_bytes());
+        bytes[30..32].copy_from_slice(&self.op.to_le_bytes());
+        bytes[32..36].copy_from_slice(&self.flags.to_le_bytes());
+        bytes[36..40].copy_from_slice(&self.buf_alloc.to_le_bytes());
+        bytes[40..44].copy_from_slice(&self.fwd_cnt.to_le_bytes());
+        bytes
+    }
+}
+
+/// Cuts a header into its fields, in order.
+struct Fields<'b>(&'b [u8]);
+
+impl Fields<'_> {
+    fn next<const N: usize>(&mut self) -> [u8; N] {
+        let (field, rest) = self.0.split_first_chunk().expect("fields fill the header");
+        self.0 = rest;
+        *field
+    }
+}
+
+/// The guest made a packet, or a buffer for one, that cannot be used.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum Malformed {
+    /// A device-readable chain with a writable descriptor, or the reverse.
+    #[error("a descriptor has the wrong direction")]
+    Direction,
+    /// A descriptor outside of RAM.
+    #[error("a descriptor points outside of guest memory")]
+    OutsideMemory,
+    /// Not even a header fits.
+    #[error("the chain holds {0} bytes, less than a header")]
+    TooShort(usize),
+    /// A payload over [`MAX_PAYLOAD`].
+    #[error("a payload of {0} bytes is over the limit of {MAX_PAYLOAD}")]
+    TooLong(u32),
+    /// The header promises more than the chain holds.
+    #[error("the header promises {promised} bytes of payload, the chain holds {held}")]
+    Truncated {
+        /// The header's `len`.
+        promised: u32,
+        /// Bytes after the header.
+        held: usize,
+    },
+    /// Not sent by this guest.
+    #[error("the source context id {0} is not the guest's")]
+    ForeignSource(u64),
+}
+
+/// The memory of one descriptor chain, in order. Reused from chain to chain.
+#[derive(Default)]
+pub struct Buffers<'m> {
+    slices: Vec<VolatileSlice<'m>>,
+    len: usize,
+}
+
+/// What came out of a host socket.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Received {
+    /// This many bytes, at least one.
+    Bytes(usize),
+    /// Nothing now.
+    Empty,
+    /// Nothing ever again.
+    End,
+}
+
+impl<'m> Buffers<'m> {
+    /// Takes the memory of `chain`, all of whose descriptors must be
+    /// device-readable ([`Permissions::Read`]) or device-writable
+    /// ([`Permissions::Write`]). A chain has at most as many descriptors as
+    /// its queue has entries, so the list is bounded.
+    pub fn load(
+        &mut self,
+        memory: &'m GuestMemory,
+        chain: DescriptorChain<&'m GuestMemory>,
+        access: Permissions,
+    ) -> Result<(), Malformed> {
+        self.slices.clear();
+        self.len = 0;
+        for descriptor in chain {
+            if descriptor.is_write_only() != (access == Permissions::Write) {
+                return Err(Malformed::Direction);
+            }
+            let length = descriptor.len() as usize;
+            let slices = memory
+                .get_slices(descriptor.addr(), length, access)
+                .map_err(|_| Malformed::OutsideMemory)?;
+            for slice in slices {
+                self.slices
+                    .push(slice.map_err(|_| Malformed::OutsideMemory)?);
+            }
+            self.len += length;
+        }
+        Ok(())
+    }
+
+    /// Bytes in all.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The slices that cover `length` bytes from `offset`, or as many as there are.
+    fn cover(&self, offset: usize, length: usize) -> impl Iterator<Item = VolatileSlice<'m>> + '_ {
+        let mut skip = offset;
+        let mut left = length;
+        self.slices.iter().filter_map(move |slice| {
+            let start = skip.min(slice.len());
+            skip -= start;
+            let count = left.min(slice.len() - start);
+            left -= count;
+            if count == 0 {
+                return None;
+            }
+            slice.subslice(start, count).ok()
+        })
+    }
+
+    /// Fills `target` from `offset`; the caller has checked the length.
+    pub fn copy_to(&self, offset: usize, target: &mut [u8]) {
+        let mut done = 0;
+        for slice in self.cover(offset, target.len()) {
+            done += slice.copy_to(&mut target[done..done + slice.len()]);
+        }
+    }
+
+    /// Writes `source` at `offset`; the caller has checked the length.
+    pub fn copy_from(&self, offset: usize, source: &[u8]) {
+        let mut done = 0;
+        for slice in self.cover(offset, source.len()) {
+            slice.copy_from(&source[done..done + slice.len()]);
+            done += slice.len();
+        }
+    }
+
+    /// Sends `length` bytes from `offset` into a non-blocking socket; returns
+    /// how many it took: fewer when it is full.
+    pub fn send(&self, stream: &mut UnixStream, offset: usize, length: usize) -> io::Result<usize> {
+        let mut sent = 0;
+        for slice in self.cover(offset, length) {
+            let written = match retry(|| stream.write_volatile(&slice)) {
+                Ok(written) => written,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            };
+            sent += written;
+            if written < slice.len() {
+                break;
+            }
+        }
+        Ok(sent)
+    }
+
+    /// Fills up to `length` bytes at `offset` from a non-blocking socket.
+    pub fn receive(
+        &self,
+        stream: &mut UnixStream,
+        offset: usize,
+        length: usize,
+    ) -> io::Result<Received> {
+        let mut filled = 0;
+        for mut slice in self.cover(offset, length) {
+            match retry(|| stream.read_volatile(&mut slice)) {
+                Ok(0) if filled == 0 => return Ok(Received::End),
+                Ok(count) => {
+                    filled += count;
+                    if count < slice.len() {
+                        break;
+                    }
+                }
+                // What has been read must be delivered; the next call meets
+                // the end or the error again.
+                Err(_) if filled > 0 => break,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(match filled {
+            0 => Received::Empty,
+            filled => Received::Bytes(filled),
+        })
+    }
+}
+
+/// Repeats a call that a signal interrupted.
+fn retry(mut call: impl FnMut() -> Result<usize, VolatileMemoryError>) -> io::Result<usize> {
+    loop {
+        match call() {
+            Ok(count) => return Ok(count),
+            Err(VolatileMemoryError::IOError(error))
+                if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(VolatileMemoryError::IOError(error)) => return Err(error),
+            Err(other) => return Err(io::Error::other(other)),
+        }
+    }
+}
+
+/// Reads and checks the header of a packet from the guest; its payload is
+/// `len` bytes of `buffers` from [`HEADER_LEN`]. Destination, type and
+/// operation are left to the caller, who answers wrong ones with RST.
+pub fn parse(buffers: &Buffers<'_>, guest_cid: u64) -> Result<Header, Malformed> {
+    let Some(held) = buffers.len().checked_sub(HEADER_LEN) else {
+        return Err(Malformed::TooShort(buffers.len()));
+    };
+    let mut bytes = [0; HEADER_LEN];
+    buffers.copy_to(0, &mut bytes);
+    let header = Header::from_bytes(&bytes);
+    if header.len > MAX_PAYLOAD {
+        return Err(Malformed::TooLong(header.len));
+    }
+    if header.len as usize > held {
+        return Err(Malformed::Truncated {
+            promised: header.len,
+            held,
+        });
+    }
+    if header.src_cid != guest_cid {
+        return Err(Malformed::ForeignSource(header.src_cid));
+    }
+    Ok(header)
+}

@@ -1,0 +1,38 @@
+//! What a snapshot keeps of the socket device.
+
+use super::CONNECTION_LIMIT;
+use super::device::VsockError;
+use serde::{Deserialize, Serialize};
+
+/// A saved socket device. Connections do not travel: their host programs
+/// belong to the VM that was saved. The restored device tells the guest so,
+/// with a transport reset event (Virtio 1.3 §5.10.6.7) and a RST for each.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VsockState {
+    /// The guest's context id. A restored VM may be given another; the guest
+    /// reads it again on the reset event.
+    pub cid: u64,
+    /// Connections the guest believed in.
+    pub connections: Vec<SavedConnection>,
+}
+
+/// The ports of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedConnection {
+    /// On the host.
+    pub host_port: u32,
+    /// In the guest.
+    pub guest_port: u32,
+}
+
+impl VsockState {
+    /// Refuses a state that no device of ours could have saved.
+    pub fn check(&self) -> Result<(), VsockError> {
+        if self.connections.len() > 2 * CONNECTION_LIMIT {
+            return Err(VsockError::SavedConnections(self.connections.len()));
+        }
+        super::device::check_cid(self.cid)
+    }
+}

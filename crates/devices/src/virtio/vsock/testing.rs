@@ -1,0 +1,538 @@
+//! A guest's socket driver, for tests and fuzzing: real rings in guest
+//! memory, doorbells rung only when the device asked for it, and enough of a
+//! kernel's socket layer to keep to the rules or to break them.
+
+use super::device::Vsock;
+use super::packet::{
+    HEADER_LEN, HOST_CID, Header, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, TYPE_STREAM,
+};
+use super::rings::QUEUE_SIZES;
+use crate::GuestMemory;
+use crate::virtio::device::{Activation, ActiveQueue, VirtioDevice};
+use crate::virtio::testing::{self, Buffer, DriverQueue, PATIENCE, TestInterrupt, ThreadWorkers};
+use std::collections::{HashMap, VecDeque};
+use std::num::Wrapping;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use virtio_queue::Queue;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+pub(super) const GUEST_CID: u64 = 3;
+pub(super) const EVENT_IDX: u64 = 1 << 29;
+
+const RX: usize = 0;
+const TX: usize = 1;
+const EVENT: usize = 2;
+const RX_BUFFER: u32 = 4096;
+const RX_BUFFERS: u64 = 0x10_0000;
+const TX_BUFFERS: u64 = 0x20_0000;
+const TX_BUFFER: u64 = 0x1_1000;
+const EVENT_BUFFERS: u64 = 0x8_0000;
+const EVENT_BUFFER: u32 = 8;
+const ZEROS: u64 = 0x9_0000;
+const MEMORY: usize = 16 << 20;
+
+/// One side of a connection in the guest, by (host port, guest port).
+pub(super) type Ports = (u32, u32);
+
+/// What the guest's kernel knows of a connection.
+#[derive(Debug, Default)]
+pub(super) struct Socket {
+    /// The host answered REQUEST.
+    pub accepted: bool,
+    /// The host sent RST.
+    pub reset: bool,
+    /// Flags of the host's SHUTDOWN packets.
+    pub shutdown: u32,
+    /// Bytes that came and were not taken.
+    pub inbox: VecDeque<u8>,
+    /// `buf_alloc` told to the host.
+    pub window: u32,
+    /// Bytes taken out of the inbox.
+    pub taken: Wrapping<u32>,
+    /// CREDIT_REQUESTs of the host's.
+    pub credit_requests: u32,
+    told: Wrapping<u32>,
+    sent: Wrapping<u32>,
+    host_window: u32,
+    host_taken: Wrapping<u32>,
+}
+
+impl Socket {
+    pub(super) fn credit(&self) -> usize {
+        let unread = (self.sent - self.host_taken).0;
+        self.host_window.saturating_sub(unread) as usize
+    }
+}
+
+/// The guest with its device.
+pub(super) struct Guest {
+    pub memory: Arc<GuestMemory>,
+    pub device: Vsock,
+    pub interrupt: Arc<TestInterrupt>,
+    pub sockets: HashMap<Ports, Socket>,
+    /// REQUESTs of the host's that nobody answered.
+    pub requests: VecDeque<Ports>,
+    /// Everything else that came, in order, without payloads.
+    pub seen: Vec<Header>,
+    /// Event ids that came.
+    pub events: Vec<u32>,
+    /// Window of new sockets.
+    pub window: u32,
+    /// Returns receive and event buffers to the device at once.
+    pub restocks: bool,
+    kept: VecDeque<u64>,
+    features: u64,
+    queues: [DriverQueue; 3],
+    /// How many chains were ever offered, and by when the device was told.
+    added: [Wrapping<u16>; 3],
+    kicked: [Wrapping<u16>; 3],
+    doorbells: Vec<EventFd>,
+    /// Descriptors in flight, and how many each chain has, in order.
+    tx_in_flight: u16,
+    tx_chains: VecDeque<u16>,
+    tx_next: u64,
+    /// The descriptor the next chain begins with.
+    tx_descriptor: u16,
+    by_hand: bool,
+}
+
+/// Where the device's queues stood.
+pub(super) type Paused = Vec<Queue>;
+
+impl Guest {
+    /// A driver that has given the device all its buffers.
+    pub(super) fn new(device: Vsock, features: u64) -> Guest {
+        let mut guest = Guest::without_buffers(device, features);
+        guest.stock();
+        guest
+    }
+
+    fn stock(&mut self) {
+        for slot in 0..u64::from(QUEUE_SIZES[RX]) {
+            self.add(RX, &[rx_buffer(slot)]);
+        }
+        for slot in 0..u64::from(QUEUE_SIZES[EVENT]) {
+            self.add(EVENT, &[event_buffer(slot)]);
+        }
+    }
+
+    /// A driver that has given the device nothing yet.
+    pub(super) fn without_buffers(device: Vsock, features: u64) -> Guest {
+        let memory = testing::memory(MEMORY);
+        let queue = |index: usize| {
+            let base = 0x1000 + 0x4000 * index as u64;
+            DriverQueue::new(memory.clone(), base, QUEUE_SIZES[index])
+        };
+        Guest {
+            queues: [queue(RX), queue(TX), queue(EVENT)],
+            memory: memory.clone(),
+            device,
+            interrupt: TestInterrupt::new(),
+            sockets: HashMap::new(),
+            requests: VecDeque::new(),
+            seen: Vec::new(),
+            events: Vec::new(),
+            window: 256 * 1024,
+            restocks: true,
+            kept: VecDeque::new(),
+            features,
+            added: Default::default(),
+            kicked: Default::default(),
+            doorbells: (0..3)
+                .map(|_| EventFd::new(EFD_NONBLOCK).expect("eventfd"))
+                .collect(),
+            tx_in_flight: 0,
+            tx_chains: VecDeque::new(),
+            tx_next: 0,
+            tx_descriptor: 0,
+            by_hand: false,
+        }
+    }
+
+    /// Takes the device into use for the first time, on its own thread.
+    pub(super) fn start(mut self) -> Guest {
+        let queues = self.fresh_queues();
+        self.activate(queues);
+        self
+    }
+
+    /// The same without a thread: [`Guest::settle`] does the work.
+    pub(super) fn start_by_hand(mut self) -> Guest {
+        self.by_hand = true;
+        self.start()
+    }
+
+    pub(super) fn fresh_queues(&self) -> Paused {
+        let event_idx = self.features & EVENT_IDX != 0;
+        let queues = self.queues.iter();
+        queues.map(|queue| queue.device_queue(event_idx)).collect()
+    }
+
+    pub(super) fn activate(&mut self, queues: Paused) {
+        let active = (0u16..).zip(queues).map(|(index, queue)| {
+            let doorbell = &self.doorbells[usize::from(index)];
+            Some(ActiveQueue {
+                index,
+                queue,
+                doorbell: doorbell.try_clone().expect("eventfd"),
+            })
+        });
+        let activation = Activation {
+            memory: self.memory.clone(),
+            queues: active.collect(),
+            interrupt: self.interrupt.clone(),
+            features: self.features,
+            workers: Arc::new(ThreadWorkers),
+        };
+        match self.by_hand {
+            true => self.device.activate_by_hand(activation),
+            false => self.device.activate(activation).expect("starts"),
+        }
+    }
+
+    pub(super) fn pause(&mut self) -> Paused {
+        let queues = self.device.deactivate();
+        queues.into_iter().map(|active| active.queue).collect()
+    }
+
+    /// The driver resets the device and starts anew, with empty rings.
+    pub(super) fn reset_driver(&mut self) {
+        self.device.deactivate();
+        for (index, queue) in (0u64..).zip(&mut self.queues) {
+            let size = queue.size();
+            *queue = DriverQueue::new(self.memory.clone(), 0x1000 + 0x4000 * index, size);
+        }
+        self.added = Default::default();
+        self.kicked = Default::default();
+        self.tx_in_flight = 0;
+        self.tx_chains.clear();
+        self.tx_descriptor = 0;
+        self.kept.clear();
+        self.sockets.clear();
+        self.stock();
+        let queues = self.fresh_queues();
+        self.activate(queues);
+    }
+
+    fn add(&mut self, queue: usize, buffers: &[Buffer]) {
+        self.queues[queue].add(buffers);
+        self.added[queue] += Wrapping(1);
+    }
+
+    /// Rings the doorbell if the device asked for it (Virtio 1.3 §2.7.10).
+    fn kick(&mut self, queue: usize) {
+        let (old, new) = (self.kicked[queue], self.added[queue]);
+        if old == new {
+            return;
+        }
+        self.kicked[queue] = new;
+        let rings = &self.queues[queue];
+        let mut bytes = [0; 2];
+        let wanted = if self.features & EVENT_IDX != 0 {
+            rings.load(rings.used() + 4 + 8 * u64::from(rings.size()), &mut bytes);
+            let event = Wrapping(u16::from_le_bytes(bytes));
+            new - event - Wrapping(1) < new - old
+        } else {
+            rings.load(rings.used(), &mut bytes);
+            bytes[0] & 1 == 0
+        };
+        if wanted {
+            self.doorbells[queue].write(1).expect("rings");
+        }
+    }
+
+    /// Sends buffers as one chain, whatever is in them.
+    pub(super) fn send_chain(&mut self, parts: &[&[u8]], writable: bool) {
+        let room = self.queues[TX].size() - parts.len() as u16;
+        let start = Instant::now();
+        while self.tx_in_flight > room {
+            // Keep going as a kernel would: answers need receive buffers.
+            self.pump();
+            assert!(start.elapsed() < PATIENCE, "no transmit buffer comes back");
+        }
+        // One slot a chain: as many as descriptors, so none is reused early.
+        let mut address = TX_BUFFERS + TX_BUFFER * (self.tx_next % u64::from(QUEUE_SIZES[TX]));
+        self.tx_next += 1;
+        let mut buffers = Vec::new();
+        for part in parts {
+            self.queues[TX].store(address, part);
+            buffers.push(Buffer {
+                address,
+                length: part.len() as u32,
+                writable,
+            });
+            address += part.len() as u64;
+        }
+        self.send_buffers(&buffers);
+    }
+
+    /// Sends descriptors as they are.
+    pub(super) fn send_buffers(&mut self, buffers: &[Buffer]) {
+        self.add(TX, buffers);
+        self.tx_in_flight += buffers.len() as u16;
+        self.tx_chains.push_back(buffers.len() as u16);
+        self.tx_descriptor = (self.tx_descriptor + buffers.len() as u16) % self.queues[TX].size();
+        self.kick(TX);
+    }
+
+    /// Sends a packet, header and payload in one buffer as Linux does.
+    pub(super) fn send(&mut self, header: Header, payload: &[u8]) {
+        let mut bytes = header.to_bytes().to_vec();
+        bytes.extend_from_slice(payload);
+        self.send_chain(&[&bytes], false);
+    }
+
+    /// Sends a packet if there is room now.
+    pub(super) fn try_send(&mut self, header: Header) -> bool {
+        self.pump();
+        let room = self.tx_in_flight < self.queues[TX].size();
+        if room {
+            self.send(header, &[]);
+        }
+        room
+    }
+
+    /// Sends a chain of two descriptors that point at each other.
+    pub(super) fn send_loop(&mut self) {
+        let part = Buffer::readable(ZEROS, 64);
+        self.send_buffers(&[part, part]);
+        let (last, first) = (self.tx_descriptor - 1, self.tx_descriptor - 2);
+        let queue = &self.queues[TX];
+        queue.write_descriptor(queue.descriptors(), last, part, testing::NEXT, first);
+    }
+
+    /// Offers a head that is no descriptor. The device cannot return it.
+    pub(super) fn offer_wild_head(&mut self, head: u16) {
+        self.queues[TX].offer(head);
+        self.added[TX] += Wrapping(1);
+        self.kick(TX);
+    }
+
+    /// Claims to have added more chains than the ring has.
+    pub(super) fn break_transmit_ring(&mut self) {
+        self.added[TX] += Wrapping(1000);
+        self.queues[TX].set_avail_index(self.added[TX].0);
+        self.doorbells[TX].write(1).expect("rings");
+    }
+
+    /// Adds receive buffers, right or wrong.
+    pub(super) fn add_receive_buffers(&mut self, buffers: &[Buffer]) {
+        for buffer in buffers {
+            self.add(RX, &[*buffer]);
+        }
+        self.kick(RX);
+    }
+
+    /// How many receive buffers ever came back.
+    pub(super) fn receive_buffers_returned(&self) -> u16 {
+        self.queues[RX].used_index()
+    }
+
+    /// A correct header for these ports.
+    pub(super) fn header(&mut self, ports: Ports, op: Op) -> Header {
+        let window = self.window;
+        let socket = self.sockets.entry(ports).or_insert_with(|| Socket {
+            window,
+            ..Socket::default()
+        });
+        socket.told = socket.taken;
+        Header {
+            src_cid: GUEST_CID,
+            dst_cid: HOST_CID,
+            src_port: ports.1,
+            dst_port: ports.0,
+            kind: TYPE_STREAM,
+            op: op as u16,
+            buf_alloc: socket.window,
+            fwd_cnt: socket.taken.0,
+            ..Header::default()
+        }
+    }
+
+    /// Sends a packet without payload.
+    pub(super) fn tell(&mut self, ports: Ports, op: Op, flags: u32) {
+        let header = Header {
+            flags,
+            ..self.header(ports, op)
+        };
+        self.send(header, &[]);
+    }
+
+    /// Sends bytes, without regard to credit.
+    pub(super) fn push(&mut self, ports: Ports, payload: &[u8]) {
+        let header = Header {
+            len: payload.len() as u32,
+            ..self.header(ports, Op::Rw)
+        };
+        self.sockets.get_mut(&ports).expect("made above").sent += Wrapping(header.len);
+        self.send(header, payload);
+    }
+
+    /// Sends as much of `payload`, up to 64 KiB, as credit allows; returns how
+    /// many bytes that was.
+    pub(super) fn push_some(&mut self, ports: Ports, payload: &[u8]) -> usize {
+        let credit = self.sockets.get(&ports).map_or(0, Socket::credit);
+        let count = payload.len().min(credit).min(64 * 1024);
+        if count > 0 {
+            self.push(ports, &payload[..count]);
+        }
+        count
+    }
+
+    /// Works through everything the device returned.
+    pub(super) fn pump(&mut self) {
+        if self.by_hand {
+            self.device.step();
+        }
+        while self.queues[TX].next_used().is_some() {
+            self.tx_in_flight -= self.tx_chains.pop_front().expect("one per chain");
+        }
+        while let Some(used) = self.queues[RX].next_used() {
+            let slot = u64::from(used.head);
+            let mut bytes = vec![0; used.length as usize];
+            self.queues[RX].load(RX_BUFFERS + slot * u64::from(RX_BUFFER), &mut bytes);
+            match self.restocks {
+                true => self.add(RX, &[rx_buffer(slot)]),
+                false => self.kept.push_back(slot),
+            }
+            if let Some((header, payload)) = bytes.split_first_chunk::<HEADER_LEN>() {
+                self.take_packet(Header::from_bytes(header), payload);
+            } else {
+                assert_eq!(used.length, 0, "half a header");
+            }
+        }
+        self.kick(RX);
+        while let Some(used) = self.queues[EVENT].next_used() {
+            let mut id = [0; 4];
+            assert_eq!(used.length, 4);
+            let address = EVENT_BUFFERS + u64::from(used.head) * u64::from(EVENT_BUFFER);
+            self.queues[EVENT].load(address, &mut id);
+            self.events.push(u32::from_le_bytes(id));
+            if self.restocks {
+                self.add(EVENT, &[event_buffer(u64::from(used.head))]);
+            }
+        }
+        self.kick(EVENT);
+    }
+
+    /// Gives the device the receive buffers back that `restocks` kept.
+    pub(super) fn restock(&mut self) {
+        self.restocks = true;
+        while let Some(slot) = self.kept.pop_front() {
+            self.add(RX, &[rx_buffer(slot)]);
+        }
+        self.kick(RX);
+    }
+
+    /// Gives the device the event buffers back that `restocks` kept.
+    pub(super) fn restock_event(&mut self, slot: u64) {
+        self.add(EVENT, &[event_buffer(slot)]);
+        self.kick(EVENT);
+    }
+
+    fn take_packet(&mut self, header: Header, payload: &[u8]) {
+        assert_eq!(header.dst_cid, GUEST_CID);
+        assert_eq!(header.len as usize, payload.len());
+        let ports = (header.src_port, header.dst_port);
+        self.seen.push(header);
+        let window = self.window;
+        let socket = self.sockets.entry(ports).or_insert_with(|| Socket {
+            window,
+            ..Socket::default()
+        });
+        socket.host_window = header.buf_alloc;
+        socket.host_taken = Wrapping(header.fwd_cnt);
+        match Op::from_number(header.op).expect("the device sends no nonsense") {
+            Op::Request => self.requests.push_back(ports),
+            Op::Response => socket.accepted = true,
+            Op::Rst => socket.reset = true,
+            Op::Shutdown => socket.shutdown |= header.flags,
+            Op::Rw => {
+                socket.inbox.extend(payload);
+                assert!(
+                    socket.inbox.len() <= socket.window as usize,
+                    "the device keeps to the guest's credit"
+                );
+            }
+            Op::CreditUpdate => {}
+            Op::CreditRequest => {
+                socket.credit_requests += 1;
+                self.tell(ports, Op::CreditUpdate, 0);
+            }
+        }
+    }
+
+    /// Takes what came for a socket, and tells the host as Linux does: when
+    /// much of the window is used up.
+    pub(super) fn read(&mut self, ports: Ports) -> Vec<u8> {
+        self.pump();
+        let Some(socket) = self.sockets.get_mut(&ports) else {
+            return Vec::new();
+        };
+        let bytes: Vec<u8> = socket.inbox.drain(..).collect();
+        socket.taken += Wrapping(bytes.len() as u32);
+        let unknown = (socket.taken - socket.told).0;
+        if unknown > socket.window / 2 {
+            self.tell(ports, Op::CreditUpdate, 0);
+        }
+        bytes
+    }
+
+    /// Pumps until `done`.
+    ///
+    /// # Panics
+    /// After [`PATIENCE`].
+    pub(super) fn until(&mut self, what: &str, mut done: impl FnMut(&mut Guest) -> bool) {
+        let start = Instant::now();
+        loop {
+            self.pump();
+            if done(self) {
+                return;
+            }
+            assert!(start.elapsed() < PATIENCE, "in vain: {what}");
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+
+    /// By hand: turns until nothing moves.
+    pub(super) fn settle(&mut self) {
+        assert!(self.by_hand);
+        for _ in 0..8 {
+            self.pump();
+        }
+    }
+
+    pub(super) fn socket(&self, ports: Ports) -> &Socket {
+        &self.sockets[&ports]
+    }
+
+    /// Connects to a host program; its socket must be there.
+    pub(super) fn connect(&mut self, ports: Ports) {
+        self.tell(ports, Op::Request, 0);
+        self.until("RESPONSE", |guest| guest.sockets[&ports].accepted);
+    }
+
+    /// Answers the next REQUEST of the host's to `guest_port`.
+    pub(super) fn accept(&mut self, guest_port: u32) -> Ports {
+        self.until("REQUEST", |guest| !guest.requests.is_empty());
+        let ports = self.requests.pop_front().expect("one came");
+        assert_eq!(ports.1, guest_port);
+        self.tell(ports, Op::Response, 0);
+        ports
+    }
+
+    /// Closes as Linux does, and waits for the RST.
+    pub(super) fn close(&mut self, ports: Ports) {
+        self.tell(ports, Op::Shutdown, SHUTDOWN_RECEIVE | SHUTDOWN_SEND);
+        self.until("RST", |guest| guest.sockets[&ports].reset);
+    }
+}
+
+fn rx_buffer(slot: u64) -> Buffer {
+    Buffer::writable(RX_BUFFERS + slot * u64::from(RX_BUFFER), RX_BUFFER)
+}
+
+fn event_buffer(slot: u64) -> Buffer {
+    Buffer::writable(EVENT_BUFFERS + slot * u64::from(EVENT_BUFFER), EVENT_BUFFER)
+}

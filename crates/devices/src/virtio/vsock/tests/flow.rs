@@ -1,0 +1,197 @@
+//! Nobody drowns: slow readers stop fast writers, and only those.
+
+use super::super::BUFFER;
+use super::super::packet::Op;
+use super::super::testing::Guest;
+use super::{Host, noise, read_ok};
+use std::io::{ErrorKind, Read, Write};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Pushes until the device grants no more credit for a while; returns how much
+/// went.
+fn push_until_stuck(guest: &mut Guest, ports: (u32, u32), out: &[u8]) -> usize {
+    let mut sent = 0;
+    let mut since = Instant::now();
+    while since.elapsed() < Duration::from_millis(200) {
+        guest.pump();
+        let count = guest.push_some(ports, &out[sent..]);
+        if count > 0 {
+            sent += count;
+            since = Instant::now();
+        }
+    }
+    sent
+}
+
+#[test]
+fn a_program_that_stops_reading_stops_its_guest_and_nobody_else() {
+    let host = Host::new();
+    let mut guest = host.guest().start();
+    let mut stuck = host.guest_to_host(&mut guest, (7, 1));
+    let mut other = host.guest_to_host(&mut guest, (8, 1));
+    let out = noise(1, 4 << 20);
+    let mut sent = push_until_stuck(&mut guest, (7, 1), &out);
+    // The host's kernel holds some for a Unix socket, our buffer the rest.
+    assert_eq!(guest.device.held_bytes(), BUFFER as usize);
+    assert!(sent < out.len() / 2, "{sent}");
+    assert_eq!(guest.socket((7, 1)).credit(), 0);
+
+    // The other one is served meanwhile.
+    guest.push((8, 1), b"still here");
+    let mut bytes = [0; 10];
+    other.read_exact(&mut bytes).unwrap();
+
+    let length = out.len();
+    let reader = thread::spawn(move || {
+        let mut came = vec![0; length];
+        stuck.read_exact(&mut came).unwrap();
+        (came, stuck)
+    });
+    guest.until("the rest", |guest| {
+        sent += guest.push_some((7, 1), &out[sent..]);
+        sent == out.len()
+    });
+    let (came, _stuck) = reader.join().unwrap();
+    assert!(came == out);
+    assert_eq!(guest.device.held_bytes(), 0);
+}
+
+#[test]
+fn a_guest_that_sends_beyond_its_credit_is_cut_off() {
+    let host = Host::new();
+    let mut guest = host.guest().start();
+    let mut stream = host.guest_to_host(&mut guest, (7, 1));
+    let out = noise(1, 4 << 20);
+    let sent = push_until_stuck(&mut guest, (7, 1), &out);
+    guest.push((7, 1), &out[sent..sent + 1]);
+    guest.until("RST", |guest| guest.socket((7, 1)).reset);
+    // What was within the credit is delivered.
+    let mut came = Vec::new();
+    stream.read_to_end(&mut came).unwrap();
+    assert!(came == out[..sent]);
+}
+
+#[test]
+fn a_guest_that_stops_reading_stops_its_program() {
+    let host = Host::new();
+    let mut guest = host.guest();
+    guest.window = 50_000;
+    let mut guest = guest.start();
+    let mut stream = host.guest_to_host(&mut guest, (7, 1));
+    let out = noise(2, 2 << 20);
+    stream.set_nonblocking(true).unwrap();
+    let mut sent = 0;
+    let mut since = Instant::now();
+    while since.elapsed() < Duration::from_millis(200) {
+        guest.pump();
+        match stream.write(&out[sent..]) {
+            Ok(count) => {
+                sent += count;
+                since = Instant::now();
+            }
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+    }
+    assert!(sent < out.len(), "the program was stopped");
+    assert_eq!(
+        guest.socket((7, 1)).inbox.len(),
+        50_000,
+        "the window is full"
+    );
+    assert_eq!(guest.socket((7, 1)).credit_requests, 1, "asked once");
+
+    let mut came = Vec::new();
+    guest.until("all of it", |guest| {
+        if let Ok(count) = stream.write(&out[sent..]) {
+            sent += count;
+        }
+        came.extend(guest.read((7, 1)));
+        came.len() >= out.len()
+    });
+    assert!(came == out);
+}
+
+#[test]
+fn a_guest_without_receive_buffers_stops_everything_until_it_has_some() {
+    let host = Host::new();
+    let mut guest = host.guest().start();
+    let mut stream = host.guest_to_host(&mut guest, (7, 1));
+    guest.restocks = false;
+    let out = noise(2, 150_000);
+    stream.write_all(&out).unwrap();
+    // A hostile flood that asks for answers: at some point no more is taken.
+    guest.until("starved", |guest| {
+        guest.socket((7, 1)).inbox.len() > 100_000
+    });
+    let mut taken = 0;
+    for port in 0..2000 {
+        let header = guest.header((9, port), Op::CreditUpdate);
+        if guest.try_send(header) {
+            taken += 1;
+        }
+        thread::sleep(Duration::from_micros(20));
+    }
+    assert!((256..256 + 200).contains(&taken), "{taken}");
+    guest.restock();
+    let mut came = Vec::new();
+    guest.until("all of it", |guest| {
+        came.extend(guest.read((7, 1)));
+        came.len() >= out.len()
+    });
+    assert!(came == out);
+    guest.until("an answer to each", |guest| {
+        (0..taken).count() <= guest.seen.iter().filter(|h| h.src_port == 9).count()
+    });
+}
+
+#[test]
+fn a_bulk_sender_does_not_starve_the_others() {
+    let host = Host::new();
+    let mut guest = host.guest();
+    guest.window = 16 << 20;
+    let mut guest = guest.start_by_hand();
+    let bulk_listener = host.listen(7);
+    guest.tell((7, 1), Op::Request, 0);
+    guest.settle();
+    let (mut bulk, _) = bulk_listener.accept().unwrap();
+    let mut small = host.call(80);
+    guest.settle();
+    let ports = guest.accept(80);
+    guest.settle();
+    read_ok(&mut small);
+
+    // More waits on the bulk connection than fits into all receive buffers.
+    bulk.set_nonblocking(true).unwrap();
+    let mut filled = 0;
+    while let Ok(count) = bulk.write(&[7; 65536]) {
+        filled += count;
+    }
+    assert!(filled > 3 * 4096, "{filled}");
+    small.write_all(b"!").unwrap();
+    guest.seen.clear();
+    guest.settle();
+    let first = guest
+        .seen
+        .iter()
+        .position(|header| header.src_port == ports.0);
+    assert!(first.unwrap() <= 1, "{first:?}");
+}
+
+#[test]
+fn the_driver_is_interrupted_when_it_asked_for_it() {
+    let host = Host::new();
+    let mut guest = host.guest().start_by_hand();
+    let _listener = host.listen(7);
+    guest.settle();
+    // `used_event` 0: tell me of the first. It stays at 0: of no other.
+    guest.tell((7, 1), Op::Request, 0);
+    guest.settle();
+    assert!(guest.socket((7, 1)).accepted);
+    let after_first = guest.interrupt.counts().used_buffers;
+    assert!(after_first >= 1);
+    guest.tell((7, 2), Op::Request, 0);
+    guest.settle();
+    assert!(guest.socket((7, 2)).accepted);
+    assert_eq!(guest.interrupt.counts().used_buffers, after_first);
+}

@@ -1,0 +1,200 @@
+//! Packets no honest driver sends.
+
+use super::super::packet::{
+    Buffers, HEADER_LEN, HOST_CID, Header, MAX_PAYLOAD, Malformed, Op, TYPE_STREAM, parse,
+};
+use super::super::testing::{GUEST_CID, Guest};
+use super::Host;
+use crate::virtio::testing::{self, Buffer, DriverQueue};
+use proptest::prelude::*;
+use std::io::Read;
+use virtio_queue::QueueT;
+use vm_memory::{Bytes, GuestAddress, Permissions};
+
+/// Parses one chain as the device does.
+fn judge(parts: &[(&[u8], bool)], access: Permissions) -> Result<Header, Malformed> {
+    let memory = testing::memory(1 << 20);
+    let mut driver = DriverQueue::new(memory.clone(), 0x1000, 128);
+    let mut address = 0x1_0000;
+    let mut buffers = Vec::new();
+    for (bytes, writable) in parts {
+        memory.write_slice(bytes, GuestAddress(address)).unwrap();
+        buffers.push(Buffer {
+            address,
+            length: bytes.len() as u32,
+            writable: *writable,
+        });
+        address += bytes.len() as u64;
+    }
+    driver.add(&buffers);
+    let mut queue = driver.device_queue(false);
+    let chain = queue.pop_descriptor_chain(&*memory).unwrap();
+    let mut buffers = Buffers::default();
+    buffers.load(&memory, chain, access)?;
+    parse(&buffers, GUEST_CID)
+}
+
+fn good(len: u32) -> Header {
+    Header {
+        src_cid: GUEST_CID,
+        dst_cid: HOST_CID,
+        src_port: 1,
+        dst_port: 2,
+        len,
+        kind: TYPE_STREAM,
+        op: Op::Rw as u16,
+        ..Header::default()
+    }
+}
+
+#[test]
+fn malformed_packets_are_told_apart() {
+    let read = Permissions::Read;
+    let bytes = good(0).to_bytes();
+    assert_eq!(judge(&[(&bytes, false)], read), Ok(good(0)));
+    assert_eq!(
+        judge(&[(&bytes[..9], false), (&bytes[9..], false)], read),
+        Ok(good(0))
+    );
+
+    assert_eq!(judge(&[(&bytes, true)], read), Err(Malformed::Direction));
+    assert_eq!(
+        judge(&[(&bytes, false), (&[0], true)], read),
+        Err(Malformed::Direction)
+    );
+    assert_eq!(
+        judge(&[(&bytes[..43], false)], read),
+        Err(Malformed::TooShort(43))
+    );
+    assert_eq!(judge(&[(&[], false)], read), Err(Malformed::TooShort(0)));
+    let truncated = good(5).to_bytes();
+    assert_eq!(
+        judge(&[(&truncated, false), (&[0; 4], false)], read),
+        Err(Malformed::Truncated {
+            promised: 5,
+            held: 4
+        })
+    );
+    for len in [MAX_PAYLOAD + 1, u32::MAX] {
+        assert_eq!(
+            judge(&[(&good(len).to_bytes(), false)], read),
+            Err(Malformed::TooLong(len))
+        );
+    }
+    for src_cid in [0, 2, 4, GUEST_CID | 1 << 32, u64::MAX] {
+        let foreign = Header { src_cid, ..good(0) };
+        assert_eq!(
+            judge(&[(&foreign.to_bytes(), false)], read),
+            Err(Malformed::ForeignSource(src_cid))
+        );
+    }
+}
+
+/// The device took no harm: it still makes connections.
+fn assert_alive(host: &Host, guest: &mut Guest, port: u32) {
+    let mut stream = host.guest_to_host(guest, (port, 1));
+    guest.push((port, 1), b"alive");
+    let mut bytes = [0; 5];
+    stream.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"alive");
+}
+
+#[test]
+fn malformed_chains_are_returned_and_forgotten() {
+    let host = Host::new();
+    let mut guest = host.guest().start();
+    let bytes = good(0).to_bytes();
+    guest.send_chain(&[&bytes], true);
+    guest.send_chain(&[&bytes[..10]], false);
+    guest.send_chain(&[&good(1000).to_bytes()], false);
+    for (address, length) in [
+        (0xffff_ffff_ffff_fff0, 100),
+        (u64::MAX, 1),
+        (15 << 20, u32::MAX),
+        (16 << 20, 44),
+        ((16 << 20) - 43, 44),
+        (0, 0),
+    ] {
+        guest.send_buffers(&[Buffer::readable(address, length)]);
+        // The header in order, its payload nowhere.
+        guest.send_chain(&[&bytes], false);
+    }
+    assert_alive(&host, &mut guest, 7);
+    assert!(guest.interrupt.counts().needs_reset == 0);
+}
+
+#[test]
+fn loops_and_wild_heads_end() {
+    let host = Host::new();
+    let mut guest = host.guest().start();
+    guest.send_loop();
+    guest.offer_wild_head(9999);
+    assert_alive(&host, &mut guest, 7);
+}
+
+#[test]
+fn receive_buffers_of_no_use_are_returned_empty() {
+    let host = Host::new();
+    let guest = host.guest_without_buffers();
+    let mut guest = guest.start();
+    guest.add_receive_buffers(&[
+        Buffer::writable(0x10_0000, 43),
+        Buffer::writable(0x10_0000, 44),
+        Buffer::readable(0x10_0000, 4096),
+        Buffer::writable(u64::MAX - 10, 4096),
+    ]);
+    guest.tell((5, 5), Op::Request, 0);
+    guest.until("all returned", |guest| {
+        guest.receive_buffers_returned() == 4
+    });
+    assert!(guest.seen.is_empty());
+}
+
+#[test]
+fn a_broken_ring_asks_for_a_reset_and_does_not_spin() {
+    let host = Host::new();
+    let mut guest = host.guest().start();
+    guest.until("idle", |_| true);
+    guest.break_transmit_ring();
+    guest.interrupt.wait(|counts| counts.needs_reset > 0);
+    guest.reset_driver();
+    assert_alive(&host, &mut guest, 7);
+    assert_eq!(guest.interrupt.counts().needs_reset, 1);
+}
+
+proptest! {
+    #[test]
+    fn headers_survive_the_wire(bytes in any::<[u8; HEADER_LEN]>()) {
+        prop_assert_eq!(Header::from_bytes(&bytes).to_bytes(), bytes);
+    }
+
+    #[test]
+    fn any_bytes_in_any_cut_are_judged(
+        bytes in prop::collection::vec(any::<u8>(), 0..200),
+        cuts in prop::collection::vec(0usize..200, 0..5),
+        sound in any::<bool>(),
+        len in 0u32..200,
+    ) {
+        let mut bytes = bytes;
+        if sound && bytes.len() >= HEADER_LEN {
+            bytes[..HEADER_LEN].copy_from_slice(&good(len).to_bytes());
+        }
+        let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(bytes.len())).collect();
+        cuts.sort_unstable();
+        let mut parts = Vec::new();
+        let mut from = 0;
+        for cut in cuts {
+            parts.push((&bytes[from..cut], false));
+            from = cut;
+        }
+        parts.push((&bytes[from..], false));
+        match judge(&parts, Permissions::Read) {
+            Ok(header) => {
+                prop_assert!(header.len as usize + HEADER_LEN <= bytes.len());
+                prop_assert_eq!(header.src_cid, GUEST_CID);
+                prop_assert_eq!(&header.to_bytes()[..], &bytes[..HEADER_LEN]);
+            }
+            Err(_) => prop_assert!(!sound || bytes.len() < HEADER_LEN + len as usize),
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Each direction ends on its own, and nothing in flight is lost.
+
+use super::super::packet::{Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
+use super::{Host, noise, read_ok};
+use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::thread;
+use std::time::Duration;
+
+#[test]
+fn the_guest_ends_its_half_and_goes_on_reading() {
+    let host = Host::new();
+    let mut guest = host.guest().start();
+    let mut stream = host.guest_to_host(&mut guest, (7, 1));
+    guest.push((7, 1), b"question");
+    guest.tell((7, 1), Op::Shutdown, SHUTDOWN_SEND);
+    let mut question = Vec::new();
+    stream.read_to_end(&mut question).unwrap();
+    assert_eq!(question, b"question");
+    let answer = noise(1, 300_000);
+    let sent = answer.clone();
+    let writer = thread::spawn(move || {
+        stream.write_all(&sent).unwrap();
+    });
+    let mut came = Vec::new();
+    guest.until("the answer, then the end", |guest| {
+        came.extend(guest.read((7, 1)));
+        guest.socket((7, 1)).shutdown & SHUTDOWN_SEND != 0 && guest.socket((7, 1)).inbox.is_empty()
+    });
+    writer.join().unwrap();
+    assert!(came == answer);
+    assert!(!guest.socket((7, 1)).reset);
+    guest.close((7, 1));
+    assert_eq!(guest.device.connection_count(), 0);
+}
+
+#[test]
+fn a_program_ends_its_half_and_goes_on_reading() {
+    let host = Host::new();
+    let mut guest = host.guest().start();
+    let mut program = host.call(80);
+    let ports = guest.accept(80);
+    read_ok(&mut program);
+    program.write_all(b"question").unwrap();
+    program.shutdown(Shutdown::Write).unwrap();
+    guest.until("the end of the question", |guest| {
+        guest.socket(ports).shutdown == SHUTDOWN_SEND
+    });
+    assert_eq!(guest.read(ports), b"question");
+    let answer = noise(1, 300_000);
+    let expected = answer.clone();
+    let reader = thread::spawn(move || {
+        let mut came = Vec::new();
+        program.read_to_end(&mut came).unwrap();
+        came
+    });
+    let mut sent = 0;
+    guest.until("all sent", |guest| {
+        sent += guest.push_some(ports, &answer[sent..]);
+        sent == answer.len()
+    });
+    guest.close(ports);
+    assert!(reader.join().unwrap() == expected);
+}
+
+#[test]
+fn a_program_that_leaves_is_told_once_all_it_said_has_been_passed_on() {
+    let host = Host::new();
+    let mut guest = host.guest().start();
+    let mut stream = host.guest_to_host(&mut guest, (7, 1));
+    stream.write_all(b"last words").unwrap();
+    drop(stream);
+    guest.until("both ends", |guest| {
+        guest.socket((7, 1)).shutdown == SHUTDOWN_RECEIVE | SHUTDOWN_SEND
+    });
+    assert_eq!(guest.read((7, 1)), b"last words");
+    // Linux answers with RST once its program has read everything.
+    assert!(!guest.socket((7, 1)).reset, "a RST would lose unread bytes");
+    guest.tell((7, 1), Op::Rst, 0);
+    guest.until("gone", |guest| guest.device.connection_count() == 0);
+}
+
+#[test]
+fn a_guest_may_write_to_a_program_that_left() {
+    let host = Host::new();
+    let mut guest = host.guest().start();
+    let stream = host.guest_to_host(&mut guest, (7, 1));
+    drop(stream);
+    let bytes = noise(1, 60_000);
+    for _ in 0..20 {
+        guest.until("credit", |guest| guest.push_some((7, 1), &bytes) > 0);
+    }
+    guest.until("told", |guest| {
+        guest.socket((7, 1)).shutdown & SHUTDOWN_RECEIVE != 0
+    });
+    guest.close((7, 1));
+    assert_eq!(guest.device.connection_count(), 0);
+}
+
+#[test]
+fn a_guest_that_stops_reading_breaks_the_programs_pipe() {
+    let host = Host::new();
+    let mut guest = host.guest().start();
+    let mut stream = host.guest_to_host(&mut guest, (7, 1));
+    guest.tell((7, 1), Op::Shutdown, SHUTDOWN_RECEIVE);
+    let error = loop {
+        match stream.write_all(&[1; 1000]) {
+            Ok(()) => thread::sleep(Duration::from_millis(1)),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+    guest.push((7, 1), b"still speaking");
+    let mut bytes = [0; 14];
+    stream.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"still speaking");
+}
+
+#[test]
+fn a_guest_may_close_at_once_after_writing_to_a_slow_program() {
+    // However it ends: closed, or gone with a RST.
+    for abrupt in [false, true] {
+        let host = Host::new();
+        let mut guest = host.guest().start();
+        let mut stream = host.guest_to_host(&mut guest, (7, 1));
+        let out = noise(5, 300_000);
+        let mut sent = 0;
+        guest.until("sent", |guest| {
+            sent += guest.push_some((7, 1), &out[sent..]);
+            sent == out.len()
+        });
+        match abrupt {
+            false => guest.close((7, 1)),
+            true => guest.tell((7, 1), Op::Rst, 0),
+        }
+        // The ports are free at once, while the program has yet to read.
+        guest.until("free", |guest| guest.device.connection_count() == 1);
+        guest.sockets.clear();
+        let _listener = std::fs::remove_file(host.folder.path().join("v_7"));
+        let _second = host.guest_to_host(&mut guest, (7, 1));
+        let mut came = Vec::new();
+        stream.read_to_end(&mut came).unwrap();
+        assert!(came == out);
+        guest.until("drained", |guest| guest.device.connection_count() == 1);
+    }
+}
+
+#[test]
+fn the_device_waits_for_readers_of_the_guests_last_words() {
+    let host = Host::new();
+    let mut guest = host.guest().start();
+    let mut stream = host.guest_to_host(&mut guest, (7, 1));
+    let out = noise(5, 300_000);
+    let mut sent = 0;
+    guest.until("sent", |guest| {
+        sent += guest.push_some((7, 1), &out[sent..]);
+        sent == out.len()
+    });
+    let reader = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(50));
+        let mut came = Vec::new();
+        stream.read_to_end(&mut came).unwrap();
+        came
+    });
+    // The VM ends right after.
+    drop(guest);
+    assert!(reader.join().unwrap() == out);
+}
+
+#[test]
+fn what_the_guest_sent_before_a_stop_is_delivered() {
+    let host = Host::new();
+    let mut guest = host.guest().start();
+    let mut stream = host.guest_to_host(&mut guest, (7, 1));
+    for round in 0..200u32 {
+        guest.push((7, 1), &round.to_le_bytes());
+        let queues = guest.pause();
+        let mut bytes = [0; 4];
+        stream.read_exact(&mut bytes).unwrap();
+        assert_eq!(u32::from_le_bytes(bytes), round);
+        guest.activate(queues);
+    }
+}
