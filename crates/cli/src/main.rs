@@ -1,3 +1,5 @@
 //! jiffy: the command line.
 
-fn main() {}
+fn main() -> ! {
+    jiffy_cli::main()
+}

@@ -1,0 +1,575 @@
+//! What the user may type.
+
+mod values;
+
+pub use values::{
+    DiskUse, HugePages, KernelChoice, MachineUse, Place, TimelineOutput, disk_use, mebibytes,
+    place, signal_number, timeline_output,
+};
+
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use std::path::PathBuf;
+
+/// Linux microVMs in milliseconds.
+///
+/// Exit status: the command's own for `run`, `exec` and `attach`; 125 when
+/// jiffy itself fails, 126 when the command can't be executed, 127 when it
+/// can't be found, 128+N when signal N ended it; 2 for bad usage.
+#[derive(Debug, Parser)]
+#[command(name = "jiffy", version, disable_help_subcommand = true)]
+pub struct Cli {
+    /// Where VMs run: in the machine, on this host, or in the machine only
+    /// when this host has no real KVM
+    #[arg(
+        long,
+        global = true,
+        env = "JIFFY_MACHINE",
+        value_enum,
+        value_name = "WHEN",
+        default_value = "auto",
+        hide_env_values = true
+    )]
+    pub machine: MachineUse,
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Make a VM, start it and run a command in it
+    Run(Run),
+    /// Make a VM without starting it
+    Create(Create),
+    /// Start VMs that were made or have ended
+    Start(Start),
+    /// Run a further command in a running VM
+    Exec(Exec),
+    /// List VMs
+    Ps(Ps),
+    /// Show what a VM's command, console or VMM wrote
+    Logs(Logs),
+    /// Copy files and folders into or out of a VM
+    Cp(Cp),
+    /// Show all about VMs, as JSON
+    Inspect(Inspect),
+    /// End VMs in order
+    Stop(Stop),
+    /// End VMs at once, or send a signal to their command
+    Kill(Kill),
+    /// Remove VMs
+    Rm(Rm),
+    /// Wait until VMs have ended and print their exit statuses
+    Wait(Wait),
+    /// Connect to the command of a running VM
+    Attach(Attach),
+    /// Show where the time of a VM's start went
+    Timeline(Timeline),
+    /// Guest kernels
+    #[command(subcommand)]
+    Kernel(Kernel),
+    /// Images
+    #[command(subcommand)]
+    Image(Image),
+    /// Volumes: disks that outlive VMs
+    #[command(subcommand)]
+    Volume(Volume),
+    /// The Linux machine in which VMs run where there is no real KVM
+    #[command(subcommand)]
+    Machine(Machine),
+    /// Check what this host offers and say what to do about the rest
+    Doctor(Doctor),
+    /// Show the versions of jiffy and, if it runs, of its node
+    Version(Version),
+    /// Print a completion script for a shell
+    Completions(Completions),
+}
+
+/// What `run` and `create` make a VM from.
+#[derive(Debug, Args)]
+pub struct VmOptions {
+    /// Name of the VM; without one, jiffy makes one up
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Remove the VM once it has ended
+    #[arg(long)]
+    pub rm: bool,
+    /// vCPUs, 1 to 32
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=32))]
+    pub cpus: Option<u8>,
+    /// RAM: 256, 256M, 2G (without a letter: MiB)
+    #[arg(long, short, value_name = "SIZE", value_parser = mebibytes)]
+    pub memory: Option<u64>,
+    /// Guest kernel: a name (`jiffy kernel list`) or the path of an image
+    #[arg(long, value_name = "NAME|PATH", value_hint = ValueHint::FilePath)]
+    pub kernel: Option<KernelChoice>,
+    /// Image of the root file system
+    #[arg(long, value_name = "NAME")]
+    pub image: Option<String>,
+    /// Attach a volume; with a size, it is made when missing. Repeatable:
+    /// /dev/vdb, /dev/vdc, …
+    #[arg(long, value_name = "NAME[:SIZE][:ro]", value_parser = disk_use)]
+    pub disk: Vec<DiskUse>,
+    /// Give the VM a serial console (`jiffy logs --console`)
+    #[arg(long)]
+    pub console: bool,
+    /// Hand PID 1 to the image's own init
+    #[arg(
+        long,
+        value_name = "PATH",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "/sbin/init"
+    )]
+    pub init: Option<String>,
+    /// Host name in the guest; without one, the VM's name
+    #[arg(long, value_name = "NAME")]
+    pub hostname: Option<String>,
+    /// A further kernel parameter. Repeatable
+    #[arg(long, value_name = "PARAMETER", allow_hyphen_values = true)]
+    pub kernel_arg: Vec<String>,
+    /// Back the VM's RAM with huge pages
+    #[arg(
+        long,
+        value_name = "SIZE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "2M",
+        value_enum
+    )]
+    pub huge_pages: Option<HugePages>,
+}
+
+/// What a command in a VM is started with.
+#[derive(Debug, Args)]
+pub struct CommandOptions {
+    /// Set an environment variable; NAME alone takes this shell's value. Repeatable
+    #[arg(short, long, value_name = "NAME[=VALUE]")]
+    pub env: Vec<String>,
+    /// Working directory
+    #[arg(short, long, value_name = "FOLDER")]
+    pub workdir: Option<String>,
+    /// User: name, uid, name:group or uid:gid
+    #[arg(short, long)]
+    pub user: Option<String>,
+}
+
+/// How a command is connected to this terminal.
+#[derive(Debug, Args)]
+pub struct StdioOptions {
+    /// Forward stdin; implied when stdin is a pipe or a file
+    #[arg(short, long)]
+    pub interactive: bool,
+    /// Run on a terminal; implied when stdin and stdout are terminals
+    #[arg(short, long)]
+    pub tty: bool,
+    /// Never run on a terminal
+    #[arg(short = 'T', long, conflicts_with = "tty")]
+    pub no_tty: bool,
+}
+
+/// `jiffy run`
+#[derive(Debug, Args)]
+#[command(after_long_help = RUN_HELP)]
+pub struct Run {
+    #[command(flatten)]
+    pub vm: VmOptions,
+    #[command(flatten)]
+    pub command: CommandOptions,
+    #[command(flatten)]
+    pub stdio: StdioOptions,
+    /// Print the VM's id and return; the VM goes on
+    #[arg(short, long, conflicts_with_all = ["interactive", "tty"])]
+    pub detach: bool,
+    /// Show on stderr where the time went, or write it to a file: table, json,
+    /// perfetto; json:FILE
+    #[arg(
+        long,
+        value_name = "FORMAT[:FILE]",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "table",
+        value_parser = timeline_output
+    )]
+    pub timeline: Option<TimelineOutput>,
+    /// With json: print one object with the VM, its exit status and its output
+    #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "tty")]
+    pub format: Option<JsonFormat>,
+    /// The command; without one a shell, or with --detach nothing: the VM
+    /// then waits for `jiffy exec`
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "CMD"
+    )]
+    pub argv: Vec<String>,
+}
+
+const RUN_HELP: &str = "\
+INT, TERM, HUP, QUIT, USR1 and USR2 are forwarded to the command. A second \
+Ctrl-C within a second, for a command that ignores the first, ends the VM. On \
+a terminal Ctrl-P Ctrl-Q leaves the VM running (`jiffy attach` returns to it).
+
+Stdin is forwarded when it is not a terminal: in a shell loop that reads a \
+file, give `jiffy` its own (`< /dev/null`).";
+
+/// `jiffy create`
+#[derive(Debug, Args)]
+pub struct Create {
+    #[command(flatten)]
+    pub vm: VmOptions,
+    #[command(flatten)]
+    pub command: CommandOptions,
+    /// Keep stdin open for `jiffy start -i` and `jiffy attach`
+    #[arg(short, long)]
+    pub interactive: bool,
+    /// Run the command on a terminal
+    #[arg(short, long)]
+    pub tty: bool,
+    /// Output: the id, or json
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub format: Option<JsonFormat>,
+    /// The command; without one the VM waits for `jiffy exec`
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "CMD"
+    )]
+    pub argv: Vec<String>,
+}
+
+/// `jiffy start`
+#[derive(Debug, Args)]
+pub struct Start {
+    /// Connect to the VM's command, as `jiffy attach`
+    #[arg(short, long)]
+    pub attach: bool,
+    /// Forward stdin; with --attach
+    #[arg(short, long, requires = "attach")]
+    pub interactive: bool,
+    #[arg(required = true, value_name = "VM")]
+    pub vms: Vec<String>,
+}
+
+/// `jiffy exec`
+#[derive(Debug, Args)]
+#[command(after_long_help = "A second Ctrl-C within a second, for a command \
+that ignores the first, closes the connection; the command then gets HUP.")]
+pub struct Exec {
+    #[command(flatten)]
+    pub command: CommandOptions,
+    #[command(flatten)]
+    pub stdio: StdioOptions,
+    #[arg(value_name = "VM")]
+    pub vm: String,
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "CMD"
+    )]
+    pub argv: Vec<String>,
+}
+
+/// `jiffy ps`
+#[derive(Debug, Args)]
+pub struct Ps {
+    /// VMs that don't run, too
+    #[arg(short, long)]
+    pub all: bool,
+    /// Ids only
+    #[arg(short, long, conflicts_with = "format")]
+    pub quiet: bool,
+    #[arg(long, value_enum, default_value = "table")]
+    pub format: ListFormat,
+}
+
+/// `jiffy logs`
+#[derive(Debug, Args)]
+pub struct Logs {
+    /// Go on as more is written, until the VM ends
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Only the last N lines
+    #[arg(short = 'n', long, value_name = "N")]
+    pub tail: Option<u64>,
+    /// The guest's serial console (needs `--console` at `run`)
+    #[arg(long, conflicts_with = "vmm")]
+    pub console: bool,
+    /// The log of the VM's own jiffy-vmm process
+    #[arg(long)]
+    pub vmm: bool,
+    #[arg(value_name = "VM")]
+    pub vm: String,
+}
+
+/// `jiffy cp`
+#[derive(Debug, Args)]
+#[command(after_long_help = CP_HELP)]
+pub struct Cp {
+    /// Keep owners, and set-user-ID and set-group-ID bits
+    #[arg(short, long)]
+    pub archive: bool,
+    /// A path here, VM:PATH, or - for a tar on stdin
+    #[arg(value_name = "SRC", value_parser = place, value_hint = ValueHint::AnyPath)]
+    pub source: Place,
+    /// A path here, VM:PATH, or - for a tar on stdout
+    #[arg(value_name = "DST", value_parser = place, value_hint = ValueHint::AnyPath)]
+    pub destination: Place,
+}
+
+const CP_HELP: &str = "\
+One of SRC and DST is in a VM. Into an existing folder the source goes under \
+its own name; a SRC that ends in /. gives its contents instead. Modes, times \
+and symbolic links are kept. Without --archive what is written here belongs to \
+you, and what is written in the VM to its root. A path here with a colon in its \
+first part is written ./a:b.";
+
+/// `jiffy inspect`
+#[derive(Debug, Args)]
+pub struct Inspect {
+    #[arg(required = true, value_name = "VM")]
+    pub vms: Vec<String>,
+}
+
+/// `jiffy stop`
+#[derive(Debug, Args)]
+pub struct Stop {
+    /// Seconds its programs have to end before they are killed
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 10)]
+    pub time: u32,
+    #[arg(required = true, value_name = "VM")]
+    pub vms: Vec<String>,
+}
+
+/// `jiffy kill`
+#[derive(Debug, Args)]
+pub struct Kill {
+    /// Send this signal (TERM, SIGTERM or 15) to the VM's command instead
+    #[arg(short, long, value_name = "SIGNAL", value_parser = signal_number)]
+    pub signal: Option<i32>,
+    #[arg(required = true, value_name = "VM")]
+    pub vms: Vec<String>,
+}
+
+/// `jiffy rm`
+#[derive(Debug, Args)]
+pub struct Rm {
+    /// End them first if they run; no complaint about those that don't exist
+    #[arg(short, long)]
+    pub force: bool,
+    #[arg(required = true, value_name = "VM")]
+    pub vms: Vec<String>,
+}
+
+/// `jiffy wait`
+#[derive(Debug, Args)]
+pub struct Wait {
+    #[arg(required = true, value_name = "VM")]
+    pub vms: Vec<String>,
+}
+
+/// `jiffy attach`
+#[derive(Debug, Args)]
+#[command(after_long_help = "On a terminal Ctrl-P Ctrl-Q leaves; the VM goes on.")]
+pub struct Attach {
+    /// Don't forward stdin
+    #[arg(long)]
+    pub no_stdin: bool,
+    #[arg(value_name = "VM")]
+    pub vm: String,
+}
+
+/// `jiffy timeline`
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct Timeline {
+    #[command(subcommand)]
+    pub order: Option<TimelineOrder>,
+    #[arg(long, value_enum, default_value = "table")]
+    pub format: TimelineFormat,
+    #[arg(value_name = "VM", required = true)]
+    pub vm: Option<String>,
+}
+
+/// Orders of a timeline, as systemd-analyze has them.
+#[derive(Debug, Subcommand)]
+pub enum TimelineOrder {
+    /// The steps, longest first
+    Blame {
+        #[arg(value_name = "VM")]
+        vm: String,
+    },
+    /// The chain of steps that had to wait for one another
+    CriticalChain {
+        #[arg(value_name = "VM")]
+        vm: String,
+    },
+}
+
+/// `jiffy kernel`
+#[derive(Debug, Subcommand)]
+pub enum Kernel {
+    /// Build a guest kernel from the distribution's Linux source
+    Build {
+        /// base, or full: base plus what Docker inside needs
+        #[arg(default_value = "base")]
+        variant: String,
+    },
+    /// List the kernels VMs can boot
+    List {
+        #[arg(long, value_enum, default_value = "table")]
+        format: ListFormat,
+    },
+    /// Name what a kernel image or a kernel configuration lacks for Jiffy
+    Check {
+        /// A vmlinux or bzImage, or a .config
+        #[arg(value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+        #[arg(long, value_enum, default_value = "table")]
+        format: ListFormat,
+    },
+}
+
+/// `jiffy image`
+#[derive(Debug, Subcommand)]
+pub enum Image {
+    /// Make an image from a folder or a tar (also gzipped, also - for stdin)
+    Import {
+        name: String,
+        #[arg(value_name = "FOLDER|TAR|-", value_hint = ValueHint::AnyPath)]
+        source: PathBuf,
+        /// Output: the name, or json
+        #[arg(long, value_enum, value_name = "FORMAT")]
+        format: Option<JsonFormat>,
+    },
+    /// List images
+    Ls {
+        #[arg(long, value_enum, default_value = "table")]
+        format: ListFormat,
+    },
+    /// Remove images
+    Rm {
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+    },
+}
+
+/// `jiffy volume`
+#[derive(Debug, Subcommand)]
+pub enum Volume {
+    /// List volumes
+    Ls {
+        #[arg(long, value_enum, default_value = "table")]
+        format: ListFormat,
+    },
+    /// Remove volumes and all data on them
+    Rm {
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+    },
+}
+
+/// `jiffy machine`
+#[derive(Debug, Subcommand)]
+pub enum Machine {
+    /// Start the machine
+    Start {
+        /// vCPUs
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=32))]
+        cpus: Option<u8>,
+        /// RAM: 4096, 4096M, 4G (without a letter: MiB)
+        #[arg(long, short, value_name = "SIZE", value_parser = mebibytes)]
+        memory: Option<u64>,
+        /// Largest size of its disk, when it is first made: 64G
+        #[arg(long, value_name = "SIZE", value_parser = mebibytes)]
+        disk: Option<u64>,
+    },
+    /// Stop the machine and the VMs in it; its disk stays
+    Stop,
+    /// Say whether the machine runs. Exit status 0: it does; 3: it does not
+    Status {
+        #[arg(long, value_enum, default_value = "table")]
+        format: ListFormat,
+    },
+    /// A shell in the machine, or a command
+    Shell {
+        #[arg(
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            value_name = "CMD"
+        )]
+        argv: Vec<String>,
+    },
+    /// Remove the machine and its disk: all VMs, images and volumes in it
+    Rm {
+        /// Stop it first if it runs
+        #[arg(short, long)]
+        force: bool,
+    },
+}
+
+/// `jiffy doctor`
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit status: 0 when VMs run on this host itself, 3 when they run only in \
+the machine, 4 when they don't run at all."
+)]
+pub struct Doctor {
+    #[arg(long, value_enum, default_value = "table")]
+    pub format: ListFormat,
+}
+
+/// `jiffy version`
+#[derive(Debug, Args)]
+pub struct Version {
+    #[arg(long, value_enum, default_value = "table")]
+    pub format: ListFormat,
+}
+
+/// `jiffy completions`
+#[derive(Debug, Args)]
+#[command(
+    after_help = "bash: jiffy completions bash > /etc/bash_completion.d/jiffy\n\
+zsh:  jiffy completions zsh > \"${fpath[1]}/_jiffy\"\n\
+fish: jiffy completions fish > ~/.config/fish/completions/jiffy.fish"
+)]
+pub struct Completions {
+    #[arg(value_enum)]
+    pub shell: Shell,
+}
+
+/// Shells with completion scripts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+/// Formats of lists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ListFormat {
+    Table,
+    Json,
+}
+
+/// The only other format of commands that print little.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum JsonFormat {
+    Json,
+}
+
+/// Formats of timelines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TimelineFormat {
+    /// Rows with bars
+    Table,
+    /// Spans in nanoseconds
+    Json,
+    /// Chrome trace events, for ui.perfetto.dev
+    Perfetto,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,146 @@
+use super::*;
+use clap::CommandFactory;
+
+fn parse(line: &str) -> Cli {
+    Cli::try_parse_from(line.split_whitespace()).unwrap()
+}
+
+fn refuse(line: &str) -> String {
+    Cli::try_parse_from(line.split_whitespace())
+        .unwrap_err()
+        .to_string()
+}
+
+fn run(line: &str) -> Run {
+    match parse(line).verb {
+        Verb::Run(run) => run,
+        other => panic!("not a run: {other:?}"),
+    }
+}
+
+#[test]
+fn the_definitions_are_consistent() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn a_command_begins_at_the_first_word_that_is_no_option() {
+    let with_dashes = run("jiffy run --name box -e A=1 -- date -u");
+    let without = run("jiffy run --name box -e A=1 date -u");
+    assert_eq!(with_dashes.argv, ["date", "-u"]);
+    assert_eq!(without.argv, ["date", "-u"]);
+    assert_eq!(without.vm.name.as_deref(), Some("box"));
+    assert_eq!(run("jiffy run sh -c -- ls").argv, ["sh", "-c", "--", "ls"]);
+    assert!(run("jiffy run -it").argv.is_empty());
+}
+
+#[test]
+fn options_of_run_arrive() {
+    let run = run(
+        "jiffy run -it --rm --cpus 4 --memory 2G --kernel ./vmlinux --image debian \
+         --disk data:1G --disk logs:ro --console --init --hostname h --kernel-arg quiet \
+         --kernel-arg=-x --huge-pages --timeline=json:/tmp/t.json -w /srv -u 1:2 true",
+    );
+    assert!(run.stdio.interactive && run.stdio.tty && run.vm.rm && run.vm.console);
+    assert_eq!(run.vm.cpus, Some(4));
+    assert_eq!(run.vm.memory, Some(2048));
+    assert_eq!(run.vm.kernel, Some(KernelChoice::File("./vmlinux".into())));
+    assert_eq!(run.vm.disk[0].size_mib, Some(1024));
+    assert!(run.vm.disk[1].read_only && run.vm.disk[1].size_mib.is_none());
+    assert_eq!(run.vm.init.as_deref(), Some("/sbin/init"));
+    assert_eq!(run.vm.kernel_arg, ["quiet", "-x"]);
+    assert_eq!(run.vm.huge_pages, Some(HugePages::M2));
+    assert_eq!(
+        run.timeline,
+        Some(TimelineOutput {
+            format: TimelineFormat::Json,
+            file: Some("/tmp/t.json".into())
+        })
+    );
+    assert_eq!(run.argv, ["true"]);
+}
+
+#[test]
+fn optional_values_need_an_equals_sign() {
+    let run = run("jiffy run --timeline date");
+    assert_eq!(run.argv, ["date"]);
+    assert_eq!(run.timeline.unwrap().format, TimelineFormat::Table);
+}
+
+#[test]
+fn contradictions_are_refused() {
+    assert!(refuse("jiffy run -d -it true").contains("cannot be used with"));
+    assert!(refuse("jiffy run --cpus 33 true").contains("33"));
+    assert!(refuse("jiffy run --memory lots true").contains("256M"));
+    assert!(refuse("jiffy exec box").contains("CMD"));
+    assert!(refuse("jiffy kill -s NOPE box").contains("NOPE"));
+    assert!(refuse("jiffy timeline").contains("VM"));
+}
+
+#[test]
+fn a_timeline_has_orders() {
+    let Verb::Timeline(plain) = parse("jiffy timeline box --format perfetto").verb else {
+        panic!()
+    };
+    assert_eq!(plain.vm.as_deref(), Some("box"));
+    assert_eq!(plain.format, TimelineFormat::Perfetto);
+    let Verb::Timeline(blame) = parse("jiffy timeline blame box").verb else {
+        panic!()
+    };
+    assert!(matches!(blame.order, Some(TimelineOrder::Blame { vm }) if vm == "box"));
+}
+
+#[test]
+fn sizes_are_mebibytes() {
+    assert_eq!(mebibytes("256"), Ok(256));
+    assert_eq!(mebibytes("256m"), Ok(256));
+    assert_eq!(mebibytes("2GiB"), Ok(2048));
+    assert_eq!(mebibytes("1T"), Ok(1024 * 1024));
+    for wrong in [
+        "",
+        "0",
+        "G",
+        "-1",
+        "1.5G",
+        "12K",
+        "99999999999999999T",
+        "1ß",
+    ] {
+        assert!(mebibytes(wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn disks_have_a_name_and_perhaps_a_size() {
+    assert_eq!(disk_use("a:1G:ro").unwrap().size_mib, Some(1024));
+    assert!(disk_use("a:1G:ro").unwrap().read_only);
+    for wrong in ["", ":1G", "a:1G:2G", "a:ro:1G", "a:x"] {
+        assert!(disk_use(wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn places_are_here_or_in_a_vm() {
+    let vm = |vm: &str, path: &str| Place::Vm {
+        vm: vm.into(),
+        path: path.into(),
+    };
+    assert_eq!(place("box:/etc"), Ok(vm("box", "/etc")));
+    assert_eq!(place("box:a:b"), Ok(vm("box", "a:b")));
+    assert_eq!(place("./a:b"), Ok(Place::Here("./a:b".into())));
+    assert_eq!(place("/a:b"), Ok(Place::Here("/a:b".into())));
+    assert_eq!(place("-"), Ok(Place::Tar));
+    assert!(place("box:").is_err());
+    assert!(place("").is_err());
+}
+
+#[test]
+fn signals_go_by_name_or_number() {
+    assert_eq!(signal_number("TERM"), Ok(15));
+    assert_eq!(signal_number("sigkill"), Ok(9));
+    assert_eq!(signal_number("SYS"), Ok(31));
+    assert_eq!(signal_number("64"), Ok(64));
+    assert!(signal_number("0").is_err());
+    assert!(signal_number("65").is_err());
+    assert!(signal_number("SIG").is_err());
+}

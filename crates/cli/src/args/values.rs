@@ -1,0 +1,183 @@
+//! Values that need more than a word to parse.
+
+use super::TimelineFormat;
+use clap::ValueEnum;
+use jiffy_wire::api::VolumeUse;
+use jiffy_wire::vmm::PageSize;
+use std::path::PathBuf;
+
+/// When VMs run in the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MachineUse {
+    /// When this host has no real KVM
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+/// Sizes of huge pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum HugePages {
+    #[value(name = "2M")]
+    M2,
+    #[value(name = "1G")]
+    G1,
+}
+
+impl From<HugePages> for PageSize {
+    fn from(pages: HugePages) -> PageSize {
+        match pages {
+            HugePages::M2 => PageSize::Huge2M,
+            HugePages::G1 => PageSize::Huge1G,
+        }
+    }
+}
+
+/// A kernel of the node, or one of the user's own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KernelChoice {
+    /// One of `jiffy kernel list`.
+    Name(String),
+    /// A file on this host.
+    File(PathBuf),
+}
+
+impl From<&str> for KernelChoice {
+    fn from(text: &str) -> KernelChoice {
+        if text.contains('/') {
+            KernelChoice::File(text.into())
+        } else {
+            KernelChoice::Name(text.to_owned())
+        }
+    }
+}
+
+/// A volume to attach.
+pub type DiskUse = VolumeUse;
+
+/// `256`, `256M`, `2G`, `1T` in MiB.
+pub fn mebibytes(text: &str) -> Result<u64, String> {
+    let wrong = || format!("'{text}' is no size; write 256, 256M or 2G");
+    let upper = text.to_ascii_uppercase();
+    let upper = upper.strip_suffix("IB").unwrap_or(&upper);
+    let digits = upper.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let factor = match &upper[digits.len()..] {
+        "" | "M" => 1,
+        "G" => 1024,
+        "T" => 1024 * 1024,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    match number.checked_mul(factor) {
+        Some(0) | None => Err(wrong()),
+        Some(size) => Ok(size),
+    }
+}
+
+/// `NAME`, `NAME:SIZE`, `NAME:ro`, `NAME:SIZE:ro`.
+pub fn disk_use(text: &str) -> Result<DiskUse, String> {
+    let mut parts = text.split(':');
+    let name = parts.next().unwrap_or_default();
+    if name.is_empty() {
+        return Err("a disk needs a name: NAME[:SIZE][:ro]".to_owned());
+    }
+    let mut disk = VolumeUse {
+        name: name.to_owned(),
+        size_mib: None,
+        read_only: false,
+    };
+    for part in parts {
+        match part {
+            "ro" => disk.read_only = true,
+            "rw" => disk.read_only = false,
+            _ if disk.size_mib.is_none() && !disk.read_only => {
+                disk.size_mib = Some(mebibytes(part)?);
+            }
+            _ => return Err(format!("'{text}' is no disk; write NAME[:SIZE][:ro]")),
+        }
+    }
+    Ok(disk)
+}
+
+/// One side of `jiffy cp`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// A path on this host.
+    Here(PathBuf),
+    /// A path in a VM.
+    Vm { vm: String, path: String },
+    /// A tar on stdin or stdout.
+    Tar,
+}
+
+/// `-`, `VM:PATH` or a path; a colon after a slash is part of a path.
+pub fn place(text: &str) -> Result<Place, String> {
+    if text == "-" {
+        return Ok(Place::Tar);
+    }
+    if text.is_empty() {
+        return Err("a path can't be empty".to_owned());
+    }
+    match text.split_once(':') {
+        Some((vm, path)) if !vm.contains('/') && !vm.starts_with('.') && !vm.is_empty() => {
+            if path.is_empty() {
+                return Err(format!(
+                    "'{text}' names no path in the VM; write {vm}:/path"
+                ));
+            }
+            Ok(Place::Vm {
+                vm: vm.to_owned(),
+                path: path.to_owned(),
+            })
+        }
+        _ => Ok(Place::Here(text.into())),
+    }
+}
+
+/// Where and how `run --timeline` shows the timeline.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TimelineOutput {
+    /// How.
+    pub format: TimelineFormat,
+    /// Where; none is stderr.
+    pub file: Option<PathBuf>,
+}
+
+/// `FORMAT` or `FORMAT:FILE`.
+pub fn timeline_output(text: &str) -> Result<TimelineOutput, String> {
+    let (format, file) = match text.split_once(':') {
+        Some((_, "")) => return Err(format!("'{text}' names no file after the colon")),
+        Some((format, file)) => (format, Some(PathBuf::from(file))),
+        None => (text, None),
+    };
+    let format = TimelineFormat::from_str(format, true).map_err(|_| {
+        format!("'{format}' is no format of a timeline; there are table, json and perfetto")
+    })?;
+    Ok(TimelineOutput { format, file })
+}
+
+/// Linux's signals on x86-64, by number.
+const SIGNALS: [&str; 31] = [
+    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",
+    "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG",
+    "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
+];
+
+/// `TERM`, `SIGTERM`, `sigterm` or `15`.
+pub fn signal_number(text: &str) -> Result<i32, String> {
+    if let Ok(number) = text.parse::<i32>() {
+        return match number {
+            1..=64 => Ok(number),
+            _ => Err(format!("there is no signal {number}; they go from 1 to 64")),
+        };
+    }
+    let upper = text.to_ascii_uppercase();
+    let name = upper.strip_prefix("SIG").unwrap_or(&upper);
+    SIGNALS
+        .iter()
+        .position(|signal| *signal == name)
+        .map(|index| index as i32 + 1)
+        .ok_or_else(|| format!("there is no signal named '{text}'"))
+}

@@ -1,0 +1,134 @@
+//! A connection that has become frames, both ways.
+
+use crate::failure::{Failure, Kind, Result, reason};
+use hyper::body::{Body, Incoming};
+use jiffy_wire::frame::{Decoder, FrameError, to_vec};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::future::poll_fn;
+use std::pin::Pin;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+/// Frames both ways.
+pub struct Frames {
+    /// From the node.
+    pub reader: FrameReader,
+    /// To the node.
+    pub writer: FrameWriter,
+}
+
+impl Frames {
+    /// Takes over a connection.
+    pub fn new(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Frames {
+        let (read, write) = tokio::io::split(stream);
+        Frames {
+            reader: FrameReader {
+                source: Source::Stream(Box::new(read)),
+                decoder: Decoder::new(),
+                buffer: vec![0; 16 * 1024],
+            },
+            writer: FrameWriter {
+                stream: Box::new(write),
+            },
+        }
+    }
+}
+
+/// Where frames come from.
+enum Source {
+    Stream(Box<dyn AsyncRead + Send + Unpin>),
+    Body(Incoming),
+}
+
+/// Frames from the node.
+pub struct FrameReader {
+    source: Source,
+    decoder: Decoder,
+    buffer: Vec<u8>,
+}
+
+impl FrameReader {
+    /// Frames in the body of an ordinary answer.
+    pub fn of_body(body: Incoming) -> FrameReader {
+        FrameReader {
+            source: Source::Body(body),
+            decoder: Decoder::new(),
+            buffer: Vec::new(),
+        }
+    }
+
+    /// The next message; none at an orderly end between two frames. May be
+    /// dropped while it waits without losing anything.
+    pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
+        loop {
+            if let Some(message) = self.decoder.next().map_err(refused)? {
+                return Ok(Some(message));
+            }
+            if !self.fill().await? {
+                return match self.decoder.pending() {
+                    0 => Ok(None),
+                    _ => Err(broken("it ended in the middle of a message")),
+                };
+            }
+        }
+    }
+
+    /// Reads more bytes; false at the end.
+    async fn fill(&mut self) -> Result<bool> {
+        match &mut self.source {
+            Source::Stream(stream) => {
+                let count = stream
+                    .read(&mut self.buffer)
+                    .await
+                    .map_err(|error| broken(&reason(&error)))?;
+                self.decoder.push(&self.buffer[..count]);
+                Ok(count > 0)
+            }
+            Source::Body(body) => loop {
+                match poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await {
+                    None => return Ok(false),
+                    Some(Err(_)) => return Err(broken("the answer was cut off")),
+                    Some(Ok(frame)) => {
+                        if let Ok(bytes) = frame.into_data() {
+                            self.decoder.push(&bytes);
+                            return Ok(true);
+                        }
+                    }
+                }
+            },
+        }
+    }
+}
+
+/// Frames to the node.
+pub struct FrameWriter {
+    stream: Box<dyn AsyncWrite + Send + Unpin>,
+}
+
+impl FrameWriter {
+    /// Sends one message.
+    pub async fn send<T: Serialize>(&mut self, message: &T) -> Result<()> {
+        let bytes = to_vec(message).map_err(refused)?;
+        self.stream
+            .write_all(&bytes)
+            .await
+            .map_err(|error| broken(&reason(&error)))
+    }
+
+    /// Sends some of these bytes of encoded frames and says how many. May be
+    /// dropped while it waits; nothing was sent then.
+    pub async fn send_some(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.stream.write(bytes).await
+    }
+}
+
+fn refused(error: FrameError) -> Failure {
+    Failure::new(format!(
+        "what came over the connection to jiffyd makes no sense: {error}"
+    ))
+    .hint("`jiffy version` shows whether jiffy and jiffyd are of different versions")
+}
+
+fn broken(why: &str) -> Failure {
+    Failure::new(format!("the connection to jiffyd was lost: {why}")).kind(Kind::Unreachable)
+}

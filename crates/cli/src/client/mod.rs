@@ -1,0 +1,325 @@
+//! The node's API over HTTP/1.1, on a Unix socket or on TCP with a token.
+
+mod body;
+mod frames;
+
+pub use body::BodySender;
+pub use frames::{FrameReader, FrameWriter, Frames};
+
+use crate::failure::{Failure, Kind, Result, reason};
+use body::RequestBody;
+use http_body_util::{BodyExt, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, UPGRADE};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use jiffy_wire::api::{ApiError, VM_ID_HEADER};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+
+/// The largest JSON answer that is read, in bytes.
+const MAX_ANSWER: usize = 64 * 1024 * 1024;
+
+/// Where a node listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Endpoint {
+    /// On this host.
+    Unix(PathBuf),
+    /// In the machine.
+    Tcp {
+        /// A forwarded port on loopback.
+        address: SocketAddr,
+        /// Sent with every request.
+        token: String,
+    },
+}
+
+/// A node that can be asked. Every request has a connection of its own.
+#[derive(Debug, Clone)]
+pub struct Client {
+    endpoint: Endpoint,
+    /// Made while looking for the node; serves the first request.
+    connection: Arc<Mutex<Option<std::os::unix::net::UnixStream>>>,
+}
+
+/// An upgraded connection, and the VM it belongs to if the node told.
+pub struct Upgraded {
+    /// The frames.
+    pub frames: Frames,
+    /// [`VM_ID_HEADER`].
+    pub vm: Option<String>,
+}
+
+impl Client {
+    /// Asks the node at `endpoint`; nothing is sent yet.
+    pub fn new(endpoint: Endpoint) -> Client {
+        Client {
+            endpoint,
+            connection: Arc::default(),
+        }
+    }
+
+    /// As [`Client::new`], over this connection for the first request.
+    pub fn connected(
+        endpoint: Endpoint,
+        connection: std::os::unix::net::UnixStream,
+    ) -> Result<Client> {
+        connection
+            .set_nonblocking(true)
+            .map_err(|error| Failure::io("the connection to jiffyd can't be used", error))?;
+        let client = Client::new(endpoint);
+        if let Ok(mut first) = client.connection.lock() {
+            *first = Some(connection);
+        }
+        Ok(client)
+    }
+
+    /// `GET` of a JSON document.
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        self.json(Method::GET, path, RequestBody::empty()).await
+    }
+
+    /// `POST` without a body.
+    pub async fn post<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        self.json(Method::POST, path, RequestBody::empty()).await
+    }
+
+    /// `POST` of a JSON document.
+    pub async fn post_json<B: Serialize, T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &B,
+    ) -> Result<T> {
+        self.json(Method::POST, path, RequestBody::json(body)?)
+            .await
+    }
+
+    /// `DELETE`, or any other call that answers with nothing.
+    pub async fn delete(&self, path: &str) -> Result<()> {
+        let request = self.request(Method::DELETE, path, RequestBody::empty())?;
+        self.send(request).await.map(|_| ())
+    }
+
+    /// Sends what `body`'s other end writes.
+    pub async fn upload<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: tokio::sync::mpsc::Receiver<std::io::Result<Bytes>>,
+    ) -> Result<T> {
+        self.json(method, path, RequestBody::Stream(body)).await
+    }
+
+    /// `GET` of a stream of bytes.
+    pub async fn stream(&self, path: &str) -> Result<Incoming> {
+        let request = self.request(Method::GET, path, RequestBody::empty())?;
+        Ok(self.send(request).await?.into_body())
+    }
+
+    /// `POST` that turns the connection into frames.
+    pub async fn upgrade<B: Serialize>(&self, path: &str, body: Option<&B>) -> Result<Upgraded> {
+        let body = match body {
+            Some(body) => RequestBody::json(body)?,
+            None => RequestBody::empty(),
+        };
+        let mut request = self.request(Method::POST, path, body)?;
+        let headers = request.headers_mut();
+        headers.insert(
+            CONNECTION,
+            UPGRADE.as_str().parse().expect("a header value"),
+        );
+        headers.insert(
+            UPGRADE,
+            jiffy_wire::api::UPGRADE.parse().expect("a header value"),
+        );
+        let response = self.send(request).await?;
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            return Err(not_understood(response.status()));
+        }
+        let vm = response
+            .headers()
+            .get(VM_ID_HEADER)
+            .and_then(|value| value.to_str().ok())
+            .map(str::to_owned);
+        let upgraded = hyper::upgrade::on(response).await.map_err(lost)?;
+        Ok(Upgraded {
+            frames: Frames::new(TokioIo::new(upgraded)),
+            vm,
+        })
+    }
+
+    async fn json<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: RequestBody,
+    ) -> Result<T> {
+        let request = self.request(method, path, body)?;
+        let response = self.send(request).await?;
+        let status = response.status();
+        let bytes = whole(response).await?;
+        serde_json::from_slice(&bytes).map_err(|_| not_understood(status))
+    }
+
+    fn request(
+        &self,
+        method: Method,
+        path: &str,
+        body: RequestBody,
+    ) -> Result<Request<RequestBody>> {
+        let mut request = Request::builder().method(method).uri(path);
+        if matches!(body, RequestBody::Whole(Some(_))) {
+            request = request.header(CONTENT_TYPE, "application/json");
+        }
+        request = match &self.endpoint {
+            Endpoint::Unix(_) => request.header(HOST, "jiffyd"),
+            Endpoint::Tcp { address, token } => request
+                .header(HOST, address.to_string())
+                .header(AUTHORIZATION, format!("Bearer {token}")),
+        };
+        request
+            .body(body)
+            .map_err(|_| Failure::new(format!("'{path}' can't be asked of a node")))
+    }
+
+    /// Sends a request and hands back any answer that is no error.
+    async fn send(&self, request: Request<RequestBody>) -> Result<Response<Incoming>> {
+        let mut sender = self.connect().await?;
+        let response = sender.send_request(request).await.map_err(lost)?;
+        let status = response.status();
+        if status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS {
+            return Ok(response);
+        }
+        let bytes = whole(response).await?;
+        match serde_json::from_slice::<ApiError>(&bytes) {
+            Ok(error) => Err(error.into()),
+            Err(_) => Err(not_understood(status)),
+        }
+    }
+
+    async fn connect(&self) -> Result<SendRequest<RequestBody>> {
+        match &self.endpoint {
+            Endpoint::Unix(path) => {
+                let first = self
+                    .connection
+                    .lock()
+                    .ok()
+                    .and_then(|mut first| first.take());
+                let stream = match first {
+                    Some(stream) => UnixStream::from_std(stream),
+                    None => UnixStream::connect(path).await,
+                };
+                greet(stream.map_err(|error| self.unreachable(&error))?).await
+            }
+            Endpoint::Tcp { address, .. } => {
+                let stream = TcpStream::connect(address)
+                    .await
+                    .map_err(|error| self.unreachable(&error))?;
+                // Keystrokes and short answers must not wait for one another.
+                let _ = stream.set_nodelay(true);
+                greet(stream).await
+            }
+        }
+    }
+
+    fn unreachable(&self, error: &std::io::Error) -> Failure {
+        let failure = match &self.endpoint {
+            Endpoint::Unix(path) => Failure::new(format!(
+                "jiffyd does not answer at {}: {}",
+                path.display(),
+                reason(error)
+            )),
+            Endpoint::Tcp { address, .. } => Failure::new(format!(
+                "jiffyd in the machine does not answer at {address}: {}",
+                reason(error)
+            ))
+            .hint("`jiffy machine status` says whether the machine runs"),
+        };
+        failure.kind(Kind::Unreachable)
+    }
+}
+
+/// Starts HTTP on a fresh connection.
+async fn greet<S>(stream: S) -> Result<SendRequest<RequestBody>>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(lost)?;
+    // Its errors reach whoever waits for the answer.
+    tokio::spawn(async move {
+        let _ = connection.with_upgrades().await;
+    });
+    Ok(sender)
+}
+
+/// The whole body of a short answer.
+async fn whole(response: Response<Incoming>) -> Result<Bytes> {
+    match Limited::new(response.into_body(), MAX_ANSWER)
+        .collect()
+        .await
+    {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) => match error.downcast::<hyper::Error>() {
+            Ok(error) => Err(lost(*error)),
+            Err(_) => Err(Failure::new("jiffyd's answer is longer than 64 MiB")),
+        },
+    }
+}
+
+/// The connection to the node broke.
+fn lost(error: hyper::Error) -> Failure {
+    let mut source = std::error::Error::source(&error);
+    while let Some(error) = source {
+        if let Some(failed) = error.downcast_ref::<body::Unreadable>() {
+            return Failure::new(failed.to_string());
+        }
+        source = error.source();
+    }
+    Failure::new("the connection to jiffyd was lost before it answered")
+        .hint("try again; jiffyd.log in Jiffy's run folder may tell why")
+        .kind(Kind::Unreachable)
+}
+
+fn not_understood(status: StatusCode) -> Failure {
+    Failure::new(format!(
+        "jiffyd answered in a way this jiffy does not understand (HTTP {})",
+        status.as_u16()
+    ))
+    .hint("`jiffy version` shows whether they are of different versions")
+}
+
+/// `text` as one segment of a path or one value of a query.
+pub fn encoded(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            out.push(byte as char);
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    // Routers take these two for steps in the path.
+    match out.as_str() {
+        "." => "%2E".to_owned(),
+        ".." => "%2E%2E".to_owned(),
+        _ => out,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::encoded;
+
+    #[test]
+    fn nothing_in_a_name_leaves_its_segment() {
+        assert_eq!(encoded("web-1.x_~"), "web-1.x_~");
+        assert_eq!(encoded("a/b?c#d e%é"), "a%2Fb%3Fc%23d%20e%25%C3%A9");
+        assert_eq!(encoded(".."), "%2E%2E");
+    }
+}

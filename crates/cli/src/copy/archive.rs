@@ -1,0 +1,266 @@
+//! Tars on stdin and stdout.
+
+use super::check_path;
+use crate::failure::{Failure, Result};
+use jiffy_wire::agent::{CopyEntry, CopyFrame, CopyKind};
+use jiffy_wire::frame::MAX_DATA;
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::path::Path;
+use tar::{Builder, EntryType, Header};
+
+/// Bytes of a tar's block.
+const BLOCK: u64 = 512;
+
+/// Writes a copy as a tar.
+pub struct TarWriter<W: Write> {
+    tar: Builder<W>,
+    /// The name the root gets; `.` for the contents of a folder.
+    name: String,
+    size: u64,
+    left: u64,
+    entries: u64,
+}
+
+impl<W: Write> TarWriter<W> {
+    /// A tar whose entries are all below `name`.
+    pub fn new(out: W, name: String) -> TarWriter<W> {
+        TarWriter {
+            tar: Builder::new(out),
+            name,
+            size: 0,
+            left: 0,
+            entries: 0,
+        }
+    }
+
+    /// Takes the next frame; true after the last.
+    pub fn take(&mut self, frame: CopyFrame) -> Result<bool> {
+        match frame {
+            CopyFrame::Entry(entry) => {
+                self.pad()?;
+                check_path(&entry)?;
+                self.entries += 1;
+                self.entry(&entry).map_err(unwritable)?;
+                Ok(false)
+            }
+            CopyFrame::Data(data) => {
+                let Some(left) = self.left.checked_sub(data.len() as u64) else {
+                    return Err(Failure::new("the VM sent more bytes than it announced"));
+                };
+                self.left = left;
+                self.tar.get_mut().write_all(&data).map_err(unwritable)?;
+                Ok(false)
+            }
+            CopyFrame::End => {
+                self.pad()?;
+                if self.entries == 0 {
+                    return Err(Failure::new("the VM sent an empty copy"));
+                }
+                self.tar.finish().map_err(unwritable)?;
+                self.tar.get_mut().flush().map_err(unwritable)?;
+                Ok(true)
+            }
+            CopyFrame::Failed { message } => Err(Failure::new(message)),
+        }
+    }
+
+    fn entry(&mut self, entry: &CopyEntry) -> io::Result<()> {
+        let path = match entry.path.as_str() {
+            "" => self.name.clone(),
+            path => format!("{}/{path}", self.name),
+        };
+        let mut header = Header::new_gnu();
+        header.set_mode(entry.mode & 0o7777);
+        header.set_uid(entry.uid.into());
+        header.set_gid(entry.gid.into());
+        header.set_mtime(entry.mtime.max(0) as u64);
+        header.set_size(0);
+        match &entry.kind {
+            CopyKind::Folder => {
+                header.set_entry_type(EntryType::Directory);
+                self.tar.append_data(&mut header, path + "/", io::empty())
+            }
+            CopyKind::Symlink(target) => {
+                header.set_entry_type(EntryType::Symlink);
+                self.tar.append_link(&mut header, path, target)
+            }
+            CopyKind::File(size) => {
+                header.set_entry_type(EntryType::Regular);
+                header.set_size(*size);
+                (self.size, self.left) = (*size, *size);
+                // The bytes follow as they come.
+                self.tar.append_data(&mut header, path, io::empty())
+            }
+        }
+    }
+
+    /// Fills the last file's block.
+    fn pad(&mut self) -> Result<()> {
+        if self.left > 0 {
+            return Err(Failure::new("the VM sent fewer bytes than it announced"));
+        }
+        let over = std::mem::take(&mut self.size) % BLOCK;
+        if over > 0 {
+            let zeros = [0; BLOCK as usize];
+            self.tar
+                .get_mut()
+                .write_all(&zeros[..(BLOCK - over) as usize])
+                .map_err(unwritable)?;
+        }
+        Ok(())
+    }
+}
+
+fn unwritable(error: io::Error) -> Failure {
+    Failure::io("the tar can't be written", error)
+}
+
+/// Reads a tar as the frames of a copy into an existing folder.
+pub struct TarReader {
+    root: CopyEntry,
+    /// Folders the tar has named, to name them again where its order needs it.
+    folders: HashMap<String, CopyEntry>,
+    /// The folder of the last entry.
+    current: String,
+}
+
+impl TarReader {
+    /// `root` is the folder as it is; the copy does not change it.
+    pub fn new(root: CopyEntry) -> TarReader {
+        TarReader {
+            root,
+            folders: HashMap::new(),
+            current: String::new(),
+        }
+    }
+
+    /// Gives the frames of a whole tar to `send`, which says when to stop, and
+    /// a note for each entry that can't be copied to `note`.
+    pub fn read(
+        mut self,
+        tar: impl Read,
+        mut send: impl FnMut(CopyFrame) -> io::Result<()>,
+        mut note: impl FnMut(String),
+    ) -> Result<()> {
+        let failed = |error| Failure::io("the tar on stdin can't be read", error);
+        send(CopyFrame::Entry(self.root.clone())).map_err(failed)?;
+        let mut archive = tar::Archive::new(tar);
+        for entry in archive.entries().map_err(failed)? {
+            let mut entry = entry.map_err(failed)?;
+            let path = entry.path().map_err(failed)?.into_owned();
+            let path = normal(&path)?;
+            if path.is_empty() {
+                continue;
+            }
+            let header = entry.header();
+            let kind = match header.entry_type() {
+                EntryType::Directory => CopyKind::Folder,
+                EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
+                    CopyKind::File(entry.size())
+                }
+                EntryType::Symlink => {
+                    let target = entry.link_name().map_err(failed)?.unwrap_or_default();
+                    CopyKind::Symlink(text(&target)?)
+                }
+                EntryType::XGlobalHeader => continue,
+                other => {
+                    note(format!("left out {path}: {}", what(other)));
+                    continue;
+                }
+            };
+            let copied = CopyEntry {
+                mode: header.mode().map_err(failed)? & 0o7777,
+                uid: header.uid().map_err(failed)? as u32,
+                gid: header.gid().map_err(failed)? as u32,
+                mtime: header.mtime().map_err(failed)? as i64,
+                path,
+                kind,
+            };
+            self.name_folders(&copied.path, &mut send).map_err(failed)?;
+            if copied.kind == CopyKind::Folder {
+                self.current.clone_from(&copied.path);
+                self.folders.insert(copied.path.clone(), copied.clone());
+            }
+            send(CopyFrame::Entry(copied)).map_err(failed)?;
+            let mut buffer = vec![0; MAX_DATA];
+            loop {
+                match entry.read(&mut buffer).map_err(failed)? {
+                    0 => break,
+                    count => {
+                        send(CopyFrame::Data(buffer[..count].to_vec())).map_err(failed)?;
+                    }
+                }
+            }
+        }
+        send(CopyFrame::End).map_err(failed)
+    }
+
+    /// A copy is in depth-first order, and a tar need not be: names the
+    /// folders on the way to `path` that are not those of the last entry.
+    fn name_folders(
+        &mut self,
+        path: &str,
+        send: &mut impl FnMut(CopyFrame) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let above = path.rsplit_once('/').map_or("", |(above, _)| above);
+        let ends = above.match_indices('/').map(|(end, _)| end);
+        for end in ends.chain([above.len()]) {
+            let folder = &above[..end];
+            let open = folder.is_empty()
+                || self.current == folder
+                || self.current.starts_with(&format!("{folder}/"));
+            if open {
+                continue;
+            }
+            let entry = self.folders.entry(folder.to_owned()).or_insert(CopyEntry {
+                path: folder.to_owned(),
+                kind: CopyKind::Folder,
+                mode: 0o755,
+                uid: self.root.uid,
+                gid: self.root.gid,
+                mtime: self.root.mtime,
+            });
+            send(CopyFrame::Entry(entry.clone()))?;
+        }
+        self.current = above.to_owned();
+        Ok(())
+    }
+}
+
+/// A path of a tar below the folder it is unpacked in.
+fn normal(path: &Path) -> Result<String> {
+    use std::path::Component;
+    let mut parts = Vec::new();
+    for part in path.components() {
+        match part {
+            Component::Normal(name) => parts.push(text(Path::new(name))?),
+            Component::CurDir | Component::RootDir => {}
+            Component::ParentDir | Component::Prefix(_) => {
+                return Err(Failure::new(format!(
+                    "the tar on stdin names a path outside itself: {}",
+                    path.display()
+                )));
+            }
+        }
+    }
+    Ok(parts.join("/"))
+}
+
+fn text(path: &Path) -> Result<String> {
+    path.to_str().map(str::to_owned).ok_or_else(|| {
+        Failure::new(format!(
+            "{} can't be copied: its name is not UTF-8",
+            path.display()
+        ))
+    })
+}
+
+fn what(kind: EntryType) -> &'static str {
+    match kind {
+        EntryType::Link => "a hard link (pack with `tar --hard-dereference`)",
+        EntryType::Char | EntryType::Block => "a device",
+        EntryType::Fifo => "a named pipe",
+        _ => "of a kind jiffy does not know",
+    }
+}

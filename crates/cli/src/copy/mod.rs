@@ -1,0 +1,53 @@
+//! Trees of files to and from a VM.
+//!
+//! * [`source`]: a file or folder here becomes frames.
+//! * [`sink`]: frames become a file or folder here; they come from a guest
+//!   and are hostile.
+//! * [`archive`]: tars on stdin and stdout.
+
+mod archive;
+mod sink;
+mod source;
+
+pub use archive::{TarReader, TarWriter};
+pub use sink::{Goal, Sink};
+pub use source::send_tree;
+
+use crate::failure::{Failure, Result};
+use jiffy_wire::agent::CopyEntry;
+
+/// The longest path below the root of a copy, in bytes (PATH_MAX).
+const MAX_PATH: usize = 4095;
+/// The longest name of one entry, in bytes (NAME_MAX).
+const MAX_NAME: usize = 255;
+
+/// Checks that an entry's path stays below the root: no `..`, not absolute,
+/// nothing empty, not too long. The root itself has the empty path.
+fn check_path(entry: &CopyEntry) -> Result<()> {
+    let path = &entry.path;
+    let good = path.len() <= MAX_PATH
+        && !path.contains('\0')
+        && (path.is_empty() || path.split('/').all(is_name));
+    match good {
+        true => Ok(()),
+        false => Err(Failure::new(format!(
+            "the VM sent an entry that does not belong into the copy: {path:?}"
+        ))
+        .hint("nothing was written for it; do you trust what runs in the VM?")),
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    !name.is_empty() && name != "." && name != ".." && name.len() <= MAX_NAME
+}
+
+/// The last part of a path as the user wrote it; none for `/`, `.` and `..`.
+pub fn base_name(path: &str) -> Option<&str> {
+    path.trim_end_matches('/')
+        .rsplit('/')
+        .next()
+        .filter(|name| is_name(name))
+}
+
+#[cfg(test)]
+mod tests;

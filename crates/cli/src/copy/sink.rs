@@ -1,0 +1,451 @@
+//! Frames become a file or folder here.
+//!
+//! They come from a guest. Every entry is opened relative to its folder, never
+//! through a symbolic link, and never above the root (openat2(2)); a file gets
+//! its name only when it is whole.
+
+use super::check_path;
+use crate::failure::{Failure, Result, reason};
+use jiffy_wire::agent::{CopyEntry, CopyFrame, CopyKind};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{
+    AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, UTIME_OMIT, Uid, chmodat,
+    chownat, fchmod, fchown, futimens, mkdirat, openat, openat2, renameat, statat, symlinkat,
+    unlinkat, utimensat,
+};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Where the root of a copy goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Goal {
+    /// An existing folder, or one to be made.
+    pub path: PathBuf,
+    /// The name the root gets when `path` is an existing folder; none puts
+    /// the contents of a copied folder into it.
+    pub name: Option<String>,
+    /// `path` was written with a slash at its end: it must be a folder.
+    pub folder: bool,
+}
+
+/// Writes a copy.
+pub struct Sink {
+    goal: Goal,
+    keep_owners: bool,
+    root: Option<Root>,
+    /// Folders from the root to the last entry, to get their modes when
+    /// nothing more comes into them.
+    open: Vec<CopyEntry>,
+    file: Option<Unfinished>,
+    entries: u64,
+}
+
+/// The folder everything is opened below, once the root has come.
+struct Root {
+    /// The root itself when it is a folder, else the folder it is in.
+    folder: OwnedFd,
+    /// How the user knows it.
+    shown: PathBuf,
+    /// It was there before: its mode and times are not ours to set.
+    existed: bool,
+}
+
+/// A file of which not all bytes have come.
+struct Unfinished {
+    entry: CopyEntry,
+    left: u64,
+    file: File,
+    /// Its folder and its temporary and final names; none for what is written
+    /// in place (a device, a pipe).
+    place: Option<(OwnedFd, String, String)>,
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if let Some((folder, temporary, _)) = &self.place {
+            let _ = unlinkat(folder, temporary.as_str(), AtFlags::empty());
+        }
+    }
+}
+
+impl Sink {
+    /// Nothing is written before the first frame.
+    pub fn new(goal: Goal, keep_owners: bool) -> Sink {
+        Sink {
+            goal,
+            keep_owners,
+            root: None,
+            open: Vec::new(),
+            file: None,
+            entries: 0,
+        }
+    }
+
+    /// Takes the next frame; true after the last.
+    pub fn take(&mut self, frame: CopyFrame) -> Result<bool> {
+        match frame {
+            CopyFrame::Entry(entry) => {
+                self.finish_file()?;
+                check_path(&entry)?;
+                self.entries += 1;
+                if entry.path.is_empty() != (self.entries == 1) {
+                    return Err(disorder(&entry.path));
+                }
+                match entry.path.is_empty() {
+                    true => self.begin(entry)?,
+                    false => self.entry(entry)?,
+                }
+                Ok(false)
+            }
+            CopyFrame::Data(data) => {
+                self.data(&data)?;
+                Ok(false)
+            }
+            CopyFrame::End => {
+                self.finish_file()?;
+                if self.entries == 0 {
+                    return Err(Failure::new("the VM sent an empty copy"));
+                }
+                self.close_folders(0)?;
+                Ok(true)
+            }
+            CopyFrame::Failed { message } => Err(Failure::new(message)),
+        }
+    }
+
+    /// The root: decides where everything goes.
+    fn begin(&mut self, entry: CopyEntry) -> Result<()> {
+        let goal = self.goal.clone();
+        let is_folder = goal.path.is_dir();
+        let (parent, name) = match (&goal.name, is_folder) {
+            (Some(name), true) => (goal.path.clone(), name.clone()),
+            (None, true) if entry.kind == CopyKind::Folder => {
+                return self.begin_in(&goal.path, entry, true);
+            }
+            (None, true) => {
+                return Err(Failure::new(format!(
+                    "{} is a folder, and what is copied has no name of its own",
+                    goal.path.display()
+                )));
+            }
+            (_, false) if goal.folder && entry.kind != CopyKind::Folder => {
+                return Err(Failure::new(format!(
+                    "there is no folder {}",
+                    goal.path.display()
+                )));
+            }
+            (_, false) => split(&goal.path)?,
+        };
+        let target = parent.join(&name);
+        let folder = open_folder(&parent)?;
+        match entry.kind {
+            CopyKind::Folder => {
+                let existed = make_folder(&folder, &name, &target)?;
+                self.begin_in(&target, entry, existed)
+            }
+            CopyKind::File(size) => {
+                self.root = Some(Root {
+                    folder: duplicate(&folder)?,
+                    shown: parent,
+                    existed: true,
+                });
+                let in_place = OFlags::WRONLY | OFlags::CLOEXEC;
+                self.file = Some(match special(&target) {
+                    true => Unfinished {
+                        left: size,
+                        file: openat(CWD, &target, in_place, Mode::empty())
+                            .map_err(|error| unwritable(&target, error))?
+                            .into(),
+                        place: None,
+                        entry,
+                    },
+                    false => start_file(folder, name, entry, size, &target)?,
+                });
+                Ok(())
+            }
+            CopyKind::Symlink(ref link) => {
+                make_link(&folder, &name, link, &target)?;
+                self.root = Some(Root {
+                    folder,
+                    shown: parent,
+                    existed: true,
+                });
+                Ok(())
+            }
+        }
+    }
+
+    fn begin_in(&mut self, path: &Path, entry: CopyEntry, existed: bool) -> Result<()> {
+        self.root = Some(Root {
+            folder: open_folder(path)?,
+            shown: path.to_owned(),
+            existed,
+        });
+        self.open.push(entry);
+        Ok(())
+    }
+
+    /// Anything below the root.
+    fn entry(&mut self, entry: CopyEntry) -> Result<()> {
+        let (above, name) = entry.path.rsplit_once('/').unwrap_or(("", &entry.path));
+        // Depth-first order: its folder is one of those still open.
+        let Some(depth) = self.open.iter().position(|folder| folder.path == above) else {
+            return Err(disorder(&entry.path));
+        };
+        let name = name.to_owned();
+        self.close_folders(depth + 1)?;
+        let root = self.root.as_ref().ok_or_else(|| disorder(&entry.path))?;
+        let target = root.shown.join(&entry.path);
+        let folder = below(&root.folder, &self.open[depth].path)
+            .map_err(|error| unwritable(&target, error))?;
+        match &entry.kind {
+            CopyKind::Folder => {
+                make_folder(&folder, &name, &target)?;
+                self.open.push(entry);
+            }
+            CopyKind::File(size) => {
+                let size = *size;
+                self.file = Some(start_file(folder, name, entry, size, &target)?);
+            }
+            CopyKind::Symlink(link) => {
+                make_link(&folder, &name, link, &target)?;
+                let times = times(entry.mtime);
+                let _ = utimensat(&folder, name.as_str(), &times, AtFlags::SYMLINK_NOFOLLOW);
+                if self.keep_owners {
+                    own(&folder, &name, &entry, &target)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn data(&mut self, data: &[u8]) -> Result<()> {
+        let Some(file) = &mut self.file else {
+            return Err(Failure::new("the VM sent bytes that belong to no file"));
+        };
+        let Some(left) = file.left.checked_sub(data.len() as u64) else {
+            return Err(Failure::new(format!(
+                "the VM sent more bytes than it announced for {:?}",
+                file.entry.path
+            )));
+        };
+        file.left = left;
+        file.file
+            .write_all(data)
+            .map_err(|error| Failure::io("the copy can't be written", error))
+    }
+
+    /// Gives the last file its name, if all of it has come.
+    fn finish_file(&mut self) -> Result<()> {
+        let Some(mut unfinished) = self.file.take() else {
+            return Ok(());
+        };
+        let path = unfinished.entry.path.clone();
+        if unfinished.left > 0 {
+            return Err(Failure::new(format!(
+                "the VM sent fewer bytes than it announced for {path:?}"
+            )));
+        }
+        let Some((folder, temporary, name)) = &unfinished.place else {
+            return Ok(());
+        };
+        let shown = match &self.root {
+            Some(root) if path.is_empty() => root.shown.join(name),
+            Some(root) => root.shown.join(&path),
+            None => path.into(),
+        };
+        let failed = |error: Errno| unwritable(&shown, error);
+        let entry = &unfinished.entry;
+        if self.keep_owners {
+            let (uid, gid) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
+            fchown(&unfinished.file, Some(uid), Some(gid)).map_err(failed)?;
+        }
+        fchmod(&unfinished.file, mode(entry, self.keep_owners)).map_err(failed)?;
+        let _ = futimens(&unfinished.file, &times(entry.mtime));
+        renameat(folder, temporary.as_str(), folder, name.as_str()).map_err(failed)?;
+        unfinished.place = None;
+        Ok(())
+    }
+
+    /// Gives the folders from this depth on their modes and times, deepest
+    /// first.
+    fn close_folders(&mut self, depth: usize) -> Result<()> {
+        while self.open.len() > depth {
+            let Some(entry) = self.open.pop() else { break };
+            let Some(root) = &self.root else { break };
+            if entry.path.is_empty() && root.existed {
+                continue;
+            }
+            let target = root.shown.join(&entry.path);
+            let failed = |error: Errno| unwritable(&target, error);
+            let folder = below(&root.folder, &entry.path).map_err(failed)?;
+            if self.keep_owners {
+                own(&folder, ".", &entry, &target)?;
+            }
+            chmodat(
+                &folder,
+                ".",
+                mode(&entry, self.keep_owners),
+                AtFlags::empty(),
+            )
+            .map_err(failed)?;
+            let _ = utimensat(&folder, ".", &times(entry.mtime), AtFlags::empty());
+        }
+        Ok(())
+    }
+}
+
+/// The folder a path is in, and its last name. A link there is followed, as
+/// the user named it.
+fn split(path: &Path) -> Result<(PathBuf, String)> {
+    let path = match path.is_symlink() {
+        true => path.canonicalize().unwrap_or_else(|_| path.to_owned()),
+        false => path.to_owned(),
+    };
+    let name = path.file_name().and_then(|name| name.to_str());
+    let Some(name) = name else {
+        return Err(Failure::new(format!(
+            "{} can't be the name of a copy",
+            path.display()
+        )));
+    };
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    Ok((parent, name.to_owned()))
+}
+
+/// Whether it is there and neither a file nor a folder nor a link.
+fn special(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|facts| {
+        let kind = facts.file_type();
+        !kind.is_file() && !kind.is_dir() && !kind.is_symlink()
+    })
+}
+
+fn open_folder(path: &Path) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    openat(CWD, path, flags, Mode::empty()).map_err(|error| match error {
+        Errno::NOENT => Failure::new(format!("there is no folder {}", path.display())),
+        Errno::NOTDIR => Failure::new(format!("{} is no folder", path.display())),
+        error => unwritable(path, error),
+    })
+}
+
+/// A folder below the root, reached through no link.
+fn below(root: &OwnedFd, path: &str) -> rustix::io::Result<OwnedFd> {
+    let path = if path.is_empty() { "." } else { path };
+    openat2(
+        root,
+        path,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+        ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS,
+    )
+}
+
+fn duplicate(fd: &OwnedFd) -> Result<OwnedFd> {
+    fd.try_clone()
+        .map_err(|error| Failure::io("a folder can't be opened twice", error))
+}
+
+/// Makes a folder that its owner can write to for now; true if it was there.
+fn make_folder(folder: &OwnedFd, name: &str, target: &Path) -> Result<bool> {
+    match mkdirat(folder, name, Mode::RWXU) {
+        Ok(()) => Ok(false),
+        Err(Errno::EXIST) => {
+            let flags = AtFlags::SYMLINK_NOFOLLOW;
+            let facts = statat(folder, name, flags).map_err(|error| unwritable(target, error))?;
+            match rustix::fs::FileType::from_raw_mode(facts.st_mode).is_dir() {
+                true => Ok(true),
+                false => Err(Failure::new(format!(
+                    "{} exists and is no folder",
+                    target.display()
+                ))),
+            }
+        }
+        Err(error) => Err(unwritable(target, error)),
+    }
+}
+
+fn start_file(
+    folder: OwnedFd,
+    name: String,
+    entry: CopyEntry,
+    size: u64,
+    target: &Path,
+) -> Result<Unfinished> {
+    // One copy writes one file at a time, so the process id makes it unique.
+    let temporary = format!(".jiffy-cp.{}.tmp", std::process::id());
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let made = openat(&folder, temporary.as_str(), flags, Mode::RUSR | Mode::WUSR);
+    let file = match made {
+        // Left by a process that had this id and was killed.
+        Err(Errno::EXIST) => {
+            let _ = unlinkat(&folder, temporary.as_str(), AtFlags::empty());
+            openat(&folder, temporary.as_str(), flags, Mode::RUSR | Mode::WUSR)
+        }
+        made => made,
+    }
+    .map_err(|error| unwritable(target, error))?;
+    Ok(Unfinished {
+        left: size,
+        entry,
+        file: file.into(),
+        place: Some((folder, temporary, name)),
+    })
+}
+
+/// Makes a link, in the place of any file or link of that name.
+fn make_link(folder: &OwnedFd, name: &str, link: &str, target: &Path) -> Result<()> {
+    let failed = |error| unwritable(target, error);
+    match symlinkat(link, folder, name) {
+        Err(Errno::EXIST) => {
+            unlinkat(folder, name, AtFlags::empty()).map_err(failed)?;
+            symlinkat(link, folder, name).map_err(failed)
+        }
+        result => result.map_err(failed),
+    }
+}
+
+fn own(folder: &OwnedFd, name: &str, entry: &CopyEntry, target: &Path) -> Result<()> {
+    let (uid, gid) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
+    let flags = AtFlags::SYMLINK_NOFOLLOW;
+    chownat(folder.as_fd(), name, Some(uid), Some(gid), flags)
+        .map_err(|error| unwritable(target, error))
+}
+
+/// Set-user-ID and set-group-ID would let a guest's program run as the user
+/// here; they are kept only when owners are, as was asked for.
+fn mode(entry: &CopyEntry, keep_owners: bool) -> Mode {
+    let mask = if keep_owners { 0o7777 } else { 0o1777 };
+    Mode::from_raw_mode(entry.mode & mask)
+}
+
+fn times(mtime: i64) -> Timestamps {
+    Timestamps {
+        last_access: Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_OMIT,
+        },
+        last_modification: Timespec {
+            tv_sec: mtime,
+            tv_nsec: 0,
+        },
+    }
+}
+
+fn disorder(path: &str) -> Failure {
+    Failure::new(format!("the VM sent an entry out of order: {path:?}"))
+}
+
+fn unwritable(path: &Path, error: Errno) -> Failure {
+    Failure::new(format!(
+        "{} can't be written: {}",
+        path.display(),
+        reason(&error.into())
+    ))
+}

@@ -1,0 +1,303 @@
+//! The checks, one by one.
+
+use super::report::{Check, Needed, State};
+use crate::failure::reason;
+use crate::place::{Folders, kvm};
+use crate::render::size;
+use jiffy_wire::vmm::{KvmKind, KvmProbe};
+use rustix::fs::{Access, CWD, Mode, OFlags, accessat, ioctl_ficlone, openat, statfs, statvfs};
+use rustix::io::Errno;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Less free space than this is reported, bytes.
+const LITTLE_SPACE: u64 = 1 << 30;
+/// `CGROUP2_SUPER_MAGIC` (linux/magic.h).
+const CGROUP2_MAGIC: i64 = 0x6367_7270;
+/// `CAP_SYS_PTRACE` (linux/capability.h).
+const CAP_SYS_PTRACE: u32 = 19;
+
+/// A real KVM, an emulated one or none.
+pub fn kvm(folders: &Folders) -> (Check, Option<KvmProbe>) {
+    let check =
+        |state, detail: &str| Check::new("kvm", "KVM", state, detail).needed(Needed::Natively);
+    let device = Path::new(kvm::DEVICE);
+    if !device.exists() {
+        let check = check(State::Bad, "there is no /dev/kvm").hint(
+            "load the module (`modprobe kvm-intel` or `kvm-amd`), enable virtualisation in the \
+             firmware or, in a VM, nesting; until then VMs run in the machine",
+        );
+        return (check, Some(no_kvm("there is no /dev/kvm")));
+    }
+    if !kvm::usable(device) {
+        let check = check(State::Bad, "/dev/kvm is there, and you may not use it")
+            .hint("join its group: `usermod -aG kvm $USER`, then log in again");
+        return (check, Some(no_kvm("/dev/kvm can't be opened")));
+    }
+    match kvm::probe(folders) {
+        Ok(probe) => {
+            let check = match probe.kind {
+                KvmKind::Real => check(State::Good, &format!("real: {}", probe.detail)),
+                KvmKind::Emulated => check(State::Bad, &format!("emulated: {}", probe.detail))
+                    .hint("nothing to do: VMs run in the machine; natively only on another host"),
+                KvmKind::None => check(State::Bad, &format!("none: {}", probe.detail)),
+            };
+            (check, Some(probe))
+        }
+        Err(failure) => {
+            let mut check = check(State::Bad, &failure.message);
+            check.hint = failure.hint;
+            (check, None)
+        }
+    }
+}
+
+/// When the probe itself failed.
+pub fn no_probe(why: &str) -> (Check, Option<KvmProbe>) {
+    let check = Check::new("kvm", "KVM", State::Bad, format!("the probe: {why}"));
+    (check.needed(Needed::Natively), None)
+}
+
+fn no_kvm(why: &str) -> KvmProbe {
+    KvmProbe {
+        kind: KvmKind::None,
+        detail: why.to_owned(),
+        ring0_ps_per_iteration: None,
+        syscall_enters_ring0: None,
+        took_us: 0,
+    }
+}
+
+/// jiffyd, jiffy-vmm and jiffy-init.
+pub fn programs(folders: &Folders) -> Check {
+    let missing: Vec<&str> = ["jiffyd", "jiffy-vmm", "jiffy-init"]
+        .into_iter()
+        .filter(|program| !folders.lib.join(program).exists())
+        .collect();
+    let lib = folders.lib.display();
+    if missing.is_empty() {
+        Check::new("programs", "programs", State::Good, format!("in {lib}"))
+    } else {
+        let detail = format!("{} missing in {lib}", missing.join(" and "));
+        Check::new("programs", "programs", State::Bad, detail)
+            .hint("install Jiffy whole (`make install`), or set JIFFY_LIB")
+    }
+    .needed(Needed::Natively)
+}
+
+/// The kernel and initramfs of ordinary guests.
+pub fn guest_kernel(folders: &Folders) -> Check {
+    let kernel = folders.share.join("kernels/base/vmlinux");
+    let initramfs = folders.share.join("initramfs.cpio");
+    let missing = [&kernel, &initramfs]
+        .into_iter()
+        .find(|file| !file.exists());
+    match missing {
+        None => Check::new(
+            "guest_kernel",
+            "guest kernel",
+            State::Good,
+            kernel.display().to_string(),
+        ),
+        Some(file) => Check::new(
+            "guest_kernel",
+            "guest kernel",
+            State::Bad,
+            format!("there is no {}", file.display()),
+        )
+        .hint("`make build` makes it; `jiffy kernel build` the kernel alone"),
+    }
+    .needed(Needed::Natively)
+}
+
+/// Page faults served by a process, those of a VM's vCPUs included.
+pub fn userfaultfd() -> Check {
+    let check = |state, detail: &str| Check::new("userfaultfd", "userfaultfd", state, detail);
+    let Ok(setting) = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd") else {
+        return check(State::Bad, "this kernel has none")
+            .hint("use a kernel with CONFIG_USERFAULTFD=y (Linux 5.2 and later); restores load eagerly until then");
+    };
+    let device = Path::new("/dev/userfaultfd");
+    if accessible(device) {
+        check(State::Good, "by /dev/userfaultfd")
+    } else if setting.trim() == "1" || has_capability(CAP_SYS_PTRACE) {
+        check(State::Good, "by the system call")
+    } else {
+        check(State::Bad, "only for root").hint(match device.exists() {
+            true => "`chown $USER /dev/userfaultfd`, or `sysctl vm.unprivileged_userfaultfd=1`",
+            false => "`sysctl vm.unprivileged_userfaultfd=1`",
+        })
+    }
+}
+
+/// Free huge pages of both sizes.
+pub fn huge_pages() -> Check {
+    let free = |kib: u64| -> Option<u64> {
+        let file = format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/free_hugepages");
+        fs::read_to_string(file).ok()?.trim().parse().ok()
+    };
+    let check = |state, detail: String| Check::new("huge_pages", "huge pages", state, detail);
+    match (free(2048), free(1 << 20)) {
+        (None, None) => check(State::Neutral, "this kernel has none".to_owned()),
+        (small, large) => {
+            let count = |pages: Option<u64>, name: &str| match pages {
+                Some(pages) => format!("{pages} free of {name}"),
+                None => format!("none of {name}"),
+            };
+            let detail = format!("{}, {}", count(small, "2 MiB"), count(large, "1 GiB"));
+            if small.unwrap_or(0) + large.unwrap_or(0) > 0 {
+                check(State::Good, detail)
+            } else {
+                check(State::Neutral, detail)
+                    .hint("for `--huge-pages`: `sysctl vm.nr_hugepages=64` sets 128 MiB aside")
+            }
+        }
+    }
+}
+
+/// TAP devices.
+pub fn tun() -> Check {
+    let device = Path::new("/dev/net/tun");
+    let check = |state, detail: &str| Check::new("tun", "network (tun)", state, detail);
+    if accessible(device) {
+        check(State::Good, "/dev/net/tun")
+    } else if device.exists() {
+        check(State::Bad, "you may not use /dev/net/tun").hint("`chmod 666 /dev/net/tun`")
+    } else {
+        check(State::Bad, "there is no /dev/net/tun").hint("`modprobe tun`")
+    }
+}
+
+/// The unified hierarchy.
+pub fn cgroups() -> Check {
+    let check = |state, detail: &str| Check::new("cgroup2", "cgroup v2", state, detail);
+    let mounted = |path: &str| statfs(path).is_ok_and(|facts| facts.f_type as i64 == CGROUP2_MAGIC);
+    if mounted("/sys/fs/cgroup") {
+        check(State::Good, "at /sys/fs/cgroup")
+    } else if mounted("/sys/fs/cgroup/unified") {
+        check(State::Bad, "beside v1, without controllers")
+            .hint("boot the host with systemd.unified_cgroup_hierarchy=1")
+    } else {
+        check(State::Bad, "not mounted").hint("`mount -t cgroup2 none /sys/fs/cgroup`")
+    }
+}
+
+/// Copies that share their blocks, on the data folder's file system.
+pub fn reflink(folders: &Folders) -> Check {
+    let check = |state, detail: String| Check::new("reflink", "reflink", state, detail);
+    let folder = existing(&folders.data);
+    let shown = folder.display();
+    match clone_in(&folder) {
+        Ok(()) => check(State::Good, format!("on {shown}")),
+        Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOTTY | Errno::NOSYS) => {
+            check(State::Bad, format!("not on the file system of {shown}"))
+                .hint("copies take time and space; keep JIFFY_DATA on XFS or Btrfs to share them")
+        }
+        Err(error) => check(
+            State::Neutral,
+            format!("can't be tried in {shown}: {}", reason(&error.into())),
+        ),
+    }
+}
+
+/// Clones one nameless file into another.
+fn clone_in(folder: &Path) -> rustix::io::Result<()> {
+    let nameless = || {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        openat(CWD, folder, flags, Mode::RUSR | Mode::WUSR)
+    };
+    let (from, to) = (nameless()?, nameless()?);
+    rustix::io::write(&from, &[1; 4096])?;
+    ioctl_ficlone(&to, &from)
+}
+
+/// Free space for the data folder.
+pub fn space(folders: &Folders) -> Check {
+    let folder = existing(&folders.data);
+    let check = |state, detail: String| Check::new("space", "disk space", state, detail);
+    match statvfs(&folder) {
+        Ok(facts) => {
+            let free = facts.f_bavail.saturating_mul(facts.f_frsize);
+            let detail = format!("{} free on {}", size(free), folder.display());
+            match free < LITTLE_SPACE {
+                true => check(State::Bad, detail)
+                    .hint("`jiffy rm`, `jiffy image rm` and `jiffy volume rm` free some"),
+                false => check(State::Good, detail),
+            }
+        }
+        Err(error) => check(State::Neutral, reason(&io::Error::from(error))),
+    }
+}
+
+/// QEMU, for the machine.
+pub fn qemu() -> Check {
+    let name = "qemu-system-x86_64";
+    let found = std::env::var_os("PATH").and_then(|path| {
+        std::env::split_paths(&path)
+            .map(|folder| folder.join(name))
+            .find(|file| accessat(CWD, file, Access::EXEC_OK, rustix::fs::AtFlags::empty()).is_ok())
+    });
+    match found {
+        Some(file) => Check::new("qemu", "QEMU", State::Good, file.display().to_string()),
+        None => Check::new(
+            "qemu",
+            "QEMU",
+            State::Bad,
+            format!("there is no {name} on PATH"),
+        )
+        .hint("`apt-get install qemu-system-x86`"),
+    }
+    .needed(Needed::InMachine)
+}
+
+/// The machine's kernel and initramfs.
+pub fn machine_image(folders: &Folders) -> Check {
+    let folder = folders.share.join("machine");
+    let missing = ["vmlinux", "initramfs.cpio"]
+        .into_iter()
+        .map(|name| folder.join(name))
+        .find(|file| !file.exists());
+    match missing {
+        None => Check::new(
+            "machine",
+            "machine",
+            State::Good,
+            format!("in {}", folder.display()),
+        ),
+        Some(file) => Check::new(
+            "machine",
+            "machine",
+            State::Bad,
+            format!("there is no {}", file.display()),
+        )
+        .hint("install Jiffy with `make install`, or build it with `make build`"),
+    }
+    .needed(Needed::InMachine)
+}
+
+fn accessible(device: &Path) -> bool {
+    let access = Access::READ_OK | Access::WRITE_OK;
+    accessat(CWD, device, access, rustix::fs::AtFlags::EACCESS).is_ok()
+}
+
+/// Whether this process has a capability.
+fn has_capability(number: u32) -> bool {
+    let Ok(status) = fs::read_to_string("/proc/self/status") else {
+        return false;
+    };
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask & (1 << number) != 0)
+}
+
+/// The folder, or the nearest above it that exists.
+fn existing(folder: &Path) -> PathBuf {
+    folder
+        .ancestors()
+        .find(|above| above.is_dir())
+        .unwrap_or(Path::new("/"))
+        .to_owned()
+}

@@ -1,0 +1,267 @@
+//! The doctor's findings and what follows from them.
+
+use crate::render::harmless;
+use jiffy_wire::vmm::{KvmKind, KvmProbe};
+use serde::Serialize;
+use std::fmt;
+
+/// Everything the doctor found.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// What follows.
+    pub verdict: Verdict,
+    /// The KVM probe, if it could run.
+    pub kvm: Option<KvmProbe>,
+    /// One by one.
+    pub checks: Vec<Check>,
+    /// How long it took, microseconds.
+    pub took_us: u64,
+}
+
+/// Where VMs run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// On this host itself.
+    Native,
+    /// Only in the machine.
+    Machine,
+    /// Not at all, as things are.
+    Nowhere,
+}
+
+impl Verdict {
+    /// What scripts see.
+    pub fn exit_status(self) -> u8 {
+        match self {
+            Verdict::Native => 0,
+            Verdict::Machine => 3,
+            Verdict::Nowhere => 4,
+        }
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Serialize)]
+pub struct Check {
+    /// A short name for programs, `huge_pages`.
+    pub id: &'static str,
+    /// Its name for people.
+    #[serde(skip)]
+    pub name: &'static str,
+    /// How it is.
+    pub state: State,
+    /// What was seen, one sentence or less.
+    pub detail: String,
+    /// What to do, if anything.
+    pub hint: Option<String>,
+    /// VMs run nowhere, or not natively, without it.
+    #[serde(skip)]
+    pub needed: Needed,
+}
+
+/// How a thing is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// It is there and works.
+    Good,
+    /// It is missing or does not work.
+    Bad,
+    /// It does not matter here, or can't be told.
+    Neutral,
+}
+
+/// What depends on a thing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Needed {
+    /// Every VM.
+    Always,
+    /// VMs on this host itself.
+    Natively,
+    /// VMs in the machine.
+    InMachine,
+    /// Some feature only.
+    Never,
+}
+
+impl Check {
+    /// A thing that some feature may want.
+    pub fn new(
+        id: &'static str,
+        name: &'static str,
+        state: State,
+        detail: impl Into<String>,
+    ) -> Check {
+        Check {
+            id,
+            name,
+            state,
+            detail: detail.into(),
+            hint: None,
+            needed: Needed::Never,
+        }
+    }
+
+    /// With what to do.
+    pub fn hint(mut self, hint: impl Into<String>) -> Check {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// With what depends on it.
+    pub fn needed(mut self, needed: Needed) -> Check {
+        self.needed = needed;
+        self
+    }
+}
+
+impl Report {
+    /// Draws the conclusion.
+    pub fn new(
+        (kvm, probe): (Check, Option<KvmProbe>),
+        others: Vec<Check>,
+        took_us: u64,
+    ) -> Report {
+        let mut checks = vec![kvm];
+        checks.extend(others);
+        let works = |place: Needed| {
+            checks.iter().all(|check| {
+                check.state != State::Bad
+                    || !(check.needed == Needed::Always || check.needed == place)
+            })
+        };
+        let real = probe
+            .as_ref()
+            .is_some_and(|probe| probe.kind == KvmKind::Real);
+        let verdict = if real && works(Needed::Natively) {
+            Verdict::Native
+        } else if works(Needed::InMachine) {
+            Verdict::Machine
+        } else {
+            Verdict::Nowhere
+        };
+        // What only the machine wants is no fault where no machine is needed.
+        if verdict == Verdict::Native {
+            for check in &mut checks {
+                if check.needed == Needed::InMachine && check.state == State::Bad {
+                    check.state = State::Neutral;
+                    check.hint = None;
+                    check.detail.push_str("; not needed here");
+                }
+            }
+        }
+        Report {
+            verdict,
+            kvm: probe,
+            checks,
+            took_us,
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = self.checks.iter().map(|check| check.name.chars().count());
+        let width = width.max().unwrap_or(0);
+        for check in &self.checks {
+            let mark = match check.state {
+                State::Good => '✓',
+                State::Bad => '✗',
+                State::Neutral => '–',
+            };
+            writeln!(
+                f,
+                "{mark} {:<width$}  {}",
+                check.name,
+                harmless(&check.detail)
+            )?;
+            if let Some(hint) = &check.hint {
+                writeln!(f, "  {:<width$}  → {hint}", "")?;
+            }
+        }
+        let verdict = match self.verdict {
+            Verdict::Native => "VMs run on this host itself.",
+            Verdict::Machine => "VMs run in the machine, which jiffy starts when it is needed.",
+            Verdict::Nowhere => "VMs do not run here until the above is set right.",
+        };
+        writeln!(
+            f,
+            "\n{verdict} (looked for {} ms)",
+            self.took_us.div_ceil(1000)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn probe(kind: KvmKind) -> (Check, Option<KvmProbe>) {
+        let state = match kind {
+            KvmKind::Real => State::Good,
+            _ => State::Bad,
+        };
+        let probe = KvmProbe {
+            kind,
+            detail: String::new(),
+            ring0_ps_per_iteration: None,
+            syscall_enters_ring0: None,
+            took_us: 1,
+        };
+        (
+            Check::new("kvm", "KVM", state, "x").needed(Needed::Natively),
+            Some(probe),
+        )
+    }
+
+    fn check(needed: Needed, state: State) -> Check {
+        Check::new("c", "check", state, "seen").needed(needed)
+    }
+
+    #[test]
+    fn a_real_kvm_needs_no_machine() {
+        let report = Report::new(
+            probe(KvmKind::Real),
+            vec![
+                check(Needed::InMachine, State::Bad),
+                check(Needed::Never, State::Bad),
+            ],
+            0,
+        );
+        assert_eq!(report.verdict.exit_status(), 0);
+        assert_eq!(report.checks[1].state, State::Neutral);
+    }
+
+    #[test]
+    fn without_one_the_machine_is_left() {
+        for kind in [KvmKind::Emulated, KvmKind::None] {
+            let works = vec![check(Needed::InMachine, State::Good)];
+            let report = Report::new(probe(kind), works, 0);
+            assert_eq!(report.verdict.exit_status(), 3);
+            let broken = vec![check(Needed::InMachine, State::Bad)];
+            let report = Report::new(probe(kind), broken, 0);
+            assert_eq!(report.verdict.exit_status(), 4);
+        }
+        let report = Report::new(
+            probe(KvmKind::Real),
+            vec![check(Needed::Always, State::Bad)],
+            0,
+        );
+        assert_eq!(report.verdict.exit_status(), 4);
+    }
+
+    #[test]
+    fn a_page_has_marks_hints_and_a_verdict() {
+        let others = vec![
+            check(Needed::InMachine, State::Bad).hint("do this"),
+            check(Needed::Never, State::Neutral),
+        ];
+        let report = Report::new(probe(KvmKind::Emulated), others, 12_300);
+        assert_eq!(
+            report.to_string(),
+            "✗ KVM    x\n✗ check  seen\n         → do this\n– check  seen\n\n\
+             VMs do not run here until the above is set right. (looked for 13 ms)\n"
+        );
+    }
+}

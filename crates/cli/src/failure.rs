@@ -1,0 +1,196 @@
+//! Errors as users read them, and what a command's end means to the shell.
+
+use crate::render::harmless;
+use jiffy_wire::agent::{ExitStatus, StartError};
+use jiffy_wire::api::ApiError;
+use thiserror::Error;
+
+/// Jiffy's own failure: a sentence, and perhaps what to do.
+#[derive(Debug, Error)]
+#[error("{message}")]
+pub struct Failure {
+    /// One sentence.
+    pub message: String,
+    /// What the user can do.
+    pub hint: Option<String>,
+    /// What kind, where a caller cares.
+    pub kind: Kind,
+}
+
+/// What kind of failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The node said so.
+    Api(jiffy_wire::api::ErrorKind),
+    /// No node answers.
+    Unreachable,
+    /// Whoever reads our stdout has gone.
+    BrokenPipe,
+    /// Anything else.
+    Other,
+}
+
+/// The result of most things here.
+pub type Result<T> = std::result::Result<T, Failure>;
+
+impl Failure {
+    /// A failure without a hint.
+    pub fn new(message: impl Into<String>) -> Failure {
+        Failure {
+            message: message.into(),
+            hint: None,
+            kind: Kind::Other,
+        }
+    }
+
+    /// With what the user can do.
+    pub fn hint(mut self, hint: impl Into<String>) -> Failure {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// Of another kind.
+    pub fn kind(mut self, kind: Kind) -> Failure {
+        self.kind = kind;
+        self
+    }
+
+    /// `what`, and why the system refused it.
+    pub fn io(what: impl std::fmt::Display, error: impl Into<std::io::Error>) -> Failure {
+        let error = error.into();
+        let kind = match error.kind() {
+            std::io::ErrorKind::BrokenPipe => Kind::BrokenPipe,
+            _ => Kind::Other,
+        };
+        Failure::new(format!("{what}: {}", reason(&error))).kind(kind)
+    }
+
+    /// Whether the node says that there is no such thing.
+    pub fn is_not_found(&self) -> bool {
+        self.kind == Kind::Api(jiffy_wire::api::ErrorKind::NotFound)
+    }
+
+    /// Writes `jiffy: sentence` and the hint to stderr.
+    pub fn report(&self) {
+        report(&self.message, self.hint.as_deref());
+    }
+}
+
+impl From<ApiError> for Failure {
+    fn from(error: ApiError) -> Failure {
+        Failure {
+            message: error.message,
+            hint: error.hint,
+            kind: Kind::Api(error.kind),
+        }
+    }
+}
+
+/// An I/O error without Rust's `(os error N)`.
+pub fn reason(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    match text.rfind(" (os error ") {
+        Some(end) => text[..end].to_owned(),
+        None => text,
+    }
+}
+
+/// Writes `jiffy: sentence` and perhaps a hint to stderr. Messages may quote
+/// a guest, so control characters don't pass.
+pub fn report(message: &str, hint: Option<&str>) {
+    use std::io::Write;
+    let plain = |text| harmless(text).trim_end().trim_end_matches('.').to_owned();
+    let mut text = format!("jiffy: {}\n", plain(message));
+    if let Some(hint) = hint {
+        text.push_str(&format!("  hint: {}\n", plain(hint)));
+    }
+    // Nobody is left to tell when stderr is gone.
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// How a verb ended, when it did not fail.
+#[derive(Debug)]
+pub enum Outcome {
+    /// It did what was asked.
+    Done,
+    /// A program in a VM ended so.
+    Ended(ExitStatus),
+    /// A program in a VM could not be started.
+    NotStarted(StartError),
+    /// It was done for some of several things; the others were reported.
+    Partly,
+    /// The user gave up on it with this signal.
+    GaveUp(i32),
+    /// What `doctor` or a `status` found.
+    Verdict(u8),
+}
+
+/// Jiffy's own errors.
+pub const OWN_FAILURE: u8 = 125;
+/// 128 + SIGPIPE, as of any filter whose reader has gone.
+const READER_GONE: u8 = 141;
+
+/// Reports what there is to report and picks the exit status.
+pub fn conclude(result: Result<Outcome>) -> u8 {
+    match result {
+        Ok(Outcome::Done) => 0,
+        Ok(Outcome::Ended(status)) => shell_code(status),
+        Ok(Outcome::NotStarted(error)) => {
+            report(&error.message, None);
+            error.kind.exit_code() as u8
+        }
+        Ok(Outcome::Partly) => OWN_FAILURE,
+        Ok(Outcome::GaveUp(signal)) => shell_code(ExitStatus::Signal(signal)),
+        Ok(Outcome::Verdict(code)) => code,
+        Err(failure) if failure.kind == Kind::BrokenPipe => READER_GONE,
+        Err(failure) => {
+            failure.report();
+            OWN_FAILURE
+        }
+    }
+}
+
+/// A guest may send any number; a status has eight bits, and a signal that
+/// ended a program is never 0.
+fn shell_code(status: ExitStatus) -> u8 {
+    match status {
+        ExitStatus::Code(code) => code as u8,
+        ExitStatus::Signal(signal) => 128u8.saturating_add(signal.clamp(1, 127) as u8),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_wire::agent::StartFailure;
+
+    #[test]
+    fn statuses_are_what_a_shell_shows() {
+        let ended = |status| conclude(Ok(Outcome::Ended(status)));
+        assert_eq!(ended(ExitStatus::Code(0)), 0);
+        assert_eq!(ended(ExitStatus::Code(42)), 42);
+        assert_eq!(ended(ExitStatus::Signal(9)), 137);
+        assert_eq!(ended(ExitStatus::Code(-1)), 255);
+        assert_eq!(ended(ExitStatus::Signal(i32::MIN)), 129);
+        assert_eq!(ended(ExitStatus::Signal(i32::MAX)), 255);
+    }
+
+    #[test]
+    fn a_command_that_could_not_start_has_its_own_statuses() {
+        let status = |kind| {
+            conclude(Ok(Outcome::NotStarted(StartError {
+                kind,
+                message: "x".into(),
+            })))
+        };
+        assert_eq!(status(StartFailure::NotFound), 127);
+        assert_eq!(status(StartFailure::NotExecutable), 126);
+        assert_eq!(status(StartFailure::NoSuchUser), 125);
+    }
+
+    #[test]
+    fn system_errors_lose_their_number() {
+        let error = std::io::Error::from_raw_os_error(2);
+        assert_eq!(reason(&error), "No such file or directory");
+    }
+}

@@ -1,0 +1,191 @@
+//! Jiffy's folders on this host.
+
+use crate::failure::{Failure, Result};
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// The longest path of a Unix socket, in bytes (unix(7)).
+const MAX_SOCKET_PATH: usize = 107;
+
+/// Jiffy's folders on this host.
+#[derive(Debug, Clone)]
+pub struct Folders {
+    /// Images, volumes, VMs.
+    pub data: PathBuf,
+    /// Sockets; gone after a reboot.
+    pub run: PathBuf,
+    /// `jiffyd`, `jiffy-vmm`, `jiffy-init`.
+    pub lib: PathBuf,
+    /// Kernels, the initramfs, the machine's files.
+    pub share: PathBuf,
+}
+
+impl Folders {
+    /// From the environment and where this program is installed. Nothing is
+    /// made; none of them need exist.
+    pub fn find() -> Folders {
+        let root = rustix::process::geteuid().is_root();
+        let program = env::current_exe()
+            .ok()
+            .and_then(|path| path.parent().map(Path::to_owned))
+            .unwrap_or_default();
+        Folders {
+            data: set("JIFFY_DATA").unwrap_or_else(|| match root {
+                true => "/var/lib/jiffy".into(),
+                false => home_data().join("jiffy"),
+            }),
+            run: set("JIFFY_RUN").unwrap_or_else(|| default_run(root)),
+            lib: set("JIFFY_LIB").unwrap_or_else(|| {
+                first_existing(&[program.join("../lib/jiffy"), program.clone()], "jiffyd")
+            }),
+            share: set("JIFFY_SHARE").unwrap_or_else(|| {
+                first_existing(
+                    &[
+                        program.join("../share/jiffy"),
+                        program.join("../../share/jiffy"),
+                        program.join("share/jiffy"),
+                    ],
+                    "",
+                )
+            }),
+        }
+    }
+
+    /// The local node's socket.
+    pub fn socket(&self) -> PathBuf {
+        self.run.join("jiffyd.sock")
+    }
+
+    /// A program of Jiffy's own.
+    pub fn program(&self, name: &str) -> Result<PathBuf> {
+        let path = self.lib.join(name);
+        if path.exists() {
+            return Ok(path);
+        }
+        Err(Failure::new(format!(
+            "the program {name} is not installed at {}",
+            path.display()
+        ))
+        .hint("install Jiffy whole (`make install`), or set JIFFY_LIB to the folder it is in"))
+    }
+
+    /// Makes the run folder if need be, and refuses one that somebody else
+    /// could have put there.
+    pub fn make_run(&self) -> Result<()> {
+        let socket = self.socket();
+        let length = socket.as_os_str().len();
+        if length > MAX_SOCKET_PATH {
+            return Err(Failure::new(format!(
+                "the socket {} would have a path of {length} bytes; Linux allows {MAX_SOCKET_PATH}",
+                socket.display()
+            ))
+            .hint("set JIFFY_RUN to a shorter path"));
+        }
+        let run = self.run.display();
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.run)
+            .map_err(|error| Failure::io(format_args!("{run} can't be made"), error))?;
+        let facts = fs::symlink_metadata(&self.run)
+            .map_err(|error| Failure::io(format_args!("{run} can't be read"), error))?;
+        let mine = facts.uid() == rustix::process::geteuid().as_raw();
+        if !facts.is_dir() || !mine || facts.permissions().mode() & 0o022 != 0 {
+            return Err(
+                Failure::new(format!("{run} is not a folder that only you can write to"))
+                    .hint("remove it, or set JIFFY_RUN to another folder"),
+            );
+        }
+        Ok(())
+    }
+}
+
+/// A variable that is set and not empty.
+fn set(name: &str) -> Option<PathBuf> {
+    env::var_os(name)
+        .filter(|value: &OsString| !value.is_empty())
+        .map(|value| {
+            let path = PathBuf::from(value);
+            // The node has another working directory.
+            std::path::absolute(&path).unwrap_or(path)
+        })
+}
+
+fn home_data() -> PathBuf {
+    set("XDG_DATA_HOME").unwrap_or_else(|| {
+        set("HOME")
+            .unwrap_or_else(|| "/".into())
+            .join(".local/share")
+    })
+}
+
+fn default_run(root: bool) -> PathBuf {
+    if root {
+        return "/run/jiffy".into();
+    }
+    match set("XDG_RUNTIME_DIR") {
+        Some(folder) => folder.join("jiffy"),
+        None => format!("/tmp/jiffy-{}", rustix::process::geteuid().as_raw()).into(),
+    }
+}
+
+/// The first of these folders with `file` in it, without `..` in its path;
+/// the first of all when there is none.
+fn first_existing(folders: &[PathBuf], file: &str) -> PathBuf {
+    folders
+        .iter()
+        .find(|folder| folder.join(file).exists())
+        .map(|folder| folder.canonicalize().unwrap_or_else(|_| folder.clone()))
+        .unwrap_or_else(|| folders[0].clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folders(run: &Path) -> Folders {
+        Folders {
+            data: "/data".into(),
+            run: run.to_owned(),
+            lib: "/lib".into(),
+            share: "/share".into(),
+        }
+    }
+
+    #[test]
+    fn a_run_folder_is_made_for_its_owner_only() {
+        let above = tempfile::tempdir().unwrap();
+        let run = above.path().join("a/run");
+        folders(&run).make_run().unwrap();
+        assert_eq!(fs::metadata(&run).unwrap().mode() & 0o777, 0o700);
+        folders(&run).make_run().unwrap();
+    }
+
+    #[test]
+    fn a_run_folder_others_can_write_to_is_refused() {
+        let run = tempfile::tempdir().unwrap();
+        fs::set_permissions(run.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let failure = folders(run.path()).make_run().unwrap_err();
+        assert!(failure.message.contains("only you"), "{failure}");
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_the_run_folder_is_refused() {
+        let above = tempfile::tempdir().unwrap();
+        let link = above.path().join("run");
+        std::os::unix::fs::symlink(above.path(), &link).unwrap();
+        folders(&link).make_run().unwrap_err();
+    }
+
+    #[test]
+    fn a_path_too_long_for_a_socket_is_named() {
+        let failure = folders(Path::new(&format!("/{}", "x".repeat(100))))
+            .make_run()
+            .unwrap_err();
+        assert!(failure.message.contains("107"), "{failure}");
+        assert!(failure.hint.unwrap().contains("JIFFY_RUN"));
+    }
+}

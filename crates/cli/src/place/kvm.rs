@@ -1,0 +1,229 @@
+//! Has this host a real KVM? Asked once a boot, then remembered.
+
+use super::folders::Folders;
+use super::wait::read_until;
+use crate::failure::{Failure, Result, reason};
+use jiffy_wire::vmm::{KvmKind, KvmProbe};
+use rustix::fs::{Access, AtFlags, CWD, accessat};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The device.
+pub const DEVICE: &str = "/dev/kvm";
+/// A probe that takes longer has hung.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Its answer is a few hundred bytes.
+const MAX_ANSWER: usize = 64 * 1024;
+
+/// A remembered verdict, and what it was about.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Verdict {
+    boot_id: String,
+    /// Device, inode, device number and change time of /dev/kvm: all change
+    /// when the module is loaded anew or permissions are.
+    device: (u64, u64, u64, i64, i64),
+    kind: KvmKind,
+}
+
+/// The kind of KVM this host has: from memory if it was asked since boot.
+pub fn kind(folders: &Folders) -> Result<KvmKind> {
+    kind_of(Path::new(DEVICE), folders)
+}
+
+fn kind_of(path: &Path, folders: &Folders) -> Result<KvmKind> {
+    // Quick, and changes without the device's doing (a group was joined), so
+    // never remembered.
+    if !usable(path) {
+        return Ok(KvmKind::None);
+    }
+    let Some(device) = identity(path) else {
+        return Ok(KvmKind::None);
+    };
+    let boot_id = boot_id();
+    let file = folders.run.join("kvm.json");
+    if let Some(known) = remembered(&file)
+        && known.boot_id == boot_id
+        && known.device == device
+    {
+        return Ok(known.kind);
+    }
+    let kind = probe(folders)?.kind;
+    if kind != KvmKind::None {
+        let verdict = Verdict {
+            boot_id,
+            device,
+            kind,
+        };
+        // What can't be remembered is asked again.
+        if folders.make_run().is_ok()
+            && let Ok(text) = serde_json::to_vec(&verdict)
+        {
+            let _ = jiffy_sys::durable::replace(&file, &text);
+        }
+    }
+    Ok(kind)
+}
+
+/// Whether this process may open the device.
+pub fn usable(device: &Path) -> bool {
+    accessat(
+        CWD,
+        device,
+        Access::READ_OK | Access::WRITE_OK,
+        AtFlags::EACCESS,
+    )
+    .is_ok()
+}
+
+/// Asks `jiffy-vmm`, which runs a tiny guest.
+pub fn probe(folders: &Folders) -> Result<KvmProbe> {
+    let program = folders.program("jiffy-vmm")?;
+    let failed = |why: String| {
+        Failure::new(format!("{} probe {why}", program.display()))
+            .hint("is it of the same version as jiffy? Install Jiffy whole (`make install`)")
+    };
+    let mut child = Command::new(&program)
+        .arg("probe")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| Failure::io(format_args!("{} can't run", program.display()), error))?;
+    let output = child.stdout.take().expect("stdout is a pipe");
+    let end = Instant::now() + PATIENCE;
+    let mut text = Vec::new();
+    let mut buffer = [0; 4096];
+    while text.len() < MAX_ANSWER {
+        match read_until(&output, &mut buffer, end) {
+            Ok(0) => break,
+            Ok(count) => text.extend_from_slice(&buffer[..count]),
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(failed(match error.kind() {
+                    ErrorKind::TimedOut => "did not end within 5 seconds".into(),
+                    _ => format!("can't be read: {}", reason(&error)),
+                }));
+            }
+        }
+    }
+    drop(output);
+    let status = child.wait();
+    serde_json::from_slice(&text).map_err(|_| match status {
+        Ok(status) if !status.success() => failed(format!("failed ({status})")),
+        _ => failed("answered in a way this jiffy does not understand".into()),
+    })
+}
+
+/// The boot id, which also names the monotonic clock.
+pub fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map(|text| text.trim().to_owned())
+        .unwrap_or_default()
+}
+
+fn identity(device: &Path) -> Option<(u64, u64, u64, i64, i64)> {
+    let facts = fs::metadata(device).ok()?;
+    Some((
+        facts.dev(),
+        facts.ino(),
+        facts.rdev(),
+        facts.ctime(),
+        facts.ctime_nsec(),
+    ))
+}
+
+fn remembered(file: &Path) -> Option<Verdict> {
+    serde_json::from_slice(&fs::read(file).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::PathBuf;
+
+    /// Folders with a `jiffy-vmm` that answers so, and notes each time.
+    fn folders(root: &Path, answer: &str) -> Folders {
+        let lib = root.join("lib");
+        fs::create_dir_all(&lib).unwrap();
+        let script = format!(
+            "#!/bin/sh\necho \"$@\" >> {}\n{answer}\n",
+            root.join("asked").display()
+        );
+        fs::write(lib.join("jiffy-vmm"), script).unwrap();
+        fs::set_permissions(lib.join("jiffy-vmm"), fs::Permissions::from_mode(0o755)).unwrap();
+        Folders {
+            data: root.join("data"),
+            run: root.join("run"),
+            lib,
+            share: root.join("share"),
+        }
+    }
+
+    fn probe_says(kind: &str) -> String {
+        format!(
+            "echo '{{\"kind\":\"{kind}\",\"detail\":\"x\",\"ring0_ps_per_iteration\":null,\
+             \"syscall_enters_ring0\":null,\"took_us\":1}}'"
+        )
+    }
+
+    fn times_asked(root: &Path) -> usize {
+        fs::read_to_string(root.join("asked")).map_or(0, |text| text.lines().count())
+    }
+
+    fn device(root: &Path) -> PathBuf {
+        let device = root.join("kvm");
+        fs::write(&device, b"").unwrap();
+        device
+    }
+
+    #[test]
+    fn a_verdict_is_remembered_until_the_device_changes() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        let device = device(root);
+        let folders = folders(root, &probe_says("emulated"));
+        for _ in 0..3 {
+            assert_eq!(kind_of(&device, &folders).unwrap(), KvmKind::Emulated);
+        }
+        assert_eq!(times_asked(root), 1);
+        fs::remove_file(&device).unwrap();
+        assert_eq!(kind_of(&device, &folders).unwrap(), KvmKind::None);
+        fs::write(root.join("another"), b"").unwrap();
+        fs::rename(root.join("another"), &device).unwrap();
+        assert_eq!(kind_of(&device, &folders).unwrap(), KvmKind::Emulated);
+        assert_eq!(times_asked(root), 2);
+    }
+
+    #[test]
+    fn a_damaged_memory_is_asked_anew() {
+        let root = tempfile::tempdir().unwrap();
+        let device = device(root.path());
+        let folders = folders(root.path(), &probe_says("real"));
+        assert_eq!(kind_of(&device, &folders).unwrap(), KvmKind::Real);
+        fs::write(folders.run.join("kvm.json"), b"{").unwrap();
+        assert_eq!(kind_of(&device, &folders).unwrap(), KvmKind::Real);
+        assert_eq!(times_asked(root.path()), 2);
+    }
+
+    #[test]
+    fn a_probe_that_fails_is_an_error_and_not_remembered() {
+        let root = tempfile::tempdir().unwrap();
+        let device = device(root.path());
+        for (answer, said) in [
+            ("exit 3", "exit status: 3"),
+            ("echo nonsense", "understand"),
+        ] {
+            let folders = folders(root.path(), answer);
+            let failure = kind_of(&device, &folders).unwrap_err();
+            assert!(failure.message.contains(said), "{failure}");
+            assert!(!folders.run.join("kvm.json").exists());
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The node in the machine.
+
+use super::folders::Folders;
+use crate::client::Endpoint;
+use crate::failure::{Failure, Result, reason};
+use indicatif::{ProgressBar, ProgressStyle};
+use jiffy_machine::{Machine, MachineError, Options, Paths, Stage};
+use std::error::Error;
+use std::time::Duration;
+
+/// The machine's node, and whether it had to be started.
+pub struct Reached {
+    /// Where it listens.
+    pub endpoint: Endpoint,
+    /// The machine was not running.
+    pub started: bool,
+}
+
+/// The machine that belongs to these folders.
+pub fn machine(folders: &Folders) -> Machine {
+    Machine::open(Paths {
+        data: folders.data.clone(),
+        run: folders.run.clone(),
+        share: folders.share.clone(),
+    })
+}
+
+/// The machine's node; the machine is started if it does not run, which is
+/// said once on stderr.
+pub fn reach(folders: &Folders) -> Result<Reached> {
+    folders.make_run()?;
+    start(folders, Options::default(), "this host has no real KVM: ")
+}
+
+/// Starts the machine, or finds it running.
+pub fn start(folders: &Folders, options: Options, why: &str) -> Result<Reached> {
+    let mut progress = None;
+    let started = machine(folders).start(options, &mut |stage| {
+        progress
+            .get_or_insert_with(|| Progress::new(why))
+            .stage(stage);
+    });
+    let was_started = progress.is_some();
+    if let Some(progress) = progress {
+        progress.end();
+    }
+    let endpoint = started.map_err(failure)?;
+    Ok(Reached {
+        endpoint: Endpoint::Tcp {
+            address: endpoint.address,
+            token: endpoint.token,
+        },
+        started: was_started,
+    })
+}
+
+/// The machine's node if it runs.
+pub fn running(folders: &Folders) -> Option<Endpoint> {
+    let endpoint = machine(folders).endpoint()?;
+    Some(Endpoint::Tcp {
+        address: endpoint.address,
+        token: endpoint.token,
+    })
+}
+
+/// Why the machine does not answer, if it has ended or stands still.
+pub fn cause_of_death(folders: &Folders) -> Option<Failure> {
+    machine(folders).cause_of_death().map(|error| {
+        let error = failure(error);
+        error.kind(crate::failure::Kind::Unreachable)
+    })
+}
+
+/// An error of the machine with its cause and what to do.
+pub fn failure(error: MachineError) -> Failure {
+    let mut message = error.to_string();
+    if let Some(source) = error.source() {
+        let why = match source.downcast_ref::<std::io::Error>() {
+            Some(error) => reason(error),
+            None => source.to_string(),
+        };
+        message.push_str(": ");
+        message.push_str(&why);
+    }
+    let failure = Failure::new(message);
+    match error.hint() {
+        Some(hint) => failure.hint(hint),
+        None => failure,
+    }
+}
+
+/// One sentence, and on a terminal a spinner until the machine is ready.
+struct Progress {
+    bar: ProgressBar,
+}
+
+impl Progress {
+    fn new(why: &str) -> Progress {
+        // The sentence stays when the spinner has gone.
+        eprintln!("jiffy: {why}starting the machine, once");
+        let bar = ProgressBar::new_spinner();
+        if let Ok(style) = ProgressStyle::with_template("  {spinner} {msg} {elapsed}") {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(120));
+        Progress { bar }
+    }
+
+    fn stage(&self, stage: Stage) {
+        self.bar.set_message(match stage {
+            Stage::Disk => "making its disk",
+            Stage::Qemu => "booting its system",
+            Stage::System { .. } => "waiting for its node",
+            Stage::Ready { .. } => "ready",
+        });
+    }
+
+    fn end(self) {
+        self.bar.finish_and_clear();
+    }
+}

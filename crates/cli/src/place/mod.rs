@@ -1,0 +1,75 @@
+//! Finding the node: `jiffyd` on this host where it has a real KVM, in the
+//! machine where it has not.
+
+pub mod daemon;
+pub mod folders;
+pub mod kvm;
+pub mod machine;
+mod wait;
+
+pub use folders::Folders;
+
+use crate::args::MachineUse;
+use crate::client::{Client, Endpoint};
+use crate::failure::{Failure, Result};
+use jiffy_wire::timeline::{Span, Track, names};
+use jiffy_wire::vmm::KvmKind;
+
+/// A node, and what had to be done to find it.
+pub struct Found {
+    /// To ask it.
+    pub client: Client,
+    /// It is in the machine.
+    pub in_machine: bool,
+    /// The start of the machine, if that was needed.
+    pub machine_start: Option<Span>,
+}
+
+/// The node for this command; started if it does not run.
+pub fn find(choice: MachineUse, folders: &Folders) -> Result<Found> {
+    if in_machine(choice, folders)? {
+        let began = jiffy_sys::clock::monotonic_ns();
+        let reached = machine::reach(folders)?;
+        let machine_start = reached.started.then(|| {
+            let now = jiffy_sys::clock::monotonic_ns();
+            Span::new(Track::Cli, names::MACHINE_START, began, now)
+        });
+        return Ok(Found {
+            client: Client::new(reached.endpoint),
+            in_machine: true,
+            machine_start,
+        });
+    }
+    let connection = daemon::connect_or_start(folders)?;
+    Ok(Found {
+        client: Client::connected(Endpoint::Unix(folders.socket()), connection)?,
+        in_machine: false,
+        machine_start: None,
+    })
+}
+
+/// The node for this command if it runs; nothing is started.
+pub fn find_running(choice: MachineUse, folders: &Folders) -> Result<Option<Client>> {
+    if in_machine(choice, folders)? {
+        return Ok(machine::running(folders).map(Client::new));
+    }
+    daemon::connect(folders)
+        .map(|connection| Client::connected(Endpoint::Unix(folders.socket()), connection))
+        .transpose()
+}
+
+/// Whether VMs run in the machine.
+fn in_machine(choice: MachineUse, folders: &Folders) -> Result<bool> {
+    match choice {
+        MachineUse::Always => Ok(true),
+        MachineUse::Never => Ok(false),
+        MachineUse::Auto => kvm::kind(folders)
+            .map(|kind| kind != KvmKind::Real)
+            .map_err(|failure: Failure| Failure {
+                hint: failure.hint.or_else(|| {
+                    Some("`--machine never` or `--machine always` decides without asking".into())
+                }),
+                ..failure
+            }),
+    }
+}

@@ -1,0 +1,240 @@
+//! From stdin, signals and the terminal's size to the command.
+
+use super::fd::Waited;
+use super::signals::{self, Signals};
+use super::terminal;
+use crate::client::{Client, FrameWriter, encoded};
+use crate::failure::{Failure, Result};
+use jiffy_wire::agent::ExecInput;
+use jiffy_wire::api::Vm;
+use jiffy_wire::frame::{self, MAX_DATA};
+use std::future::pending;
+use std::io;
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// A second Ctrl-C within this time gives up on the command.
+const IMPATIENCE: Duration = Duration::from_secs(1);
+/// Ctrl-P Ctrl-Q, as in docker.
+const DETACH_KEYS: [u8; 2] = [0x10, 0x11];
+
+/// How the user left.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Left {
+    /// By the detach keys.
+    Detached,
+    /// By this signal, twice.
+    GaveUp(i32),
+}
+
+/// What a session forwards.
+pub struct Options<'a> {
+    /// Forward stdin.
+    pub stdin: bool,
+    /// The command runs on a terminal.
+    pub tty: bool,
+    /// That terminal is ours, and raw.
+    pub raw: bool,
+    /// Watch for the detach keys.
+    pub detach_keys: bool,
+    /// The VM whose first command this is: signals can take another way when
+    /// stdin fills the connection.
+    pub vm: Option<&'a str>,
+    /// For that other way.
+    pub client: &'a Client,
+}
+
+/// The input side of a session.
+pub struct Input<'a> {
+    frames: FrameWriter,
+    signals: Signals,
+    stdin: Option<Waited>,
+    options: Options<'a>,
+    /// Encoded frames not yet sent.
+    unsent: Vec<u8>,
+    sent: usize,
+    /// The node reads no more; what it has to say comes by the other way.
+    closed: bool,
+    last_interrupt: Option<Instant>,
+    keys: Keys,
+}
+
+impl<'a> Input<'a> {
+    /// Nothing is read or sent yet.
+    pub fn new(frames: FrameWriter, signals: Signals, options: Options<'a>) -> Input<'a> {
+        Input {
+            frames,
+            signals,
+            stdin: options.stdin.then(|| Waited::new(rustix::stdio::stdin())),
+            keys: Keys::default(),
+            options,
+            unsent: Vec::new(),
+            sent: 0,
+            closed: false,
+            last_interrupt: None,
+        }
+    }
+
+    /// Forwards until the user leaves; the end of the command comes to the
+    /// output side.
+    pub async fn forward(&mut self, reader_gone: &Notify) -> Result<Left> {
+        let mut buffer = vec![0; MAX_DATA];
+        loop {
+            // One full frame waits at most, so that back-pressure reaches stdin.
+            let hungry = self.sent == self.unsent.len() && !self.closed;
+            let event = tokio::select! {
+                biased;
+                signal = self.signals.next() => Event::Signal(signal),
+                () = reader_gone.notified() => Event::ReaderGone,
+                sent = self.frames.send_some(&self.unsent[self.sent..]),
+                    if self.sent < self.unsent.len() => Event::Sent(sent),
+                read = read(&mut self.stdin, &mut buffer), if hungry => Event::Stdin(read),
+            };
+            match event {
+                Event::Signal(signal) => {
+                    if let Some(left) = self.signal(signal).await {
+                        return Ok(left);
+                    }
+                }
+                // What the command would have got as the writer of that pipe.
+                Event::ReaderGone => self.queue(&ExecInput::Signal(signals::PIPE)),
+                Event::Sent(Ok(count)) if count > 0 => self.sent(count),
+                Event::Sent(_) => self.close(),
+                Event::Stdin(Ok(0)) => {
+                    self.stdin = None;
+                    self.queue(&ExecInput::StdinClosed);
+                }
+                Event::Stdin(Ok(count)) => {
+                    let typed = &buffer[..count];
+                    if self.options.detach_keys && self.keys.detach(typed) {
+                        return Ok(Left::Detached);
+                    }
+                    self.queue(&ExecInput::Stdin(typed.to_vec()));
+                }
+                Event::Stdin(Err(error)) => {
+                    return Err(Failure::io("stdin can't be read", error));
+                }
+            }
+        }
+    }
+
+    /// Forwards a signal, or finds that the user has had enough.
+    async fn signal(&mut self, signal: i32) -> Option<Left> {
+        match signal {
+            signals::WINDOW => self.resize(),
+            signals::CONTINUED => {
+                if self.options.raw {
+                    terminal::make_raw_again();
+                    self.resize();
+                }
+            }
+            _ => {
+                if signal == signals::INTERRUPT {
+                    let now = Instant::now();
+                    let again = self
+                        .last_interrupt
+                        .replace(now)
+                        .is_some_and(|last| now - last <= IMPATIENCE);
+                    if again {
+                        return Some(Left::GaveUp(signal));
+                    }
+                }
+                self.send_signal(signal);
+            }
+        }
+        None
+    }
+
+    fn send_signal(&mut self, signal: i32) {
+        let stuck = self.sent < self.unsent.len();
+        match self.options.vm {
+            // Behind stdin that nobody reads, it would never arrive.
+            Some(vm) if stuck => {
+                let client = self.options.client.clone();
+                let path = format!("/v1/vms/{}/kill?signal={signal}", encoded(vm));
+                tokio::spawn(async move {
+                    let _ = client.post::<Vm>(&path).await;
+                });
+            }
+            _ => self.queue(&ExecInput::Signal(signal)),
+        }
+    }
+
+    fn resize(&mut self) {
+        if let Some(size) = terminal::size()
+            && self.options.tty
+        {
+            self.queue(&ExecInput::Resize(size));
+        }
+    }
+
+    fn queue(&mut self, message: &ExecInput) {
+        if !self.closed {
+            // None of these messages is over a frame's size.
+            let _ = frame::encode(message, &mut self.unsent);
+        }
+    }
+
+    fn sent(&mut self, count: usize) {
+        self.sent += count;
+        if self.sent == self.unsent.len() {
+            self.unsent.clear();
+            self.sent = 0;
+        }
+    }
+
+    fn close(&mut self) {
+        self.closed = true;
+        self.unsent.clear();
+        self.sent = 0;
+    }
+}
+
+enum Event {
+    Signal(i32),
+    ReaderGone,
+    Sent(io::Result<usize>),
+    Stdin(io::Result<usize>),
+}
+
+/// Waits for ever when there is no stdin.
+async fn read(stdin: &mut Option<Waited>, buffer: &mut [u8]) -> io::Result<usize> {
+    match stdin {
+        Some(stdin) => stdin.read(buffer).await,
+        None => pending().await,
+    }
+}
+
+/// Recognises the detach keys. The first one is forwarded at once, so that it
+/// works for the command, too.
+#[derive(Default)]
+struct Keys {
+    matched: bool,
+}
+
+impl Keys {
+    fn detach(&mut self, typed: &[u8]) -> bool {
+        for key in typed {
+            if self.matched && *key == DETACH_KEYS[1] {
+                return true;
+            }
+            self.matched = *key == DETACH_KEYS[0];
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn detach_keys_are_found_across_reads() {
+        let mut keys = Keys::default();
+        assert!(!keys.detach(b"ls\r\x10"));
+        assert!(keys.detach(b"\x11"));
+        let mut keys = Keys::default();
+        assert!(!keys.detach(b"\x10x\x11"));
+        assert!(keys.detach(b"a\x10\x10\x11b"));
+    }
+}

@@ -1,0 +1,130 @@
+//! This terminal connected to a command in a VM.
+
+mod capture;
+mod fd;
+mod input;
+mod output;
+mod signals;
+mod terminal;
+
+pub use capture::Captured;
+pub use terminal::{foreground_terminals, on_terminal, restore, size};
+
+use crate::client::{Client, Upgraded, encoded};
+use crate::failure::{Failure, Kind, Outcome, Result};
+use input::{Input, Left};
+use jiffy_wire::api::Vm;
+use output::{Answer, Output};
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// What this end offers the command.
+#[derive(Debug, Clone, Copy)]
+pub struct Stdio {
+    /// Forward stdin.
+    pub stdin: bool,
+    /// The command runs on a terminal.
+    pub tty: bool,
+}
+
+/// What becomes of the command when the user leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leaving {
+    /// A second Ctrl-C ends the VM; the detach keys leave it running.
+    EndsVm,
+    /// It goes on, however the user leaves.
+    LeavesIt,
+    /// The node ends it when the connection closes.
+    HangsUp,
+}
+
+/// How long the end of a VM may take that the user gave up on.
+const LAST_CALL: Duration = Duration::from_secs(3);
+
+/// Forwards stdin, signals and the terminal's size to the command, and its
+/// output to stdout and stderr (or into `capture`), until it ends.
+pub async fn run(
+    client: &Client,
+    upgraded: Upgraded,
+    stdio: Stdio,
+    leaving: Leaving,
+    capture: Option<&mut Captured>,
+) -> Result<Outcome> {
+    let Upgraded { frames, vm } = upgraded;
+    // Signals first: from here on none may end jiffy and leave the terminal raw.
+    let signals = signals::Signals::new().map_err(|error| Failure::io("signals", error))?;
+    let raw = stdio.tty && stdio.stdin && terminal::make_raw();
+    let reader_gone = Notify::new();
+    let mut output = Output::new(frames.reader, capture, &reader_gone);
+    let mut input = Input::new(
+        frames.writer,
+        signals,
+        input::Options {
+            stdin: stdio.stdin,
+            tty: stdio.tty,
+            raw,
+            detach_keys: raw && leaving != Leaving::HangsUp,
+            vm: vm.as_deref().filter(|_| leaving != Leaving::HangsUp),
+            client,
+        },
+    );
+    let ended = tokio::select! {
+        biased;
+        answer = output.deliver() => answer.map(Ok),
+        left = input.forward(&reader_gone) => left.map(Err),
+    };
+    drop(input);
+    terminal::restore();
+    match ended {
+        Ok(Ok(Answer::Exited(status))) => Ok(Outcome::Ended(status)),
+        Ok(Ok(Answer::NotStarted(error))) => Ok(Outcome::NotStarted(error)),
+        Ok(Ok(Answer::VmLost { message, hint })) => {
+            let failure = Failure::new(message);
+            Err(match hint {
+                Some(hint) => failure.hint(hint),
+                None => failure,
+            })
+        }
+        Ok(Err(left)) => leave(client, vm.as_deref(), leaving, left).await,
+        Err(failure) => Err(explained(failure, vm.as_deref())),
+    }
+}
+
+/// The user has left before the command ended.
+async fn leave(client: &Client, vm: Option<&str>, leaving: Leaving, left: Left) -> Result<Outcome> {
+    match (left, vm) {
+        (Left::Detached, vm) => {
+            let vm = vm.unwrap_or("VM");
+            crate::failure::report(
+                &format!("left {vm} running"),
+                Some(&format!("`jiffy attach {vm}` returns to it")),
+            );
+            Ok(Outcome::Done)
+        }
+        (Left::GaveUp(signal), Some(vm)) if leaving == Leaving::EndsVm => {
+            let path = format!("/v1/vms/{}/kill", encoded(vm));
+            let killed = tokio::time::timeout(LAST_CALL, client.post::<Vm>(&path)).await;
+            match killed {
+                Ok(Ok(_)) => crate::failure::report(&format!("ended {vm}"), None),
+                // With --rm it may be gone already.
+                Ok(Err(failure)) if failure.is_not_found() => {}
+                _ => crate::failure::report(
+                    &format!("{vm} may still be running"),
+                    Some(&format!("`jiffy kill {vm}` ends it")),
+                ),
+            }
+            Ok(Outcome::GaveUp(signal))
+        }
+        (Left::GaveUp(signal), _) => Ok(Outcome::GaveUp(signal)),
+    }
+}
+
+/// A broken connection, with what the user can do about the VM.
+fn explained(failure: Failure, vm: Option<&str>) -> Failure {
+    match (failure.kind, vm) {
+        (Kind::Unreachable, Some(vm)) => failure.hint(format!(
+            "the VM may still be running: `jiffy ps -a` tells, `jiffy attach {vm}` returns to it"
+        )),
+        _ => failure,
+    }
+}

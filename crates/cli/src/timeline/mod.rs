@@ -1,0 +1,55 @@
+//! Pictures of where the time went.
+
+mod blame;
+mod chain;
+pub mod clock;
+mod json;
+mod perfetto;
+mod table;
+mod tree;
+
+pub use blame::blame;
+pub use chain::critical_chain;
+pub use json::json;
+pub use perfetto::perfetto;
+pub use table::{Look, table};
+
+#[cfg(test)]
+mod tests;
+
+use jiffy_wire::timeline::{Timeline, Track};
+
+/// Nanoseconds as milliseconds with one decimal; short ones with more.
+fn milliseconds(ns: u64) -> String {
+    format!("{:.1}", ns as f64 / 1e6)
+}
+
+/// A length as systemd-analyze writes it: `871us`, `12.3ms`, `1.234s`, `2min 3.4s`.
+fn span_length(ns: u64) -> String {
+    let seconds = ns as f64 / 1e9;
+    match ns {
+        0..1_000_000 => format!("{}us", ns / 1000),
+        1_000_000..1_000_000_000 => format!("{:.1}ms", ns as f64 / 1e6),
+        1_000_000_000..60_000_000_000 => format!("{seconds:.3}s"),
+        _ => format!("{}min {:.1}s", ns / 60_000_000_000, seconds % 60.0),
+    }
+}
+
+/// When the first span begins and the last one ends; none for no spans.
+fn extent(timeline: &Timeline) -> Option<(u64, u64)> {
+    let start = timeline.spans.iter().map(|span| span.start_ns).min()?;
+    let end = timeline.spans.iter().map(|span| span.end_ns).max()?;
+    Some((start, end))
+}
+
+/// What a track's process is called.
+fn track_name(track: Track) -> &'static str {
+    match track {
+        Track::Cli => "jiffy",
+        Track::Node => "jiffyd",
+        Track::Vmm => "jiffy-vmm",
+        Track::Kernel => "guest kernel",
+        Track::Init => "jiffy-init",
+        Track::Guest => "guest",
+    }
+}

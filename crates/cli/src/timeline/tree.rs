@@ -1,0 +1,65 @@
+//! Which span is part of which.
+
+use jiffy_wire::timeline::{Span, Timeline};
+
+/// A span and how deep it lies in others.
+#[derive(Debug, Clone, Copy)]
+pub struct Row<'a> {
+    /// The span.
+    pub span: &'a Span,
+    /// 0 for a span in no other.
+    pub depth: usize,
+}
+
+/// The spans by start, each followed by those of its track that lie in it.
+pub fn rows(timeline: &Timeline) -> Vec<Row<'_>> {
+    let mut spans: Vec<&Span> = timeline.spans.iter().collect();
+    spans.sort_by_key(|span| (span.start_ns, std::cmp::Reverse(span.end_ns), span.track));
+    let parents: Vec<Option<usize>> = parents(&spans);
+    let mut children = vec![Vec::new(); spans.len()];
+    let mut roots = Vec::new();
+    for (index, parent) in parents.iter().enumerate() {
+        match parent {
+            Some(parent) => children[*parent].push(index),
+            None => roots.push(index),
+        }
+    }
+    let mut rows = Vec::with_capacity(spans.len());
+    let mut waiting: Vec<(usize, usize)> = roots.into_iter().rev().map(|root| (root, 0)).collect();
+    while let Some((index, depth)) = waiting.pop() {
+        rows.push(Row {
+            span: spans[index],
+            depth,
+        });
+        waiting.extend(
+            children[index]
+                .iter()
+                .rev()
+                .map(|child| (*child, depth + 1)),
+        );
+    }
+    rows
+}
+
+/// The index of the smallest span of the same track that holds each span.
+/// A moment holds nothing, and one on a span's edge is not part of it.
+fn parents(sorted: &[&Span]) -> Vec<Option<usize>> {
+    let mut open: Vec<usize> = Vec::new();
+    let mut parents = Vec::with_capacity(sorted.len());
+    for (index, span) in sorted.iter().enumerate() {
+        open.retain(|other| sorted[*other].end_ns > span.start_ns);
+        let inside = |other: &&usize| {
+            let other = sorted[**other];
+            let within = match span.duration_ns() {
+                0 => other.start_ns < span.start_ns && span.end_ns < other.end_ns,
+                _ => span.end_ns <= other.end_ns,
+            };
+            other.track == span.track && within
+        };
+        parents.push(open.iter().rev().find(inside).copied());
+        if span.duration_ns() > 0 {
+            open.push(index);
+        }
+    }
+    parents
+}

@@ -1,0 +1,79 @@
+//! What every verb has.
+
+use crate::args::MachineUse;
+use crate::client::Client;
+use crate::failure::{Failure, Kind, Outcome, Result};
+use crate::place::{self, Folders, Found};
+use serde::Serialize;
+use std::cell::Cell;
+use std::future::Future;
+use std::io::Write;
+
+/// What every verb has.
+pub struct Context {
+    /// Where VMs run.
+    pub machine: MachineUse,
+    /// Jiffy's folders here.
+    pub folders: Folders,
+    /// When this process reached main, CLOCK_MONOTONIC.
+    pub began_ns: u64,
+    /// The node that was found is in the machine.
+    in_machine: Cell<bool>,
+}
+
+impl Context {
+    /// For this command.
+    pub fn new(machine: MachineUse, began_ns: u64) -> Context {
+        Context {
+            machine,
+            folders: Folders::find(),
+            began_ns,
+            in_machine: Cell::new(false),
+        }
+    }
+
+    /// The node; started if it does not run.
+    pub fn node(&self) -> Result<Found> {
+        let found = place::find(self.machine, &self.folders)?;
+        self.in_machine.set(found.in_machine);
+        Ok(found)
+    }
+
+    /// The node's API; it is started if it does not run.
+    pub fn client(&self) -> Result<Client> {
+        Ok(self.node()?.client)
+    }
+
+    /// Runs a verb that talks to a node: on this thread, as that is the
+    /// quickest to set up.
+    pub fn block_on(&self, verb: impl Future<Output = Result<Outcome>>) -> Result<Outcome> {
+        let result = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| Failure::io("the event loop can't be set up", error))?
+            .block_on(verb);
+        match result {
+            // A machine that has died explains more than its silence.
+            Err(failure) if failure.kind == Kind::Unreachable && self.in_machine.get() => {
+                Err(place::machine::cause_of_death(&self.folders).unwrap_or(failure))
+            }
+            result => result,
+        }
+    }
+}
+
+/// Writes text to stdout.
+pub fn show(text: &str) -> Result<()> {
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .and_then(|()| std::io::stdout().flush())
+        .map_err(|error| Failure::io("stdout can't be written", error))
+}
+
+/// Writes a value to stdout as JSON.
+pub fn show_json(value: &impl Serialize) -> Result<()> {
+    let mut text = serde_json::to_string_pretty(value)
+        .map_err(|error| Failure::new(format!("the answer can't be written as JSON: {error}")))?;
+    text.push('\n');
+    show(&text)
+}

@@ -1,0 +1,240 @@
+//! `jiffy cp`
+
+use super::Context;
+use super::vms::path;
+use crate::args::{Cp, Place};
+use crate::client::{Client, FrameReader, Upgraded, encoded};
+use crate::copy::{Goal, Sink, TarReader, TarWriter, base_name, send_tree};
+use crate::failure::{Failure, Kind, Outcome, Result, report};
+use jiffy_wire::agent::{CopyDone, CopyEntry, CopyFrame, CopyKind};
+use std::io::BufWriter;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::mpsc;
+
+/// `jiffy cp`
+pub async fn cp(context: &Context, cp: Cp) -> Result<Outcome> {
+    let client = context.client()?;
+    let archive = cp.archive;
+    match (&cp.source, &cp.destination) {
+        (Place::Vm { vm, path }, Place::Here(here)) => {
+            let goal = Goal {
+                path: here.clone(),
+                name: own_name(path).map(str::to_owned),
+                folder: here.as_os_str().as_encoded_bytes().ends_with(b"/"),
+            };
+            let mut sink = Sink::new(goal, archive);
+            receive(&client, vm, path, |frame| sink.take(frame)).await
+        }
+        (Place::Vm { vm, path }, Place::Tar) => {
+            let out = BufWriter::new(std::io::stdout().lock());
+            let mut tar = TarWriter::new(out, own_name(path).unwrap_or(".").to_owned());
+            receive(&client, vm, path, |frame| tar.take(frame)).await
+        }
+        (Place::Here(here), Place::Vm { vm, path }) => {
+            send_here(&client, here, vm, path, archive).await
+        }
+        (Place::Tar, Place::Vm { vm, path }) => send_tar(&client, vm, path).await,
+        (Place::Vm { .. }, Place::Vm { .. }) => Err(Failure::new(
+            "a copy from one VM to another goes through this host",
+        )
+        .hint("`jiffy cp A:/path - | jiffy cp - B:/folder` does it without a file here")),
+        _ => Err(Failure::new("one side of a copy must be in a VM")
+            .hint("write it as VM:PATH, for example `jiffy cp notes.txt box:/root/`")),
+    }
+}
+
+/// The name a source keeps in a folder; none for `folder/.`, whose contents
+/// are meant, and for `/`.
+fn own_name(path: &str) -> Option<&str> {
+    match path.ends_with("/.") || path == "." {
+        true => None,
+        false => base_name(path),
+    }
+}
+
+/// Copies out of a VM, frame by frame.
+async fn receive(
+    client: &Client,
+    vm: &str,
+    source: &str,
+    mut take: impl FnMut(CopyFrame) -> Result<bool>,
+) -> Result<Outcome> {
+    let mut frames = copy_out(client, vm, source).await?;
+    loop {
+        match frames.next().await? {
+            Some(frame) => {
+                if take(frame)? {
+                    return Ok(Outcome::Done);
+                }
+            }
+            None => return Err(cut_off()),
+        }
+    }
+}
+
+async fn copy_out(client: &Client, vm: &str, source: &str) -> Result<FrameReader> {
+    let path = path(vm, &format!("/copy-out?path={}", encoded(source)));
+    Ok(client.upgrade::<()>(&path, None).await?.frames.reader)
+}
+
+/// The folder `path` in the VM, or none when it is no folder.
+async fn folder_in(client: &Client, vm: &str, path: &str) -> Result<Option<CopyEntry>> {
+    let mut frames = copy_out(client, vm, &format!("{path}/.")).await?;
+    match frames.next().await? {
+        Some(CopyFrame::Entry(entry)) if entry.kind == CopyKind::Folder => Ok(Some(entry)),
+        Some(_) => Ok(None),
+        None => Err(cut_off()),
+    }
+}
+
+/// Copies a file or folder into a VM.
+async fn send_here(
+    client: &Client,
+    here: &Path,
+    vm: &str,
+    destination: &str,
+    archive: bool,
+) -> Result<Outcome> {
+    let source = here.to_str().unwrap_or_default();
+    // As cp does, a link is followed when it is written with a slash.
+    let facts = match source.ends_with('/') {
+        true => here.metadata(),
+        false => here.symlink_metadata(),
+    }
+    .map_err(|error| Failure::io(format_args!("{} can't be read", here.display()), error))?;
+    let name = match here.file_name() {
+        _ if source.ends_with("/.") || source == "." => None,
+        name => name.and_then(|name| name.to_str()),
+    };
+    let folder = folder_in(client, vm, destination).await?;
+    let (target, as_root) = match (folder, name) {
+        (Some(_), Some(name)) => (
+            format!("{}/{name}", destination.trim_end_matches('/')),
+            None,
+        ),
+        (Some(folder), None) if facts.is_dir() => (destination.to_owned(), Some(folder)),
+        (Some(_), None) => {
+            return Err(Failure::new(format!(
+                "{} has no name to give it in {vm}:{destination}",
+                here.display()
+            )));
+        }
+        (None, _) if destination.ends_with('/') && !facts.is_dir() => {
+            return Err(Failure::new(format!(
+                "there is no folder {destination} in {vm}"
+            )));
+        }
+        (None, _) => (destination.to_owned(), None),
+    };
+    let here = match facts.is_dir() {
+        // Read through the link, if it is one.
+        true => here.join("."),
+        false => here.to_owned(),
+    };
+    let mut notes = 0u32;
+    let Upgraded { frames, .. } = copy_in(client, vm, &target).await?;
+    let (mut reader, mut writer) = (frames.reader, frames.writer);
+    let sending = async {
+        send_tree(&mut writer, &here, archive, as_root, |note| {
+            notes += 1;
+            report(note, None);
+        })
+        .await?;
+        writer.send(&CopyFrame::End).await
+    };
+    both(sending, &mut reader).await?;
+    Ok(if notes > 0 {
+        Outcome::Partly
+    } else {
+        Outcome::Done
+    })
+}
+
+/// Unpacks a tar from stdin into a folder of a VM.
+async fn send_tar(client: &Client, vm: &str, destination: &str) -> Result<Outcome> {
+    let Some(folder) = folder_in(client, vm, destination).await? else {
+        return Err(
+            Failure::new(format!("there is no folder {destination} in {vm}"))
+                .hint("a tar is unpacked into a folder that exists"),
+        );
+    };
+    let root = CopyEntry {
+        path: String::new(),
+        ..folder
+    };
+    let Upgraded { frames, .. } = copy_in(client, vm, destination).await?;
+    let (mut reader, mut writer) = (frames.reader, frames.writer);
+    let (pieces, mut received) = mpsc::channel::<CopyFrame>(4);
+    let left_out = Arc::new(AtomicBool::new(false));
+    let noted = left_out.clone();
+    // Reading stdin blocks, so it has a thread of its own.
+    let reading = std::thread::spawn(move || {
+        TarReader::new(root).read(
+            std::io::stdin().lock(),
+            |frame| {
+                pieces
+                    .blocking_send(frame)
+                    .map_err(|_| std::io::ErrorKind::BrokenPipe.into())
+            },
+            |note| {
+                noted.store(true, Ordering::Relaxed);
+                report(&note, None);
+            },
+        )
+    });
+    let sending = async move {
+        while let Some(frame) = received.recv().await {
+            let last = frame == CopyFrame::End;
+            writer.send(&frame).await?;
+            if last {
+                return Ok(());
+            }
+        }
+        // The thread ended early and has the reason.
+        reading
+            .join()
+            .unwrap_or_else(|_| Err(Failure::new("the tar on stdin can't be read")))
+    };
+    both(sending, &mut reader).await?;
+    Ok(match left_out.load(Ordering::Relaxed) {
+        true => Outcome::Partly,
+        false => Outcome::Done,
+    })
+}
+
+async fn copy_in(client: &Client, vm: &str, target: &str) -> Result<Upgraded> {
+    let path = path(vm, &format!("/copy-in?path={}", encoded(target)));
+    client.upgrade::<()>(&path, None).await
+}
+
+/// Sends while listening: a guest whose disk is full says so at once.
+async fn both(sending: impl Future<Output = Result<()>>, reader: &mut FrameReader) -> Result<()> {
+    let answer = reader.next::<CopyDone>();
+    tokio::pin!(sending, answer);
+    let done = tokio::select! {
+        biased;
+        done = &mut answer => done?,
+        sent = &mut sending => match sent {
+            Ok(()) => answer.await?,
+            // The other end hung up: its answer says why.
+            Err(failure) if failure.kind == Kind::Unreachable => {
+                answer.await.ok().flatten().ok_or(failure).map(Some)?
+            }
+            Err(failure) => return Err(failure),
+        },
+    };
+    match done {
+        Some(CopyDone { error: None, .. }) => Ok(()),
+        Some(CopyDone {
+            error: Some(error), ..
+        }) => Err(Failure::new(error)),
+        None => Err(cut_off()),
+    }
+}
+
+fn cut_off() -> Failure {
+    Failure::new("the connection to jiffyd was lost before the copy was whole")
+        .kind(Kind::Unreachable)
+}

@@ -1,0 +1,35 @@
+//! `jiffy exec` and `jiffy attach`.
+
+use super::Context;
+use super::run::{command, stdio};
+use super::vms::path;
+use crate::args::{Attach, Exec};
+use crate::client::Client;
+use crate::failure::{Outcome, Result};
+use crate::session::{self, Leaving, Stdio};
+
+/// `jiffy exec`
+pub async fn exec(context: &Context, exec: Exec) -> Result<Outcome> {
+    let stdio = stdio(&exec.stdio);
+    let client = context.client()?;
+    let command = command(exec.argv, exec.command, stdio, false);
+    let upgraded = client
+        .upgrade(&path(&exec.vm, "/exec"), Some(&command))
+        .await?;
+    session::run(&client, upgraded, stdio, Leaving::HangsUp, None).await
+}
+
+/// `jiffy attach`
+pub async fn attach(context: &Context, attach: Attach) -> Result<Outcome> {
+    let client = context.client()?;
+    attach_to(&client, &attach.vm, !attach.no_stdin).await
+}
+
+/// Connects to a VM's first command.
+pub async fn attach_to(client: &Client, vm: &str, stdin: bool) -> Result<Outcome> {
+    let tty = session::foreground_terminals() && super::vms::get(client, vm).await?.tty;
+    let mut upgraded = client.upgrade::<()>(&path(vm, "/attach"), None).await?;
+    upgraded.vm.get_or_insert_with(|| vm.to_owned());
+    let stdio = Stdio { stdin, tty };
+    session::run(client, upgraded, stdio, Leaving::LeavesIt, None).await
+}

@@ -1,0 +1,58 @@
+//! One file per verb, or per family of small ones.
+
+mod completions;
+mod context;
+mod cp;
+mod doctor;
+mod exec;
+mod image;
+mod kernel;
+mod logs;
+mod machine;
+mod run;
+mod timeline;
+mod version;
+mod vms;
+mod volume;
+
+pub use context::Context;
+
+use crate::args::{Cli, Verb};
+use crate::failure::{Outcome, Result, conclude};
+use clap::Parser;
+
+/// The program: parses the command line, does what it says and exits.
+pub fn main() -> ! {
+    let began_ns = jiffy_sys::clock::monotonic_ns();
+    let cli = Cli::parse();
+    let result = perform(cli, began_ns);
+    crate::session::restore();
+    std::process::exit(conclude(result).into())
+}
+
+fn perform(cli: Cli, began_ns: u64) -> Result<Outcome> {
+    let context = Context::new(cli.machine, began_ns);
+    match cli.verb {
+        Verb::Run(run) => context.block_on(run::run(&context, run)),
+        Verb::Create(create) => context.block_on(run::create(&context, create)),
+        Verb::Start(start) => context.block_on(vms::start(&context, start)),
+        Verb::Exec(exec) => context.block_on(exec::exec(&context, exec)),
+        Verb::Ps(ps) => context.block_on(vms::ps(&context, ps)),
+        Verb::Logs(logs) => context.block_on(logs::logs(&context, logs)),
+        Verb::Cp(cp) => context.block_on(cp::cp(&context, cp)),
+        Verb::Inspect(inspect) => context.block_on(vms::inspect(&context, inspect)),
+        Verb::Stop(stop) => context.block_on(vms::stop(&context, stop)),
+        Verb::Kill(kill) => context.block_on(vms::kill(&context, kill)),
+        Verb::Rm(rm) => context.block_on(vms::rm(&context, rm)),
+        Verb::Wait(wait) => context.block_on(vms::wait(&context, wait)),
+        Verb::Attach(attach) => context.block_on(exec::attach(&context, attach)),
+        Verb::Timeline(timeline) => context.block_on(timeline::timeline(&context, timeline)),
+        Verb::Kernel(kernel) => kernel::kernel(&context, kernel),
+        Verb::Image(image) => context.block_on(image::image(&context, image)),
+        Verb::Volume(volume) => context.block_on(volume::volume(&context, volume)),
+        Verb::Machine(machine) => machine::machine(&context, machine),
+        Verb::Doctor(doctor) => doctor::doctor(&context, doctor),
+        Verb::Version(version) => context.block_on(version::version(&context, version)),
+        Verb::Completions(completions) => completions::completions(completions),
+    }
+}

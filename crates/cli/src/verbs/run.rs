@@ -1,0 +1,251 @@
+//! `jiffy run` and `jiffy create`.
+
+use super::Context;
+use super::context::{show, show_json};
+use super::vms::path;
+use crate::args::{
+    CommandOptions, Create, JsonFormat, KernelChoice, Run, StdioOptions, TimelineOutput, VmOptions,
+};
+use crate::client::Client;
+use crate::failure::{Failure, Outcome, Result, report};
+use crate::session::{self, Captured, Leaving, Stdio};
+use crate::timeline::clock::on_our_clock;
+use jiffy_sys::clock::monotonic_ns;
+use jiffy_wire::agent::{Command, WindowSize};
+use jiffy_wire::api::{CreateVm, RunVm, Vm};
+use jiffy_wire::timeline::{Span, Timeline, Track, names};
+use serde_json::json;
+
+/// What a terminal has when nobody says.
+const DEFAULT_SIZE: WindowSize = WindowSize {
+    rows: 24,
+    columns: 80,
+};
+
+/// `jiffy run`
+pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
+    let captured = run.format == Some(JsonFormat::Json) && !run.detach;
+    let stdio = match captured {
+        // Output is collected, so nobody sits at a terminal.
+        true => Stdio {
+            stdin: run.stdio.interactive || !session::on_terminal(),
+            tty: false,
+        },
+        false => stdio(&run.stdio),
+    };
+    let found = context.node()?;
+    let client = found.client;
+    let mut vm = vm_from(&client, run.vm).await?;
+    vm.timeline = run.timeline.is_some();
+    vm.command = match (run.argv.is_empty(), run.detach) {
+        (true, true) => None,
+        (true, false) => Some(vec!["/bin/sh".to_owned()]),
+        (false, _) => Some(run.argv),
+    }
+    .map(|argv| command(argv, run.command, stdio, run.detach));
+    if run.detach {
+        return detached(&client, vm, run.format).await;
+    }
+    // Its record and timeline are wanted after its end, so it can't go by itself.
+    let remove_later = vm.remove && (captured || run.timeline.is_some());
+    vm.remove &= !remove_later;
+
+    let request = RunVm { vm, detach: false };
+    let sent_ns = monotonic_ns();
+    let upgraded = client.upgrade("/v1/run", Some(&request)).await?;
+    let id = upgraded.vm.clone();
+    let mut output = Captured::default();
+    let capture = captured.then_some(&mut output);
+    let result = session::run(&client, upgraded, stdio, Leaving::EndsVm, capture).await;
+    let delivered_ns = monotonic_ns();
+
+    let Some(id) = id else { return result };
+    // What comes after is about the VM; how its command ended is decided.
+    let mut timeline = None;
+    if let Some(shown) = &run.timeline {
+        let mut own = vec![Span::new(
+            Track::Cli,
+            names::CLI_START,
+            context.began_ns,
+            found
+                .machine_start
+                .as_ref()
+                .map_or(sent_ns, |span| span.start_ns),
+        )];
+        own.extend(found.machine_start);
+        own.push(Span::moment(
+            Track::Cli,
+            names::ANSWER_DELIVERED,
+            delivered_ns,
+        ));
+        match merged(&client, &id, own).await {
+            Ok(merged) => timeline = Some((shown, merged)),
+            Err(failure) => failure.report(),
+        }
+    }
+    let shown = finish(&client, &id, captured.then_some(&output), timeline, &result).await;
+    if remove_later && !matches!(result, Ok(Outcome::Done)) {
+        remove(&client, &id).await;
+    }
+    shown.and(result)
+}
+
+/// Starts it and prints its id.
+async fn detached(client: &Client, vm: CreateVm, format: Option<JsonFormat>) -> Result<Outcome> {
+    let request = RunVm { vm, detach: true };
+    let vm: Vm = client.post_json("/v1/run", &request).await?;
+    for warning in &vm.warnings {
+        report(warning, None);
+    }
+    show_vm(&vm, format)?;
+    Ok(Outcome::Done)
+}
+
+/// `jiffy create`
+pub async fn create(context: &Context, create: Create) -> Result<Outcome> {
+    let client = context.client()?;
+    let stdio = Stdio {
+        stdin: create.interactive,
+        tty: create.tty,
+    };
+    let mut vm = vm_from(&client, create.vm).await?;
+    if !create.argv.is_empty() {
+        vm.command = Some(command(create.argv, create.command, stdio, false));
+    }
+    let vm: Vm = client.post_json("/v1/vms", &vm).await?;
+    show_vm(&vm, create.format)?;
+    Ok(Outcome::Done)
+}
+
+fn show_vm(vm: &Vm, format: Option<JsonFormat>) -> Result<()> {
+    match format {
+        Some(JsonFormat::Json) => show_json(vm),
+        None => show(&format!("{}\n", vm.id)),
+    }
+}
+
+/// The request, with a kernel of the user's own sent ahead.
+async fn vm_from(client: &Client, options: VmOptions) -> Result<CreateVm> {
+    let kernel = match options.kernel {
+        Some(KernelChoice::File(file)) => Some(super::kernel::upload(client, &file).await?),
+        Some(KernelChoice::Name(name)) => Some(name),
+        None => None,
+    };
+    let memory_mib = options
+        .memory
+        .map(|size| {
+            u32::try_from(size)
+                .map_err(|_| Failure::new(format!("no VM can have {size} MiB of memory")))
+        })
+        .transpose()?;
+    Ok(CreateVm {
+        name: options.name,
+        image: options.image,
+        kernel,
+        cpus: options.cpus,
+        memory_mib,
+        pages: options.huge_pages.map(Into::into).unwrap_or_default(),
+        disks: options.disk,
+        command: None,
+        init: options.init.map(|program| vec![program]),
+        console: options.console,
+        remove: options.rm,
+        hostname: options.hostname,
+        kernel_args: (!options.kernel_arg.is_empty()).then(|| options.kernel_arg.join(" ")),
+        timeline: false,
+    })
+}
+
+/// How a command is connected: a terminal if we have one, and stdin if it was
+/// asked for or comes from a pipe or a file.
+pub fn stdio(options: &StdioOptions) -> Stdio {
+    let detected = !options.no_tty && session::foreground_terminals();
+    Stdio {
+        stdin: options.interactive || detected || !session::on_terminal(),
+        tty: options.tty || detected,
+    }
+}
+
+/// The command as the guest gets it.
+pub fn command(
+    argv: Vec<String>,
+    options: CommandOptions,
+    stdio: Stdio,
+    detached: bool,
+) -> Command {
+    let mut env: Vec<String> = options.env.into_iter().filter_map(variable).collect();
+    if stdio.tty
+        && !env.iter().any(|entry| entry.starts_with("TERM="))
+        && let Some(term) = variable("TERM".to_owned())
+    {
+        env.push(term);
+    }
+    Command {
+        argv,
+        env,
+        cwd: options.workdir,
+        user: options.user,
+        tty: (stdio.tty && !detached).then(|| session::size().unwrap_or(DEFAULT_SIZE)),
+        stdin: stdio.stdin && !detached,
+    }
+}
+
+/// `NAME=VALUE`, or this process's value of `NAME`; none when it has none.
+fn variable(entry: String) -> Option<String> {
+    if entry.contains('=') {
+        return Some(entry);
+    }
+    let value = std::env::var(&entry).ok()?;
+    Some(format!("{entry}={value}"))
+}
+
+/// The node's spans of this VM and our own, on one clock.
+async fn merged(client: &Client, id: &str, own: Vec<Span>) -> Result<Timeline> {
+    let timeline: Timeline = client.get(&path(id, "/timeline")).await?;
+    let mut timeline = on_our_clock(client, timeline).await?;
+    timeline.spans.extend(own);
+    timeline.sort();
+    Ok(timeline)
+}
+
+/// Shows what was asked for beside the output itself.
+async fn finish(
+    client: &Client,
+    id: &str,
+    output: Option<&Captured>,
+    timeline: Option<(&TimelineOutput, Timeline)>,
+    result: &Result<Outcome>,
+) -> Result<()> {
+    if let Some((shown, timeline)) = &timeline {
+        super::timeline::write(timeline, shown)?;
+    }
+    let Some(output) = output else { return Ok(()) };
+    let vm: Option<Vm> = client.get(&path(id, "")).await.ok();
+    let (status, error) = match result {
+        Ok(Outcome::Ended(status)) => (Some(*status), None),
+        Ok(Outcome::NotStarted(error)) => (None, Some(error.message.clone())),
+        Ok(_) => (None, None),
+        Err(failure) => (None, Some(failure.message.clone())),
+    };
+    let mut document = json!({
+        "id": id,
+        "vm": vm,
+        "exit": status,
+        "status": status.map(|status| status.shell_code()),
+        "error": error,
+    });
+    for (name, value) in output.fields() {
+        document[name] = value;
+    }
+    if let Some((_, timeline)) = &timeline {
+        document["timeline"] = crate::timeline::json(timeline);
+    }
+    show_json(&document)
+}
+
+async fn remove(client: &Client, id: &str) {
+    match client.delete(&path(id, "?force=true")).await {
+        Err(failure) if !failure.is_not_found() => failure.report(),
+        _ => {}
+    }
+}

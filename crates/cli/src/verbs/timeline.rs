@@ -1,0 +1,79 @@
+//! `jiffy timeline`, and `--timeline` of `jiffy run`.
+
+use super::Context;
+use super::context::{show, show_json};
+use super::vms::path;
+use crate::args::{self, TimelineFormat, TimelineOrder, TimelineOutput};
+use crate::failure::{Failure, Outcome, Result};
+use crate::timeline::{Look, blame, critical_chain, json, perfetto, table};
+use jiffy_wire::timeline::Timeline;
+use rustix::termios::{isatty, tcgetwinsize};
+use std::io::Write;
+use std::os::fd::BorrowedFd;
+
+/// Columns when nobody says.
+const DEFAULT_WIDTH: usize = 100;
+
+/// `jiffy timeline`
+pub async fn timeline(context: &Context, timeline: args::Timeline) -> Result<Outcome> {
+    let (vm, order) = match (&timeline.order, &timeline.vm) {
+        (Some(TimelineOrder::Blame { vm }), _) => (vm, Some(blame as fn(&Timeline) -> String)),
+        (Some(TimelineOrder::CriticalChain { vm }), _) => (vm, Some(critical_chain as _)),
+        (None, Some(vm)) => (vm, None),
+        (None, None) => return Err(Failure::new("no VM was named")),
+    };
+    let spans: Timeline = context.client()?.get(&path(vm, "/timeline")).await?;
+    match (order, timeline.format) {
+        (Some(order), _) => show(&order(&spans))?,
+        (None, TimelineFormat::Table) => show(&table(&spans, look(rustix::stdio::stdout())))?,
+        (None, TimelineFormat::Json) => show_json(&json(&spans))?,
+        (None, TimelineFormat::Perfetto) => show_json(&perfetto(&spans))?,
+    }
+    Ok(Outcome::Done)
+}
+
+/// Writes a timeline to stderr or to a file, after the command's own output.
+pub fn write(timeline: &Timeline, output: &TimelineOutput) -> Result<()> {
+    let look = match output.file {
+        Some(_) => Look {
+            width: DEFAULT_WIDTH,
+            colour: false,
+        },
+        None => look(rustix::stdio::stderr()),
+    };
+    let text = match output.format {
+        TimelineFormat::Table => table(timeline, look),
+        TimelineFormat::Json => format!("{:#}\n", json(timeline)),
+        TimelineFormat::Perfetto => format!("{:#}\n", perfetto(timeline)),
+    };
+    match &output.file {
+        Some(file) => std::fs::write(file, text).map_err(|error| {
+            Failure::io(
+                format_args!("the timeline can't be written to {}", file.display()),
+                error,
+            )
+        }),
+        // Without stderr there is nobody to show it to.
+        None => {
+            let _ = std::io::stderr().write_all(text.as_bytes());
+            Ok(())
+        }
+    }
+}
+
+/// What the terminal on `fd` can show.
+fn look(fd: BorrowedFd<'_>) -> Look {
+    let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let width = tcgetwinsize(fd)
+        .ok()
+        .map(|size| usize::from(size.ws_col))
+        .filter(|width| *width > 0)
+        .or_else(|| variable("COLUMNS")?.parse().ok())
+        .unwrap_or(DEFAULT_WIDTH);
+    Look {
+        width,
+        colour: isatty(fd)
+            && variable("NO_COLOR").is_none()
+            && variable("TERM").as_deref() != Some("dumb"),
+    }
+}

@@ -1,0 +1,237 @@
+//! The verbs that look at VMs or change their state.
+
+use super::Context;
+use super::context::{show, show_json};
+use crate::args::{Inspect, Kill, ListFormat, Ps, Rm, Start, Stop, Wait};
+use crate::client::{Client, encoded};
+use crate::failure::{Failure, Outcome, Result};
+use crate::render::{Table, age, now, size};
+use jiffy_wire::api::{Vm, VmState};
+
+/// `jiffy ps`
+pub async fn ps(context: &Context, ps: Ps) -> Result<Outcome> {
+    let mut vms: Vec<Vm> = context
+        .client()?
+        .get(&format!("/v1/vms?all={}", ps.all))
+        .await?;
+    vms.sort_by(|a, b| b.created.cmp(&a.created).then_with(|| a.name.cmp(&b.name)));
+    if ps.quiet {
+        show(
+            &vms.iter()
+                .map(|vm| format!("{}\n", vm.id))
+                .collect::<String>(),
+        )?;
+    } else if ps.format == ListFormat::Json {
+        show_json(&vms)?;
+    } else {
+        let now = now();
+        let mut table = Table::new([
+            "ID", "NAME", "IMAGE", "KERNEL", "CPUS", "MEMORY", "COMMAND", "CREATED", "STATUS",
+        ]);
+        for vm in &vms {
+            table.row([
+                vm.id.clone(),
+                vm.name.clone(),
+                vm.image.clone(),
+                vm.kernel.clone(),
+                vm.cpus.to_string(),
+                size(u64::from(vm.memory_mib) << 20),
+                command(vm),
+                format!("{} ago", age(vm.created, now)),
+                status(vm, now),
+            ]);
+        }
+        show(&table.to_string())?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// Longest command shown in the list, in characters.
+const MAX_COMMAND: usize = 32;
+
+fn command(vm: &Vm) -> String {
+    let Some(argv) = &vm.command else {
+        return "-".to_owned();
+    };
+    let line = argv.join(" ");
+    match line.char_indices().nth(MAX_COMMAND) {
+        Some(_) => line.chars().take(MAX_COMMAND - 1).chain(['…']).collect(),
+        None => line,
+    }
+}
+
+fn status(vm: &Vm, now: u64) -> String {
+    let since = |time: Option<u64>| age(time.unwrap_or(vm.created), now);
+    match vm.state {
+        VmState::Created => "Created".to_owned(),
+        VmState::Starting => "Starting".to_owned(),
+        VmState::Running => format!("Up {}", since(vm.started)),
+        VmState::Stopping => "Stopping".to_owned(),
+        VmState::Exited => {
+            let how = match (&vm.exit, &vm.error) {
+                (Some(exit), _) => format!("Exited ({})", exit.shell_code()),
+                (None, Some(_)) => "Failed".to_owned(),
+                (None, None) => "Ended".to_owned(),
+            };
+            format!("{how} {} ago", since(vm.ended))
+        }
+    }
+}
+
+/// `jiffy inspect`
+pub async fn inspect(context: &Context, inspect: Inspect) -> Result<Outcome> {
+    let client = context.client()?;
+    let mut found: Vec<Vm> = Vec::new();
+    let mut outcome = Outcome::Done;
+    for vm in &inspect.vms {
+        match client.get(&path(vm, "")).await {
+            Ok(vm) => found.push(vm),
+            Err(failure) => {
+                failure.report();
+                outcome = Outcome::Partly;
+            }
+        }
+    }
+    show_json(&found)?;
+    Ok(outcome)
+}
+
+/// `jiffy start`
+pub async fn start(context: &Context, start: Start) -> Result<Outcome> {
+    let client = context.client()?;
+    if start.attach {
+        let [vm] = &start.vms[..] else {
+            return Err(Failure::new("only one VM can be started and attached to"));
+        };
+        client.post::<Vm>(&path(vm, "/start")).await?;
+        return super::exec::attach_to(&client, vm, start.interactive).await;
+    }
+    each(&start.vms, async |vm| {
+        client.post::<Vm>(&path(vm, "/start")).await?;
+        show(&format!("{vm}\n"))
+    })
+    .await
+}
+
+/// `jiffy stop`
+pub async fn stop(context: &Context, stop: Stop) -> Result<Outcome> {
+    let client = context.client()?;
+    let grace_ms = u64::from(stop.time) * 1000;
+    each(&stop.vms, async |vm| {
+        let path = path(vm, &format!("/stop?grace_ms={grace_ms}"));
+        client.post::<Vm>(&path).await?;
+        show(&format!("{vm}\n"))
+    })
+    .await
+}
+
+/// `jiffy kill`
+pub async fn kill(context: &Context, kill: Kill) -> Result<Outcome> {
+    let client = context.client()?;
+    let what = match kill.signal {
+        Some(signal) => format!("/kill?signal={signal}"),
+        None => "/kill".to_owned(),
+    };
+    each(&kill.vms, async |vm| {
+        client.post::<Vm>(&path(vm, &what)).await?;
+        show(&format!("{vm}\n"))
+    })
+    .await
+}
+
+/// `jiffy rm`
+pub async fn rm(context: &Context, rm: Rm) -> Result<Outcome> {
+    let client = context.client()?;
+    each(&rm.vms, async |vm| {
+        match client
+            .delete(&path(vm, &format!("?force={}", rm.force)))
+            .await
+        {
+            Err(failure) if rm.force && failure.is_not_found() => return Ok(()),
+            result => result?,
+        }
+        show(&format!("{vm}\n"))
+    })
+    .await
+}
+
+/// `jiffy wait`
+pub async fn wait(context: &Context, wait: Wait) -> Result<Outcome> {
+    let client = context.client()?;
+    each(&wait.vms, async |vm| {
+        let vm: Vm = client.post(&path(vm, "/wait")).await?;
+        match (vm.exit, vm.error) {
+            (Some(exit), _) => show(&format!("{}\n", exit.shell_code())),
+            (None, Some(error)) => Err(Failure::new(format!("{} failed: {error}", vm.name))),
+            (None, None) => show("0\n"),
+        }
+    })
+    .await
+}
+
+/// Does it to each; failures are reported, and the rest is still done.
+pub async fn each(
+    names: &[String],
+    mut act: impl AsyncFnMut(&str) -> Result<()>,
+) -> Result<Outcome> {
+    let mut outcome = Outcome::Done;
+    for name in names {
+        match act(name).await {
+            Ok(()) => {}
+            Err(failure) if failure.kind == crate::failure::Kind::BrokenPipe => {
+                return Err(failure);
+            }
+            Err(failure) => {
+                failure.report();
+                outcome = Outcome::Partly;
+            }
+        }
+    }
+    Ok(outcome)
+}
+
+/// The path of a VM in the API, and what comes after it.
+pub fn path(vm: &str, rest: &str) -> String {
+    format!("/v1/vms/{}{rest}", encoded(vm))
+}
+
+/// What a VM is now; for callers that only have its name.
+pub async fn get(client: &Client, vm: &str) -> Result<Vm> {
+    client.get(&path(vm, "")).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_wire::agent::ExitStatus;
+
+    fn vm(state: VmState) -> Vm {
+        serde_json::from_value(serde_json::json!({
+            "id": "0123456789ab", "name": "web", "state": state, "image": "base",
+            "kernel": "base", "cpus": 1, "memory_mib": 128,
+            "command": ["sh", "-c", "while true; do echo a very long command; done"],
+            "disks": [], "created": 100, "started": 160, "ended": null, "pid": null, "cid": 3,
+            "exit": null, "error": null, "remove": false
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_status_says_since_when() {
+        assert_eq!(status(&vm(VmState::Running), 220), "Up 1 minute");
+        let mut ended = vm(VmState::Exited);
+        ended.ended = Some(215);
+        assert_eq!(status(&ended, 220), "Ended 5 seconds ago");
+        ended.error = Some("it broke".into());
+        assert_eq!(status(&ended, 220), "Failed 5 seconds ago");
+        ended.exit = Some(ExitStatus::Signal(9));
+        assert_eq!(status(&ended, 220), "Exited (137) 5 seconds ago");
+    }
+
+    #[test]
+    fn a_long_command_is_cut() {
+        let shown = command(&vm(VmState::Running));
+        assert_eq!(shown, "sh -c while true; do echo a ver…");
+        assert_eq!(shown.chars().count(), MAX_COMMAND);
+    }
+}

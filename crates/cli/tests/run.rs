@@ -1,0 +1,683 @@
+//! `jiffy run` and `jiffy exec` against a node of the test's making.
+
+mod support;
+
+use jiffy_wire::agent::{ExecInput, ExecOutput, ExitStatus, StartError, StartFailure, Stream};
+use jiffy_wire::api::{ErrorKind, RunVm};
+use jiffy_wire::timeline::{Span, Timeline, Track, names};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{Read, Write};
+use std::process::{Child, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+use support::{FakeNode, Peer, VM_ID, eventually, is_session, stderr, stdout, text, vm};
+
+fn pid(child: &Child) -> Pid {
+    Pid::from_child(child)
+}
+
+fn ends_with(code: i32) -> FakeNode {
+    FakeNode::playing(move |peer| {
+        peer.send(&ExecOutput::Started { pid: 7 });
+        peer.output(Stream::Stdout, b"to stdout\n");
+        peer.output(Stream::Stderr, b"to stderr\n");
+        peer.exit(code);
+    })
+}
+
+#[test]
+fn output_and_exit_status_are_the_commands_own() {
+    for code in [0, 1, 42, 255] {
+        let node = ends_with(code);
+        let output = node.jiffy().args(["run", "--", "date"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(code));
+        assert_eq!(stdout(&output), "to stdout\n");
+        assert_eq!(stderr(&output), "to stderr\n");
+    }
+}
+
+#[test]
+fn the_request_says_what_was_asked_for() {
+    let node = ends_with(0);
+    let status = node
+        .jiffy()
+        .args([
+            "run", "--name", "box", "--cpus", "2", "-m", "1G", "--image", "debian",
+        ])
+        .args([
+            "-e",
+            "A=1",
+            "-e",
+            "FROM_SHELL",
+            "-e",
+            "UNSET_THERE",
+            "-w",
+            "/srv",
+            "-u",
+            "1:2",
+        ])
+        .args([
+            "--disk",
+            "data:1G",
+            "--init",
+            "--hostname",
+            "h",
+            "--rm",
+            "echo",
+            "-n",
+            "x",
+        ])
+        .env("FROM_SHELL", "yes")
+        .env_remove("UNSET_THERE")
+        .status()
+        .unwrap();
+    assert!(status.success());
+    let request = &node.requests()[0];
+    assert_eq!(request.line, "POST /v1/run");
+    let header = |name: &str| {
+        let found = request.headers.iter().find(|(header, _)| header == name);
+        found.map(|(_, value)| value.to_lowercase())
+    };
+    assert_eq!(header("connection").as_deref(), Some("upgrade"));
+    assert_eq!(header("upgrade").as_deref(), Some("jiffy-frames"));
+    let run: RunVm = request.json();
+    let command = run.vm.command.unwrap();
+    assert_eq!(command.argv, ["echo", "-n", "x"]);
+    assert_eq!(command.env, ["A=1", "FROM_SHELL=yes"]);
+    assert_eq!(command.cwd.as_deref(), Some("/srv"));
+    assert_eq!(command.user.as_deref(), Some("1:2"));
+    assert!(command.tty.is_none() && command.stdin);
+    assert_eq!(run.vm.cpus, Some(2));
+    assert_eq!(run.vm.memory_mib, Some(1024));
+    assert_eq!(run.vm.disks[0].size_mib, Some(1024));
+    assert_eq!(run.vm.init, Some(vec!["/sbin/init".to_owned()]));
+    assert!(run.vm.remove && !run.detach && !run.vm.timeline);
+    assert_eq!(node.requests().len(), 1, "one request is enough");
+}
+
+#[test]
+fn stdin_is_forwarded_and_its_end_too() {
+    let node = FakeNode::playing(|peer| {
+        let input = peer.stdin();
+        peer.output(Stream::Stdout, &input);
+        peer.exit(0);
+    });
+    let mut child = node
+        .jiffy()
+        .args(["run", "cat"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let sent: Vec<u8> = (0..1_000_000u32).map(|n| (n * 31 % 251) as u8).collect();
+    let mut stdin = child.stdin.take().unwrap();
+    let to_send = sent.clone();
+    let sending = std::thread::spawn(move || stdin.write_all(&to_send).unwrap());
+    let output = child.wait_with_output().unwrap();
+    sending.join().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(output.stdout == sent, "a megabyte went there and back");
+}
+
+#[test]
+fn a_file_on_stdin_is_forwarded() {
+    let node = FakeNode::playing(|peer| {
+        let input = peer.stdin();
+        peer.output(Stream::Stdout, &input);
+        peer.exit(0);
+    });
+    let file = node.folder.path().join("input");
+    std::fs::write(&file, b"from a file").unwrap();
+    let output = node
+        .jiffy()
+        .args(["run", "cat"])
+        .stdin(std::fs::File::open(&file).unwrap())
+        .output()
+        .unwrap();
+    assert_eq!(stdout(&output), "from a file");
+}
+
+#[test]
+fn an_idle_stdin_does_not_hold_the_end_up() {
+    let node = ends_with(3);
+    let mut child = node
+        .jiffy()
+        .args(["run", "true"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let idle = child.stdin.take();
+    assert_eq!(child.wait().unwrap().code(), Some(3));
+    drop(idle);
+}
+
+#[test]
+fn signals_reach_the_command() {
+    for signal in [
+        Signal::TERM,
+        Signal::INT,
+        Signal::HUP,
+        Signal::QUIT,
+        Signal::USR1,
+        Signal::USR2,
+    ] {
+        let number = signal.as_raw();
+        let node = FakeNode::playing(|peer| {
+            peer.output(Stream::Stdout, b"ready\n");
+            let signal = peer.signal();
+            peer.send(&ExecOutput::Exited(ExitStatus::Signal(signal)));
+        });
+        let mut child = node
+            .jiffy()
+            .args(["run", "sleep", "1000"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut ready = [0; 6];
+        child
+            .stdout
+            .as_mut()
+            .unwrap()
+            .read_exact(&mut ready)
+            .unwrap();
+        kill_process(pid(&child), signal).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(128 + number));
+    }
+}
+
+/// A command that prints `ready` and ignores every signal.
+fn stubborn() -> FakeNode {
+    FakeNode::playing(|peer| {
+        peer.output(Stream::Stdout, b"ready\n");
+        while peer.receive::<ExecInput>().is_some() {}
+    })
+}
+
+fn interrupted_twice(node: &FakeNode, arguments: &[&str]) -> Option<i32> {
+    let mut child = node
+        .jiffy()
+        .args(arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut ready = [0; 6];
+    child
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut ready)
+        .unwrap();
+    kill_process(pid(&child), Signal::INT).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(child.try_wait().unwrap().is_none(), "once is not enough");
+    kill_process(pid(&child), Signal::INT).unwrap();
+    child.wait().unwrap().code()
+}
+
+#[test]
+fn a_second_interrupt_ends_the_vm() {
+    let node = stubborn();
+    assert_eq!(interrupted_twice(&node, &["run", "stubborn"]), Some(130));
+    assert_eq!(
+        node.lines(),
+        [
+            "POST /v1/run".to_owned(),
+            format!("POST /v1/vms/{VM_ID}/kill")
+        ]
+    );
+}
+
+#[test]
+fn a_second_interrupt_leaves_an_exec_and_its_vm() {
+    let node = stubborn();
+    assert_eq!(
+        interrupted_twice(&node, &["exec", "web", "stubborn"]),
+        Some(130)
+    );
+    assert_eq!(node.lines(), ["POST /v1/vms/web/exec"]);
+}
+
+#[test]
+fn a_signal_overtakes_stdin_that_nobody_reads() {
+    let (told, hears) = mpsc::channel::<String>();
+    let told = std::sync::Mutex::new(told);
+    let node = FakeNode::new(move |request, peer| {
+        if is_session(request) {
+            peer.upgrade();
+            peer.output(Stream::Stdout, b"ready\n");
+            // Reads nothing, so the connection fills.
+            std::thread::sleep(Duration::from_secs(2));
+            peer.send(&ExecOutput::Exited(ExitStatus::Signal(15)));
+            std::thread::sleep(Duration::from_secs(2));
+        } else {
+            told.lock().unwrap().send(request.line.clone()).unwrap();
+            peer.json(200, &vm());
+        }
+    });
+    let mut child = node
+        .jiffy()
+        .args(["run", "sleep", "1000"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    std::thread::spawn(move || while stdin.write_all(&[0; 65536]).is_ok() {});
+    let mut ready = [0; 6];
+    child
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut ready)
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    kill_process(pid(&child), Signal::TERM).unwrap();
+    let line = hears.recv_timeout(Duration::from_secs(5)).unwrap();
+    assert_eq!(line, format!("POST /v1/vms/{VM_ID}/kill?signal=15"));
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+}
+
+#[test]
+fn a_command_that_cannot_start_is_named() {
+    for (kind, code) in [
+        (StartFailure::NotFound, 127),
+        (StartFailure::NotExecutable, 126),
+    ] {
+        let node = FakeNode::playing(move |peer| {
+            peer.send(&ExecOutput::Failed(StartError {
+                kind,
+                message: "nope: \x1b[31mno such program".into(),
+            }));
+        });
+        let output = node.jiffy().args(["run", "nope"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(code));
+        assert_eq!(
+            stderr(&output),
+            "jiffy: nope: \u{fffd}[31mno such program\n"
+        );
+    }
+}
+
+#[test]
+fn errors_of_the_node_are_told_with_their_hints() {
+    for kind in [
+        ErrorKind::NotFound,
+        ErrorKind::Conflict,
+        ErrorKind::NoRoom,
+        ErrorKind::Invalid,
+    ] {
+        let node = FakeNode::new(move |_, peer| {
+            peer.error(
+                kind,
+                "There is no image \"nope\".",
+                Some("`jiffy image ls` lists them."),
+            );
+        });
+        let output = node
+            .jiffy()
+            .args(["run", "--image", "nope", "true"])
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(125));
+        assert_eq!(
+            stderr(&output),
+            "jiffy: There is no image \"nope\"\n  hint: `jiffy image ls` lists them\n"
+        );
+    }
+}
+
+#[test]
+fn a_vm_that_ends_before_its_command_is_told() {
+    let node = FakeNode::playing(|peer| {
+        peer.output(Stream::Stdout, b"partial");
+        peer.send(&ExecOutput::Lost {
+            message: "the guest crashed".into(),
+            hint: Some("look at the console".into()),
+        });
+    });
+    let output = node.jiffy().args(["run", "x"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert_eq!(stdout(&output), "partial");
+    assert_eq!(
+        stderr(&output),
+        "jiffy: the guest crashed\n  hint: look at the console\n"
+    );
+}
+
+#[test]
+fn a_lost_connection_is_one_sentence() {
+    let node = FakeNode::playing(|peer| peer.output(Stream::Stdout, b"partial"));
+    let output = node.jiffy().args(["run", "x"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert_eq!(stdout(&output), "partial");
+    let said = stderr(&output);
+    assert!(said.starts_with("jiffy: the connection to jiffyd was lost while the command ran\n"));
+    assert!(said.contains(&format!("jiffy attach {VM_ID}")), "{said}");
+    assert_eq!(said.lines().count(), 2);
+}
+
+#[test]
+fn hostile_answers_are_refused() {
+    let answers: [fn(&mut Peer); 6] = [
+        |peer| peer.raw(b"not HTTP at all\r\n\r\n"),
+        |peer| peer.raw(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"),
+        |peer| peer.raw(b"HTTP/1.1 500 X\r\ncontent-length: 4\r\n\r\noops"),
+        |peer| {
+            peer.upgrade();
+            peer.raw(&u32::MAX.to_le_bytes());
+        },
+        |peer| {
+            peer.upgrade();
+            peer.raw(&[3, 0, 0, 0, 0xff, 0xff, 0xff]);
+        },
+        |peer| {
+            peer.upgrade();
+            peer.raw(&[200, 0, 0, 0, 1]);
+        },
+    ];
+    for (index, answer) in answers.into_iter().enumerate() {
+        let node = FakeNode::new(move |_, peer| answer(peer));
+        let output = node.jiffy().args(["run", "x"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(125), "answer {index}");
+        let said = stderr(&output);
+        assert!(said.starts_with("jiffy: "), "answer {index}: {said}");
+        assert!(said.lines().count() <= 2, "answer {index}: {said}");
+    }
+}
+
+#[test]
+fn a_reader_that_leaves_gives_the_command_a_broken_pipe() {
+    let node = FakeNode::playing(|peer| {
+        peer.output(Stream::Stdout, b"first\n");
+        // The reader goes; the next output finds that out.
+        std::thread::sleep(Duration::from_millis(300));
+        peer.output(Stream::Stdout, b"second\n");
+        let signal = peer.signal();
+        peer.output(Stream::Stdout, b"ignored\n");
+        peer.send(&ExecOutput::Exited(ExitStatus::Signal(signal)));
+    });
+    let mut child = node
+        .jiffy()
+        .args(["run", "yes"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = [0; 6];
+    child.stdout.take().unwrap().read_exact(&mut first).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(128 + 13));
+    assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn a_slow_reader_gets_everything_and_signals_still_work() {
+    let node = FakeNode::playing(|peer| {
+        peer.output(Stream::Stdout, &vec![b'x'; 2_000_000]);
+        let signal = peer.signal();
+        peer.send(&ExecOutput::Exited(ExitStatus::Signal(signal)));
+    });
+    let mut child = node
+        .jiffy()
+        .args(["run", "flood"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Nobody reads stdout yet; the signal gets through all the same.
+    std::thread::sleep(Duration::from_millis(300));
+    kill_process(pid(&child), Signal::TERM).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let mut all = Vec::new();
+    child.stdout.take().unwrap().read_to_end(&mut all).unwrap();
+    assert_eq!(all.len(), 2_000_000);
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+}
+
+#[test]
+fn a_detached_run_prints_the_id() {
+    let node = FakeNode::new(|_, peer| peer.json(200, &vm()));
+    let output = node.jiffy().args(["run", "-d"]).output().unwrap();
+    assert_eq!(stdout(&output), format!("{VM_ID}\n"));
+    let run: RunVm = node.requests()[0].json();
+    assert!(run.detach && run.vm.command.is_none());
+    let output = node
+        .jiffy()
+        .args(["run", "-d", "--format", "json", "sleep", "9"])
+        .output()
+        .unwrap();
+    let shown: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(shown["name"], "web");
+}
+
+/// A node whose clock is another one, a second behind ours, with a timeline.
+fn with_timeline() -> FakeNode {
+    let behind = 1_000_000_000;
+    let now = move || jiffy_sys::clock::monotonic_ns() - behind;
+    let began = std::sync::Mutex::new(0);
+    FakeNode::new(move |request, peer| {
+        if is_session(request) {
+            *began.lock().unwrap() = now();
+            peer.upgrade();
+            std::thread::sleep(Duration::from_millis(30));
+            peer.output(Stream::Stdout, b"answer\n");
+            peer.exit(0);
+        } else if request.line.ends_with("/timeline") {
+            let began = *began.lock().unwrap();
+            let mut timeline = Timeline::new("another clock");
+            timeline.spans = vec![
+                Span::moment(Track::Node, names::REQUEST_RECEIVED, began),
+                Span::new(
+                    Track::Kernel,
+                    names::KERNEL_BOOT,
+                    began + 1_000_000,
+                    began + 20_000_000,
+                ),
+            ];
+            peer.json(200, &timeline);
+        } else if request.line == "GET /v1/info" {
+            peer.json(
+                200,
+                &serde_json::json!({
+                    "version": "0", "api": 1, "pid": 1, "clock": "another clock",
+                    "now_ns": now(), "data": "/", "running": 0, "vms": 0
+                }),
+            );
+        } else if request.line.starts_with("DELETE") {
+            peer.raw(b"HTTP/1.1 204 X\r\n\r\n");
+        } else {
+            peer.json(200, &vm());
+        }
+    })
+}
+
+#[test]
+fn a_timeline_has_the_clis_own_spans_on_one_clock() {
+    let node = with_timeline();
+    let file = node.folder.path().join("t.json");
+    let output = node
+        .jiffy()
+        .args(["run", &format!("--timeline=json:{}", file.display()), "x"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(stdout(&output), "answer\n");
+    assert_eq!(stderr(&output), "");
+    let timeline: Timeline = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let order: Vec<&str> = timeline
+        .spans
+        .iter()
+        .map(|span| span.name.as_str())
+        .collect();
+    assert_eq!(
+        order,
+        [
+            names::CLI_START,
+            names::REQUEST_RECEIVED,
+            names::KERNEL_BOOT,
+            names::ANSWER_DELIVERED
+        ]
+    );
+    let total = timeline.spans[3].end_ns - timeline.spans[0].start_ns;
+    assert!(total > 30_000_000 && total < 5_000_000_000, "{total}");
+    let run: RunVm = node.requests()[0].json();
+    assert!(run.vm.timeline);
+}
+
+#[test]
+fn a_timeline_is_shown_after_the_output() {
+    let node = with_timeline();
+    let output = node
+        .jiffy()
+        .args(["run", "--timeline", "x"])
+        .output()
+        .unwrap();
+    let table = stderr(&output);
+    assert!(
+        table.contains("CLI start") && table.contains("kernel"),
+        "{table}"
+    );
+    assert!(
+        table
+            .trim_end()
+            .lines()
+            .last()
+            .unwrap()
+            .starts_with("nothing exists → answer: ")
+    );
+    assert!(!table.contains('\x1b'), "no colours in a pipe");
+}
+
+#[test]
+fn a_vm_to_be_removed_stays_until_its_timeline_was_read() {
+    let node = with_timeline();
+    let output = node
+        .jiffy()
+        .args(["run", "--rm", "--timeline=perfetto", "x"])
+        .output()
+        .unwrap();
+    let run: RunVm = node.requests()[0].json();
+    assert!(!run.vm.remove);
+    assert_eq!(
+        node.lines().last().unwrap(),
+        &format!("DELETE /v1/vms/{VM_ID}?force=true")
+    );
+    let trace: serde_json::Value = serde_json::from_slice(&output.stderr).unwrap();
+    assert!(trace["traceEvents"].as_array().unwrap().len() > 4);
+}
+
+#[test]
+fn json_collects_the_output() {
+    let node = ends_with(9);
+    let output = node
+        .jiffy()
+        .args(["run", "--format", "json", "x"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(9));
+    assert_eq!(stderr(&output), "");
+    let shown: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(shown["stdout"], "to stdout\n");
+    assert_eq!(shown["stderr"], "to stderr\n");
+    assert_eq!(shown["exit"], serde_json::json!({ "code": 9 }));
+    assert_eq!(shown["status"], 9);
+    assert_eq!(shown["vm"]["name"], "web");
+}
+
+#[test]
+fn a_kernel_of_the_users_own_is_uploaded_once() {
+    let kernels = std::sync::Mutex::new(Vec::<serde_json::Value>::new());
+    let node = FakeNode::new(move |request, peer| {
+        if request.line == "GET /v1/kernels" {
+            peer.json(200, &*kernels.lock().unwrap());
+        } else if let Some(name) = request.line.strip_prefix("PUT /v1/kernels/") {
+            let digest = blake3::hash(&request.body).to_hex().to_string();
+            let info = serde_json::json!({
+                "name": name, "size": request.body.len(), "digest": digest
+            });
+            kernels.lock().unwrap().push(info.clone());
+            peer.json(200, &info);
+        } else {
+            peer.upgrade();
+            peer.exit(0);
+        }
+    });
+    let file = node.folder.path().join("vmlinux");
+    let contents = vec![0x7f; 700_000];
+    std::fs::write(&file, &contents).unwrap();
+    for _ in 0..2 {
+        let status = node
+            .jiffy()
+            .args(["run", "--kernel"])
+            .arg(&file)
+            .arg("true")
+            .status()
+            .unwrap();
+        assert!(status.success());
+    }
+    let digest = blake3::hash(&contents).to_hex();
+    let uploads: Vec<String> = node
+        .lines()
+        .into_iter()
+        .filter(|line| line.starts_with("PUT"))
+        .collect();
+    assert_eq!(uploads, [format!("PUT /v1/kernels/{}", &digest[..32])]);
+    let run: RunVm = node.requests().last().unwrap().json();
+    assert_eq!(run.vm.kernel.as_deref(), Some(&digest[..32]));
+    let missing = node
+        .jiffy()
+        .args(["run", "--kernel", "./missing", "true"])
+        .output()
+        .unwrap();
+    assert!(stderr(&missing).contains("./missing can't be read: No such file"));
+}
+
+#[test]
+fn a_killed_jiffy_leaves_the_connection_closed() {
+    let (told, hears) = mpsc::channel();
+    let told = std::sync::Mutex::new(told);
+    let node = FakeNode::playing(move |peer| {
+        peer.output(Stream::Stdout, b"ready\n");
+        while peer.receive::<ExecInput>().is_some() {}
+        told.lock().unwrap().send(()).unwrap();
+    });
+    let mut child = node
+        .jiffy()
+        .args(["run", "x"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ready = [0; 6];
+    child
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut ready)
+        .unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    hears.recv_timeout(Duration::from_secs(5)).unwrap();
+}
+
+#[test]
+fn start_up_is_quick() {
+    let node = ends_with(0);
+    let began = Instant::now();
+    let status = node
+        .jiffy()
+        .args(["run", "x"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    assert!(status.unwrap().success());
+    assert!(
+        began.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        began.elapsed()
+    );
+    eventually("the request", || node.lines().len() == 1);
+    assert_eq!(text(b""), "");
+}

@@ -1,0 +1,311 @@
+//! A node that says what the test wants, and `jiffy` pointed at it.
+
+#![allow(dead_code)] // Every test program uses its own part of this.
+
+use jiffy_wire::agent::{ExecInput, ExecOutput, ExitStatus, Stream};
+use jiffy_wire::api::{ApiError, ErrorKind, Vm};
+use jiffy_wire::frame::{Decoder, to_vec};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+pub const VM_ID: &str = "0123456789ab";
+
+/// Listens in a run folder of its own; each connection has a thread.
+pub struct FakeNode {
+    pub folder: tempfile::TempDir,
+    requests: Arc<Mutex<Vec<Request>>>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// `POST /v1/run`
+    pub line: String,
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+}
+
+impl Request {
+    pub fn json<T: DeserializeOwned>(&self) -> T {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+}
+
+impl FakeNode {
+    pub fn new(answer: impl Fn(&Request, &mut Peer) + Send + Sync + 'static) -> FakeNode {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        fs::create_dir(&run).unwrap();
+        fs::set_permissions(&run, fs::Permissions::from_mode(0o700)).unwrap();
+        let listener = UnixListener::bind(run.join("jiffyd.sock")).unwrap();
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let (answer, seen) = (Arc::new(answer), requests.clone());
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (answer, seen) = (answer.clone(), seen.clone());
+                std::thread::spawn(move || {
+                    let mut peer = Peer::new(stream.unwrap());
+                    if let Some(request) = peer.request() {
+                        seen.lock().unwrap().push(request.clone());
+                        answer(&request, &mut peer);
+                    }
+                });
+            }
+        });
+        FakeNode { folder, requests }
+    }
+
+    /// Answers every `run`, `exec` and `attach` by playing `command`.
+    pub fn playing(command: impl Fn(&mut Peer) + Send + Sync + 'static) -> FakeNode {
+        FakeNode::new(move |request, peer| {
+            if is_session(request) {
+                peer.upgrade();
+                command(peer);
+            } else {
+                peer.json(200, &vm());
+            }
+        })
+    }
+
+    pub fn jiffy(&self) -> Command {
+        let mut jiffy = jiffy_in(self.folder.path());
+        jiffy.stdin(Stdio::null());
+        jiffy
+    }
+
+    pub fn requests(&self) -> Vec<Request> {
+        self.requests.lock().unwrap().clone()
+    }
+
+    /// All requests, as `METHOD path`.
+    pub fn lines(&self) -> Vec<String> {
+        self.requests()
+            .into_iter()
+            .map(|request| request.line)
+            .collect()
+    }
+}
+
+pub fn is_session(request: &Request) -> bool {
+    let path = request.line.split('?').next().unwrap();
+    path == "POST /v1/run" || path.ends_with("/exec") || path.ends_with("/attach")
+}
+
+/// `jiffy` with all its folders below `root`, and no machine.
+pub fn jiffy_in(root: &Path) -> Command {
+    let mut jiffy = Command::new(env!("CARGO_BIN_EXE_jiffy"));
+    jiffy
+        .env("JIFFY_RUN", root.join("run"))
+        .env("JIFFY_DATA", root.join("data"))
+        .env("JIFFY_LIB", root.join("lib"))
+        .env("JIFFY_SHARE", root.join("share"))
+        .env("JIFFY_MACHINE", "never")
+        .env_remove("NO_COLOR");
+    jiffy
+}
+
+/// One connection, seen from the node.
+pub struct Peer {
+    stream: UnixStream,
+    decoder: Decoder,
+}
+
+impl Peer {
+    fn new(stream: UnixStream) -> Peer {
+        stream
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        Peer {
+            stream,
+            decoder: Decoder::new(),
+        }
+    }
+
+    fn byte(&mut self) -> io::Result<u8> {
+        let mut byte = [0];
+        self.stream.read_exact(&mut byte)?;
+        Ok(byte[0])
+    }
+
+    fn line(&mut self) -> io::Result<String> {
+        let mut line = Vec::new();
+        while !line.ends_with(b"\r\n") {
+            line.push(self.byte()?);
+        }
+        Ok(String::from_utf8(line).unwrap().trim_end().to_owned())
+    }
+
+    fn request(&mut self) -> Option<Request> {
+        let first = self.line().ok()?;
+        let line = first.trim_end_matches(" HTTP/1.1").to_owned();
+        let mut headers = Vec::new();
+        loop {
+            let line = self.line().ok()?;
+            match line.split_once(": ") {
+                Some((name, value)) => headers.push((name.to_lowercase(), value.to_owned())),
+                None => break,
+            }
+        }
+        let header = |name: &str| {
+            let found = headers.iter().find(|(header, _)| header == name);
+            found.map(|(_, value)| value.clone())
+        };
+        let mut body = Vec::new();
+        if let Some(length) = header("content-length") {
+            body = vec![0; length.parse().unwrap()];
+            self.stream.read_exact(&mut body).ok()?;
+        } else if header("transfer-encoding").as_deref() == Some("chunked") {
+            loop {
+                let length = usize::from_str_radix(&self.line().ok()?, 16).unwrap();
+                let begin = body.len();
+                body.resize(begin + length, 0);
+                self.stream.read_exact(&mut body[begin..]).ok()?;
+                self.line().ok()?;
+                if length == 0 {
+                    break;
+                }
+            }
+        }
+        Some(Request {
+            line,
+            headers,
+            body,
+        })
+    }
+
+    pub fn raw(&mut self, bytes: &[u8]) {
+        let _ = self.stream.write_all(bytes);
+    }
+
+    pub fn json(&mut self, status: u16, value: &impl Serialize) {
+        let body = serde_json::to_vec(value).unwrap();
+        let head = format!(
+            "HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        self.raw(head.as_bytes());
+        self.raw(&body);
+    }
+
+    pub fn error(&mut self, kind: ErrorKind, message: &str, hint: Option<&str>) {
+        let error = ApiError {
+            kind,
+            message: message.to_owned(),
+            hint: hint.map(str::to_owned),
+        };
+        self.json(kind.status(), &error);
+    }
+
+    pub fn upgrade(&mut self) {
+        let head = format!(
+            "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\n\
+             upgrade: jiffy-frames\r\njiffy-vm-id: {VM_ID}\r\n\r\n"
+        );
+        self.raw(head.as_bytes());
+    }
+
+    pub fn send(&mut self, message: &impl Serialize) {
+        let bytes = to_vec(message).unwrap();
+        self.raw(&bytes);
+    }
+
+    pub fn output(&mut self, stream: Stream, data: &[u8]) {
+        for data in data.chunks(64 * 1024) {
+            self.send(&ExecOutput::Output {
+                stream,
+                data: data.to_vec(),
+            });
+        }
+    }
+
+    pub fn exit(&mut self, code: i32) {
+        self.send(&ExecOutput::Exited(ExitStatus::Code(code)));
+    }
+
+    /// The next message; none at the end of the connection.
+    pub fn receive<T: DeserializeOwned>(&mut self) -> Option<T> {
+        loop {
+            if let Some(message) = self.decoder.next().unwrap() {
+                return Some(message);
+            }
+            let mut buffer = [0; 4096];
+            match self.stream.read(&mut buffer).expect("jiffy is slow") {
+                0 => return None,
+                count => self.decoder.push(&buffer[..count]),
+            }
+        }
+    }
+
+    /// Everything on stdin until it is closed.
+    pub fn stdin(&mut self) -> Vec<u8> {
+        let mut all = Vec::new();
+        loop {
+            match self.receive().expect("stdin was not closed") {
+                ExecInput::Stdin(data) => all.extend(data),
+                ExecInput::StdinClosed => return all,
+                other => panic!("unexpected {other:?}"),
+            }
+        }
+    }
+
+    /// The next signal, whatever else comes.
+    pub fn signal(&mut self) -> i32 {
+        loop {
+            match self.receive() {
+                Some(ExecInput::Signal(signal)) => return signal,
+                Some(_) => {}
+                None => panic!("no signal came"),
+            }
+        }
+    }
+}
+
+pub fn vm() -> Vm {
+    serde_json::from_value(serde_json::json!({
+        "id": VM_ID, "name": "web", "state": "running", "image": "base", "kernel": "base",
+        "cpus": 2, "memory_mib": 256, "command": ["sleep", "1000"], "disks": [],
+        "created": 100, "started": 100, "ended": null, "pid": 42, "cid": 3,
+        "exit": null, "error": null, "remove": false
+    }))
+    .unwrap()
+}
+
+/// A script in the place of one of Jiffy's programs.
+pub fn install(root: &Path, program: &str, script: &str) -> PathBuf {
+    let lib = root.join("lib");
+    fs::create_dir_all(&lib).unwrap();
+    let path = lib.join(program);
+    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+pub fn stderr(output: &Output) -> String {
+    text(&output.stderr)
+}
+
+pub fn stdout(output: &Output) -> String {
+    text(&output.stdout)
+}
+
+/// Waits until `done`, for things another process does.
+pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    for _ in 0..2000 {
+        if done() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("{what} did not happen within 10 s");
+}
