@@ -1,0 +1,316 @@
+//! The cases: how each is set up in the machine and read back as figures.
+
+use crate::figure::{Clock, Figure};
+use crate::peers::{Boot, Peer};
+use crate::plan::{Case, Kind, Outcome, Plan, Sample};
+use anyhow::{Context, Result, ensure};
+use jiffy_machine::image::build::Addition;
+use jiffy_testkit::{Lab, LabOptions};
+use jiffy_wire::vmm;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+const VMM: &str = "/lib/jiffy/jiffy-vmm";
+const JIFFY: &str = "/bin/jiffy";
+const INITRAMFS: &str = "/bench/marker.cpio";
+const BASE_KERNEL: &str = "/bench/vmlinux-base";
+const PLAIN_KERNEL: &str = "/bench/vmlinux-plain";
+const PROBE: &str = "/bench/probe";
+const RAM_MIB: u64 = 128;
+
+/// Spawn of the VMM to PID 1's marker, neutral kernel.
+pub const SAME_KERNEL: &str = "boot/same-kernel/pid1";
+/// The same with our own kernel and a VM's usual devices.
+pub const OWN_KERNEL: &str = "boot/own-kernel/pid1";
+/// `jiffy run -- true`, the daemon being up.
+pub const RUN: &str = "run/cold/answer";
+
+/// The kernels, on the host.
+pub struct Kernels<'a> {
+    /// Ours.
+    pub base: &'a Path,
+    /// The neutral one.
+    pub plain: &'a Path,
+}
+
+/// Size of our kernel, and its instructions to PID 1 without any monitor.
+pub fn kernel_figures(kernel: &Path) -> Result<Vec<Figure>> {
+    let measure = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel/measure");
+    let output = Command::new(&measure)
+        .args(["--json", "--runs", "5"])
+        .arg(kernel)
+        .output()
+        .with_context(|| measure.display().to_string())?;
+    ensure!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let runs = found["runs"]
+        .as_array()
+        .context("kernel/measure: no runs")?;
+    let instructions = runs.iter().filter_map(serde_json::Value::as_f64).collect();
+    let bytes = found["bytes"]
+        .as_f64()
+        .context("kernel/measure: no bytes")?;
+    let figures = [
+        Figure::of(
+            "kernel/instructions",
+            "jiffy",
+            Clock::Instructions,
+            "instructions",
+            instructions,
+        ),
+        Figure::of("kernel/bytes", "jiffy", Clock::Count, "bytes", vec![bytes]),
+    ];
+    Ok(figures.into_iter().flatten().collect())
+}
+
+/// Boots a machine of that clock and measures every case in it.
+pub fn measure(clock: Clock, kernels: &Kernels, peers: &[Peer], runs: u32) -> Result<Vec<Outcome>> {
+    let scratch = std::env::temp_dir().join(format!("jiffy-bench-{}", std::process::id()));
+    std::fs::create_dir_all(&scratch)?;
+    let outcomes = measure_in(&scratch, clock, kernels, peers, runs);
+    std::fs::remove_dir_all(&scratch)?;
+    outcomes
+}
+
+fn measure_in(
+    scratch: &Path,
+    clock: Clock,
+    kernels: &Kernels,
+    peers: &[Peer],
+    runs: u32,
+) -> Result<Vec<Outcome>> {
+    let marker = scratch.join("marker.cpio");
+    std::fs::write(&marker, crate::marker::initramfs()?)?;
+    let mut files = vec![
+        addition(marker, INITRAMFS),
+        addition(kernels.base.into(), BASE_KERNEL),
+        addition(kernels.plain.into(), PLAIN_KERNEL),
+        addition(probe_program()?, PROBE),
+    ];
+    let mut plan = Plan {
+        cases: vec![
+            same_kernel(scratch, &mut files, runs)?,
+            own_kernel(scratch, &mut files, runs)?,
+        ],
+    };
+    for peer in peers {
+        if let Some(additions) = peer.additions()? {
+            files.extend(additions);
+            plan.cases
+                .push(peer_case(scratch, &mut files, *peer, runs)?);
+        }
+    }
+    plan.cases.push(run_case(runs));
+    // Libraries are shared between peers; the archive wants each name once.
+    files.sort_by(|a, b| a.guest.cmp(&b.guest));
+    files.dedup_by(|a, b| a.guest == b.guest);
+
+    let options = match clock {
+        Clock::Instructions => LabOptions::instruction_clock(),
+        _ => LabOptions {
+            disk_gib: None,
+            ..LabOptions::default()
+        },
+    };
+    let lab = Lab::boot(LabOptions { files, ..options })?;
+    lab.sh("mount -t debugfs debugfs /sys/kernel/debug")?
+        .success()?;
+    let output = lab
+        .command([PROBE])
+        .env("JIFFY_MACHINE", "never")
+        .stdin(serde_json::to_vec(&plan)?)
+        .time_limit(Duration::from_secs(1800))
+        .keep_output()
+        .output()?
+        .success()?;
+    serde_json::from_slice(&output.stdout).context("the probe's answer")
+}
+
+fn addition(host: PathBuf, guest: &str) -> Addition {
+    Addition {
+        host,
+        guest: guest.into(),
+    }
+}
+
+/// The probe lies beside this program.
+fn probe_program() -> Result<PathBuf> {
+    let path = std::env::current_exe()?.with_file_name("jiffy-bench-probe");
+    ensure!(
+        path.is_file(),
+        "{} is missing: run `make bench`",
+        path.display()
+    );
+    Ok(path)
+}
+
+fn command_line() -> String {
+    jiffy_kernel::command_line::default_command_line()
+}
+
+fn vmm_config(kernel: &str) -> vmm::VmmConfig {
+    vmm::VmmConfig {
+        version: vmm::VERSION,
+        id: "bench".into(),
+        vcpus: 1,
+        memory: vmm::Memory {
+            size_mib: RAM_MIB as u32,
+            pages: vmm::PageSize::Small,
+            prefault: false,
+        },
+        boot: vmm::Boot {
+            kernel: kernel.into(),
+            initrd: Some(INITRAMFS.into()),
+            command_line: command_line(),
+        },
+        disks: Vec::new(),
+        vsock: None,
+        rng: false,
+        serial: Some(vmm::Serial::Stdio),
+        fw_cfg: Vec::new(),
+        control: None,
+        exit_record: None,
+    }
+}
+
+fn vmm_case(
+    name: &str,
+    config: &vmm::VmmConfig,
+    scratch: &Path,
+    files: &mut Vec<Addition>,
+    runs: u32,
+) -> Result<Case> {
+    let file = format!("{}.json", name.replace('/', "-"));
+    let guest = format!("/bench/{file}");
+    std::fs::write(scratch.join(&file), serde_json::to_vec(config)?)?;
+    files.push(addition(scratch.join(&file), &guest));
+    let argv = [VMM, "run", "--config", &guest, "--events-fd", "{events}"];
+    Ok(Case {
+        name: name.into(),
+        monitor: "jiffy".into(),
+        kind: Kind::ToMarker {
+            argv: argv.map(String::from).into(),
+            ram_mib: RAM_MIB,
+        },
+        runs,
+        warm_up: 1,
+    })
+}
+
+fn same_kernel(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result<Case> {
+    vmm_case(SAME_KERNEL, &vmm_config(PLAIN_KERNEL), scratch, files, runs)
+}
+
+/// With what every VM of the node has: a disk, vsock, entropy, fw_cfg.
+fn own_kernel(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result<Case> {
+    let config = vmm::VmmConfig {
+        disks: vec![vmm::Disk {
+            path: BASE_KERNEL.into(),
+            read_only: true,
+            direct: false,
+            serial: None,
+        }],
+        vsock: Some(vmm::Vsock {
+            cid: 3,
+            path: "/tmp/bench-vsock.sock".into(),
+        }),
+        rng: true,
+        fw_cfg: vec![vmm::FwCfgFile {
+            name: jiffy_wire::guest::FW_CFG_NAME.into(),
+            contents: vmm::FwCfgContents::Text("{}".into()),
+        }],
+        ..vmm_config(BASE_KERNEL)
+    };
+    vmm_case(OWN_KERNEL, &config, scratch, files, runs)
+}
+
+fn peer_case(scratch: &Path, files: &mut Vec<Addition>, peer: Peer, runs: u32) -> Result<Case> {
+    let (argv, config) = peer.boot(&Boot {
+        kernel: PLAIN_KERNEL,
+        initramfs: INITRAMFS,
+        command_line: &command_line(),
+        ram_mib: RAM_MIB,
+    });
+    if let Some((guest, contents)) = config {
+        let host = scratch.join(format!("{}.json", peer.name()));
+        std::fs::write(&host, contents)?;
+        files.push(addition(host, &guest));
+    }
+    Ok(Case {
+        name: SAME_KERNEL.into(),
+        monitor: peer.name().into(),
+        kind: Kind::ToMarker {
+            argv,
+            ram_mib: RAM_MIB,
+        },
+        runs,
+        warm_up: 1,
+    })
+}
+
+fn run_case(runs: u32) -> Case {
+    let words = |list: &[&str]| Some(list.iter().map(|word| word.to_string()).collect());
+    let argv = [JIFFY, "run", "--name", "bench-{run}", "--", "true"];
+    Case {
+        name: RUN.into(),
+        monitor: "jiffy".into(),
+        kind: Kind::ToExit {
+            argv: argv.map(String::from).into(),
+            timeline: words(&[JIFFY, "timeline", "bench-{run}", "--format", "json"]),
+            after: words(&[JIFFY, "rm", "--force", "bench-{run}"]),
+        },
+        runs,
+        // The first starts the daemon and imports the image.
+        warm_up: 2,
+    }
+}
+
+/// Figures of measured cases; those that failed have none.
+pub fn figures(clock: Clock, outcomes: &[Outcome]) -> Vec<Figure> {
+    let mut figures = Vec::new();
+    for outcome in outcomes {
+        let (case, monitor, samples) = (&outcome.name, &outcome.monitor, &outcome.samples);
+        figures.extend(Figure::of_times(case, monitor, clock, samples));
+        if clock == Clock::Wall {
+            continue;
+        }
+        if case == SAME_KERNEL {
+            figures.extend(Figure::of_counter(
+                "boot/vm-exits",
+                monitor,
+                "exits",
+                samples,
+                "exits",
+            ));
+            figures.extend(memory_overhead(
+                monitor,
+                samples,
+                "boot/same-kernel/memory-overhead",
+            ));
+        }
+        if case == OWN_KERNEL {
+            figures.extend(memory_overhead(monitor, samples, "vmm/memory-overhead"));
+            let first_run = samples
+                .iter()
+                .filter_map(|sample| sample.spans.get(jiffy_wire::timeline::names::FIRST_KVM_RUN))
+                .map(|value| *value as f64);
+            figures.extend(Figure::of(
+                "vmm/exec-to-first-run",
+                monitor,
+                clock,
+                "instructions",
+                first_run.collect(),
+            ));
+        }
+    }
+    figures
+}
+
+fn memory_overhead(monitor: &str, samples: &[Sample], case: &str) -> Option<Figure> {
+    Figure::of_counter(case, monitor, "bytes", samples, "rss_outside_ram")
+}

@@ -1,0 +1,295 @@
+//! Figures: what a benchmark leaves behind, and what it must reach.
+
+use crate::plan::Sample;
+use serde::{Deserialize, Serialize};
+
+/// How a figure was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Clock {
+    /// The instruction clock: repeats.
+    Instructions,
+    /// The wall clock of a machine under software emulation: noise.
+    Wall,
+    /// Something counted: bytes, exits.
+    Count,
+}
+
+/// One line of `bench/results/latest.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Figure {
+    /// What was measured.
+    pub case: String,
+    /// Whose.
+    pub monitor: String,
+    /// How.
+    pub clock: Clock,
+    /// `instructions`, `ms`, `bytes`, `exits`.
+    pub unit: String,
+    /// Runs counted.
+    pub n: usize,
+    /// Half of the runs took no more.
+    pub median: f64,
+    /// Nine of ten took no more.
+    pub p90: f64,
+    /// 99 of 100 took no more.
+    pub p99: f64,
+}
+
+impl Figure {
+    /// The figure of some values; `None` if there are none.
+    pub fn of(
+        case: &str,
+        monitor: &str,
+        clock: Clock,
+        unit: &str,
+        mut values: Vec<f64>,
+    ) -> Option<Figure> {
+        values.sort_by(f64::total_cmp);
+        // Nearest rank: a value that was measured, never one between two.
+        let rank = |share: f64| {
+            let index = (share * values.len() as f64).ceil() as usize;
+            values.get(index.saturating_sub(1)).copied()
+        };
+        Some(Figure {
+            case: case.into(),
+            monitor: monitor.into(),
+            clock,
+            unit: unit.into(),
+            n: values.len(),
+            median: rank(0.5)?,
+            p90: rank(0.9)?,
+            p99: rank(0.99)?,
+        })
+    }
+
+    /// The times of samples: a nanosecond of the instruction clock is one
+    /// instruction; the wall clock is told in milliseconds.
+    pub fn of_times(case: &str, monitor: &str, clock: Clock, samples: &[Sample]) -> Option<Figure> {
+        let (unit, scale) = match clock {
+            Clock::Wall => ("ms", 1e-6),
+            _ => ("instructions", 1.0),
+        };
+        let values = samples
+            .iter()
+            .map(|sample| sample.nanoseconds as f64 * scale);
+        Figure::of(case, monitor, clock, unit, values.collect())
+    }
+
+    /// A counter of samples, over those that have it.
+    pub fn of_counter(
+        case: &str,
+        monitor: &str,
+        unit: &str,
+        samples: &[Sample],
+        counter: &str,
+    ) -> Option<Figure> {
+        let values = samples
+            .iter()
+            .filter_map(|sample| sample.counters.get(counter))
+            .map(|value| *value as f64);
+        Figure::of(case, monitor, Clock::Count, unit, values.collect())
+    }
+}
+
+/// What a figure must reach.
+pub struct Goal {
+    /// The case of our own figure.
+    pub case: &'static str,
+    /// At most this.
+    pub most: Most,
+}
+
+/// A bound.
+pub enum Most {
+    /// In the figure's own unit.
+    Value(f64),
+    /// This share of a peer's figure of the same run, where the peer was there.
+    OfPeer(&'static str, f64),
+}
+
+const MIB: f64 = 1024.0 * 1024.0;
+
+/// What we promise, on the instruction clock and in counts.
+pub const GOALS: &[Goal] = &[
+    Goal {
+        case: "kernel/instructions",
+        most: Most::Value(15e6),
+    },
+    Goal {
+        case: "kernel/bytes",
+        most: Most::Value(6.0 * MIB),
+    },
+    Goal {
+        case: "vmm/exec-to-first-run",
+        most: Most::Value(8e6),
+    },
+    Goal {
+        case: "vmm/memory-overhead",
+        most: Most::Value(3.0 * MIB),
+    },
+    // 0.8 of the 59.7 M measured for Firecracker 1.17-dev where it isn't on PATH.
+    Goal {
+        case: "boot/same-kernel/pid1",
+        most: Most::Value(0.8 * 59.7e6),
+    },
+    Goal {
+        case: "boot/same-kernel/pid1",
+        most: Most::OfPeer("firecracker", 0.8),
+    },
+    Goal {
+        case: "boot/vm-exits",
+        most: Most::OfPeer("firecracker", 1.0),
+    },
+    Goal {
+        case: "boot/own-kernel/pid1",
+        most: Most::Value(30e6),
+    },
+    Goal {
+        case: "run/cold/answer",
+        most: Most::Value(45e6),
+    },
+];
+
+/// A goal beside what was measured.
+pub struct Verdict {
+    /// The sentence for the report.
+    pub line: String,
+    /// Was it reached?
+    pub reached: bool,
+}
+
+/// Judges our figures; a goal without a figure is not reached, one whose peer
+/// is absent is left out.
+pub fn judge(figures: &[Figure]) -> Vec<Verdict> {
+    let find = |case: &str, monitor: &str| {
+        figures.iter().find(|figure| {
+            figure.case == case && figure.monitor == monitor && figure.clock != Clock::Wall
+        })
+    };
+    GOALS
+        .iter()
+        .filter_map(|goal| {
+            let (bound, words) = match goal.most {
+                Most::Value(bound) => (bound, String::new()),
+                Most::OfPeer(peer, share) => (
+                    find(goal.case, peer)?.median * share,
+                    format!(" ({share} of {peer})"),
+                ),
+            };
+            let Some(ours) = find(goal.case, "jiffy") else {
+                return Some(Verdict {
+                    line: format!("{}: not measured", goal.case),
+                    reached: false,
+                });
+            };
+            Some(Verdict {
+                line: format!(
+                    "{}: {} of at most {}{words}",
+                    goal.case,
+                    tell(ours.median, &ours.unit),
+                    tell(bound, &ours.unit)
+                ),
+                reached: ours.median <= bound,
+            })
+        })
+        .collect()
+}
+
+/// A value with its unit, as people write it.
+pub fn tell(value: f64, unit: &str) -> String {
+    match unit {
+        "instructions" => format!("{:.2} M", value / 1e6),
+        "ms" => format!("{value:.1} ms"),
+        "bytes" => format!("{:.2} MiB", value / MIB),
+        other => format!("{value:.0} {other}"),
+    }
+}
+
+/// How much worse a figure may get before the check fails.
+const TOLERANCE: f64 = 1.02;
+
+/// Our figures that got worse than committed, or vanished; one line each.
+/// Wall-clock figures are noise and peers are not ours: neither is compared.
+pub fn regressions(committed: &[Figure], now: &[Figure]) -> Vec<String> {
+    committed
+        .iter()
+        .filter(|old| old.monitor == "jiffy" && old.clock != Clock::Wall)
+        .filter_map(|old| {
+            let new = now.iter().find(|new| {
+                new.case == old.case && new.monitor == old.monitor && new.clock == old.clock
+            });
+            match new {
+                None => Some(format!("{}: committed, but not measured now", old.case)),
+                Some(new) if new.median > old.median * TOLERANCE => Some(format!(
+                    "{}: {} now, {} committed ({:+.1} %)",
+                    old.case,
+                    tell(new.median, &new.unit),
+                    tell(old.median, &old.unit),
+                    (new.median / old.median - 1.0) * 100.0
+                )),
+                Some(_) => None,
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figure(case: &str, monitor: &str, median: f64) -> Figure {
+        Figure::of(
+            case,
+            monitor,
+            Clock::Instructions,
+            "instructions",
+            vec![median],
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn percentiles_are_measured_values() {
+        let values = (1..=20).rev().map(f64::from).collect();
+        let figure = Figure::of("c", "jiffy", Clock::Count, "exits", values).unwrap();
+        assert_eq!((figure.median, figure.p90, figure.p99), (10.0, 18.0, 20.0));
+        assert_eq!(
+            Figure::of("c", "jiffy", Clock::Count, "exits", vec![]),
+            None
+        );
+    }
+
+    #[test]
+    fn a_regression_is_more_than_two_percent_of_our_own() {
+        let old = [
+            figure("a", "jiffy", 100.0),
+            figure("b", "firecracker", 100.0),
+        ];
+        let now = |ours, theirs| {
+            [
+                figure("a", "jiffy", ours),
+                figure("b", "firecracker", theirs),
+            ]
+        };
+        assert!(regressions(&old, &now(102.0, 500.0)).is_empty());
+        assert_eq!(regressions(&old, &now(102.1, 100.0)).len(), 1);
+        assert_eq!(regressions(&old, &[]).len(), 1, "a vanished figure is told");
+    }
+
+    #[test]
+    fn a_goal_against_a_peer_counts_only_beside_it() {
+        let ours = figure("boot/same-kernel/pid1", "jiffy", 45e6);
+        let verdicts = |figures: &[Figure]| -> Vec<bool> {
+            judge(figures)
+                .into_iter()
+                .filter(|verdict| verdict.line.starts_with("boot/same-kernel"))
+                .map(|verdict| verdict.reached)
+                .collect()
+        };
+        assert_eq!(verdicts(std::slice::from_ref(&ours)), [true]);
+        let peer = figure("boot/same-kernel/pid1", "firecracker", 50e6);
+        assert_eq!(verdicts(&[ours, peer]), [true, false]);
+    }
+}

@@ -1,0 +1,18 @@
+//! Measures Jiffy beside its peers.
+//!
+//! * [`plan`]: what to run, as the host tells the probe in the machine.
+//! * [`probe`]: runs it there and takes the time to a marker the guest writes.
+//! * [`cases`]: how each case is set up and read back.
+//! * [`figure`]: medians and percentiles, the committed file, the goals.
+//! * [`report`], [`plot`]: what people read.
+//! * [`marker`]: the initramfs whose PID 1 writes the marker.
+//! * [`peers`]: other monitors found on PATH, made to run in the machine.
+
+pub mod cases;
+pub mod figure;
+pub mod marker;
+pub mod peers;
+pub mod plan;
+pub mod plot;
+pub mod probe;
+pub mod report;

@@ -1,0 +1,211 @@
+//! Other monitors, where they are on PATH: what must go into the machine for
+//! them to run there, and how each boots a kernel to the marker.
+//!
+//! All get the same kernel, initramfs, command line, RAM and one vCPU, a serial
+//! port for the marker, and nothing else that can be left out.
+
+use anyhow::{Context, Result, bail};
+use jiffy_machine::image::build::Addition;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A monitor that isn't ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Peer {
+    /// QEMU's microvm machine.
+    Qemu,
+    /// Firecracker.
+    Firecracker,
+    /// Cloud Hypervisor.
+    CloudHypervisor,
+}
+
+/// What to boot, as paths in the machine.
+pub struct Boot<'a> {
+    /// An ELF kernel with a PVH note.
+    pub kernel: &'a str,
+    /// The initramfs that writes the marker.
+    pub initramfs: &'a str,
+    /// Kernel parameters.
+    pub command_line: &'a str,
+    /// Guest RAM.
+    pub ram_mib: u64,
+}
+
+impl Peer {
+    /// All we know how to run.
+    pub const ALL: [Peer; 3] = [Peer::Qemu, Peer::Firecracker, Peer::CloudHypervisor];
+
+    /// The name in figures.
+    pub fn name(self) -> &'static str {
+        match self {
+            Peer::Qemu => "qemu-microvm",
+            Peer::Firecracker => "firecracker",
+            Peer::CloudHypervisor => "cloud-hypervisor",
+        }
+    }
+
+    fn program(self) -> &'static str {
+        match self {
+            Peer::Qemu => "qemu-system-x86_64",
+            Peer::Firecracker => "firecracker",
+            Peer::CloudHypervisor => "cloud-hypervisor",
+        }
+    }
+
+    /// Its first `--version` line, or `None` where it isn't on PATH.
+    pub fn version(self) -> Option<String> {
+        let output = Command::new(find_on_path(self.program())?)
+            .arg("--version")
+            .output()
+            .ok()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        Some(text.lines().next().unwrap_or("unknown").to_string())
+    }
+
+    /// Its files, libraries and firmware for the machine; `None` where it
+    /// isn't on PATH.
+    pub fn additions(self) -> Result<Option<Vec<Addition>>> {
+        let Some(host) = find_on_path(self.program()) else {
+            return Ok(None);
+        };
+        let mut additions = shared_libraries(&host)?;
+        additions.push(Addition {
+            host,
+            guest: format!("/bench/{}", self.program()),
+        });
+        if self == Peer::Qemu {
+            additions.extend(firmware());
+        }
+        Ok(Some(additions))
+    }
+
+    /// The command that boots to the marker, and the configuration file it
+    /// needs, if any: name in the machine and contents.
+    pub fn boot(self, boot: &Boot) -> (Vec<String>, Option<(String, String)>) {
+        let program = format!("/bench/{}", self.program());
+        let words = |list: &[&str]| -> Vec<String> {
+            std::iter::once(program.as_str())
+                .chain(list.iter().copied())
+                .map(String::from)
+                .collect()
+        };
+        let ram = boot.ram_mib.to_string();
+        match self {
+            Peer::Qemu => {
+                let list = [
+                    "-L",
+                    "/bench/firmware",
+                    "-nodefaults",
+                    "-no-user-config",
+                    "-no-reboot",
+                    "-display",
+                    "none",
+                    "-machine",
+                    "microvm,accel=kvm,x-option-roms=off,pit=off,pic=off,rtc=off,isa-serial=on",
+                    "-cpu",
+                    "host",
+                    "-smp",
+                    "1",
+                    "-m",
+                    &ram,
+                    "-kernel",
+                    boot.kernel,
+                    "-initrd",
+                    boot.initramfs,
+                    "-append",
+                    boot.command_line,
+                    "-chardev",
+                    "stdio,id=com1,signal=off",
+                    "-serial",
+                    "chardev:com1",
+                ];
+                (words(&list), None)
+            }
+            Peer::Firecracker => {
+                let path = "/bench/firecracker.json".to_string();
+                let config = serde_json::json!({
+                    "boot-source": {
+                        "kernel_image_path": boot.kernel,
+                        "initrd_path": boot.initramfs,
+                        "boot_args": boot.command_line,
+                    },
+                    "drives": [],
+                    "machine-config": { "vcpu_count": 1, "mem_size_mib": boot.ram_mib },
+                });
+                let argv = words(&["--no-api", "--config-file", &path]);
+                (argv, Some((path, config.to_string())))
+            }
+            Peer::CloudHypervisor => {
+                let memory = format!("size={ram}M");
+                let list = [
+                    "--kernel",
+                    boot.kernel,
+                    "--initramfs",
+                    boot.initramfs,
+                    "--cmdline",
+                    boot.command_line,
+                    "--cpus",
+                    "boot=1",
+                    "--memory",
+                    &memory,
+                    "--serial",
+                    "tty",
+                    "--console",
+                    "off",
+                ];
+                (words(&list), None)
+            }
+        }
+    }
+}
+
+fn find_on_path(program: &str) -> Option<PathBuf> {
+    std::env::split_paths(&std::env::var_os("PATH")?)
+        .map(|folder| folder.join(program))
+        .find(|path| path.is_file())
+}
+
+/// The loader and libraries of a dynamic program, under their own paths.
+fn shared_libraries(program: &Path) -> Result<Vec<Addition>> {
+    let output = Command::new("ldd").arg(program).output().context("ldd")?;
+    if !output.status.success() {
+        return Ok(Vec::new()); // static
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    if let Some(line) = text.lines().find(|line| line.contains("not found")) {
+        bail!("{}: {}", program.display(), line.trim());
+    }
+    Ok(text
+        .lines()
+        .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
+        .map(|path| Addition {
+            host: path.into(),
+            guest: path.into(),
+        })
+        .collect())
+}
+
+/// What QEMU's microvm reads at start.
+fn firmware() -> Vec<Addition> {
+    let folders = ["/usr/share/qemu", "/usr/share/seabios"];
+    let names = [
+        "qboot.rom",
+        "bios-microvm.bin",
+        "linuxboot_dma.bin",
+        "pvh.bin",
+    ];
+    let paths = folders.iter().flat_map(|folder| {
+        names
+            .iter()
+            .map(|name| (Path::new(*folder).join(name), *name))
+    });
+    let mut found: Vec<Addition> = Vec::new();
+    for (host, name) in paths {
+        let guest = format!("/bench/firmware/{name}");
+        if host.is_file() && found.iter().all(|addition| addition.guest != guest) {
+            found.push(Addition { host, guest });
+        }
+    }
+    found
+}

@@ -1,0 +1,76 @@
+//! What the probe runs, and what it answers: JSON both ways.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Everything to measure in one start of the machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// In this order.
+    pub cases: Vec<Case>,
+}
+
+/// One thing to measure, some times over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Case {
+    /// `boot/same-kernel/pid1` and the like.
+    pub name: String,
+    /// Whose: `jiffy`, `firecracker`, …
+    pub monitor: String,
+    /// How to measure.
+    pub kind: Kind,
+    /// Runs counted.
+    pub runs: u32,
+    /// Runs before those, thrown away.
+    pub warm_up: u32,
+}
+
+/// How to measure a case. In each argument `{run}` becomes the run's number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// From spawn to the byte [`MARKER`] on its stdout; then it is killed.
+    ToMarker {
+        /// Program and arguments; `{events}` becomes the number of an
+        /// inherited descriptor on which it may tell its own spans.
+        argv: Vec<String>,
+        /// Guest RAM in MiB, to tell it from the monitor's own memory.
+        ram_mib: u64,
+    },
+    /// From spawn to exit with status 0.
+    ToExit {
+        /// Program and arguments.
+        argv: Vec<String>,
+        /// Run after it; prints a timeline as JSON.
+        timeline: Option<Vec<String>>,
+        /// Run after that, to clean up.
+        after: Option<Vec<String>>,
+    },
+}
+
+/// The byte PID 1 of the benchmark's initramfs writes to COM1.
+pub const MARKER: u8 = b'J';
+
+/// What was measured of a case.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// The case's name.
+    pub name: String,
+    /// Whose.
+    pub monitor: String,
+    /// One a counted run.
+    pub samples: Vec<Sample>,
+    /// Why there are none, if the case failed.
+    pub failure: Option<String>,
+}
+
+/// One run.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Spawn to the end that is measured, nanoseconds of the machine's clock.
+    pub nanoseconds: u64,
+    /// KVM's counters, `cpu_ns`, `rss_outside_ram` (bytes), as far as known.
+    pub counters: BTreeMap<String, u64>,
+    /// Lengths (or, for moments, times since spawn) by name, nanoseconds.
+    pub spans: BTreeMap<String, u64>,
+}

@@ -1,0 +1,278 @@
+//! Runs a plan inside the machine.
+//!
+//! Nothing here may wait for a tick or a disk while the clock runs: a marker
+//! is read from a pipe, counters are read after it.
+
+use crate::plan::{Case, Kind, MARKER, Outcome, Plan, Sample};
+use anyhow::{Context, Result, bail};
+use jiffy_wire::timeline::Timeline;
+use jiffy_wire::vmm::VmmEvent;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// Runs every case; one that fails says so and the next goes on.
+pub fn run(plan: &Plan) -> Vec<Outcome> {
+    plan.cases.iter().map(run_case).collect()
+}
+
+fn run_case(case: &Case) -> Outcome {
+    let mut outcome = Outcome {
+        name: case.name.clone(),
+        monitor: case.monitor.clone(),
+        samples: Vec::new(),
+        failure: None,
+    };
+    for run in 0..case.warm_up + case.runs {
+        match run_once(&case.kind, run) {
+            Ok(_) if run < case.warm_up => {}
+            Ok(sample) => outcome.samples.push(sample),
+            Err(error) => {
+                outcome.samples.clear();
+                outcome.failure = Some(format!("run {run}: {error:#}"));
+                break;
+            }
+        }
+    }
+    outcome
+}
+
+fn run_once(kind: &Kind, run: u32) -> Result<Sample> {
+    match kind {
+        Kind::ToMarker { argv, ram_mib } => to_marker(&fill_in(argv, run), *ram_mib),
+        Kind::ToExit {
+            argv,
+            timeline,
+            after,
+        } => {
+            let mut sample = to_exit(&fill_in(argv, run))?;
+            if let Some(argv) = timeline {
+                sample.spans = timeline_spans(&fill_in(argv, run))?;
+            }
+            if let Some(argv) = after {
+                command(&fill_in(argv, run))?.output()?;
+            }
+            Ok(sample)
+        }
+    }
+}
+
+fn fill_in(argv: &[String], run: u32) -> Vec<String> {
+    argv.iter()
+        .map(|word| word.replace("{run}", &run.to_string()))
+        .collect()
+}
+
+fn command(argv: &[String]) -> Result<Command> {
+    let (program, arguments) = argv.split_first().context("an empty command")?;
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null());
+    Ok(command)
+}
+
+fn now_ns() -> u64 {
+    jiffy_sys::clock::monotonic_ns()
+}
+
+/// Ends the child it holds, whatever happens.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself; then there is nothing to kill.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn to_marker(argv: &[String], ram_mib: u64) -> Result<Sample> {
+    // Without close-on-exec, so that the child has it under the same number.
+    let (events, events_end) = rustix::pipe::pipe()?;
+    let number = std::os::fd::AsRawFd::as_raw_fd(&events_end).to_string();
+    let argv: Vec<String> = argv
+        .iter()
+        .map(|word| word.replace("{events}", &number))
+        .collect();
+    let mut command = command(&argv)?;
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let start = now_ns();
+    let mut child = Running(command.spawn().with_context(|| argv.join(" "))?);
+    drop(events_end);
+    let mut stdout = child.0.stdout.take().context("stdout is piped")?;
+    let mut bytes = [0; 4096];
+    loop {
+        let got = stdout.read(&mut bytes)?;
+        if got == 0 {
+            let mut message = String::new();
+            if let Some(stderr) = &mut child.0.stderr {
+                stderr.take(4096).read_to_string(&mut message)?;
+            }
+            bail!("it ended before the marker: {}", message.trim());
+        }
+        if bytes[..got].contains(&MARKER) {
+            break;
+        }
+    }
+    let end = now_ns();
+    let pid = child.0.id();
+    let mut counters = kvm_counters(pid);
+    counters.insert("cpu_ns".into(), cpu_ns(pid)?);
+    counters.insert("rss_outside_ram".into(), rss_outside_ram(pid, ram_mib)?);
+    drop(child);
+    Ok(Sample {
+        nanoseconds: end - start,
+        counters,
+        spans: event_spans(std::fs::File::from(events), start),
+    })
+}
+
+/// What a monitor told of itself; the write end is closed by now.
+fn event_spans(events: impl Read, start: u64) -> BTreeMap<String, u64> {
+    let mut spans = BTreeMap::new();
+    for line in BufReader::new(events).lines().map_while(Result::ok) {
+        if let Ok(VmmEvent::Span {
+            name,
+            start_ns,
+            end_ns,
+        }) = serde_json::from_str(&line)
+        {
+            let length = match end_ns.saturating_sub(start_ns) {
+                0 => start_ns.saturating_sub(start),
+                length => length,
+            };
+            spans.insert(name, length);
+        }
+    }
+    spans
+}
+
+fn to_exit(argv: &[String]) -> Result<Sample> {
+    let mut command = command(argv)?;
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    let start = now_ns();
+    let mut child = command.spawn().with_context(|| argv.join(" "))?;
+    let status = child.wait()?;
+    let end = now_ns();
+    if !status.success() {
+        let mut message = String::new();
+        if let Some(stderr) = child.stderr {
+            stderr.take(4096).read_to_string(&mut message)?;
+        }
+        bail!("{}: {status}: {}", argv.join(" "), message.trim());
+    }
+    Ok(Sample {
+        nanoseconds: end - start,
+        ..Sample::default()
+    })
+}
+
+fn timeline_spans(argv: &[String]) -> Result<BTreeMap<String, u64>> {
+    let output = command(argv)?.output()?;
+    let timeline: Timeline = serde_json::from_slice(&output.stdout).with_context(|| {
+        format!(
+            "{}: {}",
+            argv.join(" "),
+            String::from_utf8_lossy(&output.stderr)
+        )
+    })?;
+    let first = timeline.spans.iter().map(|span| span.start_ns).min();
+    Ok(timeline
+        .spans
+        .iter()
+        .map(|span| {
+            let length = match span.duration_ns() {
+                0 => span.start_ns - first.unwrap_or_default(),
+                length => length,
+            };
+            (span.name.clone(), length)
+        })
+        .collect())
+}
+
+/// KVM's counters of the VM of that process, from debugfs: the same for every
+/// monitor. Empty when debugfs isn't mounted.
+fn kvm_counters(pid: u32) -> BTreeMap<String, u64> {
+    let mut counters = BTreeMap::new();
+    let Ok(folders) = fs::read_dir("/sys/kernel/debug/kvm") else {
+        return counters;
+    };
+    for folder in folders.flatten() {
+        let name = folder.file_name();
+        if !name.to_string_lossy().starts_with(&format!("{pid}-")) {
+            continue;
+        }
+        for file in fs::read_dir(folder.path()).into_iter().flatten().flatten() {
+            let value = fs::read_to_string(file.path())
+                .ok()
+                .and_then(|text| text.trim().parse().ok());
+            if let Some(value) = value {
+                counters.insert(file.file_name().to_string_lossy().into_owned(), value);
+            }
+        }
+    }
+    counters
+}
+
+/// Time on a CPU, all threads, nanoseconds (proc(5), schedstat).
+fn cpu_ns(pid: u32) -> Result<u64> {
+    let mut total = 0;
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let text = fs::read_to_string(task?.path().join("schedstat"))?;
+        let first = text.split_whitespace().next().context("schedstat")?;
+        total += first.parse::<u64>()?;
+    }
+    Ok(total)
+}
+
+/// Resident memory outside mappings as large as guest RAM, bytes.
+fn rss_outside_ram(pid: u32, ram_mib: u64) -> Result<u64> {
+    let smaps = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("smaps"))?;
+    Ok(sum_rss(&smaps, ram_mib * 1024 * 9 / 10) * 1024)
+}
+
+/// KiB resident in mappings smaller than `ram_kib`.
+fn sum_rss(smaps: &str, ram_kib: u64) -> u64 {
+    let value = |line: &str| -> Option<u64> { line.split_whitespace().nth(1)?.parse().ok() };
+    let (mut sum, mut size) = (0, 0);
+    for line in smaps.lines() {
+        if line.starts_with("Size:") {
+            size = value(line).unwrap_or(0);
+        } else if line.starts_with("Rss:") && size < ram_kib {
+            sum += value(line).unwrap_or(0);
+        }
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guest_ram_is_not_the_monitors_memory() {
+        let smaps = "00400000-00500000 r-xp 0 0:0 0 /bin/x\nSize: 1024 kB\nRss: 700 kB\n\
+                     7f00-8f00 rw-s 0 0:0 0 /memfd:ram\nSize: 131072 kB\nRss: 90000 kB\n\
+                     9f00-af00 rw-p 0 0:0 0 [stack]\nSize: 132 kB\nRss: 20 kB\n";
+        assert_eq!(sum_rss(smaps, 128 * 1024 * 9 / 10), 720);
+    }
+
+    #[test]
+    fn a_marker_is_waited_for_and_a_program_that_never_writes_it_is_named() {
+        let sh = |script: &str| vec!["/bin/sh".to_string(), "-c".into(), script.into()];
+        let sample = to_marker(&sh("sleep 0.05; echo booting; echo J; sleep 100"), 128).unwrap();
+        assert!(sample.nanoseconds > 50_000_000);
+        assert!(sample.counters["rss_outside_ram"] > 0);
+        let error = to_marker(&sh("echo no kvm >&2"), 128)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("no kvm"), "{error}");
+    }
+
+    #[test]
+    fn a_failing_command_is_no_sample() {
+        let argv = vec!["/bin/sh".to_string(), "-c".into(), "exit 3".into()];
+        assert!(to_exit(&argv).is_err());
+    }
+}

@@ -1,0 +1,179 @@
+//! What a benchmark writes: JSON for programs, Markdown and SVG for people.
+
+use crate::cases;
+use crate::figure::{Clock, Figure, Verdict, tell};
+use crate::peers::Peer;
+use crate::plan::{Outcome, Sample};
+use crate::plot;
+use anyhow::Result;
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::path::Path;
+use std::process::Command;
+
+/// Counters told for every monitor beside its time.
+const COUNTERS: [(&str, &str); 9] = [
+    ("exits", "VM exits"),
+    ("io_exits", "port I/O"),
+    ("mmio_exits", "memory-mapped I/O"),
+    ("halt_exits", "halts"),
+    ("irq_exits", "host interrupts"),
+    ("irq_window_exits", "interrupt windows"),
+    ("signal_exits", "signals"),
+    ("pf_taken", "page faults taken"),
+    ("pf_fixed", "page faults mapped"),
+];
+
+/// The whole report.
+pub fn markdown(
+    figures: &[Figure],
+    outcomes: &[Outcome],
+    verdicts: &[Verdict],
+    versions: &[(Peer, String)],
+) -> String {
+    let mut out = format!("# Benchmark of {}\n\n{}\n\n", today(), host());
+    for (peer, version) in versions {
+        let _ = writeln!(out, "* {}: {version}", peer.name());
+    }
+    out.push_str("\n## Figures\n\n| case | monitor | clock | n | median | p90 | p99 |\n|---|---|---|--:|--:|--:|--:|\n");
+    for figure in figures {
+        let clock = match figure.clock {
+            Clock::Instructions => "instructions",
+            Clock::Wall => "wall",
+            Clock::Count => "count",
+        };
+        let _ = writeln!(
+            out,
+            "| `{}` | {} | {clock} | {} | {} | {} | {} |",
+            figure.case,
+            figure.monitor,
+            figure.n,
+            tell(figure.median, &figure.unit),
+            tell(figure.p90, &figure.unit),
+            tell(figure.p99, &figure.unit)
+        );
+    }
+    out.push_str("\n## Goals\n\n");
+    for verdict in verdicts {
+        let mark = if verdict.reached { "reached" } else { "MISSED" };
+        let _ = writeln!(out, "* {mark}: {}", verdict.line);
+    }
+    counters_table(&mut out, outcomes);
+    for outcome in outcomes {
+        if outcome.monitor == "jiffy" && outcome.samples.iter().any(|s| !s.spans.is_empty()) {
+            span_table(&mut out, outcome);
+        }
+    }
+    out
+}
+
+fn counters_table(out: &mut String, outcomes: &[Outcome]) {
+    out.push_str("\n## The same kernel: what KVM counted until the marker (medians)\n\n| |");
+    let cases: Vec<_> = outcomes
+        .iter()
+        .filter(|outcome| outcome.name == cases::SAME_KERNEL && !outcome.samples.is_empty())
+        .collect();
+    for outcome in &cases {
+        let _ = write!(out, " {} |", outcome.monitor);
+    }
+    let _ = write!(out, "\n|---|{}\n", "--:|".repeat(cases.len()));
+    let mut row = |name: &str, key: &str, scale: f64, unit: &str| {
+        let _ = write!(out, "| {name} |");
+        for outcome in &cases {
+            let values = outcome
+                .samples
+                .iter()
+                .filter_map(|sample| sample.counters.get(key));
+            let values = values.map(|value| *value as f64 * scale).collect();
+            let figure = Figure::of("", "", Clock::Count, unit, values);
+            let text = figure.map_or("–".into(), |figure| tell(figure.median, unit));
+            let _ = write!(out, " {text} |");
+        }
+        out.push('\n');
+    };
+    for (key, name) in COUNTERS {
+        row(name, key, 1.0, "");
+    }
+    row("CPU time of the monitor", "cpu_ns", 1.0, "instructions");
+    row("memory outside guest RAM", "rss_outside_ram", 1.0, "bytes");
+}
+
+fn span_table(out: &mut String, outcome: &Outcome) {
+    let _ = writeln!(
+        out,
+        "\n## Spans of `{}`\n\nLengths; moments are told from the start.\n\n| span | median | p90 | p99 |\n|---|--:|--:|--:|",
+        outcome.name
+    );
+    let names: BTreeSet<&String> = outcome
+        .samples
+        .iter()
+        .flat_map(|sample: &Sample| sample.spans.keys())
+        .collect();
+    let mut rows: Vec<_> = names
+        .into_iter()
+        .filter_map(|name| {
+            let values = outcome
+                .samples
+                .iter()
+                .filter_map(|sample| sample.spans.get(name));
+            let values = values.map(|value| *value as f64).collect();
+            Some((
+                name,
+                Figure::of("", "", Clock::Instructions, "instructions", values)?,
+            ))
+        })
+        .collect();
+    rows.sort_by(|a, b| b.1.median.total_cmp(&a.1.median));
+    for (name, figure) in rows {
+        let value = |value| tell(value, "instructions");
+        let _ = writeln!(
+            out,
+            "| {name} | {} | {} | {} |",
+            value(figure.median),
+            value(figure.p90),
+            value(figure.p99)
+        );
+    }
+}
+
+/// Writes `latest.json`, `latest.md` and `latest.svg`.
+pub fn write(folder: &Path, figures: &[Figure], markdown: &str) -> Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let mut json = serde_json::to_vec_pretty(figures)?;
+    json.push(b'\n');
+    jiffy_sys::durable::replace(&folder.join("latest.json"), &json)?;
+    jiffy_sys::durable::replace(&folder.join("latest.md"), markdown.as_bytes())?;
+    let shown: Vec<&Figure> = figures
+        .iter()
+        .filter(|figure| {
+            figure.clock != Clock::Wall
+                && (figure.case == cases::SAME_KERNEL || figure.case == "boot/vm-exits")
+        })
+        .collect();
+    let title = format!("Spawn of the monitor to PID 1, and VM exits, {}", today());
+    let picture = plot::svg(&title, &shown);
+    jiffy_sys::durable::replace(&folder.join("latest.svg"), picture.as_bytes())?;
+    Ok(())
+}
+
+fn today() -> String {
+    let output = Command::new("date").arg("+%Y-%m-%d").output();
+    output.map_or_else(
+        |_| "an unknown day".into(),
+        |output| String::from_utf8_lossy(&output.stdout).trim().to_string(),
+    )
+}
+
+fn host() -> String {
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpuinfo
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+        .map_or("unknown processor", |(_, model)| model);
+    let cpus = cpuinfo.matches("processor\t").count();
+    format!(
+        "Host: {model}, {cpus} CPUs; all of it inside QEMU TCG. 1 M is a million \
+         instructions of machine kernel, monitor and guest together; wall-clock times \
+         under software emulation vary by a factor of two."
+    )
+}
