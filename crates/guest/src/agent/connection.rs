@@ -1,0 +1,312 @@
+//! One connection of the host: a request, and what it asks for.
+
+use super::stat;
+use crate::poll::{Channel, PollSet, Token};
+use crate::program::process::{INPUT_LIMIT, Output, Program};
+use crate::stream::{FrameStream, Received};
+use alloc::{format, string::String};
+use core::mem::MaybeUninit;
+use jiffy_wire::agent::{
+    CopyDone, CopyFrame, Done, ExecInput, ExecOutput, ExitStatus, Request, StartError,
+    StartFailure, Stream, VERSION,
+};
+use rustix::event::PollFlags;
+use rustix::fd::OwnedFd;
+use rustix::process::Pid;
+
+/// How long a connection may take to say what it wants.
+const REQUEST_NS: u64 = 10_000_000_000;
+/// How long a peer may take to fetch the end of its answer.
+const FAREWELL_NS: u64 = 30_000_000_000;
+
+/// A connection and its work.
+#[derive(Debug)]
+pub struct Connection {
+    id: u64,
+    stream: FrameStream,
+    work: Work,
+}
+
+#[derive(Debug)]
+enum Work {
+    /// Nothing was asked yet.
+    Waiting { give_up_at: u64 },
+    /// A program runs.
+    Exec(Program),
+    /// The answer is queued; close once it is gone.
+    Answered { give_up_at: u64 },
+}
+
+/// What a connection needs from the loop.
+#[derive(Debug)]
+pub enum Need {
+    /// Nothing but to go on.
+    Nothing,
+    /// To be dropped.
+    Close,
+    /// A copy of this process that serves this request on the connection.
+    Copy(Request),
+    /// The end of the VM.
+    Shutdown {
+        /// How long programs have after SIGTERM, milliseconds.
+        grace_ms: u32,
+    },
+    /// A signal for the first command; [`Connection::answer`] tells the result.
+    SignalMain(i32),
+}
+
+impl Connection {
+    /// A connection that was just accepted.
+    pub fn new(id: u64, socket: OwnedFd, now: u64) -> Connection {
+        Connection {
+            id,
+            stream: FrameStream::new(socket),
+            work: Work::Waiting {
+                give_up_at: now + REQUEST_NS,
+            },
+        }
+    }
+
+    /// The number the loop knows it by.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The connection's socket and undecoded bytes; its work is over.
+    pub fn into_parts(self) -> (OwnedFd, alloc::vec::Vec<u8>) {
+        self.stream.into_parts()
+    }
+
+    /// The program it runs, if it does.
+    pub fn into_program(self) -> Option<Program> {
+        match self.work {
+            Work::Exec(program) => Some(program),
+            _ => None,
+        }
+    }
+
+    /// Whether a program runs on it.
+    pub fn program(&self) -> Option<&Program> {
+        match &self.work {
+            Work::Exec(program) => Some(program),
+            _ => None,
+        }
+    }
+
+    fn takes_input(&self) -> bool {
+        match &self.work {
+            Work::Waiting { .. } => true,
+            Work::Exec(program) => program.input_backlog() < INPUT_LIMIT,
+            Work::Answered { .. } => false,
+        }
+    }
+
+    /// Its descriptors.
+    pub fn interest<'a>(&'a self, set: &mut PollSet<'a>) {
+        let mut flags = PollFlags::empty();
+        flags.set(PollFlags::IN, self.takes_input());
+        flags.set(PollFlags::OUT, self.stream.unsent() > 0);
+        set.add(
+            &self.stream,
+            flags,
+            Token::Connection(self.id, Channel::Peer),
+        );
+        if let Work::Exec(program) = &self.work {
+            let id = self.id;
+            let room = [self.stream.has_room(); 2];
+            program.interest(room, |channel| Token::Connection(id, channel), set);
+        }
+    }
+
+    /// When [`Self::expired`] may become true or [`Self::settle`] has work.
+    pub fn deadline(&self) -> Option<u64> {
+        match &self.work {
+            Work::Waiting { give_up_at } | Work::Answered { give_up_at } => Some(*give_up_at),
+            Work::Exec(program) => program.deadline(),
+        }
+    }
+
+    /// Whether its peer was too slow to ask, or to fetch the answer.
+    pub fn expired(&self, now: u64) -> bool {
+        match &self.work {
+            Work::Waiting { give_up_at } | Work::Answered { give_up_at } => now >= *give_up_at,
+            Work::Exec(_) => false,
+        }
+    }
+
+    /// Handles readiness of one of its descriptors.
+    pub fn ready(
+        &mut self,
+        channel: Channel,
+        flags: PollFlags,
+        space: &mut [MaybeUninit<u8>],
+        now: u64,
+    ) -> Need {
+        match channel {
+            Channel::Peer => self.peer_ready(flags, space, now),
+            Channel::Stdin => {
+                if let Work::Exec(program) = &mut self.work {
+                    program.write_input();
+                }
+                // Input may have been left undecoded for lack of room.
+                self.decode(now)
+            }
+            Channel::Stdout => self.output(Stream::Stdout, space, now),
+            Channel::Stderr => self.output(Stream::Stderr, space, now),
+        }
+    }
+
+    fn peer_ready(&mut self, flags: PollFlags, space: &mut [MaybeUninit<u8>], now: u64) -> Need {
+        if flags.contains(PollFlags::OUT) && self.stream.flush().is_err() {
+            return Need::Close;
+        }
+        if !flags.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
+            return Need::Nothing;
+        }
+        if !self.takes_input() {
+            // Errors and hang-ups come unasked.
+            let gone = flags.intersects(PollFlags::HUP | PollFlags::ERR);
+            return if gone { Need::Close } else { Need::Nothing };
+        }
+        match self.stream.receive(space) {
+            Received::Data => self.decode(now),
+            Received::Nothing => Need::Nothing,
+            Received::Closed => Need::Close,
+        }
+    }
+
+    fn decode(&mut self, now: u64) -> Need {
+        while self.takes_input() {
+            if let Work::Exec(program) = &mut self.work {
+                match self.stream.next::<ExecInput>() {
+                    Ok(Some(input)) => program.input(input),
+                    Ok(None) => break,
+                    Err(_) => return Need::Close,
+                }
+            } else {
+                match self.stream.next::<Request>() {
+                    Ok(Some(request)) => match self.begin(request, now) {
+                        Need::Nothing => {}
+                        need => return need,
+                    },
+                    Ok(None) => break,
+                    Err(_) => return Need::Close,
+                }
+            }
+        }
+        Need::Nothing
+    }
+
+    fn begin(&mut self, request: Request, now: u64) -> Need {
+        if request.version() != VERSION {
+            let message = format!(
+                "protocol version {} was asked for; this jiffy-init speaks version {VERSION}",
+                request.version()
+            );
+            self.refuse(&request, message, now);
+            return Need::Nothing;
+        }
+        match request {
+            Request::Exec { command, .. } => match Program::start(&command) {
+                Ok(program) => {
+                    let pid = program.pid().as_raw_nonzero().get() as u32;
+                    self.stream.send(&ExecOutput::Started { pid });
+                    self.work = Work::Exec(program);
+                }
+                Err(error) => {
+                    self.stream.send(&ExecOutput::Failed(error));
+                    self.close_when_sent(now);
+                }
+            },
+            Request::Stat { .. } => {
+                self.stream.send(&stat::read());
+                self.close_when_sent(now);
+            }
+            Request::Shutdown { grace_ms, .. } => {
+                self.answer(Ok(()), now);
+                return Need::Shutdown { grace_ms };
+            }
+            Request::SignalMain { signal, .. } => return Need::SignalMain(signal),
+            request => return Need::Copy(request),
+        }
+        Need::Nothing
+    }
+
+    /// Refuses in the words of the answer that the request would have got.
+    fn refuse(&mut self, request: &Request, message: String, now: u64) {
+        match request {
+            Request::Exec { .. } => self.stream.send(&ExecOutput::Failed(StartError {
+                kind: StartFailure::Invalid,
+                message,
+            })),
+            Request::CopyIn { .. } => {
+                self.stream.send(&CopyDone {
+                    entries: 0,
+                    error: Some(message),
+                });
+            }
+            Request::CopyOut { .. } => self.stream.send(&CopyFrame::Failed { message }),
+            // A stat has no word for it: the connection just closes.
+            Request::Stat { .. } => {}
+            Request::Shutdown { .. } | Request::SignalMain { .. } => {
+                self.stream.send(&Done::Error(message));
+            }
+        }
+        self.close_when_sent(now);
+    }
+
+    /// Answers a request without a stream.
+    pub fn answer(&mut self, result: Result<(), String>, now: u64) {
+        self.stream.send(&match result {
+            Ok(()) => Done::Ok,
+            Err(message) => Done::Error(message),
+        });
+        self.close_when_sent(now);
+    }
+
+    fn close_when_sent(&mut self, now: u64) {
+        self.work = Work::Answered {
+            give_up_at: now + FAREWELL_NS,
+        };
+    }
+
+    fn output(&mut self, stream: Stream, space: &mut [MaybeUninit<u8>], now: u64) -> Need {
+        if let Work::Exec(program) = &mut self.work
+            && self.stream.has_room()
+            && let Output::Data(bytes) = program.read(stream, space, now)
+        {
+            self.stream.send(&ExecOutput::Output {
+                stream,
+                data: bytes.to_vec(),
+            });
+        }
+        Need::Nothing
+    }
+
+    /// Takes the status if the reaped process is its program's.
+    pub fn reaped(&mut self, pid: Pid, status: ExitStatus, now: u64) -> bool {
+        match &mut self.work {
+            Work::Exec(program) if program.pid() == pid && !program.has_exited() => {
+                program.reaped(status, now);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Ends an exec whose output is complete, sends what can be sent; true
+    /// once there is nothing left to do.
+    pub fn settle(&mut self, now: u64) -> bool {
+        let room = [self.stream.has_room(); 2];
+        if let Work::Exec(program) = &mut self.work
+            && let Some(status) = program.finished(room, now)
+        {
+            self.stream.send(&ExecOutput::Exited(status));
+            self.close_when_sent(now);
+        }
+        if self.stream.flush().is_err() {
+            return true;
+        }
+        matches!(self.work, Work::Answered { .. }) && self.stream.unsent() == 0
+    }
+}

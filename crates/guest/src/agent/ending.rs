@@ -1,0 +1,137 @@
+//! The orderly end: SIGTERM to all, time to react, SIGKILL, the last words to
+//! the host. What follows (sync, unmount, power) is [`crate::power`].
+
+/// How long killed processes may take to be gone, and the host to take the
+/// last words.
+const KILL_NS: u64 = 2_000_000_000;
+const DELIVERY_NS: u64 = 2_000_000_000;
+
+/// Why the VM ends, which decides how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// The host, the first command's end, or a program asked for it.
+    PowerOff,
+    /// A program asked for a restart.
+    Restart,
+}
+
+/// Where the end has come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ending {
+    /// Why.
+    pub reason: Reason,
+    phase: Phase,
+    deadline: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Terminating,
+    Killing,
+    Delivering,
+    Over,
+}
+
+/// What to do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Go on with the loop.
+    Wait,
+    /// Send SIGKILL to all.
+    Kill,
+    /// Queue the last words.
+    LastWords,
+    /// Leave the loop.
+    Leave,
+}
+
+impl Ending {
+    /// SIGTERM was sent just now.
+    pub fn begin(reason: Reason, grace_ns: u64, now: u64) -> Ending {
+        Ending {
+            reason,
+            phase: Phase::Terminating,
+            deadline: now.saturating_add(grace_ns),
+        }
+    }
+
+    /// A second request may only shorten the grace.
+    pub fn hasten(&mut self, grace_ns: u64, now: u64) {
+        if self.phase == Phase::Terminating {
+            self.deadline = self.deadline.min(now.saturating_add(grace_ns));
+        }
+    }
+
+    /// When to ask again.
+    pub fn deadline(&self) -> u64 {
+        self.deadline
+    }
+
+    /// Goes on: `alone` says that no program is left, `delivered` that the
+    /// host has taken everything there is.
+    pub fn advance(&mut self, now: u64, alone: bool, delivered: bool) -> Step {
+        let late = now >= self.deadline;
+        match self.phase {
+            Phase::Terminating if alone => {
+                self.enter(Phase::Delivering, now + DELIVERY_NS, Step::LastWords)
+            }
+            Phase::Terminating if late => self.enter(Phase::Killing, now + KILL_NS, Step::Kill),
+            Phase::Killing if alone || late => {
+                self.enter(Phase::Delivering, now + DELIVERY_NS, Step::LastWords)
+            }
+            Phase::Delivering if delivered || late => self.enter(Phase::Over, now, Step::Leave),
+            Phase::Over => Step::Leave,
+            _ => Step::Wait,
+        }
+    }
+
+    fn enter(&mut self, phase: Phase, deadline: u64, step: Step) -> Step {
+        self.phase = phase;
+        self.deadline = deadline;
+        step
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn without_programs_the_end_is_immediate() {
+        let mut ending = Ending::begin(Reason::PowerOff, 10 * SECOND, 0);
+        assert_eq!(ending.advance(1, true, false), Step::LastWords);
+        assert_eq!(ending.advance(1, true, false), Step::Wait);
+        assert_eq!(ending.advance(2, true, true), Step::Leave);
+    }
+
+    #[test]
+    fn stubborn_programs_are_killed_after_their_grace() {
+        let mut ending = Ending::begin(Reason::PowerOff, SECOND, 0);
+        assert_eq!(ending.advance(SECOND - 1, false, false), Step::Wait);
+        assert_eq!(ending.advance(SECOND, false, false), Step::Kill);
+        assert_eq!(ending.advance(SECOND + 1, false, false), Step::Wait);
+        // One that even SIGKILL does not end (stuck in the kernel).
+        assert_eq!(
+            ending.advance(SECOND + KILL_NS, false, false),
+            Step::LastWords
+        );
+    }
+
+    #[test]
+    fn a_host_that_is_away_does_not_hold_the_end_up() {
+        let mut ending = Ending::begin(Reason::PowerOff, 0, 0);
+        assert_eq!(ending.advance(0, true, false), Step::LastWords);
+        assert_eq!(ending.advance(DELIVERY_NS, true, false), Step::Leave);
+    }
+
+    #[test]
+    fn a_second_request_only_shortens() {
+        let mut ending = Ending::begin(Reason::PowerOff, SECOND, 0);
+        ending.hasten(5 * SECOND, 0);
+        assert_eq!(ending.deadline(), SECOND);
+        ending.hasten(0, 7);
+        assert_eq!(ending.deadline(), 7);
+    }
+}

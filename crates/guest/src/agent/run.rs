@@ -1,0 +1,612 @@
+//! The loop.
+
+use super::connection::{Connection, Need};
+use super::ending::{Ending, Reason, Step};
+use super::{copy_in, copy_out};
+use crate::console::Console;
+use crate::kmsg::{self, Milestones};
+use crate::poll::{PollSet, Token};
+use crate::program::prepare::reason;
+use crate::program::process;
+use crate::report::Report;
+use crate::service::{Line, Service};
+use crate::supervisor::first::First;
+use crate::supervisor::link::{Event, Link};
+use crate::syscalls::{self, SignalSet};
+use crate::trace::Trace;
+use alloc::{boxed::Box, collections::VecDeque, format, string::String, vec::Vec};
+use core::mem::MaybeUninit;
+use jiffy_wire::agent::{ExitStatus, FromGuest, Request, ToGuest};
+use jiffy_wire::frame::MAX_DATA;
+use jiffy_wire::guest::GuestConfig;
+use jiffy_wire::trace::{MARK_AGENT_READY, MARK_COMMAND_DONE, MARK_COMMAND_STARTED};
+use rustix::event::PollFlags;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+use rustix::process::{Pid, WaitOptions, wait};
+
+/// Most connections at a time; one more is closed at once.
+const MOST_CONNECTIONS: usize = 256;
+/// How long a program has after its connection was lost: SIGHUP, then this,
+/// then SIGKILL.
+const HANGUP_NS: u64 = 5_000_000_000;
+/// Most bytes of service lines kept for a host that is away.
+const LOG_LIMIT: usize = 256 * 1024;
+/// What programs left over have after the first command's end.
+const AFTER_MAIN_GRACE_NS: u64 = 1_000_000_000;
+
+const SIGHUP: i32 = 1;
+const SIGINT: i32 = 2;
+const SIGKILL: i32 = 9;
+const SIGUSR1: i32 = 10;
+const SIGUSR2: i32 = 12;
+const SIGPIPE: i32 = 13;
+const SIGTERM: i32 = 15;
+const SIGCHLD: i32 = 17;
+const SIGCONT: i32 = 18;
+const SIGPWR: i32 = 30;
+/// systemd's "power off".
+const SIGRTMIN_4: i32 = 38;
+
+/// What the loop is given.
+#[derive(Debug)]
+pub struct Options {
+    /// The guest's configuration.
+    pub config: GuestConfig,
+    /// Where host connections are accepted, if anywhere.
+    pub listener: Option<OwnedFd>,
+    /// The channel to the node.
+    pub link: Link,
+    /// For guests without one.
+    pub console: Console,
+    /// What the boot measured.
+    pub report: Report,
+    /// The trace port.
+    pub trace: Trace,
+    /// This process serves a distribution's init rather than being PID 1 for
+    /// the VM's whole life.
+    pub beside_init: bool,
+}
+
+/// How the loop ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct End {
+    /// What was asked for.
+    pub reason: Reason,
+}
+
+/// Everything the loop looks after.
+#[derive(Debug)]
+pub struct Agent {
+    options: Options,
+    signals: OwnedFd,
+    first: Option<First>,
+    services: Vec<Service>,
+    connections: Vec<Connection>,
+    next_connection: u64,
+    /// Programs whose connection was lost, and when they are killed.
+    hung_up: Vec<(Pid, u64)>,
+    log: VecDeque<Line>,
+    log_bytes: usize,
+    log_lost: u64,
+    ready_told: bool,
+    milestones: Milestones,
+    ending: Option<Ending>,
+    last_words_sent: bool,
+    space: Box<[MaybeUninit<u8>]>,
+}
+
+/// Signals that are read, not suffered. SIGPIPE is blocked for good: writes
+/// report it.
+fn signals_blocked() -> SignalSet {
+    SignalSet::of(&[
+        SIGCHLD, SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGPWR, SIGRTMIN_4, SIGPIPE,
+    ])
+}
+
+impl Agent {
+    /// Starts the first command, then everything else.
+    pub fn start(mut options: Options) -> Result<Agent, String> {
+        syscalls::block_only(signals_blocked());
+        let first = options.config.main.as_ref().map(First::start);
+        if first.as_ref().is_some_and(First::is_running) {
+            options.trace.mark(MARK_COMMAND_STARTED);
+            options
+                .report
+                .moment("command started", syscalls::monotonic_ns());
+        }
+        let mut read = signals_blocked();
+        read.0 &= !SignalSet::of(&[SIGPIPE]).0;
+        let signals = syscalls::signal_descriptor(read)
+            .map_err(|error| format!("no signal descriptor: {}", reason(error)))?;
+        let given = options.config.services.iter().enumerate();
+        let services = given
+            .map(|(index, service)| Service::new(index, service))
+            .collect();
+        if options.listener.is_some() {
+            options.trace.mark(MARK_AGENT_READY);
+            options
+                .report
+                .moment("agent ready", syscalls::monotonic_ns());
+        }
+        let milestones = Milestones::new(options.config.timeline);
+        Ok(Agent {
+            options,
+            signals,
+            first,
+            services,
+            connections: Vec::new(),
+            next_connection: 0,
+            hung_up: Vec::new(),
+            log: VecDeque::new(),
+            log_bytes: 0,
+            log_lost: 0,
+            ready_told: false,
+            milestones,
+            ending: None,
+            last_words_sent: false,
+            space: Box::new_uninit_slice(MAX_DATA),
+        })
+    }
+
+    /// Runs until the end.
+    pub fn run(mut self) -> End {
+        loop {
+            let now = syscalls::monotonic_ns();
+            self.advance(now);
+            if let Some(end) = self.settle(now) {
+                return end;
+            }
+            match self.wait(now) {
+                Ok(ready) => {
+                    let now = syscalls::monotonic_ns();
+                    for (token, flags) in ready {
+                        self.dispatch(token, flags, now);
+                    }
+                }
+                Err(error) => {
+                    // Out of memory for the set, at worst: not to spin on.
+                    self.options
+                        .report
+                        .warn("agent", &format!("poll: {}", reason(error)));
+                    let pause = rustix::thread::Timespec {
+                        tv_sec: 0,
+                        tv_nsec: 100_000_000,
+                    };
+                    let _ = rustix::thread::nanosleep(&pause);
+                }
+            }
+        }
+    }
+
+    /// What time alone brings about.
+    fn advance(&mut self, now: u64) {
+        self.options.link.advance(now);
+        let mut lines = Vec::new();
+        for service in &mut self.services {
+            service.advance(now, &mut lines);
+        }
+        self.log_lines(lines);
+        self.hung_up.retain(|(pid, kill_at)| {
+            if now >= *kill_at {
+                let _ = syscalls::kill_group(*pid, SIGKILL);
+            }
+            now < *kill_at
+        });
+        let mut index = 0;
+        while index < self.connections.len() {
+            if self.connections[index].expired(now) {
+                self.drop_connection(index, now);
+            } else {
+                index += 1;
+            }
+        }
+    }
+
+    /// Waits for the next thing to happen.
+    fn wait(&self, now: u64) -> Result<Vec<(Token, PollFlags)>, Errno> {
+        let mut set = PollSet::new();
+        set.add(&self.signals, PollFlags::IN, Token::Signals);
+        if let Some(listener) = &self.options.listener {
+            set.add(listener, PollFlags::IN, Token::Listener);
+        }
+        self.options.link.interest(&mut set);
+        self.options.console.interest(&mut set);
+        if let Some(first) = &self.first {
+            first.interest(&mut set);
+        }
+        self.services
+            .iter()
+            .for_each(|service| service.interest(&mut set));
+        self.connections
+            .iter()
+            .for_each(|connection| connection.interest(&mut set));
+        set.wait(
+            self.next_deadline()
+                .map(|deadline| deadline.saturating_sub(now)),
+        )
+    }
+
+    fn next_deadline(&self) -> Option<u64> {
+        let connections = self.connections.iter().filter_map(Connection::deadline);
+        let services = self.services.iter().filter_map(Service::deadline);
+        let hung_up = self.hung_up.iter().map(|(_, kill_at)| *kill_at);
+        let others = [
+            self.options.link.deadline(),
+            self.first.as_ref().and_then(First::deadline),
+            self.ending.as_ref().map(Ending::deadline),
+        ];
+        connections
+            .chain(services)
+            .chain(hung_up)
+            .chain(others.into_iter().flatten())
+            .min()
+    }
+
+    fn dispatch(&mut self, token: Token, flags: PollFlags, now: u64) {
+        match token {
+            Token::Signals => self.take_signals(now),
+            Token::Listener => self.accept(now),
+            Token::Supervisor => self.link_ready(now),
+            Token::Console => self.options.console.flush(),
+            Token::Main(channel) => {
+                if let Some(first) = &mut self.first {
+                    first.ready(channel, &mut self.space, now);
+                }
+            }
+            Token::Service(index, channel) => {
+                let mut lines = Vec::new();
+                if let Some(service) = self.services.get_mut(index) {
+                    service.ready(channel, &mut self.space, now, &mut lines);
+                }
+                self.log_lines(lines);
+            }
+            Token::Connection(id, channel) => {
+                let found = self
+                    .connections
+                    .iter()
+                    .position(|connection| connection.id() == id);
+                if let Some(index) = found {
+                    let need = self.connections[index].ready(channel, flags, &mut self.space, now);
+                    self.meet(index, need, now);
+                }
+            }
+        }
+    }
+
+    // --- processes -----------------------------------------------------------
+
+    fn take_signals(&mut self, now: u64) {
+        let mut records = [0u8; 128 * 16];
+        let count = rustix::io::read(&self.signals, &mut records[..]).unwrap_or(0);
+        for signal in syscalls::signals_read(&records[..count]) {
+            match signal {
+                // Reaped below, however many signals were merged into one.
+                SIGCHLD => {}
+                // A distribution's init ends everybody: its business.
+                _ if self.options.beside_init => {}
+                SIGTERM | SIGINT => self.begin_end(Reason::Restart, AFTER_MAIN_GRACE_NS, now),
+                _ => self.begin_end(Reason::PowerOff, AFTER_MAIN_GRACE_NS, now),
+            }
+        }
+        self.reap(now);
+    }
+
+    fn reap(&mut self, now: u64) {
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+            if let Some(status) = process::exit_status(status) {
+                self.reaped(pid, status, now);
+            }
+        }
+    }
+
+    fn reaped(&mut self, pid: Pid, status: ExitStatus, now: u64) {
+        self.hung_up.retain(|(hung_up, _)| *hung_up != pid);
+        let _ = self
+            .first
+            .as_mut()
+            .is_some_and(|first| first.reaped(pid, status, now))
+            || self
+                .connections
+                .iter_mut()
+                .any(|connection| connection.reaped(pid, status, now))
+            || self
+                .services
+                .iter_mut()
+                .any(|service| service.reaped(pid, status, now));
+    }
+
+    // --- connections ---------------------------------------------------------
+
+    fn accept(&mut self, now: u64) {
+        let Some(listener) = &self.options.listener else {
+            return;
+        };
+        // One at a time: the next turn of the loop sees the next.
+        let Ok(socket) = accept_with(listener, SocketFlags::CLOEXEC) else {
+            return;
+        };
+        if self.connections.len() >= MOST_CONNECTIONS {
+            self.options.report.warn(
+                "agent",
+                &format!("a connection over {MOST_CONNECTIONS} was refused"),
+            );
+            return;
+        }
+        let id = self.next_connection;
+        self.next_connection += 1;
+        self.connections.push(Connection::new(id, socket, now));
+    }
+
+    fn meet(&mut self, index: usize, need: Need, now: u64) {
+        match need {
+            Need::Nothing => {}
+            Need::Close => self.drop_connection(index, now),
+            Need::Copy(request) => self.copy(index, &request),
+            Need::Shutdown { grace_ms } => {
+                self.begin_end(Reason::PowerOff, u64::from(grace_ms) * 1_000_000, now);
+            }
+            Need::SignalMain(signal) => {
+                let result = match self.first.as_ref().and_then(First::program) {
+                    None => Err(String::from("the first command does not run")),
+                    Some(program) => program
+                        .signal(signal)
+                        .map_err(|error| format!("signal {signal}: {}", reason(error))),
+                };
+                self.connections[index].answer(result, now);
+            }
+        }
+    }
+
+    /// Drops a connection; a program on it is hung up on.
+    fn drop_connection(&mut self, index: usize, now: u64) {
+        let connection = self.connections.swap_remove(index);
+        if let Some(program) = connection.into_program()
+            && !program.has_exited()
+        {
+            // A stopped program must run to take the news.
+            let _ = syscalls::kill_group(program.pid(), SIGHUP);
+            let _ = syscalls::kill_group(program.pid(), SIGCONT);
+            self.hung_up.push((program.pid(), now + HANGUP_NS));
+        }
+    }
+
+    fn copy(&mut self, index: usize, request: &Request) {
+        let (socket, undecoded) = self.connections.swap_remove(index).into_parts();
+        match syscalls::fork() {
+            Ok(None) => serve_copy(socket, &undecoded, request),
+            Ok(Some(_)) => {}
+            Err(error) => {
+                self.options
+                    .report
+                    .warn("copy", &format!("no process for it: {}", reason(error)));
+            }
+        }
+    }
+
+    // --- the node ------------------------------------------------------------
+
+    fn link_ready(&mut self, now: u64) {
+        let mut events = Vec::new();
+        self.options
+            .link
+            .ready(now, &mut self.space, |event| events.push(event));
+        for event in events {
+            match event {
+                Event::Welcome { stdout, stderr } => {
+                    self.ready_told = false;
+                    if let Some(first) = &mut self.first {
+                        first.resume(stdout, stderr);
+                    }
+                }
+                Event::Lost => self.link_lost(),
+                Event::Message(message) => self.from_node(message),
+            }
+        }
+    }
+
+    fn link_lost(&mut self) {
+        if let Some(first) = &mut self.first {
+            first.disconnected();
+        }
+    }
+
+    fn from_node(&mut self, message: ToGuest) {
+        let Some(first) = &mut self.first else { return };
+        match message {
+            ToGuest::MainOutputStored {
+                stdout_offset,
+                stderr_offset,
+            } => {
+                first.confirm(stdout_offset, stderr_offset);
+            }
+            ToGuest::MainInput(input) => first.input(input),
+            ToGuest::MainEndStored => first.confirm_end(),
+            ToGuest::Welcome { .. } => {}
+        }
+    }
+
+    fn log_lines(&mut self, lines: Vec<Line>) {
+        for (name, line) in lines {
+            if self.options.link.is_absent() {
+                self.options.console.write_line(&name, &line);
+                continue;
+            }
+            self.log_bytes += line.len();
+            self.log.push_back((name, line));
+            while self.log_bytes > LOG_LIMIT
+                && let Some((_, oldest)) = self.log.pop_front()
+            {
+                self.log_bytes -= oldest.len();
+                self.log_lost += 1;
+            }
+        }
+    }
+
+    /// Tells the node what it doesn't know yet, as far as it takes it.
+    fn tell_node(&mut self, now: u64) {
+        let Some(stream) = self.options.link.up() else {
+            if self.options.link.is_absent()
+                && let Some(first) = &mut self.first
+            {
+                first.write_to(&mut self.options.console);
+            }
+            return;
+        };
+        if !self.ready_told {
+            self.ready_told = true;
+            stream.send(&FromGuest::Ready);
+        }
+        self.options
+            .report
+            .take()
+            .iter()
+            .for_each(|message| stream.send(message));
+        if self.log_lost > 0 && stream.has_room() {
+            let message = format!("{} lines of services were lost", self.log_lost);
+            stream.send(&FromGuest::Warning {
+                step: "services".into(),
+                message,
+            });
+            self.log_lost = 0;
+        }
+        while stream.has_room()
+            && let Some((name, line)) = self.log.pop_front()
+        {
+            self.log_bytes -= line.len();
+            stream.send(&FromGuest::ServiceLog { name, line });
+        }
+        if let Some(first) = &mut self.first {
+            first.tell(stream);
+            first.tell_end(stream);
+        }
+        if !self.options.link.flush(now) {
+            self.link_lost();
+        }
+    }
+
+    // --- the end of a turn, and of everything ----------------------------------
+
+    /// Whatever became complete: programs, answers, the VM.
+    fn settle(&mut self, now: u64) -> Option<End> {
+        let mut lines = Vec::new();
+        self.services
+            .iter_mut()
+            .for_each(|service| service.settle(now, &mut lines));
+        self.log_lines(lines);
+        if self.first.as_mut().is_some_and(|first| first.settle(now)) {
+            self.options.trace.mark(MARK_COMMAND_DONE);
+            self.options.report.moment("command done", now);
+        }
+        // After the first command was started, before the host hears its end.
+        kmsg::report(&mut self.milestones, &mut self.options.report);
+        let mut index = 0;
+        while index < self.connections.len() {
+            if self.connections[index].settle(now) {
+                self.drop_connection(index, now);
+            } else {
+                index += 1;
+            }
+        }
+        self.tell_node(now);
+        let stored = self.first.as_ref().is_some_and(First::end_is_stored);
+        if stored && self.options.config.power_off_after_main && self.ending.is_none() {
+            self.begin_end(Reason::PowerOff, AFTER_MAIN_GRACE_NS, now);
+        }
+        self.advance_end(now)
+    }
+
+    fn begin_end(&mut self, reason: Reason, grace_ns: u64, now: u64) {
+        match &mut self.ending {
+            Some(ending) => ending.hasten(grace_ns, now),
+            None => {
+                self.services.iter_mut().for_each(Service::retire);
+                self.signal_all(SIGTERM);
+                self.signal_all(SIGCONT);
+                self.ending = Some(Ending::begin(reason, grace_ns, now));
+            }
+        }
+    }
+
+    /// As PID 1, every process; elsewhere, the programs started from here.
+    fn signal_all(&self, signal: i32) {
+        syscalls::kill_everyone_as_pid1(signal);
+        if rustix::process::getpid() != Pid::INIT {
+            let first = self.first.iter().filter_map(First::program);
+            let services = self.services.iter().filter_map(Service::program);
+            let connections = self.connections.iter().filter_map(Connection::program);
+            for program in first.chain(services).chain(connections) {
+                let _ = program.signal(signal);
+            }
+        }
+    }
+
+    fn advance_end(&mut self, now: u64) -> Option<End> {
+        self.ending.as_ref()?;
+        let alone = self.is_alone(now);
+        let delivered = self.last_words_sent && self.is_delivered();
+        let ending = self.ending.as_mut()?;
+        let reason = ending.reason;
+        match ending.advance(now, alone, delivered) {
+            Step::Wait => None,
+            Step::Kill => {
+                self.signal_all(SIGKILL);
+                None
+            }
+            Step::LastWords => {
+                self.last_words_sent = true;
+                self.tell_node(now);
+                if let Some(stream) = self.options.link.up() {
+                    stream.send(&FromGuest::PoweringOff);
+                    self.options.link.flush(now);
+                }
+                // Often that was all.
+                self.is_delivered().then_some(End { reason })
+            }
+            Step::Leave => Some(End { reason }),
+        }
+    }
+
+    /// Whether no program is left. PID 1 inherits every orphan, so it is alone
+    /// exactly when it has no child.
+    fn is_alone(&mut self, now: u64) -> bool {
+        self.reap(now);
+        matches!(wait(WaitOptions::NOHANG), Err(Errno::CHILD))
+            && !self.first.as_ref().is_some_and(First::is_running)
+            && self
+                .connections
+                .iter()
+                .all(|connection| connection.program().is_none())
+    }
+
+    /// Whether the kernel has taken all that the host shall get.
+    fn is_delivered(&mut self) -> bool {
+        let told = match self.options.link.up() {
+            Some(stream) => stream.unsent() == 0,
+            None => true,
+        };
+        told && self.connections.is_empty()
+    }
+}
+
+/// The life of a copying process.
+fn serve_copy(socket: OwnedFd, undecoded: &[u8], request: &Request) -> ! {
+    // Whatever else this process inherited would keep other programs' pipes
+    // open. The connection moves to where it is kept.
+    const KEPT: i32 = 3;
+    let _ = syscalls::duplicate_to(&socket, KEPT);
+    core::mem::forget(socket);
+    syscalls::close_from(KEPT as u32 + 1);
+    syscalls::block_only(SignalSet::of(&[SIGPIPE]));
+    let Some(socket) = syscalls::inherited(KEPT) else {
+        syscalls::exit(1)
+    };
+    let mut pipe = copy_out::Pipe::new(socket, undecoded);
+    let whole = match request {
+        Request::CopyIn { path, .. } => copy_in::serve(&mut pipe, path),
+        Request::CopyOut { path, .. } => copy_out::serve(&mut pipe, path),
+        _ => false,
+    };
+    syscalls::exit(i32::from(!whole))
+}

@@ -1,0 +1,112 @@
+//! Further disks, and swap.
+
+use super::mounts::Teardown;
+use crate::program::prepare::{path_c_string, reason};
+use crate::report::Report;
+use crate::{files, syscalls};
+use alloc::{format, string::String, vec::Vec};
+use jiffy_wire::guest::DiskMount;
+use rustix::mount::{MountFlags, mount};
+use rustix::thread::{Timespec, nanosleep};
+
+/// How long a disk may take to appear.
+const PATIENCE_NS: u64 = 5_000_000_000;
+
+/// Mounts the disks that are there; returns those that aren't yet, so that
+/// other steps use the time.
+pub fn mount_present<'a>(
+    disks: &'a [DiskMount],
+    teardown: &mut Teardown,
+    report: &mut Report,
+) -> Vec<&'a DiskMount> {
+    let mut late = Vec::new();
+    for (index, disk) in disks.iter().enumerate() {
+        // Order matters: one may be mounted inside another.
+        if !late.is_empty() || !files::exists(disk.device.as_str()) {
+            late.extend(&disks[index..]);
+            break;
+        }
+        mount_disk(disk, teardown, report);
+    }
+    late
+}
+
+/// Waits for the others, then mounts them.
+pub fn mount_late(disks: Vec<&DiskMount>, teardown: &mut Teardown, report: &mut Report) {
+    for disk in disks {
+        mount_disk(disk, teardown, report);
+    }
+}
+
+fn mount_disk(disk: &DiskMount, teardown: &mut Teardown, report: &mut Report) {
+    let mounted = report.step(&format!("disk {}", disk.mount_point), |_| {
+        let DiskMount {
+            device,
+            fstype,
+            mount_point,
+            read_only,
+        } = disk;
+        if !mount_point.starts_with('/') {
+            return Err(format!(
+                "the mount point {mount_point:?} of {device} is not an absolute path"
+            ));
+        }
+        if !wait_for(device, PATIENCE_NS) {
+            return Err(format!(
+                "{device} did not appear within {} s",
+                PATIENCE_NS / 1_000_000_000
+            ));
+        }
+        files::make_folders(mount_point, 0o755)
+            .map_err(|error| format!("{mount_point} cannot be made: {}", reason(error)))?;
+        let flags = if *read_only {
+            MountFlags::RDONLY
+        } else {
+            MountFlags::empty()
+        };
+        mount(
+            device.as_str(),
+            mount_point.as_str(),
+            fstype.as_str(),
+            flags,
+            c"",
+        )
+        .map_err(|error| {
+            format!(
+                "{device} cannot be mounted as {fstype} on {mount_point}: {}",
+                reason(error)
+            )
+        })
+    });
+    teardown.writable_disks |= mounted.is_some() && !disk.read_only;
+}
+
+/// Waits until a device file exists.
+pub fn wait_for(device: &str, patience_ns: u64) -> bool {
+    if files::exists(device) {
+        return true;
+    }
+    let give_up = syscalls::monotonic_ns() + patience_ns;
+    let mut pause_ns = 200_000;
+    while syscalls::monotonic_ns() < give_up {
+        let _ = nanosleep(&Timespec {
+            tv_sec: 0,
+            tv_nsec: pause_ns,
+        });
+        if files::exists(device) {
+            return true;
+        }
+        pause_ns = (pause_ns * 2).min(10_000_000);
+    }
+    false
+}
+
+/// Swaps on a device, once it is there, or a file.
+pub fn swap_on(path: &str) -> Result<(), String> {
+    if !wait_for(path, PATIENCE_NS) {
+        return Err(format!("{path} is not there"));
+    }
+    path_c_string(path)
+        .and_then(|path| syscalls::swapon(&path))
+        .map_err(|error| format!("{path} cannot be used for swap: {}", reason(error)))
+}

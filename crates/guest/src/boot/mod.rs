@@ -1,0 +1,64 @@
+//! Boot: what PID 1 does, once, before its loop.
+//!
+//! Each step is its own file and each may fail: the failure is reported and
+//! the guest goes on. `docs/guest.md` has the whole order with its reasons.
+
+mod cgroup;
+pub mod configuration;
+mod disks;
+mod identity;
+mod modules;
+mod mounts;
+mod network;
+mod root;
+
+use crate::report::Report;
+use jiffy_wire::guest::GuestConfig;
+pub use mounts::Teardown;
+
+/// The configuration and the tree it lies in: as much as a session needs.
+///
+/// Everything here runs before [`finish`] and only needs the initramfs.
+pub fn read_configuration(report: &mut Report) -> GuestConfig {
+    report.step("mounts", |_| mounts::kernel_file_systems());
+    if crate::files::exists(modules::LIST) {
+        report.step("modules", |_| modules::load());
+    }
+    report
+        .step("configuration", |_| configuration::read())
+        .unwrap_or_default()
+}
+
+/// The rest: root, mounts, disks, network, identity. After it, programs find
+/// the guest as configured.
+pub fn finish(config: &GuestConfig, report: &mut Report) -> Teardown {
+    let mut teardown = Teardown::default();
+    root::enter(&config.root, &mut teardown, report);
+    report.step("root mounts", |_| mounts::in_root());
+    report.step("cgroups", |_| cgroup::mount_hierarchy());
+    let late = disks::mount_present(&config.disks, &mut teardown, report);
+    report.step("network", |report| {
+        network::configure(&config.interfaces, report)
+    });
+    identity::set(config, report);
+    disks::mount_late(late, &mut teardown, report);
+    for path in &config.swap {
+        report.step("swap", |_| disks::swap_on(path));
+    }
+    teardown
+}
+
+/// Lets programs raise their limit of open files, as other inits do; what
+/// they start with stays the kernel's.
+pub fn raise_limits() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    const MOST_OPEN_FILES: u64 = 524_288;
+    let current = getrlimit(Resource::Nofile).current;
+    let _ = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current,
+            maximum: Some(MOST_OPEN_FILES),
+        },
+    );
+}

@@ -1,0 +1,46 @@
+//! Kernel modules: only where the initramfs lists some (the machine's does).
+
+use crate::files;
+use crate::program::prepare::reason;
+use alloc::{format, string::String, vec::Vec};
+use core::ffi::CStr;
+use rustix::io::Errno;
+
+/// Paths of uncompressed modules, one a line, in the order to load them.
+pub const LIST: &CStr = c"/etc/jiffy/modules";
+
+const LARGEST_LIST: usize = 64 * 1024;
+
+/// Loads all of them; one that fails doesn't keep the next from loading.
+pub fn load() -> Result<(), String> {
+    let list = files::read_text(LIST, LARGEST_LIST).map_err(|error| {
+        format!(
+            "{} cannot be read: {}",
+            LIST.to_string_lossy(),
+            reason(error)
+        )
+    })?;
+    let failures: Vec<String> = list
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .filter_map(|path| {
+            load_one(path)
+                .err()
+                .map(|e| format!("{path}: {}", reason(e)))
+        })
+        .collect();
+    if failures.is_empty() {
+        Ok(())
+    } else {
+        Err(failures.join("; "))
+    }
+}
+
+fn load_one(path: &str) -> Result<(), Errno> {
+    let file = files::open(path)?;
+    match rustix::system::finit_module(&file, c"", 0) {
+        Err(Errno::EXIST) => Ok(()),
+        other => other,
+    }
+}

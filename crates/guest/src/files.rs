@@ -1,0 +1,96 @@
+//! Small files: /proc, /sys, /etc. Never more than asked for.
+
+use alloc::{string::String, vec::Vec};
+use rustix::fd::OwnedFd;
+use rustix::fs::{self, CWD, Mode, OFlags};
+use rustix::io::{self, Errno, Result};
+use rustix::path::Arg;
+
+/// Opens a file for reading.
+pub fn open<P: Arg>(path: P) -> Result<OwnedFd> {
+    fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Whether something is there (a dangling link is not).
+pub fn exists<P: Arg>(path: P) -> bool {
+    fs::access(path, fs::Access::EXISTS).is_ok()
+}
+
+/// A whole file; one larger than `limit` bytes is an error (`FBIG`).
+pub fn read<P: Arg>(path: P, limit: usize) -> Result<Vec<u8>> {
+    read_all(&open(path)?, limit)
+}
+
+/// What is left of an open file, within `limit` bytes.
+pub fn read_all(file: &OwnedFd, limit: usize) -> Result<Vec<u8>> {
+    let mut content = Vec::new();
+    loop {
+        if content.capacity() - content.len() < 4096 {
+            content.reserve(4096.max(content.len()));
+        }
+        let count = match io::read(file, rustix::buffer::spare_capacity(&mut content)) {
+            Err(Errno::INTR) => continue,
+            other => other?,
+        };
+        if content.len() > limit {
+            return Err(Errno::FBIG);
+        }
+        if count == 0 {
+            return Ok(content);
+        }
+    }
+}
+
+/// A whole text file; bytes that are no UTF-8 are replaced.
+pub fn read_text<P: Arg>(path: P, limit: usize) -> Result<String> {
+    let bytes = read(path, limit)?;
+    Ok(String::from_utf8(bytes)
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+}
+
+/// Writes to a file that exists (a kernel's knob) in one write.
+pub fn write<P: Arg>(path: P, content: &[u8]) -> Result<()> {
+    let file = fs::open(path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    write_all(&file, content)
+}
+
+/// Makes a file, or empties it, and writes it.
+pub fn create<P: Arg>(path: P, content: &[u8], mode: u32) -> Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
+    let file = fs::open(path, flags, Mode::from_raw_mode(mode))?;
+    write_all(&file, content)
+}
+
+/// Writes all of it, waiting where it must.
+pub fn write_all(file: &OwnedFd, mut content: &[u8]) -> Result<()> {
+    while !content.is_empty() {
+        match io::write(file, content) {
+            Ok(count) => content = &content[count..],
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Makes a folder; one that exists is fine.
+pub fn make_folder<P: Arg>(path: P, mode: u32) -> Result<()> {
+    match fs::mkdirat(CWD, path, Mode::from_raw_mode(mode)) {
+        Err(Errno::EXIST) => Ok(()),
+        other => other,
+    }
+}
+
+/// Makes a folder and those above it.
+pub fn make_folders(path: &str, mode: u32) -> Result<()> {
+    match make_folder(path, mode) {
+        Err(Errno::NOENT) => match path.trim_end_matches('/').rsplit_once('/') {
+            Some((above, _)) if !above.is_empty() => {
+                make_folders(above, mode)?;
+                make_folder(path, mode)
+            }
+            _ => Err(Errno::NOENT),
+        },
+        other => other,
+    }
+}

@@ -1,0 +1,186 @@
+//! The kernel's milestones, from its own log (the kernel's
+//! Documentation/ABI/testing/dev-kmsg).
+
+use crate::report::Report;
+use crate::syscalls;
+use alloc::{string::String, vec::Vec};
+use core::fmt::Write;
+use jiffy_wire::agent::GuestSpan;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+/// Lines that end a stretch of the kernel's boot: what the line begins with
+/// (or holds), and the name of the stretch that it ends.
+const LINES: [(&str, &str); 10] = [
+    ("Memory: ", "kernel memory"),
+    ("SLUB: ", "kernel allocators"),
+    ("rcu: Hierarchical", "kernel scheduler"),
+    ("Mount-cache", "kernel early setup"),
+    ("smp: Brought up", "kernel vCPUs"),
+    ("clocksource: Switched to", "kernel core initcalls"),
+    ("Unpacking initramfs", "kernel network stack"),
+    ("Freeing initrd memory", "kernel initramfs"),
+    ("Freeing unused kernel image", "kernel drivers"),
+    ("Run /init", "kernel hand-over"),
+];
+
+/// Most records looked at: a boot has some hundred.
+const MOST_RECORDS: usize = 2000;
+/// The kernel's largest record.
+const RECORD: usize = 8192;
+/// How init finds its own line again.
+const OWN_LINE: &str = "jiffy-init: reads the kernel's log";
+
+/// Whether the milestones are still to be read.
+#[derive(Debug)]
+pub struct Milestones {
+    wanted: bool,
+}
+
+impl Milestones {
+    /// To be read once, if wanted.
+    pub fn new(wanted: bool) -> Milestones {
+        Milestones { wanted }
+    }
+}
+
+/// Reads the log, once, and reports what it finds.
+pub fn report(milestones: &mut Milestones, report: &mut Report) {
+    if core::mem::take(&mut milestones.wanted) {
+        for span in read().unwrap_or_default() {
+            report.span(span);
+        }
+    }
+}
+
+fn read() -> Result<Vec<GuestSpan>, Errno> {
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let kmsg = rustix::fs::open(c"/dev/kmsg", flags, Mode::empty())?;
+    // The log has a clock of its own. A line written now shows both.
+    let now = syscalls::monotonic_ns();
+    let mut own = String::new();
+    let _ = writeln!(own, "<7>{OWN_LINE} at {now}");
+    let _ = rustix::io::write(&kmsg, own.as_bytes());
+
+    let mut records = Vec::new();
+    let mut buffer = [0u8; RECORD];
+    for _ in 0..MOST_RECORDS {
+        match rustix::io::read(&kmsg, &mut buffer[..]) {
+            Ok(count) => {
+                if let Some(record) = parse(&buffer[..count]) {
+                    records.push((record.0, String::from(record.1)));
+                }
+            }
+            // Overwritten while it was read: the next is newer.
+            Err(Errno::PIPE | Errno::INTR) => {}
+            Err(_) => break,
+        }
+    }
+    let records: Vec<(u64, &str)> = records
+        .iter()
+        .map(|(time, text)| (*time, text.as_str()))
+        .collect();
+    Ok(milestones(&records))
+}
+
+/// A record: `priority,sequence,microseconds,flags;text\n…`. Gives the time in
+/// nanoseconds and the text's first line.
+fn parse(record: &[u8]) -> Option<(u64, &str)> {
+    let record = core::str::from_utf8(record).ok()?;
+    let (prefix, text) = record.split_once(';')?;
+    let microseconds: u64 = prefix.split(',').nth(2)?.parse().ok()?;
+    Some((microseconds.checked_mul(1000)?, text.lines().next()?))
+}
+
+/// Stretches between the known lines, on CLOCK_MONOTONIC.
+fn milestones(records: &[(u64, &str)]) -> Vec<GuestSpan> {
+    let offset = records.iter().rev().find_map(|(time, text)| {
+        let at: i64 = text
+            .strip_prefix(OWN_LINE)?
+            .strip_prefix(" at ")?
+            .parse()
+            .ok()?;
+        Some(at - *time as i64)
+    });
+    let offset = offset.unwrap_or(0);
+    let mut spans: Vec<GuestSpan> = Vec::new();
+    let mut start: Option<u64> = None;
+    for (time, text) in records {
+        let at = time.saturating_add_signed(offset);
+        let begin = *start.get_or_insert(at);
+        let known = LINES.iter().find(|(line, name)| {
+            text.starts_with(line) && !spans.iter().any(|span| span.name == *name)
+        });
+        if let Some((_, name)) = known {
+            spans.push(GuestSpan {
+                kernel: true,
+                name: String::from(*name),
+                start_ns: begin.min(at),
+                end_ns: at,
+                error: None,
+            });
+            start = Some(at);
+        }
+    }
+    spans
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_record_is_cut_at_its_marks() {
+        let record = b"6,339,5140900,-;NET: Registered PF_INET\n SUBSYSTEM=net\n";
+        assert_eq!(
+            parse(record),
+            Some((5_140_900_000, "NET: Registered PF_INET"))
+        );
+        for bad in [&b"x"[..], b";", b"6,1;text", b"6,1,x,-;text", b"\xff;"] {
+            assert_eq!(parse(bad), None);
+        }
+    }
+
+    #[test]
+    fn stretches_follow_one_another_on_the_guest_s_clock() {
+        let own = std::format!("{OWN_LINE} at 9000");
+        let spans = milestones(&[
+            (0, "Linux version 6.12"),
+            (1000, "Memory: 100K available"),
+            (4000, "smp: Brought up 1 node"),
+            (4500, "something else"),
+            (7000, "Run /init as init process"),
+            (8000, own.as_str()),
+        ]);
+        let short: Vec<(&str, u64, u64)> = spans
+            .iter()
+            .map(|span| (span.name.as_str(), span.start_ns, span.end_ns))
+            .collect();
+        assert_eq!(
+            short,
+            [
+                ("kernel memory", 1000, 2000),
+                ("kernel vCPUs", 2000, 5000),
+                ("kernel hand-over", 5000, 8000)
+            ]
+        );
+        assert!(spans.iter().all(|span| span.kernel));
+    }
+
+    proptest! {
+        #[test]
+        fn any_log_is_read(records in proptest::collection::vec((any::<u64>(), "(Memory: |Run /init|.{0,9})"), 0..20)) {
+            let records: Vec<(u64, &str)> =
+                records.iter().map(|(time, text)| (*time, text.as_str())).collect();
+            for span in milestones(&records) {
+                prop_assert!(span.start_ns <= span.end_ns);
+            }
+        }
+
+        #[test]
+        fn any_record_is_parsed(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let _ = parse(&bytes);
+        }
+    }
+}

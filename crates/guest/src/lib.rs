@@ -1,0 +1,32 @@
+//! `jiffy-init`: the guest's PID 1 and agent, in one program without std.
+//!
+//! * [`boot`]: mounts, root, disks, network, identity: once.
+//! * [`agent`]: the loop: the host's connections, every process, the end.
+//! * [`supervisor`]: the channel to the node, and the first command.
+//! * [`program`]: starting programs and their streams.
+//! * [`service`]: long-running programs.
+//! * [`start`]: what the program does with its arguments.
+//! * [`syscalls`]: all that is unsafe.
+#![no_std]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+pub mod agent;
+pub mod boot;
+pub mod console;
+pub mod files;
+pub mod kmsg;
+pub mod poll;
+pub mod power;
+pub mod program;
+pub mod report;
+pub mod service;
+mod start;
+pub mod stream;
+pub mod supervisor;
+pub mod syscalls;
+pub mod trace;
+
+pub use start::{emergency, start};

@@ -1,0 +1,80 @@
+//! The set of descriptors of one turn of the loop.
+//!
+//! It is built anew each turn from what every part wants just then: with a few
+//! dozen descriptors that costs less than keeping a kernel's set in step, and
+//! nothing can be left registered by mistake.
+
+use alloc::vec::Vec;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::AsFd;
+use rustix::io::{Errno, Result};
+
+/// Whose descriptor it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Token {
+    /// The signalfd.
+    Signals,
+    /// The socket that accepts agent connections.
+    Listener,
+    /// The supervisor channel.
+    Supervisor,
+    /// The console, when it was full.
+    Console,
+    /// The first command.
+    Main(Channel),
+    /// The agent connection of this id.
+    Connection(u64, Channel),
+    /// The service of this index.
+    Service(usize, Channel),
+}
+
+/// Which of its owner's descriptors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Channel {
+    /// The connection itself.
+    Peer,
+    /// A program's standard input.
+    Stdin,
+    /// A program's standard output, or its terminal.
+    Stdout,
+    /// A program's standard error.
+    Stderr,
+}
+
+/// Descriptors and what they are polled for.
+#[derive(Debug, Default)]
+pub struct PollSet<'a> {
+    entries: Vec<PollFd<'a>>,
+    tokens: Vec<Token>,
+}
+
+impl<'a> PollSet<'a> {
+    /// An empty set.
+    pub fn new() -> PollSet<'a> {
+        PollSet::default()
+    }
+
+    /// Adds a descriptor. Errors and hang-ups are reported for empty `flags` too.
+    pub fn add(&mut self, fd: &'a impl AsFd, flags: PollFlags, token: Token) {
+        self.entries.push(PollFd::new(fd, flags));
+        self.tokens.push(token);
+    }
+
+    /// Waits for one of them, or until the timeout; says which are ready.
+    pub fn wait(mut self, timeout_ns: Option<u64>) -> Result<Vec<(Token, PollFlags)>> {
+        let timeout = timeout_ns.map(|ns| Timespec {
+            tv_sec: (ns / 1_000_000_000) as i64,
+            tv_nsec: (ns % 1_000_000_000) as i64,
+        });
+        match poll(&mut self.entries, timeout.as_ref()) {
+            Ok(_) => {}
+            Err(Errno::INTR) => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        }
+        let ready = self.entries.iter().zip(&self.tokens);
+        Ok(ready
+            .filter(|(entry, _)| !entry.revents().is_empty())
+            .map(|(entry, token)| (*token, entry.revents()))
+            .collect())
+    }
+}

@@ -1,0 +1,308 @@
+//! A running program: its streams, its input queue, its end.
+//!
+//! Nothing here waits. The owner polls the descriptors the program names,
+//! hands readiness back, and tells it when its process was reaped.
+
+use super::prepare::{Prepared, reason};
+use crate::poll::{Channel, PollSet, Token};
+use crate::syscalls;
+use alloc::{collections::VecDeque, format};
+use core::mem::MaybeUninit;
+use jiffy_wire::agent::{
+    Command, ExecInput, ExitStatus, StartError, StartFailure, Stream, WindowSize,
+};
+use rustix::event::PollFlags;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::{Errno, Result};
+use rustix::process::Pid;
+use rustix::pty::OpenptFlags;
+
+/// Input kept for a program that doesn't read, in bytes. With more than this
+/// the owner stops taking input.
+pub const INPUT_LIMIT: usize = 256 * 1024;
+/// How long after a program's end its streams may stay silent before they
+/// count as done although another process (a daemon it left behind) still
+/// holds them open.
+pub const QUIET_AFTER_EXIT_NS: u64 = 100_000_000;
+
+/// A program that was started.
+#[derive(Debug)]
+pub struct Program {
+    pid: Pid,
+    terminal: bool,
+    stdin: Option<OwnedFd>,
+    input: VecDeque<u8>,
+    input_ends: bool,
+    stdout: Option<OwnedFd>,
+    stderr: Option<OwnedFd>,
+    exit: Option<ExitStatus>,
+    /// Since when nothing was read although it was polled for.
+    quiet_since: u64,
+}
+
+/// What a read gave.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Output<'a> {
+    /// These bytes.
+    Data(&'a [u8]),
+    /// Nothing now.
+    Nothing,
+    /// The stream is over.
+    Closed,
+}
+
+/// What the child gets as standard streams, and what this process keeps.
+struct Streams {
+    child: [OwnedFd; 3],
+    stdin: Option<OwnedFd>,
+    stdout: OwnedFd,
+    stderr: Option<OwnedFd>,
+}
+
+impl Program {
+    /// Starts the command.
+    pub fn start(command: &Command) -> core::result::Result<Program, StartError> {
+        let prepared = Prepared::new(command)?;
+        let streams = match command.tty {
+            Some(size) => open_terminal(size, command.stdin, prepared.uid()),
+            None => open_pipes(command.stdin),
+        }
+        .map_err(|errno| StartError {
+            kind: StartFailure::Other,
+            message: format!("no streams for {}: {}", command.argv[0], reason(errno)),
+        })?;
+        let child = &streams.child;
+        let plan = prepared.plan([child[0].as_fd(), child[1].as_fd(), child[2].as_fd()]);
+        let pid = syscalls::spawn::spawn(&plan).map_err(|failure| prepared.explain(failure))?;
+        Ok(Program {
+            pid,
+            terminal: command.tty.is_some(),
+            stdin: streams.stdin,
+            input: VecDeque::new(),
+            input_ends: false,
+            stdout: Some(streams.stdout),
+            stderr: streams.stderr,
+            exit: None,
+            quiet_since: 0,
+        })
+    }
+
+    /// Its process id, which is its process group and session too.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Whether its process has been reaped.
+    pub fn has_exited(&self) -> bool {
+        self.exit.is_some()
+    }
+
+    /// Bytes of input it hasn't taken yet.
+    pub fn input_backlog(&self) -> usize {
+        self.input.len()
+    }
+
+    /// Takes input from the host. A signal that cannot be sent is ignored, as
+    /// a shell ignores one to a job that has just ended.
+    pub fn input(&mut self, input: ExecInput) {
+        match input {
+            ExecInput::Stdin(bytes) => {
+                if self.stdin.is_some() && !self.input_ends {
+                    self.input.extend(bytes);
+                }
+            }
+            ExecInput::StdinClosed => {
+                if self.terminal && self.stdin.is_some() && !self.input_ends {
+                    const END_OF_TRANSMISSION: u8 = 4; // VEOF, what Ctrl-D types
+                    self.input.push_back(END_OF_TRANSMISSION);
+                }
+                self.input_ends = true;
+            }
+            ExecInput::Signal(signal) => {
+                let _ = self.signal(signal);
+            }
+            ExecInput::Resize(size) => self.resize(size),
+        }
+        self.write_input();
+    }
+
+    /// Sends a signal to its process group.
+    pub fn signal(&self, signal: i32) -> Result<()> {
+        if self.has_exited() || !(1..=64).contains(&signal) {
+            return Err(Errno::SRCH);
+        }
+        syscalls::kill_group(self.pid, signal)
+    }
+
+    fn resize(&self, size: WindowSize) {
+        if let (true, Some(master)) = (self.terminal, &self.stdout) {
+            let _ = rustix::termios::tcsetwinsize(master, window(size));
+        }
+    }
+
+    /// Names the descriptors to poll: outputs the owner has room for, and
+    /// standard input while something waits for it.
+    pub fn interest<'a>(
+        &'a self,
+        room: [bool; 2],
+        token: impl Fn(Channel) -> Token,
+        set: &mut PollSet<'a>,
+    ) {
+        if let (Some(fd), false) = (&self.stdin, self.input.is_empty()) {
+            set.add(fd, PollFlags::OUT, token(Channel::Stdin));
+        }
+        let outputs = [
+            (&self.stdout, Channel::Stdout),
+            (&self.stderr, Channel::Stderr),
+        ];
+        for ((fd, channel), room) in outputs.into_iter().zip(room) {
+            if let (Some(fd), true) = (fd, room) {
+                set.add(fd, PollFlags::IN, token(channel));
+            }
+        }
+    }
+
+    /// Writes what it can of the waiting input.
+    pub fn write_input(&mut self) {
+        let Some(fd) = &self.stdin else { return };
+        while !self.input.is_empty() {
+            match rustix::io::write(fd, self.input.as_slices().0) {
+                Ok(count) => drop(self.input.drain(..count)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
+                Err(_) => {
+                    // Nobody reads any more.
+                    self.stdin = None;
+                    self.input.clear();
+                    return;
+                }
+            }
+        }
+        if self.input_ends {
+            self.stdin = None;
+        }
+    }
+
+    /// Reads a stream that was reported ready.
+    pub fn read<'a>(
+        &mut self,
+        stream: Stream,
+        space: &'a mut [MaybeUninit<u8>],
+        now: u64,
+    ) -> Output<'a> {
+        let end = match stream {
+            Stream::Stdout => &mut self.stdout,
+            Stream::Stderr => &mut self.stderr,
+        };
+        let Some(fd) = end else { return Output::Closed };
+        match rustix::io::read(&*fd, space) {
+            Ok((bytes, _)) if !bytes.is_empty() => {
+                self.quiet_since = now;
+                return Output::Data(bytes);
+            }
+            Ok(_) => {}
+            Err(Errno::AGAIN | Errno::INTR) => return Output::Nothing,
+            // A terminal whose last process is gone reads as EIO.
+            Err(_) => {}
+        }
+        *end = None;
+        Output::Closed
+    }
+
+    /// Its process was reaped.
+    pub fn reaped(&mut self, status: ExitStatus, now: u64) {
+        self.exit = Some(status);
+        self.quiet_since = now;
+        self.stdin = None;
+        self.input.clear();
+    }
+
+    /// Its end, once its output is complete. `room` as in [`Self::interest`]:
+    /// a stream that nobody polls cannot be silent.
+    pub fn finished(&mut self, room: [bool; 2], now: u64) -> Option<ExitStatus> {
+        let exit = self.exit?;
+        let stuck = (self.stdout.is_some() && !room[0]) || (self.stderr.is_some() && !room[1]);
+        if stuck {
+            self.quiet_since = now;
+        }
+        if self.is_silent() && !stuck || now.saturating_sub(self.quiet_since) >= QUIET_AFTER_EXIT_NS
+        {
+            self.stdout = None;
+            self.stderr = None;
+            return Some(exit);
+        }
+        None
+    }
+
+    fn is_silent(&self) -> bool {
+        self.stdout.is_none() && self.stderr.is_none()
+    }
+
+    /// When [`Self::finished`] is worth asking again.
+    pub fn deadline(&self) -> Option<u64> {
+        self.exit.map(|_| self.quiet_since + QUIET_AFTER_EXIT_NS)
+    }
+}
+
+fn open_pipes(with_stdin: bool) -> Result<Streams> {
+    use rustix::pipe::{PipeFlags, pipe_with};
+    let (child_stdin, stdin) = if with_stdin {
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+        rustix::fs::fcntl_setfl(&write, OFlags::NONBLOCK)?;
+        (read, Some(write))
+    } else {
+        (crate::files::open(c"/dev/null")?, None)
+    };
+    // Our ends of the outputs may block: only this process reads them, and only
+    // after poll has found something.
+    let (stdout, child_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (stderr, child_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
+    Ok(Streams {
+        child: [child_stdin, child_stdout, child_stderr],
+        stdin,
+        stdout,
+        stderr: Some(stderr),
+    })
+}
+
+fn open_terminal(size: WindowSize, with_stdin: bool, owner: Option<u32>) -> Result<Streams> {
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let master = rustix::fs::open(c"/dev/ptmx", flags, Mode::empty())?;
+    rustix::pty::unlockpt(&master)?;
+    rustix::termios::tcsetwinsize(&master, window(size))?;
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let slave = rustix::pty::ioctl_tiocgptpeer(&master, flags)?;
+    if let Some(uid) = owner {
+        rustix::fs::fchown(&slave, Some(rustix::fs::Uid::from_raw(uid)), None)?;
+    }
+    let stdin = with_stdin
+        .then(|| rustix::io::fcntl_dupfd_cloexec(&master, 3))
+        .transpose()?;
+    let again = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 3);
+    let child = [again(&slave)?, again(&slave)?, slave];
+    Ok(Streams {
+        child,
+        stdin,
+        stdout: master,
+        stderr: None,
+    })
+}
+
+fn window(size: WindowSize) -> rustix::termios::Winsize {
+    rustix::termios::Winsize {
+        ws_row: size.rows,
+        ws_col: size.columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    }
+}
+
+/// A reaped status in the wire's words; `None` for a stop or continuation.
+pub fn exit_status(status: rustix::process::WaitStatus) -> Option<ExitStatus> {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => Some(ExitStatus::Code(code)),
+        (None, Some(signal)) => Some(ExitStatus::Signal(signal)),
+        (None, None) => None,
+    }
+}

@@ -1,0 +1,227 @@
+//! Looks a user up in the image's /etc/passwd and /etc/group, with the rules
+//! docker users know: a number needs no entry, a name does; supplementary
+//! groups come from /etc/group unless a group was given.
+
+use crate::syscalls::spawn::Ids;
+use alloc::{string::String, vec::Vec};
+
+/// The largest passwd or group file read, in bytes.
+pub const MAX_DATABASE: usize = 1024 * 1024;
+
+/// A user, ready to run as.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    /// User, group, supplementary groups.
+    pub ids: Ids,
+    /// Home directory; `/` where none is known.
+    pub home: String,
+}
+
+/// The name that is not there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unknown {
+    /// No such user.
+    User(String),
+    /// No such group.
+    Group(String),
+}
+
+/// Finds `name`, `uid`, `name:group` or `uid:gid` in the two files' contents.
+pub fn find(wanted: &str, passwd: &str, group: &str) -> Result<User, Unknown> {
+    let (user, wanted_group) = match wanted.split_once(':') {
+        Some((user, group)) => (user, Some(group).filter(|group| !group.is_empty())),
+        None => (wanted, None),
+    };
+    let number = user.parse::<u32>().ok();
+    let mut entries = passwd.lines().filter_map(PasswdEntry::parse);
+    // A name that is all digits is a name first.
+    let entry = entries
+        .clone()
+        .find(|entry| entry.name == user)
+        .or_else(|| entries.find(|entry| number == Some(entry.uid)));
+    let (name, uid, primary, home) = match (&entry, number) {
+        (Some(entry), _) => (Some(entry.name), entry.uid, entry.gid, entry.home),
+        (None, Some(uid)) => (None, uid, 0, "/"),
+        (None, None) => return Err(Unknown::User(user.into())),
+    };
+    let (gid, groups) = match wanted_group {
+        Some(wanted) => (find_group(wanted, group)?, Vec::new()),
+        None => (
+            primary,
+            name.map(|name| memberships(name, primary, group))
+                .unwrap_or_default(),
+        ),
+    };
+    let home = if home.is_empty() { "/" } else { home };
+    Ok(User {
+        ids: Ids { uid, gid, groups },
+        home: home.into(),
+    })
+}
+
+struct PasswdEntry<'a> {
+    name: &'a str,
+    uid: u32,
+    gid: u32,
+    home: &'a str,
+}
+
+impl<'a> PasswdEntry<'a> {
+    /// `name:password:uid:gid:comment:home:shell` (passwd(5)).
+    fn parse(line: &'a str) -> Option<PasswdEntry<'a>> {
+        let mut fields = line.split(':');
+        let name = fields.next().filter(|name| !name.is_empty())?;
+        let uid = fields.nth(1)?.parse().ok()?;
+        let gid = fields.next()?.parse().ok()?;
+        let home = fields.nth(1).unwrap_or("");
+        Some(PasswdEntry {
+            name,
+            uid,
+            gid,
+            home,
+        })
+    }
+}
+
+/// `name:password:gid:member,member` (group(5)).
+fn parse_group(line: &str) -> Option<(&str, u32, &str)> {
+    let mut fields = line.split(':');
+    let name = fields.next().filter(|name| !name.is_empty())?;
+    let gid = fields.nth(1)?.parse().ok()?;
+    Some((name, gid, fields.next().unwrap_or("")))
+}
+
+fn find_group(wanted: &str, group: &str) -> Result<u32, Unknown> {
+    group
+        .lines()
+        .filter_map(parse_group)
+        .find(|(name, ..)| *name == wanted)
+        .map(|(_, gid, _)| gid)
+        .or_else(|| wanted.parse().ok())
+        .ok_or_else(|| Unknown::Group(wanted.into()))
+}
+
+fn memberships(name: &str, primary: u32, group: &str) -> Vec<u32> {
+    group
+        .lines()
+        .filter_map(parse_group)
+        .filter(|(_, gid, members)| {
+            *gid != primary && members.split(',').any(|member| member.trim() == name)
+        })
+        .map(|(_, gid, _)| gid)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::vec;
+
+    const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\n\
+        broken line\n\
+        web:x:33:34:Web,,,:/var/www:/usr/sbin/nologin\n\
+        1000:x:7:8::/seven:\n\
+        nohome:x:9:9:\n";
+    const GROUP: &str =
+        "root:x:0:\nweb:x:34:\nlogs:x:40:adm, web\nssl:x:41:web,adm\nadm:x:42:adm\n";
+
+    fn ids(uid: u32, gid: u32, groups: &[u32]) -> Ids {
+        Ids {
+            uid,
+            gid,
+            groups: groups.to_vec(),
+        }
+    }
+
+    #[test]
+    fn a_name_brings_its_groups_and_home() {
+        let user = find("web", PASSWD, GROUP).unwrap();
+        assert_eq!(
+            user,
+            User {
+                ids: ids(33, 34, &[40, 41]),
+                home: "/var/www".into()
+            }
+        );
+    }
+
+    #[test]
+    fn a_number_with_an_entry_is_that_user() {
+        assert_eq!(
+            find("33", PASSWD, GROUP).unwrap().ids,
+            ids(33, 34, &[40, 41])
+        );
+    }
+
+    #[test]
+    fn a_number_without_an_entry_runs_in_group_root_at_slash() {
+        let user = find("4711", PASSWD, GROUP).unwrap();
+        assert_eq!(
+            user,
+            User {
+                ids: ids(4711, 0, &[]),
+                home: "/".into()
+            }
+        );
+    }
+
+    #[test]
+    fn a_given_group_replaces_all_others() {
+        assert_eq!(
+            find("web:adm", PASSWD, GROUP).unwrap().ids,
+            ids(33, 42, &[])
+        );
+        assert_eq!(find("web:7", PASSWD, GROUP).unwrap().ids, ids(33, 7, &[]));
+        assert_eq!(find("5:6", PASSWD, GROUP).unwrap().ids, ids(5, 6, &[]));
+        assert_eq!(
+            find("web:", PASSWD, GROUP).unwrap().ids,
+            ids(33, 34, &[40, 41])
+        );
+    }
+
+    #[test]
+    fn a_name_of_digits_is_a_name_first() {
+        assert_eq!(find("1000", PASSWD, GROUP).unwrap().ids, ids(7, 8, &[]));
+    }
+
+    #[test]
+    fn unknown_names_are_named() {
+        assert_eq!(
+            find("nobody", PASSWD, GROUP),
+            Err(Unknown::User("nobody".into()))
+        );
+        assert_eq!(
+            find("web:staff", PASSWD, GROUP),
+            Err(Unknown::Group("staff".into()))
+        );
+        assert_eq!(find("", PASSWD, GROUP), Err(Unknown::User("".into())));
+    }
+
+    #[test]
+    fn an_empty_home_is_slash() {
+        assert_eq!(find("nohome", PASSWD, GROUP).unwrap().home, "/");
+    }
+
+    proptest! {
+        #[test]
+        fn any_files_are_searched_without_panic(
+            wanted in "[a-z0-9:]{0,8}",
+            passwd in "[a-z0-9:\n,]{0,200}",
+            group in "[a-z0-9:\n,]{0,200}",
+        ) {
+            let _ = find(&wanted, &passwd, &group);
+        }
+
+        #[test]
+        fn every_listed_user_is_found(uids in proptest::collection::vec(any::<u32>(), 1..20)) {
+            let passwd: String = uids.iter().enumerate()
+                .map(|(index, uid)| std::format!("u{index}:x:{uid}:{uid}::/h{index}:\n"))
+                .collect();
+            for (index, uid) in uids.iter().enumerate() {
+                let user = find(&std::format!("u{index}"), &passwd, "").unwrap();
+                prop_assert_eq!(user.ids, Ids { uid: *uid, gid: *uid, groups: vec![] });
+            }
+        }
+    }
+}

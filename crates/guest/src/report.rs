@@ -1,0 +1,102 @@
+//! What init has measured and what went wrong, until the host takes it.
+
+use crate::{files, syscalls};
+use alloc::{
+    format,
+    string::{String, ToString},
+    vec::Vec,
+};
+use jiffy_wire::agent::{FromGuest, GuestSpan};
+use rustix::fs::{Mode, OFlags};
+
+/// Most spans and warnings kept for a host that doesn't come.
+const LIMIT: usize = 512;
+
+/// Spans and warnings in the order they happened.
+#[derive(Debug, Default)]
+pub struct Report {
+    spans: Vec<GuestSpan>,
+    warnings: Vec<FromGuest>,
+}
+
+impl Report {
+    /// Does one step and records how long it took. A failure becomes a warning
+    /// and `None`; the guest goes on without the step.
+    pub fn step<T>(
+        &mut self,
+        name: &str,
+        work: impl FnOnce(&mut Report) -> Result<T, String>,
+    ) -> Option<T> {
+        let start_ns = syscalls::monotonic_ns();
+        let result = work(self);
+        let end_ns = syscalls::monotonic_ns();
+        let (value, error) = match result {
+            Ok(value) => (Some(value), None),
+            Err(message) => {
+                self.warn(name, &message);
+                (None, Some(message))
+            }
+        };
+        self.span(GuestSpan {
+            kernel: false,
+            name: name.to_string(),
+            start_ns,
+            end_ns,
+            error,
+        });
+        value
+    }
+
+    /// Records a moment.
+    pub fn moment(&mut self, name: &str, at_ns: u64) {
+        self.span(GuestSpan {
+            kernel: false,
+            name: name.to_string(),
+            start_ns: at_ns,
+            end_ns: at_ns,
+            error: None,
+        });
+    }
+
+    /// Records a span measured elsewhere.
+    pub fn span(&mut self, span: GuestSpan) {
+        if self.spans.len() < LIMIT {
+            self.spans.push(span);
+        }
+    }
+
+    /// Something failed: for the host, and for the kernel's log.
+    pub fn warn(&mut self, step: &str, message: &str) {
+        log(&format!("{step}: {message}"));
+        if self.warnings.len() < LIMIT {
+            self.warnings.push(FromGuest::Warning {
+                step: step.to_string(),
+                message: message.to_string(),
+            });
+        }
+    }
+
+    /// Takes all that was recorded since the last time.
+    pub fn take(&mut self) -> Vec<FromGuest> {
+        let mut messages = core::mem::take(&mut self.warnings);
+        let spans = core::mem::take(&mut self.spans);
+        messages.extend(
+            spans
+                .chunks(64)
+                .map(|spans| FromGuest::Spans(spans.to_vec())),
+        );
+        messages
+    }
+}
+
+/// Writes a line to the kernel's log, which prints it on the console if the
+/// guest has one. Only PID 1 has business there.
+pub fn log(line: &str) {
+    if rustix::process::getpid() != rustix::process::Pid::INIT {
+        return;
+    }
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    if let Ok(kmsg) = rustix::fs::open(c"/dev/kmsg", flags, Mode::empty()) {
+        let _ = files::write_all(&kmsg, format!("<4>jiffy-init: {line}\n").as_bytes());
+    }
+}

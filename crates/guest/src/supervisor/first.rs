@@ -1,0 +1,232 @@
+//! The first command: started without the host, reported to it whole.
+
+use super::window::OutputWindow;
+use crate::console::Console;
+use crate::poll::{Channel, PollSet, Token};
+use crate::program::process::{Output, Program};
+use crate::stream::FrameStream;
+use core::mem::MaybeUninit;
+use jiffy_wire::agent::{Command, ExecInput, ExitStatus, FromGuest, StartError, Stream};
+use jiffy_wire::frame::MAX_DATA;
+use rustix::process::Pid;
+
+/// The first command and what the host knows of it.
+#[derive(Debug)]
+pub struct First {
+    state: State,
+    pid: u32,
+    stdout: OutputWindow,
+    stderr: OutputWindow,
+    told: Told,
+    end_stored: bool,
+}
+
+#[derive(Debug)]
+enum State {
+    Running(Program),
+    Failed(StartError),
+    Ended(ExitStatus),
+}
+
+/// What was said on this connection.
+#[derive(Debug, Default)]
+struct Told {
+    start: bool,
+    end: bool,
+}
+
+impl First {
+    /// Starts it; one that cannot be started is reported as such.
+    pub fn start(command: &Command) -> First {
+        let (state, pid) = match Program::start(command) {
+            Ok(program) => {
+                let pid = program.pid().as_raw_nonzero().get() as u32;
+                (State::Running(program), pid)
+            }
+            Err(error) => (State::Failed(error), 0),
+        };
+        First {
+            state,
+            pid,
+            stdout: OutputWindow::default(),
+            stderr: OutputWindow::default(),
+            told: Told::default(),
+            end_stored: false,
+        }
+    }
+
+    /// The running program.
+    pub fn program(&self) -> Option<&Program> {
+        match &self.state {
+            State::Running(program) => Some(program),
+            _ => None,
+        }
+    }
+
+    /// Whether it runs (or its last output is still being read).
+    pub fn is_running(&self) -> bool {
+        matches!(self.state, State::Running(_))
+    }
+
+    /// Whether the host has stored how it ended.
+    pub fn end_is_stored(&self) -> bool {
+        self.end_stored
+    }
+
+    fn room(&self) -> [bool; 2] {
+        [self.stdout.room() > 0, self.stderr.room() > 0]
+    }
+
+    /// Its descriptors, as far as there is room for what they give.
+    pub fn interest<'a>(&'a self, set: &mut PollSet<'a>) {
+        if let State::Running(program) = &self.state {
+            program.interest(self.room(), Token::Main, set);
+        }
+    }
+
+    /// Handles readiness of one of its descriptors.
+    pub fn ready(&mut self, channel: Channel, space: &mut [MaybeUninit<u8>], now: u64) {
+        let State::Running(program) = &mut self.state else {
+            return;
+        };
+        let (stream, window) = match channel {
+            Channel::Stdout => (Stream::Stdout, &mut self.stdout),
+            Channel::Stderr => (Stream::Stderr, &mut self.stderr),
+            Channel::Stdin | Channel::Peer => return program.write_input(),
+        };
+        let limit = window.room().min(space.len());
+        if limit == 0 {
+            return;
+        }
+        if let Output::Data(bytes) = program.read(stream, &mut space[..limit], now) {
+            window.push(bytes);
+        }
+    }
+
+    /// Input from the host.
+    pub fn input(&mut self, input: ExecInput) {
+        if let State::Running(program) = &mut self.state {
+            program.input(input);
+        }
+    }
+
+    /// Takes the status if the reaped process is this one.
+    pub fn reaped(&mut self, pid: Pid, status: ExitStatus, now: u64) -> bool {
+        match &mut self.state {
+            State::Running(program) if program.pid() == pid && !program.has_exited() => {
+                program.reaped(status, now);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Notes its end once its output is complete; true when that happens.
+    pub fn settle(&mut self, now: u64) -> bool {
+        let room = self.room();
+        if let State::Running(program) = &mut self.state
+            && let Some(status) = program.finished(room, now)
+        {
+            self.state = State::Ended(status);
+            return true;
+        }
+        false
+    }
+
+    /// When [`Self::settle`] has something to do.
+    pub fn deadline(&self) -> Option<u64> {
+        self.program().and_then(Program::deadline)
+    }
+
+    /// The host stored output up to these offsets.
+    pub fn confirm(&mut self, stdout: u64, stderr: u64) {
+        self.stdout.confirm(stdout);
+        self.stderr.confirm(stderr);
+    }
+
+    /// The host stored how it ended.
+    pub fn confirm_end(&mut self) {
+        // A confirmation of what was never said is none.
+        self.end_stored |= self.told.end;
+    }
+
+    /// A new connection; the host has this much.
+    pub fn resume(&mut self, stdout: u64, stderr: u64) {
+        self.told = Told::default();
+        self.stdout.resume(stdout);
+        self.stderr.resume(stderr);
+    }
+
+    /// The connection is gone.
+    pub fn disconnected(&mut self) {
+        self.stdout.disconnected();
+        self.stderr.disconnected();
+    }
+
+    /// Tells the host what it doesn't know, as far as there is room.
+    pub fn tell(&mut self, host: &mut FrameStream) {
+        if self.end_stored {
+            return;
+        }
+        if !self.told.start {
+            self.told.start = true;
+            host.send(&match &self.state {
+                State::Failed(error) => FromGuest::MainFailed(error.clone()),
+                _ => FromGuest::MainStarted { pid: self.pid },
+            });
+            self.told.end = matches!(self.state, State::Failed(_));
+        }
+        loop {
+            let mut more = false;
+            let windows = [
+                (Stream::Stdout, &mut self.stdout),
+                (Stream::Stderr, &mut self.stderr),
+            ];
+            for (stream, window) in windows {
+                if host.has_room()
+                    && let Some((offset, data)) = window.take(MAX_DATA)
+                {
+                    host.send(&FromGuest::MainOutput {
+                        stream,
+                        offset,
+                        data,
+                    });
+                    more = true;
+                }
+            }
+            if !more {
+                break;
+            }
+        }
+    }
+
+    /// Tells the host how it ended, once all output is on its way.
+    pub fn tell_end(&mut self, host: &mut FrameStream) {
+        if let State::Ended(status) = self.state
+            && !self.told.end
+            && self.stdout.all_sent()
+            && self.stderr.all_sent()
+        {
+            self.told.end = true;
+            host.send(&FromGuest::MainExited(status));
+        }
+    }
+
+    /// Without a host, its output goes to the console, which confirms it.
+    pub fn write_to(&mut self, console: &mut Console) {
+        for window in [&mut self.stdout, &mut self.stderr] {
+            while console.has_room()
+                && let Some((_, bytes)) = window.take(4096)
+            {
+                console.write(&bytes);
+                window.confirm(window.sent());
+            }
+        }
+        if self.stdout.all_sent() && self.stderr.all_sent() && !self.is_running() {
+            if let (State::Failed(error), false) = (&self.state, self.end_stored) {
+                console.write_line("jiffy-init", error.message.as_bytes());
+            }
+            self.end_stored = true;
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! The connection to the node. It is dialled without waiting, early in the
+//! boot; when it breaks it is dialled again, for ever.
+
+use crate::poll::{PollSet, Token};
+use crate::stream::{FrameStream, Received};
+use crate::syscalls::{self, vsock::VsockAddress};
+use alloc::string::String;
+use core::mem::MaybeUninit;
+use jiffy_wire::agent::{FromGuest, SUPERVISOR_PORT, ToGuest, VERSION};
+use rustix::event::PollFlags;
+use rustix::fd::OwnedFd;
+use rustix::io::{Errno, Result};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+const FIRST_PAUSE_NS: u64 = 20_000_000;
+const LONGEST_PAUSE_NS: u64 = 1_000_000_000;
+/// The pause after the kernel said that it has no vsock device.
+const ABSENT_PAUSE_NS: u64 = 30_000_000_000;
+/// How long the host may take to answer a hello.
+const GREETING_NS: u64 = 10_000_000_000;
+
+/// Where the node listens.
+#[derive(Debug, Clone)]
+pub enum Peer {
+    /// The host, over vsock.
+    Host,
+    /// A Unix socket: an agent that runs as an ordinary process.
+    Unix(String),
+    /// Nowhere.
+    None,
+}
+
+/// Who says hello.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// From the configuration.
+    pub vm_id: String,
+    /// When PID 1 began, on this machine's clock.
+    pub pid1_ns: u64,
+}
+
+/// The connection, in whichever state.
+#[derive(Debug)]
+pub struct Link {
+    peer: Peer,
+    identity: Identity,
+    state: State,
+    attempt: u32,
+    pause_ns: u64,
+}
+
+#[derive(Debug)]
+enum State {
+    Down {
+        retry_at: u64,
+        absent: bool,
+    },
+    Connecting(FrameStream),
+    Greeting {
+        stream: FrameStream,
+        give_up_at: u64,
+    },
+    Up(FrameStream),
+}
+
+/// What happened on the link.
+#[derive(Debug)]
+pub enum Event {
+    /// The host said welcome; it has this much of the first command's output.
+    Welcome {
+        /// Bytes of stdout.
+        stdout: u64,
+        /// Bytes of stderr.
+        stderr: u64,
+    },
+    /// Another message.
+    Message(ToGuest),
+    /// It broke.
+    Lost,
+}
+
+impl Link {
+    /// A link that isn't dialled yet.
+    pub fn new(peer: Peer, identity: Identity) -> Link {
+        let state = State::Down {
+            retry_at: 0,
+            absent: matches!(peer, Peer::None),
+        };
+        Link {
+            peer,
+            identity,
+            state,
+            attempt: 0,
+            pause_ns: FIRST_PAUSE_NS,
+        }
+    }
+
+    /// Whether there is no way to a host at all, as far as is known.
+    pub fn is_absent(&self) -> bool {
+        matches!(self.state, State::Down { absent: true, .. })
+    }
+
+    /// The stream, once the host has said welcome.
+    pub fn up(&mut self) -> Option<&mut FrameStream> {
+        match &mut self.state {
+            State::Up(stream) => Some(stream),
+            _ => None,
+        }
+    }
+
+    /// Dials when it is time to; ends a greeting that nobody answers.
+    pub fn advance(&mut self, now: u64) {
+        match &self.state {
+            State::Down { retry_at, .. } if now >= *retry_at => self.dial(now),
+            State::Greeting { give_up_at, .. } if now >= *give_up_at => self.lost(now, false),
+            _ => {}
+        }
+    }
+
+    /// When [`Self::advance`] has something to do.
+    pub fn deadline(&self) -> Option<u64> {
+        match &self.state {
+            State::Down { .. } if matches!(self.peer, Peer::None) => None,
+            State::Down { retry_at, .. } => Some(*retry_at),
+            State::Greeting { give_up_at, .. } => Some(*give_up_at),
+            _ => None,
+        }
+    }
+
+    fn dial(&mut self, now: u64) {
+        let result = match &self.peer {
+            Peer::None => return,
+            Peer::Host => dial(AddressFamily::VSOCK, |socket| {
+                connect(
+                    socket,
+                    &VsockAddress::new(VsockAddress::HOST, SUPERVISOR_PORT),
+                )
+            }),
+            Peer::Unix(path) => dial(AddressFamily::UNIX, |socket| {
+                connect(socket, &SocketAddrUnix::new(path.as_str())?)
+            }),
+        };
+        match result {
+            Ok((socket, true)) => self.greet(FrameStream::new(socket), now),
+            Ok((socket, false)) => self.state = State::Connecting(FrameStream::new(socket)),
+            Err(Errno::AFNOSUPPORT | Errno::NODEV) => {
+                self.state = State::Down {
+                    retry_at: now + ABSENT_PAUSE_NS,
+                    absent: true,
+                };
+            }
+            Err(_) => self.lost(now, false),
+        }
+    }
+
+    fn greet(&mut self, mut stream: FrameStream, now: u64) {
+        stream.send(&FromGuest::Hello {
+            version: VERSION,
+            vm_id: self.identity.vm_id.clone(),
+            pid1_ns: self.identity.pid1_ns,
+            attempt: self.attempt,
+        });
+        self.attempt = self.attempt.saturating_add(1);
+        let sent = stream.flush();
+        self.state = State::Greeting {
+            stream,
+            give_up_at: now + GREETING_NS,
+        };
+        if sent.is_err() {
+            self.lost(now, false);
+        }
+    }
+
+    fn lost(&mut self, now: u64, was_up: bool) {
+        if was_up {
+            self.pause_ns = FIRST_PAUSE_NS;
+        }
+        self.state = State::Down {
+            retry_at: now + self.pause_ns,
+            absent: false,
+        };
+        self.pause_ns = (self.pause_ns * 2).min(LONGEST_PAUSE_NS);
+    }
+
+    /// Polls for what the state waits for.
+    pub fn interest<'a>(&'a self, set: &mut PollSet<'a>) {
+        let (stream, flags) = match &self.state {
+            State::Down { .. } => return,
+            State::Connecting(stream) => (stream, PollFlags::OUT),
+            State::Greeting { stream, .. } | State::Up(stream) if stream.unsent() > 0 => {
+                (stream, PollFlags::IN | PollFlags::OUT)
+            }
+            State::Greeting { stream, .. } | State::Up(stream) => (stream, PollFlags::IN),
+        };
+        set.add(stream, flags, Token::Supervisor);
+    }
+
+    /// Handles readiness; each thing that happened goes to `on_event`.
+    pub fn ready(
+        &mut self,
+        now: u64,
+        space: &mut [MaybeUninit<u8>],
+        mut on_event: impl FnMut(Event),
+    ) {
+        if let State::Connecting(stream) = &self.state {
+            let connected = syscalls::socket_error(stream);
+            let State::Connecting(stream) = core::mem::replace(
+                &mut self.state,
+                State::Down {
+                    retry_at: 0,
+                    absent: false,
+                },
+            ) else {
+                return;
+            };
+            match connected {
+                Ok(()) => self.greet(stream, now),
+                Err(Errno::NODEV) => {
+                    self.state = State::Down {
+                        retry_at: now + ABSENT_PAUSE_NS,
+                        absent: true,
+                    };
+                }
+                Err(_) => self.lost(now, false),
+            }
+            return;
+        }
+        let was_up = matches!(self.state, State::Up(_));
+        if self.receive(space, &mut on_event).is_err() {
+            let was_up = was_up || matches!(self.state, State::Up(_));
+            self.lost(now, was_up);
+            on_event(Event::Lost);
+        }
+    }
+
+    fn receive(
+        &mut self,
+        space: &mut [MaybeUninit<u8>],
+        on_event: &mut impl FnMut(Event),
+    ) -> core::result::Result<(), ()> {
+        let (State::Greeting { stream, .. } | State::Up(stream)) = &mut self.state else {
+            return Ok(());
+        };
+        stream.flush().map_err(|_| ())?;
+        match stream.receive(space) {
+            Received::Data => {}
+            Received::Nothing => return Ok(()),
+            Received::Closed => return Err(()),
+        }
+        loop {
+            let (greeting, stream) = match &mut self.state {
+                State::Greeting { stream, .. } => (true, stream),
+                State::Up(stream) => (false, stream),
+                _ => return Ok(()),
+            };
+            let Some(message) = stream.next::<ToGuest>().map_err(|_| ())? else {
+                return Ok(());
+            };
+            match message {
+                ToGuest::Welcome {
+                    version,
+                    stdout_offset,
+                    stderr_offset,
+                } if greeting => {
+                    if version != VERSION {
+                        return Err(());
+                    }
+                    self.welcome();
+                    on_event(Event::Welcome {
+                        stdout: stdout_offset,
+                        stderr: stderr_offset,
+                    });
+                }
+                // Out of order: not the protocol.
+                ToGuest::Welcome { .. } => return Err(()),
+                _ if greeting => return Err(()),
+                message => on_event(Event::Message(message)),
+            }
+        }
+    }
+
+    fn welcome(&mut self) {
+        self.pause_ns = FIRST_PAUSE_NS;
+        let state = core::mem::replace(
+            &mut self.state,
+            State::Down {
+                retry_at: 0,
+                absent: false,
+            },
+        );
+        if let State::Greeting { stream, .. } = state {
+            self.state = State::Up(stream);
+        }
+    }
+
+    /// Hands queued messages to the kernel. False if the link broke by it.
+    pub fn flush(&mut self, now: u64) -> bool {
+        if let State::Up(stream) = &mut self.state
+            && stream.flush().is_err()
+        {
+            self.lost(now, true);
+            return false;
+        }
+        true
+    }
+}
+
+/// A socket that is connected, or (false) about to be.
+fn dial(
+    family: AddressFamily,
+    connect: impl Fn(&OwnedFd) -> Result<()>,
+) -> Result<(OwnedFd, bool)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+    match connect(&socket) {
+        Ok(()) => Ok((socket, true)),
+        Err(Errno::INPROGRESS) => Ok((socket, false)),
+        Err(error) => Err(error),
+    }
+}

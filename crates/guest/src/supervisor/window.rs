@@ -1,0 +1,191 @@
+//! Output of the first command that the host has not confirmed yet.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use jiffy_wire::agent::MAIN_OUTPUT_WINDOW;
+
+/// Most bytes kept that were sent but not confirmed, while the host is there.
+/// Larger than all buffers on the way to the host and back: a confirmation may
+/// stand in line behind that much input for the program, which cannot take it
+/// before it may write.
+pub const UNCONFIRMED_LIMIT: usize = 1024 * 1024;
+
+/// The end of one output stream, from the first unconfirmed byte on.
+#[derive(Debug, Default)]
+pub struct OutputWindow {
+    /// Offset of the first byte kept.
+    base: u64,
+    /// Offset of the first byte not yet sent on this connection.
+    sent: u64,
+    bytes: VecDeque<u8>,
+}
+
+impl OutputWindow {
+    /// Offset after the last byte the program wrote.
+    pub fn end(&self) -> u64 {
+        self.base + self.bytes.len() as u64
+    }
+
+    /// Offset after the last byte sent on this connection.
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// How many bytes may be read from the program now.
+    pub fn room(&self) -> usize {
+        let unsent = (self.end() - self.sent) as usize;
+        MAIN_OUTPUT_WINDOW
+            .saturating_sub(unsent)
+            .min(UNCONFIRMED_LIMIT.saturating_sub(self.bytes.len()))
+    }
+
+    /// The program wrote this.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.bytes.extend(bytes);
+    }
+
+    /// The host has stored everything before `offset`. An offset beyond what
+    /// was sent is no confirmation of anything and is ignored.
+    pub fn confirm(&mut self, offset: u64) {
+        if offset > self.base && offset <= self.sent {
+            self.bytes.drain(..(offset - self.base) as usize);
+            self.base = offset;
+        }
+    }
+
+    /// A new connection on which the host has everything before `offset`:
+    /// the rest is sent again.
+    pub fn resume(&mut self, offset: u64) {
+        if offset > self.base && offset <= self.end() {
+            self.sent = self.sent.max(offset);
+            self.confirm(offset);
+        }
+        self.sent = self.base;
+    }
+
+    /// The connection is gone: what was sent on it may have to be sent again.
+    pub fn disconnected(&mut self) {
+        self.sent = self.base;
+    }
+
+    /// The next bytes to send, with their offset; at most `limit`.
+    pub fn take(&mut self, limit: usize) -> Option<(u64, Vec<u8>)> {
+        let start = (self.sent - self.base) as usize;
+        let count = (self.bytes.len() - start).min(limit);
+        if count == 0 {
+            return None;
+        }
+        let offset = self.sent;
+        self.sent += count as u64;
+        Some((
+            offset,
+            self.bytes.range(start..start + count).copied().collect(),
+        ))
+    }
+
+    /// Whether everything was sent on this connection.
+    pub fn all_sent(&self) -> bool {
+        self.sent == self.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn back_pressure_begins_at_the_window() {
+        let mut window = OutputWindow::default();
+        assert_eq!(window.room(), MAIN_OUTPUT_WINDOW);
+        window.push(&[0; MAIN_OUTPUT_WINDOW]);
+        assert_eq!(window.room(), 0);
+        let (offset, bytes) = window.take(usize::MAX).unwrap();
+        assert_eq!((offset, bytes.len()), (0, MAIN_OUTPUT_WINDOW));
+        assert_eq!(window.room(), MAIN_OUTPUT_WINDOW);
+        window.disconnected();
+        assert_eq!(window.room(), 0, "what was sent may be needed again");
+    }
+
+    #[test]
+    fn what_is_sent_but_never_confirmed_is_bounded() {
+        let mut window = OutputWindow::default();
+        loop {
+            let room = window.room();
+            if room == 0 {
+                break;
+            }
+            window.push(&std::vec![0; room]);
+            while window.take(1000).is_some() {}
+        }
+        assert_eq!(window.end(), UNCONFIRMED_LIMIT as u64);
+    }
+
+    #[test]
+    fn offsets_nobody_sent_confirm_nothing() {
+        let mut window = OutputWindow::default();
+        window.push(b"abc");
+        window.confirm(2);
+        window.confirm(u64::MAX);
+        assert_eq!(window.take(9), Some((0, b"abc".to_vec())));
+        window.resume(u64::MAX);
+        assert_eq!(window.take(9), Some((0, b"abc".to_vec())));
+    }
+
+    #[derive(Debug, Clone)]
+    enum Act {
+        Write(u8),
+        Send(usize),
+        Confirm,
+        Break,
+    }
+
+    fn act() -> impl Strategy<Value = Act> {
+        prop_oneof![
+            any::<u8>().prop_map(Act::Write),
+            (1usize..50).prop_map(Act::Send),
+            Just(Act::Confirm),
+            Just(Act::Break),
+        ]
+    }
+
+    proptest! {
+        /// However connections break, a host that stores what it gets at its
+        /// offset ends with exactly what the program wrote.
+        #[test]
+        fn the_host_ends_with_every_byte_once(acts in proptest::collection::vec(act(), 0..200)) {
+            let mut window = OutputWindow::default();
+            let (mut written, mut stored) = (Vec::new(), Vec::new());
+            let store = |stored: &mut Vec<u8>, (offset, bytes): (u64, Vec<u8>)| {
+                assert!(offset as usize <= stored.len(), "a gap");
+                stored.truncate(offset as usize);
+                stored.extend(bytes);
+            };
+            for act in acts {
+                match act {
+                    Act::Write(count) => {
+                        let bytes: Vec<u8> = (0..count).map(|n| n ^ written.len() as u8).collect();
+                        window.push(&bytes);
+                        written.extend(bytes);
+                    }
+                    Act::Send(limit) => {
+                        if let Some(chunk) = window.take(limit) {
+                            store(&mut stored, chunk);
+                        }
+                    }
+                    Act::Confirm => window.confirm(stored.len() as u64),
+                    Act::Break => {
+                        window.disconnected();
+                        // What was on the way is lost; the host has kept a part.
+                        stored.truncate(stored.len().max(window.base as usize));
+                        window.resume(stored.len() as u64);
+                    }
+                }
+            }
+            while let Some(chunk) = window.take(7) {
+                store(&mut stored, chunk);
+            }
+            prop_assert_eq!(stored, written);
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! I/O ports: the trace port, and fw_cfg where the kernel has no driver for it.
+
+use super::raw::{number, syscall};
+use core::arch::asm;
+
+/// The right to use `count` ports from `first`. Later calls add to it.
+#[derive(Debug, Clone, Copy)]
+pub struct Ports {
+    first: u16,
+    count: u16,
+}
+
+impl Ports {
+    /// Asks the kernel (ioperm(2)); `None` where it has no such call or refuses.
+    pub fn open(first: u16, count: u16) -> Option<Ports> {
+        // SAFETY: takes numbers.
+        let result = unsafe { syscall(number::IOPERM, [first as usize, count as usize, 1, 0, 0]) };
+        (result == 0).then_some(Ports { first, count })
+    }
+
+    fn port(&self, offset: u16) -> u16 {
+        assert!(offset < self.count);
+        self.first + offset
+    }
+
+    /// Writes one byte to the port `offset` after the first.
+    pub fn write_byte(&self, offset: u16, value: u8) {
+        // SAFETY: the kernel granted the port; a port write touches no memory.
+        unsafe {
+            asm!("out dx, al", in("dx") self.port(offset), in("al") value,
+                 options(nomem, nostack, preserves_flags));
+        }
+    }
+
+    /// Writes a little-endian word at `offset`.
+    pub fn write_word(&self, offset: u16, value: u16) {
+        // SAFETY: as above; `port(offset + 1)` checks the word's second half.
+        self.port(offset + 1);
+        unsafe {
+            asm!("out dx, ax", in("dx") self.port(offset), in("ax") value,
+                 options(nomem, nostack, preserves_flags));
+        }
+    }
+
+    /// Fills `bytes` by reading the port `offset` after the first.
+    pub fn read_bytes(&self, offset: u16, bytes: &mut [u8]) {
+        // SAFETY: the kernel granted the port; `rep insb` writes exactly
+        // `bytes.len()` bytes from its start (the direction flag is clear by
+        // the ABI).
+        unsafe {
+            asm!("rep insb", in("dx") self.port(offset),
+                 inout("rdi") bytes.as_mut_ptr() => _,
+                 inout("rcx") bytes.len() => _,
+                 options(nostack, preserves_flags));
+        }
+    }
+}

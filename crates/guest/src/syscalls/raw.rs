@@ -1,0 +1,268 @@
+//! The `syscall` instruction and thin wrappers around single calls.
+
+use core::arch::asm;
+use core::ffi::CStr;
+use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use rustix::io::{Errno, Result};
+use rustix::process::Pid;
+
+/// Numbers from the kernel's arch/x86/entry/syscalls/syscall_64.tbl.
+pub(super) mod number {
+    pub const RT_SIGACTION: usize = 13;
+    pub const RT_SIGPROCMASK: usize = 14;
+    pub const IOCTL: usize = 16;
+    pub const DUP2: usize = 33;
+    pub const CLONE: usize = 56;
+    pub const FORK: usize = 57;
+    pub const EXECVE: usize = 59;
+    pub const KILL: usize = 62;
+    pub const FCNTL: usize = 72;
+    pub const CHDIR: usize = 80;
+    pub const SETSID: usize = 112;
+    pub const SETGROUPS: usize = 116;
+    pub const SETRESUID: usize = 117;
+    pub const SETRESGID: usize = 119;
+    pub const SWAPON: usize = 167;
+    pub const IOPERM: usize = 173;
+    pub const CLOCK_GETTIME: usize = 228;
+    pub const EXIT_GROUP: usize = 231;
+    pub const SIGNALFD4: usize = 289;
+    pub const CLOSE_RANGE: usize = 436;
+}
+
+/// One system call.
+///
+/// # Safety
+/// The arguments must be what the call of this number expects; pointers must
+/// be valid for what it reads and writes.
+#[inline]
+pub(super) unsafe fn syscall(number: usize, arguments: [usize; 5]) -> isize {
+    let result: isize;
+    // SAFETY: the kernel clobbers rax, rcx and r11 only; the caller vouches
+    // for the arguments.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") arguments[0],
+            in("rsi") arguments[1],
+            in("rdx") arguments[2],
+            in("r10") arguments[3],
+            in("r8") arguments[4],
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result
+}
+
+fn checked(result: isize) -> Result<usize> {
+    if result < 0 {
+        Err(Errno::from_raw_os_error(-result as i32))
+    } else {
+        Ok(result as usize)
+    }
+}
+
+/// Ends the process.
+pub fn exit(status: i32) -> ! {
+    loop {
+        // SAFETY: takes a number.
+        unsafe { syscall(number::EXIT_GROUP, [status as usize, 0, 0, 0, 0]) };
+    }
+}
+
+/// CLOCK_MONOTONIC in nanoseconds. By the system call: finding the kernel's
+/// fast path costs more than the few readings init takes.
+pub fn monotonic_ns() -> u64 {
+    let mut time = [0i64; 2];
+    // SAFETY: `time` has the layout of `struct timespec`; clock 1 is
+    // CLOCK_MONOTONIC and cannot fail.
+    unsafe {
+        syscall(
+            number::CLOCK_GETTIME,
+            [1, time.as_mut_ptr() as usize, 0, 0, 0],
+        )
+    };
+    (time[0] as u64)
+        .saturating_mul(1_000_000_000)
+        .saturating_add(time[1] as u64)
+}
+
+/// A set of signals, bit N-1 for signal N.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SignalSet(pub u64);
+
+impl SignalSet {
+    /// These signals.
+    pub fn of(signals: &[i32]) -> SignalSet {
+        SignalSet(
+            signals
+                .iter()
+                .fold(0, |set, signal| set | 1 << (signal - 1)),
+        )
+    }
+}
+
+/// Makes `set` the set of blocked signals.
+pub fn block_only(set: SignalSet) {
+    // SAFETY: `set` is eight bytes, as the size says; SIG_SETMASK is 2.
+    unsafe {
+        syscall(
+            number::RT_SIGPROCMASK,
+            [2, &raw const set.0 as usize, 0, 8, 0],
+        )
+    };
+}
+
+/// A descriptor on which blocked signals of `set` are read (signalfd(2)).
+pub fn signal_descriptor(set: SignalSet) -> Result<OwnedFd> {
+    const CLOEXEC_NONBLOCK: usize = 0o2000000 | 0o4000;
+    // SAFETY: `set` is eight bytes, as the size says; the result is a new
+    // descriptor that nobody else owns.
+    unsafe {
+        let fd = checked(syscall(
+            number::SIGNALFD4,
+            [
+                usize::MAX,
+                &raw const set.0 as usize,
+                8,
+                CLOEXEC_NONBLOCK,
+                0,
+            ],
+        ))?;
+        Ok(OwnedFd::from_raw_fd(fd as i32))
+    }
+}
+
+/// The signal numbers in what was read from a signalfd: records of 128 bytes
+/// that begin with the number.
+pub fn signals_read(bytes: &[u8]) -> impl Iterator<Item = i32> {
+    bytes
+        .chunks_exact(128)
+        .filter_map(|record| Some(i32::from_ne_bytes(*record.first_chunk::<4>()?)))
+}
+
+/// Sends a signal (0 to 64) to a process.
+pub fn kill(pid: Pid, signal: i32) -> Result<()> {
+    // SAFETY: takes numbers.
+    checked(unsafe {
+        syscall(
+            number::KILL,
+            [
+                pid.as_raw_nonzero().get() as usize,
+                signal as usize,
+                0,
+                0,
+                0,
+            ],
+        )
+    })
+    .map(drop)
+}
+
+/// Sends a signal to a process group.
+pub fn kill_group(group: Pid, signal: i32) -> Result<()> {
+    let target = -(group.as_raw_nonzero().get() as isize);
+    // SAFETY: takes numbers.
+    checked(unsafe { syscall(number::KILL, [target as usize, signal as usize, 0, 0, 0]) }).map(drop)
+}
+
+/// Sends a signal to every process but PID 1. Does nothing unless this process
+/// is PID 1: elsewhere it would reach the whole machine.
+pub fn kill_everyone_as_pid1(signal: i32) {
+    if rustix::process::getpid() == Pid::INIT {
+        // SAFETY: takes numbers.
+        unsafe { syscall(number::KILL, [usize::MAX, signal as usize, 0, 0, 0]) };
+    }
+}
+
+/// Continues in a copy of this process: `None` in the copy.
+///
+/// The process must have one thread only.
+pub fn fork() -> Result<Option<Pid>> {
+    // SAFETY: no arguments. With one thread, the copy's memory is consistent.
+    let pid = checked(unsafe { syscall(number::FORK, [0; 5]) })?;
+    Ok(Pid::from_raw(pid as i32))
+}
+
+/// Closes every descriptor from `first` on.
+pub fn close_from(first: u32) {
+    // SAFETY: takes numbers. Callers own what they close: it is the first act
+    // of a forked copy that goes on with descriptors below `first`.
+    unsafe {
+        syscall(
+            number::CLOSE_RANGE,
+            [first as usize, u32::MAX as usize, 0, 0, 0],
+        )
+    };
+}
+
+/// Makes `target` a duplicate of `fd` that survives exec.
+pub fn duplicate_to(fd: &impl AsFd, target: i32) -> Result<()> {
+    // SAFETY: takes numbers. `target` is one of the standard descriptors, or
+    // free, at each call.
+    checked(unsafe {
+        syscall(
+            number::DUP2,
+            [fd.as_fd().as_raw_fd() as usize, target as usize, 0, 0, 0],
+        )
+    })
+    .map(drop)
+}
+
+/// Whether descriptor `fd` is open.
+pub fn is_open(fd: i32) -> bool {
+    const F_GETFD: usize = 1;
+    // SAFETY: takes numbers.
+    unsafe { syscall(number::FCNTL, [fd as usize, F_GETFD, 0, 0, 0]) >= 0 }
+}
+
+/// Takes over a descriptor that this process inherited.
+pub fn inherited(fd: i32) -> Option<OwnedFd> {
+    // SAFETY: it is open, and the caller names a descriptor that was passed to
+    // this process and that nothing else in it owns.
+    is_open(fd).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Swaps on a device or file (swapon(2)).
+pub fn swapon(path: &CStr) -> Result<()> {
+    // SAFETY: a C string.
+    checked(unsafe { syscall(number::SWAPON, [path.as_ptr() as usize, 0, 0, 0, 0]) }).map(drop)
+}
+
+/// Replaces this process by a program. Returns only on failure.
+pub fn exec(path: &CStr, argv: &super::spawn::Strings, envp: &super::spawn::Strings) -> Errno {
+    // SAFETY: C strings and NULL-terminated arrays of them, alive over the call.
+    let result = unsafe {
+        syscall(
+            number::EXECVE,
+            [
+                path.as_ptr() as usize,
+                argv.pointer() as usize,
+                envp.pointer() as usize,
+                0,
+                0,
+            ],
+        )
+    };
+    Errno::from_raw_os_error(-result as i32)
+}
+
+/// The error a non-blocking connect or an earlier send met, if any.
+pub fn socket_error(fd: &impl AsFd) -> Result<()> {
+    rustix::net::sockopt::socket_error(fd)?
+}
+
+/// Standard output.
+pub fn stdout() -> rustix::fd::BorrowedFd<'static> {
+    // SAFETY: this program never closes its standard descriptors.
+    unsafe { rustix::stdio::stdout() }
+}
+
+/// Standard error.
+pub fn stderr() -> rustix::fd::BorrowedFd<'static> {
+    // SAFETY: as above.
+    unsafe { rustix::stdio::stderr() }
+}

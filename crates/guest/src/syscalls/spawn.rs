@@ -1,0 +1,254 @@
+//! Starts a program the cheap way: the child borrows this process's memory
+//! until it has executed the program (`clone` with `CLONE_VM | CLONE_VFORK`),
+//! so no page table is copied and an error needs no pipe to come back.
+
+use super::raw::{number, syscall};
+use alloc::{boxed::Box, ffi::CString, vec::Vec};
+use core::arch::asm;
+use core::ffi::{CStr, c_char};
+use core::mem::MaybeUninit;
+use rustix::fd::{AsRawFd, BorrowedFd};
+use rustix::io::{Errno, Result};
+use rustix::process::Pid;
+
+/// A NULL-terminated array of C strings, as execve takes it.
+#[derive(Debug)]
+pub struct Strings {
+    _owned: Vec<CString>,
+    pointers: Vec<*const c_char>,
+}
+
+impl Strings {
+    /// Takes the strings over.
+    pub fn new(strings: Vec<CString>) -> Strings {
+        let pointers = strings
+            .iter()
+            .map(|s| s.as_ptr())
+            .chain([core::ptr::null()])
+            .collect();
+        Strings {
+            _owned: strings,
+            pointers,
+        }
+    }
+
+    pub(super) fn pointer(&self) -> *const *const c_char {
+        self.pointers.as_ptr()
+    }
+}
+
+/// Who the program runs as.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ids {
+    /// User.
+    pub uid: u32,
+    /// Primary group.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+}
+
+/// All that is settled before the child exists.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    /// Paths to try, in this order.
+    pub candidates: &'a [CString],
+    /// Arguments.
+    pub argv: &'a Strings,
+    /// Environment.
+    pub envp: &'a Strings,
+    /// Standard input, output and error.
+    pub stdio: [BorrowedFd<'a>; 3],
+    /// Make standard input the controlling terminal.
+    pub terminal: bool,
+    /// Working directory.
+    pub cwd: &'a CStr,
+    /// None stays what this process is.
+    pub ids: Option<&'a Ids>,
+}
+
+/// Which step of the child failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Creating the process.
+    Fork,
+    /// Session, terminal or standard descriptors.
+    Prepare,
+    /// Groups and user.
+    Identity,
+    /// Working directory.
+    Chdir,
+    /// All candidates.
+    Exec,
+}
+
+/// A program that didn't start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Failure {
+    /// Where it failed.
+    pub step: Step,
+    /// Why.
+    pub errno: Errno,
+}
+
+/// What parent and child share.
+struct Child<'a> {
+    plan: &'a Plan<'a>,
+    /// Empty as long as nothing failed; written by the child.
+    failure: Option<(Step, isize)>,
+}
+
+const STACK: usize = 16 * 1024;
+const SIGCHLD: usize = 17;
+const SIGPIPE: usize = 13;
+const CLONE_VM: usize = 0x100;
+const CLONE_VFORK: usize = 0x4000;
+
+/// Starts the program in a session and process group of its own, with no
+/// signal blocked. Returns when it has been executed, or has failed.
+pub fn spawn(plan: &Plan<'_>) -> core::result::Result<Pid, Failure> {
+    let mut child = Child {
+        plan,
+        failure: None,
+    };
+    let mut stack = Box::<[u128]>::new_uninit_slice(STACK / size_of::<u128>());
+    let pid = run_borrowing(&mut stack, &mut child).map_err(|errno| Failure {
+        step: Step::Fork,
+        errno,
+    })?;
+    match child.failure {
+        None => Ok(pid),
+        Some((step, result)) => {
+            // The child has ended; nobody else may wait for it.
+            let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+            Err(Failure {
+                step,
+                errno: Errno::from_raw_os_error(-result as i32),
+            })
+        }
+    }
+}
+
+fn run_borrowing(stack: &mut [MaybeUninit<u128>], child: &mut Child<'_>) -> Result<Pid> {
+    let top = stack.as_mut_ptr_range().end;
+    let result: isize;
+    // SAFETY: the child starts on `stack` (16-byte aligned by its type), calls
+    // `in_child`, which never returns, and shares this memory while this
+    // thread stands still in the system call (CLONE_VFORK). It calls nothing
+    // but raw system calls, so no lock or allocator state is touched twice.
+    unsafe {
+        asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r12",
+            "call r13",
+            "ud2",
+            "2:",
+            inlateout("rax") number::CLONE as isize => result,
+            in("rdi") CLONE_VM | CLONE_VFORK | SIGCHLD,
+            in("rsi") top,
+            in("rdx") 0,
+            in("r10") 0,
+            in("r8") 0,
+            in("r12") &raw mut *child,
+            in("r13") in_child as unsafe extern "C" fn(*mut Child<'_>) -> !,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    if result < 0 {
+        return Err(Errno::from_raw_os_error(-result as i32));
+    }
+    Pid::from_raw(result as i32).ok_or(Errno::AGAIN)
+}
+
+/// The child's whole life before execve.
+///
+/// # Safety
+/// Only `run_borrowing` may call it, in the child.
+unsafe extern "C" fn in_child(child: *mut Child<'_>) -> ! {
+    // SAFETY: the parent is suspended, so this is the only reference.
+    let child = unsafe { &mut *child };
+    // SAFETY: the plan's pointers are alive until execve or exit.
+    if let Err(failure) = unsafe { prepare_and_exec(child.plan) } {
+        child.failure = Some(failure);
+    }
+    super::raw::exit(127)
+}
+
+/// # Safety
+/// As for `in_child`.
+unsafe fn prepare_and_exec(plan: &Plan<'_>) -> core::result::Result<(), (Step, isize)> {
+    let call = |step: Step, number: usize, arguments: [usize; 5]| {
+        // SAFETY: every call below passes numbers, or pointers into `plan`.
+        let result = unsafe { syscall(number, arguments) };
+        if result < 0 {
+            Err((step, result))
+        } else {
+            Ok(result as usize)
+        }
+    };
+    call(Step::Prepare, number::SETSID, [0; 5])?;
+    for (target, fd) in plan.stdio.iter().enumerate() {
+        let fd = fd.as_raw_fd() as usize;
+        if fd == target {
+            const F_SETFD: usize = 2;
+            call(Step::Prepare, number::FCNTL, [fd, F_SETFD, 0, 0, 0])?;
+        } else {
+            call(Step::Prepare, number::DUP2, [fd, target, 0, 0, 0])?;
+        }
+    }
+    if plan.terminal {
+        const TIOCSCTTY: usize = 0x540e;
+        call(Step::Prepare, number::IOCTL, [0, TIOCSCTTY, 0, 0, 0])?;
+    }
+    // Rust's runtime ignores SIGPIPE; the program shall not.
+    let default_action = [0usize; 4];
+    call(
+        Step::Prepare,
+        number::RT_SIGACTION,
+        [SIGPIPE, default_action.as_ptr() as usize, 0, 8, 0],
+    )?;
+    if let Some(ids) = plan.ids {
+        let (uid, gid) = (ids.uid as usize, ids.gid as usize);
+        let groups = [ids.groups.len(), ids.groups.as_ptr() as usize, 0, 0, 0];
+        call(Step::Identity, number::SETGROUPS, groups)?;
+        call(Step::Identity, number::SETRESGID, [gid, gid, gid, 0, 0])?;
+        call(Step::Identity, number::SETRESUID, [uid, uid, uid, 0, 0])?;
+    }
+    call(
+        Step::Chdir,
+        number::CHDIR,
+        [plan.cwd.as_ptr() as usize, 0, 0, 0, 0],
+    )?;
+    let none_blocked = 0u64;
+    call(
+        Step::Prepare,
+        number::RT_SIGPROCMASK,
+        [2, &raw const none_blocked as usize, 0, 8, 0],
+    )?;
+
+    // As execvp: go on where a candidate isn't there or may not be executed,
+    // and report the refusal rather than the absence.
+    let mut failure = (Step::Exec, -(Errno::NOENT.raw_os_error() as isize));
+    for path in plan.candidates {
+        let arguments = [
+            path.as_ptr() as usize,
+            plan.argv.pointer() as usize,
+            plan.envp.pointer() as usize,
+            0,
+            0,
+        ];
+        let Err((step, result)) = call(Step::Exec, number::EXECVE, arguments) else {
+            continue;
+        };
+        match Errno::from_raw_os_error(-result as i32) {
+            Errno::NOENT | Errno::NOTDIR => {}
+            Errno::ACCESS => failure = (step, result),
+            _ => return Err((step, result)),
+        }
+    }
+    Err(failure)
+}

@@ -1,0 +1,45 @@
+//! Addresses of AF_VSOCK (vsock(7)).
+
+use rustix::net::addr::{SocketAddrArg, SocketAddrLen, SocketAddrOpaque};
+
+/// `struct sockaddr_vm`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct VsockAddress {
+    family: u16,
+    reserved: u16,
+    port: u32,
+    cid: u32,
+    flags_and_padding: [u8; 4],
+}
+
+impl VsockAddress {
+    /// The host.
+    pub const HOST: u32 = 2;
+    /// Any of this machine's own.
+    pub const ANY: u32 = u32::MAX;
+
+    /// A port of the machine with this context id.
+    pub fn new(cid: u32, port: u32) -> VsockAddress {
+        VsockAddress {
+            family: 40, // AF_VSOCK
+            reserved: 0,
+            port,
+            cid,
+            flags_and_padding: [0; 4],
+        }
+    }
+}
+
+// SAFETY: the pointer is to a whole `struct sockaddr_vm` that lives over the call.
+unsafe impl SocketAddrArg for VsockAddress {
+    unsafe fn with_sockaddr<R>(
+        &self,
+        f: impl FnOnce(*const SocketAddrOpaque, SocketAddrLen) -> R,
+    ) -> R {
+        f(
+            (&raw const *self).cast(),
+            size_of::<VsockAddress>() as SocketAddrLen,
+        )
+    }
+}
