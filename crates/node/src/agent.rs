@@ -1,0 +1,111 @@
+//! Connections to the agent in a guest, through the VMM's vsock socket.
+
+use crate::frames::{self, FrameReader, ReadError};
+use jiffy_wire::agent::{AGENT_PORT, Done, Request};
+use jiffy_wire::frame::FrameError;
+use serde::de::DeserializeOwned;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+use thiserror::Error;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+/// How long the VMM and the guest's kernel have to connect us.
+const CONNECT_TIME: Duration = Duration::from_secs(20);
+/// Longest `OK <port>\n`.
+const MAX_ANSWER: usize = 32;
+
+/// Why the agent could not be asked.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum AgentError {
+    /// The VMM's socket, or reading or writing on it.
+    #[error("the connection to the guest's agent failed")]
+    Io(#[from] io::Error),
+    /// The guest has nothing listening on the agent's port.
+    #[error("the guest's agent takes no connections")]
+    Refused,
+    /// What it sent is no message.
+    #[error("the guest's agent does not follow the protocol")]
+    Protocol(#[from] FrameError),
+    /// It said nothing in time.
+    #[error("the guest's agent did not answer in time")]
+    TimedOut,
+}
+
+impl AgentError {
+    /// One sentence with its cause.
+    pub fn sentence(&self) -> String {
+        match std::error::Error::source(self) {
+            Some(source) => format!("{self}: {source}"),
+            None => self.to_string(),
+        }
+    }
+}
+
+/// Connects to the agent and sends one request.
+pub async fn ask(vsock: &Path, request: &Request) -> Result<UnixStream, AgentError> {
+    match timeout(CONNECT_TIME, connect(vsock)).await {
+        Ok(Ok(mut stream)) => {
+            frames::write(&mut stream, request).await?;
+            Ok(stream)
+        }
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(AgentError::TimedOut),
+    }
+}
+
+async fn connect(vsock: &Path) -> Result<UnixStream, AgentError> {
+    let mut stream = UnixStream::connect(vsock).await?;
+    stream
+        .write_all(format!("CONNECT {AGENT_PORT}\n").as_bytes())
+        .await?;
+    // Byte by byte: what follows the line belongs to the protocol.
+    let mut answer = Vec::with_capacity(MAX_ANSWER);
+    loop {
+        let mut byte = [0];
+        if stream.read(&mut byte).await? == 0 || answer.len() == MAX_ANSWER {
+            return Err(AgentError::Refused);
+        }
+        if byte[0] == b'\n' {
+            break;
+        }
+        answer.push(byte[0]);
+    }
+    if answer.starts_with(b"OK ") {
+        Ok(stream)
+    } else {
+        Err(AgentError::Refused)
+    }
+}
+
+/// Sends a request that has one answer, and waits for it for so long.
+pub async fn ask_once<T: DeserializeOwned>(
+    vsock: &Path,
+    request: &Request,
+    within: Duration,
+) -> Result<T, AgentError> {
+    let exchange = async {
+        let mut answers = FrameReader::new(ask(vsock, request).await?);
+        match answers.next().await {
+            Ok(Some(answer)) => Ok(answer),
+            Ok(None) => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            Err(ReadError::Io(error)) => Err(error.into()),
+            Err(ReadError::Frame(error)) => Err(error.into()),
+        }
+    };
+    timeout(within, exchange)
+        .await
+        .unwrap_or(Err(AgentError::TimedOut))
+}
+
+/// Sends a request whose answer is [`Done`]; the error is a sentence.
+pub async fn tell(vsock: &Path, request: &Request, within: Duration) -> Result<(), String> {
+    match ask_once::<Done>(vsock, request, within).await {
+        Ok(Done::Ok) => Ok(()),
+        Ok(Done::Error(message)) => Err(crate::vm::timeline::short(&message)),
+        Err(error) => Err(error.sentence()),
+    }
+}

@@ -1,0 +1,79 @@
+//! The HTTP API. What each route does is in [`crate::node`] and below; here
+//! requests are taken apart and answers put together.
+//!
+//! * [`vms`]: VMs and what can be done to them.
+//! * [`streams`]: requests that become streams of frames.
+//! * [`store`]: images, kernels and volumes.
+//! * [`parts`]: bodies, queries and upgrades.
+//! * [`auth`]: the token.
+
+pub mod auth;
+pub mod parts;
+pub mod store;
+pub mod streams;
+pub mod vms;
+
+use crate::error::Error;
+use crate::node::Node;
+use axum::Router;
+use axum::extract::State;
+use axum::http::{Method, StatusCode, Uri};
+use axum::routing::{delete, get, post, put};
+use axum::{Json, body::Body, response::Response};
+use jiffy_wire::api::NodeInfo;
+use std::sync::Arc;
+
+/// All routes.
+pub fn router(node: Arc<Node>) -> Router {
+    Router::new()
+        .route("/v1/info", get(info))
+        .route("/v1/shutdown", post(shutdown))
+        .route("/v1/run", post(streams::run))
+        .route("/v1/vms", get(vms::list).post(vms::create))
+        .route("/v1/vms/{vm}", get(vms::inspect).delete(vms::remove))
+        .route("/v1/vms/{vm}/start", post(vms::start))
+        .route("/v1/vms/{vm}/stop", post(vms::stop))
+        .route("/v1/vms/{vm}/kill", post(vms::kill))
+        .route("/v1/vms/{vm}/wait", post(vms::wait))
+        .route("/v1/vms/{vm}/stat", get(vms::stat))
+        .route("/v1/vms/{vm}/timeline", get(vms::timeline))
+        .route("/v1/vms/{vm}/logs", get(streams::logs))
+        .route("/v1/vms/{vm}/exec", post(streams::exec))
+        .route("/v1/vms/{vm}/attach", post(streams::attach))
+        .route("/v1/vms/{vm}/copy-in", post(streams::copy_in))
+        .route("/v1/vms/{vm}/copy-out", post(streams::copy_out))
+        .route("/v1/images", get(store::list_images))
+        .route(
+            "/v1/images/{name}",
+            post(store::import_image).delete(store::remove_image),
+        )
+        .route("/v1/kernels", get(store::list_kernels))
+        .route("/v1/kernels/{name}", put(store::put_kernel))
+        .route("/v1/volumes", get(store::list_volumes))
+        .route("/v1/volumes/{name}", delete(store::remove_volume))
+        .fallback(unknown)
+        .method_not_allowed_fallback(unknown)
+        .with_state(node)
+}
+
+async fn info(State(node): State<Arc<Node>>) -> Json<NodeInfo> {
+    Json(node.info())
+}
+
+async fn shutdown(State(node): State<Arc<Node>>) -> Response {
+    node.shutdown.notify_one();
+    no_content()
+}
+
+async fn unknown(method: Method, uri: Uri) -> Error {
+    let path: String = uri.path().chars().take(200).collect();
+    Error::not_found(format!("The API has no {method} {path}."))
+        .hint("The client may be of another version; compare `jiffy version`.")
+}
+
+/// 204.
+fn no_content() -> Response {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    response
+}

@@ -1,0 +1,121 @@
+//! Bodies, queries and upgrades.
+
+use crate::error::{Error, Result};
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::header::{CONNECTION, UPGRADE};
+use axum::http::{HeaderValue, StatusCode, Uri};
+use axum::response::Response;
+use futures_util::StreamExt;
+use http_body_util::{BodyExt, Limited};
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use jiffy_wire::api;
+use serde::de::DeserializeOwned;
+use std::future::Future;
+use std::io::{self, Read};
+use tokio::sync::mpsc;
+
+/// Largest JSON body, in bytes.
+const MAX_JSON: usize = 1024 * 1024;
+
+/// The JSON body of a request; an empty one is `{}`.
+pub async fn json<T: DeserializeOwned>(body: Body) -> Result<T> {
+    let bytes = Limited::new(body, MAX_JSON)
+        .collect()
+        .await
+        .map_err(|error| Error::invalid(format!("The request's body can't be read: {error}.")))?
+        .to_bytes();
+    let bytes = if bytes.is_empty() { &b"{}"[..] } else { &bytes };
+    serde_json::from_slice(bytes)
+        .map_err(|error| Error::invalid(format!("The request's body is not as expected: {error}.")))
+}
+
+/// The query of a request.
+pub fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T> {
+    axum::extract::Query::try_from_uri(uri)
+        .map(|axum::extract::Query(query)| query)
+        .map_err(|error| Error::invalid(format!("The request's query is wrong: {error}.")))
+}
+
+/// Takes the upgrade out of a request that asks for one.
+pub fn upgrade(request: &mut Request) -> Result<OnUpgrade> {
+    let wanted = request.headers().get(UPGRADE);
+    let right = wanted.is_some_and(|wanted| {
+        wanted
+            .as_bytes()
+            .eq_ignore_ascii_case(api::UPGRADE.as_bytes())
+    });
+    match request.extensions_mut().remove::<OnUpgrade>() {
+        Some(upgrade) if right => Ok(upgrade),
+        _ => Err(Error::invalid(format!(
+            "This request becomes a stream: send `Connection: upgrade` and `Upgrade: {}`.",
+            api::UPGRADE
+        ))),
+    }
+}
+
+/// Answers 101, and hands the connection on once the client has the answer.
+pub fn switch<F>(
+    upgrade: OnUpgrade,
+    serve: impl FnOnce(TokioIo<hyper::upgrade::Upgraded>) -> F + Send + 'static,
+) -> Response
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    tokio::spawn(async move {
+        match upgrade.await {
+            Ok(stream) => serve(TokioIo::new(stream)).await,
+            Err(error) => tracing::debug!(%error, "a client left before its stream began"),
+        }
+    });
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = response.headers_mut();
+    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(UPGRADE, HeaderValue::from_static(api::UPGRADE));
+    response
+}
+
+/// A request's body for code that blocks; drop the future's handle and the
+/// reader sees the connection end.
+pub fn blocking_body(body: Body) -> impl Read + Send + 'static {
+    let (send, receive) = mpsc::channel(4);
+    tokio::spawn(async move {
+        let mut pieces = body.into_data_stream();
+        while let Some(piece) = pieces.next().await {
+            let failed = piece.is_err();
+            if send.send(Some(piece.unwrap_or_default())).await.is_err() || failed {
+                // Without the final `None` the reader knows it isn't whole.
+                return;
+            }
+        }
+        let _ = send.send(None).await;
+    });
+    BodyReader {
+        pieces: receive,
+        current: bytes::Bytes::new(),
+        whole: false,
+    }
+}
+
+struct BodyReader {
+    pieces: mpsc::Receiver<Option<bytes::Bytes>>,
+    current: bytes::Bytes,
+    whole: bool,
+}
+
+impl Read for BodyReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.current.is_empty() && !self.whole {
+            match self.pieces.blocking_recv() {
+                Some(Some(piece)) => self.current = piece,
+                Some(None) => self.whole = true,
+                None => return Err(io::ErrorKind::ConnectionAborted.into()),
+            }
+        }
+        let got = buffer.len().min(self.current.len());
+        buffer[..got].copy_from_slice(&self.current.split_to(got));
+        Ok(got)
+    }
+}

@@ -1,0 +1,221 @@
+//! Requests that become streams of frames.
+
+use super::parts::{json, query, switch, upgrade};
+use super::vms::agent_failed;
+use crate::agent;
+use crate::error::{Error, Result};
+use crate::follow::{Log, MAX_TAIL, Source};
+use crate::node::Node;
+use crate::proxy::{self, ToClient};
+use crate::spec::check_command;
+use crate::vm::log::Cursor;
+use crate::vm::{VmHandle, attach};
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Request, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderValue, Uri};
+use axum::response::{IntoResponse, Response};
+use jiffy_wire::agent::{self as wire, CopyDone, CopyFrame, ExecOutput, VERSION};
+use jiffy_wire::api::{RunVm, VM_ID_HEADER, VmState};
+use jiffy_wire::frame;
+use serde::Deserialize;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// Longest path in a guest.
+const MAX_PATH: usize = 4096;
+/// How long the end of a VM may take to be noticed after its agent is gone.
+const END_TIME: Duration = Duration::from_secs(2);
+
+type Shared = State<Arc<Node>>;
+
+pub(super) async fn run(State(node): Shared, mut request: Request) -> Result<Response> {
+    let stream = upgrade(&mut request);
+    let wanted: RunVm = json(request.into_body()).await?;
+    if wanted.detach {
+        let (vm, cursor) = node.run(wanted.vm).await?;
+        drop(cursor);
+        return Ok(Json(node.started(&vm).await?).into_response());
+    }
+    let stream = stream?;
+    if wanted.vm.command.is_none() {
+        return Err(Error::invalid("There is no command to attach to.")
+            .hint("Give a command, or detach from the VM."));
+    }
+    let (vm, cursor) = node.run(wanted.vm).await?;
+    let id = HeaderValue::from_str(&vm.id);
+    let folder = node.folder(&vm);
+    let mut response = switch(stream, move |stream| async move {
+        attach::serve(stream, &vm, &folder, cursor).await;
+    });
+    if let Ok(id) = id {
+        response.headers_mut().insert(VM_ID_HEADER, id);
+    }
+    Ok(response)
+}
+
+pub(super) async fn attach(
+    State(node): Shared,
+    Path(vm): Path<String>,
+    mut request: Request,
+) -> Result<Response> {
+    let stream = upgrade(&mut request)?;
+    let vm = node.find(&vm)?;
+    if vm.spec.command.is_none() {
+        return Err(Error::wrong_state(format!(
+            "The VM {} has no first command to attach to.",
+            vm.name
+        ))
+        .hint(format!("Run one in it with `jiffy exec {}`.", vm.name)));
+    }
+    if vm.view.borrow().vm.state == VmState::Created {
+        return Err(
+            Error::wrong_state(format!("The VM {} was never started.", vm.name))
+                .hint(format!("Start it with `jiffy start {}`.", vm.name)),
+        );
+    }
+    let cursor = Cursor::new(&vm.clients);
+    let folder = node.folder(&vm);
+    Ok(switch(stream, move |stream| async move {
+        attach::serve(stream, &vm, &folder, cursor).await;
+    }))
+}
+
+pub(super) async fn exec(
+    State(node): Shared,
+    Path(vm): Path<String>,
+    mut request: Request,
+) -> Result<Response> {
+    let stream = upgrade(&mut request)?;
+    let command: wire::Command = json(request.into_body()).await?;
+    check_command(&command)?;
+    let vm = node.find(&vm)?;
+    let request = wire::Request::Exec {
+        version: VERSION,
+        command,
+    };
+    proxied::<ExecOutput>(&node, vm, stream, request).await
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CopyQuery {
+    path: String,
+}
+
+pub(super) async fn copy_in(
+    State(node): Shared,
+    Path(vm): Path<String>,
+    mut request: Request,
+) -> Result<Response> {
+    let path = copy_path(request.uri())?;
+    let stream = upgrade(&mut request)?;
+    let vm = node.find(&vm)?;
+    let request = wire::Request::CopyIn {
+        version: VERSION,
+        path,
+    };
+    proxied::<CopyDone>(&node, vm, stream, request).await
+}
+
+pub(super) async fn copy_out(
+    State(node): Shared,
+    Path(vm): Path<String>,
+    mut request: Request,
+) -> Result<Response> {
+    let path = copy_path(request.uri())?;
+    let stream = upgrade(&mut request)?;
+    let vm = node.find(&vm)?;
+    let request = wire::Request::CopyOut {
+        version: VERSION,
+        path,
+    };
+    proxied::<CopyFrame>(&node, vm, stream, request).await
+}
+
+fn copy_path(uri: &Uri) -> Result<String> {
+    let CopyQuery { path } = query(uri)?;
+    if path.is_empty() || path.len() > MAX_PATH || path.contains('\0') {
+        return Err(Error::invalid(
+            "The path in the VM must have 1 to 4096 bytes and no NUL.",
+        ));
+    }
+    Ok(path)
+}
+
+/// Asks the VM's agent, then passes messages between it and the client.
+async fn proxied<T: ToClient>(
+    node: &Node,
+    vm: Arc<VmHandle>,
+    stream: hyper::upgrade::OnUpgrade,
+    request: wire::Request,
+) -> Result<Response> {
+    let socket = node.agent_socket(&vm).await?;
+    let agent = agent::ask(&socket, &request)
+        .await
+        .map_err(|error| agent_failed(&vm.name, &error))?;
+    Ok(switch(stream, move |stream| async move {
+        proxy::run::<T>(stream, agent, why_ended(vm)).await;
+    }))
+}
+
+/// A sentence, if the VM ends within a moment.
+async fn why_ended(vm: Arc<VmHandle>) -> Option<String> {
+    let ended = vm.when(|view| !view.is_active());
+    let view = timeout(END_TIME, ended).await.ok()?;
+    Some(match view.failure {
+        Some(failure) => failure.message,
+        None => format!("The VM {} ended.", vm.name),
+    })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct LogsQuery {
+    #[serde(default)]
+    follow: bool,
+    tail: Option<usize>,
+    source: Option<Source>,
+}
+
+pub(super) async fn logs(
+    State(node): Shared,
+    Path(vm): Path<String>,
+    uri: Uri,
+) -> Result<Response> {
+    let LogsQuery {
+        follow,
+        tail,
+        source,
+    } = query(&uri)?;
+    if tail.is_some_and(|lines| lines > MAX_TAIL) {
+        return Err(Error::invalid(format!(
+            "At most {MAX_TAIL} lines can be asked for from the end."
+        )));
+    }
+    let vm = node.find(&vm)?;
+    let source = source.unwrap_or(Source::Command);
+    if source == Source::Console && !vm.spec.console {
+        return Err(
+            Error::wrong_state(format!("The VM {} has no console.", vm.name))
+                .hint("Make a VM with --console to have one."),
+        );
+    }
+    let folder = node.folder(&vm);
+    let log = tokio::task::spawn_blocking(move || Log::open(vm, folder, source, follow, tail))
+        .await
+        .map_err(|error| Error::internal(format!("A log could not be opened: {error}.")))??;
+    let pieces = futures_util::stream::try_unfold(log, |mut log| async move {
+        let Some(chunk) = log.next().await? else {
+            return Ok::<_, std::io::Error>(None);
+        };
+        let bytes = frame::to_vec(&chunk).map_err(std::io::Error::other)?;
+        Ok(Some((Bytes::from(bytes), log)))
+    });
+    let mut response = Response::new(Body::from_stream(pieces));
+    let kind = HeaderValue::from_static("application/octet-stream");
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    Ok(response)
+}

@@ -1,0 +1,189 @@
+//! VMs and what can be done to them.
+
+use super::no_content;
+use super::parts::{json, query};
+use crate::agent;
+use crate::clock::monotonic_ns;
+use crate::error::{Error, Result};
+use crate::node::Node;
+use crate::vm::Command;
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::Uri;
+use axum::response::Response;
+use jiffy_wire::agent::{Request, Stat, VERSION};
+use jiffy_wire::api::{CreateVm, Vm, VmState};
+use jiffy_wire::timeline::Timeline;
+use serde::Deserialize;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What programs have after SIGTERM unless told otherwise, milliseconds.
+const DEFAULT_GRACE: u32 = 10_000;
+/// Longest such time: a day.
+const MAX_GRACE: u32 = 86_400_000;
+/// What an agent has to answer a small question.
+const ANSWER_TIME: Duration = Duration::from_secs(30);
+
+type Shared = State<Arc<Node>>;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListQuery {
+    #[serde(default)]
+    all: bool,
+}
+
+pub(super) async fn list(State(node): Shared, uri: Uri) -> Result<Json<Vec<Vm>>> {
+    let ListQuery { all } = query(&uri)?;
+    Ok(Json(node.list(all)))
+}
+
+pub(super) async fn create(State(node): Shared, body: Body) -> Result<Json<Vm>> {
+    let wanted: CreateVm = json(body).await?;
+    let vm = node.create(wanted).await?;
+    Ok(Json(vm.vm()))
+}
+
+pub(super) async fn inspect(State(node): Shared, Path(vm): Path<String>) -> Result<Json<Vm>> {
+    Ok(Json(node.find(&vm)?.vm()))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RemoveQuery {
+    #[serde(default)]
+    force: bool,
+}
+
+pub(super) async fn remove(
+    State(node): Shared,
+    Path(vm): Path<String>,
+    uri: Uri,
+) -> Result<Response> {
+    let RemoveQuery { force } = query(&uri)?;
+    node.find(&vm)?
+        .ask(|reply| Command::Remove(force, reply))
+        .await??;
+    Ok(no_content())
+}
+
+pub(super) async fn start(State(node): Shared, Path(vm): Path<String>) -> Result<Json<Vm>> {
+    let received = monotonic_ns();
+    let vm = node.find(&vm)?;
+    // As `docker start`: what runs is started.
+    if !vm.view.borrow().is_active() {
+        node.start(&vm, received).await?;
+    }
+    Ok(Json(node.started(&vm).await?))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct StopQuery {
+    grace_ms: Option<u32>,
+}
+
+pub(super) async fn stop(
+    State(node): Shared,
+    Path(vm): Path<String>,
+    uri: Uri,
+) -> Result<Json<Vm>> {
+    let StopQuery { grace_ms } = query(&uri)?;
+    let grace = grace_ms.unwrap_or(DEFAULT_GRACE).min(MAX_GRACE);
+    let vm = node.find(&vm)?;
+    // As `docker stop`: what has ended is stopped.
+    if vm.view.borrow().is_active() {
+        let grace = Duration::from_millis(grace.into());
+        let asked = vm.ask(|reply| Command::Stop(grace, reply)).await?;
+        if vm.view.borrow().is_active() {
+            asked?;
+        }
+    }
+    let view = vm.when(|view| !view.is_active()).await;
+    Ok(Json(view.vm))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct KillQuery {
+    signal: Option<i32>,
+}
+
+pub(super) async fn kill(
+    State(node): Shared,
+    Path(vm): Path<String>,
+    uri: Uri,
+) -> Result<Json<Vm>> {
+    let KillQuery { signal } = query(&uri)?;
+    let vm = node.find(&vm)?;
+    let Some(signal) = signal else {
+        vm.ask(Command::Kill).await??;
+        let view = vm.when(|view| !view.is_active()).await;
+        return Ok(Json(view.vm));
+    };
+    if !(1..=64).contains(&signal) {
+        return Err(Error::invalid(format!(
+            "{signal} is no signal; signals are 1 to 64."
+        )));
+    }
+    if vm.spec.command.is_none() {
+        return Err(Error::wrong_state(format!(
+            "The VM {} has no first command to send a signal to.",
+            vm.name
+        ))
+        .hint("Without a signal, the VM itself ends."));
+    }
+    let socket = node.agent_socket(&vm).await?;
+    let request = Request::SignalMain {
+        version: VERSION,
+        signal,
+    };
+    agent::tell(&socket, &request, ANSWER_TIME)
+        .await
+        .map_err(|why| {
+            Error::vm_failed(format!(
+                "The signal did not reach the command of the VM {}: {why}.",
+                vm.name
+            ))
+        })?;
+    Ok(Json(vm.vm()))
+}
+
+pub(super) async fn wait(State(node): Shared, Path(vm): Path<String>) -> Result<Json<Vm>> {
+    let vm = match node.find(&vm) {
+        Ok(vm) => vm,
+        Err(_) => return Ok(Json(node.last_seen(&vm)?)),
+    };
+    let view = vm.when(|view| view.vm.state == VmState::Exited).await;
+    Ok(Json(view.vm))
+}
+
+pub(super) async fn stat(State(node): Shared, Path(vm): Path<String>) -> Result<Json<Stat>> {
+    let vm = node.find(&vm)?;
+    let socket = node.agent_socket(&vm).await?;
+    let request = Request::Stat { version: VERSION };
+    let stat = agent::ask_once(&socket, &request, ANSWER_TIME)
+        .await
+        .map_err(|error| agent_failed(&vm.name, &error))?;
+    Ok(Json(stat))
+}
+
+pub(super) async fn timeline(
+    State(node): Shared,
+    Path(vm): Path<String>,
+) -> Result<Json<Timeline>> {
+    Ok(Json(node.timeline(&vm).await?))
+}
+
+/// The agent of a VM that should have one did not do its part.
+pub(super) fn agent_failed(vm: &str, error: &agent::AgentError) -> Error {
+    Error::vm_failed(format!(
+        "The agent of the VM {vm} can't be asked: {}.",
+        error.sentence()
+    ))
+    .hint(format!(
+        "`jiffy logs {vm}` may say why; `jiffy kill {vm}` ends it."
+    ))
+}

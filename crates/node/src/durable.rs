@@ -1,0 +1,146 @@
+//! The node's own files: JSON in an envelope with a format's name, a version
+//! and a checksum, replaced whole or not at all.
+//!
+//! ```json
+//! {"format":"jiffy-vm","version":1,"crc32c":"1c291ca3","content":{…}}
+//! ```
+//!
+//! The checksum is CRC-32C over the exact bytes of `content`.
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::value::RawValue;
+use std::fs;
+use std::io;
+use std::path::Path;
+use thiserror::Error;
+
+/// Why a file was not read.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The file can't be read.
+    #[error("the file can't be read")]
+    Io(#[source] io::Error),
+    /// A file of no bytes: the host stopped before a file that was never
+    /// synced reached the disk.
+    #[error("the file is empty")]
+    Empty,
+    /// No envelope.
+    #[error("the file is damaged")]
+    Malformed(#[source] serde_json::Error),
+    /// An envelope of something else.
+    #[error("the file is a {found:?}, not a {expected:?}")]
+    OtherFormat {
+        /// What was found.
+        found: String,
+        /// What was looked for.
+        expected: &'static str,
+    },
+    /// Of another release of Jiffy.
+    #[error("the file has version {found}; this jiffyd reads version {expected}")]
+    OtherVersion {
+        /// What was found.
+        found: u32,
+        /// What is read.
+        expected: u32,
+    },
+    /// The content isn't what was written.
+    #[error("the file's checksum is wrong")]
+    Checksum,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Envelope<'a> {
+    format: &'a str,
+    version: u32,
+    crc32c: &'a str,
+    #[serde(borrow)]
+    content: &'a RawValue,
+}
+
+/// Writes `content` to `path`. Without `sync` a crash of the host may leave
+/// an empty file, but a crash of the daemon never does.
+pub fn save<T: Serialize>(
+    path: &Path,
+    format: &'static str,
+    version: u32,
+    content: &T,
+    sync: bool,
+) -> io::Result<()> {
+    let content = serde_json::value::to_raw_value(content)?;
+    let crc32c = format!("{:08x}", crc32c::crc32c(content.get().as_bytes()));
+    let bytes = serde_json::to_vec(&Envelope {
+        format,
+        version,
+        crc32c: &crc32c,
+        content: &content,
+    })?;
+    if sync {
+        return jiffy_sys::durable::replace(path, &bytes);
+    }
+    let temporary = path.with_extension("tmp");
+    fs::write(&temporary, &bytes)
+        .and_then(|()| fs::rename(&temporary, path))
+        .inspect_err(|_| {
+            let _ = fs::remove_file(&temporary);
+        })
+}
+
+/// Reads what [`save`] wrote.
+pub fn load<T: DeserializeOwned>(
+    path: &Path,
+    format: &'static str,
+    version: u32,
+) -> Result<T, LoadError> {
+    let bytes = fs::read(path).map_err(LoadError::Io)?;
+    if bytes.is_empty() {
+        return Err(LoadError::Empty);
+    }
+    let envelope: Envelope<'_> = serde_json::from_slice(&bytes).map_err(LoadError::Malformed)?;
+    if envelope.format != format {
+        return Err(LoadError::OtherFormat {
+            found: envelope.format.chars().take(32).collect(),
+            expected: format,
+        });
+    }
+    if envelope.version != version {
+        return Err(LoadError::OtherVersion {
+            found: envelope.version,
+            expected: version,
+        });
+    }
+    let content = envelope.content.get();
+    if u32::from_str_radix(envelope.crc32c, 16) != Ok(crc32c::crc32c(content.as_bytes())) {
+        return Err(LoadError::Checksum);
+    }
+    serde_json::from_str(content).map_err(LoadError::Malformed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_saved_is_loaded_and_every_damage_is_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("thing.json");
+        for sync in [false, true] {
+            save(&path, "thing", 1, &vec![1, 2, 3], sync).unwrap();
+            let read: Vec<i32> = load(&path, "thing", 1).unwrap();
+            assert_eq!(read, [1, 2, 3]);
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        let read = |format, version| load::<Vec<i32>>(&path, format, version).unwrap_err();
+        assert!(matches!(read("other", 1), LoadError::OtherFormat { .. }));
+        assert!(matches!(read("thing", 2), LoadError::OtherVersion { .. }));
+        let good = fs::read_to_string(&path).unwrap();
+        fs::write(&path, good.replace("[1,2,3]", "[1,2,4]")).unwrap();
+        assert!(matches!(read("thing", 1), LoadError::Checksum));
+        fs::write(&path, &good[..good.len() - 3]).unwrap();
+        assert!(matches!(read("thing", 1), LoadError::Malformed(_)));
+        fs::write(&path, "").unwrap();
+        assert!(matches!(read("thing", 1), LoadError::Empty));
+        fs::remove_file(&path).unwrap();
+        assert!(matches!(read("thing", 1), LoadError::Io(_)));
+    }
+}

@@ -1,0 +1,70 @@
+//! Messages in frames, on an asynchronous stream.
+
+use jiffy_wire::frame::{self, Decoder, FrameError};
+use serde::{Serialize, de::DeserializeOwned};
+use std::io;
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+/// Bytes asked for at a time.
+const READ: usize = 16 * 1024;
+
+/// Why no message came.
+#[derive(Debug, Error)]
+pub enum ReadError {
+    /// The stream.
+    #[error("reading failed")]
+    Io(#[from] io::Error),
+    /// What came is no message.
+    #[error("what came is no message: {0}")]
+    Frame(#[from] FrameError),
+}
+
+/// Cuts a stream into messages. Cancelling [`FrameReader::next`] loses nothing.
+#[derive(Debug)]
+pub struct FrameReader<R> {
+    stream: R,
+    decoder: Decoder,
+    buffer: Vec<u8>,
+}
+
+impl<R: AsyncRead + Unpin> FrameReader<R> {
+    /// Reads from this stream.
+    pub fn new(stream: R) -> FrameReader<R> {
+        FrameReader {
+            stream,
+            decoder: Decoder::new(),
+            buffer: Vec::new(),
+        }
+    }
+
+    /// The next message; none at the end of the stream. A message cut short
+    /// by the end counts as none.
+    pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, ReadError> {
+        loop {
+            if let Some(message) = self.decoder.next()? {
+                return Ok(Some(message));
+            }
+            self.buffer.resize(READ, 0);
+            match self.stream.read(&mut self.buffer).await? {
+                0 => return Ok(None),
+                got => self.decoder.push(&self.buffer[..got]),
+            }
+        }
+    }
+
+    /// The stream, and whatever was read of it is forgotten.
+    pub fn into_inner(self) -> R {
+        self.stream
+    }
+}
+
+/// Writes one message as a frame.
+pub async fn write<T: Serialize>(
+    stream: &mut (impl AsyncWrite + Unpin),
+    message: &T,
+) -> io::Result<()> {
+    let bytes = frame::to_vec(message)
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+    stream.write_all(&bytes).await
+}

@@ -1,0 +1,171 @@
+//! Kernels: those that came with Jiffy, and the user's own.
+
+use crate::error::{Error, Result};
+use crate::names;
+use crate::paths::Paths;
+use jiffy_kernel::image::{Format, Image, ImageError};
+use jiffy_wire::api::KernelInfo;
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
+
+/// Largest kernel image, in bytes.
+const MAX_KERNEL: u64 = 512 << 20;
+const FILE: &str = "vmlinux";
+
+/// The kernels of a node.
+#[derive(Debug)]
+pub struct Kernels {
+    own: PathBuf,
+    share: PathBuf,
+    /// Digests of files that haven't changed since.
+    digests: Mutex<HashMap<PathBuf, (SystemTime, u64, String)>>,
+}
+
+impl Kernels {
+    /// The kernels in these folders; the user's come first.
+    pub fn new(paths: &Paths) -> Kernels {
+        Kernels {
+            own: paths.kernels(),
+            share: paths.share.join("kernels"),
+            digests: Mutex::default(),
+        }
+    }
+
+    /// The file of a kernel.
+    pub fn find(&self, name: &str) -> Result<PathBuf> {
+        names::check("kernel", name)?;
+        for folder in [&self.own, &self.share] {
+            let path = folder.join(name).join(FILE);
+            if path.exists() {
+                return Ok(path);
+            }
+        }
+        Err(Error::not_found(format!("There is no kernel {name}."))
+            .hint("`jiffy kernel list` lists the kernels; `jiffy kernel build` makes them."))
+    }
+
+    /// All kernels, by name. Reads files that are new or changed: blocking.
+    pub fn list(&self) -> Result<Vec<KernelInfo>> {
+        let mut kernels: Vec<KernelInfo> = Vec::new();
+        for folder in [&self.own, &self.share] {
+            let Ok(entries) = fs::read_dir(folder) else {
+                continue;
+            };
+            for entry in entries.flatten() {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                let path = entry.path().join(FILE);
+                let known = kernels.iter().any(|kernel| kernel.name == name);
+                if known || names::check("kernel", &name).is_err() || !path.exists() {
+                    continue;
+                }
+                kernels.push(self.info(name, &path)?);
+            }
+        }
+        kernels.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(kernels)
+    }
+
+    /// Keeps a kernel under this name, in place of the user's own of that
+    /// name. Blocking.
+    pub fn put(&self, name: &str, contents: impl Read) -> Result<KernelInfo> {
+        names::check("kernel", name)?;
+        let folder = self.own.join(name);
+        let failed = |error: io::Error| Error::io("keep a kernel", &folder, &error);
+        let existed = folder.exists();
+        let kept = self.write(&folder, contents, &failed);
+        if kept.is_err() && !existed {
+            let _ = fs::remove_dir_all(&folder);
+        }
+        kept?;
+        self.info(name.to_owned(), &folder.join(FILE))
+    }
+
+    fn write(
+        &self,
+        folder: &Path,
+        contents: impl Read,
+        failed: &impl Fn(io::Error) -> Error,
+    ) -> Result<()> {
+        fs::create_dir_all(folder).map_err(failed)?;
+        let mut temporary = tempfile::Builder::new()
+            .prefix(".new-")
+            .tempfile_in(folder)
+            .map_err(failed)?;
+        let size =
+            io::copy(&mut contents.take(MAX_KERNEL + 1), &mut temporary).map_err(|error| {
+                match error.kind() {
+                    io::ErrorKind::ConnectionAborted => {
+                        Error::invalid("The kernel ended early: the client went away.")
+                    }
+                    _ => failed(error),
+                }
+            })?;
+        if size > MAX_KERNEL {
+            return Err(Error::invalid(format!(
+                "The kernel is larger than {} MiB.",
+                MAX_KERNEL >> 20
+            )));
+        }
+        check(temporary.path())?;
+        temporary.as_file().sync_all().map_err(failed)?;
+        let to = folder.join(FILE);
+        temporary
+            .persist(&to)
+            .map_err(|error| failed(error.error))?;
+        jiffy_sys::durable::sync_folder_of(&to).map_err(failed)
+    }
+
+    fn info(&self, name: String, path: &Path) -> Result<KernelInfo> {
+        let failed = |error: io::Error| Error::io("read a kernel", path, &error);
+        let data = fs::metadata(path).map_err(failed)?;
+        let changed = data.modified().map_err(failed)?;
+        let known = {
+            let digests = self.digests.lock().unwrap_or_else(PoisonError::into_inner);
+            digests.get(path).cloned()
+        };
+        let digest = match known {
+            Some((then, size, digest)) if then == changed && size == data.len() => digest,
+            _ => {
+                let mut hasher = blake3::Hasher::new();
+                hasher
+                    .update_reader(File::open(path).map_err(failed)?)
+                    .map_err(failed)?;
+                let digest = hasher.finalize().to_hex().to_string();
+                let mut digests = self.digests.lock().unwrap_or_else(PoisonError::into_inner);
+                digests.insert(path.to_owned(), (changed, data.len(), digest.clone()));
+                digest
+            }
+        };
+        Ok(KernelInfo {
+            name,
+            size: data.len(),
+            digest,
+        })
+    }
+}
+
+/// Is the file a kernel that can be booted?
+fn check(path: &Path) -> Result<()> {
+    let problem = match Image::open(path) {
+        Ok(Image {
+            format: Format::Elf { pvh_entry: None },
+            ..
+        }) => "it is an ELF kernel without a PVH note".to_owned(),
+        Ok(_) => return Ok(()),
+        Err(ImageError::Malformed { problem, .. }) => problem.to_string(),
+        Err(ImageError::Unknown { .. }) => "it is neither ELF nor a bzImage".to_owned(),
+        Err(error) => {
+            return Err(Error::internal(format!(
+                "The kernel can't be checked: {error}."
+            )));
+        }
+    };
+    Err(
+        Error::invalid(format!("This is no kernel that Jiffy can boot: {problem}."))
+            .hint("Give an ELF kernel with a PVH note (vmlinux, CONFIG_PVH=y), or a bzImage."),
+    )
+}

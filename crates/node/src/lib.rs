@@ -1,0 +1,70 @@
+//! jiffyd: images, the registry of VMs, and the API.
+//!
+//! * [`options`], [`paths`]: how it was started and where its files are.
+//! * [`listen`]: sockets and the lock.
+//! * [`api`]: HTTP in, calls out.
+//! * [`node`]: what requests come down to.
+//! * [`spec`]: checks what a VM is to be.
+//! * [`registry`]: which VMs there are.
+//! * [`vm`]: one VM, owned by one task.
+//! * [`images`], [`kernels`], [`volumes`]: what VMs are made of.
+//! * [`agent`], [`proxy`], [`frames`]: talking to guests.
+//! * [`follow`]: logs for clients.
+//! * [`durable`], [`names`], [`clock`], [`error`]: small things many need.
+
+mod agent;
+mod api;
+mod clock;
+mod durable;
+mod error;
+mod follow;
+mod frames;
+mod images;
+mod kernels;
+mod listen;
+mod names;
+mod node;
+pub mod options;
+mod paths;
+mod proxy;
+mod registry;
+mod spec;
+mod vm;
+mod volumes;
+
+use listen::Listeners;
+use options::Options;
+use paths::Paths;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::info;
+
+/// Runs the daemon until a signal or a request ends it. VMs go on.
+pub async fn run(options: Options) -> anyhow::Result<()> {
+    let paths = Paths::resolve(&options)?;
+    paths.prepare()?;
+    let _lock = listen::lock(&paths)?;
+    let listeners = Listeners::open(&options, &paths).await?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let start_timeout = Duration::from_secs(options.start_timeout.into());
+    let node = node::Node::open(paths.clone(), start_timeout).await?;
+    info!(
+        socket = %paths.socket.display(),
+        tcp = ?listeners.tcp_address(),
+        data = %paths.data.display(),
+        "jiffyd listens"
+    );
+    let inode = listeners.inode();
+    let end = async {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    listen::serve(listeners, std::sync::Arc::clone(&node), end).await;
+    listen::remove_socket(&paths.socket, inode);
+    node.flush().await;
+    info!("jiffyd ends; VMs go on");
+    Ok(())
+}

@@ -1,0 +1,252 @@
+//! Sockets and the lock: one daemon per data folder, one per socket.
+
+use crate::api::auth::Token;
+use crate::node::Node;
+use crate::options::Options;
+use crate::paths::Paths;
+use anyhow::{Context, bail};
+use axum::Router;
+use axum::extract::Request;
+use axum::response::IntoResponse;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use rustix::fs::FlockOperation;
+use std::convert::Infallible;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::timeout;
+use tracing::{debug, warn};
+
+/// Most connections at a time, over all listeners.
+const MAX_CONNECTIONS: usize = 4096;
+/// What a client has to send a request's header.
+const HEADER_TIME: Duration = Duration::from_secs(30);
+/// What requests have to be answered once the daemon ends.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
+
+/// Held while a daemon owns a data folder.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+/// Takes the data folder; says who has it if somebody does.
+pub fn lock(paths: &Paths) -> anyhow::Result<Lock> {
+    let path = paths.data.join("jiffyd.lock");
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .with_context(|| format!("opening {}", path.display()))?;
+    if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        let mut holder = String::new();
+        let _ = file.read_to_string(&mut holder);
+        let holder = match holder.trim() {
+            "" => String::new(),
+            pid => format!(" (process {pid})"),
+        };
+        bail!(
+            "Another jiffyd{holder} already keeps {}.",
+            paths.data.display()
+        );
+    }
+    file.set_len(0)?;
+    file.rewind()?;
+    writeln!(file, "{}", std::process::id())?;
+    Ok(Lock { _file: file })
+}
+
+/// The sockets of a daemon.
+#[derive(Debug)]
+pub struct Listeners {
+    unix: UnixListener,
+    /// The inode of the socket, to remove no other than ours.
+    inode: u64,
+    tcp: Option<(TcpListener, Token)>,
+}
+
+impl Listeners {
+    /// Opens them. A socket that nobody answers on is replaced.
+    pub async fn open(options: &Options, paths: &Paths) -> anyhow::Result<Listeners> {
+        let tcp = match (options.listen, &options.token_file) {
+            (None, _) => None,
+            (Some(_), None) => {
+                bail!("Listening on TCP needs a token: name its file with --token-file.")
+            }
+            (Some(address), Some(file)) => {
+                let token = read_token(file)?;
+                let listener = TcpListener::bind(address.0)
+                    .await
+                    .with_context(|| format!("Listening on tcp:{} failed", address.0))?;
+                Some((listener, token))
+            }
+        };
+        let socket = &paths.socket;
+        if std::os::unix::net::UnixStream::connect(socket).is_ok() {
+            bail!("Another jiffyd already answers on {}.", socket.display());
+        }
+        let _ = fs::remove_file(socket);
+        // The folder is closed to others, so nobody gets in before the chmod.
+        let unix = UnixListener::bind(socket)
+            .with_context(|| format!("Listening on {} failed", socket.display()))?;
+        fs::set_permissions(socket, fs::Permissions::from_mode(0o600))?;
+        let inode = fs::metadata(socket)?.ino();
+        Ok(Listeners { unix, inode, tcp })
+    }
+
+    /// Where TCP is listened on, if anywhere.
+    pub fn tcp_address(&self) -> Option<std::net::SocketAddr> {
+        self.tcp.as_ref()?.0.local_addr().ok()
+    }
+
+    /// Serves until `end` is done, then lets requests under way finish.
+    pub async fn serve(self, router: Router, end: impl Future<Output = ()>) {
+        let (closing, closing_seen) = watch::channel(false);
+        // Every connection holds a sender: when all are gone, so are they.
+        let (open, mut all_closed) = mpsc::channel::<()>(1);
+        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let start = |place, token: Option<Token>| Connection {
+            router: router.clone(),
+            token,
+            closing: closing_seen.clone(),
+            _open: open.clone(),
+            _place: place,
+        };
+        tokio::pin!(end);
+        loop {
+            let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+                break;
+            };
+            tokio::select! {
+                accepted = self.unix.accept() => match accepted {
+                    Ok((stream, _)) => {
+                        tokio::spawn(start(place, None).serve(stream));
+                    }
+                    Err(error) => accept_failed(&error).await,
+                },
+                accepted = accept_tcp(self.tcp.as_ref()) => match accepted {
+                    Ok((stream, token)) => {
+                        let _ = stream.set_nodelay(true);
+                        tokio::spawn(start(place, Some(token)).serve(stream));
+                    }
+                    Err(error) => accept_failed(&error).await,
+                },
+                () = &mut end => break,
+            }
+        }
+        closing.send_replace(true);
+        drop(open);
+        let _ = timeout(LAST_ANSWERS, all_closed.recv()).await;
+    }
+
+    /// The inode of the Unix socket, for [`remove_socket`].
+    pub fn inode(&self) -> u64 {
+        self.inode
+    }
+}
+
+/// Removes the socket at the daemon's end, unless it is another's by now.
+pub fn remove_socket(socket: &Path, inode: u64) {
+    if fs::metadata(socket).is_ok_and(|data| data.ino() == inode) {
+        let _ = fs::remove_file(socket);
+    }
+}
+
+async fn accept_tcp(
+    tcp: Option<&(TcpListener, Token)>,
+) -> std::io::Result<(tokio::net::TcpStream, Token)> {
+    match tcp {
+        Some((listener, token)) => {
+            let (stream, _) = listener.accept().await?;
+            Ok((stream, token.clone()))
+        }
+        None => std::future::pending().await,
+    }
+}
+
+async fn accept_failed(error: &std::io::Error) {
+    warn!(%error, "a connection could not be taken");
+    // Out of descriptors, most likely: give others time to close some.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+}
+
+fn read_token(path: &Path) -> anyhow::Result<Token> {
+    let text = fs::read_to_string(path)
+        .with_context(|| format!("Reading the token file {} failed", path.display()))?;
+    match text.trim() {
+        "" => bail!("The token file {} is empty.", path.display()),
+        token => Ok(Token::new(token)),
+    }
+}
+
+/// One client's connection.
+struct Connection {
+    router: Router,
+    token: Option<Token>,
+    closing: watch::Receiver<bool>,
+    _open: mpsc::Sender<()>,
+    _place: tokio::sync::OwnedSemaphorePermit,
+}
+
+impl Connection {
+    async fn serve(mut self, stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
+        let router = TowerToHyperService::new(self.router.clone());
+        let token = self.token.clone();
+        let service = service_fn(move |request: Request<Incoming>| {
+            let allowed = match &token {
+                Some(token) => token.check(request.headers()),
+                None => Ok(()),
+            };
+            let answer = allowed.map(|()| router.call(request));
+            async move {
+                match answer {
+                    Ok(answer) => answer.await,
+                    Err(error) => Ok::<_, Infallible>(error.into_response()),
+                }
+            }
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEADER_TIME)
+            .serve_connection(TokioIo::new(stream), service)
+            .with_upgrades();
+        tokio::pin!(connection);
+        let served = tokio::select! {
+            served = &mut connection => served,
+            () = async {
+                let _ = self.closing.wait_for(|closing| *closing).await;
+            } => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = served {
+            debug!(%error, "a connection ended badly");
+        }
+    }
+}
+
+/// Serves a node until it is asked to end.
+pub async fn serve(listeners: Listeners, node: Arc<Node>, end: impl Future<Output = ()>) {
+    let router = crate::api::router(Arc::clone(&node));
+    let either = async {
+        tokio::select! {
+            () = end => {}
+            () = node.shutdown.notified() => {}
+        }
+    };
+    listeners.serve(router, either).await;
+}

@@ -1,0 +1,115 @@
+//! Names of VMs, images, kernels and volumes, and VMs' ids.
+
+use crate::error::{Error, Result};
+
+/// Longest name, in bytes.
+const MAX_NAME: usize = 63;
+
+const ADJECTIVES: [&str; 48] = [
+    "able", "airy", "apt", "blithe", "bold", "brave", "brisk", "calm", "clear", "clever", "cosy",
+    "crisp", "deft", "eager", "early", "fair", "fleet", "fond", "frank", "fresh", "gentle", "glad",
+    "grand", "hardy", "jolly", "keen", "kind", "light", "lively", "lucid", "merry", "mild", "neat",
+    "nimble", "plain", "proud", "quick", "quiet", "rapid", "ready", "sharp", "sound", "spry",
+    "sturdy", "sunny", "swift", "warm", "wise",
+];
+
+const NOUNS: [&str; 48] = [
+    "alder", "badger", "beech", "birch", "brook", "cedar", "clover", "comet", "crane", "curlew",
+    "delta", "ember", "falcon", "fern", "finch", "fjord", "gale", "hare", "harbour", "hazel",
+    "heron", "ibis", "kestrel", "lark", "larch", "linnet", "marten", "meadow", "merlin", "moss",
+    "oak", "osprey", "otter", "pine", "plover", "raven", "reed", "robin", "rowan", "sparrow",
+    "stoat", "stork", "swallow", "teal", "thrush", "tern", "willow", "wren",
+];
+
+/// Checks a name the user chose. `what` is "VM", "image", and so on.
+pub fn check(what: &str, name: &str) -> Result<()> {
+    let mut bytes = name.bytes();
+    let good = bytes
+        .next()
+        .is_some_and(|first| first.is_ascii_alphanumeric())
+        && bytes.all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-'))
+        && name.len() <= MAX_NAME;
+    if good {
+        return Ok(());
+    }
+    let shown: String = name.chars().take(MAX_NAME + 1).collect();
+    Err(
+        Error::invalid(format!("{shown:?} can't be the name of a {what}.")).hint(
+            "Use up to 63 letters, digits, `_`, `.` and `-`, beginning with a letter or digit.",
+        ),
+    )
+}
+
+/// A name nobody chose, like `swift-heron`.
+pub fn made_up() -> String {
+    let [first, second] = random::<2>();
+    format!(
+        "{}-{}",
+        ADJECTIVES[first as usize % ADJECTIVES.len()],
+        NOUNS[second as usize % NOUNS.len()]
+    )
+}
+
+/// A new id: 12 hexadecimal digits.
+pub fn new_id() -> String {
+    hexadecimal(&random::<6>())
+}
+
+/// Four digits that make a made-up name unique.
+pub fn suffix() -> String {
+    hexadecimal(&random::<2>())
+}
+
+/// Is this text an id, whole?
+pub fn is_id(text: &str) -> bool {
+    text.len() == 12
+        && text
+            .bytes()
+            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).expect("Linux 3.17 and later have getrandom(2)");
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_follow_the_rule() {
+        for good in ["a", "0", "web-1", "A_b.c", &"x".repeat(63)] {
+            check("VM", good).unwrap();
+        }
+        for bad in [
+            "",
+            "-a",
+            ".a",
+            "_a",
+            "a b",
+            "a/b",
+            "..",
+            "ä",
+            "a\n",
+            &"x".repeat(64),
+        ] {
+            assert!(check("VM", bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn made_up_names_and_ids_are_valid() {
+        for _ in 0..200 {
+            check("VM", &made_up()).unwrap();
+            assert!(is_id(&new_id()));
+        }
+        assert!(!is_id("0123456789aB"));
+        assert!(!is_id("0123456789a"));
+    }
+}

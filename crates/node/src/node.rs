@@ -1,0 +1,398 @@
+//! The node: what requests come down to.
+
+use crate::clock::{boot_id, monotonic_ns, unix_seconds};
+use crate::error::{Error, Result};
+use crate::images::{BASE, Images};
+use crate::kernels::Kernels;
+use crate::names;
+use crate::paths::Paths;
+use crate::registry::Registry;
+use crate::spec;
+use crate::vm::log::Cursor;
+use crate::vm::record::{MainEnd, MainState, VmRecord};
+use crate::vm::start::Prepared;
+use crate::vm::{Command, View, VmHandle, actor, adopt};
+use crate::volumes::Volumes;
+use jiffy_wire::api::{self, CreateVm, Image, NodeInfo, Vm, VmState};
+use jiffy_wire::timeline::Timeline;
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::fs::DirBuilderExt;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+/// How long a new VM waits for a name whose holder is on its way out.
+const NAME_TIME: Duration = Duration::from_secs(10);
+/// How long VMs' tasks have to write down what isn't yet, at the end.
+const FLUSH_TIME: Duration = Duration::from_secs(2);
+
+/// What every VM's task needs to know.
+#[derive(Debug)]
+pub struct Settings {
+    /// Where files are.
+    pub paths: Paths,
+    /// Boot id of the host's kernel.
+    pub clock: String,
+    /// What a guest has to get ready.
+    pub start_timeout: Duration,
+}
+
+/// A node.
+#[derive(Debug)]
+pub struct Node {
+    settings: Arc<Settings>,
+    registry: Arc<Registry>,
+    /// Images of root file systems.
+    images: Images,
+    /// Kernels.
+    pub kernels: Kernels,
+    /// Volumes.
+    pub volumes: Arc<Volumes>,
+    /// Somebody wants the daemon to end.
+    pub shutdown: Notify,
+}
+
+impl Node {
+    /// Reads what is on disk and adopts what still runs.
+    pub async fn open(paths: Paths, start_timeout: Duration) -> anyhow::Result<Arc<Node>> {
+        let node = Node {
+            images: Images::new(&paths),
+            kernels: Kernels::new(&paths),
+            volumes: Arc::new(Volumes::new(paths.volumes())),
+            settings: Arc::new(Settings {
+                paths,
+                clock: boot_id(),
+                start_timeout,
+            }),
+            registry: Arc::default(),
+            shutdown: Notify::new(),
+        };
+        node.sweep();
+        adopt::all(&node.settings, &node.registry, &node.volumes).await?;
+        Ok(Arc::new(node))
+    }
+
+    /// Removes what an earlier daemon was making or removing when it ended.
+    fn sweep(&self) {
+        let paths = &self.settings.paths;
+        for folder in [
+            paths.vms(),
+            paths.images(),
+            paths.volumes(),
+            paths.kernels(),
+        ] {
+            let Ok(entries) = fs::read_dir(&folder) else {
+                continue;
+            };
+            for entry in entries.flatten() {
+                let path = entry.path();
+                if !entry.file_name().to_string_lossy().starts_with('.') {
+                    continue;
+                }
+                info!(path = %path.display(), "removing what an earlier daemon left half done");
+                let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
+            }
+        }
+    }
+
+    /// Has every VM's task write down what isn't yet.
+    pub async fn flush(&self) {
+        let flushed = async {
+            for vm in self.registry.all() {
+                let _ = vm.ask(Command::Flush).await;
+            }
+        };
+        if timeout(FLUSH_TIME, flushed).await.is_err() {
+            warn!("not every VM's record was written in time");
+        }
+    }
+
+    /// About the node itself.
+    pub fn info(&self) -> NodeInfo {
+        let all = self.registry.all();
+        let running = all.iter().filter(|vm| vm.view.borrow().is_active()).count();
+        NodeInfo {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            api: api::VERSION,
+            pid: std::process::id(),
+            clock: self.settings.clock.clone(),
+            now_ns: monotonic_ns(),
+            data: self.settings.paths.data.display().to_string(),
+            running: running as u32,
+            vms: all.len() as u32,
+        }
+    }
+
+    /// A VM by name, id or unique beginning of an id.
+    pub fn find(&self, wanted: &str) -> Result<Arc<VmHandle>> {
+        self.registry.find(wanted)
+    }
+
+    /// VMs, the oldest first: all, or those with a VMM.
+    pub fn list(&self, all: bool) -> Vec<Vm> {
+        let handles = self.registry.all();
+        let views = handles.iter().map(|vm| vm.view.borrow());
+        views
+            .filter(|view| all || view.is_active())
+            .map(|view| view.vm.clone())
+            .collect()
+    }
+
+    /// Makes a VM; it is on disk when this returns.
+    pub async fn create(&self, wanted: CreateVm) -> Result<Arc<VmHandle>> {
+        let vm = self.make(wanted).await?;
+        match vm.ask(Command::Save).await? {
+            Ok(()) => Ok(vm),
+            Err(error) => {
+                self.discard(&vm).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes a VM and starts it, with a client attached from the start. Its
+    /// record reaches the disk while the guest boots.
+    pub async fn run(&self, wanted: CreateVm) -> Result<(Arc<VmHandle>, Cursor)> {
+        let received_ns = monotonic_ns();
+        let vm = self.make(wanted).await?;
+        let cursor = Cursor::new(&vm.clients);
+        match self.start(&vm, received_ns).await {
+            Ok(()) => Ok((vm, cursor)),
+            Err(error) => {
+                self.discard(&vm).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn make(&self, wanted: CreateVm) -> Result<Arc<VmHandle>> {
+        let chosen = wanted.name.clone();
+        let spec = spec::check(wanted)?;
+        let record = VmRecord {
+            id: names::new_id(),
+            name: chosen.clone().unwrap_or_else(names::made_up),
+            spec,
+            cid: self.registry.new_cid(),
+            created: unix_seconds(),
+            state: VmState::Created,
+            started: None,
+            ended: None,
+            pid: None,
+            main: MainState::Pending,
+            failure: None,
+            warnings: Vec::new(),
+            log_start: 0,
+        };
+        // The VM is known before its image is looked up: from here on the
+        // image can't be removed.
+        let vm = self.register(record, chosen.is_some()).await?;
+        match self.provide(&vm).await {
+            Ok(()) => Ok(vm),
+            Err(error) => {
+                self.discard(&vm).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn register(&self, mut record: VmRecord, chosen: bool) -> Result<Arc<VmHandle>> {
+        let deadline = tokio::time::Instant::now() + NAME_TIME;
+        loop {
+            // The task of a VM that isn't inserted ends with its handle.
+            let vm = actor::create(
+                Arc::clone(&self.settings),
+                Arc::clone(&self.registry),
+                record.clone(),
+                false,
+            );
+            let holder = match self.registry.insert(Arc::clone(&vm)) {
+                Ok(()) => return Ok(vm),
+                Err(holder) => holder,
+            };
+            if !chosen {
+                record.name = format!("{}-{}", names::made_up(), names::suffix());
+                continue;
+            }
+            let leaving = holder.view.borrow().leaving;
+            let gone = async { holder.when(|view| !view.leaving).await };
+            let gone = leaving
+                && tokio::time::timeout_at(deadline, gone)
+                    .await
+                    .is_ok_and(|view: View| view.removed);
+            if !gone {
+                let name = &record.name;
+                return Err(Error::conflict(format!(
+                    "The name {name} is in use by the VM {}.",
+                    holder.id
+                ))
+                .hint(format!(
+                    "Choose another, or remove that VM with `jiffy rm {name}`."
+                )));
+            }
+        }
+    }
+
+    async fn provide(&self, vm: &VmHandle) -> Result<()> {
+        self.images.find(&vm.spec.image).await?;
+        self.kernels.find(&vm.spec.kernel)?;
+        let made = self.volumes.provide(&vm.spec.disks)?;
+        let folder = self.settings.paths.vm(&vm.id);
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&folder)
+            .map_err(|error| {
+                self.volumes.discard(&made);
+                Error::io("make the VM's folder", &folder, &error)
+            })
+    }
+
+    async fn discard(&self, vm: &VmHandle) {
+        let _ = vm.ask(|reply| Command::Remove(true, reply)).await;
+    }
+
+    /// Starts a VM; returns when its VMM is spawned.
+    pub async fn start(&self, vm: &VmHandle, received_ns: u64) -> Result<()> {
+        let lookup_ns = monotonic_ns();
+        let spec = &vm.spec;
+        spec::check_room(spec.memory_mib)?;
+        let prepared = Prepared {
+            image: self.images.find(&spec.image).await?,
+            kernel: self.kernels.find(&spec.kernel)?,
+            volumes: self.volumes.hold(&spec.disks, &vm.name)?,
+            received_ns,
+            lookup_ns,
+            ready_ns: monotonic_ns(),
+        };
+        vm.ask(|reply| Command::Start(Box::new(prepared), reply))
+            .await?
+    }
+
+    /// Waits until a VM that was started is ready, or has ended; an end out
+    /// of order is an error.
+    pub async fn started(&self, vm: &VmHandle) -> Result<Vm> {
+        let view = vm
+            .when(|view| !matches!(view.vm.state, VmState::Starting | VmState::Created))
+            .await;
+        let failed = match (&view.failure, &view.main) {
+            (Some(failure), _) => Some((failure.message.clone(), failure.hint.clone())),
+            (None, MainState::Ended(MainEnd::Failed(error))) => Some((error.message.clone(), None)),
+            _ => None,
+        };
+        match failed {
+            Some((message, hint)) => {
+                let mut error = Error::vm_failed(message);
+                error.0.hint = hint;
+                Err(error)
+            }
+            None => Ok(view.vm),
+        }
+    }
+
+    /// The timeline of a VM, also of one that was removed not long ago.
+    pub async fn timeline(&self, wanted: &str) -> Result<Timeline> {
+        let missing = match self.find(wanted) {
+            Ok(vm) => match vm.ask(Command::Timeline).await {
+                Ok(timeline) => return Ok(timeline),
+                Err(error) => error,
+            },
+            Err(error) => error,
+        };
+        match self.registry.remembered(wanted) {
+            Some((_, timeline)) => Ok(timeline),
+            None => Err(missing),
+        }
+    }
+
+    /// A VM, also one that was removed not long ago.
+    pub fn last_seen(&self, wanted: &str) -> Result<Vm> {
+        match self.find(wanted) {
+            Ok(vm) => Ok(vm.vm()),
+            Err(error) => match self.registry.remembered(wanted) {
+                Some((vm, _)) => Ok(vm),
+                None => Err(error),
+            },
+        }
+    }
+
+    /// All images; the built-in one is made if it isn't there.
+    pub async fn list_images(&self) -> Result<Vec<Image>> {
+        if let Err(error) = self.images.find(BASE).await {
+            warn!(%error, "the built-in image is missing");
+        }
+        self.images.list()
+    }
+
+    /// Makes an image of a tar.
+    pub async fn import_image(&self, name: &str, tar: impl Read + Send + 'static) -> Result<Image> {
+        self.images
+            .import(name, tar, || self.image_unused(name))
+            .await
+    }
+
+    /// Removes an image.
+    pub async fn remove_image(&self, name: &str) -> Result<()> {
+        self.images.remove(name, || self.image_unused(name)).await
+    }
+
+    fn image_unused(&self, name: &str) -> Result<()> {
+        match self.registry.any(|vm| vm.spec.image == name) {
+            None => Ok(()),
+            Some(vm) => Err(Error::conflict(format!(
+                "The image {name} is in use by the VM {}.",
+                vm.name
+            ))
+            .hint(format!("Remove that VM first with `jiffy rm {}`.", vm.name))),
+        }
+    }
+
+    /// Removes a volume.
+    pub fn remove_volume(&self, name: &str) -> Result<()> {
+        let user = self
+            .registry
+            .any(|vm| vm.spec.disks.iter().any(|disk| disk.name == name));
+        match user {
+            None => self.volumes.remove(name),
+            Some(vm) => Err(Error::conflict(format!(
+                "The volume {name} belongs to the VM {}.",
+                vm.name
+            ))
+            .hint(format!("Remove that VM first with `jiffy rm {}`.", vm.name))),
+        }
+    }
+
+    /// A VM's folder.
+    pub fn folder(&self, vm: &VmHandle) -> std::path::PathBuf {
+        self.settings.paths.vm(&vm.id)
+    }
+
+    /// A VM's vsock socket, once its agent is ready.
+    pub async fn agent_socket(&self, vm: &VmHandle) -> Result<std::path::PathBuf> {
+        let view = vm.when(|view| view.vm.state != VmState::Starting).await;
+        if view.vm.state == VmState::Running {
+            return Ok(self.settings.paths.vsock_socket(&vm.id));
+        }
+        if let Some(failure) = &view.failure {
+            return Err(Error::vm_failed(failure.message.clone()));
+        }
+        let name = &vm.name;
+        Err(match view.vm.state {
+            VmState::Stopping => Error::wrong_state(format!("The VM {name} is stopping.")),
+            _ => Error::wrong_state(format!("The VM {name} does not run."))
+                .hint(format!("Start it with `jiffy start {name}`.")),
+        })
+    }
+}
+
+/// MemAvailable of the host, in MiB.
+pub fn available_mib() -> io::Result<u64> {
+    let text = fs::read_to_string("/proc/meminfo")?;
+    text.lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))
+        .and_then(|rest| rest.trim().strip_suffix(" kB"))
+        .and_then(|kib| kib.trim().parse::<u64>().ok())
+        .map(|kib| kib / 1024)
+        .ok_or_else(|| io::ErrorKind::InvalidData.into())
+}

@@ -1,0 +1,140 @@
+//! Which VMs there are. It knows their names and where to reach them; what a
+//! VM is doing, its own task knows.
+
+use crate::error::{Error, Result};
+use crate::vm::VmHandle;
+use jiffy_wire::api::Vm;
+use jiffy_wire::timeline::Timeline;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// VMs whose last state and timeline are remembered after their removal, for
+/// whoever ran them with `--rm` and asks afterwards.
+const REMEMBERED: usize = 64;
+/// The first context id a guest may have (vsock(7)).
+const FIRST_CID: u32 = 3;
+
+/// All VMs of a node.
+#[derive(Debug, Default)]
+pub struct Registry {
+    index: Mutex<Index>,
+}
+
+#[derive(Debug, Default)]
+struct Index {
+    by_id: HashMap<String, Arc<VmHandle>>,
+    /// Name to id.
+    by_name: HashMap<String, String>,
+    last_cid: u32,
+    gone: VecDeque<(Vm, Timeline)>,
+}
+
+impl Registry {
+    /// A context id that no VM of the node has. It is free until a VM with it
+    /// is inserted; ids are given in a circle, so two requests at the same
+    /// time get two.
+    pub fn new_cid(&self) -> u32 {
+        let mut index = self.lock();
+        loop {
+            let next = index.last_cid.wrapping_add(1);
+            index.last_cid = if (FIRST_CID..u32::MAX).contains(&next) {
+                next
+            } else {
+                FIRST_CID
+            };
+            let cid = index.last_cid;
+            if !index.by_id.values().any(|vm| vm.cid == cid) {
+                return cid;
+            }
+        }
+    }
+
+    /// Adds a VM. Gives back the VM that has its name already, if one has.
+    pub fn insert(&self, vm: Arc<VmHandle>) -> std::result::Result<(), Arc<VmHandle>> {
+        let mut index = self.lock();
+        if let Some(holder) = index.named(&vm.name) {
+            return Err(holder);
+        }
+        index.by_name.insert(vm.name.clone(), vm.id.clone());
+        index.by_id.insert(vm.id.clone(), vm);
+        Ok(())
+    }
+
+    /// Forgets a VM, but for its last state and timeline.
+    pub fn remove(&self, vm: Vm, timeline: Timeline) {
+        let mut index = self.lock();
+        index.by_id.remove(&vm.id);
+        if index.by_name.get(&vm.name) == Some(&vm.id) {
+            index.by_name.remove(&vm.name);
+        }
+        if vm.started.is_none() {
+            return;
+        }
+        index.gone.push_back((vm, timeline));
+        if index.gone.len() > REMEMBERED {
+            index.gone.pop_front();
+        }
+    }
+
+    /// The VM of this name, id, or unique beginning of an id.
+    pub fn find(&self, wanted: &str) -> Result<Arc<VmHandle>> {
+        let index = self.lock();
+        if let Some(vm) = index
+            .named(wanted)
+            .or_else(|| index.by_id.get(wanted).cloned())
+        {
+            return Ok(vm);
+        }
+        let mut matches = index
+            .by_id
+            .values()
+            .filter(|vm| !wanted.is_empty() && vm.id.starts_with(wanted));
+        match (matches.next(), matches.count()) {
+            (Some(vm), 0) => Ok(Arc::clone(vm)),
+            (Some(_), more) => Err(Error::invalid(format!(
+                "{} VMs have an id that begins with {wanted}.",
+                more + 1
+            ))
+            .hint("Give more digits, or a name.")),
+            (None, _) => {
+                let shown: String = wanted.chars().take(64).collect();
+                Err(Error::not_found(format!("There is no VM {shown}."))
+                    .hint("`jiffy ps --all` lists them."))
+            }
+        }
+    }
+
+    /// Was there a VM of this name or id, a little while ago?
+    pub fn remembered(&self, wanted: &str) -> Option<(Vm, Timeline)> {
+        let index = self.lock();
+        let found = index
+            .gone
+            .iter()
+            .rev()
+            .find(|(vm, _)| vm.id == wanted || vm.name == wanted);
+        found.cloned()
+    }
+
+    /// All of them, the oldest first.
+    pub fn all(&self) -> Vec<Arc<VmHandle>> {
+        let mut all: Vec<_> = self.lock().by_id.values().cloned().collect();
+        all.sort_by_cached_key(|vm| (vm.view.borrow().vm.created, vm.cid, vm.id.clone()));
+        all
+    }
+
+    /// A VM for which this holds, if any.
+    pub fn any(&self, holds: impl Fn(&VmHandle) -> bool) -> Option<Arc<VmHandle>> {
+        self.lock().by_id.values().find(|vm| holds(vm)).cloned()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Index {
+    fn named(&self, name: &str) -> Option<Arc<VmHandle>> {
+        let id = self.by_name.get(name)?;
+        self.by_id.get(id).cloned()
+    }
+}

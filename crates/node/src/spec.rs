@@ -1,0 +1,250 @@
+//! Checks what a request wants a VM to be.
+
+use crate::error::{Error, Result};
+use crate::images::BASE;
+use crate::names;
+use crate::node::available_mib;
+use crate::vm::record::Spec;
+use crate::volumes::MAX_PER_VM;
+use jiffy_wire::agent::Command;
+use jiffy_wire::api::CreateVm;
+use jiffy_wire::vmm::PageSize;
+
+/// Most vCPUs of a VM.
+const MAX_CPUS: u8 = 32;
+/// Least RAM of a VM, in MiB.
+const MIN_MEMORY: u32 = 64;
+/// Most RAM of a VM: 16 TiB, in MiB.
+const MAX_MEMORY: u32 = 16 << 20;
+/// Longest kernel parameters of a request, in bytes.
+const MAX_KERNEL_ARGS: usize = 1024;
+/// Longest text of a command, with its environment, in bytes.
+const MAX_COMMAND: usize = 256 * 1024;
+
+/// Checks a request and fills in the defaults.
+pub fn check(wanted: CreateVm) -> Result<Spec> {
+    if let Some(name) = &wanted.name {
+        names::check("VM", name)?;
+    }
+    let image = wanted.image.unwrap_or_else(|| BASE.into());
+    names::check("image", &image)?;
+    let kernel = wanted.kernel.unwrap_or_else(|| BASE.into());
+    names::check("kernel", &kernel)?;
+    let cpus = wanted.cpus.unwrap_or(1);
+    if !(1..=MAX_CPUS).contains(&cpus) {
+        return Err(Error::invalid(format!(
+            "A VM can't have {cpus} vCPUs; it has 1 to {MAX_CPUS}."
+        )));
+    }
+    let memory_mib = wanted.memory_mib.unwrap_or(128);
+    check_memory(memory_mib, wanted.pages)?;
+    if wanted.disks.len() > MAX_PER_VM {
+        return Err(Error::invalid(format!(
+            "A VM can't have {} volumes; it has at most {MAX_PER_VM}.",
+            wanted.disks.len()
+        )));
+    }
+    for (index, disk) in wanted.disks.iter().enumerate() {
+        names::check("volume", &disk.name)?;
+        if wanted.disks[..index]
+            .iter()
+            .any(|other| other.name == disk.name)
+        {
+            return Err(Error::invalid(format!(
+                "The volume {} is given twice.",
+                disk.name
+            )));
+        }
+    }
+    if let Some(command) = &wanted.command {
+        check_command(command)?;
+    }
+    if let Some(init) = &wanted.init {
+        check_init(init)?;
+    }
+    if let Some(hostname) = &wanted.hostname {
+        check_hostname(hostname)?;
+    }
+    if let Some(args) = &wanted.kernel_args {
+        let odd = |c: char| c.is_control() || !c.is_ascii();
+        if args.len() > MAX_KERNEL_ARGS || args.contains(odd) {
+            return Err(Error::invalid(format!(
+                "The kernel parameters must be at most {MAX_KERNEL_ARGS} printable ASCII characters."
+            )));
+        }
+    }
+    Ok(Spec {
+        image,
+        kernel,
+        cpus,
+        memory_mib,
+        pages: wanted.pages,
+        disks: wanted.disks,
+        command: wanted.command,
+        init: wanted.init,
+        console: wanted.console,
+        remove: wanted.remove,
+        hostname: wanted.hostname,
+        kernel_args: wanted.kernel_args,
+        timeline: wanted.timeline,
+    })
+}
+
+fn check_memory(mib: u32, pages: PageSize) -> Result<()> {
+    if !(MIN_MEMORY..=MAX_MEMORY).contains(&mib) {
+        return Err(Error::invalid(format!(
+            "A VM can't have {mib} MiB of memory; it has {MIN_MEMORY} to {MAX_MEMORY}."
+        )));
+    }
+    let (unit, name) = match pages {
+        PageSize::Small => return Ok(()),
+        PageSize::Huge2M => (2, "2 MiB"),
+        PageSize::Huge1G => (1024, "1 GiB"),
+    };
+    if !mib.is_multiple_of(unit) {
+        return Err(Error::invalid(format!(
+            "{mib} MiB of memory can't be made of {name} pages."
+        )));
+    }
+    Ok(())
+}
+
+/// Checks the command of a VM or of `exec`.
+pub fn check_command(command: &Command) -> Result<()> {
+    if command.argv.first().is_none_or(String::is_empty) {
+        return Err(Error::invalid("The command is empty."));
+    }
+    let texts = || {
+        let optional = command.cwd.iter().chain(&command.user);
+        command.argv.iter().chain(&command.env).chain(optional)
+    };
+    if texts().any(|text| text.contains('\0')) {
+        return Err(Error::invalid("The command holds a NUL byte."));
+    }
+    if let Some(entry) = command.env.iter().find(|entry| {
+        let name = entry.split_once('=').map_or("", |(name, _)| name);
+        name.is_empty()
+    }) {
+        let shown: String = entry.chars().take(64).collect();
+        return Err(Error::invalid(format!(
+            "The environment entry {shown:?} is not of the form NAME=value."
+        )));
+    }
+    let bytes: usize = texts().map(|text| text.len() + 1).sum();
+    if bytes > MAX_COMMAND {
+        return Err(Error::invalid(format!(
+            "The command and its environment have {bytes} bytes; at most {MAX_COMMAND} fit."
+        ))
+        .hint("Copy large data into the VM with `jiffy cp`."));
+    }
+    Ok(())
+}
+
+fn check_init(init: &[String]) -> Result<()> {
+    let good = init.first().is_some_and(|program| program.starts_with('/'))
+        && init.iter().all(|word| !word.contains('\0'))
+        && init.iter().map(String::len).sum::<usize>() <= MAX_COMMAND;
+    if good {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "The init program must be an absolute path in the image, like /sbin/init.",
+    ))
+}
+
+fn check_hostname(name: &str) -> Result<()> {
+    let good = (1..=63).contains(&name.len())
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_'));
+    if good {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "A host name has 1 to 63 letters, digits, `.`, `-` and `_`.",
+    ))
+}
+
+/// Refuses a VM that is larger than the memory the host has left.
+pub fn check_room(memory_mib: u32) -> Result<()> {
+    // A host that can't tell is not a reason to refuse.
+    match available_mib() {
+        Ok(available) if u64::from(memory_mib) > available => Err(Error::no_room(format!(
+            "The VM wants {memory_mib} MiB of memory; the host has {available} MiB available."
+        ))
+        .hint("Stop other VMs, or give this one less with --memory.")),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_wire::api::{ErrorKind, VolumeUse};
+
+    fn refused(change: impl FnOnce(&mut CreateVm)) -> String {
+        let mut wanted = CreateVm::default();
+        change(&mut wanted);
+        let error = check(wanted).unwrap_err();
+        assert_eq!(error.0.kind, ErrorKind::Invalid);
+        error.0.message
+    }
+
+    #[test]
+    fn nothing_wanted_is_a_small_base_vm() {
+        let spec = check(CreateVm::default()).unwrap();
+        assert_eq!((spec.cpus, spec.memory_mib), (1, 128));
+        assert_eq!(
+            (spec.image.as_str(), spec.kernel.as_str()),
+            ("base", "base")
+        );
+    }
+
+    #[test]
+    fn every_bad_value_is_named() {
+        assert!(refused(|vm| vm.name = Some("a/b".into())).contains("a/b"));
+        assert!(refused(|vm| vm.image = Some("../x".into())).contains("../x"));
+        assert!(refused(|vm| vm.kernel = Some(String::new())).contains("kernel"));
+        assert!(refused(|vm| vm.cpus = Some(0)).contains("0 vCPUs"));
+        assert!(refused(|vm| vm.cpus = Some(33)).contains("33 vCPUs"));
+        assert!(refused(|vm| vm.memory_mib = Some(63)).contains("63 MiB"));
+        assert!(refused(|vm| vm.memory_mib = Some(u32::MAX)).contains("MiB"));
+        refused(|vm| {
+            vm.memory_mib = Some(129);
+            vm.pages = PageSize::Huge2M;
+        });
+        refused(|vm| vm.kernel_args = Some("a\nb".into()));
+        refused(|vm| vm.kernel_args = Some("a".repeat(1025)));
+        refused(|vm| vm.hostname = Some("a b".into()));
+        refused(|vm| vm.init = Some(vec!["init".into()]));
+        refused(|vm| vm.init = Some(vec![]));
+        let disk = |name: &str| VolumeUse {
+            name: name.into(),
+            size_mib: None,
+            read_only: false,
+        };
+        assert!(refused(|vm| vm.disks = vec![disk("a"), disk("a")]).contains("twice"));
+        refused(|vm| vm.disks = (0..25).map(|index| disk(&index.to_string())).collect());
+    }
+
+    #[test]
+    fn every_bad_command_is_named() {
+        let command = |argv: &[&str], env: &[&str]| Command {
+            argv: argv.iter().map(|word| word.to_string()).collect(),
+            env: env.iter().map(|word| word.to_string()).collect(),
+            ..Command::default()
+        };
+        check_command(&command(&["true"], &["A=", "B=c=d"])).unwrap();
+        let long = "x".repeat(MAX_COMMAND);
+        for (argv, env) in [
+            (&[][..], &[][..]),
+            (&[""], &[]),
+            (&["a\0b"], &[]),
+            (&["true"], &["novalue"]),
+            (&["true"], &["=x"]),
+            (&[long.as_str()], &[]),
+        ] {
+            assert!(check_command(&command(argv, env)).is_err());
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! VMs that outlived the daemon that started them.
+//!
+//! A VMM is known by its command line: it names a configuration in our data
+//! folder. That holds whether its sockets answer or not, and before they exist.
+
+use crate::clock::unix_seconds;
+use crate::durable::LoadError;
+use crate::error::Error;
+use crate::names;
+use crate::node::Settings;
+use crate::registry::Registry;
+use crate::vm::actor::{self, Actor, Running};
+use crate::vm::log::Writer;
+use crate::vm::process::VmmProcess;
+use crate::vm::record::{MainState, VmRecord};
+use crate::vm::stop::control_request;
+use crate::vm::supervisor::Supervisor;
+use crate::vm::{end, is_active};
+use crate::volumes::Volumes;
+use anyhow::Context;
+use jiffy_wire::api::VmState;
+use jiffy_wire::vmm::ControlRequest;
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::UnixListener;
+use tokio::time::{Instant, timeout};
+use tracing::{info, warn};
+
+/// What the VMM of an unknown VM has to stop by itself.
+const STOP_TIME: Duration = Duration::from_secs(2);
+
+/// Registers every VM on disk, adopts those whose VMM lives, and ends VMMs
+/// that belong to none.
+pub async fn all(
+    settings: &Arc<Settings>,
+    registry: &Arc<Registry>,
+    volumes: &Arc<Volumes>,
+) -> anyhow::Result<()> {
+    let paths = &settings.paths;
+    let run_folders = ids_in(&paths.run.join("vms"));
+    // Looking through /proc is only worth it if something may run.
+    let mut alive = if run_folders.is_empty() {
+        HashMap::new()
+    } else {
+        vmms(&paths.vms())
+    };
+    for id in ids_in(&paths.vms()) {
+        let folder = paths.vm(&id);
+        let record = match VmRecord::load(&folder) {
+            Ok(record) if record.id == id => record,
+            // A VM to be removed at its end, or one just being created, when
+            // the host or the daemon stopped: there is nothing to show.
+            Err(LoadError::Empty) => {
+                discard(settings, &id, "its record is empty");
+                continue;
+            }
+            Err(LoadError::Io(error)) if error.kind() == std::io::ErrorKind::NotFound => {
+                discard(settings, &id, "it has no record");
+                continue;
+            }
+            Ok(_) => {
+                unreadable(settings, registry, &id, &LoadError::Checksum);
+                continue;
+            }
+            Err(error) => {
+                unreadable(settings, registry, &id, &error);
+                continue;
+            }
+        };
+        match alive.remove(&id) {
+            Some(pid) => adopt(settings, registry, volumes, record, pid).await?,
+            None => settle(settings, registry, record),
+        }
+    }
+    for (id, pid) in alive {
+        // An unreadable VM keeps running; it can be removed by force only.
+        if registry.find(&id).is_err() {
+            end_orphan(settings, &id, pid).await;
+        }
+    }
+    for id in run_folders {
+        let runs = registry
+            .find(&id)
+            .is_ok_and(|vm| vm.view.borrow().is_active());
+        if !runs {
+            let _ = fs::remove_dir_all(paths.vm_run(&id));
+        }
+    }
+    Ok(())
+}
+
+/// A VM whose VMM is not there: it ended while no daemon looked.
+fn settle(settings: &Arc<Settings>, registry: &Arc<Registry>, record: VmRecord) {
+    let was_active = is_active(record.state);
+    let (mut actor, handle) = actor::new(Arc::clone(settings), Arc::clone(registry), record, false);
+    if was_active {
+        actor.ended_without_process();
+    }
+    if registry.insert(handle).is_err() {
+        warn!(vm = %actor.record.name, "two VMs have one name; the newer is not shown");
+        return;
+    }
+    tokio::spawn(actor.run());
+}
+
+fn unreadable(settings: &Arc<Settings>, registry: &Arc<Registry>, id: &str, error: &LoadError) {
+    warn!(id, %error, "a VM's record can't be read");
+    let record = VmRecord::unreadable(id, error);
+    let handle = actor::create(Arc::clone(settings), Arc::clone(registry), record, true);
+    let _ = registry.insert(handle);
+}
+
+fn discard(settings: &Settings, id: &str, why: &str) {
+    info!(id, why, "removing what is left of a VM");
+    if let Err(error) = end::remove_folders(&settings.paths, id) {
+        warn!(id, %error, "a VM's files could not be removed");
+    }
+}
+
+async fn adopt(
+    settings: &Arc<Settings>,
+    registry: &Arc<Registry>,
+    volumes: &Arc<Volumes>,
+    record: VmRecord,
+    pid: u32,
+) -> anyhow::Result<()> {
+    let paths = &settings.paths;
+    let process = match VmmProcess::adopted(pid) {
+        Ok(process) if vmm_id(pid, &paths.vms()).as_deref() == Some(&record.id) => process,
+        // It ended between the two looks.
+        _ => {
+            settle(settings, registry, record);
+            return Ok(());
+        }
+    };
+    let socket = paths.supervisor_socket(&record.id);
+    let _ = fs::remove_file(&socket);
+    let listener = UnixListener::bind(&socket)
+        .with_context(|| format!("listening on {}", socket.display()))?;
+    let folder = paths.vm(&record.id);
+    let log = Writer::open(&folder)
+        .with_context(|| format!("reading the log in {}", folder.display()))?;
+    let held = volumes.hold(&record.spec.disks, &record.name);
+    let held = held.unwrap_or_else(|error: Error| {
+        warn!(vm = %record.name, %error, "a running VM's volumes are not all its own");
+        Vec::new()
+    });
+    let mut running = Running::new(
+        process,
+        None,
+        Supervisor::new(listener, &record.id),
+        log,
+        Instant::now() + settings.start_timeout,
+        held,
+    );
+    running.adopted = true;
+    let (mut actor, handle) = actor::new(Arc::clone(settings), Arc::clone(registry), record, false);
+    info!(vm = %actor.record.name, pid, "VM adopted");
+    actor.take_over(running, pid);
+    if registry.insert(handle).is_err() {
+        warn!(vm = %actor.record.name, "two VMs have one name; the newer is not shown");
+    }
+    tokio::spawn(actor.run());
+    Ok(())
+}
+
+async fn end_orphan(settings: &Settings, id: &str, pid: u32) {
+    warn!(id, pid, "ending the VMM of a VM that is not known");
+    let Ok(process) = VmmProcess::adopted(pid) else {
+        return;
+    };
+    if vmm_id(pid, &settings.paths.vms()).as_deref() != Some(id) {
+        return;
+    }
+    let control = settings.paths.control_socket(id);
+    let stopped = async {
+        control_request(&control, ControlRequest::Stop).await.ok()?;
+        Some(process.ended().await)
+    };
+    if !matches!(timeout(STOP_TIME, stopped).await, Ok(Some(_))) {
+        process.kill();
+    }
+    discard(settings, id, "its VMM was unknown");
+}
+
+impl Actor {
+    fn take_over(&mut self, mut running: Running, pid: u32) {
+        self.record.pid = Some(pid);
+        if self.record.state != VmState::Starting {
+            running.deadline = None;
+        }
+        if !is_active(self.record.state) {
+            // The daemon died between spawning it and writing that down.
+            self.record.state = VmState::Starting;
+            self.record.started = Some(unix_seconds());
+            self.record.main = MainState::Pending;
+        }
+        self.log_end.send_replace(running.log.end());
+        self.running = Some(running);
+        if let Some(kept) = self.kept_timeline() {
+            self.recorder.keep(kept);
+        }
+        self.changed();
+    }
+}
+
+fn ids_in(folder: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| names::is_id(name))
+        .collect()
+}
+
+/// All VMMs whose configuration is in this folder: VM's id to process id.
+fn vmms(vms: &Path) -> HashMap<String, u32> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return HashMap::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
+        .filter_map(|pid| Some((vmm_id(pid, vms)?, pid)))
+        .collect()
+}
+
+/// The id of the VM whose VMM this process is.
+fn vmm_id(pid: u32, vms: &Path) -> Option<String> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    vmm_of(&line, vms)
+}
+
+/// The VM's id in the command line `jiffy-vmm run --config VMS/ID/vmm.json …`.
+fn vmm_of(command_line: &[u8], vms: &Path) -> Option<String> {
+    let mut words = command_line.split(|byte| *byte == 0).skip(1);
+    if words.next()? != b"run" || words.next()? != b"--config" {
+        return None;
+    }
+    let config = Path::new(OsStr::from_bytes(words.next()?));
+    let folder = config.strip_prefix(vms).ok()?.parent()?;
+    let id = folder.to_str()?;
+    (names::is_id(id) && config.file_name()? == "vmm.json").then(|| id.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_vmm_of_this_data_folder_is_ours() {
+        let of = |line: &str| vmm_of(line.replace(' ', "\0").as_bytes(), Path::new("/d/vms"));
+        assert_eq!(
+            of("/lib/jiffy-vmm run --config /d/vms/0123456789ab/vmm.json --events-fd 3").as_deref(),
+            Some("0123456789ab")
+        );
+        for other in [
+            "jiffy-vmm run --config /e/vms/0123456789ab/vmm.json",
+            "jiffy-vmm run --config /d/vms/short/vmm.json",
+            "jiffy-vmm run --config /d/vms/0123456789ab/other.json",
+            "jiffy-vmm probe --config /d/vms/0123456789ab/vmm.json",
+            "cat /d/vms/0123456789ab/vmm.json",
+            "",
+        ] {
+            assert_eq!(of(other), None, "{other}");
+        }
+    }
+}

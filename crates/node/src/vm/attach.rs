@@ -1,0 +1,225 @@
+//! A client of the first command: its output from the start, and its input.
+
+use crate::frames::{self, FrameReader};
+use crate::vm::log::{self, Cursor, Kind, Reader};
+use crate::vm::record::{MainEnd, MainState};
+use crate::vm::{Command, View, VmHandle};
+use jiffy_wire::agent::{ExecInput, ExecOutput, Stream, ToGuest};
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::timeout;
+use tracing::debug;
+
+/// How long a client has to close after the last message. Until then its
+/// input is read and dropped: closing with unread input would reset a TCP
+/// connection, and the last message with it.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Serves one client until the command has ended or the client is gone.
+pub async fn serve<S>(stream: S, vm: &VmHandle, folder: &Path, cursor: Cursor)
+where
+    S: AsyncRead + AsyncWrite,
+{
+    let (input, mut output) = tokio::io::split(stream);
+    let mut input = FrameReader::new(input);
+    let told = tokio::select! {
+        told = send_output(&mut output, vm, folder, &cursor) => Some(told),
+        () = take_input(&mut input, vm) => None,
+    };
+    drop(cursor);
+    match told {
+        Some(Ok(())) => close(input.into_inner(), output).await,
+        Some(Err(error)) => {
+            debug!(vm = %vm.name, %error, "an attached client was lost");
+            leave(vm).await;
+        }
+        None => leave(vm).await,
+    }
+}
+
+/// Says goodbye: nothing more comes, and what still comes in is dropped.
+pub async fn close(mut input: impl AsyncRead + Unpin, mut output: impl AsyncWrite + Unpin) {
+    let _ = timeout(LINGER, async {
+        let _ = output.shutdown().await;
+        let mut rest = vec![0; 16 * 1024];
+        while matches!(input.read(&mut rest).await, Ok(got) if got > 0) {}
+    })
+    .await;
+}
+
+/// The client went away before the command ended. A command that reads what
+/// the client sent sees the end of it; one on a terminal goes on.
+async fn leave(vm: &VmHandle) {
+    let reads = vm
+        .spec
+        .command
+        .as_ref()
+        .is_some_and(|command| command.stdin && command.tty.is_none());
+    if reads {
+        let _ = send(vm, ExecInput::StdinClosed).await;
+    }
+}
+
+/// `Started`, the output, and how it ended.
+async fn send_output(
+    output: &mut (impl AsyncWrite + Unpin),
+    vm: &VmHandle,
+    folder: &Path,
+    cursor: &Cursor,
+) -> io::Result<()> {
+    let mut view = vm.view.clone();
+    let mut log_end = vm.log_end.clone();
+    let mut reader = Reader::new(folder, view.borrow().log_start);
+    cursor.advance(reader.position());
+    let mut started = false;
+    let mut held_up = false;
+    loop {
+        // The view before the log: what is in the log when the command's end
+        // is published is all of it.
+        let seen = view.borrow_and_update().clone();
+        let end = match seen.is_active() {
+            true => *log_end.borrow_and_update(),
+            false => log::end_of(folder)?,
+        };
+        if !started && seen.main != MainState::Pending {
+            started = true;
+            if let MainState::Started { pid } = seen.main {
+                frames::write(output, &ExecOutput::Started { pid }).await?;
+            }
+        }
+        send_log(output, &mut reader, end, cursor).await?;
+        if let MainState::Ended(how) = &seen.main {
+            return frames::write(output, &last_message(how)).await;
+        }
+        if seen.removed || !seen.is_active() {
+            return frames::write(output, &ended_without(&seen)).await;
+        }
+        if let Some(why) = seen.held_up.filter(|_| !held_up) {
+            let data = format!("jiffy: {why} The output waits.\n").into_bytes();
+            let stream = Stream::Stderr;
+            frames::write(output, &ExecOutput::Output { stream, data }).await?;
+            held_up = true;
+        }
+        tokio::select! {
+            changed = view.changed() => {
+                if changed.is_err() {
+                    return Err(io::ErrorKind::ConnectionAborted.into());
+                }
+            }
+            _ = log_end.changed() => {}
+        }
+    }
+}
+
+async fn send_log(
+    output: &mut (impl AsyncWrite + Unpin),
+    reader: &mut Reader,
+    end: u64,
+    cursor: &Cursor,
+) -> io::Result<()> {
+    loop {
+        let batch = reader.batch(end)?;
+        let dropped = reader.take_dropped();
+        if dropped > 0 {
+            let data = format!("jiffy: {dropped} bytes of older output are no longer there.\n");
+            let note = ExecOutput::Output {
+                stream: Stream::Stderr,
+                data: data.into_bytes(),
+            };
+            frames::write(output, &note).await?;
+        }
+        if batch.is_empty() {
+            return Ok(());
+        }
+        for record in batch {
+            if let Kind::Output(stream) = record.kind {
+                let data = record.data;
+                frames::write(output, &ExecOutput::Output { stream, data }).await?;
+            }
+        }
+        cursor.advance(reader.position());
+    }
+}
+
+fn last_message(how: &MainEnd) -> ExecOutput {
+    match how {
+        MainEnd::Exited(status) => ExecOutput::Exited(*status),
+        MainEnd::Failed(error) => ExecOutput::Failed(error.clone()),
+        MainEnd::Lost(failure) => ExecOutput::Lost {
+            message: failure.message.clone(),
+            hint: failure.hint.clone(),
+        },
+    }
+}
+
+fn ended_without(view: &View) -> ExecOutput {
+    ExecOutput::Lost {
+        message: match &view.failure {
+            Some(failure) => failure.message.clone(),
+            None => format!("The VM {} ended before its command did.", view.vm.name),
+        },
+        hint: view
+            .failure
+            .as_ref()
+            .and_then(|failure| failure.hint.clone()),
+    }
+}
+
+/// Returns when the client has gone, or talks nonsense.
+async fn take_input(input: &mut FrameReader<impl AsyncRead + Unpin>, vm: &VmHandle) {
+    loop {
+        let message = match input.next::<ExecInput>().await {
+            Ok(Some(message)) => message,
+            Ok(None) => return,
+            Err(error) => {
+                debug!(vm = %vm.name, %error, "an attached client was refused");
+                return;
+            }
+        };
+        let pending = vm.view.borrow().main == MainState::Pending;
+        if let ExecInput::Signal(signal @ (1 | 2 | 3 | 15)) = message
+            && pending
+        {
+            vm.tell(Command::Interrupt(signal)).await;
+            continue;
+        }
+        send(vm, message).await;
+    }
+}
+
+/// Forwards input to the command, when it runs; drops it when it has ended.
+async fn send(vm: &VmHandle, message: ExecInput) {
+    let mut input = vm.input.clone();
+    let mut view = vm.view.clone();
+    let over = async {
+        let _ = view
+            .wait_for(|view| view.removed || matches!(view.main, MainState::Ended(_)))
+            .await;
+    };
+    let forward = async {
+        loop {
+            let sender = match input.wait_for(Option::is_some).await {
+                Ok(sender) => sender.clone(),
+                Err(_) => return,
+            };
+            // A connection that broke meanwhile is replaced by another.
+            if let Some(sender) = sender
+                && sender
+                    .send(ToGuest::MainInput(message.clone()))
+                    .await
+                    .is_ok()
+            {
+                return;
+            }
+            if input.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = over => {}
+        () = forward => {}
+    }
+}

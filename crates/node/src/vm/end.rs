@@ -1,0 +1,311 @@
+//! What is left to do when a VMM is gone, and when a VM is removed.
+
+use crate::clock::unix_seconds;
+use crate::durable;
+use crate::error::{Error, Result};
+use crate::vm::actor::Actor;
+use crate::vm::process::Ended;
+use crate::vm::record::{Failure, MainEnd, MainState};
+use crate::vm::timeline::short;
+use crate::vm::{Command, is_active};
+use jiffy_wire::agent::ExitStatus;
+use jiffy_wire::api::VmState;
+use jiffy_wire::timeline::Timeline;
+use jiffy_wire::vmm::{ExitReason, ExitRecord};
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::Path;
+use tokio::sync::oneshot;
+use tracing::{info, warn};
+
+const TIMELINE_FORMAT: &str = "jiffy-timeline";
+const TIMELINE_VERSION: u32 = 1;
+/// How much of the end of a log is searched for its last line.
+const TAIL: u64 = 4096;
+/// Largest exit record that is read.
+const MAX_EXIT_RECORD: u64 = 64 * 1024;
+
+/// Why a VM ends, if the node or its user wants it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum EndReason {
+    /// `stop`.
+    Stopped,
+    /// `kill`, or removal by force.
+    Killed,
+    /// The guest wasn't ready in time.
+    StartTimeout,
+    /// A signal to `run` before its command started.
+    Interrupted(i32),
+}
+
+impl Actor {
+    /// The VMM is gone and all that its guest said is taken in.
+    pub(super) fn finish(&mut self) {
+        // Volumes are free when this is dropped, at the end.
+        let Some(running) = self.running.take() else {
+            return;
+        };
+        let wanted = running.stopping.map(|stopping| stopping.reason);
+        self.conclude(wanted, running.ended.unwrap_or(Ended::Unknown));
+    }
+
+    /// A VM whose VMM was gone before this daemon began.
+    pub(super) fn ended_without_process(&mut self) {
+        self.conclude(None, Ended::Unknown);
+    }
+
+    fn conclude(&mut self, wanted: Option<EndReason>, how: Ended) {
+        let failure = self.why_ended(wanted, how, &self.folder());
+        if let Some(failure) = &failure {
+            warn!(vm = %self.record.name, error = %failure.message, "VM ended out of order");
+            self.record.failure = Some(failure.clone());
+        }
+        self.end_main(wanted, failure.as_ref());
+        self.record.state = VmState::Exited;
+        self.record.ended = Some(unix_seconds());
+        self.record.pid = None;
+        self.input.send_replace(None);
+        let _ = fs::remove_dir_all(self.settings.paths.vm_run(&self.record.id));
+        self.save_timeline();
+        info!(vm = %self.record.name, id = %self.record.id, "VM ended");
+        self.changed();
+    }
+
+    /// None if it was in order or wanted.
+    fn why_ended(&self, wanted: Option<EndReason>, how: Ended, folder: &Path) -> Option<Failure> {
+        let name = &self.record.name;
+        match wanted {
+            Some(EndReason::Stopped | EndReason::Killed) => return None,
+            Some(EndReason::StartTimeout) => {
+                let seconds = self.settings.start_timeout.as_secs();
+                return Some(Failure {
+                    message: with_last_line(
+                        format!("The guest of the VM {name} was not ready after {seconds} s"),
+                        folder,
+                    ),
+                    hint: Some(
+                        "Look at `jiffy logs --console`; start it with --console if there is none. A slow host may need a longer JIFFY_START_TIMEOUT."
+                            .into(),
+                    ),
+                });
+            }
+            Some(EndReason::Interrupted(signal)) => {
+                return Some(Failure {
+                    message: format!(
+                        "Signal {signal} ended the VM {name} before its command started."
+                    ),
+                    hint: None,
+                });
+            }
+            None => {}
+        }
+        let record = exit_record(folder);
+        if let Some(record) = record {
+            let main_over = self.record.spec.command.is_none()
+                || matches!(self.record.main, MainState::Ended(_));
+            return match record.reason {
+                ExitReason::Shutdown if main_over => None,
+                ExitReason::Shutdown => Some(Failure {
+                    message: format!(
+                        "The guest of the VM {name} powered off before its command ended."
+                    ),
+                    hint: None,
+                }),
+                _ => Some(Failure {
+                    message: short(&record.message),
+                    hint: record.hint,
+                }),
+            };
+        }
+        let message = match how {
+            Ended::Signal(signal) => {
+                format!("The VM {name} ended because its VMM was killed by signal {signal}")
+            }
+            Ended::Code(code) => {
+                format!("The VM {name} ended because its VMM ended with status {code}")
+            }
+            Ended::Unknown => {
+                format!("The VM {name} ended because its VMM ended without saying why")
+            }
+        };
+        Some(Failure {
+            message: with_last_line(message, folder),
+            hint: None,
+        })
+    }
+
+    /// The first command can't outlive the VM.
+    fn end_main(&mut self, wanted: Option<EndReason>, failure: Option<&Failure>) {
+        if self.record.spec.command.is_none() || matches!(self.record.main, MainState::Ended(_)) {
+            return;
+        }
+        let end = match (wanted, failure) {
+            // As it would be seen had the signal hit the command alone.
+            (Some(EndReason::Stopped | EndReason::Killed), _) => {
+                MainEnd::Exited(ExitStatus::Signal(9))
+            }
+            (_, Some(failure)) => MainEnd::Lost(failure.clone()),
+            (_, None) => MainEnd::Lost(Failure {
+                message: format!("The VM {} ended before its command did.", self.record.name),
+                hint: None,
+            }),
+        };
+        self.record.main = MainState::Ended(end);
+    }
+
+    // ---- removal ---------------------------------------------------------
+
+    pub(super) fn remove(&mut self, force: bool, reply: oneshot::Sender<Result<()>>) {
+        let name = &self.record.name;
+        if is_active(self.record.state) {
+            if !force && self.record.spec.remove && matches!(self.record.main, MainState::Ended(_))
+            {
+                // It is leaving by itself.
+                self.removal.push(reply);
+                return;
+            }
+            if !force {
+                let refusal = Error::wrong_state(format!("The VM {name} runs.")).hint(format!(
+                    "Stop it first with `jiffy stop {name}`, or use `jiffy rm --force {name}`."
+                ));
+                let _ = reply.send(Err(refusal));
+                return;
+            }
+            let _ = self.kill(EndReason::Killed);
+        }
+        self.removal.push(reply);
+        self.publish();
+    }
+
+    /// Removes a VM that has ended, if that was asked for now or beforehand.
+    pub(super) fn forget_if_over(&mut self) {
+        if self.removed || is_active(self.record.state) || !self.saver.is_idle() {
+            return;
+        }
+        // A VM of `run --rm` waits until everybody has read its output.
+        let by_itself =
+            self.record.spec.remove && self.record.ended.is_some() && self.clients.is_empty();
+        if !by_itself && self.removal.is_empty() {
+            return;
+        }
+        let timeline = match self.kept_timeline() {
+            Some(kept) => kept,
+            None => self.recorder.build(),
+        };
+        let gone = remove_folders(&self.settings.paths, &self.record.id);
+        if let Err(error) = &gone {
+            let path = self.folder();
+            let error = Error::io("remove the VM's folder", &path, error);
+            warn!(vm = %self.record.name, %error, "a VM's files could not be removed");
+            if !self.removal.is_empty() {
+                for reply in self.removal.drain(..) {
+                    let _ = reply.send(Err(error.clone()));
+                }
+                return;
+            }
+        }
+        self.removed = true;
+        let vm = self.record.view();
+        self.registry.remove(vm, timeline);
+        self.view.send_modify(|view| view.removed = true);
+        for reply in self.removal.drain(..) {
+            let _ = reply.send(Ok(()));
+        }
+        info!(vm = %self.record.name, id = %self.record.id, "VM removed");
+        // Whoever still asks is answered; then the task ends.
+        self.mailbox.close();
+        while let Ok(command) = self.mailbox.try_recv() {
+            if let Command::Remove(_, reply) = command {
+                let _ = reply.send(Ok(()));
+            }
+        }
+    }
+
+    // ---- timeline --------------------------------------------------------
+
+    pub(super) fn save_timeline(&mut self) {
+        if self.record.spec.remove {
+            return;
+        }
+        let path = self.folder().join("timeline.json");
+        let timeline = self.recorder.build();
+        if timeline.spans.is_empty() {
+            return;
+        }
+        // Lost with the host, it is not missed: no sync.
+        let saved = durable::save(&path, TIMELINE_FORMAT, TIMELINE_VERSION, &timeline, false);
+        if let Err(error) = saved {
+            warn!(vm = %self.record.name, %error, "a VM's timeline could not be written");
+        }
+    }
+
+    pub(super) fn kept_timeline(&self) -> Option<Timeline> {
+        let path = self.folder().join("timeline.json");
+        durable::load(&path, TIMELINE_FORMAT, TIMELINE_VERSION).ok()
+    }
+}
+
+/// Removes all of a VM's files. The data folder gets another name first, so
+/// that a VM is never half there.
+pub fn remove_folders(paths: &crate::paths::Paths, id: &str) -> io::Result<()> {
+    let _ = fs::remove_dir_all(paths.vm_run(id));
+    let gone = paths.vms().join(format!(".gone-{id}"));
+    match fs::rename(paths.vm(id), &gone) {
+        Ok(()) => fs::remove_dir_all(&gone),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn exit_record(folder: &Path) -> Option<ExitRecord> {
+    let mut text = Vec::new();
+    let file = File::open(folder.join("exit.json")).ok()?;
+    file.take(MAX_EXIT_RECORD).read_to_end(&mut text).ok()?;
+    serde_json::from_slice(&text).ok()
+}
+
+/// Ends the sentence, with the last line of the VMM's log or the console.
+fn with_last_line(sentence: String, folder: &Path) -> String {
+    let last = ["vmm.log", "console.log"]
+        .iter()
+        .filter_map(|name| Some((*name, last_line(&folder.join(name))?)))
+        .next_back();
+    match last {
+        Some((name, line)) => format!("{sentence}; the last line of its {name}: {line}"),
+        None => format!("{sentence}."),
+    }
+}
+
+fn last_line(path: &Path) -> Option<String> {
+    let mut file = File::open(path).ok()?;
+    let length = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))
+        .ok()?;
+    let mut tail = Vec::new();
+    file.take(TAIL).read_to_end(&mut tail).ok()?;
+    let text = String::from_utf8_lossy(&tail);
+    text.lines()
+        .map(short)
+        .rfind(|line| !line.trim().is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_that_says_something_is_quoted() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(
+            with_last_line("It ended".into(), folder.path()),
+            "It ended."
+        );
+        fs::write(folder.path().join("vmm.log"), "first\nthe\x1b reason\r\n\n").unwrap();
+        assert_eq!(
+            with_last_line("It ended".into(), folder.path()),
+            "It ended; the last line of its vmm.log: the reason"
+        );
+        fs::write(folder.path().join("console.log"), "x\nKernel panic").unwrap();
+        assert!(with_last_line("It ended".into(), folder.path()).ends_with("Kernel panic"));
+    }
+}

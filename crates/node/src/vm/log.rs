@@ -1,0 +1,664 @@
+//! `command.log`: what the first command wrote, and the node's notes.
+//!
+//! The log is the only path from the guest to attached clients: the guest's
+//! output is stored, and each client reads the file at its own pace. A slow
+//! client costs no memory, and nothing stored waits for a client.
+//!
+//! Two segments of at most [`SEGMENT`] bytes are kept, `command.log` and the
+//! one before it, `command.log.1`. A segment, little endian:
+//!
+//! | bytes | header |
+//! |---|---|
+//! | 8 | magic `JIFFYLOG` |
+//! | 4 | version, 1 |
+//! | 4 | zero |
+//! | 8 | position of the first record in the whole log |
+//! | 8 | bytes of stdout since the VM's start, before this segment |
+//! | 8 | the same for stderr |
+//! | 4 | zero |
+//! | 4 | CRC-32C of the 44 bytes above |
+//!
+//! | bytes | record, repeated |
+//! |---|---|
+//! | 4 | length of the data, at most 65536 |
+//! | 1 | kind: 0 the VM was started, 1 stdout, 2 stderr, 3 a note |
+//! | 3 | zero |
+//! | 4 | CRC-32C of the 8 bytes above and the data |
+//! | n | data |
+//!
+//! A *position* counts records' bytes since the log began, headers of
+//! segments left out; it only grows.
+
+use jiffy_wire::agent::Stream;
+use jiffy_wire::frame::MAX_DATA;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::Notify;
+
+/// Most bytes of a segment.
+pub const SEGMENT: u64 = 32 << 20;
+/// How far the log may run ahead of the slowest attached client, in bytes;
+/// then the guest waits, as a writer to a full pipe does. Less than a
+/// segment, so that what an attached client still needs is never dropped.
+pub const MAX_LAG: u64 = 16 << 20;
+
+const MAGIC: &[u8; 8] = b"JIFFYLOG";
+const VERSION: u32 = 1;
+const SEGMENT_HEADER: u64 = 48;
+const RECORD_HEADER: usize = 12;
+
+/// What a record holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The VM was started: offsets of the streams begin at 0 again.
+    Start,
+    /// Output of the first command.
+    Output(Stream),
+    /// A warning of init, a line of a service, a remark of the node.
+    Note,
+}
+
+impl Kind {
+    fn code(self) -> u8 {
+        match self {
+            Kind::Start => 0,
+            Kind::Output(Stream::Stdout) => 1,
+            Kind::Output(Stream::Stderr) => 2,
+            Kind::Note => 3,
+        }
+    }
+
+    fn from_code(code: u8) -> Option<Kind> {
+        Some(match code {
+            0 => Kind::Start,
+            1 => Kind::Output(Stream::Stdout),
+            2 => Kind::Output(Stream::Stderr),
+            3 => Kind::Note,
+            _ => return None,
+        })
+    }
+}
+
+/// One record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// What it is.
+    pub kind: Kind,
+    /// Its bytes.
+    pub data: Vec<u8>,
+    /// Its position.
+    pub position: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct SegmentStart {
+    position: u64,
+    stdout: u64,
+    stderr: u64,
+}
+
+impl SegmentStart {
+    fn encode(&self) -> [u8; SEGMENT_HEADER as usize] {
+        let mut header = [0; SEGMENT_HEADER as usize];
+        header[..8].copy_from_slice(MAGIC);
+        header[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        header[16..24].copy_from_slice(&self.position.to_le_bytes());
+        header[24..32].copy_from_slice(&self.stdout.to_le_bytes());
+        header[32..40].copy_from_slice(&self.stderr.to_le_bytes());
+        let sum = crc32c::crc32c(&header[..44]);
+        header[44..].copy_from_slice(&sum.to_le_bytes());
+        header
+    }
+
+    fn read(file: &File) -> io::Result<SegmentStart> {
+        let mut header = [0; SEGMENT_HEADER as usize];
+        file.read_exact_at(&mut header, 0)?;
+        let word = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap_or([0; 8]));
+        let half = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap_or([0; 4]));
+        if &header[..8] != MAGIC {
+            return Err(damaged("it doesn't begin as a Jiffy log"));
+        }
+        if half(8) != VERSION {
+            return Err(damaged("it is of another version of Jiffy"));
+        }
+        if half(44) != crc32c::crc32c(&header[..44]) {
+            return Err(damaged("its header's checksum is wrong"));
+        }
+        Ok(SegmentStart {
+            position: word(16),
+            stdout: word(24),
+            stderr: word(32),
+        })
+    }
+}
+
+fn damaged(why: &str) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("the log is damaged: {why}"),
+    )
+}
+
+fn current(folder: &Path) -> PathBuf {
+    folder.join("command.log")
+}
+
+fn previous(folder: &Path) -> PathBuf {
+    folder.join("command.log.1")
+}
+
+/// Appends to a VM's log.
+#[derive(Debug)]
+pub struct Writer {
+    folder: PathBuf,
+    file: File,
+    start: SegmentStart,
+    /// Bytes of the current segment's file.
+    length: u64,
+    stdout: u64,
+    stderr: u64,
+    segment: u64,
+    buffer: Vec<u8>,
+}
+
+impl Writer {
+    /// A new, empty log.
+    pub fn create(folder: &Path) -> io::Result<Writer> {
+        let start = SegmentStart {
+            position: 0,
+            stdout: 0,
+            stderr: 0,
+        };
+        let file = new_segment(&current(folder), &start)?;
+        Ok(Writer {
+            folder: folder.to_owned(),
+            file,
+            start,
+            length: SEGMENT_HEADER,
+            stdout: 0,
+            stderr: 0,
+            segment: SEGMENT,
+            buffer: Vec::new(),
+        })
+    }
+
+    /// An existing log: everything after the last whole record is cut off.
+    /// Reads the whole current segment. A log that can't be read is replaced.
+    pub fn open(folder: &Path) -> io::Result<Writer> {
+        let file = match OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(current(folder))
+        {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Writer::create(folder);
+            }
+            Err(error) => return Err(error),
+        };
+        let start = match SegmentStart::read(&file) {
+            Ok(start) => start,
+            Err(error) => {
+                tracing::warn!(folder = %folder.display(), %error, "starting the command's log anew");
+                fs::remove_file(current(folder))?;
+                let _ = fs::remove_file(previous(folder));
+                return Writer::create(folder);
+            }
+        };
+        let mut reader = Reader::new(folder, start.position);
+        let (mut stdout, mut stderr) = (start.stdout, start.stderr);
+        let mut end = start.position;
+        while let Ok(batch) = reader.batch(u64::MAX) {
+            let Some(last) = batch.last() else { break };
+            end = last.position + (RECORD_HEADER + last.data.len()) as u64;
+            for record in &batch {
+                match record.kind {
+                    Kind::Start => (stdout, stderr) = (0, 0),
+                    Kind::Output(Stream::Stdout) => stdout += record.data.len() as u64,
+                    Kind::Output(Stream::Stderr) => stderr += record.data.len() as u64,
+                    Kind::Note => {}
+                }
+            }
+        }
+        let length = SEGMENT_HEADER + (end - start.position);
+        file.set_len(length)?;
+        Ok(Writer {
+            folder: folder.to_owned(),
+            file,
+            start,
+            length,
+            stdout,
+            stderr,
+            segment: SEGMENT,
+            buffer: Vec::new(),
+        })
+    }
+
+    /// Notes that the VM starts; the streams' offsets begin at 0.
+    /// Returns the position of what follows.
+    pub fn begin(&mut self) -> io::Result<u64> {
+        let position = self.append(Kind::Start, &[])?;
+        (self.stdout, self.stderr) = (0, 0);
+        Ok(position)
+    }
+
+    /// Where the next record goes.
+    pub fn end(&self) -> u64 {
+        self.start.position + (self.length - SEGMENT_HEADER)
+    }
+
+    /// How much of a stream is stored since the VM's start.
+    pub fn offset(&self, stream: Stream) -> u64 {
+        match stream {
+            Stream::Stdout => self.stdout,
+            Stream::Stderr => self.stderr,
+        }
+    }
+
+    /// Appends one record, or nothing. `data` is at most [`MAX_DATA`] bytes.
+    /// Returns the log's new end.
+    pub fn append(&mut self, kind: Kind, data: &[u8]) -> io::Result<u64> {
+        debug_assert!(data.len() <= MAX_DATA);
+        let size = (RECORD_HEADER + data.len()) as u64;
+        if self.length + size > self.segment && self.length > SEGMENT_HEADER {
+            self.rotate()?;
+        }
+        self.buffer.clear();
+        self.buffer
+            .extend_from_slice(&(data.len() as u32).to_le_bytes());
+        self.buffer.extend_from_slice(&[kind.code(), 0, 0, 0]);
+        let sum = crc32c::crc32c_append(crc32c::crc32c(&self.buffer), data);
+        self.buffer.extend_from_slice(&sum.to_le_bytes());
+        self.buffer.extend_from_slice(data);
+        if let Err(error) = self.file.write_all_at(&self.buffer, self.length) {
+            let _ = self.file.set_len(self.length);
+            return Err(error);
+        }
+        self.length += size;
+        match kind {
+            Kind::Output(Stream::Stdout) => self.stdout += data.len() as u64,
+            Kind::Output(Stream::Stderr) => self.stderr += data.len() as u64,
+            Kind::Start | Kind::Note => {}
+        }
+        Ok(self.end())
+    }
+
+    fn rotate(&mut self) -> io::Result<()> {
+        let start = SegmentStart {
+            position: self.end(),
+            stdout: self.stdout,
+            stderr: self.stderr,
+        };
+        let fresh = self.folder.join("command.log.new");
+        let file = new_segment(&fresh, &start)?;
+        fs::rename(current(&self.folder), previous(&self.folder))?;
+        fs::rename(&fresh, current(&self.folder))?;
+        self.file = file;
+        self.start = start;
+        self.length = SEGMENT_HEADER;
+        Ok(())
+    }
+
+    #[cfg(test)]
+    fn with_segment(mut self, bytes: u64) -> Writer {
+        self.segment = bytes;
+        self
+    }
+}
+
+fn new_segment(path: &Path, start: &SegmentStart) -> io::Result<File> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)?;
+    file.write_all_at(&start.encode(), 0).inspect_err(|_| {
+        let _ = fs::remove_file(path);
+    })?;
+    Ok(file)
+}
+
+/// Where the log of a VM that doesn't run ends; 0 for none.
+pub fn end_of(folder: &Path) -> io::Result<u64> {
+    match File::open(current(folder)) {
+        Ok(file) => {
+            let start = SegmentStart::read(&file)?;
+            let length = file.metadata()?.len();
+            Ok(start.position + length.saturating_sub(SEGMENT_HEADER))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads a VM's log from a position on, while it grows.
+#[derive(Debug)]
+pub struct Reader {
+    folder: PathBuf,
+    position: u64,
+    segment: Option<(File, SegmentStart)>,
+    buffer: Vec<u8>,
+    /// Bytes that were no longer there.
+    dropped: u64,
+}
+
+impl Reader {
+    /// A reader at this position; nothing is opened yet.
+    pub fn new(folder: &Path, position: u64) -> Reader {
+        Reader {
+            folder: folder.to_owned(),
+            position,
+            segment: None,
+            buffer: Vec::new(),
+            dropped: 0,
+        }
+    }
+
+    /// Where it reads next.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// How many bytes it had to leave out since the last call, because the
+    /// log keeps two segments only.
+    pub fn take_dropped(&mut self) -> u64 {
+        std::mem::take(&mut self.dropped)
+    }
+
+    /// The next records that begin before `end`; none if there are none.
+    pub fn batch(&mut self, end: u64) -> io::Result<Vec<Record>> {
+        let mut reopened = false;
+        while self.position < end {
+            if self.segment.is_none() {
+                self.segment = self.find_segment()?;
+            }
+            let Some((file, start)) = &self.segment else {
+                return Ok(Vec::new());
+            };
+            self.buffer.resize(RECORD_HEADER + MAX_DATA, 0);
+            let at = SEGMENT_HEADER + (self.position - start.position);
+            let got = read_up_to(file, &mut self.buffer, at)?;
+            if got == 0 && !reopened {
+                // This segment is read; the rest is in a newer one.
+                reopened = true;
+                self.segment = None;
+                continue;
+            }
+            return self.parse(got, end);
+        }
+        Ok(Vec::new())
+    }
+
+    /// Cuts the first `got` bytes of the buffer into whole records.
+    fn parse(&mut self, got: usize, end: u64) -> io::Result<Vec<Record>> {
+        let mut records = Vec::new();
+        let mut rest = &self.buffer[..got];
+        while self.position < end
+            && let Some((header, after)) = rest.split_at_checked(RECORD_HEADER)
+        {
+            let word =
+                |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap_or([0; 4]));
+            let length = word(0) as usize;
+            let Some(kind) = Kind::from_code(header[4]).filter(|_| length <= MAX_DATA) else {
+                return Err(damaged("it holds a record of no known kind"));
+            };
+            let Some((data, after)) = after.split_at_checked(length) else {
+                break;
+            };
+            if word(8) != crc32c::crc32c_append(crc32c::crc32c(&header[..8]), data) {
+                return Err(damaged("a record's checksum is wrong"));
+            }
+            records.push(Record {
+                kind,
+                data: data.to_vec(),
+                position: self.position,
+            });
+            self.position += (RECORD_HEADER + length) as u64;
+            rest = after;
+        }
+        Ok(records)
+    }
+
+    /// Opens the segment that holds the position, or the oldest there is.
+    fn find_segment(&mut self) -> io::Result<Option<(File, SegmentStart)>> {
+        // A rotation between the two opens makes one more round.
+        for _ in 0..4 {
+            let newest = match open_segment(&current(&self.folder))? {
+                Some((file, start)) if self.position >= start.position => {
+                    return Ok(Some((file, start)));
+                }
+                Some(newest) => newest,
+                None => continue,
+            };
+            let (file, start) = match open_segment(&previous(&self.folder))? {
+                Some((_, start)) if start.position == newest.1.position => continue,
+                Some(older) => older,
+                None => newest,
+            };
+            if self.position < start.position {
+                self.dropped += start.position - self.position;
+                self.position = start.position;
+            }
+            return Ok(Some((file, start)));
+        }
+        Ok(None)
+    }
+}
+
+fn open_segment(path: &Path) -> io::Result<Option<(File, SegmentStart)>> {
+    match File::open(path) {
+        Ok(file) => {
+            let start = SegmentStart::read(&file)?;
+            Ok(Some((file, start)))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn read_up_to(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
+    let mut got = 0;
+    while got < buffer.len() {
+        match file.read_at(&mut buffer[got..], at + got as u64) {
+            Ok(0) => break,
+            Ok(more) => got += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(got)
+}
+
+/// The clients attached to a VM, and how far each has read.
+#[derive(Debug, Default)]
+pub struct Clients {
+    cursors: Mutex<Vec<Arc<AtomicU64>>>,
+    /// Told whenever a client has read on or left.
+    pub progress: Notify,
+}
+
+impl Clients {
+    /// Is nobody attached?
+    pub fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    /// Does some client lag behind this end of the log by more than [`MAX_LAG`]?
+    pub fn lag(&self, end: u64) -> bool {
+        self.lock()
+            .iter()
+            .any(|cursor| end.saturating_sub(cursor.load(Ordering::Relaxed)) > MAX_LAG)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<AtomicU64>>> {
+        self.cursors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An attached client's place in the log; leaves [`Clients`] when dropped.
+#[derive(Debug)]
+pub struct Cursor {
+    clients: Arc<Clients>,
+    position: Arc<AtomicU64>,
+}
+
+impl Cursor {
+    /// Attaches a client that has read nothing: it holds the log back only
+    /// once [`Cursor::advance`] has told where it starts.
+    pub fn new(clients: &Arc<Clients>) -> Cursor {
+        let position = Arc::new(AtomicU64::new(u64::MAX));
+        clients.lock().push(Arc::clone(&position));
+        Cursor {
+            clients: Arc::clone(clients),
+            position,
+        }
+    }
+
+    /// The client has read up to here.
+    pub fn advance(&self, position: u64) {
+        self.position.store(position, Ordering::Relaxed);
+        self.clients.progress.notify_one();
+    }
+}
+
+impl Drop for Cursor {
+    fn drop(&mut self) {
+        self.clients
+            .lock()
+            .retain(|position| !Arc::ptr_eq(position, &self.position));
+        self.clients.progress.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const OUT: Kind = Kind::Output(Stream::Stdout);
+
+    fn read_all(folder: &Path, from: u64) -> (Vec<u8>, u64) {
+        let end = end_of(folder).unwrap();
+        let mut reader = Reader::new(folder, from);
+        let mut bytes = Vec::new();
+        loop {
+            let batch = reader.batch(end).unwrap();
+            if batch.is_empty() {
+                return (bytes, reader.take_dropped());
+            }
+            for record in batch {
+                bytes.extend_from_slice(&record.data);
+            }
+        }
+    }
+
+    #[test]
+    fn offsets_begin_again_at_each_start_and_survive_reopening() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut log = Writer::open(folder.path()).unwrap();
+        log.begin().unwrap();
+        log.append(OUT, b"first run").unwrap();
+        let second = log.begin().unwrap();
+        log.append(OUT, b"second").unwrap();
+        log.append(Kind::Output(Stream::Stderr), b"err").unwrap();
+        log.append(Kind::Note, b"a note").unwrap();
+        let end = log.end();
+        drop(log);
+        let log = Writer::open(folder.path()).unwrap();
+        assert_eq!(log.offset(Stream::Stdout), 6);
+        assert_eq!(log.offset(Stream::Stderr), 3);
+        assert_eq!(log.end(), end);
+        assert_eq!(read_all(folder.path(), second).0, b"seconderra note");
+    }
+
+    #[test]
+    fn a_torn_record_is_cut_off() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut log = Writer::create(folder.path()).unwrap();
+        log.append(OUT, b"whole").unwrap();
+        let end = log.end();
+        log.append(OUT, b"torn").unwrap();
+        log.file.set_len(log.length - 2).unwrap();
+        let mut log = Writer::open(folder.path()).unwrap();
+        assert_eq!(log.end(), end);
+        log.append(OUT, b" again").unwrap();
+        assert_eq!(read_all(folder.path(), 0).0, b"whole again");
+    }
+
+    #[test]
+    fn a_damaged_record_is_an_error_and_never_data() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut log = Writer::create(folder.path()).unwrap();
+        log.append(OUT, b"some bytes").unwrap();
+        log.file.write_all_at(b"X", log.length - 3).unwrap();
+        let error = Reader::new(folder.path(), 0).batch(u64::MAX).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn old_segments_go_and_a_late_reader_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut log = Writer::create(folder.path()).unwrap().with_segment(1000);
+        let mut follower = Reader::new(folder.path(), 0);
+        let mut followed = Vec::new();
+        let mut wrote = Vec::new();
+        for index in 0..100u8 {
+            log.append(OUT, &[index; 50]).unwrap();
+            wrote.extend_from_slice(&[index; 50]);
+            for record in follower.batch(log.end()).unwrap() {
+                followed.extend_from_slice(&record.data);
+            }
+        }
+        assert_eq!(followed, wrote, "a reader that keeps up loses nothing");
+        assert_eq!(follower.take_dropped(), 0);
+        let (rest, dropped) = read_all(folder.path(), 0);
+        assert!(dropped > 0 && wrote.ends_with(&rest) && !rest.is_empty());
+        let kept: u64 = fs::read_dir(folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().metadata().unwrap().len())
+            .sum();
+        assert!(kept <= 2000);
+    }
+
+    #[test]
+    fn clients_hold_the_log_back_until_they_leave() {
+        let clients = Arc::new(Clients::default());
+        let slow = Cursor::new(&clients);
+        assert!(!clients.lag(MAX_LAG + 1), "it has not begun to read");
+        slow.advance(0);
+        assert!(!clients.lag(MAX_LAG));
+        assert!(clients.lag(MAX_LAG + 1));
+        drop(slow);
+        assert!(!clients.lag(u64::MAX));
+        assert!(clients.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn any_damage_is_found_or_harmless(at in 0usize..400, with in any::<u8>()) {
+            let folder = tempfile::tempdir().unwrap();
+            let mut log = Writer::create(folder.path()).unwrap();
+            for index in 0..10u8 {
+                log.append(OUT, &[index; 20]).unwrap();
+            }
+            let mut bytes = fs::read(current(folder.path())).unwrap();
+            let at = at.min(bytes.len() - 1);
+            bytes[at] = with;
+            fs::write(current(folder.path()), &bytes).unwrap();
+            let mut reader = Reader::new(folder.path(), 0);
+            while let Ok(batch) = reader.batch(u64::MAX) {
+                if batch.is_empty() { break }
+                for record in batch {
+                    prop_assert!(record.data.len() == 20 && record.data.iter().all(|b| *b == record.data[0]));
+                }
+            }
+            Writer::open(folder.path()).unwrap();
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! One VM: a task that owns its state, and the handle others talk to it by.
+//!
+//! * [`record`]: what is kept of a VM on disk.
+//! * [`actor`]: the task: it takes commands and hears the VMM, the guest and time.
+//! * [`start`]: from a record to a running VMM.
+//! * [`process`]: the VMM's process and its events.
+//! * [`supervisor`]: what the guest's init tells.
+//! * [`stop`]: the orderly end, and the less orderly ones.
+//! * [`end`]: what is left to do when the VMM is gone.
+//! * [`log`]: the first command's output.
+//! * [`attach`]: clients of the first command.
+//! * [`timeline`]: what was measured.
+//! * [`adopt`]: VMs that outlived a daemon.
+
+pub mod actor;
+pub mod adopt;
+pub mod attach;
+pub mod end;
+pub mod log;
+pub mod process;
+pub mod record;
+pub mod start;
+pub mod stop;
+pub mod supervisor;
+pub mod timeline;
+
+use crate::error::{Error, Result};
+use jiffy_wire::agent::ToGuest;
+use jiffy_wire::api::{Vm, VmState};
+use jiffy_wire::timeline::Timeline;
+use log::Clients;
+use record::{Failure, MainState, Spec};
+use start::Prepared;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// What everybody may see of a VM; published by its task.
+#[derive(Debug, Clone)]
+pub struct View {
+    /// As the API shows it.
+    pub vm: Vm,
+    /// What became of the first command.
+    pub main: MainState,
+    /// Why the VM ended out of order.
+    pub failure: Option<Failure>,
+    /// Position in the log of what the last start wrote.
+    pub log_start: u64,
+    /// Why output waits, if it does.
+    pub held_up: Option<String>,
+    /// The VM is on its way out for good: its name will be free soon.
+    pub leaving: bool,
+    /// The VM is gone.
+    pub removed: bool,
+}
+
+impl View {
+    /// Has it a VMM?
+    pub fn is_active(&self) -> bool {
+        is_active(self.vm.state)
+    }
+}
+
+/// Has a VM in this state a VMM?
+pub fn is_active(state: VmState) -> bool {
+    matches!(
+        state,
+        VmState::Starting | VmState::Running | VmState::Stopping
+    )
+}
+
+/// What a VM's task is asked to do.
+#[derive(Debug)]
+pub enum Command {
+    /// Write the record to disk.
+    Save(oneshot::Sender<Result<()>>),
+    /// Start the VMM. Answered once it is spawned.
+    Start(Box<Prepared>, oneshot::Sender<Result<()>>),
+    /// End the guest in order; this long for programs after SIGTERM.
+    /// Answered at once; the end shows in the view.
+    Stop(Duration, oneshot::Sender<Result<()>>),
+    /// End the VM now. Answered at once.
+    Kill(oneshot::Sender<Result<()>>),
+    /// The user of `run` sent a signal before there was a program to get it.
+    Interrupt(i32),
+    /// Remove it; with force even if it runs. Answered when it is gone.
+    Remove(bool, oneshot::Sender<Result<()>>),
+    /// What was measured.
+    Timeline(oneshot::Sender<Timeline>),
+    /// The daemon ends: write down what isn't yet.
+    Flush(oneshot::Sender<()>),
+}
+
+/// The way to a VM's task.
+#[derive(Debug)]
+pub struct VmHandle {
+    /// Its id.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// What it is made of.
+    pub spec: Arc<Spec>,
+    /// vsock context id.
+    pub cid: u32,
+    /// What it shows.
+    pub view: watch::Receiver<View>,
+    /// Where its log ends, while it runs.
+    pub log_end: watch::Receiver<u64>,
+    /// Who is attached.
+    pub clients: Arc<Clients>,
+    /// The way to the first command's input, while there is one.
+    pub input: watch::Receiver<Option<mpsc::Sender<ToGuest>>>,
+    mailbox: mpsc::Sender<Command>,
+}
+
+impl VmHandle {
+    /// Sends a command and waits for its answer.
+    pub async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T> {
+        let (reply, answer) = oneshot::channel();
+        if self.mailbox.send(command(reply)).await.is_ok()
+            && let Ok(answer) = answer.await
+        {
+            return Ok(answer);
+        }
+        Err(Error::not_found(format!(
+            "The VM {} was removed.",
+            self.name
+        )))
+    }
+
+    /// Sends a command that has no answer.
+    pub async fn tell(&self, command: Command) {
+        // A VM that is gone needs no telling.
+        let _ = self.mailbox.send(command).await;
+    }
+
+    /// What it shows now.
+    pub fn vm(&self) -> Vm {
+        self.view.borrow().vm.clone()
+    }
+
+    /// Waits until the view is as wanted, or the VM is gone; gives the view.
+    pub async fn when(&self, wanted: impl FnMut(&View) -> bool) -> View {
+        let mut view = self.view.clone();
+        let mut wanted = wanted;
+        let seen = view
+            .wait_for(|view| view.removed || wanted(view))
+            .await
+            .map(|view| view.clone());
+        match seen {
+            Ok(view) => view,
+            // The task is gone; its last words remain.
+            Err(_) => self.view.borrow().clone(),
+        }
+    }
+}

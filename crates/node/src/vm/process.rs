@@ -1,0 +1,229 @@
+//! The VMM's process and its events.
+
+use jiffy_wire::vmm::VmmEvent;
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
+};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// Longest line of an event.
+const MAX_LINE: usize = 64 * 1024;
+/// Most reads of the pipe, 4 KiB each, before others have their turn.
+const READS_AT_A_TIME: usize = 64;
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// With this status.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+    /// It wasn't our child, so Linux doesn't tell.
+    Unknown,
+}
+
+/// Lets tokio wait until a descriptor can be read.
+///
+/// The constructor is deprecated because of descriptors that are not owned;
+/// an [`OwnedFd`] is, so nothing can close it under tokio.
+#[allow(deprecated)]
+pub fn readable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(descriptor, Interest::READABLE)
+}
+
+/// A `jiffy-vmm`, held by a descriptor that never means another process.
+#[derive(Debug)]
+pub struct VmmProcess {
+    /// Its process id.
+    pub pid: u32,
+    pidfd: AsyncFd<OwnedFd>,
+    child: bool,
+}
+
+impl VmmProcess {
+    /// A process this daemon spawned and hasn't waited for.
+    pub fn child(pid: u32) -> io::Result<VmmProcess> {
+        VmmProcess::open(pid, true)
+    }
+
+    /// A process that an earlier daemon spawned. The caller checks, after
+    /// this call, that the process is still the one it means.
+    pub fn adopted(pid: u32) -> io::Result<VmmProcess> {
+        VmmProcess::open(pid, false)
+    }
+
+    fn open(pid: u32, child: bool) -> io::Result<VmmProcess> {
+        let raw = i32::try_from(pid)
+            .ok()
+            .and_then(Pid::from_raw)
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        let pidfd = pidfd_open(raw, PidfdFlags::empty())?;
+        Ok(VmmProcess {
+            pid,
+            pidfd: readable(pidfd)?,
+            child,
+        })
+    }
+
+    /// Waits for its end. May be cancelled.
+    pub async fn ended(&self) -> Ended {
+        loop {
+            let Ok(mut ready) = self.pidfd.readable().await else {
+                return Ended::Unknown;
+            };
+            if !self.child {
+                return Ended::Unknown;
+            }
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+            match waitid(WaitId::PidFd(self.pidfd.as_fd()), options) {
+                Ok(Some(status)) => {
+                    return match (status.exit_status(), status.terminating_signal()) {
+                        (Some(code), _) => Ended::Code(code),
+                        (_, Some(signal)) => Ended::Signal(signal),
+                        _ => Ended::Unknown,
+                    };
+                }
+                Ok(None) => ready.clear_ready(),
+                Err(Errno::INTR) => {}
+                Err(_) => return Ended::Unknown,
+            }
+        }
+    }
+
+    /// SIGKILL.
+    pub fn kill(&self) {
+        // An error means that it has ended already.
+        let _ = pidfd_send_signal(self.pidfd.as_fd(), Signal::KILL);
+    }
+}
+
+/// The pipe on which a VMM tells what it does.
+#[derive(Debug)]
+pub struct Events {
+    pipe: AsyncFd<OwnedFd>,
+    pending: Vec<u8>,
+    /// The rest of a line that was too long is skipped.
+    skipping: bool,
+}
+
+impl Events {
+    /// A new pipe: our end, and the end to pass to the VMM.
+    pub fn new() -> io::Result<(Events, OwnedFd)> {
+        let (ours, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        rustix::io::ioctl_fionbio(&ours, true)?;
+        let events = Events {
+            pipe: readable(ours)?,
+            pending: Vec::new(),
+            skipping: false,
+        };
+        Ok((events, theirs))
+    }
+
+    /// Waits until there is something to read, or the VMM closed its end.
+    pub async fn readable(&self) {
+        if let Ok(mut ready) = self.pipe.readable().await {
+            ready.retain_ready();
+        }
+    }
+
+    /// Takes the events there are now, up to a bound, for a guest can make
+    /// them without end. The flag says that no more will come.
+    pub fn drain(&mut self) -> (Vec<VmmEvent>, bool) {
+        let mut events = Vec::new();
+        let mut buffer = [0; 4096];
+        for _ in 0..READS_AT_A_TIME {
+            // Through tokio first, so that it learns when the pipe is empty;
+            // then directly, for it may not have heard yet that it isn't.
+            let mut read = |pipe: &OwnedFd| Ok(rustix::io::read(pipe, &mut buffer)?);
+            let got = match self.pipe.try_io(Interest::READABLE, &mut read) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    read(self.pipe.get_ref())
+                }
+                other => other,
+            };
+            match got {
+                Ok(0) => return (events, true),
+                Ok(got) => self.take(&buffer[..got], &mut events),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return (events, false);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return (events, true),
+            }
+        }
+        (events, false)
+    }
+
+    fn take(&mut self, bytes: &[u8], events: &mut Vec<VmmEvent>) {
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            self.pending.extend_from_slice(piece);
+            if piece.last() == Some(&b'\n') {
+                if !std::mem::take(&mut self.skipping) {
+                    match serde_json::from_slice(&self.pending) {
+                        Ok(event) => events.push(event),
+                        Err(error) => tracing::debug!(%error, "an unknown event of the VMM"),
+                    }
+                }
+                self.pending.clear();
+            } else if self.pending.len() > MAX_LINE {
+                self.pending.clear();
+                self.skipping = true;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[tokio::test]
+    async fn the_end_of_a_child_is_told_apart() {
+        for (script, expected) in [
+            ("exit 3", Ended::Code(3)),
+            ("kill -9 $$", Ended::Signal(9)),
+            ("exec sleep 100", Ended::Signal(9)),
+        ] {
+            // It is reaped through its descriptor.
+            #[allow(clippy::zombie_processes)]
+            let child = Command::new("sh").args(["-c", script]).spawn().unwrap();
+            let process = VmmProcess::child(child.id()).unwrap();
+            if script.contains("sleep") {
+                process.kill();
+            }
+            assert_eq!(process.ended().await, expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn events_come_in_any_pieces_and_nonsense_is_skipped() {
+        let (mut events, pipe) = Events::new().unwrap();
+        let write = |text: &[u8]| rustix::io::write(&pipe, text).unwrap();
+        write(b"{\"mark\":{\"value\":1,");
+        events.readable().await;
+        assert_eq!(events.drain(), (vec![], false));
+        write(b"\"at_ns\":5}}\nnonsense\n");
+        write(&vec![b'x'; 40_000]);
+        events.readable().await;
+        let (mut got, _) = events.drain();
+        write(&vec![b'x'; 40_000]);
+        got.extend(events.drain().0);
+        write(b"tail\n{\"mark\":{\"value\":2,\"at_ns\":6}}\n");
+        drop(pipe);
+        let (more, closed) = events.drain();
+        got.extend(more);
+        assert!(closed);
+        assert_eq!(
+            got,
+            [
+                VmmEvent::Mark { value: 1, at_ns: 5 },
+                VmmEvent::Mark { value: 2, at_ns: 6 }
+            ]
+        );
+    }
+}

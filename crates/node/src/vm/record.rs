@@ -1,0 +1,212 @@
+//! A VM as it is kept on disk, `vm.json`.
+
+use crate::durable::{self, LoadError};
+use jiffy_wire::agent::{Command, ExitStatus, StartError};
+use jiffy_wire::api::{Vm, VmState, VolumeUse};
+use jiffy_wire::vmm::PageSize;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::path::Path;
+
+const FORMAT: &str = "jiffy-vm";
+const VERSION: u32 = 1;
+/// Most warnings of a guest that are kept.
+pub const MAX_WARNINGS: usize = 100;
+
+/// What a VM is made of; fixed when it is created.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spec {
+    /// Image by name.
+    pub image: String,
+    /// Kernel by name.
+    pub kernel: String,
+    /// vCPUs.
+    pub cpus: u8,
+    /// RAM.
+    pub memory_mib: u32,
+    /// Host pages that back RAM.
+    pub pages: PageSize,
+    /// Volumes, `/dev/vdb` first.
+    pub disks: Vec<VolumeUse>,
+    /// The first command.
+    pub command: Option<Command>,
+    /// The distribution's own init.
+    pub init: Option<Vec<String>>,
+    /// A serial console?
+    pub console: bool,
+    /// Remove the VM when it has ended?
+    pub remove: bool,
+    /// Host name, if not the VM's name.
+    pub hostname: Option<String>,
+    /// Further kernel parameters.
+    pub kernel_args: Option<String>,
+    /// Report the kernel's milestones?
+    pub timeline: bool,
+}
+
+/// What became of the first command.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MainState {
+    /// It has not been started yet (or there is none).
+    Pending,
+    /// It runs.
+    Started {
+        /// Process id in the guest.
+        pid: u32,
+    },
+    /// It is over.
+    Ended(MainEnd),
+}
+
+/// How the first command ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MainEnd {
+    /// By itself or by a signal.
+    Exited(ExitStatus),
+    /// It could not be started.
+    Failed(StartError),
+    /// The VM ended first.
+    Lost(Failure),
+}
+
+/// Why a VM ended out of order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// One sentence.
+    pub message: String,
+    /// What the user can do.
+    pub hint: Option<String>,
+}
+
+/// All that is known of a VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmRecord {
+    /// 12 hexadecimal digits.
+    pub id: String,
+    /// Unique on the node.
+    pub name: String,
+    /// What it is made of.
+    pub spec: Spec,
+    /// vsock context id, unique on the node.
+    pub cid: u32,
+    /// Unix time.
+    pub created: u64,
+    /// Where it is in its life.
+    pub state: VmState,
+    /// Unix time of the last start.
+    pub started: Option<u64>,
+    /// Unix time of the last end.
+    pub ended: Option<u64>,
+    /// The VMM's process id.
+    pub pid: Option<u32>,
+    /// What became of the first command.
+    pub main: MainState,
+    /// How the VM ended, if not in order.
+    pub failure: Option<Failure>,
+    /// Warnings of the guest's init.
+    pub warnings: Vec<String>,
+    /// Position in the log of what the last start wrote.
+    pub log_start: u64,
+}
+
+impl VmRecord {
+    /// As the API shows it.
+    pub fn view(&self) -> Vm {
+        let spec = &self.spec;
+        let (exit, start_error) = match &self.main {
+            MainState::Ended(MainEnd::Exited(status)) => (Some(*status), None),
+            MainState::Ended(MainEnd::Failed(error)) => (
+                Some(ExitStatus::Code(error.kind.exit_code())),
+                Some(error.message.clone()),
+            ),
+            _ => (None, None),
+        };
+        Vm {
+            id: self.id.clone(),
+            name: self.name.clone(),
+            state: self.state,
+            image: spec.image.clone(),
+            kernel: spec.kernel.clone(),
+            cpus: spec.cpus,
+            memory_mib: spec.memory_mib,
+            command: spec.command.as_ref().map(|command| command.argv.clone()),
+            tty: spec
+                .command
+                .as_ref()
+                .is_some_and(|command| command.tty.is_some()),
+            disks: spec.disks.clone(),
+            created: self.created,
+            started: self.started,
+            ended: self.ended,
+            pid: self.pid,
+            cid: self.cid,
+            exit,
+            error: self
+                .failure
+                .as_ref()
+                .map(|failure| failure.message.clone())
+                .or(start_error),
+            remove: spec.remove,
+            warnings: self.warnings.clone(),
+        }
+    }
+
+    /// Writes it into the VM's folder. A VM that is removed at its end anyway
+    /// need not survive a crash of the host, which ends it.
+    pub fn save(&self, folder: &Path) -> io::Result<()> {
+        durable::save(
+            &folder.join("vm.json"),
+            FORMAT,
+            VERSION,
+            self,
+            !self.spec.remove,
+        )
+    }
+
+    /// Reads what [`VmRecord::save`] wrote.
+    pub fn load(folder: &Path) -> Result<VmRecord, LoadError> {
+        durable::load(&folder.join("vm.json"), FORMAT, VERSION)
+    }
+
+    /// What is shown in place of a record that can't be read.
+    pub fn unreadable(id: &str, error: &LoadError) -> VmRecord {
+        let mut message = error.to_string();
+        if let Some(source) = std::error::Error::source(error) {
+            message = format!("{message}: {source}");
+        }
+        VmRecord {
+            id: id.to_owned(),
+            name: id.to_owned(),
+            spec: Spec {
+                image: String::new(),
+                kernel: String::new(),
+                cpus: 0,
+                memory_mib: 0,
+                pages: PageSize::Small,
+                disks: Vec::new(),
+                command: None,
+                init: None,
+                console: false,
+                remove: false,
+                hostname: None,
+                kernel_args: None,
+                timeline: false,
+            },
+            cid: 0,
+            created: 0,
+            state: VmState::Exited,
+            started: None,
+            ended: None,
+            pid: None,
+            main: MainState::Pending,
+            failure: Some(Failure {
+                message: format!("The VM's record can't be read: {message}."),
+                hint: Some(format!("Remove it with `jiffy rm {id}`.")),
+            }),
+            warnings: Vec::new(),
+            log_start: 0,
+        }
+    }
+}

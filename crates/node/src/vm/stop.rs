@@ -1,0 +1,197 @@
+//! The end on request: first the guest in order, then the VMM, then SIGKILL.
+
+use crate::agent;
+use crate::error::{Error, Result};
+use crate::vm::actor::{Actor, Notice};
+use crate::vm::end::EndReason;
+use crate::vm::is_active;
+use jiffy_wire::agent::{Request, Stat, VERSION};
+use jiffy_wire::api::VmState;
+use jiffy_wire::vmm::{ControlRequest, ControlResponse};
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::time::{Instant, timeout};
+use tracing::{debug, warn};
+
+/// What the agent has to take the request, and the guest to sync and power
+/// off after its programs' grace.
+const POWER_OFF_TIME: Duration = Duration::from_secs(5);
+/// What the VMM has to end itself.
+const VMM_TIME: Duration = Duration::from_secs(2);
+/// Longest line from a VMM's control socket.
+const MAX_ANSWER: u64 = 64 * 1024;
+
+/// A VM on its way to the end.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stopping {
+    /// Who wanted it.
+    pub(super) reason: EndReason,
+    phase: Phase,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    /// The agent was asked to shut the guest down.
+    Agent,
+    /// The VMM was asked to stop.
+    Control,
+    /// The VMM was sent SIGKILL.
+    Killed,
+}
+
+impl Actor {
+    /// The orderly end.
+    pub(super) fn stop(&mut self, grace: Duration) -> Result<()> {
+        self.refuse_unless_active()?;
+        if self.record.state == VmState::Starting {
+            // Nobody in there to ask.
+            return self.kill(EndReason::Stopped);
+        }
+        let Some(running) = &mut self.running else {
+            return Ok(());
+        };
+        if running.stopping.is_none() {
+            running.stopping = Some(Stopping {
+                reason: EndReason::Stopped,
+                phase: Phase::Agent,
+            });
+            let vsock = self.settings.paths.vsock_socket(&self.record.id);
+            let notify = running.notify.clone();
+            let request = Request::Shutdown {
+                version: VERSION,
+                grace_ms: grace.as_millis().try_into().unwrap_or(u32::MAX),
+            };
+            tokio::spawn(async move {
+                if let Err(error) = agent::tell(&vsock, &request, POWER_OFF_TIME).await {
+                    debug!(%error, "the agent didn't shut the guest down");
+                    let _ = notify.send(Notice::ShutdownRefused);
+                }
+            });
+        }
+        let until = Instant::now() + grace + POWER_OFF_TIME;
+        running.deadline = Some(running.deadline.map_or(until, |old| old.min(until)));
+        self.record.state = VmState::Stopping;
+        self.changed();
+        Ok(())
+    }
+
+    /// The quick end: the VMM is asked, and killed if that takes too long.
+    pub(super) fn kill(&mut self, reason: EndReason) -> Result<()> {
+        self.refuse_unless_active()?;
+        let Some(running) = &mut self.running else {
+            return Ok(());
+        };
+        if running
+            .stopping
+            .is_none_or(|stopping| stopping.phase < Phase::Control)
+        {
+            running.stopping = Some(Stopping {
+                reason,
+                phase: Phase::Agent,
+            });
+            self.escalate();
+        }
+        self.record.state = VmState::Stopping;
+        self.changed();
+        Ok(())
+    }
+
+    fn refuse_unless_active(&self) -> Result<()> {
+        if is_active(self.record.state) {
+            return Ok(());
+        }
+        Err(Error::wrong_state(format!(
+            "The VM {} does not run.",
+            self.record.name
+        )))
+    }
+
+    /// The next, harder step.
+    pub(super) fn escalate(&mut self) {
+        let Some(running) = &mut self.running else {
+            return;
+        };
+        let Some(stopping) = &mut running.stopping else {
+            return;
+        };
+        if running.ended.is_some() {
+            return;
+        }
+        match stopping.phase {
+            Phase::Agent => {
+                stopping.phase = Phase::Control;
+                running.deadline = Some(Instant::now() + VMM_TIME);
+                let control = self.settings.paths.control_socket(&self.record.id);
+                let notify = running.notify.clone();
+                tokio::spawn(async move {
+                    let asked = control_request(&control, ControlRequest::Stop);
+                    if !matches!(timeout(VMM_TIME, asked).await, Ok(Ok(ControlResponse::Ok))) {
+                        let _ = notify.send(Notice::ControlRefused);
+                    }
+                });
+            }
+            Phase::Control | Phase::Killed => {
+                if stopping.phase == Phase::Control {
+                    warn!(vm = %self.record.name, "the VMM did not stop and is killed");
+                }
+                stopping.phase = Phase::Killed;
+                running.process.kill();
+            }
+        }
+    }
+
+    pub(super) fn escalate_from_agent(&mut self) {
+        if self.phase() == Some(Phase::Agent) {
+            self.escalate();
+        }
+    }
+
+    pub(super) fn escalate_from_control(&mut self) {
+        if self.phase() == Some(Phase::Control) {
+            self.escalate();
+        }
+    }
+
+    fn phase(&self) -> Option<Phase> {
+        let running = self.running.as_ref()?;
+        running.stopping.map(|stopping| stopping.phase)
+    }
+
+    /// Asks an adopted VM's agent whether it is there.
+    pub(super) fn probe_agent(&self) {
+        let Some(running) = &self.running else {
+            return;
+        };
+        let vsock = self.settings.paths.vsock_socket(&self.record.id);
+        let notify = running.notify.clone();
+        let within = self.settings.start_timeout;
+        tokio::spawn(async move {
+            let request = Request::Stat { version: VERSION };
+            if agent::ask_once::<Stat>(&vsock, &request, within)
+                .await
+                .is_ok()
+            {
+                let _ = notify.send(Notice::AgentAnswers);
+            }
+        });
+    }
+}
+
+/// Sends a VMM one command and gives its answer.
+pub async fn control_request(
+    socket: &Path,
+    request: ControlRequest,
+) -> io::Result<ControlResponse> {
+    let mut stream = UnixStream::connect(socket).await?;
+    let mut line = serde_json::to_vec(&request)?;
+    line.push(b'\n');
+    stream.write_all(&line).await?;
+    let mut answer = Vec::new();
+    BufReader::new(stream.take(MAX_ANSWER))
+        .read_until(b'\n', &mut answer)
+        .await?;
+    Ok(serde_json::from_slice(&answer)?)
+}

@@ -1,0 +1,343 @@
+//! The supervisor channel: what a guest's init tells the node unasked.
+//!
+//! Whatever in the guest connects is untrusted. A connection counts only
+//! after a valid hello; nonsense closes that connection and nothing else.
+
+use crate::frames::{self, FrameReader};
+use jiffy_wire::agent::{FromGuest, ToGuest, VERSION};
+use jiffy_wire::frame;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::timeout;
+use tracing::{debug, warn};
+
+/// How long a connection has to say hello.
+const HELLO_TIME: Duration = Duration::from_secs(10);
+/// Most connections of one guest at a time.
+const MAX_CONNECTIONS: usize = 8;
+/// Messages between a connection and the VM's task: at most 64 KiB each.
+const QUEUE: usize = 4;
+
+/// What the node has stored, and the guest may forget.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// Bytes of stdout.
+    pub stdout: u64,
+    /// Bytes of stderr.
+    pub stderr: u64,
+    /// The end of the first command.
+    pub end: bool,
+}
+
+/// The node's side of a connection that said hello.
+#[derive(Debug)]
+pub struct Link {
+    /// Which connection, in the order of their hellos.
+    pub serial: u64,
+    /// Messages to the guest, with back-pressure. Dropping it (and every
+    /// clone) closes the connection.
+    pub send: mpsc::Sender<ToGuest>,
+    /// Acknowledgements: only the newest counts, and they overtake the rest.
+    pub stored: watch::Sender<Stored>,
+}
+
+/// From the connections to the VM's task, in order.
+#[derive(Debug)]
+pub enum FromLink {
+    /// A new connection said hello and replaces any older one.
+    Hello {
+        /// The way back.
+        link: Link,
+        /// Guest time of the mark `PID 1`.
+        pid1_ns: u64,
+        /// Connections before this one since the guest's boot.
+        attempt: u32,
+    },
+    /// A message on the connection with this serial.
+    Message(u64, FromGuest),
+    /// That connection is closed.
+    Gone(u64),
+}
+
+/// Takes connections of the guest with this id until dropped.
+#[derive(Debug)]
+pub struct Supervisor {
+    /// What they say.
+    pub messages: mpsc::Receiver<FromLink>,
+    accepting: tokio::task::JoinHandle<()>,
+}
+
+impl Supervisor {
+    /// Starts to take connections.
+    pub fn new(listener: UnixListener, vm_id: &str) -> Supervisor {
+        let (send, messages) = mpsc::channel(QUEUE);
+        let accepting = tokio::spawn(accept(listener, vm_id.to_owned(), send));
+        Supervisor {
+            messages,
+            accepting,
+        }
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        // Connections end when their messages have no receiver.
+        self.accepting.abort();
+    }
+}
+
+async fn accept(listener: UnixListener, vm_id: String, messages: mpsc::Sender<FromLink>) {
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let vm_id: Arc<str> = vm_id.into();
+    let mut serial = 0;
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+            return;
+        };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                warn!(vm = %vm_id, %error, "no connection from the guest could be taken");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        serial += 1;
+        let (vm_id, messages) = (Arc::clone(&vm_id), messages.clone());
+        tokio::spawn(async move {
+            connection(stream, serial, &vm_id, messages).await;
+            drop(place);
+        });
+    }
+}
+
+async fn connection(
+    stream: UnixStream,
+    serial: u64,
+    vm_id: &str,
+    messages: mpsc::Sender<FromLink>,
+) {
+    let (input, mut output) = stream.into_split();
+    let mut input = FrameReader::new(input);
+    let hello = timeout(HELLO_TIME, input.next()).await;
+    let (pid1_ns, attempt) = match hello {
+        Ok(Ok(Some(FromGuest::Hello {
+            version: VERSION,
+            vm_id: said,
+            pid1_ns,
+            attempt,
+        }))) if said == vm_id => (pid1_ns, attempt),
+        Ok(Ok(Some(FromGuest::Hello { version, .. }))) => {
+            warn!(
+                vm = vm_id,
+                version, "a guest said hello with another id or version and was refused"
+            );
+            return;
+        }
+        other => {
+            debug!(
+                vm = vm_id,
+                ?other,
+                "a connection without a hello was closed"
+            );
+            return;
+        }
+    };
+    let (send, to_guest) = mpsc::channel(QUEUE);
+    let (stored, stored_seen) = watch::channel(Stored::default());
+    let link = Link {
+        serial,
+        send,
+        stored,
+    };
+    let hello = FromLink::Hello {
+        link,
+        pid1_ns,
+        attempt,
+    };
+    if messages.send(hello).await.is_err() {
+        return;
+    }
+    let reading = async {
+        loop {
+            match input.next().await {
+                Ok(Some(message)) => {
+                    let message = FromLink::Message(serial, message);
+                    if messages.send(message).await.is_err() {
+                        return;
+                    }
+                }
+                Ok(None) => return,
+                Err(error) => {
+                    warn!(vm = vm_id, %error, "a guest's supervisor connection was closed");
+                    return;
+                }
+            }
+        }
+    };
+    // Both at once: a guest that waits for room in one direction must not
+    // stop the other.
+    tokio::select! {
+        () = reading => {}
+        () = write(&mut output, to_guest, stored_seen) => {}
+    }
+    let _ = messages.send(FromLink::Gone(serial)).await;
+}
+
+/// Writes messages and acknowledgements until the link is dropped.
+async fn write(
+    output: &mut (impl AsyncWriteExt + Unpin),
+    mut to_guest: mpsc::Receiver<ToGuest>,
+    mut stored: watch::Receiver<Stored>,
+) {
+    let mut told = Stored::default();
+    // The welcome comes before everything else.
+    match to_guest.recv().await {
+        Some(welcome) if frames::write(output, &welcome).await.is_ok() => {}
+        _ => return,
+    }
+    loop {
+        let mut bytes = Vec::new();
+        let message = tokio::select! {
+            biased;
+            changed = stored.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                None
+            }
+            message = to_guest.recv() => match message {
+                Some(message) => Some(message),
+                None => return,
+            },
+        };
+        if let Some(message) = message {
+            if frame::encode(&message, &mut bytes).is_err() {
+                continue;
+            }
+        } else {
+            let now = *stored.borrow_and_update();
+            let acknowledge = ToGuest::MainOutputStored {
+                stdout_offset: now.stdout,
+                stderr_offset: now.stderr,
+            };
+            if (now.stdout, now.stderr) != (told.stdout, told.stderr) {
+                let _ = frame::encode(&acknowledge, &mut bytes);
+            }
+            if now.end && !told.end {
+                let _ = frame::encode(&ToGuest::MainEndStored, &mut bytes);
+            }
+            told = now;
+        }
+        if output.write_all(&bytes).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_wire::agent::{ExecInput, Stream};
+    use jiffy_wire::frame::Decoder;
+    use tokio::io::AsyncReadExt;
+
+    fn hello(vm_id: &str) -> Vec<u8> {
+        frame::to_vec(&FromGuest::Hello {
+            version: VERSION,
+            vm_id: vm_id.into(),
+            pid1_ns: 7,
+            attempt: 0,
+        })
+        .unwrap()
+    }
+
+    #[tokio::test]
+    async fn nonsense_closes_its_own_connection_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sock");
+        let mut supervisor = Supervisor::new(UnixListener::bind(&path).unwrap(), "me");
+        let mut good = UnixStream::connect(&path).await.unwrap();
+        good.write_all(&hello("me")).await.unwrap();
+        let Some(FromLink::Hello { link, pid1_ns, .. }) = supervisor.messages.recv().await else {
+            panic!("no hello");
+        };
+        assert_eq!(pid1_ns, 7);
+        for nonsense in [
+            &b"GET / HTTP/1.1\r\n\r\n"[..],
+            &[0xff; 64],
+            &hello("somebody else"),
+            &frame::to_vec(&FromGuest::Ready).unwrap(),
+        ] {
+            let mut bad = UnixStream::connect(&path).await.unwrap();
+            bad.write_all(nonsense).await.unwrap();
+            let mut rest = Vec::new();
+            let _ = bad.read_to_end(&mut rest).await;
+            assert!(rest.is_empty(), "it was closed without an answer");
+        }
+        good.write_all(&frame::to_vec(&FromGuest::Ready).unwrap())
+            .await
+            .unwrap();
+        assert!(matches!(
+            supervisor.messages.recv().await,
+            Some(FromLink::Message(serial, FromGuest::Ready)) if serial == link.serial
+        ));
+        drop(link);
+        assert!(matches!(
+            supervisor.messages.recv().await,
+            Some(FromLink::Gone(_))
+        ));
+    }
+
+    #[tokio::test]
+    async fn acknowledgements_pass_input_that_the_guest_has_not_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sock");
+        let mut supervisor = Supervisor::new(UnixListener::bind(&path).unwrap(), "me");
+        let mut guest = UnixStream::connect(&path).await.unwrap();
+        guest.write_all(&hello("me")).await.unwrap();
+        let Some(FromLink::Hello { link, .. }) = supervisor.messages.recv().await else {
+            panic!("no hello");
+        };
+        let welcome = ToGuest::Welcome {
+            version: VERSION,
+            stdout_offset: 0,
+            stderr_offset: 0,
+        };
+        link.send.send(welcome.clone()).await.unwrap();
+        link.stored.send_replace(Stored {
+            stdout: 5,
+            stderr: 0,
+            end: true,
+        });
+        let output = FromGuest::MainOutput {
+            stream: Stream::Stdout,
+            offset: 0,
+            data: b"hello".to_vec(),
+        };
+        guest
+            .write_all(&frame::to_vec(&output).unwrap())
+            .await
+            .unwrap();
+        link.send
+            .send(ToGuest::MainInput(ExecInput::StdinClosed))
+            .await
+            .unwrap();
+        let mut decoder = Decoder::new();
+        let mut got = Vec::new();
+        while got.len() < 4 {
+            let mut buffer = [0; 512];
+            let count = guest.read(&mut buffer).await.unwrap();
+            decoder.push(&buffer[..count]);
+            while let Some(message) = decoder.next::<ToGuest>().unwrap() {
+                got.push(message);
+            }
+        }
+        assert_eq!(got[0], welcome);
+        assert!(got.contains(&ToGuest::MainEndStored));
+        assert!(got.contains(&ToGuest::MainInput(ExecInput::StdinClosed)));
+    }
+}

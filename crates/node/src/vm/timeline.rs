@@ -1,0 +1,350 @@
+//! What the node learns about time while a VM starts and runs, and the one
+//! timeline made of it.
+//!
+//! Three clocks meet here. The node and the VMM stamp with the host's
+//! monotonic clock. Init stamps with the guest's; the mark `PID 1`, which the
+//! VMM stamps and whose guest time init tells in its hello, ties the two.
+
+use crate::clock::monotonic_ns;
+use jiffy_wire::agent::GuestSpan;
+use jiffy_wire::timeline::{Span, Timeline, Track, names};
+use jiffy_wire::trace;
+
+/// Most spans of a guest, and most marks: a guest can make them without end.
+const MAX_GUEST: usize = 2048;
+/// Longest name or remark of a guest that is kept, in characters.
+const MAX_TEXT: usize = 200;
+/// The VMM's first moment, by which the node knows that it runs.
+const VMM_MAIN: &str = "VMM main";
+
+/// When something was first heard of over the supervisor channel, for guests
+/// that write no marks.
+#[derive(Debug, Default, Clone, Copy)]
+struct Heard {
+    ready: Option<u64>,
+    started: Option<u64>,
+    ended: Option<u64>,
+}
+
+/// Collects what is measured of one start of one VM.
+#[derive(Debug, Default, Clone)]
+pub struct Recorder {
+    clock: String,
+    received: Option<u64>,
+    image_ready: Option<(u64, u64)>,
+    spawn: Option<(u64, u64)>,
+    vmm: Vec<(String, u64, u64)>,
+    marks: Vec<(u8, u64)>,
+    guest: Vec<GuestSpan>,
+    pid1_guest: Option<u64>,
+    heard: Heard,
+    kept: Vec<Span>,
+}
+
+impl Recorder {
+    /// Nothing measured yet, on the clock of this boot id.
+    pub fn new(clock: &str) -> Recorder {
+        Recorder {
+            clock: clock.to_owned(),
+            ..Recorder::default()
+        }
+    }
+
+    /// What an earlier daemon measured of the same VM.
+    pub fn keep(&mut self, earlier: Timeline) {
+        if earlier.clock == self.clock {
+            self.kept = earlier.spans;
+        }
+    }
+
+    /// The request to start arrived.
+    pub fn received(&mut self, at_ns: u64) {
+        self.received = Some(at_ns);
+    }
+
+    /// Image, kernel and disks were looked up.
+    pub fn image_ready(&mut self, start_ns: u64, end_ns: u64) {
+        self.image_ready = Some((start_ns, end_ns));
+    }
+
+    /// `jiffy-vmm` was started; `start_ns` is before, `end_ns` after the call.
+    pub fn spawned(&mut self, start_ns: u64, end_ns: u64) {
+        self.spawn = Some((start_ns, end_ns));
+    }
+
+    /// A step of the VMM.
+    pub fn vmm_span(&mut self, name: String, start_ns: u64, end_ns: u64) {
+        if self.vmm.len() < MAX_GUEST {
+            self.vmm.push((name, start_ns, end_ns));
+        }
+    }
+
+    /// A mark on the trace port.
+    pub fn mark(&mut self, value: u8, at_ns: u64) {
+        if self.marks.len() < MAX_GUEST {
+            self.marks.push((value, at_ns));
+        }
+    }
+
+    /// Spans of init, on the guest's clock.
+    pub fn guest_spans(&mut self, spans: Vec<GuestSpan>) {
+        let room = MAX_GUEST.saturating_sub(self.guest.len());
+        self.guest.extend(spans.into_iter().take(room));
+    }
+
+    /// Guest time of the mark `PID 1`.
+    pub fn pid1_guest(&mut self, guest_ns: u64) {
+        self.pid1_guest.get_or_insert(guest_ns);
+    }
+
+    /// The agent said that it is ready.
+    pub fn heard_ready(&mut self) {
+        self.heard.ready.get_or_insert_with(monotonic_ns);
+    }
+
+    /// Init said that the command runs.
+    pub fn heard_started(&mut self) {
+        self.heard.started.get_or_insert_with(monotonic_ns);
+    }
+
+    /// Init said that the command ended.
+    pub fn heard_ended(&mut self) {
+        self.heard.ended.get_or_insert_with(monotonic_ns);
+    }
+
+    /// The timeline as far as it is known.
+    pub fn build(&self) -> Timeline {
+        let mut timeline = Timeline::new(self.clock.clone());
+        let spans = &mut timeline.spans;
+        self.node_spans(spans);
+        for (name, start, end) in &self.vmm {
+            if name != VMM_MAIN {
+                spans.push(Span::new(Track::Vmm, short(name), *start, *end));
+            }
+        }
+        self.boot_spans(spans);
+        self.command_spans(spans);
+        self.init_spans(spans);
+        for (value, at) in &self.marks {
+            if !is_named(*value) {
+                spans.push(Span::moment(Track::Guest, trace::mark_name(*value), *at));
+            }
+        }
+        let fresh = spans.len();
+        for span in &self.kept {
+            if !spans[..fresh].iter().any(|new| new.name == span.name) {
+                spans.push(span.clone());
+            }
+        }
+        timeline.sort();
+        timeline
+    }
+
+    fn node_spans(&self, spans: &mut Vec<Span>) {
+        if let Some(at) = self.received {
+            spans.push(Span::moment(Track::Node, names::REQUEST_RECEIVED, at));
+        }
+        if let Some((start, end)) = self.image_ready {
+            spans.push(Span::new(Track::Node, names::IMAGE_READY, start, end));
+        }
+        if let Some((start, returned)) = self.spawn {
+            let main = self.vmm.iter().find(|(name, ..)| name == VMM_MAIN);
+            let first = self.vmm.iter().map(|(_, start, _)| *start).min();
+            let end = main.map(|(_, start, _)| *start).or(first);
+            spans.push(Span::new(
+                Track::Node,
+                names::VMM_SPAWNED,
+                start,
+                end.unwrap_or(returned),
+            ));
+        }
+    }
+
+    /// The kernel, from the VMM's first entry into the guest to PID 1.
+    fn boot_spans(&self, spans: &mut Vec<Span>) {
+        let first_run = self
+            .vmm
+            .iter()
+            .find(|(name, ..)| name == names::FIRST_KVM_RUN)
+            .map(|(_, _, end)| *end);
+        let entry = self.first_mark(trace::MARK_KERNEL_ENTRY);
+        let pid1 = self.first_mark(trace::MARK_PID1);
+        if let Some(at) = entry.or(first_run) {
+            spans.push(Span::moment(Track::Kernel, names::KERNEL_ENTRY, at));
+            if let Some(pid1) = pid1 {
+                spans.push(Span::new(Track::Kernel, names::KERNEL_BOOT, at, pid1));
+            }
+        }
+        if let Some(at) = pid1 {
+            spans.push(Span::moment(Track::Init, names::PID1, at));
+        }
+    }
+
+    fn command_spans(&self, spans: &mut Vec<Span>) {
+        let of = |mark, heard: Option<u64>| self.first_mark(mark).or(heard);
+        if let Some(at) = of(trace::MARK_AGENT_READY, self.heard.ready) {
+            spans.push(Span::moment(Track::Init, names::AGENT_READY, at));
+        }
+        let started = of(trace::MARK_COMMAND_STARTED, self.heard.started);
+        if let Some(at) = started {
+            spans.push(Span::moment(Track::Init, names::COMMAND_STARTED, at));
+        }
+        if let Some(at) = of(trace::MARK_COMMAND_DONE, self.heard.ended) {
+            spans.push(Span::moment(Track::Init, names::COMMAND_DONE, at));
+            if let Some(started) = started {
+                spans.push(Span::new(Track::Guest, names::COMMAND, started, at));
+            }
+        }
+    }
+
+    /// Init's spans on the host's clock; none if nothing ties the clocks.
+    fn init_spans(&self, spans: &mut Vec<Span>) {
+        let (Some(host), Some(guest)) = (self.first_mark(trace::MARK_PID1), self.pid1_guest) else {
+            return;
+        };
+        let map = |at: u64| {
+            let host = i128::from(host) + i128::from(at) - i128::from(guest);
+            u64::try_from(host.max(0)).unwrap_or(u64::MAX)
+        };
+        for span in &self.guest {
+            let track = if span.kernel {
+                Track::Kernel
+            } else {
+                Track::Init
+            };
+            let (start, end) = (map(span.start_ns), map(span.end_ns));
+            let mut span_out = Span::new(track, short(&span.name), start, end);
+            if let Some(error) = &span.error {
+                span_out = span_out.with_detail(short(error));
+            }
+            spans.push(span_out);
+        }
+    }
+
+    fn first_mark(&self, value: u8) -> Option<u64> {
+        self.marks
+            .iter()
+            .find(|(mark, _)| *mark == value)
+            .map(|(_, at)| *at)
+    }
+}
+
+/// Marks that [`Recorder::build`] turns into moments of their own.
+fn is_named(mark: u8) -> bool {
+    matches!(
+        mark,
+        trace::MARK_KERNEL_ENTRY
+            | trace::MARK_PID1
+            | trace::MARK_AGENT_READY
+            | trace::MARK_COMMAND_STARTED
+            | trace::MARK_COMMAND_DONE
+    )
+}
+
+/// A guest's text, cut to a bearable length, without control characters.
+pub fn short(text: &str) -> String {
+    text.chars()
+        .filter(|c| !c.is_control())
+        .take(MAX_TEXT)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cold_run() -> Recorder {
+        let mut recorder = Recorder::new("boot");
+        recorder.received(100);
+        recorder.image_ready(110, 120);
+        recorder.spawned(120, 130);
+        recorder.vmm_span(VMM_MAIN.into(), 150, 150);
+        for (index, name) in [
+            names::KVM_VM_CREATED,
+            names::MEMORY,
+            names::VCPUS,
+            names::DEVICES,
+            names::KERNEL_LOADED,
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let start = 160 + 10 * index as u64;
+            recorder.vmm_span(name.into(), start, start + 10);
+        }
+        recorder.vmm_span(names::FIRST_KVM_RUN.into(), 210, 210);
+        recorder.mark(trace::MARK_KERNEL_ENTRY, 211);
+        recorder.mark(trace::MARK_PID1, 1000);
+        recorder.pid1_guest(700);
+        recorder.guest_spans(vec![GuestSpan {
+            kernel: false,
+            name: "root".into(),
+            start_ns: 710,
+            end_ns: 720,
+            error: Some("no\nroot".into()),
+        }]);
+        recorder.mark(trace::MARK_AGENT_READY, 1030);
+        recorder.mark(trace::MARK_COMMAND_STARTED, 1040);
+        recorder.mark(trace::MARK_COMMAND_DONE, 1050);
+        recorder.mark(0x85, 1045);
+        recorder
+    }
+
+    #[test]
+    fn a_cold_run_has_every_name_in_order() {
+        let timeline = cold_run().build();
+        let mut last = 0;
+        for name in [
+            names::REQUEST_RECEIVED,
+            names::IMAGE_READY,
+            names::VMM_SPAWNED,
+            names::KVM_VM_CREATED,
+            names::MEMORY,
+            names::VCPUS,
+            names::DEVICES,
+            names::KERNEL_LOADED,
+            names::FIRST_KVM_RUN,
+            names::KERNEL_ENTRY,
+            names::KERNEL_BOOT,
+            names::PID1,
+            "root",
+            names::AGENT_READY,
+            names::COMMAND_STARTED,
+            names::COMMAND,
+            "mark 0x85",
+            names::COMMAND_DONE,
+        ] {
+            let span = timeline.find(name).unwrap_or_else(|| panic!("no {name}"));
+            assert!(span.start_ns >= last, "{name} is out of order");
+            last = span.start_ns;
+        }
+        assert_eq!(timeline.find(names::VMM_SPAWNED).unwrap().end_ns, 150);
+        let root = timeline.find("root").unwrap();
+        assert_eq!((root.start_ns, root.end_ns), (1010, 1020));
+        assert_eq!(root.detail.as_deref(), Some("noroot"));
+    }
+
+    #[test]
+    fn a_guest_without_marks_is_timed_by_what_was_heard() {
+        let mut recorder = Recorder::new("boot");
+        recorder.heard_ready();
+        recorder.heard_started();
+        recorder.heard_ended();
+        recorder.guest_spans(cold_run().guest);
+        let timeline = recorder.build();
+        assert!(timeline.find(names::COMMAND).is_some());
+        assert!(timeline.find("root").is_none(), "nothing ties the clocks");
+    }
+
+    #[test]
+    fn a_guest_can_not_make_it_grow_without_end() {
+        let mut recorder = cold_run();
+        for _ in 0..3 {
+            recorder.guest_spans(vec![recorder.guest[0].clone(); MAX_GUEST]);
+        }
+        for _ in 0..3 * MAX_GUEST {
+            recorder.mark(0x80, 1);
+        }
+        assert!(recorder.build().spans.len() <= 2 * MAX_GUEST + 64);
+    }
+}
