@@ -1,0 +1,21 @@
+//! An entropy device whose driver does anything.
+
+#![no_main]
+
+use jiffy_devices::virtio::entropy::Entropy;
+use jiffy_fuzz::queue::Script;
+use jiffy_fuzz::seeds;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(
+    init: seeds::write(all_seeds()),
+    |data: &[u8]| Script::read(data).play(Entropy::new(), 8, 0, false)
+);
+
+fn all_seeds() -> Vec<Vec<u8>> {
+    let mut script = Script::default();
+    script.chain(&[(0x10000, 64, true)]);
+    script.chain(&[(0x10100, 8, true), (0x10200, 100, true)]);
+    script.chain(&[(0x10000, 4, false), (0x10000, 0x20000, true)]);
+    vec![script.write()]
+}
