@@ -212,7 +212,7 @@ impl Connection {
     }
 
     /// Bytes held for the host program.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub fn held_bytes(&self) -> usize {
         self.outbox.len()
     }

@@ -181,13 +181,13 @@ impl Vsock {
     }
 
     /// Bytes of the guest's that no program has read.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub(super) fn held_bytes(&self) -> usize {
         engine::lock(&self.engine).muxer().held_bytes()
     }
 
     /// Sockets in use.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub(super) fn connection_count(&self) -> usize {
         engine::lock(&self.engine).muxer().connection_count()
     }

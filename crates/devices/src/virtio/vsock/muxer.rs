@@ -568,7 +568,7 @@ impl Muxer {
     }
 
     /// Bytes held for host programs.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub fn held_bytes(&self) -> usize {
         let connections = self.connections.values().map(Connection::held_bytes);
         let drains = self.drains.values().map(|drain| drain.outbox.len());
@@ -576,7 +576,7 @@ impl Muxer {
     }
 
     /// Everything that counts against the limit.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub fn connection_count(&self) -> usize {
         self.connections.len() + self.handshakes.len() + self.drains.len()
     }

@@ -20,6 +20,9 @@ pub const HEADER_LEN: usize = 44;
 /// its packets at this size.
 pub const MAX_PAYLOAD: u32 = 64 * 1024;
 
+/// Most descriptors in a chain: all of the largest queue.
+const CHAIN_LIMIT: usize = 128;
+
 /// The host's context id (Virtio 1.3 §5.10.4).
 pub const HOST_CID: u64 = 2;
 
@@ -147,6 +150,10 @@ pub enum Malformed {
     /// A descriptor outside of RAM.
     #[error("a descriptor points outside of guest memory")]
     OutsideMemory,
+    /// More descriptors than the queue has: only an indirect table, which is
+    /// not offered, can do that.
+    #[error("the chain has more than {0} descriptors")]
+    TooMany(usize),
     /// Not even a header fits.
     #[error("the chain holds {0} bytes, less than a header")]
     TooShort(usize),
@@ -187,8 +194,7 @@ pub enum Received {
 impl<'m> Buffers<'m> {
     /// Takes the memory of `chain`, all of whose descriptors must be
     /// device-readable ([`Permissions::Read`]) or device-writable
-    /// ([`Permissions::Write`]). A chain has at most as many descriptors as
-    /// its queue has entries, so the list is bounded.
+    /// ([`Permissions::Write`]).
     pub fn load(
         &mut self,
         memory: &'m GuestMemory,
@@ -197,7 +203,10 @@ impl<'m> Buffers<'m> {
     ) -> Result<(), Malformed> {
         self.slices.clear();
         self.len = 0;
-        for descriptor in chain {
+        for (index, descriptor) in chain.enumerate() {
+            if index == CHAIN_LIMIT {
+                return Err(Malformed::TooMany(CHAIN_LIMIT));
+            }
             if descriptor.is_write_only() != (access == Permissions::Write) {
                 return Err(Malformed::Direction);
             }

@@ -3,7 +3,7 @@
 use super::super::packet::{
     Buffers, HEADER_LEN, HOST_CID, Header, MAX_PAYLOAD, Malformed, Op, TYPE_STREAM, parse,
 };
-use super::super::testing::{GUEST_CID, Guest};
+use super::super::testing::{GUEST_CID, Guest, play};
 use super::Host;
 use crate::virtio::testing::{self, Buffer, DriverQueue};
 use proptest::prelude::*;
@@ -90,6 +90,26 @@ fn malformed_packets_are_told_apart() {
     }
 }
 
+#[test]
+fn a_table_of_descriptors_cannot_be_longer_than_a_queue() {
+    let memory = testing::memory(1 << 20);
+    let part = Buffer::readable(0x1_0000, 1);
+    for (count, verdict) in [
+        (100, Err(Malformed::ForeignSource(0))),
+        (128, Err(Malformed::ForeignSource(0))),
+        (129, Err(Malformed::TooMany(128))),
+        (4000, Err(Malformed::TooMany(128))),
+    ] {
+        let mut driver = DriverQueue::new(memory.clone(), 0x1000, 128);
+        driver.add_indirect(0x8_0000, &vec![part; count]);
+        let mut queue = driver.device_queue(false);
+        let chain = queue.pop_descriptor_chain(&*memory).unwrap();
+        let mut buffers = Buffers::default();
+        let loaded = buffers.load(&memory, chain, Permissions::Read);
+        assert_eq!(loaded.and_then(|()| parse(&buffers, GUEST_CID)), verdict);
+    }
+}
+
 /// The device took no harm: it still makes connections.
 fn assert_alive(host: &Host, guest: &mut Guest, port: u32) {
     let mut stream = host.guest_to_host(guest, (port, 1));
@@ -163,6 +183,14 @@ fn a_broken_ring_asks_for_a_reset_and_does_not_spin() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn any_story_ends_well(story in prop::collection::vec(any::<u8>(), 0..2000)) {
+        let host = Host::new();
+        play(host.folder.path(), &story);
+    }
+
     #[test]
     fn headers_survive_the_wire(bytes in any::<[u8; HEADER_LEN]>()) {
         prop_assert_eq!(Header::from_bytes(&bytes).to_bytes(), bytes);

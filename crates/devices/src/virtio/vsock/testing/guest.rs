@@ -1,12 +1,12 @@
-//! A guest's socket driver, for tests and fuzzing: real rings in guest
-//! memory, doorbells rung only when the device asked for it, and enough of a
-//! kernel's socket layer to keep to the rules or to break them.
+//! A guest's socket driver: real rings in guest memory, doorbells rung only when
+//! the device asked for it, and enough of a kernel's socket layer to keep to
+//! the rules or to break them.
 
-use super::device::Vsock;
-use super::packet::{
+use super::super::device::Vsock;
+use super::super::packet::{
     HEADER_LEN, HOST_CID, Header, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, TYPE_STREAM,
 };
-use super::rings::QUEUE_SIZES;
+use super::super::rings::QUEUE_SIZES;
 use crate::GuestMemory;
 use crate::virtio::device::{Activation, ActiveQueue, VirtioDevice};
 use crate::virtio::testing::{self, Buffer, DriverQueue, PATIENCE, TestInterrupt, ThreadWorkers};
@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use virtio_queue::Queue;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-pub(super) const GUEST_CID: u64 = 3;
-pub(super) const EVENT_IDX: u64 = 1 << 29;
+pub(in super::super) const GUEST_CID: u64 = 3;
+pub(in super::super) const EVENT_IDX: u64 = 1 << 29;
 
 const RX: usize = 0;
 const TX: usize = 1;
@@ -33,11 +33,11 @@ const ZEROS: u64 = 0x9_0000;
 const MEMORY: usize = 16 << 20;
 
 /// One side of a connection in the guest, by (host port, guest port).
-pub(super) type Ports = (u32, u32);
+pub(in super::super) type Ports = (u32, u32);
 
 /// What the guest's kernel knows of a connection.
 #[derive(Debug, Default)]
-pub(super) struct Socket {
+pub(in super::super) struct Socket {
     /// The host answered REQUEST.
     pub accepted: bool,
     /// The host sent RST.
@@ -59,14 +59,14 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    pub(super) fn credit(&self) -> usize {
+    pub(in super::super) fn credit(&self) -> usize {
         let unread = (self.sent - self.host_taken).0;
         self.host_window.saturating_sub(unread) as usize
     }
 }
 
 /// The guest with its device.
-pub(super) struct Guest {
+pub(in super::super) struct Guest {
     pub memory: Arc<GuestMemory>,
     pub device: Vsock,
     pub interrupt: Arc<TestInterrupt>,
@@ -77,6 +77,9 @@ pub(super) struct Guest {
     pub seen: Vec<Header>,
     /// Event ids that came.
     pub events: Vec<u32>,
+    /// Keeps to the rules itself, and expects the device to keep to what it
+    /// told it.
+    pub honest: bool,
     /// Window of new sockets.
     pub window: u32,
     /// Returns receive and event buffers to the device at once.
@@ -98,11 +101,11 @@ pub(super) struct Guest {
 }
 
 /// Where the device's queues stood.
-pub(super) type Paused = Vec<Queue>;
+pub(in super::super) type Paused = Vec<Queue>;
 
 impl Guest {
     /// A driver that has given the device all its buffers.
-    pub(super) fn new(device: Vsock, features: u64) -> Guest {
+    pub(in super::super) fn new(device: Vsock, features: u64) -> Guest {
         let mut guest = Guest::without_buffers(device, features);
         guest.stock();
         guest
@@ -118,7 +121,7 @@ impl Guest {
     }
 
     /// A driver that has given the device nothing yet.
-    pub(super) fn without_buffers(device: Vsock, features: u64) -> Guest {
+    pub(in super::super) fn without_buffers(device: Vsock, features: u64) -> Guest {
         let memory = testing::memory(MEMORY);
         let queue = |index: usize| {
             let base = 0x1000 + 0x4000 * index as u64;
@@ -133,6 +136,7 @@ impl Guest {
             requests: VecDeque::new(),
             seen: Vec::new(),
             events: Vec::new(),
+            honest: true,
             window: 256 * 1024,
             restocks: true,
             kept: VecDeque::new(),
@@ -151,25 +155,25 @@ impl Guest {
     }
 
     /// Takes the device into use for the first time, on its own thread.
-    pub(super) fn start(mut self) -> Guest {
+    pub(in super::super) fn start(mut self) -> Guest {
         let queues = self.fresh_queues();
         self.activate(queues);
         self
     }
 
     /// The same without a thread: [`Guest::settle`] does the work.
-    pub(super) fn start_by_hand(mut self) -> Guest {
+    pub(in super::super) fn start_by_hand(mut self) -> Guest {
         self.by_hand = true;
         self.start()
     }
 
-    pub(super) fn fresh_queues(&self) -> Paused {
+    pub(in super::super) fn fresh_queues(&self) -> Paused {
         let event_idx = self.features & EVENT_IDX != 0;
         let queues = self.queues.iter();
         queues.map(|queue| queue.device_queue(event_idx)).collect()
     }
 
-    pub(super) fn activate(&mut self, queues: Paused) {
+    pub(in super::super) fn activate(&mut self, queues: Paused) {
         let active = (0u16..).zip(queues).map(|(index, queue)| {
             let doorbell = &self.doorbells[usize::from(index)];
             Some(ActiveQueue {
@@ -191,13 +195,13 @@ impl Guest {
         }
     }
 
-    pub(super) fn pause(&mut self) -> Paused {
+    pub(in super::super) fn pause(&mut self) -> Paused {
         let queues = self.device.deactivate();
         queues.into_iter().map(|active| active.queue).collect()
     }
 
     /// The driver resets the device and starts anew, with empty rings.
-    pub(super) fn reset_driver(&mut self) {
+    pub(in super::super) fn reset_driver(&mut self) {
         self.device.deactivate();
         for (index, queue) in (0u64..).zip(&mut self.queues) {
             let size = queue.size();
@@ -243,7 +247,7 @@ impl Guest {
     }
 
     /// Sends buffers as one chain, whatever is in them.
-    pub(super) fn send_chain(&mut self, parts: &[&[u8]], writable: bool) {
+    pub(in super::super) fn send_chain(&mut self, parts: &[&[u8]], writable: bool) {
         let room = self.queues[TX].size() - parts.len() as u16;
         let start = Instant::now();
         while self.tx_in_flight > room {
@@ -268,7 +272,7 @@ impl Guest {
     }
 
     /// Sends descriptors as they are.
-    pub(super) fn send_buffers(&mut self, buffers: &[Buffer]) {
+    pub(in super::super) fn send_buffers(&mut self, buffers: &[Buffer]) {
         self.add(TX, buffers);
         self.tx_in_flight += buffers.len() as u16;
         self.tx_chains.push_back(buffers.len() as u16);
@@ -277,14 +281,19 @@ impl Guest {
     }
 
     /// Sends a packet, header and payload in one buffer as Linux does.
-    pub(super) fn send(&mut self, header: Header, payload: &[u8]) {
+    pub(in super::super) fn send(&mut self, header: Header, payload: &[u8]) {
         let mut bytes = header.to_bytes().to_vec();
         bytes.extend_from_slice(payload);
         self.send_chain(&[&bytes], false);
     }
 
+    /// The transmit queue has room for so many descriptors.
+    pub(in super::super) fn has_room(&self, descriptors: u16) -> bool {
+        self.tx_in_flight + descriptors <= self.queues[TX].size()
+    }
+
     /// Sends a packet if there is room now.
-    pub(super) fn try_send(&mut self, header: Header) -> bool {
+    pub(in super::super) fn try_send(&mut self, header: Header) -> bool {
         self.pump();
         let room = self.tx_in_flight < self.queues[TX].size();
         if room {
@@ -294,7 +303,7 @@ impl Guest {
     }
 
     /// Sends a chain of two descriptors that point at each other.
-    pub(super) fn send_loop(&mut self) {
+    pub(in super::super) fn send_loop(&mut self) {
         let part = Buffer::readable(ZEROS, 64);
         self.send_buffers(&[part, part]);
         let (last, first) = (self.tx_descriptor - 1, self.tx_descriptor - 2);
@@ -303,21 +312,21 @@ impl Guest {
     }
 
     /// Offers a head that is no descriptor. The device cannot return it.
-    pub(super) fn offer_wild_head(&mut self, head: u16) {
+    pub(in super::super) fn offer_wild_head(&mut self, head: u16) {
         self.queues[TX].offer(head);
         self.added[TX] += Wrapping(1);
         self.kick(TX);
     }
 
     /// Claims to have added more chains than the ring has.
-    pub(super) fn break_transmit_ring(&mut self) {
+    pub(in super::super) fn break_transmit_ring(&mut self) {
         self.added[TX] += Wrapping(1000);
         self.queues[TX].set_avail_index(self.added[TX].0);
         self.doorbells[TX].write(1).expect("rings");
     }
 
     /// Adds receive buffers, right or wrong.
-    pub(super) fn add_receive_buffers(&mut self, buffers: &[Buffer]) {
+    pub(in super::super) fn add_receive_buffers(&mut self, buffers: &[Buffer]) {
         for buffer in buffers {
             self.add(RX, &[*buffer]);
         }
@@ -325,12 +334,12 @@ impl Guest {
     }
 
     /// How many receive buffers ever came back.
-    pub(super) fn receive_buffers_returned(&self) -> u16 {
+    pub(in super::super) fn receive_buffers_returned(&self) -> u16 {
         self.queues[RX].used_index()
     }
 
     /// A correct header for these ports.
-    pub(super) fn header(&mut self, ports: Ports, op: Op) -> Header {
+    pub(in super::super) fn header(&mut self, ports: Ports, op: Op) -> Header {
         let window = self.window;
         let socket = self.sockets.entry(ports).or_insert_with(|| Socket {
             window,
@@ -351,7 +360,7 @@ impl Guest {
     }
 
     /// Sends a packet without payload.
-    pub(super) fn tell(&mut self, ports: Ports, op: Op, flags: u32) {
+    pub(in super::super) fn tell(&mut self, ports: Ports, op: Op, flags: u32) {
         let header = Header {
             flags,
             ..self.header(ports, op)
@@ -360,7 +369,7 @@ impl Guest {
     }
 
     /// Sends bytes, without regard to credit.
-    pub(super) fn push(&mut self, ports: Ports, payload: &[u8]) {
+    pub(in super::super) fn push(&mut self, ports: Ports, payload: &[u8]) {
         let header = Header {
             len: payload.len() as u32,
             ..self.header(ports, Op::Rw)
@@ -371,7 +380,7 @@ impl Guest {
 
     /// Sends as much of `payload`, up to 64 KiB, as credit allows; returns how
     /// many bytes that was.
-    pub(super) fn push_some(&mut self, ports: Ports, payload: &[u8]) -> usize {
+    pub(in super::super) fn push_some(&mut self, ports: Ports, payload: &[u8]) -> usize {
         let credit = self.sockets.get(&ports).map_or(0, Socket::credit);
         let count = payload.len().min(credit).min(64 * 1024);
         if count > 0 {
@@ -381,7 +390,7 @@ impl Guest {
     }
 
     /// Works through everything the device returned.
-    pub(super) fn pump(&mut self) {
+    pub(in super::super) fn pump(&mut self) {
         if self.by_hand {
             self.device.step();
         }
@@ -417,7 +426,7 @@ impl Guest {
     }
 
     /// Gives the device the receive buffers back that `restocks` kept.
-    pub(super) fn restock(&mut self) {
+    pub(in super::super) fn restock(&mut self) {
         self.restocks = true;
         while let Some(slot) = self.kept.pop_front() {
             self.add(RX, &[rx_buffer(slot)]);
@@ -426,7 +435,7 @@ impl Guest {
     }
 
     /// Gives the device the event buffers back that `restocks` kept.
-    pub(super) fn restock_event(&mut self, slot: u64) {
+    pub(in super::super) fn restock_event(&mut self, slot: u64) {
         self.add(EVENT, &[event_buffer(slot)]);
         self.kick(EVENT);
     }
@@ -451,21 +460,23 @@ impl Guest {
             Op::Rw => {
                 socket.inbox.extend(payload);
                 assert!(
-                    socket.inbox.len() <= socket.window as usize,
+                    !self.honest || socket.inbox.len() <= socket.window as usize,
                     "the device keeps to the guest's credit"
                 );
             }
             Op::CreditUpdate => {}
             Op::CreditRequest => {
                 socket.credit_requests += 1;
-                self.tell(ports, Op::CreditUpdate, 0);
+                if self.honest {
+                    self.tell(ports, Op::CreditUpdate, 0);
+                }
             }
         }
     }
 
     /// Takes what came for a socket, and tells the host as Linux does: when
     /// much of the window is used up.
-    pub(super) fn read(&mut self, ports: Ports) -> Vec<u8> {
+    pub(in super::super) fn read(&mut self, ports: Ports) -> Vec<u8> {
         self.pump();
         let Some(socket) = self.sockets.get_mut(&ports) else {
             return Vec::new();
@@ -483,7 +494,7 @@ impl Guest {
     ///
     /// # Panics
     /// After [`PATIENCE`].
-    pub(super) fn until(&mut self, what: &str, mut done: impl FnMut(&mut Guest) -> bool) {
+    pub(in super::super) fn until(&mut self, what: &str, mut done: impl FnMut(&mut Guest) -> bool) {
         let start = Instant::now();
         loop {
             self.pump();
@@ -496,25 +507,25 @@ impl Guest {
     }
 
     /// By hand: turns until nothing moves.
-    pub(super) fn settle(&mut self) {
+    pub(in super::super) fn settle(&mut self) {
         assert!(self.by_hand);
         for _ in 0..8 {
             self.pump();
         }
     }
 
-    pub(super) fn socket(&self, ports: Ports) -> &Socket {
+    pub(in super::super) fn socket(&self, ports: Ports) -> &Socket {
         &self.sockets[&ports]
     }
 
     /// Connects to a host program; its socket must be there.
-    pub(super) fn connect(&mut self, ports: Ports) {
+    pub(in super::super) fn connect(&mut self, ports: Ports) {
         self.tell(ports, Op::Request, 0);
         self.until("RESPONSE", |guest| guest.sockets[&ports].accepted);
     }
 
     /// Answers the next REQUEST of the host's to `guest_port`.
-    pub(super) fn accept(&mut self, guest_port: u32) -> Ports {
+    pub(in super::super) fn accept(&mut self, guest_port: u32) -> Ports {
         self.until("REQUEST", |guest| !guest.requests.is_empty());
         let ports = self.requests.pop_front().expect("one came");
         assert_eq!(ports.1, guest_port);
@@ -523,7 +534,7 @@ impl Guest {
     }
 
     /// Closes as Linux does, and waits for the RST.
-    pub(super) fn close(&mut self, ports: Ports) {
+    pub(in super::super) fn close(&mut self, ports: Ports) {
         self.tell(ports, Op::Shutdown, SHUTDOWN_RECEIVE | SHUTDOWN_SEND);
         self.until("RST", |guest| guest.sockets[&ports].reset);
     }

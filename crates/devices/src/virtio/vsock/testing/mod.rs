@@ -1,0 +1,13 @@
+//! For tests and fuzzing.
+//!
+//! * `guest`: a guest's driver, honest or not.
+//! * [`play`]: any bytes as a story of guest and programs.
+
+// Stories need only a part of what tests need.
+#[cfg_attr(not(test), allow(dead_code))]
+mod guest;
+mod story;
+
+#[cfg(test)]
+pub(super) use guest::{EVENT_IDX, GUEST_CID, Guest};
+pub use story::play;
