@@ -49,14 +49,27 @@ fn all_seeds() -> Vec<Vec<u8>> {
         (1, 5, &[(DATA, 512, false)], &[]),
         (4, 0, &[], &[]),
         (8, 0, &[(DATA, 20, true)], &[]),
-        (11, 0, &[(CONTENTS + 16, 16, false)], &[8, 0, 0, 0, 0, 0, 0, 0, 8]),
-        (13, 0, &[(CONTENTS + 16, 16, false)], &[1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1]),
+        (
+            11,
+            0,
+            &[(CONTENTS + 16, 16, false)],
+            &[8, 0, 0, 0, 0, 0, 0, 0, 8],
+        ),
+        (
+            13,
+            0,
+            &[(CONTENTS + 16, 16, false)],
+            &[1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1],
+        ),
         (99, 0, &[], &[]),
     ];
     let mut seeds = Vec::new();
     for switches in [0, READ_ONLY, EVENT_IDX, NO_FLUSH] {
         for (kind, sector, data, payload) in kinds {
-            let mut script = Script { switches, ..Script::default() };
+            let mut script = Script {
+                switches,
+                ..Script::default()
+            };
             script.contents.extend(kind.to_le_bytes());
             script.contents.extend([0; 4]);
             script.contents.extend(sector.to_le_bytes());

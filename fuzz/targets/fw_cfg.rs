@@ -66,6 +66,11 @@ fn all_seeds() -> Vec<Vec<u8>> {
         [select(0x19), read(4), read(64), read(64)].concat(),
         [select(0x20), read(4000), read(4000), select(0x21), read(40)].concat(),
         [dma(0x20 << 16 | 8 | 2, 5000, 0x1000), dma(2, 100, 0x3000)].concat(),
-        [dma(0x21 << 16 | 8 | 4, 10, 0), dma(2, 8, 0x1000), dma(16, 4, 0x1000)].concat(),
+        [
+            dma(0x21 << 16 | 8 | 4, 10, 0),
+            dma(2, 8, 0x1000),
+            dma(16, 4, 0x1000),
+        ]
+        .concat(),
     ]
 }

@@ -10,6 +10,8 @@
 pub mod block;
 pub mod device;
 pub mod entropy;
+#[cfg(test)]
+mod flood_tests;
 pub mod mmio;
 pub mod signal;
 #[cfg(any(test, feature = "testing"))]

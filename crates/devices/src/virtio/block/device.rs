@@ -3,7 +3,6 @@
 use super::QUEUE_SIZE;
 use super::config::{ConfigSpace, features};
 use super::disk::Disk;
-use super::doorbell::make_blocking;
 use super::options::{BlockError, BlockOptions, ID_BYTES};
 use super::state::{BlockState, RestoreError};
 use super::worker::{Worker, WorkerParts};
@@ -93,7 +92,6 @@ impl VirtioDevice for Block {
             .next()
             .flatten()
             .ok_or(ActivateError::MissingQueue(0))?;
-        make_blocking(&active.doorbell).map_err(ActivateError::Worker)?;
         let doorbell = active.doorbell.try_clone().map_err(ActivateError::Worker)?;
         let stop = Arc::new(AtomicBool::new(false));
         let returned = Arc::new(Mutex::new(None));

@@ -2,6 +2,7 @@
 
 use super::SECTOR;
 use super::disk::{Disk, Scratch};
+use super::doorbell::make_blocking;
 use super::options::ID_BYTES;
 use super::request::{Buffers, Operation, Request, Segment};
 use crate::GuestMemory;
@@ -41,7 +42,7 @@ pub(super) struct WorkerParts {
 }
 
 impl Worker {
-    /// A worker that has done nothing yet. The doorbell must block when read.
+    /// A worker that has done nothing yet.
     pub(super) fn new(parts: WorkerParts) -> Worker {
         Worker {
             disk: parts.disk,
@@ -59,6 +60,11 @@ impl Worker {
     /// Serves the queue until told to stop; gives it back with its position.
     /// Each request it took is answered.
     pub(super) fn run(mut self) -> ActiveQueue {
+        if let Err(error) = make_blocking(&self.active.doorbell) {
+            tracing::error!(%error, "the doorbell of a disk can't be waited on");
+            self.interrupt.needs_reset();
+            return self.active;
+        }
         let mut broken = false;
         while !self.stopped() {
             if !broken && let Err(error) = self.serve() {
