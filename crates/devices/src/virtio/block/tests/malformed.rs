@@ -142,7 +142,7 @@ fn indirect_tables_are_not_trusted_either() {
             Buffer::readable(u64::MAX - 7, 32),
             INDIRECT,
         ),
-        ("huge", Buffer::readable(inner, u32::MAX & !15), INDIRECT),
+        ("huge", Buffer::readable(inner, !15), INDIRECT),
         ("a table in a table", pointer, INDIRECT),
     ] {
         guest
