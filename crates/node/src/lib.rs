@@ -55,6 +55,9 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         data = %paths.data.display(),
         "jiffyd listens"
     );
+    if let Some(descriptor) = options.ready_fd {
+        listen::announce(descriptor);
+    }
     let inode = listeners.inode();
     let end = async {
         tokio::select! {

@@ -30,6 +30,9 @@ pub struct Options {
     /// A file with the token that every request over TCP must carry.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+    /// Write one byte to this inherited descriptor once the API listens.
+    #[arg(long, value_name = "N", hide = true)]
+    pub ready_fd: Option<u32>,
     /// Seconds a guest has to get ready.
     #[arg(
         long,
