@@ -1,0 +1,196 @@
+//! Builds a kernel with the `kernel/build` script.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::list::Flavour;
+
+/// Lines of the script's errors that are kept for the message.
+const KEPT_LINES: usize = 30;
+
+/// What the script does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// It began a step: "unpacking linux-source-6.12.tar.xz".
+    Step(String),
+    /// So many objects of about so many are compiled.
+    Objects {
+        /// Compiled so far.
+        done: u64,
+        /// Expected in all; an estimate.
+        total: u64,
+    },
+}
+
+/// The kernel was not built.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// The script cannot be run.
+    #[error("cannot run {script}")]
+    Run {
+        /// The script.
+        script: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The script failed; what it said last says why.
+    #[error("the kernel was not built: {reason}")]
+    Failed {
+        /// The script's own sentence.
+        reason: String,
+        /// What it printed before, such as the compiler's errors.
+        details: Vec<String>,
+    },
+    /// The script ended well and named no file.
+    #[error("{script} ended without naming a kernel")]
+    NoKernel {
+        /// The script.
+        script: PathBuf,
+    },
+}
+
+/// Builds a flavour, or finds it in the cache; the path of its vmlinux.
+///
+/// `folder` is the one with the `build` script. `progress` is called in between.
+pub fn build(
+    folder: &Path,
+    flavour: Flavour,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<PathBuf, BuildError> {
+    let script = folder.join("build");
+    let run = |source| BuildError::Run {
+        script: script.clone(),
+        source,
+    };
+    let mut child = Command::new(&script)
+        .arg(flavour.name())
+        .env("JIFFY_PROGRESS", "lines")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(run)?;
+
+    let mut details = Vec::new();
+    if let Some(stderr) = child.stderr.take() {
+        for line in BufReader::new(stderr).split(b'\n') {
+            let line = String::from_utf8_lossy(&line.map_err(run)?).into_owned();
+            match parse(&line) {
+                Some(event) => progress(event),
+                None => details.push(line),
+            }
+        }
+    }
+    // The script prints one line, once it is done: it cannot fill the pipe before.
+    let mut path = String::new();
+    if let Some(mut stdout) = child.stdout.take() {
+        stdout.read_to_string(&mut path).map_err(run)?;
+    }
+    let status = child.wait().map_err(run)?;
+    if !status.success() {
+        let reason = match details.pop() {
+            Some(line) => line.trim_start_matches("kernel/build: ").to_owned(),
+            None => format!("{} said nothing ({status})", script.display()),
+        };
+        let skipped = details.len().saturating_sub(KEPT_LINES);
+        return Err(BuildError::Failed {
+            reason,
+            details: details.split_off(skipped),
+        });
+    }
+    let path = PathBuf::from(path.trim_end());
+    if !path.is_file() {
+        return Err(BuildError::NoKernel { script });
+    }
+    Ok(path)
+}
+
+/// `progress: 12/1200` or `step: unpacking`; anything else is a message.
+fn parse(line: &str) -> Option<Progress> {
+    if let Some(step) = line.strip_prefix("step: ") {
+        return Some(Progress::Step(step.to_owned()));
+    }
+    let (done, total) = line.strip_prefix("progress: ")?.split_once('/')?;
+    Some(Progress::Objects {
+        done: done.parse().ok()?,
+        total: total.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn script(text: &str) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("build");
+        fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        folder
+    }
+
+    fn run(folder: &tempfile::TempDir) -> (Result<PathBuf, BuildError>, Vec<Progress>) {
+        let mut events = Vec::new();
+        let result = build(folder.path(), Flavour::Full, &mut |event| {
+            events.push(event)
+        });
+        (result, events)
+    }
+
+    #[test]
+    fn progress_and_the_result_are_passed_on() {
+        let folder = script(
+            "[ \"$1 $JIFFY_PROGRESS\" = 'full lines' ] || exit 1\n\
+             echo 'step: unpacking it' >&2; echo 'progress: 3/40' >&2\n\
+             echo 'warning: something' >&2; echo \"$0\"",
+        );
+        let (result, events) = run(&folder);
+        assert_eq!(result.unwrap(), folder.path().join("build"));
+        let expected = [
+            Progress::Step("unpacking it".into()),
+            Progress::Objects { done: 3, total: 40 },
+        ];
+        assert_eq!(events, expected);
+    }
+
+    #[test]
+    fn a_failure_says_what_the_script_said() {
+        let folder =
+            script("echo 'x.c:1: error' >&2; echo 'kernel/build: gcc is missing' >&2; exit 1");
+        let (result, _) = run(&folder);
+        let error = result.unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the kernel was not built: gcc is missing"
+        );
+        assert!(matches!(error, BuildError::Failed { details, .. } if details == ["x.c:1: error"]));
+    }
+
+    #[test]
+    fn silence_is_a_failure_too() {
+        let (result, _) = run(&script("exit 3"));
+        assert!(
+            result
+                .unwrap_err()
+                .to_string()
+                .contains("said nothing (exit status: 3)")
+        );
+        let (result, _) = run(&script("echo /nowhere/vmlinux"));
+        assert!(matches!(result, Err(BuildError::NoKernel { .. })));
+    }
+
+    #[test]
+    fn a_missing_script_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let (result, _) = run(&folder);
+        let message = result.unwrap_err().to_string();
+        assert_eq!(
+            message,
+            format!("cannot run {}/build", folder.path().display())
+        );
+    }
+}
