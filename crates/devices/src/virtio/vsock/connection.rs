@@ -28,7 +28,8 @@ use super::outbox::Outbox;
 use super::packet::{
     Buffers, HEADER_LEN, Header, MAX_PAYLOAD, Op, Received, SHUTDOWN_RECEIVE, SHUTDOWN_SEND,
 };
-use std::io::{self, Write};
+use rustix::net::{SendFlags, send};
+use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use vmm_sys_util::epoll::EventSet;
@@ -255,12 +256,13 @@ impl Connection {
         self.phase = Phase::Open;
         self.readable = true;
         let line = format!("OK {port}\n");
-        let Some(stream) = &mut self.stream else {
+        let Some(stream) = &self.stream else {
             return;
         };
         // Nothing was written to this socket before, so it has room. A program
         // that no longer reads may have sent something all the same.
-        if !matches!(stream.write(line.as_bytes()), Ok(count) if count == line.len()) {
+        let sent = send(stream, line.as_bytes(), SendFlags::NOSIGNAL);
+        if sent != Ok(line.len()) {
             self.host_stopped_reading();
         }
     }
@@ -288,7 +290,7 @@ impl Connection {
         if self.guest_sent_all || self.outbox.len() + length > BUFFER as usize {
             return Verdict::Reset;
         }
-        let stream = match &mut self.stream {
+        let stream = match &self.stream {
             Some(stream) if !self.host_reads_no_more => stream,
             _ => {
                 self.inbound.forward(length);
@@ -327,7 +329,7 @@ impl Connection {
 
     /// Sends the program what it has room for; true if more waits.
     pub fn flush(&mut self) -> bool {
-        let Some(stream) = &mut self.stream else {
+        let Some(stream) = &self.stream else {
             return false;
         };
         if !self.outbox.is_empty() {

@@ -18,8 +18,7 @@
 //!
 //! Memory is bounded whatever the guest does: at most
 //! [`CONNECTION_LIMIT`] connections, each with at most [`BUFFER`] bytes that
-//! its host program has not read yet. The process must ignore SIGPIPE, as Rust
-//! programs do.
+//! its host program has not read yet.
 
 mod connection;
 mod credit;

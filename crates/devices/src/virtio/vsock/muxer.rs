@@ -182,8 +182,7 @@ impl Muxer {
                 waiting |= connection.flush();
             }
             for drain in self.drains.values_mut() {
-                waiting |=
-                    drain.outbox.flush(&mut drain.stream).is_ok() && !drain.outbox.is_empty();
+                waiting |= drain.outbox.flush(&drain.stream).is_ok() && !drain.outbox.is_empty();
             }
             let left = until.saturating_duration_since(Instant::now());
             if !waiting || left.is_zero() || self.poll.wait(Some(left), &mut events).is_err() {
@@ -312,7 +311,7 @@ impl Muxer {
 
     fn advance_drain(&mut self, token: u64) {
         if let Some(drain) = self.drains.get_mut(&token)
-            && (drain.outbox.flush(&mut drain.stream).is_err() || drain.outbox.is_empty())
+            && (drain.outbox.flush(&drain.stream).is_err() || drain.outbox.is_empty())
         {
             self.drains.remove(&token);
         }

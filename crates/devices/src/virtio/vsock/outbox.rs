@@ -1,8 +1,10 @@
 //! Bytes from the guest that a host program has yet to read.
 
 use super::packet::Buffers;
+use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
 use std::collections::VecDeque;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::net::UnixStream;
 
 /// Bytes that did not fit into a host socket, in order. Owns memory only while
@@ -36,15 +38,15 @@ impl Outbox {
     }
 
     /// Sends what the socket takes. After an error the rest is still here.
-    pub fn flush(&mut self, stream: &mut UnixStream) -> io::Result<()> {
+    pub fn flush(&mut self, stream: &UnixStream) -> io::Result<()> {
         while !self.bytes.is_empty() {
-            match stream.write(self.bytes.as_slices().0) {
+            match send(stream, self.bytes.as_slices().0, SendFlags::NOSIGNAL) {
                 Ok(count) => {
                     self.bytes.drain(..count);
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(error),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(errno) => return Err(errno.into()),
             }
         }
         self.bytes = VecDeque::new();
