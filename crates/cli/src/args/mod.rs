@@ -410,22 +410,27 @@ pub enum TimelineOrder {
 /// `jiffy kernel`
 #[derive(Debug, Subcommand)]
 pub enum Kernel {
-    /// Build a guest kernel from the distribution's Linux source
+    /// Build a guest kernel from the distribution's Linux source and print its
+    /// path; nothing is built twice
     Build {
         /// base, or full: base plus what Docker inside needs
         #[arg(default_value = "base")]
         variant: String,
     },
-    /// List the kernels VMs can boot
+    /// List the node's kernels, if it runs, and those built here
     List {
         #[arg(long, value_enum, default_value = "table")]
         format: ListFormat,
     },
-    /// Name what a kernel image or a kernel configuration lacks for Jiffy
+    /// Name what a kernel image or configuration lacks for Jiffy. Exit status
+    /// 1: no guest comes up with it
     Check {
         /// A vmlinux or bzImage, or a .config
         #[arg(value_hint = ValueHint::FilePath)]
         file: PathBuf,
+        /// What Docker inside a guest needs, too
+        #[arg(long)]
+        docker: bool,
         #[arg(long, value_enum, default_value = "table")]
         format: ListFormat,
     },

@@ -171,9 +171,10 @@ impl TarReader {
             };
             let copied = CopyEntry {
                 mode: header.mode().map_err(failed)? & 0o7777,
-                uid: header.uid().map_err(failed)? as u32,
-                gid: header.gid().map_err(failed)? as u32,
-                mtime: header.mtime().map_err(failed)? as i64,
+                // Some tools leave these empty.
+                uid: header.uid().unwrap_or(0) as u32,
+                gid: header.gid().unwrap_or(0) as u32,
+                mtime: header.mtime().unwrap_or(0) as i64,
                 path,
                 kind,
             };

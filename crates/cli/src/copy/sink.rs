@@ -119,6 +119,11 @@ impl Sink {
     fn begin(&mut self, entry: CopyEntry) -> Result<()> {
         let goal = self.goal.clone();
         let is_folder = goal.path.is_dir();
+        if let CopyKind::File(size) = entry.kind
+            && special(&goal.path)
+        {
+            return self.begin_in_place(entry, size);
+        }
         let (parent, name) = match (&goal.name, is_folder) {
             (Some(name), true) => (goal.path.clone(), name.clone()),
             (None, true) if entry.kind == CopyKind::Folder => {
@@ -151,18 +156,7 @@ impl Sink {
                     shown: parent,
                     existed: true,
                 });
-                let in_place = OFlags::WRONLY | OFlags::CLOEXEC;
-                self.file = Some(match special(&target) {
-                    true => Unfinished {
-                        left: size,
-                        file: openat(CWD, &target, in_place, Mode::empty())
-                            .map_err(|error| unwritable(&target, error))?
-                            .into(),
-                        place: None,
-                        entry,
-                    },
-                    false => start_file(folder, name, entry, size, &target)?,
-                });
+                self.file = Some(start_file(folder, name, entry, size, &target)?);
                 Ok(())
             }
             CopyKind::Symlink(ref link) => {
@@ -175,6 +169,21 @@ impl Sink {
                 Ok(())
             }
         }
+    }
+
+    /// A device or a pipe the user named: written to, not replaced.
+    fn begin_in_place(&mut self, entry: CopyEntry, size: u64) -> Result<()> {
+        let path = &self.goal.path;
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        let file =
+            openat(CWD, path, flags, Mode::empty()).map_err(|error| unwritable(path, error))?;
+        self.file = Some(Unfinished {
+            left: size,
+            file: file.into(),
+            place: None,
+            entry,
+        });
+        Ok(())
     }
 
     fn begin_in(&mut self, path: &Path, entry: CopyEntry, existed: bool) -> Result<()> {
@@ -318,12 +327,9 @@ fn split(path: &Path) -> Result<(PathBuf, String)> {
     Ok((parent, name.to_owned()))
 }
 
-/// Whether it is there and neither a file nor a folder nor a link.
+/// Whether it is there and, links followed, neither a file nor a folder.
 fn special(path: &Path) -> bool {
-    std::fs::symlink_metadata(path).is_ok_and(|facts| {
-        let kind = facts.file_type();
-        !kind.is_file() && !kind.is_dir() && !kind.is_symlink()
-    })
+    std::fs::metadata(path).is_ok_and(|facts| !facts.is_file() && !facts.is_dir())
 }
 
 fn open_folder(path: &Path) -> Result<OwnedFd> {

@@ -172,7 +172,7 @@ pub fn tun() -> Check {
 /// The unified hierarchy.
 pub fn cgroups() -> Check {
     let check = |state, detail: &str| Check::new("cgroup2", "cgroup v2", state, detail);
-    let mounted = |path: &str| statfs(path).is_ok_and(|facts| facts.f_type as i64 == CGROUP2_MAGIC);
+    let mounted = |path: &str| statfs(path).is_ok_and(|facts| facts.f_type == CGROUP2_MAGIC);
     if mounted("/sys/fs/cgroup") {
         check(State::Good, "at /sys/fs/cgroup")
     } else if mounted("/sys/fs/cgroup/unified") {

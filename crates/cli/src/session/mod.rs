@@ -121,10 +121,15 @@ async fn leave(client: &Client, vm: Option<&str>, leaving: Leaving, left: Left) 
 
 /// A broken connection, with what the user can do about the VM.
 fn explained(failure: Failure, vm: Option<&str>) -> Failure {
-    match (failure.kind, vm) {
-        (Kind::Unreachable, Some(vm)) => failure.hint(format!(
+    if failure.kind != Kind::Unreachable {
+        return failure;
+    }
+    let lost = Failure::new("the connection to jiffyd was lost while the command ran")
+        .kind(Kind::Unreachable);
+    match vm {
+        Some(vm) => lost.hint(format!(
             "the VM may still be running: `jiffy ps -a` tells, `jiffy attach {vm}` returns to it"
         )),
-        _ => failure,
+        None => lost,
     }
 }

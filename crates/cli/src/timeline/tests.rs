@@ -1,1 +1,162 @@
+use super::*;
+use jiffy_wire::timeline::{Span, Track, names};
 
+const MS: u64 = 1_000_000;
+
+/// A cold run as it looks, begun a day after boot.
+fn cold_run() -> Timeline {
+    let day = 86_400_000 * MS;
+    let at = |ms: f64| day + (ms * MS as f64) as u64;
+    let span = |track, name: &str, from: f64, to: f64| Span::new(track, name, at(from), at(to));
+    let moment = |track, name: &str, when: f64| Span::moment(track, name, at(when));
+    let mut timeline = Timeline::new("11111111-2222-3333-4444-555555555555");
+    timeline.spans = vec![
+        moment(Track::Cli, names::ANSWER_DELIVERED, 123.4),
+        span(Track::Cli, names::CLI_START, 0.0, 2.1),
+        moment(Track::Node, names::REQUEST_RECEIVED, 2.4),
+        span(Track::Node, names::IMAGE_READY, 2.5, 3.0).with_detail("base"),
+        span(Track::Node, names::VMM_SPAWNED, 3.0, 5.2),
+        span(Track::Vmm, names::KVM_VM_CREATED, 5.3, 7.9),
+        span(Track::Vmm, names::MEMORY, 7.9, 8.4).with_detail("128 MiB"),
+        span(Track::Vmm, names::VCPUS, 8.4, 9.0),
+        span(Track::Vmm, names::DEVICES, 9.0, 9.1),
+        span(Track::Vmm, names::KERNEL_LOADED, 9.1, 12.0),
+        moment(Track::Vmm, names::FIRST_KVM_RUN, 12.1),
+        moment(Track::Kernel, names::KERNEL_ENTRY, 12.2),
+        span(Track::Kernel, names::KERNEL_BOOT, 12.2, 90.0),
+        span(Track::Kernel, "memory set up", 20.0, 41.5),
+        span(Track::Kernel, "memmap", 22.0, 40.0),
+        span(Track::Kernel, "drivers", 50.0, 80.0),
+        moment(Track::Init, names::PID1, 90.3),
+        span(Track::Init, "mounts", 90.5, 96.0),
+        span(Track::Init, "network", 91.0, 99.5).with_detail("lo\x1b"),
+        span(Track::Init, "root", 96.0, 101.0),
+        moment(Track::Init, names::AGENT_READY, 101.2),
+        moment(Track::Init, names::COMMAND_STARTED, 103.0),
+        span(Track::Guest, names::COMMAND, 103.0, 121.0),
+        moment(Track::Init, names::COMMAND_DONE, 121.3),
+    ];
+    timeline
+}
+
+/// Compares with a file of this folder; `UPDATE_GOLDEN=1` writes it.
+fn golden(name: &str, text: &str) {
+    let path = format!("{}/src/timeline/golden/{name}", env!("CARGO_MANIFEST_DIR"));
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, text).unwrap();
+    }
+    let wanted = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(text == wanted, "{path} differs; what came out:\n{text}");
+}
+
+fn plain(width: usize) -> Look {
+    Look {
+        width,
+        colour: false,
+    }
+}
+
+#[test]
+fn a_table_has_bars() {
+    golden("table-100.txt", &table(&cold_run(), plain(100)));
+    golden("table-60.txt", &table(&cold_run(), plain(60)));
+    let coloured = Look {
+        width: 100,
+        colour: true,
+    };
+    golden("table-colour.txt", &table(&cold_run(), coloured));
+}
+
+#[test]
+fn a_table_fits_its_width() {
+    for width in [80, 100, 137, 200] {
+        for line in table(&cold_run(), plain(width)).lines() {
+            assert!(line.chars().count() <= width, "{width}: {line}");
+        }
+    }
+}
+
+#[test]
+fn the_orders_of_systemd_analyze() {
+    golden("blame.txt", &blame(&cold_run()));
+    golden("critical-chain.txt", &critical_chain(&cold_run()));
+}
+
+#[test]
+fn programs_get_json() {
+    golden("timeline.json", &format!("{:#}\n", json(&cold_run())));
+    golden("perfetto.json", &format!("{:#}\n", perfetto(&cold_run())));
+}
+
+#[test]
+fn the_table_follows_the_order_of_the_names() {
+    let order = [
+        names::CLI_START,
+        names::REQUEST_RECEIVED,
+        names::IMAGE_READY,
+        names::VMM_SPAWNED,
+        names::KVM_VM_CREATED,
+        names::MEMORY,
+        names::VCPUS,
+        names::DEVICES,
+        names::KERNEL_LOADED,
+        names::FIRST_KVM_RUN,
+        names::KERNEL_ENTRY,
+        names::KERNEL_BOOT,
+        names::PID1,
+        names::AGENT_READY,
+        names::COMMAND_STARTED,
+        names::COMMAND,
+        names::COMMAND_DONE,
+        names::ANSWER_DELIVERED,
+    ];
+    let timeline = cold_run();
+    let shown: Vec<&str> = tree::rows(&timeline)
+        .iter()
+        .filter(|row| row.depth == 0)
+        .map(|row| row.span.name.as_str())
+        .filter(|name| order.contains(name))
+        .collect();
+    assert_eq!(shown, order);
+}
+
+#[test]
+fn steps_that_overlap_get_lanes_of_their_own() {
+    let trace = perfetto(&cold_run());
+    let thread_of = |name: &str| {
+        let events = trace["traceEvents"].as_array().unwrap();
+        let event = events.iter().find(|event| event["name"] == name).unwrap();
+        event["tid"].clone()
+    };
+    assert_eq!(thread_of("mounts"), 1);
+    assert_eq!(thread_of("network"), 2, "it runs beside the mounts");
+    assert_eq!(thread_of("memmap"), thread_of("kernel"), "it is part of it");
+}
+
+#[test]
+fn odd_timelines_are_no_trouble() {
+    let empty = Timeline::new("x");
+    assert_eq!(table(&empty, plain(100)), "The timeline is empty.\n");
+    assert_eq!(critical_chain(&empty), "The timeline is empty.\n");
+    assert_eq!(blame(&empty), "");
+    assert_eq!(json(&empty)["total_ns"], 0);
+
+    let mut odd = Timeline::new("x");
+    odd.spans = vec![
+        Span::moment(Track::Cli, "only", 5),
+        Span::new(Track::Guest, "n".repeat(500), 0, u64::MAX),
+        Span {
+            track: Track::Vmm,
+            name: "backwards".into(),
+            start_ns: u64::MAX,
+            end_ns: 0,
+            detail: Some("\x1b]0;title\x07".into()),
+        },
+    ];
+    for width in [0, 1, 20, 100, 5000] {
+        assert!(!table(&odd, plain(width)).contains('\x1b'));
+    }
+    critical_chain(&odd);
+    blame(&odd);
+    perfetto(&odd);
+}

@@ -11,10 +11,19 @@ pub struct Row<'a> {
     pub depth: usize,
 }
 
-/// The spans by start, each followed by those of its track that lie in it.
+/// The spans by start, each followed by those of its track that lie in it. A
+/// moment comes before what begins with it.
 pub fn rows(timeline: &Timeline) -> Vec<Row<'_>> {
     let mut spans: Vec<&Span> = timeline.spans.iter().collect();
-    spans.sort_by_key(|span| (span.start_ns, std::cmp::Reverse(span.end_ns), span.track));
+    spans.sort_by_key(|span| {
+        let length = span.duration_ns();
+        (
+            span.start_ns,
+            length > 0,
+            std::cmp::Reverse(length),
+            span.track,
+        )
+    });
     let parents: Vec<Option<usize>> = parents(&spans);
     let mut children = vec![Vec::new(); spans.len()];
     let mut roots = Vec::new();

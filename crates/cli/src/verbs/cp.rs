@@ -81,7 +81,8 @@ async fn copy_out(client: &Client, vm: &str, source: &str) -> Result<FrameReader
 
 /// The folder `path` in the VM, or none when it is no folder.
 async fn folder_in(client: &Client, vm: &str, path: &str) -> Result<Option<CopyEntry>> {
-    let mut frames = copy_out(client, vm, &format!("{path}/.")).await?;
+    let inside = format!("{}/.", path.trim_end_matches('/'));
+    let mut frames = copy_out(client, vm, &inside).await?;
     match frames.next().await? {
         Some(CopyFrame::Entry(entry)) if entry.kind == CopyKind::Folder => Ok(Some(entry)),
         Some(_) => Ok(None),

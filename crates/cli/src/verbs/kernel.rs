@@ -4,13 +4,21 @@ use super::Context;
 use super::context::{show, show_json};
 use crate::args::{Kernel, ListFormat};
 use crate::client::{BodySender, Client, encoded};
-use crate::failure::{Failure, Outcome, Result};
+use crate::failure::{Failure, Outcome, Result, report};
+use crate::place;
 use crate::render::{Table, size};
 use hyper::Method;
+use indicatif::{ProgressBar, ProgressStyle};
+use jiffy_kernel::build::{BuildError, Progress};
+use jiffy_kernel::check::{Need, Purpose, Report, State, boot_problem};
+use jiffy_kernel::config::Config;
+use jiffy_kernel::image::{Format, Image, ImageError};
+use jiffy_kernel::list::{Flavour, Kernels, Origin, UnknownFlavour, cache_folder};
 use jiffy_wire::api::KernelInfo;
+use serde_json::json;
 use std::fs;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Larger files are no kernels, bytes.
 const MAX_KERNEL: u64 = 512 << 20;
@@ -21,26 +29,226 @@ const NAME_DIGITS: usize = 32;
 pub fn kernel(context: &Context, kernel: Kernel) -> Result<Outcome> {
     match kernel {
         Kernel::List { format } => context.block_on(list(context, format)),
-        _ => todo!(),
+        Kernel::Check {
+            file,
+            docker,
+            format,
+        } => check(&file, docker, format),
+        Kernel::Build { variant } => build(context, &variant),
     }
 }
 
+/// What the node has and what was built here; nothing is started for it.
 async fn list(context: &Context, format: ListFormat) -> Result<Outcome> {
-    let kernels: Vec<KernelInfo> = context.client()?.get("/v1/kernels").await?;
+    let node: Option<Vec<KernelInfo>> =
+        match place::find_running(context.machine, &context.folders)? {
+            Some(client) => Some(client.get("/v1/kernels").await?),
+            None => None,
+        };
+    let built = built_here()?;
+    for broken in &built.broken {
+        report(
+            &format!(
+                "{} is no kernel: {}",
+                broken.folder.display(),
+                broken.problem
+            ),
+            None,
+        );
+    }
     if format == ListFormat::Json {
-        show_json(&kernels)?;
+        show_json(&json!({ "node": node, "built": built.kernels }))?;
         return Ok(Outcome::Done);
     }
-    let mut table = Table::new(["NAME", "SIZE", "DIGEST"]);
-    for kernel in &kernels {
+    let mut table = Table::new(["NAME", "WHERE", "SIZE", "RELEASE", "DIGEST"]);
+    for kernel in node.iter().flatten() {
         table.row([
             kernel.name.clone(),
+            "node".to_owned(),
             size(kernel.size),
+            "-".to_owned(),
             kernel.digest.chars().take(12).collect(),
+        ]);
+    }
+    for kernel in &built.kernels {
+        table.row([
+            kernel.name.clone(),
+            "built here".to_owned(),
+            size(kernel.bytes),
+            kernel.release.clone(),
+            "-".to_owned(),
         ]);
     }
     show(&table.to_string())?;
     Ok(Outcome::Done)
+}
+
+/// The kernels in this user's cache.
+fn built_here() -> Result<Kernels> {
+    let Some(cache) = cache_folder() else {
+        return Ok(Kernels::default());
+    };
+    jiffy_kernel::list::list(&[(Origin::Cache, &cache)])
+        .map_err(|error| Failure::io(error.to_string(), error.source))
+}
+
+/// The file of a kernel that was built here, by its whole name.
+pub fn built(name: &str) -> Option<PathBuf> {
+    let kernels = built_here().ok()?.kernels;
+    let kernel = kernels.into_iter().find(|kernel| kernel.name == name)?;
+    Some(kernel.vmlinux)
+}
+
+/// A kernel file or a configuration, read.
+enum Checked {
+    Image(Image),
+    Config(Config),
+}
+
+impl Checked {
+    fn read(file: &Path) -> Result<Checked> {
+        match Image::open(file) {
+            Ok(image) => return Ok(Checked::Image(image)),
+            Err(ImageError::Unknown { .. }) => {}
+            Err(ImageError::Read { source, .. }) => {
+                return Err(Failure::io(
+                    format_args!("{} can't be read", file.display()),
+                    source,
+                ));
+            }
+            Err(error) => return Err(Failure::new(error.to_string())),
+        }
+        let text = fs::read(file).map_err(|error| {
+            Failure::io(format_args!("{} can't be read", file.display()), error)
+        })?;
+        let neither = |why: String| {
+            Failure::new(format!(
+                "{} is neither a kernel image nor a configuration: {why}",
+                file.display()
+            ))
+        };
+        let text = std::str::from_utf8(&text).map_err(|_| neither("it is no text".into()))?;
+        Config::parse(text)
+            .map(Checked::Config)
+            .map_err(|error| neither(error.to_string()))
+    }
+}
+
+/// What a kernel lacks.
+fn check(file: &Path, docker: bool, format: ListFormat) -> Result<Outcome> {
+    let purpose = match docker {
+        true => Purpose::Docker,
+        false => Purpose::Guest,
+    };
+    let checked = Checked::read(file)?;
+    let (kind, problem, config) = match &checked {
+        Checked::Config(config) => ("configuration", None, Ok(config)),
+        Checked::Image(image) => {
+            let kind = match image.format {
+                Format::Elf { .. } => "ELF image",
+                Format::BzImage { .. } => "bzImage",
+            };
+            (kind, boot_problem(image), image.config.as_ref())
+        }
+    };
+    let found = config.map(|config| jiffy_kernel::check::check(config, purpose));
+    let bootable = problem.is_none() && found.as_ref().map_or(true, |found| found.boots());
+    if format == ListFormat::Json {
+        show_json(&json!({
+            "file": file,
+            "kind": kind,
+            "boots": bootable,
+            "problem": problem,
+            "config": found.as_ref().ok(),
+            "config_problem": found.as_ref().err().map(ToString::to_string),
+        }))?;
+    } else {
+        let mut text = format!("{}: {kind}\n", file.display());
+        if let Some(problem) = problem {
+            text.push_str(&format!("✗ it can't be booted: {problem}\n"));
+        }
+        match &found {
+            Ok(found) => text.push_str(&describe(found)),
+            Err(why) => text.push_str(&format!("– its options can't be checked: {why}\n")),
+        }
+        show(&text)?;
+    }
+    Ok(Outcome::Verdict(u8::from(!bootable)))
+}
+
+fn describe(found: &Report) -> String {
+    if found.findings.is_empty() {
+        return format!("✓ it has all {} options looked for\n", found.checked);
+    }
+    let mut table = Table::new(["OPTION", "NEED", "STATE", "FOR"]);
+    for finding in &found.findings {
+        let need = match finding.need {
+            Need::Needed => "needed",
+            Need::Recommended => "recommended",
+            Need::Docker => "docker",
+        };
+        let state = match finding.state {
+            State::Missing => "missing",
+            State::Module => "a module",
+        };
+        table.row([
+            finding.option.clone(),
+            need.to_owned(),
+            state.to_owned(),
+            finding.why.to_owned(),
+        ]);
+    }
+    let mark = match found.boots() {
+        true => "✓ guests come up with it",
+        false => "✗ no guest comes up with it",
+    };
+    format!("{table}{mark}\n")
+}
+
+/// Builds a kernel on this host.
+fn build(context: &Context, variant: &str) -> Result<Outcome> {
+    let flavour: Flavour = variant
+        .parse()
+        .map_err(|error: UnknownFlavour| Failure::new(error.to_string()))?;
+    let folder = context.folders.share.join("kernel");
+    if !folder.join("build").exists() {
+        return Err(
+            Failure::new(format!("there is no kernel build in {}", folder.display()))
+                .hint("install Jiffy whole (`make install`), or set JIFFY_SHARE"),
+        );
+    }
+    let bar = ProgressBar::new(0);
+    let on_terminal = !bar.is_hidden();
+    if let Ok(style) = ProgressStyle::with_template("  {msg} {bar:30} {pos} of {len} {elapsed}") {
+        bar.set_style(style);
+    }
+    let built = jiffy_kernel::build::build(&folder, flavour, &mut |progress| match progress {
+        Progress::Step(step) if on_terminal => bar.set_message(step),
+        Progress::Step(step) => eprintln!("jiffy: kernel: {step}"),
+        Progress::Objects { done, total } => {
+            bar.set_length(total);
+            bar.set_position(done);
+        }
+    });
+    bar.finish_and_clear();
+    match built {
+        Ok(path) => {
+            show(&format!("{}\n", path.display()))?;
+            Ok(Outcome::Done)
+        }
+        Err(BuildError::Run { script, source }) => Err(Failure::io(
+            format_args!("{} can't run", script.display()),
+            source,
+        )),
+        Err(error) => {
+            if let BuildError::Failed { details, .. } = &error {
+                for line in details {
+                    eprintln!("{line}");
+                }
+            }
+            Err(Failure::new(error.to_string()))
+        }
+    }
 }
 
 /// Gives the node a kernel of the user's own, unless it has it; its name there.

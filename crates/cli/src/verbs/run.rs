@@ -128,7 +128,10 @@ fn show_vm(vm: &Vm, format: Option<JsonFormat>) -> Result<()> {
 async fn vm_from(client: &Client, options: VmOptions) -> Result<CreateVm> {
     let kernel = match options.kernel {
         Some(KernelChoice::File(file)) => Some(super::kernel::upload(client, &file).await?),
-        Some(KernelChoice::Name(name)) => Some(name),
+        Some(KernelChoice::Name(name)) => Some(match super::kernel::built(&name) {
+            Some(file) => super::kernel::upload(client, &file).await?,
+            None => name,
+        }),
         None => None,
     };
     let memory_mib = options

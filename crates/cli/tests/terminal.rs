@@ -1,0 +1,278 @@
+//! `jiffy run` on a terminal: a pseudo-terminal whose other end is the test.
+
+mod support;
+
+use jiffy_wire::agent::{ExecInput, ExecOutput, ExitStatus, Stream, WindowSize};
+use jiffy_wire::api::RunVm;
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, Termios, Winsize, tcgetattr, tcsetwinsize};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+use support::{FakeNode, VM_ID, eventually, vm};
+
+/// Both ends of a pseudo-terminal.
+struct Terminal {
+    keyboard: File,
+    line: File,
+}
+
+impl Terminal {
+    fn new(rows: u16, columns: u16) -> Terminal {
+        let keyboard = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&keyboard).unwrap();
+        unlockpt(&keyboard).unwrap();
+        let name = ptsname(&keyboard, Vec::new()).unwrap();
+        let line = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(name.to_str().unwrap())
+            .unwrap();
+        let terminal = Terminal {
+            keyboard: keyboard.into(),
+            line,
+        };
+        terminal.resize(rows, columns);
+        terminal
+    }
+
+    fn resize(&self, rows: u16, columns: u16) {
+        let size = Winsize {
+            ws_row: rows,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        tcsetwinsize(&self.keyboard, size).unwrap();
+    }
+
+    /// Starts a program whose controlling terminal this is.
+    fn spawn(&self, jiffy: &Command) -> Child {
+        let end = || Stdio::from(OwnedFd::from(self.line.try_clone().unwrap()));
+        let mut session = Command::new("setsid");
+        session.arg("--ctty").arg(jiffy.get_program());
+        session.args(jiffy.get_args());
+        for (name, value) in jiffy.get_envs() {
+            match value {
+                Some(value) => session.env(name, value),
+                None => session.env_remove(name),
+            };
+        }
+        session.stdin(end()).stdout(end()).stderr(end());
+        session.env("TERM", "vt-test").spawn().unwrap()
+    }
+
+    fn mode(&self) -> Termios {
+        tcgetattr(self.line.as_fd()).unwrap()
+    }
+
+    fn is_raw(&self) -> bool {
+        !self.mode().local_modes.contains(LocalModes::ICANON)
+    }
+
+    fn type_keys(&mut self, keys: &[u8]) {
+        self.keyboard.write_all(keys).unwrap();
+    }
+
+    /// Reads until the screen shows this text; all that was shown.
+    fn shows(&mut self, wanted: &str) -> String {
+        let mut screen = Vec::new();
+        let mut buffer = [0; 4096];
+        loop {
+            let count = self.keyboard.read(&mut buffer).unwrap();
+            screen.extend_from_slice(&buffer[..count]);
+            let text = String::from_utf8_lossy(&screen).into_owned();
+            if text.contains(wanted) {
+                return text;
+            }
+        }
+    }
+}
+
+/// Says `$`, then echoes what is typed in capitals, and tells of sizes and
+/// signals; `q` ends it with 5.
+fn shell() -> FakeNode {
+    FakeNode::playing(|peer| {
+        peer.send(&ExecOutput::Started { pid: 2 });
+        peer.output(Stream::Stdout, b"$");
+        loop {
+            match peer.receive() {
+                Some(ExecInput::Stdin(keys)) if keys == b"q" => return peer.exit(5),
+                Some(ExecInput::Stdin(keys)) if keys == b"\x03" => {
+                    peer.output(Stream::Stdout, b"<interrupt>");
+                }
+                Some(ExecInput::Stdin(keys)) => {
+                    peer.output(Stream::Stdout, &keys.to_ascii_uppercase());
+                }
+                Some(ExecInput::Resize(WindowSize { rows, columns })) => {
+                    peer.output(Stream::Stdout, format!("<{rows}x{columns}>").as_bytes());
+                }
+                Some(ExecInput::Signal(signal)) => {
+                    return peer.send(&ExecOutput::Exited(ExitStatus::Signal(signal)));
+                }
+                Some(ExecInput::StdinClosed) => peer.output(Stream::Stdout, b"<end>"),
+                None => return,
+            }
+        }
+    })
+}
+
+#[test]
+fn a_terminal_is_detected_made_raw_and_restored() {
+    let mut terminal = Terminal::new(33, 101);
+    let node = shell();
+    let before = terminal.mode();
+    let mut jiffy = node.jiffy();
+    jiffy.arg("run");
+    let mut child = terminal.spawn(&jiffy);
+    terminal.shows("$");
+    eventually("raw mode", || terminal.is_raw());
+    terminal.type_keys(b"ls\r");
+    // Not echoed by the terminal itself, and the newline came as typed.
+    let screen = terminal.shows("LS\r");
+    assert!(!screen.contains("ls"), "{screen:?}");
+    terminal.type_keys(b"\x03");
+    terminal.shows("<interrupt>");
+    terminal.resize(40, 120);
+    terminal.shows("<40x120>");
+    terminal.type_keys(b"q");
+    assert_eq!(child.wait().unwrap().code(), Some(5));
+    assert_eq!(terminal.mode().local_modes, before.local_modes);
+    assert_eq!(terminal.mode().input_modes, before.input_modes);
+    assert_eq!(terminal.mode().output_modes, before.output_modes);
+
+    let run: RunVm = node.requests()[0].json();
+    let command = run.vm.command.unwrap();
+    assert_eq!(command.argv, ["/bin/sh"]);
+    assert_eq!(
+        command.tty,
+        Some(WindowSize {
+            rows: 33,
+            columns: 101
+        })
+    );
+    assert!(command.stdin);
+    assert_eq!(command.env, ["TERM=vt-test"]);
+}
+
+#[test]
+fn the_terminal_is_restored_when_a_signal_comes_from_outside() {
+    for signal in [Signal::TERM, Signal::HUP, Signal::QUIT] {
+        let mut terminal = Terminal::new(24, 80);
+        let node = shell();
+        let mut jiffy = node.jiffy();
+        jiffy.args(["run", "-it", "--", "sh"]);
+        let mut child = terminal.spawn(&jiffy);
+        terminal.shows("$");
+        eventually("raw mode", || terminal.is_raw());
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(128 + signal.as_raw()));
+        assert!(!terminal.is_raw());
+    }
+}
+
+#[test]
+fn the_terminal_is_restored_when_the_node_goes() {
+    let mut terminal = Terminal::new(24, 80);
+    let node = FakeNode::playing(|peer| {
+        peer.output(Stream::Stdout, b"$");
+        peer.receive::<ExecInput>();
+    });
+    let mut jiffy = node.jiffy();
+    jiffy.args(["exec", "web", "sh"]);
+    let mut child = terminal.spawn(&jiffy);
+    terminal.shows("$");
+    eventually("raw mode", || terminal.is_raw());
+    terminal.type_keys(b"x");
+    // A line of its own, from its first column.
+    let screen = terminal.shows("was lost while the command ran\r\n");
+    assert!(screen.contains("jiffy: the connection"), "{screen:?}");
+    assert_eq!(child.wait().unwrap().code(), Some(125));
+    assert!(!terminal.is_raw());
+}
+
+#[test]
+fn the_detach_keys_leave_the_vm_running() {
+    let mut terminal = Terminal::new(24, 80);
+    let node = shell();
+    let mut jiffy = node.jiffy();
+    jiffy.arg("run");
+    let mut child = terminal.spawn(&jiffy);
+    terminal.shows("$");
+    terminal.type_keys(b"\x10\x11");
+    terminal.shows(&format!("left {VM_ID} running"));
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(!terminal.is_raw());
+    assert_eq!(node.lines(), ["POST /v1/run"]);
+}
+
+#[test]
+fn attach_is_raw_only_for_a_command_on_a_terminal() {
+    for tty in [true, false] {
+        let mut terminal = Terminal::new(24, 80);
+        let node = FakeNode::new(move |request, peer| {
+            if support::is_session(request) {
+                peer.upgrade();
+                peer.output(Stream::Stdout, b"$");
+                peer.receive::<ExecInput>();
+                peer.exit(0);
+            } else {
+                let mut vm = vm();
+                vm.tty = tty;
+                peer.json(200, &vm);
+            }
+        });
+        let mut jiffy = node.jiffy();
+        jiffy.args(["attach", "web"]);
+        let mut child = terminal.spawn(&jiffy);
+        terminal.shows("$");
+        assert_eq!(terminal.is_raw(), tty);
+        terminal.type_keys(b"x\n");
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+    }
+}
+
+#[test]
+fn no_tty_and_a_pipe_mean_no_terminal() {
+    let mut terminal = Terminal::new(24, 80);
+    let node = FakeNode::playing(|peer| peer.exit(0));
+    let mut jiffy = node.jiffy();
+    jiffy.args(["run", "-T", "date"]);
+    assert_eq!(terminal.spawn(&jiffy).wait().unwrap().code(), Some(0));
+    let run: RunVm = node.requests()[0].json();
+    let command = run.vm.command.unwrap();
+    assert!(command.tty.is_none());
+    assert!(!command.stdin, "nobody types to a command without -i");
+    terminal.type_keys(b"x");
+}
+
+#[test]
+fn a_timeline_on_a_terminal_has_colours_unless_unwanted() {
+    for (no_color, coloured) in [(None, true), (Some("1"), false)] {
+        let mut terminal = Terminal::new(24, 90);
+        let node = FakeNode::new(|_, peer| {
+            peer.json(
+                200,
+                &serde_json::json!({ "clock": "x", "spans": [
+                    { "track": "kernel", "name": "kernel", "start_ns": 0, "end_ns": 9_000_000 }
+                ] }),
+            );
+        });
+        let mut jiffy = node.jiffy();
+        jiffy.args(["timeline", "web"]);
+        if let Some(value) = no_color {
+            jiffy.env("NO_COLOR", value);
+        }
+        let mut child = terminal.spawn(&jiffy);
+        let screen = terminal.shows("answer: 9.0 ms");
+        assert!(child.wait().unwrap().success());
+        assert_eq!(screen.contains("\x1b[33m"), coloured, "{screen:?}");
+        let widest = screen.lines().map(|line| {
+            let plain = line.replace("\x1b[33m", "").replace("\x1b[0m", "");
+            plain.trim_end().chars().count()
+        });
+        assert!(widest.max().unwrap() <= 90, "{screen}");
+    }
+}

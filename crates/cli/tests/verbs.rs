@@ -1,0 +1,440 @@
+//! The other verbs against a node of the test's making.
+
+mod support;
+
+use jiffy_wire::agent::Stream;
+use jiffy_wire::api::{ErrorKind, LogChunk};
+use jiffy_wire::frame::to_vec;
+use std::io::{Read, Write};
+use std::process::Stdio;
+use support::{FakeNode, Peer, VM_ID, install, jiffy_in, stderr, stdout, vm};
+
+#[test]
+fn ps_lists_vms() {
+    let node = FakeNode::new(|_, peer| {
+        let mut second = vm();
+        second.id = "ffffffffffff".into();
+        second.name = "bad\x1b[2Jname".into();
+        second.command = None;
+        second.created = 50;
+        peer.json(200, &[second, vm()]);
+    });
+    let output = node.jiffy().args(["ps", "-a"]).output().unwrap();
+    let table = stdout(&output);
+    let lines: Vec<&str> = table.lines().collect();
+    assert!(lines[0].starts_with("ID "), "{table}");
+    assert!(
+        lines[1].starts_with(VM_ID) && lines[1].contains("sleep 1000"),
+        "newest first"
+    );
+    assert!(lines[2].contains("bad\u{fffd}[2Jname"), "{table}");
+    let quiet = node.jiffy().args(["ps", "-q"]).output().unwrap();
+    assert_eq!(stdout(&quiet), format!("{VM_ID}\nffffffffffff\n"));
+    let json = node
+        .jiffy()
+        .args(["ps", "--format", "json"])
+        .output()
+        .unwrap();
+    let shown: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(shown[0]["cpus"], 2);
+    assert_eq!(
+        node.lines(),
+        [
+            "GET /v1/vms?all=true",
+            "GET /v1/vms?all=false",
+            "GET /v1/vms?all=false"
+        ]
+    );
+}
+
+/// Knows `web`, and nothing else.
+fn knows_web() -> FakeNode {
+    FakeNode::new(|request, peer| {
+        if !request.line.contains("/web") {
+            return peer.error(ErrorKind::NotFound, "There is no VM \"gone\".", None);
+        }
+        match request.line.starts_with("DELETE") {
+            true => peer.raw(b"HTTP/1.1 204 X\r\n\r\n"),
+            false => {
+                let mut vm = vm();
+                vm.exit = Some(jiffy_wire::agent::ExitStatus::Signal(9));
+                peer.json(200, &vm);
+            }
+        }
+    })
+}
+
+#[test]
+fn verbs_of_several_vms_do_what_they_can() {
+    let cases: [(&[&str], &str, &str); 6] = [
+        (
+            &["stop", "-t", "3"],
+            "POST /v1/vms/web/stop?grace_ms=3000",
+            "web\n",
+        ),
+        (&["kill"], "POST /v1/vms/web/kill", "web\n"),
+        (
+            &["kill", "-s", "HUP"],
+            "POST /v1/vms/web/kill?signal=1",
+            "web\n",
+        ),
+        (&["start"], "POST /v1/vms/web/start", "web\n"),
+        (&["rm"], "DELETE /v1/vms/web?force=false", "web\n"),
+        (&["wait"], "POST /v1/vms/web/wait", "137\n"),
+    ];
+    for (arguments, line, printed) in cases {
+        let node = knows_web();
+        let output = node
+            .jiffy()
+            .args(arguments)
+            .args(["gone", "web"])
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(125), "{arguments:?}");
+        assert_eq!(stdout(&output), printed);
+        assert_eq!(stderr(&output), "jiffy: There is no VM \"gone\"\n");
+        assert_eq!(node.lines()[1], line);
+    }
+    let node = knows_web();
+    let output = node
+        .jiffy()
+        .args(["rm", "-f", "gone", "web"])
+        .output()
+        .unwrap();
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "rm -f does not mind what is gone"
+    );
+    assert_eq!(stderr(&output), "");
+    let output = node
+        .jiffy()
+        .args(["inspect", "gone", "web"])
+        .output()
+        .unwrap();
+    let shown: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(shown.as_array().unwrap().len(), 1);
+    assert_eq!(output.status.code(), Some(125));
+}
+
+#[test]
+fn names_cannot_leave_their_place_in_the_path() {
+    let node = knows_web();
+    let _ = node
+        .jiffy()
+        .args(["kill", "../images/x?y"])
+        .output()
+        .unwrap();
+    assert_eq!(node.lines(), ["POST /v1/vms/..%2Fimages%2Fx%3Fy/kill"]);
+}
+
+fn chunked(peer: &mut Peer, bytes: &[u8]) {
+    peer.raw(format!("{:x}\r\n", bytes.len()).as_bytes());
+    peer.raw(bytes);
+    peer.raw(b"\r\n");
+}
+
+fn chunk(stream: Stream, text: &str) -> Vec<u8> {
+    to_vec(&LogChunk {
+        stream,
+        data: text.into(),
+    })
+    .unwrap()
+}
+
+#[test]
+fn logs_go_to_their_streams() {
+    let node = FakeNode::new(|_, peer| {
+        peer.raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n");
+        let mut all = chunk(Stream::Stdout, "one\n");
+        all.extend(chunk(Stream::Stderr, "two\n"));
+        let (first, second) = all.split_at(9);
+        chunked(peer, first);
+        chunked(peer, second);
+        chunked(peer, b"");
+    });
+    let output = node
+        .jiffy()
+        .args(["logs", "-f", "-n", "10", "--console", "web"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(stdout(&output), "one\n");
+    assert_eq!(stderr(&output), "two\n");
+    assert_eq!(
+        node.lines(),
+        ["GET /v1/vms/web/logs?follow=true&source=console&tail=10"]
+    );
+}
+
+#[test]
+fn logs_that_break_off_are_an_error_and_a_lost_reader_is_quiet() {
+    let node = FakeNode::new(|_, peer| {
+        peer.raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n");
+        chunked(peer, &chunk(Stream::Stdout, "one\n"));
+    });
+    let output = node.jiffy().args(["logs", "web"]).output().unwrap();
+    assert_eq!(stdout(&output), "one\n");
+    assert_eq!(output.status.code(), Some(125));
+    assert!(stderr(&output).contains("lost"), "{}", stderr(&output));
+
+    let node = FakeNode::new(|_, peer| {
+        peer.raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n");
+        for _ in 0..1000 {
+            chunked(peer, &chunk(Stream::Stdout, &"x".repeat(4096)));
+        }
+        chunked(peer, b"");
+    });
+    let mut child = node
+        .jiffy()
+        .args(["logs", "web"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut some = [0; 10];
+    child.stdout.take().unwrap().read_exact(&mut some).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(141));
+    assert_eq!(stderr(&output), "");
+}
+
+fn image(name: &str) -> serde_json::Value {
+    serde_json::json!({
+        "name": name, "digest": "abcdef0123456789", "size": 4096, "entries": 3, "created": 1
+    })
+}
+
+#[test]
+fn a_folder_a_tar_and_stdin_become_images() {
+    let node = FakeNode::new(|request, peer| {
+        let name = request.line.rsplit('/').next().unwrap().to_owned();
+        peer.json(200, &image(&name));
+    });
+    let root = node.folder.path().join("root");
+    std::fs::create_dir_all(root.join("etc")).unwrap();
+    std::fs::write(root.join("etc/hostname"), "h").unwrap();
+    let output = node
+        .jiffy()
+        .args(["image", "import", "one"])
+        .arg(&root)
+        .output()
+        .unwrap();
+    assert_eq!(stdout(&output), "one\n", "{}", stderr(&output));
+    let sent = &node.requests()[0];
+    assert_eq!(sent.line, "POST /v1/images/one");
+    let mut archive = tar::Archive::new(&sent.body[..]);
+    let paths: Vec<String> = archive
+        .entries()
+        .unwrap()
+        .map(|entry| entry.unwrap().path().unwrap().display().to_string())
+        .collect();
+    assert_eq!(paths, ["./", "etc/", "etc/hostname"]);
+
+    let file = node.folder.path().join("big.tar");
+    let contents: Vec<u8> = (0..3_000_000u32).map(|n| (n % 253) as u8).collect();
+    std::fs::write(&file, &contents).unwrap();
+    let status = node
+        .jiffy()
+        .args(["image", "import", "two"])
+        .arg(&file)
+        .status()
+        .unwrap();
+    assert!(status.success());
+    assert!(node.requests()[1].body == contents);
+
+    let mut child = node
+        .jiffy()
+        .args(["image", "import", "three", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"a tar").unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(node.requests()[2].body, b"a tar");
+}
+
+#[test]
+fn an_import_that_is_refused_or_unreadable_is_told() {
+    let node = FakeNode::new(|_, peer| {
+        peer.error(
+            ErrorKind::Conflict,
+            "There is an image \"one\" already.",
+            None,
+        );
+    });
+    let output = node
+        .jiffy()
+        .args(["image", "import", "one", "/nowhere/at/all"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert_eq!(
+        stderr(&output),
+        "jiffy: /nowhere/at/all can't be read: No such file or directory\n"
+    );
+    let root = node.folder.path().join("root");
+    std::fs::create_dir(&root).unwrap();
+    let output = node
+        .jiffy()
+        .args(["image", "import", "one"])
+        .arg(&root)
+        .output()
+        .unwrap();
+    assert_eq!(
+        stderr(&output),
+        "jiffy: There is an image \"one\" already\n"
+    );
+}
+
+#[test]
+fn version_and_doctor_need_no_node() {
+    let root = tempfile::tempdir().unwrap();
+    let output = jiffy_in(root.path()).arg("version").output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(
+        stdout(&output).contains("does not run"),
+        "{}",
+        stdout(&output)
+    );
+    let output = jiffy_in(root.path())
+        .args(["doctor", "--format", "json"])
+        .output()
+        .unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    // Nothing of Jiffy is installed there.
+    assert_eq!(report["verdict"], "nowhere");
+    assert_eq!(output.status.code(), Some(4));
+    let checks: Vec<&str> = report["checks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|check| check["id"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        checks,
+        [
+            "kvm",
+            "programs",
+            "guest_kernel",
+            "userfaultfd",
+            "huge_pages",
+            "tun",
+            "cgroup2",
+            "reflink",
+            "space",
+            "qemu",
+            "machine"
+        ]
+    );
+    assert!(
+        !root.path().join("run").exists(),
+        "they leave nothing behind"
+    );
+    assert!(!root.path().join("data").exists());
+}
+
+#[test]
+fn a_node_that_does_not_start_says_why() {
+    let root = tempfile::tempdir().unwrap();
+    let output = jiffy_in(root.path()).arg("ps").output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(
+        stderr(&output).contains("jiffyd is not installed"),
+        "{}",
+        stderr(&output)
+    );
+
+    install(
+        root.path(),
+        "jiffyd",
+        "echo 'jiffyd: the data folder is full' >&2; exit 1",
+    );
+    let output = jiffy_in(root.path()).arg("ps").output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    let said = stderr(&output);
+    assert!(
+        said.starts_with(
+            "jiffy: jiffyd did not start: the data folder is full\n  hint: its log is "
+        ),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_node_is_started_once_for_many() {
+    let root = tempfile::tempdir().unwrap();
+    // The node is the test's; its program only lets it appear.
+    let node = FakeNode::new(|_, peer| peer.json(200, &[vm()]));
+    let socket = node.folder.path().join("run/jiffyd.sock");
+    install(
+        root.path(),
+        "jiffyd",
+        &format!(
+            "echo \"$@\" >> {root}/started; sleep 0.2; mv {} {root}/run/jiffyd.sock; printf x >&3",
+            socket.display(),
+            root = root.path().display()
+        ),
+    );
+    let children: Vec<_> = (0..5)
+        .map(|_| {
+            jiffy_in(root.path())
+                .args(["ps", "-q"])
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(stdout(&output), format!("{VM_ID}\n"));
+    }
+    let started = std::fs::read_to_string(root.path().join("started")).unwrap();
+    assert_eq!(started.lines().count(), 1, "{started}");
+    for option in [
+        "--data",
+        "--run",
+        "--lib",
+        "--share",
+        "--socket",
+        "--ready-fd 3",
+    ] {
+        assert!(started.contains(option), "{started}");
+    }
+}
+
+#[test]
+fn a_stale_socket_is_no_node() {
+    let root = tempfile::tempdir().unwrap();
+    let run = root.path().join("run");
+    std::fs::create_dir(&run).unwrap();
+    std::fs::set_permissions(&run, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    drop(std::os::unix::net::UnixListener::bind(run.join("jiffyd.sock")).unwrap());
+    install(root.path(), "jiffyd", "echo started >&2; exit 1");
+    let output = jiffy_in(root.path()).arg("ps").output().unwrap();
+    assert!(
+        stderr(&output).contains("did not start: started"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn completions_and_help_are_there() {
+    let root = tempfile::tempdir().unwrap();
+    for shell in ["bash", "zsh", "fish"] {
+        let output = jiffy_in(root.path())
+            .args(["completions", shell])
+            .output()
+            .unwrap();
+        assert!(stdout(&output).contains("critical-chain"), "{shell}");
+    }
+    let help = jiffy_in(root.path())
+        .args(["doctor", "--help"])
+        .output()
+        .unwrap();
+    assert!(stdout(&help).contains("3 when they run only in the machine"));
+    let wrong = jiffy_in(root.path()).arg("nonsense").output().unwrap();
+    assert_eq!(wrong.status.code(), Some(2));
+}
