@@ -40,6 +40,8 @@ pub struct Role {
     pub node: bool,
     /// Load `kvm-intel` too, which the module list leaves out.
     pub intel: bool,
+    /// Mount debugfs, where KVM keeps its counters.
+    pub debugfs: bool,
 }
 
 /// The machine's configuration.
@@ -60,6 +62,21 @@ pub fn guest_config(role: Role) -> GuestConfig {
         let argv = ["/bin/busybox", "insmod", "/lib/modules/kvm-intel.ko"];
         services.push(service(
             "kvm-intel",
+            argv.map(String::from).into(),
+            Restart::Never,
+        ));
+    }
+    if role.debugfs {
+        let argv = [
+            "/bin/busybox",
+            "mount",
+            "-t",
+            "debugfs",
+            "debugfs",
+            "/sys/kernel/debug",
+        ];
+        services.push(service(
+            "debugfs",
             argv.map(String::from).into(),
             Restart::Never,
         ));

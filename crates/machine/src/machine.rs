@@ -173,6 +173,7 @@ impl Machine {
             disk: true,
             node: true,
             intel: !instance::is_software(size.accelerator) && instance::host_is_intel(),
+            debugfs: false,
         });
         instance::launch(setup, &config, &token)?;
         let ready = instance::wait_until_ready(setup, None, START_LIMIT, |ready| {

@@ -128,7 +128,7 @@ impl Setup {
     ///   to check module signatures; together a third of the boot.
     pub fn command_line(&self) -> String {
         let mut line = String::from(
-            "console=ttyS0 quiet panic=-1 mitigations=off nokaslr cryptomgr.notests \
+            "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests \
              random.trust_cpu=on \
              initcall_blacklist=jent_mod_init,load_system_certificate_list,init_encrypted",
         );

@@ -52,11 +52,17 @@ impl Default for LabOptions {
     }
 }
 
-/// `$JIFFY_LAB_IMAGE`, or what `make build` made in this checkout.
+/// `$JIFFY_LAB_IMAGE`, or `share/jiffy/machine` in `$JIFFY_DIST`, or in what
+/// `make build` made in this checkout.
 fn default_image() -> PathBuf {
     match std::env::var_os("JIFFY_LAB_IMAGE") {
         Some(folder) => folder.into(),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist/share/jiffy/machine"),
+        None => std::env::var_os("JIFFY_DIST")
+            .map_or_else(
+                || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist"),
+                PathBuf::from,
+            )
+            .join("share/jiffy/machine"),
     }
 }
 
@@ -97,6 +103,7 @@ impl Lab {
             disk: options.disk_gib.is_some(),
             node: options.node,
             intel: false,
+            debugfs: true,
         });
         let begin = Instant::now();
         let (keeper, mut child) = Keeper::start(setup.clone(), config, token.clone())?;

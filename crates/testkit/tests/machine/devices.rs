@@ -1,0 +1,109 @@
+//! Disks, randomness, and that one device's flood is not another's delay.
+
+use crate::support::jiffy;
+use std::time::{Duration, Instant};
+
+#[test]
+fn many_disks_each_keep_what_was_written() {
+    let jiffy = jiffy();
+    let names: Vec<String> = (0..8).map(|n| format!("many{n}:8M")).collect();
+    let mut write = vec!["run", "--rm"];
+    for name in &names {
+        write.extend(["--disk", name]);
+    }
+    let script = "for d in b c d e f g h i; do \
+                  echo disk $d | dd of=/dev/vd$d bs=512 seek=77 conv=sync,fsync 2>/dev/null || exit 1; done; \
+                  blockdev --getsize64 /dev/vdi";
+    let answer = jiffy.ok(&[&write[..], &["--", "sh", "-c", script]].concat());
+    assert_eq!(answer, (8u64 << 20).to_string());
+
+    let bare: Vec<String> = (0..8).map(|n| format!("many{n}:ro")).collect();
+    let mut read = vec!["run", "--rm"];
+    for name in &bare {
+        read.extend(["--disk", name]);
+    }
+    let script = "for d in b c d e f g h i; do \
+                  dd if=/dev/vd$d bs=512 skip=77 count=1 2>/dev/null | head -n 1; done; \
+                  dd if=/dev/zero of=/dev/vdb bs=512 count=1 2>/dev/null && echo written || echo refused";
+    let answer = jiffy.ok(&[&read[..], &["--", "sh", "-c", script]].concat());
+    let expected: String = "bcdefghi".chars().map(|d| format!("disk {d}\n")).collect();
+    assert_eq!(answer, expected + "refused");
+    for n in 0..8 {
+        jiffy.ok(&["volume", "rm", &format!("many{n}")]);
+    }
+}
+
+#[test]
+fn a_volume_in_use_is_not_given_away() {
+    let jiffy = jiffy();
+    jiffy.ok(&["run", "-d", "--name", "owner", "--disk", "shared:16M"]);
+    let sentence = jiffy.refuses(125, &["run", "--rm", "--disk", "shared", "--", "true"]);
+    assert!(sentence.contains("shared"), "{sentence}");
+    jiffy.refuses(125, &["volume", "rm", "shared"]);
+    jiffy.ok(&["rm", "-f", "owner"]);
+    jiffy.ok(&["volume", "rm", "shared"]);
+}
+
+#[test]
+fn guests_draw_different_random_numbers() {
+    let jiffy = jiffy();
+    let draw = || {
+        jiffy.ok(&[
+            "run",
+            "--rm",
+            "--",
+            "sh",
+            "-c",
+            "head -c 16 /dev/urandom | md5sum",
+        ])
+    };
+    assert_ne!(draw(), draw());
+}
+
+/// Runs `jiffy exec` some times; the longest.
+fn longest_exec(jiffy: &crate::support::Jiffy, vm: &str, times: u32) -> Duration {
+    (0..times)
+        .map(|_| {
+            let begin = Instant::now();
+            jiffy.ok(&["exec", vm, "true"]);
+            begin.elapsed()
+        })
+        .max()
+        .unwrap_or_default()
+}
+
+#[test]
+fn a_flood_of_disk_requests_does_not_delay_vsock() {
+    let jiffy = jiffy();
+    jiffy.ok(&[
+        "run",
+        "-d",
+        "--name",
+        "flooded",
+        "--cpus",
+        "2",
+        "--disk",
+        "flood:64M",
+    ]);
+    let idle = longest_exec(&jiffy, "flooded", 8);
+    let flood = jiffy
+        .command(&[
+            "exec",
+            "flooded",
+            "sh",
+            "-c",
+            "echo flooding; while :; do dd if=/dev/vdb of=/dev/null bs=4k iflag=direct 2>/dev/null \
+             || dd if=/dev/vdb of=/dev/null bs=4k 2>/dev/null; done",
+        ])
+        .start()
+        .and_then(|mut flood| flood.read_until("flooding").map(|_| flood))
+        .expect("the flood begins");
+    let busy = longest_exec(&jiffy, "flooded", 8);
+    drop(flood);
+    // The flood takes its share of the machine's one CPU. What must not
+    // happen is that an answer waits for the flood to pause.
+    let limit = idle * 6 + Duration::from_millis(150);
+    assert!(busy <= limit, "idle {idle:?}, under the flood {busy:?}");
+    jiffy.ok(&["rm", "-f", "flooded"]);
+    jiffy.ok(&["volume", "rm", "flood"]);
+}

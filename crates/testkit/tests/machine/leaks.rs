@@ -1,0 +1,88 @@
+//! Many VMs, and nothing of them left.
+
+use crate::support::{Jiffy, jiffy};
+use std::time::Duration;
+
+/// Memory and descriptors of the daemon: `(resident KiB, descriptors)`.
+fn daemon(jiffy: &Jiffy) -> (u64, u64) {
+    let pid = jiffy.pids("jiffyd")[0];
+    let numbers = jiffy.sh(&format!(
+        "awk '/^VmRSS/ {{ print $2 }}' /proc/{pid}/status; ls /proc/{pid}/fd | wc -l"
+    ));
+    let mut numbers = numbers
+        .lines()
+        .map(|line| line.trim().parse().expect("a number"));
+    (
+        numbers.next().expect("memory"),
+        numbers.next().expect("descriptors"),
+    )
+}
+
+fn available_kib(jiffy: &Jiffy) -> i64 {
+    jiffy
+        .sh("sync; echo 3 > /proc/sys/vm/drop_caches; awk '/^MemAvailable/ { print $2 }' /proc/meminfo")
+        .parse()
+        .expect("a number")
+}
+
+#[test]
+fn fifty_vms_one_after_the_other_leave_nothing() {
+    let jiffy = jiffy();
+    // Caches, pools and the daemon's own first allocations come before the count.
+    for _ in 0..3 {
+        jiffy.ok(&["run", "--rm", "--", "true"]);
+    }
+    let before = jiffy.traces();
+    let (resident, descriptors) = daemon(&jiffy);
+    let available = available_kib(&jiffy);
+    let answer = jiffy
+        .lab
+        .command([
+            "/bin/sh",
+            "-c",
+            "export JIFFY_MACHINE=never; n=0; while [ $n -lt 50 ]; do n=$((n+1)); \
+             [ \"$(/bin/jiffy run --rm -- echo $n)\" = $n ] || exit 1; done; echo all",
+        ])
+        .time_limit(Duration::from_secs(240))
+        .output()
+        .expect("it runs");
+    assert_eq!(answer.text(), "all", "{}", answer.error_text());
+    jiffy.eventually("nothing is left", Duration::from_secs(10), || {
+        jiffy.traces() == before
+    });
+    let (resident_after, descriptors_after) = daemon(&jiffy);
+    assert_eq!(descriptors_after, descriptors, "descriptors of jiffyd");
+    assert!(
+        resident_after < resident + 4096,
+        "jiffyd grew from {resident} to {resident_after} KiB"
+    );
+    let lost = available - available_kib(&jiffy);
+    assert!(
+        lost < 64 * 1024,
+        "{lost} KiB of the machine's memory are gone"
+    );
+}
+
+#[test]
+fn ten_vms_at_once_all_answer_and_leave_nothing() {
+    let jiffy = jiffy();
+    jiffy.ok(&["run", "--rm", "--", "true"]);
+    let before = jiffy.traces();
+    let answer = jiffy
+        .lab
+        .command([
+            "/bin/sh",
+            "-c",
+            "export JIFFY_MACHINE=never; for n in 0 1 2 3 4 5 6 7 8 9; do \
+             /bin/jiffy run --rm -- sh -c \"sleep 1; echo $n\" & done; wait",
+        ])
+        .time_limit(Duration::from_secs(120))
+        .output()
+        .expect("it runs");
+    let mut numbers: Vec<String> = answer.text().lines().map(String::from).collect();
+    numbers.sort();
+    assert_eq!(numbers.join(""), "0123456789", "{}", answer.error_text());
+    jiffy.eventually("nothing is left", Duration::from_secs(10), || {
+        jiffy.traces() == before
+    });
+}

@@ -1,0 +1,145 @@
+//! The life of a VM: made, started, looked at, stopped, removed.
+
+use crate::support::jiffy;
+use std::time::Duration;
+
+#[test]
+fn a_detached_vm_is_listed_used_stopped_and_removed() {
+    let jiffy = jiffy();
+    let id = jiffy.ok(&[
+        "run",
+        "-d",
+        "--name",
+        "worker",
+        "--",
+        "sh",
+        "-c",
+        "echo begun; sleep 1000",
+    ]);
+    assert_eq!(id.len(), 12, "{id}");
+    assert!(jiffy.ok(&["ps"]).contains("worker"));
+    assert_eq!(jiffy.ok(&["exec", "worker", "echo", "hi"]), "hi");
+    jiffy.eventually("the log", Duration::from_secs(10), || {
+        jiffy.ok(&["logs", "worker"]) == "begun"
+    });
+    let inspected = jiffy.json(&["inspect", "worker"]);
+    let vm = if inspected.is_array() {
+        &inspected[0]
+    } else {
+        &inspected
+    };
+    assert_eq!(vm["id"], id);
+    assert_eq!(vm["state"], "running");
+    jiffy.ok(&["stop", "-t", "2", "worker"]);
+    assert!(!jiffy.ok(&["ps"]).contains("worker"));
+    assert!(jiffy.ok(&["ps", "-a"]).contains("worker"));
+    assert!(jiffy.pids("jiffy-vmm").is_empty());
+    jiffy.ok(&["rm", "worker"]);
+    assert!(!jiffy.ok(&["ps", "-a"]).contains("worker"));
+}
+
+#[test]
+fn a_vm_made_first_is_started_later_and_again() {
+    let jiffy = jiffy();
+    jiffy.ok(&["create", "--name", "later", "--", "echo", "now"]);
+    assert!(jiffy.pids("jiffy-vmm").is_empty(), "create starts nothing");
+    for _ in 0..2 {
+        let output = jiffy.run(&["start", "-a", "later"]);
+        assert_eq!(
+            (output.code(), output.text().as_str()),
+            (0, "now"),
+            "{}",
+            output.error_text()
+        );
+    }
+}
+
+#[test]
+fn wait_gives_the_status_when_the_vm_has_ended() {
+    let jiffy = jiffy();
+    jiffy.ok(&[
+        "run",
+        "-d",
+        "--name",
+        "short",
+        "--",
+        "sh",
+        "-c",
+        "sleep 0.3; exit 9",
+    ]);
+    assert_eq!(jiffy.ok(&["wait", "short"]), "9");
+}
+
+#[test]
+fn kill_ends_at_once_and_a_signal_goes_to_the_command() {
+    let jiffy = jiffy();
+    jiffy.ok(&[
+        "run",
+        "-d",
+        "--name",
+        "target",
+        "--",
+        "sh",
+        "-c",
+        "trap 'exit 11' USR1; echo ready; while :; do sleep 0.1; done",
+    ]);
+    jiffy.eventually("the command", Duration::from_secs(10), || {
+        jiffy.ok(&["logs", "target"]) == "ready"
+    });
+    jiffy.ok(&["kill", "-s", "USR1", "target"]);
+    assert_eq!(jiffy.ok(&["wait", "target"]), "11");
+    jiffy.ok(&["run", "-d", "--name", "victim"]);
+    jiffy.ok(&["kill", "victim"]);
+    jiffy.eventually("the end of the VMM", Duration::from_secs(5), || {
+        jiffy.pids("jiffy-vmm").is_empty()
+    });
+}
+
+#[test]
+fn what_was_asked_to_be_removed_is_gone() {
+    let jiffy = jiffy();
+    let before = jiffy.traces();
+    jiffy.ok(&["run", "--rm", "--", "true"]);
+    jiffy.eventually("nothing is left", Duration::from_secs(5), || {
+        jiffy.traces() == before
+    });
+    assert_eq!(jiffy.ok(&["ps", "-aq"]), "");
+}
+
+#[test]
+fn the_console_of_a_vm_is_kept_when_asked_for() {
+    let jiffy = jiffy();
+    jiffy.ok(&[
+        "run",
+        "--name",
+        "talker",
+        "--console",
+        "--kernel-arg",
+        "loglevel=7",
+        "--",
+        "true",
+    ]);
+    let console = jiffy.ok(&["logs", "--console", "talker"]);
+    assert!(console.contains("Linux version 6.12"), "{console}");
+}
+
+#[test]
+fn a_service_of_the_distribution_may_be_pid_1() {
+    let jiffy = jiffy();
+    // busybox's init, which the base image has, reads no inittab and runs a shell script.
+    jiffy.ok(&["run", "-d", "--name", "distro", "--init=/sbin/init"]);
+    jiffy.eventually("the agent", Duration::from_secs(20), || {
+        jiffy.run(&["exec", "distro", "true"]).code() == 0
+    });
+    let first = jiffy.ok(&[
+        "exec",
+        "distro",
+        "sh",
+        "-c",
+        "tr '\\0' ' ' < /proc/1/cmdline",
+    ]);
+    assert!(
+        first.contains("init") && !first.contains("jiffy"),
+        "{first}"
+    );
+}

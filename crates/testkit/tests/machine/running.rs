@@ -1,0 +1,132 @@
+//! `jiffy run`: a command, its answer, its end.
+
+use crate::support::jiffy;
+
+#[test]
+fn a_command_runs_in_a_kernel_of_its_own() {
+    let jiffy = jiffy();
+    let machine = jiffy.sh("uname -r");
+    let guest = jiffy.ok(&["run", "--rm", "--", "uname", "-r"]);
+    assert_ne!(guest, machine, "the guest has its own kernel");
+    assert!(guest.starts_with("6.12."), "{guest}");
+}
+
+#[test]
+fn the_first_screen_of_the_readme() {
+    let jiffy = jiffy();
+    let date = jiffy.ok(&["run", "--", "/usr/bin/date"]);
+    let year = jiffy.sh("date +%Y");
+    assert!(date.contains("UTC") && date.ends_with(&year), "{date}");
+}
+
+#[test]
+fn the_exit_status_is_the_commands_own() {
+    let jiffy = jiffy();
+    for (script, code) in [
+        ("exit 0", 0),
+        ("exit 7", 7),
+        ("exit 255", 255),
+        ("kill -9 $$", 137),
+    ] {
+        let output = jiffy.run(&["run", "--rm", "--", "sh", "-c", script]);
+        assert_eq!(output.code(), code, "{script}: {}", output.error_text());
+    }
+}
+
+#[test]
+fn a_command_that_is_not_there_or_not_executable_is_told_apart() {
+    let jiffy = jiffy();
+    let sentence = jiffy.refuses(127, &["run", "--rm", "--", "no-such-program"]);
+    assert!(sentence.contains("no-such-program"), "{sentence}");
+    let sentence = jiffy.refuses(126, &["run", "--rm", "--", "/etc/passwd"]);
+    assert!(sentence.contains("/etc/passwd"), "{sentence}");
+}
+
+#[test]
+fn environment_folder_user_and_host_name_are_as_asked() {
+    let jiffy = jiffy();
+    let answer = jiffy.ok(&[
+        "run",
+        "--rm",
+        "--name",
+        "asked",
+        "-e",
+        "GREETING=good morning",
+        "-w",
+        "/usr",
+        "-u",
+        "nobody",
+        "--",
+        "sh",
+        "-c",
+        "echo $GREETING; pwd; id -un; hostname",
+    ]);
+    assert_eq!(answer, "good morning\n/usr\nnobody\nasked");
+}
+
+#[test]
+fn memory_and_processors_are_as_asked() {
+    let jiffy = jiffy();
+    let script = "nproc; free -m | awk '/^Mem:/ { print $2 }'";
+    let answer = jiffy.ok(&[
+        "run", "--rm", "--cpus", "4", "--memory", "512", "--", "sh", "-c", script,
+    ]);
+    let numbers: Vec<u64> = answer
+        .lines()
+        .map(|line| line.parse().expect("a number"))
+        .collect();
+    assert_eq!(numbers[0], 4);
+    assert!((460..=512).contains(&numbers[1]), "{numbers:?}");
+}
+
+#[test]
+fn four_processors_do_four_things_at_once() {
+    let jiffy = jiffy();
+    let script = "for cpu in 0 1 2 3; do taskset -c $cpu sh -c \
+                  'i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; echo done' & done; wait";
+    let answer = jiffy.ok(&["run", "--rm", "--cpus", "4", "--", "sh", "-c", script]);
+    assert_eq!(answer, "done\ndone\ndone\ndone");
+}
+
+#[test]
+fn the_smallest_vm_boots_in_64_mib() {
+    let jiffy = jiffy();
+    assert_eq!(
+        jiffy.ok(&["run", "--rm", "--memory", "64", "--", "echo", "small"]),
+        "small"
+    );
+}
+
+#[test]
+fn the_root_is_writable_and_forgotten() {
+    let jiffy = jiffy();
+    jiffy.ok(&[
+        "run",
+        "--rm",
+        "--",
+        "sh",
+        "-c",
+        "echo x > /etc/mark && cat /etc/mark",
+    ]);
+    let output = jiffy.run(&["run", "--rm", "--", "cat", "/etc/mark"]);
+    assert_ne!(output.code(), 0, "the next VM sees a fresh image");
+}
+
+#[test]
+fn json_tells_everything_in_one_object() {
+    let jiffy = jiffy();
+    let answer = jiffy.json(&[
+        "run",
+        "--rm",
+        "--format",
+        "json",
+        "--",
+        "sh",
+        "-c",
+        "echo out; echo err >&2",
+    ]);
+    let text = answer.to_string();
+    for part in ["out\\n", "err\\n", "\"vm\""] {
+        assert!(text.contains(part), "{part} is missing in {text}");
+    }
+}

@@ -1,0 +1,164 @@
+//! The fixture: `jiffy` in the lab.
+
+use jiffy_testkit::{Lab, Output, Run};
+use serde_json::Value;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+static TURN: Mutex<()> = Mutex::new(());
+
+/// `jiffy` in the machine, for one test at a time. What the test leaves
+/// behind is removed when it ends, also when it fails.
+pub struct Jiffy {
+    pub lab: &'static Lab,
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// Takes the turn.
+pub fn jiffy() -> Jiffy {
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let lab = Lab::shared().unwrap_or_else(|error| panic!("{error:#}"));
+    let jiffy = Jiffy { lab, _turn: turn };
+    jiffy.remove_all();
+    jiffy
+}
+
+impl Jiffy {
+    /// `jiffy` with these arguments, not yet started.
+    pub fn command(&self, arguments: &[&str]) -> Run<'static> {
+        let argv = std::iter::once("/bin/jiffy").chain(arguments.iter().copied());
+        self.lab.command(argv).env("JIFFY_MACHINE", "never")
+    }
+
+    /// Runs `jiffy` to its end.
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments)
+            .output()
+            .unwrap_or_else(|error| panic!("jiffy {}: {error:#}", arguments.join(" ")))
+    }
+
+    /// Runs `jiffy`, which must succeed; its stdout.
+    pub fn ok(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert_eq!(
+            output.code(),
+            0,
+            "jiffy {}\nstdout: {}\nstderr: {}",
+            arguments.join(" "),
+            output.text(),
+            output.error_text()
+        );
+        output.text()
+    }
+
+    /// Runs `jiffy`, which must fail with `code` and exactly one sentence
+    /// (and perhaps a hint); the sentence.
+    pub fn refuses(&self, code: i32, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        let what = format!(
+            "jiffy {}\nstdout: {}\nstderr: {}",
+            arguments.join(" "),
+            output.text(),
+            output.error_text()
+        );
+        assert_eq!(output.code(), code, "{what}");
+        let text = output.error_text();
+        let sentences: Vec<_> = text
+            .lines()
+            .filter(|line| line.starts_with("jiffy: "))
+            .collect();
+        assert_eq!(sentences.len(), 1, "one sentence: {what}");
+        assert!(
+            text.lines()
+                .all(|line| line.starts_with("jiffy: ") || line.starts_with("  hint: ")),
+            "a sentence and a hint, nothing else: {what}"
+        );
+        assert!(!text.contains("panicked"), "{what}");
+        text
+    }
+
+    /// Runs `jiffy` with a JSON answer.
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        let text = self.ok(arguments);
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
+    }
+
+    /// A line of shell in the machine, which must succeed; its stdout.
+    pub fn sh(&self, script: &str) -> String {
+        let output = self
+            .lab
+            .sh(script)
+            .unwrap_or_else(|error| panic!("{script}: {error:#}"));
+        assert_eq!(
+            output.code(),
+            0,
+            "{script}: {} {}",
+            output.text(),
+            output.error_text()
+        );
+        output.text()
+    }
+
+    /// Process ids of programs of this name in the machine.
+    pub fn pids(&self, program: &str) -> Vec<i32> {
+        let found = self.lab.sh(&format!("pidof {program} || true"));
+        let text = found.expect("pidof runs").text();
+        text.split_whitespace()
+            .filter_map(|pid| pid.parse().ok())
+            .collect()
+    }
+
+    /// Waits until something holds.
+    pub fn eventually(&self, what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
+        let deadline = Instant::now() + limit;
+        while !holds() {
+            assert!(Instant::now() < deadline, "{what}: not within {limit:?}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Removes every VM and volume.
+    pub fn remove_all(&self) {
+        let script = "export JIFFY_MACHINE=never; \
+             ids=$(/bin/jiffy ps -aq) && [ -z \"$ids\" ] || /bin/jiffy rm -f $ids; true";
+        if let Err(error) = self.lab.sh(script) {
+            eprintln!("removing what a test left behind: {error:#}");
+        }
+    }
+
+    /// What must not grow: see [`Traces`].
+    pub fn traces(&self) -> Traces {
+        let lines = |script: &str| -> Vec<String> {
+            let mut lines: Vec<String> = self.sh(script).lines().map(String::from).collect();
+            lines.sort();
+            lines
+        };
+        Traces {
+            vmms: self.pids("jiffy-vmm").len(),
+            files: lines(
+                "find /run/jiffy /var/lib/jiffy/vms /tmp -mindepth 1 2>/dev/null | \
+                 grep -v -e '\\.log$' -e '/tests' || true",
+            ),
+            sockets: self
+                .sh("grep -c /run/jiffy/vms /proc/net/unix || true")
+                .parse()
+                .expect("a number"),
+            mounts: lines("cut -d' ' -f2 /proc/mounts"),
+        }
+    }
+}
+
+impl Drop for Jiffy {
+    fn drop(&mut self) {
+        self.remove_all();
+    }
+}
+
+/// What VMs that have ended must not leave behind.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Traces {
+    pub vmms: usize,
+    pub files: Vec<String>,
+    pub sockets: usize,
+    pub mounts: Vec<String>,
+}

@@ -1,0 +1,87 @@
+//! The timeline of a cold run: every step is there, in order.
+
+use crate::support::jiffy;
+use jiffy_wire::timeline::{Timeline, names};
+
+const IN_ORDER: &[&str] = &[
+    names::CLI_START,
+    names::REQUEST_RECEIVED,
+    names::IMAGE_READY,
+    names::VMM_SPAWNED,
+    names::KVM_VM_CREATED,
+    names::MEMORY,
+    names::VCPUS,
+    names::DEVICES,
+    names::KERNEL_LOADED,
+    names::FIRST_KVM_RUN,
+    names::KERNEL_ENTRY,
+    names::PID1,
+    names::AGENT_READY,
+    names::ANSWER_DELIVERED,
+];
+
+#[test]
+fn every_step_is_there_and_the_great_ones_are_in_order() {
+    let jiffy = jiffy();
+    jiffy.ok(&[
+        "run",
+        "--rm",
+        "--timeline=json:/tmp/timeline.json",
+        "--",
+        "true",
+    ]);
+    let bytes = jiffy
+        .lab
+        .read("/tmp/timeline.json")
+        .expect("it was written");
+    jiffy.sh("rm /tmp/timeline.json");
+    let timeline: Timeline = serde_json::from_slice(&bytes).expect("a timeline");
+    let mut missing: Vec<&str> = IN_ORDER
+        .iter()
+        .chain(&[
+            names::COMMAND_STARTED,
+            names::COMMAND,
+            names::COMMAND_DONE,
+            names::KERNEL_BOOT,
+        ])
+        .copied()
+        .filter(|name| timeline.find(name).is_none())
+        .collect();
+    missing.sort_unstable();
+    assert!(missing.is_empty(), "missing: {missing:?}");
+    for pair in [
+        [names::CLI_START, names::REQUEST_RECEIVED],
+        [names::REQUEST_RECEIVED, names::VMM_SPAWNED],
+        [names::VMM_SPAWNED, names::KVM_VM_CREATED],
+        [names::KVM_VM_CREATED, names::FIRST_KVM_RUN],
+        [names::KERNEL_LOADED, names::FIRST_KVM_RUN],
+        [names::FIRST_KVM_RUN, names::PID1],
+        [names::PID1, names::COMMAND_STARTED],
+        [names::COMMAND_STARTED, names::COMMAND_DONE],
+        [names::COMMAND_DONE, names::ANSWER_DELIVERED],
+    ] {
+        let [earlier, later] = pair.map(|name| timeline.find(name).expect("present").start_ns);
+        assert!(earlier <= later, "{} begins after {}", pair[0], pair[1]);
+    }
+}
+
+#[test]
+fn table_blame_and_chain_are_for_people() {
+    let jiffy = jiffy();
+    let output = jiffy.run(&["run", "--name", "timed", "--timeline", "--", "echo", "hi"]);
+    assert_eq!(output.text(), "hi");
+    assert!(
+        output.error_text().contains(names::FIRST_KVM_RUN),
+        "{}",
+        output.error_text()
+    );
+    assert!(jiffy.ok(&["timeline", "timed"]).contains(names::PID1));
+    assert!(!jiffy.ok(&["timeline", "blame", "timed"]).is_empty());
+    assert!(
+        !jiffy
+            .ok(&["timeline", "critical-chain", "timed"])
+            .is_empty()
+    );
+    let trace = jiffy.json(&["timeline", "--format", "perfetto", "timed"]);
+    assert!(trace.is_object() || trace.is_array());
+}
