@@ -26,8 +26,9 @@ const QUEUE_SIZE: u16 = 8;
 /// but not nothing (Virtio 1.3 §5.4.6.2).
 pub const REQUEST_BYTES_MAX: usize = 64 * 1024;
 
-/// Bytes fetched from the kernel at a time.
-const CHUNK: usize = 1024;
+/// Bytes fetched from the kernel at a time: what it gives whole even to a
+/// thread that a signal interrupts (getrandom(2)).
+const CHUNK: usize = 256;
 
 /// The device.
 #[derive(Default)]
