@@ -212,6 +212,12 @@ impl Connection {
         self.known_to_guest
     }
 
+    /// The guest was told that its program is gone. Linux frees the port then,
+    /// before its own program has closed the socket.
+    pub fn is_over(&self) -> bool {
+        self.told == SHUTDOWN_BOTH
+    }
+
     /// Bytes held for the host program.
     #[cfg(any(test, feature = "testing"))]
     pub fn held_bytes(&self) -> usize {

@@ -368,6 +368,9 @@ impl Muxer {
             self.refuse(key);
             return self.remove(key);
         };
+        if op == Op::Request && self.connections.get(&key).is_some_and(Connection::is_over) {
+            self.remove(key);
+        }
         match self.connections.get_mut(&key) {
             Some(connection) => {
                 let before = connection.phase();

@@ -4,23 +4,18 @@ use super::super::BUFFER;
 use super::super::packet::Op;
 use super::super::testing::Guest;
 use super::{Host, noise, read_ok};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Pushes until the device grants no more credit for a while; returns how much
-/// went.
+/// Pushes until the device holds all it may for a program that does not read;
+/// returns how much went.
 fn push_until_stuck(guest: &mut Guest, ports: (u32, u32), out: &[u8]) -> usize {
     let mut sent = 0;
-    let mut since = Instant::now();
-    while since.elapsed() < Duration::from_millis(200) {
-        guest.pump();
-        let count = guest.push_some(ports, &out[sent..]);
-        if count > 0 {
-            sent += count;
-            since = Instant::now();
-        }
-    }
+    guest.until("stuck", |guest| {
+        sent += guest.push_some(ports, &out[sent..]);
+        guest.device.held_bytes() == BUFFER as usize && guest.socket(ports).credit() == 0
+    });
     sent
 }
 
@@ -82,17 +77,13 @@ fn a_guest_that_stops_reading_stops_its_program() {
     let out = noise(2, 2 << 20);
     stream.set_nonblocking(true).unwrap();
     let mut sent = 0;
-    let mut since = Instant::now();
-    while since.elapsed() < Duration::from_millis(200) {
-        guest.pump();
-        match stream.write(&out[sent..]) {
-            Ok(count) => {
-                sent += count;
-                since = Instant::now();
-            }
-            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+    guest.until("the window and the socket are full", |guest| {
+        let before = sent;
+        while let Ok(count) = stream.write(&out[sent..]) {
+            sent += count;
         }
-    }
+        sent == before && guest.socket((7, 1)).credit_requests > 0
+    });
     assert!(sent < out.len(), "the program was stopped");
     assert_eq!(
         guest.socket((7, 1)).inbox.len(),
@@ -124,13 +115,14 @@ fn a_guest_without_receive_buffers_stops_everything_until_it_has_some() {
     guest.until("starved", |guest| {
         guest.socket((7, 1)).inbox.len() > 100_000
     });
-    let mut taken = 0;
-    for port in 0..2000 {
+    let (mut taken, mut port) = (0, 0);
+    let mut since = Instant::now();
+    while since.elapsed() < Duration::from_millis(500) {
         let header = guest.header((9, port), Op::CreditUpdate);
         if guest.try_send(header) {
-            taken += 1;
+            (taken, port) = (taken + 1, port + 1);
+            since = Instant::now();
         }
-        thread::sleep(Duration::from_micros(20));
     }
     assert!((256..256 + 200).contains(&taken), "{taken}");
     guest.restock();

@@ -157,6 +157,7 @@ fn receive_buffers_of_no_use_are_returned_empty() {
     let host = Host::new();
     let guest = host.guest_without_buffers();
     let mut guest = guest.start();
+    guest.restocks = false;
     guest.add_receive_buffers(&[
         Buffer::writable(0x10_0000, 43),
         Buffer::writable(0x10_0000, 44),

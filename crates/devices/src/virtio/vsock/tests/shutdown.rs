@@ -81,6 +81,23 @@ fn a_program_that_leaves_is_told_once_all_it_said_has_been_passed_on() {
 }
 
 #[test]
+fn the_ports_of_a_program_that_left_are_free_before_the_guest_has_closed() {
+    let host = Host::new();
+    let mut guest = host.guest().start();
+    let listener = host.listen(7);
+    guest.connect((7, 1));
+    drop(listener.accept().unwrap());
+    guest.until("both ends", |guest| guest.socket((7, 1)).shutdown == 3);
+    guest.sockets.clear();
+    guest.connect((7, 1));
+    guest.push((7, 1), b"again");
+    let mut bytes = [0; 5];
+    listener.accept().unwrap().0.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"again");
+    assert_eq!(guest.device.connection_count(), 1);
+}
+
+#[test]
 fn a_guest_may_write_to_a_program_that_left() {
     let host = Host::new();
     let mut guest = host.guest().start();
