@@ -40,7 +40,7 @@ bench-check: build
 	@scripts/bench --check
 
 fuzz: setup
-	@scripts/fuzz $(FUZZ_SECONDS)
+	@fuzz/run $(FUZZ_SECONDS)
 
 install:
 	@scripts/install $(DESTDIR)$(PREFIX)
