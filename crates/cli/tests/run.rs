@@ -444,6 +444,15 @@ fn a_detached_run_prints_the_id() {
     assert_eq!(stdout(&output), format!("{VM_ID}\n"));
     let run: RunVm = node.requests()[0].json();
     assert!(run.detach && run.vm.command.is_none());
+    let status = node
+        .jiffy()
+        .args(["run", "-dit", "sh"])
+        .stdout(Stdio::null())
+        .status();
+    assert!(status.unwrap().success());
+    let run: RunVm = node.requests()[1].json();
+    let command = run.vm.command.unwrap();
+    assert!(run.detach && command.stdin && command.tty.is_some());
     let output = node
         .jiffy()
         .args(["run", "-d", "--format", "json", "sleep", "9"])
@@ -552,7 +561,7 @@ fn a_timeline_is_shown_after_the_output() {
 }
 
 #[test]
-fn a_vm_to_be_removed_stays_until_its_timeline_was_read() {
+fn a_timeline_can_be_a_trace_of_a_vm_that_is_removed() {
     let node = with_timeline();
     let output = node
         .jiffy()
@@ -560,10 +569,10 @@ fn a_vm_to_be_removed_stays_until_its_timeline_was_read() {
         .output()
         .unwrap();
     let run: RunVm = node.requests()[0].json();
-    assert!(!run.vm.remove);
-    assert_eq!(
-        node.lines().last().unwrap(),
-        &format!("DELETE /v1/vms/{VM_ID}?force=true")
+    assert!(run.vm.remove);
+    assert!(
+        node.lines()
+            .contains(&format!("GET /v1/vms/{VM_ID}/timeline"))
     );
     let trace: serde_json::Value = serde_json::from_slice(&output.stderr).unwrap();
     assert!(trace["traceEvents"].as_array().unwrap().len() > 4);

@@ -18,8 +18,8 @@ use std::path::PathBuf;
 #[derive(Debug, Parser)]
 #[command(name = "jiffy", version, disable_help_subcommand = true)]
 pub struct Cli {
-    /// Where VMs run: in the machine, on this host, or in the machine only
-    /// when this host has no real KVM
+    /// Run VMs in the machine: auto (when this host has no real KVM), always
+    /// or never
     #[arg(
         long,
         global = true,
@@ -27,7 +27,9 @@ pub struct Cli {
         value_enum,
         value_name = "WHEN",
         default_value = "auto",
-        hide_env_values = true
+        hide_env_values = true,
+        hide_possible_values = true,
+        display_order = 900
     )]
     pub machine: MachineUse,
     #[command(subcommand)]
@@ -178,8 +180,9 @@ pub struct Run {
     pub command: CommandOptions,
     #[command(flatten)]
     pub stdio: StdioOptions,
-    /// Print the VM's id and return; the VM goes on
-    #[arg(short, long, conflicts_with_all = ["interactive", "tty"])]
+    /// Print the VM's id and return; the VM goes on. With -i and -t its
+    /// command waits for `jiffy attach`
+    #[arg(short, long)]
     pub detach: bool,
     /// Show on stderr where the time went, or write it to a file: table, json,
     /// perfetto; json:FILE
@@ -247,6 +250,7 @@ pub struct Start {
     /// Forward stdin; with --attach
     #[arg(short, long, requires = "attach")]
     pub interactive: bool,
+    /// Names, ids or beginnings of ids
     #[arg(required = true, value_name = "VM")]
     pub vms: Vec<String>,
 }
@@ -260,8 +264,10 @@ pub struct Exec {
     pub command: CommandOptions,
     #[command(flatten)]
     pub stdio: StdioOptions,
+    /// Its name, id or the beginning of its id
     #[arg(value_name = "VM")]
     pub vm: String,
+    /// The command and its arguments
     #[arg(
         required = true,
         trailing_var_arg = true,
@@ -280,6 +286,7 @@ pub struct Ps {
     /// Ids only
     #[arg(short, long, conflicts_with = "format")]
     pub quiet: bool,
+    /// How to show it
     #[arg(long, value_enum, default_value = "table")]
     pub format: ListFormat,
 }
@@ -299,6 +306,7 @@ pub struct Logs {
     /// The log of the VM's own jiffy-vmm process
     #[arg(long)]
     pub vmm: bool,
+    /// Its name, id or the beginning of its id
     #[arg(value_name = "VM")]
     pub vm: String,
 }
@@ -328,6 +336,7 @@ first part is written ./a:b.";
 /// `jiffy inspect`
 #[derive(Debug, Args)]
 pub struct Inspect {
+    /// Names, ids or beginnings of ids
     #[arg(required = true, value_name = "VM")]
     pub vms: Vec<String>,
 }
@@ -338,6 +347,7 @@ pub struct Stop {
     /// Seconds its programs have to end before they are killed
     #[arg(short, long, value_name = "SECONDS", default_value_t = 10)]
     pub time: u32,
+    /// Names, ids or beginnings of ids
     #[arg(required = true, value_name = "VM")]
     pub vms: Vec<String>,
 }
@@ -348,6 +358,7 @@ pub struct Kill {
     /// Send this signal (TERM, SIGTERM or 15) to the VM's command instead
     #[arg(short, long, value_name = "SIGNAL", value_parser = signal_number)]
     pub signal: Option<i32>,
+    /// Names, ids or beginnings of ids
     #[arg(required = true, value_name = "VM")]
     pub vms: Vec<String>,
 }
@@ -358,6 +369,7 @@ pub struct Rm {
     /// End them first if they run; no complaint about those that don't exist
     #[arg(short, long)]
     pub force: bool,
+    /// Names, ids or beginnings of ids
     #[arg(required = true, value_name = "VM")]
     pub vms: Vec<String>,
 }
@@ -365,6 +377,7 @@ pub struct Rm {
 /// `jiffy wait`
 #[derive(Debug, Args)]
 pub struct Wait {
+    /// Names, ids or beginnings of ids
     #[arg(required = true, value_name = "VM")]
     pub vms: Vec<String>,
 }
@@ -376,6 +389,7 @@ pub struct Attach {
     /// Don't forward stdin
     #[arg(long)]
     pub no_stdin: bool,
+    /// Its name, id or the beginning of its id
     #[arg(value_name = "VM")]
     pub vm: String,
 }
@@ -386,8 +400,10 @@ pub struct Attach {
 pub struct Timeline {
     #[command(subcommand)]
     pub order: Option<TimelineOrder>,
+    /// How to show it
     #[arg(long, value_enum, default_value = "table")]
     pub format: TimelineFormat,
+    /// Its name, id or the beginning of its id
     #[arg(value_name = "VM", required = true)]
     pub vm: Option<String>,
 }
@@ -397,11 +413,13 @@ pub struct Timeline {
 pub enum TimelineOrder {
     /// The steps, longest first
     Blame {
+        /// Its name, id or the beginning of its id
         #[arg(value_name = "VM")]
         vm: String,
     },
     /// The chain of steps that had to wait for one another
     CriticalChain {
+        /// Its name, id or the beginning of its id
         #[arg(value_name = "VM")]
         vm: String,
     },
@@ -419,6 +437,7 @@ pub enum Kernel {
     },
     /// List the node's kernels, if it runs, and those built here
     List {
+        /// How to show it
         #[arg(long, value_enum, default_value = "table")]
         format: ListFormat,
     },
@@ -431,6 +450,7 @@ pub enum Kernel {
         /// What Docker inside a guest needs, too
         #[arg(long)]
         docker: bool,
+        /// How to show it
         #[arg(long, value_enum, default_value = "table")]
         format: ListFormat,
     },
@@ -441,7 +461,9 @@ pub enum Kernel {
 pub enum Image {
     /// Make an image from a folder or a tar (also gzipped, also - for stdin)
     Import {
+        /// The name it gets
         name: String,
+        /// A folder, a tar, or - for stdin
         #[arg(value_name = "FOLDER|TAR|-", value_hint = ValueHint::AnyPath)]
         source: PathBuf,
         /// Output: the name, or json
@@ -450,11 +472,13 @@ pub enum Image {
     },
     /// List images
     Ls {
+        /// How to show it
         #[arg(long, value_enum, default_value = "table")]
         format: ListFormat,
     },
     /// Remove images
     Rm {
+        /// Their names
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
     },
@@ -465,11 +489,13 @@ pub enum Image {
 pub enum Volume {
     /// List volumes
     Ls {
+        /// How to show it
         #[arg(long, value_enum, default_value = "table")]
         format: ListFormat,
     },
     /// Remove volumes and all data on them
     Rm {
+        /// Their names
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
     },
@@ -494,11 +520,13 @@ pub enum Machine {
     Stop,
     /// Say whether the machine runs. Exit status 0: it does; 3: it does not
     Status {
+        /// How to show it
         #[arg(long, value_enum, default_value = "table")]
         format: ListFormat,
     },
     /// A shell in the machine, or a command
     Shell {
+        /// A command instead of a shell
         #[arg(
             trailing_var_arg = true,
             allow_hyphen_values = true,
@@ -521,6 +549,7 @@ pub enum Machine {
 the machine, 4 when they don't run at all."
 )]
 pub struct Doctor {
+    /// How to show it
     #[arg(long, value_enum, default_value = "table")]
     pub format: ListFormat,
 }
@@ -528,6 +557,7 @@ pub struct Doctor {
 /// `jiffy version`
 #[derive(Debug, Args)]
 pub struct Version {
+    /// How to show it
     #[arg(long, value_enum, default_value = "table")]
     pub format: ListFormat,
 }
@@ -540,6 +570,7 @@ zsh:  jiffy completions zsh > \"${fpath[1]}/_jiffy\"\n\
 fish: jiffy completions fish > ~/.config/fish/completions/jiffy.fish"
 )]
 pub struct Completions {
+    /// The shell
     #[arg(value_enum)]
     pub shell: Shell,
 }
@@ -576,5 +607,7 @@ pub enum TimelineFormat {
     Perfetto,
 }
 
+#[cfg(test)]
+mod reference;
 #[cfg(test)]
 mod tests;

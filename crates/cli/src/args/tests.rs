@@ -69,7 +69,7 @@ fn optional_values_need_an_equals_sign() {
 
 #[test]
 fn contradictions_are_refused() {
-    assert!(refuse("jiffy run -d -it true").contains("cannot be used with"));
+    assert!(refuse("jiffy run -t -T true").contains("cannot be used with"));
     assert!(refuse("jiffy run --cpus 33 true").contains("33"));
     assert!(refuse("jiffy run --memory lots true").contains("256M"));
     assert!(refuse("jiffy exec box").contains("CMD"));

@@ -9,11 +9,8 @@ use std::path::PathBuf;
 /// When VMs run in the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum MachineUse {
-    /// When this host has no real KVM
     Auto,
-    /// Always
     Always,
-    /// Never
     Never,
 }
 

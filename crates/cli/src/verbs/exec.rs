@@ -12,7 +12,7 @@ use crate::session::{self, Leaving, Stdio};
 pub async fn exec(context: &Context, exec: Exec) -> Result<Outcome> {
     let stdio = stdio(&exec.stdio);
     let client = context.client()?;
-    let command = command(exec.argv, exec.command, stdio, false);
+    let command = command(exec.argv, exec.command, stdio);
     let upgraded = client
         .upgrade(&path(&exec.vm, "/exec"), Some(&command))
         .await?;

@@ -15,6 +15,7 @@ use jiffy_wire::agent::{Command, WindowSize};
 use jiffy_wire::api::{CreateVm, RunVm, Vm};
 use jiffy_wire::timeline::{Span, Timeline, Track, names};
 use serde_json::json;
+use std::time::Duration;
 
 /// What a terminal has when nobody says.
 const DEFAULT_SIZE: WindowSize = WindowSize {
@@ -22,16 +23,24 @@ const DEFAULT_SIZE: WindowSize = WindowSize {
     columns: 80,
 };
 
+/// How long a VM may take to end after its command, to be shown as it ended.
+const LAST_WORDS: Duration = Duration::from_secs(10);
+
 /// `jiffy run`
 pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
     let captured = run.format == Some(JsonFormat::Json) && !run.detach;
-    let stdio = match captured {
+    let stdio = match (run.detach, captured) {
+        // For whoever attaches later.
+        (true, _) => Stdio {
+            stdin: run.stdio.interactive,
+            tty: run.stdio.tty,
+        },
         // Output is collected, so nobody sits at a terminal.
-        true => Stdio {
+        (_, true) => Stdio {
             stdin: run.stdio.interactive || !session::on_terminal(),
             tty: false,
         },
-        false => stdio(&run.stdio),
+        _ => stdio(&run.stdio),
     };
     let found = context.node()?;
     let client = found.client;
@@ -42,14 +51,10 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
         (true, false) => Some(vec!["/bin/sh".to_owned()]),
         (false, _) => Some(run.argv),
     }
-    .map(|argv| command(argv, run.command, stdio, run.detach));
+    .map(|argv| command(argv, run.command, stdio));
     if run.detach {
         return detached(&client, vm, run.format).await;
     }
-    // Its record and timeline are wanted after its end, so it can't go by itself.
-    let remove_later = vm.remove && (captured || run.timeline.is_some());
-    vm.remove &= !remove_later;
-
     let request = RunVm { vm, detach: false };
     let sent_ns = monotonic_ns();
     let upgraded = client.upgrade("/v1/run", Some(&request)).await?;
@@ -84,9 +89,6 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
         }
     }
     let shown = finish(&client, &id, captured.then_some(&output), timeline, &result).await;
-    if remove_later && !matches!(result, Ok(Outcome::Done)) {
-        remove(&client, &id).await;
-    }
     shown.and(result)
 }
 
@@ -110,7 +112,7 @@ pub async fn create(context: &Context, create: Create) -> Result<Outcome> {
     };
     let mut vm = vm_from(&client, create.vm).await?;
     if !create.argv.is_empty() {
-        vm.command = Some(command(create.argv, create.command, stdio, false));
+        vm.command = Some(command(create.argv, create.command, stdio));
     }
     let vm: Vm = client.post_json("/v1/vms", &vm).await?;
     show_vm(&vm, create.format)?;
@@ -170,12 +172,7 @@ pub fn stdio(options: &StdioOptions) -> Stdio {
 }
 
 /// The command as the guest gets it.
-pub fn command(
-    argv: Vec<String>,
-    options: CommandOptions,
-    stdio: Stdio,
-    detached: bool,
-) -> Command {
+pub fn command(argv: Vec<String>, options: CommandOptions, stdio: Stdio) -> Command {
     let mut env: Vec<String> = options.env.into_iter().filter_map(variable).collect();
     if stdio.tty
         && !env.iter().any(|entry| entry.starts_with("TERM="))
@@ -188,8 +185,8 @@ pub fn command(
         env,
         cwd: options.workdir,
         user: options.user,
-        tty: (stdio.tty && !detached).then(|| session::size().unwrap_or(DEFAULT_SIZE)),
-        stdin: stdio.stdin && !detached,
+        tty: stdio.tty.then(|| session::size().unwrap_or(DEFAULT_SIZE)),
+        stdin: stdio.stdin,
     }
 }
 
@@ -223,7 +220,8 @@ async fn finish(
         super::timeline::write(timeline, shown)?;
     }
     let Some(output) = output else { return Ok(()) };
-    let vm: Option<Vm> = client.get(&path(id, "")).await.ok();
+    let vm = tokio::time::timeout(LAST_WORDS, client.post::<Vm>(&path(id, "/wait"))).await;
+    let vm = vm.ok().and_then(|vm| vm.ok());
     let (status, error) = match result {
         Ok(Outcome::Ended(status)) => (Some(*status), None),
         Ok(Outcome::NotStarted(error)) => (None, Some(error.message.clone())),
@@ -244,11 +242,4 @@ async fn finish(
         document["timeline"] = crate::timeline::json(timeline);
     }
     show_json(&document)
-}
-
-async fn remove(client: &Client, id: &str) {
-    match client.delete(&path(id, "?force=true")).await {
-        Err(failure) if !failure.is_not_found() => failure.report(),
-        _ => {}
-    }
 }
