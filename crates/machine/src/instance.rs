@@ -307,7 +307,9 @@ pub fn running_pid(pid_file: &Path) -> Option<Pid> {
         typ: FlockType::WriteLock,
         offset_type: FlockOffsetType::Set,
     };
-    rustix::process::fcntl_getlk(&file, &whole).ok()??.pid
+    let pid = rustix::process::fcntl_getlk(&file, &whole).ok()??.pid?;
+    // An open-file-description lock has the owner -1, which to kill(2) is everybody.
+    (pid.as_raw_nonzero().get() > 1).then_some(pid)
 }
 
 /// Ends QEMU at once and waits until it is gone.

@@ -163,7 +163,12 @@ pub fn kill(pid: Pid, signal: i32) -> Result<()> {
 }
 
 /// Sends a signal to a process group.
+///
+/// Group 1 is refused: to kill(2) its negative means every process.
 pub fn kill_group(group: Pid, signal: i32) -> Result<()> {
+    if group == Pid::INIT {
+        return Err(Errno::PERM);
+    }
     let target = -(group.as_raw_nonzero().get() as isize);
     // SAFETY: takes numbers.
     checked(unsafe { syscall(number::KILL, [target as usize, signal as usize, 0, 0, 0]) }).map(drop)
@@ -256,12 +261,14 @@ pub fn socket_error(fd: &impl AsFd) -> Result<()> {
 }
 
 /// Standard output.
+#[allow(unused_unsafe)] // rustix takes it for safe when it has std.
 pub fn stdout() -> rustix::fd::BorrowedFd<'static> {
     // SAFETY: this program never closes its standard descriptors.
     unsafe { rustix::stdio::stdout() }
 }
 
 /// Standard error.
+#[allow(unused_unsafe)]
 pub fn stderr() -> rustix::fd::BorrowedFd<'static> {
     // SAFETY: as above.
     unsafe { rustix::stdio::stderr() }

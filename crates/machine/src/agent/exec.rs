@@ -175,7 +175,10 @@ fn feed(mut receiver: Receiver<TcpStream>, mut input: Input, pid: u32) {
 
 #[allow(unsafe_code)]
 fn signal_group(pid: u32, signal: i32) {
-    let Ok(pid) = i32::try_from(pid) else { return };
+    // To kill(2), -1 would be everybody.
+    let Some(pid) = i32::try_from(pid).ok().filter(|pid| *pid > 1) else {
+        return;
+    };
     // SAFETY: kill touches no memory. Each program leads a group of its own.
     unsafe {
         libc::kill(-pid, signal);

@@ -6,7 +6,14 @@ use std::time::{Duration, Instant};
 ///
 /// PID 1 may start services again meanwhile; therefore the file systems are
 /// made read-only by the kernel itself (sysrq `u`) before the power goes.
+///
+/// Does nothing where PID 1 isn't the machine's own: there, "every program"
+/// would be the host's.
 pub fn off(grace: Duration) {
+    if !std::fs::read_link("/proc/1/exe").is_ok_and(|init| init == std::path::Path::new("/init")) {
+        tracing::error!("this is not the machine: it stays on");
+        return;
+    }
     signal_all(libc::SIGTERM);
     let deadline = Instant::now() + grace;
     while others_run() && Instant::now() < deadline {
