@@ -42,9 +42,12 @@ fuzz_target!(
     }
 );
 
+/// Kind, sector, data buffers, payload.
+type Seed = (u32, u64, &'static [(u64, u32, bool)], &'static [u8]);
+
 /// Every kind of request once, alone and together.
 fn all_seeds() -> Vec<Vec<u8>> {
-    let kinds: [(u32, u64, &[(u64, u32, bool)], &[u8]); 7] = [
+    let kinds: [Seed; 7] = [
         (0, 3, &[(DATA, 1024, true)], &[]),
         (1, 5, &[(DATA, 512, false)], &[]),
         (4, 0, &[], &[]),

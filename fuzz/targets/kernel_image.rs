@@ -1,17 +1,35 @@
-//! The headers of a kernel file.
+//! The headers of a kernel file, as `jiffy kernel check` reads them and as the
+//! VMM does before it loads one.
 
 #![no_main]
 
 use jiffy_fuzz::seeds;
 use jiffy_kernel::image::Image;
+use jiffy_vmm::boot;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(
     init: seeds::write(all_seeds()),
     |data: &[u8]| {
         let _ = Image::parse(data);
+        let Ok(plan) = boot::plan(data, RAM) else {
+            return;
+        };
+        // What the VMM will write lies in RAM, comes from the file and
+        // overlaps nothing.
+        let mut end = 0;
+        for segment in &plan.segments {
+            assert!(segment.address >= end);
+            assert!(segment.file_size <= segment.memory_size);
+            assert!(segment.file_offset + segment.file_size <= data.len() as u64);
+            end = segment.address + segment.memory_size;
+        }
+        assert!(end <= RAM && plan.end <= RAM);
     }
 );
+
+/// Guest RAM, bytes.
+const RAM: u64 = 128 << 20;
 
 /// An ELF file with the note that PVH wants, one without, and the headers of a
 /// bzImage.
