@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 /// How long the last event waits for a reader that does not read.
 const LAST_EVENT_PATIENCE: Duration = Duration::from_secs(1);
 
+/// Bytes kept for a reader that is behind, beyond which marks are dropped.
+const KEPT_MAX: usize = 64 << 10;
+
 /// Where events go. A reader that is slow or gone loses events; it never holds
 /// up the guest.
 pub struct Events {
@@ -49,8 +52,12 @@ impl Events {
         self.keep_span(name, at_ns, at_ns);
     }
 
-    /// Writes a mark of the guest, and what was kept before it.
+    /// Writes a mark of the guest, and what was kept before it. While a reader
+    /// is far behind, marks are dropped.
     pub fn mark(&self, value: u8, at_ns: u64) {
+        if self.lock().len() > KEPT_MAX {
+            return self.flush();
+        }
         self.keep(&VmmEvent::Mark { value, at_ns });
         self.flush();
     }
@@ -97,10 +104,9 @@ impl Events {
         kept.push(b'\n');
     }
 
-    /// Writes whole lines. What a full pipe does not take stays for the next
-    /// time, up to a bound; a reader that is gone gets nothing more.
+    /// Writes what a pipe takes; the rest stays for the next time. A reader
+    /// that is gone gets nothing more.
     fn write(&self, kept: &mut Vec<u8>) -> Result<(), Errno> {
-        const BOUND: usize = 64 << 10;
         let Some(output) = &self.output else {
             return Ok(());
         };
@@ -115,19 +121,10 @@ impl Events {
                 Err(error) => break Err(error),
             }
         };
-        kept.drain(..written);
-        match result {
-            Err(Errno::AGAIN) => {
-                while kept.len() > BOUND {
-                    let newest = kept[..kept.len() - 1]
-                        .iter()
-                        .rposition(|byte| *byte == b'\n')
-                        .map_or(0, |at| at + 1);
-                    kept.truncate(newest);
-                }
-            }
-            Err(_) => kept.clear(),
-            Ok(()) => {}
+        if matches!(result, Ok(()) | Err(Errno::AGAIN)) {
+            kept.drain(..written);
+        } else {
+            kept.clear();
         }
         result
     }
@@ -174,18 +171,20 @@ mod tests {
         for at in 0..20_000 {
             events.mark(1, at);
         }
-        assert!(events.lock().len() <= 64 << 10);
+        assert!(events.lock().len() <= KEPT_MAX + 100);
         rustix::fs::fcntl_setfl(&reader, rustix::fs::OFlags::NONBLOCK).unwrap();
         let mut text = Vec::new();
         let _ = reader.read_to_end(&mut text);
         rustix::fs::fcntl_setfl(&reader, rustix::fs::OFlags::empty()).unwrap();
-        events.exited(&ExitRecord {
-            reason: ExitReason::Shutdown,
-            message: "the guest powered off".into(),
-            hint: None,
+        let last = std::thread::spawn(move || {
+            events.exited(&ExitRecord {
+                reason: ExitReason::Shutdown,
+                message: "the guest powered off".into(),
+                hint: None,
+            });
         });
-        drop(events);
         reader.read_to_end(&mut text).unwrap();
+        last.join().unwrap();
         let lines: Vec<VmmEvent> = String::from_utf8(text)
             .unwrap()
             .lines()

@@ -67,10 +67,18 @@ impl Hypervisor {
         Ok(Hypervisor { kvm })
     }
 
+    /// A VM without interrupt controllers.
+    pub(crate) fn create_bare_vm(&self) -> Result<VmFd, HypervisorError> {
+        let vm = self.kvm.create_vm().map_err(failed_to("create a VM"))?;
+        vm.set_tss_address(layout::KVM_TSS)
+            .map_err(failed_to("place its task state segment"))?;
+        Ok(vm)
+    }
+
     /// A VM with interrupt controllers. There is no timer chip (PIT) until a
     /// guest asks for one.
     pub fn create_vm(&self) -> Result<VmFd, HypervisorError> {
-        let vm = self.kvm.create_vm().map_err(failed_to("create a VM"))?;
+        let vm = self.create_bare_vm()?;
         for (cap, name) in [
             (Cap::UserMemory, "user memory"),
             (Cap::ImmediateExit, "immediate exit"),
@@ -81,8 +89,6 @@ impl Hypervisor {
                 return Err(HypervisorError::Capability(name));
             }
         }
-        vm.set_tss_address(layout::KVM_TSS)
-            .map_err(failed_to("place its task state segment"))?;
         vm.create_irq_chip()
             .map_err(failed_to("create interrupt controllers"))?;
         Ok(vm)

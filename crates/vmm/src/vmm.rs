@@ -8,7 +8,7 @@ use crate::irq::ChipsState;
 use crate::mailbox::{Mailbox, Notice};
 use crate::memory::GuestRam;
 use crate::readable::readable;
-use crate::sandbox::{Role, Sandbox};
+use crate::sandbox::{Role, Sandbox, violation};
 use crate::state::VmState;
 use crate::stats::StatsFile;
 use crate::vcpu::exit::Ending;
@@ -251,8 +251,9 @@ impl Vmm {
     /// Waits until no vCPU is in the guest. Meanwhile one may be waiting for a
     /// device's thread, which only this thread can start.
     fn wait_parked(&mut self) {
-        while !self.vcpus.iter().all(VcpuThread::is_parked) {
-            let mut wait = [readable(self.mailbox.bell())];
+        while !self.vcpus.iter().all(VcpuThread::is_parked) && violation::first().is_none() {
+            let mut wait = vec![readable(self.mailbox.bell())];
+            wait.extend(violation::bell().map(readable));
             let _ = poll(&mut wait, None);
             self.attend();
         }
@@ -263,6 +264,10 @@ impl Drop for Vmm {
     fn drop(&mut self) {
         self.vcpus.iter().for_each(VcpuThread::end);
         self.wait_parked();
+        if violation::first().is_some() {
+            // The offender is held in its signal handler and never ends.
+            return;
+        }
         self.vcpus.drain(..).for_each(VcpuThread::join);
         self.devices.pause();
     }

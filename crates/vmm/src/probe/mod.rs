@@ -1,14 +1,177 @@
 //! What kind of KVM this host has.
+//!
+//! The presence of `/dev/kvm` says little: some hosts have one that emulates
+//! guest kernel code in software, slowly, and gets `syscall` wrong, so that an
+//! ordinary Linux crawls and then crashes. The probe runs a tiny guest that
+//! times a loop in ring 0 and makes one `syscall` from ring 3.
+//!
+//! Speed is judged against the same loop in this process, at the same time:
+//! inside an emulated machine everything is slow, and its KVM is real.
 
+mod guest;
+
+use crate::hypervisor::{Hypervisor, HypervisorError};
+use guest::{Outcome, ProbeGuest};
+use jiffy_sys::clock::monotonic_ns;
 use jiffy_wire::vmm::{KvmKind, KvmProbe};
+use std::io::ErrorKind;
+use std::time::Duration;
 
-/// Looks.
+/// When the guest is stopped, whatever it has shown: far beyond what it takes
+/// even inside an emulated machine on a busy host.
+const TIME_LIMIT: Duration = Duration::from_millis(250);
+/// A loop this many times slower than natively is not run by the processor.
+const SLOW: u64 = 8;
+/// A loop this many times slower is not worth timing better.
+const HOPELESS: u64 = 100;
+/// Iterations that even software emulation does in a millisecond.
+const SHORT_ROUND: u32 = 500;
+/// Iterations that take a processor, or an emulated one, about a millisecond.
+const LONG_ROUND: u32 = 400_000;
+/// The fastest of this many rounds counts.
+const ROUNDS: usize = 3;
+
+/// Looks at `/dev/kvm`: some milliseconds.
 pub fn probe() -> KvmProbe {
+    let begun = monotonic_ns();
+    let mut probe = match open() {
+        Ok(hypervisor) => match measure(&hypervisor) {
+            Ok(seen) => judge(&seen),
+            Err(error) => none(format!(
+                "/dev/kvm is there but can't run a guest: {}",
+                crate::error::sentence(&error)
+            )),
+        },
+        Err(detail) => none(detail),
+    };
+    probe.took_us = (monotonic_ns() - begun) / 1000;
+    probe
+}
+
+/// What the guest showed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Seen {
+    /// Picoseconds an iteration takes in the guest's ring 0, and natively.
+    loop_ps: Option<(u64, u64)>,
+    syscall: Option<bool>,
+}
+
+fn open() -> Result<Hypervisor, String> {
+    Hypervisor::open().map_err(|error| match &error {
+        HypervisorError::Open(cause) if cause.kind() == ErrorKind::NotFound => {
+            "there is no /dev/kvm".into()
+        }
+        HypervisorError::Open(cause) if cause.kind() == ErrorKind::PermissionDenied => {
+            "this user may not open /dev/kvm".into()
+        }
+        _ => crate::error::sentence(&error),
+    })
+}
+
+fn none(detail: String) -> KvmProbe {
     KvmProbe {
         kind: KvmKind::None,
-        detail: String::new(),
+        detail,
         ring0_ps_per_iteration: None,
         syscall_enters_ring0: None,
         took_us: 0,
+    }
+}
+
+fn judge(seen: &Seen) -> KvmProbe {
+    let speed = match seen.loop_ps {
+        None => "guest kernel code did not get anywhere in time".to_owned(),
+        Some((guest, native)) => {
+            let tenths = guest * 10 / native.max(1);
+            format!(
+                "guest kernel code takes {}.{} times as long as native code",
+                tenths / 10,
+                tenths % 10
+            )
+        }
+    };
+    let syscall = match seen.syscall {
+        Some(true) => "`syscall` from ring 3 arrives in ring 0",
+        Some(false) => "`syscall` from ring 3 does not arrive in ring 0",
+        None => "`syscall` could not be tried",
+    };
+    let fast = seen
+        .loop_ps
+        .is_some_and(|(guest, native)| guest < native.saturating_mul(SLOW));
+    KvmProbe {
+        kind: if fast && seen.syscall == Some(true) {
+            KvmKind::Real
+        } else {
+            KvmKind::Emulated
+        },
+        detail: format!("{speed}, and {syscall}"),
+        ring0_ps_per_iteration: seen.loop_ps.map(|(guest, _)| guest),
+        syscall_enters_ring0: seen.syscall,
+        took_us: 0,
+    }
+}
+
+fn measure(hypervisor: &Hypervisor) -> Result<Seen, HypervisorError> {
+    let mut guest = ProbeGuest::create(hypervisor)?;
+    Ok(guest.with_watchdog(TIME_LIMIT, |guest| {
+        let rough = time_loop(guest, SHORT_ROUND);
+        let syscall = match guest.try_syscall() {
+            Outcome::Done => Some(true),
+            Outcome::Failed => Some(false),
+            // It never came back from ring 3, or was never tried.
+            Outcome::Late => None,
+        };
+        let hopeless = rough.is_none_or(|(guest, native)| guest > native * HOPELESS);
+        let exact = match syscall {
+            Some(true) if !hopeless => time_loop(guest, LONG_ROUND),
+            _ => None,
+        };
+        Seen {
+            loop_ps: exact.or(rough),
+            syscall,
+        }
+    }))
+}
+
+/// Times `count` iterations of the loop in the guest and here, in turns:
+/// picoseconds an iteration takes, the fastest of some rounds.
+fn time_loop(guest: &mut ProbeGuest, count: u32) -> Option<(u64, u64)> {
+    let (mut overhead, mut in_guest, mut native) = (u64::MAX, u64::MAX, u64::MAX);
+    for _ in 0..ROUNDS {
+        // What going in and out costs by itself.
+        overhead = overhead.min(guest.round(1)?);
+        in_guest = in_guest.min(guest.round(count)?);
+        native = native.min(guest::native_round(count));
+    }
+    let in_guest = in_guest.saturating_sub(overhead);
+    Some((per_iteration(in_guest, count), per_iteration(native, count)))
+}
+
+/// Picoseconds.
+fn per_iteration(ns: u64, count: u32) -> u64 {
+    (ns * 1000 / u64::from(count)).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_or_broken_is_emulated_and_only_both_right_is_real() {
+        let kind = |loop_ps, syscall| judge(&Seen { loop_ps, syscall }).kind;
+        assert_eq!(kind(Some((400, 390)), Some(true)), KvmKind::Real);
+        // Everything slow, as inside an emulated machine.
+        assert_eq!(kind(Some((9000, 8000)), Some(true)), KvmKind::Real);
+        assert_eq!(kind(Some((40_000, 400)), Some(true)), KvmKind::Emulated);
+        assert_eq!(kind(Some((400, 390)), Some(false)), KvmKind::Emulated);
+        assert_eq!(kind(Some((400, 390)), None), KvmKind::Emulated);
+        assert_eq!(kind(None, None), KvmKind::Emulated);
+    }
+
+    #[test]
+    fn it_is_quick_whatever_it_finds() {
+        let probe = probe();
+        assert!(!probe.detail.is_empty());
+        assert!(probe.took_us < 500_000, "{probe:?}");
     }
 }

@@ -74,6 +74,25 @@ pub fn specialise(cpuid: &mut CpuId, index: u8, vcpus: u8) {
     }
 }
 
+/// XCR0 with every state on that `cpuid` has; 0 without XSAVE.
+pub fn supported_states(cpuid: &CpuId) -> u64 {
+    cpuid
+        .as_slice()
+        .iter()
+        .find(|entry| entry.function == 0xd && entry.index == 0)
+        .map_or(0, |entry| u64::from(entry.edx) << 32 | u64::from(entry.eax))
+}
+
+/// Whether the processor we run on is itself emulated by QEMU's TCG.
+pub fn host_is_tcg() -> bool {
+    use std::arch::x86_64::__cpuid;
+    if __cpuid(1).ecx & ECX_HYPERVISOR == 0 {
+        return false;
+    }
+    let leaf = __cpuid(0x4000_0000);
+    [leaf.ebx, leaf.ecx, leaf.edx] == [*b"TCGT", *b"CGTC", *b"GTCG"].map(u32::from_le_bytes)
+}
+
 /// Adds the extended topology leaf where the host has one: threads (level 1),
 /// then cores (level 2).
 fn add_topology(entries: &mut Vec<kvm_cpuid_entry2>, vcpus: u8) {

@@ -15,7 +15,7 @@ pub mod thread;
 use crate::boot::Entry;
 use crate::hypervisor::{HypervisorError, failed_to};
 use crate::stats::StatsFile;
-use kvm_bindings::CpuId;
+use kvm_bindings::{CpuId, kvm_xcrs};
 use kvm_ioctls::{VcpuFd, VmFd};
 pub use state::VcpuState;
 
@@ -46,7 +46,29 @@ impl Vcpu {
         cpuid::specialise(cpuid, self.index, vcpus);
         self.fd
             .set_cpuid2(cpuid)
-            .map_err(failed_to("set a vCPU's CPUID"))
+            .map_err(failed_to("set a vCPU's CPUID"))?;
+        if cpuid::host_is_tcg() {
+            self.enable_all_states(cpuid)?;
+        }
+        Ok(())
+    }
+
+    /// QEMU's TCG does not tell the KVM inside it when a guest sets XCR0, so
+    /// KVM would put its own value back at every entry, and the guest would
+    /// lose vector registers. With all states on from the start both agree.
+    fn enable_all_states(&self, cpuid: &CpuId) -> Result<(), HypervisorError> {
+        let supported = cpuid::supported_states(cpuid);
+        if supported == 0 {
+            return Ok(());
+        }
+        let mut xcrs = kvm_xcrs {
+            nr_xcrs: 1,
+            ..Default::default()
+        };
+        xcrs.xcrs[0].value = supported;
+        self.fd
+            .set_xcrs(&xcrs)
+            .map_err(failed_to("set a vCPU's extended control registers"))
     }
 
     /// Puts the first vCPU at a kernel's entry point. The others wait for the
