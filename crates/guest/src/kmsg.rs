@@ -11,16 +11,18 @@ use rustix::io::Errno;
 
 /// Lines that end a stretch of the kernel's boot: what the line begins with
 /// (or holds), and the name of the stretch that it ends.
-const LINES: [(&str, &str); 10] = [
-    ("Memory: ", "kernel memory"),
-    ("SLUB: ", "kernel allocators"),
-    ("rcu: Hierarchical", "kernel scheduler"),
+const LINES: [(&str, &str); 9] = [
     ("Mount-cache", "kernel early setup"),
     ("smp: Brought up", "kernel vCPUs"),
-    ("clocksource: Switched to", "kernel core initcalls"),
-    ("Unpacking initramfs", "kernel network stack"),
+    ("Memory: ", "kernel memory"),
+    ("clocksource: Switched to", "kernel core"),
+    ("Unpacking initramfs", "kernel network"),
     ("Freeing initrd memory", "kernel initramfs"),
-    ("Freeing unused kernel image", "kernel drivers"),
+    ("NET: Registered PF_VSOCK", "kernel drivers"),
+    (
+        "Freeing unused kernel image (initmem)",
+        "kernel late initcalls",
+    ),
     ("Run /init", "kernel hand-over"),
 ];
 
@@ -147,8 +149,8 @@ mod tests {
         let own = std::format!("{OWN_LINE} at 9000");
         let spans = milestones(&[
             (0, "Linux version 6.12"),
-            (1000, "Memory: 100K available"),
-            (4000, "smp: Brought up 1 node"),
+            (1000, "smp: Brought up 1 node"),
+            (4000, "Memory: 100K available"),
             (4500, "something else"),
             (7000, "Run /init as init process"),
             (8000, own.as_str()),
@@ -160,8 +162,8 @@ mod tests {
         assert_eq!(
             short,
             [
-                ("kernel memory", 1000, 2000),
-                ("kernel vCPUs", 2000, 5000),
+                ("kernel vCPUs", 1000, 2000),
+                ("kernel memory", 2000, 5000),
                 ("kernel hand-over", 5000, 8000)
             ]
         );

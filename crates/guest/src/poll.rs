@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
 use rustix::io::{Errno, Result};
+use rustix::process::Pid;
 
 /// Whose descriptor it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +25,8 @@ pub enum Token {
     Main(Channel),
     /// The agent connection of this id.
     Connection(u64, Channel),
+    /// The program of this process id, whose connection was lost.
+    HungUp(Pid, Channel),
     /// The service of this index.
     Service(usize, Channel),
 }

@@ -225,6 +225,8 @@ fn listen_on_vsock(report: &mut Report, link: &Link) -> Option<OwnedFd> {
 
 /// The agent and its loop as an ordinary process, over Unix sockets.
 fn as_process(options: &[&str]) -> Result<(), String> {
+    // Nothing that was passed here by accident goes on to programs.
+    syscalls::close_from(3);
     let (mut listen, mut supervisor, mut config) = (None, None, GuestConfig::default());
     for pair in options.chunks(2) {
         match pair {
@@ -250,7 +252,7 @@ fn as_process(options: &[&str]) -> Result<(), String> {
         config,
         listener,
         link: Link::new(peer, identity),
-        console: Console::on(rustix::io::dup(stdout()).ok()),
+        console: Console::on(rustix::io::fcntl_dupfd_cloexec(stdout(), 3).ok()),
         report: Report::default(),
         trace: Trace::default(),
         beside_init: false,

@@ -5,9 +5,9 @@ use super::ending::{Ending, Reason, Step};
 use super::{copy_in, copy_out};
 use crate::console::Console;
 use crate::kmsg::{self, Milestones};
-use crate::poll::{PollSet, Token};
+use crate::poll::{Channel, PollSet, Token};
 use crate::program::prepare::reason;
-use crate::program::process;
+use crate::program::process::{self, Program};
 use crate::report::Report;
 use crate::service::{Line, Service};
 use crate::supervisor::first::First;
@@ -16,7 +16,7 @@ use crate::syscalls::{self, SignalSet};
 use crate::trace::Trace;
 use alloc::{boxed::Box, collections::VecDeque, format, string::String, vec::Vec};
 use core::mem::MaybeUninit;
-use jiffy_wire::agent::{ExitStatus, FromGuest, Request, ToGuest};
+use jiffy_wire::agent::{ExitStatus, FromGuest, Request, Stream, ToGuest};
 use jiffy_wire::frame::MAX_DATA;
 use jiffy_wire::guest::GuestConfig;
 use jiffy_wire::trace::{MARK_AGENT_READY, MARK_COMMAND_DONE, MARK_COMMAND_STARTED};
@@ -36,7 +36,6 @@ const LOG_LIMIT: usize = 256 * 1024;
 /// What programs left over have after the first command's end.
 const AFTER_MAIN_GRACE_NS: u64 = 1_000_000_000;
 
-const SIGHUP: i32 = 1;
 const SIGINT: i32 = 2;
 const SIGKILL: i32 = 9;
 const SIGUSR1: i32 = 10;
@@ -85,8 +84,8 @@ pub struct Agent {
     services: Vec<Service>,
     connections: Vec<Connection>,
     next_connection: u64,
-    /// Programs whose connection was lost, and when they are killed.
-    hung_up: Vec<(Pid, u64)>,
+    /// Programs whose connection was lost.
+    hung_up: Vec<HungUp>,
     log: VecDeque<Line>,
     log_bytes: usize,
     log_lost: u64,
@@ -95,6 +94,15 @@ pub struct Agent {
     ending: Option<Ending>,
     last_words_sent: bool,
     space: Box<[MaybeUninit<u8>]>,
+}
+
+/// A program whose connection was lost. Its output is still read, and thrown
+/// away: it may want to say something while it cleans up, and shall not die of
+/// that.
+#[derive(Debug)]
+struct HungUp {
+    program: Program,
+    kill_at: u64,
 }
 
 /// Signals that are read, not suffered. SIGPIPE is blocked for good: writes
@@ -188,12 +196,12 @@ impl Agent {
             service.advance(now, &mut lines);
         }
         self.log_lines(lines);
-        self.hung_up.retain(|(pid, kill_at)| {
-            if now >= *kill_at {
-                let _ = syscalls::kill_group(*pid, SIGKILL);
+        for hung_up in &mut self.hung_up {
+            if now >= hung_up.kill_at {
+                let _ = hung_up.program.signal(SIGKILL);
+                hung_up.kill_at = u64::MAX;
             }
-            now < *kill_at
-        });
+        }
         let mut index = 0;
         while index < self.connections.len() {
             if self.connections[index].expired(now) {
@@ -222,6 +230,10 @@ impl Agent {
         self.connections
             .iter()
             .for_each(|connection| connection.interest(&mut set));
+        for HungUp { program, .. } in &self.hung_up {
+            let pid = program.pid();
+            program.interest([true; 2], |channel| Token::HungUp(pid, channel), &mut set);
+        }
         set.wait(
             self.next_deadline()
                 .map(|deadline| deadline.saturating_sub(now)),
@@ -231,7 +243,11 @@ impl Agent {
     fn next_deadline(&self) -> Option<u64> {
         let connections = self.connections.iter().filter_map(Connection::deadline);
         let services = self.services.iter().filter_map(Service::deadline);
-        let hung_up = self.hung_up.iter().map(|(_, kill_at)| *kill_at);
+        let hung_up = self
+            .hung_up
+            .iter()
+            .map(|hung_up| hung_up.kill_at)
+            .filter(|at| *at != u64::MAX);
         let others = [
             self.options.link.deadline(),
             self.first.as_ref().and_then(First::deadline),
@@ -261,6 +277,16 @@ impl Agent {
                     service.ready(channel, &mut self.space, now, &mut lines);
                 }
                 self.log_lines(lines);
+            }
+            Token::HungUp(pid, channel) => {
+                let found = self.hung_up.iter_mut().find(|it| it.program.pid() == pid);
+                if let Some(HungUp { program, .. }) = found {
+                    match channel {
+                        Channel::Stdout => drop(program.read(Stream::Stdout, &mut self.space, now)),
+                        Channel::Stderr => drop(program.read(Stream::Stderr, &mut self.space, now)),
+                        Channel::Stdin | Channel::Peer => program.write_input(),
+                    }
+                }
             }
             Token::Connection(id, channel) => {
                 let found = self
@@ -293,16 +319,24 @@ impl Agent {
         self.reap(now);
     }
 
-    fn reap(&mut self, now: u64) {
-        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
-            if let Some(status) = process::exit_status(status) {
-                self.reaped(pid, status, now);
+    /// Takes the status of every ended child. True if none is left.
+    fn reap(&mut self, now: u64) -> bool {
+        loop {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) => {
+                    if let Some(status) = process::exit_status(status) {
+                        self.reaped(pid, status, now);
+                    }
+                }
+                Ok(None) => return false,
+                Err(Errno::INTR) => {}
+                Err(_) => return true,
             }
         }
     }
 
     fn reaped(&mut self, pid: Pid, status: ExitStatus, now: u64) {
-        self.hung_up.retain(|(hung_up, _)| *hung_up != pid);
+        self.hung_up.retain(|hung_up| hung_up.program.pid() != pid);
         let _ = self
             .first
             .as_mut()
@@ -362,13 +396,14 @@ impl Agent {
     /// Drops a connection; a program on it is hung up on.
     fn drop_connection(&mut self, index: usize, now: u64) {
         let connection = self.connections.swap_remove(index);
-        if let Some(program) = connection.into_program()
+        if let Some(mut program) = connection.into_program()
             && !program.has_exited()
         {
-            // A stopped program must run to take the news.
-            let _ = syscalls::kill_group(program.pid(), SIGHUP);
-            let _ = syscalls::kill_group(program.pid(), SIGCONT);
-            self.hung_up.push((program.pid(), now + HANGUP_NS));
+            program.hang_up();
+            self.hung_up.push(HungUp {
+                program,
+                kill_at: now + HANGUP_NS,
+            });
         }
     }
 
@@ -536,7 +571,8 @@ impl Agent {
             let first = self.first.iter().filter_map(First::program);
             let services = self.services.iter().filter_map(Service::program);
             let connections = self.connections.iter().filter_map(Connection::program);
-            for program in first.chain(services).chain(connections) {
+            let hung_up = self.hung_up.iter().map(|hung_up| &hung_up.program);
+            for program in first.chain(services).chain(connections).chain(hung_up) {
                 let _ = program.signal(signal);
             }
         }
@@ -571,8 +607,8 @@ impl Agent {
     /// Whether no program is left. PID 1 inherits every orphan, so it is alone
     /// exactly when it has no child.
     fn is_alone(&mut self, now: u64) -> bool {
-        self.reap(now);
-        matches!(wait(WaitOptions::NOHANG), Err(Errno::CHILD))
+        let childless = self.reap(now);
+        childless
             && !self.first.as_ref().is_some_and(First::is_running)
             && self
                 .connections

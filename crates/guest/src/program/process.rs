@@ -26,6 +26,10 @@ pub const INPUT_LIMIT: usize = 256 * 1024;
 /// holds them open.
 pub const QUIET_AFTER_EXIT_NS: u64 = 100_000_000;
 
+/// Pauses between looks at a terminal that nobody has open.
+const FIRST_PAUSE_NS: u64 = 20_000_000;
+const LONGEST_PAUSE_NS: u64 = 1_000_000_000;
+
 /// A program that was started.
 #[derive(Debug)]
 pub struct Program {
@@ -37,6 +41,10 @@ pub struct Program {
     stdout: Option<OwnedFd>,
     stderr: Option<OwnedFd>,
     exit: Option<ExitStatus>,
+    /// A terminal that no process has open now, though the program lives: when
+    /// to look again, and the pause after that.
+    unplugged: Option<u64>,
+    pause_ns: u64,
     /// Since when nothing was read although it was polled for.
     quiet_since: u64,
 }
@@ -84,6 +92,8 @@ impl Program {
             stdout: Some(streams.stdout),
             stderr: streams.stderr,
             exit: None,
+            unplugged: None,
+            pause_ns: FIRST_PAUSE_NS,
             quiet_since: 0,
         })
     }
@@ -135,6 +145,21 @@ impl Program {
         syscalls::kill_group(self.pid, signal)
     }
 
+    /// Its connection is gone: no more input, and SIGHUP. A terminal is closed,
+    /// as when its cable is pulled; other outputs stay open.
+    pub fn hang_up(&mut self) {
+        const SIGHUP: i32 = 1;
+        const SIGCONT: i32 = 18;
+        self.stdin = None;
+        self.input.clear();
+        let _ = self.signal(SIGHUP);
+        // One that is stopped must run to take the news.
+        let _ = self.signal(SIGCONT);
+        if self.terminal {
+            self.stdout = None;
+        }
+    }
+
     fn resize(&self, size: WindowSize) {
         if let (true, Some(master)) = (self.terminal, &self.stdout) {
             let _ = rustix::termios::tcsetwinsize(master, window(size));
@@ -157,7 +182,7 @@ impl Program {
             (&self.stderr, Channel::Stderr),
         ];
         for ((fd, channel), room) in outputs.into_iter().zip(room) {
-            if let (Some(fd), true) = (fd, room) {
+            if let (Some(fd), true, None) = (fd, room, self.unplugged) {
                 set.add(fd, PollFlags::IN, token(channel));
             }
         }
@@ -203,7 +228,14 @@ impl Program {
             }
             Ok(_) => {}
             Err(Errno::AGAIN | Errno::INTR) => return Output::Nothing,
-            // A terminal whose last process is gone reads as EIO.
+            // Nobody has the terminal open. The program may be about to end
+            // (many close their streams before), or open it again; to close
+            // our side now would send it SIGHUP.
+            Err(Errno::IO) if self.terminal && self.exit.is_none() => {
+                self.unplugged = Some(now + self.pause_ns);
+                self.pause_ns = (self.pause_ns * 2).min(LONGEST_PAUSE_NS);
+                return Output::Nothing;
+            }
             Err(_) => {}
         }
         *end = None;
@@ -213,6 +245,7 @@ impl Program {
     /// Its process was reaped.
     pub fn reaped(&mut self, status: ExitStatus, now: u64) {
         self.exit = Some(status);
+        self.unplugged = None;
         self.quiet_since = now;
         self.stdin = None;
         self.input.clear();
@@ -221,6 +254,9 @@ impl Program {
     /// Its end, once its output is complete. `room` as in [`Self::interest`]:
     /// a stream that nobody polls cannot be silent.
     pub fn finished(&mut self, room: [bool; 2], now: u64) -> Option<ExitStatus> {
+        if self.unplugged.is_some_and(|look_again| now >= look_again) {
+            self.unplugged = None;
+        }
         let exit = self.exit?;
         let stuck = (self.stdout.is_some() && !room[0]) || (self.stderr.is_some() && !room[1]);
         if stuck {
@@ -241,7 +277,9 @@ impl Program {
 
     /// When [`Self::finished`] is worth asking again.
     pub fn deadline(&self) -> Option<u64> {
-        self.exit.map(|_| self.quiet_since + QUIET_AFTER_EXIT_NS)
+        self.exit
+            .map(|_| self.quiet_since + QUIET_AFTER_EXIT_NS)
+            .or(self.unplugged)
     }
 }
 

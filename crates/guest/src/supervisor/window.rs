@@ -137,7 +137,7 @@ mod tests {
         Write(u8),
         Send(usize),
         Confirm,
-        Break,
+        Break(usize),
     }
 
     fn act() -> impl Strategy<Value = Act> {
@@ -145,7 +145,7 @@ mod tests {
             any::<u8>().prop_map(Act::Write),
             (1usize..50).prop_map(Act::Send),
             Just(Act::Confirm),
-            Just(Act::Break),
+            any::<usize>().prop_map(Act::Break),
         ]
     }
 
@@ -174,10 +174,13 @@ mod tests {
                         }
                     }
                     Act::Confirm => window.confirm(stored.len() as u64),
-                    Act::Break => {
+                    Act::Break(kept) => {
                         window.disconnected();
-                        // What was on the way is lost; the host has kept a part.
-                        stored.truncate(stored.len().max(window.base as usize));
+                        // What was on the way is lost: the host has kept
+                        // what it confirmed, and a part of the rest.
+                        let confirmed = window.base as usize;
+                        let kept = confirmed + kept % (stored.len() - confirmed + 1);
+                        stored.truncate(kept);
                         window.resume(stored.len() as u64);
                     }
                 }

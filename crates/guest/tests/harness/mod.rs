@@ -1,0 +1,357 @@
+//! Runs `jiffy-init agent` as an ordinary process and speaks its protocol.
+//!
+//! `JIFFY_INIT=FILE` tests another build of it: the one guests run.
+#![allow(dead_code)] // Each test file uses its part.
+
+use jiffy_wire::agent::{
+    Command, ExecInput, ExecOutput, ExitStatus, FromGuest, Request, Stream, ToGuest, VERSION,
+};
+use jiffy_wire::frame::{self, Decoder};
+use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+/// Nothing here takes longer, even on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+pub struct Agent {
+    pub process: Child,
+    pub folder: tempfile::TempDir,
+}
+
+impl Agent {
+    pub fn start() -> Agent {
+        Agent::with("{\"version\":1,\"vm_id\":\"test\"}", false)
+    }
+
+    /// With a configuration, and a node that may or may not listen.
+    pub fn with(config: &str, supervised: bool) -> Agent {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::write(path("config.json"), config).unwrap();
+        let program = std::env::var("JIFFY_INIT")
+            .unwrap_or_else(|_| env!("CARGO_BIN_EXE_jiffy-init").to_owned());
+        // Whatever this test inherited stays out of the tested process.
+        let close = "for n in 3 4 5 6 7 8 9; do eval \"exec $n>&-\"; done; exec \"$0\" \"$@\"";
+        let mut command = std::process::Command::new("sh");
+        command
+            .arg("-c")
+            .arg(close)
+            .arg(program)
+            .arg("agent")
+            .arg("--listen")
+            .arg(path("agent"));
+        command.arg("--config").arg(path("config.json"));
+        if supervised {
+            command.arg("--supervisor").arg(path("node"));
+        }
+        let output = std::fs::File::create(path("console")).unwrap();
+        let process = command.stdin(Stdio::null()).stdout(output).spawn().unwrap();
+        let agent = Agent { process, folder };
+        let socket = agent.path("agent");
+        wait_until("the agent listens", || UnixStream::connect(&socket).is_ok());
+        agent
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn connect(&self) -> Connection {
+        Connection::new(UnixStream::connect(self.path("agent")).unwrap())
+    }
+
+    pub fn exec(&self, command: Command) -> Connection {
+        let mut connection = self.connect();
+        connection.send(&Request::Exec {
+            version: VERSION,
+            command,
+        });
+        connection
+    }
+
+    /// Runs a shell script to its end.
+    pub fn sh(&self, script: &str) -> Outcome {
+        self.exec(shell(script)).finish()
+    }
+
+    pub fn children(&self) -> Vec<u32> {
+        let path = format!("/proc/{0}/task/{0}/children", self.process.id());
+        let list = std::fs::read_to_string(path).unwrap();
+        list.split_whitespace()
+            .map(|pid| pid.parse().unwrap())
+            .collect()
+    }
+
+    /// Pages in memory, in bytes.
+    pub fn memory(&self) -> u64 {
+        let path = format!("/proc/{}/statm", self.process.id());
+        let statm = std::fs::read_to_string(path).unwrap();
+        statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+    }
+
+    pub fn console(&self) -> String {
+        std::fs::read_to_string(self.path("console")).unwrap()
+    }
+
+    pub fn wait_for_end(&mut self) -> std::process::ExitStatus {
+        let mut status = None;
+        wait_until("the agent ends", || {
+            status = self.process.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let children = self.children_or_none();
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        for child in children {
+            // What a test left running: a program and its group, or an orphan.
+            let pid = rustix::process::Pid::from_raw(child as i32).unwrap();
+            let kill = rustix::process::Signal::KILL;
+            let _ = rustix::process::kill_process_group(pid, kill);
+            let _ = rustix::process::kill_process(pid, kill);
+        }
+    }
+}
+
+impl Agent {
+    fn children_or_none(&self) -> Vec<u32> {
+        let path = format!("/proc/{0}/task/{0}/children", self.process.id());
+        let list = std::fs::read_to_string(path).unwrap_or_default();
+        list.split_whitespace()
+            .filter_map(|pid| pid.parse().ok())
+            .collect()
+    }
+}
+
+pub fn shell(script: &str) -> Command {
+    program(&["sh", "-c", script])
+}
+
+pub fn program(argv: &[&str]) -> Command {
+    Command {
+        argv: argv.iter().map(|argument| argument.to_string()).collect(),
+        ..Command::default()
+    }
+}
+
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What a finished program has written, and how it ended.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+    pub end: Option<ExitStatus>,
+}
+
+impl Outcome {
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.stdout).unwrap()
+    }
+}
+
+pub struct Connection {
+    pub stream: UnixStream,
+    decoder: Decoder,
+}
+
+impl Connection {
+    pub fn new(stream: UnixStream) -> Connection {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        Connection {
+            stream,
+            decoder: Decoder::new(),
+        }
+    }
+
+    pub fn send<T: serde::Serialize>(&mut self, message: &T) {
+        self.stream
+            .write_all(&frame::to_vec(message).unwrap())
+            .unwrap();
+    }
+
+    pub fn input(&mut self, bytes: &[u8]) {
+        self.send(&ExecInput::Stdin(bytes.to_vec()));
+    }
+
+    /// The next message; `None` when the peer has closed.
+    pub fn next<T: serde::de::DeserializeOwned>(&mut self) -> Option<T> {
+        let mut buffer = [0; 65536];
+        loop {
+            if let Some(message) = self.decoder.next().expect("a valid frame") {
+                return Some(message);
+            }
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return None,
+                Ok(count) => self.decoder.push(&buffer[..count]),
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return None,
+                Err(error) => panic!("no message: {error}"),
+            }
+        }
+    }
+
+    pub fn started(&mut self) -> u32 {
+        match self.next::<ExecOutput>() {
+            Some(ExecOutput::Started { pid }) => pid,
+            other => panic!("not started: {other:?}"),
+        }
+    }
+
+    /// Reads until the program has ended.
+    pub fn finish(mut self) -> Outcome {
+        let mut outcome = Outcome::default();
+        loop {
+            match self.next::<ExecOutput>() {
+                Some(ExecOutput::Started { .. }) => {}
+                Some(ExecOutput::Output {
+                    stream: Stream::Stdout,
+                    data,
+                }) => outcome.stdout.extend(data),
+                Some(ExecOutput::Output {
+                    stream: Stream::Stderr,
+                    data,
+                }) => outcome.stderr.extend(data),
+                Some(ExecOutput::Exited(status)) => {
+                    outcome.end = Some(status);
+                    assert_eq!(self.next::<ExecOutput>(), None, "nothing follows the end");
+                    return outcome;
+                }
+                other => panic!("after {outcome:?}: {other:?}"),
+            }
+        }
+    }
+
+    /// Reads stdout until it contains this.
+    pub fn read_until(&mut self, wanted: &str) -> String {
+        let mut text = String::new();
+        while !text.contains(wanted) {
+            match self.next::<ExecOutput>() {
+                Some(ExecOutput::Output { data, .. }) => {
+                    text.push_str(&String::from_utf8_lossy(&data))
+                }
+                Some(ExecOutput::Started { .. }) => {}
+                other => panic!("{other:?} after {text:?}, which lacks {wanted:?}"),
+            }
+        }
+        text
+    }
+
+    pub fn is_closed(&mut self) -> bool {
+        self.next::<ExecOutput>().is_none()
+    }
+
+    pub fn half_close(&self) {
+        self.stream.shutdown(Shutdown::Write).unwrap();
+    }
+}
+
+/// A node: accepts the supervisor channel.
+pub struct Node {
+    listener: UnixListener,
+}
+
+impl Node {
+    pub fn listen(path: &Path) -> Node {
+        Node {
+            listener: UnixListener::bind(path).unwrap(),
+        }
+    }
+
+    /// Takes the next connection and its hello.
+    pub fn accept(&self) -> (Connection, u32) {
+        let (stream, _) = self.listener.accept().unwrap();
+        let mut connection = Connection::new(stream);
+        match connection.next::<FromGuest>() {
+            Some(FromGuest::Hello {
+                version: VERSION,
+                vm_id,
+                attempt,
+                ..
+            }) => {
+                assert_eq!(vm_id, "test");
+                (connection, attempt)
+            }
+            other => panic!("no hello: {other:?}"),
+        }
+    }
+
+    /// As [`Self::accept`], and says welcome.
+    pub fn welcome(&self, stdout_offset: u64, stderr_offset: u64) -> Connection {
+        let (mut connection, _) = self.accept();
+        connection.send(&ToGuest::Welcome {
+            version: VERSION,
+            stdout_offset,
+            stderr_offset,
+        });
+        connection
+    }
+}
+
+/// What a node has heard.
+#[derive(Debug, Default)]
+pub struct Heard {
+    pub ready: bool,
+    pub pid: Option<u32>,
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+    pub end: Option<ExitStatus>,
+    pub spans: Vec<String>,
+    pub warnings: Vec<String>,
+    pub log: Vec<String>,
+}
+
+impl Heard {
+    /// Takes one message; the offset of output must fit what is there.
+    pub fn take(&mut self, message: FromGuest) {
+        match message {
+            FromGuest::Ready => self.ready = true,
+            FromGuest::MainStarted { pid } => self.pid = Some(pid),
+            FromGuest::MainOutput {
+                stream,
+                offset,
+                data,
+            } => {
+                let whole = match stream {
+                    Stream::Stdout => &mut self.stdout,
+                    Stream::Stderr => &mut self.stderr,
+                };
+                assert!(offset as usize <= whole.len(), "a gap before {offset}");
+                whole.truncate(offset as usize);
+                whole.extend(data);
+            }
+            FromGuest::MainExited(status) => self.end = Some(status),
+            FromGuest::Spans(spans) => self.spans.extend(spans.into_iter().map(|span| span.name)),
+            FromGuest::Warning { step, message } => {
+                self.warnings.push(format!("{step}: {message}"))
+            }
+            FromGuest::ServiceLog { name, line } => {
+                self.log
+                    .push(format!("{name}: {}", String::from_utf8_lossy(&line)));
+            }
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+
+    pub fn listen_until(&mut self, from: &mut Connection, done: impl Fn(&Heard) -> bool) {
+        while !done(self) {
+            let message = from.next::<FromGuest>();
+            self.take(message.unwrap_or_else(|| panic!("the channel closed after {self:?}")));
+        }
+    }
+}
