@@ -3,6 +3,7 @@
      exit         power off (also the default)
      reset        reset through the keyboard controller
      count        count in memory at COUNTER for ever, marking every COUNT_MARK
+     timer        set a counter of the timer chip going and wait for it
      triplefault  crash
      hlt          sleep for ever
    With `quiet` it prints nothing. */
@@ -33,6 +34,7 @@ void triple_fault(void);
 static int quiet;
 
 static void out8(u16 port, u8 value) { __asm__ volatile("outb %0, %1" : : "a"(value), "d"(port)); }
+static u8 in8(u16 port) { u8 value; __asm__ volatile("inb %1, %0" : "=a"(value) : "d"(port)); return value; }
 static void out16(u16 port, u16 value) { __asm__ volatile("outw %0, %1" : : "a"(value), "d"(port)); }
 
 static void print(const char *text)
@@ -115,6 +117,22 @@ static void print_modules(const struct start_info *info)
     }
 }
 
+/* Counter 2 of the 8254, from 0x7fff down, gated through port 0x61. */
+static void timer(void)
+{
+    u32 value = 0xffff, reads = 0;
+    out8(0x61, (in8(0x61) & ~2) | 1);
+    out8(0x43, 0xb0);
+    out8(0x42, 0xff);
+    out8(0x42, 0x7f);
+    while (value > 0x6000 && ++reads < 1000000) {
+        out8(0x43, 0x80);
+        value = in8(0x42);
+        value |= in8(0x42) << 8;
+    }
+    print(value <= 0x6000 ? "timer counts\n" : "timer stands still\n");
+}
+
 static void count(void)
 {
     /* Goes on where the memory is: a restored VM continues. */
@@ -150,6 +168,8 @@ void main(const struct start_info *info)
     print(command_line);
     print("\n");
 
+    if (has_word(command_line, "timer"))
+        timer();
     if (has_word(command_line, "count"))
         count();
     else if (has_word(command_line, "triplefault"))

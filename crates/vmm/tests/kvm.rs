@@ -1,0 +1,424 @@
+//! Guests on a real KVM. Marked `#[ignore]` because a development host may
+//! have none; `make test` runs them in the machine.
+
+use jiffy_sys::termination::TerminationFd;
+use jiffy_vmm::control::ControlSocket;
+use jiffy_vmm::sandbox::Sandbox;
+use jiffy_vmm::vcpu::exit::Ending;
+use jiffy_vmm::watch::watch;
+use jiffy_vmm::{Builder, Events, StateError, VmState, Vmm};
+use jiffy_wire::vmm::{
+    Boot, ControlRequest, ControlResponse, Disk, ExitReason, KvmKind, Memory, PageSize, Serial,
+    VERSION, VmmConfig, VmmEvent, Vsock,
+};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use vm_memory::{Bytes, GuestAddress};
+
+const TEST_KERNEL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/testkernel"));
+/// Where the test kernel counts.
+const COUNTER: GuestAddress = GuestAddress(0x40_0000);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A VM's folder and configuration.
+struct Case {
+    folder: tempfile::TempDir,
+    config: VmmConfig,
+}
+
+impl Case {
+    fn new(command_line: &str) -> Case {
+        let folder = tempfile::tempdir().unwrap();
+        let kernel = folder.path().join("testkernel");
+        std::fs::write(&kernel, TEST_KERNEL).unwrap();
+        let config = VmmConfig {
+            version: VERSION,
+            id: "test".into(),
+            vcpus: 1,
+            memory: Memory {
+                size_mib: 64,
+                pages: PageSize::Small,
+                prefault: false,
+            },
+            boot: Boot {
+                kernel,
+                initrd: None,
+                command_line: command_line.into(),
+            },
+            disks: Vec::new(),
+            vsock: None,
+            rng: false,
+            serial: Some(Serial::File(folder.path().join("console"))),
+            fw_cfg: Vec::new(),
+            control: None,
+            exit_record: None,
+        };
+        Case { folder, config }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn builder(&self) -> Builder {
+        let events = Arc::new(Events::new(None).unwrap());
+        Builder::new(self.config.clone(), events).sandbox(Sandbox::On)
+    }
+
+    fn start(&self) -> Vmm {
+        let mut vmm = self.builder().build().unwrap();
+        vmm.start(false).unwrap();
+        vmm
+    }
+
+    /// Boots and waits for the end.
+    fn ending(&self) -> Ending {
+        let mut vmm = self.start();
+        wait_for("the end", || vmm.attend())
+    }
+
+    fn console(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.path("console")).unwrap()).into_owned()
+    }
+}
+
+fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < until, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn counter(vmm: &Vmm) -> u64 {
+    vmm.ram().memory().read_obj(COUNTER).unwrap()
+}
+
+/// Waits until the guest has counted beyond `from`.
+fn counted_beyond(vmm: &mut Vmm, from: u64) -> u64 {
+    wait_for("the guest to count", || {
+        assert_eq!(vmm.attend(), None);
+        Some(counter(vmm)).filter(|count| *count > from)
+    })
+}
+
+#[test]
+#[ignore = "needs a real KVM"]
+fn a_pvh_kernel_finds_what_the_interface_promises() {
+    let mut case = Case::new("hello exit");
+    case.config.vcpus = 3;
+    case.config.rng = true;
+    let initrd = case.path("initrd");
+    std::fs::write(&initrd, [3; 5000]).unwrap();
+    case.config.boot.initrd = Some(initrd);
+    let ending = case.ending();
+    assert_eq!(ending.reason, ExitReason::Shutdown, "{}", ending.message);
+    assert_eq!(ending.message, "the guest powered off");
+    let console = case.console();
+    for line in [
+        "magic: 0x336ec578",
+        "version: 0x1",
+        "rsdp: 0x0",
+        "memory: 0x0 size 0x9fc00 type 0x1",
+        "memory: 0x100000 size 0x3f00000 type 0x1",
+        "module: 0x3ffe000 size 0x1388 sum 0x3a98",
+        "processors: 0x3",
+        "command line: hello exit virtio_mmio.device=4K@0xd0000000:5",
+    ] {
+        assert!(
+            console.lines().any(|found| found == line),
+            "{line}: {console}"
+        );
+    }
+}
+
+#[test]
+#[ignore = "needs a real KVM"]
+fn memory_beyond_the_hole_is_in_the_map() {
+    let mut case = Case::new("exit");
+    case.config.memory.size_mib = 3100;
+    assert_eq!(case.ending().reason, ExitReason::Shutdown);
+    let console = case.console();
+    assert!(
+        console.contains("memory: 0x100000 size 0xbff00000 type 0x1"),
+        "{console}"
+    );
+    assert!(
+        console.contains("memory: 0x100000000 size 0x1c00000 type 0x1"),
+        "{console}"
+    );
+}
+
+#[test]
+#[ignore = "needs a real KVM"]
+fn the_ways_to_end_are_told_apart() {
+    let ending = Case::new("quiet reset").ending();
+    assert_eq!(ending.reason, ExitReason::Shutdown);
+    assert_eq!(ending.message, "the guest reset");
+    let ending = Case::new("quiet triplefault").ending();
+    assert_eq!(ending.reason, ExitReason::GuestFault);
+    assert!(
+        ending.message.contains("triple fault"),
+        "{}",
+        ending.message
+    );
+}
+
+#[test]
+#[ignore = "needs a real KVM"]
+fn a_guest_that_wants_a_timer_chip_gets_one_and_others_pay_for_none() {
+    let case = Case::new("timer exit");
+    assert_eq!(case.ending().reason, ExitReason::Shutdown);
+    assert!(
+        case.console().contains("timer counts"),
+        "{}",
+        case.console()
+    );
+
+    let case = Case::new("quiet count");
+    let mut vmm = case.start();
+    counted_beyond(&mut vmm, 0);
+    vmm.pause();
+    assert!(vmm.save().unwrap().chips.pit.is_none());
+}
+
+#[test]
+#[ignore = "needs a real KVM"]
+fn a_paused_vm_stands_still_and_goes_on() {
+    let mut case = Case::new("quiet count");
+    case.config.vcpus = 4;
+    let mut vmm = case.start();
+    let mut last = counted_beyond(&mut vmm, 0);
+    for _ in 0..100 {
+        vmm.pause();
+        let paused = counter(&vmm);
+        assert!(paused >= last);
+        for _ in 0..10 {
+            assert_eq!(counter(&vmm), paused);
+        }
+        vmm.resume();
+        last = counted_beyond(&mut vmm, paused);
+    }
+}
+
+fn with_every_device(case: &mut Case) {
+    case.config.vcpus = 2;
+    case.config.rng = true;
+    let disk = case.path("disk");
+    std::fs::write(&disk, vec![0; 1 << 20]).unwrap();
+    case.config.disks.push(Disk {
+        path: disk,
+        read_only: false,
+        direct: false,
+        serial: Some("one".into()),
+    });
+    case.config.vsock = Some(Vsock {
+        cid: 3,
+        path: case.path("vsock.sock"),
+    });
+}
+
+#[test]
+#[ignore = "needs a real KVM"]
+fn a_saved_vm_goes_on_in_a_new_one_over_the_same_memory() {
+    let mut case = Case::new("quiet count");
+    with_every_device(&mut case);
+    let mut vmm = case.start();
+    counted_beyond(&mut vmm, 1000);
+    assert!(vmm.save().is_err(), "it runs");
+    vmm.pause();
+    let bytes = vmm.save().unwrap().encode();
+    let count = counter(&vmm);
+    let memory = vmm.ram().file().try_clone().unwrap();
+    drop(vmm);
+
+    let state = VmState::decode(&bytes).unwrap();
+    assert_eq!(state.encode(), bytes, "a state survives its own format");
+    let mut vmm = case.builder().restore(memory, &state).unwrap();
+    vmm.start(true).unwrap();
+    let again = vmm.save().unwrap();
+    assert_eq!(again.devices, state.devices);
+    for (again, before) in again.vcpus.iter().zip(&state.vcpus) {
+        assert_eq!(again.regs, before.regs);
+        assert_eq!(again.sregs, before.sregs);
+        assert_eq!(again.mp_state, before.mp_state);
+    }
+    assert_eq!(counter(&vmm), count, "nothing ran yet");
+    vmm.resume();
+    counted_beyond(&mut vmm, count);
+}
+
+#[test]
+#[ignore = "needs a real KVM"]
+fn a_state_that_is_damaged_or_of_another_vm_is_refused() {
+    let case = Case::new("quiet count");
+    let mut vmm = case.builder().build().unwrap();
+    vmm.start(true).unwrap();
+    let bytes = vmm.save().unwrap().encode();
+    let memory = vmm.ram().file().try_clone().unwrap();
+    drop(vmm);
+
+    let refused = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = bytes.clone();
+        change(&mut bytes);
+        VmState::decode(&bytes).unwrap_err()
+    };
+    assert_eq!(refused(&|bytes| bytes[0] = 0), StateError::Magic);
+    assert_eq!(refused(&|bytes| bytes.truncate(10)), StateError::Magic);
+    assert_eq!(refused(&|bytes| bytes[8] = 9), StateError::Version(9));
+    assert_eq!(
+        refused(&|bytes| *bytes.last_mut().unwrap() ^= 1),
+        StateError::Checksum
+    );
+    assert!(matches!(
+        refused(&|bytes| bytes.push(0)),
+        StateError::Length { .. }
+    ));
+
+    let state = VmState::decode(&bytes).unwrap();
+    let mut other = Case::new("quiet count");
+    other.config.vcpus = 2;
+    let error = other.builder().restore(memory, &state).err().unwrap();
+    assert_eq!(
+        error.to_string(),
+        "the saved VM has 1 vCPUs, the configuration says 2"
+    );
+}
+
+#[test]
+#[ignore = "needs a real KVM"]
+fn kvm_counts_exits() {
+    let case = Case::new("hlt");
+    let mut vmm = case.start();
+    wait_for("the guest to sleep", || {
+        vmm.attend();
+        case.console().contains("asleep").then_some(())
+    });
+    let stats = vmm.stats().unwrap();
+    // Every character of the console was one.
+    assert!(stats["io_exits"] >= 200, "{stats:?}");
+    assert!(stats["exits"] >= stats["io_exits"], "{stats:?}");
+}
+
+/// Sends one request and returns the answer.
+fn ask(path: &Path, request: ControlRequest) -> ControlResponse {
+    let mut stream = UnixStream::connect(path).unwrap();
+    let mut line = serde_json::to_vec(&request).unwrap();
+    line.push(b'\n');
+    stream.write_all(&line).unwrap();
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).unwrap();
+    serde_json::from_str(&answer).unwrap()
+}
+
+#[test]
+#[ignore = "needs a real KVM"]
+fn the_control_socket_pauses_resumes_and_stops() {
+    let case = Case::new("quiet count");
+    let path = case.path("control.sock");
+    let termination = TerminationFd::block().unwrap();
+    let mut vmm = case.start();
+    let mut control = Some(ControlSocket::listen(&path).unwrap());
+    let client = std::thread::spawn(move || {
+        let paused = |path: &Path| match ask(path, ControlRequest::Status) {
+            ControlResponse::Status { id, paused, .. } => {
+                assert_eq!(id, "test");
+                paused
+            }
+            other => panic!("{other:?}"),
+        };
+        assert!(!paused(&path));
+        assert_eq!(ask(&path, ControlRequest::Pause), ControlResponse::Ok);
+        assert_eq!(ask(&path, ControlRequest::Pause), ControlResponse::Ok);
+        assert!(paused(&path));
+        assert_eq!(ask(&path, ControlRequest::Resume), ControlResponse::Ok);
+        assert!(!paused(&path));
+        assert!(matches!(
+            ask(&path, ControlRequest::Stats),
+            ControlResponse::Stats(stats) if stats["exits"] > 0
+        ));
+        assert_eq!(ask(&path, ControlRequest::Stop), ControlResponse::Ok);
+    });
+    let ending = watch(&mut vmm, &termination, &mut control, None);
+    client.join().unwrap();
+    assert_eq!(ending.reason, ExitReason::Stopped);
+}
+
+#[test]
+#[ignore = "needs a real KVM"]
+fn events_tell_the_steps_in_order_and_then_the_guests_marks() {
+    let case = Case::new("quiet count");
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let events = Arc::new(Events::new(Some(File::from(writer))).unwrap());
+    let mut vmm = Builder::new(case.config.clone(), events).build().unwrap();
+    vmm.start(false).unwrap();
+    counted_beyond(&mut vmm, 0);
+    drop(vmm);
+    let mut text = String::new();
+    File::from(reader).read_to_string(&mut text).unwrap();
+    let events: Vec<VmmEvent> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let names: Vec<&str> = events
+        .iter()
+        .filter_map(|event| match event {
+            VmmEvent::Span { name, .. } if name != "first KVM_RUN" => Some(name.as_str()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "KVM VM created",
+            "memory",
+            "vCPUs",
+            "devices",
+            "kernel loaded"
+        ]
+    );
+    let first_run = events.iter().find_map(|event| match event {
+        VmmEvent::Span { name, start_ns, .. } if name == "first KVM_RUN" => Some(*start_ns),
+        _ => None,
+    });
+    let entry = events.iter().find_map(|event| match event {
+        VmmEvent::Mark { value: 1, at_ns } => Some(*at_ns),
+        _ => None,
+    });
+    assert!(first_run.unwrap() < entry.unwrap());
+}
+
+#[test]
+#[ignore = "needs a real KVM"]
+fn a_guest_in_huge_pages_runs_where_the_host_has_them() {
+    let pool = Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages");
+    std::fs::write(pool, "40").unwrap();
+    let mut case = Case::new("quiet exit");
+    case.config.memory.pages = PageSize::Huge2M;
+    assert_eq!(case.ending().reason, ExitReason::Shutdown);
+    std::fs::write(pool, "3").unwrap();
+    let error = case.builder().build().err().unwrap();
+    assert!(
+        error
+            .to_string()
+            .contains("32 free huge pages of 2 MiB are needed"),
+        "{error}"
+    );
+    assert!(error.hint().unwrap().contains("echo 32 >"));
+    std::fs::write(pool, "0").unwrap();
+}
+
+#[test]
+#[ignore = "needs a real KVM"]
+fn the_probe_knows_a_real_kvm() {
+    let probe = jiffy_vmm::probe::probe();
+    assert_eq!(probe.kind, KvmKind::Real, "{probe:?}");
+    assert_eq!(probe.syscall_enters_ring0, Some(true));
+}
