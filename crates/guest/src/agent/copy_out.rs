@@ -40,6 +40,7 @@ impl Pipe {
     }
 
     /// The next message; `None` at the end of the stream.
+    #[allow(clippy::should_implement_trait)] // the type is chosen at each call
     pub fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, String> {
         loop {
             if let Some(message) = self.decoder.next().map_err(|error| error.to_string())? {

@@ -436,7 +436,7 @@ impl Agent {
                     }
                 }
                 Event::Lost => self.link_lost(),
-                Event::Message(message) => self.from_node(message),
+                Event::Message(message) => self.heard(message),
             }
         }
     }
@@ -447,7 +447,7 @@ impl Agent {
         }
     }
 
-    fn from_node(&mut self, message: ToGuest) {
+    fn heard(&mut self, message: ToGuest) {
         let Some(first) = &mut self.first else { return };
         match message {
             ToGuest::MainOutputStored {
