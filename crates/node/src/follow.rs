@@ -103,7 +103,8 @@ impl Log {
                 ready,
                 skip,
             } => {
-                if ready.is_empty() {
+                // A batch may hold nothing but the notice of a start.
+                while ready.is_empty() {
                     let end = match active {
                         true => *self.vm.log_end.borrow(),
                         false => log::end_of(&self.folder)?,
@@ -112,14 +113,17 @@ impl Log {
                     if reader.take_dropped() > 0 {
                         ready.push_back(note("jiffy: older output is no longer there.\n"));
                     }
+                    if batch.is_empty() {
+                        break;
+                    }
                     for record in batch {
                         let stream = match record.kind {
                             Kind::Start => continue,
                             Kind::Output(stream) => stream,
                             Kind::Note => Stream::Stderr,
                         };
-                        let data =
-                            record.data[std::mem::take(skip).min(record.data.len())..].to_vec();
+                        let skipped = std::mem::take(skip).min(record.data.len());
+                        let data = record.data[skipped..].to_vec();
                         ready.push_back(LogChunk { stream, data });
                     }
                 }

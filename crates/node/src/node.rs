@@ -182,6 +182,7 @@ impl Node {
             ended: None,
             pid: None,
             main: MainState::Pending,
+            main_pid: None,
             failure: None,
             warnings: Vec::new(),
             log_start: 0,
@@ -270,11 +271,11 @@ impl Node {
             .await?
     }
 
-    /// Waits until a VM that was started is ready, or has ended; an end out
-    /// of order is an error.
+    /// Waits until a VM that was started is ready, or has ended, and that is
+    /// on disk; an end out of order is an error.
     pub async fn started(&self, vm: &VmHandle) -> Result<Vm> {
         let view = vm
-            .when(|view| !matches!(view.vm.state, VmState::Starting | VmState::Created))
+            .when(|view| matches!(view.vm.state, VmState::Running | VmState::Exited))
             .await;
         let failed = match (&view.failure, &view.main) {
             (Some(failure), _) => Some((failure.message.clone(), failure.hint.clone())),
@@ -287,7 +288,12 @@ impl Node {
                 error.0.hint = hint;
                 Err(error)
             }
-            None => Ok(view.vm),
+            None => {
+                if !view.removed && !vm.spec.remove {
+                    vm.ask(Command::Save).await??;
+                }
+                Ok(view.vm)
+            }
         }
     }
 

@@ -177,7 +177,7 @@ impl Attributes {
         unsafe {
             libc::sigemptyset(signals.as_mut_ptr());
             check(libc::posix_spawnattr_setsigmask(this, signals.as_ptr()))?;
-            libc::sigaddset(signals.as_mut_ptr(), libc::SIGPIPE);
+            libc::sigfillset(signals.as_mut_ptr());
             check(libc::posix_spawnattr_setsigdefault(this, signals.as_ptr()))?;
             check(libc::posix_spawnattr_setflags(this, flags))?;
         }

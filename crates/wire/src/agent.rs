@@ -193,6 +193,15 @@ pub enum FromGuest {
     },
     /// Orderly end: file systems are synced; the power goes now.
     PoweringOff,
+    /// The first command's standard input has room for this many more bytes,
+    /// counted from the hello; at first for [`crate::frame::MAX_DATA`] or
+    /// more, said before `MainStarted`. Signals and the like need no room.
+    /// A guest that never says it takes any amount: it then has to keep, and
+    /// to go on reading, for acknowledgements come on the same connection.
+    MainInputRoom {
+        /// Bytes.
+        bytes: u32,
+    },
 }
 
 /// Host to guest, on the supervisor channel.

@@ -14,7 +14,7 @@ use crate::vm::process::{Ended, Events, VmmProcess};
 use crate::vm::record::{MAX_WARNINGS, MainEnd, MainState, VmRecord};
 use crate::vm::start::{self, Prepared};
 use crate::vm::stop::Stopping;
-use crate::vm::supervisor::{FromLink, Link, Stored, Supervisor};
+use crate::vm::supervisor::{FromLink, InputPort, Link, Stored, Supervisor};
 use crate::vm::timeline::{Recorder, short};
 use crate::vm::{Command, View, VmHandle, is_active};
 use jiffy_wire::agent::{ExitStatus, FromGuest, Stream, ToGuest, VERSION};
@@ -44,7 +44,7 @@ pub(super) struct Actor {
     pub(super) record: VmRecord,
     pub(super) view: watch::Sender<View>,
     pub(super) log_end: watch::Sender<u64>,
-    pub(super) input: watch::Sender<Option<mpsc::Sender<ToGuest>>>,
+    pub(super) input: watch::Sender<Option<InputPort>>,
     pub(super) clients: Arc<Clients>,
     pub(super) mailbox: mpsc::Receiver<Command>,
     pub(super) running: Option<Running>,
@@ -186,6 +186,7 @@ fn view_of(record: &VmRecord) -> View {
     View {
         vm: record.view(),
         main: record.main.clone(),
+        main_pid: record.main_pid,
         failure: record.failure.clone(),
         log_start: record.log_start,
         held_up: None,
@@ -198,8 +199,13 @@ fn view_of(record: &VmRecord) -> View {
 impl Actor {
     /// Lives until the VM is removed or the daemon ends.
     pub(super) async fn run(mut self) {
-        self.forget_if_over();
-        while !self.removed {
+        loop {
+            self.finish_if_over();
+            self.forget_if_over();
+            self.write_record();
+            if self.removed {
+                return;
+            }
             match self.next().await {
                 Event::Command(None) => return,
                 Event::Command(Some(command)) => self.command(command),
@@ -212,9 +218,6 @@ impl Actor {
                 Event::ClientsMoved => {}
                 Event::Notice(notice) => self.notice(notice),
             }
-            self.finish_if_over();
-            self.forget_if_over();
-            self.write_record();
         }
     }
 
@@ -325,6 +328,7 @@ impl Actor {
         record.ended = None;
         record.pid = Some(spawned.process.pid);
         record.main = MainState::Pending;
+        record.main_pid = None;
         record.failure = None;
         record.warnings.clear();
         record.log_start = log_start;
@@ -474,7 +478,6 @@ impl Actor {
             // Its `Ready` may have been for the daemon before this one.
             self.probe_agent();
         }
-        self.offer_input();
     }
 
     fn guest(&mut self, message: FromGuest) {
@@ -492,10 +495,12 @@ impl Actor {
             FromGuest::MainStarted { pid } => {
                 self.recorder.heard_started();
                 if self.record.main == MainState::Pending {
-                    self.record.main = MainState::Started { pid };
+                    self.record.main = MainState::Started;
+                    self.record.main_pid = Some(pid);
                     self.changed();
-                    self.offer_input();
                 }
+                // Said anew on each connection, after how much room there is.
+                self.offer_input();
             }
             FromGuest::MainFailed(error) => {
                 self.recorder.heard_ended();
@@ -518,6 +523,13 @@ impl Actor {
             FromGuest::PoweringOff => {
                 self.record.state = VmState::Stopping;
                 self.publish();
+            }
+            FromGuest::MainInputRoom { bytes } => {
+                if let Some(running) = &mut self.running
+                    && let Some(link) = &mut running.link
+                {
+                    link.more_room(bytes);
+                }
             }
         }
     }
@@ -661,9 +673,9 @@ impl Actor {
             .as_ref()
             .and_then(|running| running.link.as_ref());
         if let Some(link) = link
-            && matches!(self.record.main, MainState::Started { .. })
+            && matches!(self.record.main, MainState::Started)
         {
-            self.input.send_replace(Some(link.send.clone()));
+            self.input.send_replace(Some(link.input()));
         }
     }
 

@@ -51,6 +51,7 @@ pub async fn all(
     };
     for id in ids_in(&paths.vms()) {
         let folder = paths.vm(&id);
+        remove_temporaries(&folder);
         let record = match VmRecord::load(&folder) {
             Ok(record) if record.id == id => record,
             // A VM to be removed at its end, or one just being created, when
@@ -206,6 +207,18 @@ impl Actor {
             self.recorder.keep(kept);
         }
         self.changed();
+    }
+}
+
+/// Files that an earlier daemon was writing when it was killed.
+fn remove_temporaries(folder: &Path) {
+    let Ok(entries) = fs::read_dir(folder) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        if Path::new(&entry.file_name()).extension() == Some(OsStr::new("tmp")) {
+            let _ = fs::remove_file(entry.path());
+        }
     }
 }
 

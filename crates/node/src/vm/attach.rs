@@ -4,7 +4,7 @@ use crate::frames::{self, FrameReader};
 use crate::vm::log::{self, Cursor, Kind, Reader};
 use crate::vm::record::{MainEnd, MainState};
 use crate::vm::{Command, View, VmHandle};
-use jiffy_wire::agent::{ExecInput, ExecOutput, Stream, ToGuest};
+use jiffy_wire::agent::{ExecInput, ExecOutput, Stream};
 use std::io;
 use std::path::Path;
 use std::time::Duration;
@@ -83,11 +83,9 @@ async fn send_output(
             true => *log_end.borrow_and_update(),
             false => log::end_of(folder)?,
         };
-        if !started && seen.main != MainState::Pending {
+        if !started && let Some(pid) = seen.main_pid {
             started = true;
-            if let MainState::Started { pid } = seen.main {
-                frames::write(output, &ExecOutput::Started { pid }).await?;
-            }
+            frames::write(output, &ExecOutput::Started { pid }).await?;
         }
         send_log(output, &mut reader, end, cursor).await?;
         if let MainState::Ended(how) = &seen.main {
@@ -200,16 +198,13 @@ async fn send(vm: &VmHandle, message: ExecInput) {
     };
     let forward = async {
         loop {
-            let sender = match input.wait_for(Option::is_some).await {
-                Ok(sender) => sender.clone(),
+            let port = match input.wait_for(Option::is_some).await {
+                Ok(port) => port.clone(),
                 Err(_) => return,
             };
             // A connection that broke meanwhile is replaced by another.
-            if let Some(sender) = sender
-                && sender
-                    .send(ToGuest::MainInput(message.clone()))
-                    .await
-                    .is_ok()
+            if let Some(port) = port
+                && port.send(message.clone()).await
             {
                 return;
             }

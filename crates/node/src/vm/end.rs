@@ -41,12 +41,14 @@ pub(super) enum EndReason {
 impl Actor {
     /// The VMM is gone and all that its guest said is taken in.
     pub(super) fn finish(&mut self) {
-        // Volumes are free when this is dropped, at the end.
         let Some(running) = self.running.take() else {
             return;
         };
         let wanted = running.stopping.map(|stopping| stopping.reason);
-        self.conclude(wanted, running.ended.unwrap_or(Ended::Unknown));
+        let how = running.ended.unwrap_or(Ended::Unknown);
+        // Volumes are free before anybody hears of the end.
+        drop(running);
+        self.conclude(wanted, how);
     }
 
     /// A VM whose VMM was gone before this daemon began.

@@ -25,7 +25,6 @@ pub mod supervisor;
 pub mod timeline;
 
 use crate::error::{Error, Result};
-use jiffy_wire::agent::ToGuest;
 use jiffy_wire::api::{Vm, VmState};
 use jiffy_wire::timeline::Timeline;
 use log::Clients;
@@ -33,6 +32,7 @@ use record::{Failure, MainState, Spec};
 use start::Prepared;
 use std::sync::Arc;
 use std::time::Duration;
+use supervisor::InputPort;
 use tokio::sync::{mpsc, oneshot, watch};
 
 /// What everybody may see of a VM; published by its task.
@@ -42,6 +42,8 @@ pub struct View {
     pub vm: Vm,
     /// What became of the first command.
     pub main: MainState,
+    /// Its process id in the guest, once it was started.
+    pub main_pid: Option<u32>,
     /// Why the VM ended out of order.
     pub failure: Option<Failure>,
     /// Position in the log of what the last start wrote.
@@ -109,7 +111,7 @@ pub struct VmHandle {
     /// Who is attached.
     pub clients: Arc<Clients>,
     /// The way to the first command's input, while there is one.
-    pub input: watch::Receiver<Option<mpsc::Sender<ToGuest>>>,
+    pub input: watch::Receiver<Option<InputPort>>,
     mailbox: mpsc::Sender<Command>,
 }
 

@@ -51,10 +51,7 @@ pub enum MainState {
     /// It has not been started yet (or there is none).
     Pending,
     /// It runs.
-    Started {
-        /// Process id in the guest.
-        pid: u32,
-    },
+    Started,
     /// It is over.
     Ended(MainEnd),
 }
@@ -103,6 +100,8 @@ pub struct VmRecord {
     pub pid: Option<u32>,
     /// What became of the first command.
     pub main: MainState,
+    /// Its process id in the guest, once it was started.
+    pub main_pid: Option<u32>,
     /// How the VM ended, if not in order.
     pub failure: Option<Failure>,
     /// Warnings of the guest's init.
@@ -201,6 +200,7 @@ impl VmRecord {
             ended: None,
             pid: None,
             main: MainState::Pending,
+            main_pid: None,
             failure: Some(Failure {
                 message: format!("The VM's record can't be read: {message}."),
                 hint: Some(format!("Remove it with `jiffy rm {id}`.")),

@@ -4,7 +4,7 @@
 //! after a valid hello; nonsense closes that connection and nothing else.
 
 use crate::frames::{self, FrameReader};
-use jiffy_wire::agent::{FromGuest, ToGuest, VERSION};
+use jiffy_wire::agent::{ExecInput, FromGuest, ToGuest, VERSION};
 use jiffy_wire::frame;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +20,8 @@ const HELLO_TIME: Duration = Duration::from_secs(10);
 const MAX_CONNECTIONS: usize = 8;
 /// Messages between a connection and the VM's task: at most 64 KiB each.
 const QUEUE: usize = 4;
+/// Most room for input that a guest is believed to have, in bytes.
+const MAX_ROOM: usize = 16 << 20;
 
 /// What the node has stored, and the guest may forget.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -42,6 +44,55 @@ pub struct Link {
     pub send: mpsc::Sender<ToGuest>,
     /// Acknowledgements: only the newest counts, and they overtake the rest.
     pub stored: watch::Sender<Stored>,
+    /// Bytes of input the guest has room for, if it tells.
+    room: Option<Arc<Semaphore>>,
+}
+
+/// The way to the first command's input, on one connection.
+#[derive(Debug, Clone)]
+pub struct InputPort {
+    send: mpsc::Sender<ToGuest>,
+    room: Option<Arc<Semaphore>>,
+}
+
+impl Link {
+    /// The guest has room for so many more bytes of input.
+    pub fn more_room(&mut self, bytes: u32) {
+        let room = self.room.get_or_insert_with(|| Arc::new(Semaphore::new(0)));
+        let most = MAX_ROOM.saturating_sub(room.available_permits());
+        room.add_permits((bytes as usize).min(most));
+    }
+
+    /// The way to the input.
+    pub fn input(&self) -> InputPort {
+        InputPort {
+            send: self.send.clone(),
+            room: self.room.clone(),
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // Whoever waits for room looks for another connection.
+        if let Some(room) = &self.room {
+            room.close();
+        }
+    }
+}
+
+impl InputPort {
+    /// Sends input once there is room for it. False if the connection is gone.
+    pub async fn send(&self, input: ExecInput) -> bool {
+        if let (Some(room), ExecInput::Stdin(bytes)) = (&self.room, &input) {
+            let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+            match room.acquire_many(length).await {
+                Ok(taken) => taken.forget(),
+                Err(_) => return false,
+            }
+        }
+        self.send.send(ToGuest::MainInput(input)).await.is_ok()
+    }
 }
 
 /// From the connections to the VM's task, in order.
@@ -152,6 +203,7 @@ async fn connection(
         serial,
         send,
         stored,
+        room: None,
     };
     let hello = FromLink::Hello {
         link,
@@ -241,7 +293,7 @@ async fn write(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use jiffy_wire::agent::{ExecInput, Stream};
+    use jiffy_wire::agent::Stream;
     use jiffy_wire::frame::Decoder;
     use tokio::io::AsyncReadExt;
 
@@ -339,5 +391,47 @@ mod tests {
         assert_eq!(got[0], welcome);
         assert!(got.contains(&ToGuest::MainEndStored));
         assert!(got.contains(&ToGuest::MainInput(ExecInput::StdinClosed)));
+    }
+
+    #[tokio::test]
+    async fn input_waits_until_the_guest_has_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sock");
+        let mut supervisor = Supervisor::new(UnixListener::bind(&path).unwrap(), "me");
+        let mut guest = UnixStream::connect(&path).await.unwrap();
+        guest.write_all(&hello("me")).await.unwrap();
+        let Some(FromLink::Hello { mut link, .. }) = supervisor.messages.recv().await else {
+            panic!("no hello");
+        };
+        // The first message is the welcome; here any will do.
+        link.send
+            .send(ToGuest::MainInput(ExecInput::StdinClosed))
+            .await
+            .unwrap();
+        link.more_room(u32::MAX);
+        link.more_room(u32::MAX);
+        assert_eq!(link.room.as_ref().unwrap().available_permits(), MAX_ROOM);
+        let port = link.input();
+        let piece = || ExecInput::Stdin(vec![0; 60_000]);
+        link.room
+            .as_ref()
+            .unwrap()
+            .forget_permits(MAX_ROOM - 100_000);
+        assert!(port.send(piece()).await);
+        let waiting = tokio::spawn({
+            let port = port.clone();
+            async move { port.send(piece()).await }
+        });
+        assert!(
+            port.send(ExecInput::Signal(2)).await,
+            "a signal needs no room"
+        );
+        assert!(!waiting.is_finished());
+        link.more_room(20_000);
+        assert!(waiting.await.unwrap());
+        let waiting = tokio::spawn(async move { port.send(piece()).await });
+        tokio::task::yield_now().await;
+        drop(link);
+        assert!(!waiting.await.unwrap(), "the connection is gone");
     }
 }

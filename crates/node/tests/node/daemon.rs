@@ -1,0 +1,346 @@
+//! A `jiffyd` in folders of its own.
+
+use crate::client::{Answer, Frames, connect, request};
+use jiffy_wire::agent::{Command, ExecOutput};
+use jiffy_wire::api::{CreateVm, RunVm, Vm, VmState};
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Longest wait for something that takes moments.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A daemon; with it go all its VMs and files.
+pub struct Daemon {
+    pub folder: TempDir,
+    /// Where its data is; in `folder` unless a test wants it elsewhere.
+    pub data: PathBuf,
+    options: Vec<String>,
+    process: Option<Child>,
+}
+
+impl Daemon {
+    pub fn start() -> Daemon {
+        Daemon::with(&[])
+    }
+
+    pub fn with(options: &[&str]) -> Daemon {
+        let mut daemon = Daemon::prepared(options);
+        daemon.up();
+        daemon
+    }
+
+    /// Folders, but no process yet.
+    pub fn prepared(options: &[&str]) -> Daemon {
+        let folder = tempfile::Builder::new()
+            .prefix("node-")
+            .tempdir_in("/tmp")
+            .unwrap();
+        let path = |name: &str| folder.path().join(name);
+        for name in ["lib", "share/images", "share/kernels/base"] {
+            fs::create_dir_all(path(name)).unwrap();
+        }
+        symlink(fake_vmm(), path("lib/jiffy-vmm")).unwrap();
+        fs::write(path("share/initramfs.cpio"), b"an initramfs").unwrap();
+        fs::write(path("share/kernels/base/vmlinux"), b"a kernel").unwrap();
+        fs::write(
+            path("share/images/base.tar"),
+            tar_of(&[("hello", b"world")]),
+        )
+        .unwrap();
+        Daemon {
+            data: path("data"),
+            folder,
+            options: options.iter().map(|option| option.to_string()).collect(),
+            process: None,
+        }
+    }
+
+    pub fn command(&self) -> std::process::Command {
+        let path = |name: &str| self.folder.path().join(name);
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_jiffyd"));
+        command
+            .arg("--data")
+            .arg(&self.data)
+            .arg("--run")
+            .arg(path("run"))
+            .arg("--lib")
+            .arg(path("lib"))
+            .arg("--share")
+            .arg(path("share"))
+            .args(&self.options)
+            .env("RUST_LOG", "debug")
+            .stdin(Stdio::null());
+        command
+    }
+
+    pub fn up(&mut self) {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.folder.path().join("jiffyd.log"))
+            .unwrap();
+        self.process = Some(self.command().stderr(log).spawn().unwrap());
+        eventually("the daemon answers", || {
+            connect(&self.socket())
+                .and_then(|stream| request(stream, "GET /v1/info HTTP/1.1", b""))
+                .is_ok()
+        });
+    }
+
+    /// SIGKILL.
+    pub fn killed(&mut self) {
+        let mut process = self.process.take().unwrap();
+        process.kill().unwrap();
+        process.wait().unwrap();
+    }
+
+    /// The orderly end by the API.
+    pub fn shut_down(&mut self) {
+        assert_eq!(self.post("/v1/shutdown", b"").status, 204);
+        let status = self.process.take().unwrap().wait().unwrap();
+        assert!(status.success());
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("run/jiffyd.sock")
+    }
+
+    pub fn run_folder(&self, id: &str) -> PathBuf {
+        self.folder.path().join("run/vms").join(id)
+    }
+
+    pub fn vm_folder(&self, id: &str) -> PathBuf {
+        self.data.join("vms").join(id)
+    }
+
+    pub fn ask(&self, method: &str, path: &str, body: &[u8]) -> Answer {
+        let stream = connect(&self.socket()).unwrap();
+        request(stream, &format!("{method} {path} HTTP/1.1"), body).unwrap()
+    }
+
+    pub fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path, b"")
+    }
+
+    pub fn post(&self, path: &str, body: &[u8]) -> Answer {
+        self.ask("POST", path, body)
+    }
+
+    pub fn delete(&self, path: &str) -> Answer {
+        self.ask("DELETE", path, b"")
+    }
+
+    pub fn stream(&self, path: &str, body: &[u8]) -> Result<Frames, Answer> {
+        Frames::open(connect(&self.socket()).unwrap(), path, body)
+    }
+
+    pub fn create(&self, vm: &CreateVm) -> Answer {
+        self.post("/v1/vms", &serde_json::to_vec(vm).unwrap())
+    }
+
+    /// Makes and starts a VM with a first command, attached.
+    pub fn run(&self, vm: CreateVm) -> Frames {
+        self.try_run(vm).unwrap()
+    }
+
+    pub fn try_run(&self, vm: CreateVm) -> Result<Frames, Answer> {
+        let body = serde_json::to_vec(&RunVm { vm, detach: false }).unwrap();
+        self.stream("/v1/run", &body)
+    }
+
+    /// Makes and starts a VM, and waits until it is ready.
+    pub fn run_detached(&self, vm: CreateVm) -> Answer {
+        let body = serde_json::to_vec(&RunVm { vm, detach: true }).unwrap();
+        self.post("/v1/run", &body)
+    }
+
+    pub fn exec(&self, vm: &str, command: &Command) -> Result<Frames, Answer> {
+        let body = serde_json::to_vec(command).unwrap();
+        self.stream(&format!("/v1/vms/{vm}/exec"), &body)
+    }
+
+    pub fn vm(&self, vm: &str) -> Vm {
+        self.get(&format!("/v1/vms/{vm}")).json()
+    }
+
+    pub fn when(&self, vm: &str, state: VmState) -> Vm {
+        eventually(&format!("{vm} is {state:?}"), || self.vm(vm).state == state);
+        self.vm(vm)
+    }
+
+    pub fn gone(&self, vm: &str) {
+        eventually(&format!("{vm} is gone"), || {
+            self.get(&format!("/v1/vms/{vm}")).status == 404
+        });
+    }
+
+    /// What the VM's log holds: stdout and stderr.
+    pub fn logs(&self, vm: &str, query: &str) -> (String, String) {
+        let answer = self.get(&format!("/v1/vms/{vm}/logs?{query}"));
+        assert_eq!(
+            answer.status,
+            200,
+            "{}",
+            String::from_utf8_lossy(&answer.body)
+        );
+        let mut decoder = jiffy_wire::frame::Decoder::new();
+        decoder.push(&answer.body);
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        while let Some(chunk) = decoder.next::<jiffy_wire::api::LogChunk>().unwrap() {
+            match chunk.stream {
+                jiffy_wire::agent::Stream::Stdout => stdout.extend(chunk.data),
+                jiffy_wire::agent::Stream::Stderr => stderr.extend(chunk.data),
+            }
+        }
+        assert_eq!(decoder.pending(), 0);
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        (text(stdout), text(stderr))
+    }
+
+    /// No process, no folder, no socket of any VM is left.
+    pub fn nothing_left(&self) {
+        let left = |folder: &Path| -> Vec<_> {
+            fs::read_dir(folder)
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name())
+                .collect()
+        };
+        eventually("nothing is left", || {
+            left(&self.data.join("vms")).is_empty()
+                && left(&self.folder.path().join("run/vms")).is_empty()
+                && vmms(&self.data).is_empty()
+        });
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = fs::read_to_string(self.folder.path().join("jiffyd.log"));
+            eprintln!("---- jiffyd.log\n{}", log.unwrap_or_default());
+            for entry in fs::read_dir(self.data.join("vms")).into_iter().flatten() {
+                let path = entry.unwrap().path().join("vmm.log");
+                let log = fs::read_to_string(&path).unwrap_or_default();
+                eprintln!("---- {}\n{log}", path.display());
+            }
+        }
+        if let Some(mut process) = self.process.take() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+        for pid in vmms(&self.data) {
+            kill(pid);
+        }
+    }
+}
+
+/// SIGKILL.
+pub fn kill(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+}
+
+/// Is there such a process (not a zombie)?
+pub fn is_alive(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.rsplit(')').next().unwrap().starts_with(" Z"))
+}
+
+/// Processes of VMMs with their configuration in this data folder.
+pub fn vmms(data: &Path) -> Vec<u32> {
+    let marker = data.join("vms").display().to_string();
+    fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|pid| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line);
+            line.contains("jiffy-vmm\0run\0") && line.contains(&marker) && is_alive(*pid)
+        })
+        .collect()
+}
+
+/// Built by cargo beside this test.
+fn fake_vmm() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let path = test
+        .parent()
+        .unwrap()
+        .parent()
+        .unwrap()
+        .join("examples/fake-vmm");
+    assert!(path.exists(), "{} is not built", path.display());
+    path
+}
+
+/// A tar of these files.
+pub fn tar_of(files: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    for (name, contents) in files {
+        let mut header = tar::Header::new_ustar();
+        header.set_size(contents.len() as u64);
+        header.set_mode(0o644);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
+        builder.append_data(&mut header, name, *contents).unwrap();
+    }
+    builder.into_inner().unwrap()
+}
+
+/// A command.
+pub fn command(argv: &[&str]) -> Command {
+    Command {
+        argv: argv.iter().map(|word| word.to_string()).collect(),
+        ..Command::default()
+    }
+}
+
+/// A script for the host's shell, which stands for the guest's.
+pub fn shell(script: &str) -> Command {
+    command(&["/bin/sh", "-c", script])
+}
+
+/// A VM with a first command.
+pub fn vm(command: Command) -> CreateVm {
+    CreateVm {
+        command: Some(command),
+        ..CreateVm::default()
+    }
+}
+
+/// A VM whose stand-in misbehaves.
+pub fn bad_vm(how: &str, command: Option<Command>) -> CreateVm {
+    CreateVm {
+        command,
+        kernel_args: Some(format!("fake={how}")),
+        ..CreateVm::default()
+    }
+}
+
+/// The id of the VM that `run` made.
+pub fn id_of(frames: &Frames) -> String {
+    let id = frames.head.split("jiffy-vm-id: ").nth(1).unwrap();
+    id.split("\r\n").next().unwrap().to_owned()
+}
+
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < until, "never: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Waits for `Started`.
+pub fn started(frames: &mut Frames) {
+    let first = frames.next::<ExecOutput>();
+    assert!(
+        matches!(first, Some(ExecOutput::Started { .. })),
+        "{first:?}"
+    );
+}

@@ -1,0 +1,173 @@
+//! VMMs and guests that fail or misbehave.
+
+use crate::daemon::{Daemon, bad_vm, command, id_of, kill, shell, started, vm};
+use jiffy_wire::agent::{ExecOutput, ExitStatus};
+use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState};
+use std::time::{Duration, Instant};
+
+fn named(name: &str, vm: CreateVm) -> CreateVm {
+    CreateVm {
+        name: Some(name.into()),
+        ..vm
+    }
+}
+
+#[test]
+fn a_vmm_that_cannot_build_the_vm_says_why_to_everybody() {
+    let daemon = Daemon::start();
+    daemon.create(&named("bad", bad_vm("start-failed", None)));
+    let error = daemon
+        .post("/v1/vms/bad/start", b"")
+        .error(ErrorKind::VmFailed);
+    assert_eq!(error.message, "The kernel /x is not bootable.");
+    assert_eq!(error.hint.as_deref(), Some("Give another."));
+    assert_eq!(
+        daemon.vm("bad").error.as_deref(),
+        Some("The kernel /x is not bootable.")
+    );
+
+    let frames = daemon.run(bad_vm("start-failed", Some(command(&["true"]))));
+    let finished = frames.finish();
+    assert!(!finished.started);
+    assert_eq!(finished.lost(), "The kernel /x is not bootable.");
+
+    let error = daemon
+        .run_detached(bad_vm("start-failed", None))
+        .error(ErrorKind::VmFailed);
+    assert!(error.message.contains("not bootable"));
+}
+
+#[test]
+fn a_guest_that_never_gets_ready_is_ended() {
+    let daemon = Daemon::with(&["--start-timeout", "1"]);
+    daemon.create(&named("mute", bad_vm("mute", None)));
+    let before = Instant::now();
+    let error = daemon
+        .post("/v1/vms/mute/start", b"")
+        .error(ErrorKind::VmFailed);
+    assert!(before.elapsed() < Duration::from_secs(8));
+    assert!(
+        error.message.contains("not ready after 1 s"),
+        "{}",
+        error.message
+    );
+    assert!(
+        error.message.contains("fake-vmm: VM"),
+        "the last line of its log"
+    );
+    assert_eq!(daemon.vm("mute").state, VmState::Exited);
+    let finished = daemon
+        .run(bad_vm("mute", Some(command(&["true"]))))
+        .finish();
+    assert!(finished.lost().contains("not ready after 1 s"));
+}
+
+#[test]
+fn a_vmm_that_is_killed_is_named_as_the_reason() {
+    let daemon = Daemon::start();
+    let mut frames = daemon.run(vm(command(&["sleep", "100"])));
+    let id = id_of(&frames);
+    started(&mut frames);
+    let mut exec = daemon.exec(&id, &command(&["sleep", "100"]));
+    while exec.as_ref().is_err_and(|answer| answer.status == 409) {
+        exec = daemon.exec(&id, &command(&["sleep", "100"]));
+    }
+    let mut exec = exec.unwrap();
+    started(&mut exec);
+    kill(daemon.vm(&id).pid.unwrap());
+    assert!(frames.finish().lost().contains("killed by signal 9"));
+    assert!(exec.finish().lost().contains("killed by signal 9"));
+    let vm = daemon.when(&id, VmState::Exited);
+    assert!(vm.error.unwrap().contains("its VMM was killed by signal 9"));
+    assert!(!daemon.run_folder(&id).exists());
+}
+
+#[test]
+fn a_vmm_that_dies_in_mid_message_leaves_whole_frames() {
+    let daemon = Daemon::start();
+    daemon.run_detached(named("dies", bad_vm("die-in-message", None)));
+    let finished = daemon
+        .exec("dies", &command(&["sleep", "100"]))
+        .unwrap()
+        .finish();
+    assert!(finished.started);
+    assert_eq!(finished.stdout, b"", "half a message is none");
+    assert!(finished.lost().contains("killed by signal 9"));
+}
+
+#[test]
+fn a_guest_that_crashes_or_powers_off_early_is_told_apart() {
+    let daemon = Daemon::start();
+    let crashed = daemon
+        .run(bad_vm("crash", Some(command(&["sleep", "1"]))))
+        .finish();
+    assert_eq!(crashed.lost(), "The guest crashed: triple fault.");
+    let off = daemon
+        .run(bad_vm("early-off", Some(command(&["sleep", "1"]))))
+        .finish();
+    assert!(off.lost().contains("powered off before its command ended"));
+}
+
+#[test]
+fn nonsense_from_the_guest_closes_that_connection_only() {
+    let daemon = Daemon::start();
+    let finished = daemon
+        .run(bad_vm("garbage", Some(shell("echo fine"))))
+        .finish();
+    assert_eq!(finished.text(), "fine\n");
+    assert_eq!(finished.status(), ExitStatus::Code(0));
+    daemon.run_detached(named("odd", bad_vm("exec-garbage", None)));
+    let finished = daemon.exec("odd", &command(&["true"])).unwrap().finish();
+    assert!(finished.lost().contains("protocol"));
+    assert_eq!(daemon.vm("odd").state, VmState::Running);
+    assert_eq!(daemon.get("/v1/vms/odd/stat").status, 200);
+}
+
+#[test]
+fn a_guest_that_floods_the_trace_port_is_served_like_others() {
+    let daemon = Daemon::start();
+    daemon.run_detached(named("flood", bad_vm("flood", None)));
+    let finished = daemon
+        .exec("flood", &shell("echo through"))
+        .unwrap()
+        .finish();
+    assert_eq!(finished.text(), "through\n");
+    let quiet = daemon.run(vm(command(&["true"]))).finish();
+    assert_eq!(quiet.status(), ExitStatus::Code(0));
+    let before = Instant::now();
+    let stopped: Vm = daemon.post("/v1/vms/flood/stop", b"").json();
+    assert_eq!(stopped.state, VmState::Exited);
+    assert!(before.elapsed() < Duration::from_secs(8));
+    let timeline: jiffy_wire::timeline::Timeline = daemon.get("/v1/vms/flood/timeline").json();
+    assert!(timeline.spans.len() < 5000);
+}
+
+#[test]
+fn hostile_input_of_a_client_closes_its_stream_only() {
+    use std::io::Write;
+    let daemon = Daemon::start();
+    let mut sleeping = command(&["sleep", "100"]);
+    sleeping.stdin = true;
+    let mut frames = daemon.run(named("calm", vm(sleeping)));
+    started(&mut frames);
+    frames.stream.write_all(&[0xff; 1000]).unwrap();
+    assert_eq!(frames.next::<ExecOutput>(), None);
+    assert_eq!(daemon.vm("calm").state, VmState::Running);
+    let mut exec = daemon.exec("calm", &command(&["sleep", "100"])).unwrap();
+    started(&mut exec);
+    exec.stream.write_all(&[1, 0, 0, 0, 77]).unwrap();
+    assert_eq!(exec.next::<ExecOutput>(), None);
+    assert_eq!(daemon.vm("calm").state, VmState::Running);
+}
+
+#[test]
+fn a_missing_vmm_is_one_sentence_and_leaves_nothing() {
+    let daemon = Daemon::start();
+    std::fs::remove_file(daemon.folder.path().join("lib/jiffy-vmm")).unwrap();
+    let error = daemon
+        .try_run(vm(command(&["true"])))
+        .unwrap_err()
+        .error(ErrorKind::Internal);
+    assert!(error.message.contains("jiffy-vmm"));
+    daemon.nothing_left();
+}

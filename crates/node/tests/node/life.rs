@@ -1,0 +1,371 @@
+//! VMs from creation to removal.
+
+use crate::daemon::{Daemon, command, eventually, shell, started, vm};
+use jiffy_wire::agent::{ExitStatus, Stat};
+use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState};
+use jiffy_wire::timeline::{Timeline, names};
+use std::fs;
+use std::time::{Duration, Instant};
+
+fn idle(name: &str) -> CreateVm {
+    CreateVm {
+        name: Some(name.into()),
+        ..CreateVm::default()
+    }
+}
+
+#[test]
+fn a_vm_is_created_started_stopped_started_again_and_removed() {
+    let daemon = Daemon::start();
+    let created: Vm = daemon
+        .create(&CreateVm {
+            cpus: Some(2),
+            memory_mib: Some(256),
+            ..idle("web")
+        })
+        .json();
+    assert_eq!((created.cpus, created.memory_mib), (2, 256));
+    assert_eq!(created.state, VmState::Created);
+    assert_eq!(created.pid, None);
+    let started: Vm = daemon.post("/v1/vms/web/start", b"").json();
+    assert_eq!(started.state, VmState::Running);
+    let again: Vm = daemon.post("/v1/vms/web/start", b"").json();
+    assert_eq!(again.pid, started.pid, "what runs is started");
+    let stat: Stat = daemon.get("/v1/vms/web/stat").json();
+    assert_eq!(stat.memory_total, 256 << 20);
+    daemon.delete("/v1/vms/web").error(ErrorKind::WrongState);
+    let stopped: Vm = daemon.post("/v1/vms/web/stop?grace_ms=2000", b"").json();
+    assert_eq!(
+        (stopped.state, stopped.pid, stopped.error),
+        (VmState::Exited, None, None)
+    );
+    assert_eq!(
+        daemon.post("/v1/vms/web/stop", b"").status,
+        200,
+        "what ended is stopped"
+    );
+    daemon
+        .post("/v1/vms/web/kill", b"")
+        .error(ErrorKind::WrongState);
+    daemon.get("/v1/vms/web/stat").error(ErrorKind::WrongState);
+    let again: Vm = daemon.post("/v1/vms/web/start", b"").json();
+    assert_eq!(again.state, VmState::Running);
+    assert_ne!(again.pid, started.pid);
+    let killed: Vm = daemon.post("/v1/vms/web/kill", b"").json();
+    assert_eq!(killed.state, VmState::Exited);
+    assert_eq!(daemon.delete("/v1/vms/web").status, 204);
+    daemon.get("/v1/vms/web").error(ErrorKind::NotFound);
+    daemon.nothing_left();
+}
+
+#[test]
+fn a_restarted_vm_begins_its_output_anew_but_its_log_goes_on() {
+    let daemon = Daemon::start();
+    daemon.create(&CreateVm {
+        name: Some("twice".into()),
+        ..vm(shell("echo here"))
+    });
+    for _ in 0..2 {
+        daemon.post("/v1/vms/twice/start", b"");
+        daemon.when("twice", VmState::Exited);
+    }
+    assert_eq!(daemon.logs("twice", "").0, "here\nhere\n");
+    let attached = daemon.stream("/v1/vms/twice/attach", b"").unwrap().finish();
+    assert_eq!(attached.text(), "here\n");
+}
+
+#[test]
+fn stop_lets_the_command_end_in_order_and_kill_does_not() {
+    let daemon = Daemon::start();
+    let mut frames = daemon.run(CreateVm {
+        name: Some("polite".into()),
+        ..vm(shell(
+            "trap 'echo bye; exit 3' TERM; echo go; while :; do sleep 0.05; done",
+        ))
+    });
+    frames.until("go\n");
+    let stopped: Vm = daemon.post("/v1/vms/polite/stop", b"").json();
+    assert_eq!(stopped.exit, Some(ExitStatus::Code(3)));
+    let finished = frames.finish();
+    assert_eq!(finished.text(), "bye\n");
+    assert_eq!(finished.status(), ExitStatus::Code(3));
+
+    let mut frames = daemon.run(CreateVm {
+        name: Some("sudden".into()),
+        ..vm(shell("trap '' TERM; echo go; while :; do sleep 0.05; done"))
+    });
+    frames.until("go\n");
+    let killed: Vm = daemon.post("/v1/vms/sudden/kill", b"").json();
+    assert_eq!(killed.exit, Some(ExitStatus::Signal(9)));
+    assert_eq!(killed.error, None);
+    assert_eq!(frames.finish().status(), ExitStatus::Signal(9));
+}
+
+#[test]
+fn a_signal_can_be_sent_to_the_first_command() {
+    let daemon = Daemon::start();
+    let mut frames = daemon.run(CreateVm {
+        name: Some("sig".into()),
+        ..vm(command(&["sleep", "100"]))
+    });
+    started(&mut frames);
+    daemon
+        .post("/v1/vms/sig/kill?signal=0", b"")
+        .error(ErrorKind::Invalid);
+    assert_eq!(daemon.post("/v1/vms/sig/kill?signal=10", b"").status, 200);
+    assert_eq!(frames.finish().status(), ExitStatus::Signal(10));
+    daemon.run_detached(idle("idle"));
+    daemon
+        .post("/v1/vms/idle/kill?signal=10", b"")
+        .error(ErrorKind::WrongState);
+}
+
+#[test]
+fn an_agent_that_does_not_answer_does_not_keep_its_vm_from_stopping() {
+    let daemon = Daemon::start();
+    daemon.run_detached(CreateVm {
+        name: Some("deaf".into()),
+        ..crate::daemon::bad_vm("deaf", Some(command(&["sleep", "100"])))
+    });
+    let before = Instant::now();
+    let stopped: Vm = daemon.post("/v1/vms/deaf/stop?grace_ms=60000", b"").json();
+    assert_eq!(stopped.state, VmState::Exited);
+    assert_eq!(stopped.error, None);
+    assert!(before.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn wait_answers_when_the_vm_has_ended() {
+    let daemon = Daemon::start();
+    daemon.run_detached(CreateVm {
+        name: Some("brief".into()),
+        ..vm(shell("sleep 0.3; exit 4"))
+    });
+    let ended: Vm = daemon.post("/v1/vms/brief/wait", b"").json();
+    assert_eq!(
+        (ended.state, ended.exit),
+        (VmState::Exited, Some(ExitStatus::Code(4)))
+    );
+}
+
+#[test]
+fn of_many_creations_with_one_name_one_succeeds() {
+    let daemon = Daemon::start();
+    let answers: Vec<u16> = std::thread::scope(|scope| {
+        let tries: Vec<_> = (0..12)
+            .map(|_| scope.spawn(|| daemon.create(&idle("same")).status))
+            .collect();
+        tries.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    assert_eq!(answers.iter().filter(|status| **status == 200).count(), 1);
+    assert_eq!(answers.iter().filter(|status| **status == 409).count(), 11);
+    assert_eq!(daemon.get("/v1/vms?all=true").json::<Vec<Vm>>().len(), 1);
+    let folders = fs::read_dir(daemon.data.join("vms")).unwrap().count();
+    assert_eq!(folders, 1);
+    let refused = daemon.create(&idle("same")).error(ErrorKind::Conflict);
+    assert!(refused.message.contains("same"));
+}
+
+#[test]
+fn vms_are_found_by_name_id_and_beginning_of_an_id() {
+    let daemon = Daemon::start();
+    let vms: Vec<Vm> = (0..3)
+        .map(|index| daemon.create(&idle(&format!("vm-{index}"))).json())
+        .collect();
+    let cids: std::collections::HashSet<u32> = vms.iter().map(|vm| vm.cid).collect();
+    assert_eq!(cids.len(), 3);
+    assert!(cids.iter().all(|cid| *cid >= 3));
+    for vm in &vms {
+        for key in [&vm.id, &vm.name, &vm.id[..8].to_owned()] {
+            assert_eq!(daemon.vm(key).id, vm.id);
+        }
+    }
+    daemon.get("/v1/vms/nobody").error(ErrorKind::NotFound);
+    let listed: Vec<Vm> = daemon.get("/v1/vms").json();
+    assert!(listed.is_empty(), "none runs");
+    let all: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
+    let names: Vec<_> = all.iter().map(|vm| vm.name.as_str()).collect();
+    assert_eq!(names, ["vm-0", "vm-1", "vm-2"], "the oldest first");
+}
+
+#[test]
+fn a_vm_can_be_removed_in_every_state() {
+    let daemon = Daemon::start();
+    // Created.
+    daemon.create(&idle("a"));
+    assert_eq!(daemon.delete("/v1/vms/a").status, 204);
+    // Starting.
+    daemon.create(&CreateVm {
+        name: Some("b".into()),
+        ..crate::daemon::bad_vm("mute", None)
+    });
+    std::thread::scope(|scope| {
+        let starting = scope.spawn(|| daemon.post("/v1/vms/b/start", b""));
+        daemon.when("b", VmState::Starting);
+        daemon.delete("/v1/vms/b").error(ErrorKind::WrongState);
+        assert_eq!(daemon.delete("/v1/vms/b?force=true").status, 204);
+        starting.join().unwrap();
+    });
+    // Running, with a client attached.
+    let mut frames = daemon.run(CreateVm {
+        name: Some("c".into()),
+        ..vm(command(&["sleep", "100"]))
+    });
+    started(&mut frames);
+    assert_eq!(daemon.delete("/v1/vms/c?force=true").status, 204);
+    let _ = frames.finish();
+    // Stopping.
+    let mut frames = daemon.run(CreateVm {
+        name: Some("d".into()),
+        ..vm(shell("trap '' TERM; echo go; sleep 100"))
+    });
+    frames.until("go\n");
+    std::thread::scope(|scope| {
+        let stopping = scope.spawn(|| daemon.post("/v1/vms/d/stop?grace_ms=60000", b""));
+        daemon.when("d", VmState::Stopping);
+        assert_eq!(daemon.delete("/v1/vms/d?force=true").status, 204);
+        stopping.join().unwrap();
+    });
+    // Exited.
+    daemon.run_detached(CreateVm {
+        name: Some("e".into()),
+        ..vm(command(&["true"]))
+    });
+    daemon.when("e", VmState::Exited);
+    assert_eq!(daemon.delete("/v1/vms/e").status, 204);
+    daemon.delete("/v1/vms/e").error(ErrorKind::NotFound);
+    daemon.nothing_left();
+}
+
+#[test]
+fn the_timeline_has_every_step_in_order() {
+    let daemon = Daemon::start();
+    daemon.run_detached(CreateVm {
+        name: Some("timed".into()),
+        ..vm(command(&["true"]))
+    });
+    daemon.when("timed", VmState::Exited);
+    let timeline: Timeline = daemon.get("/v1/vms/timed/timeline").json();
+    let mut last = 0;
+    for name in [
+        names::REQUEST_RECEIVED,
+        names::IMAGE_READY,
+        names::VMM_SPAWNED,
+        names::KVM_VM_CREATED,
+        names::KERNEL_LOADED,
+        names::FIRST_KVM_RUN,
+        names::KERNEL_ENTRY,
+        names::KERNEL_BOOT,
+        names::PID1,
+        names::COMMAND_STARTED,
+        names::COMMAND,
+        names::COMMAND_DONE,
+    ] {
+        let span = timeline.find(name).unwrap_or_else(|| panic!("no {name}"));
+        assert!(span.start_ns >= last, "{name} is out of order");
+        last = span.start_ns;
+    }
+    let pid1 = timeline.find(names::PID1).unwrap().start_ns;
+    let root = timeline.find("mount root").unwrap();
+    assert_eq!(
+        (root.start_ns, root.end_ns),
+        (pid1 + 1_000_000, pid1 + 2_000_000)
+    );
+    let info: jiffy_wire::api::NodeInfo = daemon.get("/v1/info").json();
+    assert_eq!(timeline.clock, info.clock);
+    assert!(last < info.now_ns);
+}
+
+#[test]
+fn logs_can_be_followed_and_cut() {
+    let daemon = Daemon::start();
+    daemon.run_detached(CreateVm {
+        name: Some("talk".into()),
+        console: true,
+        ..crate::daemon::bad_vm(
+            "warn",
+            Some(shell("for i in 1 2 3 4 5; do echo $i; sleep 0.1; done")),
+        )
+    });
+    // Following ends with the VM.
+    let (stdout, stderr) = daemon.logs("talk", "follow=true");
+    assert_eq!(stdout, "1\n2\n3\n4\n5\n");
+    assert!(stderr.contains("[init] hostname: it would not stick\n"));
+    assert!(stderr.contains("[crond] tick\n"));
+    assert_eq!(daemon.vm("talk").warnings, ["hostname: it would not stick"]);
+    assert_eq!(daemon.logs("talk", "tail=2").0, "4\n5\n");
+    assert_eq!(daemon.logs("talk", "tail=0").0, "");
+    assert!(
+        daemon
+            .logs("talk", "source=vmm")
+            .0
+            .starts_with("fake-vmm: VM ")
+    );
+    let console = daemon.vm_folder(&daemon.vm("talk").id).join("console.log");
+    fs::write(console, "one\ntwo\nthree\n").unwrap();
+    assert_eq!(
+        daemon.logs("talk", "source=console&tail=1&follow=true").0,
+        "three\n"
+    );
+    daemon
+        .get("/v1/vms/talk/logs?source=nonsense")
+        .error(ErrorKind::Invalid);
+    daemon.create(&idle("silent"));
+    daemon
+        .get("/v1/vms/silent/logs?source=console")
+        .error(ErrorKind::WrongState);
+}
+
+#[test]
+fn a_console_that_grows_is_followed() {
+    let daemon = Daemon::start();
+    daemon.run_detached(CreateVm {
+        console: true,
+        ..idle("con")
+    });
+    let console = daemon.vm_folder(&daemon.vm("con").id).join("console.log");
+    std::thread::scope(|scope| {
+        let following = scope.spawn(|| daemon.logs("con", "source=console&follow=true").0);
+        std::thread::sleep(Duration::from_millis(200));
+        fs::write(&console, "first\n").unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        fs::write(&console, "first\nsecond\n").unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        daemon.post("/v1/vms/con/kill", b"");
+        assert_eq!(following.join().unwrap(), "first\nsecond\n");
+    });
+}
+
+#[test]
+fn a_volume_has_one_writer() {
+    let daemon = Daemon::start();
+    let with_disk = |name: &str, read_only| CreateVm {
+        disks: vec![jiffy_wire::api::VolumeUse {
+            name: "data".into(),
+            size_mib: Some(64),
+            read_only,
+        }],
+        ..idle(name)
+    };
+    daemon.run_detached(with_disk("one", false));
+    let refused = daemon
+        .run_detached(with_disk("two", false))
+        .error(ErrorKind::Conflict);
+    assert!(refused.message.contains("data") && refused.message.contains("one"));
+    daemon.get("/v1/vms/two").error(ErrorKind::NotFound);
+    let volumes: Vec<jiffy_wire::api::Volume> = daemon.get("/v1/volumes").json();
+    assert_eq!(
+        (volumes[0].size_mib, &volumes[0].used_by[..]),
+        (64, &["one".to_owned()][..])
+    );
+    daemon.delete("/v1/volumes/data").error(ErrorKind::Conflict);
+    daemon.post("/v1/vms/one/kill", b"");
+    let now: Vm = daemon.run_detached(with_disk("two", false)).json();
+    assert_eq!(now.state, VmState::Running);
+    assert_eq!(daemon.delete("/v1/vms/two?force=true").status, 204);
+    assert_eq!(daemon.delete("/v1/vms/one").status, 204);
+    eventually("the volume can be removed", || {
+        daemon.delete("/v1/volumes/data").status == 204
+    });
+    daemon.delete("/v1/volumes/data").error(ErrorKind::NotFound);
+}

@@ -1,0 +1,11 @@
+//! The daemon from outside: a real `jiffyd`, its API, and a stand-in for
+//! `jiffy-vmm` (see `examples/fake-vmm.rs`) whose "guests" run real programs.
+
+mod adoption;
+mod api;
+mod client;
+mod daemon;
+mod failures;
+mod life;
+mod room;
+mod running;

@@ -1,0 +1,122 @@
+//! Hosts with no memory or disk left.
+
+use crate::daemon::{Daemon, command, eventually, id_of, shell, tar_of, vm};
+use jiffy_wire::agent::ExitStatus;
+use jiffy_wire::api::{CreateVm, ErrorKind, VmState};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// A file system of a few MiB. Mounting takes root; without it there is no
+/// disk to fill.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn new(size: &str) -> Option<SmallDisk> {
+        let folder = tempfile::tempdir().unwrap();
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
+            .arg(folder.path())
+            .status()
+            .unwrap();
+        if !mounted.success() {
+            eprintln!("skipped: mounting a small disk takes root");
+            return None;
+        }
+        Some(SmallDisk(folder))
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Uses the disk up, to the last byte.
+    fn fill(&self) {
+        let mut file = fs::File::create(self.path().join("ballast")).unwrap();
+        let full = std::io::copy(&mut std::io::repeat(1), &mut file);
+        assert!(full.is_err());
+    }
+
+    fn free(&self) {
+        fs::remove_file(self.path().join("ballast")).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.path()).status();
+    }
+}
+
+fn daemon_on(disk: &SmallDisk) -> Daemon {
+    let mut daemon = Daemon::prepared(&[]);
+    daemon.data = disk.path().join("data");
+    daemon.up();
+    daemon
+}
+
+#[test]
+fn a_vm_larger_than_the_host_is_refused_with_numbers() {
+    let daemon = Daemon::start();
+    let error = daemon
+        .try_run(CreateVm {
+            memory_mib: Some(16 << 20),
+            ..vm(command(&["true"]))
+        })
+        .unwrap_err()
+        .error(ErrorKind::NoRoom);
+    assert!(error.message.contains("16777216 MiB"), "{}", error.message);
+    assert!(error.hint.is_some());
+    daemon.nothing_left();
+}
+
+#[test]
+fn a_full_disk_is_one_sentence_and_leaves_nothing() {
+    let Some(disk) = SmallDisk::new("4m") else {
+        return;
+    };
+    let daemon = daemon_on(&disk);
+    // The built-in image is made while there is room.
+    assert_eq!(daemon.get("/v1/images").status, 200);
+    let big = tar_of(&[("big", &[7; 6_000_000])]);
+    daemon.post("/v1/images/big", &big).error(ErrorKind::NoRoom);
+    assert_eq!(fs::read_dir(daemon.data.join("images")).unwrap().count(), 1);
+    disk.fill();
+    let error = daemon.create(&CreateVm::default()).error(ErrorKind::NoRoom);
+    assert!(error.message.contains("full"), "{}", error.message);
+    daemon
+        .try_run(vm(command(&["true"])))
+        .unwrap_err()
+        .error(ErrorKind::NoRoom);
+    daemon.nothing_left();
+    disk.free();
+    let finished = daemon.run(vm(command(&["true"]))).finish();
+    assert_eq!(finished.status(), ExitStatus::Code(0));
+}
+
+#[test]
+fn output_waits_for_a_full_disk_and_is_whole_afterwards() {
+    const BYTES: usize = 600_000;
+    let Some(disk) = SmallDisk::new("4m") else {
+        return;
+    };
+    let daemon = daemon_on(&disk);
+    let go = daemon.folder.path().join("go");
+    let frames = daemon.run(vm(shell(&format!(
+        "while ! test -e {}; do sleep 0.02; done; head -c {BYTES} /dev/zero",
+        go.display()
+    ))));
+    let id = id_of(&frames);
+    daemon.when(&id, VmState::Running);
+    disk.fill();
+    fs::write(&go, "").unwrap();
+    let log = daemon.folder.path().join("jiffyd.log");
+    eventually("the daemon says that output waits", || {
+        fs::read_to_string(&log).unwrap().contains("output waits")
+    });
+    disk.free();
+    let finished = frames.finish();
+    assert_eq!(finished.stdout.len(), BYTES);
+    assert!(String::from_utf8_lossy(&finished.stderr).contains("is full"));
+    assert_eq!(finished.status(), ExitStatus::Code(0));
+}

@@ -1,0 +1,352 @@
+//! `run`, `exec` and attached clients.
+
+use crate::daemon::{Daemon, command, eventually, id_of, is_alive, shell, started, tar_of, vm};
+use jiffy_wire::agent::{
+    CopyDone, CopyEntry, CopyFrame, CopyKind, ExecInput, ExecOutput, ExitStatus, StartFailure,
+};
+use jiffy_wire::api::{CreateVm, ErrorKind, VmState};
+use std::fs;
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_command_runs_and_its_streams_and_status_come_back() {
+    let daemon = Daemon::start();
+    let frames = daemon.run(vm(shell("echo out; echo err >&2; exit 7")));
+    let id = id_of(&frames);
+    let finished = frames.finish();
+    assert!(finished.started);
+    assert_eq!(finished.text(), "out\n");
+    assert_eq!(finished.stderr, b"err\n");
+    assert_eq!(finished.status(), ExitStatus::Code(7));
+    let vm = daemon.when(&id, VmState::Exited);
+    assert_eq!(vm.exit, Some(ExitStatus::Code(7)));
+    assert_eq!(vm.error, None);
+    assert_eq!(daemon.logs(&id, ""), ("out\n".into(), "err\n".into()));
+    assert!(!daemon.run_folder(&id).exists());
+}
+
+#[test]
+fn a_vm_run_for_one_command_leaves_nothing_but_its_timeline() {
+    let daemon = Daemon::start();
+    let frames = daemon.run(CreateVm {
+        remove: true,
+        ..vm(command(&["true"]))
+    });
+    let id = id_of(&frames);
+    assert_eq!(frames.finish().status(), ExitStatus::Code(0));
+    daemon.gone(&id);
+    daemon.nothing_left();
+    let timeline = daemon.get(&format!("/v1/vms/{id}/timeline"));
+    assert_eq!(timeline.status, 200);
+    assert_eq!(daemon.post(&format!("/v1/vms/{id}/wait"), b"").status, 200);
+}
+
+#[test]
+fn the_name_of_a_vm_on_its_way_out_can_be_used_again_at_once() {
+    let daemon = Daemon::start();
+    for _ in 0..5 {
+        let again = CreateVm {
+            name: Some("again".into()),
+            remove: true,
+            ..vm(command(&["true"]))
+        };
+        assert_eq!(daemon.run(again).finish().status(), ExitStatus::Code(0));
+    }
+}
+
+#[test]
+fn a_command_that_is_not_there_is_127() {
+    let daemon = Daemon::start();
+    let frames = daemon.run(vm(command(&["/no/such/program"])));
+    let id = id_of(&frames);
+    match frames.finish().end {
+        Some(ExecOutput::Failed(error)) => {
+            assert_eq!(error.kind, StartFailure::NotFound);
+            assert!(error.message.contains("/no/such/program"));
+        }
+        other => panic!("{other:?}"),
+    }
+    let vm = daemon.when(&id, VmState::Exited);
+    assert_eq!(vm.exit, Some(ExitStatus::Code(127)));
+    assert!(vm.error.unwrap().contains("/no/such/program"));
+}
+
+#[test]
+fn input_reaches_the_command_and_its_end_too() {
+    let daemon = Daemon::start();
+    let sent: Vec<u8> = (0..3_000_000u32).map(|i| (i % 251) as u8).collect();
+    let mut cat = command(&["cat"]);
+    cat.stdin = true;
+    let mut frames = daemon.run(vm(cat));
+    let mut writer = crate::client::Frames::clone_writer(&frames);
+    let to_send = sent.clone();
+    let writing = std::thread::spawn(move || {
+        writer.input(&to_send);
+        writer.send(&ExecInput::StdinClosed);
+    });
+    started(&mut frames);
+    let finished = frames.finish();
+    writing.join().unwrap();
+    assert_eq!(finished.status(), ExitStatus::Code(0));
+    assert!(
+        finished.stdout == sent,
+        "{} bytes came back",
+        finished.stdout.len()
+    );
+}
+
+#[test]
+fn a_signal_reaches_the_command() {
+    let daemon = Daemon::start();
+    let mut frames = daemon.run(vm(command(&["sleep", "100"])));
+    started(&mut frames);
+    frames.send(&ExecInput::Signal(15));
+    assert_eq!(frames.finish().status(), ExitStatus::Signal(15));
+}
+
+#[test]
+fn ctrl_c_before_the_command_runs_ends_the_vm() {
+    let daemon = Daemon::start();
+    let before = Instant::now();
+    let mut frames = daemon.run(crate::daemon::bad_vm(
+        "slow-30000",
+        Some(command(&["true"])),
+    ));
+    let id = id_of(&frames);
+    frames.send(&ExecInput::Signal(2));
+    assert_eq!(frames.finish().status(), ExitStatus::Signal(2));
+    daemon.when(&id, VmState::Exited);
+    assert!(before.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn a_client_that_attaches_later_sees_everything_from_the_start() {
+    let daemon = Daemon::start();
+    let mut cat = shell("echo begin; cat");
+    cat.stdin = true;
+    let vm: jiffy_wire::api::Vm = daemon
+        .run_detached(CreateVm {
+            name: Some("cat".into()),
+            ..vm(cat)
+        })
+        .json();
+    assert_eq!(vm.state, VmState::Running);
+    let attach = || daemon.stream("/v1/vms/cat/attach", b"").unwrap();
+    let (mut one, mut two) = (attach(), attach());
+    one.until("begin\n");
+    one.input(b"from one\n");
+    one.until("from one\n");
+    two.until("begin\nfrom one\n");
+    two.send(&ExecInput::StdinClosed);
+    assert_eq!(one.finish().status(), ExitStatus::Code(0));
+    assert_eq!(two.finish().status(), ExitStatus::Code(0));
+    daemon.when("cat", VmState::Exited);
+    let late = attach().finish();
+    assert_eq!(late.text(), "begin\nfrom one\n");
+    assert_eq!(late.status(), ExitStatus::Code(0));
+}
+
+#[test]
+fn a_client_that_does_not_read_slows_the_command_and_loses_nothing() {
+    const BYTES: usize = 80_000_000;
+    let daemon = Daemon::start();
+    let mut frames = daemon.run(vm(shell(&format!(
+        "head -c {BYTES} /dev/zero; echo end >&2"
+    ))));
+    let id = id_of(&frames);
+    started(&mut frames);
+    // The log stops growing well before everything is written.
+    let log = || {
+        let files = fs::read_dir(daemon.vm_folder(&id)).unwrap();
+        let logs = files.map(|file| file.unwrap()).filter(|file| {
+            file.file_name()
+                .to_string_lossy()
+                .starts_with("command.log")
+        });
+        logs.map(|file| file.metadata().unwrap().len()).sum::<u64>()
+    };
+    let mut last = 0;
+    eventually("the command is held up", || {
+        let before = std::mem::replace(&mut last, log());
+        std::thread::sleep(Duration::from_millis(300));
+        last > 16 << 20 && last == before
+    });
+    assert!(last < 20 << 20, "{last} bytes are kept");
+    assert_eq!(daemon.vm(&id).state, VmState::Running);
+    let finished = frames.finish();
+    assert_eq!(finished.stdout.len(), BYTES);
+    assert_eq!(finished.stderr, b"end\n");
+    assert_eq!(finished.status(), ExitStatus::Code(0));
+}
+
+#[test]
+fn output_that_nobody_reads_is_kept_up_to_a_bound() {
+    let daemon = Daemon::start();
+    daemon.run_detached(CreateVm {
+        name: Some("loud".into()),
+        ..vm(shell("head -c 100000000 /dev/zero; echo; echo the end"))
+    });
+    daemon.when("loud", VmState::Exited);
+    assert_eq!(daemon.vm("loud").exit, Some(ExitStatus::Code(0)));
+    let size: u64 = fs::read_dir(daemon.vm_folder(&daemon.vm("loud").id))
+        .unwrap()
+        .map(|file| file.unwrap().metadata().unwrap().len())
+        .sum();
+    assert!(size < 65 << 20, "{size}");
+    let (stdout, stderr) = daemon.logs("loud", "");
+    assert!(stdout.ends_with("\nthe end\n"));
+    assert!(stderr.contains("no longer there"));
+    assert_eq!(daemon.logs("loud", "tail=1").0, "the end\n");
+}
+
+#[test]
+fn a_client_that_vanishes_leaves_the_command_running() {
+    let daemon = Daemon::start();
+    let done = daemon.folder.path().join("done");
+    let mut frames = daemon.run(CreateVm {
+        remove: true,
+        ..vm(shell(&format!(
+            "echo go; sleep 0.5; echo > {}",
+            done.display()
+        )))
+    });
+    frames.until("go\n");
+    drop(frames);
+    eventually("the command went on", || done.exists());
+    daemon.nothing_left();
+}
+
+#[test]
+fn a_client_that_vanishes_ends_the_input_of_a_command_that_reads() {
+    let daemon = Daemon::start();
+    let mut reading = shell("echo go; cat; exit 5");
+    reading.stdin = true;
+    let mut frames = daemon.run(vm(reading));
+    let id = id_of(&frames);
+    frames.until("go\n");
+    drop(frames);
+    assert_eq!(
+        daemon.when(&id, VmState::Exited).exit,
+        Some(ExitStatus::Code(5))
+    );
+}
+
+#[test]
+fn exec_runs_beside_the_first_command() {
+    let daemon = Daemon::start();
+    daemon.run_detached(CreateVm {
+        name: Some("host".into()),
+        ..CreateVm::default()
+    });
+    let mut cat = command(&["cat"]);
+    cat.stdin = true;
+    let mut frames = daemon.exec("host", &cat).unwrap();
+    frames.input(&vec![b'x'; 500_000]);
+    frames.send(&ExecInput::StdinClosed);
+    let finished = frames.finish();
+    assert_eq!(finished.stdout.len(), 500_000);
+    assert_eq!(finished.status(), ExitStatus::Code(0));
+    let failed = daemon.exec("host", &command(&["/none"])).unwrap().finish();
+    assert!(matches!(failed.end, Some(ExecOutput::Failed(_))));
+    let killed = daemon.exec("host", &shell("kill -9 $$")).unwrap().finish();
+    assert_eq!(killed.status(), ExitStatus::Signal(9));
+}
+
+#[test]
+fn exec_waits_for_a_vm_that_is_starting() {
+    let daemon = Daemon::start();
+    let created = daemon.create(&crate::daemon::bad_vm("slow-500", None));
+    let id = created.json::<jiffy_wire::api::Vm>().id;
+    std::thread::scope(|scope| {
+        let starting = scope.spawn(|| daemon.post(&format!("/v1/vms/{id}/start"), b""));
+        eventually("it is starting", || {
+            daemon.vm(&id).state == VmState::Starting
+        });
+        let finished = daemon.exec(&id, &command(&["true"])).unwrap().finish();
+        assert_eq!(finished.status(), ExitStatus::Code(0));
+        assert_eq!(starting.join().unwrap().status, 200);
+    });
+}
+
+#[test]
+fn a_client_of_exec_that_vanishes_takes_the_program_along() {
+    let daemon = Daemon::start();
+    daemon.run_detached(CreateVm {
+        name: Some("host".into()),
+        ..CreateVm::default()
+    });
+    let mut frames = daemon.exec("host", &shell("echo $$; sleep 100")).unwrap();
+    started(&mut frames);
+    let Some(ExecOutput::Output { data, .. }) = frames.next() else {
+        panic!("no output");
+    };
+    let pid = String::from_utf8(data).unwrap().trim().parse().unwrap();
+    assert!(is_alive(pid));
+    drop(frames);
+    eventually("the program ended", || !is_alive(pid));
+}
+
+#[test]
+fn what_is_copied_in_can_be_copied_out() {
+    let daemon = Daemon::start();
+    daemon.run_detached(CreateVm {
+        name: Some("box".into()),
+        ..CreateVm::default()
+    });
+    let sent = [
+        CopyFrame::Entry(CopyEntry {
+            path: String::new(),
+            kind: CopyKind::File(5),
+            mode: 0o600,
+            uid: 0,
+            gid: 0,
+            mtime: 1,
+        }),
+        CopyFrame::Data(b"hello".to_vec()),
+    ];
+    let mut copy = daemon
+        .stream("/v1/vms/box/copy-in?path=%2Ftmp%2Fa%20b", b"")
+        .unwrap();
+    for frame in &sent {
+        copy.send(frame);
+    }
+    copy.send(&CopyFrame::End);
+    let done: CopyDone = copy.next().unwrap();
+    assert_eq!((done.entries, done.error), (2, None));
+    let mut copy = daemon
+        .stream("/v1/vms/box/copy-out?path=/tmp/a%20b", b"")
+        .unwrap();
+    for frame in &sent {
+        assert_eq!(copy.next::<CopyFrame>().as_ref(), Some(frame));
+    }
+    assert_eq!(copy.next(), Some(CopyFrame::End));
+    assert_eq!(copy.next::<CopyFrame>(), None);
+    let mut copy = daemon
+        .stream("/v1/vms/box/copy-out?path=/none", b"")
+        .unwrap();
+    assert!(
+        matches!(copy.next(), Some(CopyFrame::Failed { message }) if message.contains("/none"))
+    );
+    daemon
+        .stream("/v1/vms/box/copy-out?path=", b"")
+        .unwrap_err()
+        .error(ErrorKind::Invalid);
+}
+
+#[test]
+fn an_imported_image_is_what_the_vm_gets() {
+    let daemon = Daemon::start();
+    let answer = daemon.post("/v1/images/mine", &tar_of(&[("a", b"b")]));
+    let image: jiffy_wire::api::Image = answer.json();
+    assert_eq!((image.name.as_str(), image.entries), ("mine", 1));
+    let frames = daemon.run(CreateVm {
+        image: Some("mine".into()),
+        ..vm(command(&["true"]))
+    });
+    let id = id_of(&frames);
+    assert_eq!(frames.finish().status(), ExitStatus::Code(0));
+    let config = fs::read(daemon.vm_folder(&id).join("vmm.json")).unwrap();
+    let config: jiffy_wire::vmm::VmmConfig = serde_json::from_slice(&config).unwrap();
+    assert!(config.disks[0].path.ends_with("images/mine/image.erofs"));
+    assert!(config.disks[0].read_only);
+}
