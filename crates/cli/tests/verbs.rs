@@ -289,6 +289,45 @@ fn an_import_that_is_refused_or_unreadable_is_told() {
 }
 
 #[test]
+fn a_refusal_before_the_end_of_an_upload_is_heard() {
+    let root = tempfile::tempdir().unwrap();
+    let run = root.path().join("run");
+    std::fs::create_dir(&run).unwrap();
+    let listener = std::os::unix::net::UnixListener::bind(run.join("jiffyd.sock")).unwrap();
+    let big = root.path().join("big.tar");
+    std::fs::File::create(&big)
+        .unwrap()
+        .set_len(50_000_000)
+        .unwrap();
+    for linger in [true, false] {
+        let listener = listener.try_clone().unwrap();
+        let node = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut head = [0; 100];
+            stream.read_exact(&mut head).unwrap();
+            let body = r#"{"kind":"conflict","message":"It is there already."}"#;
+            let answer = format!(
+                "HTTP/1.1 409 X\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+                body.len()
+            );
+            stream.write_all(answer.as_bytes()).unwrap();
+            // Reads no more; closes at once, or a little later.
+            if linger {
+                std::thread::sleep(std::time::Duration::from_millis(300));
+            }
+        });
+        let output = jiffy_in(root.path())
+            .args(["image", "import", "big"])
+            .arg(&big)
+            .output()
+            .unwrap();
+        node.join().unwrap();
+        assert_eq!(output.status.code(), Some(125));
+        assert_eq!(stderr(&output), "jiffy: It is there already\n");
+    }
+}
+
+#[test]
 fn version_and_doctor_need_no_node() {
     let root = tempfile::tempdir().unwrap();
     let output = jiffy_in(root.path()).arg("version").output().unwrap();
@@ -418,6 +457,92 @@ fn a_stale_socket_is_no_node() {
         "{}",
         stderr(&output)
     );
+}
+
+#[test]
+fn a_machine_that_cannot_start_says_what_is_missing() {
+    let root = tempfile::tempdir().unwrap();
+    let output = jiffy_in(root.path())
+        .args(["--machine", "always", "ps"])
+        .env("PATH", root.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    let said = stderr(&output);
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(lines[0].ends_with("starting the machine"), "{said}");
+    assert!(lines[1].starts_with("jiffy: the machine"), "{said}");
+    assert!(lines[1].contains("there is no"), "{said}");
+    assert!(lines[2].starts_with("  hint: apt-get install"), "{said}");
+    let status = jiffy_in(root.path())
+        .args(["machine", "status", "--format", "json"])
+        .output()
+        .unwrap();
+    assert_eq!(status.status.code(), Some(3));
+    let shown: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+    assert_eq!(shown["state"], "stopped");
+    let shell = jiffy_in(root.path())
+        .args(["machine", "shell"])
+        .output()
+        .unwrap();
+    assert!(stderr(&shell).starts_with("jiffy: the machine is not running\n  hint:"));
+}
+
+#[test]
+fn kernels_are_checked_without_a_node() {
+    let root = tempfile::tempdir().unwrap();
+    let config = root.path().join("config");
+    std::fs::write(&config, "CONFIG_64BIT=y\n# CONFIG_PVH is not set\n").unwrap();
+    let check = |file: &std::path::Path| {
+        let mut jiffy = jiffy_in(root.path());
+        jiffy.args(["kernel", "check"]).arg(file).output().unwrap()
+    };
+    let output = check(&config);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(
+        stdout(&output).contains("CONFIG_PVH"),
+        "{}",
+        stdout(&output)
+    );
+    assert!(stdout(&output).contains("no guest comes up with it"));
+    std::fs::write(&config, "neither\n").unwrap();
+    let output = check(&config);
+    assert_eq!(output.status.code(), Some(125));
+    assert!(stderr(&output).contains("neither a kernel image nor a configuration"));
+    let output = check(&root.path().join("missing"));
+    assert!(stderr(&output).contains("can't be read: No such file"));
+}
+
+#[test]
+fn a_kernel_build_is_shown_and_its_path_printed() {
+    let root = tempfile::tempdir().unwrap();
+    let jiffy = |variant: &str| {
+        let mut jiffy = jiffy_in(root.path());
+        jiffy.args(["kernel", "build", variant]).output().unwrap()
+    };
+    assert!(stderr(&jiffy("base")).contains("there is no kernel build"));
+    let folder = root.path().join("share/kernel");
+    std::fs::create_dir_all(&folder).unwrap();
+    let script = install(
+        root.path(),
+        "script",
+        "[ $1 = full ] || { echo 'kernel/build: gcc is missing' >&2; exit 1; }
+         echo 'step: unpacking' >&2; echo 'progress: 1/2' >&2; echo \"$0\"",
+    );
+    std::fs::rename(script, folder.join("build")).unwrap();
+    let output = jiffy("full");
+    assert_eq!(
+        stdout(&output),
+        format!("{}\n", folder.join("build").display())
+    );
+    assert_eq!(stderr(&output), "jiffy: kernel: unpacking\n");
+    let output = jiffy("base");
+    assert_eq!(output.status.code(), Some(125));
+    assert_eq!(
+        stderr(&output),
+        "jiffy: the kernel was not built: gcc is missing\n"
+    );
+    assert!(stderr(&jiffy("odd")).contains("base, full or plain"));
 }
 
 #[test]

@@ -20,9 +20,12 @@ use serde::de::DeserializeOwned;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
+/// An answer that takes longer is worth a look at what the node runs on.
+const SLOW: Duration = Duration::from_secs(3);
 /// The largest JSON answer that is read, in bytes.
 const MAX_ANSWER: usize = 64 * 1024 * 1024;
 
@@ -41,9 +44,10 @@ pub enum Endpoint {
 }
 
 /// A node that can be asked. Every request has a connection of its own.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Client {
     endpoint: Endpoint,
+    when_slow: Option<Arc<dyn Fn() -> Result<()> + Send + Sync>>,
     /// Made while looking for the node; serves the first request.
     connection: Arc<Mutex<Option<std::os::unix::net::UnixStream>>>,
 }
@@ -61,7 +65,17 @@ impl Client {
     pub fn new(endpoint: Endpoint) -> Client {
         Client {
             endpoint,
+            when_slow: None,
             connection: Arc::default(),
+        }
+    }
+
+    /// Asks `why` whenever an answer takes its time; its error takes the
+    /// answer's place.
+    pub fn when_slow(self, why: impl Fn() -> Result<()> + Send + Sync + 'static) -> Client {
+        Client {
+            when_slow: Some(Arc::new(why)),
+            ..self
         }
     }
 
@@ -191,7 +205,7 @@ impl Client {
     /// Sends a request and hands back any answer that is no error.
     async fn send(&self, request: Request<RequestBody>) -> Result<Response<Incoming>> {
         let mut sender = self.connect().await?;
-        let response = sender.send_request(request).await.map_err(lost)?;
+        let response = self.answer(sender.send_request(request)).await?;
         let status = response.status();
         if status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(response);
@@ -200,6 +214,27 @@ impl Client {
         match serde_json::from_slice::<ApiError>(&bytes) {
             Ok(error) => Err(error.into()),
             Err(_) => Err(not_understood(status)),
+        }
+    }
+
+    async fn answer(
+        &self,
+        answer: impl Future<Output = hyper::Result<Response<Incoming>>>,
+    ) -> Result<Response<Incoming>> {
+        let Some(when_slow) = &self.when_slow else {
+            return answer.await.map_err(lost);
+        };
+        tokio::pin!(answer);
+        loop {
+            tokio::select! {
+                biased;
+                answer = &mut answer => return answer.map_err(lost),
+                () = tokio::time::sleep(SLOW) => {}
+            }
+            let when_slow = when_slow.clone();
+            if let Ok(Err(why)) = tokio::task::spawn_blocking(move || when_slow()).await {
+                return Err(why);
+            }
         }
     }
 

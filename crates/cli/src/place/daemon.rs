@@ -155,9 +155,11 @@ fn last_line(log: &Path, since: u64) -> Option<String> {
         .ok()?;
     let mut text = Vec::new();
     file.take(LOG_TAIL).read_to_end(&mut text).ok()?;
-    String::from_utf8_lossy(&text)
-        .lines()
-        .map(str::trim)
-        .rfind(|line| !line.is_empty() && !line.starts_with("hint:"))
-        .map(|line| line.trim_start_matches("jiffyd: ").to_owned())
+    let text = String::from_utf8_lossy(&text);
+    let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
+    // What it said itself counts more than what it logged on the way.
+    let own = |line: &&str| line.starts_with("jiffyd: ") || line.starts_with("error: ");
+    let said = lines().rfind(own).or_else(|| lines().next_back())?;
+    let said = said.strip_prefix("jiffyd: ").unwrap_or(said);
+    Some(said.strip_prefix("error: ").unwrap_or(said).to_owned())
 }

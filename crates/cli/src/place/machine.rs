@@ -28,8 +28,18 @@ pub fn machine(folders: &Folders) -> Machine {
 /// The machine's node; the machine is started if it does not run, which is
 /// said once on stderr.
 pub fn reach(folders: &Folders) -> Result<Reached> {
+    if let Some(endpoint) = running(folders) {
+        return Ok(Reached {
+            endpoint,
+            started: false,
+        });
+    }
     folders.make_run()?;
-    start(folders, Options::default(), "this host has no real KVM: ")
+    start(
+        folders,
+        Options::default(),
+        "this host has no real KVM, so VMs run in the machine; ",
+    )
 }
 
 /// Starts the machine, or finds it running.
@@ -52,6 +62,20 @@ pub fn start(folders: &Folders, options: Options, why: &str) -> Result<Reached> 
         },
         started: was_started,
     })
+}
+
+/// For a node that is slow to answer: the machine may be paused because this
+/// host's disk was full. Lets it go on, or says why it can't.
+pub fn nudge(folders: &Folders) -> Result<()> {
+    let machine = machine(folders);
+    match machine.cause_of_death() {
+        Some(MachineError::HostDiskFull { .. }) => machine
+            .start(Options::default(), &mut |_| {})
+            .map(|_| ())
+            .map_err(failure),
+        // One that has ended breaks the connection by itself.
+        _ => Ok(()),
+    }
 }
 
 /// The machine's node if it runs.
@@ -97,7 +121,7 @@ struct Progress {
 impl Progress {
     fn new(why: &str) -> Progress {
         // The sentence stays when the spinner has gone.
-        eprintln!("jiffy: {why}starting the machine, once");
+        eprintln!("jiffy: {why}starting the machine");
         let bar = ProgressBar::new_spinner();
         if let Ok(style) = ProgressStyle::with_template("  {spinner} {msg} {elapsed}") {
             bar.set_style(style);

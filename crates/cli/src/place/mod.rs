@@ -35,7 +35,7 @@ pub fn find(choice: MachineUse, folders: &Folders) -> Result<Found> {
             Span::new(Track::Cli, names::MACHINE_START, began, now)
         });
         return Ok(Found {
-            client: Client::new(reached.endpoint),
+            client: in_machine_client(reached.endpoint, folders),
             in_machine: true,
             machine_start,
         });
@@ -51,11 +51,17 @@ pub fn find(choice: MachineUse, folders: &Folders) -> Result<Found> {
 /// The node for this command if it runs; nothing is started.
 pub fn find_running(choice: MachineUse, folders: &Folders) -> Result<Option<Client>> {
     if in_machine(choice, folders)? {
-        return Ok(machine::running(folders).map(Client::new));
+        let endpoint = machine::running(folders);
+        return Ok(endpoint.map(|endpoint| in_machine_client(endpoint, folders)));
     }
     daemon::connect(folders)
         .map(|connection| Client::connected(Endpoint::Unix(folders.socket()), connection))
         .transpose()
+}
+
+fn in_machine_client(endpoint: Endpoint, folders: &Folders) -> Client {
+    let folders = folders.clone();
+    Client::new(endpoint).when_slow(move || machine::nudge(&folders))
 }
 
 /// Whether VMs run in the machine.
