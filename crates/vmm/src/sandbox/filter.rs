@@ -48,8 +48,8 @@ pub const fn call_without(number: libc::c_long, argument: u8, bits: u32) -> Rule
     }
 }
 
-/// Room for the largest program.
-pub const CAPACITY: usize = 512;
+/// Room for the largest program: jumps reach no farther.
+pub const CAPACITY: usize = 256;
 
 const MAX_RULES: usize = 128;
 
@@ -68,8 +68,10 @@ const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 
 const LOAD: u16 = 0x20;
 const JUMP_EQUAL: u16 = 0x15;
+const JUMP_GREATER: u16 = 0x25;
 const JUMP_GREATER_OR_EQUAL: u16 = 0x35;
 const JUMP_SET: u16 = 0x45;
+const JUMP_CLASS: u16 = 0x05;
 const RETURN: u16 = 0x06;
 
 const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
@@ -77,22 +79,39 @@ const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
 const REFUSE: u32 = libc::SECCOMP_RET_TRAP;
 const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
 
+/// Jumps to the two answers, whose distance is not known yet.
+const TO_ALLOW: u8 = 254;
+const TO_REFUSE: u8 = 255;
+
+/// Neighbouring calls that are allowed whatever their arguments, or one call.
+#[derive(Clone, Copy)]
+struct Group {
+    first: u32,
+    last: u32,
+    rule: Rule,
+}
+
 impl Filter {
     /// Builds the program; the order of rules does not matter. Fails to
     /// compile if two rules are for one call or the program is too long.
-    pub const fn build(groups: &[&[Rule]]) -> Filter {
+    ///
+    /// The kernel translates every program when a thread installs it, at a
+    /// cost of some thousand instructions for each of the program's own: so
+    /// neighbours are one range, and there is one answer of each kind.
+    pub const fn build(lists: &[&[Rule]]) -> Filter {
         let mut rules = [call(0); MAX_RULES];
         let mut count = 0;
-        let mut group = 0;
-        while group < groups.len() {
+        let mut list = 0;
+        while list < lists.len() {
             let mut i = 0;
-            while i < groups[group].len() {
-                insert(&mut rules, count, groups[group][i]);
+            while i < lists[list].len() {
+                insert(&mut rules, count, lists[list][i]);
                 count += 1;
                 i += 1;
             }
-            group += 1;
+            list += 1;
         }
+        let (groups, count) = join_neighbours(&rules, count);
         let mut filter = Filter {
             code: [instruction(RETURN, 0, 0, KILL); CAPACITY],
             length: 0,
@@ -101,7 +120,9 @@ impl Filter {
         filter.push(instruction(JUMP_EQUAL, 1, 0, AUDIT_ARCH_X86_64));
         filter.push(instruction(RETURN, 0, 0, KILL));
         filter.push(instruction(LOAD, 0, 0, NUMBER));
-        filter.search(&rules, 0, count);
+        filter.search(&groups, 0, count, false);
+        filter.answer(TO_ALLOW, ALLOW);
+        filter.answer(TO_REFUSE, REFUSE);
         filter
     }
 
@@ -110,50 +131,82 @@ impl Filter {
         self.code.split_at(self.length).0
     }
 
-    /// Binary search among `rules[from..to]` for the number in the accumulator.
-    const fn search(&mut self, rules: &[Rule], from: usize, to: usize) {
+    /// Binary search among `groups[from..to]` for the number in the
+    /// accumulator, which may be known to be at least the first's.
+    const fn search(&mut self, groups: &[Group], from: usize, to: usize, reached: bool) {
         if to - from == 1 {
-            return self.leaf(&rules[from]);
+            return self.leaf(&groups[from], reached);
         }
         let middle = from + (to - from) / 2;
-        let fork = self.push(instruction(
-            JUMP_GREATER_OR_EQUAL,
-            0,
-            0,
-            rules[middle].number,
-        ));
-        self.search(rules, from, middle);
+        let first = groups[middle].first;
+        let fork = self.push(instruction(JUMP_GREATER_OR_EQUAL, 0, 0, first));
+        self.search(groups, from, middle, reached);
         let distance = self.length - fork - 1;
-        assert!(distance <= 255, "too many rules for a short jump");
+        assert!(
+            distance < TO_ALLOW as usize,
+            "too many rules for a short jump"
+        );
         self.code[fork].jt = distance as u8;
-        self.search(rules, middle, to);
+        self.search(groups, middle, to, true);
     }
 
-    const fn leaf(&mut self, rule: &Rule) {
-        self.push(instruction(JUMP_EQUAL, 1, 0, rule.number));
-        self.push(instruction(RETURN, 0, 0, REFUSE));
+    const fn leaf(&mut self, group: &Group, reached: bool) {
+        let rule = &group.rule;
         let argument = ARGUMENTS + 8 * rule.argument as u32;
         match rule.check {
-            Check::Any => {}
+            Check::Any if group.first == group.last => {
+                self.push(instruction(JUMP_EQUAL, TO_ALLOW, TO_REFUSE, group.first));
+            }
+            Check::Any => {
+                if !reached {
+                    self.push(instruction(
+                        JUMP_GREATER_OR_EQUAL,
+                        0,
+                        TO_REFUSE,
+                        group.first,
+                    ));
+                }
+                self.push(instruction(JUMP_GREATER, TO_REFUSE, TO_ALLOW, group.last));
+            }
             Check::NoneOf(bits) => {
+                self.push(instruction(JUMP_EQUAL, 0, TO_REFUSE, group.first));
                 self.push(instruction(LOAD, 0, 0, argument));
-                self.push(instruction(JUMP_SET, 0, 1, bits));
-                self.push(instruction(RETURN, 0, 0, REFUSE));
+                self.push(instruction(JUMP_SET, TO_REFUSE, TO_ALLOW, bits));
             }
             Check::OneOf(values) => {
+                self.push(instruction(JUMP_EQUAL, 0, TO_REFUSE, group.first));
                 self.push(instruction(LOAD, 0, 0, argument));
                 let mut i = 0;
                 while i < values.len() {
-                    // To the ALLOW after the REFUSE after the last value.
-                    let distance = values.len() - i;
-                    assert!(distance <= 255, "too many values for a short jump");
-                    self.push(instruction(JUMP_EQUAL, distance as u8, 0, values[i]));
+                    let otherwise = if i + 1 == values.len() { TO_REFUSE } else { 0 };
+                    self.push(instruction(JUMP_EQUAL, TO_ALLOW, otherwise, values[i]));
                     i += 1;
                 }
-                self.push(instruction(RETURN, 0, 0, REFUSE));
             }
         }
-        self.push(instruction(RETURN, 0, 0, ALLOW));
+    }
+
+    /// Appends an answer and points the jumps that want it here.
+    const fn answer(&mut self, wanted: u8, verdict: u32) {
+        let at = self.push(instruction(RETURN, 0, 0, verdict));
+        let mut i = 0;
+        while i < at {
+            let distance = at - i - 1;
+            let jump = &mut self.code[i];
+            if jump.code & 0x07 == JUMP_CLASS {
+                assert!(
+                    distance < TO_ALLOW as usize,
+                    "too many rules for a short jump"
+                );
+                if jump.jt == wanted {
+                    jump.jt = distance as u8;
+                }
+                if jump.jf == wanted {
+                    jump.jf = distance as u8;
+                }
+            }
+            i += 1;
+        }
     }
 
     const fn push(&mut self, instruction: sock_filter) -> usize {
@@ -162,6 +215,36 @@ impl Filter {
         self.length += 1;
         at
     }
+}
+
+/// Calls with consecutive numbers and no conditions become one group.
+const fn join_neighbours(rules: &[Rule; MAX_RULES], count: usize) -> ([Group; MAX_RULES], usize) {
+    let mut groups = [Group {
+        first: 0,
+        last: 0,
+        rule: rules[0],
+    }; MAX_RULES];
+    let mut length: usize = 0;
+    let mut i = 0;
+    while i < count {
+        let rule = rules[i];
+        let joins = length > 0
+            && groups[length - 1].last + 1 == rule.number
+            && matches!(rule.check, Check::Any)
+            && matches!(groups[length - 1].rule.check, Check::Any);
+        if joins {
+            groups[length - 1].last = rule.number;
+        } else {
+            groups[length] = Group {
+                first: rule.number,
+                last: rule.number,
+                rule,
+            };
+            length += 1;
+        }
+        i += 1;
+    }
+    (groups, length)
 }
 
 /// Puts a rule in its place among the first `count`, which are sorted.
@@ -189,6 +272,10 @@ mod tests {
     static FILTER: Filter = Filter::build(&[
         &[
             call(libc::SYS_write),
+            call(libc::SYS_close),
+            call(libc::SYS_fstat),
+            call(libc::SYS_open),
+            call(libc::SYS_epoll_ctl),
             call_with(libc::SYS_ioctl, 1, &[7, 9]),
             call_without(libc::SYS_mmap, 2, 4),
         ],
@@ -217,6 +304,7 @@ mod tests {
                     accumulator = u32::from_le_bytes(data[from..from + 4].try_into().unwrap());
                 }
                 JUMP_EQUAL => at += jump(accumulator == k),
+                JUMP_GREATER => at += jump(accumulator > k),
                 JUMP_GREATER_OR_EQUAL => at += jump(accumulator >= k),
                 JUMP_SET => at += jump(accumulator & k != 0),
                 RETURN => return k,
@@ -227,7 +315,15 @@ mod tests {
 
     #[test]
     fn only_listed_calls_pass() {
-        let allowed = [libc::SYS_write, libc::SYS_read, libc::SYS_exit_group];
+        let allowed = [
+            libc::SYS_write,
+            libc::SYS_read,
+            libc::SYS_exit_group,
+            libc::SYS_close,
+            libc::SYS_fstat,
+            libc::SYS_open,
+            libc::SYS_epoll_ctl,
+        ];
         for number in 0..1000 {
             let expected = if allowed.contains(&number) || number == libc::SYS_mmap {
                 ALLOW

@@ -80,3 +80,18 @@ fn a_forbidden_call_is_reported_and_does_not_happen() {
     drop(thread);
     panic!("nobody noticed");
 }
+
+#[test]
+fn filters_are_small() {
+    for role in [
+        Role::Main,
+        Role::Vcpu,
+        Role::Block,
+        Role::Vsock,
+        Role::Entropy,
+    ] {
+        let length = policy::filter(role).len();
+        println!("{role:?}: {length}");
+        assert!(length <= 120, "{role:?}: {length} instructions");
+    }
+}
