@@ -4,6 +4,7 @@ use crate::protocol::{Receiver, send};
 use jiffy_wire::agent::{
     Command, ExecInput, ExecOutput, ExitStatus, StartError, StartFailure, Stream, WindowSize,
 };
+use rustix::fs::{Mode, OFlags};
 use rustix::termios::{Winsize, tcsetwinsize};
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -270,11 +271,11 @@ fn on_terminal(mut process: std::process::Command, size: WindowSize) -> io::Resu
     unlockpt(&master)?;
     resize(&master, size);
     let name = ptsname(&master, Vec::new())?;
+    // Without NOCTTY the terminal would become that of the agent itself, which
+    // leads a session, and the terminal's end would be the agent's.
     let open = || {
-        File::options()
-            .read(true)
-            .write(true)
-            .open(name.to_str().unwrap_or_default())
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        rustix::fs::open(name.as_c_str(), flags, Mode::empty())
     };
     process
         .env("TERM", "xterm-256color")

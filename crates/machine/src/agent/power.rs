@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Does nothing where PID 1 isn't the machine's own: there, "every program"
 /// would be the host's.
 pub fn off(grace: Duration) {
-    if !std::fs::read_link("/proc/1/exe").is_ok_and(|init| init == std::path::Path::new("/init")) {
+    if !super::in_machine() {
         tracing::error!("this is not the machine: it stays on");
         return;
     }

@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use clap::Parser;
-use jiffy_machine::agent::{ready, serve};
+use jiffy_machine::agent::{self, ready, serve};
 use jiffy_machine::protocol::{AGENT_PORT, Ready, TOKEN_PATH};
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -23,6 +23,7 @@ struct Options {
 
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
+    agent::allow_huge_pages();
     let token = std::fs::read_to_string(&options.token_file)
         .with_context(|| format!("reading the token from {}", options.token_file.display()))?;
     let listener = TcpListener::bind(("0.0.0.0", AGENT_PORT))

@@ -1,0 +1,115 @@
+//! The agent over a real socket, driven by the host's own client.
+
+use super::serve;
+use crate::client::{AgentAddress, Session};
+use jiffy_wire::agent::{Command, ExecInput, ExecOutput, ExitStatus, StartFailure, WindowSize};
+use std::net::TcpListener;
+use std::time::Duration;
+
+fn agent() -> AgentAddress {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || serve::serve(&listener, "secret"));
+    AgentAddress {
+        address,
+        token: "secret".into(),
+    }
+}
+
+fn shell(script: &str) -> Command {
+    Command {
+        argv: ["/bin/sh", "-c", script].map(String::from).into(),
+        ..Command::default()
+    }
+}
+
+/// All a program wrote, and how it ended.
+fn finish(mut session: Session) -> (String, ExitStatus) {
+    session.set_time_limit(Some(Duration::from_secs(20))).unwrap();
+    let mut output = Vec::new();
+    loop {
+        match session.receive().unwrap().expect("an end is announced") {
+            ExecOutput::Output { data, .. } => output.extend(data),
+            ExecOutput::Exited(status) => return (String::from_utf8(output).unwrap(), status),
+            ExecOutput::Started { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_program_gets_its_input_and_gives_its_output_and_status() {
+    let command = Command {
+        stdin: true,
+        env: vec!["WORD=hello".into()],
+        ..shell("cat; echo $WORD; exit 7")
+    };
+    let session = agent().exec(command, false).unwrap();
+    let mut sender = session.sender().unwrap();
+    sender.send(&ExecInput::Stdin(b"typed\n".to_vec())).unwrap();
+    sender.send(&ExecInput::StdinClosed).unwrap();
+    assert_eq!(
+        finish(session),
+        ("typed\nhello\n".into(), ExitStatus::Code(7))
+    );
+}
+
+#[test]
+fn kept_output_comes_whole_at_the_end() {
+    let session = agent().exec(shell("seq 1 3"), true).unwrap();
+    assert_eq!(finish(session), ("1\n2\n3\n".into(), ExitStatus::Code(0)));
+}
+
+#[test]
+fn a_terminal_has_the_size_asked_for() {
+    let command = Command {
+        tty: Some(WindowSize {
+            rows: 30,
+            columns: 100,
+        }),
+        stdin: true,
+        ..shell("test -t 0 && test -t 2 && stty size; exit 4")
+    };
+    let session = agent().exec(command, false).unwrap();
+    let (output, status) = finish(session);
+    assert_eq!(output.trim_end(), "30 100");
+    assert_eq!(status, ExitStatus::Code(4));
+}
+
+#[test]
+fn signals_reach_the_whole_group() {
+    let mut session = agent()
+        .exec(shell("sleep 1000 & echo ready; wait"), false)
+        .unwrap();
+    session.set_time_limit(Some(Duration::from_secs(20))).unwrap();
+    while !matches!(session.receive().unwrap(), Some(ExecOutput::Output { .. })) {}
+    session.sender().unwrap().send(&ExecInput::Signal(9)).unwrap();
+    assert_eq!(finish(session).1, ExitStatus::Signal(9));
+}
+
+#[test]
+fn what_is_no_program_is_told_apart() {
+    let agent = agent();
+    for (program, kind) in [
+        ("/no/such/program", StartFailure::NotFound),
+        ("/etc/passwd", StartFailure::NotExecutable),
+    ] {
+        let command = Command {
+            argv: vec![program.into()],
+            ..Command::default()
+        };
+        let mut session = agent.exec(command, false).unwrap();
+        match session.receive().unwrap() {
+            Some(ExecOutput::Failed(error)) => assert_eq!(error.kind, kind),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_wrong_token_opens_nothing() {
+    let mut agent = agent();
+    agent.token = "guess".into();
+    let mut session = agent.exec(shell("echo never"), false).unwrap();
+    assert!(!matches!(session.receive(), Ok(Some(_))));
+}
