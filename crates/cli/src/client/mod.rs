@@ -2,6 +2,7 @@
 
 mod body;
 mod frames;
+mod patient;
 
 pub use body::BodySender;
 pub use frames::{FrameReader, FrameWriter, Frames};
@@ -15,6 +16,7 @@ use hyper::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, UPGRADE};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use jiffy_wire::api::{ApiError, VM_ID_HEADER};
+use patient::Patient;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::net::SocketAddr;
@@ -285,7 +287,9 @@ async fn greet<S>(stream: S) -> Result<SendRequest<RequestBody>>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(lost)?;
+    let (sender, connection) = handshake(TokioIo::new(Patient::new(stream)))
+        .await
+        .map_err(lost)?;
     // Its errors reach whoever waits for the answer.
     tokio::spawn(async move {
         let _ = connection.with_upgrades().await;

@@ -1,0 +1,95 @@
+//! A connection that hears the other end out.
+
+use std::io::{self, ErrorKind, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// A stream on which writing never fails because the other end has closed it.
+///
+/// A node that refuses an upload answers and hangs up before it has read all
+/// of it. Its answer waits to be read, and a failed write must not hide it:
+/// what can't be sent any more is dropped, and reading tells the rest.
+pub struct Patient<S> {
+    stream: S,
+    closed: bool,
+}
+
+impl<S> Patient<S> {
+    /// Wraps a fresh connection.
+    pub fn new(stream: S) -> Patient<S> {
+        Patient {
+            stream,
+            closed: false,
+        }
+    }
+
+    /// What a write came to; `length` is what was to be written.
+    fn outcome(&mut self, result: io::Result<usize>, length: usize) -> io::Result<usize> {
+        match result {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::BrokenPipe | ErrorKind::ConnectionReset
+                ) =>
+            {
+                self.closed = true;
+                Ok(length)
+            }
+            result => result,
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        if this.closed {
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        Pin::new(&mut this.stream)
+            .poll_write(context, bytes)
+            .map(|result| this.outcome(result, bytes.len()))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let length = pieces.iter().map(|piece| piece.len()).sum();
+        if this.closed {
+            return Poll::Ready(Ok(length));
+        }
+        Pin::new(&mut this.stream)
+            .poll_write_vectored(context, pieces)
+            .map(|result| this.outcome(result, length))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
+    }
+}
