@@ -3,7 +3,12 @@
 use crate::agent::ending::Reason;
 use crate::boot::Teardown;
 use crate::files;
+use crate::program::process::Program;
+use crate::syscalls;
+use alloc::string::String;
+use jiffy_wire::agent::Command;
 use rustix::system::{RebootCommand, reboot};
+use rustix::thread::{Timespec, nanosleep};
 
 /// Writes disks back and ends the VM. Returns only if the kernel refuses.
 pub fn end(reason: Reason, teardown: Teardown) {
@@ -11,11 +16,43 @@ pub fn end(reason: Reason, teardown: Teardown) {
     off(reason);
 }
 
+/// How long a distribution's init has to end everything in its order.
+const INIT_PATIENCE_NS: u64 = 90_000_000_000;
+
+/// Asks the init that is PID 1, in the way every one of them understands: by
+/// its own `poweroff` or `reboot` program. Returns if that failed, or if init
+/// has not made an end in time.
+pub fn through_init(reason: Reason) {
+    let program = if powers_off(reason) {
+        "poweroff"
+    } else {
+        "reboot"
+    };
+    let command = Command {
+        argv: [String::from(program)].into(),
+        ..Command::default()
+    };
+    if Program::start(&command).is_err() {
+        return;
+    }
+    let give_up = syscalls::monotonic_ns() + INIT_PATIENCE_NS;
+    while syscalls::monotonic_ns() < give_up {
+        let _ = nanosleep(&Timespec {
+            tv_sec: 0,
+            tv_nsec: 100_000_000,
+        });
+    }
+}
+
+/// Whether this end is a power-off, and the machine can do one.
+fn powers_off(reason: Reason) -> bool {
+    reason == Reason::PowerOff && files::exists(c"/sys/firmware/acpi")
+}
+
 /// Without ACPI nothing switches a PC off; a reset ends the VM just as well,
 /// because the VMM ends with it.
 fn off(reason: Reason) {
-    let can_power_off = files::exists(c"/sys/firmware/acpi");
-    if reason == Reason::PowerOff && can_power_off {
+    if powers_off(reason) {
         let _ = reboot(RebootCommand::PowerOff);
     }
     let _ = reboot(RebootCommand::Restart);

@@ -47,17 +47,6 @@ impl Report {
         value
     }
 
-    /// Records a moment.
-    pub fn moment(&mut self, name: &str, at_ns: u64) {
-        self.span(GuestSpan {
-            kernel: false,
-            name: name.to_string(),
-            start_ns: at_ns,
-            end_ns: at_ns,
-            error: None,
-        });
-    }
-
     /// Records a span measured elsewhere.
     pub fn span(&mut self, span: GuestSpan) {
         if self.spans.len() < LIMIT {

@@ -7,7 +7,7 @@ use crate::files;
 use crate::power;
 use crate::program::prepare::{DEFAULT_PATH, reason};
 use crate::report::{self, Report};
-use crate::supervisor::link::{Identity, Link, Peer};
+use crate::supervisor::link::{self, Identity, Link, Peer};
 use crate::syscalls::{self, SignalSet, spawn::Strings, vsock::VsockAddress};
 use crate::trace::Trace;
 use alloc::{borrow::ToOwned, ffi::CString, format, string::String, vec::Vec};
@@ -63,7 +63,9 @@ pub fn start(arguments: Vec<Vec<u8>>) -> i32 {
 /// PID 1 it then ends the VM, because a dead PID 1 would panic the kernel.
 pub fn emergency(message: &str) {
     if rustix::process::getpid() == Pid::INIT {
-        report::log(&format!("stopped by a mistake of its own: {message}"));
+        let message = format!("stopped by a mistake of its own: {message}");
+        report::log(&message);
+        link::cry(&message);
         power::emergency();
         // Refused by the kernel: stay, and take no processor time.
         loop {
@@ -123,6 +125,9 @@ fn as_pid1() -> ! {
             Reason::PowerOff
         }
     };
+    if beside_init {
+        power::through_init(reason);
+    }
     power::end(reason, teardown);
     emergency("the kernel refused to end the VM");
     syscalls::exit(1)
@@ -144,6 +149,7 @@ fn hand_over(argv: &[String], report: &mut Report) -> bool {
         Ok(None) => true,
         Ok(Some(_agent)) => {
             syscalls::block_only(SignalSet(0));
+            boot::open_console();
             let error = syscalls::exec(&path, &argv, &envp);
             report::log(&format!(
                 "{} cannot be executed: {}",

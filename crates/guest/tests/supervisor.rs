@@ -48,13 +48,6 @@ fn everything_is_reported_and_then_the_vm_ends() {
         (&b"out\n"[..], &b"err\n"[..])
     );
     assert_eq!(heard.end, Some(ExitStatus::Code(9)));
-    for span in ["command started", "agent ready", "command done"] {
-        assert!(
-            heard.spans.iter().any(|name| name == span),
-            "{span} in {:?}",
-            heard.spans
-        );
-    }
     // Not before the node has it all.
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(agent.process.try_wait().unwrap(), None);

@@ -115,14 +115,11 @@ fn signals_blocked() -> SignalSet {
 
 impl Agent {
     /// Starts the first command, then everything else.
-    pub fn start(mut options: Options) -> Result<Agent, String> {
+    pub fn start(options: Options) -> Result<Agent, String> {
         syscalls::block_only(signals_blocked());
         let first = options.config.main.as_ref().map(First::start);
         if first.as_ref().is_some_and(First::is_running) {
             options.trace.mark(MARK_COMMAND_STARTED);
-            options
-                .report
-                .moment("command started", syscalls::monotonic_ns());
         }
         let mut read = signals_blocked();
         read.0 &= !SignalSet::of(&[SIGPIPE]).0;
@@ -134,9 +131,6 @@ impl Agent {
             .collect();
         if options.listener.is_some() {
             options.trace.mark(MARK_AGENT_READY);
-            options
-                .report
-                .moment("agent ready", syscalls::monotonic_ns());
         }
         let milestones = Milestones::new(options.config.timeline);
         Ok(Agent {
@@ -532,7 +526,6 @@ impl Agent {
         self.log_lines(lines);
         if self.first.as_mut().is_some_and(|first| first.settle(now)) {
             self.options.trace.mark(MARK_COMMAND_DONE);
-            self.options.report.moment("command done", now);
         }
         // After the first command was started, before the host hears its end.
         kmsg::report(&mut self.milestones, &mut self.options.report);

@@ -14,7 +14,7 @@ mod root;
 
 use crate::report::Report;
 use jiffy_wire::guest::GuestConfig;
-pub use mounts::Teardown;
+pub use mounts::{Teardown, open_console};
 
 /// The configuration and the tree it lies in: as much as a session needs.
 ///

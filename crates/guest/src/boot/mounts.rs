@@ -6,6 +6,7 @@ use crate::syscalls;
 use alloc::{format, string::String, vec::Vec};
 use core::ffi::CStr;
 use rustix::fd::OwnedFd;
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
@@ -158,11 +159,22 @@ fn mount_one(entry: &Mount) -> Result<(), Errno> {
 fn open_standard_descriptors() {
     for fd in 0..3 {
         if !syscalls::is_open(fd) {
-            let flags = rustix::fs::OFlags::RDWR;
+            let flags = OFlags::RDWR;
             // The lowest free number is `fd`; it stays open for good.
             if let Ok(null) = rustix::fs::open(c"/dev/null", flags, rustix::fs::Mode::empty()) {
                 core::mem::forget(null);
             }
+        }
+    }
+}
+
+/// Puts the console, if there is one, in place of the standard descriptors:
+/// those from the kernel's start are of a file that went with the initramfs.
+pub fn open_console() {
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    if let Ok(console) = rustix::fs::open(c"/dev/console", flags, rustix::fs::Mode::empty()) {
+        for fd in 0..3 {
+            let _ = syscalls::duplicate_to(&console, fd);
         }
     }
 }

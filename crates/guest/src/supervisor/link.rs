@@ -6,9 +6,10 @@ use crate::stream::{FrameStream, Received};
 use crate::syscalls::{self, vsock::VsockAddress};
 use alloc::string::String;
 use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicI32, Ordering};
 use jiffy_wire::agent::{FromGuest, SUPERVISOR_PORT, ToGuest, VERSION};
 use rustix::event::PollFlags;
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::{Errno, Result};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
@@ -172,6 +173,7 @@ impl Link {
     }
 
     fn lost(&mut self, now: u64, was_up: bool) {
+        OPEN.store(NONE, Ordering::Relaxed);
         if was_up {
             self.pause_ns = FIRST_PAUSE_NS;
         }
@@ -289,6 +291,7 @@ impl Link {
             },
         );
         if let State::Greeting { stream, .. } = state {
+            OPEN.store(stream.as_fd().as_raw_fd(), Ordering::Relaxed);
             self.state = State::Up(stream);
         }
     }
@@ -302,6 +305,22 @@ impl Link {
             return false;
         }
         true
+    }
+}
+
+/// The channel while it is up: what a panic can still reach.
+static OPEN: AtomicI32 = AtomicI32::new(NONE);
+const NONE: i32 = -1;
+
+/// Tells the host, without any of this module's state, that init itself failed.
+pub fn cry(message: &str) {
+    let fd = OPEN.load(Ordering::Relaxed);
+    let warning = FromGuest::Warning {
+        step: "jiffy-init".into(),
+        message: message.into(),
+    };
+    if let (true, Ok(bytes)) = (fd != NONE, jiffy_wire::frame::to_vec(&warning)) {
+        syscalls::send_blindly(fd, &bytes);
     }
 }
 

@@ -12,6 +12,7 @@ pub(super) mod number {
     pub const RT_SIGPROCMASK: usize = 14;
     pub const IOCTL: usize = 16;
     pub const DUP2: usize = 33;
+    pub const SENDTO: usize = 44;
     pub const CLONE: usize = 56;
     pub const FORK: usize = 57;
     pub const EXECVE: usize = 59;
@@ -231,6 +232,22 @@ pub fn inherited(fd: i32) -> Option<OwnedFd> {
     is_open(fd).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Sends on a descriptor known by number only, and ignores the outcome: for a
+/// process that is about to end and holds nothing better.
+pub fn send_blindly(fd: i32, bytes: &[u8]) {
+    const MSG_DONTWAIT_NOSIGNAL: usize = 0x40 | 0x4000;
+    let message = [
+        fd as usize,
+        bytes.as_ptr() as usize,
+        bytes.len(),
+        MSG_DONTWAIT_NOSIGNAL,
+        0,
+    ];
+    // SAFETY: the bytes are alive over the call, which only reads them; the
+    // sixth argument, the length of no address, is not read for none.
+    unsafe { syscall(number::SENDTO, message) };
+}
+
 /// Swaps on a device or file (swapon(2)).
 pub fn swapon(path: &CStr) -> Result<()> {
     // SAFETY: a C string.
@@ -272,4 +289,13 @@ pub fn stdout() -> rustix::fd::BorrowedFd<'static> {
 pub fn stderr() -> rustix::fd::BorrowedFd<'static> {
     // SAFETY: as above.
     unsafe { rustix::stdio::stderr() }
+}
+
+/// Sets how far the kernel reads ahead on a block device, in sectors of 512
+/// bytes (BLKRASET of linux/fs.h).
+pub fn set_read_ahead(device: &impl AsFd, sectors: usize) -> Result<()> {
+    const BLKRASET: usize = 0x1262;
+    let fd = device.as_fd().as_raw_fd() as usize;
+    // SAFETY: takes numbers.
+    checked(unsafe { syscall(number::IOCTL, [fd, BLKRASET, sectors, 0, 0]) }).map(drop)
 }
