@@ -62,8 +62,7 @@ pub fn plan(
     let preferred = u64::from_le_bytes(head[0x258..0x260].try_into().expect("8 bytes"));
     let end = preferred
         .max(address)
-        .checked_add(u32_at(0x260).into())
-        .unwrap_or(u64::MAX)
+        .saturating_add(u32_at(0x260).into())
         .max(address.saturating_add(file_size));
     if end > low_ram_end {
         return Err(KernelError::OutsideRam {

@@ -44,13 +44,11 @@ pub struct Ending {
     pub message: String,
 }
 
-impl Ending {
-    fn new(reason: ExitReason, message: impl Into<String>) -> Next {
-        Next::End(Ending {
-            reason,
-            message: message.into(),
-        })
-    }
+fn end(reason: ExitReason, message: impl Into<String>) -> Next {
+    Next::End(Ending {
+        reason,
+        message: message.into(),
+    })
 }
 
 /// Runs the guest until it leaves, and answers it.
@@ -119,27 +117,25 @@ fn end_of(exit: &VcpuExit<'_>) -> Next {
     use ExitReason::{GuestFault, HostError, Shutdown};
     match exit {
         VcpuExit::Intr | VcpuExit::IrqWindowOpen => Next::Look,
-        VcpuExit::SystemEvent(SYSTEM_EVENT_SHUTDOWN, _) => {
-            Ending::new(Shutdown, "the guest powered off")
-        }
-        VcpuExit::SystemEvent(SYSTEM_EVENT_RESET, _) => Ending::new(Shutdown, "the guest reset"),
+        VcpuExit::SystemEvent(SYSTEM_EVENT_SHUTDOWN, _) => end(Shutdown, "the guest powered off"),
+        VcpuExit::SystemEvent(SYSTEM_EVENT_RESET, _) => end(Shutdown, "the guest reset"),
         VcpuExit::SystemEvent(SYSTEM_EVENT_CRASH, _) => {
-            Ending::new(GuestFault, "the guest reported that it crashed")
+            end(GuestFault, "the guest reported that it crashed")
         }
-        VcpuExit::Shutdown => Ending::new(GuestFault, "the guest crashed: triple fault"),
-        VcpuExit::InternalError => Ending::new(
+        VcpuExit::Shutdown => end(GuestFault, "the guest crashed: triple fault"),
+        VcpuExit::InternalError => end(
             GuestFault,
             "the guest did something that KVM can't carry out or emulate",
         ),
-        VcpuExit::FailEntry(reason, _) => Ending::new(
+        VcpuExit::FailEntry(reason, _) => end(
             GuestFault,
             format!("the processor refused the guest's state (reason {reason:#x})"),
         ),
-        VcpuExit::MemoryFault { gpa, .. } => Ending::new(
+        VcpuExit::MemoryFault { gpa, .. } => end(
             HostError,
             format!("the host could not provide guest memory at {gpa:#x}"),
         ),
-        other => Ending::new(HostError, format!("KVM returned unexpectedly: {other:?}")),
+        other => end(HostError, format!("KVM returned unexpectedly: {other:?}")),
     }
 }
 
@@ -152,5 +148,5 @@ fn failed(errno: i32) -> Next {
             std::io::Error::from_raw_os_error(other)
         ),
     };
-    Ending::new(ExitReason::HostError, message)
+    end(ExitReason::HostError, message)
 }
