@@ -25,7 +25,9 @@ fn shell(script: &str) -> Command {
 
 /// All a program wrote, and how it ended.
 fn finish(mut session: Session) -> (String, ExitStatus) {
-    session.set_time_limit(Some(Duration::from_secs(20))).unwrap();
+    session
+        .set_time_limit(Some(Duration::from_secs(20)))
+        .unwrap();
     let mut output = Vec::new();
     loop {
         match session.receive().unwrap().expect("an end is announced") {
@@ -81,9 +83,15 @@ fn signals_reach_the_whole_group() {
     let mut session = agent()
         .exec(shell("sleep 1000 & echo ready; wait"), false)
         .unwrap();
-    session.set_time_limit(Some(Duration::from_secs(20))).unwrap();
+    session
+        .set_time_limit(Some(Duration::from_secs(20)))
+        .unwrap();
     while !matches!(session.receive().unwrap(), Some(ExecOutput::Output { .. })) {}
-    session.sender().unwrap().send(&ExecInput::Signal(9)).unwrap();
+    session
+        .sender()
+        .unwrap()
+        .send(&ExecInput::Signal(9))
+        .unwrap();
     assert_eq!(finish(session).1, ExitStatus::Signal(9));
 }
 
