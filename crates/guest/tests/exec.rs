@@ -161,6 +161,21 @@ fn users_are_looked_up_in_the_image() {
     assert_eq!(run("daemon"), "1\n1\n1\n/usr/sbin\n");
     assert_eq!(run("daemon:adm"), "1\n4\n4\n/usr/sbin\n");
     assert_eq!(run("12345:54321"), "12345\n54321\n54321\n/\n");
+    // A terminal belongs to whoever uses it.
+    let tty = Some(WindowSize {
+        rows: 5,
+        columns: 5,
+    });
+    let user = Some("daemon".into());
+    let command = shell("stat -c %U $(tty); echo x > $(tty)");
+    let outcome = agent
+        .exec(Command {
+            tty,
+            user,
+            ..command
+        })
+        .finish();
+    assert_eq!(outcome.text(), "daemon\r\nx\r\n");
     let command = Command {
         user: Some("nobody-here".into()),
         ..shell("true")
@@ -498,6 +513,25 @@ fn garbage_closes_that_connection_and_nothing_else() {
     witness.input(b"still here");
     witness.send(&ExecInput::StdinClosed);
     assert_eq!(witness.finish().stdout, b"still here");
+}
+
+#[test]
+fn a_connection_too_many_is_closed_at_once() {
+    let agent = Agent::start();
+    let mut crowd: Vec<_> = (0..256).map(|_| agent.connect()).collect();
+    let mut refused = agent.connect();
+    assert!(refused.is_closed());
+    // There is room again as soon as one leaves, and the others were served.
+    crowd.pop();
+    wait_until("there is room", || {
+        let mut connection = agent.connect();
+        let request = Request::Stat { version: VERSION };
+        let bytes = jiffy_wire::frame::to_vec(&request).unwrap();
+        connection.stream.write_all(&bytes).is_ok() && connection.next::<Stat>().is_some()
+    });
+    let mut last = crowd.pop().unwrap();
+    last.send(&Request::Stat { version: VERSION });
+    assert!(last.next::<Stat>().is_some());
 }
 
 #[test]

@@ -216,6 +216,23 @@ fn input_and_output_of_any_size_do_not_block_each_other() {
 }
 
 #[test]
+fn input_nobody_reads_stays_with_the_node() {
+    let (agent, node) = with_main("echo ready; sleep 100", "");
+    let mut channel = node.welcome(0, 0);
+    let mut heard = Heard::default();
+    heard.listen_until(&mut channel, |heard| heard.stdout == b"ready\n");
+    channel
+        .stream
+        .set_write_timeout(Some(Duration::from_millis(500)))
+        .unwrap();
+    let input = ToGuest::MainInput(ExecInput::Stdin(vec![b'x'; MAX_DATA]));
+    let input = jiffy_wire::frame::to_vec(&input).unwrap();
+    let taken = (0..1000).take_while(|_| channel.stream.write_all(&input).is_ok());
+    assert!(taken.count() < 40, "input has no limit");
+    assert!(agent.memory() < 16 << 20, "{} bytes", agent.memory());
+}
+
+#[test]
 fn signals_reach_the_first_command_both_ways() {
     let (agent, node) = with_main(
         "trap 'echo usr1' USR1; trap 'exit 6' TERM; echo ready; while :; do sleep 0.05; done",

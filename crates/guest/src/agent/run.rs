@@ -213,7 +213,8 @@ impl Agent {
         if let Some(listener) = &self.options.listener {
             set.add(listener, PollFlags::IN, Token::Listener);
         }
-        self.options.link.interest(&mut set);
+        let reading = self.first.as_ref().is_none_or(First::takes_input);
+        self.options.link.interest(reading, &mut set);
         self.options.console.interest(&mut set);
         if let Some(first) = &self.first {
             first.interest(&mut set);

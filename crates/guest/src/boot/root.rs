@@ -116,7 +116,7 @@ fn mount_device(device: &str, target: &str, fstype: &str, read_only: bool) -> Re
 /// Lets the kernel read an image in large pieces. A request costs the host a
 /// few exits and two context switches; a page more in it costs next to nothing.
 fn read_ahead(device: &str) {
-    const SECTORS: usize = 2048;
+    const SECTORS: usize = 1024;
     if let Ok(device) = files::open(device) {
         let _ = syscalls::set_read_ahead(&device, SECTORS);
     }

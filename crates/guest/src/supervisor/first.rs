@@ -3,12 +3,15 @@
 use super::window::OutputWindow;
 use crate::console::Console;
 use crate::poll::{Channel, PollSet, Token};
-use crate::program::process::{Output, Program};
+use crate::program::process::{INPUT_LIMIT, Output, Program};
 use crate::stream::FrameStream;
 use core::mem::MaybeUninit;
 use jiffy_wire::agent::{Command, ExecInput, ExitStatus, FromGuest, StartError, Stream};
 use jiffy_wire::frame::MAX_DATA;
 use rustix::process::Pid;
+
+/// Most input kept for a first command that neither reads nor can write.
+const MOST_INPUT: usize = 8 * 1024 * 1024;
 
 /// The first command and what the host knows of it.
 #[derive(Debug)]
@@ -75,6 +78,18 @@ impl First {
 
     fn room(&self) -> [bool; 2] {
         [self.stdout.room() > 0, self.stderr.room() > 0]
+    }
+
+    /// Whether the channel may be read, which also carries its input. Not while
+    /// it leaves much input unread; but one that cannot write may be waiting for
+    /// a confirmation that stands in line behind that input.
+    pub fn takes_input(&self) -> bool {
+        let State::Running(program) = &self.state else {
+            return true;
+        };
+        let backlog = program.input_backlog();
+        let blocked = self.room().contains(&false);
+        backlog < INPUT_LIMIT || (blocked && backlog < MOST_INPUT)
     }
 
     /// Its descriptors, as far as there is room for what they give.

@@ -184,15 +184,17 @@ impl Link {
         self.pause_ns = (self.pause_ns * 2).min(LONGEST_PAUSE_NS);
     }
 
-    /// Polls for what the state waits for.
-    pub fn interest<'a>(&'a self, set: &mut PollSet<'a>) {
+    /// Polls for what the state waits for; for messages only if `reading`.
+    pub fn interest<'a>(&'a self, reading: bool, set: &mut PollSet<'a>) {
         let (stream, flags) = match &self.state {
             State::Down { .. } => return,
             State::Connecting(stream) => (stream, PollFlags::OUT),
-            State::Greeting { stream, .. } | State::Up(stream) if stream.unsent() > 0 => {
-                (stream, PollFlags::IN | PollFlags::OUT)
+            State::Greeting { stream, .. } | State::Up(stream) => {
+                let mut flags = PollFlags::empty();
+                flags.set(PollFlags::IN, reading);
+                flags.set(PollFlags::OUT, stream.unsent() > 0);
+                (stream, flags)
             }
-            State::Greeting { stream, .. } | State::Up(stream) => (stream, PollFlags::IN),
         };
         set.add(stream, flags, Token::Supervisor);
     }
