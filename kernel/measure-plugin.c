@@ -7,11 +7,16 @@
  *   end=ADDR        first instruction of PID 1; reaching it ends the run
  *   out=FILE        where the result goes
  *   profile=on      also count per address and per function
+ *   nested=on       count only what a KVM on AMD inside this QEMU runs in its guest,
+ *                   and its exits: the kernel under the monitor that will run it
  *
  * The result is lines of text:
  *   total N                        instructions from start (included) to end (excluded)
  *   privileged N                   in, out, rdmsr, wrmsr and cpuid among them
  *   a ADDR N                       instructions executed at ADDR              (profile)
+ *   p ADDR N                       the same, for privileged ones               (profile)
+ *   exits N                        times the nested guest was left              (nested)
+ *   x ADDR N                       times it was left in the block at ADDR       (nested)
  *   f ADDR CALLS N                 inclusive instructions of the function     (profile)
  *
  * Only what it uses of QEMU's plugin interface (version 1, QEMU 4.2 to 8.2) is
@@ -54,8 +59,15 @@ __attribute__((visibility("default"))) int qemu_plugin_version = 1;
 
 static uint64_t start_addr, end_addr;
 static const char *out_path;
-static bool profiling;
+static bool profiling, nested;
 static bool started;
+
+/* Nested: whether the guest's guest runs. QEMU keeps translations of the two apart,
+ * so what is translated while it runs is executed only by it. */
+static bool inside;
+static uint64_t after_vmrun;
+static uint64_t last_block;
+static uint64_t exits;
 
 static uint64_t total;   /* instructions so far */
 static uint64_t at_start;
@@ -68,6 +80,8 @@ struct slot {
     uint64_t count; /* instructions, or inclusive instructions */
     uint64_t calls;
     uint64_t depth; /* activations now on some stack; only the outermost is credited */
+    uint64_t exits;
+    bool privileged;
 };
 #define SLOTS (1u << 20)
 static struct slot *addresses, *functions;
@@ -177,6 +191,31 @@ static void on_block(unsigned cpu, void *address)
     }
 }
 
+/* --- in and out of a nested guest ------------------------------------------- */
+
+static void on_vmrun(unsigned cpu, void *data)
+{
+    inside = true;
+}
+
+/* The instruction after VMRUN: where the host goes on after an exit. */
+static void on_exit_from_guest(unsigned cpu, void *data)
+{
+    if (!inside)
+        return;
+    inside = false;
+    if (!started)
+        return;
+    exits++;
+    if (last_block)
+        find(addresses, last_block)->exits++;
+}
+
+static void on_guest_block(unsigned cpu, void *address)
+{
+    last_block = (uint64_t)address;
+}
+
 /* --- start and end --------------------------------------------------------- */
 
 static void on_start(unsigned cpu, void *data)
@@ -187,9 +226,9 @@ static void on_start(unsigned cpu, void *data)
     at_start = total;
     last_event = total;
     privileged = 0;
-    if (profiling)
-        for (size_t i = 0; i < SLOTS; i++)
-            addresses[i].count = 0;
+    exits = 0;
+    for (size_t i = 0; i < SLOTS; i++)
+        addresses[i].count = addresses[i].exits = 0;
 }
 
 static void on_end(unsigned cpu, void *data)
@@ -202,6 +241,12 @@ static void on_end(unsigned cpu, void *data)
         _exit(1);
     }
     fprintf(out, "total %" PRIu64 "\nprivileged %" PRIu64 "\n", total - at_start, privileged);
+    if (nested) {
+        fprintf(out, "exits %" PRIu64 "\n", exits);
+        for (size_t i = 0; i < SLOTS; i++)
+            if (addresses[i].exits)
+                fprintf(out, "x %" PRIx64 " %" PRIu64 "\n", addresses[i].key, addresses[i].exits);
+    }
     if (profiling) {
         for (size_t i = 0; i < 1024; i++)
             while (stacks[i] && stacks[i]->depth)
@@ -209,6 +254,8 @@ static void on_end(unsigned cpu, void *data)
         for (size_t i = 0; i < SLOTS; i++) {
             if (addresses[i].count)
                 fprintf(out, "a %" PRIx64 " %" PRIu64 "\n", addresses[i].key, addresses[i].count);
+            if (addresses[i].count && addresses[i].privileged)
+                fprintf(out, "p %" PRIx64 " %" PRIu64 "\n", addresses[i].key, addresses[i].count);
             if (functions[i].calls)
                 fprintf(out, "f %" PRIx64 " %" PRIu64 " %" PRIu64 "\n", functions[i].key,
                         functions[i].calls, functions[i].count);
@@ -257,9 +304,36 @@ static void watch_calls(struct qemu_plugin_insn *insn, uint64_t vaddr)
         qemu_plugin_register_vcpu_mem_cb(insn, on_return, FLAGS_NONE, MEM_R, NULL);
 }
 
+/* In the host of a nested guest only the way in and out matters. */
+static void watch_vmrun(struct qemu_plugin_tb *tb)
+{
+    size_t n = qemu_plugin_tb_n_insns(tb);
+    for (size_t i = 0; i < n; i++) {
+        struct qemu_plugin_insn *insn = qemu_plugin_tb_get_insn(tb, i);
+        uint64_t vaddr = qemu_plugin_insn_vaddr(insn);
+        if (qemu_plugin_insn_size(insn) == 3 &&
+            !memcmp(qemu_plugin_insn_data(insn), "\x0f\x01\xd8", 3)) {
+            after_vmrun = vaddr + 3;
+            qemu_plugin_register_vcpu_insn_exec_cb(insn, on_vmrun, FLAGS_NONE, NULL);
+        }
+        if (after_vmrun && vaddr == after_vmrun)
+            qemu_plugin_register_vcpu_insn_exec_cb(insn, on_exit_from_guest, FLAGS_NONE, NULL);
+    }
+}
+
 static void on_translate(plugin_id id, struct qemu_plugin_tb *tb)
 {
     size_t n = qemu_plugin_tb_n_insns(tb);
+    /* The host's way out of the guest is translated before it is executed. */
+    bool way_out = qemu_plugin_insn_vaddr(qemu_plugin_tb_get_insn(tb, 0)) == after_vmrun;
+    if (nested && (!inside || way_out)) {
+        watch_vmrun(tb);
+        return;
+    }
+    if (nested)
+        qemu_plugin_register_vcpu_tb_exec_cb(
+            tb, on_guest_block, FLAGS_NONE,
+            (void *)qemu_plugin_insn_vaddr(qemu_plugin_tb_get_insn(tb, 0)));
     for (size_t i = 0; i < n; i++) {
         struct qemu_plugin_insn *insn = qemu_plugin_tb_get_insn(tb, i);
         uint64_t vaddr = qemu_plugin_insn_vaddr(insn);
@@ -268,14 +342,16 @@ static void on_translate(plugin_id id, struct qemu_plugin_tb *tb)
         if (vaddr == end_addr)
             qemu_plugin_register_vcpu_insn_exec_cb(insn, on_end, FLAGS_NONE, NULL);
         qemu_plugin_register_vcpu_insn_exec_inline(insn, INLINE_ADD, &total, 1);
-        if (is_privileged(qemu_plugin_insn_data(insn), qemu_plugin_insn_size(insn)))
+        bool leaves = is_privileged(qemu_plugin_insn_data(insn), qemu_plugin_insn_size(insn));
+        if (leaves)
             qemu_plugin_register_vcpu_insn_exec_inline(insn, INLINE_ADD, &privileged, 1);
         if (!profiling)
             continue;
         if (i == 0)
             qemu_plugin_register_vcpu_tb_exec_cb(tb, on_block, FLAGS_NONE, (void *)vaddr);
-        qemu_plugin_register_vcpu_insn_exec_inline(insn, INLINE_ADD,
-                                                   &find(addresses, vaddr)->count, 1);
+        struct slot *slot = find(addresses, vaddr);
+        slot->privileged = leaves;
+        qemu_plugin_register_vcpu_insn_exec_inline(insn, INLINE_ADD, &slot->count, 1);
         watch_calls(insn, vaddr);
     }
 }
@@ -293,6 +369,8 @@ __attribute__((visibility("default"))) int qemu_plugin_install(plugin_id id, con
             out_path = strdup(argv[i] + 4);
         else if (!strcmp(argv[i], "profile=on"))
             profiling = true;
+        else if (!strcmp(argv[i], "nested=on"))
+            nested = true;
         else {
             fprintf(stderr, "measure-plugin: unknown argument %s\n", argv[i]);
             return 1;

@@ -206,4 +206,26 @@ mod tests {
         };
         assert!(boot_problem(&image(old)).unwrap().contains("64-bit"));
     }
+
+    /// What Kconfig switches on for us because something in the fragments needs it.
+    const IMPLIED: [&str; 1] = ["CONFIG_64BIT"];
+
+    fn findings_of(fragments: &[&str], purpose: Purpose) -> Vec<String> {
+        let config = Config::parse(&fragments.concat()).unwrap();
+        let findings = check(&config, purpose)
+            .findings
+            .into_iter()
+            .map(|finding| finding.option);
+        findings
+            .filter(|option| !IMPLIED.contains(&option.as_str()))
+            .collect()
+    }
+
+    #[test]
+    fn our_fragments_have_all_that_is_asked_for() {
+        let base = include_str!("../../../kernel/base.config");
+        let full = include_str!("../../../kernel/full.config");
+        assert_eq!(findings_of(&[base], Purpose::Guest), [""; 0]);
+        assert_eq!(findings_of(&[base, full], Purpose::Docker), [""; 0]);
+    }
 }

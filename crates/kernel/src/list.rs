@@ -1,7 +1,8 @@
 //! The kernels built or installed on this machine.
 //!
-//! A kernel lies in a folder `FLAVOUR-HASH` that `kernel/build` made: `vmlinux`,
-//! `vmlinux.debug`, `System.map`, `config` and `meta.json`.
+//! A kernel lies in a folder `FLAVOUR-HASH` that `kernel/build` made (or in one
+//! named by the flavour alone, when it was installed): `vmlinux`, `config` and
+//! `meta.json`, and in the cache also `vmlinux.debug` and `System.map`.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -180,10 +181,10 @@ pub fn list(folders: &[(Origin, &Path)]) -> Result<Kernels, ListError> {
             let Ok(name) = entry.file_name().into_string() else {
                 continue;
             };
-            let Some((flavour, hash)) = split_name(&name) else {
+            if !is_kernel_name(&name) {
                 continue;
-            };
-            match read(&entry.path(), &name, flavour, hash, origin) {
+            }
+            match read(&entry.path(), &name, origin) {
                 Ok(kernel) => found.kernels.push(kernel),
                 Err(problem) => found.broken.push(Broken {
                     folder: entry.path(),
@@ -199,28 +200,24 @@ pub fn list(folders: &[(Origin, &Path)]) -> Result<Kernels, ListError> {
     Ok(found)
 }
 
-/// `base-0123456789abcdef` into its parts.
-fn split_name(name: &str) -> Option<(Flavour, &str)> {
-    let (flavour, hash) = name.split_once('-')?;
+/// `base-0123456789abcdef` or `base`.
+fn is_kernel_name(name: &str) -> bool {
+    let (flavour, hash) = name.split_once('-').unwrap_or((name, "0"));
     let hexadecimal = !hash.is_empty() && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
-    Some((flavour.parse().ok()?, hash)).filter(|_| hexadecimal)
+    hexadecimal && flavour.parse::<Flavour>().is_ok()
 }
 
 #[derive(Deserialize)]
 struct Meta {
     format: u32,
+    flavour: Flavour,
+    hash: String,
     release: String,
     source: String,
     bytes: u64,
 }
 
-fn read(
-    folder: &Path,
-    name: &str,
-    flavour: Flavour,
-    hash: &str,
-    origin: Origin,
-) -> Result<Kernel, String> {
+fn read(folder: &Path, folder_name: &str, origin: Origin) -> Result<Kernel, String> {
     let mut text = String::new();
     File::open(folder.join("meta.json"))
         .and_then(|file| file.take(MAX_META).read_to_string(&mut text))
@@ -232,6 +229,10 @@ fn read(
             "its meta.json has format {}; this Jiffy reads {META_FORMAT}",
             meta.format
         ));
+    }
+    let name = format!("{}-{}", meta.flavour, meta.hash);
+    if !is_kernel_name(&name) || !(name == folder_name || meta.flavour.name() == folder_name) {
+        return Err(format!("its meta.json is that of another kernel, {name:?}"));
     }
     let vmlinux = folder.join("vmlinux");
     let file =
@@ -249,9 +250,9 @@ fn read(
         .and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok())
         .map_or(0, |age| age.as_secs());
     Ok(Kernel {
-        name: name.to_owned(),
-        flavour,
-        hash: hash.to_owned(),
+        name,
+        flavour: meta.flavour,
+        hash: meta.hash,
         release: meta.release,
         source: meta.source,
         bytes: meta.bytes,
@@ -265,22 +266,32 @@ fn read(
 mod tests {
     use super::*;
 
-    fn put(folder: &Path, name: &str, meta: &str, image: &[u8]) {
+    /// A kernel of four bytes, with its meta.json.
+    fn put(folder: &Path, name: &str) {
+        let (flavour, hash) = name.split_once('-').unwrap_or((name, "5eed"));
+        put_as(folder, name, &meta(flavour, hash), b"1234");
+    }
+
+    fn put_as(folder: &Path, name: &str, meta: &str, image: &[u8]) {
         let folder = folder.join(name);
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("meta.json"), meta).unwrap();
         fs::write(folder.join("vmlinux"), image).unwrap();
     }
 
-    const META: &str = r#"{"format": 1, "flavour": "base", "hash": "00ff", "release": "6.12.1-jiffy",
-        "source": "linux-source-6.12 6.12.1-1", "compiler": "gcc 12", "bytes": 4, "more": true}"#;
+    fn meta(flavour: &str, hash: &str) -> String {
+        format!(
+            r#"{{"format": 1, "flavour": "{flavour}", "hash": "{hash}", "release": "6.12.1-jiffy",
+            "source": "linux-source-6.12 6.12.1-1", "compiler": "gcc 12", "bytes": 4, "more": true}}"#
+        )
+    }
 
     #[test]
     fn kernels_are_found_and_ordered() {
         let folder = tempfile::tempdir().unwrap();
-        put(folder.path(), "full-00ff", META, b"1234");
-        put(folder.path(), "base-00ff", META, b"1234");
-        put(folder.path(), "base-11ff", META, b"1234");
+        for name in ["full-00ff", "base-00ff", "base-11ff"] {
+            put(folder.path(), name);
+        }
         let old = std::time::SystemTime::now() - std::time::Duration::from_secs(100);
         let image = File::options()
             .write(true)
@@ -314,23 +325,35 @@ mod tests {
     fn one_built_here_comes_before_an_installed_one() {
         let cache = tempfile::tempdir().unwrap();
         let share = tempfile::tempdir().unwrap();
-        put(cache.path(), "base-aa", META, b"1234");
-        put(share.path(), "base-bb", META, b"1234");
+        put(cache.path(), "base-aa");
+        put(share.path(), "base");
         let found = list(&[
             (Origin::Installed, share.path()),
             (Origin::Cache, cache.path()),
         ])
         .unwrap();
         assert_eq!(found.newest(Flavour::Base).unwrap().name, "base-aa");
+        assert_eq!(found.named("base-5eed").unwrap().origin, Origin::Installed);
     }
 
     #[test]
     fn broken_ones_are_named_with_the_reason() {
         let folder = tempfile::tempdir().unwrap();
-        put(folder.path(), "base-01", META, b"short but wrong");
-        put(folder.path(), "base-02", "{", b"1234");
-        put(folder.path(), "base-03", &META.replace("1,", "9,"), b"1234");
+        put_as(
+            folder.path(),
+            "base-01",
+            &meta("base", "01"),
+            b"short but wrong",
+        );
+        put_as(folder.path(), "base-02", "{", b"1234");
+        put_as(
+            folder.path(),
+            "base-03",
+            &meta("base", "03").replace("1,", "9,"),
+            b"1234",
+        );
         fs::create_dir(folder.path().join("base-04")).unwrap();
+        put_as(folder.path(), "base-05", &meta("full", "05"), b"1234");
         let found = list(&[(Origin::Cache, folder.path())]).unwrap();
         assert_eq!(found.kernels, []);
         let problems: Vec<_> = found
@@ -342,6 +365,7 @@ mod tests {
         assert!(problems[1].contains("damaged"), "{problems:?}");
         assert!(problems[2].contains("format 9"), "{problems:?}");
         assert!(problems[3].contains("cannot be read"), "{problems:?}");
+        assert!(problems[4].contains("another kernel"), "{problems:?}");
     }
 
     #[test]
