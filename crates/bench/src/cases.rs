@@ -118,8 +118,6 @@ fn measure_in(
         },
     };
     let lab = Lab::boot(LabOptions { files, ..options })?;
-    lab.sh("mount -t debugfs debugfs /sys/kernel/debug")?
-        .success()?;
     let output = lab
         .command([PROBE])
         .env("JIFFY_MACHINE", "never")
