@@ -32,7 +32,7 @@ fn fifty_vms_one_after_the_other_leave_nothing() {
     for _ in 0..3 {
         jiffy.ok(&["run", "--rm", "--", "true"]);
     }
-    let before = jiffy.traces();
+    let before = jiffy.at_rest();
     let (resident, descriptors) = daemon(&jiffy);
     let available = available_kib(&jiffy);
     let answer = jiffy
@@ -47,9 +47,7 @@ fn fifty_vms_one_after_the_other_leave_nothing() {
         .output()
         .expect("it runs");
     assert_eq!(answer.text(), "all", "{}", answer.error_text());
-    jiffy.eventually("nothing is left", Duration::from_secs(10), || {
-        jiffy.traces() == before
-    });
+    jiffy.leaves_nothing(&before, "after them");
     let (resident_after, descriptors_after) = daemon(&jiffy);
     assert_eq!(descriptors_after, descriptors, "descriptors of jiffyd");
     assert!(
@@ -67,7 +65,7 @@ fn fifty_vms_one_after_the_other_leave_nothing() {
 fn ten_vms_at_once_all_answer_and_leave_nothing() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "--rm", "--", "true"]);
-    let before = jiffy.traces();
+    let before = jiffy.at_rest();
     let answer = jiffy
         .lab
         .command([
@@ -82,7 +80,5 @@ fn ten_vms_at_once_all_answer_and_leave_nothing() {
     let mut numbers: Vec<String> = answer.text().lines().map(String::from).collect();
     numbers.sort();
     assert_eq!(numbers.join(""), "0123456789", "{}", answer.error_text());
-    jiffy.eventually("nothing is left", Duration::from_secs(10), || {
-        jiffy.traces() == before
-    });
+    jiffy.leaves_nothing(&before, "after them");
 }

@@ -98,11 +98,9 @@ fn kill_ends_at_once_and_a_signal_goes_to_the_command() {
 #[test]
 fn what_was_asked_to_be_removed_is_gone() {
     let jiffy = jiffy();
-    let before = jiffy.traces();
+    let before = jiffy.at_rest();
     jiffy.ok(&["run", "--rm", "--", "true"]);
-    jiffy.eventually("nothing is left", Duration::from_secs(5), || {
-        jiffy.traces() == before
-    });
+    jiffy.leaves_nothing(&before, "after --rm");
     assert_eq!(jiffy.ok(&["ps", "-aq"]), "");
 }
 

@@ -117,13 +117,49 @@ impl Jiffy {
         }
     }
 
-    /// Removes every VM and volume.
+    /// Waits until no more is there than before; says what is.
+    pub fn leaves_nothing(&self, before: &Traces, what: &str) {
+        let deadline = Instant::now() + Duration::from_secs(15);
+        loop {
+            let now = self.traces();
+            if now == *before {
+                return;
+            }
+            let fresh: Vec<_> = now
+                .files
+                .iter()
+                .filter(|file| !before.files.contains(file))
+                .collect();
+            assert!(
+                Instant::now() < deadline,
+                "{what}: left behind: {fresh:?}; VMMs {} and {}, sockets {} and {}, mounts {:?} and {:?}",
+                before.vmms,
+                now.vmms,
+                before.sockets,
+                now.sockets,
+                before.mounts,
+                now.mounts
+            );
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Removes every VM.
     pub fn remove_all(&self) {
         let script = "export JIFFY_MACHINE=never; \
              ids=$(/bin/jiffy ps -aq) && [ -z \"$ids\" ] || /bin/jiffy rm -f $ids; true";
         if let Err(error) = self.lab.sh(script) {
             eprintln!("removing what a test left behind: {error:#}");
         }
+    }
+
+    /// [`traces`](Jiffy::traces) once the VMs of earlier commands are gone:
+    /// a command has its answer before its VM has ended.
+    pub fn at_rest(&self) -> Traces {
+        self.eventually("the end of all VMs", Duration::from_secs(15), || {
+            self.pids("jiffy-vmm").is_empty() && self.ok(&["ps", "-aq"]).is_empty()
+        });
+        self.traces()
     }
 
     /// What must not grow: see [`Traces`].
