@@ -516,6 +516,42 @@ fn garbage_closes_that_connection_and_nothing_else() {
 }
 
 #[test]
+fn no_bytes_end_the_agent() {
+    use proptest::prelude::*;
+    let agent = Agent::start();
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(300));
+    // Half of them begin like a request, so that they get past the first field.
+    let bytes = (
+        proptest::option::of((0u8..6, Just(1u8))),
+        proptest::collection::vec(any::<u8>(), 0..60),
+        proptest::collection::vec(any::<u8>(), 0..60),
+    );
+    let result = runner.run(&bytes, |(start, body, after)| {
+        let mut frame: Vec<u8> = start
+            .iter()
+            .flat_map(|(kind, version)| [*kind, *version])
+            .collect();
+        frame.extend(body);
+        // The one request that may end it.
+        let mut decoder = jiffy_wire::frame::Decoder::new();
+        let mut whole = (frame.len() as u32).to_le_bytes().to_vec();
+        whole.extend(frame);
+        decoder.push(&whole);
+        prop_assume!(!matches!(
+            decoder.next(),
+            Ok(Some(Request::Shutdown { .. }))
+        ));
+        whole.extend(after);
+        let mut connection = agent.connect();
+        let _ = connection.stream.write_all(&whole);
+        Ok(())
+    });
+    result.unwrap();
+    assert_eq!(agent.sh("echo alive").stdout, b"alive\n");
+    wait_until("its children are gone", || agent.children().is_empty());
+}
+
+#[test]
 fn a_connection_too_many_is_closed_at_once() {
     let agent = Agent::start();
     let mut crowd: Vec<_> = (0..256).map(|_| agent.connect()).collect();

@@ -6,12 +6,13 @@
 //!   process, so that a slow disk delays nobody else.
 //! * [`stat`]: memory and CPU.
 //! * [`ending`]: the orderly end.
-//! * [`run`]: the loop itself.
+//! * [`run`]: the loop itself; `node`: its talk with the node.
 
 pub mod connection;
 pub mod copy_in;
 pub mod copy_out;
 pub mod ending;
+mod node;
 pub mod run;
 pub mod stat;
 

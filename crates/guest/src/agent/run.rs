@@ -11,12 +11,12 @@ use crate::program::process::{self, Program};
 use crate::report::Report;
 use crate::service::{Line, Service};
 use crate::supervisor::first::First;
-use crate::supervisor::link::{Event, Link};
+use crate::supervisor::link::Link;
 use crate::syscalls::{self, SignalSet};
 use crate::trace::Trace;
 use alloc::{boxed::Box, collections::VecDeque, format, string::String, vec::Vec};
 use core::mem::MaybeUninit;
-use jiffy_wire::agent::{ExitStatus, FromGuest, Request, Stream, ToGuest};
+use jiffy_wire::agent::{ExitStatus, FromGuest, Request, Stream};
 use jiffy_wire::frame::MAX_DATA;
 use jiffy_wire::guest::GuestConfig;
 use jiffy_wire::trace::{MARK_AGENT_READY, MARK_COMMAND_DONE, MARK_COMMAND_STARTED};
@@ -31,8 +31,6 @@ const MOST_CONNECTIONS: usize = 256;
 /// How long a program has after its connection was lost: SIGHUP, then this,
 /// then SIGKILL.
 const HANGUP_NS: u64 = 5_000_000_000;
-/// Most bytes of service lines kept for a host that is away.
-const LOG_LIMIT: usize = 256 * 1024;
 /// What programs left over have after the first command's end.
 const AFTER_MAIN_GRACE_NS: u64 = 1_000_000_000;
 
@@ -78,22 +76,22 @@ pub struct End {
 /// Everything the loop looks after.
 #[derive(Debug)]
 pub struct Agent {
-    options: Options,
+    pub(super) options: Options,
     signals: OwnedFd,
-    first: Option<First>,
+    pub(super) first: Option<First>,
     services: Vec<Service>,
     connections: Vec<Connection>,
     next_connection: u64,
     /// Programs whose connection was lost.
     hung_up: Vec<HungUp>,
-    log: VecDeque<Line>,
-    log_bytes: usize,
-    log_lost: u64,
-    ready_told: bool,
+    pub(super) log: VecDeque<Line>,
+    pub(super) log_bytes: usize,
+    pub(super) log_lost: u64,
+    pub(super) ready_told: bool,
     milestones: Milestones,
     ending: Option<Ending>,
     last_words_sent: bool,
-    space: Box<[MaybeUninit<u8>]>,
+    pub(super) space: Box<[MaybeUninit<u8>]>,
 }
 
 /// A program whose connection was lost. Its output is still read, and thrown
@@ -412,107 +410,6 @@ impl Agent {
                     .report
                     .warn("copy", &format!("no process for it: {}", reason(error)));
             }
-        }
-    }
-
-    // --- the node ------------------------------------------------------------
-
-    fn link_ready(&mut self, now: u64) {
-        let mut events = Vec::new();
-        self.options
-            .link
-            .ready(now, &mut self.space, |event| events.push(event));
-        for event in events {
-            match event {
-                Event::Welcome { stdout, stderr } => {
-                    self.ready_told = false;
-                    if let Some(first) = &mut self.first {
-                        first.resume(stdout, stderr);
-                    }
-                }
-                Event::Lost => self.link_lost(),
-                Event::Message(message) => self.heard(message),
-            }
-        }
-    }
-
-    fn link_lost(&mut self) {
-        if let Some(first) = &mut self.first {
-            first.disconnected();
-        }
-    }
-
-    fn heard(&mut self, message: ToGuest) {
-        let Some(first) = &mut self.first else { return };
-        match message {
-            ToGuest::MainOutputStored {
-                stdout_offset,
-                stderr_offset,
-            } => {
-                first.confirm(stdout_offset, stderr_offset);
-            }
-            ToGuest::MainInput(input) => first.input(input),
-            ToGuest::MainEndStored => first.confirm_end(),
-            ToGuest::Welcome { .. } => {}
-        }
-    }
-
-    fn log_lines(&mut self, lines: Vec<Line>) {
-        for (name, line) in lines {
-            if self.options.link.is_absent() {
-                self.options.console.write_line(&name, &line);
-                continue;
-            }
-            self.log_bytes += line.len();
-            self.log.push_back((name, line));
-            while self.log_bytes > LOG_LIMIT
-                && let Some((_, oldest)) = self.log.pop_front()
-            {
-                self.log_bytes -= oldest.len();
-                self.log_lost += 1;
-            }
-        }
-    }
-
-    /// Tells the node what it doesn't know yet, as far as it takes it.
-    fn tell_node(&mut self, now: u64) {
-        let Some(stream) = self.options.link.up() else {
-            if self.options.link.is_absent()
-                && let Some(first) = &mut self.first
-            {
-                first.write_to(&mut self.options.console);
-            }
-            return;
-        };
-        if !self.ready_told {
-            self.ready_told = true;
-            stream.send(&FromGuest::Ready);
-        }
-        self.options
-            .report
-            .take()
-            .iter()
-            .for_each(|message| stream.send(message));
-        if self.log_lost > 0 && stream.has_room() {
-            let message = format!("{} lines of services were lost", self.log_lost);
-            stream.send(&FromGuest::Warning {
-                step: "services".into(),
-                message,
-            });
-            self.log_lost = 0;
-        }
-        while stream.has_room()
-            && let Some((name, line)) = self.log.pop_front()
-        {
-            self.log_bytes -= line.len();
-            stream.send(&FromGuest::ServiceLog { name, line });
-        }
-        if let Some(first) = &mut self.first {
-            first.tell(stream);
-            first.tell_end(stream);
-        }
-        if !self.options.link.flush(now) {
-            self.link_lost();
         }
     }
 
