@@ -8,7 +8,7 @@ use crate::names;
 use crate::paths::Paths;
 use crate::registry::Registry;
 use crate::spec;
-use crate::vm::log::Cursor;
+use crate::vm::clients::Cursor;
 use crate::vm::record::{MainEnd, MainState, VmRecord};
 use crate::vm::start::Prepared;
 use crate::vm::{Command, View, VmHandle, actor, adopt};

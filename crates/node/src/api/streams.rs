@@ -8,7 +8,7 @@ use crate::follow::{Log, MAX_TAIL, Source};
 use crate::node::Node;
 use crate::proxy::{self, ToClient};
 use crate::spec::check_command;
-use crate::vm::log::Cursor;
+use crate::vm::clients::Cursor;
 use crate::vm::{VmHandle, attach};
 use axum::Json;
 use axum::body::{Body, Bytes};

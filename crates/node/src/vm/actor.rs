@@ -8,16 +8,17 @@ use crate::clock::unix_seconds;
 use crate::error::{Error, Result};
 use crate::node::Settings;
 use crate::registry::Registry;
+use crate::vm::clients::Clients;
 use crate::vm::end::EndReason;
-use crate::vm::log::{Clients, Kind, Writer};
+use crate::vm::log::{Kind, Writer};
 use crate::vm::process::{Ended, Events, VmmProcess};
-use crate::vm::record::{MAX_WARNINGS, MainEnd, MainState, VmRecord};
+use crate::vm::record::{MainState, VmRecord};
+use crate::vm::saver::Saver;
 use crate::vm::start::{self, Prepared};
 use crate::vm::stop::Stopping;
 use crate::vm::supervisor::{FromLink, InputPort, Link, Stored, Supervisor};
-use crate::vm::timeline::{Recorder, short};
+use crate::vm::timeline::Recorder;
 use crate::vm::{Command, View, VmHandle, is_active};
-use jiffy_wire::agent::{ExitStatus, FromGuest, Stream, ToGuest, VERSION};
 use jiffy_wire::api::VmState;
 use jiffy_wire::timeline::Timeline;
 use jiffy_wire::vmm::VmmEvent;
@@ -25,15 +26,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
-/// Output of a stream that may be stored without telling the guest, which
-/// keeps it until told; a quarter of what the guest can keep.
-const ACKNOWLEDGE_EVERY: u64 = jiffy_wire::agent::MAIN_OUTPUT_WINDOW as u64 / 4;
 /// How often storing output is tried again while the disk is full.
-const RETRY_STORING: Duration = Duration::from_secs(1);
+pub(super) const RETRY_STORING: Duration = Duration::from_secs(1);
 /// Commands that wait for the task.
 const MAILBOX: usize = 16;
 
@@ -100,32 +97,6 @@ enum Event {
     RetryStoring,
     ClientsMoved,
     Notice(Notice),
-}
-
-/// Writes the record in the background, the newest only.
-#[derive(Default)]
-pub(super) struct Saver {
-    writing: Option<JoinHandle<io::Result<()>>>,
-    dirty: bool,
-    waiting: Vec<oneshot::Sender<Result<()>>>,
-    written_for: Vec<oneshot::Sender<Result<()>>>,
-}
-
-impl Saver {
-    async fn done(&mut self) -> io::Result<()> {
-        match &mut self.writing {
-            Some(writing) => {
-                let result = writing.await;
-                self.writing = None;
-                result.unwrap_or_else(|error| Err(io::Error::other(error)))
-            }
-            None => std::future::pending().await,
-        }
-    }
-
-    pub(super) fn is_idle(&self) -> bool {
-        self.writing.is_none() && !self.dirty
-    }
 }
 
 /// A VM and its way in. The task starts with [`Actor::run`].
@@ -418,277 +389,6 @@ impl Actor {
         }
     }
 
-    // ---- the guest -------------------------------------------------------
-
-    fn link(&mut self, message: FromLink) {
-        match message {
-            FromLink::Hello {
-                link,
-                pid1_ns,
-                attempt,
-            } => self.hello(link, pid1_ns, attempt),
-            FromLink::Message(serial, message) => {
-                let current = self
-                    .running
-                    .as_ref()
-                    .and_then(|running| running.link.as_ref());
-                if current.is_some_and(|link| link.serial == serial) {
-                    self.guest(message);
-                }
-            }
-            FromLink::Gone(serial) => {
-                if let Some(running) = &mut self.running
-                    && running
-                        .link
-                        .as_ref()
-                        .is_some_and(|link| link.serial == serial)
-                {
-                    running.link = None;
-                    self.input.send_replace(None);
-                }
-            }
-        }
-    }
-
-    fn hello(&mut self, link: Link, pid1_ns: u64, attempt: u32) {
-        let Some(running) = &mut self.running else {
-            return;
-        };
-        debug!(vm = %self.record.name, attempt, "the guest's init connected");
-        self.recorder.pid1_guest(pid1_ns);
-        let offset = |stream| running.log.offset(stream);
-        let welcome = ToGuest::Welcome {
-            version: VERSION,
-            stdout_offset: offset(Stream::Stdout),
-            stderr_offset: offset(Stream::Stderr),
-        };
-        // The queue of a new link is empty.
-        let _ = link.send.try_send(welcome);
-        let stored = Stored {
-            stdout: offset(Stream::Stdout),
-            stderr: offset(Stream::Stderr),
-            end: matches!(self.record.main, MainState::Ended(_)) && self.saver.is_idle(),
-        };
-        running.acknowledged = stored;
-        if stored.end {
-            link.stored.send_replace(stored);
-        }
-        running.link = Some(link);
-        if running.adopted && self.record.state == VmState::Starting {
-            // Its `Ready` may have been for the daemon before this one.
-            self.probe_agent();
-        }
-    }
-
-    fn guest(&mut self, message: FromGuest) {
-        match message {
-            // A second hello on one connection has no meaning.
-            FromGuest::Hello { .. } => {}
-            FromGuest::Spans(spans) => self.recorder.guest_spans(spans),
-            FromGuest::Warning { step, message } => {
-                self.warning(&format!("{}: {}", short(&step), short(&message)));
-            }
-            FromGuest::Ready => {
-                self.recorder.heard_ready();
-                self.ready();
-            }
-            FromGuest::MainStarted { pid } => {
-                self.recorder.heard_started();
-                if self.record.main == MainState::Pending {
-                    self.record.main = MainState::Started;
-                    self.record.main_pid = Some(pid);
-                    self.changed();
-                }
-                // Said anew on each connection, after how much room there is.
-                self.offer_input();
-            }
-            FromGuest::MainFailed(error) => {
-                self.recorder.heard_ended();
-                self.main_ended(MainEnd::Failed(error));
-            }
-            FromGuest::MainOutput {
-                stream,
-                offset,
-                data,
-            } => self.output(stream, offset, data),
-            FromGuest::MainExited(status) => {
-                self.recorder.heard_ended();
-                self.main_ended(MainEnd::Exited(status));
-            }
-            FromGuest::ServiceLog { name, line } => {
-                let line = String::from_utf8_lossy(&line);
-                let note = format!("[{}] {line}\n", short(&name));
-                self.note(&note);
-            }
-            FromGuest::PoweringOff => {
-                self.record.state = VmState::Stopping;
-                self.publish();
-            }
-            FromGuest::MainInputRoom { bytes } => {
-                if let Some(running) = &mut self.running
-                    && let Some(link) = &mut running.link
-                {
-                    link.more_room(bytes);
-                }
-            }
-        }
-    }
-
-    pub(super) fn ready(&mut self) {
-        if self.record.state != VmState::Starting {
-            return;
-        }
-        info!(vm = %self.record.name, "VM ready");
-        self.record.state = VmState::Running;
-        if let Some(running) = &mut self.running
-            && running.stopping.is_none()
-        {
-            running.deadline = None;
-        }
-        self.changed();
-    }
-
-    fn warning(&mut self, text: &str) {
-        info!(vm = %self.record.name, warning = text, "the guest's init warned");
-        if self.record.warnings.len() < MAX_WARNINGS {
-            self.record.warnings.push(text.to_owned());
-            self.changed();
-        }
-        self.note(&format!("[init] {text}\n"));
-    }
-
-    /// Notes are worth less than output: what can't be stored is dropped.
-    fn note(&mut self, text: &str) {
-        if let Some(running) = &mut self.running {
-            let bytes = text.as_bytes();
-            let end = bytes.len().min(jiffy_wire::frame::MAX_DATA);
-            if let Ok(end) = running.log.append(Kind::Note, &bytes[..end]) {
-                self.log_end.send_replace(end);
-            }
-        }
-    }
-
-    fn output(&mut self, stream: Stream, offset: u64, data: Vec<u8>) {
-        let Some(running) = &mut self.running else {
-            return;
-        };
-        let stored = running.log.offset(stream);
-        let repeated = stored.saturating_sub(offset);
-        if offset > stored || data.len() > jiffy_wire::frame::MAX_DATA {
-            warn!(vm = %self.record.name, "the guest left out some output; its connection is closed");
-            running.link = None;
-            self.input.send_replace(None);
-            return;
-        }
-        if repeated >= data.len() as u64 {
-            return;
-        }
-        let fresh = data[repeated as usize..].to_vec();
-        self.store(Kind::Output(stream), fresh);
-    }
-
-    fn store(&mut self, kind: Kind, data: Vec<u8>) {
-        let Some(running) = &mut self.running else {
-            return;
-        };
-        match running.log.append(kind, &data) {
-            Ok(end) => {
-                running.unstored = None;
-                let stored = Stored {
-                    stdout: running.log.offset(Stream::Stdout),
-                    stderr: running.log.offset(Stream::Stderr),
-                    ..running.acknowledged
-                };
-                let told = running.acknowledged;
-                if stored.stdout - told.stdout >= ACKNOWLEDGE_EVERY
-                    || stored.stderr - told.stderr >= ACKNOWLEDGE_EVERY
-                {
-                    running.acknowledge(stored);
-                }
-                self.log_end.send_replace(end);
-            }
-            Err(error) => {
-                let why = Error::io("store the command's output", &self.folder(), &error)
-                    .0
-                    .message;
-                if let Some(running) = &mut self.running {
-                    running.unstored = Some((kind, data));
-                    running.retry_at = Some(Instant::now() + RETRY_STORING);
-                }
-                self.hold_up(Some(why));
-            }
-        }
-    }
-
-    fn store_again(&mut self) {
-        let Some(running) = &mut self.running else {
-            return;
-        };
-        running.retry_at = None;
-        if let Some((kind, data)) = running.unstored.take() {
-            self.store(kind, data);
-        }
-        if self
-            .running
-            .as_ref()
-            .is_some_and(|running| running.unstored.is_none())
-        {
-            self.hold_up(None);
-        }
-    }
-
-    fn hold_up(&mut self, why: Option<String>) {
-        self.view.send_if_modified(|view| {
-            let changed = view.held_up != why;
-            if changed && let Some(why) = &why {
-                tracing::error!(vm = %view.vm.name, "{why} The VM's output waits.");
-            }
-            view.held_up = why;
-            changed
-        });
-    }
-
-    fn main_ended(&mut self, end: MainEnd) {
-        if matches!(self.record.main, MainState::Ended(_)) {
-            return;
-        }
-        self.record.main = MainState::Ended(end);
-        if self.record.spec.command.is_some() {
-            // Init powers off once it knows that the end is stored.
-            self.record.state = VmState::Stopping;
-            if let Some(running) = &mut self.running
-                && running.stopping.is_none()
-            {
-                running.deadline = None;
-            }
-        }
-        self.input.send_replace(None);
-        self.changed();
-    }
-
-    /// Gives attached clients the way to the command's input, once it runs.
-    fn offer_input(&self) {
-        let link = self
-            .running
-            .as_ref()
-            .and_then(|running| running.link.as_ref());
-        if let Some(link) = link
-            && matches!(self.record.main, MainState::Started)
-        {
-            self.input.send_replace(Some(link.input()));
-        }
-    }
-
-    /// Ctrl-C before there is a program to send it to ends the VM, as it
-    /// would have ended the program.
-    fn interrupt(&mut self, signal: i32) {
-        if self.record.main == MainState::Pending && is_active(self.record.state) {
-            self.record.main = MainState::Ended(MainEnd::Exited(ExitStatus::Signal(signal)));
-            self.changed();
-            let _ = self.kill(EndReason::Interrupted(signal));
-        }
-    }
-
     // ---- keeping ---------------------------------------------------------
 
     fn timeline(&mut self) -> Timeline {
@@ -715,38 +415,6 @@ impl Actor {
     pub(super) fn changed(&mut self) {
         self.publish();
         self.saver.dirty = true;
-    }
-
-    fn write_record(&mut self) {
-        if !self.saver.dirty || self.saver.writing.is_some() || self.unreadable || self.removed {
-            return;
-        }
-        self.saver.dirty = false;
-        self.saver.written_for = std::mem::take(&mut self.saver.waiting);
-        let (record, folder) = (self.record.clone(), self.folder());
-        self.saver.writing = Some(tokio::task::spawn_blocking(move || record.save(&folder)));
-    }
-
-    fn saved(&mut self, result: io::Result<()>) {
-        let result =
-            result.map_err(|error| Error::io("write the VM's record", &self.folder(), &error));
-        if let Err(error) = &result {
-            warn!(vm = %self.record.name, %error, "a VM's record could not be written");
-        }
-        for waiting in self.saver.written_for.drain(..) {
-            let _ = waiting.send(result.clone());
-        }
-        // Whether or not it could be written: a guest that waits for ever
-        // would be worse.
-        let over = matches!(self.record.main, MainState::Ended(_)) && !self.saver.dirty;
-        if over && let Some(running) = &mut self.running {
-            let stored = Stored {
-                stdout: running.log.offset(Stream::Stdout),
-                stderr: running.log.offset(Stream::Stderr),
-                end: true,
-            };
-            running.acknowledge(stored);
-        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! A client of the first command: its output from the start, and its input.
 
 use crate::frames::{self, FrameReader};
-use crate::vm::log::{self, Cursor, Kind, Reader};
+use crate::vm::clients::Cursor;
+use crate::vm::log::{self, Kind, Reader};
 use crate::vm::record::{MainEnd, MainState};
 use crate::vm::{Command, View, VmHandle};
 use jiffy_wire::agent::{ExecInput, ExecOutput, Stream};

@@ -35,16 +35,9 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use tokio::sync::Notify;
 
 /// Most bytes of a segment.
 pub const SEGMENT: u64 = 32 << 20;
-/// How far the log may run ahead of the slowest attached client, in bytes;
-/// then the guest waits, as a writer to a full pipe does. Less than a
-/// segment, so that what an attached client still needs is never dropped.
-pub const MAX_LAG: u64 = 16 << 20;
 
 const MAGIC: &[u8; 8] = b"JIFFYLOG";
 const VERSION: u32 = 1;
@@ -475,67 +468,6 @@ fn read_up_to(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
     Ok(got)
 }
 
-/// The clients attached to a VM, and how far each has read.
-#[derive(Debug, Default)]
-pub struct Clients {
-    cursors: Mutex<Vec<Arc<AtomicU64>>>,
-    /// Told whenever a client has read on or left.
-    pub progress: Notify,
-}
-
-impl Clients {
-    /// Is nobody attached?
-    pub fn is_empty(&self) -> bool {
-        self.lock().is_empty()
-    }
-
-    /// Does some client lag behind this end of the log by more than [`MAX_LAG`]?
-    pub fn lag(&self, end: u64) -> bool {
-        self.lock()
-            .iter()
-            .any(|cursor| end.saturating_sub(cursor.load(Ordering::Relaxed)) > MAX_LAG)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<AtomicU64>>> {
-        self.cursors.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// An attached client's place in the log; leaves [`Clients`] when dropped.
-#[derive(Debug)]
-pub struct Cursor {
-    clients: Arc<Clients>,
-    position: Arc<AtomicU64>,
-}
-
-impl Cursor {
-    /// Attaches a client that has read nothing: it holds the log back only
-    /// once [`Cursor::advance`] has told where it starts.
-    pub fn new(clients: &Arc<Clients>) -> Cursor {
-        let position = Arc::new(AtomicU64::new(u64::MAX));
-        clients.lock().push(Arc::clone(&position));
-        Cursor {
-            clients: Arc::clone(clients),
-            position,
-        }
-    }
-
-    /// The client has read up to here.
-    pub fn advance(&self, position: u64) {
-        self.position.store(position, Ordering::Relaxed);
-        self.clients.progress.notify_one();
-    }
-}
-
-impl Drop for Cursor {
-    fn drop(&mut self) {
-        self.clients
-            .lock()
-            .retain(|position| !Arc::ptr_eq(position, &self.position));
-        self.clients.progress.notify_one();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -624,19 +556,6 @@ mod tests {
             .map(|entry| entry.unwrap().metadata().unwrap().len())
             .sum();
         assert!(kept <= 2000);
-    }
-
-    #[test]
-    fn clients_hold_the_log_back_until_they_leave() {
-        let clients = Arc::new(Clients::default());
-        let slow = Cursor::new(&clients);
-        assert!(!clients.lag(MAX_LAG + 1), "it has not begun to read");
-        slow.advance(0);
-        assert!(!clients.lag(MAX_LAG));
-        assert!(clients.lag(MAX_LAG + 1));
-        drop(slow);
-        assert!(!clients.lag(u64::MAX));
-        assert!(clients.is_empty());
     }
 
     proptest! {

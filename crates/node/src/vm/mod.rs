@@ -2,12 +2,15 @@
 //!
 //! * [`record`]: what is kept of a VM on disk.
 //! * [`actor`]: the task: it takes commands and hears the VMM, the guest and time.
+//! * [`guest`]: what the task makes of the guest's messages.
+//! * [`saver`]: the record on its way to the disk.
 //! * [`start`]: from a record to a running VMM.
 //! * [`process`]: the VMM's process and its events.
 //! * [`supervisor`]: what the guest's init tells.
 //! * [`stop`]: the orderly end, and the less orderly ones.
 //! * [`end`]: what is left to do when the VMM is gone.
 //! * [`log`]: the first command's output.
+//! * [`clients`]: who reads it, and how far.
 //! * [`attach`]: clients of the first command.
 //! * [`timeline`]: what was measured.
 //! * [`adopt`]: VMs that outlived a daemon.
@@ -15,19 +18,22 @@
 pub mod actor;
 pub mod adopt;
 pub mod attach;
+pub mod clients;
 pub mod end;
+pub mod guest;
 pub mod log;
 pub mod process;
 pub mod record;
+pub mod saver;
 pub mod start;
 pub mod stop;
 pub mod supervisor;
 pub mod timeline;
 
 use crate::error::{Error, Result};
+use clients::Clients;
 use jiffy_wire::api::{Vm, VmState};
 use jiffy_wire::timeline::Timeline;
-use log::Clients;
 use record::{Failure, MainState, Spec};
 use start::Prepared;
 use std::sync::Arc;

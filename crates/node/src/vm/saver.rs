@@ -1,0 +1,71 @@
+//! A VM's record on its way to the disk: in the background, the newest only.
+
+use crate::error::{Error, Result};
+use crate::vm::actor::Actor;
+use crate::vm::record::MainState;
+use crate::vm::supervisor::Stored;
+use jiffy_wire::agent::Stream;
+use std::io;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tracing::warn;
+
+/// Writes the record in the background, the newest only.
+#[derive(Default)]
+pub(super) struct Saver {
+    writing: Option<JoinHandle<io::Result<()>>>,
+    pub(super) dirty: bool,
+    pub(super) waiting: Vec<oneshot::Sender<Result<()>>>,
+    written_for: Vec<oneshot::Sender<Result<()>>>,
+}
+
+impl Saver {
+    pub(super) async fn done(&mut self) -> io::Result<()> {
+        match &mut self.writing {
+            Some(writing) => {
+                let result = writing.await;
+                self.writing = None;
+                result.unwrap_or_else(|error| Err(io::Error::other(error)))
+            }
+            None => std::future::pending().await,
+        }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.writing.is_none() && !self.dirty
+    }
+}
+
+impl Actor {
+    pub(super) fn write_record(&mut self) {
+        if !self.saver.dirty || self.saver.writing.is_some() || self.unreadable || self.removed {
+            return;
+        }
+        self.saver.dirty = false;
+        self.saver.written_for = std::mem::take(&mut self.saver.waiting);
+        let (record, folder) = (self.record.clone(), self.folder());
+        self.saver.writing = Some(tokio::task::spawn_blocking(move || record.save(&folder)));
+    }
+
+    pub(super) fn saved(&mut self, result: io::Result<()>) {
+        let result =
+            result.map_err(|error| Error::io("write the VM's record", &self.folder(), &error));
+        if let Err(error) = &result {
+            warn!(vm = %self.record.name, %error, "a VM's record could not be written");
+        }
+        for waiting in self.saver.written_for.drain(..) {
+            let _ = waiting.send(result.clone());
+        }
+        // Whether or not it could be written: a guest that waits for ever
+        // would be worse.
+        let over = matches!(self.record.main, MainState::Ended(_)) && !self.saver.dirty;
+        if over && let Some(running) = &mut self.running {
+            let stored = Stored {
+                stdout: running.log.offset(Stream::Stdout),
+                stderr: running.log.offset(Stream::Stderr),
+                end: true,
+            };
+            running.acknowledge(stored);
+        }
+    }
+}
