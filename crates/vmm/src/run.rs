@@ -22,34 +22,24 @@ pub fn run(options: &RunOptions, begun_ns: u64) -> ExitCode {
     set_up_logging();
     limit_arenas();
     let mut exit_record = None;
-    let events = inherited_events(options.events_fd);
-    let record = match events {
-        Err(error) => ExitRecord {
-            reason: ExitReason::StartFailed,
-            message: format!("{error:#}"),
-            hint: None,
-        },
+    let (events, record) = match inherited_events(options.events_fd) {
+        Err(error) => (None, Failure::from(error).record()),
         Ok(events) => {
             let events = Arc::new(events);
             events.moment(VMM_MAIN, begun_ns);
-            let record =
-                run_vm(options, &events, &mut exit_record).unwrap_or_else(|failure| ExitRecord {
-                    reason: ExitReason::StartFailed,
-                    message: failure.message,
-                    hint: failure.hint,
-                });
-            events.exited(&record);
-            record
+            let record = run_vm(options, &events, &mut exit_record);
+            (Some(events), record.unwrap_or_else(Failure::record))
         }
     };
     if let Some(path) = &exit_record {
         let json = serde_json::to_vec_pretty(&record).expect("a record is plain data");
         if let Err(error) = jiffy_sys::durable::replace(path, &json) {
-            eprintln!(
-                "jiffy-vmm: the exit record {} can't be written: {error}",
-                path.display()
-            );
+            let path = path.display();
+            eprintln!("jiffy-vmm: the exit record {path} can't be written: {error}");
         }
+    }
+    if let Some(events) = events {
+        events.exited(&record);
     }
     match record.reason {
         ExitReason::Shutdown | ExitReason::Stopped => ExitCode::SUCCESS,
@@ -67,6 +57,16 @@ pub fn run(options: &RunOptions, begun_ns: u64) -> ExitCode {
 struct Failure {
     message: String,
     hint: Option<String>,
+}
+
+impl Failure {
+    fn record(self) -> ExitRecord {
+        ExitRecord {
+            reason: ExitReason::StartFailed,
+            message: self.message,
+            hint: self.hint,
+        }
+    }
 }
 
 impl From<anyhow::Error> for Failure {
@@ -99,10 +99,6 @@ fn run_vm(
         None => None,
         Some(path) => Some(ControlSocket::listen(path).map_err(anyhow::Error::new)?),
     };
-    let _vsock = config
-        .vsock
-        .as_ref()
-        .map(|vsock| RemoveAtEnd(vsock.path.clone()));
     let console = matches!(config.serial, Some(Serial::Stdio));
 
     let mut vmm = Builder::new(config, events.clone())
@@ -184,13 +180,4 @@ fn set_up_logging() {
 fn limit_arenas() {
     // SAFETY: changes a setting of the allocator; no other thread exists yet.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
-}
-
-/// Removes a socket when the VM is gone.
-struct RemoveAtEnd(std::path::PathBuf);
-
-impl Drop for RemoveAtEnd {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
 }

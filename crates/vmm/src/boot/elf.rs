@@ -35,12 +35,12 @@ struct ProgramHeader {
 /// Plans an ELF kernel; `low_ram_end` is where RAM below the hole ends.
 pub fn plan(source: &(impl Source + ?Sized), low_ram_end: u64) -> Result<Plan, KernelError> {
     let headers = program_headers(source)?;
+    let entry = pvh_entry(source, &headers)?.ok_or(KernelError::NoPvhNote)?;
     let segments = segments(source, &headers, low_ram_end)?;
     let end = segments
         .last()
         .map(|segment| segment.address + segment.memory_size)
         .ok_or_else(|| KernelError::Damaged("there is nothing to load".into()))?;
-    let entry = pvh_entry(source, &headers)?.ok_or(KernelError::NoPvhNote)?;
     let inside = |segment: &Segment| {
         entry >= segment.address && entry < segment.address + segment.memory_size
     };
