@@ -3,7 +3,7 @@
 use crate::error::MachineError;
 use crate::qemu::on_path;
 use std::fs::{File, OpenOptions};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Makes the disk if there is none: sparse, formatted, then put in its place,
@@ -12,7 +12,7 @@ pub fn ensure(path: &Path, size_gib: u32) -> Result<(), MachineError> {
     if path.exists() {
         return Ok(());
     }
-    let mkfs = on_path("mkfs.xfs").ok_or(MachineError::NoMkfs)?;
+    let mkfs = find_mkfs()?;
     let temporary = path.with_extension("img.tmp");
     let made = make(&mkfs, &temporary, size_gib).and_then(|()| {
         std::fs::rename(&temporary, path)
@@ -23,6 +23,11 @@ pub fn ensure(path: &Path, size_gib: u32) -> Result<(), MachineError> {
         let _ = std::fs::remove_file(&temporary);
     }
     made
+}
+
+/// Where mkfs.xfs is.
+pub fn find_mkfs() -> Result<PathBuf, MachineError> {
+    on_path("mkfs.xfs").ok_or(MachineError::NoMkfs)
 }
 
 fn make(mkfs: &Path, path: &Path, size_gib: u32) -> Result<(), MachineError> {

@@ -16,7 +16,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -126,14 +126,8 @@ pub fn host_is_intel() -> bool {
     std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("GenuineIntel"))
 }
 
-/// Starts QEMU with everything it reads written beforehand. With
-/// `setup.daemonize` QEMU outlives us and the result is `None`; otherwise it
-/// is our child and ends when the calling thread does.
-pub fn launch(
-    setup: &Setup,
-    config: &GuestConfig,
-    token: &str,
-) -> Result<Option<Child>, MachineError> {
+/// Whether all is there that a start needs; where QEMU is.
+pub fn check(setup: &Setup) -> Result<PathBuf, MachineError> {
     let qemu = qemu::find()?;
     for (what, path) in [("kernel", &setup.kernel), ("initramfs", &setup.initramfs)] {
         if !path.is_file() {
@@ -143,11 +137,25 @@ pub fn launch(
             });
         }
     }
-    private_folder(&setup.run)?;
     for socket in [setup.control_socket(), setup.ready_socket()] {
         if socket.as_os_str().len() > MAX_SOCKET_PATH {
             return Err(MachineError::LongPath { path: socket });
         }
+    }
+    Ok(qemu)
+}
+
+/// Starts QEMU with everything it reads written beforehand. With
+/// `setup.daemonize` QEMU outlives us and the result is `None`; otherwise it
+/// is our child and ends when the calling thread does.
+pub fn launch(
+    setup: &Setup,
+    config: &GuestConfig,
+    token: &str,
+) -> Result<Option<Child>, MachineError> {
+    let qemu = check(setup)?;
+    private_folder(&setup.run)?;
+    for socket in [setup.control_socket(), setup.ready_socket()] {
         remove(&socket)?;
     }
     let json = serde_json::to_vec(config)

@@ -162,7 +162,9 @@ impl Machine {
         progress: &mut dyn FnMut(Stage),
     ) -> Result<Endpoint, MachineError> {
         remove(&self.running_file())?;
+        instance::check(setup)?;
         if !self.disk_file().exists() {
+            disk::find_mkfs()?;
             progress(Stage::Disk);
             disk::ensure(&self.disk_file(), size.disk_gib)?;
         }

@@ -185,6 +185,23 @@ impl Lab {
         self.boot
     }
 
+    /// CPU time the machine has used so far: unlike [`boot_time`](Lab::boot_time)
+    /// nearly the same on a busy host.
+    pub fn cpu_time(&self) -> Result<Duration> {
+        let pid = instance::running_pid(&self._folder.path().join("pid"))
+            .context("the lab's QEMU has ended")?;
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()))?;
+        // utime and stime, the 14th and 15th field; the second may hold spaces.
+        let fields = stat.rsplit(')').next().unwrap_or_default();
+        let ticks: u64 = fields
+            .split_whitespace()
+            .skip(11)
+            .take(2)
+            .filter_map(|field| field.parse::<u64>().ok())
+            .sum();
+        Ok(Duration::from_millis(ticks * 10))
+    }
+
     /// The end of its console: the kernel's and PID 1's messages.
     pub fn console(&self) -> String {
         tail(&self.console)

@@ -6,6 +6,7 @@ mod devices;
 mod files;
 mod leaks;
 mod life;
+mod machine;
 mod refusals;
 mod running;
 mod streams;

@@ -14,9 +14,14 @@ pub struct Jiffy {
     _turn: MutexGuard<'static, ()>,
 }
 
+/// Takes the turn without a `jiffy`.
+pub fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Takes the turn.
 pub fn jiffy() -> Jiffy {
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let turn = turn();
     let lab = Lab::shared().unwrap_or_else(|error| panic!("{error:#}"));
     let jiffy = Jiffy { lab, _turn: turn };
     jiffy.remove_all();
