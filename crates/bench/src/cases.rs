@@ -16,6 +16,7 @@ const JIFFY: &str = "/bin/jiffy";
 const INITRAMFS: &str = "/bench/marker.cpio";
 const BASE_KERNEL: &str = "/bench/vmlinux-base";
 const PLAIN_KERNEL: &str = "/bench/vmlinux-plain";
+const DISK: &str = "/bench/disk.img";
 const PROBE: &str = "/bench/probe";
 const RAM_MIB: u64 = 128;
 
@@ -86,8 +87,11 @@ fn measure_in(
 ) -> Result<Vec<Outcome>> {
     let marker = scratch.join("marker.cpio");
     std::fs::write(&marker, crate::marker::initramfs()?)?;
+    let disk = scratch.join("disk.img");
+    std::fs::write(&disk, vec![0; 1 << 20])?;
     let mut files = vec![
         addition(marker, INITRAMFS),
+        addition(disk, DISK),
         addition(kernels.base.into(), BASE_KERNEL),
         addition(kernels.plain.into(), PLAIN_KERNEL),
         addition(probe_program()?, PROBE),
@@ -208,7 +212,7 @@ fn same_kernel(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result<C
 fn own_kernel(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result<Case> {
     let config = vmm::VmmConfig {
         disks: vec![vmm::Disk {
-            path: BASE_KERNEL.into(),
+            path: DISK.into(),
             read_only: true,
             direct: false,
             serial: None,
