@@ -200,11 +200,7 @@ pub struct Run {
     pub format: Option<JsonFormat>,
     /// The command; without one a shell, or with --detach nothing: the VM
     /// then waits for `jiffy exec`
-    #[arg(
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "CMD"
-    )]
+    #[arg(trailing_var_arg = true, value_name = "CMD")]
     pub argv: Vec<String>,
 }
 
@@ -233,11 +229,7 @@ pub struct Create {
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub format: Option<JsonFormat>,
     /// The command; without one the VM waits for `jiffy exec`
-    #[arg(
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "CMD"
-    )]
+    #[arg(trailing_var_arg = true, value_name = "CMD")]
     pub argv: Vec<String>,
 }
 
@@ -268,12 +260,7 @@ pub struct Exec {
     #[arg(value_name = "VM")]
     pub vm: String,
     /// The command and its arguments
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "CMD"
-    )]
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub argv: Vec<String>,
 }
 

@@ -144,3 +144,18 @@ fn signals_go_by_name_or_number() {
     assert!(signal_number("65").is_err());
     assert!(signal_number("SIG").is_err());
 }
+
+#[test]
+fn an_option_that_does_not_exist_is_no_command() {
+    for line in ["jiffy run --memmory 1G true", "jiffy exec box --nosuch"] {
+        assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
+    }
+    let Verb::Run(run) = parse("jiffy run ls -l --all").verb else {
+        panic!()
+    };
+    assert_eq!(run.argv, ["ls", "-l", "--all"]);
+    let Verb::Run(run) = parse("jiffy run -- -odd").verb else {
+        panic!()
+    };
+    assert_eq!(run.argv, ["-odd"]);
+}
