@@ -216,6 +216,13 @@ fn attach_is_raw_only_for_a_command_on_a_terminal() {
             if support::is_session(request) {
                 peer.upgrade();
                 peer.output(Stream::Stdout, b"$");
+                if tty {
+                    let size = WindowSize {
+                        rows: 24,
+                        columns: 80,
+                    };
+                    assert_eq!(peer.receive(), Some(ExecInput::Resize(size)));
+                }
                 peer.receive::<ExecInput>();
                 peer.exit(0);
             } else {

@@ -35,6 +35,8 @@ pub struct Options<'a> {
     pub tty: bool,
     /// That terminal is ours, and raw.
     pub raw: bool,
+    /// The command was started with another terminal's size.
+    pub tell_size: bool,
     /// Watch for the detach keys.
     pub detach_keys: bool,
     /// The VM whose first command this is: signals can take another way when
@@ -79,6 +81,9 @@ impl<'a> Input<'a> {
     /// output side.
     pub async fn forward(&mut self, reader_gone: &Notify) -> Result<Left> {
         let mut buffer = vec![0; MAX_DATA];
+        if self.options.tell_size {
+            self.resize();
+        }
         loop {
             // One full frame waits at most, so that back-pressure reaches stdin.
             let hungry = self.sent == self.unsent.len() && !self.closed;

@@ -63,6 +63,7 @@ pub async fn run(
             stdin: stdio.stdin,
             tty: stdio.tty,
             raw,
+            tell_size: raw && leaving == Leaving::LeavesIt,
             detach_keys: raw && leaving != Leaving::HangsUp,
             vm: vm.as_deref().filter(|_| leaving != Leaving::HangsUp),
             client,
