@@ -44,7 +44,7 @@ pub fn watch(
             };
         }
         if ready.terminate {
-            return stopped("by SIGTERM");
+            return stopped("by a signal");
         }
         if ready.console
             && let Some(input) = &mut console

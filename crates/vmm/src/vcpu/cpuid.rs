@@ -83,6 +83,14 @@ pub fn supported_states(cpuid: &CpuId) -> u64 {
         .map_or(0, |entry| u64::from(entry.edx) << 32 | u64::from(entry.eax))
 }
 
+/// Whether the guest sees a processor of Intel's.
+pub fn is_intel(cpuid: &CpuId) -> bool {
+    cpuid
+        .as_slice()
+        .first()
+        .is_some_and(|leaf| leaf.function == 0 && leaf.ebx.to_le_bytes() == *b"Genu")
+}
+
 /// Whether the processor we run on is itself emulated by QEMU's TCG.
 pub fn host_is_tcg() -> bool {
     use std::arch::x86_64::__cpuid;
