@@ -359,6 +359,7 @@ fn version_and_doctor_need_no_node() {
             "guest_kernel",
             "userfaultfd",
             "huge_pages",
+            "transparent_huge_pages",
             "tun",
             "cgroup2",
             "reflink",

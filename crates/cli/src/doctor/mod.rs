@@ -18,6 +18,7 @@ pub fn examine(folders: &Folders) -> Report {
             checks::guest_kernel(folders),
             checks::userfaultfd(),
             checks::huge_pages(),
+            checks::transparent_huge_pages(),
             checks::tun(),
             checks::cgroups(),
             checks::reflink(folders),
