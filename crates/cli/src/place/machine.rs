@@ -89,10 +89,17 @@ pub fn running(folders: &Folders) -> Option<Endpoint> {
 
 /// Why the machine does not answer, if it has ended or stands still.
 pub fn cause_of_death(folders: &Folders) -> Option<Failure> {
-    machine(folders).cause_of_death().map(|error| {
-        let error = failure(error);
-        error.kind(crate::failure::Kind::Unreachable)
-    })
+    let cause = match machine(folders).cause_of_death()? {
+        MachineError::Died { console, .. } => Failure::new(
+            "the machine ended while it was needed, and the VMs in it with it",
+        )
+        .hint(format!(
+            "the next command starts it again; its console is in {}",
+            console.display()
+        )),
+        error => failure(error),
+    };
+    Some(cause.kind(crate::failure::Kind::Unreachable))
 }
 
 /// An error of the machine with its cause and what to do.

@@ -96,6 +96,8 @@ async fn leave(client: &Client, vm: Option<&str>, leaving: Leaving, left: Left) 
     match (left, vm) {
         (Left::Detached, vm) => {
             let vm = vm.unwrap_or("VM");
+            // The cursor stands behind whatever the command wrote last.
+            eprintln!();
             crate::failure::report(
                 &format!("left {vm} running"),
                 Some(&format!("`jiffy attach {vm}` returns to it")),
