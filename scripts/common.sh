@@ -15,12 +15,17 @@ fail() {
     exit 1
 }
 
-# step NAME COMMAND…: says what begins, runs it, notes how long it took.
+# step NAME COMMAND…: says what begins, runs it (variables it sets are lost),
+# notes how long it took.
 step() {
-    local name=$1 begin=$SECONDS status=0
+    local name=$1 begin=$SECONDS status
     shift
     echo "==> $name" >&2
-    "$@" || status=$?
+    # In a shell of its own, not tested by `||`: so it ends at its first error.
+    set +e
+    (set -e; "$@")
+    status=$?
+    set -e
     times+=("$(printf '%5d s  %s' $((SECONDS - begin)) "$name")")
     ((status == 0)) || {
         summary

@@ -215,6 +215,10 @@ impl Machine {
             .map_err(|error| MachineError::file(&path, error.into()))?;
         // Its folder is closed to others, and so is the token with it.
         jiffy_sys::durable::replace(&path, &bytes)
+            .and_then(|()| {
+                use std::os::unix::fs::PermissionsExt;
+                std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))
+            })
             .map_err(|error| MachineError::file(&path, error))?;
         Ok(Endpoint {
             address: api,
