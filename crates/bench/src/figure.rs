@@ -130,7 +130,7 @@ pub const GOALS: &[Goal] = &[
         most: Most::Value(3.0 * MIB),
     },
     // 0.8 of the 59.7 M first measured for Firecracker 1.17-dev; beside it, with our
-    // command line for both, most of either figure is the guest's own 32 M.
+    // command line for both, most of either figure is the guest's own 31 M.
     Goal {
         case: "boot/same-kernel/pid1",
         most: Most::Value(0.8 * 59.7e6),

@@ -100,7 +100,8 @@ struct Child<'a> {
 
 const STACK: usize = 16 * 1024;
 const SIGCHLD: usize = 17;
-const SIGPIPE: usize = 13;
+/// HUP, INT, QUIT, PIPE and TERM: what a program starts with their default action.
+const DEFAULTED: [usize; 5] = [1, 2, 3, 13, 15];
 const CLONE_VM: usize = 0x100;
 const CLONE_VFORK: usize = 0x4000;
 
@@ -204,13 +205,16 @@ unsafe fn prepare_and_exec(plan: &Plan<'_>) -> core::result::Result<(), (Step, i
         const TIOCSCTTY: usize = 0x540e;
         call(Step::Prepare, number::IOCTL, [0, TIOCSCTTY, 0, 0, 0])?;
     }
-    // Rust's runtime ignores SIGPIPE; the program shall not.
+    // What is ignored stays ignored over execve: Rust's runtime ignores SIGPIPE,
+    // nohup SIGHUP, a shell the others for its background. The program shall not.
     let default_action = [0usize; 4];
-    call(
-        Step::Prepare,
-        number::RT_SIGACTION,
-        [SIGPIPE, default_action.as_ptr() as usize, 0, 8, 0],
-    )?;
+    for signal in DEFAULTED {
+        call(
+            Step::Prepare,
+            number::RT_SIGACTION,
+            [signal, default_action.as_ptr() as usize, 0, 8, 0],
+        )?;
+    }
     if let Some(ids) = plan.ids {
         let (uid, gid) = (ids.uid as usize, ids.gid as usize);
         let groups = [ids.groups.len(), ids.groups.as_ptr() as usize, 0, 0, 0];
