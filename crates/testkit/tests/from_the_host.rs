@@ -250,3 +250,56 @@ fn what_is_missing_or_wrong_is_one_sentence() {
     let said = assert_one_sentence(&host.run(&["machine", "start", "--memory", "1"]));
     assert!(said.contains("512 MiB"), "{said}");
 }
+
+/// Runs in a mount namespace of its own, where the data folder is a small
+/// disk that grows later.
+const FULL_DISK: &str = r#"
+set -e
+mkdir -p "$JIFFY_DATA"
+mount -t tmpfs -o size=300m none "$JIFFY_DATA"
+trap '"$JIFFY" machine rm --force >/dev/null 2>&1' EXIT
+"$JIFFY" machine start 2>/dev/null
+"$JIFFY" run --rm --disk big:600M -- dd if=/dev/zero of=/dev/vdb bs=1M count=500 conv=fsync 2>/dev/null &
+writer=$!
+tries=0
+until "$JIFFY" machine status --format json | grep -q host_disk_full; do
+    tries=$((tries + 1))
+    [ $tries -lt 200 ] || { echo "never full"; exit 1; }
+    sleep 0.3
+done
+"$JIFFY" ps >/dev/null 2>"$JIFFY_DATA.said" && { echo "ps must not succeed"; exit 1; }
+cat "$JIFFY_DATA.said"
+mount -o remount,size=2g "$JIFFY_DATA"
+"$JIFFY" machine start
+wait $writer
+echo "the writer ended with $?"
+"#;
+
+#[test]
+fn a_full_disk_of_the_host_is_explained_and_nothing_is_lost() {
+    let host = host();
+    let output = Command::new("unshare")
+        .args([
+            "--user",
+            "--map-root-user",
+            "--mount",
+            "sh",
+            "-c",
+            FULL_DISK,
+        ])
+        .env("JIFFY", &host.jiffy)
+        .env("JIFFY_MACHINE", "always")
+        .env("JIFFY_DATA", host.folder.path().join("data"))
+        .env("JIFFY_RUN", host.folder.path().join("run"))
+        .stdin(Stdio::null())
+        .output()
+        .expect("unshare runs");
+    assert!(output.status.success(), "{output:?}");
+    let said = text(&output.stdout);
+    let first = said.lines().next().unwrap_or_default();
+    assert!(
+        first.starts_with("jiffy: ") && first.contains("full"),
+        "{said}"
+    );
+    assert!(said.ends_with("the writer ended with 0"), "{said}");
+}
