@@ -12,7 +12,7 @@ use crate::vm::clients::Cursor;
 use crate::vm::record::{MainEnd, MainState, VmRecord};
 use crate::vm::start::Prepared;
 use crate::vm::{Command, View, VmHandle, actor, adopt};
-use crate::volumes::Volumes;
+use crate::volumes::{Lease, Volumes};
 use jiffy_wire::api::{self, CreateVm, Image, NodeInfo, Vm, VmState};
 use jiffy_wire::timeline::Timeline;
 use std::fs;
@@ -26,6 +26,8 @@ use tracing::{info, warn};
 
 /// How long a new VM waits for a name whose holder is on its way out.
 const NAME_TIME: Duration = Duration::from_secs(10);
+/// How often a volume is asked for while its last user ends.
+const LEASE_POLL: Duration = Duration::from_millis(5);
 /// How long VMs' tasks have to write down what isn't yet, at the end.
 const FLUSH_TIME: Duration = Duration::from_secs(2);
 
@@ -262,13 +264,41 @@ impl Node {
         let prepared = Prepared {
             image: self.images.find(&spec.image).await?,
             kernel: self.kernels.find(&spec.kernel)?,
-            volumes: self.volumes.hold(&spec.disks, &vm.name)?,
+            volumes: self.hold_volumes(vm).await?,
             received_ns,
             lookup_ns,
             ready_ns: monotonic_ns(),
         };
         vm.ask(|reply| Command::Start(Box::new(prepared), reply))
             .await?
+    }
+
+    /// Holds a VM's volumes. The last command's VM may still be switching off
+    /// when the next one wants its volume: such a VM is waited for.
+    async fn hold_volumes(&self, vm: &VmHandle) -> Result<Vec<Lease>> {
+        let deadline = tokio::time::Instant::now() + NAME_TIME;
+        loop {
+            let error = match self.volumes.hold(&vm.spec.disks, &vm.name) {
+                Ok(leases) => return Ok(leases),
+                Err(error) => error,
+            };
+            let users = self.volumes.users(&vm.spec.disks);
+            let wait = users.iter().any(|user| self.is_ending(user));
+            if !wait || tokio::time::Instant::now() >= deadline {
+                return Err(error);
+            }
+            // The lease goes a moment after the VM's view says that it ended.
+            tokio::time::sleep(LEASE_POLL).await;
+        }
+    }
+
+    /// Is a VM of this name on its way out, or gone?
+    fn is_ending(&self, name: &str) -> bool {
+        self.registry.find(name).map_or(true, |vm| {
+            let view = vm.view.borrow();
+            let over = matches!(view.main, MainState::Ended(_));
+            over || view.vm.state == VmState::Stopping || !view.is_active()
+        })
     }
 
     /// Waits until a VM that was started is ready, or has ended, and that is

@@ -181,6 +181,17 @@ impl Volumes {
         Ok(leases)
     }
 
+    /// The names of the VMs that hold any of these volumes.
+    pub fn users(&self, wanted: &[VolumeUse]) -> Vec<String> {
+        let uses = self.lock();
+        wanted
+            .iter()
+            .filter_map(|volume| uses.get(&volume.name))
+            .flatten()
+            .map(|user| user.vm.clone())
+            .collect()
+    }
+
     /// All volumes, by name.
     pub fn list(&self) -> Result<Vec<Volume>> {
         let mut volumes = Vec::new();
