@@ -370,6 +370,7 @@ impl Node {
 
     /// Removes an image.
     pub async fn remove_image(&self, name: &str) -> Result<()> {
+        self.wait_for_leaving(|vm| vm.spec.image == name).await;
         self.images.remove(name, || self.image_unused(name)).await
     }
 
@@ -385,17 +386,34 @@ impl Node {
     }
 
     /// Removes a volume.
-    pub fn remove_volume(&self, name: &str) -> Result<()> {
-        let user = self
-            .registry
-            .any(|vm| vm.spec.disks.iter().any(|disk| disk.name == name));
-        match user {
+    pub async fn remove_volume(&self, name: &str) -> Result<()> {
+        let uses = |vm: &VmHandle| vm.spec.disks.iter().any(|disk| disk.name == name);
+        self.wait_for_leaving(uses).await;
+        match self.registry.any(uses) {
             None => self.volumes.remove(name),
             Some(vm) => Err(Error::conflict(format!(
                 "The volume {name} belongs to the VM {}.",
                 vm.name
             ))
             .hint(format!("Remove that VM first with `jiffy rm {}`.", vm.name))),
+        }
+    }
+
+    /// Waits a little for VMs for which this holds and that are on their way
+    /// out for good: the last command's VM may still be switching off.
+    async fn wait_for_leaving(&self, holds: impl Fn(&VmHandle) -> bool) {
+        let deadline = tokio::time::Instant::now() + NAME_TIME;
+        while let Some(vm) = self
+            .registry
+            .any(|vm| holds(vm) && vm.view.borrow().leaving)
+        {
+            let gone = vm.when(|view| !view.leaving || view.removed);
+            let in_time = tokio::time::timeout_at(deadline, gone).await.is_ok();
+            if !in_time || tokio::time::Instant::now() >= deadline {
+                return;
+            }
+            // It leaves the registry a moment before or after its view says so.
+            tokio::time::sleep(LEASE_POLL).await;
         }
     }
 

@@ -57,7 +57,7 @@ pub(super) async fn remove_volume(
     State(node): Shared,
     Path(name): Path<String>,
 ) -> Result<Response> {
-    node.remove_volume(&name)?;
+    node.remove_volume(&name).await?;
     Ok(no_content())
 }
 
