@@ -39,7 +39,11 @@ fn kill_at_many_moments(program: &str) {
             .start()
             .expect("it starts");
         std::thread::sleep(delay);
-        jiffy.sh(&format!("killall -9 {program} 2>/dev/null; true"));
+        // A killed daemon still takes connections until the kernel gets to it.
+        jiffy.sh(&format!(
+            "killall -9 {program} 2>/dev/null; \
+             for n in $(seq 500); do killall -0 {program} 2>/dev/null || break; sleep 0.01; done"
+        ));
         drop(running);
         all_is_well_again(
             &jiffy,
