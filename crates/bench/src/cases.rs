@@ -177,6 +177,8 @@ fn vmm_config(kernel: &str) -> vmm::VmmConfig {
         fw_cfg: Vec::new(),
         control: None,
         exit_record: None,
+        balloon: false,
+        restore: None,
     }
 }
 

@@ -592,6 +592,7 @@ impl Vm {
                 self.kill_main(Signal::from_named_raw(signal).unwrap());
                 send(&mut stream, &Done::Ok)
             }
+            Request::Quiesce { .. } => send(&mut stream, &Done::Ok),
             Request::Shutdown { grace_ms, .. } => {
                 send(&mut stream, &Done::Ok)?;
                 self.kill_main(Signal::TERM);

@@ -10,10 +10,12 @@ const DOORS: &[(&str, &[&str])] = &[
     ("sys", &[]),
     ("devices", &["sys"]),
     ("vmm", &["devices", "sys", "wire"]),
+    ("store", &["sys", "wire"]),
+    ("pager", &["store", "sys", "wire"]),
     ("rootfs", &[]),
     ("kernel", &[]),
     ("guest", &["wire", "sys"]),
-    ("node", &["wire", "rootfs", "kernel", "sys"]),
+    ("node", &["wire", "store", "rootfs", "kernel", "sys"]),
     ("machine", &["wire", "sys"]),
     ("cli", &["wire", "machine", "kernel", "sys"]),
 ];

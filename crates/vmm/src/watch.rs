@@ -146,6 +146,9 @@ fn answer(vmm: &mut Vmm, request: ControlRequest, stop: &mut bool) -> ControlRes
                 ControlResponse::Error(format!("KVM's statistics can't be read: {error}"))
             }
         },
+        ControlRequest::Capture { .. }
+        | ControlRequest::SetBalloon { .. }
+        | ControlRequest::Balloon => ControlResponse::Error(format!("{request:?} is not possible")),
     }
 }
 

@@ -56,6 +56,8 @@ impl Case {
             fw_cfg: Vec::new(),
             control: None,
             exit_record: None,
+            balloon: false,
+            restore: None,
         };
         Case { folder, config }
     }

@@ -269,6 +269,18 @@ pub enum Request {
         /// How long programs have after SIGTERM, milliseconds.
         grace_ms: u32,
     },
+    /// Hold the workload still for a capture: freeze all programs, write dirty
+    /// pages back, and, if asked, give up caches. One [`Done`] out when all is
+    /// still. It stays so until this connection ends. Then the guest looks at
+    /// its [`crate::guest::Generation`]: if that is the one it knows, it was
+    /// captured only, and programs go on; if not, it was restored.
+    Quiesce {
+        /// [`VERSION`].
+        version: u16,
+        /// Give up page cache, dentries and inodes, and compact memory, so
+        /// that the capture is small.
+        drop_caches: bool,
+    },
     /// Send a signal to the first command. One [`Done`] out.
     SignalMain {
         /// [`VERSION`].
@@ -287,6 +299,7 @@ impl Request {
             | Request::CopyOut { version, .. }
             | Request::Stat { version }
             | Request::Shutdown { version, .. }
+            | Request::Quiesce { version, .. }
             | Request::SignalMain { version, .. } => *version,
         }
     }

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 
 /// The fw_cfg file that holds the configuration.
 pub const FW_CFG_NAME: &str = "opt/jiffy/config";
+/// The fw_cfg file that holds the [`Generation`], in guests that were restored.
+pub const GENERATION_NAME: &str = "opt/jiffy/generation";
 /// The version written and the only one read.
 pub const VERSION: u32 = 1;
 /// The largest configuration, in bytes of JSON.
@@ -147,4 +149,24 @@ pub enum Restart {
     OnFailure,
     /// Always.
     Always,
+}
+
+/// What a guest must become before its workload may run again, after it was
+/// restored: two guests from one memory share nothing that must differ.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Generation {
+    /// [`VERSION`].
+    pub version: u32,
+    /// A UUID, `8-4-4-4-12`. It differs from the one the guest knows exactly
+    /// if the guest was restored in between. It becomes the boot id, and
+    /// without its dashes the machine id.
+    pub id: String,
+    /// 64 bytes from the host's random source, as 128 hexadecimal digits.
+    pub seed: String,
+    /// The host's CLOCK_REALTIME as the vCPUs start, nanoseconds since 1970.
+    pub realtime_ns: u64,
+    /// Start the first command of the configuration, which is a new one too,
+    /// in place of one that may run.
+    pub start_main: bool,
 }

@@ -19,6 +19,8 @@ pub mod api;
 pub mod frame;
 pub mod guest;
 #[cfg(feature = "std")]
+pub mod pager;
+#[cfg(feature = "std")]
 pub mod timeline;
 pub mod trace;
 #[cfg(feature = "std")]

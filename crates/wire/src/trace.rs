@@ -18,6 +18,12 @@ pub const MARK_AGENT_READY: u8 = 0x11;
 pub const MARK_COMMAND_STARTED: u8 = 0x12;
 /// The first command ended.
 pub const MARK_COMMAND_DONE: u8 = 0x13;
+/// A restored guest has taken on its new generation; its workload goes on.
+pub const MARK_GATE_PASSED: u8 = 0x14;
+/// It could not; the VMM ends the VM.
+pub const MARK_GATE_FAILED: u8 = 0x15;
+/// The first instruction of a restored guest that knows it was restored.
+pub const MARK_GATE_ENTERED: u8 = 0x16;
 /// First of the values left to users' own code (to 0xff).
 pub const MARK_USER_FIRST: u8 = 0x80;
 
@@ -29,6 +35,9 @@ pub fn mark_name(mark: u8) -> String {
         MARK_AGENT_READY => "agent ready".into(),
         MARK_COMMAND_STARTED => "command started".into(),
         MARK_COMMAND_DONE => "command done".into(),
+        MARK_GATE_ENTERED => "gate entered".into(),
+        MARK_GATE_PASSED => "gate acknowledged".into(),
+        MARK_GATE_FAILED => "gate failed".into(),
         other => format!("mark {other:#04x}"),
     }
 }

@@ -5,6 +5,9 @@
 //! object a line on the inherited descriptor; commands go, one JSON object a
 //! line, to the Unix socket `control`, which answers each with one line. The
 //! last thing a VMM writes is [`ExitRecord`], into `exit.json`.
+//!
+//! With [`VmmConfig::restore`] the VM is not booted but goes on where a
+//! captured one was ([`ControlRequest::Capture`]).
 
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -47,6 +50,95 @@ pub struct VmmConfig {
     /// Where to write the [`ExitRecord`].
     #[serde(default)]
     pub exit_record: Option<PathBuf>,
+    /// A memory balloon, which also takes back pages the guest reports free.
+    #[serde(default)]
+    pub balloon: bool,
+    /// Go on from a captured VM. `boot` is then not used.
+    #[serde(default)]
+    pub restore: Option<Restore>,
+}
+
+/// A captured VM to go on from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Restore {
+    /// vCPUs, chips and devices, as captured.
+    pub state: Source,
+    /// Its RAM.
+    pub memory: SavedMemory,
+    /// What the guest must become before its workload runs; none lets it go
+    /// on as it was, which is only right for a guest without `jiffy-init`.
+    #[serde(default)]
+    pub generation: Option<NewGeneration>,
+}
+
+/// A file, by name or as a descriptor left open for the VMM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// By name.
+    Path(PathBuf),
+    /// By number, inherited.
+    Fd(i32),
+}
+
+/// Where the bytes of a captured RAM are. Nothing is read in advance.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SavedMemory {
+    /// In files as long as RAM (sparse), mapped privately; the VM never
+    /// writes to them. A later layer covers the earlier ones where `layout`
+    /// says so; without a layout there is one layer, and it is whole.
+    Mapped {
+        /// The lowest first.
+        layers: Vec<Source>,
+        /// A [`MemoryLayout`] as JSON.
+        #[serde(default)]
+        layout: Option<Source>,
+    },
+    /// A pager serves faults: the VMM connects here and shakes hands as
+    /// [`crate::pager`] says.
+    Paged {
+        /// The Unix socket the pager listens on for this VM.
+        socket: PathBuf,
+    },
+}
+
+/// Which layer holds which part of RAM. Offsets count RAM without its hole
+/// below 4 GiB, and are the same in every file.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryLayout {
+    /// Bytes of RAM, and of every layer.
+    pub size: u64,
+    /// What each layer but the lowest (which is whole) covers, lowest first;
+    /// sorted, in whole pages, without overlap within a layer.
+    pub covers: Vec<Vec<Extent>>,
+}
+
+/// A range of RAM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Extent {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+/// The identity a restored guest takes on. The VMM adds a seed and the time,
+/// and gives it to the guest as [`crate::guest::GENERATION_NAME`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NewGeneration {
+    /// A UUID no other VM ever had.
+    pub id: String,
+    /// The first command of the new configuration is to be started, in place
+    /// of one that may already run.
+    pub start_main: bool,
+    /// How long the guest has to take it on, milliseconds; after that the VM
+    /// ends.
+    pub deadline_ms: u32,
 }
 
 /// Guest RAM.
@@ -218,6 +310,20 @@ pub enum ControlRequest {
     Stop,
     /// KVM's exit counters. Answered with `Stats`.
     Stats,
+    /// Pause, save the state, freeze RAM. Answered with `Captured`, which
+    /// carries descriptors: the state, the layout, and the layers of RAM.
+    /// What they hold never changes, whatever the VM does next.
+    Capture {
+        /// Let the VM go on afterwards; otherwise it stays paused.
+        resume: bool,
+    },
+    /// How much memory the guest is to give back. Answered with `Balloon`.
+    SetBalloon {
+        /// MiB that the balloon shall hold.
+        target_mib: u32,
+    },
+    /// What the balloon holds, and the guest's figures. Answered with `Balloon`.
+    Balloon,
 }
 
 /// The answer on the control socket.
@@ -238,8 +344,34 @@ pub enum ControlResponse {
     /// Counters by KVM's own names (`exits`, `io_exits`, `mmio_exits`,
     /// `halt_exits`, …), summed over vCPUs.
     Stats(std::collections::BTreeMap<String, u64>),
+    /// Captured. Sent with `SCM_RIGHTS`: the state, the layout (JSON), then
+    /// `layers` files.
+    Captured {
+        /// How many layers of RAM.
+        layers: u32,
+        /// How long the vCPUs stood still (until now, if they still do),
+        /// nanoseconds.
+        pause_ns: u64,
+        /// Bytes copied because they were written since the last capture.
+        copied_bytes: u64,
+    },
+    /// The balloon.
+    Balloon(BalloonStatus),
     /// Not done, and why.
     Error(String),
+}
+
+/// The balloon and what the guest says of its memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BalloonStatus {
+    /// MiB asked for.
+    pub target_mib: u32,
+    /// MiB the balloon holds.
+    pub actual_mib: u32,
+    /// Bytes given back by free page reporting so far.
+    pub reported_bytes: u64,
+    /// The guest's statistics by name (Virtio 1.3 §5.5.6.4), bytes or counts.
+    pub stats: std::collections::BTreeMap<String, u64>,
 }
 
 /// What `jiffy-vmm probe` prints about the host's KVM, as JSON.

@@ -227,6 +227,9 @@ impl Connection {
                 return Need::Shutdown { grace_ms };
             }
             Request::SignalMain { signal, .. } => return Need::SignalMain(signal),
+            Request::Quiesce { .. } => {
+                self.answer(Err("this guest cannot hold still yet".into()), now);
+            }
             request => return Need::Copy(request),
         }
         Need::Nothing
@@ -248,7 +251,7 @@ impl Connection {
             Request::CopyOut { .. } => self.stream.send(&CopyFrame::Failed { message }),
             // A stat has no word for it: the connection just closes.
             Request::Stat { .. } => {}
-            Request::Shutdown { .. } | Request::SignalMain { .. } => {
+            Request::Shutdown { .. } | Request::SignalMain { .. } | Request::Quiesce { .. } => {
                 self.stream.send(&Done::Error(message));
             }
         }

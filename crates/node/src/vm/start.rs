@@ -191,6 +191,8 @@ fn vmm_config(paths: &Paths, record: &VmRecord, prepared: &Prepared) -> Result<V
         }],
         control: Some(paths.control_socket(&record.id)),
         exit_record: Some(folder.join("exit.json")),
+        balloon: false,
+        restore: None,
     })
 }
 

@@ -1,0 +1,1 @@
+//! The pager: page faults, served out of the store.

@@ -1,0 +1,1 @@
+//! Images of fixed-size chunks: RAM and disks, written once, read at random.

@@ -1,0 +1,99 @@
+//! How a VMM hands its userfaultfd to a pager, and the node tells the pager
+//! what to serve.
+//!
+//! The hand-over is the one Firecracker documents for its UFFD back-end: the
+//! VMM connects to a Unix stream socket and sends one message, a JSON array of
+//! [`Mapping`], with the userfaultfd attached by `SCM_RIGHTS`. From then on the
+//! connection only says that both are alive: when the VMM goes the pager
+//! forgets it, and when the pager goes the VMM connects again (a new pager
+//! wakes all that wait, so that their faults are told to it anew).
+//!
+//! Which image a socket serves is the node's business, over the pager's
+//! control socket: one [`PagerRequest`] a line as JSON, one [`PagerResponse`]
+//! back.
+
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// One range of guest RAM in the VMM's address space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mapping {
+    /// Where it begins in the VMM's address space.
+    pub base_host_virt_addr: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Where it begins in the image, bytes.
+    pub offset: u64,
+    /// Bytes of a page.
+    pub page_size: u64,
+    /// Firecracker's older name for the same, also in bytes.
+    #[serde(default)]
+    pub page_size_kib: u64,
+}
+
+/// Node to pager.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PagerRequest {
+    /// Listen on `socket` for a VMM and serve it `image`.
+    Serve {
+        /// A name for messages and later requests: the VM's id.
+        name: String,
+        /// Where to listen.
+        socket: PathBuf,
+        /// An image of the store.
+        image: PathBuf,
+        /// Record which chunks are touched, in order, into this file.
+        record: Option<PathBuf>,
+        /// Fetch the image's recorded working set before it is asked for.
+        prefetch: bool,
+    },
+    /// Fill everything that is still missing, then answer.
+    Complete {
+        /// As in `Serve`.
+        name: String,
+    },
+    /// Stop listening, let go of the VM.
+    Forget {
+        /// As in `Serve`.
+        name: String,
+    },
+    /// Figures. Answered with `Stats`.
+    Stats {
+        /// As in `Serve`.
+        name: String,
+    },
+    /// Is it alive?
+    Ping,
+}
+
+/// Pager to node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PagerResponse {
+    /// Done.
+    Ok,
+    /// Figures of one VM.
+    Stats(PagerStats),
+    /// Not done, and why.
+    Error(String),
+}
+
+/// What a pager has done for one VM.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PagerStats {
+    /// Demand faults served.
+    pub faults: u64,
+    /// Time from reading a fault to its page being there, summed, nanoseconds.
+    pub fault_ns: u64,
+    /// Chunks filled before they were asked for.
+    pub prefetched_chunks: u64,
+    /// Bytes read from the image file.
+    pub bytes_read: u64,
+    /// Bytes put into the guest's memory.
+    pub bytes_filled: u64,
+    /// Why it serves no more, if it does not: the chunk and what was wrong.
+    pub failed: Option<String>,
+    /// The first fault, host CLOCK_MONOTONIC nanoseconds; 0 before it.
+    pub first_fault_ns: u64,
+}
