@@ -2,14 +2,18 @@
 //!
 //! * [`clock`]: the monotonic clock every timeline uses.
 //! * [`durable`]: files replaced whole or not at all.
+//! * [`fds`]: descriptors sent over a Unix socket.
 //! * [`memfd`]: memory with a descriptor, in small or huge pages.
 //! * [`kick`]: a signal that makes one thread leave a blocking call.
 //! * [`spawn`]: a program in a session of its own.
 //! * [`termination`]: SIGTERM and SIGINT as a descriptor.
+//! * [`userfaultfd`]: page faults of one process, served by another.
 
 pub mod clock;
 pub mod durable;
+pub mod fds;
 pub mod kick;
 pub mod memfd;
 pub mod spawn;
 pub mod termination;
+pub mod userfaultfd;

@@ -1,0 +1,177 @@
+//! Descriptors sent over a Unix socket, with bytes (`SCM_RIGHTS`, unix(7)).
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, send, sendmsg,
+};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Descriptors one message may carry, at most. The kernel's own bound is 253.
+pub const MOST: usize = 64;
+
+const SPACE: usize = rustix::cmsg_space!(ScmRights(MOST));
+
+/// Sends all of `bytes`, with `fds` attached to the first of them. There must
+/// be at least one byte, and at most [`MOST`] descriptors. The receiver gets
+/// descriptors of its own; the caller keeps these. A peer that has gone is an
+/// error (`EPIPE`), not a signal.
+pub fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    if bytes.is_empty() || fds.len() > MOST {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+    }
+    let mut space = [MaybeUninit::uninit(); SPACE];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+    }
+    let mut sent = retry(|| {
+        sendmsg(
+            &socket,
+            &[IoSlice::new(bytes)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        )
+    })?;
+    while sent < bytes.len() {
+        sent += retry(|| send(&socket, &bytes[sent..], SendFlags::NOSIGNAL))?;
+    }
+    Ok(())
+}
+
+/// Receives one piece of what was sent: fills `buffer` from its start and
+/// appends the descriptors that came with it, closed on exec. Returns the
+/// bytes; 0 means that the peer has closed.
+///
+/// More descriptors than [`MOST`] are an error (`InvalidData`), and all are
+/// closed: no peer decides how many descriptors this process holds.
+pub fn recv_with_fds(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); SPACE];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = retry(|| {
+        recvmsg(
+            &socket,
+            &mut [IoSliceMut::new(buffer)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+    })?;
+    let before = fds.len();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            fds.extend(received);
+        }
+    }
+    if received.flags.contains(ReturnFlags::CTRUNC) || fds.len() - before > MOST {
+        fds.truncate(before);
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "a message carries too many descriptors",
+        ));
+    }
+    Ok(received.bytes)
+}
+
+fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            other => return Ok(other?),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::io::{Read, Seek, Write};
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn bytes_and_descriptors_arrive_together() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"shared").unwrap();
+        send_with_fds(&here, b"hello", &[file.as_fd(), here.as_fd()]).unwrap();
+
+        let mut buffer = [0; 64];
+        let mut fds = Vec::new();
+        assert_eq!(recv_with_fds(&there, &mut buffer, &mut fds).unwrap(), 5);
+        assert_eq!(&buffer[..5], b"hello");
+        assert_eq!(fds.len(), 2);
+        let flags = rustix::io::fcntl_getfd(&fds[0]).unwrap();
+        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+        let mut received = File::from(fds.remove(0));
+        received.rewind().unwrap();
+        let mut text = String::new();
+        received.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "shared");
+
+        drop((here, fds));
+        let mut none = Vec::new();
+        assert_eq!(recv_with_fds(&there, &mut buffer, &mut none).unwrap(), 0);
+        assert!(none.is_empty());
+    }
+
+    #[test]
+    fn a_long_message_keeps_its_descriptors_once() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let bytes = vec![7; 1 << 20];
+        let sender = std::thread::spawn(move || {
+            let passed = File::open("/dev/null").unwrap();
+            send_with_fds(&here, &bytes, &[passed.as_fd()]).unwrap();
+        });
+        let mut buffer = vec![0; 4096];
+        let (mut total, mut fds) = (0, Vec::new());
+        while total < 1 << 20 {
+            let got = recv_with_fds(&there, &mut buffer, &mut fds).unwrap();
+            assert!(buffer[..got].iter().all(|byte| *byte == 7));
+            total += got;
+        }
+        sender.join().unwrap();
+        assert_eq!((total, fds.len()), (1 << 20, 1));
+    }
+
+    #[test]
+    fn too_many_descriptors_are_refused_and_closed() {
+        let open_files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let (here, there) = UnixStream::pair().unwrap();
+        let null = File::open("/dev/null").unwrap();
+        send_with_fds(&here, b"x", &vec![null.as_fd(); MOST + 1]).unwrap_err();
+        send_with_fds(&here, b"", &[null.as_fd()]).unwrap_err();
+
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(200))];
+        let many = vec![null.as_fd(); 200];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&many)));
+        sendmsg(
+            &here,
+            &[IoSlice::new(b"x")],
+            &mut control,
+            SendFlags::empty(),
+        )
+        .unwrap();
+        let before = open_files();
+        let mut fds = Vec::new();
+        let error = recv_with_fds(&there, &mut [0; 8], &mut fds).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        assert!(fds.is_empty());
+        // Tests run side by side: allow for their few.
+        assert!(open_files() < before + 50);
+    }
+
+    #[test]
+    fn a_peer_that_has_gone_is_an_error() {
+        let (here, there) = UnixStream::pair().unwrap();
+        drop(there);
+        let error = send_with_fds(&here, b"x", &[]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+    }
+}

@@ -1,0 +1,125 @@
+//! Memory whose contents may come from elsewhere at any time.
+#![allow(unsafe_code)] // mmap, and accesses to memory that others change.
+
+use super::Userfaultfd;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// A mapping that is only ever touched byte by byte with atomic accesses, so
+/// that a userfaultfd may fill it, and many threads use it, at any time.
+/// What replays and tests touch in place of a guest.
+#[derive(Debug)]
+pub struct Arena {
+    base: *mut AtomicU8,
+    length: usize,
+}
+
+// SAFETY: every access is atomic; the mapping lives as long as the value.
+unsafe impl Send for Arena {}
+// SAFETY: as above.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// Private anonymous memory, in whole pages, without huge pages.
+    pub fn anonymous(length: usize) -> io::Result<Arena> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping where the kernel likes.
+        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), length, protection, flags) }?;
+        let arena = Arena {
+            base: base.cast(),
+            length,
+        };
+        // SAFETY: the mapping was just made; this only says how to back it.
+        // A kernel without huge pages has nothing to forbid.
+        let _ = unsafe { madvise(base, length, Advice::LinuxNoHugepage) };
+        Ok(arena)
+    }
+
+    /// A file (a memfd), shared, from its beginning.
+    pub fn shared(file: &File, length: usize) -> io::Result<Arena> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping where the kernel likes. Others may change the
+        // file; all accesses are atomic.
+        let base = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                length,
+                protection,
+                MapFlags::SHARED,
+                file,
+                0,
+            )
+        }?;
+        Ok(Arena {
+            base: base.cast(),
+            length,
+        })
+    }
+
+    /// Its address in this process.
+    pub fn address(&self) -> u64 {
+        self.base as u64
+    }
+
+    /// Its bytes.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Reports its missing pages to this userfaultfd. A thread that touches
+    /// one then sleeps until it is served.
+    pub fn register(&self, uffd: &Userfaultfd) -> io::Result<()> {
+        // SAFETY: the mapping is ours alone, and expects no contents.
+        unsafe { uffd.register(self.address(), self.length as u64) }
+    }
+
+    /// Reads one byte; may sleep as above. Panics beyond the end.
+    pub fn read(&self, offset: usize) -> u8 {
+        self.at(offset).load(Ordering::Relaxed)
+    }
+
+    /// Writes one byte; may sleep as above. Panics beyond the end.
+    pub fn write(&self, offset: usize, byte: u8) {
+        self.at(offset).store(byte, Ordering::Relaxed);
+    }
+
+    /// Copies bytes out; may sleep as above. Panics beyond the end.
+    pub fn read_into(&self, offset: usize, bytes: &mut [u8]) {
+        for (index, byte) in bytes.iter_mut().enumerate() {
+            *byte = self.read(offset + index);
+        }
+    }
+
+    /// Gives up whole pages (`MADV_DONTNEED`): they are missing again. Sleeps
+    /// until the event was read, if removals are reported.
+    pub fn discard(&self, offset: usize, length: usize) -> io::Result<()> {
+        if offset
+            .checked_add(length)
+            .is_none_or(|end| end > self.length)
+        {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        // SAFETY: within our own mapping, whose contents nobody relies on.
+        unsafe {
+            madvise(self.base.add(offset).cast(), length, Advice::LinuxDontNeed)?;
+        }
+        Ok(())
+    }
+
+    fn at(&self, offset: usize) -> &AtomicU8 {
+        assert!(offset < self.length, "beyond the arena");
+        // SAFETY: in bounds of a mapping that lives as long as `self`.
+        unsafe { &*self.base.add(offset) }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: mapped by us, and no reference outlives `self`. It cannot
+        // fail for a whole mapping.
+        let _ = unsafe { munmap(self.base.cast(), self.length) };
+    }
+}

@@ -1,0 +1,291 @@
+//! userfaultfd(2): page faults of one process, served by another.
+//!
+//! The process that owns the memory creates a [`Userfaultfd`], registers
+//! ranges and sends the descriptor away ([`crate::fds`]); whoever reads the
+//! events fills the pages. A thread that touches a missing page of such a
+//! range sleeps until the page is there or it is woken (and then faults anew).
+//!
+//! * [`Userfaultfd`]: the calls.
+//! * [`Arena`]: memory that may be served so, safe to touch.
+
+mod arena;
+mod ioctl;
+#[cfg(test)]
+mod tests;
+
+pub use arena::Arena;
+
+use ioctl::call;
+use rustix::fs::{Mode, OFlags};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// What a userfaultfd is asked to report or to be able to do; the kernel's
+/// `UFFD_FEATURE_*` bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Features(pub u64);
+
+impl Features {
+    /// `madvise(MADV_DONTNEED)` and `MADV_REMOVE` are told as
+    /// [`Event::Remove`], and wait until that was read.
+    pub const EVENT_REMOVE: Features = Features(1 << 3);
+    /// Missing pages of huge page files.
+    pub const MISSING_HUGETLBFS: Features = Features(1 << 4);
+    /// Missing pages of memfds and tmpfs.
+    pub const MISSING_SHMEM: Features = Features(1 << 5);
+    /// `munmap` is told as [`Event::Unmap`].
+    pub const EVENT_UNMAP: Features = Features(1 << 6);
+
+    /// What a VM's memory wants: missing pages of every kind of memory, and
+    /// to be told what a balloon gave back.
+    pub const GUEST_MEMORY: Features = Features(
+        Features::EVENT_REMOVE.0 | Features::MISSING_HUGETLBFS.0 | Features::MISSING_SHMEM.0,
+    );
+}
+
+/// Something that happened to registered memory.
+#[derive(Debug)]
+pub enum Event {
+    /// A thread waits for the page at this address.
+    Fault {
+        /// In the address space of the memory's owner.
+        address: u64,
+        /// It wants to write.
+        write: bool,
+    },
+    /// The owner gives up these pages. Fills fail with
+    /// [`FillError::Changing`] from before this was read until the pages are
+    /// gone or about to go.
+    Remove {
+        /// First byte.
+        start: u64,
+        /// Behind the last byte.
+        end: u64,
+    },
+    /// The owner has unmapped this range.
+    Unmap {
+        /// First byte.
+        start: u64,
+        /// Behind the last byte.
+        end: u64,
+    },
+    /// Another event (a fork, a remap), which only a descriptor that somebody
+    /// else made can have asked for. A forked child's userfaultfd is closed.
+    Other(u8),
+}
+
+/// Why pages were not filled.
+#[derive(Debug)]
+pub enum FillError {
+    /// The first page is there already. Threads that wait for it may need a
+    /// [`Userfaultfd::wake`].
+    Exists,
+    /// The owner's mappings are just changing (`EAGAIN`): read the events,
+    /// then try again.
+    Changing,
+    /// The range is not mapped, or not registered (`ENOENT`).
+    Unmapped,
+    /// The owner's address space is gone (`ESRCH`).
+    Gone,
+    /// Anything else.
+    Other(io::Error),
+}
+
+impl std::fmt::Display for FillError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            FillError::Exists => "the page is there already",
+            FillError::Changing => "the mappings are changing",
+            FillError::Unmapped => "the range is not registered",
+            FillError::Gone => "the process has ended",
+            FillError::Other(_) => "the page could not be filled",
+        })
+    }
+}
+
+impl std::error::Error for FillError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            FillError::Other(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// A userfaultfd: of this process, or received from another.
+#[derive(Debug)]
+pub struct Userfaultfd(OwnedFd);
+
+impl Userfaultfd {
+    /// Makes one for this process's memory: by `/dev/userfaultfd` where that
+    /// may be opened, else by the system call, which needs `CAP_SYS_PTRACE` or
+    /// `vm.unprivileged_userfaultfd=1`. It does not block, is closed on exec,
+    /// and serves the kernel's own accesses (KVM's) too.
+    ///
+    /// A kernel without one of the features answers `InvalidInput`.
+    pub fn create(features: Features) -> io::Result<Userfaultfd> {
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        let device = rustix::fs::open(
+            "/dev/userfaultfd",
+            OFlags::RDWR | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
+        let made = match device {
+            Ok(device) => ioctl::new_from_device(device.as_raw_fd(), flags),
+            Err(_) => ioctl::new_by_syscall(flags),
+        }?;
+        let mut api = ioctl::Api {
+            api: ioctl::API_VERSION,
+            features: features.0,
+            ioctls: 0,
+        };
+        call(made.as_raw_fd(), ioctl::API, &mut api)?;
+        Ok(Userfaultfd(made))
+    }
+
+    /// Takes a descriptor from another process, makes it non-blocking, and
+    /// checks that it is what it should be (`InvalidData` if not).
+    pub fn from_received(fd: OwnedFd) -> io::Result<Userfaultfd> {
+        let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new())?;
+        if link.as_bytes() != b"anon_inode:[userfaultfd]" {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the descriptor is no userfaultfd",
+            ));
+        }
+        let flags = rustix::fs::fcntl_getfl(&fd)?;
+        rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
+        Ok(Userfaultfd(fd))
+    }
+
+    /// Reports missing pages of this range, in whole pages, from now on.
+    ///
+    /// # Safety
+    /// From now on whoever holds the descriptor decides what untouched memory
+    /// in the range contains. Nothing of Rust's own (heap, stacks, references
+    /// that expect zeroes) may be there.
+    #[allow(unsafe_code)]
+    pub unsafe fn register(&self, start: u64, length: u64) -> io::Result<()> {
+        let mut register = ioctl::Register {
+            range: ioctl::Range { start, length },
+            mode: ioctl::REGISTER_MODE_MISSING,
+            ioctls: 0,
+        };
+        call(self.0.as_raw_fd(), ioctl::REGISTER, &mut register)
+    }
+
+    /// Reports no more faults of this range, and wakes those who wait; what is
+    /// missing then reads as zero.
+    pub fn unregister(&self, start: u64, length: u64) -> io::Result<()> {
+        let mut range = ioctl::Range { start, length };
+        call(self.0.as_raw_fd(), ioctl::UNREGISTER, &mut range)
+    }
+
+    /// Puts `bytes` into missing pages from `address` on and wakes who waits
+    /// for them; both in whole pages. Returns how many bytes are in place:
+    /// fewer than asked for when a page further on exists already or the
+    /// mappings change meanwhile.
+    pub fn copy(&self, address: u64, bytes: &[u8]) -> Result<u64, FillError> {
+        let mut copy = ioctl::Copy {
+            destination: address,
+            source: bytes.as_ptr() as u64,
+            length: bytes.len() as u64,
+            mode: 0,
+            copied: 0,
+        };
+        let result = call(self.0.as_raw_fd(), ioctl::COPY, &mut copy);
+        outcome(result, copy.copied, copy.length)
+    }
+
+    /// Makes missing pages read as zero; otherwise as [`Userfaultfd::copy`].
+    /// Huge pages cannot (`Other`, `InvalidInput`).
+    pub fn zero(&self, address: u64, length: u64) -> Result<u64, FillError> {
+        let mut zero = ioctl::ZeroPage {
+            range: ioctl::Range {
+                start: address,
+                length,
+            },
+            mode: 0,
+            zeroed: 0,
+        };
+        let result = call(self.0.as_raw_fd(), ioctl::ZEROPAGE, &mut zero);
+        outcome(result, zero.zeroed, length)
+    }
+
+    /// Wakes all who wait for a page of this range; where it is still missing
+    /// they fault anew.
+    pub fn wake(&self, start: u64, length: u64) -> io::Result<()> {
+        let mut range = ioctl::Range { start, length };
+        call(self.0.as_raw_fd(), ioctl::WAKE, &mut range)
+    }
+
+    /// The next event, if there is one. An error other than `Interrupted`
+    /// means that the descriptor is of no more use.
+    pub fn next_event(&self) -> io::Result<Option<Event>> {
+        let mut message = [0; ioctl::MESSAGE];
+        match rustix::io::read(&self.0, &mut message) {
+            Ok(ioctl::MESSAGE) => Ok(Some(parse(&message))),
+            Ok(_) => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
+            Err(rustix::io::Errno::AGAIN) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl AsFd for Userfaultfd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl From<Userfaultfd> for OwnedFd {
+    fn from(uffd: Userfaultfd) -> OwnedFd {
+        uffd.0
+    }
+}
+
+/// The kernel answers `EAGAIN` with a count for a part, and without one when
+/// the mappings change.
+fn outcome(result: io::Result<()>, done: i64, length: u64) -> Result<u64, FillError> {
+    let error = match result {
+        Ok(()) => return Ok(length),
+        Err(error) => error,
+    };
+    match error.raw_os_error() {
+        Some(libc::EAGAIN) if done > 0 => Ok((done as u64).min(length)),
+        Some(libc::EAGAIN) => Err(FillError::Changing),
+        Some(libc::EEXIST) => Err(FillError::Exists),
+        Some(libc::ENOENT) => Err(FillError::Unmapped),
+        Some(libc::ESRCH) => Err(FillError::Gone),
+        _ => Err(FillError::Other(error)),
+    }
+}
+
+/// `struct uffd_msg`, linux/userfaultfd.h.
+fn parse(message: &[u8; ioctl::MESSAGE]) -> Event {
+    let word = |at: usize| u64::from_ne_bytes(message[at..at + 8].try_into().expect("eight bytes"));
+    match message[0] {
+        ioctl::EVENT_PAGEFAULT => Event::Fault {
+            address: word(16),
+            write: word(8) & ioctl::PAGEFAULT_FLAG_WRITE != 0,
+        },
+        ioctl::EVENT_REMOVE => Event::Remove {
+            start: word(8),
+            end: word(16),
+        },
+        ioctl::EVENT_UNMAP => Event::Unmap {
+            start: word(8),
+            end: word(16),
+        },
+        kind => {
+            if kind == ioctl::EVENT_FORK {
+                let fd = u32::from_ne_bytes(message[8..12].try_into().expect("four bytes"));
+                // SAFETY: reading this event made a new descriptor in this
+                // process, which nobody else owns.
+                #[allow(unsafe_code)]
+                drop(unsafe { OwnedFd::from_raw_fd(fd as i32) });
+            }
+            Event::Other(kind)
+        }
+    }
+}

@@ -1,0 +1,179 @@
+use super::*;
+use crate::memfd;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const PAGE: usize = 4096;
+
+fn served(pages: usize) -> (Arc<Arena>, Arc<Userfaultfd>) {
+    let uffd = Userfaultfd::create(Features::GUEST_MEMORY).unwrap();
+    let arena = Arena::anonymous(pages * PAGE).unwrap();
+    arena.register(&uffd).unwrap();
+    (Arc::new(arena), Arc::new(uffd))
+}
+
+fn wait_for_event(uffd: &Userfaultfd) -> Event {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        if let Some(event) = uffd.next_event().unwrap() {
+            return event;
+        }
+        assert!(Instant::now() < deadline, "no event came");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_fault_is_reported_and_a_copy_ends_it() {
+    let (arena, uffd) = served(4);
+    assert!(uffd.next_event().unwrap().is_none());
+    let toucher = {
+        let arena = arena.clone();
+        thread::spawn(move || arena.read(2 * PAGE + 17))
+    };
+    let Event::Fault { address, write } = wait_for_event(&uffd) else {
+        panic!("a fault was expected");
+    };
+    assert_eq!(
+        address & !(PAGE as u64 - 1),
+        arena.address() + 2 * PAGE as u64
+    );
+    assert!(!write);
+    let page = [0x5a; PAGE];
+    assert_eq!(
+        uffd.copy(arena.address() + 2 * PAGE as u64, &page).unwrap(),
+        PAGE as u64
+    );
+    assert_eq!(toucher.join().unwrap(), 0x5a);
+}
+
+#[test]
+fn a_write_fault_says_so_and_zero_pages_end_it() {
+    let (arena, uffd) = served(2);
+    let toucher = {
+        let arena = arena.clone();
+        thread::spawn(move || {
+            arena.write(1, 9);
+            (arena.read(0), arena.read(1), arena.read(PAGE))
+        })
+    };
+    assert!(matches!(
+        wait_for_event(&uffd),
+        Event::Fault { write: true, .. }
+    ));
+    assert_eq!(
+        uffd.zero(arena.address(), 2 * PAGE as u64).unwrap(),
+        2 * PAGE as u64
+    );
+    assert_eq!(toucher.join().unwrap(), (0, 9, 0));
+}
+
+#[test]
+fn what_exists_stops_a_fill_and_is_kept() {
+    let (arena, uffd) = served(4);
+    let base = arena.address();
+    uffd.copy(base + 2 * PAGE as u64, &[1; PAGE]).unwrap();
+    assert_eq!(uffd.copy(base, &[2; 4 * PAGE]).unwrap(), 2 * PAGE as u64);
+    assert!(matches!(
+        uffd.copy(base, &[3; PAGE]),
+        Err(FillError::Exists)
+    ));
+    assert!(matches!(
+        uffd.zero(base, PAGE as u64),
+        Err(FillError::Exists)
+    ));
+    assert_eq!((arena.read(0), arena.read(2 * PAGE)), (2, 1));
+}
+
+#[test]
+fn what_is_not_registered_is_not_filled() {
+    let (arena, uffd) = served(1);
+    let elsewhere = Arena::anonymous(PAGE).unwrap();
+    assert!(matches!(
+        uffd.copy(elsewhere.address(), &[1; PAGE]),
+        Err(FillError::Unmapped)
+    ));
+    assert!(matches!(
+        uffd.copy(arena.address() + 1, &[1; PAGE]),
+        Err(FillError::Other(_))
+    ));
+}
+
+#[test]
+fn a_wake_makes_who_waits_fault_anew() {
+    let (arena, uffd) = served(1);
+    let toucher = {
+        let arena = arena.clone();
+        thread::spawn(move || arena.read(0))
+    };
+    assert!(matches!(wait_for_event(&uffd), Event::Fault { .. }));
+    // The event was read and forgotten, as by a pager that died.
+    uffd.wake(arena.address(), PAGE as u64).unwrap();
+    assert!(matches!(wait_for_event(&uffd), Event::Fault { .. }));
+    uffd.copy(arena.address(), &[4; PAGE]).unwrap();
+    assert_eq!(toucher.join().unwrap(), 4);
+}
+
+#[test]
+fn a_removal_is_told_before_it_happens() {
+    let (arena, uffd) = served(2);
+    uffd.copy(arena.address(), &[7; 2 * PAGE]).unwrap();
+    let discarder = {
+        let arena = arena.clone();
+        thread::spawn(move || arena.discard(0, PAGE).unwrap())
+    };
+    while uffd
+        .zero(arena.address(), PAGE as u64)
+        .is_err_and(|error| !matches!(error, FillError::Changing))
+    {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let Event::Remove { start, end } = wait_for_event(&uffd) else {
+        panic!("a removal was expected");
+    };
+    assert_eq!(
+        (start, end),
+        (arena.address(), arena.address() + PAGE as u64)
+    );
+    discarder.join().unwrap();
+    uffd.zero(arena.address(), PAGE as u64).unwrap();
+    assert_eq!((arena.read(0), arena.read(PAGE)), (0, 7));
+}
+
+#[test]
+fn memfds_can_be_served() {
+    let file = memfd::create("served", 4 * PAGE as u64, memfd::Pages::Small).unwrap();
+    let arena = Arena::shared(&file, 4 * PAGE).unwrap();
+    let uffd = Userfaultfd::create(Features::GUEST_MEMORY).unwrap();
+    arena.register(&uffd).unwrap();
+    uffd.copy(arena.address(), &[3; PAGE]).unwrap();
+    uffd.zero(arena.address() + PAGE as u64, PAGE as u64)
+        .unwrap();
+    assert_eq!((arena.read(0), arena.read(PAGE)), (3, 0));
+}
+
+#[test]
+fn unregistered_memory_is_ordinary_again() {
+    let (arena, uffd) = served(1);
+    uffd.unregister(arena.address(), PAGE as u64).unwrap();
+    assert_eq!(arena.read(0), 0);
+}
+
+#[test]
+fn only_a_userfaultfd_is_taken() {
+    let null = std::fs::File::open("/dev/null").unwrap();
+    let error = Userfaultfd::from_received(null.into()).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    let made = Userfaultfd::create(Features::GUEST_MEMORY).unwrap();
+    let flags = rustix::fs::fcntl_getfl(&made).unwrap();
+    rustix::fs::fcntl_setfl(&made, flags - OFlags::NONBLOCK).unwrap();
+    let taken = Userfaultfd::from_received(made.into()).unwrap();
+    assert!(taken.next_event().unwrap().is_none());
+}
+
+#[test]
+fn features_nobody_knows_are_refused() {
+    let error = Userfaultfd::create(Features(1 << 60)).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+}
