@@ -4,6 +4,7 @@
 //! * [`durable`]: files replaced whole or not at all.
 //! * [`fds`]: descriptors sent over a Unix socket.
 //! * [`memfd`]: memory with a descriptor, in small or huge pages.
+//! * [`pagemap`]: which pages of a mapping were written.
 //! * [`kick`]: a signal that makes one thread leave a blocking call.
 //! * [`spawn`]: a program in a session of its own.
 //! * [`termination`]: SIGTERM and SIGINT as a descriptor.
@@ -14,6 +15,7 @@ pub mod durable;
 pub mod fds;
 pub mod kick;
 pub mod memfd;
+pub mod pagemap;
 pub mod spawn;
 pub mod termination;
 pub mod userfaultfd;

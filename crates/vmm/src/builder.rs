@@ -4,22 +4,21 @@ use crate::boot::{self, Images};
 use crate::devices::{DeviceArgs, Devices};
 use crate::error::StartError;
 use crate::events::Events;
+use crate::gate::Gate;
 use crate::hypervisor::{Hypervisor, HypervisorError};
 use crate::mailbox::Mailbox;
 use crate::memory::GuestRam;
+use crate::restore;
 use crate::sandbox::Sandbox;
-use crate::state::VmState;
 use crate::stats::StatsFile;
 use crate::vcpu::{MAX_VCPUS, Vcpu, cpuid};
 use crate::vmm::{Parts, Vmm};
 use crate::workers::ThreadStarter;
 use jiffy_devices::virtio::device::Workers;
 use jiffy_sys::kick;
-use jiffy_sys::memfd::Pages;
 use jiffy_wire::timeline::names;
-use jiffy_wire::vmm::{PageSize, VmmConfig};
+use jiffy_wire::vmm::{Restore, VmmConfig};
 use kvm_ioctls::VmFd;
-use std::fs::File;
 use std::sync::Arc;
 
 /// Builds a [`Vmm`] from a configuration.
@@ -45,8 +44,12 @@ impl Builder {
         self
     }
 
-    /// Builds the VM, ready to boot its kernel. Nothing runs yet.
-    pub fn build(self) -> Result<Vmm, StartError> {
+    /// Builds the VM, ready to boot its kernel, or to go on where it was
+    /// captured. Nothing runs yet.
+    pub fn build(mut self) -> Result<Vmm, StartError> {
+        if let Some(restore) = self.config.restore.take() {
+            return self.restore(&restore);
+        }
         let common = self.common()?;
         let (config, events) = (&self.config, &self.events);
 
@@ -54,7 +57,7 @@ impl Builder {
         let ram = events.step(names::MEMORY, || {
             let ram = GuestRam::create(&config.memory)?;
             ram.register(&vm)?;
-            Ok::<_, StartError>(ram)
+            Ok::<_, StartError>(Arc::new(ram))
         })?;
         let vcpus = events.step(names::VCPUS, || create_vcpus(config, &hypervisor, &vm))?;
         let devices = events.step(names::DEVICES, || {
@@ -74,30 +77,35 @@ impl Builder {
         Ok(self.assemble(hypervisor, vm, ram, vcpus, devices, common))
     }
 
-    /// Builds a VM as it was saved, paused. `memory` holds its RAM and may be
-    /// the very memfd of the VM that was saved, if that is gone.
-    pub fn restore(self, memory: File, state: &VmState) -> Result<Vmm, StartError> {
-        let common = self.common()?;
-        let config = &self.config;
-        same("vCPUs", state.vcpus.len() as u64, config.vcpus.into())?;
-        let size = u64::from(config.memory.size_mib) << 20;
-        same("bytes of memory", state.memory_size, size)?;
-        let length = memory.metadata().map_err(|source| StartError::Host {
-            what: "the saved memory",
-            source,
-        })?;
-        same("bytes of memory", length.len(), size)?;
+    /// Builds a VM as it was captured.
+    fn restore(self, restore: &Restore) -> Result<Vmm, StartError> {
+        let mut common = self.common()?;
+        common.gate = Gate::of(restore);
+        common.first_run = names::VCPUS_RESUMED;
+        let (config, events) = (&self.config, &self.events);
+        let state = events.step(names::STATE_LOADED, || restore::state(restore, config))?;
 
-        let (hypervisor, vm) = create_vm()?;
-        let ram = GuestRam::from_file(memory, size, pages(config))?;
-        ram.register(&vm)?;
-        let mut vcpus = Vec::with_capacity(state.vcpus.len());
-        for (index, state) in (0..).zip(&state.vcpus) {
-            let vcpu = Vcpu::create(&vm, index)?;
-            vcpu.restore(state)?;
-            vcpus.push(vcpu);
-        }
-        let devices = Devices::create(&self.device_args(&vm, &ram, &common), Some(&state.devices))?;
+        let (hypervisor, vm) = events.step(names::KVM_VM_CREATED, create_vm)?;
+        let ram = events.step(names::MEMORY_ATTACHED, || {
+            let ram = restore::memory(restore, config)?;
+            ram.register(&vm)?;
+            Ok::<_, StartError>(Arc::new(ram))
+        })?;
+        let vcpus = events.step(names::VCPUS, || {
+            (0..)
+                .zip(&state.vcpus)
+                .map(|(index, state)| {
+                    let vcpu = Vcpu::create(&vm, index)?;
+                    vcpu.restore(state)?;
+                    Ok(vcpu)
+                })
+                .collect::<Result<Vec<_>, HypervisorError>>()
+        })?;
+        let devices = events.step(names::DEVICES, || {
+            let devices = restore::devices(restore, config, state.devices)?;
+            let args = self.device_args(&vm, &ram, &common);
+            Ok::<_, StartError>(Devices::create(&args, Some(&devices))?)
+        })?;
         state.chips.restore(&vm, &devices.board.pit)?;
         Ok(self.assemble(hypervisor, vm, ram, vcpus, devices, common))
     }
@@ -112,6 +120,8 @@ impl Builder {
         let mailbox = Arc::new(Mailbox::new().map_err(host("an event descriptor"))?);
         let workers = Arc::new(ThreadStarter::new(mailbox.clone(), self.sandbox));
         Ok(Common {
+            gate: Gate::default(),
+            first_run: names::FIRST_KVM_RUN,
             mailbox,
             workers: workers.clone(),
             for_devices: workers,
@@ -121,13 +131,14 @@ impl Builder {
     fn device_args<'a>(
         &'a self,
         vm: &'a Arc<VmFd>,
-        ram: &'a GuestRam,
+        ram: &'a Arc<GuestRam>,
         common: &'a Common,
     ) -> DeviceArgs<'a> {
         DeviceArgs {
             config: &self.config,
             vm,
-            memory: ram.memory(),
+            ram,
+            mailbox: &common.mailbox,
             workers: &common.for_devices,
             events: &self.events,
         }
@@ -137,7 +148,7 @@ impl Builder {
         self,
         hypervisor: Hypervisor,
         vm: Arc<VmFd>,
-        ram: GuestRam,
+        ram: Arc<GuestRam>,
         vcpus: Vec<Vcpu>,
         devices: Devices,
         common: Common,
@@ -152,6 +163,8 @@ impl Builder {
             devices,
             mailbox: common.mailbox,
             workers: common.workers,
+            gate: common.gate,
+            first_run: common.first_run,
             events: self.events,
             sandbox: self.sandbox,
         })
@@ -159,6 +172,9 @@ impl Builder {
 }
 
 struct Common {
+    gate: Gate,
+    /// What the first entry into the guest is called on the timeline.
+    first_run: &'static str,
     mailbox: Arc<Mailbox>,
     workers: Arc<ThreadStarter>,
     for_devices: Arc<dyn Workers>,
@@ -184,23 +200,4 @@ fn create_vcpus(
             Ok(vcpu)
         })
         .collect()
-}
-
-fn pages(config: &VmmConfig) -> Pages {
-    match config.memory.pages {
-        PageSize::Small => Pages::Small,
-        PageSize::Huge2M => Pages::Huge2M,
-        PageSize::Huge1G => Pages::Huge1G,
-    }
-}
-
-fn same(what: &'static str, saved: u64, configured: u64) -> Result<(), StartError> {
-    if saved != configured {
-        return Err(StartError::StateDiffers {
-            what,
-            saved,
-            configured,
-        });
-    }
-    Ok(())
 }

@@ -1,12 +1,16 @@
-//! The control socket: one JSON object a line, answered with one line.
+//! The control socket: one JSON object a line, answered with one line, which
+//! may carry descriptors.
 
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use rustix::io::Errno;
-use rustix::net::RecvFlags;
-use std::io::{self, ErrorKind};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use std::fs::File;
+use std::io::{self, ErrorKind, IoSlice};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use thiserror::Error;
 
 /// Longest request line, bytes.
@@ -15,6 +19,8 @@ const LINE_MAX: usize = 4096;
 const CLIENTS_MAX: usize = 32;
 /// Longest path of a Unix socket, bytes.
 const PATH_MAX: usize = 107;
+/// Most descriptors in one message (Linux, `SCM_MAX_FD`).
+pub const FILES_MAX: usize = 253;
 
 /// The socket could not be made.
 #[derive(Debug, Error)]
@@ -37,6 +43,24 @@ pub enum ControlError {
         /// Why.
         source: io::Error,
     },
+}
+
+/// What a client gets.
+#[derive(Debug)]
+pub struct Answer {
+    /// The line.
+    pub response: ControlResponse,
+    /// Files that travel with it (`SCM_RIGHTS`), at most [`FILES_MAX`].
+    pub files: Vec<Arc<File>>,
+}
+
+impl From<ControlResponse> for Answer {
+    fn from(response: ControlResponse) -> Answer {
+        Answer {
+            response,
+            files: Vec::new(),
+        }
+    }
 }
 
 /// The listening socket and its clients. Removes the socket when dropped.
@@ -86,7 +110,7 @@ impl ControlSocket {
 
     /// Serves whoever has something to say; never blocks. Garbage, a line too
     /// long, or an answer not taken closes that client.
-    pub fn serve(&mut self, mut answer: impl FnMut(ControlRequest) -> ControlResponse) {
+    pub fn serve(&mut self, mut answer: impl FnMut(ControlRequest) -> Answer) {
         self.clients.retain_mut(|client| client.serve(&mut answer));
         while self.clients.len() < CLIENTS_MAX {
             match self.listener.accept() {
@@ -113,7 +137,7 @@ impl Drop for ControlSocket {
 
 impl Client {
     /// Reads and answers; false when it is done with.
-    fn serve(&mut self, answer: &mut impl FnMut(ControlRequest) -> ControlResponse) -> bool {
+    fn serve(&mut self, answer: &mut impl FnMut(ControlRequest) -> Answer) -> bool {
         loop {
             let mut bytes = [0; 512];
             match rustix::net::recv(&self.stream, &mut bytes[..], RecvFlags::empty()) {
@@ -138,23 +162,34 @@ impl Client {
         }
     }
 
-    fn answer_line(&mut self, answer: &mut impl FnMut(ControlRequest) -> ControlResponse) -> bool {
+    fn answer_line(&mut self, answer: &mut impl FnMut(ControlRequest) -> Answer) -> bool {
         let line = std::mem::take(&mut self.line);
         let request = match serde_json::from_slice(&line) {
             Ok(request) => request,
             Err(error) => {
                 let message = format!("this is not a request: {error}");
-                self.send(&ControlResponse::Error(message));
+                self.send(&ControlResponse::Error(message).into());
                 return false;
             }
         };
         self.send(&answer(request))
     }
 
-    fn send(&self, response: &ControlResponse) -> bool {
-        let mut line = serde_json::to_vec(response).expect("responses are plain data");
+    fn send(&self, answer: &Answer) -> bool {
+        let mut line = serde_json::to_vec(&answer.response).expect("responses are plain data");
         line.push(b'\n');
-        let sent = rustix::net::send(&self.stream, &line, rustix::net::SendFlags::NOSIGNAL);
+        let files: Vec<BorrowedFd<'_>> = answer.files.iter().map(|file| file.as_fd()).collect();
+        let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(files.len()))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !files.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&files)) {
+            return false;
+        }
+        let sent = rustix::net::sendmsg(
+            &self.stream,
+            &[IoSlice::new(&line)],
+            &mut ancillary,
+            SendFlags::NOSIGNAL,
+        );
         sent == Ok(line.len())
     }
 }
@@ -192,10 +227,10 @@ mod tests {
         (folder, path, socket)
     }
 
-    fn reply(request: ControlRequest) -> ControlResponse {
+    fn reply(request: ControlRequest) -> Answer {
         match request {
-            ControlRequest::Stop => ControlResponse::Ok,
-            other => ControlResponse::Error(format!("{other:?}")),
+            ControlRequest::Stop => ControlResponse::Ok.into(),
+            other => ControlResponse::Error(format!("{other:?}")).into(),
         }
     }
 

@@ -3,11 +3,13 @@
 
 use crate::error::DeviceError;
 use crate::events::Events;
+use crate::gate;
 use crate::hypervisor::failed_to;
 use crate::irq::LazyPit;
 use crate::layout;
+use crate::mailbox::{Mailbox, Notice};
+use crate::memory::GuestRam;
 use crate::vcpu::exit::Board;
-use jiffy_devices::GuestMemory;
 use jiffy_devices::bus::{Bus, BusDevice};
 use jiffy_devices::fw_cfg::{self, FwCfg, FwCfgFile, FwCfgState};
 use jiffy_devices::power::{
@@ -49,7 +51,9 @@ pub struct DeviceArgs<'a> {
     /// KVM's side.
     pub vm: &'a Arc<VmFd>,
     /// Guest RAM.
-    pub memory: &'a Arc<GuestMemory>,
+    pub ram: &'a Arc<GuestRam>,
+    /// Where the guest's word about its identity goes.
+    pub mailbox: &'a Arc<Mailbox>,
     /// Starts the devices' threads.
     pub workers: &'a Arc<dyn Workers>,
     /// Where marks go.
@@ -151,11 +155,16 @@ impl Devices {
             }
         };
         let fw_cfg = match state {
-            None => FwCfg::new(fw_cfg_files(config)?, args.memory.clone())?,
-            Some(state) => FwCfg::restore(args.memory.clone(), &state.fw_cfg)?,
+            None => FwCfg::new(fw_cfg_files(config)?, args.ram.memory().clone())?,
+            Some(state) => FwCfg::restore(args.ram.memory().clone(), &state.fw_cfg)?,
         };
-        let events = args.events.clone();
-        let sink = Box::new(move |mark| events.mark(mark, clock::monotonic_ns()));
+        let (events, mailbox) = (args.events.clone(), args.mailbox.clone());
+        let sink = Box::new(move |mark| {
+            events.mark(mark, clock::monotonic_ns());
+            if let Some(passed) = gate::verdict(mark) {
+                mailbox.push(Notice::Gate { passed });
+            }
+        });
         let trace = match state {
             None => TracePort::new(MARKS_MAX, sink),
             Some(state) => TracePort::restore(sink, &state.trace),
@@ -326,7 +335,7 @@ impl<'a> Wiring<'a> {
         self.count += 1;
 
         let line = self.interrupt(irq)?;
-        let (memory, workers) = (args.memory.clone(), args.workers.clone());
+        let (memory, workers) = (args.ram.memory().clone(), args.workers.clone());
         let transport = match state {
             None => {
                 MmioTransport::new(device, memory, workers, line).map_err(DeviceError::Event)?
@@ -404,7 +413,8 @@ fn block_options(disk: &Disk) -> BlockOptions {
     }
 }
 
-fn fw_cfg_files(config: &VmmConfig) -> Result<Vec<FwCfgFile>, DeviceError> {
+/// The files the configuration gives the guest, read.
+pub fn fw_cfg_files(config: &VmmConfig) -> Result<Vec<FwCfgFile>, DeviceError> {
     config
         .fw_cfg
         .iter()

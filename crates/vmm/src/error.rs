@@ -33,6 +33,9 @@ pub enum StartError {
     /// Kernel, initrd or command line.
     #[error(transparent)]
     Boot(#[from] BootError),
+    /// The saved state can't be read.
+    #[error(transparent)]
+    State(#[from] crate::state::StateError),
     /// The saved state is of another VM.
     #[error("the saved VM has {saved} {what}, the configuration says {configured}")]
     StateDiffers {
@@ -61,9 +64,10 @@ impl StartError {
             StartError::Memory(error) => error.hint(),
             StartError::Device(error) => error.hint(),
             StartError::Boot(error) => error.hint(),
-            StartError::Vcpus(_) | StartError::StateDiffers { .. } | StartError::Host { .. } => {
-                None
-            }
+            StartError::Vcpus(_)
+            | StartError::State(_)
+            | StartError::StateDiffers { .. }
+            | StartError::Host { .. } => None,
         }
     }
 }

@@ -9,6 +9,8 @@
 //! * [`vcpu`]: vCPUs and their threads; [`irq`]: interrupt controllers.
 //! * [`devices`]: the devices, wired to KVM.
 //! * [`boot`]: kernels and boot protocols.
+//! * [`capture`]: a VM at one moment, in files.
+//! * [`restore`]: what a VM goes on from; [`gate`]: its new identity.
 //! * [`vmm`]: start, pause, save, resume; [`state`]: what is saved.
 //! * [`watch`]: the main thread while the guest runs; [`control`]: its socket.
 //! * [`events`]: spans and marks; [`stats`]: KVM's counters.
@@ -17,10 +19,12 @@
 
 pub mod boot;
 pub mod builder;
+pub mod capture;
 pub mod control;
 pub mod devices;
 pub mod error;
 pub mod events;
+pub mod gate;
 pub mod hypervisor;
 pub mod irq;
 pub mod layout;
@@ -28,6 +32,7 @@ pub mod mailbox;
 pub mod memory;
 pub mod probe;
 mod readable;
+pub mod restore;
 pub mod sandbox;
 pub mod state;
 pub mod stats;

@@ -17,6 +17,11 @@ pub enum Notice {
         /// When, CLOCK_MONOTONIC nanoseconds.
         at_ns: u64,
     },
+    /// The guest has taken on its new identity, or could not.
+    Gate {
+        /// It has.
+        passed: bool,
+    },
     /// A vCPU can't go on.
     Ended(Ending),
     /// A device wants a thread.

@@ -13,6 +13,8 @@ pub const VERSION: u32 = 1;
 const HEADER: usize = 24;
 /// A VM of 32 vCPUs has about half a MiB; fw_cfg files come on top.
 const MAX_BODY: u64 = 512 << 20;
+/// The longest state [`VmState::decode`] takes, bytes.
+pub const MAX_ENCODED: u64 = MAX_BODY + HEADER as u64;
 
 /// A VM at rest.
 #[derive(Debug, Serialize, Deserialize)]

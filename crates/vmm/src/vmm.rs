@@ -1,12 +1,14 @@
 //! A built VM: start, pause, save, resume, end.
 
+use crate::capture::Capture;
 use crate::devices::Devices;
 use crate::error::{DeviceError, StartError};
 use crate::events::Events;
+use crate::gate::Gate;
 use crate::hypervisor::{Hypervisor, HypervisorError};
 use crate::irq::ChipsState;
 use crate::mailbox::{Mailbox, Notice};
-use crate::memory::GuestRam;
+use crate::memory::{GuestRam, MemoryError};
 use crate::readable::readable;
 use crate::sandbox::{Role, Sandbox, violation};
 use crate::state::VmState;
@@ -16,13 +18,14 @@ use crate::vcpu::thread::VcpuThread;
 use crate::vcpu::{Vcpu, VcpuState};
 use crate::workers::ThreadStarter;
 use jiffy_devices::power::PowerRequest;
-use jiffy_wire::timeline::names;
+use jiffy_sys::clock;
 use jiffy_wire::vmm::ExitReason;
 use kvm_ioctls::VmFd;
 use rustix::event::poll;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
+use std::time::Duration;
 use thiserror::Error;
 
 /// A VM. All its methods are for the thread that built it.
@@ -35,12 +38,15 @@ pub struct Vmm {
     stats: Vec<StatsFile>,
     hypervisor: Hypervisor,
     vm: Arc<VmFd>,
-    ram: GuestRam,
+    ram: Arc<GuestRam>,
     mailbox: Arc<Mailbox>,
     workers: Arc<ThreadStarter>,
     events: Arc<Events>,
     sandbox: Sandbox,
+    gate: Gate,
+    first_run: &'static str,
     paused: bool,
+    paused_at_ns: u64,
     ending: Option<Ending>,
 }
 
@@ -50,12 +56,14 @@ pub(crate) struct Parts {
     pub vm_stats: Option<StatsFile>,
     pub hypervisor: Hypervisor,
     pub vm: Arc<VmFd>,
-    pub ram: GuestRam,
+    pub ram: Arc<GuestRam>,
     pub vcpus: Vec<Vcpu>,
     pub devices: Devices,
     pub mailbox: Arc<Mailbox>,
     pub workers: Arc<ThreadStarter>,
     pub events: Arc<Events>,
+    pub gate: Gate,
+    pub first_run: &'static str,
     pub sandbox: Sandbox,
 }
 
@@ -75,6 +83,12 @@ pub enum SaveError {
     /// A device.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// Guest RAM.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// A file for what was saved.
+    #[error("a file for the captured state could not be made")]
+    File(#[source] std::io::Error),
 }
 
 impl Vmm {
@@ -98,7 +112,10 @@ impl Vmm {
             workers: parts.workers,
             events: parts.events,
             sandbox: parts.sandbox,
+            gate: parts.gate,
+            first_run: parts.first_run,
             paused: true,
+            paused_at_ns: 0,
             ending: None,
         }
     }
@@ -110,6 +127,9 @@ impl Vmm {
             self.devices.resume();
         }
         self.paused = paused;
+        if !paused {
+            self.gate.running();
+        }
         for vcpu in self.waiting.drain(..) {
             let sandbox = self.sandbox;
             let thread = VcpuThread::spawn(
@@ -143,6 +163,7 @@ impl Vmm {
         if self.paused {
             return;
         }
+        self.paused_at_ns = clock::monotonic_ns();
         self.vcpus.iter().for_each(VcpuThread::pause);
         self.wait_parked();
         self.devices.pause();
@@ -157,6 +178,7 @@ impl Vmm {
         self.devices.resume();
         self.vcpus.iter().for_each(VcpuThread::resume);
         self.paused = false;
+        self.gate.running();
     }
 
     /// Whether it is paused.
@@ -188,6 +210,32 @@ impl Vmm {
         })
     }
 
+    /// Pauses the VM, takes everything, and, if asked, lets it go on. What was
+    /// taken never changes. A VM that was paused stays so.
+    pub fn capture(&mut self, resume: bool) -> Result<Capture, SaveError> {
+        let resume = resume && !self.paused;
+        self.pause();
+        let result = self.save().and_then(|state| {
+            let frozen = self.ram.freeze()?;
+            Ok((state, frozen))
+        });
+        // Its RAM may be half frozen: then it must not run on.
+        let lost = matches!(result, Err(SaveError::Memory(MemoryError::Freeze(_))));
+        let begun = self.paused_at_ns;
+        if resume && !lost {
+            self.resume();
+        }
+        let pause_ns = clock::monotonic_ns().saturating_sub(begun);
+        if lost {
+            self.ending.get_or_insert(Ending {
+                reason: ExitReason::HostError,
+                message: "the guest's memory could not be frozen for a capture".into(),
+            });
+        }
+        let (state, frozen) = result?;
+        Capture::new(&state, frozen, pause_ns)
+    }
+
     /// KVM's counters, summed over the vCPUs and the VM.
     pub fn stats(&self) -> Result<BTreeMap<String, u64>, std::io::Error> {
         let mut sums = BTreeMap::new();
@@ -204,8 +252,13 @@ impl Vmm {
             match notice {
                 Notice::Parked => {}
                 Notice::FirstRun { at_ns } => {
-                    self.events.moment(names::FIRST_KVM_RUN, at_ns);
+                    self.events.moment(self.first_run, at_ns);
                     self.events.flush();
+                }
+                Notice::Gate { passed } => {
+                    if let Some(ending) = self.gate.spoken(passed) {
+                        self.ending.get_or_insert(ending);
+                    }
                 }
                 Notice::Ended(ending) => {
                     self.ending.get_or_insert(ending);
@@ -224,7 +277,16 @@ impl Vmm {
                 message: message.into(),
             });
         }
+        if self.ending.is_none() {
+            self.ending = self.gate.overdue();
+        }
         self.ending.clone()
+    }
+
+    /// When [`attend`](Vmm::attend) wants to be called again at the latest,
+    /// from now.
+    pub fn patience(&self) -> Option<Duration> {
+        self.gate.left()
     }
 
     /// Readable when [`attend`](Vmm::attend) has something to do: notices of

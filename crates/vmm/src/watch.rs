@@ -1,7 +1,9 @@
 //! The main thread while the guest runs: it serves the control socket, feeds
 //! the console, starts device threads, and waits for the end.
 
-use crate::control::ControlSocket;
+use crate::capture::Capture;
+use crate::control::{Answer, ControlSocket};
+use crate::error::sentence;
 use crate::readable::readable;
 use crate::sandbox::violation;
 use crate::vcpu::exit::Ending;
@@ -9,7 +11,7 @@ use crate::vmm::Vmm;
 use jiffy_devices::serial::Serial;
 use jiffy_sys::termination::TerminationFd;
 use jiffy_wire::vmm::{ControlRequest, ControlResponse, ExitReason};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -108,7 +110,11 @@ fn wait(
         let clients = control.descriptors();
         wait.extend(clients.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
     }
-    match poll(&mut wait, None) {
+    let patience = vmm.patience().map(|left| Timespec {
+        tv_sec: left.as_secs() as i64,
+        tv_nsec: left.subsec_nanos().into(),
+    });
+    match poll(&mut wait, patience.as_ref()) {
         Ok(_) => {}
         Err(rustix::io::Errno::INTR) => return Ok(Ready::default()),
         Err(error) => return Err(error.into()),
@@ -121,8 +127,8 @@ fn wait(
     })
 }
 
-fn answer(vmm: &mut Vmm, request: ControlRequest, stop: &mut bool) -> ControlResponse {
-    match request {
+fn answer(vmm: &mut Vmm, request: ControlRequest, stop: &mut bool) -> Answer {
+    let response = match request {
         ControlRequest::Status => ControlResponse::Status {
             id: vmm.id().to_owned(),
             pid: std::process::id(),
@@ -146,10 +152,26 @@ fn answer(vmm: &mut Vmm, request: ControlRequest, stop: &mut bool) -> ControlRes
                 ControlResponse::Error(format!("KVM's statistics can't be read: {error}"))
             }
         },
-        ControlRequest::Capture { .. }
-        | ControlRequest::SetBalloon { .. }
-        | ControlRequest::Balloon => ControlResponse::Error(format!("{request:?} is not possible")),
-    }
+        ControlRequest::Capture { resume } => match vmm.capture(resume) {
+            Ok(capture) => return captured(capture),
+            Err(error) => ControlResponse::Error(sentence(&error)),
+        },
+        ControlRequest::SetBalloon { .. } | ControlRequest::Balloon => {
+            ControlResponse::Error("this VM has no balloon".into())
+        }
+    };
+    response.into()
+}
+
+fn captured(capture: Capture) -> Answer {
+    let response = ControlResponse::Captured {
+        layers: capture.layers.len() as u32,
+        pause_ns: capture.pause_ns,
+        copied_bytes: capture.copied_bytes,
+    };
+    let mut files = vec![Arc::new(capture.state), Arc::new(capture.layout)];
+    files.extend(capture.layers);
+    Answer { response, files }
 }
 
 fn stopped(how: &str) -> Ending {

@@ -2,17 +2,19 @@
 //! have none; `make test` runs them in the machine.
 
 use jiffy_sys::termination::TerminationFd;
+use jiffy_vmm::capture::Capture;
 use jiffy_vmm::control::ControlSocket;
 use jiffy_vmm::sandbox::Sandbox;
 use jiffy_vmm::vcpu::exit::Ending;
 use jiffy_vmm::watch::watch;
 use jiffy_vmm::{Builder, Events, StateError, VmState, Vmm};
 use jiffy_wire::vmm::{
-    Boot, ControlRequest, ControlResponse, Disk, ExitReason, KvmKind, Memory, PageSize, Serial,
-    VERSION, VmmConfig, VmmEvent, Vsock,
+    Boot, ControlRequest, ControlResponse, Disk, ExitReason, KvmKind, Memory, NewGeneration,
+    PageSize, Restore, SavedMemory, Serial, Source, VERSION, VmmConfig, VmmEvent, Vsock,
 };
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -227,23 +229,45 @@ fn with_every_device(case: &mut Case) {
     });
 }
 
+fn contents(file: &File) -> Vec<u8> {
+    let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
+    std::os::unix::fs::FileExt::read_exact_at(file, &mut bytes, 0).unwrap();
+    bytes
+}
+
+/// How a child would be told of what was captured.
+fn from(capture: &Capture) -> Restore {
+    Restore {
+        state: Source::Fd(capture.state.as_raw_fd()),
+        memory: SavedMemory::Mapped {
+            layers: capture
+                .layers
+                .iter()
+                .map(|file| Source::Fd(file.as_raw_fd()))
+                .collect(),
+            layout: Some(Source::Fd(capture.layout.as_raw_fd())),
+        },
+        generation: None,
+    }
+}
+
 #[test]
 #[ignore = "needs a real KVM"]
-fn a_saved_vm_goes_on_in_a_new_one_over_the_same_memory() {
+fn a_captured_vm_goes_on_in_a_new_one() {
     let mut case = Case::new("quiet count");
     with_every_device(&mut case);
     let mut vmm = case.start();
     counted_beyond(&mut vmm, 1000);
     assert!(vmm.save().is_err(), "it runs");
-    vmm.pause();
-    let bytes = vmm.save().unwrap().encode();
+    let capture = vmm.capture(false).unwrap();
     let count = counter(&vmm);
-    let memory = vmm.ram().file().try_clone().unwrap();
     drop(vmm);
 
+    let bytes = contents(&capture.state);
     let state = VmState::decode(&bytes).unwrap();
     assert_eq!(state.encode(), bytes, "a state survives its own format");
-    let mut vmm = case.builder().restore(memory, &state).unwrap();
+    case.config.restore = Some(from(&capture));
+    let mut vmm = case.builder().build().unwrap();
     vmm.start(true).unwrap();
     let again = vmm.save().unwrap();
     assert_eq!(again.devices, state.devices);
@@ -263,8 +287,9 @@ fn a_state_that_is_damaged_or_of_another_vm_is_refused() {
     let case = Case::new("quiet count");
     let mut vmm = case.builder().build().unwrap();
     vmm.start(true).unwrap();
-    let bytes = vmm.save().unwrap().encode();
-    let memory = vmm.ram().file().try_clone().unwrap();
+    let capture = vmm.capture(true).unwrap();
+    assert!(vmm.is_paused(), "a VM that was paused stays so");
+    let bytes = contents(&capture.state);
     drop(vmm);
 
     let refused = |change: &dyn Fn(&mut Vec<u8>)| {
@@ -284,13 +309,76 @@ fn a_state_that_is_damaged_or_of_another_vm_is_refused() {
         StateError::Length { .. }
     ));
 
-    let state = VmState::decode(&bytes).unwrap();
     let mut other = Case::new("quiet count");
+    other.config.restore = Some(from(&capture));
     other.config.vcpus = 2;
-    let error = other.builder().restore(memory, &state).err().unwrap();
+    let error = other.builder().build().err().unwrap();
     assert_eq!(
         error.to_string(),
         "the saved VM has 1 vCPUs, the configuration says 2"
+    );
+}
+
+#[test]
+#[ignore = "needs a real KVM"]
+fn forks_of_forks_count_on_apart_from_another() {
+    let mut case = Case::new("quiet count");
+    with_every_device(&mut case);
+    let mut family = vec![case.start()];
+    counted_beyond(&mut family[0], 1000);
+    for round in 0..12 {
+        let parent = round * 5 % family.len();
+        let before = counter(&family[parent]);
+        let capture = family[parent].capture(true).unwrap();
+        assert!(!family[parent].is_paused());
+        let child = Case::new("quiet count");
+        let mut config = case.config.clone();
+        config.restore = Some(from(&capture));
+        config.vsock = Some(Vsock {
+            cid: 10 + round as u64,
+            path: child.path("vsock.sock"),
+        });
+        config.disks[0].path = child.path("disk");
+        std::fs::copy(case.path("disk"), child.path("disk")).unwrap();
+        let events = Arc::new(Events::new(None).unwrap());
+        let mut vmm = Builder::new(config, events).build().unwrap();
+        drop(capture);
+        let begun = counter(&vmm);
+        assert!(begun >= before);
+        vmm.start(false).unwrap();
+        counted_beyond(&mut vmm, begun);
+        if round % 4 == 3 {
+            family.remove(parent);
+        }
+        family.push(vmm);
+    }
+    for vmm in &mut family {
+        let count = counter(vmm);
+        counted_beyond(vmm, count);
+    }
+}
+
+#[test]
+#[ignore = "needs a real KVM"]
+fn a_restored_guest_that_never_renews_itself_is_ended() {
+    let mut case = Case::new("quiet count");
+    let mut vmm = case.start();
+    counted_beyond(&mut vmm, 0);
+    let capture = vmm.capture(false).unwrap();
+    drop(vmm);
+    let mut restore = from(&capture);
+    restore.generation = Some(NewGeneration {
+        id: "4ff3f4c9-3c6a-4bb5-8f0e-0d4b8a4cf0d6".into(),
+        start_main: false,
+        deadline_ms: 50,
+    });
+    case.config.restore = Some(restore);
+    let ending = case.ending();
+    assert_eq!(ending.reason, ExitReason::GuestFault);
+    assert!(
+        ending.message.contains("within 50 ms"),
+        "{}",
+        ending.message
     );
 }
 

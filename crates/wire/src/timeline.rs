@@ -145,6 +145,38 @@ pub mod names {
     pub const COMMAND: &str = "command";
     /// Init: the command has ended (moment).
     pub const COMMAND_DONE: &str = "command done";
+    /// VMM: the saved state of a captured VM, read and checked.
+    pub const STATE_LOADED: &str = "state loaded";
+    /// VMM: the saved RAM mapped, or handed to the pager.
+    pub const MEMORY_ATTACHED: &str = "memory attached";
+    /// VMM: the restored vCPUs go on (moment).
+    pub const VCPUS_RESUMED: &str = "vCPUs resumed";
+    /// Pager: the first fault of a restored guest (moment).
+    pub const FIRST_FAULT: &str = "first fault";
+    /// Pager: from the first fault, as long as all faults together took.
+    pub const FAULTS: &str = "faults";
+    /// Guest: it knows that it was restored (moment).
+    pub const GATE_ENTERED: &str = "gate entered";
+    /// Guest: it has taken on its new generation; its programs go on (moment).
+    pub const GATE_ACKNOWLEDGED: &str = "gate acknowledged";
+    /// Node: the guest's programs are frozen and its disks written back.
+    pub const QUIESCE: &str = "quiesce";
+    /// Node: the VMM was asked to capture the VM, and has.
+    pub const CAPTURE: &str = "capture";
+    /// VMM: the vCPUs stood still.
+    pub const PAUSE: &str = "pause";
+    /// Node: writable volumes cloned.
+    pub const VOLUMES_CLONED: &str = "volumes cloned";
+    /// Node: the balloon took what the guest could spare.
+    pub const BALLOON: &str = "balloon";
+    /// Node: RAM written to its file.
+    pub const IMAGE_WRITTEN: &str = "image written";
+    /// Node: the snapshot synced and given its name.
+    pub const SNAPSHOT_NAMED: &str = "snapshot named";
+    /// Node: all children of a fork spawned.
+    pub const CHILDREN_SPAWNED: &str = "children spawned";
+    /// Node: all children of a fork ready.
+    pub const CHILDREN_READY: &str = "children ready";
     /// CLI: the last byte of output and the exit status are with the user (moment).
     pub const ANSWER_DELIVERED: &str = "answer delivered";
 }

@@ -1,103 +1,70 @@
-//! Guest RAM: a memfd, mapped, and registered with KVM.
+//! Guest RAM: files, mapped, and registered with KVM.
+//!
+//! * [`layers`]: RAM as a stack of files.
+//! * [`freeze`](GuestRam::freeze): from now on the files never change.
+//! * [`release`](GuestRam::release): memory the guest does not need.
+//!
+//! A booted VM writes into its one file, a memfd mapped shared. Freezing maps
+//! the file privately instead, over the same addresses: what the VM writes from
+//! then on is its own, and others may map the file too. The next freeze copies
+//! just those pages into a further layer.
+
+mod error;
+mod freeze;
+pub mod layers;
 
 use crate::layout;
+pub use error::MemoryError;
+pub use freeze::Frozen;
 use jiffy_devices::GuestMemory;
 use jiffy_sys::memfd::{self, Pages};
-use jiffy_wire::vmm::{Memory, PageSize};
+use jiffy_sys::pagemap::Pagemap;
+use jiffy_wire::vmm::{Extent, Memory, PageSize};
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
+use layers::{Layer, Segment, visible};
 use std::fs::{self, File};
 use std::io;
-use std::sync::Arc;
-use thiserror::Error;
-use vm_memory::mmap::MmapRegionError;
+use std::sync::{Arc, Mutex, PoisonError};
 use vm_memory::{
     FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap, MmapRegion,
 };
 
+/// Smallest range released from a VM whose files are frozen: each such range
+/// is a mapping of its own, and those are counted.
+const RELEASE_MIN: u64 = 256 << 10;
+/// Most such ranges.
+const RELEASES_MAX: usize = 4096;
+
 /// Guest RAM.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct GuestRam {
     memory: Arc<GuestMemory>,
-    file: Arc<File>,
     size: u64,
+    pages: Pages,
+    backing: Mutex<Backing>,
+    /// Opened before the sandbox closes; a host without it can't capture.
+    pagemap: Option<Pagemap>,
 }
 
-/// Guest RAM could not be made.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum MemoryError {
-    /// Less than 64 MiB or more than the address space holds.
-    #[error("a VM can have {} MiB to {} MiB of memory, not {size_mib} MiB", layout::MIN_RAM >> 20, layout::MAX_RAM >> 20)]
-    Size {
-        /// Asked for.
-        size_mib: u32,
-    },
-    /// The size is no multiple of the page size.
-    #[error("{size_mib} MiB of memory can't be made of pages of {} MiB", page >> 20)]
-    NotWholePages {
-        /// Asked for.
-        size_mib: u32,
-        /// Bytes of a page.
-        page: u64,
-    },
-    /// The processor or the kernel has no such pages.
-    #[error("this host has no huge pages of {} MiB", page >> 20)]
-    NoHugePages {
-        /// Bytes of a page.
-        page: u64,
-    },
-    /// The pool is too small.
-    #[error("{needed} free huge pages of {} MiB are needed, the host has {free}", page >> 20)]
-    TooFewHugePages {
-        /// How many the VM needs.
-        needed: u64,
-        /// How many are free and not reserved.
-        free: u64,
-        /// Bytes of a page.
-        page: u64,
-    },
-    /// Prefault of more than the host has.
-    #[error("{} MiB of memory are to be prefaulted, but the host has {} MiB available", needed >> 20, available >> 20)]
-    NotAvailable {
-        /// Bytes the VM needs.
-        needed: u64,
-        /// Bytes the host has.
-        available: u64,
-    },
-    /// The memfd could not be made.
-    #[error("memory for the guest could not be made")]
-    Create(#[source] io::Error),
-    /// The memfd could not be mapped.
-    #[error("memory for the guest could not be mapped")]
-    Map(#[source] MmapRegionError),
-    /// The pages could not be touched in advance.
-    #[error("memory for the guest could not be prefaulted")]
-    Prefault(#[source] io::Error),
-    /// KVM refused the memory.
-    #[error("KVM did not take the guest's memory")]
-    Register(#[source] kvm_ioctls::Error),
+/// What is behind the mapping.
+#[derive(Debug)]
+struct Backing {
+    /// Lowest first.
+    layers: Vec<Layer>,
+    mapped: Mapped,
+    /// Ranges that the guest gave back since the last freeze: zero, whatever
+    /// the layers say.
+    released: Vec<Extent>,
 }
 
-impl MemoryError {
-    /// What the user can do.
-    pub fn hint(&self) -> Option<String> {
-        match self {
-            MemoryError::TooFewHugePages { needed, page, .. } => Some(format!(
-                "reserve them: echo {needed} > /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages (as root), or use 4K pages",
-                page >> 10
-            )),
-            MemoryError::NoHugePages { page: 0x4000_0000 } => {
-                Some("use 2M or 4K pages; 1 GiB pages need the CPU flag pdpe1gb".into())
-            }
-            MemoryError::NoHugePages { .. } => Some("use 4K pages".into()),
-            MemoryError::NotWholePages { page, .. } => {
-                Some(format!("use a multiple of {} MiB", page >> 20))
-            }
-            MemoryError::NotAvailable { .. } => Some("use less memory, or no prefault".into()),
-            _ => None,
-        }
-    }
+/// How the layers are mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mapped {
+    /// One layer, shared: the file is the memory.
+    Shared,
+    /// Privately: written pages are this process's own.
+    Privately,
 }
 
 impl GuestRam {
@@ -141,19 +108,16 @@ impl GuestRam {
                 available,
             });
         }
-        let file = memfd::create("jiffy guest RAM", size, pages).map_err(MemoryError::Create)?;
-        let ram = GuestRam::from_file(file, size, pages)?;
+        let ram = GuestRam::empty(size, pages)?;
         if config.prefault {
             ram.prefault().map_err(MemoryError::Prefault)?;
         }
         Ok(ram)
     }
 
-    /// Maps `size` bytes of existing memory: that of another VM, or a restored one.
-    pub fn from_file(file: File, size: u64, pages: Pages) -> Result<GuestRam, MemoryError> {
-        let file = Arc::new(file);
-        let mut offset = 0;
-        let mut regions = Vec::with_capacity(2);
+    /// RAM all zero, in a memfd.
+    fn empty(size: u64, pages: Pages) -> Result<GuestRam, MemoryError> {
+        let file = memfd::create("jiffy guest RAM", size, pages).map_err(MemoryError::Create)?;
         // Shared, so that the file is the memory. Small pages are allocated
         // when touched; huge ones are reserved from their pool now.
         let flags = libc::MAP_SHARED
@@ -161,9 +125,46 @@ impl GuestRam {
                 Pages::Small => libc::MAP_NORESERVE,
                 _ => 0,
             };
+        let layer = Layer {
+            file: Arc::new(file),
+            covers: vec![whole(size)],
+        };
+        let ram = GuestRam::map(vec![layer], Mapped::Shared, size, pages, flags)?;
+        if pages == Pages::Small {
+            ram.allow_huge_pages();
+        }
+        Ok(ram)
+    }
+
+    /// RAM as it was captured: the layers, which are never written to.
+    /// Nothing is read now.
+    pub fn from_layers(layers: Vec<Layer>, size: u64) -> Result<GuestRam, MemoryError> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
+        let ram = GuestRam::map(layers, Mapped::Privately, size, Pages::Small, flags)?;
+        let backing = ram.lock();
+        for Segment { extent, layer } in visible(&backing.layers) {
+            if layer > 0 {
+                ram.map_over(extent, Some(&backing.layers[layer].file))
+                    .map_err(MemoryError::Freeze)?;
+            }
+        }
+        drop(backing);
+        Ok(ram)
+    }
+
+    /// Maps the lowest layer.
+    fn map(
+        layers: Vec<Layer>,
+        mapped: Mapped,
+        size: u64,
+        pages: Pages,
+        flags: i32,
+    ) -> Result<GuestRam, MemoryError> {
+        let mut offset = 0;
+        let mut regions = Vec::with_capacity(2);
         for (start, length) in layout::ram_ranges(size) {
             let mapping = MmapRegion::build(
-                Some(FileOffset::from_arc(file.clone(), offset)),
+                Some(FileOffset::from_arc(layers[0].file.clone(), offset)),
                 length as usize,
                 libc::PROT_READ | libc::PROT_WRITE,
                 flags,
@@ -175,25 +176,22 @@ impl GuestRam {
             offset += length;
         }
         let memory = GuestMemory::from_regions(regions).expect("the ranges are in order");
-        let ram = GuestRam {
+        Ok(GuestRam {
             memory: Arc::new(memory),
-            file,
             size,
-        };
-        if pages == Pages::Small {
-            ram.allow_huge_pages();
-        }
-        Ok(ram)
+            pages,
+            backing: Mutex::new(Backing {
+                layers,
+                mapped,
+                released: Vec::new(),
+            }),
+            pagemap: Pagemap::open().ok(),
+        })
     }
 
     /// The mapping, for devices and loaders.
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
-    }
-
-    /// The memfd; RAM above the hole follows RAM below it.
-    pub fn file(&self) -> &File {
-        &self.file
     }
 
     /// Bytes of RAM.
@@ -251,6 +249,119 @@ impl GuestRam {
         }
         Ok(())
     }
+
+    /// Takes back `length` bytes at `start`, which the guest does not use:
+    /// they read as zero from now on, or stay as they are.
+    pub fn release(&self, start: GuestAddress, length: u64) {
+        let Some(offset) = self.offset_of(start, length) else {
+            return;
+        };
+        let extent = Extent { offset, length };
+        let mut backing = self.lock();
+        let released = match backing.mapped {
+            Mapped::Shared => self.punch(extent),
+            Mapped::Privately if length >= RELEASE_MIN && backing.released.len() < RELEASES_MAX => {
+                let result = self.map_over(extent, None);
+                backing.released.push(extent);
+                result
+            }
+            Mapped::Privately => return,
+        };
+        if let Err(error) = released {
+            tracing::debug!(offset, length, %error, "memory could not be given back");
+        }
+    }
+
+    /// Where a range of guest memory lies in the files; none if it is not all
+    /// RAM.
+    fn offset_of(&self, start: GuestAddress, length: u64) -> Option<u64> {
+        let mut offset = 0;
+        for region in self.memory.iter() {
+            let first = region.start_addr().0;
+            if start.0 >= first && start.0 - first < region.len() {
+                let inside = start.0 - first;
+                let fits = length > 0 && length <= region.len() - inside;
+                return fits.then_some(offset + inside);
+            }
+            offset += region.len();
+        }
+        None
+    }
+
+    /// The parts of a range of the files, as host addresses: `(address,
+    /// offset, length)`.
+    fn host_parts(&self, extent: Extent) -> impl Iterator<Item = (*mut u8, u64, u64)> + '_ {
+        let (from, to) = (extent.offset, extent.offset + extent.length);
+        let mut begin = 0;
+        self.memory.iter().filter_map(move |region| {
+            let (first, last) = (begin, begin + region.len());
+            begin = last;
+            let (start, end) = (from.max(first), to.min(last));
+            // In range: the region is that long.
+            (start < end).then(|| {
+                (
+                    region.as_ptr().wrapping_add((start - first) as usize),
+                    start,
+                    end - start,
+                )
+            })
+        })
+    }
+
+    /// Puts a private mapping of `file`, or of zeros, over a range.
+    #[allow(unsafe_code)] // mmap
+    fn map_over(&self, extent: Extent, file: Option<&File>) -> io::Result<()> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        for (address, offset, length) in self.host_parts(extent) {
+            // SAFETY: the range lies in our own mapping, which only the guest
+            // and volatile accesses use; it stays mapped, readable and
+            // writable. The new bytes are those that are there, or the guest
+            // has said that it does not need them.
+            unsafe {
+                match file {
+                    Some(file) => mmap(
+                        address.cast(),
+                        length as usize,
+                        protection,
+                        flags,
+                        file,
+                        offset,
+                    ),
+                    None => mmap_anonymous(address.cast(), length as usize, protection, flags),
+                }
+            }?;
+        }
+        Ok(())
+    }
+
+    #[allow(unsafe_code)] // madvise
+    fn punch(&self, extent: Extent) -> io::Result<()> {
+        for (address, _, length) in self.host_parts(extent) {
+            // SAFETY: the range lies in our own mapping, and the guest has
+            // said that it does not need its bytes.
+            unsafe {
+                rustix::mm::madvise(
+                    address.cast(),
+                    length as usize,
+                    rustix::mm::Advice::LinuxRemove,
+                )
+            }?;
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Backing> {
+        self.backing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn whole(size: u64) -> Extent {
+    Extent {
+        offset: 0,
+        length: size,
+    }
 }
 
 /// MemAvailable, bytes.
@@ -283,8 +394,8 @@ mod tests {
         let high = GuestAddress(layout::HIGH_RAM);
         ram.memory().write_obj(0x1122_3344_u32, high).unwrap();
         let mut bytes = [0; 4];
-        std::os::unix::fs::FileExt::read_exact_at(ram.file(), &mut bytes, layout::LOW_RAM_END)
-            .unwrap();
+        let file = ram.lock().layers[0].file.clone();
+        std::os::unix::fs::FileExt::read_exact_at(&*file, &mut bytes, layout::LOW_RAM_END).unwrap();
         assert_eq!(u32::from_le_bytes(bytes), 0x1122_3344);
         assert!(
             ram.memory()
@@ -327,7 +438,8 @@ mod tests {
             ..config(64, PageSize::Small)
         })
         .unwrap();
-        let blocks = std::os::unix::fs::MetadataExt::blocks(&ram.file().metadata().unwrap());
+        let file = ram.lock().layers[0].file.clone();
+        let blocks = std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap());
         assert_eq!(blocks * 512, 64 << 20);
     }
 }

@@ -77,6 +77,8 @@ const MAIN_IOCTLS: &[u32] = &[
     read(0x9f, size_of::<kvm_bindings::kvm_pit_state2>()),
     FIONBIO,
     FIONREAD,
+    // Which pages were written, for a capture.
+    jiffy_sys::pagemap::PAGEMAP_SCAN,
 ];
 
 static VCPU: Filter = Filter::build(&[
@@ -186,6 +188,9 @@ static MAIN: Filter = Filter::build(&[
         call(libc::SYS_fallocate),
         call(libc::SYS_fdatasync),
         call(libc::SYS_fsync),
+        // What is captured goes into new files.
+        call(libc::SYS_memfd_create),
+        call(libc::SYS_ftruncate),
         // Control socket and vsock.
         call_with(libc::SYS_socket, 0, UNIX),
         call(libc::SYS_connect),

@@ -1,0 +1,198 @@
+//! Which pages of a private mapping this process has written.
+//!
+//! Source: Linux `Documentation/admin-guide/mm/pagemap.rst`. The ioctl
+//! `PAGEMAP_SCAN` (6.7) walks page tables in the kernel; an older kernel's
+//! entries are read one by one.
+#![allow(unsafe_code)] // One ioctl.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+const PAGE: u64 = 4096;
+
+/// `_IOWR('f', 16, struct pm_scan_arg)`.
+pub const PAGEMAP_SCAN: u32 = 3 << 30 | (size_of::<ScanArgument>() as u32) << 16 | 0x66 << 8 | 16;
+
+const IS_FILE: u64 = 1 << 2;
+const IS_PRESENT: u64 = 1 << 3;
+const IS_SWAPPED: u64 = 1 << 4;
+
+const ENTRY_FILE: u64 = 1 << 61;
+const ENTRY_SWAPPED: u64 = 1 << 62;
+const ENTRY_PRESENT: u64 = 1 << 63;
+
+/// Ranges asked for at once.
+const BATCH: usize = 256;
+
+#[repr(C)]
+#[derive(Default)]
+struct ScanArgument {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    regions: u64,
+    regions_length: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_any_of_mask: u64,
+    return_mask: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Region {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+/// The page map of this process, kept open.
+#[derive(Debug)]
+pub struct Pagemap {
+    file: File,
+}
+
+impl Pagemap {
+    /// Opens it.
+    pub fn open() -> io::Result<Pagemap> {
+        Ok(Pagemap {
+            file: File::open("/proc/self/pagemap")?,
+        })
+    }
+
+    /// The pages in `addresses` (whole pages of mappings of ours) that belong
+    /// to this process alone: in a private mapping of a file, those written
+    /// since it was mapped. Sorted, neighbours joined.
+    pub fn own_pages(&self, addresses: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+        match self.scan(addresses.clone()) {
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::ENOTTY | libc::EINVAL | libc::EOPNOTSUPP)
+                ) =>
+            {
+                self.read(addresses)
+            }
+            other => other,
+        }
+    }
+
+    fn scan(&self, addresses: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+        let mut found = Vec::new();
+        let mut regions = [Region::default(); BATCH];
+        let mut at = addresses.start;
+        while at < addresses.end {
+            let mut argument = ScanArgument {
+                size: size_of::<ScanArgument>() as u64,
+                start: at,
+                end: addresses.end,
+                regions: regions.as_mut_ptr() as u64,
+                regions_length: BATCH as u64,
+                category_inverted: IS_FILE,
+                category_mask: IS_FILE,
+                category_any_of_mask: IS_PRESENT | IS_SWAPPED,
+                // One region a run: which of the two it is does not matter.
+                return_mask: IS_FILE,
+                ..ScanArgument::default()
+            };
+            // SAFETY: the argument has the size it says and points to BATCH
+            // regions; both outlive the call.
+            let count = unsafe {
+                libc::ioctl(
+                    self.file.as_raw_fd(),
+                    PAGEMAP_SCAN as libc::Ioctl,
+                    &raw mut argument,
+                )
+            };
+            let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
+            for region in &regions[..count.min(BATCH)] {
+                push(&mut found, region.start..region.end);
+            }
+            if argument.walk_end <= at {
+                return Err(io::Error::other("the kernel's page scan stands still"));
+            }
+            at = argument.walk_end;
+        }
+        Ok(found)
+    }
+
+    fn read(&self, addresses: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+        let mut found = Vec::new();
+        let mut bytes = [0; 8 * 512];
+        let mut page = addresses.start / PAGE;
+        let end = addresses.end / PAGE;
+        while page < end {
+            let count = 512.min(end - page);
+            let entries = &mut bytes[..count as usize * 8];
+            self.file.read_exact_at(entries, page * 8)?;
+            for (number, entry) in (page..).zip(entries.chunks_exact(8)) {
+                let entry = u64::from_le_bytes(entry.try_into().expect("8 bytes"));
+                if entry & (ENTRY_PRESENT | ENTRY_SWAPPED) != 0 && entry & ENTRY_FILE == 0 {
+                    push(&mut found, number * PAGE..(number + 1) * PAGE);
+                }
+            }
+            page += count;
+        }
+        Ok(found)
+    }
+}
+
+fn push(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
+    match ranges.last_mut() {
+        Some(last) if last.end == range.start => last.end = range.end,
+        _ => ranges.push(range),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memfd;
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+    #[test]
+    fn only_written_pages_of_a_private_mapping_are_our_own() {
+        let file = memfd::create("test", 64 * PAGE, memfd::Pages::Small).unwrap();
+        for page in 0..32 {
+            file.write_all_at(&[7], page * PAGE).unwrap();
+        }
+        // SAFETY: a new mapping of 64 pages, used only below.
+        let base = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                64 * PAGE as usize,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+                &file,
+                0,
+            )
+        }
+        .unwrap()
+        .cast::<u8>();
+        let start = base as u64;
+        for page in [3_usize, 4, 40] {
+            // SAFETY: inside the mapping.
+            unsafe { base.add(page * PAGE as usize).write_volatile(1) };
+        }
+        // SAFETY: inside the mapping.
+        assert_eq!(
+            unsafe { base.add(10 * PAGE as usize).read_volatile() },
+            7,
+            "reading makes no page our own"
+        );
+        let map = Pagemap::open().unwrap();
+        let range = |from: u64, to: u64| start + from * PAGE..start + to * PAGE;
+        let expected = vec![range(3, 5), range(40, 41)];
+        assert_eq!(map.own_pages(range(0, 64)).unwrap(), expected);
+        assert_eq!(map.read(range(0, 64)).unwrap(), expected);
+        assert_eq!(map.own_pages(range(5, 40)).unwrap(), []);
+        // SAFETY: nothing uses it any more.
+        unsafe { munmap(base.cast(), 64 * PAGE as usize) }.unwrap();
+    }
+}

@@ -1,0 +1,44 @@
+//! A captured VM: descriptors of files that never change.
+
+use crate::memory::Frozen;
+use crate::state::VmState;
+use crate::vmm::SaveError;
+use jiffy_sys::memfd::{self, Pages};
+use std::fs::File;
+use std::io::{self, Write};
+use std::sync::Arc;
+
+/// Everything of a VM at one moment, disks aside.
+#[derive(Debug)]
+pub struct Capture {
+    /// [`VmState`], encoded.
+    pub state: File,
+    /// The layout of the layers, JSON.
+    pub layout: File,
+    /// RAM, the lowest layer first.
+    pub layers: Vec<Arc<File>>,
+    /// How long the vCPUs stood still, nanoseconds.
+    pub pause_ns: u64,
+    /// Bytes of RAM that had to be copied.
+    pub copied_bytes: u64,
+}
+
+impl Capture {
+    /// Puts the state into files of its own.
+    pub fn new(state: &VmState, frozen: Frozen, pause_ns: u64) -> Result<Capture, SaveError> {
+        let layout = serde_json::to_vec(&frozen.layout).expect("a layout is plain data");
+        Ok(Capture {
+            state: file("jiffy VM state", &state.encode()).map_err(SaveError::File)?,
+            layout: file("jiffy RAM layout", &layout).map_err(SaveError::File)?,
+            layers: frozen.files,
+            pause_ns,
+            copied_bytes: frozen.copied,
+        })
+    }
+}
+
+fn file(name: &str, contents: &[u8]) -> io::Result<File> {
+    let mut file = memfd::create(name, 0, Pages::Small)?;
+    file.write_all(contents)?;
+    Ok(file)
+}

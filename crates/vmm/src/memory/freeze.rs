@@ -1,0 +1,350 @@
+//! Freezing RAM: its files never change again, the VM goes on in private pages.
+
+use super::layers::{Layer, coarsen, union, visible};
+use super::{GuestRam, Mapped, MemoryError, whole};
+use jiffy_sys::memfd::{self, Pages};
+use jiffy_wire::vmm::{Extent, MemoryLayout};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+/// Smallest unit copied into a layer, bytes: few large mappings beat many
+/// small ones.
+const GRANULE: u64 = 16 << 10;
+/// Most pieces RAM is mapped in; the kernel allows a process 65530.
+const SEGMENTS_MAX: usize = 8192;
+/// Layers after which a freeze puts all but the lowest together.
+const LAYERS_MAX: usize = 48;
+
+/// RAM at one moment.
+#[derive(Debug)]
+pub struct Frozen {
+    /// The files, lowest first.
+    pub files: Vec<Arc<File>>,
+    /// What each holds.
+    pub layout: MemoryLayout,
+    /// Bytes that had to be copied.
+    pub copied: u64,
+}
+
+impl GuestRam {
+    /// Freezes what RAM holds now. Nothing may write to it meanwhile. Costs as
+    /// much as was written since the last time, whatever the size of RAM.
+    pub fn freeze(&self) -> Result<Frozen, MemoryError> {
+        if self.pages != Pages::Small {
+            return Err(MemoryError::HugePages);
+        }
+        let mut backing = self.lock();
+        let mut copied = 0;
+        match backing.mapped {
+            Mapped::Shared => {
+                let file = backing.layers[0].file.clone();
+                self.map_over(whole(self.size), Some(&file))
+                    .map_err(MemoryError::Freeze)?;
+                backing.mapped = Mapped::Privately;
+            }
+            Mapped::Privately => {
+                let written = self.written().map_err(MemoryError::Freeze)?;
+                if !written.is_empty() || !backing.released.is_empty() {
+                    let keep = match backing.layers.len() {
+                        ..=LAYERS_MAX => backing.layers.len(),
+                        _ => 1,
+                    };
+                    let layer;
+                    (layer, copied) = self
+                        .copy(&backing.layers, keep, &written, &backing.released)
+                        .map_err(MemoryError::Freeze)?;
+                    backing.layers.truncate(keep);
+                    backing.layers.push(layer);
+                    backing.released.clear();
+                }
+            }
+        }
+        Ok(Frozen {
+            files: backing
+                .layers
+                .iter()
+                .map(|layer| layer.file.clone())
+                .collect(),
+            layout: MemoryLayout {
+                size: self.size,
+                covers: backing.layers[1..]
+                    .iter()
+                    .map(|layer| layer.covers.clone())
+                    .collect(),
+            },
+            copied,
+        })
+    }
+
+    /// The ranges of RAM this process has written since it mapped them.
+    fn written(&self) -> io::Result<Vec<Extent>> {
+        let pagemap = self.pagemap.as_ref().ok_or_else(|| {
+            io::Error::other("/proc/self/pagemap, which tells what was written, is missing")
+        })?;
+        let mut written = Vec::new();
+        for (address, offset, length) in self.host_parts(whole(self.size)) {
+            let start = address as u64;
+            for range in pagemap.own_pages(start..start + length)? {
+                written.push(Extent {
+                    offset: offset + (range.start - start),
+                    length: range.end - range.start,
+                });
+            }
+        }
+        Ok(written)
+    }
+
+    /// A new layer, mapped in place, of what was written and released, and of
+    /// all old layers but the first `keep`. Also says how many bytes went into
+    /// it.
+    fn copy(
+        &self,
+        old: &[Layer],
+        keep: usize,
+        written: &[Extent],
+        released: &[Extent],
+    ) -> io::Result<(Layer, u64)> {
+        let mut copy = written.to_vec();
+        copy.extend(old[keep..].iter().flat_map(|layer| &layer.covers));
+        let mut granule = GRANULE;
+        let (copy, covers) = loop {
+            let copy = coarsen(&copy, granule, self.size);
+            let covers = union([copy.as_slice(), released].concat());
+            let mut layers = old[..keep].to_vec();
+            layers.push(Layer {
+                file: old[0].file.clone(),
+                covers: covers.clone(),
+            });
+            if visible(&layers).len() <= SEGMENTS_MAX || granule >= self.size {
+                break (copy, covers);
+            }
+            granule *= 4;
+        };
+        let file = Arc::new(memfd::create(
+            "jiffy guest RAM layer",
+            self.size,
+            Pages::Small,
+        )?);
+        let mut copied = 0;
+        for extent in &copy {
+            copied += extent.length;
+            self.write_out(&file, *extent)?;
+        }
+        // The bytes are the same before and after: if this ends half way, the
+        // VM has lost nothing but the tracking of what it wrote, so it is told.
+        for extent in &covers {
+            self.map_over(*extent, Some(&file))?;
+        }
+        Ok((Layer { file, covers }, copied))
+    }
+
+    #[allow(unsafe_code)] // Guest memory as the source of a write.
+    fn write_out(&self, file: &File, extent: Extent) -> io::Result<()> {
+        for (address, offset, length) in self.host_parts(extent) {
+            let mut done = 0;
+            while done < length {
+                // SAFETY: the range lies in our own mapping; the kernel copies
+                // from it, and no Rust reference to it is made.
+                let count = unsafe {
+                    libc::pwrite(
+                        std::os::fd::AsRawFd::as_raw_fd(&file.as_fd()),
+                        address.wrapping_add(done as usize).cast(),
+                        (length - done) as usize,
+                        (offset + done) as i64,
+                    )
+                };
+                match count {
+                    1.. => done += count as u64,
+                    0 => return Err(io::ErrorKind::WriteZero.into()),
+                    _ => {
+                        let error = io::Error::last_os_error();
+                        if error.kind() != io::ErrorKind::Interrupted {
+                            return Err(error);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::layers::{PAGE, assemble};
+    use jiffy_wire::vmm::{Memory, PageSize};
+    use proptest::prelude::*;
+    use vm_memory::{Bytes, GuestAddress};
+
+    /// A layer's files opened again, as another VM would.
+    fn reopened(frozen: &Frozen) -> Vec<Layer> {
+        let files = frozen
+            .files
+            .iter()
+            .map(|file| file.try_clone().unwrap())
+            .collect();
+        assemble(files, Some(frozen.layout.clone()), frozen.layout.size).unwrap()
+    }
+
+    fn ram(size_mib: u32) -> GuestRam {
+        GuestRam::create(&Memory {
+            size_mib,
+            pages: PageSize::Small,
+            prefault: false,
+        })
+        .unwrap()
+    }
+
+    fn write(ram: &GuestRam, page: u64, value: u64) {
+        ram.memory()
+            .write_obj(value, GuestAddress(page * PAGE))
+            .unwrap();
+    }
+
+    fn read(ram: &GuestRam, page: u64) -> u64 {
+        ram.memory().read_obj(GuestAddress(page * PAGE)).unwrap()
+    }
+
+    #[test]
+    fn the_first_freeze_copies_nothing_and_parts_parent_from_child() {
+        let parent = ram(64);
+        write(&parent, 5, 1);
+        let frozen = parent.freeze().unwrap();
+        assert_eq!((frozen.copied, frozen.files.len()), (0, 1));
+        let child = GuestRam::from_layers(reopened(&frozen), parent.size()).unwrap();
+        write(&parent, 5, 2);
+        write(&parent, 6, 2);
+        write(&child, 7, 3);
+        assert_eq!((read(&child, 5), read(&child, 6)), (1, 0));
+        assert_eq!((read(&parent, 5), read(&parent, 7)), (2, 0));
+    }
+
+    #[test]
+    fn many_freezes_keep_few_layers_and_every_byte() {
+        let parent = ram(64);
+        for round in 0..200_u64 {
+            write(&parent, round * 7 % 500, round);
+            let frozen = parent.freeze().unwrap();
+            assert!(frozen.files.len() <= LAYERS_MAX + 2);
+            assert!(frozen.copied <= GRANULE || frozen.files.len() == 2);
+        }
+        let frozen = parent.freeze().unwrap();
+        let child = GuestRam::from_layers(reopened(&frozen), parent.size()).unwrap();
+        for page in 0..500 {
+            assert_eq!(read(&child, page), read(&parent, page), "page {page}");
+        }
+    }
+
+    #[test]
+    fn released_memory_is_zero_and_stays_so_in_what_is_frozen() {
+        let parent = ram(64);
+        for page in 0..1024 {
+            write(&parent, page, 9);
+        }
+        parent.release(GuestAddress(0), 512 * PAGE);
+        assert_eq!((read(&parent, 3), read(&parent, 600)), (0, 9));
+        parent.freeze().unwrap();
+        parent.release(GuestAddress(512 * PAGE), 256 * PAGE);
+        assert_eq!(read(&parent, 600), 0);
+        write(&parent, 601, 4);
+        let frozen = parent.freeze().unwrap();
+        assert_eq!(frozen.copied, GRANULE);
+        let child = GuestRam::from_layers(reopened(&frozen), parent.size()).unwrap();
+        let pages = [3, 600, 601, 602, 768].map(|page| read(&child, page));
+        assert_eq!(pages, [0, 0, 4, 0, 9]);
+        // Nonsense from a guest changes nothing.
+        parent.release(GuestAddress(60 << 20), 8 << 20);
+        parent.release(GuestAddress(u64::MAX - 4095), 4096);
+        assert_eq!(read(&parent, 768), 9);
+    }
+
+    #[test]
+    fn scattered_writes_end_in_a_bounded_number_of_mappings() {
+        let parent = ram(512);
+        parent.freeze().unwrap();
+        for page in (0..(512 << 20) / PAGE).step_by(8) {
+            write(&parent, page, page);
+        }
+        let frozen = parent.freeze().unwrap();
+        assert!(visible(&reopened(&frozen)).len() <= SEGMENTS_MAX);
+        let child = GuestRam::from_layers(reopened(&frozen), parent.size()).unwrap();
+        for page in (0..(512 << 20) / PAGE).step_by(8) {
+            assert_eq!(read(&child, page), page);
+        }
+    }
+
+    #[test]
+    fn memory_above_the_hole_freezes_too() {
+        let parent = ram(3100);
+        let high = GuestAddress(crate::layout::HIGH_RAM + 8 * PAGE);
+        parent.freeze().unwrap();
+        parent.memory().write_obj(77_u64, high).unwrap();
+        let frozen = parent.freeze().unwrap();
+        let child = GuestRam::from_layers(reopened(&frozen), parent.size()).unwrap();
+        assert_eq!(child.memory().read_obj::<u64>(high).unwrap(), 77);
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Write { vm: usize, page: u64, value: u64 },
+        Fork { vm: usize },
+        Release { vm: usize, block: u64 },
+        End { vm: usize },
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            8 => (any::<usize>(), 0_u64..1024, any::<u64>())
+                .prop_map(|(vm, page, value)| Step::Write { vm, page, value }),
+            3 => any::<usize>().prop_map(|vm| Step::Fork { vm }),
+            1 => (any::<usize>(), 0_u64..16).prop_map(|(vm, block)| Step::Release { vm, block }),
+            1 => any::<usize>().prop_map(|vm| Step::End { vm }),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(40))]
+
+        /// Parents that fork again and again, children that fork, deep
+        /// chains, parents that end first: every page of every VM is what a
+        /// plain copy would hold.
+        #[test]
+        fn any_family_of_forks_reads_what_it_wrote(steps in proptest::collection::vec(step(), 1..120)) {
+            let mut vms = vec![(ram(64), vec![0_u64; 1024])];
+            for step in steps {
+                let count = vms.len();
+                match step {
+                    Step::Write { vm, page, value } => {
+                        let (ram, model) = &mut vms[vm % count];
+                        write(ram, page, value);
+                        model[page as usize] = value;
+                    }
+                    Step::Fork { vm } if count < 12 => {
+                        let (ram, model) = &vms[vm % count];
+                        let frozen = ram.freeze().unwrap();
+                        let child = GuestRam::from_layers(reopened(&frozen), ram.size()).unwrap();
+                        let model = model.clone();
+                        vms.push((child, model));
+                    }
+                    Step::Release { vm, block } => {
+                        let (ram, model) = &mut vms[vm % count];
+                        ram.release(GuestAddress(block * 64 * PAGE), 64 * PAGE);
+                        model[block as usize * 64..][..64].fill(0);
+                    }
+                    Step::End { vm } if count > 1 => {
+                        vms.remove(vm % count);
+                    }
+                    _ => {}
+                }
+            }
+            for (ram, model) in &vms {
+                for (page, value) in (0..).zip(model) {
+                    prop_assert_eq!(read(ram, page), *value, "page {}", page);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! RAM in layers: which file holds which page.
+//!
+//! All files are as long as RAM and use its offsets. The lowest is whole; each
+//! later one covers some ranges of those below it. What no file has bytes for
+//! is zero.
+
+use super::MemoryError;
+use jiffy_wire::vmm::{Extent, MemoryLayout};
+use std::fs::File;
+use std::sync::Arc;
+
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
+
+/// Most layers accepted from outside; as many descriptors travel at once.
+pub const MAX_LAYERS: usize = 200;
+
+/// A file and what of it counts.
+#[derive(Debug, Clone)]
+pub struct Layer {
+    /// As long as RAM.
+    pub file: Arc<File>,
+    /// The ranges it covers, sorted, in whole pages, apart from another.
+    pub covers: Vec<Extent>,
+}
+
+/// A range of RAM and the layer that holds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    /// The range.
+    pub extent: Extent,
+    /// Index of the layer, lowest first.
+    pub layer: usize,
+}
+
+/// Puts files and their description together; refuses what does not fit.
+pub fn assemble(
+    files: Vec<File>,
+    layout: Option<MemoryLayout>,
+    size: u64,
+) -> Result<Vec<Layer>, MemoryError> {
+    let wrong = |text: &str| MemoryError::Layout(text.into());
+    if files.is_empty() || files.len() > MAX_LAYERS {
+        return Err(wrong("it needs 1 to 200 layers"));
+    }
+    let layout = layout.unwrap_or(MemoryLayout {
+        size,
+        covers: Vec::new(),
+    });
+    if layout.size != size {
+        return Err(MemoryError::Length {
+            expected: size,
+            actual: layout.size,
+        });
+    }
+    if layout.covers.len() + 1 != files.len() {
+        return Err(wrong("it describes another number of layers"));
+    }
+    let whole = vec![Extent {
+        offset: 0,
+        length: size,
+    }];
+    std::iter::once(whole)
+        .chain(layout.covers)
+        .zip(files)
+        .map(|(covers, file)| {
+            check(&covers, size)?;
+            let actual = file
+                .metadata()
+                .map_err(|source| MemoryError::Open("of a layer".into(), source))?
+                .len();
+            if actual != size {
+                return Err(MemoryError::Length {
+                    expected: size,
+                    actual,
+                });
+            }
+            Ok(Layer {
+                file: Arc::new(file),
+                covers,
+            })
+        })
+        .collect()
+}
+
+fn check(covers: &[Extent], size: u64) -> Result<(), MemoryError> {
+    let mut reached = 0;
+    for extent in covers {
+        let end = extent.offset.checked_add(extent.length);
+        let fits = extent.length > 0
+            && extent.offset % PAGE == 0
+            && extent.length % PAGE == 0
+            && extent.offset >= reached
+            && end.is_some_and(|end| end <= size);
+        if !fits {
+            return Err(MemoryError::Layout(format!(
+                "the range of {:#x} bytes at {:#x}",
+                extent.length, extent.offset
+            )));
+        }
+        reached = extent.offset + extent.length;
+    }
+    Ok(())
+}
+
+/// What of each layer is to be seen: all of RAM, in order, without gaps.
+pub fn visible(layers: &[Layer]) -> Vec<Segment> {
+    let mut segments = Vec::new();
+    for (number, layer) in layers.iter().enumerate() {
+        if number == 0 {
+            segments.extend(layer.covers.iter().map(|extent| Segment {
+                extent: *extent,
+                layer: 0,
+            }));
+        } else {
+            segments = overlay(segments, &layer.covers, number);
+        }
+    }
+    segments
+}
+
+/// `covers` of `layer` laid over `below`, which has no gaps.
+fn overlay(below: Vec<Segment>, covers: &[Extent], layer: usize) -> Vec<Segment> {
+    let mut result = Vec::with_capacity(below.len() + 2 * covers.len());
+    let mut above = covers.iter().copied().peekable();
+    for Segment { extent, layer: old } in below {
+        let (mut from, end) = (extent.offset, extent.offset + extent.length);
+        while from < end {
+            let top = above.peek().filter(|top| top.offset < end).copied();
+            let uncovered = top.map_or(end, |top| top.offset.max(from));
+            if uncovered > from {
+                result.push(segment(from, uncovered, old));
+            }
+            let Some(top) = top else { break };
+            let top_end = top.offset + top.length;
+            // One that began under an earlier segment is there already.
+            if top.offset >= from {
+                result.push(Segment { extent: top, layer });
+            }
+            if top_end <= end {
+                above.next();
+            }
+            from = top_end;
+        }
+    }
+    result
+}
+
+fn segment(from: u64, to: u64, layer: usize) -> Segment {
+    let extent = Extent {
+        offset: from,
+        length: to - from,
+    };
+    Segment { extent, layer }
+}
+
+/// Ranges joined where they touch or overlap, sorted.
+pub fn union(mut ranges: Vec<Extent>) -> Vec<Extent> {
+    ranges.sort_by_key(|extent| extent.offset);
+    let mut joined: Vec<Extent> = Vec::with_capacity(ranges.len());
+    for extent in ranges {
+        match joined.last_mut() {
+            Some(last) if extent.offset <= last.offset + last.length => {
+                let end = (last.offset + last.length).max(extent.offset + extent.length);
+                last.length = end - last.offset;
+            }
+            _ => joined.push(extent),
+        }
+    }
+    joined
+}
+
+/// The ranges grown to whole multiples of `granule`, at most to `size`.
+pub fn coarsen(ranges: &[Extent], granule: u64, size: u64) -> Vec<Extent> {
+    union(
+        ranges
+            .iter()
+            .map(|extent| {
+                let offset = extent.offset / granule * granule;
+                let end = (extent.offset + extent.length).next_multiple_of(granule);
+                Extent {
+                    offset,
+                    length: end.min(size) - offset,
+                }
+            })
+            .collect(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_sys::memfd::{self, Pages};
+    use proptest::prelude::*;
+
+    const SIZE: u64 = 64 * PAGE;
+
+    fn file() -> File {
+        memfd::create("test", SIZE, Pages::Small).unwrap()
+    }
+
+    fn extents() -> impl Strategy<Value = Vec<Extent>> {
+        proptest::collection::btree_set(0_u64..64, 0..20).prop_map(|pages| {
+            union(
+                pages
+                    .into_iter()
+                    .map(|page| Extent {
+                        offset: page * PAGE,
+                        length: PAGE,
+                    })
+                    .collect(),
+            )
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn the_topmost_layer_that_covers_a_page_shows(covers in proptest::collection::vec(extents(), 0..6)) {
+            let files = (0..=covers.len()).map(|_| file()).collect();
+            let layout = MemoryLayout { size: SIZE, covers: covers.clone() };
+            let layers = assemble(files, Some(layout), SIZE).unwrap();
+            let segments = visible(&layers);
+            let mut reached = 0;
+            for Segment { extent, layer } in segments {
+                prop_assert_eq!(extent.offset, reached);
+                reached += extent.length;
+                for page in extent.offset / PAGE..reached / PAGE {
+                    let at = page * PAGE;
+                    let holds = |covers: &Vec<Extent>| {
+                        covers.iter().any(|c| c.offset <= at && at < c.offset + c.length)
+                    };
+                    let topmost = covers.iter().rposition(holds).map_or(0, |index| index + 1);
+                    prop_assert_eq!(layer, topmost, "page {}", page);
+                }
+            }
+            prop_assert_eq!(reached, SIZE);
+        }
+
+        #[test]
+        fn coarse_ranges_hold_the_fine_ones(fine in extents(), shift in 0_u32..5) {
+            let granule = PAGE << shift;
+            let coarse = coarsen(&fine, granule, SIZE);
+            for extent in &fine {
+                prop_assert!(coarse.iter().any(|c| c.offset <= extent.offset
+                    && extent.offset + extent.length <= c.offset + c.length));
+            }
+            for pair in coarse.windows(2) {
+                prop_assert!(pair[0].offset + pair[0].length < pair[1].offset);
+            }
+        }
+    }
+
+    #[test]
+    fn a_layout_that_does_not_fit_is_refused() {
+        let extent = |offset, length| Extent { offset, length };
+        for covers in [
+            vec![extent(1, PAGE)],
+            vec![extent(0, 0)],
+            vec![extent(PAGE, PAGE), extent(0, PAGE)],
+            vec![extent(0, 2 * PAGE), extent(PAGE, PAGE)],
+            vec![extent(63 * PAGE, 2 * PAGE)],
+            vec![extent(u64::MAX - 4095, PAGE)],
+        ] {
+            let layout = MemoryLayout {
+                size: SIZE,
+                covers: vec![covers],
+            };
+            let error = assemble(vec![file(), file()], Some(layout), SIZE).unwrap_err();
+            assert!(matches!(error, MemoryError::Layout(_)), "{error}");
+        }
+        let error = assemble(vec![file()], None, 2 * SIZE).unwrap_err();
+        assert!(matches!(error, MemoryError::Length { .. }), "{error}");
+        assert!(assemble(Vec::new(), None, SIZE).is_err());
+    }
+}

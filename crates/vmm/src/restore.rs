@@ -1,0 +1,167 @@
+//! What a restored VM is made from: its saved state, its RAM, its new identity.
+
+use crate::devices::DevicesState;
+use crate::error::StartError;
+use crate::memory::layers::{self, MAX_LAYERS};
+use crate::memory::{GuestRam, MemoryError};
+use crate::state::{MAX_ENCODED, VmState};
+use jiffy_devices::fw_cfg::FwCfgFileState;
+use jiffy_wire::guest::{self, GENERATION_NAME, Generation};
+use jiffy_wire::vmm::{MemoryLayout, NewGeneration, Restore, SavedMemory, Source, VmmConfig};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Longest description of layers, bytes of JSON.
+const MAX_LAYOUT: u64 = 16 << 20;
+
+/// Reads the saved state, and holds it against the configuration.
+pub fn state(restore: &Restore, config: &VmmConfig) -> Result<VmState, StartError> {
+    let bytes = read(&restore.state, MAX_ENCODED).map_err(|source| StartError::Host {
+        what: "the saved state",
+        source,
+    })?;
+    let state = VmState::decode(&bytes)?;
+    same("vCPUs", state.vcpus.len() as u64, config.vcpus.into())?;
+    let size = u64::from(config.memory.size_mib) << 20;
+    same("bytes of memory", state.memory_size, size)?;
+    Ok(state)
+}
+
+/// Maps the saved RAM.
+pub fn memory(restore: &Restore, config: &VmmConfig) -> Result<GuestRam, MemoryError> {
+    let size = u64::from(config.memory.size_mib) << 20;
+    match &restore.memory {
+        SavedMemory::Mapped { layers, layout } => {
+            if layers.len() > MAX_LAYERS {
+                return Err(MemoryError::Layout("it has too many layers".into()));
+            }
+            let layout: Option<MemoryLayout> = match layout {
+                None => None,
+                Some(source) => {
+                    let bytes = read(source, MAX_LAYOUT)
+                        .map_err(|error| MemoryError::Layout(error.to_string()))?;
+                    Some(
+                        serde_json::from_slice(&bytes)
+                            .map_err(|error| MemoryError::Layout(error.to_string()))?,
+                    )
+                }
+            };
+            let files = layers.iter().map(open_memory).collect::<Result<_, _>>()?;
+            GuestRam::from_layers(layers::assemble(files, layout, size)?, size)
+        }
+        SavedMemory::Paged { .. } => Err(MemoryError::Incomplete),
+    }
+}
+
+/// The devices' state, with the configuration and the identity that the guest
+/// is to take on.
+pub fn devices(
+    restore: &Restore,
+    config: &VmmConfig,
+    mut state: DevicesState,
+) -> Result<DevicesState, StartError> {
+    if let Some(new) = &restore.generation {
+        state.fw_cfg.files = crate::devices::fw_cfg_files(config)?
+            .into_iter()
+            .map(|file| FwCfgFileState {
+                name: file.name,
+                contents: file.contents,
+            })
+            .collect();
+        state.fw_cfg.files.push(FwCfgFileState {
+            name: GENERATION_NAME.into(),
+            contents: generation(new)?,
+        });
+    }
+    Ok(state)
+}
+
+fn generation(new: &NewGeneration) -> Result<Vec<u8>, StartError> {
+    let mut seed = [0; 64];
+    let mut filled = 0;
+    while filled < seed.len() {
+        filled +=
+            rustix::rand::getrandom(&mut seed[filled..], rustix::rand::GetRandomFlags::empty())
+                .map_err(|errno| StartError::Host {
+                    what: "randomness",
+                    source: errno.into(),
+                })?;
+    }
+    let since_1970 = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    let generation = Generation {
+        version: guest::VERSION,
+        id: new.id.clone(),
+        seed: seed.iter().map(|byte| format!("{byte:02x}")).collect(),
+        realtime_ns: since_1970.as_nanos() as u64,
+        start_main: new.start_main,
+    };
+    Ok(serde_json::to_vec(&generation).expect("a generation is plain data"))
+}
+
+fn open_memory(source: &Source) -> Result<File, MemoryError> {
+    match source {
+        Source::Path(path) => {
+            File::open(path).map_err(|error| MemoryError::Open(path.clone(), error))
+        }
+        Source::Fd(fd) => inherited(*fd).map_err(|_| MemoryError::NoDescriptor(*fd)),
+    }
+}
+
+/// The contents of a source from its beginning, at most `limit` bytes.
+fn read(source: &Source, limit: u64) -> io::Result<Vec<u8>> {
+    let file = match source {
+        Source::Path(path) => File::open(path)?,
+        Source::Fd(fd) => inherited(*fd)?,
+    };
+    let length = file.metadata()?.len();
+    if length > limit {
+        return Err(io::Error::other(format!("it has more than {limit} bytes")));
+    }
+    let mut bytes = Vec::with_capacity(length as usize);
+    // Siblings may share the descriptor and its position.
+    Positioned { file, at: 0 }
+        .take(limit)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Reads from a position of its own.
+struct Positioned {
+    file: File,
+    at: u64,
+}
+
+impl Read for Positioned {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = std::os::unix::fs::FileExt::read_at(&self.file, buffer, self.at)?;
+        self.at += count as u64;
+        Ok(count)
+    }
+}
+
+/// A descriptor of our own for one that was left open for us.
+#[allow(unsafe_code)] // A number becomes a descriptor.
+fn inherited(fd: i32) -> io::Result<File> {
+    if fd < 0 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: only used for one call, which fails if it is not open.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    let own: OwnedFd = rustix::io::fcntl_dupfd_cloexec(borrowed, 3)?;
+    Ok(File::from(own))
+}
+
+fn same(what: &'static str, saved: u64, configured: u64) -> Result<(), StartError> {
+    if saved != configured {
+        return Err(StartError::StateDiffers {
+            what,
+            saved,
+            configured,
+        });
+    }
+    Ok(())
+}
