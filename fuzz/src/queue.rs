@@ -15,6 +15,8 @@ pub const RINGS: u64 = 0x1000;
 /// Where the script's own bytes go: headers, ranges, indirect tables.
 pub const CONTENTS: u64 = 0x8000;
 
+/// Between the rings of one queue and the next.
+const RING_ROOM: u64 = 0x1000;
 /// Places are in units of this many bytes.
 const PLACE_UNIT: u64 = 8;
 /// A flag no device knows: the address is far outside memory.
@@ -104,22 +106,41 @@ impl Script {
         }
     }
 
-    /// Plays the script against `device` on a queue of `size` entries, then
-    /// stops the device.
+    /// Plays the script against `device` on its only queue, of `size` entries,
+    /// then stops the device.
     pub fn play<D: VirtioDevice>(&self, device: D, size: u16, features: u64, event_idx: bool) {
+        self.play_on(device, &[size], 0, features, event_idx, |_| {});
+    }
+
+    /// The same on one of several queues; `then` has the last word. Returns
+    /// the device.
+    pub fn play_on<D: VirtioDevice>(
+        &self,
+        device: D,
+        sizes: &[u16],
+        number: u16,
+        features: u64,
+        event_idx: bool,
+        then: impl FnOnce(&mut D),
+    ) -> D {
         let memory: Arc<GuestMemory> = testing::memory(MEMORY_BYTES);
-        let mut driver = DriverQueue::new(memory.clone(), RINGS, size);
+        let mut drivers: Vec<DriverQueue> = (0..)
+            .zip(sizes)
+            .map(|(place, size)| DriverQueue::new(memory.clone(), RINGS + RING_ROOM * place, *size))
+            .collect();
+        let queues = drivers.iter().map(|driver| driver.device_queue(event_idx));
+        let mut device = Running::start(device, &memory, queues.collect(), features);
+        let size = sizes[usize::from(number)];
+        let driver = &mut drivers[usize::from(number)];
         let room = MEMORY_BYTES - CONTENTS as usize;
         driver.store(CONTENTS, &self.contents[..self.contents.len().min(room)]);
-        let queue = driver.device_queue(event_idx);
-        let mut device = Running::start(device, &memory, vec![queue], features);
         for (index, descriptor) in (0..size).zip(&self.descriptors) {
             let mut address = u64::from(descriptor.place) * PLACE_UNIT;
             if descriptor.flags & FAR != 0 {
                 address = address.wrapping_sub(1 << 16);
             }
             driver.write_descriptor(
-                RINGS,
+                driver.descriptors(),
                 index,
                 Buffer::readable(address, descriptor.length),
                 descriptor.flags & !FAR,
@@ -129,7 +150,7 @@ impl Script {
         for head in &self.heads {
             driver.offer(*head);
         }
-        device.ring(0);
+        device.ring(number);
         let start = Instant::now();
         while usize::from(driver.used_index()) < self.heads.len()
             && device.interrupt.counts().needs_reset == 0
@@ -137,6 +158,7 @@ impl Script {
         {
             std::thread::yield_now();
         }
-        device.stop();
+        then(&mut device.device);
+        device.stop().0
     }
 }

@@ -11,6 +11,7 @@
 
 pub mod bus;
 pub mod fw_cfg;
+mod log_limit;
 pub mod power;
 pub mod rtc;
 pub mod serial;

@@ -16,7 +16,7 @@ use vmm_sys_util::eventfd::EventFd;
 /// it or the VM pauses → perhaps `activate` again. All calls come from one
 /// thread at a time.
 pub trait VirtioDevice: Send {
-    /// Device type (Virtio 1.3 §5): 1 network, 2 block, 4 entropy, 19 socket.
+    /// Device type (Virtio 1.3 §5): 1 network, 2 block, 4 entropy, 5 balloon, 19 socket.
     fn device_type(&self) -> u32;
 
     /// Largest size of each queue, a power of two; one entry a queue.
@@ -44,6 +44,10 @@ pub trait VirtioDevice: Send {
     /// being touched. The queues come back with their positions, for a later
     /// `activate` (pause, snapshot) or to be dropped (reset).
     fn deactivate(&mut self) -> Vec<ActiveQueue>;
+
+    /// The driver reset the device, which is not running: what the driver had
+    /// told it is void. A pause comes without it.
+    fn reset(&mut self) {}
 
     /// Whether something of the device's own waits on the doorbells. If not,
     /// the VMM registers no ioeventfd for it, every QueueNotify comes to the
@@ -80,6 +84,9 @@ impl<D: VirtioDevice + ?Sized> VirtioDevice for Box<D> {
     }
     fn deactivate(&mut self) -> Vec<ActiveQueue> {
         (**self).deactivate()
+    }
+    fn reset(&mut self) {
+        (**self).reset()
     }
     fn waits_on_doorbells(&self) -> bool {
         (**self).waits_on_doorbells()

@@ -4,9 +4,11 @@
 //! * [`mmio`]: the transport.
 //! * [`signal`]: when to interrupt the driver.
 //! * [`block`]: disks, raw files or block devices.
+//! * [`balloon`]: memory given back to the host.
 //! * [`entropy`]: random numbers.
 //! * [`vsock`]: streams between guest and host.
 
+pub mod balloon;
 pub mod block;
 pub mod device;
 pub mod entropy;

@@ -133,6 +133,11 @@ impl<D: VirtioDevice> MmioTransport<D> {
         &self.device
     }
 
+    /// The same, to change what the host has a say in.
+    pub fn device_mut(&mut self) -> &mut D {
+        &mut self.device
+    }
+
     /// The descriptors to register as ioeventfds: a four-byte write of `i` to
     /// `QUEUE_NOTIFY` in the window rings the `i`th. Empty for a device that
     /// does its work on the notifying vCPU: register none for it.
@@ -241,6 +246,7 @@ impl<D: VirtioDevice> MmioTransport<D> {
             self.running = false;
             self.device.deactivate();
         }
+        self.device.reset();
         self.status = 0;
         self.device_features_select = 0;
         self.driver_features_select = 0;

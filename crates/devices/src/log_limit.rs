@@ -1,0 +1,51 @@
+//! A bound on log messages that a guest can cause.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Messages of one device that are let through.
+const ADMITTED: u64 = 8;
+
+/// Lets a device's first few messages through and counts the rest, so that no
+/// guest can fill the host's log. When the device goes, the number left out is
+/// told.
+#[derive(Debug, Default)]
+pub struct LogLimit(AtomicU64);
+
+impl LogLimit {
+    /// Nothing said yet.
+    pub const fn new() -> LogLimit {
+        LogLimit(AtomicU64::new(0))
+    }
+
+    /// Whether the next message may be written; counts it if not.
+    pub fn admits(&self) -> bool {
+        self.0.fetch_add(1, Ordering::Relaxed) < ADMITTED
+    }
+
+    /// How many messages were left out.
+    pub fn left_out(&self) -> u64 {
+        self.0.load(Ordering::Relaxed).saturating_sub(ADMITTED)
+    }
+}
+
+impl Drop for LogLimit {
+    fn drop(&mut self) {
+        let count = self.left_out();
+        if count > 0 {
+            tracing::warn!(count, "further messages of a device were left out");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_few_pass_and_the_rest_is_counted() {
+        let limit = LogLimit::new();
+        let passed = (0..1000).filter(|_| limit.admits()).count();
+        assert_eq!(passed as u64, ADMITTED);
+        assert_eq!(limit.left_out(), 1000 - ADMITTED);
+    }
+}

@@ -1,0 +1,261 @@
+//! The queues of a balloon in use (Virtio 1.3 §5.5.2).
+
+use super::config::{F_PAGE_POISON, F_REPORTING, F_STATISTICS};
+use super::device::Books;
+use super::reclaim::{Budget, pages_in_ram};
+use super::request::{self, Pages};
+use crate::GuestMemory;
+use crate::virtio::device::{ActivateError, Activation, ActiveQueue, Interrupt};
+use crate::virtio::signal::driver_wants_interrupt;
+use std::ops::Range;
+use std::sync::Arc;
+use virtio_queue::{DescriptorChain, QueueOwnedT, QueueT};
+use vm_memory::GuestAddress;
+
+/// What the driver's activation brought.
+pub(super) struct Queues {
+    memory: Arc<GuestMemory>,
+    interrupt: Arc<dyn Interrupt>,
+    inflate: ActiveQueue,
+    deflate: ActiveQueue,
+    statistics: Option<StatisticsQueue>,
+    reporting: Option<ActiveQueue>,
+    /// The driver told what it fills free pages with, and relies on it.
+    poisons: bool,
+    pages: Pages,
+}
+
+/// The driver gives a buffer with figures; the device returns it to ask for
+/// new ones (§5.5.6.3).
+struct StatisticsQueue {
+    active: ActiveQueue,
+    /// The head of the buffer that the device has, the last one it took.
+    held: Option<u16>,
+    bytes: Vec<u8>,
+}
+
+impl Queues {
+    /// Sorts the queues of an activation. Those that hang on a feature are
+    /// numbered by what was agreed, without gaps: so do Linux and QEMU.
+    pub(super) fn new(activation: Activation) -> Result<Queues, ActivateError> {
+        let features = activation.features;
+        let mut queues = activation.queues.into_iter();
+        let mut next = || queues.next().flatten();
+        let inflate = next().ok_or(ActivateError::MissingQueue(0))?;
+        let deflate = next().ok_or(ActivateError::MissingQueue(1))?;
+        let mut next_if = |feature| match features & feature {
+            0 => None,
+            _ => next(),
+        };
+        let statistics = next_if(F_STATISTICS).map(|active| StatisticsQueue {
+            active,
+            held: None,
+            bytes: Vec::new(),
+        });
+        let reporting = next_if(F_REPORTING);
+        Ok(Queues {
+            memory: activation.memory,
+            interrupt: activation.interrupt,
+            inflate,
+            deflate,
+            statistics,
+            reporting,
+            poisons: features & F_PAGE_POISON != 0,
+            pages: Pages::new(),
+        })
+    }
+
+    /// Gives them back. The buffer of statistics goes back into its queue, to
+    /// be taken out again.
+    pub(super) fn into_active(self) -> Vec<ActiveQueue> {
+        let statistics = self.statistics.map(|mut queue| {
+            if queue.held.is_some() {
+                queue.active.queue.go_to_previous_position();
+            }
+            queue.active
+        });
+        [
+            Some(self.inflate),
+            Some(self.deflate),
+            statistics,
+            self.reporting,
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+
+    /// The driver's side of the interrupt.
+    pub(super) fn interrupt(&self) -> &dyn Interrupt {
+        &*self.interrupt
+    }
+
+    /// Looks at every queue.
+    pub(super) fn serve_all(&mut self, books: &mut Books, poison: u32) {
+        for index in 0..super::QUEUE_SIZES.len() as u16 {
+            self.serve(index, books, poison);
+        }
+    }
+
+    /// Answers what waits in one queue, at most a queue's worth.
+    pub(super) fn serve(&mut self, index: u16, books: &mut Books, poison: u32) {
+        let is = |queue: &ActiveQueue| queue.index == index;
+        let result = if is(&self.inflate) {
+            self.inflate(books)
+        } else if is(&self.deflate) {
+            self.deflate()
+        } else if self.statistics.as_ref().is_some_and(|q| is(&q.active)) {
+            self.take_statistics(books)
+        } else if self.reporting.as_ref().is_some_and(is) {
+            self.take_report(books, poison)
+        } else {
+            Ok(())
+        };
+        if let Err(error) = result {
+            if books.log.admits() {
+                tracing::warn!(%error, queue = index, "a guest broke a queue of its balloon");
+            }
+            self.interrupt.needs_reset();
+        }
+    }
+
+    fn inflate(&mut self, books: &mut Books) -> Result<(), virtio_queue::Error> {
+        let memory = self.memory.as_ref();
+        let pages = &mut self.pages;
+        let mut budget = Budget::new(books.ram_bytes);
+        answer_each(&mut self.inflate, memory, &*self.interrupt, |chain| {
+            pages.read(memory, chain);
+            for range in pages.ranges() {
+                books.inflated_bytes += release(books, memory, range, &mut budget);
+            }
+        })
+    }
+
+    /// The guest may touch the pages at once, so there is nothing to be done.
+    fn deflate(&mut self) -> Result<(), virtio_queue::Error> {
+        let memory = self.memory.as_ref();
+        answer_each(&mut self.deflate, memory, &*self.interrupt, |_| {})
+    }
+
+    fn take_report(&mut self, books: &mut Books, poison: u32) -> Result<(), virtio_queue::Error> {
+        let Some(queue) = &mut self.reporting else {
+            return Ok(());
+        };
+        // Released pages read as zero, and a driver that fills free pages with
+        // something else checks it when it takes them into use (§5.5.6.5.2).
+        let keep = self.poisons && poison != 0;
+        let memory = self.memory.as_ref();
+        let mut budget = Budget::new(books.ram_bytes);
+        answer_each(queue, memory, &*self.interrupt, |chain| {
+            if keep {
+                return;
+            }
+            for range in request::reported(chain) {
+                if budget.is_spent() {
+                    break;
+                }
+                books.reported_bytes += release(books, memory, range, &mut budget);
+            }
+        })
+    }
+
+    fn take_statistics(&mut self, books: &mut Books) -> Result<(), virtio_queue::Error> {
+        let Some(StatisticsQueue {
+            active,
+            held,
+            bytes,
+        }) = &mut self.statistics
+        else {
+            return Ok(());
+        };
+        let memory = self.memory.as_ref();
+        let mut returned = false;
+        for _ in 0..active.queue.size() {
+            let Some(chain) = active.queue.iter(memory)?.next() else {
+                break;
+            };
+            let head = chain.head_index();
+            request::read_statistics(memory, chain, bytes);
+            books.statistics.put(bytes);
+            // One buffer is enough to ask with.
+            if let Some(older) = held.replace(head) {
+                active.queue.add_used(memory, older, 0)?;
+                returned = true;
+            }
+        }
+        if returned && driver_wants_interrupt(&mut active.queue, memory) {
+            self.interrupt.used_buffers();
+        }
+        Ok(())
+    }
+
+    /// Asks the driver for new figures; false if it gives none.
+    pub(super) fn request_statistics(&mut self) -> bool {
+        let Some(queue) = &mut self.statistics else {
+            return false;
+        };
+        let Some(head) = queue.held.take() else {
+            // Asked already, and not answered; or nothing was ever given.
+            return queue.active.queue.next_used() > 0;
+        };
+        let memory = self.memory.as_ref();
+        match queue.active.queue.add_used(memory, head, 0) {
+            Ok(()) => {
+                if driver_wants_interrupt(&mut queue.active.queue, memory) {
+                    self.interrupt.used_buffers();
+                }
+                true
+            }
+            // The head came from the driver and does not exist.
+            Err(error) => {
+                tracing::debug!(%error, "balloon: a statistics buffer cannot be returned");
+                false
+            }
+        }
+    }
+}
+
+/// Answers at most a queue's worth of requests, with nothing written.
+fn answer_each(
+    active: &mut ActiveQueue,
+    memory: &GuestMemory,
+    interrupt: &dyn Interrupt,
+    mut act: impl FnMut(DescriptorChain<&GuestMemory>),
+) -> Result<(), virtio_queue::Error> {
+    let queue = &mut active.queue;
+    let mut answered = false;
+    for _ in 0..queue.size() {
+        let Some(chain) = queue.iter(memory)?.next() else {
+            break;
+        };
+        let head = chain.head_index();
+        act(chain);
+        queue.add_used(memory, head, 0)?;
+        answered = true;
+    }
+    if answered && driver_wants_interrupt(queue, memory) {
+        interrupt.used_buffers();
+    }
+    Ok(())
+}
+
+/// Gives back what of a range is guest RAM, as far as the budget goes; how
+/// many bytes that was.
+fn release(books: &Books, memory: &GuestMemory, range: Range<u64>, budget: &mut Budget) -> u64 {
+    let mut released = 0;
+    for part in pages_in_ram(memory, range) {
+        let length = part.end - part.start;
+        if !budget.take(length) {
+            break;
+        }
+        match books.reclaim.release(GuestAddress(part.start), length) {
+            Ok(()) => released += length,
+            Err(error) => {
+                if books.log.admits() {
+                    tracing::warn!(%error, start = part.start, length, "memory of a guest cannot be given back");
+                }
+            }
+        }
+    }
+    released
+}

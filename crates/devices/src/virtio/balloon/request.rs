@@ -1,0 +1,94 @@
+//! Requests as guest memory has them (Virtio 1.3 §5.5.6), checked.
+
+use super::{PAGE, PAGES_MAX, STATISTICS_BYTES_MAX};
+use crate::GuestMemory;
+use std::ops::Range;
+use virtio_queue::DescriptorChain;
+use vm_memory::Bytes;
+
+const PAGE_NUMBER_BYTES: usize = 4;
+
+/// A request's page numbers, in order; kept to be filled again.
+#[derive(Debug)]
+pub(super) struct Pages {
+    bytes: Vec<u8>,
+    numbers: Vec<u32>,
+}
+
+impl Pages {
+    pub(super) fn new() -> Pages {
+        Pages {
+            bytes: Vec::with_capacity(PAGES_MAX * PAGE_NUMBER_BYTES),
+            numbers: Vec::with_capacity(PAGES_MAX),
+        }
+    }
+
+    /// Reads a request to inflate; none of it if any of it can't be read.
+    pub(super) fn read(&mut self, memory: &GuestMemory, chain: DescriptorChain<&GuestMemory>) {
+        self.numbers.clear();
+        let most = PAGES_MAX * PAGE_NUMBER_BYTES;
+        if gather(memory, chain, most, &mut self.bytes).is_none() {
+            return tracing::debug!("balloon: page numbers outside guest memory");
+        }
+        let numbers = self.bytes.as_chunks::<PAGE_NUMBER_BYTES>().0;
+        self.numbers
+            .extend(numbers.iter().map(|bytes| u32::from_le_bytes(*bytes)));
+        // Linux takes pages as they come, neighbours often in falling order.
+        self.numbers.sort_unstable();
+    }
+
+    /// The bytes of guest physical memory they are, neighbours joined.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        let mut numbers = self.numbers.iter().map(|n| u64::from(*n)).peekable();
+        std::iter::from_fn(move || {
+            let first = numbers.next()?;
+            let mut end = first + 1;
+            // A number may come twice.
+            while let Some(next) = numbers.next_if(|next| *next <= end) {
+                end = end.max(next + 1);
+            }
+            Some(first * PAGE..end * PAGE)
+        })
+    }
+}
+
+/// Reads what a statistics buffer holds; nothing if it can't be read.
+pub(super) fn read_statistics(
+    memory: &GuestMemory,
+    chain: DescriptorChain<&GuestMemory>,
+    into: &mut Vec<u8>,
+) {
+    if gather(memory, chain, STATISTICS_BYTES_MAX, into).is_none() {
+        into.clear();
+        tracing::debug!("balloon: statistics outside guest memory");
+    }
+}
+
+/// The first `most` bytes of the buffers the device may read.
+fn gather(
+    memory: &GuestMemory,
+    chain: DescriptorChain<&GuestMemory>,
+    most: usize,
+    into: &mut Vec<u8>,
+) -> Option<()> {
+    into.clear();
+    for buffer in chain.readable() {
+        let filled = into.len();
+        let count = (buffer.len() as usize).min(most - filled);
+        into.resize(filled + count, 0);
+        memory.read_slice(&mut into[filled..], buffer.addr()).ok()?;
+        if into.len() == most {
+            break;
+        }
+    }
+    Some(())
+}
+
+/// The ranges of guest physical memory that a report says are free: the
+/// buffers the device may write.
+pub(super) fn reported(chain: DescriptorChain<&GuestMemory>) -> impl Iterator<Item = Range<u64>> {
+    chain.writable().map(|buffer| {
+        let start = buffer.addr().0;
+        start..start.saturating_add(u64::from(buffer.len()))
+    })
+}

@@ -1,0 +1,104 @@
+//! What the guest says of its memory (Virtio 1.3 §5.5.6.3).
+
+use std::collections::BTreeMap;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Bytes of one entry: a tag of two, a value of eight.
+const ENTRY_BYTES: usize = 10;
+
+/// By tag. Those of faults, allocations and scans are counts since the guest
+/// booted, the others bytes. The last six are in Linux since 6.12.
+const NAMES: [&str; 16] = [
+    "swap_in",
+    "swap_out",
+    "major_faults",
+    "minor_faults",
+    "free_memory",
+    "total_memory",
+    "available_memory",
+    "disk_caches",
+    "hugetlb_allocations",
+    "hugetlb_failures",
+    "oom_kill",
+    "alloc_stall",
+    "async_scan",
+    "direct_scan",
+    "async_reclaim",
+    "direct_reclaim",
+];
+
+/// One set of figures.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// How many sets came before and with this one; 0 if none has come.
+    pub sequence: u64,
+    values: [Option<u64>; NAMES.len()],
+}
+
+impl Statistics {
+    /// The figures the guest gave, by name: bytes, or counts.
+    pub fn by_name(&self) -> BTreeMap<&'static str, u64> {
+        let named = NAMES.into_iter().zip(self.values);
+        named
+            .filter_map(|(name, value)| Some((name, value?)))
+            .collect()
+    }
+
+    /// One figure.
+    pub fn get(&self, name: &str) -> Option<u64> {
+        let tag = NAMES.iter().position(|known| *known == name)?;
+        self.values[tag]
+    }
+}
+
+/// Where the guest's figures are put and looked at. Whoever asked for new ones
+/// can wait for them here, without holding the device.
+#[derive(Debug, Default)]
+pub struct StatisticsBoard {
+    latest: Mutex<Statistics>,
+    arrived: Condvar,
+}
+
+impl StatisticsBoard {
+    /// The last set.
+    pub fn latest(&self) -> Statistics {
+        self.lock().clone()
+    }
+
+    /// The first set after `sequence`, or after `patience` the last one.
+    pub fn newer_than(&self, sequence: u64, patience: Duration) -> Statistics {
+        let waited = self
+            .arrived
+            .wait_timeout_while(self.lock(), patience, |latest| latest.sequence <= sequence);
+        let (latest, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        latest.clone()
+    }
+
+    /// Takes entries as the guest wrote them. Tags nobody knows are skipped;
+    /// of two for one tag the last counts.
+    pub(super) fn put(&self, entries: &[u8]) {
+        let mut values = [None; NAMES.len()];
+        for entry in entries.chunks_exact(ENTRY_BYTES) {
+            let [a, b, value @ ..] = entry else { continue };
+            let tag = usize::from(u16::from_le_bytes([*a, *b]));
+            if let (Some(slot), Ok(value)) = (values.get_mut(tag), value.try_into()) {
+                *slot = Some(u64::from_le_bytes(value));
+            }
+        }
+        let mut latest = self.lock();
+        latest.sequence += 1;
+        latest.values = values;
+        drop(latest);
+        self.arrived.notify_all();
+    }
+
+    /// The driver that gave them is gone.
+    pub(super) fn clear(&self) {
+        self.lock().values = Default::default();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Statistics> {
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

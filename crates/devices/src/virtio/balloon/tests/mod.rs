@@ -1,0 +1,150 @@
+//! The driver's side, over real rings.
+
+mod giving;
+mod hostile;
+mod saving;
+mod statistics;
+mod target;
+
+use super::config::{F_PAGE_POISON, F_REPORTING, F_STATISTICS};
+use super::{Balloon, BalloonArgs, PAGE, QUEUE_SIZES, Reclaim};
+use crate::GuestMemory;
+use crate::virtio::device::VirtioDevice;
+use crate::virtio::testing::{Buffer, DriverQueue, Running, memory};
+use std::io;
+use std::sync::{Arc, Mutex};
+use virtio_queue::Queue;
+use vm_memory::GuestAddress;
+
+const RAM: u64 = 32 << 20;
+/// Where the driver puts page numbers and figures.
+const NUMBERS: u64 = 0x10_0000;
+/// What it gives away lies from here on.
+const FREE: u64 = 0x80_0000;
+
+const INFLATE: u16 = 0;
+const DEFLATE: u16 = 1;
+const STATISTICS: u16 = 2;
+const REPORTING: u16 = 3;
+
+const ALL: u64 = F_STATISTICS | F_REPORTING;
+
+/// Remembers what was given back, as first page and number of pages; refuses
+/// what it must never be asked for.
+#[derive(Default)]
+struct Host {
+    taken: Mutex<Vec<(u64, u64)>>,
+    /// Fails every time.
+    broken: bool,
+}
+
+impl Host {
+    fn take(&self) -> Vec<(u64, u64)> {
+        std::mem::take(&mut self.taken.lock().unwrap())
+    }
+}
+
+impl Reclaim for Host {
+    fn release(&self, start: GuestAddress, length: u64) -> io::Result<()> {
+        assert!(length > 0, "an empty range");
+        assert!(start.0.is_multiple_of(PAGE) && length.is_multiple_of(PAGE));
+        let mut taken = self.taken.lock().unwrap();
+        taken.push((start.0 / PAGE, length / PAGE));
+        match self.broken {
+            true => Err(io::ErrorKind::OutOfMemory.into()),
+            false => Ok(()),
+        }
+    }
+}
+
+/// A driver with its device.
+struct Guest {
+    memory: Arc<GuestMemory>,
+    host: Arc<Host>,
+    device: Running<Balloon>,
+    queues: Vec<DriverQueue>,
+}
+
+impl Guest {
+    fn new() -> Guest {
+        Guest::with(memory(RAM as usize), ALL)
+    }
+
+    fn with(memory: Arc<GuestMemory>, features: u64) -> Guest {
+        Guest::made(memory, features, Arc::new(Host::default()))
+    }
+
+    fn made(memory: Arc<GuestMemory>, features: u64, host: Arc<Host>) -> Guest {
+        let balloon = Balloon::new(args(&host));
+        let queues: Vec<DriverQueue> = (1..)
+            .zip(sizes(features))
+            .map(|(place, size)| DriverQueue::new(memory.clone(), 0x1000 * place, size))
+            .collect();
+        let device = queues.iter().map(|q| q.device_queue(false)).collect();
+        Guest {
+            device: Running::start(balloon, &memory, device, features),
+            memory,
+            host,
+            queues,
+        }
+    }
+
+    fn balloon(&mut self) -> &mut Balloon {
+        &mut self.device.device
+    }
+
+    fn queue(&mut self, index: u16) -> &mut DriverQueue {
+        &mut self.queues[usize::from(index)]
+    }
+
+    /// Offers `buffers`, notifies, and expects the answer.
+    fn request(&mut self, queue: u16, buffers: &[Buffer]) {
+        let head = self.queue(queue).add(buffers);
+        self.device.ring(queue);
+        let used = self.queue(queue).next_used().expect("an answer");
+        assert_eq!((used.head, used.length), (u32::from(head), 0));
+    }
+
+    /// Writes page numbers to [`NUMBERS`]; the buffer that holds them.
+    fn numbers(&self, pages: &[u32]) -> Buffer {
+        let bytes: Vec<u8> = pages.iter().flat_map(|n| n.to_le_bytes()).collect();
+        self.queues[0].store(NUMBERS, &bytes);
+        Buffer::readable(NUMBERS, bytes.len() as u32)
+    }
+
+    /// Sends page numbers to a queue.
+    fn send(&mut self, queue: u16, pages: &[u32]) {
+        let buffer = self.numbers(pages);
+        self.request(queue, &[buffer]);
+    }
+
+    fn config(&self) -> [u32; 4] {
+        let mut bytes = [0; 16];
+        self.device.device.read_config(0, &mut bytes);
+        let fields = bytes.as_chunks::<4>().0;
+        [0, 1, 2, 3].map(|index| u32::from_le_bytes(fields[index]))
+    }
+
+    fn stop(self) -> (Balloon, Vec<Queue>) {
+        self.device.stop()
+    }
+}
+
+fn args(host: &Arc<Host>) -> BalloonArgs {
+    BalloonArgs {
+        ram_bytes: RAM,
+        reclaim: host.clone(),
+    }
+}
+
+fn sizes(features: u64) -> Vec<u16> {
+    let [inflate, deflate, statistics, reporting] = QUEUE_SIZES;
+    let mut sizes = vec![inflate, deflate];
+    if features & F_STATISTICS != 0 {
+        sizes.push(statistics);
+    }
+    if features & F_REPORTING != 0 {
+        sizes.push(reporting);
+    }
+    sizes
+}
