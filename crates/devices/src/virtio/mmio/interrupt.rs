@@ -57,12 +57,15 @@ impl MmioInterrupt {
         self.failed.store(false, Ordering::SeqCst);
     }
 
+    /// The driver has bits to acknowledge.
+    pub(super) fn is_pending(&self) -> bool {
+        self.status() != 0
+    }
+
     /// Rings again for bits the driver has not acknowledged: an edge may have
     /// been lost with the interrupt controller's old state.
-    pub(super) fn repeat_pending(&self) {
-        if self.status() != 0 {
-            self.ring();
-        }
+    pub(super) fn repeat(&self) {
+        self.ring();
     }
 
     // The line rings even if the bit was set already: an edge that came while

@@ -175,8 +175,11 @@ impl<D: VirtioDevice> MmioTransport<D> {
         if self.running || self.status & status::DRIVER_OK == 0 || self.interrupt.failed() {
             return Ok(());
         }
+        let was_pending = self.interrupt.is_pending();
         self.activate()?;
-        self.interrupt.repeat_pending();
+        if was_pending {
+            self.interrupt.repeat();
+        }
         Ok(())
     }
 

@@ -77,6 +77,8 @@ pub enum VsockError {
 /// The socket device.
 pub struct Vsock {
     cid: u64,
+    /// The guest was saved with another context id, and has not been told.
+    cid_is_news: bool,
     poll: Arc<PollSet>,
     engine: Arc<Mutex<Engine>>,
     worker: Option<Worker>,
@@ -95,8 +97,9 @@ impl Vsock {
         Vsock::make(args, None)
     }
 
-    /// The device of a restored VM. The guest will be told that all its
-    /// connections are gone.
+    /// The device of a restored VM. Its guest is told that all its connections
+    /// are gone when the device is activated, before `activate` returns; so
+    /// the interrupt controllers must have their state by then.
     pub fn restore(args: VsockArgs, state: &VsockState) -> Result<Vsock, VsockError> {
         state.check()?;
         Vsock::make(args, Some(state))
@@ -113,6 +116,7 @@ impl Vsock {
         }
         Ok(Vsock {
             cid: args.cid,
+            cid_is_news: state.is_some_and(|state| state.cid != args.cid),
             poll,
             engine: Arc::new(Mutex::new(Engine::new(muxer, state.is_some()))),
             worker: None,
@@ -131,15 +135,24 @@ impl Vsock {
     /// Takes queues into use without a thread; `activate` starts one.
     fn attach(&mut self, activation: Activation) -> Result<(), ActivateError> {
         let event_idx = activation.features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0;
+        let interrupt = activation.interrupt;
         let rings = Rings::new(
             activation.memory,
-            activation.interrupt,
+            interrupt.clone(),
             activation.queues,
             event_idx,
         )?;
-        engine::lock(&self.engine)
+        let mut engine = engine::lock(&self.engine);
+        engine
             .attach(rings, &self.poll)
-            .map_err(ActivateError::Worker)
+            .map_err(ActivateError::Worker)?;
+        if std::mem::take(&mut self.cid_is_news) {
+            // Before the event that makes Linux read it: a driver that was
+            // saved between the two halves of the old one must start again.
+            interrupt.config_changed();
+        }
+        engine.announce_reset();
+        Ok(())
     }
 
     fn start_worker(&mut self, workers: &dyn Workers) -> io::Result<()> {

@@ -102,6 +102,20 @@ impl Engine {
         Ok(())
     }
 
+    /// Tells a restored guest that its connections are gone, before its vCPUs
+    /// run: the event, and a RST for each as far as its buffers go. What it
+    /// waits for then is no thread of ours, only its own interrupt.
+    pub fn announce_reset(&mut self) {
+        let Some(rings) = &mut self.rings else {
+            return;
+        };
+        if self.reset == TransportReset::Owed {
+            tell_reset(&mut self.reset, rings);
+            make_packets(&mut self.muxer, rings);
+            rings.notify();
+        }
+    }
+
     /// Gives the queues back; every chain taken was returned.
     pub fn detach(&mut self, poll: &PollSet) -> Vec<ActiveQueue> {
         let Some(rings) = self.rings.take() else {

@@ -167,6 +167,13 @@ impl Guest {
         self.start()
     }
 
+    /// From the next activation on without a thread.
+    #[cfg(test)]
+    pub(in super::super) fn by_hand(mut self) -> Guest {
+        self.by_hand = true;
+        self
+    }
+
     pub(in super::super) fn fresh_queues(&self) -> Paused {
         let event_idx = self.features & EVENT_IDX != 0;
         let queues = self.queues.iter();
@@ -333,6 +340,12 @@ impl Guest {
         self.kick(RX);
     }
 
+    /// How many event buffers ever came back.
+    #[cfg(test)]
+    pub(in super::super) fn event_buffers_returned(&self) -> u16 {
+        self.queues[EVENT].used_index()
+    }
+
     /// How many receive buffers ever came back.
     pub(in super::super) fn receive_buffers_returned(&self) -> u16 {
         self.queues[RX].used_index()
@@ -394,6 +407,11 @@ impl Guest {
         if self.by_hand {
             self.device.step();
         }
+        self.take_returned();
+    }
+
+    /// The same, without a turn of the device.
+    pub(in super::super) fn take_returned(&mut self) {
         while self.queues[TX].next_used().is_some() {
             self.tx_in_flight -= self.tx_chains.pop_front().expect("one per chain");
         }

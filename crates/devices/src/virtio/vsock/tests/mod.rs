@@ -5,6 +5,7 @@ mod data;
 mod flow;
 mod packets;
 mod pause;
+mod restore;
 mod shutdown;
 mod socket_file;
 
