@@ -4,6 +4,9 @@
 //! * [`agent`]: the loop: the host's connections, every process, the end.
 //! * [`supervisor`]: the channel to the node, and the first command.
 //! * [`program`]: starting programs and their streams.
+//! * [`freezer`], [`gate`]: programs held still over a capture; what a restored
+//!   guest becomes before they go on.
+//! * [`fw_cfg`]: the host's files for this guest.
 //! * [`service`]: long-running programs.
 //! * [`start`]: what the program does with its arguments.
 //! * [`syscalls`]: all that is unsafe.
@@ -17,6 +20,9 @@ pub mod agent;
 pub mod boot;
 pub mod console;
 pub mod files;
+pub mod freezer;
+pub mod fw_cfg;
+pub mod gate;
 pub mod kmsg;
 pub mod poll;
 pub mod power;

@@ -31,6 +31,20 @@ pub enum Token {
     Service(usize, Channel),
 }
 
+impl Token {
+    /// Whether it is what a program writes.
+    pub fn is_output(self) -> bool {
+        let (Token::Main(channel)
+        | Token::Connection(_, channel)
+        | Token::HungUp(_, channel)
+        | Token::Service(_, channel)) = self
+        else {
+            return false;
+        };
+        matches!(channel, Channel::Stdout | Channel::Stderr)
+    }
+}
+
 /// Which of its owner's descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Channel {

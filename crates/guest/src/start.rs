@@ -1,11 +1,14 @@
 //! What the program does: boot a guest as PID 1, or serve as an agent.
 
-use crate::agent::{Agent, Options, ending::Reason};
+use crate::agent::{Agent, End, Options, ending::Reason};
 use crate::boot;
 use crate::console::Console;
 use crate::files;
+use crate::freezer::Freezer;
+use crate::fw_cfg::FwCfg;
 use crate::power;
 use crate::program::prepare::{DEFAULT_PATH, reason};
+use crate::program::process;
 use crate::report::{self, Report};
 use crate::supervisor::link::{self, Identity, Link, Peer};
 use crate::syscalls::{self, SignalSet, spawn::Strings, vsock::VsockAddress};
@@ -23,6 +26,7 @@ const USAGE: &str = "\
 jiffy-init is PID 1 of a Jiffy guest. As an ordinary process it serves the agent protocol:
 
   jiffy-init agent --listen SOCKET [--supervisor SOCKET] [--config FILE]
+      [--fw-cfg FOLDER] [--cgroup FOLDER]
   jiffy-init --version
 ";
 const BACKLOG: i32 = 128;
@@ -95,7 +99,7 @@ fn as_pid1() -> ! {
     let pid1_ns = syscalls::monotonic_ns();
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let mut report = Report::default();
-    let config = boot::read_configuration(&mut report);
+    let (config, fw_cfg) = boot::read_configuration(&mut report);
     // Dialled now, answered while the rest of the boot goes on.
     let identity = Identity {
         vm_id: config.vm_id.clone(),
@@ -116,13 +120,20 @@ fn as_pid1() -> ! {
         link,
         report,
         trace,
+        fw_cfg,
+        freezer: Freezer::of_guest(),
+        teardown,
+        owns_machine: true,
         beside_init,
     };
-    let reason = match Agent::start(options) {
-        Ok(agent) => agent.run().reason,
+    let End { reason, teardown } = match Agent::start(options) {
+        Ok(agent) => agent.run(),
         Err(message) => {
             report::log(&message);
-            Reason::PowerOff
+            End {
+                reason: Reason::PowerOff,
+                teardown: boot::Teardown::default(),
+            }
         }
     };
     if beside_init {
@@ -145,6 +156,7 @@ fn hand_over(argv: &[String], report: &mut Report) -> bool {
             return false;
         }
     };
+    process::note_start();
     match syscalls::fork() {
         Ok(None) => true,
         Ok(Some(_agent)) => {
@@ -234,10 +246,13 @@ fn as_process(options: &[&str]) -> Result<(), String> {
     // Nothing that was passed here by accident goes on to programs.
     syscalls::close_from(3);
     let (mut listen, mut supervisor, mut config) = (None, None, GuestConfig::default());
+    let (mut fw_cfg, mut cgroup) = ("/nonexistent", "/nonexistent");
     for pair in options.chunks(2) {
         match pair {
             ["--listen", path] => listen = Some(*path),
             ["--supervisor", path] => supervisor = Some((*path).to_owned()),
+            ["--fw-cfg", path] => fw_cfg = path,
+            ["--cgroup", path] => cgroup = path,
             ["--config", path] => {
                 let bytes = files::read(*path, jiffy_wire::guest::MAX_CONFIG)
                     .map_err(|error| format!("{path} cannot be read: {}", reason(error)))?;
@@ -261,6 +276,10 @@ fn as_process(options: &[&str]) -> Result<(), String> {
         console: Console::on(rustix::io::fcntl_dupfd_cloexec(stdout(), 3).ok()),
         report: Report::default(),
         trace: Trace::default(),
+        fw_cfg: FwCfg::folder(fw_cfg),
+        freezer: Freezer::below(cgroup),
+        teardown: boot::Teardown::default(),
+        owns_machine: false,
         beside_init: false,
     })?;
     agent.run();

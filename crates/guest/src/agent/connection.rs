@@ -33,6 +33,8 @@ enum Work {
     Waiting { give_up_at: u64 },
     /// A program runs.
     Exec(Program),
+    /// Programs are held still for it.
+    Holding,
     /// The answer is queued; close once it is gone.
     Answered { give_up_at: u64 },
 }
@@ -50,6 +52,12 @@ pub enum Need {
     Shutdown {
         /// How long programs have after SIGTERM, milliseconds.
         grace_ms: u32,
+    },
+    /// Programs held still; [`Connection::hold`] and [`Connection::answer`] tell
+    /// the result.
+    Quiesce {
+        /// Give up caches.
+        drop_caches: bool,
     },
     /// A signal for the first command; [`Connection::answer`] tells the result.
     SignalMain(i32),
@@ -97,6 +105,8 @@ impl Connection {
         match &self.work {
             Work::Waiting { .. } => true,
             Work::Exec(program) => program.input_backlog() < INPUT_LIMIT,
+            // Only its end is awaited.
+            Work::Holding => true,
             Work::Answered { .. } => false,
         }
     }
@@ -111,6 +121,11 @@ impl Connection {
             flags,
             Token::Connection(self.id, Channel::Peer),
         );
+        self.interest_of_program(set);
+    }
+
+    /// Its program's descriptors.
+    pub fn interest_of_program<'a>(&'a self, set: &mut PollSet<'a>) {
         if let Work::Exec(program) = &self.work {
             let id = self.id;
             let room = [self.stream.has_room(); 2];
@@ -123,6 +138,7 @@ impl Connection {
         match &self.work {
             Work::Waiting { give_up_at } | Work::Answered { give_up_at } => Some(*give_up_at),
             Work::Exec(program) => program.deadline(),
+            Work::Holding => None,
         }
     }
 
@@ -130,7 +146,25 @@ impl Connection {
     pub fn expired(&self, now: u64) -> bool {
         match &self.work {
             Work::Waiting { give_up_at } | Work::Answered { give_up_at } => now >= *give_up_at,
-            Work::Exec(_) => false,
+            Work::Exec(_) | Work::Holding => false,
+        }
+    }
+
+    /// Programs are held still for it from now on.
+    pub fn hold(&mut self) {
+        self.work = Work::Holding;
+    }
+
+    /// All is still.
+    pub fn say_still(&mut self) {
+        self.stream.send(&Done::Ok);
+    }
+
+    /// Time goes on: what was not read while programs were held still could
+    /// not be late.
+    pub fn woken(&mut self, now: u64) {
+        if let Work::Waiting { give_up_at } = &mut self.work {
+            *give_up_at = now + REQUEST_NS;
         }
     }
 
@@ -177,6 +211,10 @@ impl Connection {
 
     fn decode(&mut self, now: u64) -> Need {
         while self.takes_input() {
+            if let Work::Holding = &self.work {
+                // Nothing may be said on it: whoever does is mistaken.
+                return Need::Close;
+            }
             if let Work::Exec(program) = &mut self.work {
                 match self.stream.next::<ExecInput>() {
                     Ok(Some(input)) => program.input(input),
@@ -227,9 +265,7 @@ impl Connection {
                 return Need::Shutdown { grace_ms };
             }
             Request::SignalMain { signal, .. } => return Need::SignalMain(signal),
-            Request::Quiesce { .. } => {
-                self.answer(Err("this guest cannot hold still yet".into()), now);
-            }
+            Request::Quiesce { drop_caches, .. } => return Need::Quiesce { drop_caches },
             request => return Need::Copy(request),
         }
         Need::Nothing

@@ -6,6 +6,7 @@
 //!   process, so that a slow disk delays nobody else.
 //! * [`stat`]: memory and CPU.
 //! * [`ending`]: the orderly end.
+//! * `quiesce`: programs held still for a capture, and the way on from there.
 //! * [`run`]: the loop itself; `node`: its talk with the node.
 
 pub mod connection;
@@ -13,6 +14,7 @@ pub mod copy_in;
 pub mod copy_out;
 pub mod ending;
 mod node;
+mod quiesce;
 pub mod run;
 pub mod stat;
 

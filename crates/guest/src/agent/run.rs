@@ -2,8 +2,12 @@
 
 use super::connection::{Connection, Need};
 use super::ending::{Ending, Reason, Step};
+use super::quiesce::Hold;
 use super::{copy_in, copy_out};
+use crate::boot::Teardown;
 use crate::console::Console;
+use crate::freezer::Freezer;
+use crate::fw_cfg::FwCfg;
 use crate::kmsg::{self, Milestones};
 use crate::poll::{Channel, PollSet, Token};
 use crate::program::prepare::reason;
@@ -61,16 +65,26 @@ pub struct Options {
     pub report: Report,
     /// The trace port.
     pub trace: Trace,
+    /// Where the host's files for this guest are.
+    pub fw_cfg: FwCfg,
+    /// The programs that are held still for a capture.
+    pub freezer: Freezer,
+    /// What must be taken down at the end.
+    pub teardown: Teardown,
+    /// The whole machine is this process's to set up and to end.
+    pub owns_machine: bool,
     /// This process serves a distribution's init rather than being PID 1 for
     /// the VM's whole life.
     pub beside_init: bool,
 }
 
 /// How the loop ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct End {
     /// What was asked for.
     pub reason: Reason,
+    /// What must be taken down.
+    pub teardown: Teardown,
 }
 
 /// Everything the loop looks after.
@@ -79,28 +93,48 @@ pub struct Agent {
     pub(super) options: Options,
     signals: OwnedFd,
     pub(super) first: Option<First>,
-    services: Vec<Service>,
-    connections: Vec<Connection>,
+    pub(super) services: Vec<Service>,
+    pub(super) connections: Vec<Connection>,
     next_connection: u64,
-    /// Programs whose connection was lost.
-    hung_up: Vec<HungUp>,
+    /// Programs that nobody listens to any more.
+    pub(super) hung_up: Vec<HungUp>,
+    /// Programs are held still.
+    pub(super) hold: Option<Hold>,
+    /// The guest was restored and must not go on.
+    pub(super) gate_failed: bool,
     pub(super) log: VecDeque<Line>,
     pub(super) log_bytes: usize,
     pub(super) log_lost: u64,
     pub(super) ready_told: bool,
     milestones: Milestones,
-    ending: Option<Ending>,
+    pub(super) ending: Option<Ending>,
     last_words_sent: bool,
     pub(super) space: Box<[MaybeUninit<u8>]>,
 }
 
-/// A program whose connection was lost. Its output is still read, and thrown
-/// away: it may want to say something while it cleans up, and shall not die of
-/// that.
+/// A program that nobody listens to: its connection was lost, or another became
+/// the first command. Its output is still read, and thrown away: it may want to
+/// say something while it cleans up, and shall not die of that.
 #[derive(Debug)]
-struct HungUp {
+pub(super) struct HungUp {
     program: Program,
     kill_at: u64,
+}
+
+impl HungUp {
+    /// One that goes on as long as it likes.
+    pub(super) fn left_alone(program: Program) -> HungUp {
+        HungUp {
+            program,
+            kill_at: u64::MAX,
+        }
+    }
+
+    pub(super) fn interest<'a>(&'a self, set: &mut PollSet<'a>) {
+        let pid = self.program.pid();
+        self.program
+            .interest([true; 2], |channel| Token::HungUp(pid, channel), set);
+    }
 }
 
 /// Signals that are read, not suffered. SIGPIPE is blocked for good: writes
@@ -139,6 +173,8 @@ impl Agent {
             connections: Vec::new(),
             next_connection: 0,
             hung_up: Vec::new(),
+            hold: None,
+            gate_failed: false,
             log: VecDeque::new(),
             log_bytes: 0,
             log_lost: 0,
@@ -183,6 +219,10 @@ impl Agent {
     /// What time alone brings about.
     fn advance(&mut self, now: u64) {
         self.options.link.advance(now);
+        if self.hold.is_some() {
+            // Nothing may be started, and nobody can be late.
+            return self.advance_hold(now);
+        }
         let mut lines = Vec::new();
         for service in &mut self.services {
             service.advance(now, &mut lines);
@@ -208,24 +248,24 @@ impl Agent {
     fn wait(&self, now: u64) -> Result<Vec<(Token, PollFlags)>, Errno> {
         let mut set = PollSet::new();
         set.add(&self.signals, PollFlags::IN, Token::Signals);
-        if let Some(listener) = &self.options.listener {
-            set.add(listener, PollFlags::IN, Token::Listener);
-        }
         let reading = self.first.as_ref().is_none_or(First::takes_input);
         self.options.link.interest(reading, &mut set);
         self.options.console.interest(&mut set);
         if let Some(first) = &self.first {
             first.interest(&mut set);
         }
-        self.services
-            .iter()
-            .for_each(|service| service.interest(&mut set));
-        self.connections
-            .iter()
-            .for_each(|connection| connection.interest(&mut set));
-        for HungUp { program, .. } in &self.hung_up {
-            let pid = program.pid();
-            program.interest([true; 2], |channel| Token::HungUp(pid, channel), &mut set);
+        if let Some(hold) = &self.hold {
+            let holding = |it: &&Connection| it.id() == hold.connection();
+            if let Some(connection) = self.connections.iter().find(holding) {
+                connection.interest(&mut set);
+            }
+        } else {
+            if let Some(listener) = &self.options.listener {
+                set.add(listener, PollFlags::IN, Token::Listener);
+            }
+            self.services.iter().for_each(|it| it.interest(&mut set));
+            self.connections.iter().for_each(|it| it.interest(&mut set));
+            self.hung_up.iter().for_each(|it| it.interest(&mut set));
         }
         set.wait(
             self.next_deadline()
@@ -234,6 +274,10 @@ impl Agent {
     }
 
     fn next_deadline(&self) -> Option<u64> {
+        if let Some(hold) = &self.hold {
+            let link = self.options.link.deadline();
+            return [link, hold.deadline()].into_iter().flatten().min();
+        }
         let connections = self.connections.iter().filter_map(Connection::deadline);
         let services = self.services.iter().filter_map(Service::deadline);
         let hung_up = self
@@ -253,7 +297,7 @@ impl Agent {
             .min()
     }
 
-    fn dispatch(&mut self, token: Token, flags: PollFlags, now: u64) {
+    pub(super) fn dispatch(&mut self, token: Token, flags: PollFlags, now: u64) {
         match token {
             Token::Signals => self.take_signals(now),
             Token::Listener => self.accept(now),
@@ -279,6 +323,12 @@ impl Agent {
                         Channel::Stderr => drop(program.read(Stream::Stderr, &mut self.space, now)),
                         Channel::Stdin | Channel::Peer => program.write_input(),
                     }
+                }
+            }
+            // Others are heard again when programs go on.
+            Token::Connection(id, Channel::Peer) if self.hold.is_some() => {
+                if self.hold.as_ref().is_some_and(|it| it.connection() == id) {
+                    self.hold_ready(flags, now);
                 }
             }
             Token::Connection(id, channel) => {
@@ -374,6 +424,7 @@ impl Agent {
             Need::Shutdown { grace_ms } => {
                 self.begin_end(Reason::PowerOff, u64::from(grace_ms) * 1_000_000, now);
             }
+            Need::Quiesce { drop_caches } => self.quiesce(index, drop_caches, now),
             Need::SignalMain(signal) => {
                 let result = match self.first.as_ref().and_then(First::program) {
                     None => Err(String::from("the first command does not run")),
@@ -387,7 +438,7 @@ impl Agent {
     }
 
     /// Drops a connection; a program on it is hung up on.
-    fn drop_connection(&mut self, index: usize, now: u64) {
+    pub(super) fn drop_connection(&mut self, index: usize, now: u64) {
         let connection = self.connections.swap_remove(index);
         if let Some(mut program) = connection.into_program()
             && !program.has_exited()
@@ -401,6 +452,7 @@ impl Agent {
     }
 
     fn copy(&mut self, index: usize, request: &Request) {
+        process::note_start();
         let (socket, undecoded) = self.connections.swap_remove(index).into_parts();
         match syscalls::fork() {
             Ok(None) => serve_copy(socket, &undecoded, request),
@@ -417,6 +469,9 @@ impl Agent {
 
     /// Whatever became complete: programs, answers, the VM.
     fn settle(&mut self, now: u64) -> Option<End> {
+        if self.gate_failed {
+            return Some(self.end(Reason::PowerOff));
+        }
         let mut lines = Vec::new();
         self.services
             .iter_mut()
@@ -437,7 +492,8 @@ impl Agent {
         }
         self.tell_node(now);
         let stored = self.first.as_ref().is_some_and(First::end_is_stored);
-        if stored && self.options.config.power_off_after_main && self.ending.is_none() {
+        let may_end = self.ending.is_none() && self.hold.is_none();
+        if stored && self.options.config.power_off_after_main && may_end {
             self.begin_end(Reason::PowerOff, AFTER_MAIN_GRACE_NS, now);
         }
         self.advance_end(now)
@@ -489,15 +545,22 @@ impl Agent {
                     self.options.link.flush(now);
                 }
                 // Often that was all.
-                self.is_delivered().then_some(End { reason })
+                self.is_delivered().then(|| self.end(reason))
             }
-            Step::Leave => Some(End { reason }),
+            Step::Leave => Some(self.end(reason)),
+        }
+    }
+
+    fn end(&mut self, reason: Reason) -> End {
+        End {
+            reason,
+            teardown: core::mem::take(&mut self.options.teardown),
         }
     }
 
     /// Whether no program is left. PID 1 inherits every orphan, so it is alone
     /// exactly when it has no child.
-    fn is_alone(&mut self, now: u64) -> bool {
+    pub(super) fn is_alone(&mut self, now: u64) -> bool {
         let childless = self.reap(now);
         childless
             && !self.first.as_ref().is_some_and(First::is_running)

@@ -3,33 +3,103 @@
 use crate::files;
 use crate::program::prepare::reason;
 use crate::report::Report;
-use alloc::{collections::BTreeMap, format, string::String, vec::Vec};
+use alloc::{format, string::String, vec::Vec};
 use core::fmt::Write;
-use jiffy_wire::guest::GuestConfig;
+use jiffy_wire::guest::{GuestConfig, Root};
 use rustix::io::Errno;
+use rustix::rand::GetRandomFlags;
+
+/// More than any that init writes.
+const LARGEST_HOSTS: usize = 4096;
+
+const HOSTS: &str = "/etc/hosts";
+const MACHINE_ID: &str = "/etc/machine-id";
 
 /// Sets what the configuration gives; a guest without any of it costs nothing.
 pub fn set(config: &GuestConfig, report: &mut Report) {
+    apply(config, &GuestConfig::default(), report);
+    if !files::exists(HOSTS) {
+        report.step("hosts", |_| write_hosts(config));
+    }
+    // In memory: nothing of it outlives this boot. A distribution's init has
+    // rules of its own.
+    if let (Root::Overlay { upper: None, .. }, None) = (&config.root, &config.handover) {
+        let mut random = [0; 16];
+        let drawn = rustix::rand::getrandom(&mut random[..], GetRandomFlags::INSECURE);
+        if drawn == Ok(random.len()) {
+            machine_id(&hexadecimal(&random), report);
+        }
+    }
+}
+
+/// Sets what a new configuration gives, where it differs from the `old` one.
+pub fn renew(old: &GuestConfig, new: &GuestConfig, report: &mut Report) {
+    apply(new, old, report);
+    // Ours, from the boot, and nobody has changed it since.
+    if new.hostname != old.hostname
+        && files::read(HOSTS, LARGEST_HOSTS)
+            .is_ok_and(|content| content == hosts(old.hostname.as_deref()).as_bytes())
+    {
+        report.step("hosts", |_| write_hosts(new));
+    }
+}
+
+/// Makes this (hexadecimal, with or without dashes) the machine's id, if the
+/// image has a place for one. Without it, programs make up their own.
+pub fn machine_id(id: &str, report: &mut Report) {
+    if !files::exists(MACHINE_ID) {
+        return;
+    }
+    report.step("machine id", |_| {
+        let mut content = id.replace('-', "");
+        content.push('\n');
+        match files::create(MACHINE_ID, content.as_bytes(), 0o444) {
+            // A root that cannot be written: covered.
+            Err(Errno::ROFS) => cover_machine_id(&content),
+            other => other,
+        }
+        .map_err(|error| format!("{MACHINE_ID} cannot be written: {}", reason(error)))
+    });
+}
+
+fn cover_machine_id(content: &str) -> Result<(), Errno> {
+    const COVER: &str = "/run/machine-id";
+    files::create(COVER, content.as_bytes(), 0o444)?;
+    let _ = rustix::mount::unmount(MACHINE_ID, rustix::mount::UnmountFlags::DETACH);
+    rustix::mount::mount_bind(COVER, MACHINE_ID)
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+fn apply(config: &GuestConfig, old: &GuestConfig, report: &mut Report) {
     if let Some(hostname) = &config.hostname {
         report.step("hostname", |_| {
             rustix::system::sethostname(hostname.as_bytes())
                 .map_err(|error| format!("the name {hostname:?} was refused: {}", reason(error)))
         });
     }
-    if !config.name_servers.is_empty() {
+    if !config.name_servers.is_empty() && config.name_servers != old.name_servers {
         report.step("name servers", |_| {
             let content = resolv_conf(&config.name_servers)?;
             replace_file("/etc/resolv.conf", content.as_bytes())
         });
     }
-    if !files::exists(c"/etc/hosts") {
-        report.step("hosts", |_| {
-            replace_file("/etc/hosts", hosts(config.hostname.as_deref()).as_bytes())
-        });
+    let changed = || {
+        let sysctls = config.sysctls.iter();
+        sysctls.filter(|(key, value)| old.sysctls.get(*key) != Some(*value))
+    };
+    if changed().next().is_some() {
+        report.step("sysctls", |_| apply_sysctls(changed()));
     }
-    if !config.sysctls.is_empty() {
-        report.step("sysctls", |_| apply_sysctls(&config.sysctls));
-    }
+}
+
+fn write_hosts(config: &GuestConfig) -> Result<(), String> {
+    replace_file(HOSTS, hosts(config.hostname.as_deref()).as_bytes())
 }
 
 /// Writes a file in /etc, in place of a dangling link if one is there.
@@ -69,9 +139,10 @@ fn hosts(hostname: Option<&str>) -> String {
     content
 }
 
-fn apply_sysctls(sysctls: &BTreeMap<String, String>) -> Result<(), String> {
+fn apply_sysctls<'a>(
+    sysctls: impl Iterator<Item = (&'a String, &'a String)>,
+) -> Result<(), String> {
     let failures: Vec<String> = sysctls
-        .iter()
         .filter_map(|(key, value)| {
             let Some(path) = sysctl_path(key) else {
                 return Some(format!("{key:?} is not the name of a kernel parameter"));

@@ -12,21 +12,26 @@ mod mounts;
 mod network;
 mod root;
 
+use crate::fw_cfg::FwCfg;
 use crate::report::Report;
-use jiffy_wire::guest::GuestConfig;
-pub use mounts::{Teardown, open_console};
+use alloc::vec::Vec;
+pub use identity::machine_id;
+use jiffy_wire::guest::{DiskMount, GuestConfig};
+pub use mounts::{Teardown, open_console, writable_disks};
 
 /// The configuration and the tree it lies in: as much as a session needs.
 ///
 /// Everything here runs before [`finish`] and only needs the initramfs.
-pub fn read_configuration(report: &mut Report) -> GuestConfig {
+pub fn read_configuration(report: &mut Report) -> (GuestConfig, FwCfg) {
     report.step("mounts", |_| mounts::kernel_file_systems());
     if crate::files::exists(modules::LIST) {
         report.step("modules", |_| modules::load());
     }
-    report
-        .step("configuration", |_| configuration::read())
-        .unwrap_or_default()
+    let source = FwCfg::open();
+    let config = report
+        .step("configuration", |_| configuration::read(&source))
+        .unwrap_or_default();
+    (config, source)
 }
 
 /// The rest: root, mounts, disks, network, identity. After it, programs find
@@ -46,6 +51,27 @@ pub fn finish(config: &GuestConfig, report: &mut Report) -> Teardown {
         report.step("swap", |_| disks::swap_on(path));
     }
     teardown
+}
+
+/// The same for a guest that was restored: what its new configuration gives
+/// beyond the old one. Its root and its init are what they were.
+pub fn renew(old: &GuestConfig, new: &GuestConfig, teardown: &mut Teardown, report: &mut Report) {
+    let disks: Vec<DiskMount> = added(&old.disks, &new.disks);
+    let late = disks::mount_present(&disks, teardown, report);
+    let interfaces = added(&old.interfaces, &new.interfaces);
+    if !interfaces.is_empty() {
+        report.step("network", |report| network::configure(&interfaces, report));
+    }
+    identity::renew(old, new, report);
+    disks::mount_late(late, teardown, report);
+    for path in &added(&old.swap, &new.swap) {
+        report.step("swap", |_| disks::swap_on(path));
+    }
+}
+
+fn added<T: Clone + PartialEq>(old: &[T], new: &[T]) -> Vec<T> {
+    let new = new.iter().filter(|item| !old.contains(item));
+    new.cloned().collect()
 }
 
 /// Lets programs raise their limit of open files, as other inits do; what

@@ -236,6 +236,25 @@ fn mount_points() -> Vec<String> {
     parse_mounts(&table)
 }
 
+/// Where this machine's own disks are mounted writable. Not what a program
+/// serves, which may be held still and would never answer.
+pub fn writable_disks() -> Vec<String> {
+    const LARGEST: usize = 1024 * 1024;
+    let table = files::read_text(c"/proc/self/mounts", LARGEST).unwrap_or_default();
+    parse_writable(&table)
+}
+
+fn parse_writable(table: &str) -> Vec<String> {
+    let lines = table.lines().filter_map(|line| {
+        let mut fields = line.split(' ');
+        let (device, target) = (fields.next()?, fields.next()?);
+        let options = fields.nth(1)?;
+        let writable = options.split(',').any(|option| option == "rw");
+        (device.starts_with("/dev/vd") && writable).then(|| unescape(target))
+    });
+    lines.collect()
+}
+
 /// `/proc/self/mounts`: device, target, type, …; blanks as octal escapes.
 fn parse_mounts(table: &str) -> Vec<String> {
     table
@@ -280,6 +299,13 @@ mod tests {
         let table = "overlay / overlay rw 0 0\nproc /proc proc rw 0 0\n\
             /dev/vdb /var/lib/a\\040b xfs rw 0 0\ntmpfs /tmp tmpfs rw 0 0\n";
         assert_eq!(parse_mounts(table), ["/", "/var/lib/a b"]);
+    }
+
+    #[test]
+    fn only_this_machine_s_writable_disks_are_written_back() {
+        let table = "overlay / overlay rw 0 0\n/dev/vda /lower erofs ro,relatime 0 0\n\
+            /dev/vdb /a\\040b ext4 rw,relatime 0 0\n/dev/nbd0 /n ext4 rw 0 0\nbroken\n";
+        assert_eq!(parse_writable(table), ["/a b"]);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::poll::{Channel, PollSet, Token};
 use crate::syscalls;
 use alloc::{collections::VecDeque, format};
 use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicBool, Ordering};
 use jiffy_wire::agent::{
     Command, ExecInput, ExitStatus, StartError, StartFailure, Stream, WindowSize,
 };
@@ -60,6 +61,20 @@ pub enum Output<'a> {
     Closed,
 }
 
+/// Whether anything but init itself has ever run in this guest.
+static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// Says that something other than init is about to run, or to read files.
+pub fn note_start() {
+    STARTED.store(true, Ordering::Relaxed);
+}
+
+/// Whether any program was started, so that it may know and have passed on
+/// whatever there is to know of this boot.
+pub fn any_was_started() -> bool {
+    STARTED.load(Ordering::Relaxed)
+}
+
 /// What the child gets as standard streams, and what this process keeps.
 struct Streams {
     child: [OwnedFd; 3],
@@ -82,6 +97,7 @@ impl Program {
         })?;
         let child = &streams.child;
         let plan = prepared.plan([child[0].as_fd(), child[1].as_fd(), child[2].as_fd()]);
+        note_start();
         let pid = syscalls::spawn::spawn(&plan).map_err(|failure| prepared.explain(failure))?;
         Ok(Program {
             pid,

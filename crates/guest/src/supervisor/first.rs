@@ -31,11 +31,16 @@ enum State {
     Ended(ExitStatus),
 }
 
+/// Room for input is told in pieces no smaller than this.
+const INPUT_PIECE: usize = INPUT_LIMIT / 4;
+
 /// What was said on this connection.
 #[derive(Debug, Default)]
 struct Told {
     start: bool,
     end: bool,
+    /// Room for input that was told and not used, in bytes.
+    input_room: usize,
 }
 
 impl First {
@@ -69,6 +74,34 @@ impl First {
     /// Whether it runs (or its last output is still being read).
     pub fn is_running(&self) -> bool {
         matches!(self.state, State::Running(_))
+    }
+
+    /// Whether the host has confirmed all output so far.
+    pub fn is_confirmed(&self) -> bool {
+        self.stdout.is_confirmed() && self.stderr.is_confirmed()
+    }
+
+    /// The running program, to be looked after in another way.
+    pub fn into_program(self) -> Option<Program> {
+        match self.state {
+            State::Running(program) => Some(program),
+            _ => None,
+        }
+    }
+
+    /// The same program for a host that has heard nothing of it: its output
+    /// counts from here. One that has ended is of no interest to that host.
+    pub fn for_new_host(self) -> Option<First> {
+        let State::Running(_) = self.state else {
+            return None;
+        };
+        Some(First {
+            stdout: OutputWindow::default(),
+            stderr: OutputWindow::default(),
+            told: Told::default(),
+            end_stored: false,
+            ..self
+        })
     }
 
     /// Whether the host has stored how it ended.
@@ -120,8 +153,23 @@ impl First {
 
     /// Input from the host.
     pub fn input(&mut self, input: ExecInput) {
+        if let ExecInput::Stdin(bytes) = &input {
+            self.told.input_room = self.told.input_room.saturating_sub(bytes.len());
+        }
         if let State::Running(program) = &mut self.state {
             program.input(input);
+        }
+    }
+
+    /// How much more input may come than was told, once it is worth telling.
+    fn more_input_room(&self) -> Option<usize> {
+        let backlog = self.program().map_or(0, Program::input_backlog);
+        let room = INPUT_LIMIT.saturating_sub(backlog + self.told.input_room);
+        if self.told.start {
+            (room >= INPUT_PIECE).then_some(room)
+        } else {
+            // Enough for any one message, always.
+            Some(room.max(MAX_DATA))
         }
     }
 
@@ -182,6 +230,11 @@ impl First {
     pub fn tell(&mut self, host: &mut FrameStream) {
         if self.end_stored {
             return;
+        }
+        if let Some(room) = self.more_input_room() {
+            self.told.input_room += room;
+            let bytes = room as u32;
+            host.send(&FromGuest::MainInputRoom { bytes });
         }
         if !self.told.start {
             self.told.start = true;

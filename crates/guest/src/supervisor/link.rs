@@ -36,7 +36,7 @@ pub enum Peer {
 pub struct Identity {
     /// From the configuration.
     pub vm_id: String,
-    /// When PID 1 began, on this machine's clock.
+    /// When PID 1 began, or knew that it was restored, on this machine's clock.
     pub pid1_ns: u64,
 }
 
@@ -96,9 +96,33 @@ impl Link {
         }
     }
 
+    /// Begins anew with another identity: dials at once, as if for the first
+    /// time.
+    pub fn begin_anew(&mut self, identity: Identity, now: u64) {
+        OPEN.store(NONE, Ordering::Relaxed);
+        self.identity = identity;
+        self.attempt = 0;
+        self.pause_ns = FIRST_PAUSE_NS;
+        self.state = State::Down {
+            retry_at: now,
+            absent: matches!(self.peer, Peer::None),
+        };
+        self.advance(now);
+    }
+
+    /// The id it says hello with.
+    pub fn vm_id(&self) -> &str {
+        &self.identity.vm_id
+    }
+
     /// Whether there is no way to a host at all, as far as is known.
     pub fn is_absent(&self) -> bool {
         matches!(self.state, State::Down { absent: true, .. })
+    }
+
+    /// Whether the host has said welcome.
+    pub fn is_up(&self) -> bool {
+        matches!(self.state, State::Up(_))
     }
 
     /// The stream, once the host has said welcome.

@@ -83,6 +83,11 @@ impl OutputWindow {
         ))
     }
 
+    /// Whether the host has confirmed everything.
+    pub fn is_confirmed(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
     /// Whether everything was sent on this connection.
     pub fn all_sent(&self) -> bool {
         self.sent == self.end()

@@ -25,6 +25,7 @@ pub(super) mod number {
     pub const SETRESGID: usize = 119;
     pub const SWAPON: usize = 167;
     pub const IOPERM: usize = 173;
+    pub const CLOCK_SETTIME: usize = 227;
     pub const CLOCK_GETTIME: usize = 228;
     pub const EXIT_GROUP: usize = 231;
     pub const SIGNALFD4: usize = 289;
@@ -89,6 +90,46 @@ pub fn monotonic_ns() -> u64 {
     (time[0] as u64)
         .saturating_mul(1_000_000_000)
         .saturating_add(time[1] as u64)
+}
+
+/// Sets CLOCK_REALTIME to so many nanoseconds after 1970.
+pub fn set_realtime(ns: u64) -> Result<()> {
+    let time = [(ns / 1_000_000_000) as i64, (ns % 1_000_000_000) as i64];
+    // SAFETY: `time` has the layout of `struct timespec`; clock 0 is
+    // CLOCK_REALTIME.
+    checked(unsafe { syscall(number::CLOCK_SETTIME, [0, time.as_ptr() as usize, 0, 0, 0]) })
+        .map(drop)
+}
+
+/// Gives the kernel's random number generator 64 bytes that nobody else has,
+/// counts them as such, and makes it use them from the next number on
+/// (random(4)). `device` is /dev/random or /dev/urandom.
+pub fn reseed(device: &impl AsFd, seed: &[u8; 64]) -> Result<()> {
+    const RNDADDENTROPY: usize = 0x4008_5203;
+    const RNDRESEEDCRNG: usize = 0x5207;
+    /// `struct rand_pool_info` of linux/random.h.
+    #[repr(C)]
+    struct Pool {
+        entropy_bits: i32,
+        bytes: i32,
+        seed: [u8; 64],
+    }
+    let pool = Pool {
+        entropy_bits: 512,
+        bytes: 64,
+        seed: *seed,
+    };
+    let fd = device.as_fd().as_raw_fd() as usize;
+    // SAFETY: the kernel reads the structure, and as many bytes behind its two
+    // numbers as the second says.
+    checked(unsafe {
+        syscall(
+            number::IOCTL,
+            [fd, RNDADDENTROPY, &raw const pool as usize, 0, 0],
+        )
+    })?;
+    // SAFETY: takes numbers.
+    checked(unsafe { syscall(number::IOCTL, [fd, RNDRESEEDCRNG, 0, 0, 0]) }).map(drop)
 }
 
 /// A set of signals, bit N-1 for signal N.

@@ -29,22 +29,38 @@ impl Agent {
 
     /// With a configuration, and a node that may or may not listen.
     pub fn with(config: &str, supervised: bool) -> Agent {
+        Agent::in_groups(config, supervised, None)
+    }
+
+    /// In a control group of its own, below which its programs can be frozen.
+    pub fn in_groups(config: &str, supervised: bool, groups: Option<&Groups>) -> Agent {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         std::fs::write(path("config.json"), config).unwrap();
         let program = std::env::var("JIFFY_INIT")
             .unwrap_or_else(|_| env!("CARGO_BIN_EXE_jiffy-init").to_owned());
         // Whatever this test inherited stays out of the tested process.
-        let close = "for n in 3 4 5 6 7 8 9; do eval \"exec $n>&-\"; done; exec \"$0\" \"$@\"";
+        let mut script = String::from(
+            "for n in 3 4 5 6 7 8 9; do eval \"exec $n>&-\"; done; exec \"$0\" \"$@\"",
+        );
+        if let Some(groups) = groups {
+            let join = format!("echo $$ >{}/cgroup.procs && ", groups.path.display());
+            script.insert_str(0, &join);
+        }
         let mut command = std::process::Command::new("sh");
         command
             .arg("-c")
-            .arg(close)
+            .arg(script)
             .arg(program)
             .arg("agent")
             .arg("--listen")
             .arg(path("agent"));
         command.arg("--config").arg(path("config.json"));
+        std::fs::create_dir_all(path("fw_cfg/opt/jiffy")).unwrap();
+        command.arg("--fw-cfg").arg(path("fw_cfg"));
+        if let Some(groups) = groups {
+            command.arg("--cgroup").arg(&groups.path);
+        }
         if supervised {
             command.arg("--supervisor").arg(path("node"));
         }
@@ -104,6 +120,75 @@ impl Agent {
             status.is_some()
         });
         status.unwrap()
+    }
+}
+
+/// A control group for one test, with a freezer.
+pub struct Groups {
+    pub path: PathBuf,
+}
+
+impl Groups {
+    /// None where this user may not make one, or the kernel has none.
+    pub fn new() -> Option<Groups> {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+        let mount = mounts
+            .lines()
+            .map(|line| line.split(' ').collect::<Vec<_>>())
+            .find(|fields| fields[2] == "cgroup2")?[1]
+            .to_owned();
+        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let name = format!("jiffy-test-{}-{number}", std::process::id());
+        let path = Path::new(&mount).join(name);
+        std::fs::create_dir(&path).ok()?;
+        let groups = Groups { path };
+        groups.path.join("cgroup.freeze").exists().then_some(groups)
+    }
+
+    /// What its file or that of a group below says.
+    pub fn read(&self, file: &str) -> String {
+        std::fs::read_to_string(self.path.join(file)).unwrap()
+    }
+
+    pub fn write(&self, file: &str, content: &str) {
+        std::fs::write(self.path.join(file), content).unwrap();
+    }
+
+    /// Names of the groups below.
+    pub fn below(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(&self.path).into_iter().flatten();
+        entries
+            .flatten()
+            .map(|entry| entry.path())
+            .filter(|path| path.is_dir())
+            .collect()
+    }
+}
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        let _ = std::fs::write(self.path.join("cgroup.kill"), "1");
+        let start = Instant::now();
+        let remove = || {
+            self.below()
+                .iter()
+                .for_each(|group| drop(std::fs::remove_dir(group)));
+            std::fs::remove_dir(&self.path)
+        };
+        while remove().is_err() && start.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Agent {
+    /// Makes this a file of the host for its guest, in one step.
+    pub fn show(&self, name: &str, content: &str) {
+        let path = self.path("fw_cfg").join(name);
+        let new = path.with_extension("new");
+        std::fs::write(&new, content).unwrap();
+        std::fs::rename(new, path).unwrap();
     }
 }
 
@@ -275,6 +360,13 @@ impl Node {
 
     /// Takes the next connection and its hello.
     pub fn accept(&self) -> (Connection, u32) {
+        let (connection, vm_id, attempt) = self.accept_any();
+        assert_eq!(vm_id, "test");
+        (connection, attempt)
+    }
+
+    /// Takes the next connection, whoever says hello.
+    pub fn accept_any(&self) -> (Connection, String, u32) {
         let (stream, _) = self.listener.accept().unwrap();
         let mut connection = Connection::new(stream);
         match connection.next::<FromGuest>() {
@@ -283,10 +375,7 @@ impl Node {
                 vm_id,
                 attempt,
                 ..
-            }) => {
-                assert_eq!(vm_id, "test");
-                (connection, attempt)
-            }
+            }) => (connection, vm_id, attempt),
             other => panic!("no hello: {other:?}"),
         }
     }
@@ -314,6 +403,8 @@ pub struct Heard {
     pub spans: Vec<String>,
     pub warnings: Vec<String>,
     pub log: Vec<String>,
+    /// Bytes of input that may be sent, as told so far.
+    pub input_room: u64,
 }
 
 impl Heard {
@@ -339,6 +430,10 @@ impl Heard {
             FromGuest::Spans(spans) => self.spans.extend(spans.into_iter().map(|span| span.name)),
             FromGuest::Warning { step, message } => {
                 self.warnings.push(format!("{step}: {message}"))
+            }
+            FromGuest::MainInputRoom { bytes } => {
+                assert!(self.pid.is_some() || bytes as usize >= frame::MAX_DATA);
+                self.input_room += u64::from(bytes);
             }
             FromGuest::ServiceLog { name, line } => {
                 self.log

@@ -1,0 +1,323 @@
+//! Programs held still for a capture, and what happens when they may go on.
+
+use super::connection::Need;
+use super::run::{Agent, HungUp};
+use crate::freezer::Frozen;
+use crate::gate::{self, Verdict, generation};
+use crate::poll::{Channel, PollSet, Token};
+use crate::program::prepare::reason;
+use crate::report::{self, Report};
+use crate::service::Service;
+use crate::supervisor::first::First;
+use crate::supervisor::link::Identity;
+use crate::{boot, files, syscalls};
+use alloc::{format, string::String, vec::Vec};
+use jiffy_wire::trace::{
+    MARK_COMMAND_STARTED, MARK_GATE_ENTERED, MARK_GATE_FAILED, MARK_GATE_PASSED,
+};
+use rustix::event::PollFlags;
+
+/// How long the host may take to confirm what programs have written.
+const CONFIRMATION_NS: u64 = 500_000_000;
+/// Most turns of reading what programs wrote before they were frozen: pipes
+/// hold 64 KiB each.
+const MOST_TURNS: usize = 4096;
+
+/// A connection that asked for stillness, and what was done for it.
+#[derive(Debug)]
+pub(super) struct Hold {
+    /// The connection's number.
+    connection: u64,
+    frozen: Frozen,
+    /// The generation that the host showed when it asked.
+    known: Option<String>,
+    drop_caches: bool,
+    phase: Phase,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// The host is still to confirm the output.
+    Delivering { give_up_at: u64 },
+    /// The answer was given.
+    Still,
+}
+
+impl Hold {
+    pub(super) fn connection(&self) -> u64 {
+        self.connection
+    }
+
+    pub(super) fn deadline(&self) -> Option<u64> {
+        match self.phase {
+            Phase::Delivering { give_up_at } => Some(give_up_at),
+            Phase::Still => None,
+        }
+    }
+}
+
+impl Agent {
+    /// Freezes programs for the connection at `index`, which is answered when
+    /// all is still, or cannot be.
+    pub(super) fn quiesce(&mut self, index: usize, drop_caches: bool, now: u64) {
+        let begun = self.freeze();
+        let connection = &mut self.connections[index];
+        match begun {
+            Ok((frozen, known)) => {
+                self.hold = Some(Hold {
+                    connection: connection.id(),
+                    frozen,
+                    known,
+                    drop_caches,
+                    phase: Phase::Delivering {
+                        give_up_at: now + CONFIRMATION_NS,
+                    },
+                });
+                connection.hold();
+            }
+            Err(message) => connection.answer(Err(message), now),
+        }
+    }
+
+    fn freeze(&mut self) -> Result<(Frozen, Option<String>), String> {
+        if self.ending.is_some() {
+            return Err("the VM is about to end".into());
+        }
+        let source = &self.options.fw_cfg;
+        if !source.is_current() {
+            return Err(
+                "a capture of this guest could not tell that it was restored: its kernel gives no access to I/O ports (ioperm)"
+                    .into(),
+            );
+        }
+        let known = generation::known(source)?;
+        let now = syscalls::monotonic_ns();
+        // With nothing to freeze, any kernel will do.
+        let frozen = if self.is_alone(now) && !self.options.beside_init {
+            Frozen::default()
+        } else {
+            self.options.freezer.freeze()?
+        };
+        Ok((frozen, known))
+    }
+
+    /// Goes on towards stillness: what programs wrote goes to the host and is
+    /// confirmed, so that it belongs to this guest and to no clone of it.
+    pub(super) fn advance_hold(&mut self, now: u64) {
+        let Some(Hold {
+            phase: Phase::Delivering { give_up_at },
+            ..
+        }) = self.hold
+        else {
+            return;
+        };
+        let has_read = self.drain();
+        if has_read {
+            self.tell_node(now);
+        }
+        let delivered = match (&self.first, self.options.link.is_up()) {
+            (Some(first), true) => !has_read && first.is_confirmed(),
+            _ => true,
+        };
+        if !delivered && now < give_up_at {
+            return;
+        }
+        let Some(hold) = &mut self.hold else { return };
+        hold.phase = Phase::Still;
+        let (id, drop_caches) = (hold.connection, hold.drop_caches);
+        if self.options.owns_machine {
+            write_back();
+            if drop_caches {
+                drop_all_caches(&mut self.options.report);
+            }
+        }
+        let found = self.connections.iter_mut().find(|it| it.id() == id);
+        if let Some(connection) = found {
+            connection.say_still();
+        }
+    }
+
+    /// Reads what programs have left in their pipes. True if there was any.
+    fn drain(&mut self) -> bool {
+        let mut has_read = false;
+        for _ in 0..MOST_TURNS {
+            let mut set = PollSet::new();
+            self.interest_of_programs(&mut set);
+            let Ok(ready) = set.wait(Some(0)) else { break };
+            let outputs = ready.into_iter().filter(|(token, _)| token.is_output());
+            let outputs: Vec<(Token, PollFlags)> = outputs.collect();
+            if outputs.is_empty() {
+                break;
+            }
+            has_read = true;
+            let now = syscalls::monotonic_ns();
+            for (token, flags) in outputs {
+                self.dispatch(token, flags, now);
+            }
+        }
+        has_read
+    }
+
+    /// Polls for programs' streams, whoever they belong to.
+    fn interest_of_programs<'a>(&'a self, set: &mut PollSet<'a>) {
+        if let Some(first) = &self.first {
+            first.interest(set);
+        }
+        self.services.iter().for_each(|it| it.interest(set));
+        self.connections
+            .iter()
+            .for_each(|it| it.interest_of_program(set));
+        self.hung_up.iter().for_each(|it| it.interest(set));
+    }
+
+    /// The connection that asked for stillness has ended.
+    fn release(&mut self, now: u64) {
+        let Some(hold) = self.hold.take() else {
+            return;
+        };
+        match gate::look(&self.options.fw_cfg, hold.known.as_deref()) {
+            Ok(Verdict::Same) => {
+                hold.frozen.thaw();
+                self.connections.iter_mut().for_each(|it| it.woken(now));
+            }
+            Ok(Verdict::New(arrival)) => self.pass(hold, *arrival),
+            Err(message) => {
+                self.options.trace.mark(MARK_GATE_ENTERED);
+                self.fail(&message);
+            }
+        }
+    }
+
+    fn pass(&mut self, hold: Hold, arrival: gate::Arrival) {
+        self.options.trace.mark(MARK_GATE_ENTERED);
+        // What was measured and logged so far was the other guest's.
+        self.options.report = Report::default();
+        self.log.clear();
+        (self.log_bytes, self.log_lost) = (0, 0);
+        let gate::Arrival {
+            generation,
+            config,
+            entered_ns,
+        } = &arrival;
+        let vm_id = match config {
+            Some(config) => config.vm_id.clone(),
+            None => self.options.link.vm_id().into(),
+        };
+        let identity = Identity {
+            vm_id,
+            pid1_ns: *entered_ns,
+        };
+        // Dialled now, answered while the rest goes on.
+        self.ready_told = false;
+        self.options.link.begin_anew(identity, *entered_ns);
+        if self.options.owns_machine {
+            let taken_on = gate::take_on(
+                &arrival,
+                &self.options.config,
+                &mut self.options.teardown,
+                &mut self.options.report,
+            );
+            if let Err(message) = taken_on {
+                return self.fail(&message);
+            }
+        }
+        self.options.trace.mark(MARK_GATE_PASSED);
+        let start_main = generation.start_main;
+        hold.frozen.thaw();
+        self.go_on(arrival.config, start_main);
+    }
+
+    /// Programs go on, under the new configuration.
+    fn go_on(&mut self, config: Option<jiffy_wire::guest::GuestConfig>, start_main: bool) {
+        let now = syscalls::monotonic_ns();
+        let before = config.map(|config| core::mem::replace(&mut self.options.config, config));
+        let earlier = self.first.take();
+        match (&self.options.config.main, start_main) {
+            (Some(main), true) => {
+                // Started before anything is done for the earlier one.
+                let first = First::start(main);
+                if first.is_running() {
+                    self.options.trace.mark(MARK_COMMAND_STARTED);
+                }
+                self.first = Some(first);
+                if let Some(program) = earlier.and_then(First::into_program) {
+                    self.hung_up.push(HungUp::left_alone(program));
+                }
+            }
+            (main, _) => {
+                if main.is_none() && start_main {
+                    let message = "the new configuration has no first command to start";
+                    self.options.report.warn("gate", message);
+                }
+                self.first = earlier.and_then(First::for_new_host);
+            }
+        }
+        // Their other ends are in the guest that was captured.
+        while !self.connections.is_empty() {
+            self.drop_connection(0, now);
+        }
+        if let Some(before) = before {
+            let given = self.options.config.services.iter();
+            let new = given.filter(|it| !before.services.iter().any(|old| old.name == it.name));
+            for service in new {
+                let index = self.services.len();
+                self.services.push(Service::new(index, service));
+            }
+        }
+    }
+
+    /// Programs stay as they are, and the VM ends.
+    fn fail(&mut self, message: &str) {
+        let message = format!("the restored guest cannot go on: {message}");
+        report::log(&message);
+        self.options
+            .console
+            .write_line("jiffy-init", message.as_bytes());
+        self.options.trace.mark(MARK_GATE_FAILED);
+        self.gate_failed = true;
+    }
+
+    /// The connection that asked for stillness is closed, or says something,
+    /// which nobody does who knows the protocol.
+    pub(super) fn hold_ready(&mut self, flags: PollFlags, now: u64) {
+        let Some(id) = self.hold.as_ref().map(Hold::connection) else {
+            return;
+        };
+        if let Some(index) = self.connections.iter().position(|it| it.id() == id) {
+            let need = self.connections[index].ready(Channel::Peer, flags, &mut self.space, now);
+            if !matches!(need, Need::Close) {
+                return;
+            }
+            self.drop_connection(index, now);
+        }
+        self.release(now);
+    }
+}
+
+/// Writes back what this machine's own disks have not got yet.
+fn write_back() {
+    for target in boot::writable_disks() {
+        if let Ok(folder) = files::open(target) {
+            let _ = rustix::fs::syncfs(folder);
+        }
+    }
+    // An overlay's upper layer may be on such a disk, out of sight.
+    if let Ok(root) = files::open(c"/") {
+        let _ = rustix::fs::syncfs(root);
+    }
+}
+
+/// Gives up page cache, dentries and inodes, and makes free memory contiguous,
+/// so that it is reported to the host.
+fn drop_all_caches(report: &mut Report) {
+    let knobs = [
+        (c"/proc/sys/vm/drop_caches", b"3"),
+        (c"/proc/sys/vm/compact_memory", b"1"),
+    ];
+    for (knob, value) in knobs {
+        if let Err(error) = files::write(knob, value) {
+            let message = format!("{}: {}", knob.to_string_lossy(), reason(error));
+            report.warn("caches", &message);
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Holds every program still, with the freezer of control groups (the kernel's
+//! Documentation/admin-guide/cgroup-v2.rst).
+//!
+//! Programs start in the root group, which cannot be frozen, and make groups as
+//! they like; a guest that is never captured pays nothing for the possibility.
+//! To freeze them, those in the root group are moved to one of init's own, and
+//! each group below the root is frozen. The proof that nothing slipped through
+//! is the last look: all groups are frozen and the root group is empty but for
+//! this process, and only what runs could change that.
+
+use crate::files;
+use crate::program::prepare::reason;
+use crate::syscalls;
+use alloc::{collections::BTreeSet, format, string::String, vec::Vec};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use rustix::fs::{CWD, Dir, FileType, Mode};
+use rustix::io::Errno;
+
+/// Where the root group is in a booted guest.
+const ROOT: &str = "/sys/fs/cgroup";
+/// The group for programs that are in none.
+const OWN: &str = "jiffy";
+/// How long programs may take to stand still: one in the middle of a slow
+/// transfer from a disk finishes it first.
+const PATIENCE_NS: u64 = 5_000_000_000;
+/// Processes that come after the first look were forked during it.
+const MOST_ROUNDS: u32 = 64;
+/// The kernel's files here are lists of numbers.
+const LARGEST: usize = 4 * 1024 * 1024;
+
+/// The groups of programs.
+#[derive(Debug, Clone)]
+pub struct Freezer {
+    root: String,
+    /// The root of all groups: what the kernel itself runs is in there, too.
+    is_whole: bool,
+}
+
+/// Groups that were frozen here. Those that a program has frozen itself are
+/// not among them, and stay as they are.
+#[derive(Debug, Default)]
+#[must_use = "programs stand still until it is thawed"]
+pub struct Frozen {
+    folders: Vec<String>,
+}
+
+impl Freezer {
+    /// All groups of this guest.
+    pub fn of_guest() -> Freezer {
+        Freezer {
+            root: ROOT.into(),
+            is_whole: true,
+        }
+    }
+
+    /// Those below a group that holds this process and what it starts.
+    pub fn below(root: &str) -> Freezer {
+        Freezer {
+            root: root.trim_end_matches('/').into(),
+            is_whole: false,
+        }
+    }
+
+    /// Freezes every program but this one. On failure none is left frozen.
+    pub fn freeze(&self) -> Result<Frozen, String> {
+        if !files::exists(format!("{}/cgroup.procs", self.root)) {
+            return Err(format!(
+                "programs cannot be held still: {} has no control groups of version 2",
+                self.root
+            ));
+        }
+        let mut frozen = Frozen::default();
+        match self.freeze_all(&mut frozen) {
+            Ok(()) => Ok(frozen),
+            Err(message) => {
+                frozen.thaw();
+                Err(format!("programs cannot be held still: {message}"))
+            }
+        }
+    }
+
+    fn freeze_all(&self, frozen: &mut Frozen) -> Result<(), String> {
+        let give_up = syscalls::monotonic_ns() + PATIENCE_NS;
+        if self.is_whole {
+            self.leave_other_groups()?;
+        }
+        let mut still = BTreeSet::new();
+        for _ in 0..MOST_ROUNDS {
+            let moved = self.move_strays()?;
+            let mut new = Vec::new();
+            for name in self.groups()? {
+                if !still.contains(&name) {
+                    self.begin(&name, frozen)?;
+                    new.push(name);
+                }
+            }
+            if !moved && new.is_empty() {
+                return Ok(());
+            }
+            for name in new {
+                self.wait_until_still(&name, give_up)?;
+                still.insert(name);
+            }
+        }
+        Err("they multiply too fast".into())
+    }
+
+    fn path(&self, group: &str, file: &str) -> String {
+        format!("{}/{group}/{file}", self.root)
+    }
+
+    /// A distribution's init may have put this process into a group of its own.
+    fn leave_other_groups(&self) -> Result<(), String> {
+        let own = files::read_text(c"/proc/self/cgroup", LARGEST).unwrap_or_default();
+        if own.lines().any(|line| line == "0::/") {
+            return Ok(());
+        }
+        files::write(format!("{}/cgroup.procs", self.root), b"0")
+            .map_err(|error| format!("jiffy-init cannot leave its group: {}", reason(error)))
+    }
+
+    /// Moves processes of the root group to one that can be frozen. True if
+    /// there were any.
+    fn move_strays(&self) -> Result<bool, String> {
+        let strays = self.strays()?;
+        if strays.is_empty() {
+            return Ok(false);
+        }
+        match rustix::fs::mkdirat(CWD, self.path(OWN, ""), Mode::from_raw_mode(0o755)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(format!("no group for them: {}", reason(error))),
+        }
+        // A move waits for every processor's attention; a few of them at their
+        // own pace take 20 ms.
+        let expedited = self.is_whole && files::write(c"/sys/kernel/rcu_expedited", b"1").is_ok();
+        let moved = strays.iter().try_for_each(|pid| {
+            match files::write(self.path(OWN, "cgroup.procs"), pid.as_bytes()) {
+                // It has ended.
+                Ok(()) | Err(Errno::SRCH) => Ok(()),
+                Err(error) => Err(format!("process {pid}: {}", reason(error))),
+            }
+        });
+        if expedited {
+            let _ = files::write(c"/sys/kernel/rcu_expedited", b"0");
+        }
+        moved.map(|()| true)
+    }
+
+    /// Processes of the root group, without this one and the kernel's own.
+    fn strays(&self) -> Result<Vec<String>, String> {
+        let list = files::read_text(format!("{}/cgroup.procs", self.root), LARGEST)
+            .map_err(|error| format!("{}/cgroup.procs: {}", self.root, reason(error)))?;
+        let own = format!("{}", rustix::process::getpid().as_raw_nonzero());
+        let strays = list.lines().filter(|pid| *pid != own);
+        Ok(strays
+            .filter(|pid| !self.is_whole || has_program(pid))
+            .map(String::from)
+            .collect())
+    }
+
+    /// The groups directly below the root.
+    fn groups(&self) -> Result<Vec<String>, String> {
+        let failed = |error| format!("{}: {}", self.root, reason(error));
+        let folder = files::open(self.root.as_str()).map_err(failed)?;
+        let mut names = Vec::new();
+        for entry in Dir::read_from(&folder).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name();
+            if entry.file_type() == FileType::Directory && name != c"." && name != c".." {
+                names.push(name.to_string_lossy().into_owned());
+            }
+        }
+        Ok(names)
+    }
+
+    fn begin(&self, group: &str, frozen: &mut Frozen) -> Result<(), String> {
+        let switch = self.path(group, "cgroup.freeze");
+        match files::read_text(switch.as_str(), 16) {
+            Ok(state) if state.trim() == "1" => return Ok(()),
+            Ok(_) => {}
+            // Removed since it was listed.
+            Err(Errno::NOENT | Errno::NODEV) => return Ok(()),
+            Err(error) => return Err(format!("group {group}: {}", reason(error))),
+        }
+        frozen.folders.push(format!("{}/{group}", self.root));
+        match files::write(switch, b"1") {
+            Ok(()) | Err(Errno::NOENT | Errno::NODEV) => Ok(()),
+            Err(error) => Err(format!("group {group}: {}", reason(error))),
+        }
+    }
+
+    fn wait_until_still(&self, group: &str, give_up: u64) -> Result<(), String> {
+        let Ok(events) = files::open(self.path(group, "cgroup.events")) else {
+            return Ok(());
+        };
+        loop {
+            match is_frozen(&events) {
+                Ok(true) | Err(Errno::NODEV) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => return Err(format!("group {group}: {}", reason(error))),
+            }
+            let left = give_up.saturating_sub(syscalls::monotonic_ns());
+            if left == 0 {
+                return Err(format!(
+                    "a program of group {group} has not come to rest within {} s",
+                    PATIENCE_NS / 1_000_000_000
+                ));
+            }
+            let timeout = Timespec {
+                tv_sec: (left / 1_000_000_000) as i64,
+                tv_nsec: (left % 1_000_000_000) as i64,
+            };
+            // The kernel reports a change of the file as an exception.
+            let _ = poll(&mut [PollFd::new(&events, PollFlags::PRI)], Some(&timeout));
+        }
+    }
+}
+
+/// Whether a process of the root group executes a program. The kernel's own
+/// don't; one that is ending no longer does.
+fn has_program(pid: &str) -> bool {
+    let path = format!("/proc/{pid}/exe");
+    let mut space = [0u8; 8];
+    rustix::fs::readlinkat_raw(CWD, path, &mut space[..]).is_ok()
+}
+
+/// `cgroup.events`: lines of a name and a number.
+fn is_frozen(events: &OwnedFd) -> Result<bool, Errno> {
+    let mut content = [0u8; 256];
+    let count = rustix::io::pread(events, &mut content[..], 0)?;
+    Ok(content[..count]
+        .split(|byte| *byte == b'\n')
+        .any(|line| line == b"frozen 1"))
+}
+
+impl Frozen {
+    /// Lets them go on.
+    pub fn thaw(self) {
+        for folder in &self.folders {
+            let _ = files::write(format!("{folder}/cgroup.freeze"), b"0");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_control_groups_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = Freezer::below(folder.path().to_str().unwrap())
+            .freeze()
+            .unwrap_err();
+        assert!(error.contains("no control groups"), "{error}");
+    }
+
+    #[test]
+    fn the_state_is_read_from_its_line() {
+        for (content, expected) in [
+            ("populated 1\nfrozen 1\n", true),
+            ("populated 1\nfrozen 0\n", false),
+            ("frozen 10\n", false),
+            ("", false),
+        ] {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), content).unwrap();
+            let events = files::open(file.path().to_str().unwrap()).unwrap();
+            assert_eq!(is_frozen(&events), Ok(expected), "{content:?}");
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! The id of this boot, `/proc/sys/kernel/random/boot_id`.
+//!
+//! The kernel makes it up when it is first read, and never changes it. A guest
+//! that was restored gets another by covering that file with one of its own.
+
+use crate::files;
+use crate::program::prepare::reason;
+use alloc::format;
+use alloc::string::String;
+use core::ffi::CStr;
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
+
+const KERNEL_FILE: &CStr = c"/proc/sys/kernel/random/boot_id";
+const COVER: &CStr = c"/run/jiffy-boot-id";
+
+/// Makes this the boot id.
+pub fn cover(id: &str) -> Result<(), String> {
+    let content = format!("{id}\n");
+    let covered = || -> Result<(), Errno> {
+        // The cover of the generation before, if there was one.
+        let _ = unmount(KERNEL_FILE, UnmountFlags::DETACH);
+        let _ = rustix::fs::unlink(COVER);
+        files::create(COVER, content.as_bytes(), 0o444)?;
+        let mounted = mount_bind(COVER, KERNEL_FILE).and_then(|()| {
+            mount_remount(
+                KERNEL_FILE,
+                MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NOEXEC,
+                c"",
+            )
+        });
+        // Covered, it needs no name, and nobody can write to it by that.
+        let _ = rustix::fs::unlink(COVER);
+        mounted
+    };
+    covered().map_err(|error| format!("it cannot be replaced: {}", reason(error)))
+}

@@ -1,0 +1,119 @@
+//! The clone gate: what a restored guest becomes before its programs go on.
+//!
+//! Two guests from one memory must not share randomness, clock or identity. So
+//! programs are held still over a capture ([`crate::freezer`]), and when they
+//! may go on the guest first looks at its [`generation`]: a new one is taken
+//! on, step by step, or programs never go on.
+//!
+//! * [`generation`]: reads and checks it.
+//! * `boot_id`: the boot's id.
+
+mod boot_id;
+pub mod generation;
+
+use crate::boot::{self, Teardown, configuration};
+use crate::files;
+use crate::fw_cfg::FwCfg;
+use crate::program::prepare::reason;
+use crate::program::process;
+use crate::report::Report;
+use crate::syscalls;
+use alloc::{boxed::Box, format, string::String};
+use generation::Checked;
+use jiffy_wire::guest::{FW_CFG_NAME, GENERATION_NAME, GuestConfig, MAX_CONFIG};
+
+/// What the host says as programs are about to go on.
+#[derive(Debug)]
+pub enum Verdict {
+    /// The guest was captured, no more.
+    Same,
+    /// It was restored.
+    New(Box<Arrival>),
+}
+
+/// A new generation, and the configuration that came with it.
+#[derive(Debug)]
+pub struct Arrival {
+    /// The generation.
+    pub generation: Checked,
+    /// The configuration, if the host gave one.
+    pub config: Option<GuestConfig>,
+    /// When the guest knew it was restored.
+    pub entered_ns: u64,
+}
+
+/// Reads the generation, and if it is not the one `known`, the configuration.
+pub fn look(source: &FwCfg, known: Option<&str>) -> Result<Verdict, String> {
+    let entered_ns = syscalls::monotonic_ns();
+    let [generation, config] = source.read_each([
+        (GENERATION_NAME, generation::LARGEST),
+        (FW_CFG_NAME, MAX_CONFIG),
+    ])?;
+    let Some(generation) = generation else {
+        return Ok(Verdict::Same);
+    };
+    let generation = generation::parse(&generation)?;
+    if known == Some(generation.id.as_str()) {
+        return Ok(Verdict::Same);
+    }
+    let config = config
+        .map(|bytes| configuration::parse(&bytes))
+        .transpose()?;
+    Ok(Verdict::New(Box::new(Arrival {
+        generation,
+        config,
+        entered_ns,
+    })))
+}
+
+/// Takes on the new generation in a guest that is all this process's own.
+/// What two clones must not share for a moment is an error if it cannot be
+/// done; the rest is reported as at boot.
+pub fn take_on(
+    arrival: &Arrival,
+    old: &GuestConfig,
+    teardown: &mut Teardown,
+    report: &mut Report,
+) -> Result<(), String> {
+    let Checked {
+        id,
+        seed,
+        realtime_ns,
+        ..
+    } = &arrival.generation;
+    must(report, "randomness", |_| reseed(seed))?;
+    must(report, "clock", |_| {
+        let elapsed = syscalls::monotonic_ns().saturating_sub(arrival.entered_ns);
+        syscalls::set_realtime(realtime_ns.saturating_add(elapsed))
+            .map_err(|error| format!("it cannot be set: {}", reason(error)))
+    })?;
+    boot::machine_id(id, report);
+    // Unless a program has run, nobody has asked for the boot id, and the
+    // kernel will make one up when somebody does.
+    if process::any_was_started() {
+        must(report, "boot id", |_| boot_id::cover(id))?;
+    }
+    if let Some(new) = &arrival.config {
+        boot::renew(old, new, teardown, report);
+    }
+    Ok(())
+}
+
+/// A step without which the guest must not go on.
+fn must(
+    report: &mut Report,
+    name: &str,
+    work: impl FnOnce(&mut Report) -> Result<(), String>,
+) -> Result<(), String> {
+    let mut failure = None;
+    report.step(name, |report| {
+        work(report).inspect_err(|message| failure = Some(format!("{name}: {message}")))
+    });
+    failure.map_or(Ok(()), Err)
+}
+
+fn reseed(seed: &[u8; 64]) -> Result<(), String> {
+    files::open(c"/dev/random")
+        .and_then(|device| syscalls::reseed(&device, seed))
+        .map_err(|error| format!("/dev/random takes no seed: {}", reason(error)))
+}

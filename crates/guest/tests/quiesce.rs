@@ -1,0 +1,435 @@
+//! Programs held still for a capture, and the gate behind which they go on.
+//!
+//! The tests that freeze need a control group of version 2 of their own; where
+//! there is none they run in the machine only.
+
+mod harness;
+
+use harness::{Agent, Connection, Groups, Heard, Node, shell, wait_until};
+use jiffy_wire::agent::{
+    Done, ExecInput, ExecOutput, ExitStatus, FromGuest, Request, ToGuest, VERSION,
+};
+use std::io::Read;
+use std::time::Duration;
+
+const GENERATION: &str = "opt/jiffy/generation";
+const CONFIG: &str = "opt/jiffy/config";
+const FIRST_ID: &str = "11111111-1111-4111-8111-111111111111";
+const SECOND_ID: &str = "22222222-2222-4222-8222-222222222222";
+
+/// Counts into the file `count` as long as it lives.
+const COUNTER: &str = "n=0; while :; do n=$((n+1)); echo $n >FOLDER/count; done";
+
+fn generation(id: &str, start_main: bool) -> String {
+    let seed = "5a".repeat(64);
+    format!(
+        "{{\"version\":1,\"id\":\"{id}\",\"seed\":\"{seed}\",\"realtime_ns\":1,\"start_main\":{start_main}}}"
+    )
+}
+
+fn config(vm_id: &str, main: &str, more: &str) -> String {
+    let main = main.replace('\\', "\\\\").replace('"', "\\\"");
+    format!(
+        "{{\"version\":1,\"vm_id\":\"{vm_id}\",\"main\":{{\"argv\":[\"sh\",\"-c\",\"{main}\"],\"stdin\":true}}{more}}}"
+    )
+}
+
+const EMPTY: &str = "{\"version\":1,\"vm_id\":\"test\"}";
+
+fn quiesce(agent: &Agent) -> (Connection, Option<Done>) {
+    let mut connection = agent.connect();
+    connection.send(&Request::Quiesce {
+        version: VERSION,
+        drop_caches: true,
+    });
+    let done = connection.next();
+    (connection, done)
+}
+
+fn still(agent: &Agent) -> Connection {
+    let (connection, done) = quiesce(agent);
+    assert_eq!(done, Some(Done::Ok));
+    connection
+}
+
+fn groups() -> Option<Groups> {
+    let groups = Groups::new();
+    if groups.is_none() {
+        eprintln!("skipped: no control group of version 2 can be made here");
+    }
+    groups
+}
+
+/// A program that runs on a connection and counts.
+fn counter(agent: &Agent) -> Connection {
+    let folder = agent.folder.path().to_str().unwrap();
+    let mut connection = agent.exec(shell(&COUNTER.replace("FOLDER", folder)));
+    connection.started();
+    wait_until("it counts", || count(agent) > 10);
+    connection
+}
+
+fn count(agent: &Agent) -> u64 {
+    let text = std::fs::read_to_string(agent.path("count")).unwrap_or_default();
+    text.trim().parse().unwrap_or(0)
+}
+
+fn counts(agent: &Agent) -> bool {
+    let before = std::fs::metadata(agent.path("count"))
+        .unwrap()
+        .modified()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let after = std::fs::metadata(agent.path("count"))
+        .unwrap()
+        .modified()
+        .unwrap();
+    before != after
+}
+
+fn welcome(connection: &mut Connection) {
+    connection.send(&ToGuest::Welcome {
+        version: VERSION,
+        stdout_offset: 0,
+        stderr_offset: 0,
+    });
+}
+
+#[test]
+fn without_programs_any_guest_can_be_still() {
+    let agent = Agent::start();
+    let connection = still(&agent);
+    drop(connection);
+    assert_eq!(agent.sh("echo on").text(), "on\n");
+}
+
+#[test]
+fn programs_that_cannot_be_frozen_are_a_reason_to_refuse() {
+    let agent = Agent::start();
+    let _program = counter(&agent);
+    let (mut connection, done) = quiesce(&agent);
+    let Some(Done::Error(message)) = done else {
+        panic!("{done:?}")
+    };
+    assert!(message.contains("no control groups"), "{message}");
+    assert!(connection.is_closed());
+    assert!(counts(&agent));
+}
+
+#[test]
+fn a_program_stands_still_until_the_connection_ends() {
+    let Some(groups) = groups() else { return };
+    let agent = Agent::in_groups(EMPTY, false, Some(&groups));
+    let _program = counter(&agent);
+    for _ in 0..3 {
+        let connection = still(&agent);
+        assert!(!counts(&agent));
+        drop(connection);
+        wait_until("it goes on", || counts(&agent));
+    }
+}
+
+#[test]
+fn every_group_is_frozen_and_one_that_was_frozen_stays_so() {
+    let Some(groups) = groups() else { return };
+    let agent = Agent::in_groups(EMPTY, false, Some(&groups));
+    let _program = counter(&agent);
+    let mut programs = Vec::new();
+    // As a container engine would: two groups, one of them paused.
+    for name in ["running", "paused"] {
+        std::fs::create_dir(groups.path.join(name)).unwrap();
+        let script = format!(
+            "echo $$ >{}/{name}/cgroup.procs; exec sleep 1000",
+            groups.path.display()
+        );
+        let mut program = agent.exec(shell(&script));
+        program.started();
+        programs.push(program);
+        wait_until("it joins", || {
+            !groups.read(&format!("{name}/cgroup.procs")).is_empty()
+        });
+    }
+    groups.write("paused/cgroup.freeze", "1");
+    let connection = still(&agent);
+    assert!(groups.below().len() >= 3, "{:?}", groups.below());
+    for group in groups.below() {
+        let events = std::fs::read_to_string(group.join("cgroup.events")).unwrap();
+        assert!(events.contains("frozen 1"), "{}: {events}", group.display());
+    }
+    let only = groups.read("cgroup.procs");
+    assert_eq!(only.trim(), agent.process.id().to_string());
+    drop(connection);
+    wait_until("it goes on", || {
+        groups.read("running/cgroup.events").contains("frozen 0")
+    });
+    assert!(groups.read("paused/cgroup.events").contains("frozen 1"));
+    groups.write("paused/cgroup.freeze", "0");
+}
+
+#[test]
+fn a_family_that_multiplies_is_caught_whole() {
+    let Some(groups) = groups() else { return };
+    let agent = Agent::in_groups(EMPTY, false, Some(&groups));
+    let script = "for n in 1 2 3 4; do (while :; do (/bin/true; exit) & /bin/true; wait; done) & done; echo up; wait";
+    let mut program = agent.exec(shell(script));
+    program.read_until("up");
+    let mut others = Vec::new();
+    for _ in 0..5 {
+        let connection = still(&agent);
+        assert_eq!(
+            groups.read("cgroup.procs").trim(),
+            agent.process.id().to_string()
+        );
+        let before = groups.read("jiffy/cgroup.procs");
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(groups.read("jiffy/cgroup.procs"), before);
+        drop(connection);
+        // Somebody new, in no group.
+        let mut program = agent.exec(shell("sleep 1000"));
+        program.started();
+        others.push(program);
+    }
+}
+
+#[test]
+fn others_wait_while_programs_stand_still() {
+    let Some(groups) = groups() else { return };
+    let agent = Agent::in_groups(EMPTY, false, Some(&groups));
+    let _program = counter(&agent);
+    let connection = still(&agent);
+    let mut other = agent.exec(shell("echo now"));
+    other
+        .stream
+        .set_read_timeout(Some(Duration::from_millis(300)))
+        .unwrap();
+    let mut byte = [0];
+    assert!(other.stream.read(&mut byte).is_err(), "it was served");
+    other
+        .stream
+        .set_read_timeout(Some(harness::PATIENCE))
+        .unwrap();
+    drop(connection);
+    assert_eq!(other.finish().text(), "now\n");
+}
+
+#[test]
+fn what_was_written_is_delivered_before_the_answer() {
+    let Some(groups) = groups() else { return };
+    let main = "i=0; while :; do i=$((i+1)); echo line $i; done";
+    let agent = Agent::in_groups(&config("test", main, ""), true, Some(&groups));
+    let node = Node::listen(&agent.path("node"));
+    let mut channel = node.welcome(0, 0);
+    let mut asking = agent.connect();
+    asking.send(&Request::Quiesce {
+        version: VERSION,
+        drop_caches: false,
+    });
+    asking.stream.set_nonblocking(true).unwrap();
+    let mut heard = Heard::default();
+    // Confirms as a node does, until the guest says that it is still.
+    loop {
+        heard.take(channel.next().expect("the channel lives"));
+        let stdout_offset = heard.stdout.len() as u64;
+        channel.send(&ToGuest::MainOutputStored {
+            stdout_offset,
+            stderr_offset: 0,
+        });
+        let mut byte = [0];
+        channel.stream.set_nonblocking(true).unwrap();
+        let more = rustix::net::recv(&channel.stream, &mut byte, rustix::net::RecvFlags::PEEK);
+        channel.stream.set_nonblocking(false).unwrap();
+        if more.is_err() {
+            std::thread::sleep(Duration::from_millis(100));
+            let mut length = [0; 4];
+            if asking.stream.read(&mut length).is_ok() {
+                break;
+            }
+        }
+    }
+    // The program, frozen in the middle of it all, has nothing left unsaid.
+    let pid = heard.pid.unwrap();
+    let pipe = std::fs::read_link(format!("/proc/{pid}/fd/1")).unwrap();
+    let ours = std::fs::read_dir(format!("/proc/{}/fd", agent.process.id())).unwrap();
+    let end = ours
+        .flatten()
+        .find(|entry| std::fs::read_link(entry.path()).is_ok_and(|link| link == pipe))
+        .expect("init reads its output");
+    let file = std::fs::File::open(end.path()).unwrap();
+    assert_eq!(rustix::io::ioctl_fionread(&file).unwrap(), 0);
+}
+
+#[test]
+fn a_generation_that_is_known_changes_nothing() {
+    let Some(groups) = groups() else { return };
+    let agent = Agent::in_groups(&config("test", "cat", ""), true, Some(&groups));
+    agent.show(GENERATION, &generation(FIRST_ID, true));
+    agent.show(CONFIG, &config("other", "exit 7", ""));
+    let node = Node::listen(&agent.path("node"));
+    let mut channel = node.welcome(0, 0);
+    let mut heard = Heard::default();
+    heard.listen_until(&mut channel, |heard| heard.pid.is_some());
+    drop(still(&agent));
+    channel.send(&ToGuest::MainInput(ExecInput::Stdin(b"same\n".to_vec())));
+    heard.listen_until(&mut channel, |heard| heard.stdout == b"same\n");
+}
+
+#[test]
+fn a_new_generation_starts_its_command_and_says_hello_anew() {
+    let agent = Agent::in_groups(EMPTY, true, None);
+    let node = Node::listen(&agent.path("node"));
+    let (mut old, attempt) = node.accept();
+    assert_eq!(attempt, 0);
+    welcome(&mut old);
+    while !matches!(old.next::<FromGuest>(), Some(FromGuest::Ready)) {}
+    let connection = still(&agent);
+    let service = ",\"services\":[{\"name\":\"s\",\"command\":{\"argv\":[\"echo\",\"served\"]}}],\"power_off_after_main\":true";
+    agent.show(CONFIG, &config("child", "echo hello; exit 5", service));
+    agent.show(GENERATION, &generation(FIRST_ID, true));
+    drop(connection);
+    let (mut channel, vm_id, attempt) = node.accept_any();
+    assert_eq!((vm_id.as_str(), attempt), ("child", 0));
+    assert!(old.is_closed());
+    welcome(&mut channel);
+    let mut heard = Heard::default();
+    heard.listen_until(&mut channel, |heard| {
+        heard.end.is_some() && heard.log.iter().any(|line| line == "s: served")
+    });
+    assert!(heard.ready && heard.pid.is_some());
+    assert_eq!(
+        (heard.stdout.as_slice(), heard.end),
+        (&b"hello\n"[..], Some(ExitStatus::Code(5)))
+    );
+    channel.send(&ToGuest::MainEndStored);
+    let mut agent = agent;
+    assert!(agent.wait_for_end().success());
+}
+
+#[test]
+fn a_clone_s_first_command_goes_on_and_counts_from_the_start() {
+    let Some(groups) = groups() else { return };
+    let agent = Agent::in_groups(&config("test", "cat", ""), true, Some(&groups));
+    let node = Node::listen(&agent.path("node"));
+    let mut old = node.welcome(0, 0);
+    let mut heard = Heard::default();
+    old.send(&ToGuest::MainInput(ExecInput::Stdin(
+        b"parent's\n".to_vec(),
+    )));
+    // Never confirmed: it is the parent's all the same.
+    heard.listen_until(&mut old, |heard| heard.stdout == b"parent's\n");
+    let connection = still(&agent);
+    agent.show(CONFIG, &config("child", "cat", ""));
+    agent.show(GENERATION, &generation(FIRST_ID, false));
+    drop(connection);
+    let (mut channel, vm_id, _) = node.accept_any();
+    assert_eq!(vm_id, "child");
+    welcome(&mut channel);
+    channel.send(&ToGuest::MainInput(ExecInput::Stdin(b"child's\n".to_vec())));
+    let mut again = Heard::default();
+    again.listen_until(&mut channel, |heard| heard.stdout == b"child's\n");
+    assert_eq!(again.pid, heard.pid);
+    // And once more, from the clone.
+    let connection = still(&agent);
+    agent.show(GENERATION, &generation(SECOND_ID, false));
+    drop(connection);
+    let (mut channel, ..) = node.accept_any();
+    welcome(&mut channel);
+    channel.send(&ToGuest::MainInput(ExecInput::StdinClosed));
+    let mut last = Heard::default();
+    last.listen_until(&mut channel, |heard| heard.end.is_some());
+    assert_eq!((last.pid, last.end), (heard.pid, Some(ExitStatus::Code(0))));
+    assert!(last.stdout.is_empty());
+}
+
+#[test]
+fn an_earlier_command_lives_on_beside_the_new_one() {
+    let Some(groups) = groups() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    // It writes more than any pipe holds: somebody must go on reading.
+    let main = format!("while :; do seq 1 50000; date +%s%N >{path}/alive; done");
+    let agent = Agent::in_groups(&config("test", &main, ""), true, Some(&groups));
+    let node = Node::listen(&agent.path("node"));
+    let old = node.welcome(0, 0);
+    wait_until("it runs", || {
+        groups.read("cgroup.procs").lines().count() > 1
+    });
+    // A node that confirms nothing delays the capture, but not for ever.
+    let connection = still(&agent);
+    agent.show(CONFIG, &config("child", "echo new; exit 3", ""));
+    agent.show(GENERATION, &generation(FIRST_ID, true));
+    drop((connection, old));
+    let (mut channel, ..) = node.accept_any();
+    welcome(&mut channel);
+    let mut heard = Heard::default();
+    heard.listen_until(&mut channel, |heard| heard.end.is_some());
+    assert_eq!(
+        (heard.stdout.as_slice(), heard.end),
+        (&b"new\n"[..], Some(ExitStatus::Code(3)))
+    );
+    let alive = folder.path().join("alive");
+    wait_until("it goes round", || alive.exists());
+    let before = std::fs::read_to_string(&alive).unwrap();
+    wait_until("it goes round again", || {
+        std::fs::read_to_string(&alive).unwrap() != before
+    });
+}
+
+#[test]
+fn connections_of_the_captured_guest_are_hung_up() {
+    let Some(groups) = groups() else { return };
+    let agent = Agent::in_groups(EMPTY, false, Some(&groups));
+    let script = "trap 'echo hung up >FOLDER/end; exit' HUP; echo up; while :; do sleep 0.01; done";
+    let script = script.replace("FOLDER", agent.folder.path().to_str().unwrap());
+    let mut program = agent.exec(shell(&script));
+    program.read_until("up");
+    let connection = still(&agent);
+    agent.show(GENERATION, &generation(FIRST_ID, false));
+    drop(connection);
+    wait_until("it is told", || agent.path("end").exists());
+    assert_eq!(program.next::<ExecOutput>(), None);
+    assert_eq!(agent.sh("echo served").text(), "served\n");
+}
+
+#[test]
+fn a_generation_that_cannot_be_read_lets_nothing_go_on() {
+    let broken = generation(FIRST_ID, true).replace("5a5a", "5a5");
+    let no_config = generation(FIRST_ID, true);
+    for (generation, config) in [
+        (broken.as_str(), None),
+        ("{}", None),
+        (no_config.as_str(), Some("{\"version\":1")),
+    ] {
+        let Some(groups) = groups() else { return };
+        let mut agent = Agent::in_groups(EMPTY, false, Some(&groups));
+        let _program = counter(&agent);
+        let connection = still(&agent);
+        if let Some(config) = config {
+            agent.show(CONFIG, config);
+        }
+        agent.show(GENERATION, generation);
+        drop(connection);
+        agent.wait_for_end();
+        assert!(!counts(&agent), "it runs");
+        let console = agent.console();
+        assert!(console.contains("cannot go on"), "{console}");
+    }
+}
+
+#[test]
+fn a_generation_that_was_broken_before_is_a_reason_to_refuse() {
+    let agent = Agent::start();
+    agent.show(GENERATION, "nonsense");
+    let (_, done) = quiesce(&agent);
+    assert!(matches!(done, Some(Done::Error(message)) if message.contains("not a generation")));
+}
+
+#[test]
+fn a_holder_that_talks_lets_go() {
+    let Some(groups) = groups() else { return };
+    let agent = Agent::in_groups(EMPTY, false, Some(&groups));
+    let _program = counter(&agent);
+    let mut connection = still(&agent);
+    connection.send(&ExecInput::StdinClosed);
+    assert!(connection.is_closed());
+    wait_until("it goes on", || counts(&agent));
+}
