@@ -1,1 +1,45 @@
 //! Images of fixed-size chunks: RAM and disks, written once, read at random.
+//!
+//! An image lists, chunk by chunk, where the bytes are: nowhere (zero), in the
+//! file as they are, compressed, or in a parent image. `docs/image-format.md`
+//! specifies the file.
+//!
+//! * [`format`]: the bytes of an image that are not chunks.
+//! * [`codec`]: how a chunk is compressed and brought back.
+//! * [`source`]: what an image is made of: files, layers of files.
+//! * [`writer`]: [`write_image`], on all cores, as one stream.
+//! * [`reader`]: [`ImageReader`], any chunk at any time, from any thread.
+//! * [`raw`]: [`write_raw`], a sparse file a VMM can map.
+//! * [`recording`]: which chunks a restore touched, in order.
+//! * [`optimise`]: an image written anew with its working set first.
+//! * [`folder`]: [`Store`], a folder of images and its garbage collection.
+//! * [`inspect`]: what an image consists of: figures, a map, a picture.
+//! * [`temporary`]: files that appear whole under their name, or not at all.
+
+pub mod codec;
+pub mod error;
+pub mod folder;
+pub mod format;
+pub mod inspect;
+pub mod optimise;
+pub mod raw;
+pub mod reader;
+pub mod recording;
+#[cfg(test)]
+mod samples;
+pub mod source;
+pub mod temporary;
+#[cfg(feature = "testing")]
+pub mod testing;
+pub mod writer;
+
+pub use codec::{Codec, Decoder};
+pub use error::{Fault, ImageError, WriteError};
+pub use folder::Store;
+pub use format::{ImageId, Kind, ParentRef};
+pub use optimise::optimise;
+pub use raw::write_raw;
+pub use reader::ImageReader;
+pub use recording::Recording;
+pub use source::{ChunkSource, LayeredFile};
+pub use writer::{WriteOptions, Written, write_image};

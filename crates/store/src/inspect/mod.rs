@@ -1,0 +1,15 @@
+//! What an image consists of.
+//!
+//! * [`summary`]: figures by kind.
+//! * [`map`]: the address space as text.
+//! * [`picture`]: the address space as a PNG.
+
+pub mod map;
+pub mod picture;
+pub mod summary;
+#[cfg(test)]
+mod tests;
+
+pub use map::map;
+pub use picture::png;
+pub use summary::{KindSummary, Summary};

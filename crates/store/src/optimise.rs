@@ -1,0 +1,118 @@
+//! An image written anew with its working set first.
+
+use crate::codec::{Codec, Decoder};
+use crate::error::WriteError;
+use crate::format::Kind;
+use crate::reader::ImageReader;
+use crate::recording::Recording;
+use crate::source::ChunkSource;
+use crate::writer::{WriteOptions, Written, write_image};
+use std::cell::RefCell;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The contents of an image, as a source of another.
+#[derive(Debug)]
+pub struct Contents<'a>(pub &'a ImageReader);
+
+thread_local! {
+    static DECODER: RefCell<(Decoder, Vec<u8>)> = const { RefCell::new((Decoder::new(), Vec::new())) };
+}
+
+impl ChunkSource for Contents<'_> {
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let chunk_size = self.0.chunk_size() as usize;
+        DECODER.with_borrow_mut(|(decoder, chunk)| {
+            chunk.resize(chunk_size, 0);
+            let mut done = 0;
+            while done < buffer.len() {
+                let at = offset + done as u64;
+                let within = (at % chunk_size as u64) as usize;
+                let count = (buffer.len() - done).min(chunk_size - within);
+                let part = &mut buffer[done..done + count];
+                match u32::try_from(at / chunk_size as u64) {
+                    Ok(index) if index < self.0.chunks() => {
+                        self.0
+                            .read_chunk_with(decoder, index, chunk)
+                            .map_err(io::Error::other)?;
+                        part.copy_from_slice(&chunk[within..within + count]);
+                    }
+                    _ => part.fill(0),
+                }
+                done += count;
+            }
+            Ok(())
+        })
+    }
+
+    fn data_ranges(&self) -> io::Result<Vec<Range<u64>>> {
+        let chunk_size = u64::from(self.0.chunk_size());
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for index in 0..self.0.chunks() {
+            if self.0.kind(index).map_err(io::Error::other)? == Kind::Zero {
+                continue;
+            }
+            let start = u64::from(index) * chunk_size;
+            let end = (start + chunk_size).min(self.0.size());
+            match ranges.last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ => ranges.push(start..end),
+            }
+        }
+        Ok(ranges)
+    }
+}
+
+/// Options that store an image as it is stored now: the same chunk size, the
+/// same parent, the codec most of its chunks have.
+pub fn options_of(image: &ImageReader) -> Result<WriteOptions, WriteError> {
+    let mut options = WriteOptions {
+        chunk_size: image.chunk_size(),
+        codec: Codec::None,
+        ..WriteOptions::default()
+    };
+    if let Some((reference, parent)) = image.parent() {
+        options.parent = Some(Arc::clone(parent));
+        options.parent_name = Some(reference.name.clone());
+    }
+    for index in 0..image.chunks() {
+        match image.kind(index)? {
+            Kind::Zero | Kind::Raw | Kind::Parent => continue,
+            Kind::Lz4 => options.codec = Codec::Lz4,
+            Kind::Zstd => options.codec = Codec::Zstd(zstd::DEFAULT_COMPRESSION_LEVEL),
+            Kind::ZstdDictionary => {
+                options.codec = Codec::Zstd(zstd::DEFAULT_COMPRESSION_LEVEL);
+                options.dictionary = true;
+            }
+        }
+        break;
+    }
+    Ok(options)
+}
+
+/// Writes `image` anew as `target`, with the recorded chunks first and one
+/// after the other, those of the parent among them. Its id stays the same, so
+/// its children do not mind. `target` may be the image itself.
+pub fn optimise(
+    image: &ImageReader,
+    recording: &Recording,
+    target: &Path,
+) -> Result<Written, WriteError> {
+    let mut options = options_of(image)?;
+    if recording.image != image.id() {
+        return Err(WriteError::Options(format!(
+            "the recording was made of an image with the id {}, and {} has {}",
+            recording.image,
+            image.path().display(),
+            image.id()
+        )));
+    }
+    options.working_set = Some(recording.chunks.clone());
+    write_image(target, &Contents(image), &options)
+}

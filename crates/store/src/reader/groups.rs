@@ -1,0 +1,90 @@
+//! The table of chunks, read as it is needed.
+
+use super::{Place, read_exact};
+use crate::error::Fault;
+use crate::format::manifest::{ENTRY_BYTES, GROUP_BYTES, Limits};
+use crate::format::{Entry, Footer, GROUP, Group, Section};
+use std::fs::File;
+use std::sync::{Mutex, PoisonError};
+
+/// How many groups are kept: the table of 512 MiB in chunks of 8 KiB, in at
+/// most 1.5 MiB of memory.
+const KEPT: u32 = 1024;
+
+pub(super) struct Groups {
+    pub(super) chunks: u32,
+    table: Section,
+    entries: Section,
+    limits: Limits,
+    /// Group N is kept in slot N modulo their number.
+    slots: Box<[Mutex<Option<Known>>]>,
+}
+
+/// A group that was read and is right.
+struct Known {
+    number: u32,
+    bitmap: u64,
+    first: u32,
+    entries: Box<[Entry]>,
+}
+
+impl Groups {
+    pub(super) fn new(footer: &Footer, chunks: u32, limits: Limits) -> Groups {
+        let slots = chunks.div_ceil(GROUP).min(KEPT);
+        Groups {
+            chunks,
+            table: footer.groups,
+            entries: footer.entries,
+            limits,
+            slots: (0..slots).map(|_| Mutex::new(None)).collect(),
+        }
+    }
+
+    /// Where a chunk is, and the number of its entry if it has one.
+    pub(super) fn place(&self, file: &File, index: u32) -> Result<(Place, u32), Fault> {
+        let chunks = self.chunks;
+        if index >= chunks {
+            return Err(Fault::NoSuchChunk { index, chunks });
+        }
+        let number = index / GROUP;
+        let slot = &self.slots[(number % KEPT) as usize];
+        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = match &mut *slot {
+            Some(known) if known.number == number => known,
+            other => other.insert(self.load(file, number)?),
+        };
+        let bit = 1 << (index % GROUP);
+        if known.bitmap & bit == 0 {
+            return Ok((Place::Zero, 0));
+        }
+        let before = (known.bitmap & (bit - 1)).count_ones();
+        let entry = known.entries[before as usize];
+        Ok((Place::Entry(entry), known.first + before))
+    }
+
+    fn load(&self, file: &File, number: u32) -> Result<Known, Fault> {
+        let offset = self.table.offset + u64::from(number) * GROUP_BYTES as u64;
+        let damaged = |what| Fault::Damaged { offset, what };
+        let mut bytes = [0; GROUP_BYTES];
+        read_exact(file, offset, &mut bytes)?;
+        let group = Group::decode(&bytes);
+        // At most as many entries as chunks, whose number fits.
+        let count = (self.entries.length / ENTRY_BYTES as u64) as u32;
+        let range = group
+            .entries(number, self.chunks, count)
+            .ok_or_else(|| damaged("a group has chunks or entries that are not there"))?;
+        let mut bytes = [0; GROUP as usize * ENTRY_BYTES];
+        let bytes = &mut bytes[..range.len() * ENTRY_BYTES];
+        let at = u64::from(range.start) * ENTRY_BYTES as u64;
+        read_exact(file, self.entries.offset + at, bytes)?;
+        let entries = group
+            .decode_entries(number, bytes, &self.limits)
+            .map_err(damaged)?;
+        Ok(Known {
+            number,
+            bitmap: group.bitmap,
+            first: group.first,
+            entries: entries.into(),
+        })
+    }
+}

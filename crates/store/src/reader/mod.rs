@@ -1,0 +1,439 @@
+//! Any chunk of an image at any time, from any thread.
+//!
+//! Opening reads header, footer and the small sections; the table of chunks is
+//! read as it is needed, 64 chunks at a time, checked, and kept in a cache of
+//! bounded size. Everything is read with `pread`: a disk that fails or a file
+//! that was cut off is an error of one call, not the end of the process.
+//!
+//! * [`outline`]: what can be known without chunks and parents.
+//! * [`groups`]: the table of chunks.
+//! * [`parents`]: where parents are looked for.
+
+mod groups;
+mod outline;
+pub mod parents;
+#[cfg(test)]
+mod tests;
+mod verify;
+
+use crate::codec::Decoder;
+use crate::error::{Fault, ImageError};
+use crate::format::{
+    ContentHash, Entry, Footer, ImageId, Kind, ParentRef, Section, chunks, header, manifest::Limits,
+};
+use groups::Groups;
+pub use outline::Outline;
+use parents::Resolve;
+use rustix::fs::{FlockOperation, flock};
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use zstd::zstd_safe::DDict;
+
+/// An open image. It stays readable when its file is removed.
+pub struct ImageReader {
+    file: File,
+    path: PathBuf,
+    footer: Footer,
+    length: u64,
+    groups: Groups,
+    dictionary: Option<(Vec<u8>, DDict<'static>)>,
+    parent: Option<(ParentRef, Arc<ImageReader>)>,
+    opened_in: Duration,
+}
+
+/// Where one chunk's bytes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Nowhere: all are zero.
+    Zero,
+    /// In this file or in the parent.
+    Entry(Entry),
+}
+
+impl Place {
+    /// Its kind.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Place::Zero => Kind::Zero,
+            Place::Entry(entry) => entry.kind,
+        }
+    }
+}
+
+impl ImageReader {
+    /// Opens an image. Its parents, if any, are files in the same folder.
+    pub fn open(path: &Path) -> Result<ImageReader, ImageError> {
+        ImageReader::open_with_parents(path, &parents::in_folder)
+    }
+
+    /// Opens an image whose parents `resolve` finds.
+    pub fn open_with_parents(path: &Path, resolve: &Resolve) -> Result<ImageReader, ImageError> {
+        ImageReader::open_at_depth(path, resolve, 0)
+    }
+
+    /// Opens an image that has no name: `path` is for messages, and to look
+    /// for parents from.
+    pub fn from_file(
+        file: File,
+        path: &Path,
+        resolve: &Resolve,
+    ) -> Result<ImageReader, ImageError> {
+        ImageReader::read(file, path, resolve, 0)
+    }
+
+    fn open_at_depth(
+        path: &Path,
+        resolve: &Resolve,
+        depth: usize,
+    ) -> Result<ImageReader, ImageError> {
+        let file = open_locked(path).map_err(|error| ImageError::new(path, Fault::Open(error)))?;
+        ImageReader::read(file, path, resolve, depth)
+    }
+
+    fn read(
+        file: File,
+        path: &Path,
+        resolve: &Resolve,
+        depth: usize,
+    ) -> Result<ImageReader, ImageError> {
+        let failed = |fault| ImageError::new(path, fault);
+        let begun = Instant::now();
+        let length = file
+            .metadata()
+            .map_err(|error| failed(Fault::Open(error)))?
+            .len();
+        let Outline { footer, parent, .. } = Outline::of(&file, length).map_err(failed)?;
+        let dictionary = outline::dictionary(&file, &footer).map_err(failed)?;
+        let parent = match parent {
+            Some(reference) => {
+                let reader =
+                    parents::open(path, &reference, &footer, resolve, depth).map_err(failed)?;
+                Some((reference, Arc::new(reader)))
+            }
+            None => None,
+        };
+        let limits = Limits {
+            chunk_size: footer.chunk_size,
+            data: (header::BYTES as u64, footer.data_end()),
+            parent: parent.is_some(),
+            dictionary: dictionary.is_some(),
+        };
+        let chunks = chunks(footer.size, footer.chunk_size).unwrap_or(0);
+        Ok(ImageReader {
+            groups: Groups::new(&footer, chunks, limits),
+            file,
+            path: path.to_owned(),
+            footer,
+            length,
+            dictionary,
+            parent,
+            opened_in: begun.elapsed(),
+        })
+    }
+
+    /// The name it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it holds: equal contents have equal ids.
+    pub fn id(&self) -> ImageId {
+        self.footer.id
+    }
+
+    /// Bytes of the contents.
+    pub fn size(&self) -> u64 {
+        self.footer.size
+    }
+
+    /// Bytes of a chunk. The last one is padded with zeros.
+    pub fn chunk_size(&self) -> u32 {
+        self.footer.chunk_size
+    }
+
+    /// How many chunks it has.
+    pub fn chunks(&self) -> u32 {
+        self.groups.chunks
+    }
+
+    /// Bytes of the file.
+    pub fn file_bytes(&self) -> u64 {
+        self.length
+    }
+
+    /// Bytes of the file that are not chunks.
+    pub fn metadata_bytes(&self) -> u64 {
+        header::BYTES as u64 + self.length - self.footer.data_end()
+    }
+
+    /// How long it took to open it and its parents.
+    pub fn opened_in(&self) -> Duration {
+        self.opened_in
+    }
+
+    /// The parent it names.
+    pub fn parent(&self) -> Option<(&ParentRef, &Arc<ImageReader>)> {
+        self.parent
+            .as_ref()
+            .map(|(reference, reader)| (reference, reader))
+    }
+
+    /// The dictionary its zstd chunks may need.
+    pub fn dictionary(&self) -> Option<&[u8]> {
+        self.dictionary.as_ref().map(|(bytes, _)| &bytes[..])
+    }
+
+    /// Where a chunk's bytes are.
+    pub fn place(&self, index: u32) -> Result<Place, ImageError> {
+        self.groups
+            .place(&self.file, index)
+            .map(|(place, _)| place)
+            .map_err(|fault| self.failed(fault))
+    }
+
+    /// How a chunk is stored.
+    pub fn kind(&self, index: u32) -> Result<Kind, ImageError> {
+        Ok(self.place(index)?.kind())
+    }
+
+    /// A chunk's bytes in this file; `None` if it has none here.
+    pub fn stored_range(&self, index: u32) -> Result<Option<Range<u64>>, ImageError> {
+        Ok(match self.place(index)? {
+            Place::Entry(entry) if entry.kind != Kind::Parent => Some(entry.range()),
+            _ => None,
+        })
+    }
+
+    /// A chunk's content hash; `None` for one that is zero.
+    pub fn content_hash(&self, index: u32) -> Result<Option<ContentHash>, ImageError> {
+        let found = self
+            .groups
+            .place(&self.file, index)
+            .and_then(|(place, number)| {
+                let hashes = &self.footer.hashes;
+                Ok(match place {
+                    Place::Zero => None,
+                    Place::Entry(_) => {
+                        let mut hash = ContentHash::default();
+                        let at = u64::from(number) * hash.len() as u64;
+                        read_exact(&self.file, hashes.offset + at, &mut hash)?;
+                        Some(hash)
+                    }
+                })
+            });
+        found.map_err(|fault| self.failed(fault))
+    }
+
+    /// Reads a chunk into `chunk`, which is as long as a chunk, and checks it.
+    /// For many chunks, [`ImageReader::read_chunk_with`] saves allocations.
+    pub fn read_chunk(&self, index: u32, chunk: &mut [u8]) -> Result<(), ImageError> {
+        self.read_chunk_with(&mut Decoder::new(), index, chunk)
+    }
+
+    /// Reads a chunk into `chunk`, which is as long as a chunk, and checks it.
+    ///
+    /// # Panics
+    /// If `chunk` has another length than [`ImageReader::chunk_size`].
+    pub fn read_chunk_with(
+        &self,
+        decoder: &mut Decoder,
+        index: u32,
+        chunk: &mut [u8],
+    ) -> Result<(), ImageError> {
+        self.assert_length(chunk);
+        let entry = match self.place(index)? {
+            Place::Zero => {
+                chunk.fill(0);
+                return Ok(());
+            }
+            Place::Entry(entry) => entry,
+        };
+        match entry.kind {
+            Kind::Parent => {
+                self.parent_reader(index)?
+                    .read_chunk_with(decoder, index, chunk)?;
+            }
+            Kind::Raw => {
+                read_exact(&self.file, entry.offset, chunk).map_err(|fault| self.failed(fault))?;
+            }
+            _ => {
+                let mut stored = std::mem::take(&mut decoder.scratch);
+                stored.resize(entry.length as usize, 0);
+                let unpacked = read_exact(&self.file, entry.offset, &mut stored)
+                    .map_err(|fault| self.failed(fault))
+                    .and_then(|()| self.unpack(decoder, index, &entry, &stored, chunk));
+                decoder.scratch = stored;
+                unpacked?;
+            }
+        }
+        self.check(index, &entry, chunk)
+    }
+
+    /// Makes a chunk from the bytes of its [`ImageReader::stored_range`], read
+    /// by the caller, and checks it. A chunk that has none here is read.
+    ///
+    /// # Panics
+    /// If `chunk` has another length than [`ImageReader::chunk_size`].
+    pub fn decode(
+        &self,
+        decoder: &mut Decoder,
+        index: u32,
+        stored: &[u8],
+        chunk: &mut [u8],
+    ) -> Result<(), ImageError> {
+        self.assert_length(chunk);
+        match self.place(index)? {
+            Place::Entry(entry) if entry.kind != Kind::Parent => {
+                self.unpack(decoder, index, &entry, stored, chunk)?;
+                self.check(index, &entry, chunk)
+            }
+            _ => self.read_chunk_with(decoder, index, chunk),
+        }
+    }
+
+    /// Reads bytes of the file: those of [`ImageReader::stored_range`] or
+    /// [`ImageReader::hot_range`].
+    pub fn read_stored(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ImageError> {
+        read_exact(&self.file, offset, bytes).map_err(|fault| self.failed(fault))
+    }
+
+    /// Where the chunks of the working set are in this file, one after the
+    /// other in its order, but for those that are zero or like an earlier one;
+    /// empty if it has none.
+    pub fn hot_range(&self) -> Range<u64> {
+        self.footer.hot.clone()
+    }
+
+    /// The chunks a restore needs, in the order it needs them.
+    pub fn working_set(&self) -> Result<Vec<Range<u32>>, ImageError> {
+        let section = &self.footer.working_set;
+        let damaged = |what| {
+            let offset = section.offset;
+            self.failed(Fault::Damaged { offset, what })
+        };
+        let bytes = read_section(&self.file, section).map_err(|fault| self.failed(fault))?;
+        let mut fields = crate::format::Fields(&bytes);
+        let mut left = self.chunks();
+        (0..bytes.len() / 8)
+            .map(|_| {
+                let (first, count) = (fields.u32(), fields.u32());
+                left = left
+                    .checked_sub(count)
+                    .filter(|_| count > 0)
+                    .ok_or_else(|| damaged("the working set has a wrong number of chunks"))?;
+                match first.checked_add(count) {
+                    Some(end) if end <= self.chunks() => Ok(first..end),
+                    _ => Err(damaged("the working set has chunks beyond the last")),
+                }
+            })
+            .collect()
+    }
+
+    fn unpack(
+        &self,
+        decoder: &mut Decoder,
+        index: u32,
+        entry: &Entry,
+        stored: &[u8],
+        chunk: &mut [u8],
+    ) -> Result<(), ImageError> {
+        let dictionary = self.dictionary.as_ref().map(|(_, prepared)| prepared);
+        decoder
+            .unpack(entry.kind, stored, dictionary, chunk)
+            .map_err(|what| self.damaged_chunk(index, entry, what))
+    }
+
+    fn check(&self, index: u32, entry: &Entry, chunk: &[u8]) -> Result<(), ImageError> {
+        if crc32c::crc32c(chunk) == entry.checksum {
+            return Ok(());
+        }
+        Err(self.damaged_chunk(
+            index,
+            entry,
+            match entry.kind {
+                Kind::Parent => "the parent holds something else",
+                _ => "its checksum is wrong",
+            },
+        ))
+    }
+
+    fn parent_reader(&self, index: u32) -> Result<&ImageReader, ImageError> {
+        match &self.parent {
+            Some((_, parent)) => Ok(parent),
+            None => Err(self.failed(Fault::Chunk {
+                index,
+                offset: 0,
+                what: "it is in the parent, and there is none",
+            })),
+        }
+    }
+
+    fn damaged_chunk(&self, index: u32, entry: &Entry, what: &'static str) -> ImageError {
+        let offset = entry.offset;
+        self.failed(Fault::Chunk {
+            index,
+            offset,
+            what,
+        })
+    }
+
+    fn failed(&self, fault: Fault) -> ImageError {
+        ImageError::new(&self.path, fault)
+    }
+
+    fn assert_length(&self, chunk: &[u8]) {
+        assert_eq!(
+            chunk.len(),
+            self.chunk_size() as usize,
+            "the buffer is as long as a chunk"
+        );
+    }
+}
+
+impl std::fmt::Debug for ImageReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ImageReader")
+            .field("path", &self.path)
+            .field("id", &self.footer.id)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Opens a file and locks it, shared, for as long as it is open: a collector
+/// leaves it alone.
+fn open_locked(path: &Path) -> io::Result<File> {
+    let file = File::open(path)?;
+    flock(&file, FlockOperation::LockShared)?;
+    if file.metadata()?.nlink() == 0 {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    Ok(file)
+}
+
+/// Reads a section whole. Its length was held against the file's and the
+/// number of chunks.
+fn read_section(file: &File, section: &Section) -> Result<Vec<u8>, Fault> {
+    let mut bytes = vec![0; section.length as usize];
+    read_exact(file, section.offset, &mut bytes)?;
+    if crc32c::crc32c(&bytes) != section.checksum {
+        return Err(Fault::Damaged {
+            offset: section.offset,
+            what: "the checksum of a section is wrong",
+        });
+    }
+    Ok(bytes)
+}
+
+fn read_exact(file: &File, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+    file.read_exact_at(bytes, offset)
+        .map_err(|source| Fault::Read {
+            offset,
+            length: bytes.len() as u64,
+            source,
+        })
+}

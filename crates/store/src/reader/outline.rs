@@ -1,0 +1,101 @@
+//! What can be known of an image without its chunks and parents.
+
+use super::{read_exact, read_section};
+use crate::error::{Fault, ImageError};
+use crate::folder::Listed;
+use crate::format::{Footer, Header, ImageId, ParentRef, footer, header};
+use std::fs::File;
+use std::path::Path;
+use zstd::zstd_safe::DDict;
+
+/// What header and footer say, and the parent's name.
+#[derive(Debug, Clone)]
+pub struct Outline {
+    /// Where everything is.
+    pub footer: Footer,
+    /// The parent it names.
+    pub parent: Option<ParentRef>,
+    /// Bytes of the file.
+    pub file_bytes: u64,
+}
+
+impl Outline {
+    /// Reads it from a file, without a lock.
+    pub fn read(path: &Path) -> Result<Outline, ImageError> {
+        let outline = || {
+            let file = File::open(path).map_err(Fault::Open)?;
+            let length = file.metadata().map_err(Fault::Open)?.len();
+            Outline::of(&file, length)
+        };
+        outline().map_err(|fault| ImageError::new(path, fault))
+    }
+
+    pub(super) fn of(file: &File, length: u64) -> Result<Outline, Fault> {
+        let footer = read_ends(file, length)?;
+        let mut parent = None;
+        if footer.parent.length > 0 {
+            let bytes = read_section(file, &footer.parent)?;
+            parent = Some(ParentRef::decode(&bytes).ok_or(Fault::Damaged {
+                offset: footer.parent.offset,
+                what: "the parent's name is not one",
+            })?);
+        }
+        Ok(Outline {
+            footer,
+            parent,
+            file_bytes: length,
+        })
+    }
+
+    /// What it holds.
+    pub fn id(&self) -> ImageId {
+        self.footer.id
+    }
+
+    pub(crate) fn listed(self, name: String) -> Listed {
+        Listed {
+            name,
+            id: self.footer.id,
+            size: self.footer.size,
+            file_bytes: self.file_bytes,
+            parent: self.parent,
+        }
+    }
+}
+
+fn read_ends(file: &File, length: u64) -> Result<Footer, Fault> {
+    let at = length.saturating_sub(footer::BYTES as u64);
+    let mut first = [0; header::BYTES];
+    if length < (header::BYTES + footer::BYTES) as u64 {
+        // Too short; but whose file is it?
+        let there = first.len().min(length as usize);
+        read_exact(file, 0, &mut first[..there])?;
+        let whose = first.len().min(header::MAGIC.len());
+        return Err(if there >= whose && first[..whose] == header::MAGIC {
+            Fault::Truncated { length, offset: at }
+        } else {
+            Fault::NotAnImage
+        });
+    }
+    read_exact(file, 0, &mut first)?;
+    let header = Header::decode(&first)?;
+    let mut last = [0; footer::BYTES];
+    read_exact(file, at, &mut last)?;
+    Footer::decode(&last, length, &header)
+}
+
+/// The dictionary, if there is one, as it is and prepared.
+pub(super) fn dictionary(
+    file: &File,
+    footer: &Footer,
+) -> Result<Option<(Vec<u8>, DDict<'static>)>, Fault> {
+    if footer.dictionary.length == 0 {
+        return Ok(None);
+    }
+    let bytes = read_section(file, &footer.dictionary)?;
+    let prepared = DDict::try_create(&bytes).ok_or(Fault::Damaged {
+        offset: footer.dictionary.offset,
+        what: "the dictionary is not one",
+    })?;
+    Ok(Some((bytes, prepared)))
+}

@@ -1,0 +1,50 @@
+//! Where parents are looked for.
+
+use super::ImageReader;
+use crate::error::{Fault, ParentFault};
+use crate::format::{Footer, MAX_DEPTH, ParentRef};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Tells where the parent of the image at that path is.
+pub type Resolve = dyn Fn(&Path, &ParentRef) -> io::Result<PathBuf>;
+
+/// A file of that name in the child's folder; one that holds something else is
+/// passed over for one that was removed but is kept for its children.
+pub fn in_folder(child: &Path, parent: &ParentRef) -> io::Result<PathBuf> {
+    let named = child.with_file_name(&parent.name);
+    let kept = child.with_file_name(kept_name(parent));
+    Ok(if kept.exists() { kept } else { named })
+}
+
+/// What an image is called that was removed while it had children.
+pub fn kept_name(parent: &ParentRef) -> String {
+    format!(".{}.{}.removed", parent.name, parent.id)
+}
+
+/// Opens the parent that `child` names.
+pub(super) fn open(
+    child: &Path,
+    parent: &ParentRef,
+    footer: &Footer,
+    resolve: &Resolve,
+    depth: usize,
+) -> Result<ImageReader, Fault> {
+    let failed = |source| Fault::Parent {
+        name: parent.name.clone(),
+        source,
+    };
+    if depth >= MAX_DEPTH {
+        return Err(failed(ParentFault::TooDeep));
+    }
+    let path = resolve(child, parent).map_err(|error| failed(ParentFault::NotFound(error)))?;
+    let reader = ImageReader::open_at_depth(&path, resolve, depth + 1)
+        .map_err(|error| failed(ParentFault::Image(Box::new(error))))?;
+    if reader.chunk_size() != footer.chunk_size {
+        return Err(failed(ParentFault::OtherChunkSize));
+    }
+    if reader.id() != parent.id {
+        return Err(failed(ParentFault::OtherContents));
+    }
+    Ok(reader)
+}

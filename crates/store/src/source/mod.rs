@@ -1,0 +1,54 @@
+//! What an image is made of.
+//!
+//! * [`file`]: any file, holes skipped.
+//! * [`layered`]: files over one another, as a captured VM's RAM is.
+
+pub mod file;
+pub mod layered;
+
+pub use layered::LayeredFile;
+
+use std::io;
+use std::ops::Range;
+
+/// Bytes that can be read anywhere, from several threads.
+pub trait ChunkSource {
+    /// Bytes it has.
+    fn size(&self) -> u64;
+
+    /// Fills `buffer` with the bytes from `offset` on. Those past the end are
+    /// zeros.
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
+
+    /// Where it may have bytes that are not zero: sorted, without overlap.
+    fn data_ranges(&self) -> io::Result<Vec<Range<u64>>> {
+        let size = self.size();
+        Ok((size > 0).then_some(0..size).into_iter().collect())
+    }
+}
+
+/// Bytes in memory.
+impl ChunkSource for [u8] {
+    fn size(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let start = usize::try_from(offset).map_or(self.len(), |start| start.min(self.len()));
+        let count = buffer.len().min(self.len() - start);
+        buffer[..count].copy_from_slice(&self[start..start + count]);
+        buffer[count..].fill(0);
+        Ok(())
+    }
+}
+
+/// Bytes in memory.
+impl ChunkSource for Vec<u8> {
+    fn size(&self) -> u64 {
+        self[..].size()
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self[..].read_at(offset, buffer)
+    }
+}

@@ -1,0 +1,1 @@
+//! Damaged images that pass their checksums, for fuzzing.
