@@ -6,6 +6,7 @@ use super::disk::Disk;
 use super::options::{BlockError, BlockOptions, ID_BYTES};
 use super::state::{BlockState, RestoreError};
 use super::worker::{Worker, WorkerParts};
+use crate::log_limit::LogLimit;
 use crate::virtio::device::{ActivateError, Activation, ActiveQueue, VirtioDevice, WorkerRole};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -20,6 +21,7 @@ pub struct Block {
     disk: Arc<Disk>,
     id: [u8; ID_BYTES],
     config: ConfigSpace,
+    log: Arc<LogLimit>,
     running: Option<Running>,
 }
 
@@ -46,6 +48,7 @@ impl Block {
             config: ConfigSpace::new(&disk),
             disk: Arc::new(disk),
             id: padded,
+            log: Arc::default(),
             running: None,
         })
     }
@@ -102,6 +105,7 @@ impl VirtioDevice for Block {
             interrupt: activation.interrupt,
             active,
             stop: stop.clone(),
+            log: self.log.clone(),
             write_through: activation.features & (1 << VIRTIO_BLK_F_FLUSH) == 0,
         });
         let slot = returned.clone();

@@ -12,6 +12,9 @@ use std::io::{self, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use vm_memory::GuestAddress;
 
 /// Linux 6.1: which alignment direct I/O needs. Not among rustix's names.
 const STATX_DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
@@ -29,11 +32,38 @@ pub(super) struct Disk {
     memory_alignment: usize,
 }
 
-/// Buffers one thread uses for its transfers.
-#[derive(Default)]
+/// Most bytes moved before the order to stop is looked for; a multiple of
+/// every block size. A guest can ask for gigabytes in one request, by naming
+/// the same memory many times, and a pause must not wait for them.
+pub(super) const PIECE_BYTES: usize = 4 << 20;
+
+/// What one thread uses for its transfers.
 pub(super) struct Scratch {
+    stop: Arc<AtomicBool>,
     vectors: Vectors,
     bounce: Bounce,
+    piece: Vec<Segment>,
+}
+
+impl Scratch {
+    /// Transfers end early, with [`io::ErrorKind::Interrupted`], when `stop`
+    /// is set.
+    pub(super) fn new(stop: Arc<AtomicBool>) -> Scratch {
+        Scratch {
+            stop,
+            vectors: Vectors::default(),
+            bounce: Bounce::default(),
+            piece: Vec::new(),
+        }
+    }
+
+    /// An error if the order to stop has come.
+    pub(super) fn go_on(&self) -> io::Result<()> {
+        match self.stop.load(Ordering::SeqCst) {
+            true => Err(io::ErrorKind::Interrupted.into()),
+            false => Ok(()),
+        }
+    }
 }
 
 impl Disk {
@@ -91,7 +121,7 @@ impl Disk {
         bytes: u64,
     ) -> io::Result<()> {
         self.check(offset, bytes)?;
-        self.transfer(scratch, Direction::Read, memory, segments, offset)
+        self.transfer(scratch, Direction::Read, memory, segments, offset, bytes)
     }
 
     /// Writes `segments`, `bytes` in all, to `offset`.
@@ -105,10 +135,39 @@ impl Disk {
     ) -> io::Result<()> {
         self.check_writable()?;
         self.check(offset, bytes)?;
-        self.transfer(scratch, Direction::Write, memory, segments, offset)
+        self.transfer(scratch, Direction::Write, memory, segments, offset, bytes)
     }
 
+    /// Moves all bytes of `segments`, a piece at a time.
     fn transfer(
+        &self,
+        scratch: &mut Scratch,
+        direction: Direction,
+        memory: &GuestMemory,
+        segments: &[Segment],
+        mut offset: u64,
+        bytes: u64,
+    ) -> io::Result<()> {
+        if bytes <= PIECE_BYTES as u64 {
+            return self.transfer_piece(scratch, direction, memory, segments, offset);
+        }
+        let mut piece = std::mem::take(&mut scratch.piece);
+        let mut rest = Rest {
+            segments,
+            consumed: 0,
+        };
+        let mut result = Ok(());
+        while result.is_ok() && rest.next_piece(&mut piece) {
+            result = scratch
+                .go_on()
+                .and_then(|()| self.transfer_piece(scratch, direction, memory, &piece, offset));
+            offset += PIECE_BYTES as u64;
+        }
+        scratch.piece = piece;
+        result
+    }
+
+    fn transfer_piece(
         &self,
         scratch: &mut Scratch,
         direction: Direction,
@@ -155,9 +214,12 @@ impl Disk {
         match self.fallocate(how, range) {
             // Not every file system can.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                let bytes = range.end - range.start;
-                let bounce = &mut scratch.bounce;
-                bounce.write_zeros(&self.file, range.start, bytes)
+                for start in range.clone().step_by(PIECE_BYTES) {
+                    scratch.go_on()?;
+                    let bytes = (range.end - start).min(PIECE_BYTES as u64);
+                    scratch.bounce.write_zeros(&self.file, start, bytes)?;
+                }
+                Ok(())
             }
             result => result,
         }
@@ -196,6 +258,35 @@ impl Disk {
             return Err(io::ErrorKind::ReadOnlyFilesystem.into());
         }
         Ok(())
+    }
+}
+
+/// What of a list of segments is left to do.
+struct Rest<'a> {
+    segments: &'a [Segment],
+    /// Bytes of the first segment already done.
+    consumed: usize,
+}
+
+impl Rest<'_> {
+    /// The next [`PIECE_BYTES`], fewer at the end; false if nothing is left.
+    fn next_piece(&mut self, piece: &mut Vec<Segment>) -> bool {
+        piece.clear();
+        let mut room = PIECE_BYTES;
+        while room > 0
+            && let [first, later @ ..] = self.segments
+        {
+            let length = (first.length - self.consumed).min(room);
+            let address = GuestAddress(first.address.0 + self.consumed as u64);
+            piece.push(Segment { address, length });
+            room -= length;
+            self.consumed += length;
+            if self.consumed == first.length {
+                self.segments = later;
+                self.consumed = 0;
+            }
+        }
+        !piece.is_empty()
     }
 }
 

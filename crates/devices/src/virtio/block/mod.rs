@@ -6,7 +6,7 @@
 //! * `config`: the configuration space.
 //! * `request`: requests as guest memory has them, checked.
 //! * `worker`, `doorbell`: the thread that serves the queue, and what wakes it.
-//! * `disk`: bytes of the file to and from guest memory.
+//! * `disk`: bytes of the file to and from guest memory, a piece at a time.
 //! * `vectored`, `bounce`: the two ways they go.
 
 mod bounce;

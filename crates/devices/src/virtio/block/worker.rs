@@ -6,6 +6,7 @@ use super::doorbell::make_blocking;
 use super::options::ID_BYTES;
 use super::request::{Buffers, Operation, Request, Segment};
 use crate::GuestMemory;
+use crate::log_limit::LogLimit;
 use crate::virtio::device::{ActiveQueue, Interrupt};
 use crate::virtio::signal::driver_wants_interrupt;
 use std::io;
@@ -26,6 +27,7 @@ pub(super) struct Worker {
     /// The driver does not flush, so every write must be durable when it is
     /// answered (Virtio 1.3 §5.2.6.2).
     write_through: bool,
+    log: Arc<LogLimit>,
     buffers: Buffers,
     scratch: Scratch,
 }
@@ -39,6 +41,7 @@ pub(super) struct WorkerParts {
     pub(super) active: ActiveQueue,
     pub(super) stop: Arc<AtomicBool>,
     pub(super) write_through: bool,
+    pub(super) log: Arc<LogLimit>,
 }
 
 impl Worker {
@@ -50,15 +53,17 @@ impl Worker {
             memory: parts.memory,
             interrupt: parts.interrupt,
             active: parts.active,
+            scratch: Scratch::new(parts.stop.clone()),
             stop: parts.stop,
             write_through: parts.write_through,
+            log: parts.log,
             buffers: Buffers::default(),
-            scratch: Scratch::default(),
         }
     }
 
     /// Serves the queue until told to stop; gives it back with its position.
-    /// Each request it took is answered.
+    /// Each request it took is answered, except one so large that the stop
+    /// could not wait for it: that one is in the queue again, to be done anew.
     pub(super) fn run(mut self) -> ActiveQueue {
         if let Err(error) = make_blocking(&self.active.doorbell) {
             tracing::error!(%error, "the doorbell of a disk can't be waited on");
@@ -68,7 +73,9 @@ impl Worker {
         let mut broken = false;
         while !self.stopped() {
             if !broken && let Err(error) = self.serve() {
-                tracing::warn!(%error, "a guest broke the queue of a disk");
+                if self.log.admits() {
+                    tracing::warn!(%error, "a guest broke the queue of a disk");
+                }
                 self.interrupt.needs_reset();
                 broken = true;
             }
@@ -103,7 +110,10 @@ impl Worker {
                     break;
                 };
                 let head = chain.head_index();
-                let written = self.answer(memory, chain);
+                let Some(written) = self.answer(memory, chain) else {
+                    self.active.queue.go_to_previous_position();
+                    break;
+                };
                 self.active.queue.add_used(memory, head, written)?;
                 // After each request, not after all: the next may take long.
                 if driver_wants_interrupt(&mut self.active.queue, memory) {
@@ -117,13 +127,20 @@ impl Worker {
         }
     }
 
-    /// Carries out one request; the number of bytes written to the guest.
-    fn answer(&mut self, memory: &GuestMemory, chain: DescriptorChain<&GuestMemory>) -> u32 {
+    /// Carries out one request; the number of bytes written to the guest, or
+    /// `None` if the order to stop came in the middle. What was done by then
+    /// is done again another time, to the same effect.
+    fn answer(
+        &mut self,
+        memory: &GuestMemory,
+        chain: DescriptorChain<&GuestMemory>,
+    ) -> Option<u32> {
         let (address, status, data_written) = match self.buffers.parse(memory, chain) {
             Ok(request) => {
                 let (status, written) = match self.carry_out(memory, &request) {
                     Ok(written) => (VIRTIO_BLK_S_OK as u8, written),
-                    Err(error) => (failure(&error), 0),
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => return None,
+                    Err(error) => (failure(&error, &self.log), 0),
                 };
                 (request.status, status, written)
             }
@@ -131,14 +148,14 @@ impl Worker {
                 tracing::debug!(%refused, "a guest's block request");
                 match refused.status() {
                     Some((address, status)) => (address, status, 0),
-                    None => return 0,
+                    None => return Some(0),
                 }
             }
         };
-        match memory.write_obj(status, address) {
+        Some(match memory.write_obj(status, address) {
             Ok(()) => data_written.saturating_add(1),
             Err(_) => 0,
-        }
+        })
     }
 
     /// The number of data bytes written to the guest.
@@ -159,11 +176,13 @@ impl Worker {
             Operation::Identify => return identify(&self.id, memory, self.buffers.writable_data()),
             Operation::Discard(ranges) => {
                 for range in ranges.as_slice() {
+                    scratch.go_on()?;
                     self.disk.discard(&range.bytes)?;
                 }
             }
             Operation::WriteZeroes(ranges) => {
                 for range in ranges.as_slice() {
+                    scratch.go_on()?;
                     self.disk.write_zeroes(scratch, &range.bytes, range.unmap)?;
                 }
             }
@@ -188,7 +207,7 @@ fn identify(id: &[u8; ID_BYTES], memory: &GuestMemory, room: &[Segment]) -> io::
     Ok((ID_BYTES - left.len()) as u32)
 }
 
-fn failure(error: &io::Error) -> u8 {
+fn failure(error: &io::Error, log: &LogLimit) -> u8 {
     match error.kind() {
         io::ErrorKind::Unsupported => VIRTIO_BLK_S_UNSUPP as u8,
         // The guest asked for the impossible: its own business.
@@ -197,7 +216,9 @@ fn failure(error: &io::Error) -> u8 {
             VIRTIO_BLK_S_IOERR as u8
         }
         _ => {
-            tracing::warn!(%error, "a disk failed a request");
+            if log.admits() {
+                tracing::warn!(%error, "a disk failed a request");
+            }
             VIRTIO_BLK_S_IOERR as u8
         }
     }

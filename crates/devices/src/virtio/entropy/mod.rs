@@ -8,6 +8,7 @@
 mod tests;
 
 use crate::GuestMemory;
+use crate::log_limit::LogLimit;
 use crate::virtio::device::{ActivateError, Activation, ActiveQueue, Interrupt, VirtioDevice};
 use crate::virtio::signal::driver_wants_interrupt;
 use rustix::rand::GetRandomFlags;
@@ -33,6 +34,7 @@ const CHUNK: usize = 256;
 /// The device.
 #[derive(Default)]
 pub struct Entropy {
+    log: LogLimit,
     running: Option<Running>,
 }
 
@@ -94,7 +96,7 @@ impl VirtioDevice for Entropy {
             interrupt: activation.interrupt,
             active,
         });
-        running.serve();
+        running.serve(&self.log);
         Ok(())
     }
 
@@ -109,15 +111,17 @@ impl VirtioDevice for Entropy {
 
     fn notified(&mut self, _queue: u16) {
         if let Some(running) = &mut self.running {
-            running.serve();
+            running.serve(&self.log);
         }
     }
 }
 
 impl Running {
-    fn serve(&mut self) {
+    fn serve(&mut self, log: &LogLimit) {
         if let Err(error) = self.try_serve() {
-            tracing::warn!(%error, "a guest broke the queue of its entropy device");
+            if log.admits() {
+                tracing::warn!(%error, "a guest broke the queue of its entropy device");
+            }
             self.interrupt.needs_reset();
         }
     }

@@ -6,6 +6,7 @@ use super::registers::{self as reg, status};
 use super::state::{MmioTransportState, RestoreError};
 use crate::GuestMemory;
 use crate::bus::BusDevice;
+use crate::log_limit::LogLimit;
 use crate::virtio::device::{
     ActivateError, Activation, ActiveQueue, Interrupt, VirtioDevice, Workers,
 };
@@ -34,6 +35,7 @@ pub struct MmioTransport<D: VirtioDevice> {
     queue_select: u32,
     queues: Vec<QueueRegisters>,
     running: bool,
+    log: LogLimit,
 }
 
 /// A transport can only be saved while its device is at rest.
@@ -72,6 +74,7 @@ impl<D: VirtioDevice> MmioTransport<D> {
             queue_select: 0,
             queues,
             running: false,
+            log: LogLimit::new(),
         })
     }
 
@@ -207,11 +210,13 @@ impl<D: VirtioDevice> MmioTransport<D> {
         match &result {
             Ok(()) => self.running = true,
             Err(error) => {
-                tracing::warn!(
-                    device_type = self.device.device_type(),
-                    error = error as &dyn std::error::Error,
-                    "a virtio device could not start"
-                );
+                if self.log.admits() {
+                    tracing::warn!(
+                        device_type = self.device.device_type(),
+                        error = error as &dyn std::error::Error,
+                        "a virtio device could not start"
+                    );
+                }
                 self.interrupt.needs_reset();
             }
         }

@@ -6,6 +6,7 @@ use super::muxer::Muxer;
 use super::poll::{self, PollSet};
 use super::rings::{QUEUE_SIZES, Rings};
 use super::state::VsockState;
+use crate::log_limit::LogLimit;
 use crate::virtio::device::{
     ActivateError, Activation, ActiveQueue, VirtioDevice, WorkerRole, Workers,
 };
@@ -79,6 +80,7 @@ pub struct Vsock {
     cid: u64,
     /// The guest was saved with another context id, and has not been told.
     cid_is_news: bool,
+    log: Arc<LogLimit>,
     poll: Arc<PollSet>,
     engine: Arc<Mutex<Engine>>,
     worker: Option<Worker>,
@@ -112,11 +114,12 @@ impl Vsock {
         let mut muxer =
             Muxer::new(args.cid, args.path, listener, poll.clone()).map_err(VsockError::Poll)?;
         if let Some(state) = state {
-            muxer.reset_saved(&state.connections);
+            muxer.reset_saved(state);
         }
         Ok(Vsock {
             cid: args.cid,
             cid_is_news: state.is_some_and(|state| state.cid != args.cid),
+            log: Arc::default(),
             poll,
             engine: Arc::new(Mutex::new(Engine::new(muxer, state.is_some()))),
             worker: None,
@@ -141,6 +144,7 @@ impl Vsock {
             interrupt.clone(),
             activation.queues,
             event_idx,
+            &self.log,
         )?;
         let mut engine = engine::lock(&self.engine);
         engine

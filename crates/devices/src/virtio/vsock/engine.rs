@@ -233,7 +233,7 @@ fn take_packets(muxer: &mut Muxer, rings: &mut Rings, now: Instant) -> bool {
         let head = chain.head_index();
         let parsed = buffers
             .load(memory, chain, Permissions::Read)
-            .and_then(|()| packet::parse(&buffers, muxer.guest_cid()));
+            .and_then(|()| packet::parse(&buffers, &muxer.source_cids()));
         match parsed {
             Ok(header) => muxer.receive(&header, &buffers, now),
             Err(error) => tracing::debug!(%error, "vsock: packet dropped"),

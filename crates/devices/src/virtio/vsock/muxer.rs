@@ -8,7 +8,7 @@ use super::listener::{Listener, dial};
 use super::outbox::Outbox;
 use super::packet::{Buffers, HOST_CID, Header, Op, TYPE_STREAM};
 use super::poll::{self, PollSet};
-use super::state::SavedConnection;
+use super::state::{SavedConnection, VsockState};
 use super::{BUFFER, CONNECTION_LIMIT};
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -56,6 +56,8 @@ struct Drain {
 /// Connections by their ports, and who may speak next.
 pub struct Muxer {
     guest_cid: u64,
+    /// The context id the guest had before it was restored.
+    former_cid: u64,
     path: PathBuf,
     poll: Arc<PollSet>,
     listener: Listener,
@@ -86,6 +88,7 @@ impl Muxer {
         poll.add(&listener, poll::LISTENER, EventSet::empty())?;
         Ok(Muxer {
             guest_cid,
+            former_cid: guest_cid,
             path,
             poll,
             listener,
@@ -103,9 +106,10 @@ impl Muxer {
         })
     }
 
-    /// The guest's context id.
-    pub fn guest_cid(&self) -> u64 {
-        self.guest_cid
+    /// The context ids packets of the guest's may come from: its own, and the
+    /// one it had before it was restored, until it has read its own.
+    pub fn source_cids(&self) -> [u64; 2] {
+        [self.guest_cid, self.former_cid]
     }
 
     /// Connections the guest believes in, for a snapshot.
@@ -129,15 +133,17 @@ impl Muxer {
     }
 
     /// Owes the guest a RST for each connection of a snapshot.
-    pub fn reset_saved(&mut self, saved: &[SavedConnection]) {
-        self.resets.extend(saved.iter().map(|ports| Reset {
-            cid: HOST_CID,
-            kind: TYPE_STREAM,
-            key: Key {
-                host_port: ports.host_port,
-                guest_port: ports.guest_port,
-            },
-        }));
+    pub fn reset_saved(&mut self, saved: &VsockState) {
+        self.former_cid = saved.cid;
+        self.resets
+            .extend(saved.connections.iter().map(|ports| Reset {
+                cid: HOST_CID,
+                kind: TYPE_STREAM,
+                key: Key {
+                    host_port: ports.host_port,
+                    guest_port: ports.guest_port,
+                },
+            }));
     }
 
     /// The driver started anew: what it knew of is gone.
@@ -361,6 +367,14 @@ impl Muxer {
                     kind: header.kind,
                     key,
                 });
+            }
+            return;
+        }
+        if header.src_cid != self.guest_cid {
+            // Sent before the guest knew who it is now. It would wait for an
+            // answer in vain; so its program learns at once, and tries again.
+            if op != Some(Op::Rst) {
+                self.refuse(key);
             }
             return;
         }

@@ -351,8 +351,9 @@ fn retry(mut call: impl FnMut() -> Result<usize, VolatileMemoryError>) -> io::Re
 
 /// Reads and checks the header of a packet from the guest; its payload is
 /// `len` bytes of `buffers` from [`HEADER_LEN`]. Destination, type and
-/// operation are left to the caller, who answers wrong ones with RST.
-pub fn parse(buffers: &Buffers<'_>, guest_cid: u64) -> Result<Header, Malformed> {
+/// operation are left to the caller, who answers wrong ones with RST. The
+/// guest may send as any of `guest_cids`.
+pub fn parse(buffers: &Buffers<'_>, guest_cids: &[u64]) -> Result<Header, Malformed> {
     let Some(held) = buffers.len().checked_sub(HEADER_LEN) else {
         return Err(Malformed::TooShort(buffers.len()));
     };
@@ -368,7 +369,7 @@ pub fn parse(buffers: &Buffers<'_>, guest_cid: u64) -> Result<Header, Malformed>
             held,
         });
     }
-    if header.src_cid != guest_cid {
+    if !guest_cids.contains(&header.src_cid) {
         return Err(Malformed::ForeignSource(header.src_cid));
     }
     Ok(header)

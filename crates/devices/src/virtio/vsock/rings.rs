@@ -1,6 +1,7 @@
 //! The three virtqueues (Virtio 1.3 §5.10.2).
 
 use crate::GuestMemory;
+use crate::log_limit::LogLimit;
 use crate::virtio::device::{ActivateError, ActiveQueue, Interrupt};
 use crate::virtio::signal::driver_wants_interrupt;
 use std::num::Wrapping;
@@ -36,6 +37,7 @@ impl Rings {
         interrupt: Arc<dyn Interrupt>,
         queues: Vec<Option<ActiveQueue>>,
         event_idx: bool,
+        log: &Arc<LogLimit>,
     ) -> Result<Rings, ActivateError> {
         let mut queues = queues.into_iter().map(|queue| {
             let mut active = queue?;
@@ -43,6 +45,7 @@ impl Rings {
             Some(Ring {
                 active,
                 interrupt: interrupt.clone(),
+                log: log.clone(),
                 returned: false,
                 broken: false,
             })
@@ -95,6 +98,7 @@ impl Rings {
 pub struct Ring {
     active: ActiveQueue,
     interrupt: Arc<dyn Interrupt>,
+    log: Arc<LogLimit>,
     /// Buffers were returned since the driver was last told.
     returned: bool,
     /// The driver made nonsense of the ring; only a reset helps.
@@ -116,7 +120,9 @@ impl Ring {
             Ok(mut chains) => chains.next(),
             Err(error) => {
                 let queue = self.active.index;
-                tracing::warn!(queue, %error, "vsock: the guest broke a queue; it is left alone");
+                if self.log.admits() {
+                    tracing::warn!(queue, %error, "vsock: the guest broke a queue; it is left alone");
+                }
                 self.broken = true;
                 self.interrupt.needs_reset();
                 None

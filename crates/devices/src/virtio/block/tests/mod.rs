@@ -1,6 +1,7 @@
 //! The driver plays over real rings; the disk is a real file.
 
 mod driver;
+mod large;
 mod malformed;
 mod opening;
 mod properties;

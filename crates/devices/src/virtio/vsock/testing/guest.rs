@@ -69,6 +69,8 @@ impl Socket {
 pub(in super::super) struct Guest {
     pub memory: Arc<GuestMemory>,
     pub device: Vsock,
+    /// Its context id.
+    pub cid: u64,
     pub interrupt: Arc<TestInterrupt>,
     pub sockets: HashMap<Ports, Socket>,
     /// REQUESTs of the host's that nobody answered.
@@ -131,6 +133,7 @@ impl Guest {
             queues: [queue(RX), queue(TX), queue(EVENT)],
             memory: memory.clone(),
             device,
+            cid: GUEST_CID,
             interrupt: TestInterrupt::new(),
             sockets: HashMap::new(),
             requests: VecDeque::new(),
@@ -360,7 +363,7 @@ impl Guest {
         });
         socket.told = socket.taken;
         Header {
-            src_cid: GUEST_CID,
+            src_cid: self.cid,
             dst_cid: HOST_CID,
             src_port: ports.1,
             dst_port: ports.0,
@@ -459,7 +462,7 @@ impl Guest {
     }
 
     fn take_packet(&mut self, header: Header, payload: &[u8]) {
-        assert_eq!(header.dst_cid, GUEST_CID);
+        assert_eq!(header.dst_cid, self.cid);
         assert_eq!(header.len as usize, payload.len());
         let ports = (header.src_port, header.dst_port);
         self.seen.push(header);

@@ -31,7 +31,7 @@ fn judge(parts: &[(&[u8], bool)], access: Permissions) -> Result<Header, Malform
     let chain = queue.pop_descriptor_chain(&*memory).unwrap();
     let mut buffers = Buffers::default();
     buffers.load(&memory, chain, access)?;
-    parse(&buffers, GUEST_CID)
+    parse(&buffers, &[GUEST_CID])
 }
 
 fn good(len: u32) -> Header {
@@ -106,7 +106,7 @@ fn a_table_of_descriptors_cannot_be_longer_than_a_queue() {
         let chain = queue.pop_descriptor_chain(&*memory).unwrap();
         let mut buffers = Buffers::default();
         let loaded = buffers.load(&memory, chain, Permissions::Read);
-        assert_eq!(loaded.and_then(|()| parse(&buffers, GUEST_CID)), verdict);
+        assert_eq!(loaded.and_then(|()| parse(&buffers, &[GUEST_CID])), verdict);
     }
 }
 

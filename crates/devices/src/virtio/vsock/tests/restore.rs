@@ -24,6 +24,7 @@ fn saved(host: &Host) -> (Guest, Vec<virtio_queue::Queue>, VsockState) {
     drop(listener);
     std::fs::remove_file(host.folder.path().join("v_7")).unwrap();
     let queues = guest.pause();
+    guest.take_returned();
     let state = guest.device.save();
     assert_eq!(state.cid, GUEST_CID);
     let ports = |guest_port| SavedConnection {
@@ -294,6 +295,32 @@ fn another_context_id_is_a_change_of_configuration() {
     let queues = guest.pause();
     guest.activate(queues);
     assert_eq!(guest.interrupt.counts().config_changed, 1, "told once");
+}
+
+#[test]
+fn who_connects_under_the_former_context_id_is_refused_at_once() {
+    let host = Host::new();
+    let (guest, queues, state) = saved(&host);
+    let mut guest = guest.by_hand();
+    let path = host.folder.path().join("w");
+    let _listener = std::os::unix::net::UnixListener::bind(host.folder.path().join("w_9")).unwrap();
+    guest.device = Vsock::restore(VsockArgs { cid: 99, path }, &state).unwrap();
+    guest.activate(queues);
+    guest.cid = 99;
+    let early = guest.header((9, 5), Op::Request);
+    guest.send(
+        super::super::packet::Header {
+            src_cid: GUEST_CID,
+            ..early
+        },
+        &[],
+    );
+    guest.settle();
+    assert!(guest.socket((9, 5)).reset && !guest.socket((9, 5)).accepted);
+    guest.sockets.clear();
+    guest.tell((9, 5), Op::Request, 0);
+    guest.settle();
+    assert!(guest.socket((9, 5)).accepted);
 }
 
 #[test]
