@@ -14,6 +14,7 @@ use std::time::Duration;
 const VMM: &str = "/lib/jiffy/jiffy-vmm";
 const JIFFY: &str = "/bin/jiffy";
 const INITRAMFS: &str = "/bench/marker.cpio";
+const BEATING: &str = "/bench/beating.cpio";
 const BASE_KERNEL: &str = "/bench/vmlinux-base";
 const PLAIN_KERNEL: &str = "/bench/vmlinux-plain";
 const DISK: &str = "/bench/disk.img";
@@ -26,6 +27,14 @@ pub const SAME_KERNEL: &str = "boot/same-kernel/pid1";
 pub const OWN_KERNEL: &str = "boot/own-kernel/pid1";
 /// `jiffy run -- true`, the daemon being up.
 pub const RUN: &str = "run/cold/answer";
+/// Spawn of the VMM to the restored guest visibly running, RAM in a raw file.
+pub const RESTORE_128: &str = "restore/mapped/128/visible";
+/// The same with four times the RAM.
+pub const RESTORE_512: &str = "restore/mapped/512/visible";
+/// How long a VM stands still while it is captured whole.
+pub const PAUSE: &str = "snapshot/full/128/pause";
+/// A running VM's capture, to a child whose vCPUs run.
+pub const FORK: &str = "fork/1/host";
 
 /// The kernels, on the host.
 pub struct Kernels<'a> {
@@ -69,11 +78,18 @@ pub fn kernel_figures(kernel: &Path) -> Result<Vec<Figure>> {
     Ok(figures.into_iter().flatten().collect())
 }
 
-/// Boots a machine of that clock and measures every case in it.
-pub fn measure(clock: Clock, kernels: &Kernels, peers: &[Peer], runs: u32) -> Result<Vec<Outcome>> {
+/// Boots a machine of that clock and measures in it every case whose name
+/// contains `only`.
+pub fn measure(
+    clock: Clock,
+    kernels: &Kernels,
+    peers: &[Peer],
+    runs: u32,
+    only: &str,
+) -> Result<Vec<Outcome>> {
     let scratch = std::env::temp_dir().join(format!("jiffy-bench-{}", std::process::id()));
     std::fs::create_dir_all(&scratch)?;
-    let outcomes = measure_in(&scratch, clock, kernels, peers, runs);
+    let outcomes = measure_in(&scratch, clock, kernels, peers, runs, only);
     std::fs::remove_dir_all(&scratch)?;
     outcomes
 }
@@ -84,13 +100,17 @@ fn measure_in(
     kernels: &Kernels,
     peers: &[Peer],
     runs: u32,
+    only: &str,
 ) -> Result<Vec<Outcome>> {
+    let beating = scratch.join("beating.cpio");
+    std::fs::write(&beating, crate::marker::beating_initramfs()?)?;
     let marker = scratch.join("marker.cpio");
     std::fs::write(&marker, crate::marker::initramfs()?)?;
     let disk = scratch.join("disk.img");
     std::fs::write(&disk, vec![0; 1 << 20])?;
     let mut files = vec![
         addition(marker, INITRAMFS),
+        addition(beating, BEATING),
         addition(disk, DISK),
         addition(kernels.base.into(), BASE_KERNEL),
         addition(kernels.plain.into(), PLAIN_KERNEL),
@@ -109,7 +129,9 @@ fn measure_in(
                 .push(peer_case(scratch, &mut files, *peer, runs)?);
         }
     }
+    plan.cases.extend(restore_cases(scratch, &mut files, runs)?);
     plan.cases.push(run_case(runs));
+    plan.cases.retain(|case| case.name.contains(only));
     // Libraries are shared between peers; the archive wants each name once.
     files.sort_by(|a, b| a.guest.cmp(&b.guest));
     files.dedup_by(|a, b| a.guest == b.guest);
@@ -210,9 +232,13 @@ fn same_kernel(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result<C
     vmm_case(SAME_KERNEL, &vmm_config(PLAIN_KERNEL), scratch, files, runs)
 }
 
-/// With what every VM of the node has: a disk, vsock, entropy, fw_cfg.
 fn own_kernel(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result<Case> {
-    let config = vmm::VmmConfig {
+    vmm_case(OWN_KERNEL, &usual(BASE_KERNEL), scratch, files, runs)
+}
+
+/// With what every VM of the node has: a disk, vsock, entropy, fw_cfg.
+fn usual(kernel: &str) -> vmm::VmmConfig {
+    vmm::VmmConfig {
         disks: vec![vmm::Disk {
             path: DISK.into(),
             read_only: true,
@@ -228,9 +254,39 @@ fn own_kernel(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result<Ca
             name: jiffy_wire::guest::FW_CFG_NAME.into(),
             contents: vmm::FwCfgContents::Text("{}".into()),
         }],
-        ..vmm_config(BASE_KERNEL)
+        ..vmm_config(kernel)
+    }
+}
+
+/// A VM as the node makes it, whose guest is always seen to run.
+fn living(ram_mib: u32) -> vmm::VmmConfig {
+    let mut config = usual(BASE_KERNEL);
+    config.memory.size_mib = ram_mib;
+    config.boot.initrd = Some(BEATING.into());
+    config.control = Some("/tmp/bench-control.sock".into());
+    config
+}
+
+fn restore_cases(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result<Vec<Case>> {
+    let mut case = |name: &str, ram_mib, kind: fn(String) -> Kind| {
+        let file = format!("{}.json", name.replace('/', "-"));
+        let guest = format!("/bench/{file}");
+        std::fs::write(scratch.join(&file), serde_json::to_vec(&living(ram_mib))?)?;
+        files.push(addition(scratch.join(&file), &guest));
+        anyhow::Ok(Case {
+            name: name.into(),
+            monitor: "jiffy".into(),
+            kind: kind(guest),
+            runs,
+            warm_up: 1,
+        })
     };
-    vmm_case(OWN_KERNEL, &config, scratch, files, runs)
+    Ok(vec![
+        case(RESTORE_128, 128, |config| Kind::Restore { config })?,
+        case(RESTORE_512, 512, |config| Kind::Restore { config })?,
+        case(PAUSE, 128, |config| Kind::Pause { config })?,
+        case(FORK, 128, |config| Kind::Fork { config })?,
+    ])
 }
 
 fn peer_case(scratch: &Path, files: &mut Vec<Addition>, peer: Peer, runs: u32) -> Result<Case> {

@@ -1,5 +1,6 @@
 //! The initramfs every monitor boots: its PID 1 writes [`MARKER`] to COM1 and
-//! waits. No console driver is needed for that, so none is paid for.
+//! waits, or, to be seen alive after a restore, writes it again and again. No
+//! console driver is needed for that, so none is paid for.
 
 use crate::plan::MARKER;
 use jiffy_machine::image::cpio::Archive;
@@ -25,9 +26,34 @@ const CODE: &[u8] = &[
     0xeb, 0xf7, // jmp to the pause
 ];
 
+/// Offsets in [`CODE`] of the system call number of the write, and of what
+/// follows the write.
+const WRITE: usize = 21;
+const AFTER_WRITE: usize = 46;
+
+/// In place of the pause: count down a little, and write again. The strings
+/// stay where they are.
+fn beating() -> Vec<u8> {
+    let mut code = CODE.to_vec();
+    let back = |end: usize| (WRITE as i64 - end as i64) as u8;
+    let again = [
+        0xb9,
+        0x10,
+        0x27,
+        0,
+        0, // mov ecx, 10000
+        0xe2,
+        0xfe, // loop to itself
+        0xeb,
+        back(AFTER_WRITE + 9), // jmp to the write
+    ];
+    code[AFTER_WRITE..][..again.len()].copy_from_slice(&again);
+    code
+}
+
 /// A static x86-64 ELF program of one segment.
-fn program() -> Vec<u8> {
-    let mut body = CODE.to_vec();
+fn program(code: &[u8]) -> Vec<u8> {
+    let mut body = code.to_vec();
     body.extend_from_slice(b"/dev/port\0");
     body.push(MARKER);
     let size = (HEADERS + body.len()) as u64;
@@ -54,12 +80,21 @@ fn program() -> Vec<u8> {
     elf
 }
 
-/// The initramfs, an uncompressed cpio.
+/// The initramfs whose PID 1 writes once, an uncompressed cpio.
 pub fn initramfs() -> io::Result<Vec<u8>> {
+    with_init(&program(CODE))
+}
+
+/// The initramfs whose PID 1 writes for ever.
+pub fn beating_initramfs() -> io::Result<Vec<u8>> {
+    with_init(&program(&beating()))
+}
+
+fn with_init(program: &[u8]) -> io::Result<Vec<u8>> {
     let mut archive = Archive::new(Vec::new());
     archive.folder("dev", 0o755)?;
     archive.character_device("dev/port", 0o600, 1, 4)?;
-    archive.file("init", 0o755, &program())?;
+    archive.file("init", 0o755, program)?;
     archive.finish()
 }
 
@@ -70,7 +105,7 @@ mod tests {
     #[test]
     fn the_program_finds_its_strings() {
         let data = |instruction_end: usize, offset: u8| instruction_end + usize::from(offset);
-        let body = &program()[HEADERS..];
+        let body = &program(CODE)[HEADERS..];
         assert!(body[data(12, CODE[8])..].starts_with(b"/dev/port\0"));
         assert_eq!(body[data(33, CODE[29])], MARKER);
     }

@@ -37,6 +37,25 @@ pub enum Kind {
         /// Guest RAM in MiB, to tell it from the monitor's own memory.
         ram_mib: u64,
     },
+    /// A VM is booted once and captured into a file; then, from the spawn of a
+    /// monitor that restores it to the next byte on its stdout.
+    Restore {
+        /// How it is booted: a file with a `VmmConfig` that has a control
+        /// socket. Its guest writes [`MARKER`] again and again.
+        config: String,
+    },
+    /// A VM is booted once; then, from the request to capture it to the moment
+    /// a child's vCPUs go on. The parent's pause is the span `pause`.
+    Fork {
+        /// As for `Restore`.
+        config: String,
+    },
+    /// A VM is booted and captured whole, each time anew: how long it stood
+    /// still.
+    Pause {
+        /// As for `Restore`.
+        config: String,
+    },
     /// From spawn to exit with status 0.
     ToExit {
         /// Program and arguments.

@@ -67,6 +67,29 @@ pub fn markdown(
     out
 }
 
+/// All that was counted in the runs of a case (medians), for who looks closer.
+pub fn all_counters(outcome: &Outcome) -> String {
+    let names: BTreeSet<&String> = outcome
+        .samples
+        .iter()
+        .flat_map(|sample| sample.counters.keys())
+        .collect();
+    let mut out = format!("{}:", outcome.name);
+    for name in names {
+        let values = outcome
+            .samples
+            .iter()
+            .filter_map(|sample| sample.counters.get(name));
+        let values = values.map(|value| *value as f64).collect();
+        if let Some(figure) = Figure::of("", "", Clock::Count, "", values)
+            && figure.median > 0.0
+        {
+            let _ = write!(out, " {name} {}", figure.median);
+        }
+    }
+    out
+}
+
 fn counters_table(out: &mut String, outcomes: &[Outcome]) {
     out.push_str("\n## The same kernel: what KVM counted until the marker (medians)\n\n| |");
     let cases: Vec<_> = outcomes

@@ -1,12 +1,12 @@
 //! The control socket: one JSON object a line, answered with one line, which
 //! may carry descriptors.
 
+use jiffy_sys::fds;
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::RecvFlags;
 use std::fs::File;
-use std::io::{self, ErrorKind, IoSlice};
-use std::mem::MaybeUninit;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -19,8 +19,6 @@ const LINE_MAX: usize = 4096;
 const CLIENTS_MAX: usize = 32;
 /// Longest path of a Unix socket, bytes.
 const PATH_MAX: usize = 107;
-/// Most descriptors in one message (Linux, `SCM_MAX_FD`).
-pub const FILES_MAX: usize = 253;
 
 /// The socket could not be made.
 #[derive(Debug, Error)]
@@ -50,7 +48,7 @@ pub enum ControlError {
 pub struct Answer {
     /// The line.
     pub response: ControlResponse,
-    /// Files that travel with it (`SCM_RIGHTS`), at most [`FILES_MAX`].
+    /// Files that travel with it (`SCM_RIGHTS`), at most [`fds::MOST`].
     pub files: Vec<Arc<File>>,
 }
 
@@ -179,18 +177,7 @@ impl Client {
         let mut line = serde_json::to_vec(&answer.response).expect("responses are plain data");
         line.push(b'\n');
         let files: Vec<BorrowedFd<'_>> = answer.files.iter().map(|file| file.as_fd()).collect();
-        let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(files.len()))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !files.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&files)) {
-            return false;
-        }
-        let sent = rustix::net::sendmsg(
-            &self.stream,
-            &[IoSlice::new(&line)],
-            &mut ancillary,
-            SendFlags::NOSIGNAL,
-        );
-        sent == Ok(line.len())
+        fds::send_with_fds(&self.stream, &line, &files).is_ok()
     }
 }
 

@@ -29,6 +29,10 @@ struct Arguments {
     /// Counted runs of each case.
     #[arg(long, default_value_t = 20)]
     runs: u32,
+    /// Measure only the cases whose name contains this, on the instruction
+    /// clock, and print them; nothing is written.
+    #[arg(long, conflicts_with = "check")]
+    only: Option<String>,
     /// Leave out the wall clock.
     #[arg(long)]
     no_wall: bool,
@@ -55,13 +59,23 @@ fn run(arguments: &Arguments) -> Result<bool> {
     } else {
         Peer::ALL.into()
     };
+    if let Some(only) = &arguments.only {
+        let outcomes = cases::measure(Clock::Instructions, &kernels, &peers, arguments.runs, only)?;
+        report_failures(&outcomes)?;
+        let figures = cases::figures(Clock::Instructions, &outcomes);
+        println!("{}", report::markdown(&figures, &outcomes, &[], &[]));
+        for outcome in &outcomes {
+            println!("{}", report::all_counters(outcome));
+        }
+        return Ok(true);
+    }
     eprintln!("kernel: counting instructions to PID 1");
     let mut figures = cases::kernel_figures(&arguments.base_kernel)?;
     eprintln!(
         "machine on the instruction clock: {} runs a case",
         arguments.runs
     );
-    let outcomes = cases::measure(Clock::Instructions, &kernels, &peers, arguments.runs)?;
+    let outcomes = cases::measure(Clock::Instructions, &kernels, &peers, arguments.runs, "")?;
     report_failures(&outcomes)?;
     figures.extend(cases::figures(Clock::Instructions, &outcomes));
     if arguments.check {
@@ -69,7 +83,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
     }
     if !arguments.no_wall {
         eprintln!("machine on the wall clock: {} runs a case", arguments.runs);
-        let wall = cases::measure(Clock::Wall, &kernels, &peers, arguments.runs)?;
+        let wall = cases::measure(Clock::Wall, &kernels, &peers, arguments.runs, "")?;
         report_failures(&wall)?;
         figures.extend(cases::figures(Clock::Wall, &wall));
     }

@@ -12,8 +12,9 @@ use std::sync::Arc;
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
 
-/// Most layers accepted from outside; as many descriptors travel at once.
-pub const MAX_LAYERS: usize = 200;
+/// Most layers accepted from outside: with the state and the layout they travel
+/// in one message.
+pub const MAX_LAYERS: usize = jiffy_sys::fds::MOST - 2;
 
 /// A file and what of it counts.
 #[derive(Debug, Clone)]
@@ -41,7 +42,7 @@ pub fn assemble(
 ) -> Result<Vec<Layer>, MemoryError> {
     let wrong = |text: &str| MemoryError::Layout(text.into());
     if files.is_empty() || files.len() > MAX_LAYERS {
-        return Err(wrong("it needs 1 to 200 layers"));
+        return Err(wrong("there are none, or too many layers"));
     }
     let layout = layout.unwrap_or(MemoryLayout {
         size,

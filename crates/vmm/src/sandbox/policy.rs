@@ -72,6 +72,7 @@ const VCPU_IOCTLS: &[u32] = &[
 
 /// Reading the state of the VM.
 const MAIN_IOCTLS: &[u32] = &[
+    both(0x02, size_of::<kvm_bindings::kvm_msr_list>()),
     both(0x62, size_of::<kvm_bindings::kvm_irqchip>()),
     read(0x7c, size_of::<kvm_bindings::kvm_clock_data>()),
     read(0x9f, size_of::<kvm_bindings::kvm_pit_state2>()),

@@ -3,10 +3,13 @@
 //! Nothing here may wait for a tick or a disk while the clock runs: a marker
 //! is read from a pipe, counters are read after it.
 
+mod restore;
+
 use crate::plan::{Case, Kind, MARKER, Outcome, Plan, Sample};
 use anyhow::{Context, Result, bail};
 use jiffy_wire::timeline::Timeline;
 use jiffy_wire::vmm::VmmEvent;
+use restore::Stage;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -25,8 +28,9 @@ fn run_case(case: &Case) -> Outcome {
         samples: Vec::new(),
         failure: None,
     };
+    let mut stage = None;
     for run in 0..case.warm_up + case.runs {
-        match run_once(&case.kind, run) {
+        match run_once(&case.kind, run, &mut stage) {
             Ok(_) if run < case.warm_up => {}
             Ok(sample) => outcome.samples.push(sample),
             Err(error) => {
@@ -39,8 +43,11 @@ fn run_case(case: &Case) -> Outcome {
     outcome
 }
 
-fn run_once(kind: &Kind, run: u32) -> Result<Sample> {
+fn run_once(kind: &Kind, run: u32, stage: &mut Option<Stage>) -> Result<Sample> {
     match kind {
+        Kind::Restore { config } => restore::restore(Stage::of(stage, config)?),
+        Kind::Fork { config } => restore::fork(Stage::of(stage, config)?),
+        Kind::Pause { config } => restore::pause(config),
         Kind::ToMarker { argv, ram_mib } => to_marker(&fill_in(argv, run), *ram_mib),
         Kind::ToExit {
             argv,
