@@ -1,10 +1,14 @@
 //! COM1: a 16550A, at port 0x3f8 with interrupt 4.
 //!
 //! The registers are `vm-superio`'s. This wraps them for the bus and gives
-//! them input with back-pressure.
+//! them input with back-pressure. [`ConsoleLog`] keeps its output in a file
+//! that stays small.
 
+mod console_log;
 #[cfg(test)]
 mod tests;
+
+pub use console_log::ConsoleLog;
 
 use crate::bus::BusDevice;
 use serde::{Deserialize, Serialize};

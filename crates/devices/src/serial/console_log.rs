@@ -1,0 +1,242 @@
+//! A console's output in a file that stays small.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+/// Most bytes of a file, a line of our own aside.
+const BYTES_MAX: u64 = 4 << 20;
+/// Of these the first are kept for ever: how the guest booted.
+const FIRST_BYTES: u64 = 256 << 10;
+/// And, when the file is full, so many of the last, from a line's beginning.
+const LAST_BYTES: u64 = 2 << 20;
+
+/// Where a serial port writes what its guest says, for people to read later.
+///
+/// A guest can write for ever, and a full disk is everybody's. So when the
+/// file reaches 4 MiB, it is cut down to its first 256 KiB, a line that says
+/// how much is left out, and its last 2 MiB: what is looked for is how a guest
+/// came up and what it said last. Whoever follows the file sees it shrink.
+///
+/// A path that is no regular file (a terminal, a pipe) is written through.
+///
+/// Besides `write`, the thread that writes needs `pread64` and `ftruncate`.
+#[derive(Debug)]
+pub struct ConsoleLog {
+    file: File,
+    regular: bool,
+    limits: Limits,
+    /// Where the next byte goes.
+    end: u64,
+    /// What is never cut ends here; then comes the line of ours, if any.
+    first_end: u64,
+    /// What may be cut begins here.
+    rest_start: u64,
+    left_out: u64,
+}
+
+/// Sizes, smaller in tests.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    most: u64,
+    first: u64,
+    last: u64,
+}
+
+impl ConsoleLog {
+    /// Opens or makes the file, and goes on at its end.
+    pub fn open(path: &Path) -> io::Result<ConsoleLog> {
+        ConsoleLog::with(
+            path,
+            Limits {
+                most: BYTES_MAX,
+                first: FIRST_BYTES,
+                last: LAST_BYTES,
+            },
+        )
+    }
+
+    fn with(path: &Path, limits: Limits) -> io::Result<ConsoleLog> {
+        let file = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .create(true)
+            // A pipe that nobody reads is no reason to wait.
+            .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+            .open(path)?;
+        let metadata = file.metadata()?;
+        let end = metadata.len();
+        let first_end = end.min(limits.first);
+        Ok(ConsoleLog {
+            file,
+            regular: metadata.is_file(),
+            limits,
+            end,
+            first_end,
+            rest_start: first_end,
+            left_out: 0,
+        })
+    }
+
+    /// Cuts the middle out.
+    fn cut(&mut self) -> io::Result<()> {
+        let last = self.line_start(self.end.saturating_sub(self.limits.last))?;
+        let left_out = self.left_out + (last - self.rest_start);
+        let mut rest =
+            format!("\njiffy: {left_out} bytes of output are left out here\n").into_bytes();
+        let start = self.first_end + rest.len() as u64;
+        let line = rest.len();
+        rest.resize(line + (self.end - last) as usize, 0);
+        self.file.read_exact_at(&mut rest[line..], last)?;
+        self.file.set_len(self.first_end)?;
+        self.end = self.first_end;
+        self.file.write_all(&rest)?;
+        self.end += rest.len() as u64;
+        self.rest_start = start;
+        self.left_out = left_out;
+        Ok(())
+    }
+
+    /// The first line's start from `at` on, if there is one nearby.
+    fn line_start(&self, at: u64) -> io::Result<u64> {
+        let at = at.max(self.rest_start);
+        let mut near = [0; 1024];
+        let count = near.len().min((self.end - at) as usize);
+        self.file.read_exact_at(&mut near[..count], at)?;
+        let newline = near[..count].iter().position(|byte| *byte == b'\n');
+        Ok(newline.map_or(at, |place| at + place as u64 + 1))
+    }
+}
+
+impl Write for ConsoleLog {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if !self.regular {
+            return self.file.write(bytes);
+        }
+        if self.end >= self.limits.most {
+            self.cut()?;
+        }
+        let room = usize::try_from(self.limits.most - self.end).unwrap_or(usize::MAX);
+        let written = self
+            .file
+            .write_at(&bytes[..bytes.len().min(room)], self.end)?;
+        self.end += written as u64;
+        if self.left_out == 0 {
+            self.first_end = self.end.min(self.limits.first);
+            self.rest_start = self.first_end;
+        }
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use tempfile::TempDir;
+
+    const SMALL: Limits = Limits {
+        most: 4000,
+        first: 200,
+        last: 2000,
+    };
+
+    fn small() -> (TempDir, std::path::PathBuf, ConsoleLog) {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("console.log");
+        let log = ConsoleLog::with(&path, SMALL).unwrap();
+        (folder, path, log)
+    }
+
+    #[test]
+    fn a_short_output_is_kept_whole() {
+        let (_folder, path, mut log) = small();
+        for number in 0..400 {
+            writeln!(log, "line {number:04}").unwrap();
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        assert_eq!(text.len(), 4000);
+        assert_eq!(text.lines().count(), 400);
+    }
+
+    #[test]
+    fn of_a_long_output_beginning_and_end_are_kept() {
+        let (_folder, path, mut log) = small();
+        let mut text = String::new();
+        for number in 0..10_000 {
+            // As a UART does: byte by byte.
+            for byte in format!("line {number:04}\n").bytes() {
+                assert_eq!(log.write(&[byte]).unwrap(), 1);
+            }
+            if number % 7 == 0 || number == 9999 {
+                text = fs::read_to_string(&path).unwrap();
+                assert!(text.len() <= 4100, "{}", text.len());
+                let last = format!("line {number:04}\n");
+                assert!(text.ends_with(&last), "{number}");
+            }
+        }
+        let lines: Vec<&str> = text.lines().collect();
+        for (number, line) in lines[..20].iter().enumerate() {
+            assert_eq!(*line, format!("line {number:04}"));
+        }
+        assert_eq!(lines[20], "");
+        let left_out: usize = lines[21]
+            .strip_prefix("jiffy: ")
+            .and_then(|rest| rest.strip_suffix(" bytes of output are left out here"))
+            .unwrap()
+            .parse()
+            .unwrap();
+        // Nothing is lost but what it says.
+        let kept = &lines[22..];
+        assert!(kept.len() >= 199, "{}", kept.len());
+        let first = 10_000 - kept.len();
+        assert_eq!(left_out, (first - 20) * 10);
+        for (number, line) in (first..).zip(kept) {
+            assert_eq!(*line, format!("line {number:04}"));
+        }
+    }
+
+    #[test]
+    fn large_writes_and_no_lines_at_all_are_bounded_too() {
+        let (_folder, path, mut log) = small();
+        for byte in 0..50u8 {
+            log.write_all(&[b'0' + byte; 1500]).unwrap();
+        }
+        let bytes = fs::read(&path).unwrap();
+        assert!((2000..4100).contains(&bytes.len()), "{}", bytes.len());
+        assert_eq!(bytes[..200], [b'0'; 200]);
+        assert!(bytes.ends_with(&[b'0' + 49; 1500]));
+    }
+
+    #[test]
+    fn a_file_that_is_there_is_gone_on_with() {
+        let (_folder, path, mut log) = small();
+        log.write_all(&[b'a'; 3990]).unwrap();
+        drop(log);
+        let mut log = ConsoleLog::with(&path, SMALL).unwrap();
+        log.write_all(b"\nthe end\n").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), 3999);
+        log.write_all(b"and more\n").unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.len() < 2500);
+        assert!(text.ends_with("a\nthe end\nand more\n"));
+        // Larger than it may be: written by somebody else.
+        fs::write(&path, vec![b'b'; 100_000]).unwrap();
+        let mut log = ConsoleLog::with(&path, SMALL).unwrap();
+        log.write_all(b"x").unwrap();
+        assert!(fs::metadata(&path).unwrap().len() < 2500);
+    }
+
+    #[test]
+    fn what_is_no_file_is_written_through() {
+        let mut log = ConsoleLog::with(Path::new("/dev/null"), SMALL).unwrap();
+        for _ in 0..100 {
+            assert_eq!(log.write(&[0; 1000]).unwrap(), 1000);
+        }
+    }
+}
