@@ -1,4 +1,5 @@
-//! Descriptors sent over a Unix socket, with bytes (`SCM_RIGHTS`, unix(7)).
+//! Descriptors sent over a Unix socket, with bytes (`SCM_RIGHTS`, unix(7)),
+//! and descriptors a process was started with.
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -76,6 +77,20 @@ pub fn recv_with_fds(
         ));
     }
     Ok(received.bytes)
+}
+
+/// A copy of a descriptor this process was started with, closed on exec. The
+/// original stays as it is. `InvalidInput` for standard streams and numbers
+/// that are not open.
+pub fn inherited(number: i32) -> io::Result<OwnedFd> {
+    if number < 3 {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+    }
+    // SAFETY: used for this one call, in which the kernel refuses a number
+    // that is not open; nothing is read, written or closed.
+    #[allow(unsafe_code)]
+    let fd = unsafe { BorrowedFd::borrow_raw(number) };
+    rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(|_| io::ErrorKind::InvalidInput.into())
 }
 
 fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {

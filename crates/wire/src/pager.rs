@@ -6,7 +6,10 @@
 //! [`Mapping`], with the userfaultfd attached by `SCM_RIGHTS`. From then on the
 //! connection only says that both are alive: when the VMM goes the pager
 //! forgets it, and when the pager goes the VMM connects again (a new pager
-//! wakes all that wait, so that their faults are told to it anew).
+//! wakes all that wait, so that their faults are told to it anew). When the
+//! pager can serve a VM no longer (its image is damaged) or refuses the
+//! handshake, it says so with one [`PagerFailure`] as a line of JSON on the
+//! connection and closes it: the VMM must end.
 //!
 //! Which image a socket serves is the node's business, over the pager's
 //! control socket: one [`PagerRequest`] a line as JSON, one [`PagerResponse`]
@@ -25,10 +28,18 @@ pub struct Mapping {
     /// Where it begins in the image, bytes.
     pub offset: u64,
     /// Bytes of a page.
+    #[serde(default)]
     pub page_size: u64,
     /// Firecracker's older name for the same, also in bytes.
     #[serde(default)]
     pub page_size_kib: u64,
+}
+
+/// Pager to VMM: the last line of a connection that cannot go on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PagerFailure {
+    /// One sentence.
+    pub failed: String,
 }
 
 /// Node to pager.

@@ -112,6 +112,9 @@ impl std::error::Error for FillError {
     }
 }
 
+/// Events [`Userfaultfd::read_events`] takes at once.
+pub const EVENTS: usize = 8;
+
 /// A userfaultfd: of this process, or received from another.
 #[derive(Debug)]
 pub struct Userfaultfd(OwnedFd);
@@ -219,8 +222,25 @@ impl Userfaultfd {
         call(self.0.as_raw_fd(), ioctl::WAKE, &mut range)
     }
 
-    /// The next event, if there is one. An error other than `Interrupted`
-    /// means that the descriptor is of no more use.
+    /// Appends the events that wait, at most [`EVENTS`] of them, and says how
+    /// many. An error other than `Interrupted` means that the descriptor is of
+    /// no more use.
+    pub fn read_events(&self, into: &mut Vec<Event>) -> io::Result<usize> {
+        let mut messages = [0; ioctl::MESSAGE * EVENTS];
+        let bytes = match rustix::io::read(&self.0, &mut messages) {
+            Ok(bytes) => bytes,
+            Err(rustix::io::Errno::AGAIN) => return Ok(0),
+            Err(error) => return Err(error.into()),
+        };
+        into.extend(
+            messages[..bytes]
+                .chunks_exact(ioctl::MESSAGE)
+                .map(|message| parse(message.try_into().expect("a whole message"))),
+        );
+        Ok(bytes / ioctl::MESSAGE)
+    }
+
+    /// The next event, if there is one; errors as above.
     pub fn next_event(&self) -> io::Result<Option<Event>> {
         let mut message = [0; ioctl::MESSAGE];
         match rustix::io::read(&self.0, &mut message) {

@@ -1,0 +1,194 @@
+//! What the pager wants of an image: its bytes, chunk by chunk.
+
+use jiffy_store::reader::Place;
+use jiffy_store::{Decoder, ImageId, ImageReader, Kind};
+use rustix::fs::{Advice, fadvise};
+use std::error::Error;
+use std::fs::File;
+use std::num::NonZeroU64;
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// A part of an image that cannot be had: one sentence that names the image
+/// and the chunk.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Unreadable(pub String);
+
+impl Unreadable {
+    /// An error and what caused it, in one sentence.
+    pub fn from_error(error: &dyn Error) -> Unreadable {
+        let mut sentence = error.to_string();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            sentence.push_str(": ");
+            sentence.push_str(&error.to_string());
+            cause = error.source();
+        }
+        Unreadable(sentence)
+    }
+}
+
+/// What a chunk was found to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// All zero. The buffer was not written.
+    Zero,
+    /// In the buffer, after so many bytes were read from the file.
+    Bytes {
+        /// Bytes read from the file.
+        read: u64,
+    },
+}
+
+/// An image, read by many threads at once.
+pub trait ChunkImage: Send + Sync {
+    /// What it holds, for recordings.
+    fn id(&self) -> ImageId;
+
+    /// Bytes of the address space it holds.
+    fn size(&self) -> u64;
+
+    /// Bytes of a chunk: a power of two, 4 KiB to 2 MiB.
+    fn chunk_size(&self) -> usize;
+
+    /// Reads one chunk into `bytes`, which is as long as any chunk; the last
+    /// one is padded.
+    fn read(
+        &self,
+        decoder: &mut Decoder,
+        chunk: u32,
+        bytes: &mut [u8],
+    ) -> Result<Content, Unreadable>;
+
+    /// The chunks a restore needs.
+    fn working_set(&self) -> Result<Vec<u32>, Unreadable> {
+        Ok(Vec::new())
+    }
+
+    /// Where the bytes of a chunk are in the file, if they are there.
+    fn stored(&self, _chunk: u32) -> Option<Range<u64>> {
+        None
+    }
+
+    /// Reads a part of the file, as it is.
+    fn read_stored(&self, offset: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+        let _ = (offset, into);
+        Err(Unreadable("this image is in no file".into()))
+    }
+
+    /// Makes a chunk from its stored bytes.
+    fn decode(
+        &self,
+        decoder: &mut Decoder,
+        chunk: u32,
+        stored: &[u8],
+        into: &mut [u8],
+    ) -> Result<(), Unreadable> {
+        let _ = (decoder, chunk, stored, into);
+        Err(Unreadable("this image is in no file".into()))
+    }
+
+    /// Says that a part of the file is read soon.
+    fn will_need(&self, _range: Range<u64>) {}
+}
+
+/// An image of the store.
+pub struct StoredImage {
+    reader: ImageReader,
+    /// Only to give advice about it.
+    file: File,
+}
+
+impl StoredImage {
+    /// Opens it.
+    pub fn open(path: &Path) -> Result<StoredImage, Unreadable> {
+        let reader = ImageReader::open(path).map_err(|error| Unreadable::from_error(&error))?;
+        let file = File::open(path)
+            .map_err(|error| Unreadable(format!("{} cannot be opened: {error}", path.display())))?;
+        Ok(StoredImage { reader, file })
+    }
+
+    /// Tells two files apart.
+    pub fn identity(path: &Path) -> Option<(u64, u64)> {
+        let meta = std::fs::metadata(path).ok()?;
+        Some((meta.dev(), meta.ino()))
+    }
+
+    /// The image itself.
+    pub fn reader(&self) -> &ImageReader {
+        &self.reader
+    }
+}
+
+fn unreadable(error: jiffy_store::ImageError) -> Unreadable {
+    Unreadable::from_error(&error)
+}
+
+impl ChunkImage for StoredImage {
+    fn id(&self) -> ImageId {
+        self.reader.id()
+    }
+
+    fn size(&self) -> u64 {
+        self.reader.size()
+    }
+
+    fn chunk_size(&self) -> usize {
+        self.reader.chunk_size() as usize
+    }
+
+    fn read(
+        &self,
+        decoder: &mut Decoder,
+        chunk: u32,
+        bytes: &mut [u8],
+    ) -> Result<Content, Unreadable> {
+        match self.reader.place(chunk).map_err(unreadable)? {
+            Place::Zero => Ok(Content::Zero),
+            Place::Entry(entry) => {
+                self.reader
+                    .read_chunk_with(decoder, chunk, bytes)
+                    .map_err(unreadable)?;
+                let read = match entry.kind {
+                    Kind::Parent => bytes.len() as u64,
+                    _ => u64::from(entry.length),
+                };
+                Ok(Content::Bytes { read })
+            }
+        }
+    }
+
+    fn working_set(&self) -> Result<Vec<u32>, Unreadable> {
+        let ranges = self.reader.working_set().map_err(unreadable)?;
+        Ok(ranges.into_iter().flatten().collect())
+    }
+
+    fn stored(&self, chunk: u32) -> Option<Range<u64>> {
+        self.reader.stored_range(chunk).ok().flatten()
+    }
+
+    fn read_stored(&self, offset: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+        self.reader.read_stored(offset, into).map_err(unreadable)
+    }
+
+    fn decode(
+        &self,
+        decoder: &mut Decoder,
+        chunk: u32,
+        stored: &[u8],
+        into: &mut [u8],
+    ) -> Result<(), Unreadable> {
+        self.reader
+            .decode(decoder, chunk, stored, into)
+            .map_err(unreadable)
+    }
+
+    fn will_need(&self, range: Range<u64>) {
+        if let Some(length) = NonZeroU64::new(range.end - range.start) {
+            // Advice: without it reading is only slower.
+            let _ = fadvise(&self.file, range.start, Some(length), Advice::WillNeed);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! `jiffy-pager`: serves page faults out of the store.
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use jiffy_pager::pool::Settings;
+use jiffy_pager::server::Server;
+use jiffy_sys::fds;
+use jiffy_sys::termination::TerminationFd;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+/// Serves page faults out of the store.
+#[derive(Debug, Parser)]
+#[command(name = "jiffy-pager", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve VMs until SIGTERM; which ones is said on the control socket.
+    Serve(Serve),
+}
+
+#[derive(Debug, clap::Args)]
+struct Serve {
+    /// Where to listen for requests.
+    #[arg(long, value_name = "SOCKET")]
+    control: PathBuf,
+    /// An open descriptor that gets the line "ready" when requests are taken.
+    #[arg(long, value_name = "N")]
+    ready_fd: Option<i32>,
+    /// Threads for all VMs; as many as processors if not given.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    workers: Option<u16>,
+    /// KiB that are filled around a fault, a power of two.
+    #[arg(long, value_name = "KIB")]
+    fault_around: Option<u32>,
+    /// Microseconds a worker looks for a VM's next fault before it sleeps.
+    #[arg(long, value_name = "US")]
+    spin: Option<u32>,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(
+            EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info")),
+        )
+        .init();
+    let result = match arguments.command {
+        Command::Serve(serve) => run(&serve),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("jiffy-pager: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(serve: &Serve) -> Result<()> {
+    let stop = TerminationFd::block().context("SIGTERM cannot be waited for")?;
+    let ready = serve
+        .ready_fd
+        .map(|number| {
+            fds::inherited(number).with_context(|| format!("--ready-fd {number} is not open"))
+        })
+        .transpose()?;
+    raise_file_limit();
+    let server = Server::start(&serve.control, settings(serve)?)
+        .with_context(|| format!("{} cannot be listened on", serve.control.display()))?;
+    if let Some(ready) = ready {
+        // Whoever wanted to know may have gone.
+        let _ = File::from(ready).write_all(b"ready\n");
+    }
+    server
+        .run(stop.as_fd())
+        .context("the sockets cannot be waited for")
+}
+
+fn settings(serve: &Serve) -> Result<Settings> {
+    let mut settings = Settings::default();
+    if let Some(workers) = serve.workers {
+        settings.workers = usize::from(workers);
+    }
+    if let Some(kib) = serve.fault_around {
+        anyhow::ensure!(
+            kib == 0 || kib.is_power_of_two() && kib <= 2048,
+            "--fault-around is a power of two up to 2048, or 0 for none"
+        );
+        settings.fault_around = u64::from(kib) << 10;
+    }
+    if let Some(micros) = serve.spin {
+        settings.spin_ns = u64::from(micros) * 1000;
+    }
+    Ok(settings)
+}
+
+/// Three descriptors a VM: as many as may be had.
+fn raise_file_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    let _ = setrlimit(Resource::Nofile, limit);
+}

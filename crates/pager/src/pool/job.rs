@@ -1,0 +1,318 @@
+//! Filling memory before it is asked for.
+
+use super::lock;
+use crate::vm::{Scratch, Stop, Vm, first};
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Stored bytes read at once.
+const WINDOW: u64 = 256 << 10;
+/// Bytes between two chunks that are read with them rather than left out.
+const GAP: u64 = 16 << 10;
+/// Bytes that are put into memory at once, at most.
+const RUN: usize = 64 << 10;
+
+/// Told once how a job ended: `None` if all was done, else the first problem.
+pub type Done = Box<dyn FnOnce(Option<String>) + Send>;
+
+/// Something to be done for a VM when no fault waits, in pieces.
+pub struct Job {
+    vm: Arc<Vm>,
+    kind: Kind,
+    pieces: usize,
+    next: AtomicUsize,
+    again: Mutex<Vec<usize>>,
+    left: AtomicUsize,
+    problem: Mutex<Option<String>>,
+    done: Mutex<Option<Done>>,
+}
+
+enum Kind {
+    /// All that is missing; so many units a piece.
+    Complete(u64),
+    /// The working set, as it is stored.
+    Prefetch(Vec<Window>),
+}
+
+/// Chunks that are read together.
+enum Window {
+    /// One after another in the file.
+    Stored {
+        file: Range<u64>,
+        /// Chunk and its bytes in the file, in the order of memory.
+        chunks: Vec<(u32, Range<u64>)>,
+    },
+    /// Units that are not there (zero, or a parent's).
+    Loose(Vec<u64>),
+}
+
+impl Job {
+    /// Fills everything that is missing.
+    pub fn complete(vm: Arc<Vm>, done: Done) -> Job {
+        let units = (RUN as u64 / vm.unit()).max(1);
+        let pieces = vm.units().div_ceil(units) as usize;
+        Job::new(vm, Kind::Complete(units), pieces, done)
+    }
+
+    /// Fills the image's working set; `None` if it has none.
+    pub fn prefetch(vm: Arc<Vm>) -> Option<Job> {
+        let windows = windows(&vm);
+        if windows.is_empty() {
+            return None;
+        }
+        let pieces = windows.len();
+        let name = vm.name().to_owned();
+        let done = Box::new(move |problem: Option<String>| match problem {
+            None => tracing::debug!(vm = name, "the working set is there"),
+            Some(problem) => tracing::warn!(vm = name, "the working set is not there: {problem}"),
+        });
+        Some(Job::new(vm, Kind::Prefetch(windows), pieces, done))
+    }
+
+    fn new(vm: Arc<Vm>, kind: Kind, pieces: usize, done: Done) -> Job {
+        Job {
+            vm,
+            kind,
+            pieces,
+            next: AtomicUsize::new(0),
+            again: Mutex::default(),
+            left: AtomicUsize::new(pieces),
+            problem: Mutex::default(),
+            done: Mutex::new(Some(done)),
+        }
+    }
+
+    pub(super) fn vm(&self) -> &Arc<Vm> {
+        &self.vm
+    }
+
+    /// A piece to do; `None` when there is none, and for ever when the VM has
+    /// ended.
+    pub(super) fn claim(&self) -> Option<usize> {
+        if self.vm.has_ended() {
+            let why = self.vm.failure().unwrap_or("the VM has gone");
+            self.tell(Some(why.to_owned()));
+            return None;
+        }
+        if let Some(piece) = lock(&self.again).pop() {
+            return Some(piece);
+        }
+        // Never beyond one claim a worker too many.
+        let piece = self.next.fetch_add(1, Ordering::Relaxed);
+        (piece < self.pieces).then_some(piece)
+    }
+
+    /// This piece must be claimed once more.
+    pub(super) fn again(&self, piece: usize) {
+        lock(&self.again).push(piece);
+    }
+
+    /// A piece is done, or is given up with a problem.
+    pub(super) fn finished(&self, problem: Option<String>) {
+        if problem.is_some() {
+            let mut first = lock(&self.problem);
+            if first.is_none() {
+                *first = problem;
+            }
+        }
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let problem = lock(&self.problem).take();
+            self.tell(problem);
+        }
+    }
+
+    fn tell(&self, outcome: Option<String>) {
+        let done = lock(&self.done).take();
+        if let Some(done) = done {
+            done(outcome);
+        }
+    }
+
+    /// Does one piece; calls `between` where more urgent work may come first.
+    pub(super) fn work(
+        &self,
+        piece: usize,
+        scratch: &mut Scratch,
+        between: &mut dyn FnMut(&mut Scratch),
+    ) -> Result<(), Stop> {
+        match &self.kind {
+            Kind::Complete(units) => {
+                let first = piece as u64 * units;
+                for unit in first..(first + units).min(self.vm.units()) {
+                    if !self.vm.is_filled(unit) {
+                        self.vm.fill_unit(unit, None, scratch)?;
+                    }
+                }
+                Ok(())
+            }
+            Kind::Prefetch(windows) => {
+                if piece == 0 {
+                    announce(&self.vm, windows);
+                }
+                match &windows[piece] {
+                    Window::Stored { file, chunks } => {
+                        fill_window(&self.vm, file.clone(), chunks, scratch, between)
+                    }
+                    Window::Loose(units) => fill_loose(&self.vm, units, scratch, between),
+                }
+            }
+        }
+    }
+}
+
+/// The working set, cut where the file is read anew.
+fn windows(vm: &Vm) -> Vec<Window> {
+    let image = vm.image();
+    let working_set = image.working_set().unwrap_or_else(|error| {
+        tracing::warn!(vm = vm.name(), "no working set: {error}");
+        Vec::new()
+    });
+    let one_chunk_a_unit = vm.unit() == image.chunk_size() as u64;
+    let mut stored = Vec::new();
+    let mut loose = Vec::new();
+    for chunk in working_set {
+        let unit = u64::from(chunk) * image.chunk_size() as u64 / vm.unit();
+        if unit >= vm.units() {
+            continue;
+        }
+        match image.stored(chunk) {
+            Some(place) if one_chunk_a_unit => stored.push((chunk, place)),
+            _ if loose.last() == Some(&unit) => {}
+            _ => loose.push(unit),
+        }
+    }
+    // A working set is stored in the order in which it is needed.
+    stored.sort_by_key(|(_, place)| place.start);
+    let mut windows: Vec<Window> = Vec::new();
+    for (chunk, place) in stored {
+        if let Some(Window::Stored { file, chunks }) = windows.last_mut()
+            && place.start <= file.end + GAP
+            && place.end.max(file.end) - file.start <= WINDOW
+        {
+            file.end = file.end.max(place.end);
+            chunks.push((chunk, place));
+        } else {
+            windows.push(Window::Stored {
+                file: place.clone(),
+                chunks: vec![(chunk, place)],
+            });
+        }
+    }
+    for window in &mut windows {
+        if let Window::Stored { chunks, .. } = window {
+            chunks.sort_by_key(|(chunk, _)| *chunk);
+        }
+    }
+    let per_piece = (RUN as u64 / vm.unit()).max(1) as usize;
+    let loose = loose.chunks(per_piece);
+    windows.extend(loose.map(|units| Window::Loose(units.to_vec())));
+    windows
+}
+
+/// Lets the kernel read all windows, one after another, from now on.
+fn announce(vm: &Vm, windows: &[Window]) {
+    let mut whole: Option<Range<u64>> = None;
+    for window in windows {
+        if let Window::Stored { file, .. } = window {
+            match &mut whole {
+                Some(range) if file.start <= range.end + GAP => {
+                    range.end = range.end.max(file.end);
+                }
+                Some(range) => {
+                    vm.image().will_need(range.clone());
+                    *range = file.clone();
+                }
+                None => whole = Some(file.clone()),
+            }
+        }
+    }
+    if let Some(range) = whole {
+        vm.image().will_need(range);
+    }
+}
+
+fn fill_window(
+    vm: &Vm,
+    file: Range<u64>,
+    chunks: &[(u32, Range<u64>)],
+    scratch: &mut Scratch,
+    between: &mut dyn FnMut(&mut Scratch),
+) -> Result<(), Stop> {
+    let size = vm.image().chunk_size();
+    let missing: Vec<&(u32, Range<u64>)> = chunks
+        .iter()
+        .filter(|(chunk, _)| !vm.is_filled(u64::from(*chunk)))
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let mut stored = std::mem::take(&mut scratch.stored);
+    let bytes = first(&mut stored, (file.end - file.start) as usize);
+    if let Err(error) = vm.image().read_stored(file.start, bytes) {
+        // A fault will tell, if one comes.
+        tracing::warn!(vm = vm.name(), "{error}");
+        return Ok(());
+    }
+    vm.counters().read(file.end - file.start);
+    let most = (RUN / size).max(1);
+    let consecutive = missing.chunk_by(|one, next| one.0 + 1 == next.0);
+    for run in consecutive.flat_map(|run| run.chunks(most)) {
+        fill_consecutive(vm, file.start, &stored, run, scratch)?;
+        between(scratch);
+    }
+    scratch.stored = stored;
+    Ok(())
+}
+
+/// Fills chunks that follow one another in memory, at once.
+fn fill_consecutive(
+    vm: &Vm,
+    file_start: u64,
+    stored: &[u8],
+    run: &[&(u32, Range<u64>)],
+    scratch: &mut Scratch,
+) -> Result<(), Stop> {
+    let size = vm.image().chunk_size();
+    let bytes = first(&mut scratch.chunks, run.len() * size);
+    let mut good = 0;
+    for ((chunk, place), into) in run.iter().zip(bytes.chunks_mut(size)) {
+        let from = (place.start - file_start) as usize..(place.end - file_start) as usize;
+        let decoded = vm
+            .image()
+            .decode(&mut scratch.decoder, *chunk, &stored[from], into);
+        if let Err(error) = decoded {
+            // As above; those behind it will do with faults too.
+            tracing::warn!(vm = vm.name(), "{error}");
+            break;
+        }
+        good += 1;
+    }
+    let begin = run[0].0;
+    vm.fill_bytes(u64::from(begin) * size as u64, &bytes[..good * size])?;
+    for chunk in begin..begin + good as u32 {
+        vm.mark_filled(u64::from(chunk));
+    }
+    vm.counters().prefetched(good as u64);
+    Ok(())
+}
+
+fn fill_loose(
+    vm: &Vm,
+    units: &[u64],
+    scratch: &mut Scratch,
+    between: &mut dyn FnMut(&mut Scratch),
+) -> Result<(), Stop> {
+    for unit in units {
+        if vm.is_filled(*unit) {
+            continue;
+        }
+        match vm.fill_unit(*unit, None, scratch) {
+            Ok(_) => vm.counters().prefetched(vm.chunks_of_unit()),
+            Err(Stop::Failed(sentence)) => tracing::warn!(vm = vm.name(), "{sentence}"),
+            Err(stop) => return Err(stop),
+        }
+        between(scratch);
+    }
+    Ok(())
+}

@@ -1,0 +1,201 @@
+//! The workers, for all VMs: as many threads as asked for, however many VMs.
+//!
+//! A worker takes what is most urgent: a fault that another has read but not
+//! served, a VM with new faults, and only then a piece of a [`Job`] (prefetch,
+//! completion). A VM has one worker that reads its events; if it reads more
+//! than one fault at once, it shares them with the others.
+
+mod job;
+mod worker;
+
+pub use job::Job;
+
+use crate::vm::{Fault, Vm};
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread::{self, JoinHandle};
+
+/// The wake-up descriptor's token; VMs have others.
+const WAKE: u64 = 0;
+
+/// How faults are served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// Threads.
+    pub workers: usize,
+    /// Bytes filled around a fault, a power of two; less than a unit means
+    /// none.
+    pub fault_around: u64,
+    /// How long a worker looks for the next fault of a VM before it sleeps,
+    /// nanoseconds.
+    pub spin_ns: u64,
+}
+
+impl Default for Settings {
+    /// As many workers as processors.
+    fn default() -> Settings {
+        Settings {
+            workers: thread::available_parallelism().map_or(1, usize::from),
+            fault_around: 0,
+            spin_ns: 0,
+        }
+    }
+}
+
+/// The workers. Dropping it ends them.
+pub struct Pool {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What workers have in common.
+struct Shared {
+    settings: Settings,
+    epoll: OwnedFd,
+    wake: OwnedFd,
+    stop: AtomicBool,
+    vms: RwLock<HashMap<u64, Arc<Vm>>>,
+    /// Read, but not served yet.
+    faults: Mutex<VecDeque<(Arc<Vm>, Fault)>>,
+    /// To be tried again when the VMs' mappings have changed.
+    deferred: Mutex<Vec<Deferred>>,
+    /// When that is due, CLOCK_MONOTONIC nanoseconds; 0 if there is nothing.
+    deferred_due: AtomicU64,
+    jobs: Mutex<VecDeque<Arc<Job>>>,
+    /// How many jobs there are, to look without the lock.
+    jobs_waiting: AtomicUsize,
+}
+
+enum Deferred {
+    Fault(Arc<Vm>, Fault),
+    Piece(Arc<Job>, usize),
+}
+
+impl Pool {
+    /// Starts the workers.
+    pub fn start(settings: Settings) -> io::Result<Pool> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(
+            &epoll,
+            &wake,
+            epoll::EventData::new_u64(WAKE),
+            epoll::EventFlags::IN | epoll::EventFlags::ET,
+        )?;
+        let shared = Arc::new(Shared {
+            settings,
+            epoll,
+            wake,
+            stop: AtomicBool::new(false),
+            vms: RwLock::default(),
+            faults: Mutex::default(),
+            deferred: Mutex::default(),
+            deferred_due: AtomicU64::new(0),
+            jobs: Mutex::default(),
+            jobs_waiting: AtomicUsize::new(0),
+        });
+        let mut pool = Pool {
+            shared: shared.clone(),
+            threads: Vec::new(),
+        };
+        for index in 0..settings.workers.max(1) {
+            let shared = shared.clone();
+            let thread = thread::Builder::new()
+                .name(format!("worker-{index}"))
+                .spawn(move || worker::run(&shared))?;
+            pool.threads.push(thread);
+        }
+        Ok(pool)
+    }
+
+    /// Serves this VM from now on.
+    pub fn attach(&self, vm: Arc<Vm>) -> io::Result<()> {
+        let token = vm.token();
+        assert_ne!(token, WAKE, "a VM's token is not 0");
+        write(&self.shared.vms).insert(token, vm.clone());
+        let added = epoll::add(
+            &self.shared.epoll,
+            &*vm,
+            epoll::EventData::new_u64(token),
+            epoll::EventFlags::IN | epoll::EventFlags::ONESHOT,
+        );
+        if let Err(error) = added {
+            self.detach(&vm);
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    /// Serves it no longer. What is under way for it ends soon; its jobs are
+    /// given up.
+    pub fn detach(&self, vm: &Vm) {
+        vm.end();
+        write(&self.shared.vms).remove(&vm.token());
+        // The VMM shares the descriptor: closing ours would not end the watch.
+        let _ = epoll::delete(&self.shared.epoll, vm);
+        lock(&self.shared.faults).retain(|(other, _)| other.token() != vm.token());
+        // Workers give up jobs of a VM that has ended, and tell who waits.
+        self.shared.wake();
+    }
+
+    /// Does a job when no fault waits.
+    pub fn push(&self, job: Job) {
+        self.shared.push(Arc::new(job));
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.wake();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Wakes one worker that sleeps; one that wakes in vain sleeps again.
+    fn wake(&self) {
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    fn push(&self, job: Arc<Job>) {
+        let mut jobs = lock(&self.jobs);
+        jobs.push_back(job);
+        self.jobs_waiting.store(jobs.len(), Ordering::Release);
+        drop(jobs);
+        self.wake();
+    }
+
+    /// The next piece of the job whose turn it is.
+    fn next_piece(&self) -> Option<(Arc<Job>, usize)> {
+        let mut jobs = lock(&self.jobs);
+        let mut found = None;
+        while let Some(job) = jobs.pop_front() {
+            if let Some(piece) = job.claim() {
+                jobs.push_back(job.clone());
+                found = Some((job, piece));
+                break;
+            }
+        }
+        self.jobs_waiting.store(jobs.len(), Ordering::Release);
+        found
+    }
+
+    fn has_jobs(&self) -> bool {
+        self.jobs_waiting.load(Ordering::Acquire) > 0
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write<T>(lock: &RwLock<T>) -> std::sync::RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
+}

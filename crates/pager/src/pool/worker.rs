@@ -1,0 +1,279 @@
+//! What one worker does.
+
+use super::{Deferred, Job, Shared, WAKE, lock};
+use crate::vm::{Fault, Scratch, Stop, Vm};
+use jiffy_sys::clock::monotonic_ns;
+use jiffy_sys::userfaultfd::Event;
+use rustix::event::{Timespec, epoll};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+/// Faults of one VM served before it is another's turn.
+const TURN: usize = 32;
+/// VMs served before a piece of a job is done, if there is one: faults come
+/// first, but a job ends.
+const PATIENCE: u32 = 16;
+/// Tries before a fault whose VM's mappings change is put off.
+const TRIES: u32 = 20;
+/// How long it is put off.
+const PUT_OFF: Duration = Duration::from_micros(500);
+
+/// One worker's own.
+#[derive(Default)]
+pub(super) struct Worker {
+    pub scratch: Scratch,
+    events: Vec<Event>,
+    read: Vec<Fault>,
+    turns: u32,
+}
+
+pub(super) fn run(shared: &Shared) {
+    let mut worker = Worker::default();
+    while !shared.stop.load(Ordering::Acquire) {
+        shared.retry_deferred();
+        if shared.serve_shared(&mut worker) {
+            continue;
+        }
+        if worker.turns >= PATIENCE && shared.has_jobs() {
+            shared.work(&mut worker);
+        }
+        let timeout = shared.timeout();
+        if !shared.wait_and_serve(&mut worker, timeout) {
+            shared.work(&mut worker);
+        }
+    }
+    // The next one.
+    shared.wake();
+}
+
+impl Shared {
+    /// How long to sleep if nothing happens.
+    fn timeout(&self) -> Option<Duration> {
+        if self.has_jobs() {
+            Some(Duration::ZERO)
+        } else if self.deferred_due.load(Ordering::Acquire) != 0 {
+            Some(PUT_OFF)
+        } else {
+            None
+        }
+    }
+
+    /// Serves one VM that has events; false if none has.
+    pub(super) fn wait_and_serve(&self, worker: &mut Worker, timeout: Option<Duration>) -> bool {
+        let timeout = timeout.map(|timeout| Timespec {
+            tv_sec: 0,
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
+        let mut events = Vec::with_capacity(1);
+        let waited = epoll::wait(
+            &self.epoll,
+            rustix::buffer::spare_capacity(&mut events),
+            timeout.as_ref(),
+        );
+        if waited.is_err() {
+            return false;
+        }
+        let Some(token) = events.first().map(|event| event.data.u64()) else {
+            return false;
+        };
+        if token == WAKE {
+            return false;
+        }
+        let vm = self
+            .vms
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&token)
+            .cloned();
+        if let Some(vm) = vm {
+            worker.turns += 1;
+            self.serve_turn(&vm, worker);
+            self.rearm(&vm);
+        }
+        true
+    }
+
+    /// Asks to be told of the VM's next events; also when they are there.
+    fn rearm(&self, vm: &Vm) {
+        if vm.has_ended() {
+            return;
+        }
+        // It fails if the VM was let go meanwhile.
+        let _ = epoll::modify(
+            &self.epoll,
+            vm,
+            epoll::EventData::new_u64(vm.token()),
+            epoll::EventFlags::IN | epoll::EventFlags::ONESHOT,
+        );
+    }
+
+    /// Serves a VM until it has no faults or others have waited long enough.
+    fn serve_turn(&self, vm: &Arc<Vm>, worker: &mut Worker) {
+        let mut left = TURN;
+        let mut idle_since = None;
+        while left > 0 && !vm.has_ended() {
+            self.read(vm, worker);
+            let Some(fault) = worker.read.pop() else {
+                if self.settings.spin_ns == 0 || !self.may_spin() {
+                    break;
+                }
+                let now = monotonic_ns();
+                if now - *idle_since.get_or_insert(now) > self.settings.spin_ns {
+                    break;
+                }
+                std::hint::spin_loop();
+                continue;
+            };
+            idle_since = None;
+            self.share(vm, worker);
+            self.serve_fault(vm, fault, worker);
+            while let Some((vm, fault)) = self.next_shared() {
+                self.serve_fault(&vm, fault, worker);
+            }
+            left -= 1;
+        }
+    }
+
+    fn may_spin(&self) -> bool {
+        !self.has_jobs() && !self.stop.load(Ordering::Acquire)
+    }
+
+    fn read(&self, vm: &Vm, worker: &mut Worker) {
+        worker.read.clear();
+        vm.take_faults(&mut worker.events, &mut worker.read);
+        // The one that waits longest is popped first.
+        worker.read.reverse();
+    }
+
+    /// Lets others help with what was read beyond the first fault.
+    fn share(&self, vm: &Arc<Vm>, worker: &mut Worker) {
+        if worker.read.is_empty() {
+            return;
+        }
+        let rest = worker.read.drain(..).rev().map(|fault| (vm.clone(), fault));
+        lock(&self.faults).extend(rest);
+        self.wake();
+    }
+
+    fn next_shared(&self) -> Option<(Arc<Vm>, Fault)> {
+        lock(&self.faults).pop_front()
+    }
+
+    /// Serves one fault that another worker has read; false if there is none.
+    fn serve_shared(&self, worker: &mut Worker) -> bool {
+        let mut faults = lock(&self.faults);
+        let Some((vm, fault)) = faults.pop_front() else {
+            return false;
+        };
+        let more = !faults.is_empty();
+        drop(faults);
+        if more {
+            self.wake();
+        }
+        self.serve_fault(&vm, fault, worker);
+        true
+    }
+
+    fn serve_fault(&self, vm: &Arc<Vm>, fault: Fault, worker: &mut Worker) {
+        for _ in 0..TRIES {
+            if vm.has_ended() {
+                return;
+            }
+            match vm.serve(fault, &mut worker.scratch) {
+                Ok(()) => return self.fill_around(vm, fault, worker),
+                Err(Stop::Changing) => {
+                    // The change waits until its event is read.
+                    self.read(vm, worker);
+                    self.share(vm, worker);
+                    std::thread::yield_now();
+                }
+                Err(Stop::Gone) => return vm.end(),
+                Err(Stop::Failed(sentence)) => return vm.fail(sentence),
+            }
+        }
+        self.put_off(Deferred::Fault(vm.clone(), fault));
+    }
+
+    /// Fills what is near a fault. It may fail: nobody asked for it.
+    fn fill_around(&self, vm: &Arc<Vm>, fault: Fault, worker: &mut Worker) {
+        if self.settings.fault_around <= vm.unit() {
+            return;
+        }
+        for unit in vm.around(fault, self.settings.fault_around) {
+            if vm.is_filled(unit) {
+                continue;
+            }
+            match vm.fill_unit(unit, None, &mut worker.scratch) {
+                Ok(_) => vm.counters().prefetched(vm.chunks_of_unit()),
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Does a piece of a job; false if there is none.
+    fn work(&self, worker: &mut Worker) -> bool {
+        worker.turns = 0;
+        let Some((job, piece)) = self.next_piece() else {
+            return false;
+        };
+        if self.has_jobs() {
+            // There may be a piece for another worker.
+            self.wake();
+        }
+        self.do_piece(&job, piece, worker);
+        true
+    }
+
+    fn do_piece(&self, job: &Arc<Job>, piece: usize, worker: &mut Worker) {
+        let mut between = |scratch: &mut Scratch| {
+            // Whatever is more urgent goes first.
+            let mut other = Worker {
+                scratch: std::mem::take(scratch),
+                ..Worker::default()
+            };
+            self.wait_and_serve(&mut other, Some(Duration::ZERO));
+            while self.serve_shared(&mut other) {}
+            *scratch = other.scratch;
+        };
+        match job.work(piece, &mut worker.scratch, &mut between) {
+            Ok(()) => job.finished(None),
+            Err(Stop::Changing) => {
+                self.read(job.vm(), worker);
+                self.share(job.vm(), worker);
+                self.put_off(Deferred::Piece(job.clone(), piece));
+            }
+            Err(Stop::Gone) => {
+                job.vm().end();
+                job.finished(Some("the VM has gone".into()));
+            }
+            Err(Stop::Failed(sentence)) => job.finished(Some(sentence)),
+        }
+    }
+
+    fn put_off(&self, entry: Deferred) {
+        let mut deferred = lock(&self.deferred);
+        deferred.push(entry);
+        let due = monotonic_ns() + PUT_OFF.as_nanos() as u64;
+        self.deferred_due.store(due, Ordering::Release);
+    }
+
+    /// Makes what was put off urgent again, when it is time.
+    fn retry_deferred(&self) {
+        let due = self.deferred_due.load(Ordering::Acquire);
+        if due == 0 || monotonic_ns() < due {
+            return;
+        }
+        self.deferred_due.store(0, Ordering::Release);
+        let deferred = std::mem::take(&mut *lock(&self.deferred));
+        for entry in deferred {
+            match entry {
+                Deferred::Fault(vm, fault) => lock(&self.faults).push_back((vm, fault)),
+                Deferred::Piece(job, piece) => {
+                    job.again(piece);
+                    self.push(job);
+                }
+            }
+        }
+    }
+}

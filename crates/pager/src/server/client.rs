@@ -1,0 +1,138 @@
+//! A connection to the control socket: a request a line, an answer a line, in
+//! order.
+
+use jiffy_wire::pager::{PagerRequest, PagerResponse};
+use rustix::event::PollFlags;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+
+/// Bytes of a request, at most.
+const MAX_LINE: usize = 64 << 10;
+
+pub(super) struct Client {
+    stream: UnixStream,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    /// An answer comes later.
+    busy: bool,
+    closing: bool,
+}
+
+impl Client {
+    /// The stream is non-blocking.
+    pub fn new(stream: UnixStream) -> Client {
+        Client {
+            stream,
+            input: Vec::new(),
+            output: Vec::new(),
+            busy: false,
+            closing: false,
+        }
+    }
+
+    /// What to wait for. Nobody is read who does not take answers.
+    pub fn interest(&self) -> PollFlags {
+        if !self.output.is_empty() {
+            PollFlags::OUT
+        } else if self.busy {
+            PollFlags::empty()
+        } else {
+            PollFlags::IN
+        }
+    }
+
+    /// Reads and writes what can be; false when the connection is over.
+    pub fn exchange(&mut self) -> bool {
+        if !self.flush() {
+            return false;
+        }
+        if self.busy || !self.output.is_empty() {
+            // Woken all the same: the client has hung up.
+            return self.still_there();
+        }
+        let mut buffer = [0; 4096];
+        match self.stream.read(&mut buffer) {
+            Ok(0) => return false,
+            Ok(bytes) => self.input.extend(&buffer[..bytes]),
+            Err(error) if again(&error) => {}
+            Err(_) => return false,
+        }
+        true
+    }
+
+    fn still_there(&self) -> bool {
+        let mut fds = [rustix::event::PollFd::new(&self.stream, PollFlags::empty())];
+        let now = rustix::event::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let _ = rustix::event::poll(&mut fds, Some(&now));
+        !fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+    }
+
+    /// The next whole request; one that is none is answered at once.
+    pub fn next_request(&mut self) -> Option<PagerRequest> {
+        while !self.busy && !self.closing {
+            let Some(end) = self.input.iter().position(|byte| *byte == b'\n') else {
+                if self.input.len() > MAX_LINE {
+                    self.closing = true;
+                    self.answer(&PagerResponse::Error(format!(
+                        "a request is longer than {MAX_LINE} bytes"
+                    )));
+                }
+                return None;
+            };
+            let line: Vec<u8> = self.input.drain(..=end).collect();
+            match serde_json::from_slice(&line) {
+                Ok(request) => return Some(request),
+                Err(error) => self.answer(&PagerResponse::Error(format!(
+                    "the line is not a request: {error}"
+                ))),
+            }
+        }
+        None
+    }
+
+    pub fn answer(&mut self, response: &PagerResponse) {
+        let mut line = serde_json::to_vec(response).expect("a response is plain data");
+        line.push(b'\n');
+        self.output.extend(line);
+    }
+
+    /// The answer comes by [`Client::answer_late`].
+    pub fn wait(&mut self) {
+        self.busy = true;
+    }
+
+    pub fn answer_late(&mut self, problem: Option<String>) {
+        self.busy = false;
+        self.answer(&match problem {
+            None => PagerResponse::Ok,
+            Some(problem) => PagerResponse::Error(problem),
+        });
+    }
+
+    /// Writes what can be written; false when the connection is over.
+    pub fn flush(&mut self) -> bool {
+        while !self.output.is_empty() {
+            match self.stream.write(&self.output) {
+                Ok(0) => return false,
+                Ok(bytes) => drop(self.output.drain(..bytes)),
+                Err(error) if again(&error) => return true,
+                Err(_) => return false,
+            }
+        }
+        !self.closing
+    }
+}
+
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+fn again(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}

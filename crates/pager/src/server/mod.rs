@@ -1,0 +1,238 @@
+//! The control socket and the VMs' sockets: one thread that waits for all of
+//! them. What takes long is done by the pool's workers and the scribe, who
+//! send a [`Notice`].
+//!
+//! * [`listen`]: sockets only their owner may connect to.
+//! * [`client`]: a connection to the control socket.
+//! * [`served`]: a VM to be served, and its VMM if it is there.
+//! * [`scribe`]: writes recordings.
+
+mod client;
+mod listen;
+mod requests;
+mod scribe;
+mod served;
+
+use crate::image::StoredImage;
+use crate::pool::{Pool, Settings};
+use client::Client;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use scribe::Scribe;
+use served::Served;
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// Connections to the control socket at once; more have to wait.
+const MAX_CLIENTS: usize = 64;
+
+/// Something another thread has done.
+enum Notice {
+    /// A VM can be served no longer.
+    Failed { token: u64, sentence: String },
+    /// What a client waits for.
+    Answer {
+        client: u64,
+        problem: Option<String>,
+    },
+}
+
+/// Sends notices, and ends the server's sleep.
+#[derive(Clone)]
+struct Notifier {
+    notices: Sender<Notice>,
+    bell: Arc<OwnedFd>,
+}
+
+impl Notifier {
+    fn send(&self, notice: Notice) {
+        // A server that has ended wants none.
+        if self.notices.send(notice).is_ok() {
+            let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// Serves until it is told to end.
+pub struct Server {
+    control: UnixListener,
+    control_path: PathBuf,
+    clients: BTreeMap<u64, Client>,
+    served: BTreeMap<String, Served>,
+    images: HashMap<(u64, u64), Weak<StoredImage>>,
+    pool: Pool,
+    scribe: Scribe,
+    notifier: Notifier,
+    notices: Receiver<Notice>,
+    /// The next number for a client or a VM.
+    next: u64,
+}
+
+/// What the server waits for.
+#[derive(Debug, Clone)]
+enum Source {
+    Stop,
+    Bell,
+    Control,
+    Client(u64),
+    Listener(String),
+    Peer(String),
+}
+
+impl Server {
+    /// Listens on `control` and starts the workers.
+    pub fn start(control: &Path, settings: Settings) -> io::Result<Server> {
+        let listener = listen::only(control)?;
+        let (send, notices) = mpsc::channel();
+        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let notifier = Notifier {
+            notices: send,
+            bell,
+        };
+        Ok(Server {
+            control: listener,
+            control_path: control.to_owned(),
+            clients: BTreeMap::new(),
+            served: BTreeMap::new(),
+            images: HashMap::new(),
+            pool: Pool::start(settings)?,
+            scribe: Scribe::start(notifier.clone())?,
+            notifier,
+            notices,
+            next: 1,
+        })
+    }
+
+    /// Serves until `stop` is readable; then lets all VMs go and writes what
+    /// is to be written.
+    pub fn run(mut self, stop: BorrowedFd<'_>) -> io::Result<()> {
+        loop {
+            let ready = self.wait(stop)?;
+            for source in ready {
+                match source {
+                    Source::Stop => {
+                        self.finish();
+                        return Ok(());
+                    }
+                    Source::Bell => self.take_notices(),
+                    Source::Control => self.accept_client(),
+                    Source::Client(number) => self.hear_client(number),
+                    Source::Listener(name) => self.with_served(&name, Served::accept),
+                    Source::Peer(name) => self.hear_peer(&name),
+                }
+            }
+            for served in self.served.values_mut() {
+                served.hang_up_if_late(Instant::now());
+            }
+        }
+    }
+
+    /// Sleeps until something can be done, and says what.
+    fn wait(&self, stop: BorrowedFd<'_>) -> io::Result<Vec<Source>> {
+        let mut sources = vec![Source::Stop, Source::Bell];
+        let mut fds = vec![
+            PollFd::from_borrowed_fd(stop, PollFlags::IN),
+            PollFd::from_borrowed_fd(self.notifier.bell.as_fd(), PollFlags::IN),
+        ];
+        if self.clients.len() < MAX_CLIENTS {
+            sources.push(Source::Control);
+            fds.push(PollFd::new(&self.control, PollFlags::IN));
+        }
+        for (number, client) in &self.clients {
+            sources.push(Source::Client(*number));
+            fds.push(PollFd::from_borrowed_fd(client.as_fd(), client.interest()));
+        }
+        let mut deadline: Option<Instant> = None;
+        for (name, served) in &self.served {
+            match served.peer_fd() {
+                Some(peer) => {
+                    sources.push(Source::Peer(name.clone()));
+                    fds.push(PollFd::from_borrowed_fd(peer, PollFlags::IN));
+                }
+                None => {
+                    sources.push(Source::Listener(name.clone()));
+                    fds.push(PollFd::from_borrowed_fd(served.listener(), PollFlags::IN));
+                }
+            }
+            deadline = [deadline, served.deadline()].into_iter().flatten().min();
+        }
+        let timeout = deadline.map(|deadline| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // Rounded up, so that it is over afterwards.
+            let left = left + Duration::from_millis(1);
+            Timespec {
+                tv_sec: left.as_secs() as i64,
+                tv_nsec: left.subsec_nanos().into(),
+            }
+        });
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(sources
+            .into_iter()
+            .zip(&fds)
+            .filter(|(_, fd)| !fd.revents().is_empty())
+            .map(|(source, _)| source)
+            .collect())
+    }
+
+    fn take_notices(&mut self) {
+        let _ = rustix::io::read(&*self.notifier.bell, &mut [0; 8]);
+        while let Ok(notice) = self.notices.try_recv() {
+            match notice {
+                Notice::Failed { token, sentence } => {
+                    let served = self
+                        .served
+                        .values_mut()
+                        .find(|served| served.token() == Some(token));
+                    if let Some(served) = served {
+                        served.fail(&self.pool, &sentence);
+                        self.scribe.write(served.recording(), None);
+                    }
+                }
+                Notice::Answer { client, problem } => {
+                    if let Some(client) = self.clients.get_mut(&client) {
+                        client.answer_late(problem);
+                    }
+                    self.continue_client(client);
+                }
+            }
+        }
+    }
+
+    fn with_served(&mut self, name: &str, what: impl FnOnce(&mut Served)) {
+        if let Some(served) = self.served.get_mut(name) {
+            what(served);
+        }
+    }
+
+    /// The VMM of this VM has said something, or has gone.
+    fn hear_peer(&mut self, name: &str) {
+        let Some(served) = self.served.get_mut(name) else {
+            return;
+        };
+        let token = self.next;
+        match served.hear(&self.pool, &self.notifier, token) {
+            served::Heard::Nothing => {}
+            served::Heard::Attached => self.next += 1,
+            served::Heard::Gone => self.scribe.write(served.recording(), None),
+        }
+    }
+
+    /// Lets all go.
+    fn finish(mut self) {
+        for served in self.served.values_mut() {
+            served.let_go(&self.pool);
+            self.scribe.write(served.recording(), None);
+            served.remove_socket();
+        }
+        let _ = std::fs::remove_file(&self.control_path);
+        self.scribe.finish();
+    }
+}

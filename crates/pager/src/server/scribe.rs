@@ -1,0 +1,69 @@
+//! Writes recordings: a disk that syncs slowly must not hold up page faults
+//! or handshakes.
+
+use super::{Notice, Notifier};
+use jiffy_store::Recording;
+use std::io;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Sender};
+use std::thread::{self, JoinHandle};
+
+struct Order {
+    path: PathBuf,
+    recording: Recording,
+    client: Option<u64>,
+}
+
+pub(super) struct Scribe {
+    orders: Option<Sender<Order>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Scribe {
+    pub fn start(notifier: Notifier) -> io::Result<Scribe> {
+        let (orders, incoming) = mpsc::channel::<Order>();
+        let thread = thread::Builder::new()
+            .name("scribe".into())
+            .spawn(move || {
+                for order in incoming {
+                    let problem = order.recording.write(&order.path).err().map(|error| {
+                        format!(
+                            "the recording {} was not written: {error}",
+                            order.path.display()
+                        )
+                    });
+                    if let Some(problem) = &problem {
+                        tracing::warn!("{problem}");
+                    }
+                    if let Some(client) = order.client {
+                        notifier.send(Notice::Answer { client, problem });
+                    }
+                }
+            })?;
+        Ok(Scribe {
+            orders: Some(orders),
+            thread: Some(thread),
+        })
+    }
+
+    /// Writes a recording, if there is one, and answers the client then.
+    pub fn write(&self, recording: Option<(PathBuf, Recording)>, client: Option<u64>) {
+        if let (Some((path, recording)), Some(orders)) = (recording, &self.orders) {
+            let order = Order {
+                path,
+                recording,
+                client,
+            };
+            // The thread ends only when this end is dropped.
+            let _ = orders.send(order);
+        }
+    }
+
+    /// Returns when all is written.
+    pub fn finish(&mut self) {
+        self.orders = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! A VM to be served, and its VMM if it is there.
+
+use super::{Notice, Notifier, listen};
+use crate::handshake::{self, HandshakeError, Layout, Progress};
+use crate::image::ChunkImage;
+use crate::pool::{Job, Pool};
+use crate::vm::{Counters, Owner, Removed, Touched, Vm, VmParts};
+use jiffy_store::Recording;
+use jiffy_sys::fds::recv_with_fds;
+use jiffy_sys::userfaultfd::Userfaultfd;
+use jiffy_wire::pager::{Mapping, PagerFailure, PagerRequest, PagerStats};
+use std::fs;
+use std::io::{self, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a VMM may take for its handshake.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+pub(super) struct Served {
+    request: PagerRequest,
+    name: String,
+    socket: PathBuf,
+    record: Option<PathBuf>,
+    prefetch: bool,
+    image: Arc<dyn ChunkImage>,
+    listener: UnixListener,
+    peer: Option<Peer>,
+    counters: Arc<Counters>,
+    touched: Option<Arc<Touched>>,
+    failed: Option<String>,
+}
+
+enum Peer {
+    /// It has not said all yet.
+    Greeting(Greeting),
+    /// It is served.
+    Attached { stream: UnixStream, vm: Arc<Vm> },
+}
+
+struct Greeting {
+    stream: UnixStream,
+    bytes: Vec<u8>,
+    fds: Vec<OwnedFd>,
+    deadline: Instant,
+}
+
+/// What came of hearing a VMM.
+pub(super) enum Heard {
+    Nothing,
+    /// It is served from now on.
+    Attached,
+    /// It was served, and has gone.
+    Gone,
+}
+
+impl Served {
+    /// Listens. `request` is a `Serve`.
+    pub fn new(request: PagerRequest, image: Arc<dyn ChunkImage>) -> Result<Served, String> {
+        let PagerRequest::Serve {
+            name,
+            socket,
+            record,
+            prefetch,
+            ..
+        } = request.clone()
+        else {
+            return Err("not a request to serve".into());
+        };
+        let listener = listen::anew(&socket)
+            .map_err(|error| format!("{} cannot be listened on: {error}", socket.display()))?;
+        let touched = record
+            .is_some()
+            .then(|| Arc::new(Touched::new(image.size(), image.chunk_size())));
+        Ok(Served {
+            request,
+            name,
+            socket,
+            record,
+            prefetch,
+            image,
+            listener,
+            peer: None,
+            counters: Arc::default(),
+            touched,
+            failed: None,
+        })
+    }
+
+    pub fn request(&self) -> &PagerRequest {
+        &self.request
+    }
+
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    pub fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    pub fn failed(&self) -> Option<&str> {
+        self.failed.as_deref()
+    }
+
+    pub fn stats(&self) -> PagerStats {
+        self.counters.stats(self.failed.clone())
+    }
+
+    pub fn vm(&self) -> Option<&Arc<Vm>> {
+        match &self.peer {
+            Some(Peer::Attached { vm, .. }) => Some(vm),
+            _ => None,
+        }
+    }
+
+    pub fn token(&self) -> Option<u64> {
+        self.vm().map(|vm| vm.token())
+    }
+
+    pub fn peer_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.peer.as_ref().map(|peer| match peer {
+            Peer::Greeting(greeting) => greeting.stream.as_fd(),
+            Peer::Attached { stream, .. } => stream.as_fd(),
+        })
+    }
+
+    /// When a handshake has to be over.
+    pub fn deadline(&self) -> Option<Instant> {
+        match &self.peer {
+            Some(Peer::Greeting(greeting)) => Some(greeting.deadline),
+            _ => None,
+        }
+    }
+
+    /// One VMM at a time: others wait in the socket's queue.
+    pub fn accept(&mut self) {
+        let accepted = self.listener.accept();
+        let stream = accepted.and_then(|(stream, _)| {
+            stream.set_nonblocking(true)?;
+            Ok(stream)
+        });
+        match stream {
+            Ok(stream) => {
+                self.peer = Some(Peer::Greeting(Greeting {
+                    stream,
+                    bytes: Vec::new(),
+                    fds: Vec::new(),
+                    deadline: Instant::now() + PATIENCE,
+                }));
+            }
+            Err(error) => tracing::debug!(vm = self.name, %error, "a VMM was not accepted"),
+        }
+    }
+
+    pub fn hang_up_if_late(&mut self, now: Instant) {
+        if self.deadline().is_some_and(|deadline| deadline <= now) {
+            self.refuse("the handshake took too long");
+        }
+    }
+
+    /// Hears what the VMM says, if it says something.
+    pub fn hear(&mut self, pool: &Pool, notifier: &Notifier, token: u64) -> Heard {
+        match &mut self.peer {
+            None => Heard::Nothing,
+            Some(Peer::Attached { stream, .. }) => {
+                // It has nothing to say; only its end matters.
+                let mut ignored = [0; 4096];
+                match io::Read::read(stream, &mut ignored) {
+                    Ok(0) => {}
+                    Ok(_) => return Heard::Nothing,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        return Heard::Nothing;
+                    }
+                    Err(_) => {}
+                }
+                tracing::info!(vm = self.name, "its VMM has gone");
+                self.let_go(pool);
+                Heard::Gone
+            }
+            Some(Peer::Greeting(greeting)) => match greeting.hear() {
+                Ok(None) => Heard::Nothing,
+                Ok(Some(mappings)) => match self.attach(&mappings, pool, notifier, token) {
+                    Ok(()) => Heard::Attached,
+                    Err(sentence) => {
+                        self.refuse(&sentence);
+                        Heard::Nothing
+                    }
+                },
+                Err(sentence) => {
+                    self.refuse(&sentence);
+                    Heard::Nothing
+                }
+            },
+        }
+    }
+
+    fn attach(
+        &mut self,
+        mappings: &[Mapping],
+        pool: &Pool,
+        notifier: &Notifier,
+        token: u64,
+    ) -> Result<(), String> {
+        let Some(Peer::Greeting(Greeting { stream, fds, .. })) = &mut self.peer else {
+            return Ok(());
+        };
+        if fds.len() != 1 {
+            return Err(format!(
+                "the handshake came with {} descriptors instead of one",
+                fds.len()
+            ));
+        }
+        let uffd = Userfaultfd::from_received(fds.remove(0)).map_err(|error| error.to_string())?;
+        let layout = Layout::new(mappings, self.image.size()).map_err(|error| error.to_string())?;
+        let stream = stream.try_clone().map_err(|error| error.to_string())?;
+        let removed = self.removed(&layout, &stream);
+        let told = notifier.clone();
+        let vm = Vm::new(VmParts {
+            name: self.name.clone(),
+            token,
+            uffd,
+            layout,
+            image: self.image.clone(),
+            removed,
+            counters: self.counters.clone(),
+            touched: self.touched.clone(),
+            on_failure: Box::new(move |sentence| {
+                told.send(Notice::Failed {
+                    token,
+                    sentence: sentence.to_owned(),
+                });
+            }),
+        });
+        let vm = vm.map_err(|error| format!("the userfaultfd cannot be used: {error}"))?;
+        let vm = Arc::new(vm);
+        pool.attach(vm.clone())
+            .map_err(|error| format!("the userfaultfd cannot be watched: {error}"))?;
+        tracing::info!(vm = self.name, prefetch = self.prefetch, "its VMM is here");
+        if self.prefetch
+            && let Some(job) = Job::prefetch(vm.clone())
+        {
+            pool.push(job);
+        }
+        self.failed = None;
+        self.peer = Some(Peer::Attached { stream, vm });
+        Ok(())
+    }
+
+    /// What the VM has given up: known from a predecessor if this is the same
+    /// process still.
+    fn removed(&self, layout: &Layout, stream: &UnixStream) -> Removed {
+        let owner = rustix::net::sockopt::socket_peercred(stream)
+            .ok()
+            .and_then(|peer| Owner::of(peer.pid.as_raw_nonzero().get() as u32));
+        let Some(owner) = owner else {
+            return Removed::new(layout);
+        };
+        Removed::open(layout, &self.notes(), &owner).unwrap_or_else(|error| {
+            tracing::warn!(vm = self.name, %error, "given-up pages cannot be noted for a successor");
+            Removed::new(layout)
+        })
+    }
+
+    /// Tells the VMM why, and closes the connection.
+    fn refuse(&mut self, sentence: &str) {
+        tracing::warn!(vm = self.name, "{sentence}");
+        if let Some(Peer::Greeting(greeting)) = self.peer.take() {
+            say_failed(&greeting.stream, sentence);
+        }
+    }
+
+    /// The VM can be served no longer.
+    pub fn fail(&mut self, pool: &Pool, sentence: &str) {
+        self.failed = Some(sentence.to_owned());
+        if let Some(Peer::Attached { stream, vm }) = self.peer.take() {
+            pool.detach(&vm);
+            say_failed(&stream, sentence);
+        }
+    }
+
+    /// Serves the VMM no longer, if there is one.
+    pub fn let_go(&mut self, pool: &Pool) {
+        if let Some(Peer::Attached { vm, .. }) = self.peer.take() {
+            pool.detach(&vm);
+        }
+    }
+
+    pub fn remove_socket(&self) {
+        let _ = fs::remove_file(&self.socket);
+    }
+
+    /// Nobody will go on with this VM.
+    pub fn remove_notes(&self) {
+        let _ = fs::remove_file(self.notes());
+    }
+
+    fn notes(&self) -> PathBuf {
+        let mut path = self.socket.clone().into_os_string();
+        path.push(".removed");
+        path.into()
+    }
+
+    /// What was touched so far, if that is to be written anywhere.
+    pub fn recording(&self) -> Option<(PathBuf, Recording)> {
+        let (path, touched) = self.record.as_ref().zip(self.touched.as_ref())?;
+        let recording = Recording {
+            image: self.image.id(),
+            chunk_size: self.image.chunk_size() as u32,
+            chunks: touched.chunks(),
+        };
+        Some((path.clone(), recording))
+    }
+}
+
+impl Greeting {
+    /// The mappings, once all have come. An error ends the connection.
+    fn hear(&mut self) -> Result<Option<Vec<Mapping>>, String> {
+        let mut buffer = [0; 4096];
+        let bytes = match recv_with_fds(&self.stream, &mut buffer, &mut self.fds) {
+            Ok(0) => return Err("the VMM hung up in its handshake".into()),
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Err(error) => return Err(format!("the handshake cannot be read: {error}")),
+        };
+        self.bytes.extend(&buffer[..bytes]);
+        if self.fds.len() > 1 {
+            return Err("the handshake came with more than one descriptor".into());
+        }
+        match handshake::parse(&self.bytes) {
+            Ok(Progress::More) => Ok(None),
+            Ok(Progress::Mappings(mappings)) => Ok(Some(mappings)),
+            Err(error @ HandshakeError::Json(_)) if self.fds.is_empty() => {
+                Err(format!("{error}, and came without a userfaultfd"))
+            }
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+fn say_failed(mut stream: &UnixStream, sentence: &str) {
+    let failure = PagerFailure {
+        failed: sentence.to_owned(),
+    };
+    let mut line = serde_json::to_vec(&failure).expect("a failure is plain data");
+    line.push(b'\n');
+    // It may have gone.
+    let _ = stream.write_all(&line);
+    let _ = stream.shutdown(Shutdown::Both);
+}

@@ -1,0 +1,265 @@
+//! Putting an image's bytes into a VM's memory.
+
+use super::Vm;
+use crate::handshake::Region;
+use crate::image::{Content, Unreadable};
+use jiffy_store::Decoder;
+use jiffy_sys::userfaultfd::FillError;
+use std::io;
+use std::ops::Range;
+use std::sync::PoisonError;
+
+/// Bytes filled with the gate locked, at most (but at least a page): what an
+/// event has to wait for.
+const PIECE: u64 = 64 << 10;
+const PAGE: u64 = 4 << 10;
+
+/// Why filling stopped.
+#[derive(Debug)]
+pub enum Stop {
+    /// The VM's mappings are changing: read events and try again.
+    Changing,
+    /// The VM is gone.
+    Gone,
+    /// It cannot go on, for this reason.
+    Failed(String),
+}
+
+impl From<Unreadable> for Stop {
+    fn from(error: Unreadable) -> Stop {
+        Stop::Failed(error.0)
+    }
+}
+
+/// The buffers of one worker.
+#[derive(Default)]
+pub struct Scratch {
+    /// Unpacks chunks.
+    pub(crate) decoder: Decoder,
+    /// For chunks.
+    pub(crate) chunks: Vec<u8>,
+    /// For bytes of the file.
+    pub(crate) stored: Vec<u8>,
+}
+
+/// The first bytes of a buffer that grows, with any contents.
+pub(crate) fn first(buffer: &mut Vec<u8>, bytes: usize) -> &mut [u8] {
+    if buffer.len() < bytes {
+        buffer.resize(bytes, 0);
+    }
+    &mut buffer[..bytes]
+}
+
+/// Did a fill meet a page that was there already? Whoever waits for that page
+/// was not woken by the fill.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Met(pub bool);
+
+/// As long as the largest page: huge pages know no page of zeroes.
+static ZEROS: [u8; 2 << 20] = [0; 2 << 20];
+
+/// What goes into memory.
+#[derive(Clone, Copy)]
+enum Fill<'a> {
+    Bytes(&'a [u8]),
+    Zero,
+}
+
+impl Vm {
+    /// Fills one unit but for what was given up; the neighbourhood of the byte
+    /// at `first` before the rest.
+    pub(crate) fn fill_unit(
+        &self,
+        unit: u64,
+        first: Option<u64>,
+        scratch: &mut Scratch,
+    ) -> Result<Met, Stop> {
+        let start = unit * self.unit;
+        let buffer = self::first(&mut scratch.chunks, self.unit as usize);
+        let met = match self.read(start, &mut scratch.decoder, buffer)? {
+            Content::Zero => self.fill_zero(start..start + self.unit)?,
+            Content::Bytes { .. } => {
+                let bytes = &*buffer;
+                let near = first
+                    .map_or(start, |first| first / PIECE * PIECE)
+                    .max(start);
+                let (before, rest) = bytes.split_at((near - start) as usize);
+                let (near_bytes, after) = rest.split_at(rest.len().min(PIECE as usize));
+                let met = self.fill_bytes(near, near_bytes)?;
+                let met = Met(met.0 | self.fill_bytes(start, before)?.0);
+                Met(met.0 | self.fill_bytes(near + near_bytes.len() as u64, after)?.0)
+            }
+        };
+        self.filled.set(unit);
+        Ok(met)
+    }
+
+    /// Reads whole chunks; [`Content::Zero`] if all are.
+    fn read(
+        &self,
+        start: u64,
+        decoder: &mut Decoder,
+        buffer: &mut [u8],
+    ) -> Result<Content, Unreadable> {
+        let size = self.image.chunk_size();
+        let alone = buffer.len() == size;
+        let mut sum = None;
+        for (index, bytes) in buffer.chunks_mut(size).enumerate() {
+            let start = start + (index * size) as u64;
+            let content = if start < self.image.size() {
+                self.image
+                    .read(decoder, (start / size as u64) as u32, bytes)?
+            } else {
+                Content::Zero
+            };
+            match content {
+                Content::Zero if alone => {}
+                Content::Zero => bytes.fill(0),
+                Content::Bytes { read } => *sum.get_or_insert(0) += read,
+            }
+        }
+        Ok(match sum {
+            None => Content::Zero,
+            Some(read) => {
+                self.counters.read(read);
+                Content::Bytes { read }
+            }
+        })
+    }
+
+    /// Puts bytes that begin at `start` in the image where they belong, but
+    /// for what was given up and what is there.
+    pub(crate) fn fill_bytes(&self, start: u64, bytes: &[u8]) -> Result<Met, Stop> {
+        let mut met = Met(false);
+        for (part, region) in self.layout.parts(start..start + bytes.len() as u64) {
+            let bytes = &bytes[(part.start - start) as usize..(part.end - start) as usize];
+            met.0 |= self.fill_part(part, region, Fill::Bytes(bytes))?.0;
+        }
+        Ok(met)
+    }
+
+    /// As [`Vm::fill_bytes`], with zeroes.
+    pub(crate) fn fill_zero(&self, range: Range<u64>) -> Result<Met, Stop> {
+        let mut met = Met(false);
+        for (part, region) in self.layout.parts(range) {
+            met.0 |= self.fill_part(part, region, Fill::Zero)?.0;
+        }
+        Ok(met)
+    }
+
+    /// Marks a unit that was filled by [`Vm::fill_bytes`].
+    pub(crate) fn mark_filled(&self, unit: u64) {
+        self.filled.set(unit);
+    }
+
+    /// Gives a page that was given up its zeroes.
+    pub(super) fn fill_removed(&self, page: Range<u64>) -> Result<Met, Stop> {
+        let mut met = Met(false);
+        for (page, region) in self.layout.parts(page) {
+            let run = self.removed_around(&page, region);
+            met.0 |= self.fill_run(run, region, Fill::Zero)?.0;
+        }
+        Ok(met)
+    }
+
+    /// Wakes those who wait for one page; where it is missing they fault anew.
+    pub(super) fn wake(&self, page: Range<u64>) {
+        for (page, region) in self.layout.parts(page) {
+            let address = region.address + (page.start - region.offset);
+            // It fails only for a VM that is gone or has unmapped the page.
+            let _ = self.uffd.wake(address, page.end - page.start);
+        }
+    }
+
+    /// The run of given-up pages around one, within its unit and region.
+    fn removed_around(&self, page: &Range<u64>, region: &Region) -> Range<u64> {
+        let unit = page.start / self.unit * self.unit;
+        let low = unit.max(region.offset);
+        let high = (unit + self.unit).min(region.offset + region.size);
+        let (mut start, mut end) = (page.start, page.end);
+        while start > low && self.removed.contains(start - region.page) {
+            start -= region.page;
+        }
+        while end < high && self.removed.contains(end) {
+            end += region.page;
+        }
+        start..end
+    }
+
+    fn fill_part(&self, part: Range<u64>, region: &Region, what: Fill) -> Result<Met, Stop> {
+        let mut met = Met(false);
+        let piece = PIECE.max(region.page);
+        let mut at = part.start;
+        while at < part.end {
+            let until = part.end.min((at / piece + 1) * piece);
+            let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+            let mut run = at;
+            while run < until {
+                let end = self.removed.run_end(run, until);
+                if !self.removed.contains(run) {
+                    let what = match what {
+                        Fill::Bytes(bytes) => Fill::Bytes(
+                            &bytes[(run - part.start) as usize..(end - part.start) as usize],
+                        ),
+                        Fill::Zero => Fill::Zero,
+                    };
+                    met.0 |= self.fill_run(run..end, region, what)?.0;
+                }
+                run = end;
+            }
+            at = until;
+        }
+        Ok(met)
+    }
+
+    /// Fills what is missing of a range, in one call if nothing is in the way.
+    fn fill_run(&self, range: Range<u64>, region: &Region, what: Fill) -> Result<Met, Stop> {
+        let mut met = Met(false);
+        let address = region.address + (range.start - region.offset);
+        let length = range.end - range.start;
+        let mut done = 0;
+        // Shorter after a refusal that may concern only a part of the range.
+        let mut most = length;
+        while done < length {
+            let next = most.min(length - done);
+            let filled = match what {
+                Fill::Bytes(bytes) => self.uffd.copy(
+                    address + done,
+                    &bytes[done as usize..(done + next) as usize],
+                ),
+                Fill::Zero => match self.uffd.zero(address + done, next) {
+                    // Huge pages: there is no page of zeroes to map.
+                    Err(FillError::Other(error))
+                        if error.kind() == io::ErrorKind::InvalidInput && region.page > PAGE =>
+                    {
+                        let next = next.min(ZEROS.len() as u64);
+                        self.uffd.copy(address + done, &ZEROS[..next as usize])
+                    }
+                    other => other,
+                },
+            };
+            match filled {
+                Ok(bytes) => {
+                    self.counters.filled(bytes);
+                    done += bytes;
+                }
+                Err(FillError::Exists) => {
+                    met = Met(true);
+                    done += region.page;
+                }
+                Err(FillError::Changing) => return Err(Stop::Changing),
+                Err(FillError::Gone) => return Err(Stop::Gone),
+                // The range may have been split, or a part of it unmapped.
+                Err(FillError::Unmapped) if next > region.page => most = region.page,
+                Err(FillError::Unmapped) => done += region.page,
+                Err(FillError::Other(error)) => {
+                    return Err(Stop::Failed(format!(
+                        "{next} bytes at {:#x} of the VM's memory cannot be filled: {error}",
+                        range.start + done
+                    )));
+                }
+            }
+        }
+        Ok(met)
+    }
+}

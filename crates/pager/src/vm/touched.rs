@@ -1,0 +1,41 @@
+//! Which chunks a VM asked for, in order.
+
+use crate::bitmap::Bitmap;
+use std::sync::{Mutex, PoisonError};
+
+/// The chunks of an image that were touched, the first one first.
+#[derive(Debug)]
+pub struct Touched {
+    chunk_size: u64,
+    seen: Bitmap,
+    order: Mutex<Vec<u32>>,
+}
+
+impl Touched {
+    /// For an image of so many bytes in chunks of this size.
+    pub fn new(image_size: u64, chunk_size: usize) -> Touched {
+        Touched {
+            chunk_size: chunk_size as u64,
+            seen: Bitmap::new(image_size.div_ceil(chunk_size as u64)),
+            order: Mutex::new(Vec::new()),
+        }
+    }
+
+    pub(super) fn add(&self, offset: u64) {
+        let chunk = offset / self.chunk_size;
+        if self.seen.set(chunk) {
+            self.order
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(chunk as u32);
+        }
+    }
+
+    /// So far.
+    pub fn chunks(&self) -> Vec<u32> {
+        self.order
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
