@@ -8,6 +8,7 @@ use crate::gate::Gate;
 use crate::hypervisor::{Hypervisor, HypervisorError};
 use crate::mailbox::Mailbox;
 use crate::memory::GuestRam;
+use crate::pager::PagedMemory;
 use crate::restore;
 use crate::sandbox::Sandbox;
 use crate::stats::StatsFile;
@@ -17,7 +18,7 @@ use crate::workers::ThreadStarter;
 use jiffy_devices::virtio::device::Workers;
 use jiffy_sys::kick;
 use jiffy_wire::timeline::names;
-use jiffy_wire::vmm::{Restore, VmmConfig};
+use jiffy_wire::vmm::{Restore, SavedMemory, VmmConfig};
 use kvm_ioctls::VmFd;
 use std::sync::Arc;
 
@@ -89,6 +90,9 @@ impl Builder {
         let ram = events.step(names::MEMORY_ATTACHED, || {
             let ram = restore::memory(restore, config)?;
             ram.register(&vm)?;
+            if let SavedMemory::Paged { socket } = &restore.memory {
+                common.paged = Some(PagedMemory::attach(&ram, socket)?);
+            }
             Ok::<_, StartError>(Arc::new(ram))
         })?;
         let vcpus = events.step(names::VCPUS, || {
@@ -121,6 +125,7 @@ impl Builder {
         let workers = Arc::new(ThreadStarter::new(mailbox.clone(), self.sandbox));
         Ok(Common {
             gate: Gate::default(),
+            paged: None,
             first_run: names::FIRST_KVM_RUN,
             mailbox,
             workers: workers.clone(),
@@ -164,6 +169,7 @@ impl Builder {
             mailbox: common.mailbox,
             workers: common.workers,
             gate: common.gate,
+            paged: common.paged,
             first_run: common.first_run,
             events: self.events,
             sandbox: self.sandbox,
@@ -173,6 +179,7 @@ impl Builder {
 
 struct Common {
     gate: Gate,
+    paged: Option<PagedMemory>,
     /// What the first entry into the guest is called on the timeline.
     first_run: &'static str,
     mailbox: Arc<Mailbox>,

@@ -19,6 +19,7 @@ use jiffy_devices::power::{
 use jiffy_devices::rtc::{self, Rtc, RtcState};
 use jiffy_devices::serial::{self, Serial, SerialState};
 use jiffy_devices::trace::{TracePort, TraceState};
+use jiffy_devices::virtio::balloon::{Balloon, BalloonArgs, BalloonState, TargetError};
 use jiffy_devices::virtio::block::{Block, BlockOptions, BlockState};
 use jiffy_devices::virtio::device::{VirtioDevice, Workers};
 use jiffy_devices::virtio::entropy::{Entropy, EntropyState};
@@ -26,7 +27,7 @@ use jiffy_devices::virtio::mmio::{MmioTransport, MmioTransportState, registers::
 use jiffy_devices::virtio::vsock::{Vsock, VsockArgs, VsockState};
 use jiffy_sys::clock;
 use jiffy_wire::trace::TRACE_PORT;
-use jiffy_wire::vmm::{Disk, FwCfgContents, Serial as SerialConfig, VmmConfig};
+use jiffy_wire::vmm::{BalloonStatus, Disk, FwCfgContents, Serial as SerialConfig, VmmConfig};
 use kvm_ioctls::{IoEventAddress, VmFd};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -71,6 +72,7 @@ pub struct Devices {
     disks: Vec<Virtio<Block>>,
     vsock: Option<Virtio<Vsock>>,
     entropy: Option<Virtio<Entropy>>,
+    balloon: Option<Virtio<Balloon>>,
     fw_cfg: Shared<FwCfg>,
     keyboard: Shared<KeyboardController>,
     rtc: Shared<Rtc>,
@@ -86,6 +88,8 @@ pub struct DevicesState {
     pub vsock: Option<(MmioTransportState, VsockState)>,
     /// If there is one.
     pub entropy: Option<(MmioTransportState, EntropyState)>,
+    /// If there is one.
+    pub balloon: Option<(MmioTransportState, BalloonState)>,
     /// If there is one.
     pub serial: Option<SerialState>,
     /// Files and position.
@@ -148,6 +152,22 @@ impl Devices {
             }
         };
 
+        let balloon = match config.balloon {
+            false => None,
+            true => {
+                let state = state.and_then(|state| state.balloon.as_ref());
+                let balloon = BalloonArgs {
+                    ram_bytes: args.ram.size(),
+                    reclaim: args.ram.clone(),
+                };
+                let device = match state {
+                    None => Balloon::new(balloon),
+                    Some((_, state)) => Balloon::restore(balloon, state)?,
+                };
+                Some(wiring.add(device, state.map(|state| &state.0))?)
+            }
+        };
+
         let serial = match &config.serial {
             None => None,
             Some(serial) => {
@@ -205,6 +225,7 @@ impl Devices {
             disks,
             vsock,
             entropy,
+            balloon,
             fw_cfg,
             keyboard,
             rtc,
@@ -247,11 +268,42 @@ impl Devices {
                     Some((entropy.save()?, entropy.device().save()))
                 }
             },
+            balloon: match &self.balloon {
+                None => None,
+                Some(balloon) => {
+                    let balloon = lock(balloon);
+                    Some((balloon.save()?, balloon.device().save()))
+                }
+            },
             serial: self.serial.as_ref().map(|serial| lock(serial).save()),
             fw_cfg: lock(&self.fw_cfg).save(),
             keyboard: lock(&self.keyboard).save(),
             rtc: lock(&self.rtc).save(),
             trace: lock(&self.trace).save(),
+        })
+    }
+
+    /// Tells the balloon, if there is one, how many MiB it shall hold.
+    pub fn set_balloon(&self, target_mib: u32) -> Option<Result<(), TargetError>> {
+        let balloon = self.balloon.as_ref()?;
+        Some(lock(balloon).device_mut().set_target(target_mib))
+    }
+
+    /// What the balloon holds, and the newest figures the guest has given;
+    /// asks for newer ones.
+    pub fn balloon(&self) -> Option<BalloonStatus> {
+        let mut balloon = lock(self.balloon.as_ref()?);
+        let balloon = balloon.device_mut();
+        balloon.request_statistics();
+        let stats = balloon.statistics().latest().by_name();
+        Some(BalloonStatus {
+            target_mib: balloon.target_mib(),
+            actual_mib: balloon.actual_mib(),
+            reported_bytes: balloon.reported_bytes(),
+            stats: stats
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect(),
         })
     }
 
@@ -265,6 +317,9 @@ impl Devices {
         if let Some(entropy) = &self.entropy {
             act(&mut *lock(entropy));
         }
+        if let Some(balloon) = &self.balloon {
+            act(&mut *lock(balloon));
+        }
     }
 }
 
@@ -277,6 +332,8 @@ impl DevicesState {
             "a vsock device"
         } else if self.entropy.is_some() != config.rng {
             "an entropy device"
+        } else if self.balloon.is_some() != config.balloon {
+            "a balloon"
         } else if self.serial.is_some() != config.serial.is_some() {
             "a serial port"
         } else {

@@ -3,10 +3,12 @@
 use crate::boot::BootError;
 use crate::hypervisor::HypervisorError;
 use crate::memory::MemoryError;
+use crate::pager::PagerError;
 use crate::vcpu::MAX_VCPUS;
 use jiffy_devices::bus::RangeTaken;
 use jiffy_devices::fw_cfg::FwCfgError;
 use jiffy_devices::serial::SerialError;
+use jiffy_devices::virtio::balloon;
 use jiffy_devices::virtio::block::{self, BlockError};
 use jiffy_devices::virtio::mmio::{self, StillRunning};
 use jiffy_devices::virtio::vsock::VsockError;
@@ -27,6 +29,9 @@ pub enum StartError {
     /// Guest RAM.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// The pager.
+    #[error(transparent)]
+    Pager(#[from] PagerError),
     /// A device.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -62,6 +67,7 @@ impl StartError {
         match self {
             StartError::Hypervisor(error) => error.hint(),
             StartError::Memory(error) => error.hint(),
+            StartError::Pager(error) => error.hint(),
             StartError::Device(error) => error.hint(),
             StartError::Boot(error) => error.hint(),
             StartError::Vcpus(_)
@@ -96,6 +102,9 @@ pub enum DeviceError {
         /// Why.
         source: io::Error,
     },
+    /// A saved balloon.
+    #[error(transparent)]
+    Balloon(#[from] balloon::RestoreError),
     /// The serial port.
     #[error(transparent)]
     Serial(#[from] SerialError),

@@ -6,6 +6,7 @@
 //! * [`builder`]: the steps from a configuration to a VM.
 //! * [`hypervisor`]: the KVM device.
 //! * [`memory`]: guest RAM; [`layout`]: where things lie in it.
+//! * [`pager`]: RAM that a pager serves.
 //! * [`vcpu`]: vCPUs and their threads; [`irq`]: interrupt controllers.
 //! * [`devices`]: the devices, wired to KVM.
 //! * [`boot`]: kernels and boot protocols.
@@ -30,6 +31,7 @@ pub mod irq;
 pub mod layout;
 pub mod mailbox;
 pub mod memory;
+pub mod pager;
 pub mod probe;
 mod readable;
 pub mod restore;

@@ -51,7 +51,7 @@ pub fn memory(restore: &Restore, config: &VmmConfig) -> Result<GuestRam, MemoryE
             let files = layers.iter().map(open_memory).collect::<Result<_, _>>()?;
             GuestRam::from_layers(layers::assemble(files, layout, size)?, size)
         }
-        SavedMemory::Paged { .. } => Err(MemoryError::Incomplete),
+        SavedMemory::Paged { .. } => GuestRam::to_be_paged(size),
     }
 }
 

@@ -4,7 +4,6 @@ use crate::arguments::RunOptions;
 use anyhow::{Context, anyhow};
 use jiffy_sys::termination::TerminationFd;
 use jiffy_vmm::control::ControlSocket;
-use jiffy_vmm::sandbox::violation;
 use jiffy_vmm::watch::{ConsoleInput, watch};
 use jiffy_vmm::{Builder, Events, StartError, error::sentence};
 use jiffy_wire::vmm::{ExitReason, ExitRecord, Serial, VERSION, VmmConfig};
@@ -113,9 +112,7 @@ fn run_vm(
         .filter(|_| console)
         .map(ConsoleInput::new);
     let ending = watch(&mut vmm, &termination, &mut control, console);
-    if violation::first().is_some() {
-        // A thread is held where it broke out of its sandbox: nothing that
-        // waits for threads may run any more.
+    if vmm.is_stuck() {
         std::mem::forget(vmm);
     }
     Ok(ExitRecord {

@@ -9,7 +9,8 @@ use crate::hypervisor::{Hypervisor, HypervisorError};
 use crate::irq::ChipsState;
 use crate::mailbox::{Mailbox, Notice};
 use crate::memory::{GuestRam, MemoryError};
-use crate::readable::readable;
+use crate::pager::PagedMemory;
+use crate::readable::{readable, timespec};
 use crate::sandbox::{Role, Sandbox, violation};
 use crate::state::VmState;
 use crate::stats::StatsFile;
@@ -21,8 +22,9 @@ use jiffy_devices::power::PowerRequest;
 use jiffy_sys::clock;
 use jiffy_wire::vmm::ExitReason;
 use kvm_ioctls::VmFd;
-use rustix::event::poll;
+use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
@@ -44,6 +46,7 @@ pub struct Vmm {
     events: Arc<Events>,
     sandbox: Sandbox,
     gate: Gate,
+    paged: Option<PagedMemory>,
     first_run: &'static str,
     paused: bool,
     paused_at_ns: u64,
@@ -63,6 +66,7 @@ pub(crate) struct Parts {
     pub workers: Arc<ThreadStarter>,
     pub events: Arc<Events>,
     pub gate: Gate,
+    pub paged: Option<PagedMemory>,
     pub first_run: &'static str,
     pub sandbox: Sandbox,
 }
@@ -113,6 +117,7 @@ impl Vmm {
             events: parts.events,
             sandbox: parts.sandbox,
             gate: parts.gate,
+            paged: parts.paged,
             first_run: parts.first_run,
             paused: true,
             paused_at_ns: 0,
@@ -166,6 +171,9 @@ impl Vmm {
         self.paused_at_ns = clock::monotonic_ns();
         self.vcpus.iter().for_each(VcpuThread::pause);
         self.wait_parked();
+        if self.is_stuck() {
+            return;
+        }
         self.devices.pause();
         self.paused = true;
     }
@@ -213,6 +221,15 @@ impl Vmm {
     /// Pauses the VM, takes everything, and, if asked, lets it go on. What was
     /// taken never changes. A VM that was paused stays so.
     pub fn capture(&mut self, resume: bool) -> Result<Capture, SaveError> {
+        // A pager says so on its own connection before anybody asks for this.
+        self.attend();
+        if self
+            .paged
+            .as_ref()
+            .is_some_and(|paged| !paged.is_complete())
+        {
+            return Err(MemoryError::Incomplete.into());
+        }
         let resume = resume && !self.paused;
         self.pause();
         let result = self.save().and_then(|state| {
@@ -277,6 +294,9 @@ impl Vmm {
                 message: message.into(),
             });
         }
+        if let Some(ending) = self.paged.as_mut().and_then(PagedMemory::attend) {
+            self.ending.get_or_insert(ending);
+        }
         if self.ending.is_none() {
             self.ending = self.gate.overdue();
         }
@@ -286,7 +306,20 @@ impl Vmm {
     /// When [`attend`](Vmm::attend) wants to be called again at the latest,
     /// from now.
     pub fn patience(&self) -> Option<Duration> {
-        self.gate.left()
+        let pager = self.paged.as_ref().and_then(PagedMemory::patience);
+        [self.gate.left(), pager].into_iter().flatten().min()
+    }
+
+    /// Readable when the pager has something to say.
+    pub fn pager(&self) -> Option<BorrowedFd<'_>> {
+        self.paged.as_ref().and_then(PagedMemory::descriptor)
+    }
+
+    /// Threads may be held for good where they are: one broke out of its
+    /// sandbox, or memory is missing that nobody has. Then nothing may wait
+    /// for them, or look at the guest's memory, any more.
+    pub fn is_stuck(&self) -> bool {
+        violation::first().is_some() || self.paged.as_ref().is_some_and(PagedMemory::is_lost)
     }
 
     /// Readable when [`attend`](Vmm::attend) has something to do: notices of
@@ -313,10 +346,16 @@ impl Vmm {
     /// Waits until no vCPU is in the guest. Meanwhile one may be waiting for a
     /// device's thread, which only this thread can start.
     fn wait_parked(&mut self) {
-        while !self.vcpus.iter().all(VcpuThread::is_parked) && violation::first().is_none() {
+        while !self.vcpus.iter().all(VcpuThread::is_parked) && !self.is_stuck() {
             let mut wait = vec![readable(self.mailbox.bell())];
             wait.extend(violation::bell().map(readable));
-            let _ = poll(&mut wait, None);
+            wait.extend(
+                self.pager()
+                    .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+            );
+            // A pager that is gone is looked for meanwhile.
+            let patience = self.paged.as_ref().and_then(PagedMemory::patience);
+            let _ = poll(&mut wait, patience.map(timespec).as_ref());
             self.attend();
         }
     }
@@ -326,8 +365,7 @@ impl Drop for Vmm {
     fn drop(&mut self) {
         self.vcpus.iter().for_each(VcpuThread::end);
         self.wait_parked();
-        if violation::first().is_some() {
-            // The offender is held in its signal handler and never ends.
+        if self.is_stuck() {
             return;
         }
         self.vcpus.drain(..).for_each(VcpuThread::join);

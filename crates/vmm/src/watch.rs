@@ -4,14 +4,14 @@
 use crate::capture::Capture;
 use crate::control::{Answer, ControlSocket};
 use crate::error::sentence;
-use crate::readable::readable;
+use crate::readable::{readable, timespec};
 use crate::sandbox::violation;
 use crate::vcpu::exit::Ending;
 use crate::vmm::Vmm;
 use jiffy_devices::serial::Serial;
 use jiffy_sys::termination::TerminationFd;
 use jiffy_wire::vmm::{ControlRequest, ControlResponse, ExitReason};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -90,6 +90,10 @@ fn wait(
     let mut wait = vec![PollFd::new(termination, PollFlags::IN)];
     wait.extend(bells.iter().map(|bell| readable(bell)));
     wait.extend(violation::bell().map(readable));
+    wait.extend(
+        vmm.pager()
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+    );
     // The console waits for more input, or, while the guest's port is full,
     // for room.
     let console_at = wait.len();
@@ -110,10 +114,7 @@ fn wait(
         let clients = control.descriptors();
         wait.extend(clients.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
     }
-    let patience = vmm.patience().map(|left| Timespec {
-        tv_sec: left.as_secs() as i64,
-        tv_nsec: left.subsec_nanos().into(),
-    });
+    let patience = vmm.patience().map(timespec);
     match poll(&mut wait, patience.as_ref()) {
         Ok(_) => {}
         Err(rustix::io::Errno::INTR) => return Ok(Ready::default()),
@@ -156,11 +157,20 @@ fn answer(vmm: &mut Vmm, request: ControlRequest, stop: &mut bool) -> Answer {
             Ok(capture) => return captured(capture),
             Err(error) => ControlResponse::Error(sentence(&error)),
         },
-        ControlRequest::SetBalloon { .. } | ControlRequest::Balloon => {
-            ControlResponse::Error("this VM has no balloon".into())
-        }
+        ControlRequest::SetBalloon { target_mib } => match vmm.devices().set_balloon(target_mib) {
+            Some(Err(error)) => ControlResponse::Error(error.to_string()),
+            _ => balloon(vmm),
+        },
+        ControlRequest::Balloon => balloon(vmm),
     };
     response.into()
+}
+
+fn balloon(vmm: &Vmm) -> ControlResponse {
+    match vmm.devices().balloon() {
+        Some(status) => ControlResponse::Balloon(status),
+        None => ControlResponse::Error("this VM has no balloon".into()),
+    }
 }
 
 fn captured(capture: Capture) -> Answer {

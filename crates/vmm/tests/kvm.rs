@@ -215,6 +215,7 @@ fn a_paused_vm_stands_still_and_goes_on() {
 fn with_every_device(case: &mut Case) {
     case.config.vcpus = 2;
     case.config.rng = true;
+    case.config.balloon = true;
     let disk = case.path("disk");
     std::fs::write(&disk, vec![0; 1 << 20]).unwrap();
     case.config.disks.push(Disk {

@@ -175,6 +175,7 @@ impl GuestRam {
 mod tests {
     use super::*;
     use crate::memory::layers::{PAGE, assemble};
+    use jiffy_devices::virtio::balloon::Reclaim;
     use jiffy_wire::vmm::{Memory, PageSize};
     use proptest::prelude::*;
     use vm_memory::{Bytes, GuestAddress};
@@ -244,10 +245,12 @@ mod tests {
         for page in 0..1024 {
             write(&parent, page, 9);
         }
-        parent.release(GuestAddress(0), 512 * PAGE);
+        parent.release(GuestAddress(0), 512 * PAGE).unwrap();
         assert_eq!((read(&parent, 3), read(&parent, 600)), (0, 9));
         parent.freeze().unwrap();
-        parent.release(GuestAddress(512 * PAGE), 256 * PAGE);
+        parent
+            .release(GuestAddress(512 * PAGE), 256 * PAGE)
+            .unwrap();
         assert_eq!(read(&parent, 600), 0);
         write(&parent, 601, 4);
         let frozen = parent.freeze().unwrap();
@@ -256,8 +259,9 @@ mod tests {
         let pages = [3, 600, 601, 602, 768].map(|page| read(&child, page));
         assert_eq!(pages, [0, 0, 4, 0, 9]);
         // Nonsense from a guest changes nothing.
-        parent.release(GuestAddress(60 << 20), 8 << 20);
-        parent.release(GuestAddress(u64::MAX - 4095), 4096);
+        for (start, length) in [(60 << 20, 8 << 20), (u64::MAX - 4095, 4096), (0, 0)] {
+            assert!(parent.release(GuestAddress(start), length).is_err());
+        }
         assert_eq!(read(&parent, 768), 9);
     }
 
@@ -331,7 +335,7 @@ mod tests {
                     }
                     Step::Release { vm, block } => {
                         let (ram, model) = &mut vms[vm % count];
-                        ram.release(GuestAddress(block * 64 * PAGE), 64 * PAGE);
+                        ram.release(GuestAddress(block * 64 * PAGE), 64 * PAGE).unwrap();
                         model[block as usize * 64..][..64].fill(0);
                     }
                     Step::End { vm } if count > 1 => {

@@ -2,7 +2,7 @@
 //!
 //! * [`layers`]: RAM as a stack of files.
 //! * [`freeze`](GuestRam::freeze): from now on the files never change.
-//! * [`release`](GuestRam::release): memory the guest does not need.
+//! * [`Reclaim`]: memory the guest does not need.
 //!
 //! A booted VM writes into its one file, a memfd mapped shared. Freezing maps
 //! the file privately instead, over the same addresses: what the VM writes from
@@ -17,8 +17,11 @@ use crate::layout;
 pub use error::MemoryError;
 pub use freeze::Frozen;
 use jiffy_devices::GuestMemory;
+use jiffy_devices::virtio::balloon::Reclaim;
 use jiffy_sys::memfd::{self, Pages};
 use jiffy_sys::pagemap::Pagemap;
+use jiffy_sys::userfaultfd::Userfaultfd;
+use jiffy_wire::pager::Mapping;
 use jiffy_wire::vmm::{Extent, Memory, PageSize};
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
@@ -117,6 +120,14 @@ impl GuestRam {
 
     /// RAM all zero, in a memfd.
     fn empty(size: u64, pages: Pages) -> Result<GuestRam, MemoryError> {
+        let ram = GuestRam::map_memfd(size, pages)?;
+        if pages == Pages::Small {
+            ram.allow_huge_pages();
+        }
+        Ok(ram)
+    }
+
+    fn map_memfd(size: u64, pages: Pages) -> Result<GuestRam, MemoryError> {
         let file = memfd::create("jiffy guest RAM", size, pages).map_err(MemoryError::Create)?;
         // Shared, so that the file is the memory. Small pages are allocated
         // when touched; huge ones are reserved from their pool now.
@@ -129,11 +140,7 @@ impl GuestRam {
             file: Arc::new(file),
             covers: vec![whole(size)],
         };
-        let ram = GuestRam::map(vec![layer], Mapped::Shared, size, pages, flags)?;
-        if pages == Pages::Small {
-            ram.allow_huge_pages();
-        }
-        Ok(ram)
+        GuestRam::map(vec![layer], Mapped::Shared, size, pages, flags)
     }
 
     /// RAM as it was captured: the layers, which are never written to.
@@ -250,26 +257,29 @@ impl GuestRam {
         Ok(())
     }
 
-    /// Takes back `length` bytes at `start`, which the guest does not use:
-    /// they read as zero from now on, or stay as they are.
-    pub fn release(&self, start: GuestAddress, length: u64) {
-        let Some(offset) = self.offset_of(start, length) else {
-            return;
-        };
-        let extent = Extent { offset, length };
-        let mut backing = self.lock();
-        let released = match backing.mapped {
-            Mapped::Shared => self.punch(extent),
-            Mapped::Privately if length >= RELEASE_MIN && backing.released.len() < RELEASES_MAX => {
-                let result = self.map_over(extent, None);
-                backing.released.push(extent);
-                result
-            }
-            Mapped::Privately => return,
-        };
-        if let Err(error) = released {
-            tracing::debug!(offset, length, %error, "memory could not be given back");
-        }
+    /// RAM still untouched, for a pager to fill.
+    pub fn to_be_paged(size: u64) -> Result<GuestRam, MemoryError> {
+        GuestRam::map_memfd(size, Pages::Small)
+    }
+
+    /// Lets `uffd` serve all of it; returns what the pager is to be told.
+    #[allow(unsafe_code)] // Memory gets contents that others decide.
+    pub fn serve_by(&self, uffd: &Userfaultfd) -> io::Result<Vec<Mapping>> {
+        let page_size = layers::PAGE;
+        self.host_parts(whole(self.size))
+            .map(|(address, offset, size)| {
+                // SAFETY: it is guest RAM, of which only volatile accesses are
+                // made, and which may hold anything at any time.
+                unsafe { uffd.register(address as u64, size) }?;
+                Ok(Mapping {
+                    base_host_virt_addr: address as u64,
+                    size,
+                    offset,
+                    page_size,
+                    page_size_kib: page_size,
+                })
+            })
+            .collect()
     }
 
     /// Where a range of guest memory lies in the files; none if it is not all
@@ -354,6 +364,29 @@ impl GuestRam {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Backing> {
         self.backing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Reclaim for GuestRam {
+    /// From now on the range reads as zero, or, where that would take too many
+    /// mappings, as before.
+    fn release(&self, start: GuestAddress, length: u64) -> io::Result<()> {
+        let Some(offset) = self.offset_of(start, length) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let extent = Extent { offset, length };
+        let mut backing = self.lock();
+        match backing.mapped {
+            Mapped::Shared => self.punch(extent),
+            Mapped::Privately if length < RELEASE_MIN || backing.released.len() >= RELEASES_MAX => {
+                Ok(())
+            }
+            Mapped::Privately => {
+                self.map_over(extent, None)?;
+                backing.released.push(extent);
+                Ok(())
+            }
+        }
     }
 }
 

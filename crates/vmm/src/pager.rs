@@ -1,0 +1,303 @@
+//! RAM served by a pager: the userfaultfd, its hand-over, and what happens
+//! when the pager goes.
+//!
+//! The connection carries one message from here ([`jiffy_wire::pager`]) and
+//! then single lines from the pager: [`Word`]. When it breaks, the VM connects
+//! again for a while: threads that wait for a page wait on. A VM whose memory
+//! can't be had any more must end without looking at it again.
+
+use crate::memory::GuestRam;
+use crate::vcpu::exit::Ending;
+use jiffy_sys::fds;
+use jiffy_sys::userfaultfd::{Features, Userfaultfd};
+use jiffy_wire::pager::Mapping;
+use jiffy_wire::vmm::ExitReason;
+use rustix::net::RecvFlags;
+use serde::Deserialize;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// How long a VM waits for a pager to come back.
+const PATIENCE: Duration = Duration::from_millis(900);
+/// How often it looks.
+const RETRY: Duration = Duration::from_millis(20);
+/// Longest line of a pager, bytes.
+const LINE_MAX: usize = 4096;
+
+/// The pager could not be told of the VM's memory.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum PagerError {
+    /// No userfaultfd.
+    #[error("page faults can't be handed to a pager: no userfaultfd")]
+    Userfaultfd(#[source] io::Error),
+    /// No pager.
+    #[error("the pager at {} can't be reached", .0.display())]
+    Connect(PathBuf, #[source] io::Error),
+}
+
+impl PagerError {
+    /// What the user can do.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            PagerError::Userfaultfd(_) => Some(
+                "let this user open /dev/userfaultfd, or set vm.unprivileged_userfaultfd=1".into(),
+            ),
+            PagerError::Connect(..) => None,
+        }
+    }
+}
+
+/// What a pager says, one a line.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Word {
+    /// All that is not zero is in memory: faults need no pager any more.
+    Complete(bool),
+    /// A chunk can't be had.
+    Failed(String),
+}
+
+/// The memory of a VM and who serves it.
+#[derive(Debug)]
+pub struct PagedMemory {
+    socket: PathBuf,
+    uffd: Userfaultfd,
+    mappings: Vec<Mapping>,
+    link: Link,
+    line: Vec<u8>,
+}
+
+#[derive(Debug)]
+enum Link {
+    Up(UnixStream),
+    /// The pager is gone since a while.
+    Down {
+        until: Instant,
+    },
+    /// Nothing is missing any more.
+    Done,
+    /// Memory is missing and nobody has it.
+    Lost,
+}
+
+impl PagedMemory {
+    /// Hands the RAM, which is still untouched, to the pager at `socket`.
+    pub fn attach(ram: &GuestRam, socket: &Path) -> Result<PagedMemory, PagerError> {
+        let uffd = Userfaultfd::create(Features::GUEST_MEMORY).map_err(PagerError::Userfaultfd)?;
+        let mappings = ram.serve_by(&uffd).map_err(PagerError::Userfaultfd)?;
+        let stream = hand_over(socket, &uffd, &mappings)
+            .map_err(|error| PagerError::Connect(socket.into(), error))?;
+        Ok(PagedMemory {
+            socket: socket.into(),
+            uffd,
+            mappings,
+            link: Link::Up(stream),
+            line: Vec::new(),
+        })
+    }
+
+    /// Readable when there is something to [`attend`](PagedMemory::attend) to.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match &self.link {
+            Link::Up(stream) => Some(stream.as_fd()),
+            _ => None,
+        }
+    }
+
+    /// When to attend at the latest, from now.
+    pub fn patience(&self) -> Option<Duration> {
+        matches!(self.link, Link::Down { .. }).then_some(RETRY)
+    }
+
+    /// Everything is in memory.
+    pub fn is_complete(&self) -> bool {
+        matches!(self.link, Link::Done)
+    }
+
+    /// Some memory is missing for good: nothing may look at it again.
+    pub fn is_lost(&self) -> bool {
+        matches!(self.link, Link::Lost)
+    }
+
+    /// Listens to the pager, or looks for a new one. The end of the VM, if
+    /// its memory is lost.
+    pub fn attend(&mut self) -> Option<Ending> {
+        loop {
+            match &self.link {
+                Link::Up(stream) => {
+                    let mut bytes = [0; 512];
+                    match rustix::net::recv(stream, &mut bytes[..], RecvFlags::DONTWAIT) {
+                        Ok((count @ 1.., _)) => {
+                            if let Some(ending) = self.hear(&bytes[..count]) {
+                                return Some(ending);
+                            }
+                        }
+                        Err(rustix::io::Errno::AGAIN) => return None,
+                        Err(rustix::io::Errno::INTR) => {}
+                        Ok(_) | Err(_) => {
+                            tracing::warn!("the pager is gone; looking for another");
+                            self.line.clear();
+                            self.link = Link::Down {
+                                until: Instant::now() + PATIENCE,
+                            };
+                        }
+                    }
+                }
+                Link::Down { until } => match hand_over(&self.socket, &self.uffd, &self.mappings) {
+                    Ok(stream) => self.link = Link::Up(stream),
+                    Err(_) if Instant::now() < *until => return None,
+                    Err(error) => {
+                        return Some(self.lose(&format!(
+                            "the pager that serves this VM's memory is gone: {error}"
+                        )));
+                    }
+                },
+                Link::Done | Link::Lost => return None,
+            }
+        }
+    }
+
+    fn hear(&mut self, bytes: &[u8]) -> Option<Ending> {
+        for byte in bytes {
+            if *byte != b'\n' {
+                if self.line.len() == LINE_MAX {
+                    return Some(self.lose("the pager does not keep to its protocol"));
+                }
+                self.line.push(*byte);
+                continue;
+            }
+            match serde_json::from_slice(&std::mem::take(&mut self.line)) {
+                Ok(Word::Complete(true)) => {
+                    // What is missing now is zero.
+                    for mapping in &self.mappings {
+                        let (start, length) = (mapping.base_host_virt_addr, mapping.size);
+                        if let Err(error) = self.uffd.unregister(start, length) {
+                            return Some(self.lose(&format!(
+                                "memory could not be taken back from the pager: {error}"
+                            )));
+                        }
+                    }
+                    self.link = Link::Done;
+                    return None;
+                }
+                Ok(Word::Complete(false)) => {}
+                Ok(Word::Failed(why)) => return Some(self.lose(&why)),
+                Err(_) => return Some(self.lose("the pager does not keep to its protocol")),
+            }
+        }
+        None
+    }
+
+    fn lose(&mut self, message: &str) -> Ending {
+        self.link = Link::Lost;
+        Ending {
+            reason: ExitReason::HostError,
+            message: message.into(),
+        }
+    }
+}
+
+fn hand_over(socket: &Path, uffd: &Userfaultfd, mappings: &[Mapping]) -> io::Result<UnixStream> {
+    let stream = UnixStream::connect(socket)?;
+    let message = serde_json::to_vec(mappings).expect("mappings are plain data");
+    fds::send_with_fds(&stream, &message, &[uffd.as_fd()])?;
+    Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_wire::vmm::{Memory, PageSize};
+    use std::io::Write;
+    use std::os::unix::net::UnixListener;
+    use vm_memory::{Bytes, GuestAddress};
+
+    fn ram() -> GuestRam {
+        GuestRam::create(&Memory {
+            size_mib: 64,
+            pages: PageSize::Small,
+            prefault: false,
+        })
+        .unwrap()
+    }
+
+    fn accept(listener: &UnixListener) -> (UnixStream, Userfaultfd, Vec<Mapping>) {
+        let stream = listener.accept().unwrap().0;
+        let (mut message, mut received) = (vec![0; 4096], Vec::new());
+        let count = fds::recv_with_fds(&stream, &mut message, &mut received).unwrap();
+        let mappings = serde_json::from_slice(&message[..count]).unwrap();
+        let uffd = Userfaultfd::from_received(received.remove(0)).unwrap();
+        (stream, uffd, mappings)
+    }
+
+    #[test]
+    fn a_pager_fills_and_is_let_go_when_all_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("pager.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let ram = ram();
+        let mut memory = PagedMemory::attach(&ram, &socket).unwrap();
+        let (mut stream, uffd, mappings) = accept(&listener);
+        assert_eq!((mappings.len(), mappings[0].size), (1, 64 << 20));
+        let base = mappings[0].base_host_virt_addr;
+        uffd.copy(base + 8192, &[7; 4096]).unwrap();
+        stream.write_all(b"{\"complete\":true}\n").unwrap();
+        assert!(memory.attend().is_none());
+        assert!(memory.is_complete() && memory.descriptor().is_none());
+        let word = |page: u64| -> u8 { ram.memory().read_obj(GuestAddress(page * 4096)).unwrap() };
+        assert_eq!((word(2), word(3)), (7, 0), "what is missing is zero now");
+    }
+
+    #[test]
+    fn a_new_pager_is_found_and_a_missing_one_ends_the_vm() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("pager.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let ram = ram();
+        let mut memory = PagedMemory::attach(&ram, &socket).unwrap();
+        drop(accept(&listener));
+        assert!(memory.attend().is_none(), "there is another");
+        drop(accept(&listener));
+        drop(listener);
+        assert!(memory.attend().is_none(), "it may come back");
+        assert!(memory.patience().is_some() && !memory.is_lost());
+        let begun = Instant::now();
+        let ending = loop {
+            if let Some(ending) = memory.attend() {
+                break ending;
+            }
+            std::thread::sleep(RETRY);
+        };
+        assert!(begun.elapsed() < Duration::from_secs(1));
+        assert!(ending.message.contains("is gone"), "{}", ending.message);
+        assert!(memory.is_lost());
+    }
+
+    #[test]
+    fn what_a_pager_can_t_have_is_the_end_with_its_words() {
+        for (said, expected) in [
+            (
+                &b"{\"failed\":\"chunk 9 is damaged\"}\n"[..],
+                "chunk 9 is damaged",
+            ),
+            (b"hello\n", "protocol"),
+            (&[b'x'; LINE_MAX + 1], "protocol"),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let socket = folder.path().join("pager.sock");
+            let listener = UnixListener::bind(&socket).unwrap();
+            let ram = ram();
+            let mut memory = PagedMemory::attach(&ram, &socket).unwrap();
+            let (mut stream, ..) = accept(&listener);
+            stream.write_all(said).unwrap();
+            let ending = memory.attend().unwrap();
+            assert!(ending.message.contains(expected), "{}", ending.message);
+            assert!(memory.is_lost() && memory.attend().is_none());
+        }
+    }
+}
