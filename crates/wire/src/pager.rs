@@ -11,6 +11,13 @@
 //! handshake, it says so with one [`PagerFailure`] as a line of JSON on the
 //! connection and closes it: the VMM must end.
 //!
+//! On that connection the pager says, one JSON object a line:
+//!
+//! * `{"failed":"…"}`: a chunk can't be had; the VM ends with these words.
+//! * `{"complete":true}`: all that is not zero is in memory (`Complete` asked
+//!   for it; it is said before that is answered). The VMM unregisters its
+//!   memory, so that what is missing reads as zero.
+//!
 //! Which image a socket serves is the node's business, over the pager's
 //! control socket: one [`PagerRequest`] a line as JSON, one [`PagerResponse`]
 //! back.
