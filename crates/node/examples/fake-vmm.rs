@@ -6,6 +6,7 @@
 //! real programs on the host. Words `fake=…` of the kernel's command line
 //! make it misbehave; see [`Script`].
 
+use jiffy_sys::fds::send_with_fds;
 use jiffy_wire::agent::{
     AGENT_PORT, Command, CopyDone, CopyFrame, Done, ExecInput, ExecOutput, ExitStatus, FromGuest,
     GuestSpan, MAIN_OUTPUT_WINDOW, Request, SUPERVISOR_PORT, StartError, StartFailure, Stat,
@@ -16,14 +17,16 @@ use jiffy_wire::guest::GuestConfig;
 use jiffy_wire::timeline::names;
 use jiffy_wire::trace;
 use jiffy_wire::vmm::{
-    ControlRequest, ControlResponse, ExitReason, ExitRecord, FwCfgContents, VmmConfig, VmmEvent,
+    BalloonStatus, ControlRequest, ControlResponse, ExitReason, ExitRecord, Extent, FwCfgContents,
+    MemoryLayout, SavedMemory, Source, VmmConfig, VmmEvent,
 };
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, Write};
 use std::net::Shutdown;
-use std::os::fd::FromRawFd;
+use std::os::fd::{AsFd, FromRawFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
@@ -58,8 +61,23 @@ struct Script {
     flood: bool,
     /// The guest powers off before its command has ended.
     early_off: bool,
+    /// The VMM can't capture the VM.
+    capture_fails: bool,
+    /// A capture takes this long, in milliseconds.
+    slow_capture: u64,
     /// The guest takes this long, in milliseconds, before it says hello.
     slow: u64,
+}
+
+/// What a captured "VM" is: the contents of its state file.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+struct Saved {
+    id: String,
+    hostname: String,
+    /// The first command, if it ran.
+    main: Option<Command>,
+    /// How often it was captured, with those it came from.
+    depth: u32,
 }
 
 impl Script {
@@ -77,9 +95,13 @@ impl Script {
                 Some("warn") => script.warn = true,
                 Some("flood") => script.flood = true,
                 Some("early-off") => script.early_off = true,
-                Some(other) => {
-                    script.slow = other.strip_prefix("slow-").unwrap().parse().unwrap();
-                }
+                Some("capture-fails") => script.capture_fails = true,
+                Some(other) => match other.strip_prefix("slow-capture-") {
+                    Some(time) => script.slow_capture = time.parse().unwrap(),
+                    None => {
+                        script.slow = other.strip_prefix("slow-").unwrap().parse().unwrap();
+                    }
+                },
                 None => {}
             }
         }
@@ -95,6 +117,12 @@ struct Vm {
     begun: Instant,
     main: Mutex<Main>,
     changed: Condvar,
+    /// What it was restored from.
+    saved: Option<Saved>,
+    paused: Mutex<bool>,
+    /// Layers of RAM so far.
+    layers: Mutex<Vec<File>>,
+    balloon: Mutex<u32>,
     copied: Mutex<HashMap<String, Vec<CopyFrame>>>,
 }
 
@@ -136,11 +164,11 @@ fn main() {
     };
     let guest: GuestConfig = serde_json::from_str(guest).unwrap();
     assert_eq!(guest.vm_id, config.id);
-    for file in [
-        &config.boot.kernel,
-        config.boot.initrd.as_ref().unwrap(),
-        &config.disks[0].path,
-    ] {
+    let mut needed: Vec<&PathBuf> = config.disks.iter().map(|disk| &disk.path).collect();
+    if config.restore.is_none() {
+        needed.extend([&config.boot.kernel, config.boot.initrd.as_ref().unwrap()]);
+    }
+    for file in needed {
         assert!(file.exists(), "{} is missing", file.display());
     }
     // SAFETY: the node passes the pipe as descriptor 3, and nothing else here
@@ -148,7 +176,11 @@ fn main() {
     #[allow(unsafe_code)]
     let events = unsafe { File::from_raw_fd(3) };
     eprintln!("fake-vmm: VM {}", config.id);
-    let vm = Arc::new(Vm {
+    let mut vm = Vm {
+        saved: None,
+        paused: Mutex::default(),
+        layers: Mutex::default(),
+        balloon: Mutex::default(),
         script: Script::parse(&config.boot.command_line),
         events: Mutex::new(events),
         begun: Instant::now(),
@@ -157,8 +189,10 @@ fn main() {
         copied: Mutex::default(),
         config,
         guest,
-    });
+    };
     vm.span("VMM main", 0);
+    vm.restore();
+    let vm = Arc::new(vm);
     if vm.script.start_failed {
         vm.finish(ExitReason::StartFailed, "The kernel /x is not bootable.");
     }
@@ -166,16 +200,24 @@ fn main() {
     spawn(&vm, move |vm| serve(&control, vm, Vm::control));
     let vsock = UnixListener::bind(&vm.config.vsock.as_ref().unwrap().path).unwrap();
     spawn(&vm, move |vm| serve(&vsock, vm, Vm::vsock));
-    for name in [
-        names::KVM_VM_CREATED,
-        names::MEMORY,
-        names::VCPUS,
-        names::DEVICES,
-        names::KERNEL_LOADED,
-    ] {
+    let steps: &[&str] = match vm.saved {
+        Some(_) => &[names::STATE_LOADED, names::MEMORY_ATTACHED],
+        None => &[
+            names::KVM_VM_CREATED,
+            names::MEMORY,
+            names::VCPUS,
+            names::DEVICES,
+            names::KERNEL_LOADED,
+        ],
+    };
+    for name in steps {
         vm.span(name, 1000);
     }
-    vm.span(names::FIRST_KVM_RUN, 0);
+    let last = match vm.saved {
+        Some(_) => names::VCPUS_RESUMED,
+        None => names::FIRST_KVM_RUN,
+    };
+    vm.span(last, 0);
     vm.guest();
 }
 
@@ -246,8 +288,16 @@ impl Vm {
             ControlRequest::Status => ControlResponse::Status {
                 id: self.config.id.clone(),
                 pid: std::process::id(),
-                paused: false,
+                paused: *self.paused.lock().unwrap(),
             },
+            ControlRequest::Capture { resume } => return self.capture(&mut stream, resume),
+            ControlRequest::Pause => self.pause(true),
+            ControlRequest::Resume => self.pause(false),
+            ControlRequest::SetBalloon { target_mib } => {
+                *self.balloon.lock().unwrap() = target_mib;
+                self.balloon()
+            }
+            ControlRequest::Balloon => self.balloon(),
             _ => ControlResponse::Ok,
         };
         let mut answer = serde_json::to_vec(&response)?;
@@ -256,6 +306,172 @@ impl Vm {
         if request == ControlRequest::Stop {
             self.kill_main(Signal::KILL);
             self.finish(ExitReason::Stopped, "Stopped.");
+        }
+        Ok(())
+    }
+
+    fn balloon(&self) -> ControlResponse {
+        let target = *self.balloon.lock().unwrap();
+        ControlResponse::Balloon(BalloonStatus {
+            target_mib: target,
+            actual_mib: target,
+            ..BalloonStatus::default()
+        })
+    }
+
+    /// The programs stand for the vCPUs.
+    fn pause(&self, paused: bool) -> ControlResponse {
+        *self.paused.lock().unwrap() = paused;
+        self.kill_main(match paused {
+            true => Signal::STOP,
+            false => Signal::CONT,
+        });
+        ControlResponse::Ok
+    }
+
+    // ---- captured and restored -------------------------------------------
+
+    fn ram_bytes(&self) -> u64 {
+        u64::from(self.config.memory.size_mib) << 20
+    }
+
+    fn capture(&self, stream: &mut UnixStream, resume: bool) -> io::Result<()> {
+        thread::sleep(Duration::from_millis(self.script.slow_capture));
+        if self.script.capture_fails {
+            let refusal = ControlResponse::Error("The disk is on fire.".into());
+            let mut answer = serde_json::to_vec(&refusal)?;
+            answer.push(b'\n');
+            return stream.write_all(&answer);
+        }
+        let depth = self.saved.as_ref().map_or(0, |saved| saved.depth) + 1;
+        let main = self.main.lock().unwrap();
+        let runs = main.program.is_some() && main.exit.is_none();
+        let state = Saved {
+            id: self.config.id.clone(),
+            hostname: self.guest.hostname.clone().unwrap_or_default(),
+            main: self.guest.main.clone().filter(|_| runs),
+            depth,
+        };
+        drop(main);
+        let state_file = memfd(&serde_json::to_vec(&state)?)?;
+        let mut layers = self.layers.lock().unwrap();
+        let first = layers.is_empty();
+        // A page at the start, and one that tells the layers apart.
+        let layer = memfd(&[])?;
+        layer.set_len(self.ram_bytes())?;
+        layer.write_all_at(&[0x55; 4096], if first { 0 } else { 1 << 20 })?;
+        layer.write_all_at(self.config.id.as_bytes(), 1 << 20)?;
+        layers.push(layer);
+        let covers = layers[1..].iter().map(|_| {
+            vec![Extent {
+                offset: 1 << 20,
+                length: 4096,
+            }]
+        });
+        let layout = MemoryLayout {
+            size: self.ram_bytes(),
+            covers: covers.collect(),
+        };
+        let layout_file = memfd(&serde_json::to_vec(&layout)?)?;
+        self.pause(!resume);
+        let mut answer = serde_json::to_vec(&ControlResponse::Captured {
+            layers: layers.len() as u32,
+            pause_ns: 1_000_000,
+            copied_bytes: 4096,
+        })?;
+        answer.push(b'\n');
+        let mut files = vec![state_file.as_fd(), layout_file.as_fd()];
+        files.extend(layers.iter().map(AsFd::as_fd));
+        send_with_fds(&stream, &answer, &files)
+    }
+
+    fn restore(&mut self) {
+        let Some(restore) = self.config.restore.clone() else {
+            return;
+        };
+        let state = match open(&restore.state).and_then(|mut file| {
+            file.rewind()?;
+            let mut text = Vec::new();
+            file.read_to_end(&mut text)?;
+            Ok(serde_json::from_slice::<Saved>(&text)?)
+        }) {
+            Ok(state) => state,
+            Err(error) => {
+                let message = format!("The state can't be read: {error}.");
+                self.finish(ExitReason::StartFailed, &message)
+            }
+        };
+        match &restore.memory {
+            SavedMemory::Mapped { layers, layout } => {
+                let layers: Vec<File> = layers.iter().map(|layer| open(layer).unwrap()).collect();
+                let mut layout_text = String::new();
+                if let Some(layout) = layout {
+                    let mut file = open(layout).unwrap();
+                    file.rewind().unwrap();
+                    file.read_to_string(&mut layout_text).unwrap();
+                    let layout: MemoryLayout = serde_json::from_str(&layout_text).unwrap();
+                    assert_eq!(layout.covers.len() + 1, layers.len());
+                }
+                for layer in &layers {
+                    assert_eq!(layer.metadata().unwrap().len(), self.ram_bytes());
+                }
+                let mut id = [0; 12];
+                layers
+                    .last()
+                    .unwrap()
+                    .read_exact_at(&mut id, 1 << 20)
+                    .unwrap();
+                assert_eq!(id, state.id.as_bytes(), "the memory is the state's");
+                *self.layers.lock().unwrap() = layers;
+            }
+            SavedMemory::Paged { socket } => {
+                let stream = UnixStream::connect(socket).unwrap();
+                std::mem::forget(stream);
+            }
+        }
+        self.saved = Some(state);
+    }
+
+    /// The clone gate.
+    fn enter(self: &Arc<Self>) {
+        let generation = self.config.restore.as_ref().unwrap().generation.clone();
+        let generation = generation.unwrap();
+        assert_eq!(generation.id.len(), 36);
+        self.mark(trace::MARK_GATE_ENTERED);
+        self.mark(trace::MARK_GATE_PASSED);
+        let main = match generation.start_main {
+            true => Some(self.guest.main.clone().expect("a command to start")),
+            false => self.saved.as_ref().unwrap().main.clone(),
+        };
+        if let Some(mut main) = main {
+            let depth = self.saved.as_ref().unwrap().depth;
+            main.env.push(format!("RESTORED={depth}"));
+            main.env.push(format!("GENERATION={}", generation.id));
+            let hostname = self.guest.hostname.clone().unwrap_or_default();
+            main.env.push(format!("HOSTNAME={hostname}"));
+            self.start_main(&main);
+        }
+    }
+
+    /// Programs are held still until the connection ends.
+    fn quiesce(&self, mut stream: UnixStream, mut reader: Messages) -> io::Result<()> {
+        self.kill_main(Signal::STOP);
+        // What was written is delivered first.
+        thread::sleep(Duration::from_millis(20));
+        let until = Instant::now() + Duration::from_secs(5);
+        loop {
+            let main = self.main.lock().unwrap();
+            if main.output.iter().all(|window| window.bytes.is_empty()) {
+                break;
+            }
+            drop(main);
+            assert!(Instant::now() < until, "the output is never acknowledged");
+            thread::sleep(Duration::from_millis(2));
+        }
+        send(&mut stream, &Done::Ok)?;
+        let _ = reader.next::<Request>();
+        if !*self.paused.lock().unwrap() {
+            self.kill_main(Signal::CONT);
         }
         Ok(())
     }
@@ -269,8 +485,12 @@ impl Vm {
             }
         }
         thread::sleep(Duration::from_millis(self.script.slow));
-        self.mark(trace::MARK_KERNEL_ENTRY);
-        self.mark(trace::MARK_PID1);
+        if self.saved.is_some() {
+            self.enter();
+        } else {
+            self.mark(trace::MARK_KERNEL_ENTRY);
+            self.mark(trace::MARK_PID1);
+        }
         if self.script.flood {
             spawn(self, |vm| {
                 loop {
@@ -281,7 +501,9 @@ impl Vm {
         if self.script.garbage {
             self.garbage();
         }
-        if let Some(command) = &self.guest.main {
+        if let Some(command) = &self.guest.main
+            && self.saved.is_none()
+        {
             self.start_main(command);
         }
         self.mark(trace::MARK_AGENT_READY);
@@ -592,7 +814,7 @@ impl Vm {
                 self.kill_main(Signal::from_named_raw(signal).unwrap());
                 send(&mut stream, &Done::Ok)
             }
-            Request::Quiesce { .. } => send(&mut stream, &Done::Ok),
+            Request::Quiesce { .. } => self.quiesce(stream, reader),
             Request::Shutdown { grace_ms, .. } => {
                 send(&mut stream, &Done::Ok)?;
                 self.kill_main(Signal::TERM);
@@ -724,6 +946,19 @@ impl Window {
         let offset = self.sent;
         self.sent += data.len() as u64;
         (!data.is_empty()).then_some((offset, data))
+    }
+}
+
+fn memfd(contents: &[u8]) -> io::Result<File> {
+    let mut file = jiffy_sys::memfd::create("fake", 0, jiffy_sys::memfd::Pages::Small)?;
+    file.write_all(contents)?;
+    Ok(file)
+}
+
+fn open(source: &Source) -> io::Result<File> {
+    match source {
+        Source::Path(path) => File::open(path),
+        Source::Fd(number) => jiffy_sys::fds::inherited(*number).map(File::from),
     }
 }
 

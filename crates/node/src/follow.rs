@@ -85,7 +85,7 @@ impl Log {
         loop {
             // Whether the VM runs, before the log is read: what it wrote
             // until its end is then found.
-            let active = self.vm.view.borrow().is_active();
+            let active = self.vm.view.borrow().lives();
             if let Some(chunk) = self.read(active)? {
                 return Ok(Some(chunk));
             }
@@ -152,9 +152,7 @@ impl Log {
     async fn more(&mut self) {
         let mut view = self.vm.view.clone();
         let ended = async {
-            let _ = view
-                .wait_for(|view| view.removed || !view.is_active())
-                .await;
+            let _ = view.wait_for(|view| view.removed || !view.lives()).await;
         };
         let grown = async {
             match &mut self.kind {
@@ -205,7 +203,7 @@ fn command_log(vm: &VmHandle, folder: &Path, tail: Option<usize>) -> Result<LogK
 
 /// Where the last `lines` lines begin: a record's position, and bytes into it.
 fn last_lines(vm: &VmHandle, folder: &Path, lines: usize) -> io::Result<(u64, usize)> {
-    let end = match vm.view.borrow().is_active() {
+    let end = match vm.view.borrow().lives() {
         true => *vm.log_end.borrow(),
         false => log::end_of(folder)?,
     };

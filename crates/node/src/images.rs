@@ -5,14 +5,17 @@ use crate::durable;
 use crate::error::{Error, Result, is_full};
 use crate::names;
 use crate::paths::Paths;
+use crate::vm::record::Root;
 use jiffy_rootfs::{ImportError, Limits, import_tar};
 use jiffy_wire::api::Image;
 use rustix::fs::{CWD, RenameFlags};
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::Mutex;
 use tracing::{info, warn};
@@ -31,6 +34,8 @@ pub struct Images {
     changing: Mutex<()>,
     /// The built-in image is there and from this release.
     base_ready: AtomicBool,
+    /// Digests by file and inode, as their records have them.
+    digests: std::sync::Mutex<HashMap<PathBuf, (u64, String)>>,
 }
 
 /// `image.json`.
@@ -52,23 +57,49 @@ impl Images {
             share: paths.share.join("images"),
             changing: Mutex::default(),
             base_ready: AtomicBool::new(false),
+            digests: std::sync::Mutex::default(),
         }
     }
 
-    /// The file of an image, made now if it is the built-in one.
-    pub async fn find(&self, name: &str) -> Result<PathBuf> {
+    /// The file of an image and its digest; made now if it is the built-in
+    /// one. An image's file never changes: another one is another file.
+    pub async fn find(&self, name: &str) -> Result<Root> {
         if name == BASE && !self.base_ready.load(Ordering::Acquire) {
             self.provide_base().await?;
         }
         let path = self.file(name);
-        if path.exists() {
-            return Ok(path);
+        if let Ok(data) = fs::metadata(&path) {
+            let digest = self.digest(name, &path, data.ino())?;
+            return Ok(Root { path, digest });
         }
         if name == BASE {
             self.base_ready.store(false, Ordering::Release);
         }
         Err(Error::not_found(format!("There is no image {name}."))
             .hint("`jiffy image ls` lists the images; `jiffy image import` makes one."))
+    }
+
+    fn digest(&self, name: &str, path: &Path, inode: u64) -> Result<String> {
+        let mut digests = self.digests.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, digest)) = digests.get(path).filter(|(known, _)| *known == inode) {
+            return Ok(digest.clone());
+        }
+        let record = self.record(name).map_err(|error| {
+            Error::internal(format!(
+                "The record of the image {name} can't be read: {error}."
+            ))
+            .hint(format!(
+                "Import the image again with `jiffy image import {name}`."
+            ))
+        })?;
+        digests.insert(path.to_owned(), (inode, record.digest.clone()));
+        Ok(record.digest)
+    }
+
+    /// The inode may be another image's from now on.
+    fn forget_digest(&self, name: &str) {
+        let mut digests = self.digests.lock().unwrap_or_else(PoisonError::into_inner);
+        digests.remove(&self.file(name));
     }
 
     /// All images, by name.
@@ -123,6 +154,7 @@ impl Images {
                 .hint("`jiffy image ls` lists the images."));
         }
         in_use()?;
+        self.forget_digest(name);
         if name == BASE {
             self.base_ready.store(false, Ordering::Release);
         }
@@ -250,6 +282,7 @@ impl Images {
     fn put(&self, name: &str, temporary: tempfile::TempDir) -> Result<()> {
         let to = self.folder.join(name);
         let failed = |error: io::Error| Error::io("name an image", &to, &error);
+        self.forget_digest(name);
         if to.exists() {
             // The old one is removed with the temporary folder. VMs that
             // still read it keep it open.

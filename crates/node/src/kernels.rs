@@ -1,16 +1,15 @@
 //! Kernels: those that came with Jiffy, and the user's own.
 
+use crate::digests::Digests;
 use crate::error::{Error, Result};
 use crate::names;
 use crate::paths::Paths;
 use jiffy_kernel::image::{Format, Image, ImageError};
 use jiffy_wire::api::KernelInfo;
-use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
-use std::time::SystemTime;
+use std::sync::Arc;
 
 /// Largest kernel image, in bytes.
 const MAX_KERNEL: u64 = 512 << 20;
@@ -21,17 +20,16 @@ const FILE: &str = "vmlinux";
 pub struct Kernels {
     own: PathBuf,
     share: PathBuf,
-    /// Digests of files that haven't changed since.
-    digests: Mutex<HashMap<PathBuf, (SystemTime, u64, String)>>,
+    digests: Arc<Digests>,
 }
 
 impl Kernels {
     /// The kernels in these folders; the user's come first.
-    pub fn new(paths: &Paths) -> Kernels {
+    pub fn new(paths: &Paths, digests: Arc<Digests>) -> Kernels {
         Kernels {
             own: paths.kernels(),
             share: paths.share.join("kernels"),
-            digests: Mutex::default(),
+            digests,
         }
     }
 
@@ -122,24 +120,7 @@ impl Kernels {
     fn info(&self, name: String, path: &Path) -> Result<KernelInfo> {
         let failed = |error: io::Error| Error::io("read a kernel", path, &error);
         let data = fs::metadata(path).map_err(failed)?;
-        let changed = data.modified().map_err(failed)?;
-        let known = {
-            let digests = self.digests.lock().unwrap_or_else(PoisonError::into_inner);
-            digests.get(path).cloned()
-        };
-        let digest = match known {
-            Some((then, size, digest)) if then == changed && size == data.len() => digest,
-            _ => {
-                let mut hasher = blake3::Hasher::new();
-                hasher
-                    .update_reader(File::open(path).map_err(failed)?)
-                    .map_err(failed)?;
-                let digest = hasher.finalize().to_hex().to_string();
-                let mut digests = self.digests.lock().unwrap_or_else(PoisonError::into_inner);
-                digests.insert(path.to_owned(), (changed, data.len(), digest.clone()));
-                digest
-            }
-        };
+        let digest = self.digests.of(path).map_err(failed)?;
         Ok(KernelInfo {
             name,
             size: data.len(),

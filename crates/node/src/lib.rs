@@ -8,6 +8,9 @@
 //! * [`registry`]: which VMs there are.
 //! * [`vm`]: one VM, owned by one task.
 //! * [`images`], [`kernels`], [`volumes`]: what VMs are made of.
+//! * [`snapshots`], [`golden`]: VMs to go on from.
+//! * [`pager`]: who serves their memory.
+//! * [`digests`], [`cpu`]: what must be the same for that.
 //! * [`agent`], [`proxy`], [`frames`]: talking to guests.
 //! * [`follow`]: logs for clients.
 //! * [`durable`], [`names`], [`clock`], [`error`]: small things many need.
@@ -15,19 +18,24 @@
 mod agent;
 mod api;
 mod clock;
+mod cpu;
+mod digests;
 mod durable;
 mod error;
 mod follow;
 mod frames;
+mod golden;
 mod images;
 mod kernels;
 mod listen;
 mod names;
 mod node;
 pub mod options;
+mod pager;
 mod paths;
 mod proxy;
 mod registry;
+mod snapshots;
 mod spec;
 mod vm;
 mod volumes;

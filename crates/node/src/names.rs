@@ -55,6 +55,22 @@ pub fn new_id() -> String {
     hexadecimal(&random::<6>())
 }
 
+/// A UUID of random bits (RFC 9562 §5.4), `8-4-4-4-12`.
+pub fn new_uuid() -> String {
+    let mut bytes = random::<16>();
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    let digits = hexadecimal(&bytes);
+    format!(
+        "{}-{}-{}-{}-{}",
+        &digits[..8],
+        &digits[8..12],
+        &digits[12..16],
+        &digits[16..20],
+        &digits[20..]
+    )
+}
+
 /// Four digits that make a made-up name unique.
 pub fn suffix() -> String {
     hexadecimal(&random::<2>())

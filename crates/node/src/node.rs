@@ -1,23 +1,27 @@
 //! The node: what requests come down to.
 
 use crate::clock::{boot_id, monotonic_ns, unix_seconds};
+use crate::digests::Digests;
 use crate::error::{Error, Result};
+use crate::golden::{self, Goldens};
 use crate::images::{BASE, Images};
 use crate::kernels::Kernels;
 use crate::names;
+use crate::pager::Pager;
 use crate::paths::Paths;
 use crate::registry::Registry;
+use crate::snapshots::Snapshots;
 use crate::spec;
 use crate::vm::clients::Cursor;
-use crate::vm::record::{MainEnd, MainState, VmRecord};
-use crate::vm::start::Prepared;
+use crate::vm::record::{MainEnd, MainState, Spec, VmRecord};
 use crate::vm::{Command, View, VmHandle, actor, adopt};
-use crate::volumes::{Lease, Volumes};
+use crate::volumes::Volumes;
 use jiffy_wire::api::{self, CreateVm, Image, NodeInfo, Vm, VmState};
 use jiffy_wire::timeline::Timeline;
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -26,10 +30,18 @@ use tracing::{info, warn};
 
 /// How long a new VM waits for a name whose holder is on its way out.
 const NAME_TIME: Duration = Duration::from_secs(10);
-/// How often a volume is asked for while its last user ends.
+/// How often something is asked for that is free in a moment.
 const LEASE_POLL: Duration = Duration::from_millis(5);
 /// How long VMs' tasks have to write down what isn't yet, at the end.
 const FLUSH_TIME: Duration = Duration::from_secs(2);
+
+mod beginning;
+mod fork;
+mod operation;
+mod sleep;
+mod snapshot;
+
+pub use operation::to_the_end;
 
 /// What every VM's task needs to know.
 #[derive(Debug)]
@@ -40,6 +52,10 @@ pub struct Settings {
     pub clock: String,
     /// What a guest has to get ready.
     pub start_timeout: Duration,
+    /// Who serves compressed memory.
+    pub pager: Arc<Pager>,
+    /// Snapshots kept for later runs.
+    pub goldens: Goldens,
 }
 
 /// A node.
@@ -53,6 +69,10 @@ pub struct Node {
     pub kernels: Kernels,
     /// Volumes.
     pub volumes: Arc<Volumes>,
+    /// Snapshots that users made.
+    snapshots: Snapshots,
+    /// Of the files VMs are made of.
+    digests: Arc<Digests>,
     /// Somebody wants the daemon to end.
     pub shutdown: Notify,
 }
@@ -60,11 +80,17 @@ pub struct Node {
 impl Node {
     /// Reads what is on disk and adopts what still runs.
     pub async fn open(paths: Paths, start_timeout: Duration) -> anyhow::Result<Arc<Node>> {
+        let digests = Arc::<Digests>::default();
+        let (goldens, wanted) = Goldens::new(paths.golden());
         let node = Node {
             images: Images::new(&paths),
-            kernels: Kernels::new(&paths),
+            kernels: Kernels::new(&paths, Arc::clone(&digests)),
             volumes: Arc::new(Volumes::new(paths.volumes())),
+            snapshots: Snapshots::new(paths.snapshots()),
+            digests,
             settings: Arc::new(Settings {
+                pager: Pager::new(paths.clone()),
+                goldens,
                 paths,
                 clock: boot_id(),
                 start_timeout,
@@ -74,7 +100,10 @@ impl Node {
         };
         node.sweep();
         adopt::all(&node.settings, &node.registry, &node.volumes).await?;
-        Ok(Arc::new(node))
+        node.settings.goldens.read(&node.digests);
+        let node = Arc::new(node);
+        tokio::spawn(golden::make_wanted(Arc::clone(&node), wanted));
+        Ok(node)
     }
 
     /// Removes what an earlier daemon was making or removing when it ended.
@@ -85,6 +114,8 @@ impl Node {
             paths.images(),
             paths.volumes(),
             paths.kernels(),
+            paths.snapshots(),
+            paths.golden(),
         ] {
             let Ok(entries) = fs::read_dir(&folder) else {
                 continue;
@@ -110,11 +141,57 @@ impl Node {
         if timeout(FLUSH_TIME, flushed).await.is_err() {
             warn!("not every VM's record was written in time");
         }
+        self.settings.pager.end_if_idle().await;
+    }
+
+    // ---- for golden snapshots --------------------------------------------
+
+    pub(crate) fn goldens(&self) -> &Goldens {
+        &self.settings.goldens
+    }
+
+    pub(crate) fn digests(&self) -> &Digests {
+        &self.digests
+    }
+
+    /// Files whose contents decide what a booted guest is, but for its image.
+    pub(crate) fn golden_parts(&self, kernel: &Path) -> [PathBuf; 3] {
+        let paths = &self.settings.paths;
+        [kernel.to_owned(), paths.initramfs(), paths.vmm()]
+    }
+
+    /// The key of VMs of this shape; digests are computed if they have to be.
+    pub(crate) async fn golden_key(&self, shape: &Spec) -> Result<Option<String>> {
+        let kernel = self.kernels.find(&shape.kernel)?;
+        let image = self.images.find(&shape.image).await?;
+        let (digests, parts) = (Arc::clone(&self.digests), self.golden_parts(&kernel));
+        let computed = tokio::task::spawn_blocking(move || {
+            for path in parts {
+                digests
+                    .of(&path)
+                    .map_err(|error| Error::io("compute a file's digest", &path, &error))?;
+            }
+            Ok(())
+        });
+        operation::joined(computed.await)?;
+        Ok(golden::key(self, shape, &kernel, &image.digest))
+    }
+
+    /// Was the image of this shape removed meanwhile?
+    pub(crate) async fn golden_image_is_gone(&self, shape: &Spec) -> bool {
+        self.images.find(&shape.image).await.is_err()
+    }
+
+    /// Is some VM about to get ready?
+    pub(crate) fn is_starting(&self) -> bool {
+        let starts = |vm: &VmHandle| vm.view.borrow().vm.state == VmState::Starting;
+        self.registry.any(starts).is_some()
     }
 
     /// About the node itself.
     pub fn info(&self) -> NodeInfo {
-        let all = self.registry.all();
+        let mut all = self.registry.all();
+        all.retain(|vm| !vm.spec.hidden);
         let running = all.iter().filter(|vm| vm.view.borrow().is_active()).count();
         NodeInfo {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -130,15 +207,20 @@ impl Node {
 
     /// A VM by name, id or unique beginning of an id.
     pub fn find(&self, wanted: &str) -> Result<Arc<VmHandle>> {
-        self.registry.find(wanted)
+        let vm = self.registry.find(wanted)?;
+        match vm.spec.hidden {
+            false => Ok(vm),
+            true => Err(Error::not_found(format!("There is no VM {wanted}."))),
+        }
     }
 
-    /// VMs, the oldest first: all, or those with a VMM.
+    /// VMs, the oldest first: all, or those that have begun and not ended.
     pub fn list(&self, all: bool) -> Vec<Vm> {
-        let handles = self.registry.all();
+        let mut handles = self.registry.all();
+        handles.retain(|vm| !vm.spec.hidden);
         let views = handles.iter().map(|vm| vm.view.borrow());
         views
-            .filter(|view| all || view.is_active())
+            .filter(|view| all || view.lives())
             .map(|view| view.vm.clone())
             .collect()
     }
@@ -161,7 +243,7 @@ impl Node {
         let received_ns = monotonic_ns();
         let vm = self.make(wanted).await?;
         let cursor = Cursor::new(&vm.clients);
-        match self.start(&vm, received_ns).await {
+        match self.begin(&vm, received_ns).await {
             Ok(()) => Ok((vm, cursor)),
             Err(error) => {
                 self.discard(&vm).await;
@@ -172,7 +254,26 @@ impl Node {
 
     async fn make(&self, wanted: CreateVm) -> Result<Arc<VmHandle>> {
         let chosen = wanted.name.clone();
-        let spec = spec::check(wanted)?;
+        let spec = match wanted.from.clone() {
+            Some(name) => {
+                let saved = self.snapshots.find(&name)?;
+                spec::from_snapshot(&name, &saved.manifest, wanted)?
+            }
+            None => spec::check(wanted)?,
+        };
+        self.make_vm(chosen, spec).await
+    }
+
+    /// Does a VM from the wanted snapshot have a command that runs?
+    pub fn has_captured_command(&self, wanted: &CreateVm) -> Result<bool> {
+        match &wanted.from {
+            Some(name) => Ok(self.snapshots.find(name)?.manifest.has_main()),
+            None => Ok(false),
+        }
+    }
+
+    /// Makes a VM that is described in full.
+    async fn make_vm(&self, chosen: Option<String>, spec: Spec) -> Result<Arc<VmHandle>> {
         let record = VmRecord {
             id: names::new_id(),
             name: chosen.clone().unwrap_or_else(names::made_up),
@@ -188,6 +289,9 @@ impl Node {
             failure: None,
             warnings: Vec::new(),
             log_start: 0,
+            origin: None,
+            root: None,
+            paged: None,
         };
         // The VM is known before its image is looked up: from here on the
         // image can't be removed.
@@ -239,9 +343,12 @@ impl Node {
     }
 
     async fn provide(&self, vm: &VmHandle) -> Result<()> {
-        self.images.find(&vm.spec.image).await?;
-        self.kernels.find(&vm.spec.kernel)?;
-        let made = self.volumes.provide(&vm.spec.disks)?;
+        let mut made = Vec::new();
+        if vm.spec.from.is_none() && !vm.spec.own_volumes {
+            self.images.find(&vm.spec.image).await?;
+            self.kernels.find(&vm.spec.kernel)?;
+            made = self.volumes.provide(&vm.spec.disks)?;
+        }
         let folder = self.settings.paths.vm(&vm.id);
         fs::DirBuilder::new()
             .mode(0o700)
@@ -256,56 +363,14 @@ impl Node {
         let _ = vm.ask(|reply| Command::Remove(true, reply)).await;
     }
 
-    /// Starts a VM; returns when its VMM is spawned.
-    pub async fn start(&self, vm: &VmHandle, received_ns: u64) -> Result<()> {
-        let lookup_ns = monotonic_ns();
-        let spec = &vm.spec;
-        spec::check_room(spec.memory_mib)?;
-        let prepared = Prepared {
-            image: self.images.find(&spec.image).await?,
-            kernel: self.kernels.find(&spec.kernel)?,
-            volumes: self.hold_volumes(vm).await?,
-            received_ns,
-            lookup_ns,
-            ready_ns: monotonic_ns(),
-        };
-        vm.ask(|reply| Command::Start(Box::new(prepared), reply))
-            .await?
-    }
-
-    /// Holds a VM's volumes. The last command's VM may still be switching off
-    /// when the next one wants its volume: such a VM is waited for.
-    async fn hold_volumes(&self, vm: &VmHandle) -> Result<Vec<Lease>> {
-        let deadline = tokio::time::Instant::now() + NAME_TIME;
-        loop {
-            let error = match self.volumes.hold(&vm.spec.disks, &vm.name) {
-                Ok(leases) => return Ok(leases),
-                Err(error) => error,
-            };
-            let users = self.volumes.users(&vm.spec.disks);
-            let wait = users.iter().any(|user| self.is_ending(user));
-            if !wait || tokio::time::Instant::now() >= deadline {
-                return Err(error);
-            }
-            // The lease goes a moment after the VM's view says that it ended.
-            tokio::time::sleep(LEASE_POLL).await;
-        }
-    }
-
-    /// Is a VM of this name on its way out, or gone?
-    fn is_ending(&self, name: &str) -> bool {
-        self.registry.find(name).map_or(true, |vm| {
-            let view = vm.view.borrow();
-            let over = matches!(view.main, MainState::Ended(_));
-            over || view.vm.state == VmState::Stopping || !view.is_active()
-        })
-    }
-
     /// Waits until a VM that was started is ready, or has ended, and that is
     /// on disk; an end out of order is an error.
     pub async fn started(&self, vm: &VmHandle) -> Result<Vm> {
         let view = vm
-            .when(|view| matches!(view.vm.state, VmState::Running | VmState::Exited))
+            .when(|view| {
+                use VmState::{Exited, Hibernated, Paused, Running};
+                matches!(view.vm.state, Running | Paused | Exited | Hibernated)
+            })
             .await;
         let failed = match (&view.failure, &view.main) {
             (Some(failure), _) => Some((failure.message.clone(), failure.hint.clone())),
@@ -366,12 +431,25 @@ impl Node {
         self.images
             .import(name, tar, || self.image_unused(name))
             .await
+            .inspect(|_| self.settings.goldens.forget_image(name))
     }
 
     /// Removes an image.
     pub async fn remove_image(&self, name: &str) -> Result<()> {
+        self.end_hidden(|spec| spec.image == name).await;
         self.wait_for_leaving(|vm| vm.spec.image == name).await;
-        self.images.remove(name, || self.image_unused(name)).await
+        self.images.remove(name, || self.image_unused(name)).await?;
+        self.settings.goldens.forget_image(name);
+        Ok(())
+    }
+
+    /// Ends the node's own VMs for which this holds: users come first.
+    async fn end_hidden(&self, holds: impl Fn(&Spec) -> bool) {
+        let mut hidden = self.registry.all();
+        hidden.retain(|vm| vm.spec.hidden && holds(&vm.spec));
+        for vm in hidden {
+            self.discard(&vm).await;
+        }
     }
 
     fn image_unused(&self, name: &str) -> Result<()> {
@@ -418,15 +496,20 @@ impl Node {
     }
 
     /// A VM's folder.
-    pub fn folder(&self, vm: &VmHandle) -> std::path::PathBuf {
+    pub fn folder(&self, vm: &VmHandle) -> PathBuf {
         self.settings.paths.vm(&vm.id)
     }
 
     /// A VM's vsock socket, once its agent is ready.
-    pub async fn agent_socket(&self, vm: &VmHandle) -> Result<std::path::PathBuf> {
+    pub async fn agent_socket(&self, vm: &VmHandle) -> Result<PathBuf> {
         let view = vm.when(|view| view.vm.state != VmState::Starting).await;
         if view.vm.state == VmState::Running {
             return Ok(self.settings.paths.vsock_socket(&vm.id));
+        }
+        if view.vm.state == VmState::Hibernated {
+            let name = &vm.name;
+            return Err(Error::wrong_state(format!("The VM {name} is hibernated."))
+                .hint(format!("Wake it with `jiffy wake {name}`.")));
         }
         if let Some(failure) = &view.failure {
             return Err(Error::vm_failed(failure.message.clone()));
@@ -434,6 +517,8 @@ impl Node {
         let name = &vm.name;
         Err(match view.vm.state {
             VmState::Stopping => Error::wrong_state(format!("The VM {name} is stopping.")),
+            VmState::Paused => Error::wrong_state(format!("The VM {name} is paused."))
+                .hint(format!("Let it go on with `jiffy resume {name}`.")),
             _ => Error::wrong_state(format!("The VM {name} does not run."))
                 .hint(format!("Start it with `jiffy start {name}`.")),
         })

@@ -102,7 +102,10 @@ impl Paths {
             self.images(),
             self.kernels(),
             self.volumes(),
+            self.snapshots(),
+            self.golden(),
             self.run.join("vms"),
+            self.run.join("pager"),
         ] {
             make_private(&folder)?;
         }
@@ -153,6 +156,31 @@ impl Paths {
     /// All volumes.
     pub fn volumes(&self) -> PathBuf {
         self.data.join("volumes")
+    }
+
+    /// Snapshots that users made.
+    pub fn snapshots(&self) -> PathBuf {
+        self.data.join("snapshots")
+    }
+
+    /// Snapshots that the node keeps for later runs.
+    pub fn golden(&self) -> PathBuf {
+        self.data.join("golden")
+    }
+
+    /// Where the pager takes commands.
+    pub fn pager_socket(&self) -> PathBuf {
+        self.run.join("pager.sock")
+    }
+
+    /// Where the pager waits for a VM.
+    pub fn pager_vm_socket(&self, id: &str) -> PathBuf {
+        self.run.join("pager").join(format!("{id}.sock"))
+    }
+
+    /// The pager's binary.
+    pub fn pager(&self) -> PathBuf {
+        self.lib.join("jiffy-pager")
     }
 
     /// The guests' initramfs.

@@ -4,7 +4,8 @@ use crate::error::{Error, Result};
 use crate::images::BASE;
 use crate::names;
 use crate::node::available_mib;
-use crate::vm::record::Spec;
+use crate::snapshots::manifest::Manifest;
+use crate::vm::record::{FromSnapshot, Spec};
 use crate::volumes::MAX_PER_VM;
 use jiffy_wire::agent::Command;
 use jiffy_wire::api::CreateVm;
@@ -87,6 +88,90 @@ pub fn check(wanted: CreateVm) -> Result<Spec> {
         hostname: wanted.hostname,
         kernel_args: wanted.kernel_args,
         timeline: wanted.timeline,
+        from: None,
+        cold: wanted.cold,
+        hidden: false,
+        own_volumes: false,
+    })
+}
+
+/// Checks a request for a VM that goes on from a snapshot. The snapshot
+/// decides what it is made of.
+pub fn from_snapshot(name: &str, manifest: &Manifest, wanted: CreateVm) -> Result<Spec> {
+    if let Some(name) = &wanted.name {
+        names::check("VM", name)?;
+    }
+    if let Some(command) = &wanted.command {
+        check_command(command)?;
+    }
+    if let Some(hostname) = &wanted.hostname {
+        check_hostname(hostname)?;
+    }
+    let decided = [
+        ("image", wanted.image.is_some()),
+        ("kernel", wanted.kernel.is_some()),
+        ("number of vCPUs", wanted.cpus.is_some()),
+        ("memory", wanted.memory_mib.is_some()),
+        ("page size", wanted.pages != PageSize::Small),
+        ("volumes", !wanted.disks.is_empty()),
+        ("init", wanted.init.is_some()),
+        ("console", wanted.console),
+        ("kernel parameters", wanted.kernel_args.is_some()),
+    ];
+    if let Some((what, _)) = decided.iter().find(|(_, given)| *given) {
+        return Err(Error::invalid(format!(
+            "The {what} of a VM from a snapshot can't be chosen: the snapshot {name} decides."
+        ))
+        .hint("Leave that out, or run a VM that is not from a snapshot."));
+    }
+    if wanted.cold {
+        return Err(Error::invalid(
+            "A VM can't both boot and go on from a snapshot.",
+        ));
+    }
+    let start_main = wanted.command.is_some();
+    let captured = || {
+        manifest
+            .spec
+            .command
+            .clone()
+            .filter(|_| manifest.has_main())
+    };
+    Ok(Spec {
+        command: wanted.command.or_else(captured),
+        remove: wanted.remove,
+        hostname: wanted.hostname,
+        timeline: wanted.timeline,
+        from: Some(FromSnapshot {
+            name: name.to_owned(),
+            start_main,
+        }),
+        cold: false,
+        hidden: false,
+        own_volumes: !manifest.spec.disks.is_empty(),
+        ..manifest.spec.clone()
+    })
+}
+
+/// The VM that a golden snapshot for VMs of this kind is taken of; none if
+/// there can be no such snapshot.
+pub fn golden(spec: &Spec) -> Option<Spec> {
+    let plain = spec.disks.is_empty()
+        && spec.init.is_none()
+        && !spec.console
+        && spec.kernel_args.is_none()
+        && spec.pages == PageSize::Small
+        && spec.from.is_none()
+        && !spec.cold
+        && !spec.hidden;
+    plain.then(|| Spec {
+        command: None,
+        remove: true,
+        hostname: None,
+        timeline: false,
+        cold: true,
+        hidden: true,
+        ..spec.clone()
     })
 }
 

@@ -181,6 +181,11 @@ impl Volumes {
         Ok(leases)
     }
 
+    /// Where a volume is.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path(name)
+    }
+
     /// The names of the VMs that hold any of these volumes.
     pub fn users(&self, wanted: &[VolumeUse]) -> Vec<String> {
         let uses = self.lock();

@@ -9,7 +9,7 @@
 use std::ffi::{CString, OsStr};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
@@ -33,9 +33,12 @@ pub struct Detached<'a> {
     pub directory: &'a Path,
     /// Its standard output and standard error; stdin is /dev/null.
     pub output: BorrowedFd<'a>,
-    /// Becomes descriptor 3; every other descriptor is closed.
-    pub descriptor: Option<BorrowedFd<'a>>,
+    /// Become descriptors 3, 4, …; every other descriptor is closed.
+    pub descriptors: &'a [BorrowedFd<'a>],
 }
+
+/// The first of [`Detached::descriptors`] in the program.
+pub const FIRST_DESCRIPTOR: i32 = 3;
 
 /// Starts the program in a session of its own, with the parent's environment,
 /// no blocked signals and default signal handling. Returns its process id;
@@ -66,7 +69,9 @@ pub fn spawn_detached(what: &Detached<'_>) -> io::Result<u32> {
         .collect();
     envp.push(ptr::null_mut());
 
-    let actions = Actions::new(&directory, what.output, what.descriptor)?;
+    let moved = out_of_the_way(what.descriptors)?;
+    let sources = sources(what.descriptors, &moved);
+    let actions = Actions::new(&directory, what.output, &sources)?;
     let attributes = Attributes::new()?;
     let mut pid: libc::pid_t = 0;
     // SAFETY: every pointer is to a live, initialised object; argv and envp
@@ -82,6 +87,38 @@ pub fn spawn_detached(what: &Detached<'_>) -> io::Result<u32> {
         )
     })?;
     Ok(pid as u32)
+}
+
+/// Copies of those descriptors whose numbers are those of targets: no step of
+/// the list of actions may overwrite what a later one reads.
+fn out_of_the_way(descriptors: &[BorrowedFd<'_>]) -> io::Result<Vec<Option<OwnedFd>>> {
+    let free = free_number(descriptors);
+    descriptors
+        .iter()
+        .map(|descriptor| {
+            if descriptor.as_raw_fd() >= free {
+                return Ok(None);
+            }
+            Ok(Some(rustix::io::fcntl_dupfd_cloexec(descriptor, free)?))
+        })
+        .collect()
+}
+
+/// The first number that is no target.
+fn free_number(descriptors: &[BorrowedFd<'_>]) -> RawFd {
+    let count = RawFd::try_from(descriptors.len()).unwrap_or(RawFd::MAX - FIRST_DESCRIPTOR);
+    FIRST_DESCRIPTOR + count
+}
+
+fn sources(descriptors: &[BorrowedFd<'_>], moved: &[Option<OwnedFd>]) -> Vec<RawFd> {
+    descriptors
+        .iter()
+        .zip(moved)
+        .map(|(given, moved)| match moved {
+            Some(moved) => moved.as_raw_fd(),
+            None => given.as_raw_fd(),
+        })
+        .collect()
 }
 
 fn c_string(text: &OsStr) -> io::Result<CString> {
@@ -102,7 +139,7 @@ impl Actions {
     fn new(
         directory: &CString,
         output: BorrowedFd<'_>,
-        descriptor: Option<BorrowedFd<'_>>,
+        sources: &[RawFd],
     ) -> io::Result<Actions> {
         let mut raw = MaybeUninit::uninit();
         // SAFETY: `raw` is valid for writes; init fills it or fails.
@@ -110,11 +147,8 @@ impl Actions {
         // SAFETY: init succeeded.
         let mut actions = Actions(unsafe { raw.assume_init() });
         let this = &mut actions.0;
-        // In this order no step overwrites what a later one reads. A dup2 of
-        // 3 onto itself clears close-on-exec (glibc 2.29 and later).
-        if descriptor.is_some_and(|descriptor| descriptor.as_raw_fd() < 3) {
-            return Err(io::Error::from(io::ErrorKind::InvalidInput));
-        }
+        // In this order no step overwrites what a later one reads: output is
+        // copied before it could be a target, and no source is a target.
         // SAFETY: `this` is initialised; the strings and descriptors are
         // copied or only numbers.
         unsafe {
@@ -124,11 +158,9 @@ impl Actions {
                 1,
             ))?;
             check(libc::posix_spawn_file_actions_adddup2(this, 1, 2))?;
-            if let Some(descriptor) = descriptor {
+            for (source, target) in sources.iter().zip(FIRST_DESCRIPTOR..) {
                 check(libc::posix_spawn_file_actions_adddup2(
-                    this,
-                    descriptor.as_raw_fd(),
-                    3,
+                    this, *source, target,
                 ))?;
             }
             check(libc::posix_spawn_file_actions_addopen(
@@ -140,7 +172,7 @@ impl Actions {
             ))?;
             check(posix_spawn_file_actions_addclosefrom_np(
                 this,
-                if descriptor.is_some() { 4 } else { 3 },
+                FIRST_DESCRIPTOR + sources.len() as libc::c_int,
             ))?;
             check(libc::posix_spawn_file_actions_addchdir_np(
                 this,
@@ -223,7 +255,7 @@ mod tests {
             arguments: &[OsStr::new("-c"), OsStr::new(script)],
             directory: folder.path(),
             output: output.as_fd(),
-            descriptor: Some(passed.as_fd()),
+            descriptors: &[passed.as_fd()],
         })
         .unwrap();
         assert_eq!(wait(pid), 0);
@@ -239,6 +271,37 @@ mod tests {
     }
 
     #[test]
+    fn many_descriptors_keep_their_order_whatever_their_numbers() {
+        let mut output = tempfile::tempfile().unwrap();
+        let mut files: Vec<File> = (0..40)
+            .map(|index| {
+                let mut file = tempfile::tempfile().unwrap();
+                write!(file, "{index} ").unwrap();
+                file.rewind().unwrap();
+                file
+            })
+            .collect();
+        files.reverse();
+        let passed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        let script = "for i in $(seq 3 42); do cat /proc/self/fd/$i; done; ls /proc/self/fd | wc -l";
+        let pid = spawn_detached(&Detached {
+            program: Path::new("/bin/sh"),
+            arguments: &[OsStr::new("-c"), OsStr::new(script)],
+            directory: Path::new("/"),
+            output: output.as_fd(),
+            descriptors: &passed,
+        })
+        .unwrap();
+        assert_eq!(wait(pid), 0);
+        output.rewind().unwrap();
+        let mut text = String::new();
+        output.read_to_string(&mut text).unwrap();
+        let wanted: String = (0..40).rev().map(|index| format!("{index} ")).collect();
+        // 0 to 2, forty of ours, and the one `ls` itself opened.
+        assert_eq!(text, format!("{wanted}44\n"));
+    }
+
+    #[test]
     fn a_missing_program_is_an_error_at_once() {
         let output = tempfile::tempfile().unwrap();
         let error = spawn_detached(&Detached {
@@ -246,7 +309,7 @@ mod tests {
             arguments: &[],
             directory: Path::new("/"),
             output: output.as_fd(),
-            descriptor: None,
+            descriptors: &[],
         })
         .unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);

@@ -20,6 +20,19 @@
 //! | `POST /v1/vms/{vm}/copy-out?path=P` | | 101, then [`crate::agent::CopyFrame`]s out |
 //! | `GET /v1/vms/{vm}/stat` | | [`crate::agent::Stat`] |
 //! | `GET /v1/vms/{vm}/timeline` | | [`crate::timeline::Timeline`] |
+//! | `POST /v1/vms/{vm}/pause` | | [`Vm`], its vCPUs stopped |
+//! | `POST /v1/vms/{vm}/resume` | | [`Vm`], going on |
+//! | `POST /v1/vms/{vm}/fork` | [`ForkVm`] | [`Forked`], all children ready |
+//! | `POST /v1/vms/{vm}/hibernate` | | [`Hibernated`] |
+//! | `POST /v1/vms/{vm}/wake` | | [`Vm`], ready |
+//! | `POST /v1/vms/{vm}/snapshots` | [`MakeSnapshot`] | [`SnapshotMade`] |
+//! | `GET /v1/snapshots?all=true` | | `[Snapshot]`; golden ones with `all` |
+//! | `GET /v1/snapshots/{name}` | | [`Snapshot`] |
+//! | `DELETE /v1/snapshots/{name}` | | 204 |
+//! | `GET /v1/snapshots/{name}/memory?map=true` | | [`MemoryReport`], with its ranges if asked for |
+//! | `GET /v1/snapshots/{name}/picture` | | a PNG of the address space |
+//! | `POST /v1/snapshots/{name}/optimise` | | [`Snapshot`] |
+//! | `POST /v1/snapshots/prune` | | [`Pruned`]: golden snapshots are forgotten |
 //! | `GET /v1/images` | | `[Image]` |
 //! | `POST /v1/images/{name}` | a tar stream | [`Image`] |
 //! | `DELETE /v1/images/{name}` | | 204 |
@@ -88,6 +101,13 @@ pub struct CreateVm {
     /// Report the kernel's milestones on the timeline.
     #[serde(default)]
     pub timeline: bool,
+    /// Go on from this snapshot instead of booting. It decides what the VM is
+    /// made of; a command takes the place of the one that was captured.
+    #[serde(default)]
+    pub from: Option<String>,
+    /// Boot even where a golden snapshot would do.
+    #[serde(default)]
+    pub cold: bool,
 }
 
 /// What `POST /v1/run` makes, starts and attaches to.
@@ -125,8 +145,12 @@ pub enum VmState {
     Starting,
     /// The agent is ready.
     Running,
+    /// Its vCPUs are stopped, on request.
+    Paused,
     /// On its way to the end.
     Stopping,
+    /// Its memory is on disk, and it has no VMM until it is woken.
+    Hibernated,
     /// Ended.
     Exited,
 }
@@ -174,6 +198,195 @@ pub struct Vm {
     /// Warnings of the guest's init.
     #[serde(default)]
     pub warnings: Vec<String>,
+    /// Where its memory came from, if it did not boot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
+}
+
+/// Where the memory of a VM that did not boot came from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// A snapshot of this name.
+    From(String),
+    /// A VM of this name, live.
+    ForkedFrom(String),
+    /// A golden snapshot: for the VM's owner the same as a cold boot.
+    Golden,
+}
+
+/// What `POST /v1/vms/{vm}/fork` makes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ForkVm {
+    /// How many children; none means 1.
+    #[serde(default)]
+    pub count: Option<u32>,
+    /// The child's name; of several, `NAME-1`, `NAME-2`, … None makes names up.
+    #[serde(default)]
+    pub name: Option<String>,
+}
+
+/// Children of a VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forked {
+    /// The children, each ready.
+    pub vms: Vec<Vm>,
+    /// How long the parent's vCPUs stood still, nanoseconds.
+    pub pause_ns: u64,
+    /// Where the time went on the parent's side.
+    pub timeline: crate::timeline::Timeline,
+}
+
+/// A VM that was put to sleep.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hibernated {
+    /// The VM.
+    pub vm: Vm,
+    /// Bytes its memory and state take on disk.
+    pub bytes: u64,
+    /// Where the time went.
+    pub timeline: crate::timeline::Timeline,
+}
+
+/// What `POST /v1/vms/{vm}/snapshots` makes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MakeSnapshot {
+    /// Its name.
+    pub name: String,
+    /// End the VM once it is captured.
+    #[serde(default)]
+    pub stop: bool,
+}
+
+/// A snapshot that was just made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotMade {
+    /// The snapshot.
+    pub snapshot: Snapshot,
+    /// How long the VM's vCPUs stood still, nanoseconds.
+    pub pause_ns: u64,
+    /// Where the time went.
+    pub timeline: crate::timeline::Timeline,
+}
+
+/// A captured VM on disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Its name.
+    pub name: String,
+    /// Kept by the node for later runs; `jiffy snapshot prune` removes it.
+    #[serde(default)]
+    pub golden: bool,
+    /// Unix time, seconds.
+    pub created: u64,
+    /// The VM that was captured, by name.
+    pub vm: String,
+    /// The snapshot that VM itself came from.
+    #[serde(default)]
+    pub parent: Option<String>,
+    /// Image by name.
+    pub image: String,
+    /// BLAKE3 of the image, hexadecimal.
+    pub image_digest: String,
+    /// Kernel by name.
+    pub kernel: String,
+    /// BLAKE3 of the kernel's file, hexadecimal.
+    pub kernel_digest: String,
+    /// BLAKE3 of the guests' initramfs, hexadecimal.
+    pub initramfs_digest: String,
+    /// vCPUs.
+    pub cpus: u8,
+    /// RAM in MiB.
+    pub memory_mib: u32,
+    /// The first command, if it was running.
+    pub command: Option<Vec<String>>,
+    /// That command runs on a pseudo-terminal.
+    #[serde(default)]
+    pub tty: bool,
+    /// Volumes, captured with it.
+    #[serde(default)]
+    pub volumes: Vec<VolumeUse>,
+    /// Flags of the processors it was made on, as /proc/cpuinfo names them.
+    pub cpu_features: Vec<String>,
+    /// How RAM is kept.
+    pub memory: MemoryForm,
+    /// Bytes that RAM takes on disk.
+    pub memory_bytes: u64,
+    /// Bytes of everything else: state and volumes, as far as they take room.
+    pub other_bytes: u64,
+    /// Its working set is stored first, and fetched before it is asked for.
+    #[serde(default)]
+    pub optimised: bool,
+    /// Names of VMs that need it.
+    #[serde(default)]
+    pub used_by: Vec<String>,
+}
+
+/// How a snapshot keeps RAM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryForm {
+    /// A sparse file that VMs map.
+    Raw,
+    /// An image of chunks that the pager serves.
+    Image,
+}
+
+/// What is in a snapshot's RAM.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryReport {
+    /// Bytes of RAM.
+    pub size: u64,
+    /// Bytes of a chunk.
+    pub chunk_bytes: u64,
+    /// Bytes of the file, as far as it takes room.
+    pub file_bytes: u64,
+    /// Bytes of the image's own tables.
+    pub metadata_bytes: u64,
+    /// What reading those tables took, nanoseconds.
+    pub load_ns: u64,
+    /// Each kind of chunk there is.
+    pub kinds: Vec<ChunkKind>,
+    /// Ranges of equal kind, in order; only if asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ranges: Vec<ChunkRange>,
+}
+
+/// How many chunks are kept in some way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChunkKind {
+    /// `zero`, `raw`, `lz4`, `zstd`, …
+    pub kind: String,
+    /// Chunks.
+    pub chunks: u64,
+    /// Bytes of RAM they are.
+    pub bytes: u64,
+    /// Bytes they take in the file.
+    pub stored_bytes: u64,
+}
+
+/// A range of RAM whose chunks are kept in the same way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChunkRange {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// As in [`ChunkKind`].
+    pub kind: String,
+    /// Bytes they take in the file.
+    pub stored_bytes: u64,
+}
+
+/// Golden snapshots that were forgotten.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pruned {
+    /// Their names.
+    pub names: Vec<String>,
+    /// Bytes that are free again.
+    pub bytes: u64,
 }
 
 /// The node itself.

@@ -90,7 +90,7 @@ fn start(folders: &Folders) -> Result<()> {
         arguments: &arguments,
         directory: Path::new("/"),
         output: log.as_fd(),
-        descriptor: Some(readiness.as_fd()),
+        descriptors: &[readiness.as_fd()],
     })
     .map_err(|error| {
         Failure::io(

@@ -158,6 +158,8 @@ async fn vm_from(client: &Client, options: VmOptions) -> Result<CreateVm> {
         hostname: options.hostname,
         kernel_args: (!options.kernel_arg.is_empty()).then(|| options.kernel_arg.join(" ")),
         timeline: false,
+        from: None,
+        cold: false,
     })
 }
 

@@ -66,7 +66,9 @@ fn status(vm: &Vm, now: u64) -> String {
         VmState::Created => "Created".to_owned(),
         VmState::Starting => "Starting".to_owned(),
         VmState::Running => format!("Up {}", since(vm.started)),
+        VmState::Paused => format!("Up {} (paused)", since(vm.started)),
         VmState::Stopping => "Stopping".to_owned(),
+        VmState::Hibernated => format!("Hibernated {} ago", since(vm.ended)),
         VmState::Exited => {
             let how = match (&vm.exit, &vm.error) {
                 (Some(exit), _) => format!("Exited ({})", exit.shell_code()),

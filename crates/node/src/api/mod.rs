@@ -3,12 +3,14 @@
 //!
 //! * [`vms`]: VMs and what can be done to them.
 //! * [`streams`]: requests that become streams of frames.
+//! * [`snapshots`]: snapshots, and VMs that pause, fork, hibernate and wake.
 //! * [`store`]: images, kernels and volumes.
 //! * [`parts`]: bodies, queries and upgrades.
 //! * [`auth`]: the token.
 
 pub mod auth;
 pub mod parts;
+pub mod snapshots;
 pub mod store;
 pub mod streams;
 pub mod vms;
@@ -42,6 +44,21 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/vms/{vm}/attach", post(streams::attach))
         .route("/v1/vms/{vm}/copy-in", post(streams::copy_in))
         .route("/v1/vms/{vm}/copy-out", post(streams::copy_out))
+        .route("/v1/vms/{vm}/pause", post(snapshots::pause))
+        .route("/v1/vms/{vm}/resume", post(snapshots::resume))
+        .route("/v1/vms/{vm}/fork", post(snapshots::fork))
+        .route("/v1/vms/{vm}/hibernate", post(snapshots::hibernate))
+        .route("/v1/vms/{vm}/wake", post(snapshots::wake))
+        .route("/v1/vms/{vm}/snapshots", post(snapshots::create))
+        .route("/v1/snapshots", get(snapshots::list))
+        .route("/v1/snapshots/prune", post(snapshots::prune))
+        .route(
+            "/v1/snapshots/{name}",
+            get(snapshots::inspect).delete(snapshots::remove),
+        )
+        .route("/v1/snapshots/{name}/optimise", post(snapshots::optimise))
+        .route("/v1/snapshots/{name}/memory", get(snapshots::memory))
+        .route("/v1/snapshots/{name}/picture", get(snapshots::picture))
         .route("/v1/images", get(store::list_images))
         .route(
             "/v1/images/{name}",

@@ -40,7 +40,7 @@ pub(super) async fn run(State(node): Shared, mut request: Request) -> Result<Res
         return Ok(Json(node.started(&vm).await?).into_response());
     }
     let stream = stream?;
-    if wanted.vm.command.is_none() {
+    if wanted.vm.command.is_none() && !node.has_captured_command(&wanted.vm)? {
         return Err(Error::invalid("There is no command to attach to.")
             .hint("Give a command, or detach from the VM."));
     }

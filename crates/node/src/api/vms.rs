@@ -5,7 +5,7 @@ use super::parts::{json, query};
 use crate::agent;
 use crate::clock::monotonic_ns;
 use crate::error::{Error, Result};
-use crate::node::Node;
+use crate::node::{Node, to_the_end};
 use crate::vm::Command;
 use axum::Json;
 use axum::body::Body;
@@ -74,7 +74,8 @@ pub(super) async fn start(State(node): Shared, Path(vm): Path<String>) -> Result
     let vm = node.find(&vm)?;
     // As `docker start`: what runs is started.
     if !vm.view.borrow().is_active() {
-        node.start(&vm, received).await?;
+        let (node, vm) = (Arc::clone(&node), Arc::clone(&vm));
+        to_the_end(async move { node.start(&vm, received).await }).await?;
     }
     Ok(Json(node.started(&vm).await?))
 }
@@ -93,6 +94,18 @@ pub(super) async fn stop(
     let StopQuery { grace_ms } = query(&uri)?;
     let grace = grace_ms.unwrap_or(DEFAULT_GRACE).min(MAX_GRACE);
     let vm = node.find(&vm)?;
+    if vm.view.borrow().vm.state == VmState::Hibernated {
+        let name = &vm.name;
+        return Err(
+            Error::wrong_state(format!("The VM {name} is hibernated.")).hint(format!(
+                "Wake it with `jiffy wake {name}`, or end it as it is with `jiffy kill {name}`."
+            )),
+        );
+    }
+    if vm.view.borrow().vm.state == VmState::Paused {
+        // Its programs are to end in order: they have to run for that.
+        to_the_end(Arc::clone(&node).resume(Arc::clone(&vm))).await?;
+    }
     // As `docker stop`: what has ended is stopped.
     if vm.view.borrow().is_active() {
         let grace = Duration::from_millis(grace.into());
@@ -120,7 +133,7 @@ pub(super) async fn kill(
     let vm = node.find(&vm)?;
     let Some(signal) = signal else {
         vm.ask(Command::Kill).await??;
-        let view = vm.when(|view| !view.is_active()).await;
+        let view = vm.when(|view| !view.lives()).await;
         return Ok(Json(view.vm));
     };
     if !(1..=64).contains(&signal) {

@@ -9,18 +9,20 @@ use crate::error::{Error, Result};
 use crate::node::Settings;
 use crate::registry::Registry;
 use crate::vm::clients::Clients;
-use crate::vm::end::EndReason;
+use crate::vm::end::{self, EndReason};
 use crate::vm::log::{Kind, Writer};
 use crate::vm::process::{Ended, Events, VmmProcess};
 use crate::vm::record::{MainState, VmRecord};
 use crate::vm::saver::Saver;
-use crate::vm::start::{self, Prepared};
+use crate::vm::start::{self, Beginning, Prepared, SavedRam, Spawned};
 use crate::vm::stop::Stopping;
 use crate::vm::supervisor::{FromLink, InputPort, Link, Stored, Supervisor};
-use crate::vm::timeline::Recorder;
+use crate::vm::timeline::{PagerFaults, Recorder};
 use crate::vm::{Command, View, VmHandle, is_active};
+use crate::volumes::Lease;
 use jiffy_wire::api::VmState;
 use jiffy_wire::timeline::Timeline;
+use jiffy_wire::trace::MARK_GATE_PASSED;
 use jiffy_wire::vmm::VmmEvent;
 use std::io;
 use std::sync::Arc;
@@ -52,6 +54,8 @@ pub(super) struct Actor {
     pub(super) removed: bool,
     /// The record on disk can't be read and is never written over.
     pub(super) unreadable: bool,
+    /// Volumes of a VM that sleeps: nobody else may write to them.
+    pub(super) kept_volumes: Vec<Lease>,
 }
 
 /// What a VM has while its VMM lives.
@@ -65,14 +69,35 @@ pub(super) struct Running {
     pub(super) unstored: Option<(Kind, Vec<u8>)>,
     pub(super) retry_at: Option<Instant>,
     pub(super) acknowledged: Stored,
+    /// The guest waits for acknowledgements: none is put off.
+    pub(super) acknowledge_at_once: bool,
     pub(super) deadline: Option<Instant>,
     pub(super) stopping: Option<Stopping>,
     pub(super) ended: Option<Ended>,
     pub(super) adopted: bool,
+    /// Where it is on its way from a captured VM to itself.
+    pub(super) gate: Gate,
+    /// Boot, if the golden snapshot it began from turns out to be none.
+    pub(super) fallback: Option<Box<Prepared>>,
+    /// Its memory is on disk: the VMM's end is not the VM's.
+    pub(super) sleeps: Option<oneshot::Sender<Result<()>>>,
     pub(super) notices: mpsc::UnboundedReceiver<Notice>,
     pub(super) notify: mpsc::UnboundedSender<Notice>,
     /// Held while the VM runs.
-    pub(super) _volumes: Vec<crate::volumes::Lease>,
+    pub(super) volumes: Vec<Lease>,
+}
+
+/// Where a VM is on its way from a captured one to itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Gate {
+    /// It was not restored, or is through.
+    Open,
+    /// A new VM that has not begun.
+    New,
+    /// A golden snapshot of this name that has not begun.
+    Golden(String),
+    /// A VM that slept and is not awake.
+    Waking,
 }
 
 /// What helper tasks of a VM report back.
@@ -84,6 +109,8 @@ pub(super) enum Notice {
     ControlRefused,
     /// The agent of an adopted VM answers.
     AgentAnswers,
+    /// What the pager did for it so far.
+    Faults(PagerFaults),
 }
 
 /// What woke the task.
@@ -116,6 +143,7 @@ pub(super) fn new(
         name: record.name.clone(),
         spec: Arc::new(record.spec.clone()),
         cid: record.cid,
+        operation: tokio::sync::Mutex::new(()),
         view: view_out,
         log_end: log_end_out,
         clients: Arc::clone(&clients),
@@ -137,6 +165,7 @@ pub(super) fn new(
         removal: Vec::new(),
         removed: false,
         unreadable,
+        kept_volumes: Vec::new(),
     };
     (actor, handle)
 }
@@ -161,6 +190,8 @@ fn view_of(record: &VmRecord) -> View {
         failure: record.failure.clone(),
         log_start: record.log_start,
         held_up: None,
+        root: record.root.clone(),
+        paged: record.paged.clone(),
         leaving: record.spec.remove
             && (record.state == VmState::Exited || matches!(record.main, MainState::Ended(_))),
         removed: false,
@@ -237,6 +268,11 @@ impl Actor {
             }
             Command::Interrupt(signal) => self.interrupt(signal),
             Command::Remove(force, reply) => self.remove(force, reply),
+            Command::Deliver(at_once) => self.deliver(at_once),
+            Command::Paused(paused, reply) => {
+                let _ = reply.send(self.paused(paused));
+            }
+            Command::Hibernate(reply) => self.hibernate(reply),
             Command::Timeline(reply) => {
                 let _ = reply.send(self.timeline());
             }
@@ -271,7 +307,17 @@ impl Actor {
                 "The VM {name} is being removed."
             )));
         }
-        let started = self.try_start(prepared);
+        let started = match (self.record.state, prepared.wakes()) {
+            (VmState::Hibernated, true) => self.try_wake(prepared),
+            (VmState::Hibernated, false) => {
+                Err(Error::wrong_state(format!("The VM {name} is hibernated."))
+                    .hint(format!("Wake it with `jiffy wake {name}`.")))
+            }
+            (_, true) => Err(Error::wrong_state(format!(
+                "The VM {name} is not hibernated."
+            ))),
+            (_, false) => self.try_start(prepared),
+        };
         if started.is_err() {
             let _ = std::fs::remove_dir_all(self.settings.paths.vm_run(&self.record.id));
         }
@@ -287,23 +333,42 @@ impl Actor {
         let (log, log_start) = log
             .and_then(|mut log| log.begin().map(|start| (log, start)))
             .map_err(|error| Error::io("write the command's log", &folder, &error))?;
-        let spawned = start::spawn(&self.settings.paths, &self.record, &prepared)?;
+        let spawned = self.spawn(&prepared)?;
+        let record = &mut self.record;
+        record.started = Some(unix_seconds());
+        record.main = MainState::Pending;
+        record.main_pid = None;
+        record.warnings.clear();
+        record.log_start = log_start;
+        self.runs(spawned, log, prepared);
+        Ok(())
+    }
+
+    /// Spawns the VMM, and begins a new timeline with it.
+    pub(super) fn spawn(&mut self, prepared: &Prepared) -> Result<Spawned> {
+        let gate_time = self.settings.start_timeout;
+        let spawned = start::spawn(&self.settings.paths, &self.record, prepared, gate_time)?;
         let mut recorder = Recorder::new(&self.settings.clock);
         recorder.received(prepared.received_ns);
         recorder.image_ready(prepared.lookup_ns, prepared.ready_ns);
         recorder.spawned(spawned.spawn_ns.0, spawned.spawn_ns.1);
+        if matches!(prepared.beginning, Beginning::Restore(_)) {
+            recorder.restored();
+        }
         self.recorder = recorder;
+        Ok(spawned)
+    }
+
+    /// There is a VMM.
+    pub(super) fn runs(&mut self, spawned: Spawned, log: Writer, prepared: Prepared) {
+        let fallback = prepared.fallback().map(Box::new);
+        let gate = self.note_beginning(&prepared);
         let record = &mut self.record;
         record.state = VmState::Starting;
-        record.started = Some(unix_seconds());
         record.ended = None;
-        record.pid = Some(spawned.process.pid);
-        record.main = MainState::Pending;
-        record.main_pid = None;
         record.failure = None;
-        record.warnings.clear();
-        record.log_start = log_start;
-        let running = Running::new(
+        record.pid = Some(spawned.process.pid);
+        let mut running = Running::new(
             spawned.process,
             Some(spawned.events),
             Supervisor::new(spawned.listener, &record.id),
@@ -311,9 +376,57 @@ impl Actor {
             Instant::now() + self.settings.start_timeout,
             prepared.volumes,
         );
+        running.gate = gate;
+        running.fallback = fallback;
         info!(vm = %record.name, id = %record.id, pid = ?record.pid, "VM starting");
         self.log_end.send_replace(running.log.end());
         self.running = Some(running);
+        self.changed();
+    }
+
+    /// Writes down what the VM begins from.
+    fn note_beginning(&mut self, prepared: &Prepared) -> Gate {
+        let record = &mut self.record;
+        record.root = Some(prepared.root.clone());
+        record.paged = None;
+        let Beginning::Restore(restoring) = &prepared.beginning else {
+            record.origin = None;
+            return Gate::Open;
+        };
+        if let SavedRam::Paged { paged, .. } = &restoring.memory {
+            record.paged = Some(paged.clone());
+        }
+        match (&restoring.origin, &restoring.golden) {
+            (None, _) => Gate::Waking,
+            (origin, Some(golden)) => {
+                record.origin = origin.clone();
+                Gate::Golden(golden.clone())
+            }
+            (origin, None) => {
+                record.origin = origin.clone();
+                Gate::New
+            }
+        }
+    }
+
+    /// Its vCPUs were stopped, or go on.
+    fn paused(&mut self, paused: bool) -> Result<()> {
+        let state = match (self.record.state, paused) {
+            (VmState::Running, true) => VmState::Paused,
+            (VmState::Paused, false) if matches!(self.record.main, MainState::Ended(_)) => {
+                VmState::Stopping
+            }
+            (VmState::Paused, false) => VmState::Running,
+            (VmState::Paused, true) | (VmState::Running, false) => return Ok(()),
+            _ => {
+                return Err(Error::wrong_state(format!(
+                    "The VM {} ended meanwhile.",
+                    self.record.name
+                )));
+            }
+        };
+        info!(vm = %self.record.name, paused, "VM paused or resumed");
+        self.record.state = state;
         self.changed();
         Ok(())
     }
@@ -331,6 +444,7 @@ impl Actor {
         if closed {
             running.events = None;
         }
+        let mut gate_passed = false;
         for event in events {
             match event {
                 VmmEvent::Span {
@@ -338,10 +452,24 @@ impl Actor {
                     start_ns,
                     end_ns,
                 } => self.recorder.vmm_span(name, start_ns, end_ns),
-                VmmEvent::Mark { value, at_ns } => self.recorder.mark(value, at_ns),
+                VmmEvent::Mark { value, at_ns } => {
+                    self.recorder.mark(value, at_ns);
+                    gate_passed |= value == MARK_GATE_PASSED;
+                }
                 // exit.json says the same, and is there for adopted VMs too.
                 VmmEvent::Exited(_) => {}
             }
+        }
+        if gate_passed {
+            self.gate_passed();
+        }
+    }
+
+    /// A restored guest is itself; what it began from is not needed again.
+    pub(super) fn gate_passed(&mut self) {
+        if let Some(running) = &mut self.running {
+            running.gate = Gate::Open;
+            running.fallback = None;
         }
     }
 
@@ -364,8 +492,38 @@ impl Actor {
         });
         if over {
             self.vmm_events();
-            self.finish();
+            if !self.sleeps_on() && !self.boots_instead() {
+                self.finish();
+            }
         }
+    }
+
+    /// A golden snapshot that can't be restored is dropped, and the VM boots
+    /// instead: its user doesn't see the difference.
+    fn boots_instead(&mut self) -> bool {
+        let Some(running) = &mut self.running else {
+            return false;
+        };
+        let (Gate::Golden(golden), None) = (&running.gate, &running.stopping) else {
+            return false;
+        };
+        let golden = golden.clone();
+        let Some(fallback) = running.fallback.take() else {
+            return false;
+        };
+        let folder = self.folder();
+        let why = end::why_a_vmm_ended(&folder);
+        warn!(vm = %self.record.name, golden, why, "a golden snapshot can't be restored: it is dropped, and the VM boots");
+        self.settings.goldens.drop_bad(&golden);
+        self.running = None;
+        let booted = Writer::open(&folder)
+            .map_err(|error| Error::io("write the command's log", &folder, &error))
+            .and_then(|log| Ok((self.spawn(&fallback)?, log)));
+        match booted {
+            Ok((spawned, log)) => self.runs(spawned, log, *fallback),
+            Err(error) => self.could_not_begin(error),
+        }
+        true
     }
 
     fn deadline(&mut self) {
@@ -384,6 +542,7 @@ impl Actor {
     fn notice(&mut self, notice: Notice) {
         match notice {
             Notice::AgentAnswers => self.ready(),
+            Notice::Faults(faults) => self.recorder.faults(faults),
             Notice::ShutdownRefused => self.escalate_from_agent(),
             Notice::ControlRefused => self.escalate_from_control(),
         }
@@ -425,7 +584,7 @@ impl Running {
         supervisor: Supervisor,
         log: Writer,
         deadline: Instant,
-        volumes: Vec<crate::volumes::Lease>,
+        volumes: Vec<Lease>,
     ) -> Running {
         let (notify, notices) = mpsc::unbounded_channel();
         Running {
@@ -437,13 +596,17 @@ impl Running {
             unstored: None,
             retry_at: None,
             acknowledged: Stored::default(),
+            acknowledge_at_once: false,
             deadline: Some(deadline),
             stopping: None,
             ended: None,
             adopted: false,
+            gate: Gate::Open,
+            fallback: None,
+            sleeps: None,
             notices,
             notify,
-            _volumes: volumes,
+            volumes,
         }
     }
 

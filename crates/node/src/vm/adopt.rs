@@ -9,17 +9,16 @@ use crate::error::Error;
 use crate::names;
 use crate::node::Settings;
 use crate::registry::Registry;
-use crate::vm::actor::{self, Actor, Running};
-use crate::vm::log::Writer;
+use crate::vm::actor::{self, Actor, Gate, Running};
+use crate::vm::log::{self, Writer};
 use crate::vm::process::VmmProcess;
 use crate::vm::record::{MainState, VmRecord};
-use crate::vm::stop::control_request;
 use crate::vm::supervisor::Supervisor;
-use crate::vm::{end, is_active};
-use crate::volumes::Volumes;
+use crate::vm::{control, end, hibernate, is_active};
+use crate::volumes::{Lease, Volumes};
 use anyhow::Context;
 use jiffy_wire::api::VmState;
-use jiffy_wire::vmm::ControlRequest;
+use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs;
@@ -74,8 +73,16 @@ pub async fn all(
             }
         };
         match alive.remove(&id) {
+            // Made to be captured by the daemon before this one.
+            Some(pid) if record.spec.hidden => end_orphan(settings, &id, pid).await,
+            // All of it is on disk: its VMM was about to end.
+            Some(pid) if record.state == VmState::Hibernated => {
+                end_sleeper(pid, &id, settings).await;
+                settle(settings, registry, volumes, record);
+            }
             Some(pid) => adopt(settings, registry, volumes, record, pid).await?,
-            None => settle(settings, registry, record),
+            None if record.spec.hidden => discard(settings, &id, "nobody waits for it"),
+            None => settle(settings, registry, volumes, record),
         }
     }
     for (id, pid) in alive {
@@ -84,6 +91,11 @@ pub async fn all(
             end_orphan(settings, &id, pid).await;
         }
     }
+    let paged = registry.all().into_iter().filter_map(|vm| {
+        let paged = vm.view.borrow().paged.clone();
+        Some((vm.id.clone(), paged?))
+    });
+    settings.pager.adopt(paged.collect()).await;
     for id in run_folders {
         let runs = registry
             .find(&id)
@@ -95,12 +107,22 @@ pub async fn all(
     Ok(())
 }
 
-/// A VM whose VMM is not there: it ended while no daemon looked.
-fn settle(settings: &Arc<Settings>, registry: &Arc<Registry>, record: VmRecord) {
+/// A VM whose VMM is not there: it ended while no daemon looked, or sleeps.
+fn settle(
+    settings: &Arc<Settings>,
+    registry: &Arc<Registry>,
+    volumes: &Arc<Volumes>,
+    record: VmRecord,
+) {
     let was_active = is_active(record.state);
     let (mut actor, handle) = actor::new(Arc::clone(settings), Arc::clone(registry), record, false);
     if was_active {
-        actor.ended_without_process();
+        actor.vmm_is_gone();
+    }
+    if actor.record.state == VmState::Hibernated {
+        actor.kept_volumes = hold_volumes(volumes, &actor.record);
+        let end = log::end_of(&paths_of(&actor)).unwrap_or(0);
+        actor.log_end.send_replace(end);
     }
     if registry.insert(handle).is_err() {
         warn!(vm = %actor.record.name, "two VMs have one name; the newer is not shown");
@@ -135,7 +157,7 @@ async fn adopt(
         Ok(process) if vmm_id(pid, &paths.vms()).as_deref() == Some(&record.id) => process,
         // It ended between the two looks.
         _ => {
-            settle(settings, registry, record);
+            settle(settings, registry, volumes, record);
             return Ok(());
         }
     };
@@ -146,11 +168,7 @@ async fn adopt(
     let folder = paths.vm(&record.id);
     let log = Writer::open(&folder)
         .with_context(|| format!("reading the log in {}", folder.display()))?;
-    let held = volumes.hold(&record.spec.disks, &record.name);
-    let held = held.unwrap_or_else(|error: Error| {
-        warn!(vm = %record.name, %error, "a running VM's volumes are not all its own");
-        Vec::new()
-    });
+    let held = hold_volumes(volumes, &record);
     let mut running = Running::new(
         process,
         None,
@@ -170,6 +188,32 @@ async fn adopt(
     Ok(())
 }
 
+fn hold_volumes(volumes: &Arc<Volumes>, record: &VmRecord) -> Vec<Lease> {
+    if record.spec.own_volumes {
+        return Vec::new();
+    }
+    let held = volumes.hold(&record.spec.disks, &record.name);
+    held.unwrap_or_else(|error: Error| {
+        warn!(vm = %record.name, %error, "a VM's volumes are not all its own");
+        Vec::new()
+    })
+}
+
+fn paths_of(actor: &Actor) -> std::path::PathBuf {
+    actor.settings.paths.vm(&actor.record.id)
+}
+
+/// Ends the VMM of a VM whose memory is on disk.
+async fn end_sleeper(pid: u32, id: &str, settings: &Settings) {
+    let Ok(process) = VmmProcess::adopted(pid) else {
+        return;
+    };
+    if vmm_id(pid, &settings.paths.vms()).as_deref() == Some(id) {
+        process.kill();
+        let _ = timeout(STOP_TIME, process.ended()).await;
+    }
+}
+
 async fn end_orphan(settings: &Settings, id: &str, pid: u32) {
     warn!(id, pid, "ending the VMM of a VM that is not known");
     let Ok(process) = VmmProcess::adopted(pid) else {
@@ -178,9 +222,9 @@ async fn end_orphan(settings: &Settings, id: &str, pid: u32) {
     if vmm_id(pid, &settings.paths.vms()).as_deref() != Some(id) {
         return;
     }
-    let control = settings.paths.control_socket(id);
+    let socket = settings.paths.control_socket(id);
     let stopped = async {
-        control_request(&control, ControlRequest::Stop).await.ok()?;
+        control::request(&socket, ControlRequest::Stop).await.ok()?;
         Some(process.ended().await)
     };
     if !matches!(timeout(STOP_TIME, stopped).await, Ok(Some(_))) {
@@ -201,12 +245,51 @@ impl Actor {
             self.record.started = Some(unix_seconds());
             self.record.main = MainState::Pending;
         }
+        if self.record.state == VmState::Starting && hibernate::is_asleep(&self.folder()) {
+            running.gate = Gate::Waking;
+        }
         self.log_end.send_replace(running.log.end());
         self.running = Some(running);
+        self.let_go_on();
         if let Some(kept) = self.kept_timeline() {
             self.recorder.keep(kept);
         }
         self.changed();
+    }
+}
+
+impl Actor {
+    /// There is no VMM where the record says that one was.
+    fn vmm_is_gone(&mut self) {
+        let folder = self.folder();
+        if self.record.state == VmState::Starting && hibernate::is_asleep(&folder) {
+            // It was to wake and never went on.
+            self.record.state = VmState::Hibernated;
+            self.record.pid = None;
+            self.record.paged = None;
+            self.changed();
+        } else {
+            self.ended_without_process();
+        }
+    }
+
+    /// A VM that the daemon before this one paused to capture it goes on; one
+    /// that its user paused stays so.
+    fn let_go_on(&self) {
+        if self.record.state == VmState::Paused {
+            return;
+        }
+        let socket = self.settings.paths.control_socket(&self.record.id);
+        let name = self.record.name.clone();
+        tokio::spawn(async move {
+            let status = control::request(&socket, ControlRequest::Status).await;
+            if matches!(status, Ok(ControlResponse::Status { paused: true, .. })) {
+                info!(vm = %name, "a VM that was being captured goes on");
+                if let Err(why) = control::order(&socket, ControlRequest::Resume).await {
+                    warn!(vm = %name, why, "a VM stays paused");
+                }
+            }
+        });
     }
 }
 

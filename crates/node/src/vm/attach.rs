@@ -80,7 +80,7 @@ async fn send_output(
         // The view before the log: what is in the log when the command's end
         // is published is all of it.
         let seen = view.borrow_and_update().clone();
-        let end = match seen.is_active() {
+        let end = match seen.lives() {
             true => *log_end.borrow_and_update(),
             false => log::end_of(folder)?,
         };
@@ -92,7 +92,7 @@ async fn send_output(
         if let MainState::Ended(how) = &seen.main {
             return frames::write(output, &last_message(how)).await;
         }
-        if seen.removed || !seen.is_active() {
+        if seen.removed || !seen.lives() {
             return frames::write(output, &ended_without(&seen)).await;
         }
         if let Some(why) = seen.held_up.filter(|_| !held_up) {

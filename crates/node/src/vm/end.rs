@@ -56,8 +56,21 @@ impl Actor {
         self.conclude(None, Ended::Unknown);
     }
 
-    fn conclude(&mut self, wanted: Option<EndReason>, how: Ended) {
+    /// A VM that boots in place of a snapshot, and can't.
+    pub(super) fn could_not_begin(&mut self, error: Error) {
+        let failure = Failure {
+            message: error.0.message,
+            hint: error.0.hint,
+        };
+        self.concluded(None, Some(failure));
+    }
+
+    pub(super) fn conclude(&mut self, wanted: Option<EndReason>, how: Ended) {
         let failure = self.why_ended(wanted, how, &self.folder());
+        self.concluded(wanted, failure);
+    }
+
+    fn concluded(&mut self, wanted: Option<EndReason>, failure: Option<Failure>) {
         if let Some(failure) = &failure {
             warn!(vm = %self.record.name, error = %failure.message, "VM ended out of order");
             self.record.failure = Some(failure.clone());
@@ -68,6 +81,7 @@ impl Actor {
         self.record.pid = None;
         self.input.send_replace(None);
         let _ = fs::remove_dir_all(self.settings.paths.vm_run(&self.record.id));
+        self.forget_memory();
         self.save_timeline();
         info!(vm = %self.record.name, id = %self.record.id, "VM ended");
         self.changed();
@@ -158,7 +172,20 @@ impl Actor {
     // ---- removal ---------------------------------------------------------
 
     pub(super) fn remove(&mut self, force: bool, reply: oneshot::Sender<Result<()>>) {
-        let name = &self.record.name;
+        let name = self.record.name.clone();
+        if self.record.state == VmState::Hibernated {
+            if !force {
+                let refusal = Error::wrong_state(format!(
+                    "The VM {name} is hibernated: what it has in memory would be lost."
+                ))
+                .hint(format!(
+                    "Wake it with `jiffy wake {name}`, or use `jiffy rm --force {name}`."
+                ));
+                let _ = reply.send(Err(refusal));
+                return;
+            }
+            self.end_asleep(EndReason::Killed);
+        }
         if is_active(self.record.state) {
             if !force && self.record.spec.remove && matches!(self.record.main, MainState::Ended(_))
             {
@@ -256,6 +283,14 @@ pub fn remove_folders(paths: &crate::paths::Paths, id: &str) -> io::Result<()> {
         Ok(()) => fs::remove_dir_all(&gone),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
+    }
+}
+
+/// What a VMM that ended said last.
+pub(super) fn why_a_vmm_ended(folder: &Path) -> String {
+    match exit_record(folder) {
+        Some(record) => short(&record.message),
+        None => with_last_line("its VMM said nothing".to_owned(), folder),
     }
 }
 

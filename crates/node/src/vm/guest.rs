@@ -94,6 +94,8 @@ impl Actor {
             FromGuest::MainStarted { pid } => {
                 self.recorder.heard_started();
                 if self.record.main == MainState::Pending {
+                    // A command must not be started twice.
+                    self.gate_passed();
                     self.record.main = MainState::Started;
                     self.record.main_pid = Some(pid);
                     self.changed();
@@ -112,6 +114,7 @@ impl Actor {
             } => self.output(stream, offset, data),
             FromGuest::MainExited(status) => {
                 self.recorder.heard_ended();
+                self.ask_for_faults();
                 self.main_ended(MainEnd::Exited(status));
             }
             FromGuest::ServiceLog { name, line } => {
@@ -120,7 +123,9 @@ impl Actor {
                 self.note(&note);
             }
             FromGuest::PoweringOff => {
-                self.record.state = VmState::Stopping;
+                if self.record.state != VmState::Paused {
+                    self.record.state = VmState::Stopping;
+                }
                 self.publish();
             }
             FromGuest::MainInputRoom { bytes } => {
@@ -139,6 +144,9 @@ impl Actor {
         }
         info!(vm = %self.record.name, "VM ready");
         self.record.state = VmState::Running;
+        self.awake();
+        self.gate_passed();
+        self.ask_for_faults();
         if let Some(running) = &mut self.running
             && running.stopping.is_none()
         {
@@ -199,7 +207,8 @@ impl Actor {
                     ..running.acknowledged
                 };
                 let told = running.acknowledged;
-                if stored.stdout - told.stdout >= ACKNOWLEDGE_EVERY
+                if running.acknowledge_at_once
+                    || stored.stdout - told.stdout >= ACKNOWLEDGE_EVERY
                     || stored.stderr - told.stderr >= ACKNOWLEDGE_EVERY
                 {
                     running.acknowledge(stored);
@@ -216,6 +225,22 @@ impl Actor {
                 }
                 self.hold_up(Some(why));
             }
+        }
+    }
+
+    /// A guest that is to be captured waits for every acknowledgement.
+    pub(super) fn deliver(&mut self, at_once: bool) {
+        let Some(running) = &mut self.running else {
+            return;
+        };
+        running.acknowledge_at_once = at_once;
+        if at_once {
+            let stored = Stored {
+                stdout: running.log.offset(Stream::Stdout),
+                stderr: running.log.offset(Stream::Stderr),
+                ..running.acknowledged
+            };
+            running.acknowledge(stored);
         }
     }
 
@@ -254,7 +279,9 @@ impl Actor {
         self.record.main = MainState::Ended(end);
         if self.record.spec.command.is_some() {
             // Init powers off once it knows that the end is stored.
-            self.record.state = VmState::Stopping;
+            if self.record.state != VmState::Paused {
+                self.record.state = VmState::Stopping;
+            }
             if let Some(running) = &mut self.running
                 && running.stopping.is_none()
             {

@@ -7,6 +7,9 @@
 //! * [`start`]: from a record to a running VMM.
 //! * [`process`]: the VMM's process and its events.
 //! * [`supervisor`]: what the guest's init tells.
+//! * [`control`]: the VMM's control socket.
+//! * [`capture`]: the guest held still, and its memory and state taken.
+//! * [`hibernate`]: without a VMM for a while.
 //! * [`stop`]: the orderly end, and the less orderly ones.
 //! * [`end`]: what is left to do when the VMM is gone.
 //! * [`log`]: the first command's output.
@@ -18,9 +21,12 @@
 pub mod actor;
 pub mod adopt;
 pub mod attach;
+pub mod capture;
 pub mod clients;
+pub mod control;
 pub mod end;
 pub mod guest;
+pub mod hibernate;
 pub mod log;
 pub mod process;
 pub mod record;
@@ -34,12 +40,12 @@ use crate::error::{Error, Result};
 use clients::Clients;
 use jiffy_wire::api::{Vm, VmState};
 use jiffy_wire::timeline::Timeline;
-use record::{Failure, MainState, Spec};
+use record::{Failure, MainState, Paged, Root, Spec};
 use start::Prepared;
 use std::sync::Arc;
 use std::time::Duration;
 use supervisor::InputPort;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
 
 /// What everybody may see of a VM; published by its task.
 #[derive(Debug, Clone)]
@@ -56,6 +62,10 @@ pub struct View {
     pub log_start: u64,
     /// Why output waits, if it does.
     pub held_up: Option<String>,
+    /// What its root file system is.
+    pub root: Option<Root>,
+    /// Who serves its memory, if it is not mapped.
+    pub paged: Option<Paged>,
     /// The VM is on its way out for good: its name will be free soon.
     pub leaving: bool,
     /// The VM is gone.
@@ -67,13 +77,18 @@ impl View {
     pub fn is_active(&self) -> bool {
         is_active(self.vm.state)
     }
+
+    /// Has it begun, and not ended?
+    pub fn lives(&self) -> bool {
+        self.is_active() || self.vm.state == VmState::Hibernated
+    }
 }
 
 /// Has a VM in this state a VMM?
 pub fn is_active(state: VmState) -> bool {
     matches!(
         state,
-        VmState::Starting | VmState::Running | VmState::Stopping
+        VmState::Starting | VmState::Running | VmState::Paused | VmState::Stopping
     )
 }
 
@@ -93,6 +108,13 @@ pub enum Command {
     Interrupt(i32),
     /// Remove it; with force even if it runs. Answered when it is gone.
     Remove(bool, oneshot::Sender<Result<()>>),
+    /// The guest wants to be still, and waits until all that its command wrote
+    /// is acknowledged (true); or no longer.
+    Deliver(bool),
+    /// Its vCPUs were stopped (true) or go on again.
+    Paused(bool, oneshot::Sender<Result<()>>),
+    /// Its memory is on disk: end its VMM. Answered when that is gone.
+    Hibernate(oneshot::Sender<Result<()>>),
     /// What was measured.
     Timeline(oneshot::Sender<Timeline>),
     /// The daemon ends: write down what isn't yet.
@@ -118,6 +140,8 @@ pub struct VmHandle {
     pub clients: Arc<Clients>,
     /// The way to the first command's input, while there is one.
     pub input: watch::Receiver<Option<InputPort>>,
+    /// Held by who pauses, captures, hibernates or wakes it: one at a time.
+    pub operation: Mutex<()>,
     mailbox: mpsc::Sender<Command>,
 }
 

@@ -2,11 +2,11 @@
 
 use crate::durable::{self, LoadError};
 use jiffy_wire::agent::{Command, ExitStatus, StartError};
-use jiffy_wire::api::{Vm, VmState, VolumeUse};
+use jiffy_wire::api::{Origin, Vm, VmState, VolumeUse};
 use jiffy_wire::vmm::PageSize;
 use serde::{Deserialize, Serialize};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const FORMAT: &str = "jiffy-vm";
 const VERSION: u32 = 1;
@@ -42,6 +42,53 @@ pub struct Spec {
     pub kernel_args: Option<String>,
     /// Report the kernel's milestones?
     pub timeline: bool,
+    /// The snapshot it goes on from at each start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<FromSnapshot>,
+    /// Never start from a golden snapshot.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub cold: bool,
+    /// The node's own: only there to be captured, and shown to nobody.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub hidden: bool,
+    /// Its volumes are copies of its own, in its folder.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub own_volumes: bool,
+}
+
+/// A snapshot to go on from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FromSnapshot {
+    /// Its name.
+    pub name: String,
+    /// The first command is a new one, not the one that was captured.
+    pub start_main: bool,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !*flag
+}
+
+/// The image a VM's root file system was last started from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Root {
+    /// The image's file.
+    pub path: PathBuf,
+    /// BLAKE3 of its contents, hexadecimal.
+    pub digest: String,
+}
+
+/// Memory that the pager serves to a VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Paged {
+    /// The image of RAM.
+    pub image: PathBuf,
+    /// Where the chunks it touches are recorded, if they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub record: Option<PathBuf>,
+    /// Fetch the image's working set in advance.
+    #[serde(default)]
+    pub prefetch: bool,
 }
 
 /// What became of the first command.
@@ -108,6 +155,15 @@ pub struct VmRecord {
     pub warnings: Vec<String>,
     /// Position in the log of what the last start wrote.
     pub log_start: u64,
+    /// Where its memory came from at the last start, if it did not boot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
+    /// What its root file system is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<Root>,
+    /// Who serves its memory, if it is not mapped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paged: Option<Paged>,
 }
 
 impl VmRecord {
@@ -149,6 +205,7 @@ impl VmRecord {
                 .or(start_error),
             remove: spec.remove,
             warnings: self.warnings.clone(),
+            origin: self.origin.clone(),
         }
     }
 
@@ -192,6 +249,10 @@ impl VmRecord {
                 hostname: None,
                 kernel_args: None,
                 timeline: false,
+                from: None,
+                cold: false,
+                hidden: false,
+                own_volumes: false,
             },
             cid: 0,
             created: 0,
@@ -207,6 +268,9 @@ impl VmRecord {
             }),
             warnings: Vec::new(),
             log_start: 0,
+            origin: None,
+            root: None,
+            paged: None,
         }
     }
 }

@@ -2,23 +2,31 @@
 
 use crate::clock::monotonic_ns;
 use crate::error::{Error, Result};
+use crate::names;
 use crate::paths::Paths;
 use crate::vm::process::{Events, VmmProcess};
-use crate::vm::record::{Spec, VmRecord};
+use crate::vm::record::{Paged, Root, Spec, VmRecord};
 use crate::volumes::Lease;
-use jiffy_sys::spawn::{Detached, spawn_detached};
-use jiffy_wire::guest::{self, GuestConfig, Root};
+use jiffy_sys::spawn::{Detached, FIRST_DESCRIPTOR, spawn_detached};
+use jiffy_wire::api::Origin;
+use jiffy_wire::guest::{self, GuestConfig, Root as GuestRoot};
 use jiffy_wire::vmm::{
-    self, Boot, Disk, FwCfgContents, FwCfgFile, Memory, Serial, VmmConfig, Vsock,
+    self, Boot, Disk, FwCfgContents, FwCfgFile, Memory, NewGeneration, Restore, SavedMemory,
+    Serial, Source, VmmConfig, Vsock,
 };
+use rustix::process::Pid;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::UnixListener;
 
+/// The nice value of VMs that are made for later.
+const LOW_PRIORITY: i32 = 19;
 /// Longest kernel command line Linux takes on x86, less what the VMM appends.
 const MAX_COMMAND_LINE: usize = 1536;
 
@@ -27,16 +35,96 @@ const MAX_COMMAND_LINE: usize = 1536;
 pub struct Prepared {
     /// The kernel.
     pub kernel: PathBuf,
-    /// The image of the root file system.
-    pub image: PathBuf,
+    /// What the root file system is.
+    pub root: Root,
+    /// The VM's disks, the root file system first.
+    pub disks: Vec<Disk>,
     /// Volumes, held while the VM runs.
     pub volumes: Vec<Lease>,
+    /// Boot, or what to do instead.
+    pub beginning: Beginning,
+    /// It is for later: whoever waits for something goes first.
+    pub low_priority: bool,
     /// When the request came.
     pub received_ns: u64,
     /// When looking up began.
     pub lookup_ns: u64,
     /// When everything was found.
     pub ready_ns: u64,
+}
+
+/// How a VM begins.
+#[derive(Debug, Clone)]
+pub enum Beginning {
+    /// The kernel boots.
+    Boot,
+    /// A captured VM goes on, as a new one or (woken) as the same.
+    Restore(Restoring),
+}
+
+/// A captured VM to go on from.
+#[derive(Debug, Clone)]
+pub struct Restoring {
+    /// Where this VM's memory came from; none if it is its own.
+    pub origin: Option<Origin>,
+    /// vCPUs, chips and devices.
+    pub state: Handle,
+    /// RAM.
+    pub memory: SavedRam,
+    /// The VM's first command is a new one, to be started.
+    pub start_main: bool,
+    /// The golden snapshot it is, if that is what it is.
+    pub golden: Option<String>,
+}
+
+/// A file of a captured VM.
+#[derive(Debug, Clone)]
+pub enum Handle {
+    /// By name.
+    Path(PathBuf),
+    /// Open, to be inherited.
+    Open(Arc<OwnedFd>),
+}
+
+/// RAM of a captured VM.
+#[derive(Debug, Clone)]
+pub enum SavedRam {
+    /// Files to map.
+    Mapped {
+        /// The lowest first.
+        layers: Vec<Handle>,
+        /// What each covers.
+        layout: Option<Handle>,
+    },
+    /// The pager serves it.
+    Paged {
+        /// Where the pager listens for this VM.
+        socket: PathBuf,
+        /// What it serves.
+        paged: Paged,
+    },
+}
+
+impl Prepared {
+    /// Does a VM that slept go on?
+    pub fn wakes(&self) -> bool {
+        matches!(&self.beginning, Beginning::Restore(restoring) if restoring.origin.is_none())
+    }
+
+    /// What to do if the golden snapshot turns out to be none: boot.
+    pub fn fallback(&self) -> Option<Prepared> {
+        match &self.beginning {
+            Beginning::Restore(restoring) if restoring.golden.is_some() => Some(Prepared {
+                kernel: self.kernel.clone(),
+                root: self.root.clone(),
+                disks: self.disks.clone(),
+                volumes: Vec::new(),
+                beginning: Beginning::Boot,
+                ..*self
+            }),
+            _ => None,
+        }
+    }
 }
 
 /// A VMM that was just spawned.
@@ -52,16 +140,27 @@ pub struct Spawned {
     pub spawn_ns: (u64, u64),
 }
 
-/// Makes the run folder and the configuration, and spawns the VMM. After an
-/// error nothing runs; the caller removes the run folder.
-pub fn spawn(paths: &Paths, record: &VmRecord, prepared: &Prepared) -> Result<Spawned> {
+/// Makes the run folder and the configuration, and spawns the VMM; a guest
+/// that is restored has so long to take on its new identity. After an error
+/// nothing runs; the caller removes the run folder.
+pub fn spawn(
+    paths: &Paths,
+    record: &VmRecord,
+    prepared: &Prepared,
+    gate_time: Duration,
+) -> Result<Spawned> {
     let folder = paths.vm(&record.id);
     let run = paths.vm_run(&record.id);
     if record.started.is_some() {
         // A VM that starts again: nothing of its last life may be mistaken
         // for this one's.
         let _ = fs::remove_dir_all(&run);
-        for stale in ["exit.json", "console.log", "timeline.json", "vmm.log"] {
+        let stale: &[&str] = match prepared.wakes() {
+            // It is the same life.
+            true => &["exit.json"],
+            false => &["exit.json", "console.log", "timeline.json", "vmm.log"],
+        };
+        for stale in stale {
             let _ = fs::remove_file(folder.join(stale));
         }
     }
@@ -72,16 +171,18 @@ pub fn spawn(paths: &Paths, record: &VmRecord, prepared: &Prepared) -> Result<Sp
     let supervisor = paths.supervisor_socket(&record.id);
     let listener = UnixListener::bind(&supervisor)
         .map_err(|error| Error::io("listen for the guest", &supervisor, &error))?;
+    let (events, their_end) =
+        Events::new().map_err(|error| Error::io("make a pipe for the VMM", &folder, &error))?;
+    let mut descriptors = Descriptors::new(their_end.as_fd());
+    let vmm_config = vmm_config(paths, record, prepared, gate_time, &mut descriptors)?;
     let config = folder.join("vmm.json");
-    let json = serde_json::to_vec(&vmm_config(paths, record, prepared)?).map_err(|error| {
+    let json = serde_json::to_vec(&vmm_config).map_err(|error| {
         Error::internal(format!("The VM's configuration can't be written: {error}."))
     })?;
     fs::write(&config, json)
         .map_err(|error| Error::io("write the VM's configuration", &config, &error))?;
     let log = open_log(&folder.join("vmm.log"))
         .map_err(|error| Error::io("open the VMM's log", &folder.join("vmm.log"), &error))?;
-    let (events, their_end) =
-        Events::new().map_err(|error| Error::io("make a pipe for the VMM", &folder, &error))?;
     let program = paths.vmm();
     let before = monotonic_ns();
     let pid = spawn_detached(&Detached {
@@ -95,10 +196,14 @@ pub fn spawn(paths: &Paths, record: &VmRecord, prepared: &Prepared) -> Result<Sp
         ],
         directory: &folder,
         output: log.as_fd(),
-        descriptor: Some(their_end.as_fd()),
+        descriptors: &descriptors.passed,
     })
     .map_err(|error| spawn_error(&program, &error))?;
     let after = monotonic_ns();
+    if prepared.low_priority {
+        // Its threads inherit it; they don't exist yet.
+        let _ = rustix::process::setpriority_process(Pid::from_raw(pid as i32), LOW_PRIORITY);
+    }
     let process = VmmProcess::child(pid)
         .map_err(|error| Error::internal(format!("The VMM can't be watched: {error}.")))?;
     Ok(Spawned {
@@ -107,6 +212,35 @@ pub fn spawn(paths: &Paths, record: &VmRecord, prepared: &Prepared) -> Result<Sp
         listener,
         spawn_ns: (before, after),
     })
+}
+
+/// What a VMM inherits: its events first.
+struct Descriptors<'a> {
+    passed: Vec<BorrowedFd<'a>>,
+}
+
+impl<'a> Descriptors<'a> {
+    fn new(events: BorrowedFd<'a>) -> Descriptors<'a> {
+        Descriptors {
+            passed: vec![events],
+        }
+    }
+
+    /// How the VMM finds this file.
+    fn source(&mut self, handle: &'a Handle) -> Source {
+        match handle {
+            Handle::Path(path) => Source::Path(path.clone()),
+            Handle::Open(file) => {
+                let number = FIRST_DESCRIPTOR + self.passed.len() as i32;
+                self.passed.push(file.as_fd());
+                Source::Fd(number)
+            }
+        }
+    }
+
+    fn sources(&mut self, handles: &'a [Handle]) -> Vec<Source> {
+        handles.iter().map(|handle| self.source(handle)).collect()
+    }
 }
 
 fn spawn_error(program: &Path, error: &io::Error) -> Error {
@@ -134,7 +268,13 @@ fn open_log(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-fn vmm_config(paths: &Paths, record: &VmRecord, prepared: &Prepared) -> Result<VmmConfig> {
+fn vmm_config<'a>(
+    paths: &Paths,
+    record: &VmRecord,
+    prepared: &'a Prepared,
+    gate_time: Duration,
+    descriptors: &mut Descriptors<'a>,
+) -> Result<VmmConfig> {
     let spec = &record.spec;
     let folder = paths.vm(&record.id);
     let guest = serde_json::to_string(&guest_config(record)).map_err(|error| {
@@ -149,19 +289,6 @@ fn vmm_config(paths: &Paths, record: &VmRecord, prepared: &Prepared) -> Result<V
             guest::MAX_CONFIG
         )));
     }
-    let root = Disk {
-        path: prepared.image.clone(),
-        read_only: true,
-        direct: false,
-        serial: Some("root".into()),
-    };
-    let volumes = prepared.volumes.iter().map(|lease| Disk {
-        path: lease.path.clone(),
-        read_only: lease.read_only,
-        direct: false,
-        // virtio gives the serial number 20 bytes.
-        serial: Some(lease.name.chars().take(20).collect()),
-    });
     Ok(VmmConfig {
         version: vmm::VERSION,
         id: record.id.clone(),
@@ -176,7 +303,7 @@ fn vmm_config(paths: &Paths, record: &VmRecord, prepared: &Prepared) -> Result<V
             initrd: Some(paths.initramfs()),
             command_line: command_line(spec)?,
         },
-        disks: std::iter::once(root).chain(volumes).collect(),
+        disks: prepared.disks.clone(),
         vsock: Some(Vsock {
             cid: record.cid.into(),
             path: paths.vsock_socket(&record.id),
@@ -191,9 +318,57 @@ fn vmm_config(paths: &Paths, record: &VmRecord, prepared: &Prepared) -> Result<V
         }],
         control: Some(paths.control_socket(&record.id)),
         exit_record: Some(folder.join("exit.json")),
-        balloon: false,
-        restore: None,
+        balloon: true,
+        restore: match &prepared.beginning {
+            Beginning::Boot => None,
+            Beginning::Restore(restoring) => Some(restore(restoring, gate_time, descriptors)),
+        },
     })
+}
+
+fn restore<'a>(
+    restoring: &'a Restoring,
+    gate_time: Duration,
+    descriptors: &mut Descriptors<'a>,
+) -> Restore {
+    Restore {
+        state: descriptors.source(&restoring.state),
+        memory: match &restoring.memory {
+            SavedRam::Mapped { layers, layout } => SavedMemory::Mapped {
+                layers: descriptors.sources(layers),
+                layout: layout.as_ref().map(|layout| descriptors.source(layout)),
+            },
+            SavedRam::Paged { socket, .. } => SavedMemory::Paged {
+                socket: socket.clone(),
+            },
+        },
+        generation: Some(NewGeneration {
+            id: names::new_uuid(),
+            start_main: restoring.start_main,
+            deadline_ms: gate_time.as_millis().try_into().unwrap_or(u32::MAX),
+        }),
+    }
+}
+
+/// The disk of a root file system.
+pub fn root_disk(path: PathBuf) -> Disk {
+    Disk {
+        path,
+        read_only: true,
+        direct: false,
+        serial: Some("root".into()),
+    }
+}
+
+/// The disk of a volume.
+pub fn volume_disk(name: &str, path: PathBuf, read_only: bool) -> Disk {
+    Disk {
+        path,
+        read_only,
+        direct: false,
+        // virtio gives the serial number 20 bytes.
+        serial: Some(name.chars().take(20).collect()),
+    }
 }
 
 fn guest_config(record: &VmRecord) -> GuestConfig {
@@ -202,7 +377,7 @@ fn guest_config(record: &VmRecord) -> GuestConfig {
         version: guest::VERSION,
         vm_id: record.id.clone(),
         hostname: Some(spec.hostname.clone().unwrap_or_else(|| record.name.clone())),
-        root: Root::Overlay {
+        root: GuestRoot::Overlay {
             device: "/dev/vda".into(),
             fstype: "erofs".into(),
             upper: None,

@@ -3,16 +3,13 @@
 use crate::agent;
 use crate::error::{Error, Result};
 use crate::vm::actor::{Actor, Notice};
+use crate::vm::control;
 use crate::vm::end::EndReason;
 use crate::vm::is_active;
 use jiffy_wire::agent::{Request, Stat, VERSION};
 use jiffy_wire::api::VmState;
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
-use std::io;
-use std::path::Path;
 use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::UnixStream;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
@@ -21,8 +18,6 @@ use tracing::{debug, warn};
 const POWER_OFF_TIME: Duration = Duration::from_secs(5);
 /// What the VMM has to end itself.
 const VMM_TIME: Duration = Duration::from_secs(2);
-/// Longest line from a VMM's control socket.
-const MAX_ANSWER: u64 = 64 * 1024;
 
 /// A VM on its way to the end.
 #[derive(Debug, Clone, Copy)]
@@ -80,6 +75,10 @@ impl Actor {
 
     /// The quick end: the VMM is asked, and killed if that takes too long.
     pub(super) fn kill(&mut self, reason: EndReason) -> Result<()> {
+        if self.record.state == VmState::Hibernated {
+            self.end_asleep(reason);
+            return Ok(());
+        }
         self.refuse_unless_active()?;
         let Some(running) = &mut self.running else {
             return Ok(());
@@ -124,10 +123,10 @@ impl Actor {
             Phase::Agent => {
                 stopping.phase = Phase::Control;
                 running.deadline = Some(Instant::now() + VMM_TIME);
-                let control = self.settings.paths.control_socket(&self.record.id);
+                let socket = self.settings.paths.control_socket(&self.record.id);
                 let notify = running.notify.clone();
                 tokio::spawn(async move {
-                    let asked = control_request(&control, ControlRequest::Stop);
+                    let asked = control::request(&socket, ControlRequest::Stop);
                     if !matches!(timeout(VMM_TIME, asked).await, Ok(Ok(ControlResponse::Ok))) {
                         let _ = notify.send(Notice::ControlRefused);
                     }
@@ -178,20 +177,4 @@ impl Actor {
             }
         });
     }
-}
-
-/// Sends a VMM one command and gives its answer.
-pub async fn control_request(
-    socket: &Path,
-    request: ControlRequest,
-) -> io::Result<ControlResponse> {
-    let mut stream = UnixStream::connect(socket).await?;
-    let mut line = serde_json::to_vec(&request)?;
-    line.push(b'\n');
-    stream.write_all(&line).await?;
-    let mut answer = Vec::new();
-    BufReader::new(stream.take(MAX_ANSWER))
-        .read_until(b'\n', &mut answer)
-        .await?;
-    Ok(serde_json::from_slice(&answer)?)
 }

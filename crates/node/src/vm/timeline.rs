@@ -39,6 +39,20 @@ pub struct Recorder {
     pid1_guest: Option<u64>,
     heard: Heard,
     kept: Vec<Span>,
+    /// The guest did not boot: it was restored.
+    restored: bool,
+    faults: Option<PagerFaults>,
+}
+
+/// What the pager did for a VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PagerFaults {
+    /// Demand faults.
+    pub count: u64,
+    /// What they took together, nanoseconds.
+    pub total_ns: u64,
+    /// The first, host CLOCK_MONOTONIC.
+    pub first_ns: u64,
 }
 
 impl Recorder {
@@ -55,6 +69,16 @@ impl Recorder {
         if earlier.clock == self.clock {
             self.kept = earlier.spans;
         }
+    }
+
+    /// The guest does not boot: it goes on from a captured one.
+    pub fn restored(&mut self) {
+        self.restored = true;
+    }
+
+    /// What the pager did so far.
+    pub fn faults(&mut self, faults: PagerFaults) {
+        self.faults = Some(faults);
     }
 
     /// The request to start arrived.
@@ -122,7 +146,11 @@ impl Recorder {
                 spans.push(Span::new(Track::Vmm, short(name), *start, *end));
             }
         }
-        self.boot_spans(spans);
+        if self.restored {
+            self.restore_spans(spans);
+        } else {
+            self.boot_spans(spans);
+        }
         self.command_spans(spans);
         self.init_spans(spans);
         for (value, at) in &self.marks {
@@ -180,6 +208,29 @@ impl Recorder {
         }
     }
 
+    /// The clone gate, and faults.
+    fn restore_spans(&self, spans: &mut Vec<Span>) {
+        for (mark, name) in [
+            (trace::MARK_GATE_ENTERED, names::GATE_ENTERED),
+            (trace::MARK_GATE_PASSED, names::GATE_ACKNOWLEDGED),
+        ] {
+            if let Some(at) = self.first_mark(mark) {
+                spans.push(Span::moment(Track::Init, name, at));
+            }
+        }
+        if let Some(faults) = self.faults.filter(|faults| faults.count > 0) {
+            let (first, total) = (faults.first_ns, faults.total_ns);
+            spans.push(Span::moment(Track::Node, names::FIRST_FAULT, first));
+            let all = Span::new(
+                Track::Node,
+                names::FAULTS,
+                first,
+                first.saturating_add(total),
+            );
+            spans.push(all.with_detail(format!("{} faults", faults.count)));
+        }
+    }
+
     fn command_spans(&self, spans: &mut Vec<Span>) {
         let of = |mark, heard: Option<u64>| self.first_mark(mark).or(heard);
         if let Some(at) = of(trace::MARK_AGENT_READY, self.heard.ready) {
@@ -199,7 +250,12 @@ impl Recorder {
 
     /// Init's spans on the host's clock; none if nothing ties the clocks.
     fn init_spans(&self, spans: &mut Vec<Span>) {
-        let (Some(host), Some(guest)) = (self.first_mark(trace::MARK_PID1), self.pid1_guest) else {
+        // In a restored guest the gate takes the place of PID 1's beginning.
+        let anchor = match self.restored {
+            true => trace::MARK_GATE_ENTERED,
+            false => trace::MARK_PID1,
+        };
+        let (Some(host), Some(guest)) = (self.first_mark(anchor), self.pid1_guest) else {
             return;
         };
         let map = |at: u64| {
@@ -238,6 +294,8 @@ fn is_named(mark: u8) -> bool {
             | trace::MARK_AGENT_READY
             | trace::MARK_COMMAND_STARTED
             | trace::MARK_COMMAND_DONE
+            | trace::MARK_GATE_ENTERED
+            | trace::MARK_GATE_PASSED
     )
 }
 
@@ -322,6 +380,61 @@ mod tests {
         let root = timeline.find("root").unwrap();
         assert_eq!((root.start_ns, root.end_ns), (1010, 1020));
         assert_eq!(root.detail.as_deref(), Some("noroot"));
+    }
+
+    #[test]
+    fn a_restored_run_has_the_gate_in_place_of_a_boot() {
+        let mut recorder = Recorder::new("boot");
+        recorder.received(100);
+        recorder.image_ready(110, 120);
+        recorder.spawned(120, 130);
+        recorder.restored();
+        recorder.vmm_span(VMM_MAIN.into(), 150, 150);
+        recorder.vmm_span(names::STATE_LOADED.into(), 160, 170);
+        recorder.vmm_span(names::MEMORY_ATTACHED.into(), 170, 180);
+        recorder.vmm_span(names::VCPUS_RESUMED.into(), 190, 190);
+        recorder.faults(PagerFaults {
+            count: 3,
+            total_ns: 30,
+            first_ns: 191,
+        });
+        recorder.mark(trace::MARK_GATE_ENTERED, 200);
+        recorder.pid1_guest(7000);
+        recorder.guest_spans(vec![GuestSpan {
+            kernel: false,
+            name: "reseed".into(),
+            start_ns: 7005,
+            end_ns: 7010,
+            error: None,
+        }]);
+        recorder.mark(trace::MARK_GATE_PASSED, 220);
+        recorder.mark(trace::MARK_COMMAND_STARTED, 230);
+        recorder.mark(trace::MARK_COMMAND_DONE, 240);
+        let timeline = recorder.build();
+        let mut last = 0;
+        for name in [
+            names::REQUEST_RECEIVED,
+            names::IMAGE_READY,
+            names::VMM_SPAWNED,
+            names::STATE_LOADED,
+            names::MEMORY_ATTACHED,
+            names::VCPUS_RESUMED,
+            names::FIRST_FAULT,
+            names::FAULTS,
+            names::GATE_ENTERED,
+            "reseed",
+            names::GATE_ACKNOWLEDGED,
+            names::COMMAND_STARTED,
+            names::COMMAND,
+            names::COMMAND_DONE,
+        ] {
+            let span = timeline.find(name).unwrap_or_else(|| panic!("no {name}"));
+            assert!(span.start_ns >= last, "{name} is out of order");
+            last = span.start_ns;
+        }
+        let reseed = timeline.find("reseed").unwrap();
+        assert_eq!((reseed.start_ns, reseed.end_ns), (205, 210));
+        assert!(timeline.find(names::KERNEL_ENTRY).is_none());
     }
 
     #[test]

@@ -43,7 +43,8 @@ impl Daemon {
         for name in ["lib", "share/images", "share/kernels/base"] {
             fs::create_dir_all(path(name)).unwrap();
         }
-        symlink(fake_vmm(), path("lib/jiffy-vmm")).unwrap();
+        symlink(example("fake-vmm"), path("lib/jiffy-vmm")).unwrap();
+        symlink(example("fake-pager"), path("lib/jiffy-pager")).unwrap();
         fs::write(path("share/initramfs.cpio"), b"an initramfs").unwrap();
         fs::write(path("share/kernels/base/vmlinux"), b"a kernel").unwrap();
         fs::write(
@@ -235,7 +236,16 @@ impl Drop for Daemon {
         for pid in vmms(&self.data) {
             kill(pid);
         }
+        for pid in pagers(self.folder.path()) {
+            kill(pid);
+        }
     }
+}
+
+/// Processes of pagers with their socket in this folder.
+pub fn pagers(folder: &Path) -> Vec<u32> {
+    let marker = format!("{}/", folder.display());
+    processes(|line| line.contains("jiffy-pager\0serve\0") && line.contains(&marker))
 }
 
 /// SIGKILL.
@@ -253,26 +263,30 @@ pub fn is_alive(pid: u32) -> bool {
 /// Processes of VMMs with their configuration in this data folder.
 pub fn vmms(data: &Path) -> Vec<u32> {
     let marker = data.join("vms").display().to_string();
+    processes(|line| line.contains("jiffy-vmm\0run\0") && line.contains(&marker))
+}
+
+fn processes(holds: impl Fn(&str) -> bool) -> Vec<u32> {
     fs::read_dir("/proc")
         .unwrap()
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .filter(|pid| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let line = String::from_utf8_lossy(&line);
-            line.contains("jiffy-vmm\0run\0") && line.contains(&marker) && is_alive(*pid)
+            holds(&String::from_utf8_lossy(&line)) && is_alive(*pid)
         })
         .collect()
 }
 
 /// Built by cargo beside this test.
-fn fake_vmm() -> PathBuf {
+fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let path = test
         .parent()
         .unwrap()
         .parent()
         .unwrap()
-        .join("examples/fake-vmm");
+        .join("examples")
+        .join(name);
     assert!(path.exists(), "{} is not built", path.display());
     path
 }
@@ -303,6 +317,14 @@ pub fn command(argv: &[&str]) -> Command {
 /// A script for the host's shell, which stands for the guest's.
 pub fn shell(script: &str) -> Command {
     command(&["/bin/sh", "-c", script])
+}
+
+/// The same VM under a name.
+pub fn named(name: &str, vm: CreateVm) -> CreateVm {
+    CreateVm {
+        name: Some(name.into()),
+        ..vm
+    }
 }
 
 /// A VM with a first command.

@@ -1,0 +1,102 @@
+//! A stand-in for `jiffy-pager` that serves no memory: it listens where it is
+//! told to, and counts.
+
+use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
+use std::collections::HashMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+struct Served {
+    socket: PathBuf,
+    connections: Arc<Mutex<u64>>,
+}
+
+type All = Arc<Mutex<HashMap<String, Served>>>;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let ["serve", "--control", control] = words[1..] else {
+        eprintln!("fake-pager: serve --control SOCKET");
+        std::process::exit(2);
+    };
+    let listener = UnixListener::bind(control).unwrap();
+    let all = All::default();
+    for stream in listener.incoming() {
+        let (stream, all) = (stream.unwrap(), Arc::clone(&all));
+        thread::spawn(move || answer(stream, &all));
+    }
+}
+
+fn answer(stream: UnixStream, all: &All) {
+    let mut output = stream.try_clone().unwrap();
+    for line in BufReader::new(stream).lines() {
+        let request: PagerRequest = serde_json::from_str(&line.unwrap()).unwrap();
+        let mut answer = serde_json::to_vec(&perform(request, all)).unwrap();
+        answer.push(b'\n');
+        if output.write_all(&answer).is_err() {
+            return;
+        }
+    }
+}
+
+fn perform(request: PagerRequest, all: &All) -> PagerResponse {
+    let mut all = all.lock().unwrap();
+    match request {
+        PagerRequest::Ping => PagerResponse::Ok,
+        PagerRequest::Serve {
+            name,
+            socket,
+            image,
+            record,
+            ..
+        } => {
+            if !image.exists() {
+                return PagerResponse::Error(format!("{} is not there.", image.display()));
+            }
+            if let Some(record) = record {
+                fs::write(record, "no recording").unwrap();
+            }
+            let listener = UnixListener::bind(&socket).unwrap();
+            let connections = Arc::<Mutex<u64>>::default();
+            let count = Arc::clone(&connections);
+            thread::spawn(move || {
+                for stream in listener.incoming() {
+                    std::mem::forget(stream.unwrap());
+                    *count.lock().unwrap() += 1;
+                }
+            });
+            let served = Served {
+                socket,
+                connections,
+            };
+            let before = all.insert(name, served);
+            assert!(before.is_none(), "a VM is served twice");
+            PagerResponse::Ok
+        }
+        PagerRequest::Complete { name } => match all.contains_key(&name) {
+            true => PagerResponse::Ok,
+            false => PagerResponse::Error(format!("There is no VM {name}.")),
+        },
+        PagerRequest::Forget { name } => match all.remove(&name) {
+            Some(served) => {
+                let _ = fs::remove_file(served.socket);
+                PagerResponse::Ok
+            }
+            None => PagerResponse::Error(format!("There is no VM {name}.")),
+        },
+        PagerRequest::Stats { name } => match all.get(&name) {
+            Some(served) => PagerResponse::Stats(PagerStats {
+                faults: *served.connections.lock().unwrap(),
+                fault_ns: 1000,
+                first_fault_ns: jiffy_sys::clock::monotonic_ns(),
+                ..PagerStats::default()
+            }),
+            None => PagerResponse::Error(format!("There is no VM {name}.")),
+        },
+    }
+}

@@ -1,0 +1,122 @@
+//! Snapshots, and VMs that pause, fork, hibernate and wake.
+
+use super::no_content;
+use super::parts::{json, query};
+use crate::error::Result;
+use crate::node::Node;
+use crate::node::to_the_end;
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderValue, Uri};
+use axum::response::Response;
+use jiffy_wire::api::{
+    ForkVm, Forked, Hibernated, MakeSnapshot, MemoryReport, Pruned, Snapshot, SnapshotMade, Vm,
+};
+use serde::Deserialize;
+use std::sync::Arc;
+
+type Shared = State<Arc<Node>>;
+
+pub(super) async fn pause(State(node): Shared, Path(vm): Path<String>) -> Result<Json<Vm>> {
+    let vm = node.find(&vm)?;
+    to_the_end(node.pause(vm)).await.map(Json)
+}
+
+pub(super) async fn resume(State(node): Shared, Path(vm): Path<String>) -> Result<Json<Vm>> {
+    let vm = node.find(&vm)?;
+    to_the_end(node.resume(vm)).await.map(Json)
+}
+
+pub(super) async fn fork(
+    State(node): Shared,
+    Path(vm): Path<String>,
+    body: Body,
+) -> Result<Json<Forked>> {
+    let wanted: ForkVm = json(body).await?;
+    let vm = node.find(&vm)?;
+    to_the_end(node.fork(vm, wanted)).await.map(Json)
+}
+
+pub(super) async fn hibernate(
+    State(node): Shared,
+    Path(vm): Path<String>,
+) -> Result<Json<Hibernated>> {
+    let vm = node.find(&vm)?;
+    to_the_end(node.hibernate(vm)).await.map(Json)
+}
+
+pub(super) async fn wake(State(node): Shared, Path(vm): Path<String>) -> Result<Json<Vm>> {
+    let vm = node.find(&vm)?;
+    to_the_end(node.woken(vm)).await.map(Json)
+}
+
+pub(super) async fn create(
+    State(node): Shared,
+    Path(vm): Path<String>,
+    body: Body,
+) -> Result<Json<SnapshotMade>> {
+    let wanted: MakeSnapshot = json(body).await?;
+    let vm = node.find(&vm)?;
+    to_the_end(node.snapshot(vm, wanted)).await.map(Json)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListQuery {
+    #[serde(default)]
+    all: bool,
+}
+
+pub(super) async fn list(State(node): Shared, uri: Uri) -> Result<Json<Vec<Snapshot>>> {
+    let ListQuery { all } = query(&uri)?;
+    node.list_snapshots(all).map(Json)
+}
+
+pub(super) async fn inspect(
+    State(node): Shared,
+    Path(name): Path<String>,
+) -> Result<Json<Snapshot>> {
+    node.inspect_snapshot(&name).map(Json)
+}
+
+pub(super) async fn remove(State(node): Shared, Path(name): Path<String>) -> Result<Response> {
+    node.remove_snapshot(&name).await?;
+    Ok(no_content())
+}
+
+pub(super) async fn prune(State(node): Shared) -> Json<Pruned> {
+    Json(node.prune_snapshots())
+}
+
+pub(super) async fn optimise(
+    State(node): Shared,
+    Path(name): Path<String>,
+) -> Result<Json<Snapshot>> {
+    to_the_end(node.optimise_snapshot(name)).await.map(Json)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct MemoryQuery {
+    #[serde(default)]
+    map: bool,
+}
+
+pub(super) async fn memory(
+    State(node): Shared,
+    Path(name): Path<String>,
+    uri: Uri,
+) -> Result<Json<MemoryReport>> {
+    let MemoryQuery { map } = query(&uri)?;
+    node.memory_report(&name, map).await.map(Json)
+}
+
+pub(super) async fn picture(State(node): Shared, Path(name): Path<String>) -> Result<Response> {
+    let png = node.memory_picture(&name).await?;
+    let mut response = Response::new(Body::from(png));
+    let kind = HeaderValue::from_static("image/png");
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    Ok(response)
+}

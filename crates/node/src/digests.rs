@@ -1,0 +1,128 @@
+//! BLAKE3 digests of files, each computed once for as long as it is the same
+//! file by its inode, size and times.
+
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What changes whenever a file's contents do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stamp {
+    device: u64,
+    inode: u64,
+    size: u64,
+    /// Seconds and nanoseconds of the last change of contents, and of the
+    /// last change of anything.
+    times: [i64; 4],
+}
+
+impl Stamp {
+    fn of(data: &Metadata) -> Stamp {
+        Stamp {
+            device: data.dev(),
+            inode: data.ino(),
+            size: data.size(),
+            times: [
+                data.mtime(),
+                data.mtime_nsec(),
+                data.ctime(),
+                data.ctime_nsec(),
+            ],
+        }
+    }
+}
+
+/// A digest somebody wrote down, and of which file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Known {
+    /// The file.
+    pub path: PathBuf,
+    /// As it was.
+    pub stamp: Stamp,
+    /// BLAKE3, hexadecimal.
+    pub digest: String,
+}
+
+/// The digests of a node's files.
+#[derive(Debug, Default)]
+pub struct Digests {
+    known: Mutex<HashMap<PathBuf, (Stamp, String)>>,
+}
+
+impl Digests {
+    /// The digest of a file, if it is known; one look at the file's metadata.
+    pub fn known(&self, path: &Path) -> Option<String> {
+        let now = Stamp::of(&fs::metadata(path).ok()?);
+        let known = self.lock();
+        let (stamp, digest) = known.get(path)?;
+        (*stamp == now).then(|| digest.clone())
+    }
+
+    /// The digest of a file, which is read if it has to be: blocking.
+    pub fn of(&self, path: &Path) -> io::Result<String> {
+        self.entry(path).map(|known| known.digest)
+    }
+
+    /// As [`Digests::of`], to be written down.
+    pub fn entry(&self, path: &Path) -> io::Result<Known> {
+        let file = File::open(path)?;
+        let stamp = Stamp::of(&file.metadata()?);
+        let known = self.lock().get(path).cloned();
+        let digest = match known {
+            Some((then, digest)) if then == stamp => digest,
+            _ => {
+                let mut hasher = blake3::Hasher::new();
+                hasher.update_reader(file)?;
+                let digest = hasher.finalize().to_hex().to_string();
+                self.lock().insert(path.to_owned(), (stamp, digest.clone()));
+                digest
+            }
+        };
+        Ok(Known {
+            path: path.to_owned(),
+            stamp,
+            digest,
+        })
+    }
+
+    /// Takes over what was written down; it holds only for the same file.
+    pub fn remember(&self, known: &[Known]) {
+        let mut all = self.lock();
+        for known in known {
+            all.insert(known.path.clone(), (known.stamp, known.digest.clone()));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<PathBuf, (Stamp, String)>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_holds_for_the_same_file_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, "one").unwrap();
+        let digests = Digests::default();
+        assert_eq!(digests.known(&path), None);
+        let one = digests.entry(&path).unwrap();
+        assert_eq!(one.digest, blake3::hash(b"one").to_hex().to_string());
+        assert_eq!(digests.known(&path), Some(one.digest.clone()));
+        let next = folder.path().join("next");
+        fs::write(&next, "two").unwrap();
+        fs::rename(&next, &path).unwrap();
+        assert_eq!(digests.known(&path), None);
+        let later = Digests::default();
+        later.remember(std::slice::from_ref(&one));
+        assert_eq!(later.known(&path), None, "it is another file by now");
+        assert_ne!(later.of(&path).unwrap(), one.digest);
+    }
+}

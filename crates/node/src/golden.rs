@@ -1,0 +1,324 @@
+//! Golden snapshots: booted guests kept for later runs.
+//!
+//! A run that boots leaves a wish; one task makes, in the background and one
+//! after the other, a snapshot of a guest of the same kind that is ready and
+//! has no command. The next run of that kind restores it, and the guest takes
+//! on that run's identity and starts its command.
+//!
+//! *Kind* is a key: kernel, its command line, initramfs, image, VMM (each by
+//! its digest) and shape. A changed kernel or image has another key, so that
+//! an outdated snapshot is never found, and it is removed when the one in its
+//! place is made.
+
+use crate::clock::monotonic_ns;
+use crate::digests::Digests;
+use crate::node::Node;
+use crate::snapshots::remove_whole;
+use crate::snapshots::saved::Saved;
+use crate::vm::VmHandle;
+use crate::vm::record::Spec;
+use crate::vm::start::command_line;
+use crate::{cpu, spec};
+use jiffy_wire::api::{Pruned, VmState};
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tracing::{debug, info, warn};
+
+/// How long no run must have begun before a golden snapshot is made.
+const QUIET_TIME: Duration = Duration::from_secs(1);
+/// Digits of a key in a name.
+const NAME_DIGITS: usize = 12;
+
+/// What the node keeps for later runs.
+#[derive(Debug)]
+pub struct Goldens {
+    folder: PathBuf,
+    index: Mutex<Index>,
+    wishes: mpsc::UnboundedSender<Weak<VmHandle>>,
+    last_run_ns: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Index {
+    by_key: HashMap<String, Arc<Saved>>,
+    /// Kinds that can't be had, or that turned out bad: not tried again.
+    hopeless: HashSet<String>,
+}
+
+/// VMs that booted.
+pub type Wishes = mpsc::UnboundedReceiver<Weak<VmHandle>>;
+
+impl Goldens {
+    /// Those in this folder, none read yet; and what [`make_wanted`] needs.
+    pub fn new(folder: PathBuf) -> (Goldens, Wishes) {
+        let (wishes, wanted) = mpsc::unbounded_channel();
+        let goldens = Goldens {
+            folder,
+            index: Mutex::default(),
+            wishes,
+            last_run_ns: AtomicU64::new(0),
+        };
+        (goldens, wanted)
+    }
+
+    /// Reads what is on disk, and takes over the digests that were computed
+    /// for it. What can't be used here is removed.
+    pub fn read(&self, digests: &Digests) {
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            let key = entry.file_name().to_string_lossy().into_owned();
+            if key.starts_with('.') {
+                continue;
+            }
+            match Saved::open(entry.path()) {
+                Ok(saved) if cpu::missing(&saved.manifest.cpu_features).is_empty() => {
+                    digests.remember(&saved.manifest.files);
+                    self.lock().by_key.insert(key, Arc::new(saved));
+                }
+                Ok(_) => self.discard(&entry.path(), "this host has other processors"),
+                Err(why) => self.discard(&entry.path(), &why),
+            }
+        }
+    }
+
+    /// The snapshot of this kind.
+    pub fn find(&self, key: &str) -> Option<Arc<Saved>> {
+        self.lock().by_key.get(key).cloned()
+    }
+
+    /// All of them, the oldest first.
+    pub fn all(&self) -> Vec<Arc<Saved>> {
+        let mut all: Vec<_> = self.lock().by_key.values().cloned().collect();
+        all.sort_by_key(|saved| (saved.manifest.created, saved.folder.clone()));
+        all
+    }
+
+    /// A VM booted: let there be a snapshot of its kind.
+    pub fn want(&self, vm: &Arc<VmHandle>) {
+        if spec::golden(&vm.spec).is_some() {
+            let _ = self.wishes.send(Arc::downgrade(vm));
+        }
+    }
+
+    /// A run began.
+    pub fn note_run(&self) {
+        self.last_run_ns.store(monotonic_ns(), Ordering::Relaxed);
+    }
+
+    /// One that can't be restored.
+    pub fn drop_bad(&self, name: &str) {
+        let bad = self.take(|saved| name_of(saved) == name);
+        for (key, saved) in bad {
+            self.lock().hopeless.insert(key);
+            self.discard(&saved.folder, "it can't be restored");
+        }
+    }
+
+    /// Removes one by name; false if there is none.
+    pub fn remove(&self, name: &str) -> bool {
+        let taken = self.take(|saved| name_of(saved) == name);
+        for (_, saved) in &taken {
+            self.discard(&saved.folder, "its removal was asked for");
+        }
+        !taken.is_empty()
+    }
+
+    /// An image was removed or replaced.
+    pub fn forget_image(&self, image: &str) {
+        for (_, saved) in self.take(|saved| saved.manifest.spec.image == image) {
+            self.discard(&saved.folder, "its image was removed or replaced");
+        }
+    }
+
+    /// Removes all of them, and tries kinds again that could not be had.
+    pub fn prune(&self) -> Pruned {
+        let mut pruned = Pruned::default();
+        for (_, saved) in self.take(|_| true) {
+            pruned.bytes += saved.manifest.memory_bytes + saved.manifest.other_bytes;
+            pruned.names.push(name_of(&saved));
+            self.discard(&saved.folder, "its removal was asked for");
+        }
+        self.lock().hopeless.clear();
+        pruned.names.sort();
+        pruned
+    }
+
+    fn take(&self, which: impl Fn(&Saved) -> bool) -> Vec<(String, Arc<Saved>)> {
+        let mut index = self.lock();
+        let keys: Vec<String> = index
+            .by_key
+            .iter()
+            .filter(|(_, saved)| which(saved))
+            .map(|(key, _)| key.clone())
+            .collect();
+        keys.into_iter()
+            .filter_map(|key| Some((key.clone(), index.by_key.remove(&key)?)))
+            .collect()
+    }
+
+    fn discard(&self, folder: &Path, why: &str) {
+        debug!(folder = %folder.display(), why, "golden snapshot removed");
+        if let Err(error) = remove_whole(folder) {
+            warn!(folder = %folder.display(), %error, "a golden snapshot could not be removed");
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The name a golden snapshot is shown by.
+pub fn name_of(saved: &Saved) -> String {
+    let key = saved.folder.file_name().unwrap_or_default();
+    let digits: String = key.to_string_lossy().chars().take(NAME_DIGITS).collect();
+    format!("golden-{digits}")
+}
+
+/// The key of VMs of this shape; none as long as a digest it takes is not
+/// known: then the next run may have it.
+pub fn key(node: &Node, shape: &Spec, kernel: &Path, image_digest: &str) -> Option<String> {
+    let parts = node.golden_parts(kernel);
+    let digests: Option<Vec<String>> = parts
+        .iter()
+        .map(|path| node.digests().known(path))
+        .collect();
+    key_of(shape, image_digest, &digests?)
+}
+
+fn key_of(shape: &Spec, image_digest: &str, digests: &[String]) -> Option<String> {
+    let mut hasher = blake3::Hasher::new();
+    let line = command_line(shape).ok()?;
+    let shape = format!("{} {} {:?}", shape.cpus, shape.memory_mib, shape.pages);
+    let texts = [env!("CARGO_PKG_VERSION"), &line, &shape, image_digest];
+    for text in texts.into_iter().chain(digests.iter().map(String::as_str)) {
+        hasher.update(text.as_bytes());
+        hasher.update(&[0]);
+    }
+    Some(hasher.finalize().to_hex()[..32].to_owned())
+}
+
+/// Makes what is wanted, one after the other, while nothing else begins.
+pub async fn make_wanted(node: Arc<Node>, mut wanted: Wishes) {
+    while let Some(wish) = wanted.recv().await {
+        let Some(vm) = wish.upgrade() else { continue };
+        // A kind that does not boot is none.
+        let view = vm.when(|view| view.vm.state != VmState::Starting).await;
+        if view.failure.is_some() {
+            continue;
+        }
+        let Some(shape) = spec::golden(&vm.spec) else {
+            continue;
+        };
+        drop(vm);
+        if let Err(error) = make(&node, shape).await {
+            info!(%error, "no golden snapshot was made");
+        }
+    }
+}
+
+async fn make(node: &Node, shape: Spec) -> crate::error::Result<()> {
+    let goldens = node.goldens();
+    let Some(key) = node.golden_key(&shape).await? else {
+        return Ok(());
+    };
+    let known = {
+        let index = goldens.lock();
+        index.by_key.contains_key(&key) || index.hopeless.contains(&key)
+    };
+    if known {
+        return Ok(());
+    }
+    quiet(node).await;
+    match node.make_golden(shape.clone(), &key).await {
+        Ok(saved) => {
+            let same_kind = |old: &Saved| {
+                let old = &old.manifest.spec;
+                (&old.kernel, &old.image, old.cpus, old.memory_mib)
+                    == (&shape.kernel, &shape.image, shape.cpus, shape.memory_mib)
+            };
+            for (_, old) in goldens.take(same_kind) {
+                goldens.discard(&old.folder, "another one takes its place");
+            }
+            info!(
+                golden = name_of(&saved),
+                image = shape.image,
+                bytes = saved.manifest.memory_bytes,
+                "golden snapshot made"
+            );
+            // What was made for an image that is gone by now must not stay.
+            goldens.lock().by_key.insert(key, Arc::new(saved));
+            if node.golden_image_is_gone(&shape).await {
+                goldens.forget_image(&shape.image);
+            }
+            Ok(())
+        }
+        Err(error) => {
+            goldens.lock().hopeless.insert(key);
+            Err(error)
+        }
+    }
+}
+
+/// Waits until no VM starts and no run began a moment ago.
+async fn quiet(node: &Node) {
+    loop {
+        let last = node.goldens().last_run_ns.load(Ordering::Relaxed);
+        let since = Duration::from_nanos(monotonic_ns().saturating_sub(last));
+        let wait = QUIET_TIME.saturating_sub(since);
+        if wait.is_zero() && !node.is_starting() {
+            return;
+        }
+        tokio::time::sleep(wait.max(QUIET_TIME / 10)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_wire::api::CreateVm;
+
+    #[test]
+    fn every_part_of_a_kind_counts() {
+        let shape = |change: fn(&mut CreateVm)| {
+            let mut wanted = CreateVm::default();
+            change(&mut wanted);
+            spec::golden(&spec::check(wanted).unwrap()).unwrap()
+        };
+        let plain = shape(|_| ());
+        let digests = |last: &str| ["k".to_owned(), "i".to_owned(), last.to_owned()];
+        let key = |shape: &Spec, image: &str, last: &str| key_of(shape, image, &digests(last));
+        let first = key(&plain, "image", "v").unwrap();
+        assert_eq!(key(&plain, "image", "v").unwrap(), first);
+        assert_eq!(first.len(), 32);
+        let others = [
+            key(&plain, "other", "v"),
+            key(&plain, "image", "w"),
+            key(&shape(|vm| vm.cpus = Some(2)), "image", "v"),
+            key(&shape(|vm| vm.memory_mib = Some(256)), "image", "v"),
+        ];
+        for other in others {
+            assert_ne!(other.unwrap(), first);
+        }
+    }
+
+    #[test]
+    fn only_plain_vms_have_one() {
+        let eligible = |change: fn(&mut CreateVm)| {
+            let mut wanted = CreateVm::default();
+            change(&mut wanted);
+            spec::golden(&spec::check(wanted).unwrap()).is_some()
+        };
+        assert!(eligible(|vm| vm.hostname = Some("h".into())));
+        assert!(eligible(|vm| vm.remove = true));
+        assert!(!eligible(|vm| vm.console = true));
+        assert!(!eligible(|vm| vm.cold = true));
+        assert!(!eligible(|vm| vm.init = Some(vec!["/sbin/init".into()])));
+        assert!(!eligible(|vm| vm.kernel_args = Some("quiet".into())));
+        assert!(!eligible(|vm| vm.pages = jiffy_wire::vmm::PageSize::Huge2M));
+    }
+}

@@ -1,0 +1,242 @@
+//! What a VM needs to begin: looked up, held, and handed to its task.
+
+use super::{LEASE_POLL, NAME_TIME, Node};
+use crate::clock::monotonic_ns;
+use crate::error::{Error, Result};
+use crate::golden;
+use crate::snapshots::draft::clone_volumes;
+use crate::snapshots::saved::{Saved, volume_in};
+use crate::snapshots::{check_processor, remove_whole};
+use crate::spec;
+use crate::vm::record::{FromSnapshot, MainState, Paged, Root};
+use crate::vm::start::{Beginning, Handle, Prepared, Restoring, SavedRam, root_disk, volume_disk};
+use crate::vm::{Command, VmHandle};
+use crate::volumes::Lease;
+use jiffy_wire::api::{Origin, VmState};
+use jiffy_wire::vmm::Disk;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+impl Node {
+    /// Starts a VM; returns when its VMM is spawned.
+    pub async fn start(&self, vm: &Arc<VmHandle>, received_ns: u64) -> Result<()> {
+        if vm.view.borrow().vm.state == VmState::Hibernated {
+            return self.wake(vm, received_ns).await;
+        }
+        self.begin(vm, received_ns).await
+    }
+
+    /// As [`Node::start`], of a VM that does not sleep.
+    pub(super) async fn begin(&self, vm: &Arc<VmHandle>, received_ns: u64) -> Result<()> {
+        spec::check_room(vm.spec.memory_mib)?;
+        let prepared = match &vm.spec.from {
+            Some(from) => self.prepare_from(vm, from, received_ns).await?,
+            None => self.prepare(vm, received_ns).await?,
+        };
+        let cold = matches!(prepared.beginning, Beginning::Boot);
+        vm.ask(|reply| Command::Start(Box::new(prepared), reply))
+            .await??;
+        self.settings.goldens.note_run();
+        if cold {
+            self.settings.goldens.want(vm);
+        }
+        Ok(())
+    }
+
+    /// A VM that boots, or goes on from a golden snapshot.
+    pub(crate) async fn prepare(&self, vm: &VmHandle, received_ns: u64) -> Result<Prepared> {
+        let lookup_ns = monotonic_ns();
+        let spec = &vm.spec;
+        let root = self.images.find(&spec.image).await?;
+        let kernel = self.kernels.find(&spec.kernel)?;
+        let volumes = self.hold_volumes(vm).await?;
+        let golden = spec::golden(spec)
+            .and_then(|shape| golden::key(self, &shape, &kernel, &root.digest))
+            .and_then(|key| self.settings.goldens.find(&key));
+        let mut disks = vec![root_disk(root.path.clone())];
+        disks.extend(self.volume_disks(vm, &volumes));
+        let beginning = match golden {
+            None => Beginning::Boot,
+            Some(golden) => Beginning::Restore(Restoring {
+                origin: Some(Origin::Golden),
+                state: Handle::Path(golden.state()),
+                memory: golden.mapped().unwrap_or_else(|| SavedRam::Mapped {
+                    layers: vec![Handle::Path(golden.memory())],
+                    layout: None,
+                }),
+                start_main: spec.command.is_some(),
+                golden: Some(golden::name_of(&golden)),
+            }),
+        };
+        Ok(Prepared {
+            kernel,
+            root,
+            disks,
+            volumes,
+            beginning,
+            low_priority: spec.hidden,
+            received_ns,
+            lookup_ns,
+            ready_ns: monotonic_ns(),
+        })
+    }
+
+    /// A VM that goes on from a snapshot.
+    async fn prepare_from(
+        &self,
+        vm: &Arc<VmHandle>,
+        from: &FromSnapshot,
+        received_ns: u64,
+    ) -> Result<Prepared> {
+        let lookup_ns = monotonic_ns();
+        let name = &from.name;
+        let saved = self.snapshots.find(name)?;
+        check_processor(
+            &format!("The snapshot {name}"),
+            &saved.manifest.cpu_features,
+        )?;
+        let mut disks = vec![root_disk(saved.root())];
+        disks.extend(self.clones_of(vm, &saved).await?);
+        let memory = self.memory_of(vm, &saved, true).await?;
+        Ok(Prepared {
+            kernel: self.kernel_file(&vm.spec.kernel),
+            root: Root {
+                path: saved.root(),
+                digest: saved.manifest.image_digest.clone(),
+            },
+            disks,
+            volumes: Vec::new(),
+            beginning: Beginning::Restore(Restoring {
+                origin: Some(Origin::From(name.clone())),
+                state: Handle::Path(saved.state()),
+                memory,
+                start_main: from.start_main,
+                golden: None,
+            }),
+            low_priority: false,
+            received_ns,
+            lookup_ns,
+            ready_ns: monotonic_ns(),
+        })
+    }
+
+    /// RAM of a captured VM, for this one; the pager is told of it if needed.
+    pub(super) async fn memory_of(
+        &self,
+        vm: &VmHandle,
+        saved: &Saved,
+        record: bool,
+    ) -> Result<SavedRam> {
+        if let Some(mapped) = saved.mapped() {
+            return Ok(mapped);
+        }
+        let recording = saved.recording();
+        let paged = Paged {
+            image: saved.memory(),
+            // The first restore shows what a restore needs.
+            record: (record && !recording.exists()).then_some(recording),
+            prefetch: saved.manifest.optimised,
+        };
+        let socket = self.settings.pager.serve(&vm.id, &paged).await?;
+        Ok(SavedRam::Paged { socket, paged })
+    }
+
+    /// Volumes of its own for a VM, as the snapshot has them.
+    async fn clones_of(&self, vm: &VmHandle, saved: &Saved) -> Result<Vec<Disk>> {
+        if vm.spec.disks.is_empty() {
+            return Ok(Vec::new());
+        }
+        let folder = self.settings.paths.vm(&vm.id);
+        let files: Vec<(String, PathBuf)> = vm
+            .spec
+            .disks
+            .iter()
+            .map(|disk| (disk.name.clone(), saved.volume(&disk.name)))
+            .collect();
+        let to = folder.clone();
+        let cloned = tokio::task::spawn_blocking(move || {
+            // What the VM wrote in an earlier life does not belong to the
+            // memory that it goes on with.
+            let _ = remove_whole(&to.join("volumes"));
+            let files = files
+                .iter()
+                .map(|(name, path)| (name.as_str(), path.as_path()));
+            clone_volumes(&to, files)
+        });
+        super::operation::joined(cloned.await)?;
+        Ok(self.volume_disks(vm, &[]))
+    }
+
+    /// The disks of a VM's volumes: those held, or those of its own.
+    pub(super) fn volume_disks(&self, vm: &VmHandle, held: &[Lease]) -> Vec<Disk> {
+        if vm.spec.own_volumes {
+            let folder = self.settings.paths.vm(&vm.id);
+            let of = |disk: &jiffy_wire::api::VolumeUse| {
+                let path = volume_in(&folder, &disk.name);
+                volume_disk(&disk.name, path, disk.read_only)
+            };
+            return vm.spec.disks.iter().map(of).collect();
+        }
+        held.iter()
+            .map(|lease| volume_disk(&lease.name, lease.path.clone(), lease.read_only))
+            .collect()
+    }
+
+    /// The kernel's file, where nothing depends on its being there.
+    pub(super) fn kernel_file(&self, name: &str) -> PathBuf {
+        self.kernels
+            .find(name)
+            .unwrap_or_else(|_| self.settings.paths.kernels().join(name).join("vmlinux"))
+    }
+
+    /// Holds a VM's volumes. The last command's VM may still be switching off
+    /// when the next one wants its volume: such a VM is waited for.
+    async fn hold_volumes(&self, vm: &VmHandle) -> Result<Vec<Lease>> {
+        if vm.spec.own_volumes || vm.spec.disks.is_empty() {
+            return Ok(Vec::new());
+        }
+        let deadline = tokio::time::Instant::now() + NAME_TIME;
+        loop {
+            let error = match self.volumes.hold(&vm.spec.disks, &vm.name) {
+                Ok(leases) => return Ok(leases),
+                Err(error) => error,
+            };
+            let users = self.volumes.users(&vm.spec.disks);
+            let wait = users.iter().any(|user| self.is_ending(user));
+            if !wait || tokio::time::Instant::now() >= deadline {
+                return Err(error);
+            }
+            // The lease goes a moment after the VM's view says that it ended.
+            tokio::time::sleep(LEASE_POLL).await;
+        }
+    }
+
+    /// Is a VM of this name on its way out, or gone?
+    fn is_ending(&self, name: &str) -> bool {
+        self.registry.find(name).map_or(true, |vm| {
+            let view = vm.view.borrow();
+            let over = matches!(view.main, MainState::Ended(_));
+            over || view.vm.state == VmState::Stopping || !view.lives()
+        })
+    }
+
+    /// The root file system that a VM runs on, if it can be had by others.
+    pub(super) async fn root_of(&self, vm: &VmHandle) -> Result<Root> {
+        let root = vm.view.borrow().root.clone();
+        let in_images = |root: &Root| root.path.starts_with(self.settings.paths.images());
+        match root {
+            Some(root) if !in_images(&root) => Ok(root),
+            root => {
+                let now = self.images.find(&vm.spec.image).await?;
+                if root.is_some_and(|root| root.digest != now.digest) {
+                    return Err(Error::wrong_state(format!(
+                        "The image {} was replaced after the VM {} was started: what the VM has can't be captured.",
+                        vm.spec.image, vm.name
+                    ))
+                    .hint("Start the VM anew."));
+                }
+                Ok(now)
+            }
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Fork: live clones that share the parent's memory until one of them writes.
+
+use super::Node;
+use super::operation::{Stopwatch, joined};
+use crate::clock::monotonic_ns;
+use crate::error::{Error, Result};
+use crate::names as rules;
+use crate::snapshots::draft::clone_volumes;
+use crate::vm::capture::Captured;
+use crate::vm::record::{MainState, Root, Spec};
+use crate::vm::start::{Beginning, Handle, Prepared, Restoring, SavedRam, root_disk};
+use crate::vm::{Command, VmHandle};
+use jiffy_wire::api::{ForkVm, Forked, Origin, Vm};
+use jiffy_wire::timeline::{Track, names};
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::task::JoinSet;
+use tracing::info;
+
+/// Most children of one request.
+const MAX_CHILDREN: u32 = 1000;
+
+impl Node {
+    /// Makes live clones of a running VM; all of them are ready, or none is
+    /// left.
+    pub async fn fork(self: Arc<Self>, vm: Arc<VmHandle>, wanted: ForkVm) -> Result<Forked> {
+        let mut watch = Stopwatch::start(&self.settings.clock);
+        let names = names_of(&wanted)?;
+        let _one = vm.operation.lock().await;
+        self.capturable(&vm).await?;
+        let root = self.root_of(&vm).await?;
+        let children = self.make_children(&vm, names).await?;
+        let forked = self.fork_into(&vm, root, &children, &mut watch).await;
+        match forked {
+            Ok((vms, pause_ns)) => {
+                info!(vm = %vm.name, children = vms.len(), "VM forked");
+                Ok(Forked {
+                    vms,
+                    pause_ns,
+                    timeline: watch.stop(),
+                })
+            }
+            Err(error) => {
+                for child in &children {
+                    self.discard(child).await;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// The children's records, before the parent is disturbed.
+    async fn make_children(
+        &self,
+        parent: &VmHandle,
+        names: Vec<Option<String>>,
+    ) -> Result<Vec<Arc<VmHandle>>> {
+        // What runs now is what the child has; a command that is over is not
+        // the child's.
+        let runs = parent.view.borrow().main == MainState::Started;
+        let spec = Spec {
+            own_volumes: !parent.spec.disks.is_empty(),
+            command: parent.spec.command.clone().filter(|_| runs),
+            hostname: parent.spec.hostname.clone(),
+            from: None,
+            ..(*parent.spec).clone()
+        };
+        let mut children = Vec::with_capacity(names.len());
+        for name in names {
+            match self.make_vm(name, spec.clone()).await {
+                Ok(child) => children.push(child),
+                Err(error) => {
+                    for child in &children {
+                        self.discard(child).await;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(children)
+    }
+
+    async fn fork_into(
+        &self,
+        vm: &Arc<VmHandle>,
+        root: Root,
+        children: &[Arc<VmHandle>],
+        watch: &mut Stopwatch,
+    ) -> Result<(Vec<Vm>, u64)> {
+        let received_ns = monotonic_ns();
+        let volumes = self.volume_files(vm);
+        let resume = volumes.is_empty();
+        let taken = self.take(vm, resume, watch).await?;
+        if !resume {
+            let start = monotonic_ns();
+            let cloned = self.clone_for(children, volumes).await;
+            watch.span(Track::Node, names::VOLUMES_CLONED, start, monotonic_ns());
+            self.go_on(vm).await?;
+            cloned?;
+        }
+        // What was captured never changes: the parent goes on.
+        drop(taken.quiet);
+        let captured = taken.captured;
+        let pause_ns = captured.pause_ns;
+        let start = monotonic_ns();
+        let mut spawned = JoinSet::new();
+        for child in children {
+            let prepared = self.prepare_child(vm, child, &root, &captured, received_ns);
+            let child = Arc::clone(child);
+            spawned.spawn(async move {
+                child
+                    .ask(|reply| Command::Start(Box::new(prepared), reply))
+                    .await?
+            });
+        }
+        while let Some(result) = spawned.join_next().await {
+            joined(result)?;
+        }
+        // The VMMs have their own.
+        drop(captured.layers);
+        watch.span(Track::Node, names::CHILDREN_SPAWNED, start, monotonic_ns());
+        let mut vms = Vec::with_capacity(children.len());
+        for child in children {
+            vms.push(self.started(child).await?);
+        }
+        watch.span(Track::Node, names::CHILDREN_READY, start, monotonic_ns());
+        Ok((vms, pause_ns))
+    }
+
+    fn prepare_child(
+        &self,
+        parent: &VmHandle,
+        child: &VmHandle,
+        root: &Root,
+        captured: &Captured,
+        received_ns: u64,
+    ) -> Prepared {
+        let mut disks = vec![root_disk(root.path.clone())];
+        disks.extend(self.volume_disks(child, &[]));
+        let layers = captured.layers.iter();
+        let now = monotonic_ns();
+        Prepared {
+            kernel: self.kernel_file(&child.spec.kernel),
+            root: root.clone(),
+            disks,
+            volumes: Vec::new(),
+            beginning: Beginning::Restore(Restoring {
+                origin: Some(Origin::ForkedFrom(parent.name.clone())),
+                state: Handle::Open(Arc::clone(&captured.state)),
+                memory: SavedRam::Mapped {
+                    layers: layers
+                        .map(|layer| Handle::Open(Arc::clone(layer)))
+                        .collect(),
+                    layout: Some(Handle::Open(Arc::clone(&captured.layout))),
+                },
+                start_main: false,
+                golden: None,
+            }),
+            low_priority: false,
+            received_ns,
+            lookup_ns: now,
+            ready_ns: now,
+        }
+    }
+
+    /// Clones of the parent's volumes for each child; the parent stands still.
+    async fn clone_for(
+        &self,
+        children: &[Arc<VmHandle>],
+        volumes: Vec<(String, PathBuf)>,
+    ) -> Result<()> {
+        let folders: Vec<PathBuf> = children
+            .iter()
+            .map(|child| self.settings.paths.vm(&child.id))
+            .collect();
+        let work = tokio::task::spawn_blocking(move || {
+            for folder in folders {
+                let volumes = volumes
+                    .iter()
+                    .map(|(name, path)| (name.as_str(), path.as_path()));
+                clone_volumes(&folder, volumes)?;
+            }
+            Ok(())
+        });
+        joined(work.await)
+    }
+}
+
+/// The children's names: given, numbered, or to be made up.
+fn names_of(wanted: &ForkVm) -> Result<Vec<Option<String>>> {
+    let count = wanted.count.unwrap_or(1);
+    if !(1..=MAX_CHILDREN).contains(&count) {
+        return Err(Error::invalid(format!(
+            "A VM can't be forked into {count} children at once; 1 to {MAX_CHILDREN} can be had."
+        )));
+    }
+    let Some(name) = &wanted.name else {
+        return Ok(vec![None; count as usize]);
+    };
+    let names: Vec<String> = match count {
+        1 => vec![name.clone()],
+        _ => (1..=count)
+            .map(|number| format!("{name}-{number}"))
+            .collect(),
+    };
+    for name in &names {
+        rules::check("VM", name)?;
+    }
+    Ok(names.into_iter().map(Some).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fork(count: Option<u32>, name: Option<&str>) -> Result<Vec<Option<String>>> {
+        names_of(&ForkVm {
+            count,
+            name: name.map(str::to_owned),
+        })
+    }
+
+    #[test]
+    fn children_are_named_as_asked() {
+        assert_eq!(fork(None, None).unwrap(), [None]);
+        assert_eq!(fork(Some(1), Some("a")).unwrap(), [Some("a".into())]);
+        let two = fork(Some(2), Some("a")).unwrap();
+        assert_eq!(two, [Some("a-1".into()), Some("a-2".into())]);
+        assert!(fork(Some(0), None).is_err());
+        assert!(fork(Some(1001), None).is_err());
+        assert!(fork(Some(2), Some(&"x".repeat(63))).is_err());
+    }
+}

@@ -1,0 +1,222 @@
+//! What pause, snapshot, fork and hibernation have in common.
+
+use super::Node;
+use crate::clock::monotonic_ns;
+use crate::error::{Error, Result};
+use crate::vm::capture::{self, Captured, Quiet};
+use crate::vm::record::MainState;
+use crate::vm::{Command, VmHandle, control};
+use jiffy_wire::api::{Vm, VmState};
+use jiffy_wire::timeline::{Span, Timeline, Track, names};
+use jiffy_wire::vmm::ControlRequest;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Where the time of an operation goes.
+#[derive(Debug)]
+pub(super) struct Stopwatch {
+    timeline: Timeline,
+}
+
+impl Stopwatch {
+    /// The request came just now.
+    pub(super) fn start(clock: &str) -> Stopwatch {
+        let mut timeline = Timeline::new(clock);
+        let received = Span::moment(Track::Node, names::REQUEST_RECEIVED, monotonic_ns());
+        timeline.spans.push(received);
+        Stopwatch { timeline }
+    }
+
+    /// Times one step.
+    pub(super) async fn step<T>(&mut self, name: &str, step: impl Future<Output = T>) -> T {
+        let start = monotonic_ns();
+        let result = step.await;
+        self.span(Track::Node, name, start, monotonic_ns());
+        result
+    }
+
+    /// A step that was timed elsewhere.
+    pub(super) fn span(&mut self, track: Track, name: &str, start_ns: u64, end_ns: u64) {
+        let span = Span::new(track, name, start_ns, end_ns);
+        self.timeline.spans.push(span);
+    }
+
+    /// All of it.
+    pub(super) fn stop(mut self) -> Timeline {
+        self.timeline.sort();
+        self.timeline
+    }
+}
+
+/// Finishes what was begun even if who asked for it goes away: a VM must not
+/// stay paused for that.
+pub async fn to_the_end<T: Send + 'static>(
+    operation: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    joined(tokio::spawn(operation).await)
+}
+
+/// The result of a task.
+pub(super) fn joined<T>(
+    result: std::result::Result<Result<T>, tokio::task::JoinError>,
+) -> Result<T> {
+    result.unwrap_or_else(|error| Err(Error::internal(format!("A task was cut short: {error}."))))
+}
+
+/// A captured VM, and its guest held still for as long as this is kept.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub(super) captured: Captured,
+    pub(super) quiet: Quiet,
+}
+
+impl Node {
+    /// Stops a VM's vCPUs.
+    pub async fn pause(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Vm> {
+        let _one = vm.operation.lock().await;
+        if vm.view.borrow().vm.state == VmState::Paused {
+            return Ok(vm.vm());
+        }
+        self.agent_socket(&vm).await?;
+        self.order(&vm, "paused", ControlRequest::Pause).await?;
+        vm.ask(|reply| Command::Paused(true, reply)).await??;
+        self.saved(&vm).await?;
+        Ok(vm.vm())
+    }
+
+    /// Lets them go on.
+    pub async fn resume(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Vm> {
+        let _one = vm.operation.lock().await;
+        if vm.view.borrow().vm.state != VmState::Paused {
+            // As for pausing: what is so already is no error. But nothing
+            // that has no vCPUs can be resumed.
+            self.agent_socket(&vm).await?;
+            return Ok(vm.vm());
+        }
+        self.order(&vm, "resumed", ControlRequest::Resume).await?;
+        vm.ask(|reply| Command::Paused(false, reply)).await??;
+        self.saved(&vm).await?;
+        Ok(vm.vm())
+    }
+
+    /// Orders a VM's VMM to do something.
+    pub(super) async fn order(
+        &self,
+        vm: &VmHandle,
+        done: &str,
+        order: ControlRequest,
+    ) -> Result<()> {
+        let socket = self.settings.paths.control_socket(&vm.id);
+        control::order(&socket, order).await.map_err(|why| {
+            Error::vm_failed(format!("The VM {} could not be {done}: {why}.", vm.name))
+        })
+    }
+
+    /// Its record is on disk.
+    async fn saved(&self, vm: &VmHandle) -> Result<()> {
+        if vm.spec.remove {
+            return Ok(());
+        }
+        vm.ask(Command::Save).await?
+    }
+
+    /// Refuses a VM that can't be captured now; gives the agent's socket.
+    pub(super) async fn capturable(&self, vm: &VmHandle) -> Result<PathBuf> {
+        let socket = self.agent_socket(vm).await?;
+        if matches!(vm.view.borrow().main, MainState::Ended(_)) {
+            return Err(Error::wrong_state(format!(
+                "The command of the VM {} has ended: the VM is stopping.",
+                vm.name
+            )));
+        }
+        if vm.spec.init.is_some() {
+            return Err(Error::wrong_state(format!(
+                "The VM {} has handed PID 1 to {}: its programs can't be held still.",
+                vm.name,
+                vm.spec.init.as_deref().unwrap_or_default().join(" ")
+            )));
+        }
+        Ok(socket)
+    }
+
+    /// Holds a VM's programs still and captures it. With `resume` its vCPUs
+    /// go on afterwards; without, the caller sees to it, also after an error
+    /// of its own.
+    pub(super) async fn take(
+        &self,
+        vm: &VmHandle,
+        resume: bool,
+        watch: &mut Stopwatch,
+    ) -> Result<Taken> {
+        let socket = self.capturable(vm).await?;
+        self.complete(vm).await?;
+        let quiet = self.quiesce(vm, &socket, false, watch).await?;
+        let captured = self.capture(vm, resume, watch).await?;
+        Ok(Taken { captured, quiet })
+    }
+
+    /// Holds a VM's programs still.
+    pub(super) async fn quiesce(
+        &self,
+        vm: &VmHandle,
+        socket: &Path,
+        drop_caches: bool,
+        watch: &mut Stopwatch,
+    ) -> Result<Quiet> {
+        vm.tell(Command::Deliver(true)).await;
+        let quiet = watch
+            .step(names::QUIESCE, capture::quiesce(socket, drop_caches))
+            .await;
+        vm.tell(Command::Deliver(false)).await;
+        quiet.map_err(|why| could_not(vm, &why))
+    }
+
+    /// Captures a VM whose programs are held still.
+    pub(super) async fn capture(
+        &self,
+        vm: &VmHandle,
+        resume: bool,
+        watch: &mut Stopwatch,
+    ) -> Result<Captured> {
+        let control = self.settings.paths.control_socket(&vm.id);
+        let captured = watch
+            .step(names::CAPTURE, capture::capture(&control, resume))
+            .await;
+        match captured {
+            Ok(captured) => {
+                let end = monotonic_ns();
+                let start = end.saturating_sub(captured.pause_ns);
+                watch.span(Track::Vmm, names::PAUSE, start, end);
+                Ok(captured)
+            }
+            Err(why) => {
+                // Whatever state it is in, it must not stay paused.
+                let _ = control::order(&control, ControlRequest::Resume).await;
+                Err(could_not(vm, &why))
+            }
+        }
+    }
+
+    /// Memory that is not there yet can't be captured.
+    pub(super) async fn complete(&self, vm: &VmHandle) -> Result<()> {
+        if vm.view.borrow().paged.is_none() {
+            return Ok(());
+        }
+        self.settings.pager.complete(&vm.id).await.map_err(|why| {
+            Error::vm_failed(format!(
+                "The memory of the VM {} can't be had whole from the pager: {why}.",
+                vm.name
+            ))
+        })
+    }
+
+    /// Lets a VM go on that was captured without.
+    pub(super) async fn go_on(&self, vm: &VmHandle) -> Result<()> {
+        self.order(vm, "resumed", ControlRequest::Resume).await
+    }
+}
+
+pub(super) fn could_not(vm: &VmHandle, why: &str) -> Error {
+    Error::vm_failed(format!("The VM {} can't be captured: {why}.", vm.name))
+}

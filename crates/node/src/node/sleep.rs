@@ -1,0 +1,200 @@
+//! Hibernate and wake: a VM's memory on disk instead of in a VMM.
+
+use super::Node;
+use super::operation::Stopwatch;
+use super::snapshot::write;
+use crate::agent;
+use crate::clock::monotonic_ns;
+use crate::error::{Error, Result};
+use crate::snapshots::draft::Draft;
+use crate::snapshots::saved::Saved;
+use crate::snapshots::{check_processor, remove_whole};
+use crate::vm::record::Root;
+use crate::vm::start::{Beginning, Handle, Prepared, Restoring, root_disk, volume_disk};
+use crate::vm::{Command, VmHandle, control, hibernate};
+use jiffy_wire::agent::{Request, Stat, VERSION};
+use jiffy_wire::api::{Hibernated, MemoryForm, Vm, VmState};
+use jiffy_wire::timeline::names;
+use jiffy_wire::vmm::{BalloonStatus, ControlRequest, ControlResponse};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+use tracing::{debug, info};
+
+/// What a guest keeps for itself when its balloon takes the rest, in MiB: it
+/// has to run its init until it is captured.
+const LEFT_FREE: u64 = 8;
+/// How long a balloon may take altogether, and without getting on.
+const SQUEEZE_TIME: Duration = Duration::from_secs(5);
+const SQUEEZE_STALL: Duration = Duration::from_millis(300);
+/// How often a balloon is looked at while it grows.
+const SQUEEZE_POLL: Duration = Duration::from_millis(5);
+/// What an agent has to say how much memory is free.
+const STAT_TIME: Duration = Duration::from_secs(10);
+
+impl Node {
+    /// Writes a VM's memory to disk and ends its VMM.
+    pub async fn hibernate(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Hibernated> {
+        let mut watch = Stopwatch::start(&self.settings.clock);
+        let _one = vm.operation.lock().await;
+        let socket = self.capturable(&vm).await?;
+        let root = self.root_of(&vm).await?;
+        let folder = self.settings.paths.vm(&vm.id);
+        let manifest = self.manifest_of(&vm, &root, MemoryForm::Image).await?;
+        let draft = Draft::new(&folder)?;
+        let quiet = self.quiesce(&vm, &socket, true, &mut watch).await?;
+        watch.step(names::BALLOON, self.squeeze(&vm, &socket)).await;
+        let to = hibernate::folder(&folder);
+        let slept = async {
+            self.complete(&vm).await?;
+            let captured = self.capture(&vm, false, &mut watch).await?;
+            // Left by a wake whose pager still needed it: all of it is in
+            // memory now.
+            if to.exists() {
+                remove_whole(&to)
+                    .map_err(|error| Error::io("make room for memory", &to, &error))?;
+            }
+            let saved = write(draft, captured, root, manifest, to.clone(), &mut watch).await?;
+            vm.ask(Command::Hibernate).await??;
+            Ok(saved)
+        }
+        .await;
+        match slept {
+            Ok(saved) => {
+                drop(quiet);
+                Ok(Hibernated {
+                    vm: vm.vm(),
+                    bytes: saved.manifest.memory_bytes + saved.manifest.other_bytes,
+                    timeline: watch.stop(),
+                })
+            }
+            Err(error) => {
+                let _ = self.go_on(&vm).await;
+                let control = self.settings.paths.control_socket(&vm.id);
+                let deflate = ControlRequest::SetBalloon { target_mib: 0 };
+                let _ = control::order(&control, deflate).await;
+                drop(quiet);
+                if vm.view.borrow().paged.is_none() {
+                    let _ = remove_whole(&to);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Has the balloon take what the guest can spare. A guest without a
+    /// balloon, or one that keeps its memory, is captured as it is.
+    async fn squeeze(&self, vm: &VmHandle, agent_socket: &Path) {
+        let request = Request::Stat { version: VERSION };
+        let Ok(stat) = agent::ask_once::<Stat>(agent_socket, &request, STAT_TIME).await else {
+            return;
+        };
+        let spare = (stat.memory_available >> 20).saturating_sub(LEFT_FREE);
+        let target_mib = u32::try_from(spare)
+            .unwrap_or(u32::MAX)
+            .min(vm.spec.memory_mib);
+        let control = self.settings.paths.control_socket(&vm.id);
+        let asked = ControlRequest::SetBalloon { target_mib };
+        let Ok(ControlResponse::Balloon(mut last)) = control::request(&control, asked).await else {
+            debug!(vm = %vm.name, "no balloon: the memory is captured as it is");
+            return;
+        };
+        let until = Instant::now() + SQUEEZE_TIME;
+        let mut moved = Instant::now();
+        while last.actual_mib < target_mib
+            && Instant::now() < until
+            && moved.elapsed() < SQUEEZE_STALL
+        {
+            sleep(SQUEEZE_POLL).await;
+            let Some(now) = balloon(&control).await else {
+                return;
+            };
+            if now.actual_mib != last.actual_mib {
+                moved = Instant::now();
+            }
+            last = now;
+        }
+        debug!(vm = %vm.name, target_mib, actual_mib = last.actual_mib, "balloon squeezed");
+    }
+
+    /// Wakes a VM that sleeps; returns when its VMM is spawned.
+    pub(super) async fn wake(&self, vm: &Arc<VmHandle>, received_ns: u64) -> Result<()> {
+        let lookup_ns = monotonic_ns();
+        let _one = vm.operation.lock().await;
+        let folder = hibernate::folder(&self.settings.paths.vm(&vm.id));
+        let saved = Saved::open(folder).map_err(|why| {
+            Error::internal(format!(
+                "The memory of the VM {} can't be read: {why}.",
+                vm.name
+            ))
+        })?;
+        let what = format!("The VM {}", vm.name);
+        check_processor(&what, &saved.manifest.cpu_features)?;
+        crate::spec::check_room(vm.spec.memory_mib)?;
+        let mut disks = vec![root_disk(saved.root())];
+        if vm.spec.own_volumes {
+            disks.extend(self.volume_disks(vm, &[]));
+        } else {
+            // Its task has held them all the time.
+            let of = |disk: &jiffy_wire::api::VolumeUse| {
+                volume_disk(&disk.name, self.volumes.file(&disk.name), disk.read_only)
+            };
+            disks.extend(vm.spec.disks.iter().map(of));
+        }
+        let memory = self.memory_of(vm, &saved, false).await?;
+        let prepared = Prepared {
+            kernel: self.kernel_file(&vm.spec.kernel),
+            root: Root {
+                path: saved.root(),
+                digest: saved.manifest.image_digest.clone(),
+            },
+            disks,
+            volumes: Vec::new(),
+            beginning: Beginning::Restore(Restoring {
+                origin: None,
+                state: Handle::Path(saved.state()),
+                memory,
+                start_main: false,
+                golden: None,
+            }),
+            low_priority: false,
+            received_ns,
+            lookup_ns,
+            ready_ns: monotonic_ns(),
+        };
+        let begun = vm
+            .ask(|reply| Command::Start(Box::new(prepared), reply))
+            .await;
+        if !matches!(begun, Ok(Ok(()))) {
+            self.settings.pager.forget(&vm.id).await;
+        }
+        begun?
+    }
+
+    /// Wakes a VM that sleeps; it is ready when this returns.
+    pub async fn woken(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Vm> {
+        let state = vm.view.borrow().vm.state;
+        match state {
+            VmState::Hibernated => self.wake(&vm, monotonic_ns()).await?,
+            // As `start`: what is awake is awake.
+            VmState::Starting | VmState::Running | VmState::Paused => {}
+            _ => {
+                return Err(Error::wrong_state(format!(
+                    "The VM {} is not hibernated.",
+                    vm.name
+                )));
+            }
+        }
+        let vm = self.started(&vm).await?;
+        info!(vm = %vm.name, "VM woken");
+        Ok(vm)
+    }
+}
+
+async fn balloon(control: &Path) -> Option<BalloonStatus> {
+    match control::request(control, ControlRequest::Balloon).await {
+        Ok(ControlResponse::Balloon(status)) => Some(status),
+        _ => None,
+    }
+}

@@ -1,0 +1,364 @@
+//! Snapshots: made, listed, removed, looked into, optimised.
+
+use super::operation::{Stopwatch, joined};
+use super::{LEASE_POLL, NAME_TIME, Node};
+use crate::clock::{monotonic_ns, unix_seconds};
+use crate::cpu;
+use crate::error::{Error, Result};
+use crate::golden;
+use crate::names as rules;
+use crate::snapshots::draft::Draft;
+use crate::snapshots::manifest::Manifest;
+use crate::snapshots::saved::Saved;
+use crate::snapshots::{inspect, memory};
+use crate::vm::capture::Captured;
+use crate::vm::record::{MainState, Root};
+use crate::vm::{Command, VmHandle};
+use jiffy_wire::api::{
+    MakeSnapshot, MemoryForm, MemoryReport, Origin, Pruned, Snapshot, SnapshotMade, VmState,
+};
+use jiffy_wire::timeline::{Track, names};
+use std::path::PathBuf;
+use std::sync::Arc;
+use tracing::{info, warn};
+
+impl Node {
+    /// Makes a snapshot of a running VM, which goes on unless it is to stop.
+    pub async fn snapshot(
+        self: Arc<Self>,
+        vm: Arc<VmHandle>,
+        wanted: MakeSnapshot,
+    ) -> Result<SnapshotMade> {
+        let mut watch = Stopwatch::start(&self.settings.clock);
+        let name = wanted.name;
+        self.snapshots.check_free(&name)?;
+        let _one = vm.operation.lock().await;
+        self.capturable(&vm).await?;
+        let root = self.root_of(&vm).await?;
+        let mut manifest = self.manifest_of(&vm, &root, MemoryForm::Image).await?;
+        let draft = Draft::new(self.snapshots.folder())?;
+        let volumes = self.volume_files(&vm);
+        let resume = volumes.is_empty() && !wanted.stop;
+        let taken = self.take(&vm, resume, &mut watch).await?;
+        // Before the guest is let go: what became of its command by then.
+        manifest.main = vm.view.borrow().main.clone();
+        let pause_ns = taken.captured.pause_ns;
+        let captured = taken.captured;
+        let made = async {
+            let draft = if volumes.is_empty() {
+                draft
+            } else {
+                let start = monotonic_ns();
+                let draft = cloned(draft, volumes).await?;
+                watch.span(Track::Node, names::VOLUMES_CLONED, start, monotonic_ns());
+                draft
+            };
+            if !resume && !wanted.stop {
+                self.go_on(&vm).await?;
+            }
+            let quiet = match wanted.stop {
+                true => Some(taken.quiet),
+                false => {
+                    drop(taken.quiet);
+                    None
+                }
+            };
+            let to = self.snapshots.folder().join(&name);
+            let written = write(draft, captured, root, manifest, to, &mut watch).await;
+            Ok((written?, quiet))
+        }
+        .await;
+        let (saved, quiet) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                if !resume {
+                    let _ = self.go_on(&vm).await;
+                }
+                return Err(error);
+            }
+        };
+        if wanted.stop {
+            vm.ask(Command::Kill).await??;
+            vm.when(|view| !view.is_active()).await;
+        }
+        drop(quiet);
+        info!(snapshot = name, vm = %vm.name, "snapshot made");
+        Ok(SnapshotMade {
+            snapshot: saved.shown(&name, false, Vec::new()),
+            pause_ns,
+            timeline: watch.stop(),
+        })
+    }
+
+    /// What is to be known of a captured VM. Digests of large files may have
+    /// to be computed.
+    pub(crate) async fn manifest_of(
+        &self,
+        vm: &VmHandle,
+        root: &Root,
+        memory: MemoryForm,
+    ) -> Result<Manifest> {
+        let digests = Arc::clone(&self.digests);
+        let paths = &self.settings.paths;
+        let files = [
+            self.kernel_file(&vm.spec.kernel),
+            paths.initramfs(),
+            paths.vmm(),
+        ];
+        let known = tokio::task::spawn_blocking(move || {
+            files.map(|path| {
+                digests.entry(&path).map_err(|error| {
+                    Error::io("compute a file's digest for a snapshot", &path, &error)
+                })
+            })
+        });
+        let known = known
+            .await
+            .map_err(|error| Error::internal(format!("A task was cut short: {error}.")))?;
+        let [kernel, initramfs, vmm] = known;
+        let files = vec![kernel?, initramfs?, vmm?];
+        let view = vm.view.borrow();
+        let parent = match &view.vm.origin {
+            Some(Origin::From(name)) => Some(name.clone()),
+            _ => None,
+        };
+        Ok(Manifest {
+            created: unix_seconds(),
+            jiffy: env!("CARGO_PKG_VERSION").to_owned(),
+            vm: vm.name.clone(),
+            parent,
+            spec: (*vm.spec).clone(),
+            main: view.main.clone(),
+            image_digest: root.digest.clone(),
+            kernel_digest: files[0].digest.clone(),
+            initramfs_digest: files[1].digest.clone(),
+            vmm_digest: files[2].digest.clone(),
+            cpu_features: cpu::features().iter().cloned().collect(),
+            memory,
+            memory_bytes: 0,
+            other_bytes: 0,
+            optimised: false,
+            files,
+        })
+    }
+
+    /// The files of a VM's volumes, by name.
+    pub(super) fn volume_files(&self, vm: &VmHandle) -> Vec<(String, PathBuf)> {
+        let of = |disk: &jiffy_wire::api::VolumeUse| {
+            let path = match vm.spec.own_volumes {
+                true => {
+                    crate::snapshots::saved::volume_in(&self.settings.paths.vm(&vm.id), &disk.name)
+                }
+                false => self.volumes.file(&disk.name),
+            };
+            (disk.name.clone(), path)
+        };
+        vm.spec.disks.iter().map(of).collect()
+    }
+
+    /// Snapshots by name; the golden ones too, if wanted.
+    pub fn list_snapshots(&self, all: bool) -> Result<Vec<Snapshot>> {
+        let mut list: Vec<Snapshot> = self
+            .snapshots
+            .list()?
+            .iter()
+            .map(|(name, saved)| saved.shown(name, false, self.users_of(name)))
+            .collect();
+        if all {
+            let golden = self.settings.goldens.all();
+            list.extend(
+                golden
+                    .iter()
+                    .map(|saved| saved.shown(&golden::name_of(saved), true, Vec::new())),
+            );
+        }
+        Ok(list)
+    }
+
+    /// One, also a golden one.
+    pub fn inspect_snapshot(&self, name: &str) -> Result<Snapshot> {
+        let (saved, golden) = self.any_snapshot(name)?;
+        Ok(saved.shown(name, golden, self.users_of(name)))
+    }
+
+    fn any_snapshot(&self, name: &str) -> Result<(Saved, bool)> {
+        let mut golden = self.settings.goldens.all().into_iter();
+        match golden.find(|saved| golden::name_of(saved) == name) {
+            Some(saved) => Ok(((*saved).clone(), true)),
+            None => Ok((self.snapshots.find(name)?, false)),
+        }
+    }
+
+    /// Names of the VMs that go on from a snapshot at each start.
+    fn users_of(&self, name: &str) -> Vec<String> {
+        let all = self.registry.all();
+        let uses =
+            |vm: &&Arc<VmHandle>| vm.spec.from.as_ref().is_some_and(|from| from.name == name);
+        all.iter().filter(uses).map(|vm| vm.name.clone()).collect()
+    }
+
+    /// Removes a snapshot that no VM needs, or a golden one.
+    pub async fn remove_snapshot(&self, name: &str) -> Result<()> {
+        if self.settings.goldens.remove(name) {
+            return Ok(());
+        }
+        rules::check("snapshot", name)?;
+        self.wait_for_leaving(|vm| vm.spec.from.as_ref().is_some_and(|from| from.name == name))
+            .await;
+        let deadline = tokio::time::Instant::now() + NAME_TIME;
+        loop {
+            let users = self.users_of(name);
+            let Some(user) = users.first() else {
+                return self.snapshots.remove(name);
+            };
+            let leaving = self
+                .registry
+                .find(user)
+                .is_ok_and(|vm| vm.view.borrow().leaving);
+            if !leaving || tokio::time::Instant::now() >= deadline {
+                return Err(Error::conflict(format!(
+                    "The snapshot {name} is in use by the VM {user}."
+                ))
+                .hint(format!("Remove that VM first with `jiffy rm {user}`.")));
+            }
+            tokio::time::sleep(LEASE_POLL).await;
+        }
+    }
+
+    /// Forgets all golden snapshots.
+    pub fn prune_snapshots(&self) -> Pruned {
+        self.settings.goldens.prune()
+    }
+
+    /// What a snapshot's RAM consists of; with its ranges if wanted.
+    pub async fn memory_report(&self, name: &str, map: bool) -> Result<MemoryReport> {
+        let (saved, _) = self.any_snapshot(name)?;
+        let work = tokio::task::spawn_blocking(move || inspect::report(&saved, map));
+        joined(work.await)
+    }
+
+    /// A picture of a snapshot's RAM: a PNG.
+    pub async fn memory_picture(&self, name: &str) -> Result<Vec<u8>> {
+        let (saved, _) = self.any_snapshot(name)?;
+        let work = tokio::task::spawn_blocking(move || inspect::picture(&saved));
+        joined(work.await)
+    }
+
+    /// Rewrites a snapshot's RAM with its working set first.
+    pub async fn optimise_snapshot(self: Arc<Self>, name: String) -> Result<Snapshot> {
+        let saved = self.snapshots.find(&name)?;
+        if saved.manifest.memory == MemoryForm::Raw {
+            return Err(Error::wrong_state(format!(
+                "The snapshot {name} is mapped as it is: there is nothing to optimise."
+            )));
+        }
+        if !saved.recording().exists() {
+            return Err(Error::wrong_state(format!(
+                "Nothing is known yet of what a VM from the snapshot {name} needs."
+            ))
+            .hint(format!(
+                "Run one with `jiffy run --from {name}` until it has done what counts, then try again."
+            )));
+        }
+        // A VM that is being served reads the old image by its old offsets.
+        if let Some(user) = self.registry.any(|vm| {
+            let uses = vm.spec.from.as_ref().is_some_and(|from| from.name == name);
+            uses && vm.view.borrow().is_active()
+        }) {
+            return Err(Error::conflict(format!(
+                "The snapshot {name} is being used by the VM {}.",
+                user.name
+            ))
+            .hint(format!(
+                "Stop that VM first with `jiffy stop {}`.",
+                user.name
+            )));
+        }
+        let work = tokio::task::spawn_blocking(move || {
+            memory::optimise(&saved)?;
+            let mut manifest = saved.manifest.clone();
+            manifest.optimised = true;
+            manifest.memory_bytes = memory::bytes_of(&saved.memory())
+                .map_err(|error| Error::io("look at a snapshot", &saved.memory(), &error))?;
+            manifest
+                .save(&saved.folder)
+                .map_err(|error| Error::io("write a snapshot's record", &saved.folder, &error))
+        });
+        joined(work.await)?;
+        self.inspect_snapshot(&name)
+    }
+
+    /// Makes a golden snapshot of a VM made for that: see [`crate::golden`].
+    pub(crate) async fn make_golden(
+        &self,
+        shape: crate::vm::record::Spec,
+        key: &str,
+    ) -> Result<Saved> {
+        let name = format!("golden-{}", rules::new_id());
+        let vm = self.make_vm(Some(name), shape).await?;
+        let made = self.golden_of(&vm, key).await;
+        self.discard(&vm).await;
+        made
+    }
+
+    async fn golden_of(&self, vm: &Arc<VmHandle>, key: &str) -> Result<Saved> {
+        let mut watch = Stopwatch::start(&self.settings.clock);
+        self.begin(vm, monotonic_ns()).await?;
+        let view = vm.when(|view| view.vm.state != VmState::Starting).await;
+        if view.vm.state != VmState::Running {
+            let why = view.failure.map(|failure| failure.message);
+            return Err(Error::vm_failed(
+                why.unwrap_or_else(|| "The VM ended before it was ready.".to_owned()),
+            ));
+        }
+        let root = self.root_of(vm).await?;
+        let mut manifest = self.manifest_of(vm, &root, MemoryForm::Raw).await?;
+        manifest.main = MainState::Pending;
+        let folder = self.settings.paths.golden();
+        let draft = Draft::new(&folder)?;
+        let taken = self.take(vm, false, &mut watch).await?;
+        let to = folder.join(key);
+        if to.exists() {
+            let _ = crate::snapshots::remove_whole(&to);
+        }
+        write(draft, taken.captured, root, manifest, to, &mut watch).await
+    }
+}
+
+async fn cloned(draft: Draft, volumes: Vec<(String, PathBuf)>) -> Result<Draft> {
+    let work = tokio::task::spawn_blocking(move || {
+        let volumes = volumes
+            .iter()
+            .map(|(name, path)| (name.as_str(), path.as_path()));
+        draft.take_volumes(volumes).map(|()| draft)
+    });
+    joined(work.await)
+}
+
+/// Writes what was captured, and gives it its name.
+pub(super) async fn write(
+    draft: Draft,
+    captured: Captured,
+    root: Root,
+    mut manifest: Manifest,
+    to: PathBuf,
+    watch: &mut Stopwatch,
+) -> Result<Saved> {
+    let form = manifest.memory;
+    let start = monotonic_ns();
+    let work = tokio::task::spawn_blocking(move || {
+        let bytes = draft.write(&captured, form, &root.path)?;
+        Ok((draft, bytes))
+    });
+    let (draft, (memory_bytes, other_bytes)) = joined(work.await).inspect_err(|error| {
+        warn!(%error, "a captured VM could not be written");
+    })?;
+    let end = monotonic_ns();
+    watch.span(Track::Node, names::IMAGE_WRITTEN, start, end);
+    manifest.memory_bytes = memory_bytes;
+    manifest.other_bytes = other_bytes;
+    let work = tokio::task::spawn_blocking(move || draft.name(&to, &manifest));
+    let saved = joined(work.await)?;
+    watch.span(Track::Node, names::SNAPSHOT_NAMED, end, monotonic_ns());
+    Ok(saved)
+}

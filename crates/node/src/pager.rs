@@ -1,0 +1,336 @@
+//! The pager: one process that serves compressed memory to all VMs of a node.
+//!
+//! It is started when the first VM needs it, and outlives the daemon as VMs
+//! do: the next daemon finds it by its control socket. When it dies, another
+//! one is started and told of every VM again; the VMs connect to it anew.
+
+use crate::error::{Error, Result};
+use crate::paths::Paths;
+use crate::vm::process::VmmProcess;
+use crate::vm::record::Paged;
+use crate::vm::timeline::short;
+use jiffy_sys::spawn::{Detached, spawn_detached};
+use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::sync::Mutex;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{error, info, warn};
+
+/// What a pager has to listen after its start.
+const START_TIME: Duration = Duration::from_secs(10);
+/// How often a new pager is knocked at.
+const KNOCK_EVERY: Duration = Duration::from_millis(2);
+/// What a pager has to answer a small question.
+const ANSWER_TIME: Duration = Duration::from_secs(10);
+/// What it has to fill all of a VM's memory.
+const COMPLETE_TIME: Duration = Duration::from_secs(600);
+/// Longest line from a pager.
+const MAX_ANSWER: u64 = 64 * 1024;
+/// A pager that dies more often than this many times in [`DEATHS_WITHIN`] is
+/// not started again by itself.
+const MAX_DEATHS: usize = 5;
+const DEATHS_WITHIN: Duration = Duration::from_secs(10);
+
+/// The way to the pager.
+#[derive(Debug)]
+pub struct Pager {
+    paths: Paths,
+    state: Mutex<State>,
+    this: Weak<Pager>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The process that runs, if one does.
+    pid: Option<u32>,
+    /// What it serves: VM's id to memory.
+    served: HashMap<String, Paged>,
+    deaths: Vec<Instant>,
+}
+
+impl Pager {
+    /// No process is started yet.
+    pub fn new(paths: Paths) -> Arc<Pager> {
+        Arc::new_cyclic(|this| Pager {
+            paths,
+            state: Mutex::default(),
+            this: this.clone(),
+        })
+    }
+
+    /// Serves a VM's memory. The VMM is to connect to the socket returned.
+    pub async fn serve(&self, id: &str, paged: &Paged) -> Result<PathBuf> {
+        let mut state = self.state.lock().await;
+        self.run(&mut state).await?;
+        self.tell(id, paged).await.map_err(|why| {
+            Error::internal(format!("The pager can't serve a VM's memory: {why}."))
+        })?;
+        state.served.insert(id.to_owned(), paged.clone());
+        Ok(self.paths.pager_vm_socket(id))
+    }
+
+    /// Takes over VMs of an earlier daemon, whose pager may run or not.
+    pub async fn adopt(&self, vms: Vec<(String, Paged)>) {
+        let mut state = self.state.lock().await;
+        let found = self.find().await;
+        match found {
+            Some(pid) if vms.is_empty() => {
+                info!(pid, "ending a pager that nobody needs");
+                if let Ok(process) = VmmProcess::adopted(pid) {
+                    process.kill();
+                }
+                return;
+            }
+            Some(pid) => {
+                info!(pid, "pager adopted");
+                self.watch(&mut state, VmmProcess::adopted(pid), pid);
+            }
+            None if vms.is_empty() => return,
+            None => {}
+        }
+        state.served = vms.into_iter().collect();
+        if let Err(error) = self.run(&mut state).await {
+            error!(%error, "VMs' memory can't be served");
+            return;
+        }
+        if found.is_none() {
+            self.tell_all(&state).await;
+        }
+    }
+
+    /// Fills everything of a VM's memory that is still missing.
+    pub async fn complete(&self, id: &str) -> std::result::Result<(), String> {
+        let request = PagerRequest::Complete { name: id.into() };
+        done(self.ask(&request, COMPLETE_TIME).await)
+    }
+
+    /// Lets go of a VM.
+    pub async fn forget(&self, id: &str) {
+        let mut state = self.state.lock().await;
+        if state.served.remove(id).is_none() {
+            return;
+        }
+        let request = PagerRequest::Forget { name: id.into() };
+        if let Err(why) = done(self.ask(&request, ANSWER_TIME).await) {
+            warn!(id, why, "the pager did not let go of a VM");
+        }
+        let _ = fs::remove_file(self.paths.pager_vm_socket(id));
+    }
+
+    /// What it has done for a VM.
+    pub async fn stats(&self, id: &str) -> Option<PagerStats> {
+        let request = PagerRequest::Stats { name: id.into() };
+        match self.ask(&request, ANSWER_TIME).await {
+            Ok(PagerResponse::Stats(stats)) => Some(stats),
+            _ => None,
+        }
+    }
+
+    /// The daemon ends: a pager that serves nobody ends too.
+    pub async fn end_if_idle(&self) {
+        let state = self.state.lock().await;
+        if let Some(pid) = state.pid.filter(|_| state.served.is_empty())
+            && let Ok(process) = VmmProcess::adopted(pid)
+        {
+            process.kill();
+        }
+    }
+
+    // ---- the process -----------------------------------------------------
+
+    /// Sees to it that one runs.
+    async fn run(&self, state: &mut State) -> Result<()> {
+        if state.pid.is_some() {
+            return Ok(());
+        }
+        let pid = self.spawn()?;
+        self.watch(state, VmmProcess::child(pid), pid);
+        let until = Instant::now() + START_TIME;
+        while self.ping().await.is_none() {
+            let died = !is_alive(pid);
+            if died || Instant::now() >= until {
+                state.pid = None;
+                return Err(Error::internal(format!(
+                    "The pager {}; {} may say why.",
+                    if died {
+                        "ended at once"
+                    } else {
+                        "does not listen"
+                    },
+                    self.log().display()
+                )));
+            }
+            sleep(KNOCK_EVERY).await;
+        }
+        info!(pid, "pager started");
+        Ok(())
+    }
+
+    fn spawn(&self) -> Result<u32> {
+        let program = self.paths.pager();
+        let socket = self.paths.pager_socket();
+        let _ = fs::remove_file(&socket);
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(self.log())
+            .map_err(|error| Error::io("open the pager's log", &self.log(), &error))?;
+        let spawned = spawn_detached(&Detached {
+            program: &program,
+            arguments: &[
+                OsStr::new("serve"),
+                OsStr::new("--control"),
+                socket.as_os_str(),
+            ],
+            directory: &self.paths.run,
+            output: log.as_fd(),
+            descriptors: &[],
+        });
+        spawned.map_err(|error| {
+            Error::internal(format!(
+                "The pager {} can't be started: {error}.",
+                program.display()
+            ))
+            .hint("Install Jiffy whole, or name the folder of jiffy-pager with --lib or JIFFY_LIB.")
+        })
+    }
+
+    fn log(&self) -> PathBuf {
+        self.paths.run.join("jiffy-pager.log")
+    }
+
+    /// Notices its end.
+    fn watch(&self, state: &mut State, process: io::Result<VmmProcess>, pid: u32) {
+        state.pid = Some(pid);
+        let this = self.this.clone();
+        match process {
+            Ok(process) => {
+                tokio::spawn(async move {
+                    process.ended().await;
+                    if let Some(this) = this.upgrade() {
+                        this.died(pid).await;
+                    }
+                });
+            }
+            Err(error) => warn!(%error, "the pager can't be watched"),
+        }
+    }
+
+    async fn died(&self, pid: u32) {
+        let mut state = self.state.lock().await;
+        if state.pid != Some(pid) {
+            return;
+        }
+        state.pid = None;
+        if state.served.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        state.deaths.retain(|then| now - *then < DEATHS_WITHIN);
+        state.deaths.push(now);
+        if state.deaths.len() > MAX_DEATHS {
+            error!(
+                "the pager dies again and again and is not started any more: VMs that need it end"
+            );
+            return;
+        }
+        warn!(
+            pid,
+            vms = state.served.len(),
+            "the pager died: another one takes over"
+        );
+        match self.run(&mut state).await {
+            Ok(()) => self.tell_all(&state).await,
+            Err(error) => error!(%error, "VMs that need the pager end"),
+        }
+    }
+
+    /// The process that answers on the control socket, if one does.
+    async fn find(&self) -> Option<u32> {
+        self.ping().await
+    }
+
+    /// The process id of who answers.
+    async fn ping(&self) -> Option<u32> {
+        let stream = UnixStream::connect(self.paths.pager_socket()).await.ok()?;
+        let pid = stream.peer_cred().ok()?.pid()?;
+        let asked = exchange(stream, &PagerRequest::Ping);
+        match timeout(ANSWER_TIME, asked).await {
+            Ok(Ok(PagerResponse::Ok)) => u32::try_from(pid).ok(),
+            _ => None,
+        }
+    }
+
+    // ---- requests --------------------------------------------------------
+
+    async fn tell(&self, id: &str, paged: &Paged) -> std::result::Result<(), String> {
+        let socket = self.paths.pager_vm_socket(id);
+        let _ = fs::remove_file(&socket);
+        let request = PagerRequest::Serve {
+            name: id.to_owned(),
+            socket,
+            image: paged.image.clone(),
+            record: paged.record.clone(),
+            prefetch: paged.prefetch,
+        };
+        done(self.ask(&request, ANSWER_TIME).await)
+    }
+
+    async fn tell_all(&self, state: &State) {
+        for (id, paged) in &state.served {
+            if let Err(why) = self.tell(id, paged).await {
+                error!(id, why, "a VM's memory can't be served any more");
+            }
+        }
+    }
+
+    async fn ask(&self, request: &PagerRequest, within: Duration) -> io::Result<PagerResponse> {
+        let asked = async {
+            let stream = UnixStream::connect(self.paths.pager_socket()).await?;
+            exchange(stream, request).await
+        };
+        timeout(within, asked)
+            .await
+            .unwrap_or(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+async fn exchange(mut stream: UnixStream, request: &PagerRequest) -> io::Result<PagerResponse> {
+    let mut line = serde_json::to_vec(request)?;
+    line.push(b'\n');
+    stream.write_all(&line).await?;
+    let mut answer = Vec::new();
+    BufReader::new(stream.take(MAX_ANSWER))
+        .read_until(b'\n', &mut answer)
+        .await?;
+    Ok(serde_json::from_slice(&answer)?)
+}
+
+fn done(answer: io::Result<PagerResponse>) -> std::result::Result<(), String> {
+    match answer {
+        Ok(PagerResponse::Ok) => Ok(()),
+        Ok(PagerResponse::Error(why)) => Err(short(why.trim_end_matches('.'))),
+        Ok(other) => Err(format!("it answered {other:?}")),
+        Err(error) => Err(format!("it does not answer: {error}")),
+    }
+}
+
+/// Is there such a process, and no zombie?
+fn is_alive(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+        stat.rsplit(')')
+            .next()
+            .is_some_and(|rest| !rest.starts_with(" Z"))
+    })
+}

@@ -1,0 +1,151 @@
+//! A captured VM on its way to the disk.
+
+use super::manifest::Manifest;
+use super::saved::{Saved, memory_in, volume_in};
+use super::{memory, taken};
+use crate::error::{Error, Result};
+use crate::vm::capture::Captured;
+use jiffy_wire::api::MemoryForm;
+use rustix::fs::{CWD, RenameFlags};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// A folder without its name: it goes when this is dropped.
+#[derive(Debug)]
+pub struct Draft {
+    folder: TempDir,
+}
+
+impl Draft {
+    /// An empty one beside where it is to be.
+    pub fn new(beside: &Path) -> Result<Draft> {
+        let folder = tempfile::Builder::new()
+            .prefix(".new-")
+            .tempdir_in(beside)
+            .map_err(|error| Error::io("make a snapshot", beside, &error))?;
+        Ok(Draft { folder })
+    }
+
+    /// Where it is now.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Clones these volumes, by name: blocking. They must stand still.
+    pub fn take_volumes<'a>(
+        &self,
+        volumes: impl Iterator<Item = (&'a str, &'a Path)>,
+    ) -> Result<()> {
+        clone_volumes(self.path(), volumes)
+    }
+
+    /// Writes state and RAM, and gives the image's file a further name:
+    /// blocking. Gives the bytes of RAM and of all else.
+    pub fn write(&self, captured: &Captured, form: MemoryForm, root: &Path) -> Result<(u64, u64)> {
+        let folder = self.path();
+        let path = folder.join("state");
+        let failed = |error: io::Error| Error::io("write a VM's state", &path, &error);
+        let state = captured.state().map_err(|error| {
+            Error::vm_failed(format!("The state of the VM can't be read: {error}."))
+        })?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(failed)?;
+        file.write_all(&state)
+            .and_then(|()| file.sync_all())
+            .map_err(failed)?;
+        let memory_bytes = memory::write(&memory_in(folder, form), form, captured)?;
+        let mut other_bytes = state.len() as u64;
+        let link = folder.join("root.erofs");
+        fs::hard_link(root, &link).map_err(|error| Error::io("keep the image", &link, &error))?;
+        for entry in fs::read_dir(folder.join("volumes")).into_iter().flatten() {
+            let path = entry
+                .map_err(|error| Error::io("look at volumes", folder, &error))?
+                .path();
+            // Shared with the volume at first: this is what it may become.
+            other_bytes += memory::bytes_of(&path).unwrap_or(0);
+        }
+        Ok((memory_bytes, other_bytes))
+    }
+
+    /// Writes the manifest, syncs all and gives it its name, which must be
+    /// free: blocking.
+    pub fn name(self, to: &Path, manifest: &Manifest) -> Result<Saved> {
+        let failed = |error: io::Error| Error::io("name a snapshot", to, &error);
+        manifest.save(self.path()).map_err(failed)?;
+        sync_folder(self.path()).map_err(failed)?;
+        let flags = RenameFlags::NOREPLACE;
+        match rustix::fs::renameat_with(CWD, self.path(), CWD, to, flags) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::EXIST | rustix::io::Errno::NOTEMPTY) => {
+                let name = to.file_name().unwrap_or_default().to_string_lossy();
+                return Err(taken(&name));
+            }
+            Err(error) => return Err(failed(error.into())),
+        }
+        let _ = self.folder.keep();
+        jiffy_sys::durable::sync_folder_of(to).map_err(failed)?;
+        Ok(Saved {
+            folder: to.to_owned(),
+            manifest: manifest.clone(),
+        })
+    }
+}
+
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// Clones volumes into the folder `volumes` of this one: blocking.
+pub fn clone_volumes<'a>(
+    folder: &Path,
+    volumes: impl Iterator<Item = (&'a str, &'a Path)>,
+) -> Result<()> {
+    for (name, from) in volumes {
+        let to = volume_in(folder, name);
+        make_parent(&to).map_err(|error| Error::io("clone a volume", &to, &error))?;
+        clone_volume(name, from, &to)?;
+    }
+    Ok(())
+}
+
+fn make_parent(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(parent) => fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(parent),
+        None => Ok(()),
+    }
+}
+
+/// A copy that shares its blocks with the original until one of them changes
+/// (ioctl_ficlone(2)).
+fn clone_volume(name: &str, from: &Path, to: &PathBuf) -> Result<()> {
+    let failed = |error: io::Error| Error::io("clone a volume", to, &error);
+    let source = File::open(from).map_err(failed)?;
+    let target = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(to)
+        .map_err(failed)?;
+    match rustix::fs::ioctl_ficlone(&target, &source) {
+        Ok(()) => target.sync_all().map_err(failed),
+        Err(rustix::io::Errno::NOSPC) => Err(failed(rustix::io::Errno::NOSPC.into())),
+        Err(error) => {
+            let _ = fs::remove_file(to);
+            Err(Error::wrong_state(format!(
+                "The volume {name} can't be captured: the file system that holds {} makes no clones of files ({error}).",
+                from.display()
+            ))
+            .hint("Keep Jiffy's data on XFS or Btrfs, or use a VM without volumes."))
+        }
+    }
+}

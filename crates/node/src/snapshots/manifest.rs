@@ -1,0 +1,70 @@
+//! `snapshot.json`: what a captured VM is and what it needs.
+
+use crate::digests::Known;
+use crate::durable::{self, LoadError};
+use crate::vm::record::{MainState, Spec};
+use jiffy_wire::api::MemoryForm;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::path::Path;
+
+const FORMAT: &str = "jiffy-snapshot";
+const VERSION: u32 = 1;
+const FILE: &str = "snapshot.json";
+
+/// A captured VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Unix time, seconds.
+    pub created: u64,
+    /// Version of the daemon that made it.
+    pub jiffy: String,
+    /// The VM's name.
+    pub vm: String,
+    /// The snapshot that VM came from.
+    pub parent: Option<String>,
+    /// What the VM is made of.
+    pub spec: Spec,
+    /// Was its first command running?
+    pub main: MainState,
+    /// BLAKE3 of the image, hexadecimal.
+    pub image_digest: String,
+    /// BLAKE3 of the kernel's file.
+    pub kernel_digest: String,
+    /// BLAKE3 of the guests' initramfs.
+    pub initramfs_digest: String,
+    /// BLAKE3 of the VMM that captured it.
+    pub vmm_digest: String,
+    /// Features of the processors it ran on.
+    pub cpu_features: Vec<String>,
+    /// How RAM is kept.
+    pub memory: MemoryForm,
+    /// Bytes it takes on disk.
+    pub memory_bytes: u64,
+    /// Bytes of all else that takes room of its own.
+    pub other_bytes: u64,
+    /// Its working set comes first in the image.
+    #[serde(default)]
+    pub optimised: bool,
+    /// Files whose digests were computed for it, so that the next daemon
+    /// need not.
+    #[serde(default)]
+    pub files: Vec<Known>,
+}
+
+impl Manifest {
+    /// Writes it into the folder.
+    pub fn save(&self, folder: &Path) -> io::Result<()> {
+        durable::save(&folder.join(FILE), FORMAT, VERSION, self, true)
+    }
+
+    /// Reads what [`Manifest::save`] wrote.
+    pub fn load(folder: &Path) -> Result<Manifest, LoadError> {
+        durable::load(&folder.join(FILE), FORMAT, VERSION)
+    }
+
+    /// Was the first command running?
+    pub fn has_main(&self) -> bool {
+        self.spec.command.is_some() && self.main == MainState::Started
+    }
+}

@@ -1,0 +1,140 @@
+//! Captured VMs on disk.
+//!
+//! A captured VM is a folder:
+//!
+//! | file | what |
+//! |---|---|
+//! | `snapshot.json` | the [`manifest`]: what it is and what it needs |
+//! | `state` | vCPUs, chips and devices, as the VMM wrote them |
+//! | `ram.image` | RAM as an image of the store, which the pager serves |
+//! | `ram.raw` | or RAM as a sparse file, which VMs map |
+//! | `root.erofs` | a further name of the image's file: the image may go |
+//! | `volumes/NAME.img` | a clone of each volume |
+//! | `recording` | which chunks the first restore touched |
+//!
+//! It is made under a name with a dot, synced, and renamed: after a crash it
+//! is there whole or not at all, and the next daemon removes what has a dot.
+//!
+//! * [`draft`]: one that is being made.
+//! * [`saved`]: one that is there.
+//! * [`memory`]: its RAM.
+//! * [`inspect`]: what its RAM consists of.
+
+pub mod draft;
+pub mod inspect;
+pub mod manifest;
+pub mod memory;
+pub mod saved;
+
+use crate::cpu;
+use crate::error::{Error, Result};
+use crate::names;
+use saved::Saved;
+use std::fs;
+use std::path::{Path, PathBuf};
+use tracing::warn;
+
+/// The snapshots of a node's users.
+#[derive(Debug)]
+pub struct Snapshots {
+    folder: PathBuf,
+}
+
+impl Snapshots {
+    /// The snapshots in this folder.
+    pub fn new(folder: PathBuf) -> Snapshots {
+        Snapshots { folder }
+    }
+
+    /// Where they are.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Refuses a name that can't be, or is taken.
+    pub fn check_free(&self, name: &str) -> Result<()> {
+        names::check("snapshot", name)?;
+        if self.folder.join(name).exists() {
+            return Err(taken(name));
+        }
+        Ok(())
+    }
+
+    /// A snapshot by name, its manifest read.
+    pub fn find(&self, name: &str) -> Result<Saved> {
+        names::check("snapshot", name)?;
+        let folder = self.folder.join(name);
+        if !folder.exists() {
+            return Err(missing(name));
+        }
+        Saved::open(folder).map_err(|why| {
+            Error::internal(format!("The snapshot {name} can't be read: {why}."))
+                .hint(format!("Remove it with `jiffy snapshot rm {name}`."))
+        })
+    }
+
+    /// All of them, by name.
+    pub fn list(&self) -> Result<Vec<(String, Saved)>> {
+        let entries = fs::read_dir(&self.folder)
+            .map_err(|error| Error::io("list snapshots", &self.folder, &error))?;
+        let mut found = Vec::new();
+        for entry in entries.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if names::check("snapshot", &name).is_err() {
+                continue;
+            }
+            match Saved::open(entry.path()) {
+                Ok(saved) => found.push((name, saved)),
+                Err(why) => warn!(snapshot = name, why, "a snapshot can't be read"),
+            }
+        }
+        found.sort_by(|one, other| one.0.cmp(&other.0));
+        Ok(found)
+    }
+
+    /// Removes a snapshot: blocking. It is there whole or not at all.
+    pub fn remove(&self, name: &str) -> Result<()> {
+        names::check("snapshot", name)?;
+        let path = self.folder.join(name);
+        if !path.exists() {
+            return Err(missing(name));
+        }
+        remove_whole(&path).map_err(|error| Error::io("remove a snapshot", &path, &error))
+    }
+}
+
+/// Removes a folder that others must never see half.
+pub fn remove_whole(path: &Path) -> std::io::Result<()> {
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    let gone = tempfile::Builder::new()
+        .prefix(".gone-")
+        .tempdir_in(parent)?;
+    fs::rename(path, gone.path().join("it"))?;
+    jiffy_sys::durable::sync_folder_of(path)?;
+    gone.close()
+}
+
+/// Refuses a captured VM that this host's processors can't go on with.
+pub fn check_processor(what: &str, wanted: &[String]) -> Result<()> {
+    let missing = cpu::missing(wanted);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Error::wrong_state(format!(
+        "{what} needs features that this host's processors don't have: {}.",
+        missing.join(", ")
+    ))
+    .hint("Restore it on a host with such processors, or boot the VM anew."))
+}
+
+fn missing(name: &str) -> Error {
+    let shown: String = name.chars().take(64).collect();
+    Error::not_found(format!("There is no snapshot {shown}."))
+        .hint("`jiffy snapshot ls` lists them; `jiffy snapshot create` makes one.")
+}
+
+fn taken(name: &str) -> Error {
+    Error::conflict(format!("There is a snapshot {name} already.")).hint(format!(
+        "Choose another name, or remove it with `jiffy snapshot rm {name}`."
+    ))
+}

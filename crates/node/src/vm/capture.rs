@@ -1,0 +1,134 @@
+//! A guest held still, and its memory and state taken.
+
+use crate::agent::{self, AgentError};
+use crate::frames::{FrameReader, ReadError};
+use crate::vm::control;
+use crate::vm::timeline::short;
+use jiffy_wire::agent::{Done, Request, VERSION};
+use jiffy_wire::vmm::{ControlRequest, ControlResponse, MemoryLayout};
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+/// What a guest has to freeze its programs and write its disks back.
+const QUIESCE_TIME: Duration = Duration::from_secs(60);
+/// What a VMM has to capture its VM.
+const CAPTURE_TIME: Duration = Duration::from_secs(60);
+/// Largest state of a VM without its RAM, in bytes.
+pub const MAX_STATE: u64 = 256 << 20;
+/// Largest layout, in bytes.
+const MAX_LAYOUT: u64 = 256 << 20;
+
+/// A guest whose programs are frozen until this is dropped.
+#[derive(Debug)]
+pub struct Quiet {
+    _connection: FrameReader<UnixStream>,
+}
+
+/// Freezes the guest's programs; the error is a sentence without its full
+/// stop.
+pub async fn quiesce(vsock: &Path, drop_caches: bool) -> Result<Quiet, String> {
+    let request = Request::Quiesce {
+        version: VERSION,
+        drop_caches,
+    };
+    let exchange = async {
+        let mut connection = FrameReader::new(agent::ask(vsock, &request).await?);
+        let answer = connection
+            .next::<Done>()
+            .await
+            .map_err(|error| match error {
+                ReadError::Io(error) => AgentError::Io(error),
+                ReadError::Frame(error) => AgentError::Protocol(error),
+            })?;
+        Ok::<_, AgentError>((answer, connection))
+    };
+    match timeout(QUIESCE_TIME, exchange).await {
+        Ok(Ok((Some(Done::Ok), connection))) => Ok(Quiet {
+            _connection: connection,
+        }),
+        Ok(Ok((Some(Done::Error(why)), _))) => Err(short(why.trim_end_matches('.'))),
+        Ok(Ok((None, _))) => Err("the guest's agent closed the connection".to_owned()),
+        Ok(Err(error)) => Err(error.sentence()),
+        Err(_) => Err("the guest did not hold its programs still in time".to_owned()),
+    }
+}
+
+/// A captured VM: what these files hold never changes.
+#[derive(Debug, Clone)]
+pub struct Captured {
+    /// vCPUs, chips and devices.
+    pub state: Arc<OwnedFd>,
+    /// What each layer covers, as JSON.
+    pub layout: Arc<OwnedFd>,
+    /// Layers of RAM, the lowest first.
+    pub layers: Vec<Arc<OwnedFd>>,
+    /// How long the vCPUs stood still (until the answer, if they still do).
+    pub pause_ns: u64,
+}
+
+/// Has a VMM capture its VM; the error is a sentence without its full stop.
+pub async fn capture(control: &Path, resume: bool) -> Result<Captured, String> {
+    let asked = control::request_with_descriptors(control, ControlRequest::Capture { resume });
+    let (answer, descriptors) = match timeout(CAPTURE_TIME, asked).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(error)) => return Err(format!("its VMM does not answer: {error}")),
+        Err(_) => return Err("its VMM took too long".to_owned()),
+    };
+    let (layers, pause_ns) = match answer {
+        ControlResponse::Captured {
+            layers, pause_ns, ..
+        } => (layers, pause_ns),
+        ControlResponse::Error(why) => return Err(short(why.trim_end_matches('.'))),
+        other => return Err(format!("its VMM answered {other:?}")),
+    };
+    let mut files = descriptors.into_iter().map(Arc::new);
+    let (Some(state), Some(layout)) = (files.next(), files.next()) else {
+        return Err("its VMM sent no state".to_owned());
+    };
+    let captured = Captured {
+        state,
+        layout,
+        layers: files.collect(),
+        pause_ns,
+    };
+    if captured.layers.is_empty() || captured.layers.len() != layers as usize {
+        return Err(format!(
+            "its VMM told of {layers} layers of memory and sent {}",
+            captured.layers.len()
+        ));
+    }
+    Ok(captured)
+}
+
+impl Captured {
+    /// The layout, read whole.
+    pub fn layout(&self) -> io::Result<MemoryLayout> {
+        let text = whole(&self.layout, MAX_LAYOUT)?;
+        Ok(serde_json::from_slice(&text)?)
+    }
+
+    /// The state, read whole.
+    pub fn state(&self) -> io::Result<Vec<u8>> {
+        whole(&self.state, MAX_STATE)
+    }
+}
+
+/// The contents of a memfd that the VMM and we have open at once.
+fn whole(file: &OwnedFd, most: u64) -> io::Result<Vec<u8>> {
+    let mut file = File::from(file.try_clone()?);
+    let size = file.metadata()?.len();
+    if size > most {
+        let problem = format!("{size} bytes where at most {most} are expected");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
+    }
+    file.rewind()?;
+    let mut bytes = Vec::with_capacity(size as usize);
+    file.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}

@@ -1,0 +1,122 @@
+//! A VMM's control socket: one command, one answer, and what comes with it.
+
+use jiffy_sys::fds::recv_with_fds;
+use jiffy_wire::vmm::{ControlRequest, ControlResponse};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
+use tokio::net::UnixStream;
+
+/// Longest line from a VMM's control socket.
+const MAX_ANSWER: usize = 64 * 1024;
+/// Most descriptors with an answer: a VM that was captured that often is
+/// captured whole again.
+const MAX_DESCRIPTORS: usize = 1024;
+
+/// Sends a VMM one command and gives its answer.
+pub async fn request(socket: &Path, request: ControlRequest) -> io::Result<ControlResponse> {
+    let stream = send(socket, request).await?;
+    let mut answer = Vec::new();
+    BufReader::new(stream.take(MAX_ANSWER as u64))
+        .read_until(b'\n', &mut answer)
+        .await?;
+    Ok(serde_json::from_slice(&answer)?)
+}
+
+/// Sends a VMM one command; the error is a sentence without its full stop.
+pub async fn order(socket: &Path, order: ControlRequest) -> Result<(), String> {
+    match request(socket, order).await {
+        Ok(ControlResponse::Ok | ControlResponse::Balloon(_)) => Ok(()),
+        Ok(ControlResponse::Error(why)) => Err(why.trim_end_matches('.').to_owned()),
+        Ok(other) => Err(format!("its VMM answered {other:?}")),
+        Err(error) => Err(format!("its VMM does not answer: {error}")),
+    }
+}
+
+/// Sends a VMM one command and gives its answer with the descriptors that
+/// came with it.
+pub async fn request_with_descriptors(
+    socket: &Path,
+    request: ControlRequest,
+) -> io::Result<(ControlResponse, Vec<OwnedFd>)> {
+    let stream = send(socket, request).await?;
+    let mut line = Vec::new();
+    let mut descriptors = Vec::new();
+    while line.last() != Some(&b'\n') {
+        let mut bytes = [0; 4096];
+        let read = || recv_with_fds(&stream, &mut bytes, &mut descriptors);
+        let got = stream.async_io(Interest::READABLE, read).await?;
+        if got == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        line.extend_from_slice(&bytes[..got]);
+        if line.len() > MAX_ANSWER || descriptors.len() > MAX_DESCRIPTORS {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "its answer is too long",
+            ));
+        }
+    }
+    Ok((serde_json::from_slice(&line)?, descriptors))
+}
+
+async fn send(socket: &Path, request: ControlRequest) -> io::Result<UnixStream> {
+    let mut stream = UnixStream::connect(socket).await?;
+    let mut line = serde_json::to_vec(&request)?;
+    line.push(b'\n');
+    stream.write_all(&line).await?;
+    Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_sys::fds::send_with_fds;
+    use std::fs::File;
+    use std::io::{BufRead, Read, Write};
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixListener;
+
+    #[tokio::test]
+    async fn descriptors_come_with_the_answer_in_any_pieces() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut line = String::new();
+            std::io::BufReader::new(stream.try_clone().unwrap())
+                .read_line(&mut line)
+                .unwrap();
+            assert_eq!(line, "{\"capture\":{\"resume\":true}}\n");
+            let answer = ControlResponse::Captured {
+                layers: 98,
+                pause_ns: 5,
+                copied_bytes: 6,
+            };
+            let mut text = serde_json::to_vec(&answer).unwrap();
+            text.push(b'\n');
+            let files: Vec<File> = (0..100).map(|_| tempfile::tempfile().unwrap()).collect();
+            (&files[99]).write_all(b"last").unwrap();
+            for (part, piece) in files.chunks(50).zip(text.chunks(10)) {
+                let part: Vec<_> = part.iter().map(AsFd::as_fd).collect();
+                send_with_fds(&stream, piece, &part).unwrap();
+            }
+            stream.write_all(&text[20..]).unwrap();
+        });
+        let asked = ControlRequest::Capture { resume: true };
+        let (answer, descriptors) = request_with_descriptors(&path, asked).await.unwrap();
+        server.join().unwrap();
+        assert!(matches!(
+            answer,
+            ControlResponse::Captured { layers: 98, .. }
+        ));
+        assert_eq!(descriptors.len(), 100);
+        let mut last = File::from(descriptors.into_iter().last().unwrap());
+        std::io::Seek::rewind(&mut last).unwrap();
+        let mut text = String::new();
+        last.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "last");
+    }
+}
