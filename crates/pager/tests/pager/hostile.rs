@@ -1,0 +1,183 @@
+//! Peers and files that mean no good.
+
+use super::support::*;
+use jiffy_wire::pager::{PagerRequest, PagerResponse};
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+
+#[test]
+fn senseless_handshakes_are_refused_with_a_sentence_and_cost_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), MIB, |_| {});
+    let pager = Pager::start(folder.path(), &[]);
+    let socket = pager.serve("vm", &image);
+    let before = pager.count("fd");
+    let memory = Memory::new(MIB);
+    let refused = |text: &str, fds: &[std::os::fd::BorrowedFd<'_>]| {
+        let stream = UnixStream::connect(&socket).unwrap();
+        greet(&stream, text, fds);
+        last_words(&stream)
+    };
+    let good = memory.mapping();
+    let uffd = memory.uffd();
+    assert!(refused("nonsense", &[uffd]).contains("JSON"));
+    assert!(refused("{}", &[uffd]).contains("JSON"));
+    assert!(refused("[]", &[uffd]).contains("0 mappings"));
+    assert!(refused(&format!("[{good}]"), &[]).contains("0 descriptors"));
+    assert!(refused(&format!("[{good}]"), &[uffd, uffd]).contains("more than one"));
+    let null = File::open("/dev/null").unwrap();
+    assert!(refused(&format!("[{good}]"), &[null.as_fd()]).contains("no userfaultfd"));
+    assert!(refused(&format!("[{good},{good}]"), &[uffd]).contains("overlap"));
+    let long = good.replace(&format!("\"size\":{MIB}"), &format!("\"size\":{}", 2 * MIB));
+    assert!(refused(&format!("[{long}]"), &[uffd]).contains("beyond the end"));
+    let negative = good.replace("\"offset\":0", "\"offset\":-1");
+    assert!(refused(&format!("[{negative}]"), &[uffd]).contains("JSON"));
+    let odd = good.replace("\"offset\":0", "\"offset\":1");
+    assert!(refused(&format!("[{odd}]"), &[uffd]).contains("whole pages"));
+    let spaces = " ".repeat(70 << 10);
+    let stream = UnixStream::connect(&socket).unwrap();
+    let _ = std::io::Write::write_all(&mut &stream, spaces.as_bytes());
+    assert!(last_words(&stream).contains("longer than"));
+    // One that says nothing is given up after a while.
+    let silent = UnixStream::connect(&socket).unwrap();
+    assert!(last_words(&silent).contains("too long"));
+
+    eventually("descriptors stay open", || pager.count("fd") <= before);
+    let _connection = memory.connect(&socket);
+    assert_page(memory.read_page(8).bytes(), page(8));
+}
+
+#[test]
+fn senseless_requests_are_answered_with_a_sentence() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), MIB, |_| {});
+    let pager = Pager::start(folder.path(), &[]);
+    let mut control = Control::connect(&pager.control);
+    let refused = |answer: PagerResponse| match answer {
+        PagerResponse::Error(sentence) => sentence,
+        other => panic!("{other:?}"),
+    };
+    assert!(refused(control.say("{]\n")).contains("not a request"));
+    assert!(refused(control.say("\n")).contains("not a request"));
+    for name in ["nobody", "", "../x"] {
+        let name = name.to_owned();
+        for request in [
+            PagerRequest::Complete { name: name.clone() },
+            PagerRequest::Forget { name: name.clone() },
+            PagerRequest::Stats { name },
+        ] {
+            assert!(refused(control.ask(&request)).contains("is served here"));
+        }
+    }
+    let serve = |name: &str, socket: &str, image: &std::path::Path| PagerRequest::Serve {
+        name: name.into(),
+        socket: folder.path().join(socket),
+        image: image.into(),
+        record: None,
+        prefetch: false,
+    };
+    let missing = folder.path().join("missing");
+    assert!(refused(control.ask(&serve("a", "a", &missing))).contains("missing"));
+    let text = folder.path().join("text");
+    fs::write(&text, b"no image").unwrap();
+    assert!(refused(control.ask(&serve("a", "a", &text))).contains("text"));
+    assert!(refused(control.ask(&serve("a", "text", &image))).contains("no socket"));
+    assert_eq!(fs::read(&text).unwrap(), b"no image");
+    assert!(refused(control.ask(&serve("a", "x/y", &image))).contains("cannot be listened on"));
+
+    assert_eq!(control.ask(&serve("a", "a", &image)), PagerResponse::Ok);
+    assert_eq!(
+        control.ask(&serve("a", "a", &image)),
+        PagerResponse::Ok,
+        "asked again"
+    );
+    assert!(refused(control.ask(&serve("a", "b", &image))).contains("already"));
+    assert!(refused(control.ask(&serve("b", "a", &image))).contains("another VM"));
+    assert!(refused(pager.complete("a")).contains("not connected"));
+
+    // Several requests at once are answered in order; a line without end is not.
+    let ping = serde_json::to_string(&PagerRequest::Ping).unwrap();
+    assert_eq!(control.say(&format!("{ping}\nx\n")), PagerResponse::Ok);
+    assert!(refused(control.say("")).contains("not a request"));
+    let endless = "x".repeat(80 << 10);
+    assert!(refused(control.say(&endless)).contains("longer than"));
+    assert!(control.is_closed());
+    assert_eq!(pager.ask(&PagerRequest::Ping), PagerResponse::Ok);
+}
+
+#[test]
+fn a_damaged_chunk_ends_its_vm_and_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = image(folder.path(), 2 * MIB, |_| {});
+    let reader = jiffy_store::ImageReader::open(&path).unwrap();
+    let damaged = 20;
+    let place = reader.stored_range(damaged).unwrap().unwrap();
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, place.end - 1).unwrap();
+    file.write_all_at(&[byte[0] ^ 0x40], place.end - 1).unwrap();
+
+    let pager = Pager::start(folder.path(), &[]);
+    let one = Memory::new(2 * MIB);
+    let connection = one.connect(&pager.serve("one", &path));
+    let other = Memory::new(2 * MIB);
+    let _connection = other.connect(&pager.serve("other", &path));
+    assert_page(one.read_page(3).bytes(), page(3));
+    let stuck = one.read_page(damaged as usize * 2);
+    let sentence = last_words(&connection);
+    assert!(
+        sentence.contains(&format!("chunk {damaged} at byte {}", place.start)),
+        "{sentence}"
+    );
+    assert!(sentence.contains("ram.img"), "{sentence}");
+    assert_eq!(pager.stats("one").failed, Some(sentence.clone()));
+    assert_eq!(pager.complete("one"), PagerResponse::Error(sentence));
+    assert!(stuck.is_stuck(), "nothing wrong was filled in");
+    assert_page(other.read_page(3).bytes(), page(3));
+    assert_eq!(pager.stats("other").failed, None);
+    // All but the damaged one can be had, and the completion says so.
+    let PagerResponse::Error(sentence) = pager.complete("other") else {
+        panic!("it cannot be whole");
+    };
+    assert!(sentence.contains(&format!("chunk {damaged}")));
+    for number in (0..2 * MIB / PAGE).filter(|number| number / 2 != damaged as usize) {
+        assert_eq!(other.arena.read(number * PAGE), page(number)[0]);
+    }
+}
+
+#[test]
+fn a_fault_outside_of_the_mappings_ends_the_vm_with_a_sentence() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), MIB, |_| {});
+    let pager = Pager::start(folder.path(), &[]);
+    let memory = Memory::new(2 * MIB);
+    let stream = UnixStream::connect(pager.serve("vm", &image)).unwrap();
+    let half = memory
+        .mapping()
+        .replace(&format!("\"size\":{}", 2 * MIB), &format!("\"size\":{MIB}"));
+    greet(&stream, &format!("[{half}]"), &[memory.uffd()]);
+    assert_page(memory.read_page(1).bytes(), page(1));
+    let _stuck = memory.read_page(MIB / PAGE + 1);
+    assert!(last_words(&stream).contains("in no mapping"));
+}
+
+#[test]
+fn a_second_pager_does_not_take_the_control_socket_of_a_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let pager = Pager::start(folder.path(), &[]);
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_jiffy-pager"))
+        .args(["serve", "--control"])
+        .arg(&pager.control)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("another pager answers there"), "{text}");
+    assert_eq!(pager.ask(&PagerRequest::Ping), PagerResponse::Ok);
+}

@@ -1,0 +1,10 @@
+//! `jiffy-pager` as a process, with real userfaultfds.
+
+mod hostile;
+mod jobs;
+mod many;
+mod recordings;
+mod removals;
+mod restarts;
+mod serving;
+mod support;

@@ -1,0 +1,134 @@
+//! VMMs and pagers that go.
+
+use super::support::*;
+use jiffy_wire::pager::PagerResponse;
+
+#[test]
+fn a_successor_serves_what_its_predecessor_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), 4 * MIB, |_| {});
+    let memory = Memory::new(4 * MIB);
+    let pager = Pager::start(folder.path(), &[]);
+    let connection = memory.connect(&pager.serve("vm", &image));
+    for number in [0, 1, 100, 200] {
+        assert_page(memory.read_page(number).bytes(), page(number));
+    }
+    memory.arena.discard(100 * PAGE, 3 * PAGE).unwrap();
+    // A later fault is served: so what was given up is noted.
+    assert_page(memory.read_page(100).bytes(), [0; PAGE]);
+    pager.kill();
+    // The VMM sees it at once.
+    connection.set_nonblocking(false).unwrap();
+    assert_eq!(
+        std::io::Read::read(&mut &connection, &mut [0; 1]).unwrap(),
+        0
+    );
+    // Faults come while nobody is there.
+    let waiting: Vec<_> = [3, 301, 502]
+        .map(|number| (number, memory.read_page(number)))
+        .into();
+    assert!(waiting.iter().all(|(_, reading)| reading.is_stuck()));
+
+    let pager = Pager::start(folder.path(), &[]);
+    let _connection = memory.connect(&pager.serve("vm", &image));
+    for (number, reading) in waiting {
+        assert_page(reading.bytes(), page(number));
+    }
+    for number in [101, 102] {
+        // They were given up before.
+        assert_page(memory.read_page(number).bytes(), [0; PAGE]);
+    }
+    assert_page(memory.read_page(103).bytes(), page(103));
+    assert_page(memory.read_page(200).bytes(), page(200));
+    assert_eq!(pager.complete("vm"), PagerResponse::Ok);
+}
+
+#[test]
+fn a_fault_read_by_a_pager_that_died_is_served_by_the_next() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), MIB, |_| {});
+    let memory = Memory::new(MIB);
+    let stuck = memory.read_page(11);
+    assert!(stuck.is_stuck());
+    // Somebody has read it: it is no event any more.
+    let uffd = jiffy_sys::userfaultfd::Userfaultfd::from_received(
+        memory.uffd().try_clone_to_owned().unwrap(),
+    )
+    .unwrap();
+    assert!(uffd.next_event().unwrap().is_some());
+    assert!(uffd.next_event().unwrap().is_none());
+    drop(uffd);
+    let pager = Pager::start(folder.path(), &[]);
+    let _connection = memory.connect(&pager.serve("vm", &image));
+    assert_page(stuck.bytes(), page(11));
+}
+
+#[test]
+fn killed_again_and_again_nothing_is_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), 8 * MIB, |_| {});
+    let memory = Memory::new(8 * MIB);
+    let checks: Vec<_> = (0..2).map(|seed| memory.check(seed)).collect();
+    for _ in 0..8 {
+        let pager = Pager::start(folder.path(), &[]);
+        let _connection = memory.connect(&pager.serve("vm", &image));
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        pager.kill();
+    }
+    let pager = Pager::start(folder.path(), &[]);
+    let _connection = memory.connect(&pager.serve("vm", &image));
+    checks.into_iter().for_each(join);
+}
+
+#[test]
+fn vms_that_vanish_are_let_go() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), MIB, |_| {});
+    let pager = Pager::start(folder.path(), &[]);
+    let socket = pager.serve("vm", &image);
+    let before = pager.count("fd");
+    for round in 0..20 {
+        let memory = Memory::new(MIB);
+        let connection = memory.connect(&socket);
+        assert_page(memory.read_page(round).bytes(), page(round));
+        // First its memory, then its connection; and the other way round.
+        if round % 2 == 0 {
+            drop(memory);
+            drop(connection);
+        } else {
+            drop(connection);
+            drop(memory);
+        }
+    }
+    eventually("descriptors stay open", || pager.count("fd") <= before);
+    let memory = Memory::new(MIB);
+    let _connection = memory.connect(&socket);
+    assert_page(memory.read_page(1).bytes(), page(1));
+}
+
+#[test]
+fn forgotten_is_forgotten_and_may_be_served_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), MIB, |_| {});
+    let pager = Pager::start(folder.path(), &[]);
+    let socket = pager.serve("vm", &image);
+    let memory = Memory::new(MIB);
+    let connection = memory.connect(&socket);
+    assert_page(memory.read_page(2).bytes(), page(2));
+    memory.arena.discard(2 * PAGE, PAGE).unwrap();
+    assert_eq!(pager.forget("vm"), PagerResponse::Ok);
+    assert!(!socket.exists());
+    assert_eq!(
+        std::fs::read_dir(folder.path()).unwrap().count(),
+        2,
+        "image and control"
+    );
+    assert_eq!(
+        std::io::Read::read(&mut &connection, &mut [0; 1]).unwrap(),
+        0
+    );
+    let stuck = memory.read_page(50);
+    assert!(stuck.is_stuck());
+    let _connection = memory.connect(&pager.serve("vm", &image));
+    assert_page(stuck.bytes(), page(50));
+}

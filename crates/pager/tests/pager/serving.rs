@@ -1,0 +1,133 @@
+//! Faults of one VM.
+
+use super::support::*;
+use jiffy_sys::memfd;
+use jiffy_sys::userfaultfd::Arena;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+
+#[test]
+fn every_page_is_the_image_s() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), 8 * MIB, |_| {});
+    let pager = Pager::start(folder.path(), &[]);
+    let socket = pager.serve("vm", &image);
+    assert_eq!(
+        fs::metadata(&socket).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
+    let memory = Memory::new(8 * MIB);
+    let connection = memory.connect(&socket);
+    let threads: Vec<_> = (0..4).map(|seed| memory.check(seed)).collect();
+    threads.into_iter().for_each(join);
+
+    let stats = pager.stats("vm");
+    // Each chunk faults once or, when two threads meet, a few times more.
+    assert!((1024..1024 * 4).contains(&stats.faults), "{stats:?}");
+    assert_eq!(stats.bytes_filled, 8 * MIB as u64);
+    assert!(stats.bytes_read > 0 && stats.fault_ns > 0 && stats.first_fault_ns > 0);
+    assert_eq!(stats.failed, None);
+    drop(connection);
+    assert!(pager.terminate().success());
+    assert!(!socket.exists());
+}
+
+#[test]
+fn chunks_of_every_size_and_codec_are_served() {
+    for (chunk, codec, around) in [
+        (4 << 10, jiffy_store::Codec::None, "0"),
+        (64 << 10, jiffy_store::Codec::Lz4, "256"),
+        (2 << 20, jiffy_store::Codec::Lz4, "0"),
+        (8 << 10, jiffy_store::Codec::Lz4, "32"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        // Not a whole number of the largest chunks.
+        let bytes = 5 * MIB + 12 * PAGE;
+        let image = image(folder.path(), bytes, |options| {
+            options.chunk_size = chunk;
+            options.codec = codec.clone();
+        });
+        let pager = Pager::start(folder.path(), &["--fault-around", around]);
+        let memory = Memory::new(bytes);
+        let _connection = memory.connect(&pager.serve("vm", &image));
+        let threads: Vec<_> = (0..3).map(|seed| memory.check(seed)).collect();
+        threads.into_iter().for_each(join);
+        assert_eq!(pager.stats("vm").bytes_filled, bytes as u64, "{chunk}");
+    }
+}
+
+#[test]
+fn shared_memory_is_served_as_private_memory_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), 2 * MIB, |_| {});
+    let pager = Pager::start(folder.path(), &[]);
+    let file = memfd::create("ram", 2 * MIB as u64, memfd::Pages::Small).unwrap();
+    let memory = Memory::over(Arena::shared(&file, 2 * MIB).unwrap());
+    let _connection = memory.connect(&pager.serve("vm", &image));
+    let threads: Vec<_> = (0..2).map(|seed| memory.check(seed)).collect();
+    threads.into_iter().for_each(join);
+}
+
+#[test]
+fn ram_in_two_regions_is_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), 4 * MIB, |options| {
+        options.chunk_size = 64 << 10
+    });
+    let pager = Pager::start(folder.path(), &[]);
+    let memory = Memory::new(8 * MIB);
+    let stream = UnixStream::connect(pager.serve("vm", &image)).unwrap();
+    // The boundary is inside a chunk, and the upper part comes first.
+    let low = MIB + 4 * PAGE;
+    let high = 4 * MIB - low;
+    let base = memory.arena.address() as usize;
+    let region = |at: usize, size: usize, offset: usize| {
+        format!(
+            r#"{{"base_host_virt_addr":{},"size":{size},"offset":{offset},"page_size_kib":4096}}"#,
+            base + at
+        )
+    };
+    let text = format!("[{},{}]", region(0, high, low), region(5 * MIB, low, 0));
+    greet(&stream, &text, &[memory.uffd()]);
+    for number in 0..4 * MIB / PAGE {
+        let at = number * PAGE;
+        let place = if at < low { 5 * MIB + at } else { at - low };
+        assert_page(memory.read_page(place / PAGE).bytes(), page(number));
+    }
+}
+
+#[test]
+fn what_was_written_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), MIB, |_| {});
+    let pager = Pager::start(folder.path(), &["--fault-around", "64"]);
+    let memory = Memory::new(MIB);
+    let _connection = memory.connect(&pager.serve("vm", &image));
+    let arena = memory.arena.clone();
+    join(std::thread::spawn(move || {
+        for number in 0..MIB / PAGE {
+            arena.write(number * PAGE + 5, 0xee);
+        }
+    }));
+    for number in 0..MIB / PAGE {
+        let mut expected = page(number);
+        expected[5] = 0xee;
+        assert_page(memory.read_page(number).bytes(), expected);
+    }
+}
+
+#[test]
+fn a_handshake_may_come_in_pieces() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), MIB, |_| {});
+    let pager = Pager::start(folder.path(), &[]);
+    let memory = Memory::new(MIB);
+    let stream = UnixStream::connect(pager.serve("vm", &image)).unwrap();
+    let text = format!("[{}]", memory.mapping());
+    let (first, rest) = text.split_at(20);
+    greet(&stream, first, &[memory.uffd()]);
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    greet(&stream, rest, &[]);
+    assert_page(memory.read_page(3).bytes(), page(3));
+}

@@ -1,0 +1,335 @@
+//! A pager process, a client of its control socket, and a VMM as Firecracker's
+//! document on page faults describes it.
+
+use jiffy_store::{Codec, WriteOptions, write_image};
+use jiffy_sys::userfaultfd::{Arena, Features, Userfaultfd};
+use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+use std::io::{BufRead, BufReader, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+pub const PAGE: usize = 4096;
+pub const MIB: usize = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What page `page` of every test image holds: every fifth nothing, every
+/// seventh noise, the others something that compresses.
+pub fn page(page: usize) -> Vec<u8> {
+    if page % 5 == 0 {
+        return vec![0; PAGE];
+    }
+    if page % 7 != 1 {
+        let lines = (0..PAGE / 64).map(|line| [(page + line) as u8 | 1; 64]);
+        return lines.collect::<Vec<_>>().concat();
+    }
+    let mut state = (page as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let words = (0..PAGE / 8).map(|_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_ne_bytes()
+    });
+    words.collect::<Vec<_>>().concat()
+}
+
+pub fn contents(bytes: usize) -> Vec<u8> {
+    (0..bytes / PAGE).flat_map(page).collect()
+}
+
+/// Writes an image of [`contents`].
+pub fn image(folder: &Path, bytes: usize, change: impl FnOnce(&mut WriteOptions)) -> PathBuf {
+    let mut options = WriteOptions {
+        codec: Codec::Lz4,
+        threads: 1,
+        ..WriteOptions::default()
+    };
+    change(&mut options);
+    let path = folder.join("ram.img");
+    write_image(&path, &contents(bytes), &options).unwrap();
+    path
+}
+
+pub struct Pager {
+    child: Child,
+    pub control: PathBuf,
+}
+
+impl Pager {
+    pub fn start(folder: &Path, arguments: &[&str]) -> Pager {
+        let control = folder.join("control");
+        let child = Command::new(env!("CARGO_BIN_EXE_jiffy-pager"))
+            .args(["serve", "--control"])
+            .arg(&control)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pager = Pager { child, control };
+        let begun = Instant::now();
+        while UnixStream::connect(&pager.control).is_err() {
+            assert!(begun.elapsed() < PATIENCE, "the pager does not listen");
+            thread::sleep(Duration::from_millis(2));
+        }
+        pager
+    }
+
+    pub fn ask(&self, request: &PagerRequest) -> PagerResponse {
+        Control::connect(&self.control).ask(request)
+    }
+
+    /// Serves `image` on `NAME.sock` beside it.
+    pub fn serve(&self, name: &str, image: &Path) -> PathBuf {
+        self.serve_as(name, image, None, false)
+    }
+
+    pub fn serve_as(
+        &self,
+        name: &str,
+        image: &Path,
+        record: Option<PathBuf>,
+        prefetch: bool,
+    ) -> PathBuf {
+        let socket = image.with_file_name(format!("{name}.sock"));
+        let answer = self.ask(&PagerRequest::Serve {
+            name: name.into(),
+            socket: socket.clone(),
+            image: image.into(),
+            record,
+            prefetch,
+        });
+        assert_eq!(answer, PagerResponse::Ok);
+        socket
+    }
+
+    pub fn stats(&self, name: &str) -> PagerStats {
+        match self.ask(&PagerRequest::Stats { name: name.into() }) {
+            PagerResponse::Stats(stats) => stats,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn forget(&self, name: &str) -> PagerResponse {
+        self.ask(&PagerRequest::Forget { name: name.into() })
+    }
+
+    pub fn complete(&self, name: &str) -> PagerResponse {
+        self.ask(&PagerRequest::Complete { name: name.into() })
+    }
+
+    /// Until the VMM of this memory is served; page 0 is there then.
+    pub fn wait_for(&self, memory: &Memory) {
+        assert_page(memory.read_page(0).bytes(), page(0));
+    }
+
+    /// Entries of a folder of its in /proc.
+    pub fn count(&self, what: &str) -> usize {
+        fs::read_dir(format!("/proc/{}/{what}", self.child.id()))
+            .unwrap()
+            .count()
+    }
+
+    /// SIGKILL.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// SIGTERM.
+    pub fn terminate(mut self) -> ExitStatus {
+        let pid = Pid::from_raw(self.child.id() as i32).unwrap();
+        kill_process(pid, Signal::TERM).unwrap();
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(begun.elapsed() < PATIENCE, "the pager does not end");
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Pager {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub struct Control(BufReader<UnixStream>);
+
+impl Control {
+    pub fn connect(path: &Path) -> Control {
+        let stream = UnixStream::connect(path).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Control(BufReader::new(stream))
+    }
+
+    pub fn ask(&mut self, request: &PagerRequest) -> PagerResponse {
+        let line = serde_json::to_string(request).unwrap();
+        self.say(&format!("{line}\n"))
+    }
+
+    pub fn say(&mut self, line: &str) -> PagerResponse {
+        self.0.get_mut().write_all(line.as_bytes()).unwrap();
+        let mut answer = String::new();
+        self.0.read_line(&mut answer).unwrap();
+        serde_json::from_str(&answer).unwrap()
+    }
+
+    pub fn is_closed(&mut self) -> bool {
+        // Reset, if it has not read all.
+        self.0.read(&mut [0; 1]).unwrap_or(0) == 0
+    }
+}
+
+/// Guest RAM and its userfaultfd. It outlives connections.
+#[derive(Clone)]
+pub struct Memory {
+    pub arena: Arc<Arena>,
+    uffd: Arc<Userfaultfd>,
+}
+
+impl Memory {
+    pub fn new(bytes: usize) -> Memory {
+        Memory::over(Arena::anonymous(bytes).unwrap())
+    }
+
+    pub fn over(arena: Arena) -> Memory {
+        let uffd = Userfaultfd::create(Features::GUEST_MEMORY).unwrap();
+        arena.register(&uffd).unwrap();
+        Memory {
+            arena: Arc::new(arena),
+            uffd: Arc::new(uffd),
+        }
+    }
+
+    /// The JSON of Firecracker's document, for one region.
+    pub fn mapping(&self) -> String {
+        format!(
+            r#"{{"base_host_virt_addr":{},"size":{},"offset":0,"page_size":4096,"page_size_kib":4096}}"#,
+            self.arena.address(),
+            self.arena.length()
+        )
+    }
+
+    /// Connects and shakes hands: one message, the descriptor with it.
+    pub fn connect(&self, socket: &Path) -> UnixStream {
+        let stream = UnixStream::connect(socket).unwrap();
+        greet(
+            &stream,
+            &format!("[{}]", self.mapping()),
+            &[self.uffd.as_fd()],
+        );
+        stream
+    }
+
+    pub fn uffd(&self) -> BorrowedFd<'_> {
+        self.uffd.as_fd()
+    }
+
+    /// Reads a page in a thread of its own: the fault may never be served.
+    pub fn read_page(&self, number: usize) -> Reading {
+        let arena = self.arena.clone();
+        Reading(thread::spawn(move || {
+            let mut bytes = vec![0; PAGE];
+            arena.read_into(number * PAGE, &mut bytes);
+            bytes
+        }))
+    }
+
+    /// All pages, in an order of this seed, against [`page`].
+    pub fn check(&self, seed: usize) -> JoinHandle<()> {
+        let arena = self.arena.clone();
+        thread::spawn(move || {
+            let pages = arena.length() / PAGE;
+            let mut bytes = vec![0; PAGE];
+            for step in 0..pages {
+                // 40503 is prime to every power of two.
+                let number = (step * 40503 + seed * 7919) % pages;
+                arena.read_into(number * PAGE, &mut bytes);
+                assert!(bytes == page(number), "page {number}");
+            }
+        })
+    }
+}
+
+/// A page somebody reads.
+pub struct Reading(JoinHandle<Vec<u8>>);
+
+impl Reading {
+    pub fn bytes(self) -> Vec<u8> {
+        join(self.0)
+    }
+
+    /// Nobody serves it.
+    pub fn is_stuck(&self) -> bool {
+        thread::sleep(Duration::from_millis(100));
+        !self.0.is_finished()
+    }
+}
+
+#[track_caller]
+pub fn assert_page(found: impl AsRef<[u8]>, expected: impl AsRef<[u8]>) {
+    let (found, expected) = (found.as_ref(), expected.as_ref());
+    assert!(
+        found == expected,
+        "a page begins with {:?} instead of {:?}",
+        &found[..8],
+        &expected[..8]
+    );
+}
+
+pub fn join<T>(handle: JoinHandle<T>) -> T {
+    let begun = Instant::now();
+    while !handle.is_finished() {
+        assert!(begun.elapsed() < PATIENCE, "a fault is not served");
+        thread::sleep(Duration::from_millis(1));
+    }
+    handle.join().unwrap()
+}
+
+pub fn greet(stream: &UnixStream, text: &str, fds: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+    }
+    sendmsg(
+        stream,
+        &[IoSlice::new(text.as_bytes())],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    )
+    .unwrap();
+}
+
+/// What the pager says before it hangs up.
+pub fn last_words(stream: &UnixStream) -> String {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut text = String::new();
+    let mut reader = BufReader::new(stream);
+    reader.read_line(&mut text).unwrap();
+    // Reset, if it has not read all.
+    assert_eq!(reader.read(&mut [0; 1]).unwrap_or(0), 0);
+    let value: serde_json::Value = serde_json::from_str(text.trim_end()).unwrap();
+    value["failed"].as_str().unwrap().to_owned()
+}
+
+/// Waits for something another process does.
+pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
