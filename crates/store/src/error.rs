@@ -56,7 +56,7 @@ pub enum Fault {
         source: io::Error,
     },
     /// Something else.
-    #[error("is not an image: the bytes at byte 0 are not the magic")]
+    #[error("is not an image: there is no magic at byte 0")]
     NotAnImage,
     /// Of a format this program does not know.
     #[error(

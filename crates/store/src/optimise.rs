@@ -116,3 +116,54 @@ pub fn optimise(
     options.working_set = Some(recording.chunks.clone());
     write_image(target, &Contents(image), &options)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples::{Folder, contents, read_all, small};
+
+    #[test]
+    fn the_recorded_chunks_come_first_and_nothing_else_changes() {
+        let folder = Folder::new();
+        let bytes = contents("tntXt.n");
+        let parent = Arc::new(folder.image("base", &contents("tnt"), &small()));
+        for codec in [Codec::None, Codec::Lz4, Codec::Zstd(3)] {
+            let options = WriteOptions {
+                codec,
+                parent: Some(Arc::clone(&parent)),
+                ..small()
+            };
+            let image = folder.image("a", &bytes, &options);
+            assert_eq!(options_of(&image).unwrap().codec, codec);
+            let before = image.id();
+            let recording = Recording {
+                image: before,
+                chunk_size: image.chunk_size(),
+                chunks: vec![4, 1, 5],
+            };
+            // Over itself, while it is read.
+            optimise(&image, &recording, &folder.file("a")).unwrap();
+            assert!(read_all(&image) == bytes);
+            let better = ImageReader::open(&folder.file("a")).unwrap();
+            assert_eq!(better.id(), before);
+            assert!(read_all(&better) == bytes);
+            better.verify().unwrap();
+            assert_eq!(better.kind(2).unwrap(), Kind::Parent);
+            let (four, one) = (
+                better.stored_range(4).unwrap(),
+                better.stored_range(1).unwrap(),
+            );
+            let (four, one) = (four.unwrap(), one.unwrap());
+            assert_eq!(
+                (better.hot_range(), four.end),
+                (four.start..one.end, one.start)
+            );
+
+            let other = Recording {
+                image: parent.id(),
+                ..recording
+            };
+            optimise(&image, &other, &folder.file("a")).unwrap_err();
+        }
+    }
+}

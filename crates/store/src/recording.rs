@@ -35,7 +35,8 @@ impl Recording {
             .map_err(|sentence| io::Error::new(io::ErrorKind::InvalidData, sentence))
     }
 
-    fn encode(&self) -> Vec<u8> {
+    /// As written.
+    pub fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(VERSION.to_le_bytes());
         bytes.extend(self.chunk_size.to_le_bytes());
@@ -47,10 +48,11 @@ impl Recording {
         bytes
     }
 
-    fn decode(bytes: &[u8]) -> Result<Recording, String> {
+    /// Reads one from memory; a sentence if it is damaged.
+    pub fn decode(bytes: &[u8]) -> Result<Recording, String> {
         let mut fields = Fields(bytes);
         if fields.array() != MAGIC {
-            return Err("it is not a recording: the bytes at byte 0 are not the magic".into());
+            return Err("it is not a recording: there is no magic at byte 0".into());
         }
         let found = fields.u32();
         if found != VERSION {

@@ -1,1 +1,109 @@
+//! The format is pinned: these files were written by version 1 and have to be
+//! read for ever, and written the same while the version is 1.
 
+use super::*;
+use crate::codec::Codec;
+use crate::reader::ImageReader;
+use crate::samples::{Folder, contents, read_all, small};
+use crate::writer::{WriteOptions, write_image};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// `.` zero, `n` noise, `t` text, `X` the same text each time.
+const BASE: &str = "t.nX.X";
+const CHILD: &str = "t..X.nt";
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("golden")
+        .join(name)
+}
+
+fn write(folder: &Folder) {
+    let base = folder.image("base-v1.image", &contents(BASE), &small());
+    let options = WriteOptions {
+        codec: Codec::Zstd(3),
+        parent: Some(Arc::new(base)),
+        working_set: Some(vec![6, 0, 1]),
+        ..small()
+    };
+    folder.image("child-v1.image", &contents(CHILD), &options);
+}
+
+#[test]
+fn golden_files_are_read() {
+    for (name, letters) in [("base-v1.image", BASE), ("child-v1.image", CHILD)] {
+        let image = ImageReader::open(&golden(name)).unwrap();
+        image.verify().unwrap();
+        assert!(read_all(&image) == contents(letters), "{name}");
+    }
+    let child = ImageReader::open(&golden("child-v1.image")).unwrap();
+    assert_eq!(child.working_set().unwrap(), [6..7, 0..2]);
+    assert_eq!(child.kind(3).unwrap(), Kind::Parent);
+}
+
+/// A changed layout fails here until version, golden files and document agree.
+/// A new release of a compressor may pack a chunk otherwise, which changes
+/// nothing for readers. `JIFFY_WRITE_GOLDEN=1` writes the files.
+#[test]
+fn what_is_written_is_the_golden_files() {
+    let folder = Folder::new();
+    write(&folder);
+    for name in ["base-v1.image", "child-v1.image"] {
+        let now = fs::read(folder.file(name)).unwrap();
+        if std::env::var_os("JIFFY_WRITE_GOLDEN").is_some() {
+            fs::create_dir_all(golden("")).unwrap();
+            fs::write(golden(name), &now).unwrap();
+        }
+        let then = fs::read(golden(name)).unwrap();
+        let differs = now.iter().zip(&then).position(|(now, then)| now != then);
+        assert_eq!((differs, now.len()), (None, then.len()), "{name}");
+    }
+}
+
+#[test]
+fn names_of_parents_never_leave_their_folder() {
+    for name in [
+        "",
+        ".",
+        "..",
+        "a/b",
+        "/etc/passwd",
+        "a\0b",
+        &"x".repeat(256),
+    ] {
+        assert!(!footer::is_name(name), "{name}");
+    }
+    for name in ["a", "base.image", "...", "ä b", &"x".repeat(255)] {
+        assert!(footer::is_name(name), "{name}");
+    }
+}
+
+#[test]
+fn equal_contents_have_equal_ids_and_no_others_do() {
+    let folder = Folder::new();
+    let id = |letters: &str, options: &WriteOptions| {
+        write_image(&folder.file("a"), &contents(letters), options)
+            .unwrap()
+            .id
+    };
+    let base = id("t.nX", &small());
+    let zstd = WriteOptions {
+        codec: Codec::Zstd(1),
+        working_set: Some(vec![3]),
+        ..small()
+    };
+    assert_eq!(id("t.nX", &zstd), base);
+    let others = [
+        id("t.nX", &WriteOptions::default()),
+        id("t.nX.", &small()),
+        id("t.nY", &small()),
+        id("tn.X", &small()),
+        id(".tnX", &small()),
+    ];
+    for (number, other) in others.iter().enumerate() {
+        assert_ne!(*other, base);
+        assert!(!others[..number].contains(other));
+    }
+}

@@ -7,9 +7,9 @@ use crate::format::{Entry, Footer, GROUP, Group, Section};
 use std::fs::File;
 use std::sync::{Mutex, PoisonError};
 
-/// How many groups are kept: the table of 512 MiB in chunks of 8 KiB, in at
-/// most 1.5 MiB of memory.
-const KEPT: u32 = 1024;
+/// How many groups are kept: the table of 2 GiB in chunks of 8 KiB, in at most
+/// 7 MiB of memory, and only what was touched.
+const KEPT: u32 = 4096;
 
 pub(super) struct Groups {
     pub(super) chunks: u32,

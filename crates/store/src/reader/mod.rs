@@ -72,7 +72,10 @@ impl ImageReader {
     }
 
     /// Opens an image whose parents `resolve` finds.
-    pub fn open_with_parents(path: &Path, resolve: &Resolve) -> Result<ImageReader, ImageError> {
+    pub fn open_with_parents(
+        path: &Path,
+        resolve: &Resolve<'_>,
+    ) -> Result<ImageReader, ImageError> {
         ImageReader::open_at_depth(path, resolve, 0)
     }
 
@@ -81,14 +84,14 @@ impl ImageReader {
     pub fn from_file(
         file: File,
         path: &Path,
-        resolve: &Resolve,
+        resolve: &Resolve<'_>,
     ) -> Result<ImageReader, ImageError> {
         ImageReader::read(file, path, resolve, 0)
     }
 
     fn open_at_depth(
         path: &Path,
-        resolve: &Resolve,
+        resolve: &Resolve<'_>,
         depth: usize,
     ) -> Result<ImageReader, ImageError> {
         let file = open_locked(path).map_err(|error| ImageError::new(path, Fault::Open(error)))?;
@@ -98,7 +101,7 @@ impl ImageReader {
     fn read(
         file: File,
         path: &Path,
-        resolve: &Resolve,
+        resolve: &Resolve<'_>,
         depth: usize,
     ) -> Result<ImageReader, ImageError> {
         let failed = |fault| ImageError::new(path, fault);

@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// Tells where the parent of the image at that path is.
-pub type Resolve = dyn Fn(&Path, &ParentRef) -> io::Result<PathBuf>;
+pub type Resolve<'a> = dyn Fn(&Path, &ParentRef) -> io::Result<PathBuf> + 'a;
 
 /// A file of that name in the child's folder; one that holds something else is
 /// passed over for one that was removed but is kept for its children.
@@ -27,7 +27,7 @@ pub(super) fn open(
     child: &Path,
     parent: &ParentRef,
     footer: &Footer,
-    resolve: &Resolve,
+    resolve: &Resolve<'_>,
     depth: usize,
 ) -> Result<ImageReader, Fault> {
     let failed = |source| Fault::Parent {

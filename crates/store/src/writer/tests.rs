@@ -45,7 +45,6 @@ fn every_chunk_is_stored_the_cheapest_way() {
     assert_eq!(folder.names(), ["a"]);
 }
 
-
 #[test]
 fn a_dictionary_makes_small_chunks_smaller_and_stays_in_the_image() {
     let folder = Folder::new();

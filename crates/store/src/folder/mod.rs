@@ -228,3 +228,6 @@ fn is_removed(name: &str) -> bool {
 fn is_gone(error: &ImageError) -> bool {
     matches!(&*error.fault, Fault::Open(source) if source.kind() == io::ErrorKind::NotFound)
 }
+
+#[cfg(test)]
+mod tests;
