@@ -38,6 +38,20 @@ pub struct VcpuState {
     pub events: kvm_vcpu_events,
 }
 
+/// QEMU's own processor (TCG) looks up a program's right to use I/O ports only
+/// in a task state segment whose descriptor is not marked busy, which KVM
+/// always says of one in use; restored so, a guest's programs lose that right.
+/// AMD's processors, which it stands for, take either.
+fn for_this_processor(mut sregs: kvm_sregs) -> kvm_sregs {
+    const HYPERVISOR_LEAF: u32 = 0x4000_0000;
+    const BUSY: u8 = 2;
+    let leaf = std::arch::x86_64::__cpuid(HYPERVISOR_LEAF);
+    if [leaf.ebx, leaf.ecx, leaf.edx].map(u32::to_le_bytes) == [*b"TCGT", *b"CGTC", *b"GTCG"] {
+        sregs.tr.type_ &= !BUSY;
+    }
+    sregs
+}
+
 impl Vcpu {
     /// Reads everything. The vCPU does not run and owes KVM no completion of
     /// an exit. `msrs` are the indices worth keeping.
@@ -93,7 +107,7 @@ impl Vcpu {
             .map_err(write("set a vCPU's activity"))?;
         fd.set_regs(&state.regs)
             .map_err(write("set a vCPU's registers"))?;
-        fd.set_sregs(&state.sregs)
+        fd.set_sregs(&for_this_processor(state.sregs))
             .map_err(write("set a vCPU's control registers"))?;
         self.write_xsave(&state.xsave)?;
         fd.set_xcrs(&state.xcrs)
