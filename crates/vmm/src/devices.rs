@@ -17,7 +17,7 @@ use jiffy_devices::power::{
     power_port,
 };
 use jiffy_devices::rtc::{self, Rtc, RtcState};
-use jiffy_devices::serial::{self, Serial, SerialState};
+use jiffy_devices::serial::{self, ConsoleLog, Serial, SerialState};
 use jiffy_devices::trace::{TracePort, TraceState};
 use jiffy_devices::virtio::balloon::{Balloon, BalloonArgs, BalloonState, TargetError};
 use jiffy_devices::virtio::block::{Block, BlockOptions, BlockState};
@@ -31,9 +31,8 @@ use jiffy_wire::vmm::{BalloonStatus, Disk, FwCfgContents, Serial as SerialConfig
 use kvm_ioctls::{IoEventAddress, VmFd};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -427,17 +426,13 @@ impl<'a> Wiring<'a> {
     ) -> Result<Shared<Serial>, DeviceError> {
         let output: Box<dyn io::Write + Send> = match config {
             SerialConfig::Stdio => Box::new(io::stdout()),
-            SerialConfig::File(path) => Box::new(
-                OpenOptions::new()
-                    .append(true)
-                    .create(true)
-                    .custom_flags(libc::O_NONBLOCK)
-                    .open(path)
-                    .map_err(|source| DeviceError::Console {
-                        path: path.clone(),
-                        source,
-                    })?,
-            ),
+            SerialConfig::File(path) => {
+                let log = ConsoleLog::open(path).map_err(|source| DeviceError::Console {
+                    path: path.clone(),
+                    source,
+                })?;
+                Box::new(log)
+            }
         };
         let line = self.interrupt(serial::IRQ)?;
         let serial = match state {

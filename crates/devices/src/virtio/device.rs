@@ -142,8 +142,6 @@ pub enum WorkerRole {
     Block,
     /// Moves bytes between vsock and Unix sockets.
     Vsock,
-    /// Fetches randomness.
-    Entropy,
 }
 
 /// Starts the threads devices ask for, in the sandbox of their role.

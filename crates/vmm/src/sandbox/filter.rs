@@ -51,7 +51,9 @@ pub const fn call_without(number: libc::c_long, argument: u8, bits: u32) -> Rule
 /// Room for the largest program: jumps reach no farther.
 pub const CAPACITY: usize = 256;
 
-const MAX_RULES: usize = 128;
+/// Words of 32 calls each: up to number 479.
+const WORDS: usize = 15;
+const MAX_CONDITIONAL: usize = 16;
 
 /// A BPF program.
 pub struct Filter {
@@ -67,8 +69,13 @@ const ARGUMENTS: u32 = 16;
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 
 const LOAD: u16 = 0x20;
+const LOAD_NUMBER: u16 = 0x00;
+const LOAD_X: u16 = 0x01;
+const TO_X: u16 = 0x07;
+const AND: u16 = 0x54;
+const SHIFT_BY_X: u16 = 0x7c;
+const JUMP: u16 = 0x05;
 const JUMP_EQUAL: u16 = 0x15;
-const JUMP_GREATER: u16 = 0x25;
 const JUMP_GREATER_OR_EQUAL: u16 = 0x35;
 const JUMP_SET: u16 = 0x45;
 const JUMP_CLASS: u16 = 0x05;
@@ -82,14 +89,8 @@ const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
 /// Jumps to the two answers, whose distance is not known yet.
 const TO_ALLOW: u8 = 254;
 const TO_REFUSE: u8 = 255;
-
-/// Neighbouring calls that are allowed whatever their arguments, or one call.
-#[derive(Clone, Copy)]
-struct Group {
-    first: u32,
-    last: u32,
-    rule: Rule,
-}
+/// And to the look at a bit.
+const TO_BIT: u32 = u32::MAX;
 
 impl Filter {
     /// Builds the program; the order of rules does not matter. Fails to
@@ -97,30 +98,55 @@ impl Filter {
     ///
     /// The kernel translates every program when a thread installs it, at a
     /// cost of some thousand instructions for each of the program's own: so
-    /// neighbours are one range, and there is one answer of each kind.
+    /// calls are looked up as bits of a few words. It would also try every
+    /// system call in advance, to remember those that always pass, at ten
+    /// times the cost of what a VM's few calls could save: it does not with a
+    /// program that uses X at its start.
     pub const fn build(lists: &[&[Rule]]) -> Filter {
-        let mut rules = [call(0); MAX_RULES];
-        let mut count = 0;
+        let mut words = [0; WORDS];
+        let mut conditional = [call(0); MAX_CONDITIONAL];
+        let mut conditions = 0;
         let mut list = 0;
         while list < lists.len() {
             let mut i = 0;
             while i < lists[list].len() {
-                insert(&mut rules, count, lists[list][i]);
-                count += 1;
+                let rule = lists[list][i];
+                let word = rule.number as usize / 32;
+                assert!(word < WORDS, "a call beyond the table");
+                let bit = 1 << (rule.number % 32);
+                assert!(words[word] & bit == 0, "two rules for one call");
+                if let Check::Any = rule.check {
+                    words[word] |= bit;
+                } else {
+                    conditional[conditions] = rule;
+                    conditions += 1;
+                }
                 i += 1;
             }
             list += 1;
         }
-        let (groups, count) = join_neighbours(&rules, count);
         let mut filter = Filter {
             code: [instruction(RETURN, 0, 0, KILL); CAPACITY],
             length: 0,
         };
+        filter.push(instruction(LOAD_X, 0, 0, 0));
         filter.push(instruction(LOAD, 0, 0, ARCHITECTURE));
         filter.push(instruction(JUMP_EQUAL, 1, 0, AUDIT_ARCH_X86_64));
         filter.push(instruction(RETURN, 0, 0, KILL));
         filter.push(instruction(LOAD, 0, 0, NUMBER));
-        filter.search(&groups, 0, count, false);
+        filter.push(instruction(AND, 0, 0, 31));
+        filter.push(instruction(TO_X, 0, 0, 0));
+        filter.push(instruction(LOAD, 0, 0, NUMBER));
+        let beyond = 32 * WORDS as u32;
+        filter.push(instruction(JUMP_GREATER_OR_EQUAL, TO_REFUSE, 0, beyond));
+        filter.find_word(&words, 0, WORDS);
+        filter.look_at_bit();
+        let mut i = 0;
+        while i < conditions {
+            filter.condition(&conditional[i]);
+            i += 1;
+        }
+        filter.push(instruction(JUMP, 0, 0, 1));
         filter.answer(TO_ALLOW, ALLOW);
         filter.answer(TO_REFUSE, REFUSE);
         filter
@@ -131,51 +157,50 @@ impl Filter {
         self.code.split_at(self.length).0
     }
 
-    /// Binary search among `groups[from..to]` for the number in the
-    /// accumulator, which may be known to be at least the first's.
-    const fn search(&mut self, groups: &[Group], from: usize, to: usize, reached: bool) {
+    /// Loads the word of the number in the accumulator, one of
+    /// `words[from..to]`, by binary search.
+    const fn find_word(&mut self, words: &[u32; WORDS], from: usize, to: usize) {
         if to - from == 1 {
-            return self.leaf(&groups[from], reached);
+            self.push(instruction(LOAD_NUMBER, 0, 0, words[from]));
+            // Where to is not known yet.
+            self.push(instruction(JUMP, 0, 0, TO_BIT));
+            return;
         }
         let middle = from + (to - from) / 2;
-        let first = groups[middle].first;
+        let first = 32 * middle as u32;
         let fork = self.push(instruction(JUMP_GREATER_OR_EQUAL, 0, 0, first));
-        self.search(groups, from, middle, reached);
-        let distance = self.length - fork - 1;
-        assert!(
-            distance < TO_ALLOW as usize,
-            "too many rules for a short jump"
-        );
-        self.code[fork].jt = distance as u8;
-        self.search(groups, middle, to, true);
+        self.find_word(words, from, middle);
+        self.code[fork].jt = short(self.length - fork - 1);
+        self.find_word(words, middle, to);
     }
 
-    const fn leaf(&mut self, group: &Group, reached: bool) {
-        let rule = &group.rule;
+    /// Every word's jump arrives here: is the number's bit set in it?
+    const fn look_at_bit(&mut self) {
+        let at = self.length;
+        let mut i = 0;
+        while i < at {
+            let jump = &mut self.code[i];
+            if jump.code == JUMP && jump.k == TO_BIT {
+                jump.k = (at - i - 1) as u32;
+            }
+            i += 1;
+        }
+        self.push(instruction(SHIFT_BY_X, 0, 0, 0));
+        self.push(instruction(JUMP_SET, TO_ALLOW, 0, 1));
+        self.push(instruction(LOAD, 0, 0, NUMBER));
+    }
+
+    /// A call whose argument counts; for another one goes on behind it.
+    const fn condition(&mut self, rule: &Rule) {
         let argument = ARGUMENTS + 8 * rule.argument as u32;
+        let unlike = self.push(instruction(JUMP_EQUAL, 0, 0, rule.number));
+        self.push(instruction(LOAD, 0, 0, argument));
         match rule.check {
-            Check::Any if group.first == group.last => {
-                self.push(instruction(JUMP_EQUAL, TO_ALLOW, TO_REFUSE, group.first));
-            }
-            Check::Any => {
-                if !reached {
-                    self.push(instruction(
-                        JUMP_GREATER_OR_EQUAL,
-                        0,
-                        TO_REFUSE,
-                        group.first,
-                    ));
-                }
-                self.push(instruction(JUMP_GREATER, TO_REFUSE, TO_ALLOW, group.last));
-            }
+            Check::Any => {}
             Check::NoneOf(bits) => {
-                self.push(instruction(JUMP_EQUAL, 0, TO_REFUSE, group.first));
-                self.push(instruction(LOAD, 0, 0, argument));
                 self.push(instruction(JUMP_SET, TO_REFUSE, TO_ALLOW, bits));
             }
             Check::OneOf(values) => {
-                self.push(instruction(JUMP_EQUAL, 0, TO_REFUSE, group.first));
-                self.push(instruction(LOAD, 0, 0, argument));
                 let mut i = 0;
                 while i < values.len() {
                     let otherwise = if i + 1 == values.len() { TO_REFUSE } else { 0 };
@@ -184,6 +209,7 @@ impl Filter {
                 }
             }
         }
+        self.code[unlike].jf = short(self.length - unlike - 1);
     }
 
     /// Appends an answer and points the jumps that want it here.
@@ -193,16 +219,12 @@ impl Filter {
         while i < at {
             let distance = at - i - 1;
             let jump = &mut self.code[i];
-            if jump.code & 0x07 == JUMP_CLASS {
-                assert!(
-                    distance < TO_ALLOW as usize,
-                    "too many rules for a short jump"
-                );
+            if jump.code & 0x07 == JUMP_CLASS && jump.code != JUMP {
                 if jump.jt == wanted {
-                    jump.jt = distance as u8;
+                    jump.jt = short(distance);
                 }
                 if jump.jf == wanted {
-                    jump.jf = distance as u8;
+                    jump.jf = short(distance);
                 }
             }
             i += 1;
@@ -217,48 +239,13 @@ impl Filter {
     }
 }
 
-/// Calls with consecutive numbers and no conditions become one group.
-const fn join_neighbours(rules: &[Rule; MAX_RULES], count: usize) -> ([Group; MAX_RULES], usize) {
-    let mut groups = [Group {
-        first: 0,
-        last: 0,
-        rule: rules[0],
-    }; MAX_RULES];
-    let mut length: usize = 0;
-    let mut i = 0;
-    while i < count {
-        let rule = rules[i];
-        let joins = length > 0
-            && groups[length - 1].last + 1 == rule.number
-            && matches!(rule.check, Check::Any)
-            && matches!(groups[length - 1].rule.check, Check::Any);
-        if joins {
-            groups[length - 1].last = rule.number;
-        } else {
-            groups[length] = Group {
-                first: rule.number,
-                last: rule.number,
-                rule,
-            };
-            length += 1;
-        }
-        i += 1;
-    }
-    (groups, length)
-}
-
-/// Puts a rule in its place among the first `count`, which are sorted.
-const fn insert(rules: &mut [Rule; MAX_RULES], count: usize, rule: Rule) {
-    let mut at = count;
-    while at > 0 && rules[at - 1].number >= rule.number {
-        assert!(
-            rules[at - 1].number != rule.number,
-            "two rules for one call"
-        );
-        rules[at] = rules[at - 1];
-        at -= 1;
-    }
-    rules[at] = rule;
+/// A distance that a conditional jump can have.
+const fn short(distance: usize) -> u8 {
+    assert!(
+        distance < TO_ALLOW as usize,
+        "too many rules for a short jump"
+    );
+    distance as u8
 }
 
 const fn instruction(code: u16, jt: u8, jf: u8, k: u32) -> sock_filter {
@@ -292,7 +279,7 @@ mod tests {
             .iter()
             .for_each(|argument| data.extend(argument.to_le_bytes()));
         let code = FILTER.as_slice();
-        let (mut at, mut accumulator) = (0, 0u32);
+        let (mut at, mut accumulator, mut x) = (0, 0u32, 0);
         loop {
             let instruction = code[at];
             at += 1;
@@ -303,8 +290,13 @@ mod tests {
                     let from = k as usize;
                     accumulator = u32::from_le_bytes(data[from..from + 4].try_into().unwrap());
                 }
+                LOAD_NUMBER => accumulator = k,
+                LOAD_X => x = k,
+                TO_X => x = accumulator,
+                AND => accumulator &= k,
+                SHIFT_BY_X => accumulator >>= x,
+                JUMP => at += k as usize,
                 JUMP_EQUAL => at += jump(accumulator == k),
-                JUMP_GREATER => at += jump(accumulator > k),
                 JUMP_GREATER_OR_EQUAL => at += jump(accumulator >= k),
                 JUMP_SET => at += jump(accumulator & k != 0),
                 RETURN => return k,

@@ -4,9 +4,7 @@
 //! * [`filter`]: policies as BPF programs, made when this crate is compiled.
 //! * [`violation`]: what happens on any other call.
 //!
-//! Filters are searched as a tree, so that a call costs a handful of BPF
-//! instructions, and the kernel's look at every possible call when a filter is
-//! installed does as well.
+//! Filters are short: every thread that starts pays for its own.
 #![allow(unsafe_code)] // prctl, seccomp and a signal handler.
 
 pub mod filter;
@@ -27,8 +25,6 @@ pub enum Role {
     Block,
     /// Moves bytes between vsock and Unix sockets.
     Vsock,
-    /// Fetches randomness.
-    Entropy,
 }
 
 impl From<WorkerRole> for Role {
@@ -36,7 +32,6 @@ impl From<WorkerRole> for Role {
         match role {
             WorkerRole::Block => Role::Block,
             WorkerRole::Vsock => Role::Vsock,
-            WorkerRole::Entropy => Role::Entropy,
         }
     }
 }

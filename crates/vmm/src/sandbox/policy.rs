@@ -89,6 +89,11 @@ static VCPU: Filter = Filter::build(&[
         call(libc::SYS_fcntl),
         call(libc::SYS_eventfd2),
         call(libc::SYS_epoll_ctl),
+        // Cutting a console log that has grown long.
+        call(libc::SYS_pread64),
+        call(libc::SYS_pwrite64),
+        call(libc::SYS_lseek),
+        call(libc::SYS_ftruncate),
         // Settling a vsock device that the guest resets.
         call(libc::SYS_shutdown),
         call(libc::SYS_sendto),
@@ -139,18 +144,6 @@ static VSOCK: Filter = Filter::build(&[
         call_with(libc::SYS_ioctl, 1, &[FIONBIO, FIONREAD]),
         call(libc::SYS_poll),
         call(libc::SYS_ppoll),
-        call(libc::SYS_set_robust_list),
-        call(libc::SYS_rseq),
-        call(libc::SYS_prctl),
-        call(libc::SYS_sched_getaffinity),
-    ],
-]);
-
-static ENTROPY: Filter = Filter::build(&[
-    COMMON,
-    &[
-        call(libc::SYS_epoll_wait),
-        call(libc::SYS_poll),
         call(libc::SYS_set_robust_list),
         call(libc::SYS_rseq),
         call(libc::SYS_prctl),
@@ -221,7 +214,6 @@ pub fn filter(role: Role) -> &'static [libc::sock_filter] {
         Role::Vcpu => &VCPU,
         Role::Block => &BLOCK,
         Role::Vsock => &VSOCK,
-        Role::Entropy => &ENTROPY,
     }
     .as_slice()
 }
