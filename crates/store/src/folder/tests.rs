@@ -212,7 +212,7 @@ fn collectors_writers_and_readers_do_not_disturb_one_another() {
                 }
             });
         }
-        for round in 0..60 {
+        for round in 0..30 {
             let (base, child) = (format!("base-{round}"), format!("child-{round}"));
             store.put(&base, &bytes, &small()).unwrap();
             let options = child_of(&store, &base);

@@ -17,7 +17,7 @@ pub(super) struct Groups {
     entries: Section,
     limits: Limits,
     /// Group N is kept in slot N modulo their number.
-    slots: Box<[Mutex<Option<Known>>]>,
+    slots: Box<[Mutex<Option<Box<Known>>>]>,
 }
 
 /// A group that was read and is right.
@@ -51,7 +51,7 @@ impl Groups {
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
         let known = match &mut *slot {
             Some(known) if known.number == number => known,
-            other => other.insert(self.load(file, number)?),
+            other => other.insert(Box::new(self.load(file, number)?)),
         };
         let bit = 1 << (index % GROUP);
         if known.bitmap & bit == 0 {

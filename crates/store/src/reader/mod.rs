@@ -265,12 +265,16 @@ impl ImageReader {
                 read_exact(&self.file, entry.offset, chunk).map_err(|fault| self.failed(fault))?;
             }
             _ => {
-                let mut stored = std::mem::take(&mut decoder.scratch);
-                stored.resize(entry.length as usize, 0);
-                let unpacked = read_exact(&self.file, entry.offset, &mut stored)
+                // A chunk takes at most its own size. Kept long: growing costs.
+                let mut scratch = std::mem::take(&mut decoder.scratch);
+                if scratch.len() < chunk.len() {
+                    scratch.resize(chunk.len(), 0);
+                }
+                let stored = &mut scratch[..entry.length as usize];
+                let unpacked = read_exact(&self.file, entry.offset, stored)
                     .map_err(|fault| self.failed(fault))
-                    .and_then(|()| self.unpack(decoder, index, &entry, &stored, chunk));
-                decoder.scratch = stored;
+                    .and_then(|()| self.unpack(decoder, index, &entry, stored, chunk));
+                decoder.scratch = scratch;
                 unpacked?;
             }
         }
