@@ -12,5 +12,7 @@ mod bitmap;
 pub mod handshake;
 pub mod image;
 pub mod pool;
+pub mod replay;
 pub mod server;
 pub mod vm;
+mod window;

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use jiffy_pager::pool::Settings;
+use jiffy_pager::replay;
 use jiffy_pager::server::Server;
 use jiffy_sys::fds;
 use jiffy_sys::termination::TerminationFd;
@@ -26,6 +27,41 @@ struct Arguments {
 enum Command {
     /// Serve VMs until SIGTERM; which ones is said on the control socket.
     Serve(Serve),
+    /// Replay a recorded restore, without a VM, against strategies.
+    Replay(Replay),
+}
+
+#[derive(Debug, clap::Args)]
+struct Replay {
+    /// What a restore touched, as the pager recorded it.
+    recording: PathBuf,
+    /// The image it was recorded of, or one with the same contents.
+    #[arg(long)]
+    image: PathBuf,
+    /// Where the strategies' files are written; the image's folder if not
+    /// given.
+    #[arg(long, value_name = "FOLDER")]
+    scratch: Option<PathBuf>,
+    /// Runs of each strategy; the one in the middle is reported.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    repeat: u16,
+    /// Forget what is in memory of a strategy's file before each run.
+    #[arg(long)]
+    cold: bool,
+    /// Only strategies whose names contain this.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// How to print.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Format {
+    /// A table.
+    Text,
+    /// One object.
+    Json,
 }
 
 #[derive(Debug, clap::Args)]
@@ -57,6 +93,7 @@ fn main() -> ExitCode {
         .init();
     let result = match arguments.command {
         Command::Serve(serve) => run(&serve),
+        Command::Replay(replay) => run_replay(replay),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -85,6 +122,27 @@ fn run(serve: &Serve) -> Result<()> {
     server
         .run(stop.as_fd())
         .context("the sockets cannot be waited for")
+}
+
+fn run_replay(arguments: Replay) -> Result<()> {
+    let beside = match arguments.image.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    let options = replay::Options {
+        recording: arguments.recording,
+        image: arguments.image,
+        scratch: arguments.scratch.unwrap_or(beside),
+        repeat: arguments.repeat.into(),
+        cold: arguments.cold,
+        only: arguments.only,
+    };
+    let report = replay::replay(&options, |name| tracing::debug!("{name}"))?;
+    match arguments.format {
+        Format::Text => print!("{report}"),
+        Format::Json => println!("{}", serde_json::to_string_pretty(&report)?),
+    }
+    Ok(())
 }
 
 fn settings(serve: &Serve) -> Result<Settings> {

@@ -2,14 +2,11 @@
 
 use super::lock;
 use crate::vm::{Scratch, Stop, Vm, first};
+use crate::window::{GAP, Window, windows};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Stored bytes read at once.
-const WINDOW: u64 = 256 << 10;
-/// Bytes between two chunks that are read with them rather than left out.
-const GAP: u64 = 16 << 10;
 /// Bytes that are put into memory at once, at most.
 const RUN: usize = 64 << 10;
 
@@ -32,17 +29,13 @@ enum Kind {
     /// All that is missing; so many units a piece.
     Complete(u64),
     /// The working set, as it is stored.
-    Prefetch(Vec<Window>),
+    Prefetch(Vec<Part>),
 }
 
-/// Chunks that are read together.
-enum Window {
-    /// One after another in the file.
-    Stored {
-        file: Range<u64>,
-        /// Chunk and its bytes in the file, in the order of memory.
-        chunks: Vec<(u32, Range<u64>)>,
-    },
+/// A piece of a working set.
+enum Part {
+    /// Chunks that are together in the file.
+    Stored(Window),
     /// Units that are not there (zero, or a parent's).
     Loose(Vec<u64>),
 }
@@ -57,17 +50,17 @@ impl Job {
 
     /// Fills the image's working set; `None` if it has none.
     pub fn prefetch(vm: Arc<Vm>) -> Option<Job> {
-        let windows = windows(&vm);
-        if windows.is_empty() {
+        let parts = parts(&vm);
+        if parts.is_empty() {
             return None;
         }
-        let pieces = windows.len();
+        let pieces = parts.len();
         let name = vm.name().to_owned();
         let done = Box::new(move |problem: Option<String>| match problem {
             None => tracing::debug!(vm = name, "the working set is there"),
             Some(problem) => tracing::warn!(vm = name, "the working set is not there: {problem}"),
         });
-        Some(Job::new(vm, Kind::Prefetch(windows), pieces, done))
+        Some(Job::new(vm, Kind::Prefetch(parts), pieces, done))
     }
 
     fn new(vm: Arc<Vm>, kind: Kind, pieces: usize, done: Done) -> Job {
@@ -146,15 +139,13 @@ impl Job {
                 }
                 Ok(())
             }
-            Kind::Prefetch(windows) => {
+            Kind::Prefetch(parts) => {
                 if piece == 0 {
-                    announce(&self.vm, windows);
+                    announce(&self.vm, parts);
                 }
-                match &windows[piece] {
-                    Window::Stored { file, chunks } => {
-                        fill_window(&self.vm, file.clone(), chunks, scratch, between)
-                    }
-                    Window::Loose(units) => fill_loose(&self.vm, units, scratch, between),
+                match &parts[piece] {
+                    Part::Stored(window) => fill_window(&self.vm, window, scratch, between),
+                    Part::Loose(units) => fill_loose(&self.vm, units, scratch, between),
                 }
             }
         }
@@ -162,7 +153,7 @@ impl Job {
 }
 
 /// The working set, cut where the file is read anew.
-fn windows(vm: &Vm) -> Vec<Window> {
+fn parts(vm: &Vm) -> Vec<Part> {
     let image = vm.image();
     let working_set = image.working_set().unwrap_or_else(|error| {
         tracing::warn!(vm = vm.name(), "no working set: {error}");
@@ -182,39 +173,20 @@ fn windows(vm: &Vm) -> Vec<Window> {
             _ => loose.push(unit),
         }
     }
-    // A working set is stored in the order in which it is needed.
-    stored.sort_by_key(|(_, place)| place.start);
-    let mut windows: Vec<Window> = Vec::new();
-    for (chunk, place) in stored {
-        if let Some(Window::Stored { file, chunks }) = windows.last_mut()
-            && place.start <= file.end + GAP
-            && place.end.max(file.end) - file.start <= WINDOW
-        {
-            file.end = file.end.max(place.end);
-            chunks.push((chunk, place));
-        } else {
-            windows.push(Window::Stored {
-                file: place.clone(),
-                chunks: vec![(chunk, place)],
-            });
-        }
-    }
-    for window in &mut windows {
-        if let Window::Stored { chunks, .. } = window {
-            chunks.sort_by_key(|(chunk, _)| *chunk);
-        }
-    }
     let per_piece = (RUN as u64 / vm.unit()).max(1) as usize;
     let loose = loose.chunks(per_piece);
-    windows.extend(loose.map(|units| Window::Loose(units.to_vec())));
-    windows
+    windows(stored)
+        .into_iter()
+        .map(Part::Stored)
+        .chain(loose.map(|units| Part::Loose(units.to_vec())))
+        .collect()
 }
 
 /// Lets the kernel read all windows, one after another, from now on.
-fn announce(vm: &Vm, windows: &[Window]) {
+fn announce(vm: &Vm, parts: &[Part]) {
     let mut whole: Option<Range<u64>> = None;
-    for window in windows {
-        if let Window::Stored { file, .. } = window {
+    for part in parts {
+        if let Part::Stored(Window { file, .. }) = part {
             match &mut whole {
                 Some(range) if file.start <= range.end + GAP => {
                     range.end = range.end.max(file.end);
@@ -234,13 +206,13 @@ fn announce(vm: &Vm, windows: &[Window]) {
 
 fn fill_window(
     vm: &Vm,
-    file: Range<u64>,
-    chunks: &[(u32, Range<u64>)],
+    window: &Window,
     scratch: &mut Scratch,
     between: &mut dyn FnMut(&mut Scratch),
 ) -> Result<(), Stop> {
     let size = vm.image().chunk_size();
-    let missing: Vec<&(u32, Range<u64>)> = chunks
+    let missing: Vec<&(u32, Range<u64>)> = window
+        .chunks
         .iter()
         .filter(|(chunk, _)| !vm.is_filled(u64::from(*chunk)))
         .collect();
@@ -248,17 +220,18 @@ fn fill_window(
         return Ok(());
     }
     let mut stored = std::mem::take(&mut scratch.stored);
-    let bytes = first(&mut stored, (file.end - file.start) as usize);
-    if let Err(error) = vm.image().read_stored(file.start, bytes) {
+    let length = window.file.end - window.file.start;
+    let bytes = first(&mut stored, length as usize);
+    if let Err(error) = vm.image().read_stored(window.file.start, bytes) {
         // A fault will tell, if one comes.
         tracing::warn!(vm = vm.name(), "{error}");
         return Ok(());
     }
-    vm.counters().read(file.end - file.start);
+    vm.counters().read(length);
     let most = (RUN / size).max(1);
     let consecutive = missing.chunk_by(|one, next| one.0 + 1 == next.0);
     for run in consecutive.flat_map(|run| run.chunks(most)) {
-        fill_consecutive(vm, file.start, &stored, run, scratch)?;
+        fill_consecutive(vm, window, &stored, run, scratch)?;
         between(scratch);
     }
     scratch.stored = stored;
@@ -268,7 +241,7 @@ fn fill_window(
 /// Fills chunks that follow one another in memory, at once.
 fn fill_consecutive(
     vm: &Vm,
-    file_start: u64,
+    window: &Window,
     stored: &[u8],
     run: &[&(u32, Range<u64>)],
     scratch: &mut Scratch,
@@ -277,10 +250,8 @@ fn fill_consecutive(
     let bytes = first(&mut scratch.chunks, run.len() * size);
     let mut good = 0;
     for ((chunk, place), into) in run.iter().zip(bytes.chunks_mut(size)) {
-        let from = (place.start - file_start) as usize..(place.end - file_start) as usize;
-        let decoded = vm
-            .image()
-            .decode(&mut scratch.decoder, *chunk, &stored[from], into);
+        let from = &stored[window.within(place)];
+        let decoded = vm.image().decode(&mut scratch.decoder, *chunk, from, into);
         if let Err(error) = decoded {
             // As above; those behind it will do with faults too.
             tracing::warn!(vm = vm.name(), "{error}");

@@ -46,7 +46,7 @@ fn chunks_of_every_size_and_codec_are_served() {
         let bytes = 5 * MIB + 12 * PAGE;
         let image = image(folder.path(), bytes, |options| {
             options.chunk_size = chunk;
-            options.codec = codec.clone();
+            options.codec = codec;
         });
         let pager = Pager::start(folder.path(), &["--fault-around", around]);
         let memory = Memory::new(bytes);

@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// What page `page` of every test image holds: every fifth nothing, every
 /// seventh noise, the others something that compresses.
 pub fn page(page: usize) -> Vec<u8> {
-    if page % 5 == 0 {
+    if page.is_multiple_of(5) {
         return vec![0; PAGE];
     }
     if page % 7 != 1 {

@@ -161,6 +161,11 @@ impl Userfaultfd {
         Ok(Userfaultfd(fd))
     }
 
+    /// Another descriptor for the same.
+    pub fn try_clone(&self) -> io::Result<Userfaultfd> {
+        Ok(Userfaultfd(self.0.try_clone()?))
+    }
+
     /// Reports missing pages of this range, in whole pages, from now on.
     ///
     /// # Safety

@@ -1,0 +1,81 @@
+//! Recorded chunks by page faults: one thread touches, the pager's own workers
+//! serve.
+
+use super::Touches;
+use super::report::{Figures, Meter};
+use super::strategy::Strategy;
+use crate::handshake::Layout;
+use crate::image::ChunkImage;
+use crate::pool::{Job, Pool, Settings};
+use crate::vm::{Counters, Removed, Vm, VmParts};
+use jiffy_sys::userfaultfd::{Arena, Features, Userfaultfd};
+use jiffy_wire::pager::Mapping;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+pub(super) fn run(
+    image: Arc<dyn ChunkImage>,
+    touches: &Touches,
+    strategy: &Strategy,
+) -> io::Result<Figures> {
+    let arena = Arena::anonymous(touches.size as usize)?;
+    let uffd = Userfaultfd::create(Features::GUEST_MEMORY)?;
+    arena.register(&uffd)?;
+    let mapping = Mapping {
+        base_host_virt_addr: arena.address(),
+        size: touches.size,
+        offset: 0,
+        page_size: 4096,
+        page_size_kib: 4096,
+    };
+    let layout = Layout::new(&[mapping], image.size()).map_err(io::Error::other)?;
+    let counters = Arc::new(Counters::default());
+    let failure = Arc::new(Mutex::new(None));
+    // Whoever waits for a fault that cannot be served has to be let go.
+    let (told, again) = (failure.clone(), uffd.try_clone()?);
+    let (address, length) = (arena.address(), touches.size);
+    let vm = Arc::new(Vm::new(VmParts {
+        name: strategy.name(),
+        token: 1,
+        uffd,
+        removed: Removed::new(&layout),
+        layout,
+        image,
+        counters: counters.clone(),
+        touched: None,
+        on_failure: Box::new(move |sentence| {
+            if let Ok(mut failure) = told.lock() {
+                *failure = Some(sentence.to_owned());
+            }
+            let _ = again.unregister(address, length);
+        }),
+    })?);
+    let pool = Pool::start(Settings {
+        fault_around: strategy.fault_around,
+        spin_ns: strategy.spin_ns,
+        ..Settings::default()
+    })?;
+    let mut meter = Meter::start(touches);
+    pool.attach(vm.clone())?;
+    if strategy.prefetch
+        && let Some(job) = Job::prefetch(vm.clone())
+    {
+        pool.push(job);
+    }
+    for offset in &touches.offsets {
+        meter.begin();
+        for page in (*offset..offset + touches.chunk_size).step_by(4096) {
+            std::hint::black_box(arena.read(page as usize));
+        }
+        meter.end();
+    }
+    meter.faults = counters.stats(None).faults;
+    let figures = meter.finish();
+    pool.detach(&vm);
+    drop(pool);
+    let failure = failure.lock().ok().and_then(|mut failure| failure.take());
+    match failure {
+        None => Ok(figures),
+        Some(sentence) => Err(io::Error::other(sentence)),
+    }
+}

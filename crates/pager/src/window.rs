@@ -1,0 +1,74 @@
+//! Chunks that are read together, because they are together in the file.
+
+use std::ops::Range;
+
+/// Stored bytes read at once, at most (but at least a chunk).
+const WINDOW: u64 = 256 << 10;
+/// Bytes between two chunks that are read with them rather than left out.
+pub(crate) const GAP: u64 = 16 << 10;
+
+/// A part of the file and the chunks that are in it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Window {
+    pub file: Range<u64>,
+    /// Chunks and their bytes in the file, in the order of memory.
+    pub chunks: Vec<(u32, Range<u64>)>,
+}
+
+impl Window {
+    /// Where the bytes of one of its chunks are among those of the window.
+    pub fn within(&self, place: &Range<u64>) -> Range<usize> {
+        (place.start - self.file.start) as usize..(place.end - self.file.start) as usize
+    }
+}
+
+/// Windows for chunks, in the order of the file: a working set is stored in
+/// the order in which it is needed.
+pub(crate) fn windows(mut stored: Vec<(u32, Range<u64>)>) -> Vec<Window> {
+    stored.sort_by_key(|(_, place)| place.start);
+    let mut windows: Vec<Window> = Vec::new();
+    for (chunk, place) in stored {
+        if let Some(Window { file, chunks }) = windows.last_mut()
+            && place.start <= file.end + GAP
+            && place.end.max(file.end) - file.start <= WINDOW
+        {
+            file.end = file.end.max(place.end);
+            chunks.push((chunk, place));
+        } else {
+            windows.push(Window {
+                file: place.clone(),
+                chunks: vec![(chunk, place)],
+            });
+        }
+    }
+    for window in &mut windows {
+        window.chunks.sort_by_key(|(chunk, _)| *chunk);
+    }
+    windows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_read_together_and_others_are_not() {
+        let far = 10 * WINDOW;
+        let found = windows(vec![
+            (9, 100..200),
+            (4, 200..260),
+            // Stored once for two chunks.
+            (7, 100..200),
+            (1, far..far + WINDOW),
+            (2, far + WINDOW..far + WINDOW + 1),
+            (3, 260 + GAP..300 + GAP),
+        ]);
+        let chunks: Vec<Vec<u32>> = found
+            .iter()
+            .map(|window| window.chunks.iter().map(|(chunk, _)| *chunk).collect())
+            .collect();
+        assert_eq!(chunks, [vec![3, 4, 7, 9], vec![1], vec![2]]);
+        assert_eq!(found[0].file, 100..300 + GAP);
+        assert_eq!(found[0].within(&(200..260)), 100..160);
+    }
+}
