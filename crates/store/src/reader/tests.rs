@@ -10,6 +10,14 @@ fn fault(result: Result<ImageReader, ImageError>) -> Fault {
     *result.expect_err("it is refused").fault
 }
 
+/// Opens these bytes as if they were a file in the folder.
+fn open_bytes(folder: &Folder, bytes: &[u8]) -> Result<ImageReader, ImageError> {
+    use jiffy_sys::memfd::{Pages, create};
+    let file = create("image", bytes.len() as u64, Pages::Small).unwrap();
+    file.write_all_at(bytes, 0).unwrap();
+    ImageReader::from_file(file, &folder.file("image"), &parents::in_folder)
+}
+
 /// A file with all kinds of chunks, a dictionary, a parent and a working set,
 /// beside its parent.
 fn rich(folder: &Folder) -> (Vec<u8>, Vec<u8>) {
@@ -45,20 +53,15 @@ fn rich(folder: &Folder) -> (Vec<u8>, Vec<u8>) {
 fn every_flipped_bit_is_an_error_with_the_place() {
     let folder = Folder::new();
     let (good, _) = rich(&folder);
-    let path = folder.file("rich");
-    let manifest = {
-        let image = ImageReader::open(&path).unwrap();
-        image.footer.data_end()
-    };
-    // All of header, manifest and footer; of the chunks a sample.
+    let manifest = open_bytes(&folder, &good).unwrap().footer.parent.offset;
+    // All of header, manifest and footer; of chunks and dictionary a sample.
     let positions = (0..64)
-        .chain((64..manifest).step_by(97))
+        .chain((64..manifest).step_by(397))
         .chain(manifest..good.len() as u64);
     for at in positions {
         let mut bad = good.clone();
         bad[at as usize] ^= 1 << (at % 8);
-        fs::write(&path, &bad).unwrap();
-        let verified = ImageReader::open(&path).and_then(|image| image.verify());
+        let verified = open_bytes(&folder, &bad).and_then(|image| image.verify());
         let error = verified.expect_err("a bit was flipped");
         assert!(error.to_string().contains("at byte "), "{at}: {error}");
     }
@@ -68,15 +71,13 @@ fn every_flipped_bit_is_an_error_with_the_place() {
 fn every_prefix_is_refused_and_so_is_every_tail_of_zeros() {
     let folder = Folder::new();
     let (good, _) = rich(&folder);
-    let path = folder.file("cut");
     let near_the_end = good.len() - 3 * footer::BYTES..good.len();
     for length in (0..good.len())
         .step_by(211)
         .chain(near_the_end)
         .chain(0..130)
     {
-        fs::write(&path, &good[..length]).unwrap();
-        let found = fault(ImageReader::open(&path));
+        let found = fault(open_bytes(&folder, &good[..length]));
         if length >= 8 {
             assert!(
                 matches!(found, Fault::Truncated { .. }),
@@ -88,14 +89,12 @@ fn every_prefix_is_refused_and_so_is_every_tail_of_zeros() {
         // The length reached the disk, the bytes did not.
         let mut zeros = good[..length].to_vec();
         zeros.resize(good.len(), 0);
-        fs::write(&path, &zeros).unwrap();
-        ImageReader::open(&path).unwrap_err();
+        open_bytes(&folder, &zeros).unwrap_err();
         // A file that goes on with the beginning of another footer.
         let mut more = good.clone();
         more.extend(&good[..length]);
-        fs::write(&path, &more).unwrap();
         if length > 0 {
-            ImageReader::open(&path).unwrap_err();
+            open_bytes(&folder, &more).unwrap_err();
         }
     }
 }
@@ -106,13 +105,11 @@ fn bytes_that_are_missing_in_the_middle_are_found_when_they_are_read() {
     // footer is there.
     let folder = Folder::new();
     let (good, bytes) = rich(&folder);
-    let path = folder.file("rich");
     for start in (0..good.len()).step_by(4096) {
         let mut bad = good.clone();
         let end = good.len().min(start + 4096);
         bad[start..end].fill(0);
-        fs::write(&path, &bad).unwrap();
-        let Ok(image) = ImageReader::open(&path) else {
+        let Ok(image) = open_bytes(&folder, &bad) else {
             continue;
         };
         image.verify().unwrap_err();
