@@ -10,7 +10,10 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-check-cfg=cfg(freestanding)");
     let size_matters = std::env::var("OPT_LEVEL").is_ok_and(|level| level == "s");
+    println!("cargo::rerun-if-changed=discard.ld");
     if size_matters {
+        let folder = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
+        println!("cargo::rustc-link-arg-bins=-Wl,-T,{folder}/discard.ld");
         println!("cargo::rustc-cfg=freestanding");
         for argument in [
             "-nostartfiles",

@@ -11,7 +11,7 @@
 use crate::files;
 use crate::program::prepare::reason;
 use crate::syscalls;
-use alloc::{collections::BTreeSet, format, string::String, vec::Vec};
+use alloc::{format, string::String, vec::Vec};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::fs::{CWD, Dir, FileType, Mode};
@@ -85,7 +85,7 @@ impl Freezer {
         if self.is_whole {
             self.leave_other_groups()?;
         }
-        let mut still = BTreeSet::new();
+        let mut still: Vec<String> = Vec::new();
         for _ in 0..MOST_ROUNDS {
             let moved = self.move_strays()?;
             let mut new = Vec::new();
@@ -100,7 +100,7 @@ impl Freezer {
             }
             for name in new {
                 self.wait_until_still(&name, give_up)?;
-                still.insert(name);
+                still.push(name);
             }
         }
         Err("they multiply too fast".into())

@@ -148,9 +148,11 @@ pub enum FromGuest {
         version: u16,
         /// The id from the guest's configuration.
         vm_id: String,
-        /// Guest clock at which the mark `MARK_PID1` was written, nanoseconds.
+        /// Guest clock at which the mark `MARK_PID1` was written, nanoseconds;
+        /// of a restored guest, `MARK_GATE_ENTERED`.
         pid1_ns: u64,
-        /// 0 for the first connection of this boot, then 1, 2, …
+        /// 0 for the first connection of this boot, or of this generation,
+        /// then 1, 2, …
         attempt: u32,
     },
     /// What init has measured since the last such message.
@@ -274,6 +276,11 @@ pub enum Request {
     /// still. It stays so until this connection ends. Then the guest looks at
     /// its [`crate::guest::Generation`]: if that is the one it knows, it was
     /// captured only, and programs go on; if not, it was restored.
+    ///
+    /// The answer waits up to 500 ms until the host has stored what the first
+    /// command wrote: it belongs to this guest, and a clone starts at offset 0.
+    /// Until programs go on other connections are accepted by the kernel, but
+    /// not served. Nothing may be sent on this one.
     Quiesce {
         /// [`VERSION`].
         version: u16,

@@ -159,8 +159,10 @@ pub struct Generation {
     /// [`VERSION`].
     pub version: u32,
     /// A UUID, `8-4-4-4-12`. It differs from the one the guest knows exactly
-    /// if the guest was restored in between. It becomes the boot id, and
-    /// without its dashes the machine id.
+    /// if the guest was restored in between. It becomes the boot id, unless
+    /// no program of the guest has run yet, who could have read the old one:
+    /// then the kernel makes up its own. Without its dashes it becomes the
+    /// machine id.
     pub id: String,
     /// 64 bytes from the host's random source, as 128 hexadecimal digits.
     pub seed: String,
