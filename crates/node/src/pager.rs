@@ -49,12 +49,31 @@ pub struct Pager {
     this: Weak<Pager>,
 }
 
+#[derive(Debug)]
+struct Served {
+    paged: Paged,
+    ticket: u64,
+}
+
+/// What a VM is served by: where to connect, and what to let go of later. A
+/// VM that begins anew has another ticket, so that the end of its last life
+/// does not end the next.
+#[derive(Debug, Clone)]
+pub struct Serving {
+    /// Where the pager listens.
+    pub socket: PathBuf,
+    /// For [`Pager::forget`]; 0 for a VM that was adopted.
+    pub ticket: u64,
+}
+
 #[derive(Debug, Default)]
 struct State {
     /// The process that runs, if one does.
     pid: Option<u32>,
     /// What it serves: VM's id to memory.
-    served: HashMap<String, Paged>,
+    served: HashMap<String, Served>,
+    /// The last ticket given.
+    tickets: u64,
     deaths: Vec<Instant>,
 }
 
@@ -69,14 +88,25 @@ impl Pager {
     }
 
     /// Serves a VM's memory. The VMM is to connect to the socket returned.
-    pub async fn serve(&self, id: &str, paged: &Paged) -> Result<PathBuf> {
+    pub async fn serve(&self, id: &str, paged: &Paged) -> Result<Serving> {
         let mut state = self.state.lock().await;
         self.run(&mut state).await?;
+        if state.served.remove(id).is_some() {
+            self.let_go(id).await;
+        }
         self.tell(id, paged).await.map_err(|why| {
             Error::internal(format!("The pager can't serve a VM's memory: {why}."))
         })?;
-        state.served.insert(id.to_owned(), paged.clone());
-        Ok(self.paths.pager_vm_socket(id))
+        state.tickets += 1;
+        let served = Served {
+            paged: paged.clone(),
+            ticket: state.tickets,
+        };
+        state.served.insert(id.to_owned(), served);
+        Ok(Serving {
+            socket: self.paths.pager_vm_socket(id),
+            ticket: state.tickets,
+        })
     }
 
     /// Takes over VMs of an earlier daemon, whose pager may run or not.
@@ -98,13 +128,23 @@ impl Pager {
             None if vms.is_empty() => return,
             None => {}
         }
-        state.served = vms.into_iter().collect();
+        let adopted = |(id, paged)| (id, Served { paged, ticket: 0 });
+        state.served = vms.into_iter().map(adopted).collect();
         if let Err(error) = self.run(&mut state).await {
             error!(%error, "VMs' memory can't be served");
             return;
         }
         if found.is_none() {
             self.tell_all(&state).await;
+        }
+        // VMs that ended while no daemon looked.
+        let sockets = fs::read_dir(self.paths.run.join("pager"));
+        for entry in sockets.into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let id = name.trim_end_matches(".sock");
+            if !state.served.contains_key(id) {
+                self.let_go(id).await;
+            }
         }
     }
 
@@ -114,12 +154,20 @@ impl Pager {
         done(self.ask(&request, COMPLETE_TIME).await)
     }
 
-    /// Lets go of a VM.
-    pub async fn forget(&self, id: &str) {
+    /// Lets go of a VM, unless it was served anew since.
+    pub async fn forget(&self, id: &str, ticket: u64) {
         let mut state = self.state.lock().await;
-        if state.served.remove(id).is_none() {
-            return;
+        if state
+            .served
+            .get(id)
+            .is_some_and(|served| served.ticket == ticket)
+        {
+            state.served.remove(id);
+            self.let_go(id).await;
         }
+    }
+
+    async fn let_go(&self, id: &str) {
         let request = PagerRequest::Forget { name: id.into() };
         if let Err(why) = done(self.ask(&request, ANSWER_TIME).await) {
             warn!(id, why, "the pager did not let go of a VM");
@@ -288,8 +336,8 @@ impl Pager {
     }
 
     async fn tell_all(&self, state: &State) {
-        for (id, paged) in &state.served {
-            if let Err(why) = self.tell(id, paged).await {
+        for (id, served) in &state.served {
+            if let Err(why) = self.tell(id, &served.paged).await {
                 error!(id, why, "a VM's memory can't be served any more");
             }
         }

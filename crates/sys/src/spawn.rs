@@ -136,11 +136,7 @@ fn check(code: libc::c_int) -> io::Result<()> {
 struct Actions(libc::posix_spawn_file_actions_t);
 
 impl Actions {
-    fn new(
-        directory: &CString,
-        output: BorrowedFd<'_>,
-        sources: &[RawFd],
-    ) -> io::Result<Actions> {
+    fn new(directory: &CString, output: BorrowedFd<'_>, sources: &[RawFd]) -> io::Result<Actions> {
         let mut raw = MaybeUninit::uninit();
         // SAFETY: `raw` is valid for writes; init fills it or fails.
         check(unsafe { libc::posix_spawn_file_actions_init(raw.as_mut_ptr()) })?;
@@ -283,7 +279,8 @@ mod tests {
             .collect();
         files.reverse();
         let passed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-        let script = "for i in $(seq 3 42); do cat /proc/self/fd/$i; done; ls /proc/self/fd | wc -l";
+        let script =
+            "for i in $(seq 3 42); do cat /proc/self/fd/$i; done; ls /proc/self/fd | wc -l";
         let pid = spawn_detached(&Detached {
             program: Path::new("/bin/sh"),
             arguments: &[OsStr::new("-c"), OsStr::new(script)],

@@ -1,5 +1,6 @@
 //! What the user may type.
 
+pub mod snapshot;
 mod values;
 
 pub use values::{
@@ -65,6 +66,19 @@ pub enum Verb {
     Wait(Wait),
     /// Connect to the command of a running VM
     Attach(Attach),
+    /// Stop the vCPUs of VMs until they are resumed
+    Pause(snapshot::Vms),
+    /// Let paused VMs go on
+    Resume(snapshot::Vms),
+    /// Make live clones of a running VM
+    Fork(snapshot::Fork),
+    /// Write the memory of VMs to disk and give it back to the host
+    Hibernate(snapshot::Hibernate),
+    /// Let hibernated VMs go on
+    Wake(snapshot::Vms),
+    /// Snapshots: captured VMs to go on from
+    #[command(subcommand)]
+    Snapshot(snapshot::Snapshot),
     /// Show where the time of a VM's start went
     Timeline(Timeline),
     /// Guest kernels
@@ -180,6 +194,21 @@ pub struct Run {
     pub command: CommandOptions,
     #[command(flatten)]
     pub stdio: StdioOptions,
+    /// Go on from a snapshot instead of booting. A command takes the place of
+    /// the one that was captured; without one, connect to that
+    #[arg(
+        long,
+        value_name = "SNAPSHOT",
+        conflicts_with_all = [
+            "cold", "cpus", "memory", "kernel", "image", "disk", "console", "init",
+            "kernel_arg", "huge_pages",
+        ]
+    )]
+    pub from: Option<String>,
+    /// Boot, even where jiffy keeps a booted guest of the same kind (also
+    /// JIFFY_COLD=1)
+    #[arg(long)]
+    pub cold: bool,
     /// Print the VM's id and return; the VM goes on. With -i and -t its
     /// command waits for `jiffy attach`
     #[arg(short, long)]

@@ -146,6 +146,75 @@ fn signals_go_by_name_or_number() {
 }
 
 #[test]
+fn a_run_from_a_snapshot_leaves_the_rest_to_it() {
+    let from = run("jiffy run --from base --name a --rm -e A=1 -- date");
+    assert_eq!(from.from.as_deref(), Some("base"));
+    assert_eq!(from.argv, ["date"]);
+    for option in [
+        "--cold",
+        "--cpus 2",
+        "--memory 1G",
+        "--kernel full",
+        "--image x",
+        "--disk d",
+        "--console",
+        "--init",
+        "--kernel-arg quiet",
+        "--huge-pages",
+    ] {
+        let refusal = refuse(&format!("jiffy run --from base {option} -- true"));
+        assert!(refusal.contains("cannot be used with"), "{refusal}");
+    }
+    assert!(run("jiffy run --cold true").cold);
+}
+
+#[test]
+fn snapshots_are_made_and_looked_into() {
+    use snapshot::Snapshot;
+    let order = |line: &str| match parse(line).verb {
+        Verb::Snapshot(order) => order,
+        other => panic!("no order of snapshot: {other:?}"),
+    };
+    assert!(matches!(
+        order("jiffy snapshot create --stop box one"),
+        Snapshot::Create { stop: true, vm, name, .. } if vm == "box" && name == "one"
+    ));
+    assert!(matches!(
+        order("jiffy snapshot ls -a"),
+        Snapshot::Ls { all: true, .. }
+    ));
+    assert!(matches!(
+        order("jiffy snapshot inspect one --png x.png"),
+        Snapshot::Inspect {
+            png: Some(_),
+            map: false,
+            ..
+        }
+    ));
+    assert!(matches!(
+        order("jiffy snapshot optimise one two"),
+        Snapshot::Optimise { names } if names == ["one", "two"]
+    ));
+    assert!(refuse("jiffy snapshot inspect one --map --png x").contains("cannot be used with"));
+    assert!(refuse("jiffy snapshot create box").contains("NAME"));
+    assert!(refuse("jiffy snapshot rm").contains("NAME"));
+}
+
+#[test]
+fn a_fork_has_children() {
+    let Verb::Fork(fork) = parse("jiffy fork box -n 3 --name child --timeline=json").verb else {
+        panic!()
+    };
+    assert_eq!((fork.count, fork.name.as_deref()), (Some(3), Some("child")));
+    assert_eq!(fork.timeline.unwrap().format, TimelineFormat::Json);
+    assert!(refuse("jiffy fork box -n 0").contains("0"));
+    assert!(refuse("jiffy fork box -n 1001").contains("1001"));
+    for verb in ["pause", "resume", "hibernate", "wake"] {
+        assert!(refuse(&format!("jiffy {verb}")).contains("VM"));
+    }
+}
+
+#[test]
 fn an_option_that_does_not_exist_is_no_command() {
     for line in ["jiffy run --memmory 1G true", "jiffy exec box --nosuch"] {
         assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");

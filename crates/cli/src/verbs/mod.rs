@@ -10,6 +10,7 @@ mod kernel;
 mod logs;
 mod machine;
 mod run;
+mod snapshot;
 mod timeline;
 mod version;
 mod vms;
@@ -46,6 +47,12 @@ fn perform(cli: Cli, began_ns: u64) -> Result<Outcome> {
         Verb::Rm(rm) => context.block_on(vms::rm(&context, rm)),
         Verb::Wait(wait) => context.block_on(vms::wait(&context, wait)),
         Verb::Attach(attach) => context.block_on(exec::attach(&context, attach)),
+        Verb::Pause(vms) => context.block_on(snapshot::order(&context, vms, "pause")),
+        Verb::Resume(vms) => context.block_on(snapshot::order(&context, vms, "resume")),
+        Verb::Wake(vms) => context.block_on(snapshot::order(&context, vms, "wake")),
+        Verb::Fork(fork) => context.block_on(snapshot::fork(&context, fork)),
+        Verb::Hibernate(hibernate) => context.block_on(snapshot::hibernate(&context, hibernate)),
+        Verb::Snapshot(snapshot) => context.block_on(snapshot::snapshot(&context, snapshot)),
         Verb::Timeline(timeline) => context.block_on(timeline::timeline(&context, timeline)),
         Verb::Kernel(kernel) => kernel::kernel(&context, kernel),
         Verb::Image(image) => context.block_on(image::image(&context, image)),

@@ -29,7 +29,18 @@ const LAST_WORDS: Duration = Duration::from_secs(10);
 /// `jiffy run`
 pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
     let captured = run.format == Some(JsonFormat::Json) && !run.detach;
+    let found = context.node()?;
+    let client = found.client;
+    // A command that was captured has its terminal, or has none.
+    let joins = match &run.from {
+        Some(name) if run.argv.is_empty() && !run.detach => Some(joined(&client, name).await?),
+        _ => None,
+    };
     let stdio = match (run.detach, captured) {
+        (false, false) if joins.is_some() => Stdio {
+            stdin: true,
+            tty: joins == Some(true) && session::foreground_terminals(),
+        },
         // For whoever attaches later.
         (true, _) => Stdio {
             stdin: run.stdio.interactive,
@@ -42,13 +53,13 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
         },
         _ => stdio(&run.stdio),
     };
-    let found = context.node()?;
-    let client = found.client;
     let mut vm = vm_from(&client, run.vm).await?;
+    vm.cold = run.from.is_none() && (run.cold || cold_by_environment());
+    vm.from = run.from;
     vm.timeline = run.timeline.is_some();
     vm.command = match (run.argv.is_empty(), run.detach) {
-        (true, true) => None,
-        (true, false) => Some(vec!["/bin/sh".to_owned()]),
+        (true, false) if vm.from.is_none() => Some(vec!["/bin/sh".to_owned()]),
+        (true, _) => None,
         (false, _) => Some(run.argv),
     }
     .map(|argv| command(argv, run.command, stdio));
@@ -90,6 +101,23 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
     }
     let shown = finish(&client, &id, captured.then_some(&output), timeline, &result).await;
     shown.and(result)
+}
+
+/// Does the command that a snapshot holds run on a terminal?
+async fn joined(client: &Client, name: &str) -> Result<bool> {
+    let snapshot = super::snapshot::get(client, name).await?;
+    if snapshot.command.is_some() {
+        return Ok(snapshot.tty);
+    }
+    Err(Failure::new(format!(
+        "no command was running when the snapshot {name} was made"
+    ))
+    .hint("give a command, or --detach and then `jiffy exec`"))
+}
+
+/// `JIFFY_COLD=1`
+fn cold_by_environment() -> bool {
+    std::env::var_os("JIFFY_COLD").is_some_and(|value| !value.is_empty() && value != "0")
 }
 
 /// Starts it and prints its id.

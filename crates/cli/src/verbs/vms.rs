@@ -6,7 +6,7 @@ use crate::args::{Inspect, Kill, ListFormat, Ps, Rm, Start, Stop, Wait};
 use crate::client::{Client, encoded};
 use crate::failure::{Failure, Outcome, Result};
 use crate::render::{Table, age, now, size};
-use jiffy_wire::api::{Vm, VmState};
+use jiffy_wire::api::{Origin, Vm, VmState};
 
 /// `jiffy ps`
 pub async fn ps(context: &Context, ps: Ps) -> Result<Outcome> {
@@ -27,6 +27,7 @@ pub async fn ps(context: &Context, ps: Ps) -> Result<Outcome> {
         let now = now();
         let mut table = Table::new([
             "ID", "NAME", "IMAGE", "KERNEL", "CPUS", "MEMORY", "COMMAND", "CREATED", "STATUS",
+            "ORIGIN",
         ]);
         for vm in &vms {
             table.row([
@@ -36,9 +37,10 @@ pub async fn ps(context: &Context, ps: Ps) -> Result<Outcome> {
                 vm.kernel.clone(),
                 vm.cpus.to_string(),
                 size(u64::from(vm.memory_mib) << 20),
-                command(vm),
+                command(vm.command.as_deref()),
                 format!("{} ago", age(vm.created, now)),
                 status(vm, now),
+                origin(vm),
             ]);
         }
         show(&table.to_string())?;
@@ -49,14 +51,24 @@ pub async fn ps(context: &Context, ps: Ps) -> Result<Outcome> {
 /// Longest command shown in the list, in characters.
 const MAX_COMMAND: usize = 32;
 
-fn command(vm: &Vm) -> String {
-    let Some(argv) = &vm.command else {
+/// A command, cut short.
+pub fn command(argv: Option<&[String]>) -> String {
+    let Some(argv) = argv else {
         return "-".to_owned();
     };
     let line = argv.join(" ");
     match line.char_indices().nth(MAX_COMMAND) {
         Some(_) => line.chars().take(MAX_COMMAND - 1).chain(['…']).collect(),
         None => line,
+    }
+}
+
+/// Where its memory came from. A golden snapshot is as good as a boot.
+fn origin(vm: &Vm) -> String {
+    match &vm.origin {
+        Some(Origin::From(name)) => format!("from {name}"),
+        Some(Origin::ForkedFrom(name)) => format!("forked from {name}"),
+        Some(Origin::Golden) | None => String::new(),
     }
 }
 
@@ -221,6 +233,10 @@ mod tests {
     #[test]
     fn a_status_says_since_when() {
         assert_eq!(status(&vm(VmState::Running), 220), "Up 1 minute");
+        assert_eq!(status(&vm(VmState::Paused), 220), "Up 1 minute (paused)");
+        let mut asleep = vm(VmState::Hibernated);
+        asleep.ended = Some(215);
+        assert_eq!(status(&asleep, 220), "Hibernated 5 seconds ago");
         let mut ended = vm(VmState::Exited);
         ended.ended = Some(215);
         assert_eq!(status(&ended, 220), "Ended 5 seconds ago");
@@ -232,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_long_command_is_cut() {
-        let shown = command(&vm(VmState::Running));
+        let shown = command(vm(VmState::Running).command.as_deref());
         assert_eq!(shown, "sh -c while true; do echo a ver…");
         assert_eq!(shown.chars().count(), MAX_COMMAND);
     }

@@ -137,8 +137,8 @@ impl Node {
             record: (record && !recording.exists()).then_some(recording),
             prefetch: saved.manifest.optimised,
         };
-        let socket = self.settings.pager.serve(&vm.id, &paged).await?;
-        Ok(SavedRam::Paged { socket, paged })
+        let serving = self.settings.pager.serve(&vm.id, &paged).await?;
+        Ok(SavedRam::Paged { serving, paged })
     }
 
     /// Volumes of its own for a VM, as the snapshot has them.
@@ -225,7 +225,7 @@ impl Node {
         let root = vm.view.borrow().root.clone();
         let in_images = |root: &Root| root.path.starts_with(self.settings.paths.images());
         match root {
-            Some(root) if !in_images(&root) => Ok(root),
+            Some(root) if !in_images(&root) && root.path.exists() => Ok(root),
             root => {
                 let now = self.images.find(&vm.spec.image).await?;
                 if root.is_some_and(|root| root.digest != now.digest) {

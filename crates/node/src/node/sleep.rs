@@ -10,7 +10,7 @@ use crate::snapshots::draft::Draft;
 use crate::snapshots::saved::Saved;
 use crate::snapshots::{check_processor, remove_whole};
 use crate::vm::record::Root;
-use crate::vm::start::{Beginning, Handle, Prepared, Restoring, root_disk, volume_disk};
+use crate::vm::start::{Beginning, Handle, Prepared, Restoring, SavedRam, root_disk, volume_disk};
 use crate::vm::{Command, VmHandle, control, hibernate};
 use jiffy_wire::agent::{Request, Stat, VERSION};
 use jiffy_wire::api::{Hibernated, MemoryForm, Vm, VmState};
@@ -49,13 +49,9 @@ impl Node {
         let slept = async {
             self.complete(&vm).await?;
             let captured = self.capture(&vm, false, &mut watch).await?;
-            // Left by a wake whose pager still needed it: all of it is in
-            // memory now.
-            if to.exists() {
-                remove_whole(&to)
-                    .map_err(|error| Error::io("make room for memory", &to, &error))?;
-            }
-            let saved = write(draft, captured, root, manifest, to.clone(), &mut watch).await?;
+            // What a wake left there for the pager is all in memory now.
+            let to = to.clone();
+            let saved = write(draft, captured, root, manifest, to, true, &mut watch).await?;
             vm.ask(Command::Hibernate).await??;
             Ok(saved)
         }
@@ -143,6 +139,10 @@ impl Node {
             disks.extend(vm.spec.disks.iter().map(of));
         }
         let memory = self.memory_of(vm, &saved, false).await?;
+        let ticket = match &memory {
+            SavedRam::Paged { serving, .. } => Some(serving.ticket),
+            SavedRam::Mapped { .. } => None,
+        };
         let prepared = Prepared {
             kernel: self.kernel_file(&vm.spec.kernel),
             root: Root {
@@ -166,8 +166,10 @@ impl Node {
         let begun = vm
             .ask(|reply| Command::Start(Box::new(prepared), reply))
             .await;
-        if !matches!(begun, Ok(Ok(()))) {
-            self.settings.pager.forget(&vm.id).await;
+        if let Some(ticket) = ticket
+            && !matches!(begun, Ok(Ok(())))
+        {
+            self.settings.pager.forget(&vm.id, ticket).await;
         }
         begun?
     }

@@ -64,7 +64,7 @@ impl Node {
                 }
             };
             let to = self.snapshots.folder().join(&name);
-            let written = write(draft, captured, root, manifest, to, &mut watch).await;
+            let written = write(draft, captured, root, manifest, to, false, &mut watch).await;
             Ok((written?, quiet))
         }
         .await;
@@ -318,10 +318,7 @@ impl Node {
         let draft = Draft::new(&folder)?;
         let taken = self.take(vm, false, &mut watch).await?;
         let to = folder.join(key);
-        if to.exists() {
-            let _ = crate::snapshots::remove_whole(&to);
-        }
-        write(draft, taken.captured, root, manifest, to, &mut watch).await
+        write(draft, taken.captured, root, manifest, to, true, &mut watch).await
     }
 }
 
@@ -335,13 +332,15 @@ async fn cloned(draft: Draft, volumes: Vec<(String, PathBuf)>) -> Result<Draft> 
     joined(work.await)
 }
 
-/// Writes what was captured, and gives it its name.
+/// Writes what was captured, and gives it its name; or, with `replace`, that
+/// of what was there.
 pub(super) async fn write(
     draft: Draft,
     captured: Captured,
     root: Root,
     mut manifest: Manifest,
     to: PathBuf,
+    replace: bool,
     watch: &mut Stopwatch,
 ) -> Result<Saved> {
     let form = manifest.memory;
@@ -357,7 +356,7 @@ pub(super) async fn write(
     watch.span(Track::Node, names::IMAGE_WRITTEN, start, end);
     manifest.memory_bytes = memory_bytes;
     manifest.other_bytes = other_bytes;
-    let work = tokio::task::spawn_blocking(move || draft.name(&to, &manifest));
+    let work = tokio::task::spawn_blocking(move || draft.name(&to, &manifest, replace));
     let saved = joined(work.await)?;
     watch.span(Track::Node, names::SNAPSHOT_NAMED, end, monotonic_ns());
     Ok(saved)

@@ -75,21 +75,28 @@ impl Draft {
     }
 
     /// Writes the manifest, syncs all and gives it its name, which must be
-    /// free: blocking.
-    pub fn name(self, to: &Path, manifest: &Manifest) -> Result<Saved> {
+    /// free unless it is to take another's place: blocking.
+    pub fn name(self, to: &Path, manifest: &Manifest, replace: bool) -> Result<Saved> {
         let failed = |error: io::Error| Error::io("name a snapshot", to, &error);
         manifest.save(self.path()).map_err(failed)?;
         sync_folder(self.path()).map_err(failed)?;
-        let flags = RenameFlags::NOREPLACE;
+        let exchange = replace && to.exists();
+        let flags = match exchange {
+            true => RenameFlags::EXCHANGE,
+            false => RenameFlags::NOREPLACE,
+        };
         match rustix::fs::renameat_with(CWD, self.path(), CWD, to, flags) {
-            Ok(()) => {}
+            // What was there goes with the temporary folder.
+            Ok(()) if exchange => {}
+            Ok(()) => {
+                let _ = self.folder.keep();
+            }
             Err(rustix::io::Errno::EXIST | rustix::io::Errno::NOTEMPTY) => {
                 let name = to.file_name().unwrap_or_default().to_string_lossy();
                 return Err(taken(&name));
             }
             Err(error) => return Err(failed(error.into())),
         }
-        let _ = self.folder.keep();
         jiffy_sys::durable::sync_folder_of(to).map_err(failed)?;
         Ok(Saved {
             folder: to.to_owned(),

@@ -56,6 +56,10 @@ pub(super) struct Actor {
     pub(super) unreadable: bool,
     /// Volumes of a VM that sleeps: nobody else may write to them.
     pub(super) kept_volumes: Vec<Lease>,
+    /// For letting go of the pager.
+    pub(super) pager_ticket: u64,
+    /// It is to wake as soon as that is on disk.
+    pub(super) rousing: Option<(Asked, Box<Prepared>)>,
 }
 
 /// What a VM has while its VMM lives.
@@ -80,11 +84,19 @@ pub(super) struct Running {
     /// Boot, if the golden snapshot it began from turns out to be none.
     pub(super) fallback: Option<Box<Prepared>>,
     /// Its memory is on disk: the VMM's end is not the VM's.
-    pub(super) sleeps: Option<oneshot::Sender<Result<()>>>,
+    pub(super) sleeps: Option<Asked>,
     pub(super) notices: mpsc::UnboundedReceiver<Notice>,
     pub(super) notify: mpsc::UnboundedSender<Notice>,
     /// Held while the VM runs.
     pub(super) volumes: Vec<Lease>,
+}
+
+/// Something to be done once the record is on disk.
+pub(super) struct Asked {
+    /// Says that it is.
+    pub(super) saved: oneshot::Receiver<Result<()>>,
+    /// Who asked.
+    pub(super) reply: oneshot::Sender<Result<()>>,
 }
 
 /// Where a VM is on its way from a captured one to itself.
@@ -166,6 +178,8 @@ pub(super) fn new(
         removed: false,
         unreadable,
         kept_volumes: Vec::new(),
+        rousing: None,
+        pager_ticket: 0,
     };
     (actor, handle)
 }
@@ -257,6 +271,7 @@ impl Actor {
                 self.saver.waiting.push(reply);
                 self.changed();
             }
+            Command::Start(prepared, reply) if prepared.wakes() => self.rouse(prepared, reply),
             Command::Start(prepared, reply) => {
                 let _ = reply.send(self.start(*prepared));
             }
@@ -307,17 +322,11 @@ impl Actor {
                 "The VM {name} is being removed."
             )));
         }
-        let started = match (self.record.state, prepared.wakes()) {
-            (VmState::Hibernated, true) => self.try_wake(prepared),
-            (VmState::Hibernated, false) => {
-                Err(Error::wrong_state(format!("The VM {name} is hibernated."))
-                    .hint(format!("Wake it with `jiffy wake {name}`.")))
-            }
-            (_, true) => Err(Error::wrong_state(format!(
-                "The VM {name} is not hibernated."
-            ))),
-            (_, false) => self.try_start(prepared),
-        };
+        if self.record.state == VmState::Hibernated {
+            return Err(Error::wrong_state(format!("The VM {name} is hibernated."))
+                .hint(format!("Wake it with `jiffy wake {name}`.")));
+        }
+        let started = self.try_start(prepared);
         if started.is_err() {
             let _ = std::fs::remove_dir_all(self.settings.paths.vm_run(&self.record.id));
         }
@@ -393,8 +402,9 @@ impl Actor {
             record.origin = None;
             return Gate::Open;
         };
-        if let SavedRam::Paged { paged, .. } = &restoring.memory {
+        if let SavedRam::Paged { paged, serving } = &restoring.memory {
             record.paged = Some(paged.clone());
+            self.pager_ticket = serving.ticket;
         }
         match (&restoring.origin, &restoring.golden) {
             (None, _) => Gate::Waking,

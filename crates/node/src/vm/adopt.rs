@@ -247,6 +247,9 @@ impl Actor {
         }
         if self.record.state == VmState::Starting && hibernate::is_asleep(&self.folder()) {
             running.gate = Gate::Waking;
+        } else if self.record.paged.is_none() {
+            // It was to sleep, and does not.
+            let _ = fs::remove_dir_all(hibernate::folder(&self.folder()));
         }
         self.log_end.send_replace(running.log.end());
         self.running = Some(running);
@@ -293,14 +296,18 @@ impl Actor {
     }
 }
 
-/// Files that an earlier daemon was writing when it was killed.
+/// What an earlier daemon was writing when it was killed.
 fn remove_temporaries(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else {
         return;
     };
     for entry in entries.flatten() {
-        if Path::new(&entry.file_name()).extension() == Some(OsStr::new("tmp")) {
-            let _ = fs::remove_file(entry.path());
+        let name = entry.file_name();
+        let half_done = Path::new(&name).extension() == Some(OsStr::new("tmp"))
+            || name.as_bytes().starts_with(b".");
+        if half_done {
+            let path = entry.path();
+            let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
         }
     }
 }

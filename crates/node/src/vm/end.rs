@@ -184,7 +184,7 @@ impl Actor {
                 let _ = reply.send(Err(refusal));
                 return;
             }
-            self.end_asleep(EndReason::Killed);
+            let _ = self.kill(EndReason::Killed);
         }
         if is_active(self.record.state) {
             if !force && self.record.spec.remove && matches!(self.record.main, MainState::Ended(_))

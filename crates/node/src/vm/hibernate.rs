@@ -15,7 +15,7 @@
 
 use crate::clock::unix_seconds;
 use crate::error::{Error, Result};
-use crate::vm::actor::{Actor, Gate, Notice, Running};
+use crate::vm::actor::{Actor, Asked, Gate, Notice, Running};
 use crate::vm::control;
 use crate::vm::end::EndReason;
 use crate::vm::log::Writer;
@@ -43,7 +43,6 @@ pub fn is_asleep(vm_folder: &Path) -> bool {
 impl Actor {
     /// The VM's memory is on disk: from here on it sleeps.
     pub(super) fn hibernate(&mut self, reply: oneshot::Sender<Result<()>>) {
-        let before = self.record.clone();
         let runs = |running: &Running| running.stopping.is_none();
         if self.record.state != VmState::Running || !self.running.as_ref().is_some_and(runs) {
             let error = format!("The VM {} ended meanwhile.", self.record.name);
@@ -55,17 +54,52 @@ impl Actor {
         self.record.pid = None;
         // On disk before its VMM ends: a record that says that it runs would
         // make it a VM that died.
-        if let Err(error) = self.record.save(&self.folder()) {
-            self.record = before;
-            let error = Error::io("write the VM's record", &self.folder(), &error);
-            let _ = reply.send(Err(error));
-            return;
-        }
+        let asked = self.once_saved(reply);
         if let Some(running) = &mut self.running {
             running.deadline = None;
-            running.sleeps = Some(reply);
+            running.sleeps = Some(asked);
+        }
+    }
+
+    fn once_saved(&mut self, reply: oneshot::Sender<Result<()>>) -> Asked {
+        let (told, saved) = oneshot::channel();
+        self.saver.waiting.push(told);
+        self.changed();
+        Asked { saved, reply }
+    }
+
+    /// The record was written: perhaps something waits for that.
+    pub(super) fn go_to_bed_or_rise(&mut self) {
+        if let Some((asked, _)) = &mut self.rousing
+            && let Ok(saved) = asked.saved.try_recv()
+            && let Some((asked, prepared)) = self.rousing.take()
+        {
+            let woken = saved.and_then(|()| self.try_wake(*prepared));
+            if woken.is_err() {
+                let _ = fs::remove_dir_all(self.settings.paths.vm_run(&self.record.id));
+                self.record.state = VmState::Hibernated;
+                self.changed();
+            }
+            let _ = asked.reply.send(woken);
+        }
+        let Some(running) = &mut self.running else {
+            return;
+        };
+        let Some(Ok(saved)) = running.sleeps.as_mut().map(|asked| asked.saved.try_recv()) else {
+            return;
+        };
+        match saved {
             // Its disks are written back, and its state is on disk.
-            running.process.kill();
+            Ok(()) => running.process.kill(),
+            Err(error) => {
+                self.record.state = VmState::Running;
+                self.record.ended = None;
+                self.record.pid = Some(running.process.pid);
+                if let Some(asked) = running.sleeps.take() {
+                    let _ = asked.reply.send(Err(error));
+                }
+                self.changed();
+            }
         }
     }
 
@@ -74,12 +108,12 @@ impl Actor {
         let Some(running) = &mut self.running else {
             return false;
         };
-        let Some(reply) = running.sleeps.take() else {
+        let Some(asked) = running.sleeps.take() else {
             return self.sleeps_again();
         };
         self.lie_down();
         info!(vm = %self.record.name, "VM hibernated");
-        let _ = reply.send(Ok(()));
+        let _ = asked.reply.send(Ok(()));
         true
     }
 
@@ -116,35 +150,37 @@ impl Actor {
         self.changed();
     }
 
-    /// Starts the VMM of a VM that sleeps.
-    pub(super) fn try_wake(&mut self, mut prepared: Prepared) -> Result<()> {
+    /// Starts the VMM of a VM that sleeps, once the record says so: a VM that
+    /// goes on must not be taken for one that sleeps.
+    pub(super) fn rouse(&mut self, prepared: Box<Prepared>, reply: oneshot::Sender<Result<()>>) {
+        if self.record.state != VmState::Hibernated
+            || self.running.is_some()
+            || !self.removal.is_empty()
+        {
+            let error = format!("The VM {} is not hibernated.", self.record.name);
+            let _ = reply.send(Err(Error::wrong_state(error)));
+            return;
+        }
+        self.record.state = VmState::Starting;
+        self.record.failure = None;
+        let asked = self.once_saved(reply);
+        self.rousing = Some((asked, prepared));
+    }
+
+    fn try_wake(&mut self, mut prepared: Prepared) -> Result<()> {
+        if self.record.state != VmState::Starting || !self.removal.is_empty() {
+            let error = format!("The VM {} is being removed.", self.record.name);
+            return Err(Error::wrong_state(error));
+        }
         let folder = self.folder();
         // The guest counts its output from here; clients read on.
         let log = Writer::open(&folder)
             .and_then(|mut log| log.begin().map(|_| log))
             .map_err(|error| Error::io("write the command's log", &folder, &error))?;
-        let before = self.record.clone();
-        self.record.state = VmState::Starting;
-        self.record.failure = None;
-        // See the table above: a VM that goes on must not be taken for one
-        // that sleeps.
-        let spawned = self
-            .record
-            .save(&folder)
-            .map_err(|error| Error::io("write the VM's record", &folder, &error))
-            .and_then(|()| self.spawn(&prepared));
-        match spawned {
-            Ok(spawned) => {
-                prepared.volumes = std::mem::take(&mut self.kept_volumes);
-                self.runs(spawned, log, prepared);
-                Ok(())
-            }
-            Err(error) => {
-                self.record = before;
-                self.changed();
-                Err(error)
-            }
-        }
+        let spawned = self.spawn(&prepared)?;
+        prepared.volumes = std::mem::take(&mut self.kept_volumes);
+        self.runs(spawned, log, prepared);
+        Ok(())
     }
 
     /// A guest that was restored goes on.
@@ -171,10 +207,26 @@ impl Actor {
         });
     }
 
-    /// A VM that sleeps and never wakes.
-    pub(super) fn end_asleep(&mut self, reason: EndReason) {
+    /// Ends a VM that sleeps, for good. False if it has a VMM to end.
+    pub(super) fn ends_asleep(&mut self, reason: EndReason) -> bool {
+        let meanwhile = |vm: &str| Error::wrong_state(format!("The VM {vm} was ended meanwhile."));
+        if let Some(running) = &mut self.running {
+            // About to fall asleep: it is as awake as any.
+            if let Some(asked) = running.sleeps.take() {
+                let _ = asked.reply.send(Err(meanwhile(&self.record.name)));
+                self.record.state = VmState::Running;
+                self.record.pid = Some(running.process.pid);
+            }
+            return false;
+        }
+        if let Some((asked, _)) = self.rousing.take() {
+            let _ = asked.reply.send(Err(meanwhile(&self.record.name)));
+        } else if self.record.state != VmState::Hibernated {
+            return false;
+        }
         self.kept_volumes.clear();
         self.conclude(Some(reason), Ended::Unknown);
+        true
     }
 
     /// The memory of a VM that has ended.
@@ -186,8 +238,8 @@ impl Actor {
     fn leave_pager(&mut self) {
         if self.record.paged.take().is_some() {
             let settings = std::sync::Arc::clone(&self.settings);
-            let id = self.record.id.clone();
-            tokio::spawn(async move { settings.pager.forget(&id).await });
+            let (id, ticket) = (self.record.id.clone(), self.pager_ticket);
+            tokio::spawn(async move { settings.pager.forget(&id, ticket).await });
         }
     }
 

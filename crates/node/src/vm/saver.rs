@@ -56,6 +56,7 @@ impl Actor {
         for waiting in self.saver.written_for.drain(..) {
             let _ = waiting.send(result.clone());
         }
+        self.go_to_bed_or_rise();
         // Whether or not it could be written: a guest that waits for ever
         // would be worse.
         let over = matches!(self.record.main, MainState::Ended(_)) && !self.saver.dirty;

@@ -3,6 +3,7 @@
 use crate::clock::monotonic_ns;
 use crate::error::{Error, Result};
 use crate::names;
+use crate::pager::Serving;
 use crate::paths::Paths;
 use crate::vm::process::{Events, VmmProcess};
 use crate::vm::record::{Paged, Root, Spec, VmRecord};
@@ -99,7 +100,7 @@ pub enum SavedRam {
     /// The pager serves it.
     Paged {
         /// Where the pager listens for this VM.
-        socket: PathBuf,
+        serving: Serving,
         /// What it serves.
         paged: Paged,
     },
@@ -338,8 +339,8 @@ fn restore<'a>(
                 layers: descriptors.sources(layers),
                 layout: layout.as_ref().map(|layout| descriptors.source(layout)),
             },
-            SavedRam::Paged { socket, .. } => SavedMemory::Paged {
-                socket: socket.clone(),
+            SavedRam::Paged { serving, .. } => SavedMemory::Paged {
+                socket: serving.socket.clone(),
             },
         },
         generation: Some(NewGeneration {

@@ -75,8 +75,7 @@ impl Actor {
 
     /// The quick end: the VMM is asked, and killed if that takes too long.
     pub(super) fn kill(&mut self, reason: EndReason) -> Result<()> {
-        if self.record.state == VmState::Hibernated {
-            self.end_asleep(reason);
+        if self.ends_asleep(reason) {
             return Ok(());
         }
         self.refuse_unless_active()?;

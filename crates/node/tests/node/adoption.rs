@@ -2,19 +2,12 @@
 
 use crate::client::{connect, request};
 use crate::daemon::{
-    Daemon, bad_vm, command, eventually, id_of, is_alive, kill, shell, started, vm, vmms,
+    Daemon, bad_vm, command, eventually, id_of, is_alive, kill, named, shell, started, vm, vmms,
 };
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState};
 use std::fs;
 use std::time::Duration;
-
-fn named(name: &str, vm: CreateVm) -> CreateVm {
-    CreateVm {
-        name: Some(name.into()),
-        ..vm
-    }
-}
 
 #[test]
 fn vms_survive_a_killed_daemon_and_are_adopted() {

@@ -6,6 +6,8 @@ mod api;
 mod client;
 mod daemon;
 mod failures;
+mod golden;
 mod life;
 mod room;
 mod running;
+mod snapshots;

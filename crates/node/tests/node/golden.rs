@@ -1,0 +1,191 @@
+//! Golden snapshots: made once, used from then on, dropped when bad.
+
+use crate::daemon::{Daemon, command, eventually, id_of, shell, tar_of, vm, vmms};
+use jiffy_wire::agent::ExitStatus;
+use jiffy_wire::api::{CreateVm, ErrorKind, Origin, Pruned, Snapshot, Vm};
+use jiffy_wire::timeline::{Timeline, names};
+use std::fs;
+use std::time::Duration;
+
+fn golden(daemon: &Daemon) -> Vec<Snapshot> {
+    let mut all: Vec<Snapshot> = daemon.get("/v1/snapshots?all=true").json();
+    all.retain(|snapshot| snapshot.golden);
+    all
+}
+
+fn made(daemon: &Daemon) -> Snapshot {
+    eventually("a golden snapshot is made", || golden(daemon).len() == 1);
+    eventually("the VM it was made of is gone", || {
+        vmms(&daemon.data).is_empty()
+    });
+    golden(daemon).remove(0)
+}
+
+/// Runs a command and tells where its VM came from.
+fn run(daemon: &Daemon, wanted: CreateVm) -> (String, Option<Origin>) {
+    let frames = daemon.run(wanted);
+    let id = id_of(&frames);
+    let finished = frames.finish();
+    assert_eq!(finished.status(), ExitStatus::Code(0));
+    (finished.text(), daemon.vm(&id).origin)
+}
+
+#[test]
+fn the_second_run_starts_from_what_the_first_left() {
+    let mut daemon = Daemon::start();
+    let restored = || vm(shell("echo $RESTORED,$HOSTNAME"));
+    let named = CreateVm {
+        hostname: Some("mine".into()),
+        ..restored()
+    };
+    let (_, origin) = run(&daemon, restored());
+    assert_eq!(origin, None);
+    let first = made(&daemon);
+    assert_eq!((first.cpus, first.memory_mib), (1, 128));
+    assert!(first.name.starts_with("golden-"));
+    assert!(
+        daemon
+            .get("/v1/snapshots")
+            .json::<Vec<Snapshot>>()
+            .is_empty()
+    );
+    let all: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
+    assert_eq!(all.len(), 1, "nobody sees the VM it was made of");
+    for _ in 0..3 {
+        let (text, origin) = run(&daemon, named.clone());
+        assert_eq!((text.as_str(), origin), ("1,mine\n", Some(Origin::Golden)));
+    }
+    // Without a command too; it has nothing of the VM it was made of.
+    let idle: Vm = daemon.run_detached(CreateVm::default()).json();
+    assert_eq!((idle.origin, idle.command), (Some(Origin::Golden), None));
+    daemon.delete(&format!("/v1/vms/{}?force=true", idle.id));
+    // Another shape is another kind; some have none.
+    let larger = CreateVm {
+        memory_mib: Some(256),
+        ..restored()
+    };
+    assert_eq!(run(&daemon, larger.clone()).1, None);
+    eventually("another one is made", || golden(&daemon).len() == 2);
+    assert_eq!(run(&daemon, larger).1, Some(Origin::Golden));
+    let cold = CreateVm {
+        cold: true,
+        ..restored()
+    };
+    assert_eq!(run(&daemon, cold).1, None);
+    // The next daemon has them too, for its first run.
+    daemon.killed();
+    daemon.up();
+    assert_eq!(run(&daemon, restored()).1, Some(Origin::Golden));
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(golden(&daemon).len(), 2, "none is made twice");
+    let report = daemon.get(&format!("/v1/snapshots/{}/memory?map=true", first.name));
+    assert_eq!(report.status, 200);
+    let pruned: Pruned = daemon.post("/v1/snapshots/prune", b"").json();
+    assert_eq!(pruned.names.len(), 2);
+    assert!(pruned.bytes > 0);
+    assert!(golden(&daemon).is_empty());
+    assert_eq!(fs::read_dir(daemon.data.join("golden")).unwrap().count(), 0);
+    assert_eq!(run(&daemon, restored()).1, None);
+}
+
+#[test]
+fn the_timeline_of_a_golden_run_tells_what_happened() {
+    let daemon = Daemon::start();
+    run(&daemon, vm(command(&["true"])));
+    made(&daemon);
+    let frames = daemon.run(vm(command(&["true"])));
+    let id = id_of(&frames);
+    frames.finish();
+    let timeline: Timeline = daemon.get(&format!("/v1/vms/{id}/timeline")).json();
+    let mut last = 0;
+    for name in [
+        names::REQUEST_RECEIVED,
+        names::IMAGE_READY,
+        names::VMM_SPAWNED,
+        names::STATE_LOADED,
+        names::MEMORY_ATTACHED,
+        names::VCPUS_RESUMED,
+        names::GATE_ENTERED,
+        names::GATE_ACKNOWLEDGED,
+        names::COMMAND_STARTED,
+        names::COMMAND_DONE,
+    ] {
+        let span = timeline.find(name).unwrap_or_else(|| panic!("no {name}"));
+        assert!(span.start_ns >= last, "{name} is out of order");
+        last = span.start_ns;
+    }
+}
+
+#[test]
+fn a_bad_one_is_dropped_and_nobody_notices() {
+    let daemon = Daemon::start();
+    run(&daemon, vm(command(&["true"])));
+    made(&daemon);
+    let folder = fs::read_dir(daemon.data.join("golden"))
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
+    fs::write(folder.join("state"), b"nonsense").unwrap();
+    let frames = daemon.run(vm(shell("echo once; exit 4")));
+    let id = id_of(&frames);
+    let finished = frames.finish();
+    assert_eq!(finished.text(), "once\n");
+    assert_eq!(finished.status(), ExitStatus::Code(4));
+    let vm = daemon.vm(&id);
+    assert_eq!((vm.origin, vm.error), (None, None));
+    assert!(golden(&daemon).is_empty());
+    let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
+    assert!(log.contains("a golden snapshot can't be restored"));
+    // It is not made again by itself: the next one would be as bad.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(golden(&daemon).is_empty());
+}
+
+#[test]
+fn what_changed_has_another() {
+    let daemon = Daemon::start();
+    let tar = |text: &[u8]| tar_of(&[("hello", text)]);
+    daemon
+        .post("/v1/images/mine", &tar(b"one"))
+        .json::<jiffy_wire::api::Image>();
+    let mine = || CreateVm {
+        image: Some("mine".into()),
+        remove: true,
+        ..vm(command(&["true"]))
+    };
+    daemon.run(mine()).finish();
+    made(&daemon);
+    // The kernel: the old one is found by nobody, and goes when it is replaced.
+    let kernel = daemon.folder.path().join("share/kernels/base/vmlinux");
+    fs::write(&kernel, b"another kernel").unwrap();
+    let before = made(&daemon);
+    assert_eq!(
+        run(
+            &daemon,
+            CreateVm {
+                remove: false,
+                ..mine()
+            }
+        )
+        .1,
+        None
+    );
+    eventually("another takes its place", || {
+        let now = golden(&daemon);
+        now.len() == 1 && now[0].name != before.name
+    });
+    let users: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
+    for vm in users {
+        daemon.delete(&format!("/v1/vms/{}?force=true", vm.id));
+    }
+    // The image: it goes with it.
+    assert_eq!(daemon.delete("/v1/images/mine").status, 204);
+    assert!(golden(&daemon).is_empty());
+    daemon
+        .try_run(mine())
+        .unwrap_err()
+        .error(ErrorKind::NotFound);
+    daemon.nothing_left();
+}
