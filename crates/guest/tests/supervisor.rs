@@ -233,6 +233,43 @@ fn input_nobody_reads_stays_with_the_node() {
 }
 
 #[test]
+fn room_for_input_is_told_as_the_command_reads() {
+    let (_agent, node) = with_main("read line; sleep 0.3; wc -c", "");
+    let mut channel = node.welcome(0, 0);
+    let mut heard = Heard::default();
+    heard.listen_until(&mut channel, |heard| heard.pid.is_some());
+    let first = heard.input_room;
+    assert!(first >= MAX_DATA as u64);
+    let total = 4 << 20;
+    let mut sent = 0;
+    while sent < total {
+        // Nothing is told in advance of what was read.
+        assert!(heard.input_room <= first + sent, "{heard:?}");
+        heard.listen_until(&mut channel, |heard| heard.input_room > sent);
+        let piece = (heard.input_room - sent)
+            .min(total - sent)
+            .min(MAX_DATA as u64);
+        let bytes = vec![b'\n'; piece as usize];
+        channel.send(&ToGuest::MainInput(ExecInput::Stdin(bytes)));
+        sent += piece;
+    }
+    channel.send(&ToGuest::MainInput(ExecInput::StdinClosed));
+    heard.listen_until(&mut channel, |heard| heard.end.is_some());
+    let rest: u64 = std::str::from_utf8(&heard.stdout)
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
+    assert_eq!(rest, total - 1);
+    // A new connection begins with all the room again.
+    drop(channel);
+    let mut channel = node.welcome(0, 0);
+    let mut again = Heard::default();
+    again.listen_until(&mut channel, |heard| heard.end.is_some());
+    assert_eq!(again.input_room, first);
+}
+
+#[test]
 fn signals_reach_the_first_command_both_ways() {
     let (agent, node) = with_main(
         "trap 'echo usr1' USR1; trap 'exit 6' TERM; echo ready; while :; do sleep 0.05; done",

@@ -16,6 +16,7 @@ use jiffy_wire::trace::{
     MARK_COMMAND_STARTED, MARK_GATE_ENTERED, MARK_GATE_FAILED, MARK_GATE_PASSED,
 };
 use rustix::event::PollFlags;
+use rustix::fd::OwnedFd;
 
 /// How long the host may take to confirm what programs have written.
 const CONFIRMATION_NS: u64 = 500_000_000;
@@ -31,6 +32,8 @@ pub(super) struct Hold {
     frozen: Frozen,
     /// The generation that the host showed when it asked.
     known: Option<String>,
+    /// What takes a new generation's seed.
+    random: OwnedFd,
     drop_caches: bool,
     phase: Phase,
 }
@@ -63,11 +66,12 @@ impl Agent {
         let begun = self.freeze();
         let connection = &mut self.connections[index];
         match begun {
-            Ok((frozen, known)) => {
+            Ok((frozen, known, random)) => {
                 self.hold = Some(Hold {
                     connection: connection.id(),
                     frozen,
                     known,
+                    random,
                     drop_caches,
                     phase: Phase::Delivering {
                         give_up_at: now + CONFIRMATION_NS,
@@ -79,7 +83,7 @@ impl Agent {
         }
     }
 
-    fn freeze(&mut self) -> Result<(Frozen, Option<String>), String> {
+    fn freeze(&mut self) -> Result<(Frozen, Option<String>, OwnedFd), String> {
         if self.ending.is_some() {
             return Err("the VM is about to end".into());
         }
@@ -91,6 +95,7 @@ impl Agent {
             );
         }
         let known = generation::known(source)?;
+        let random = gate::random()?;
         let now = syscalls::monotonic_ns();
         // With nothing to freeze, any kernel will do.
         let frozen = if self.is_alone(now) && !self.options.beside_init {
@@ -98,7 +103,7 @@ impl Agent {
         } else {
             self.options.freezer.freeze()?
         };
-        Ok((frozen, known))
+        Ok((frozen, known, random))
     }
 
     /// Goes on towards stillness: what programs wrote goes to the host and is
@@ -213,6 +218,7 @@ impl Agent {
         if self.options.owns_machine {
             let taken_on = gate::take_on(
                 &arrival,
+                &hold.random,
                 &self.options.config,
                 &mut self.options.teardown,
                 &mut self.options.report,

@@ -58,9 +58,10 @@ pub fn finish(config: &GuestConfig, report: &mut Report) -> Teardown {
 pub fn renew(old: &GuestConfig, new: &GuestConfig, teardown: &mut Teardown, report: &mut Report) {
     let disks: Vec<DiskMount> = added(&old.disks, &new.disks);
     let late = disks::mount_present(&disks, teardown, report);
-    let interfaces = added(&old.interfaces, &new.interfaces);
-    if !interfaces.is_empty() {
-        report.step("network", |report| network::configure(&interfaces, report));
+    if old.interfaces != new.interfaces {
+        report.step("network", |report| {
+            network::renew(&old.interfaces, &new.interfaces, report)
+        });
     }
     identity::renew(old, new, report);
     disks::mount_late(late, teardown, report);

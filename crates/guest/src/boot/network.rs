@@ -31,6 +31,57 @@ pub fn configure(interfaces: &[Interface], report: &mut Report) -> Result<(), St
     Ok(())
 }
 
+/// The same for a guest that was restored: an interface that is to be otherwise
+/// first loses the addresses and routes it has no more.
+pub fn renew(old: &[Interface], new: &[Interface], report: &mut Report) -> Result<(), String> {
+    let changed = |it: &&Interface| !new.contains(it);
+    let mut netlink =
+        Netlink::open().map_err(|error| format!("no netlink socket: {}", reason(error)))?;
+    for before in old.iter().filter(changed) {
+        let after = new.iter().find(|it| it.name == before.name);
+        report.step(&format!("interface {}", before.name), |_| {
+            clear(&mut netlink, before, after)
+        });
+    }
+    let added: Vec<Interface> = super::added(old, new);
+    configure(&added, report)
+}
+
+/// Takes from an interface what it had `before` and shall not have `after`.
+fn clear(
+    netlink: &mut Netlink,
+    before: &Interface,
+    after: Option<&Interface>,
+) -> Result<(), String> {
+    let failed = |what: &str, error| format!("{what} stays on {}: {}", before.name, reason(error));
+    let index = net::netdevice::name_to_index(&netlink.socket, &before.name)
+        .map_err(|error| format!("there is no interface {}: {}", before.name, reason(error)))?;
+    // Routes first: an address takes some of them along.
+    for gateway in &before.gateways {
+        let stays = after.is_some_and(|after| after.gateways.contains(gateway));
+        if let (false, Ok(address)) = (stays, gateway.parse()) {
+            gone(netlink.remove_default_route(index, address))
+                .map_err(|error| failed(gateway, error))?;
+        }
+    }
+    for text in &before.addresses {
+        let stays = after.is_some_and(|after| after.addresses.contains(text));
+        if let (false, Some((address, prefix))) = (stays, parse_prefix(text)) {
+            gone(netlink.remove_address(index, address, prefix))
+                .map_err(|error| failed(text, error))?;
+        }
+    }
+    Ok(())
+}
+
+/// What a program has removed before is as good as removed.
+fn gone(result: IoResult<()>) -> IoResult<()> {
+    match result {
+        Err(Errno::ADDRNOTAVAIL | Errno::SRCH) => Ok(()),
+        other => other,
+    }
+}
+
 fn configure_one(netlink: &mut Netlink, interface: &Interface) -> Result<(), String> {
     let name = &interface.name;
     // Checked whole before anything is set.
@@ -93,7 +144,9 @@ mod constant {
     pub const NLMSG_ERROR: u16 = 2;
     pub const RTM_NEWLINK: u16 = 16;
     pub const RTM_NEWADDR: u16 = 20;
+    pub const RTM_DELADDR: u16 = 21;
     pub const RTM_NEWROUTE: u16 = 24;
+    pub const RTM_DELROUTE: u16 = 25;
     pub const IFF_UP: u32 = 1;
     pub const IFLA_MTU: u16 = 4;
     pub const IFA_ADDRESS: u16 = 1;
@@ -139,34 +192,30 @@ impl Netlink {
     }
 
     fn add_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> IoResult<()> {
-        let mut message = Message::new(RTM_NEWADDR, NLM_F_REPLACE_CREATE);
-        let (family, bytes) = parts(&address);
-        // The host gave this address to this guest: it is nobody else's.
-        let flags = if address.is_ipv6() { IFA_F_NODAD } else { 0 };
-        // struct ifaddrmsg
-        message.bytes(&[family, prefix, flags, 0]);
-        message.word(index);
-        message.attribute(IFA_LOCAL, bytes.as_slice());
-        message.attribute(IFA_ADDRESS, bytes.as_slice());
-        self.request(message)
+        let message = Message::new(RTM_NEWADDR, NLM_F_REPLACE_CREATE);
+        self.request(message.about_address(index, address, prefix))
+    }
+
+    fn remove_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> IoResult<()> {
+        let message = Message::new(RTM_DELADDR, 0);
+        self.request(message.about_address(index, address, prefix))
     }
 
     fn add_default_route(&mut self, index: u32, gateway: IpAddr) -> IoResult<()> {
-        let mut send = |flags: u32| {
-            let (family, bytes) = parts(&gateway);
-            let mut message = Message::new(RTM_NEWROUTE, NLM_F_REPLACE_CREATE);
-            // struct rtmsg
-            message.bytes(&[family, 0, 0, 0, RT_TABLE_MAIN, RTPROT_BOOT, 0, RTN_UNICAST]);
-            message.word(flags);
-            message.attribute(RTA_GATEWAY, bytes.as_slice());
-            message.attribute(RTA_OIF, &index.to_ne_bytes());
-            self.request(message)
+        let message = |flags| {
+            Message::new(RTM_NEWROUTE, NLM_F_REPLACE_CREATE).about_default(index, gateway, flags)
         };
-        match send(0) {
+        match self.request(message(0)) {
             // A gateway outside the interface's own prefix (a /32 address).
-            Err(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::INVAL) => send(RTNH_F_ONLINK),
+            Err(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::INVAL) => {
+                self.request(message(RTNH_F_ONLINK))
+            }
             other => other,
         }
+    }
+
+    fn remove_default_route(&mut self, index: u32, gateway: IpAddr) -> IoResult<()> {
+        self.request(Message::new(RTM_DELROUTE, 0).about_default(index, gateway, 0))
     }
 
     fn request(&mut self, message: Message) -> IoResult<()> {
@@ -240,6 +289,28 @@ impl Message {
         self.bytes(&kind.to_ne_bytes());
         self.bytes(value);
         self.0.resize(self.0.len().next_multiple_of(4), 0);
+    }
+
+    fn about_address(mut self, index: u32, address: IpAddr, prefix: u8) -> Message {
+        let (family, bytes) = parts(&address);
+        // The host gave this address to this guest: it is nobody else's.
+        let flags = if address.is_ipv6() { IFA_F_NODAD } else { 0 };
+        // struct ifaddrmsg
+        self.bytes(&[family, prefix, flags, 0]);
+        self.word(index);
+        self.attribute(IFA_LOCAL, bytes.as_slice());
+        self.attribute(IFA_ADDRESS, bytes.as_slice());
+        self
+    }
+
+    fn about_default(mut self, index: u32, gateway: IpAddr, flags: u32) -> Message {
+        let (family, bytes) = parts(&gateway);
+        // struct rtmsg
+        self.bytes(&[family, 0, 0, 0, RT_TABLE_MAIN, RTPROT_BOOT, 0, RTN_UNICAST]);
+        self.word(flags);
+        self.attribute(RTA_GATEWAY, bytes.as_slice());
+        self.attribute(RTA_OIF, &index.to_ne_bytes());
+        self
     }
 
     fn finish(mut self, sequence: u32) -> Vec<u8> {

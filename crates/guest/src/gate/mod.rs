@@ -21,6 +21,7 @@ use crate::syscalls;
 use alloc::{boxed::Box, format, string::String};
 use generation::Checked;
 use jiffy_wire::guest::{FW_CFG_NAME, GENERATION_NAME, GuestConfig, MAX_CONFIG};
+use rustix::fd::OwnedFd;
 
 /// What the host says as programs are about to go on.
 #[derive(Debug)]
@@ -66,11 +67,17 @@ pub fn look(source: &FwCfg, known: Option<&str>) -> Result<Verdict, String> {
     })))
 }
 
+/// What will take the new seed: opened before it is needed in haste.
+pub fn random() -> Result<OwnedFd, String> {
+    files::open(c"/dev/random").map_err(|error| format!("no /dev/random: {}", reason(error)))
+}
+
 /// Takes on the new generation in a guest that is all this process's own.
 /// What two clones must not share for a moment is an error if it cannot be
 /// done; the rest is reported as at boot.
 pub fn take_on(
     arrival: &Arrival,
+    random: &OwnedFd,
     old: &GuestConfig,
     teardown: &mut Teardown,
     report: &mut Report,
@@ -81,7 +88,10 @@ pub fn take_on(
         realtime_ns,
         ..
     } = &arrival.generation;
-    must(report, "randomness", |_| reseed(seed))?;
+    must(report, "randomness", |_| {
+        syscalls::reseed(random, seed)
+            .map_err(|error| format!("/dev/random takes no seed: {}", reason(error)))
+    })?;
     must(report, "clock", |_| {
         let elapsed = syscalls::monotonic_ns().saturating_sub(arrival.entered_ns);
         syscalls::set_realtime(realtime_ns.saturating_add(elapsed))
@@ -110,10 +120,4 @@ fn must(
         work(report).inspect_err(|message| failure = Some(format!("{name}: {message}")))
     });
     failure.map_or(Ok(()), Err)
-}
-
-fn reseed(seed: &[u8; 64]) -> Result<(), String> {
-    files::open(c"/dev/random")
-        .and_then(|device| syscalls::reseed(&device, seed))
-        .map_err(|error| format!("/dev/random takes no seed: {}", reason(error)))
 }
