@@ -43,8 +43,10 @@ impl Node {
         let folder = self.settings.paths.vm(&vm.id);
         let manifest = self.manifest_of(&vm, &root, MemoryForm::Image).await?;
         let draft = Draft::new(&folder)?;
+        // Asked first: a guest that is held still answers nobody else.
+        let spare = spare_mib(&socket).await;
         let quiet = self.quiesce(&vm, &socket, true, &mut watch).await?;
-        watch.step(names::BALLOON, self.squeeze(&vm, &socket)).await;
+        watch.step(names::BALLOON, self.squeeze(&vm, spare)).await;
         let to = hibernate::folder(&folder);
         let slept = async {
             self.complete(&vm).await?;
@@ -81,15 +83,11 @@ impl Node {
 
     /// Has the balloon take what the guest can spare. A guest without a
     /// balloon, or one that keeps its memory, is captured as it is.
-    async fn squeeze(&self, vm: &VmHandle, agent_socket: &Path) {
-        let request = Request::Stat { version: VERSION };
-        let Ok(stat) = agent::ask_once::<Stat>(agent_socket, &request, STAT_TIME).await else {
+    async fn squeeze(&self, vm: &VmHandle, target_mib: u32) {
+        if target_mib == 0 {
             return;
-        };
-        let spare = (stat.memory_available >> 20).saturating_sub(LEFT_FREE);
-        let target_mib = u32::try_from(spare)
-            .unwrap_or(u32::MAX)
-            .min(vm.spec.memory_mib);
+        }
+        let target_mib = target_mib.min(vm.spec.memory_mib);
         let control = self.settings.paths.control_socket(&vm.id);
         let asked = ControlRequest::SetBalloon { target_mib };
         let Ok(ControlResponse::Balloon(mut last)) = control::request(&control, asked).await else {
@@ -191,6 +189,21 @@ impl Node {
         let vm = self.started(&vm).await?;
         info!(vm = %vm.name, "VM woken");
         Ok(vm)
+    }
+}
+
+/// MiB that a guest has to spare.
+async fn spare_mib(agent_socket: &Path) -> u32 {
+    let request = Request::Stat { version: VERSION };
+    match agent::ask_once::<Stat>(agent_socket, &request, STAT_TIME).await {
+        Ok(stat) => {
+            let spare = (stat.memory_available >> 20).saturating_sub(LEFT_FREE);
+            u32::try_from(spare).unwrap_or(u32::MAX)
+        }
+        Err(error) => {
+            debug!(%error, "the guest does not say how much memory it can spare");
+            0
+        }
     }
 }
 

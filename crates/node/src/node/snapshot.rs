@@ -2,11 +2,14 @@
 
 use super::operation::{Stopwatch, joined};
 use super::{LEASE_POLL, NAME_TIME, Node};
+use crate::agent;
 use crate::clock::{monotonic_ns, unix_seconds};
 use crate::cpu;
 use crate::error::{Error, Result};
+use crate::frames::FrameReader;
 use crate::golden;
 use crate::names as rules;
+use crate::proxy::ToClient;
 use crate::snapshots::draft::Draft;
 use crate::snapshots::manifest::Manifest;
 use crate::snapshots::saved::Saved;
@@ -14,13 +17,19 @@ use crate::snapshots::{inspect, memory};
 use crate::vm::capture::Captured;
 use crate::vm::record::{MainState, Root};
 use crate::vm::{Command, VmHandle};
+use jiffy_wire::agent::{Command as AgentCommand, ExecOutput, Request, VERSION};
 use jiffy_wire::api::{
     MakeSnapshot, MemoryForm, MemoryReport, Origin, Pruned, Snapshot, SnapshotMade, VmState,
 };
 use jiffy_wire::timeline::{Track, names};
 use std::path::PathBuf;
 use std::sync::Arc;
-use tracing::{info, warn};
+use std::time::Duration;
+use tokio::time::timeout;
+use tracing::{debug, info, warn};
+
+/// What a program that does nothing may take.
+const WARM_UP_TIME: Duration = Duration::from_secs(20);
 
 impl Node {
     /// Makes a snapshot of a running VM, which goes on unless it is to stop.
@@ -311,6 +320,7 @@ impl Node {
                 why.unwrap_or_else(|| "The VM ended before it was ready.".to_owned()),
             ));
         }
+        self.warm_up(vm).await;
         let root = self.root_of(vm).await?;
         let mut manifest = self.manifest_of(vm, &root, MemoryForm::Raw).await?;
         manifest.main = MainState::Pending;
@@ -319,6 +329,34 @@ impl Node {
         let taken = self.take(vm, false, &mut watch).await?;
         let to = folder.join(key);
         write(draft, taken.captured, root, manifest, to, true, &mut watch).await
+    }
+}
+
+impl Node {
+    /// Runs a program that does nothing: what every command needs is then in
+    /// the guest's memory, and in each that goes on from it. An image without
+    /// such a program is as good without.
+    async fn warm_up(&self, vm: &VmHandle) {
+        let socket = self.settings.paths.vsock_socket(&vm.id);
+        let request = Request::Exec {
+            version: VERSION,
+            command: AgentCommand {
+                argv: vec!["true".to_owned()],
+                ..AgentCommand::default()
+            },
+        };
+        let run = async {
+            let mut answers = FrameReader::new(agent::ask(&socket, &request).await.ok()?);
+            while let Ok(Some(message)) = answers.next::<ExecOutput>().await {
+                if message.is_last() {
+                    return Some(());
+                }
+            }
+            None
+        };
+        if !matches!(timeout(WARM_UP_TIME, run).await, Ok(Some(()))) {
+            debug!(vm = %vm.name, "the guest was not warmed up");
+        }
     }
 }
 
