@@ -27,6 +27,8 @@ pub const SAME_KERNEL: &str = "boot/same-kernel/pid1";
 pub const OWN_KERNEL: &str = "boot/own-kernel/pid1";
 /// `jiffy run -- true`, the daemon being up.
 pub const RUN: &str = "run/cold/answer";
+/// The same from a golden snapshot.
+pub const RUN_GOLDEN: &str = "run/golden/answer";
 /// Spawn of the VMM to the restored guest visibly running, RAM in a raw file.
 pub const RESTORE_128: &str = "restore/mapped/128/visible";
 /// The same with four times the RAM.
@@ -130,7 +132,8 @@ fn measure_in(
         }
     }
     plan.cases.extend(restore_cases(scratch, &mut files, runs)?);
-    plan.cases.push(run_case(runs));
+    plan.cases.push(run_case(RUN, true, runs));
+    plan.cases.push(run_case(RUN_GOLDEN, false, runs));
     plan.cases.retain(|case| case.name.contains(only));
     // Libraries are shared between peers; the archive wants each name once.
     files.sort_by(|a, b| a.guest.cmp(&b.guest));
@@ -313,16 +316,25 @@ fn peer_case(scratch: &Path, files: &mut Vec<Addition>, peer: Peer, runs: u32) -
     })
 }
 
-fn run_case(runs: u32) -> Case {
+/// `jiffy run -- true`, from nothing or from a golden snapshot, which the
+/// first run has left behind.
+fn run_case(name: &str, cold: bool, runs: u32) -> Case {
     let words = |list: &[&str]| Some(list.iter().map(|word| word.to_string()).collect());
-    let argv = [JIFFY, "run", "--name", "bench-{run}", "--", "true"];
+    let vm = format!("{}-{{run}}", name.replace('/', "-"));
+    let mut argv = vec![JIFFY, "run", "--name", &vm];
+    if cold {
+        argv.push("--cold");
+    }
+    argv.extend(["--", "true"]);
+    let golden = "jiffy snapshot ls --all --format json | grep -q golden";
     Case {
-        name: RUN.into(),
+        name: name.into(),
         monitor: "jiffy".into(),
         kind: Kind::ToExit {
-            argv: argv.map(String::from).into(),
-            timeline: words(&[JIFFY, "timeline", "bench-{run}", "--format", "json"]),
-            after: words(&[JIFFY, "rm", "--force", "bench-{run}"]),
+            once: (!cold).then(|| words(&["/bin/sh", "-c", golden])).flatten(),
+            argv: argv.into_iter().map(String::from).collect(),
+            timeline: words(&[JIFFY, "timeline", &vm, "--format", "json"]),
+            after: words(&[JIFFY, "rm", "--force", &vm]),
         },
         runs,
         // The first starts the daemon and imports the image.

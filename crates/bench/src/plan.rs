@@ -58,6 +58,8 @@ pub enum Kind {
     },
     /// From spawn to exit with status 0.
     ToExit {
+        /// Run again and again before each until it succeeds.
+        once: Option<Vec<String>>,
         /// Program and arguments.
         argv: Vec<String>,
         /// Run after it; prints a timeline as JSON.

@@ -50,10 +50,14 @@ fn run_once(kind: &Kind, run: u32, stage: &mut Option<Stage>) -> Result<Sample> 
         Kind::Pause { config } => restore::pause(config),
         Kind::ToMarker { argv, ram_mib } => to_marker(&fill_in(argv, run), *ram_mib),
         Kind::ToExit {
+            once,
             argv,
             timeline,
             after,
         } => {
+            if let Some(once) = once.as_ref().filter(|_| run > 0) {
+                wait_for(&fill_in(once, run))?;
+            }
             let mut sample = to_exit(&fill_in(argv, run))?;
             if let Some(argv) = timeline {
                 sample.spans = timeline_spans(&fill_in(argv, run))?;
@@ -153,6 +157,18 @@ fn event_spans(events: impl Read, start: u64) -> BTreeMap<String, u64> {
         }
     }
     spans
+}
+
+/// Runs a command until it succeeds.
+fn wait_for(argv: &[String]) -> Result<()> {
+    let until = now_ns() + 60_000_000_000;
+    while !command(argv)?.stdout(Stdio::null()).status()?.success() {
+        if now_ns() > until {
+            bail!("{} does not succeed", argv.join(" "));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    Ok(())
 }
 
 fn to_exit(argv: &[String]) -> Result<Sample> {

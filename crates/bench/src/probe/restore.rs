@@ -93,6 +93,9 @@ pub fn restore(stage: &mut Stage) -> Result<Sample> {
 pub fn fork(stage: &mut Stage) -> Result<Sample> {
     let mut config = stage.config.clone();
     config.control = None;
+    if let Some(vsock) = &mut config.vsock {
+        vsock.path = "/tmp/bench-vsock-child.sock".into();
+    }
     let (events, events_end) = rustix::pipe::pipe()?;
     let start = now_ns();
     let captured = capture(&stage.config, &mut stage.parent)?;
@@ -112,7 +115,7 @@ pub fn fork(stage: &mut Stage) -> Result<Sample> {
         generation: None,
     });
     fs::write(CONFIG, serde_json::to_vec(&config)?)?;
-    let child = spawn(CONFIG, &events_end)?;
+    let mut child = spawn(CONFIG, &events_end)?;
     drop(events_end);
     let mut spans = BTreeMap::from([(names::PAUSE.to_owned(), captured.pause_ns)]);
     let mut resumed = None;
@@ -124,7 +127,9 @@ pub fn fork(stage: &mut Stage) -> Result<Sample> {
             break;
         }
     }
-    let resumed = resumed.context("the child ended before its vCPUs went on")?;
+    let Some(resumed) = resumed else {
+        bail!("the child ended early: {}", complaint(&mut child.0));
+    };
     drop(child);
     spans.insert(names::VCPUS_RESUMED.to_owned(), resumed - start);
     Ok(Sample {
