@@ -46,6 +46,12 @@ pub struct GuestConfig {
     /// Block devices or files to swap on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub swap: Vec<String>,
+    /// Files to read before the agent is ready, so that whoever needs them
+    /// later finds them in memory: for a guest that is to be captured without
+    /// its caches being dropped. A program without a slash is looked up in
+    /// PATH; the interpreter or loader a program names is read with it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub preload: Vec<String>,
     /// Long-running programs beside the main command.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub services: Vec<Service>,

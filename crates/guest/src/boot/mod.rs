@@ -10,6 +10,7 @@ mod identity;
 mod modules;
 mod mounts;
 mod network;
+mod preload;
 mod root;
 
 use crate::fw_cfg::FwCfg;
@@ -49,6 +50,9 @@ pub fn finish(config: &GuestConfig, report: &mut Report) -> Teardown {
     disks::mount_late(late, &mut teardown, report);
     for path in &config.swap {
         report.step("swap", |_| disks::swap_on(path));
+    }
+    if !config.preload.is_empty() {
+        report.step("preload", |_| preload::read_all(&config.preload));
     }
     teardown
 }
