@@ -201,6 +201,31 @@ fn snapshots_are_made_and_looked_into() {
 }
 
 #[test]
+fn a_run_alone_means_what_it_means_among_all_verbs() {
+    let words = |line: &str| -> Vec<std::ffi::OsString> {
+        line.split_whitespace().map(Into::into).collect()
+    };
+    for line in [
+        "jiffy run true",
+        "jiffy run --machine never --rm -it --name box -e A=1 -- sh -c date --machine x",
+        "jiffy run --from one --timeline=json:/t -d",
+    ] {
+        let alone = Cli::as_run(&words(line)).unwrap();
+        assert_eq!(format!("{alone:?}"), format!("{:?}", parse(line)), "{line}");
+    }
+    for other in [
+        "jiffy",
+        "jiffy ps",
+        "jiffy run --help",
+        "jiffy run --nonsense",
+        "jiffy run --cold --from one",
+        "jiffy --machine never run true",
+    ] {
+        assert!(Cli::as_run(&words(other)).is_none(), "{other}");
+    }
+}
+
+#[test]
 fn a_fork_has_children() {
     let Verb::Fork(fork) = parse("jiffy fork box -n 3 --name child --timeline=json").verb else {
         panic!()

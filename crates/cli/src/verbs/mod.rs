@@ -20,12 +20,11 @@ pub use context::Context;
 
 use crate::args::{Cli, Verb};
 use crate::failure::{Outcome, Result, conclude};
-use clap::Parser;
 
 /// The program: parses the command line, does what it says and exits.
 pub fn main() -> ! {
     let began_ns = jiffy_sys::clock::monotonic_ns();
-    let cli = Cli::parse();
+    let cli = Cli::of_this_process();
     let result = perform(cli, began_ns);
     crate::session::restore();
     std::process::exit(conclude(result).into())

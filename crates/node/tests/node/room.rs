@@ -1,6 +1,6 @@
 //! Hosts with no memory or disk left.
 
-use crate::daemon::{Daemon, command, eventually, id_of, shell, tar_of, vm};
+use crate::daemon::{Daemon, command, eventually, id_of, named, shell, tar_of, vm};
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{CreateVm, ErrorKind, VmState};
 use std::fs;
@@ -119,4 +119,36 @@ fn output_waits_for_a_full_disk_and_is_whole_afterwards() {
     assert_eq!(finished.stdout.len(), BYTES);
     assert!(String::from_utf8_lossy(&finished.stderr).contains("is full"));
     assert_eq!(finished.status(), ExitStatus::Code(0));
+}
+
+#[test]
+fn a_snapshot_that_finds_no_room_leaves_a_running_vm_and_nothing_else() {
+    let Some(disk) = SmallDisk::new("4m") else {
+        return;
+    };
+    let daemon = daemon_on(&disk);
+    daemon.run_detached(named("box", vm(shell("while true; do sleep 0.02; done"))));
+    let before = daemon.vm("box");
+    disk.fill();
+    let orders: [(&str, &[u8]); 3] = [
+        ("snapshots", b"{\"name\":\"one\",\"stop\":true}"),
+        ("snapshots", b"{\"name\":\"one\"}"),
+        ("hibernate", b""),
+    ];
+    for (order, body) in orders {
+        let error = daemon
+            .post(&format!("/v1/vms/box/{order}"), body)
+            .error(ErrorKind::NoRoom);
+        assert!(error.message.contains("full"), "{}", error.message);
+        let now = daemon.vm("box");
+        assert_eq!((now.state, now.pid), (VmState::Running, before.pid));
+    }
+    let left = |folder: &Path| fs::read_dir(folder).unwrap().count();
+    assert_eq!(left(&daemon.data.join("snapshots")), 0);
+    assert!(!daemon.vm_folder(&before.id).join("hibernated").exists());
+    disk.free();
+    let made = daemon.post("/v1/vms/box/snapshots", b"{\"name\":\"one\"}");
+    assert_eq!(made.status, 200);
+    assert_eq!(daemon.post("/v1/vms/box/hibernate", b"").status, 200);
+    assert_eq!(daemon.post("/v1/vms/box/wake", b"").status, 200);
 }
