@@ -78,9 +78,6 @@ struct Serve {
     /// KiB that are filled around a fault, a power of two.
     #[arg(long, value_name = "KIB")]
     fault_around: Option<u32>,
-    /// Microseconds a worker looks for a VM's next fault before it sleeps.
-    #[arg(long, value_name = "US")]
-    spin: Option<u32>,
 }
 
 fn main() -> ExitCode {
@@ -156,9 +153,6 @@ fn settings(serve: &Serve) -> Result<Settings> {
             "--fault-around is a power of two up to 2048, or 0 for none"
         );
         settings.fault_around = u64::from(kib) << 10;
-    }
-    if let Some(micros) = serve.spin {
-        settings.spin_ns = u64::from(micros) * 1000;
     }
     Ok(settings)
 }

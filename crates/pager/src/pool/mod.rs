@@ -22,6 +22,9 @@ use std::thread::{self, JoinHandle};
 /// The wake-up descriptor's token; VMs have others.
 const WAKE: u64 = 0;
 
+/// Told to one worker, which asks anew when it has served.
+const VM_EVENTS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
+
 /// How faults are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
@@ -30,9 +33,6 @@ pub struct Settings {
     /// Bytes filled around a fault, a power of two; less than a unit means
     /// none.
     pub fault_around: u64,
-    /// How long a worker looks for the next fault of a VM before it sleeps,
-    /// nanoseconds.
-    pub spin_ns: u64,
 }
 
 impl Default for Settings {
@@ -41,7 +41,6 @@ impl Default for Settings {
         Settings {
             workers: thread::available_parallelism().map_or(1, usize::from),
             fault_around: 0,
-            spin_ns: 0,
         }
     }
 }
@@ -121,7 +120,7 @@ impl Pool {
             &self.shared.epoll,
             &*vm,
             epoll::EventData::new_u64(token),
-            epoll::EventFlags::IN | epoll::EventFlags::ONESHOT,
+            VM_EVENTS,
         );
         if let Err(error) = added {
             self.detach(&vm);

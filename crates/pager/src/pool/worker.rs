@@ -1,6 +1,6 @@
 //! What one worker does.
 
-use super::{Deferred, Job, Shared, WAKE, lock};
+use super::{Deferred, Job, Shared, VM_EVENTS, WAKE, lock};
 use crate::vm::{Fault, Scratch, Stop, Vm};
 use jiffy_sys::clock::monotonic_ns;
 use jiffy_sys::userfaultfd::Event;
@@ -89,54 +89,36 @@ impl Shared {
         if let Some(vm) = vm {
             worker.turns += 1;
             self.serve_turn(&vm, worker);
-            self.rearm(&vm);
         }
         true
     }
 
-    /// Asks to be told of the VM's next events; also when they are there.
-    fn rearm(&self, vm: &Vm) {
-        if vm.has_ended() {
-            return;
-        }
-        // It fails if the VM was let go meanwhile.
-        let _ = epoll::modify(
-            &self.epoll,
-            vm,
-            epoll::EventData::new_u64(vm.token()),
-            epoll::EventFlags::IN | epoll::EventFlags::ONESHOT,
-        );
-    }
-
     /// Serves a VM until it has no faults or others have waited long enough.
+    /// A thread that was served often faults again before this worker could
+    /// sleep.
     fn serve_turn(&self, vm: &Arc<Vm>, worker: &mut Worker) {
-        let mut left = TURN;
-        let mut idle_since = None;
-        while left > 0 && !vm.has_ended() {
+        for _ in 0..TURN {
+            if vm.has_ended() {
+                return;
+            }
             self.read(vm, worker);
             let Some(fault) = worker.read.pop() else {
-                if self.settings.spin_ns == 0 || !self.may_spin() {
-                    break;
-                }
-                let now = monotonic_ns();
-                if now - *idle_since.get_or_insert(now) > self.settings.spin_ns {
-                    break;
-                }
-                std::hint::spin_loop();
-                continue;
+                break;
             };
-            idle_since = None;
             self.share(vm, worker);
             self.serve_fault(vm, fault, worker);
             while let Some((vm, fault)) = self.next_shared() {
                 self.serve_fault(&vm, fault, worker);
             }
-            left -= 1;
         }
-    }
-
-    fn may_spin(&self) -> bool {
-        !self.has_jobs() && !self.stop.load(Ordering::Acquire)
+        // Until now no other worker woke for this VM, which for one vCPU
+        // would be in vain. It fails if the VM was let go meanwhile.
+        let _ = epoll::modify(
+            &self.epoll,
+            vm,
+            epoll::EventData::new_u64(vm.token()),
+            VM_EVENTS,
+        );
     }
 
     fn read(&self, vm: &Vm, worker: &mut Worker) {

@@ -52,7 +52,6 @@ pub(super) fn run(
     })?);
     let pool = Pool::start(Settings {
         fault_around: strategy.fault_around,
-        spin_ns: strategy.spin_ns,
         ..Settings::default()
     })?;
     let mut meter = Meter::start(touches);
@@ -69,10 +68,11 @@ pub(super) fn run(
         }
         meter.end();
     }
-    meter.faults = counters.stats(None).faults;
-    let figures = meter.finish();
+    let mut figures = meter.finish();
     pool.detach(&vm);
+    // A worker counts a fault after it has woken who waited for it.
     drop(pool);
+    figures.requests = counters.stats(None).faults;
     let failure = failure.lock().ok().and_then(|mut failure| failure.take());
     match failure {
         None => Ok(figures),

@@ -119,9 +119,6 @@ pub struct Line {
     pub prefetch: bool,
     /// Bytes filled around a fault.
     pub fault_around: u64,
-    /// How long a worker looks for the next fault before it sleeps,
-    /// nanoseconds.
-    pub spin_ns: u64,
     /// The file's bytes on the disk.
     pub file_bytes: u64,
     /// What it took.
@@ -180,7 +177,6 @@ impl Report {
             chunk_size: strategy.chunk_size,
             prefetch: strategy.prefetch,
             fault_around: strategy.fault_around,
-            spin_ns: strategy.spin_ns,
             file_bytes,
             figures,
             times_sparse: sparse,

@@ -49,9 +49,6 @@ pub struct Strategy {
     pub prefetch: bool,
     /// Bytes filled around a fault; 0 for none.
     pub fault_around: u64,
-    /// How long a worker looks for the next fault before it sleeps,
-    /// nanoseconds.
-    pub spin_ns: u64,
 }
 
 const KIB: u32 = 1 << 10;
@@ -97,7 +94,6 @@ pub fn all() -> Vec<Strategy> {
             chunk_size,
             prefetch: false,
             fault_around: 0,
-            spin_ns: 0,
         };
         all.push(plain(Form::Sparse, 4 * KIB));
         all.push(plain(Form::Sparse, 8 * KIB));
@@ -112,12 +108,6 @@ pub fn all() -> Vec<Strategy> {
             for around in [16, 32, 64, 128] {
                 all.push(Strategy {
                     fault_around: around << 10,
-                    ..plain(LZ4, 8 * KIB)
-                });
-            }
-            for spin_us in [20, 50] {
-                all.push(Strategy {
-                    spin_ns: spin_us * 1000,
                     ..plain(LZ4, 8 * KIB)
                 });
             }
@@ -142,9 +132,6 @@ impl Strategy {
         let mut name = format!("{kind}/{}/{}K", self.stored(), self.chunk_size / KIB);
         if self.fault_around > 0 {
             name.push_str(&format!("/around-{}K", self.fault_around >> 10));
-        }
-        if self.spin_ns > 0 {
-            name.push_str(&format!("/spin-{}us", self.spin_ns / 1000));
         }
         if self.prefetch {
             name.push_str("/prefetch");

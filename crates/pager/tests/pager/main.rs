@@ -5,6 +5,7 @@ mod jobs;
 mod many;
 mod recordings;
 mod removals;
+mod replays;
 mod restarts;
 mod serving;
 mod support;
