@@ -9,6 +9,8 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 /// Listens on `path` with mode 0600. A socket left there by a process that
 /// ended is replaced; anything else there is an error.
@@ -46,4 +48,22 @@ pub(super) fn only(path: &Path) -> io::Result<UnixListener> {
         ));
     }
     anew(path)
+}
+
+/// The next connection, non-blocking; `None` if there is none after all.
+pub(super) fn accept(listener: &UnixListener) -> Option<UnixStream> {
+    let accepted = listener.accept().and_then(|(stream, _)| {
+        stream.set_nonblocking(true)?;
+        Ok(stream)
+    });
+    match accepted {
+        Ok(stream) => Some(stream),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+        Err(error) => {
+            // No descriptors left, say: it waits, and so must we.
+            tracing::warn!(%error, "a connection was not accepted");
+            thread::sleep(Duration::from_millis(10));
+            None
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! What clients of the control socket ask for.
 
 use super::served::Served;
-use super::{Client, Notice, Server};
+use super::{Client, Notice, Server, listen};
 use crate::image::{ChunkImage, StoredImage};
 use crate::pool::Job;
 use jiffy_wire::pager::{PagerRequest, PagerResponse};
@@ -13,14 +13,9 @@ type Answer = Option<PagerResponse>;
 
 impl Server {
     pub(super) fn accept_client(&mut self) {
-        match self.control.accept() {
-            Ok((stream, _)) => {
-                if stream.set_nonblocking(true).is_ok() {
-                    self.clients.insert(self.next, Client::new(stream));
-                    self.next += 1;
-                }
-            }
-            Err(error) => tracing::debug!(%error, "a client was not accepted"),
+        if let Some(stream) = listen::accept(&self.control) {
+            self.clients.insert(self.next, Client::new(stream));
+            self.next += 1;
         }
     }
 

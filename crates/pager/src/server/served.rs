@@ -139,22 +139,14 @@ impl Served {
 
     /// One VMM at a time: others wait in the socket's queue.
     pub fn accept(&mut self) {
-        let accepted = self.listener.accept();
-        let stream = accepted.and_then(|(stream, _)| {
-            stream.set_nonblocking(true)?;
-            Ok(stream)
+        self.peer = listen::accept(&self.listener).map(|stream| {
+            Peer::Greeting(Greeting {
+                stream,
+                bytes: Vec::new(),
+                fds: Vec::new(),
+                deadline: Instant::now() + PATIENCE,
+            })
         });
-        match stream {
-            Ok(stream) => {
-                self.peer = Some(Peer::Greeting(Greeting {
-                    stream,
-                    bytes: Vec::new(),
-                    fds: Vec::new(),
-                    deadline: Instant::now() + PATIENCE,
-                }));
-            }
-            Err(error) => tracing::debug!(vm = self.name, %error, "a VMM was not accepted"),
-        }
     }
 
     pub fn hang_up_if_late(&mut self, now: Instant) {

@@ -80,14 +80,15 @@ impl Vm {
             Content::Zero => self.fill_zero(start..start + self.unit)?,
             Content::Bytes { .. } => {
                 let bytes = &*buffer;
-                let near = first
-                    .map_or(start, |first| first / PIECE * PIECE)
-                    .max(start);
-                let (before, rest) = bytes.split_at((near - start) as usize);
-                let (near_bytes, after) = rest.split_at(rest.len().min(PIECE as usize));
-                let met = self.fill_bytes(near, near_bytes)?;
-                let met = Met(met.0 | self.fill_bytes(start, before)?.0);
-                Met(met.0 | self.fill_bytes(near + near_bytes.len() as u64, after)?.0)
+                let piece = PIECE.max(self.layout.largest_page());
+                let near = first.map_or(start, |first| first / piece * piece);
+                let (before, rest) = bytes.split_at((near.max(start) - start) as usize);
+                let (near_bytes, after) = rest.split_at(rest.len().min(piece as usize));
+                let near = start + before.len() as u64;
+                let mut met = self.fill_bytes(near, near_bytes)?;
+                met.0 |= self.fill_bytes(start, before)?.0;
+                met.0 |= self.fill_bytes(near + near_bytes.len() as u64, after)?.0;
+                met
             }
         };
         self.filled.set(unit);

@@ -67,6 +67,10 @@ fn shared_memory_is_served_as_private_memory_is() {
     let _connection = memory.connect(&pager.serve("vm", &image));
     let threads: Vec<_> = (0..2).map(|seed| memory.check(seed)).collect();
     threads.into_iter().for_each(join);
+    memory.arena.discard(8 * PAGE, 2 * PAGE).unwrap();
+    assert_page(memory.read_page(8).bytes(), [0; PAGE]);
+    assert_page(memory.read_page(9).bytes(), [0; PAGE]);
+    assert_page(memory.read_page(11).bytes(), page(11));
 }
 
 #[test]
@@ -130,4 +134,28 @@ fn a_handshake_may_come_in_pieces() {
     std::thread::sleep(std::time::Duration::from_millis(50));
     greet(&stream, rest, &[]);
     assert_page(memory.read_page(3).bytes(), page(3));
+}
+
+#[test]
+#[ignore = "needs huge pages: echo 8 >/proc/sys/vm/nr_hugepages"]
+fn huge_pages_are_filled_whole() {
+    const HUGE: usize = 2 * MIB;
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), 4 * HUGE, |_| {});
+    let pager = Pager::start(folder.path(), &[]);
+    let file = memfd::create("ram", 4 * HUGE as u64, memfd::Pages::Huge2M).unwrap();
+    let memory = Memory::over(Arena::shared(&file, 4 * HUGE).unwrap());
+    let stream = UnixStream::connect(pager.serve("vm", &image)).unwrap();
+    let text = memory
+        .mapping()
+        .replace("\"page_size\":4096", &format!("\"page_size\":{HUGE}"));
+    greet(&stream, &format!("[{text}]"), &[memory.uffd()]);
+    let threads: Vec<_> = (0..2).map(|seed| memory.check(seed)).collect();
+    threads.into_iter().for_each(join);
+    assert_eq!(pager.stats("vm").bytes_filled, 4 * HUGE as u64);
+    memory.arena.discard(HUGE, HUGE).unwrap();
+    for number in HUGE / PAGE..2 * HUGE / PAGE {
+        assert_page(memory.read_page(number).bytes(), [0; PAGE]);
+    }
+    assert_page(memory.read_page(1).bytes(), page(1));
 }

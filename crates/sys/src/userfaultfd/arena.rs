@@ -14,6 +14,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 pub struct Arena {
     base: *mut AtomicU8,
     length: usize,
+    /// How pages are given up.
+    discard: Advice,
 }
 
 // SAFETY: every access is atomic; the mapping lives as long as the value.
@@ -31,6 +33,7 @@ impl Arena {
         let arena = Arena {
             base: base.cast(),
             length,
+            discard: Advice::LinuxDontNeed,
         };
         // SAFETY: the mapping was just made; this only says how to back it.
         // A kernel without huge pages has nothing to forbid.
@@ -56,6 +59,7 @@ impl Arena {
         Ok(Arena {
             base: base.cast(),
             length,
+            discard: Advice::LinuxRemove,
         })
     }
 
@@ -99,8 +103,9 @@ impl Arena {
         }
     }
 
-    /// Gives up whole pages (`MADV_DONTNEED`): they are missing again. Sleeps
-    /// until the event was read, if removals are reported.
+    /// Gives up whole pages (`MADV_DONTNEED`; of a file `MADV_REMOVE`, as it
+    /// would keep them): they are missing again. Sleeps until the event was
+    /// read, if removals are reported.
     pub fn discard(&self, offset: usize, length: usize) -> io::Result<()> {
         if offset
             .checked_add(length)
@@ -110,7 +115,7 @@ impl Arena {
         }
         // SAFETY: within our own mapping, whose contents nobody relies on.
         unsafe {
-            madvise(self.base.add(offset).cast(), length, Advice::LinuxDontNeed)?;
+            madvise(self.base.add(offset).cast(), length, self.discard)?;
         }
         Ok(())
     }
