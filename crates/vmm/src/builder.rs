@@ -92,6 +92,8 @@ impl Builder {
             ram.register(&vm)?;
             if let SavedMemory::Paged { socket } = &restore.memory {
                 common.paged = Some(PagedMemory::attach(&ram, socket)?);
+            } else {
+                ram.copy_ahead(&restore.prefault);
             }
             Ok::<_, StartError>(Arc::new(ram))
         })?;
@@ -105,6 +107,13 @@ impl Builder {
                 })
                 .collect::<Result<Vec<_>, HypervisorError>>()
         })?;
+        if common.paged.is_none() {
+            for extent in &restore.prefault {
+                for (address, length) in ram.guest_parts(*extent) {
+                    vcpus[0].map_ahead(address, length);
+                }
+            }
+        }
         let devices = events.step(names::DEVICES, || {
             let devices = restore::devices(restore, config, state.devices)?;
             let args = self.device_args(&vm, &ram, &common);

@@ -104,7 +104,7 @@ fn run_vm(
         .sandbox(options.sandbox)
         .build()?;
     vmm.start(false)?;
-    vmm.enter_sandbox()?;
+    vmm.settle()?;
     let console = vmm
         .devices()
         .serial

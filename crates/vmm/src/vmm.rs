@@ -48,6 +48,7 @@ pub struct Vmm {
     gate: Gate,
     paged: Option<PagedMemory>,
     first_run: &'static str,
+    running: bool,
     paused: bool,
     paused_at_ns: u64,
     ending: Option<Ending>,
@@ -119,6 +120,7 @@ impl Vmm {
             gate: parts.gate,
             paged: parts.paged,
             first_run: parts.first_run,
+            running: false,
             paused: true,
             paused_at_ns: 0,
             ending: None,
@@ -153,8 +155,12 @@ impl Vmm {
         Ok(())
     }
 
-    /// Confines the calling thread, once everything is open and started.
-    pub fn enter_sandbox(&self) -> Result<(), StartError> {
+    /// Waits until the guest has been entered (or will not be), and confines
+    /// the calling thread.
+    pub fn settle(&mut self) -> Result<(), StartError> {
+        while !self.running && !self.paused && self.attend().is_none() {
+            let _ = poll(&mut [readable(self.mailbox.bell())], None);
+        }
         self.sandbox
             .enter(Role::Main)
             .map_err(|source| StartError::Host {
@@ -168,6 +174,7 @@ impl Vmm {
         if self.paused {
             return;
         }
+        self.workers.line().open();
         self.paused_at_ns = clock::monotonic_ns();
         self.vcpus.iter().for_each(VcpuThread::pause);
         self.wait_parked();
@@ -183,6 +190,7 @@ impl Vmm {
         if !self.paused || self.ending.is_some() {
             return;
         }
+        self.workers.line().open();
         self.devices.resume();
         self.vcpus.iter().for_each(VcpuThread::resume);
         self.paused = false;
@@ -269,6 +277,8 @@ impl Vmm {
             match notice {
                 Notice::Parked => {}
                 Notice::FirstRun { at_ns } => {
+                    self.running = true;
+                    self.workers.line().open();
                     self.events.moment(self.first_run, at_ns);
                     self.events.flush();
                 }
@@ -369,6 +379,7 @@ impl Drop for Vmm {
             return;
         }
         self.vcpus.drain(..).for_each(VcpuThread::join);
+        self.workers.line().open();
         self.devices.pause();
     }
 }

@@ -157,6 +157,12 @@ fn answer(vmm: &mut Vmm, request: ControlRequest, stop: &mut bool) -> Answer {
             Ok(capture) => return captured(capture),
             Err(error) => ControlResponse::Error(sentence(&error)),
         },
+        ControlRequest::Written => match vmm.ram().written() {
+            Ok(extents) => ControlResponse::Written(extents),
+            Err(error) => {
+                ControlResponse::Error(format!("what was written can't be told: {error}"))
+            }
+        },
         ControlRequest::SetBalloon { target_mib } => match vmm.devices().set_balloon(target_mib) {
             Some(Err(error)) => ControlResponse::Error(error.to_string()),
             _ => balloon(vmm),

@@ -248,6 +248,7 @@ fn from(capture: &Capture) -> Restore {
                 .collect(),
             layout: Some(Source::Fd(capture.layout.as_raw_fd())),
         },
+        prefault: Vec::new(),
         generation: None,
     }
 }

@@ -66,6 +66,12 @@ pub struct Restore {
     pub state: Source,
     /// Its RAM.
     pub memory: SavedMemory,
+    /// Ranges of RAM that the VM will write to at once, as [`Written`] told of
+    /// its parent: given pages of their own before it runs, all in one go.
+    ///
+    /// [`Written`]: ControlRequest::Written
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prefault: Vec<Extent>,
     /// What the guest must become before its workload runs; none lets it go
     /// on as it was, which is only right for a guest without `jiffy-init`.
     #[serde(default)]
@@ -317,6 +323,9 @@ pub enum ControlRequest {
         /// Let the VM go on afterwards; otherwise it stays paused.
         resume: bool,
     },
+    /// Which pages the VM has written since it was last captured, or restored.
+    /// Answered with `Written`.
+    Written,
     /// How much memory the guest is to give back. Answered with `Balloon`.
     SetBalloon {
         /// MiB that the balloon shall hold.
@@ -355,6 +364,8 @@ pub enum ControlResponse {
         /// Bytes copied because they were written since the last capture.
         copied_bytes: u64,
     },
+    /// Ranges of RAM, sorted.
+    Written(Vec<Extent>),
     /// The balloon.
     Balloon(BalloonStatus),
     /// Not done, and why.

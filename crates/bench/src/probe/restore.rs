@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use jiffy_sys::fds::recv_with_fds;
 use jiffy_wire::timeline::names;
 use jiffy_wire::vmm::{
-    ControlRequest, ControlResponse, Restore, SavedMemory, Source, VmmConfig, VmmEvent,
+    ControlRequest, ControlResponse, Extent, Restore, SavedMemory, Source, VmmConfig, VmmEvent,
 };
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -19,14 +19,18 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const VMM: &str = "/lib/jiffy/jiffy-vmm";
-const STATE: &str = "/bench/state";
-const RAM: &str = "/bench/ram.raw";
+/// A tmpfs that keeps files in huge pages, as the page cache of XFS does with
+/// what was written in large pieces.
+const SNAPSHOT: &str = "/bench/snapshot";
+const STATE: &str = "/bench/snapshot/state";
+const RAM: &str = "/bench/snapshot/ram.raw";
 const CONFIG: &str = "/bench/restore.json";
 
 /// A booted VM, and what was captured of it.
 pub struct Stage {
     config: VmmConfig,
     parent: Running,
+    prefault: Vec<Extent>,
 }
 
 /// What a capture hands over.
@@ -52,9 +56,17 @@ impl Stage {
         let [state, _, ram] = captured.fds.as_slice() else {
             bail!("{} descriptors were captured", captured.fds.len());
         };
+        huge_tmpfs(SNAPSHOT)?;
         fs::write(STATE, contents(state)?)?;
         copy_sparse(&File::from(ram.try_clone()?), Path::new(RAM))?;
-        Ok(Stage { config, parent })
+        // As the node does for golden snapshots: what the parent writes when
+        // it goes on, its children will write too.
+        let prefault = written(&config)?;
+        Ok(Stage {
+            config,
+            parent,
+            prefault,
+        })
     }
 }
 
@@ -71,6 +83,7 @@ pub fn restore(stage: &mut Stage) -> Result<Sample> {
             layers: vec![Source::Path(RAM.into())],
             layout: None,
         },
+        prefault: stage.prefault.clone(),
         generation: None,
     });
     fs::write(CONFIG, serde_json::to_vec(&config)?)?;
@@ -112,6 +125,7 @@ pub fn fork(stage: &mut Stage) -> Result<Sample> {
             layers: layers.iter().map(source).collect(),
             layout: Some(source(layout)),
         },
+        prefault: Vec::new(),
         generation: None,
     });
     fs::write(CONFIG, serde_json::to_vec(&config)?)?;
@@ -195,6 +209,29 @@ fn complaint(child: &mut Child) -> String {
 }
 
 fn capture(config: &VmmConfig, parent: &mut Running) -> Result<Captured> {
+    let mut fds = Vec::new();
+    let request = ControlRequest::Capture { resume: true };
+    let answer = ask(config, request, &mut fds).with_context(|| complaint(&mut parent.0))?;
+    match answer {
+        ControlResponse::Captured { pause_ns, .. } => Ok(Captured { pause_ns, fds }),
+        other => bail!("{other:?}"),
+    }
+}
+
+/// What the VM has written in its first milliseconds after the capture.
+fn written(config: &VmmConfig) -> Result<Vec<Extent>> {
+    std::thread::sleep(Duration::from_millis(20));
+    match ask(config, ControlRequest::Written, &mut Vec::new())? {
+        ControlResponse::Written(extents) => Ok(extents),
+        other => bail!("{other:?}"),
+    }
+}
+
+fn ask(
+    config: &VmmConfig,
+    request: ControlRequest,
+    fds: &mut Vec<OwnedFd>,
+) -> Result<ControlResponse> {
     let path = config.control.as_ref().context("a control socket")?;
     let until = Instant::now() + Duration::from_secs(10);
     let mut stream = loop {
@@ -204,24 +241,18 @@ fn capture(config: &VmmConfig, parent: &mut Running) -> Result<Captured> {
             Err(_) => std::thread::yield_now(),
         }
     };
-    let mut line = serde_json::to_vec(&ControlRequest::Capture { resume: true })?;
+    let mut line = serde_json::to_vec(&request)?;
     line.push(b'\n');
     stream.write_all(&line)?;
-    let (mut answer, mut fds) = (vec![0; 4096], Vec::new());
-    let mut filled = 0;
-    while !answer[..filled].ends_with(b"\n") {
-        match recv_with_fds(&stream, &mut answer[filled..], &mut fds)? {
-            0 => bail!(
-                "it ended while it was captured: {}",
-                complaint(&mut parent.0)
-            ),
-            count => filled += count,
+    let mut answer = Vec::new();
+    let mut piece = vec![0; 64 << 10];
+    while !answer.ends_with(b"\n") {
+        match recv_with_fds(&stream, &mut piece, fds)? {
+            0 => bail!("the monitor ended while it was asked"),
+            count => answer.extend_from_slice(&piece[..count]),
         }
     }
-    match serde_json::from_slice(&answer[..filled])? {
-        ControlResponse::Captured { pause_ns, .. } => Ok(Captured { pause_ns, fds }),
-        other => bail!("{other:?}"),
-    }
+    Ok(serde_json::from_slice(&answer)?)
 }
 
 fn contents(fd: &OwnedFd) -> Result<Vec<u8>> {
@@ -231,9 +262,26 @@ fn contents(fd: &OwnedFd) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Mounts one over the folder, once.
+fn huge_tmpfs(folder: &str) -> Result<()> {
+    fs::create_dir_all(folder)?;
+    if fs::read_to_string("/proc/mounts")?.contains(&format!(" {folder} ")) {
+        return Ok(());
+    }
+    let options = c"huge=always";
+    rustix::mount::mount(
+        "none",
+        folder,
+        "tmpfs",
+        rustix::mount::MountFlags::empty(),
+        options,
+    )?;
+    Ok(())
+}
+
 /// Copies all that is not zero.
 fn copy_sparse(from: &File, to: &Path) -> Result<()> {
-    const BLOCK: usize = 64 << 10;
+    const BLOCK: usize = 2 << 20;
     let size = from.metadata()?.len();
     let target = File::create(to)?;
     target.set_len(size)?;

@@ -78,8 +78,9 @@ impl GuestRam {
         })
     }
 
-    /// The ranges of RAM this process has written since it mapped them.
-    fn written(&self) -> io::Result<Vec<Extent>> {
+    /// The ranges of RAM this process has written since the last freeze, or
+    /// since it mapped what was frozen elsewhere. All of it, before the first.
+    pub fn written(&self) -> io::Result<Vec<Extent>> {
         let pagemap = self.pagemap.as_ref().ok_or_else(|| {
             io::Error::other("/proc/self/pagemap, which tells what was written, is missing")
         })?;

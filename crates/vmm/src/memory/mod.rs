@@ -39,6 +39,9 @@ const RELEASE_MIN: u64 = 256 << 10;
 /// Most such ranges.
 const RELEASES_MAX: usize = 4096;
 
+/// Most bytes copied before a restored VM runs.
+const COPY_AHEAD_MAX: u64 = 64 << 20;
+
 /// Guest RAM.
 #[derive(Debug)]
 pub struct GuestRam {
@@ -156,6 +159,7 @@ impl GuestRam {
             }
         }
         drop(backing);
+        ram.allow_huge_pages();
         Ok(ram)
     }
 
@@ -225,7 +229,8 @@ impl GuestRam {
     }
 
     /// Lets the kernel back it with transparent huge pages, where the host
-    /// offers them for shared memory: one fault instead of 512.
+    /// offers them for shared memory: one fault instead of 512. A file's pages
+    /// are then also read and mapped in such blocks, where its file system can.
     #[allow(unsafe_code)] // madvise
     fn allow_huge_pages(&self) {
         for region in self.memory.iter() {
@@ -241,20 +246,65 @@ impl GuestRam {
         }
     }
 
-    #[allow(unsafe_code)] // madvise
     fn prefault(&self) -> io::Result<()> {
-        for region in self.memory.iter() {
+        self.populate(whole(self.size))
+    }
+
+    /// Gives the ranges pages of their own now, which costs a fraction of the
+    /// faults they would take one by one. Those that are not RAM are left out,
+    /// and so is what goes beyond a sane amount: this is only about time.
+    pub fn copy_ahead(&self, extents: &[Extent]) {
+        let mut left = COPY_AHEAD_MAX;
+        for extent in extents {
+            let aligned = (extent.offset | extent.length).is_multiple_of(layers::PAGE);
+            let inside = extent
+                .offset
+                .checked_add(extent.length)
+                .is_some_and(|end| end <= self.size);
+            if !aligned || !inside || extent.length > left {
+                continue;
+            }
+            left -= extent.length;
+            if let Err(error) = self.populate(*extent) {
+                tracing::debug!(%error, "pages could not be copied ahead");
+                return;
+            }
+        }
+    }
+
+    #[allow(unsafe_code)] // madvise
+    fn populate(&self, extent: Extent) -> io::Result<()> {
+        for (address, _, length) in self.host_parts(extent) {
             // SAFETY: the range is our own mapping; populating it changes no
             // byte. Lack of memory is an error here, not a signal later.
             unsafe {
                 rustix::mm::madvise(
-                    region.as_ptr().cast(),
-                    region.len() as usize,
+                    address.cast(),
+                    length as usize,
                     rustix::mm::Advice::LinuxPopulateWrite,
                 )
             }?;
         }
         Ok(())
+    }
+
+    /// Where these ranges of the files are in the guest: `(address, length)`.
+    pub fn guest_parts(&self, extent: Extent) -> impl Iterator<Item = (u64, u64)> + '_ {
+        layout::ram_ranges(self.size)
+            .into_iter()
+            .scan(0, |begin, (start, length)| {
+                let first = *begin;
+                *begin += length;
+                Some((first, start, length))
+            })
+            .filter_map(move |(first, start, length)| {
+                let from = extent.offset.max(first);
+                let to = extent
+                    .offset
+                    .saturating_add(extent.length)
+                    .min(first + length);
+                (from < to).then(|| (start + (from - first), to - from))
+            })
     }
 
     /// RAM still untouched, for a pager to fill.
