@@ -298,6 +298,10 @@ impl Vm {
                 self.balloon()
             }
             ControlRequest::Balloon => self.balloon(),
+            ControlRequest::Written => ControlResponse::Written(vec![Extent {
+                offset: 1 << 20,
+                length: 4096,
+            }]),
             _ => ControlResponse::Ok,
         };
         let mut answer = serde_json::to_vec(&response)?;
@@ -401,6 +405,11 @@ impl Vm {
                 self.finish(ExitReason::StartFailed, &message)
             }
         };
+        // As it answers when it is asked what it has written.
+        for extent in &restore.prefault {
+            assert_eq!((extent.offset, extent.length), (1 << 20, 4096));
+            eprintln!("fake-vmm: prefault");
+        }
         match &restore.memory {
             SavedMemory::Mapped { layers, layout } => {
                 let layers: Vec<File> = layers.iter().map(|layer| open(layer).unwrap()).collect();

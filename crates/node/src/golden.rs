@@ -17,9 +17,9 @@ use crate::snapshots::remove_whole;
 use crate::snapshots::saved::Saved;
 use crate::vm::VmHandle;
 use crate::vm::record::Spec;
-use crate::vm::start::command_line;
+use crate::vm::start::{Beginning, Handle, Restoring, SavedRam, command_line};
 use crate::{cpu, spec};
-use jiffy_wire::api::{Pruned, VmState};
+use jiffy_wire::api::{Origin, Pruned, VmState};
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -177,6 +177,21 @@ pub fn name_of(saved: &Saved) -> String {
     let key = saved.folder.file_name().unwrap_or_default();
     let digits: String = key.to_string_lossy().chars().take(NAME_DIGITS).collect();
     format!("golden-{digits}")
+}
+
+/// A VM that goes on from one.
+pub fn beginning(saved: &Saved, start_main: bool) -> Beginning {
+    Beginning::Restore(Restoring {
+        origin: Some(Origin::Golden),
+        state: Handle::Path(saved.state()),
+        memory: SavedRam::Mapped {
+            layers: vec![Handle::Path(saved.memory())],
+            layout: None,
+        },
+        prefault: saved.prefault.clone(),
+        start_main,
+        golden: Some(name_of(saved)),
+    })
 }
 
 /// The key of VMs of this shape; none as long as a digest it takes is not

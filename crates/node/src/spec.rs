@@ -91,6 +91,7 @@ pub fn check(wanted: CreateVm) -> Result<Spec> {
         from: None,
         cold: wanted.cold,
         hidden: false,
+        preload: Vec::new(),
         own_volumes: false,
     })
 }
@@ -164,7 +165,10 @@ pub fn golden(spec: &Spec) -> Option<Spec> {
         && spec.from.is_none()
         && !spec.cold
         && !spec.hidden;
+    // What was run once is likely to be run again.
+    let program = spec.command.iter().flat_map(|command| command.argv.first());
     plain.then(|| Spec {
+        preload: program.cloned().collect(),
         command: None,
         remove: true,
         hostname: None,

@@ -57,16 +57,7 @@ impl Node {
         disks.extend(self.volume_disks(vm, &volumes));
         let beginning = match golden {
             None => Beginning::Boot,
-            Some(golden) => Beginning::Restore(Restoring {
-                origin: Some(Origin::Golden),
-                state: Handle::Path(golden.state()),
-                memory: golden.mapped().unwrap_or_else(|| SavedRam::Mapped {
-                    layers: vec![Handle::Path(golden.memory())],
-                    layout: None,
-                }),
-                start_main: spec.command.is_some(),
-                golden: Some(golden::name_of(&golden)),
-            }),
+            Some(golden) => golden::beginning(&golden, spec.command.is_some()),
         };
         Ok(Prepared {
             kernel,
@@ -110,6 +101,7 @@ impl Node {
                 origin: Some(Origin::From(name.clone())),
                 state: Handle::Path(saved.state()),
                 memory,
+                prefault: Vec::new(),
                 start_main: from.start_main,
                 golden: None,
             }),

@@ -153,6 +153,7 @@ impl Node {
                         .collect(),
                     layout: Some(Handle::Open(Arc::clone(&captured.layout))),
                 },
+                prefault: Vec::new(),
                 start_main: false,
                 golden: None,
             }),

@@ -153,6 +153,7 @@ impl Node {
                 origin: None,
                 state: Handle::Path(saved.state()),
                 memory,
+                prefault: Vec::new(),
                 start_main: false,
                 golden: None,
             }),

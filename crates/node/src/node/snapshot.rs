@@ -15,13 +15,14 @@ use crate::snapshots::manifest::Manifest;
 use crate::snapshots::saved::Saved;
 use crate::snapshots::{inspect, memory};
 use crate::vm::capture::Captured;
-use crate::vm::record::{MainState, Root};
-use crate::vm::{Command, VmHandle};
+use crate::vm::record::{MainState, Root, Spec};
+use crate::vm::{Command, VmHandle, control};
 use jiffy_wire::agent::{Command as AgentCommand, ExecOutput, Request, VERSION};
 use jiffy_wire::api::{
     MakeSnapshot, MemoryForm, MemoryReport, Origin, Pruned, Snapshot, SnapshotMade, VmState,
 };
 use jiffy_wire::timeline::{Track, names};
+use jiffy_wire::vmm::{ControlRequest, ControlResponse, Extent};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -298,16 +299,51 @@ impl Node {
     }
 
     /// Makes a golden snapshot of a VM made for that: see [`crate::golden`].
-    pub(crate) async fn make_golden(
-        &self,
-        shape: crate::vm::record::Spec,
-        key: &str,
-    ) -> Result<Saved> {
-        let name = format!("golden-{}", rules::new_id());
-        let vm = self.make_vm(Some(name), shape).await?;
+    pub(crate) async fn make_golden(&self, shape: Spec, key: &str) -> Result<Saved> {
+        let name = || Some(format!("golden-{}", rules::new_id()));
+        let vm = self.make_vm(name(), shape.clone()).await?;
         let made = self.golden_of(&vm, key).await;
         self.discard(&vm).await;
-        made
+        let mut saved = made?;
+        let trial = Spec {
+            command: Some(nothing()),
+            ..shape
+        };
+        let vm = self.make_vm(name(), trial).await?;
+        let written = self.written_by(&vm, &saved).await;
+        self.discard(&vm).await;
+        match written {
+            Ok(written) => saved
+                .keep_prefault(written)
+                .map_err(|error| Error::io("keep what a guest writes", &saved.folder, &error))?,
+            Err(error) => debug!(%error, "it is not known what a golden run writes to at once"),
+        }
+        Ok(saved)
+    }
+
+    /// Tries a golden snapshot, and tells what its guest has written to by the
+    /// end of a command that does nothing.
+    async fn written_by(&self, vm: &Arc<VmHandle>, saved: &Saved) -> Result<Vec<Extent>> {
+        let mut prepared = self.prepare(vm, monotonic_ns()).await?;
+        prepared.beginning = golden::beginning(saved, true);
+        vm.ask(|reply| Command::Start(Box::new(prepared), reply))
+            .await??;
+        let over = vm.when(|view| matches!(view.main, MainState::Ended(_)) || !view.is_active());
+        let view = timeout(WARM_UP_TIME, over)
+            .await
+            .map_err(|_| Error::vm_failed("The guest did not end its command in time."))?;
+        if let Some(failure) = view.failure {
+            return Err(Error::vm_failed(failure.message));
+        }
+        let socket = self.settings.paths.control_socket(&vm.id);
+        match control::request(&socket, ControlRequest::Written).await {
+            Ok(ControlResponse::Written(written)) => Ok(written),
+            Ok(ControlResponse::Error(why)) => Err(Error::vm_failed(why)),
+            Ok(_) => Err(Error::vm_failed("The VMM gave another answer.")),
+            Err(error) => Err(Error::vm_failed(format!(
+                "The VMM gave no answer: {error}."
+            ))),
+        }
     }
 
     async fn golden_of(&self, vm: &Arc<VmHandle>, key: &str) -> Result<Saved> {
@@ -340,10 +376,7 @@ impl Node {
         let socket = self.settings.paths.vsock_socket(&vm.id);
         let request = Request::Exec {
             version: VERSION,
-            command: AgentCommand {
-                argv: vec!["true".to_owned()],
-                ..AgentCommand::default()
-            },
+            command: nothing(),
         };
         let run = async {
             let mut answers = FrameReader::new(agent::ask(&socket, &request).await.ok()?);
@@ -357,6 +390,14 @@ impl Node {
         if !matches!(timeout(WARM_UP_TIME, run).await, Ok(Some(()))) {
             debug!(vm = %vm.name, "the guest was not warmed up");
         }
+    }
+}
+
+/// A program that does nothing.
+fn nothing() -> AgentCommand {
+    AgentCommand {
+        argv: vec!["true".to_owned()],
+        ..AgentCommand::default()
     }
 }
 

@@ -98,10 +98,7 @@ impl Draft {
             Err(error) => return Err(failed(error.into())),
         }
         jiffy_sys::durable::sync_folder_of(to).map_err(failed)?;
-        Ok(Saved {
-            folder: to.to_owned(),
-            manifest: manifest.clone(),
-        })
+        Ok(Saved::new(to.to_owned(), manifest.clone()))
     }
 }
 

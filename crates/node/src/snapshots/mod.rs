@@ -10,6 +10,7 @@
 //! | `ram.raw` | or RAM as a sparse file, which VMs map |
 //! | `root.erofs` | a further name of the image's file: the image may go |
 //! | `volumes/NAME.img` | a clone of each volume |
+//! | `prefault.json` | what a guest writes to at once when it goes on from a golden one |
 //! | `recording` | which chunks the first restore touched |
 //!
 //! It is made under a name with a dot, synced, and renamed: after a crash it

@@ -1,8 +1,11 @@
 //! A captured VM that is on disk, whole.
 
 use super::manifest::Manifest;
+use crate::durable;
 use crate::vm::start::{Handle, SavedRam};
 use jiffy_wire::api::{MemoryForm, Snapshot};
+use jiffy_wire::vmm::Extent;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// A captured VM's folder and what its manifest says.
@@ -12,18 +15,52 @@ pub struct Saved {
     pub folder: PathBuf,
     /// What it is.
     pub manifest: Manifest,
+    /// What a guest that goes on from it writes to at once, if that is known.
+    pub prefault: Vec<Extent>,
 }
+
+const PREFAULT_FORMAT: &str = "jiffy-prefault";
+const PREFAULT_VERSION: u32 = 1;
+/// Most of RAM that is given to a guest in advance, as a part of all.
+const MOST_PREFAULT: u64 = 8;
+/// Ranges closer than this are one: a page too many costs less than a range.
+const PREFAULT_GAP: u64 = 4096;
 
 impl Saved {
     /// Reads the manifest; the error is a sentence without its full stop.
     pub fn open(folder: PathBuf) -> Result<Saved, String> {
         match Manifest::load(&folder) {
-            Ok(manifest) => Ok(Saved { folder, manifest }),
+            Ok(manifest) => Ok(Saved::new(folder, manifest)),
             Err(error) => Err(match std::error::Error::source(&error) {
                 Some(source) => format!("{error}: {source}"),
                 None => error.to_string(),
             }),
         }
+    }
+
+    /// The captured VM in this folder.
+    pub fn new(folder: PathBuf, manifest: Manifest) -> Saved {
+        let path = prefault_in(&folder);
+        let prefault: Vec<Extent> =
+            durable::load(&path, PREFAULT_FORMAT, PREFAULT_VERSION).unwrap_or_default();
+        let ram = u64::from(manifest.spec.memory_mib) << 20;
+        let prefault = bearable(prefault, ram);
+        Saved {
+            folder,
+            manifest,
+            prefault,
+        }
+    }
+
+    /// Keeps what a guest that went on from it had written to soon after. It
+    /// is not missed if it is lost.
+    pub fn keep_prefault(&mut self, written: Vec<Extent>) -> io::Result<()> {
+        let ram = u64::from(self.manifest.spec.memory_mib) << 20;
+        let prefault = bearable(written, ram);
+        let path = prefault_in(&self.folder);
+        durable::save(&path, PREFAULT_FORMAT, PREFAULT_VERSION, &prefault, true)?;
+        self.prefault = prefault;
+        Ok(())
     }
 
     /// vCPUs, chips and devices.
@@ -90,6 +127,36 @@ impl Saved {
     }
 }
 
+fn prefault_in(folder: &Path) -> PathBuf {
+    folder.join("prefault.json")
+}
+
+/// Ranges within RAM, sorted and merged; none if they are too much.
+fn bearable(mut ranges: Vec<Extent>, ram: u64) -> Vec<Extent> {
+    ranges.sort_by_key(|range| range.offset);
+    let mut merged: Vec<Extent> = Vec::new();
+    for range in ranges {
+        let Some(end) = range.offset.checked_add(range.length) else {
+            return Vec::new();
+        };
+        match merged.last_mut() {
+            Some(last) if range.offset <= last.offset + last.length + PREFAULT_GAP => {
+                last.length = last.length.max(end - last.offset);
+            }
+            _ => merged.push(range),
+        }
+    }
+    let all: u64 = merged.iter().map(|range| range.length).sum();
+    let within = merged
+        .last()
+        .is_none_or(|last| last.offset + last.length <= ram);
+    if within && all <= ram / MOST_PREFAULT {
+        merged
+    } else {
+        Vec::new()
+    }
+}
+
 /// RAM's file in such a folder.
 pub fn memory_in(folder: &Path, form: MemoryForm) -> PathBuf {
     folder.join(match form {
@@ -101,4 +168,26 @@ pub fn memory_in(folder: &Path, form: MemoryForm) -> PathBuf {
 /// A volume's file in such a folder, and in a VM's that has its own.
 pub fn volume_in(folder: &Path, name: &str) -> PathBuf {
     folder.join("volumes").join(format!("{name}.img"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_merged_and_bounded() {
+        let range = |offset, length| Extent { offset, length };
+        let merged = bearable(
+            vec![
+                range(0x9000, 0x1000),
+                range(0, 0x1000),
+                range(0x2000, 0x1000),
+            ],
+            1 << 20,
+        );
+        assert_eq!(merged, [range(0, 0x3000), range(0x9000, 0x1000)]);
+        assert!(bearable(vec![range(0, 1 << 19)], 1 << 20).is_empty());
+        assert!(bearable(vec![range(1 << 20, 0x1000)], 1 << 20).is_empty());
+        assert!(bearable(vec![range(u64::MAX, 2)], 1 << 20).is_empty());
+    }
 }

@@ -8,8 +8,8 @@ use std::path::Path;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::UnixStream;
 
-/// Longest line from a VMM's control socket.
-const MAX_ANSWER: usize = 64 * 1024;
+/// Longest line from a VMM's control socket: a list of ranges of RAM.
+const MAX_ANSWER: usize = 4 << 20;
 /// Most descriptors with an answer: a VM that was captured that often is
 /// captured whole again.
 const MAX_DESCRIPTORS: usize = 1024;

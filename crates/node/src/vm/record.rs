@@ -51,6 +51,9 @@ pub struct Spec {
     /// The node's own: only there to be captured, and shown to nobody.
     #[serde(default, skip_serializing_if = "is_false")]
     pub hidden: bool,
+    /// Programs to have in memory before it is captured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub preload: Vec<String>,
     /// Its volumes are copies of its own, in its folder.
     #[serde(default, skip_serializing_if = "is_false")]
     pub own_volumes: bool,
@@ -252,6 +255,7 @@ impl VmRecord {
                 from: None,
                 cold: false,
                 hidden: false,
+                preload: Vec::new(),
                 own_volumes: false,
             },
             cid: 0,

@@ -12,8 +12,8 @@ use jiffy_sys::spawn::{Detached, FIRST_DESCRIPTOR, spawn_detached};
 use jiffy_wire::api::Origin;
 use jiffy_wire::guest::{self, GuestConfig, Root as GuestRoot};
 use jiffy_wire::vmm::{
-    self, Boot, Disk, FwCfgContents, FwCfgFile, Memory, NewGeneration, Restore, SavedMemory,
-    Serial, Source, VmmConfig, Vsock,
+    self, Boot, Disk, Extent, FwCfgContents, FwCfgFile, Memory, NewGeneration, Restore,
+    SavedMemory, Serial, Source, VmmConfig, Vsock,
 };
 use rustix::process::Pid;
 use std::ffi::OsStr;
@@ -72,6 +72,8 @@ pub struct Restoring {
     pub state: Handle,
     /// RAM.
     pub memory: SavedRam,
+    /// What the guest writes to at once, as far as is known.
+    pub prefault: Vec<Extent>,
     /// The VM's first command is a new one, to be started.
     pub start_main: bool,
     /// The golden snapshot it is, if that is what it is.
@@ -343,6 +345,7 @@ fn restore<'a>(
                 socket: serving.socket.clone(),
             },
         },
+        prefault: restoring.prefault.clone(),
         generation: Some(NewGeneration {
             id: names::new_uuid(),
             start_main: restoring.start_main,
@@ -385,8 +388,10 @@ fn guest_config(record: &VmRecord) -> GuestConfig {
         },
         handover: spec.init.clone(),
         main: spec.command.clone(),
-        power_off_after_main: spec.command.is_some(),
+        // The node's own VMs are looked at afterwards.
+        power_off_after_main: spec.command.is_some() && !spec.hidden,
         timeline: spec.timeline,
+        preload: spec.preload.clone(),
         ..GuestConfig::default()
     }
 }

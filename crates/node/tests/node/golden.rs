@@ -55,6 +55,10 @@ fn the_second_run_starts_from_what_the_first_left() {
         let (text, origin) = run(&daemon, named.clone());
         assert_eq!((text.as_str(), origin), ("1,mine\n", Some(Origin::Golden)));
     }
+    // What a trial had written is given to each in advance.
+    let last: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
+    let log = fs::read_to_string(daemon.vm_folder(&last[3].id).join("vmm.log")).unwrap();
+    assert!(log.contains("prefault"), "{log}");
     // Without a command too; it has nothing of the VM it was made of.
     let idle: Vm = daemon.run_detached(CreateVm::default()).json();
     assert_eq!((idle.origin, idle.command), (Some(Origin::Golden), None));

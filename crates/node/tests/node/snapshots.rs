@@ -139,7 +139,7 @@ fn a_snapshot_is_made_listed_looked_into_and_removed() {
         daemon.logs("box", "").0.len() > before.len()
     });
     let list: Vec<Snapshot> = daemon.get("/v1/snapshots").json();
-    assert_eq!(list, [made.snapshot.clone()]);
+    assert_eq!(list, std::slice::from_ref(&made.snapshot));
     let inspected: Snapshot = daemon.get("/v1/snapshots/one").json();
     assert_eq!(inspected, made.snapshot);
     let report: MemoryReport = daemon.get("/v1/snapshots/one/memory?map=true").json();
