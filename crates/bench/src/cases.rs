@@ -261,10 +261,9 @@ fn usual(kernel: &str) -> vmm::VmmConfig {
     }
 }
 
-/// The VM every monitor can make, without devices but the serial port, whose
-/// guest is always seen to run.
+/// A VM as the node makes it, whose guest is always seen to run.
 fn living(ram_mib: u32) -> vmm::VmmConfig {
-    let mut config = vmm_config(BASE_KERNEL);
+    let mut config = usual(BASE_KERNEL);
     config.memory.size_mib = ram_mib;
     config.boot.initrd = Some(BEATING.into());
     config.control = Some("/tmp/bench-control.sock".into());

@@ -158,8 +158,8 @@ impl Vmm {
     /// Waits until the guest has been entered (or will not be), and confines
     /// the calling thread.
     pub fn settle(&mut self) -> Result<(), StartError> {
-        while !self.running && !self.paused && self.attend().is_none() {
-            let _ = poll(&mut [readable(self.mailbox.bell())], None);
+        while !self.running && !self.paused && !self.is_stuck() && self.attend().is_none() {
+            self.wait_for_threads();
         }
         self.sandbox
             .enter(Role::Main)
@@ -357,17 +357,22 @@ impl Vmm {
     /// device's thread, which only this thread can start.
     fn wait_parked(&mut self) {
         while !self.vcpus.iter().all(VcpuThread::is_parked) && !self.is_stuck() {
-            let mut wait = vec![readable(self.mailbox.bell())];
-            wait.extend(violation::bell().map(readable));
-            wait.extend(
-                self.pager()
-                    .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
-            );
-            // A pager that is gone is looked for meanwhile.
-            let patience = self.paged.as_ref().and_then(PagedMemory::patience);
-            let _ = poll(&mut wait, patience.map(timespec).as_ref());
+            self.wait_for_threads();
             self.attend();
         }
+    }
+
+    /// Sleeps until a thread has something to say, is held by the sandbox, or
+    /// the pager needs a look.
+    fn wait_for_threads(&self) {
+        let mut wait = vec![readable(self.mailbox.bell())];
+        wait.extend(violation::bell().map(readable));
+        wait.extend(
+            self.pager()
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+        );
+        let patience = self.paged.as_ref().and_then(PagedMemory::patience);
+        let _ = poll(&mut wait, patience.map(timespec).as_ref());
     }
 }
 
