@@ -26,8 +26,8 @@ use tracing::{debug, info};
 /// has to run its init until it is captured.
 const LEFT_FREE: u64 = 8;
 /// How long a balloon may take altogether, and without getting on.
-const SQUEEZE_TIME: Duration = Duration::from_secs(5);
-const SQUEEZE_STALL: Duration = Duration::from_millis(300);
+const SQUEEZE_TIME: Duration = Duration::from_secs(30);
+const SQUEEZE_STALL: Duration = Duration::from_secs(1);
 /// How often a balloon is looked at while it grows.
 const SQUEEZE_POLL: Duration = Duration::from_millis(5);
 /// What an agent has to say how much memory is free.
