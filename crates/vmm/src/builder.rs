@@ -17,6 +17,7 @@ use crate::vmm::{Parts, Vmm};
 use crate::workers::ThreadStarter;
 use jiffy_devices::virtio::device::Workers;
 use jiffy_sys::kick;
+use jiffy_wire::guest::GENERATION_NAME;
 use jiffy_wire::timeline::names;
 use jiffy_wire::vmm::{Restore, SavedMemory, VmmConfig};
 use kvm_ioctls::VmFd;
@@ -115,9 +116,18 @@ impl Builder {
             }
         }
         let devices = events.step(names::DEVICES, || {
-            let devices = restore::devices(restore, config, state.devices)?;
+            let mut generation = restore
+                .generation
+                .as_ref()
+                .map(restore::generation)
+                .transpose()?;
+            let state = restore::devices(config, generation.as_mut(), state.devices)?;
             let args = self.device_args(&vm, &ram, &common);
-            Ok::<_, StartError>(Devices::create(&args, Some(&devices))?)
+            let devices = Devices::create(&args, Some(&state))?;
+            if let Some(generation) = generation {
+                devices.refresh_fw_cfg(GENERATION_NAME, generation);
+            }
+            Ok::<_, StartError>(devices)
         })?;
         state.chips.restore(&vm, &devices.board.pit)?;
         Ok(self.assemble(hypervisor, vm, ram, vcpus, devices, common))

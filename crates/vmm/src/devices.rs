@@ -282,6 +282,11 @@ impl Devices {
         })
     }
 
+    /// Lets a file of fw_cfg be made anew whenever the guest selects it.
+    pub fn refresh_fw_cfg(&self, name: &str, refresh: fw_cfg::Refresh) {
+        lock(&self.fw_cfg).refresh_on_select(name, refresh);
+    }
+
     /// Tells the balloon, if there is one, how many MiB it shall hold.
     pub fn set_balloon(&self, target_mib: u32) -> Option<Result<(), TargetError>> {
         let balloon = self.balloon.as_ref()?;

@@ -79,8 +79,11 @@ enum Link {
     Down {
         until: Instant,
     },
-    /// Nothing is missing any more.
-    Done,
+    /// Nothing is missing any more. The pager may be asked for that again, so
+    /// the connection stays.
+    Done {
+        _connection: UnixStream,
+    },
     /// Memory is missing and nobody has it.
     Lost,
 }
@@ -116,7 +119,7 @@ impl PagedMemory {
 
     /// Everything is in memory.
     pub fn is_complete(&self) -> bool {
-        matches!(self.link, Link::Done)
+        matches!(self.link, Link::Done { .. })
     }
 
     /// Some memory is missing for good: nothing may look at it again.
@@ -157,7 +160,7 @@ impl PagedMemory {
                         )));
                     }
                 },
-                Link::Done | Link::Lost => return None,
+                Link::Done { .. } | Link::Lost => return None,
             }
         }
     }
@@ -182,7 +185,11 @@ impl PagedMemory {
                             )));
                         }
                     }
-                    self.link = Link::Done;
+                    if let Link::Up(stream) = std::mem::replace(&mut self.link, Link::Lost) {
+                        self.link = Link::Done {
+                            _connection: stream,
+                        };
+                    }
                     return None;
                 }
                 Ok(Word::Complete(false)) => {}

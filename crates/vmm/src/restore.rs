@@ -5,7 +5,7 @@ use crate::error::StartError;
 use crate::memory::layers::{self, MAX_LAYERS};
 use crate::memory::{GuestRam, MemoryError};
 use crate::state::{MAX_ENCODED, VmState};
-use jiffy_devices::fw_cfg::FwCfgFileState;
+use jiffy_devices::fw_cfg::{FwCfgFile, FwCfgFileState, Refresh};
 use jiffy_wire::guest::{self, GENERATION_NAME, Generation};
 use jiffy_wire::vmm::{MemoryLayout, NewGeneration, Restore, SavedMemory, Source, VmmConfig};
 use std::fs::File;
@@ -58,27 +58,29 @@ pub fn memory(restore: &Restore, config: &VmmConfig) -> Result<GuestRam, MemoryE
 /// The devices' state, with the configuration and the identity that the guest
 /// is to take on.
 pub fn devices(
-    restore: &Restore,
     config: &VmmConfig,
+    generation: Option<&mut Refresh>,
     mut state: DevicesState,
 ) -> Result<DevicesState, StartError> {
-    if let Some(new) = &restore.generation {
-        state.fw_cfg.files = crate::devices::fw_cfg_files(config)?
+    if let Some(generation) = generation {
+        let mut files = crate::devices::fw_cfg_files(config)?;
+        files.push(FwCfgFile {
+            name: GENERATION_NAME.into(),
+            contents: generation(),
+        });
+        state.fw_cfg.files = files
             .into_iter()
             .map(|file| FwCfgFileState {
                 name: file.name,
                 contents: file.contents,
             })
             .collect();
-        state.fw_cfg.files.push(FwCfgFileState {
-            name: GENERATION_NAME.into(),
-            contents: generation(new)?,
-        });
     }
     Ok(state)
 }
 
-fn generation(new: &NewGeneration) -> Result<Vec<u8>, StartError> {
+/// What the guest reads of its new generation; the time is that of each call.
+pub fn generation(new: &NewGeneration) -> Result<Refresh, StartError> {
     let mut seed = [0; 64];
     let mut filled = 0;
     while filled < seed.len() {
@@ -89,17 +91,21 @@ fn generation(new: &NewGeneration) -> Result<Vec<u8>, StartError> {
                     source: errno.into(),
                 })?;
     }
-    let since_1970 = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    let generation = Generation {
+    let mut generation = Generation {
         version: guest::VERSION,
         id: new.id.clone(),
         seed: seed.iter().map(|byte| format!("{byte:02x}")).collect(),
-        realtime_ns: since_1970.as_nanos() as u64,
+        realtime_ns: 0,
         start_main: new.start_main,
     };
-    Ok(serde_json::to_vec(&generation).expect("a generation is plain data"))
+    Ok(Box::new(move || {
+        let since_1970 = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        // As many digits from 2001 to 2286, and so always of one length.
+        generation.realtime_ns = since_1970.as_nanos() as u64;
+        serde_json::to_vec(&generation).expect("a generation is plain data")
+    }))
 }
 
 fn open_memory(source: &Source) -> Result<File, MemoryError> {

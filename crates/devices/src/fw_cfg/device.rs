@@ -21,9 +21,13 @@ const DMA_BYTES: u64 = 8;
 /// What the DMA register reads as, big endian.
 const DMA_SIGNATURE: [u8; 8] = *b"QEMU CFG";
 
+/// Makes the contents of a file that says something about this moment; always
+/// of one length.
+pub type Refresh = Box<dyn FnMut() -> Vec<u8> + Send>;
+
 /// The device. The guest can read; every write of an item is refused.
-#[derive(Debug)]
 pub struct FwCfg {
+    refresh: Option<(u16, Refresh)>,
     items: Items,
     memory: Arc<GuestMemory>,
     position: Position,
@@ -41,6 +45,7 @@ impl FwCfg {
     /// A device with these files. `memory` is where DMA requests live.
     pub fn new(files: Vec<FwCfgFile>, memory: Arc<GuestMemory>) -> Result<FwCfg, FwCfgError> {
         Ok(FwCfg {
+            refresh: None,
             items: Items::new(files)?,
             memory,
             position: Position {
@@ -64,6 +69,12 @@ impl FwCfg {
         };
         device.dma_address = state.dma_address;
         Ok(device)
+    }
+
+    /// Makes the contents of the file `name` anew whenever the guest selects it
+    /// through the selector port.
+    pub fn refresh_on_select(&mut self, name: &str, refresh: Refresh) {
+        self.refresh = self.items.selector(name).map(|item| (item, refresh));
     }
 
     /// The device's state, files included.
@@ -107,6 +118,15 @@ impl Position {
     }
 }
 
+impl std::fmt::Debug for FwCfg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FwCfg")
+            .field("items", &self.items)
+            .field("position", &self.position)
+            .finish_non_exhaustive()
+    }
+}
+
 impl BusDevice for FwCfg {
     /// The data port gives consecutive bytes of the selected item, however
     /// many are asked for at once (`rep insb`), zeros past its end.
@@ -137,7 +157,13 @@ impl BusDevice for FwCfg {
     fn write(&mut self, offset: u64, data: &[u8]) {
         match (offset, data) {
             (SELECTOR, [low, high]) => {
-                self.position = Position::at_start(u16::from_le_bytes([*low, *high]));
+                let selector = u16::from_le_bytes([*low, *high]);
+                if let Some((item, refresh)) = &mut self.refresh
+                    && *item == selector
+                {
+                    self.items.replace(selector, refresh());
+                }
+                self.position = Position::at_start(selector);
             }
             (DMA.., _) => {
                 let start = (offset - DMA) as usize;

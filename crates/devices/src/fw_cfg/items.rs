@@ -99,6 +99,24 @@ impl Items {
         }
     }
 
+    /// Puts other contents of the same length in place of a file's.
+    pub(super) fn replace(&mut self, selector: u16, contents: Vec<u8>) {
+        let file = (selector & ENTRY_MASK)
+            .checked_sub(FIRST_FILE)
+            .and_then(|index| self.files.get_mut(usize::from(index)));
+        if let Some(file) = file
+            && file.contents.len() == contents.len()
+        {
+            file.contents = contents;
+        }
+    }
+
+    /// The selector of a file.
+    pub(super) fn selector(&self, name: &str) -> Option<u16> {
+        let index = self.files.iter().position(|file| file.name == name)?;
+        Some(FIRST_FILE + index as u16)
+    }
+
     pub(super) fn files(&self) -> &[FwCfgFile] {
         &self.files
     }

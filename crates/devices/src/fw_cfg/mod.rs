@@ -14,6 +14,6 @@ pub mod state;
 #[cfg(test)]
 mod tests;
 
-pub use device::{FwCfg, PORT, PORTS};
+pub use device::{FwCfg, PORT, PORTS, Refresh};
 pub use items::{FILES_MAX, FwCfgError, FwCfgFile, NAME_MAX};
 pub use state::{FwCfgFileState, FwCfgState};

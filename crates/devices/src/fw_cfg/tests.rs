@@ -254,3 +254,33 @@ proptest! {
         prop_assert_eq!(device.save().files, before);
     }
 }
+
+#[test]
+fn a_file_about_this_moment_is_made_when_it_is_selected() {
+    let files = [("a", b"aaaa"), ("now", b"0000"), ("z", b"zzzz")];
+    let (mut device, _) = device(files.map(|(name, text)| file(name, text)).into());
+    let mut count = 0;
+    device.refresh_on_select(
+        "now",
+        Box::new(move || {
+            count += 1;
+            format!("{count:04}").into_bytes()
+        }),
+    );
+    let select = |device: &mut FwCfg, selector: u16| -> [u8; 4] {
+        device.write(0, &selector.to_le_bytes());
+        let mut bytes = [0; 4];
+        device.read(1, &mut bytes);
+        bytes
+    };
+    assert_eq!(&select(&mut device, 0x20), b"aaaa");
+    assert_eq!(&select(&mut device, 0x21), b"0001");
+    assert_eq!(&select(&mut device, 0x21), b"0002");
+    device.refresh_on_select("now", Box::new(|| b"too long".to_vec()));
+    assert_eq!(
+        &select(&mut device, 0x21),
+        b"0002",
+        "the length is promised"
+    );
+    assert_eq!(&select(&mut device, 0x22), b"zzzz");
+}

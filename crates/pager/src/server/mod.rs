@@ -40,6 +40,12 @@ enum Notice {
         client: u64,
         problem: Option<String>,
     },
+    /// A VM was filled, or could not be, for a client that waits.
+    Completed {
+        name: String,
+        client: u64,
+        problem: Option<String>,
+    },
 }
 
 /// Sends notices, and ends the server's sleep.
@@ -195,6 +201,20 @@ impl Server {
                         served.fail(&self.pool, &sentence);
                         self.scribe.write(served.recording(), None);
                     }
+                }
+                Notice::Completed {
+                    name,
+                    client,
+                    problem,
+                } => {
+                    // Before the node hears of it: it will ask the VMM next.
+                    if problem.is_none() {
+                        self.with_served(&name, |served| served.say_complete());
+                    }
+                    if let Some(client) = self.clients.get_mut(&client) {
+                        client.answer_late(problem);
+                    }
+                    self.continue_client(client);
                 }
                 Notice::Answer { client, problem } => {
                     if let Some(client) = self.clients.get_mut(&client) {

@@ -127,7 +127,14 @@ impl Server {
         };
         let job_vm = vm.clone();
         let notifier = self.notifier.clone();
-        let done = Box::new(move |problem| notifier.send(Notice::Answer { client, problem }));
+        let name = name.to_owned();
+        let done = Box::new(move |problem| {
+            notifier.send(Notice::Completed {
+                name,
+                client,
+                problem,
+            });
+        });
         self.pool.push(Job::complete(job_vm, done));
         Ok(None)
     }
