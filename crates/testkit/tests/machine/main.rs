@@ -3,12 +3,18 @@
 
 mod crashes;
 mod devices;
+mod endurance;
 mod files;
+mod forks;
+mod golden;
+mod hibernate;
 mod leaks;
 mod life;
 mod machine;
 mod refusals;
 mod running;
+mod snapshot_faults;
+mod snapshots;
 mod streams;
 mod support;
 mod timelines;

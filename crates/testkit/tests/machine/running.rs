@@ -69,7 +69,7 @@ fn memory_and_processors_are_as_asked() {
     let jiffy = jiffy();
     let script = "nproc; free -m | awk '/^Mem:/ { print $2 }'";
     let answer = jiffy.ok(&[
-        "run", "--rm", "--cpus", "4", "--memory", "512", "--", "sh", "-c", script,
+        "run", "--rm", "--cold", "--cpus", "4", "--memory", "512", "--", "sh", "-c", script,
     ]);
     let numbers: Vec<u64> = answer
         .lines()
@@ -84,7 +84,9 @@ fn four_processors_do_four_things_at_once() {
     let jiffy = jiffy();
     let script = "for cpu in 0 1 2 3; do taskset -c $cpu sh -c \
                   'i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; echo done' & done; wait";
-    let answer = jiffy.ok(&["run", "--rm", "--cpus", "4", "--", "sh", "-c", script]);
+    let answer = jiffy.ok(&[
+        "run", "--rm", "--cold", "--cpus", "4", "--", "sh", "-c", script,
+    ]);
     assert_eq!(answer, "done\ndone\ndone\ndone");
 }
 
@@ -92,7 +94,9 @@ fn four_processors_do_four_things_at_once() {
 fn the_smallest_vm_boots_in_64_mib() {
     let jiffy = jiffy();
     assert_eq!(
-        jiffy.ok(&["run", "--rm", "--memory", "64", "--", "echo", "small"]),
+        jiffy.ok(&[
+            "run", "--rm", "--cold", "--memory", "64", "--", "echo", "small"
+        ]),
         "small"
     );
 }

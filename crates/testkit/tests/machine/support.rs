@@ -2,7 +2,8 @@
 
 use jiffy_testkit::{Lab, Output, Run};
 use serde_json::Value;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 static TURN: Mutex<()> = Mutex::new(());
@@ -25,6 +26,10 @@ pub fn jiffy() -> Jiffy {
     let lab = Lab::shared().unwrap_or_else(|error| panic!("{error:#}"));
     let jiffy = Jiffy { lab, _turn: turn };
     jiffy.remove_all();
+    // What is made in the background after a run that booted would be counted
+    // by some test as its own: it is made before the first.
+    static WARM: Once = Once::new();
+    WARM.call_once(|| jiffy.warm_up());
     jiffy
 }
 
@@ -113,6 +118,53 @@ impl Jiffy {
             .collect()
     }
 
+    /// What `inspect` says of one VM.
+    pub fn inspect(&self, vm: &str) -> Value {
+        match self.json(&["inspect", vm]) {
+            Value::Array(list) => list.into_iter().next().expect("one VM"),
+            one => one,
+        }
+    }
+
+    /// Starts a VM whose command is the witness, with these arguments.
+    pub fn witness(&self, name: &str, options: &[&str], arguments: &str) {
+        static PUSHED: Once = Once::new();
+        PUSHED.call_once(|| {
+            let program = Path::new(env!("CARGO_BIN_EXE_jiffy-witness"));
+            self.lab.push(program, "/tests/witness").expect("copied");
+        });
+        let script =
+            format!("until [ -e /tmp/go ]; do sleep 0.1; done; exec /bin/witness {arguments}");
+        let mut argv = vec!["run", "-d", "--name", name];
+        argv.extend(options);
+        argv.extend(["--", "sh", "-c", &script]);
+        self.ok(&argv);
+        self.ok(&["cp", "/tests/witness", &format!("{name}:/bin/witness")]);
+        self.ok(&["exec", name, "touch", "/tmp/go"]);
+    }
+
+    /// How far `witness count /tmp/n` has counted. Its clock must be in order.
+    pub fn counted(&self, vm: &str) -> u64 {
+        let text = self.ok(&[
+            "exec",
+            vm,
+            "sh",
+            "-c",
+            "cat /tmp/n /tmp/n.bad 2>/dev/null; true",
+        ]);
+        match text.as_str() {
+            "" => 0,
+            text => text.parse().unwrap_or_else(|_| panic!("{vm}: {text}")),
+        }
+    }
+
+    /// Waits until a VM has counted further than that.
+    pub fn counts_beyond(&self, vm: &str, count: u64) {
+        self.eventually(&format!("{vm} counts"), Duration::from_secs(20), || {
+            self.counted(vm) > count
+        });
+    }
+
     /// Waits until something holds.
     pub fn eventually(&self, what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
         let deadline = Instant::now() + limit;
@@ -149,10 +201,20 @@ impl Jiffy {
         }
     }
 
-    /// Removes every VM.
+    /// Has the golden snapshot made that plain runs start from.
+    pub fn warm_up(&self) {
+        self.ok(&["run", "--rm", "--", "true"]);
+        self.eventually("a golden snapshot", Duration::from_secs(60), || {
+            self.ok(&["snapshot", "ls", "--all"]).contains("golden-")
+        });
+    }
+
+    /// Removes every VM, and every snapshot that a user made.
     pub fn remove_all(&self) {
         let script = "export JIFFY_MACHINE=never; \
-             ids=$(/bin/jiffy ps -aq) && [ -z \"$ids\" ] || /bin/jiffy rm -f $ids; true";
+             ids=$(/bin/jiffy ps -aq) && [ -z \"$ids\" ] || /bin/jiffy rm -f $ids; \
+             names=$(/bin/jiffy snapshot ls | awk 'NR > 1 { print $1 }'); \
+             [ -z \"$names\" ] || /bin/jiffy snapshot rm $names; true";
         if let Err(error) = self.lab.sh(script) {
             eprintln!("removing what a test left behind: {error:#}");
         }
@@ -177,8 +239,9 @@ impl Jiffy {
         Traces {
             vmms: self.pids("jiffy-vmm").len(),
             files: lines(
-                "find /run/jiffy /var/lib/jiffy/vms /tmp -mindepth 1 2>/dev/null | \
-                 grep -v -e '\\.log$' -e '/tests' || true",
+                "find /run/jiffy /var/lib/jiffy/vms /var/lib/jiffy/snapshots \
+                 /var/lib/jiffy/golden /tmp -mindepth 1 2>/dev/null | \
+                 grep -v -e '\\.log$' -e '/tests' -e '/pager.sock' || true",
             ),
             sockets: self
                 .sh("grep -c /run/jiffy/vms /proc/net/unix || true")

@@ -25,6 +25,7 @@ fn every_step_is_there_and_the_great_ones_are_in_order() {
     let jiffy = jiffy();
     jiffy.ok(&[
         "run",
+        "--cold",
         "--rm",
         "--timeline=json:/tmp/timeline.json",
         "--",
@@ -68,7 +69,16 @@ fn every_step_is_there_and_the_great_ones_are_in_order() {
 #[test]
 fn table_blame_and_chain_are_for_people() {
     let jiffy = jiffy();
-    let output = jiffy.run(&["run", "--name", "timed", "--timeline", "--", "echo", "hi"]);
+    let output = jiffy.run(&[
+        "run",
+        "--cold",
+        "--name",
+        "timed",
+        "--timeline",
+        "--",
+        "echo",
+        "hi",
+    ]);
     assert_eq!(output.text(), "hi");
     assert!(
         output.error_text().contains(names::FIRST_KVM_RUN),

@@ -1,0 +1,158 @@
+//! A program for VMs under test: it does small work and notices what must
+//! never happen to it.
+//!
+//! * `count FILE`: counts in FILE, up to ten times a second, and adds a
+//!   random number to `FILE.random` each time; `FILE.bad` says so if the
+//!   monotonic clock ever goes backwards.
+//! * `lines FILE`: writes line after line to FILE and to stdout, each with a
+//!   checksum; a write that is cut short is finished.
+//! * `paint FILE TAG FIRST STEP`: fills each STEPth page of FILE from FIRST on
+//!   with a pattern of TAG and the page's number.
+//! * `look FILE`: the tags of all pages as `TAG*COUNT…`, or which page is not
+//!   of one piece.
+//! * `clock`: the time of day, in seconds since 1970.
+//! * `cid`: the address that the guest's vsock has.
+
+#![allow(unsafe_code)] // Two system calls that std has not: ioctl, clock_gettime.
+
+use std::fmt::Write as _;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Error, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, SystemTime};
+
+const PAGE: usize = 4096;
+/// `_IO(7, 0xb9)`, linux/vm_sockets.h.
+const IOCTL_VM_SOCKETS_GET_LOCAL_CID: libc::Ioctl = 0x7b9;
+
+fn main() -> io::Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["count", file] => count(file),
+        ["lines", file] => lines(file),
+        ["paint", file, tag, first, step] => {
+            paint(file, number(tag)?, number(first)?, number(step)?)
+        }
+        ["look", file] => look(file),
+        ["clock"] => clock(),
+        ["cid"] => cid(),
+        _ => Err(Error::other("count, lines, paint, look, clock or cid")),
+    }
+}
+
+fn number(text: &str) -> io::Result<usize> {
+    text.parse().map_err(Error::other)
+}
+
+fn monotonic_ns() -> i64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the pointer is to a timespec of our own.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec * 1_000_000_000 + time.tv_nsec
+}
+
+fn count(path: &str) -> io::Result<()> {
+    let file = File::create(path)?;
+    let mut numbers = File::create(format!("{path}.random"))?;
+    let mut source = File::open("/dev/urandom")?;
+    let mut last = monotonic_ns();
+    for n in 1u64.. {
+        let mut random = [0; 8];
+        source.read_exact(&mut random)?;
+        numbers.write_all(format!("{:016x}\n", u64::from_ne_bytes(random)).as_bytes())?;
+        file.write_all_at(format!("{n:010}\n").as_bytes(), 0)?;
+        for _ in 0..5 {
+            let now = monotonic_ns();
+            if now < last {
+                let bad = format!("{last} was followed by {now}\n");
+                std::fs::write(format!("{path}.bad"), bad)?;
+            }
+            last = now;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    Ok(())
+}
+
+fn lines(path: &str) -> io::Result<()> {
+    let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+    let mut stdout = io::stdout();
+    let mut sum = 1u32;
+    for n in 1u64.. {
+        // Some work whose result shows any slip on the way to it.
+        for turn in 0..2000 {
+            sum = sum.wrapping_mul(1_664_525).wrapping_add(n as u32 ^ turn);
+        }
+        let line = format!("{n} {sum:08x}\n");
+        file.write_all(line.as_bytes())?;
+        stdout.write_all(line.as_bytes())?;
+        stdout.flush()?;
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+fn word(page: usize, tag: usize) -> [u8; 8] {
+    ((tag << 32 | page) as u64).to_ne_bytes()
+}
+
+fn paint(path: &str, tag: usize, first: usize, step: usize) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).open(path)?;
+    let pages = file.metadata()?.len() as usize / PAGE;
+    for page in (first..pages).step_by(step) {
+        file.write_all_at(&word(page, tag).repeat(PAGE / 8), (page * PAGE) as u64)?;
+    }
+    Ok(())
+}
+
+fn look(path: &str) -> io::Result<()> {
+    let mut file = File::open(path)?;
+    let mut bytes = [0; PAGE];
+    let mut text = String::new();
+    let mut run = (0, 0);
+    for page in 0..file.metadata()?.len() as usize / PAGE {
+        file.read_exact(&mut bytes)?;
+        let tag = u64::from_ne_bytes(bytes[..8].try_into().expect("eight")) as usize >> 32;
+        if bytes[..8] != word(page, tag) || bytes[8..] != bytes[..PAGE - 8] {
+            return Err(Error::other(format!("page {page} is not of one piece")));
+        }
+        if run.0 != tag {
+            flush(&mut text, run);
+            run = (tag, 0);
+        }
+        run.1 += 1;
+    }
+    flush(&mut text, run);
+    println!("{text}");
+    Ok(())
+}
+
+fn flush(text: &mut String, (tag, count): (usize, usize)) {
+    if count > 0 {
+        let _ = write!(text, "{tag}*{count} ");
+    }
+}
+
+fn clock() -> io::Result<()> {
+    let now = SystemTime::UNIX_EPOCH.elapsed().map_err(Error::other)?;
+    println!("{:.6}", now.as_secs_f64());
+    Ok(())
+}
+
+fn cid() -> io::Result<()> {
+    let device = File::open("/dev/vsock")?;
+    let mut cid = 0u32;
+    // SAFETY: this request writes one u32, which is there.
+    match unsafe { libc::ioctl(device.as_raw_fd(), IOCTL_VM_SOCKETS_GET_LOCAL_CID, &mut cid) } {
+        0 => {
+            println!("{cid}");
+            Ok(())
+        }
+        _ => Err(Error::last_os_error()),
+    }
+}

@@ -1,0 +1,101 @@
+//! A guest at work while it is captured again and again.
+
+use crate::support::{Jiffy, jiffy};
+
+/// The witness's lines up to the last whole one: numbered without a gap, and
+/// each with the sum that its work leads to.
+fn checked(what: &str, text: &str, first: Option<u64>) -> (u64, u64) {
+    let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
+    let numbers: Vec<(u64, &str)> = whole
+        .lines()
+        .map(|line| {
+            let (number, sum) = line
+                .split_once(' ')
+                .unwrap_or_else(|| panic!("{what}: {line:?}"));
+            (
+                number
+                    .parse()
+                    .unwrap_or_else(|_| panic!("{what}: {line:?}")),
+                sum,
+            )
+        })
+        .collect();
+    let begin = numbers
+        .first()
+        .unwrap_or_else(|| panic!("{what}: nothing"))
+        .0;
+    assert!(
+        first.is_none_or(|first| first == begin),
+        "{what} begins with {begin}"
+    );
+    let last = begin + numbers.len() as u64 - 1;
+    let mut sum = 1u32;
+    for n in 1..=last {
+        for turn in 0..2000 {
+            sum = sum.wrapping_mul(1_664_525).wrapping_add(n as u32 ^ turn);
+        }
+        if n >= begin {
+            let (number, said) = numbers[(n - begin) as usize];
+            assert_eq!((number, said), (n, format!("{sum:08x}").as_str()), "{what}");
+        }
+    }
+    (begin, last)
+}
+
+fn file(jiffy: &Jiffy, vm: &str) -> String {
+    let output = jiffy
+        .command(&["exec", vm, "cat", "/tmp/lines"])
+        .output()
+        .expect("it runs");
+    assert_eq!(output.code(), 0, "{}", output.error_text());
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn no_line_is_lost_or_doubled_by_ten_captures_and_a_restore() {
+    let jiffy = jiffy();
+    jiffy.witness("worker", &[], "lines /tmp/lines");
+    // A second one, whose lines come over a connection that stays open.
+    let mut stream = jiffy
+        .command(&["exec", "worker", "witness", "lines", "/tmp/streamed"])
+        .start()
+        .expect("it starts");
+    stream.read_until("1 ").expect("lines come");
+    for n in 1..=10 {
+        jiffy.ok(&["snapshot", "create", "worker", &format!("at{n}")]);
+        if n < 10 {
+            jiffy.ok(&["snapshot", "rm", &format!("at{n}")]);
+        }
+    }
+    jiffy.ok(&["exec", "worker", "killall", "witness"]);
+    let streamed = stream.wait().expect("it ends");
+    let text = String::from_utf8(streamed.stdout).expect("text");
+    let (_, last) = checked("what was streamed", &text, Some(1));
+    assert!(last > 100, "only {last} lines");
+    let log = jiffy
+        .command(&["logs", "worker"])
+        .output()
+        .expect("it runs")
+        .stdout;
+    let log = String::from_utf8(log).expect("text");
+    let (_, in_log) = checked("the log", &log, Some(1));
+
+    // The last capture goes on where it was, and so does its own log.
+    jiffy.ok(&["run", "-d", "--from", "at10", "--name", "again"]);
+    let (_, captured) = checked("the file", &file(&jiffy, "again"), Some(1));
+    assert!(captured > 50, "{captured}");
+    let reaches = captured + 20;
+    jiffy.eventually("it goes on", std::time::Duration::from_secs(30), || {
+        checked("the file", &file(&jiffy, "again"), Some(1)).1 > reaches
+    });
+    let log = jiffy
+        .command(&["logs", "again"])
+        .output()
+        .expect("it runs")
+        .stdout;
+    let (first, _) = checked("its log", &String::from_utf8(log).expect("text"), None);
+    assert!(
+        first <= in_log + 1,
+        "lines {in_log} to {first} are in no log"
+    );
+}

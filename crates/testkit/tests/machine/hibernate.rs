@@ -1,0 +1,97 @@
+//! Hibernate and wake: a VM on disk instead of in memory.
+
+use crate::support::{Jiffy, jiffy};
+
+const MIB: u64 = 1 << 20;
+
+/// Hibernates a VM; the bytes that its memory and state take on disk.
+fn hibernate(jiffy: &Jiffy, vm: &str) -> u64 {
+    assert_eq!(jiffy.ok(&["hibernate", vm]), vm);
+    let inspected = jiffy.inspect(vm);
+    assert_eq!(inspected["state"], "hibernated");
+    let id = inspected["id"].as_str().expect("an id");
+    let folder = format!("/var/lib/jiffy/vms/{id}/hibernated");
+    // root.erofs is a further name of the image's own file.
+    let kib: u64 = jiffy
+        .sh(&format!(
+            "cd {folder} && du -ck ram.image state snapshot.json | tail -n 1 | cut -f1"
+        ))
+        .parse()
+        .expect("KiB");
+    kib << 10
+}
+
+#[test]
+fn an_idle_vm_sleeps_in_8_mib_and_goes_on_as_the_same() {
+    let jiffy = jiffy();
+    let before = jiffy.at_rest();
+    // No more in it than a shell that counts.
+    let count = "n=0; while :; do n=$((n+1)); echo $n > /tmp/n; sleep 0.1; done";
+    jiffy.ok(&["run", "-d", "--name", "sleeper", "--", "sh", "-c", count]);
+    jiffy.counts_beyond("sleeper", 2);
+    let script = "echo note > /root/note; hostname";
+    let who = jiffy.ok(&["exec", "sleeper", "sh", "-c", script]);
+    let counted = jiffy.counted("sleeper");
+    let id = jiffy.inspect("sleeper")["id"].clone();
+    let bytes = hibernate(&jiffy, "sleeper");
+    println!("an idle VM of 128 MiB sleeps in {} KiB", bytes >> 10);
+    assert!(bytes <= 8 * MIB, "{} KiB", bytes >> 10);
+    assert!(jiffy.pids("jiffy-vmm").is_empty(), "its VMM is gone");
+    assert!(jiffy.ok(&["ps"]).contains("Hibernated"), "it is listed");
+    for arguments in [
+        &["hibernate", "sleeper"][..],
+        &["exec", "sleeper", "true"],
+        &["snapshot", "create", "sleeper", "no"],
+        &["fork", "sleeper"],
+        &["pause", "sleeper"],
+    ] {
+        let sentence = jiffy.refuses(125, arguments);
+        assert!(sentence.contains("sleeper"), "{sentence}");
+        assert!(sentence.contains("hibernated"), "{arguments:?}: {sentence}");
+    }
+    // It outlives the daemon.
+    jiffy.sh("killall -9 jiffyd; while killall -0 jiffyd 2>/dev/null; do sleep 0.05; done");
+    assert!(jiffy.ok(&["ps"]).contains("Hibernated"));
+    assert_eq!(jiffy.ok(&["wake", "sleeper"]), "sleeper");
+    assert_eq!(jiffy.inspect("sleeper")["id"], id);
+    assert_eq!(jiffy.inspect("sleeper")["state"], "running");
+    jiffy.counts_beyond("sleeper", counted + 5);
+    let script = "cat /root/note; hostname";
+    let awake = jiffy.ok(&["exec", "sleeper", "sh", "-c", script]);
+    assert_eq!(awake, "note\nsleeper");
+    assert_eq!(who, "sleeper");
+    // What is awake is awake.
+    assert_eq!(jiffy.ok(&["wake", "sleeper"]), "sleeper");
+    let sentence = jiffy.refuses(125, &["wake", "nobody"]);
+    assert!(sentence.contains("nobody"), "{sentence}");
+    // Again, and never woken: it can be removed.
+    hibernate(&jiffy, "sleeper");
+    jiffy.ok(&["rm", "-f", "sleeper"]);
+    jiffy.leaves_nothing(&before, "after the sleeper");
+}
+
+#[test]
+fn memory_that_was_used_and_freed_takes_no_room() {
+    let jiffy = jiffy();
+    jiffy.ok(&["run", "--cold", "-d", "--name", "eater", "--memory", "512"]);
+    // 200 MiB in a file, and the same once more in a program that reads it.
+    let script = "head -c 200M /dev/urandom > /tmp/much && tail -c 200M /tmp/much | wc -c; \
+                  rm /tmp/much";
+    assert_eq!(
+        jiffy.ok(&["exec", "eater", "sh", "-c", script]),
+        "209715200"
+    );
+    let bytes = hibernate(&jiffy, "eater");
+    println!(
+        "a VM that freed 400 of 512 MiB sleeps in {} KiB",
+        bytes >> 10
+    );
+    assert!(bytes <= 24 * MIB, "{} KiB", bytes >> 10);
+    jiffy.ok(&["wake", "eater"]);
+    // It can have it all again.
+    let script = "head -c 200M /dev/zero > /tmp/much && tail -c 200M /tmp/much | wc -c";
+    assert_eq!(
+        jiffy.ok(&["exec", "eater", "sh", "-c", script]),
+        "209715200"
+    );
+}

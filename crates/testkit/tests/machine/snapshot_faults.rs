@@ -1,0 +1,294 @@
+//! Whatever is killed, damaged or full: a snapshot is there whole or not at
+//! all, and no VM freezes silently.
+
+use crate::support::{Jiffy, Traces, jiffy};
+use jiffy_testkit::Output;
+use std::time::Duration;
+
+/// A VM that counts, from the shell: `/tmp/n`.
+const COUNT: &str = "n=0; while :; do n=$((n+1)); echo $n > /tmp/n; sleep 0.1; done";
+
+/// Starts a command, kills every process of that name a little later, and
+/// waits for the end of the command: it succeeded, or it explains.
+fn interrupted(jiffy: &Jiffy, arguments: &[&str], after: Duration, program: &str) -> Output {
+    let running = jiffy
+        .command(arguments)
+        .time_limit(Duration::from_secs(90))
+        .start()
+        .expect("it starts");
+    std::thread::sleep(after);
+    jiffy.sh(&format!("killall -9 {program} 2>/dev/null; true"));
+    let what = format!(
+        "{} while {program} is killed after {after:?}",
+        arguments.join(" ")
+    );
+    let output = running
+        .wait()
+        .unwrap_or_else(|error| panic!("{what}: {error:#}"));
+    let said = output.error_text();
+    let explained =
+        output.code() == 125 && said.starts_with("jiffy: ") && !said.contains("panicked");
+    assert!(
+        output.code() == 0 || explained,
+        "{what}: {} {said}",
+        output.code()
+    );
+    output
+}
+
+/// Moments in an operation that takes about a second and a half here.
+fn moments() -> impl Iterator<Item = Duration> {
+    [50, 400, 1000].into_iter().map(Duration::from_millis)
+}
+
+/// Nothing half-made is on the disk, and VMs run. What is listed can be used.
+fn all_is_well(jiffy: &Jiffy, what: &str) {
+    let output = jiffy.run(&["run", "--rm", "--", "echo", "well"]);
+    assert_eq!(output.text(), "well", "{what}: {}", output.error_text());
+    jiffy.eventually(
+        &format!("{what}: no temporary folder"),
+        Duration::from_secs(10),
+        || {
+            let drafts = jiffy.sh("find /var/lib/jiffy -name '.new-*' -o -name '.gone-*'");
+            drafts.is_empty()
+        },
+    );
+    for name in snapshots(jiffy) {
+        jiffy.ok(&["snapshot", "inspect", &name]);
+        let output = jiffy.run(&["run", "--rm", "--from", &name, "--", "echo", "back"]);
+        assert_eq!(
+            output.text(),
+            "back",
+            "{what}: {name}: {}",
+            output.error_text()
+        );
+    }
+}
+
+fn snapshots(jiffy: &Jiffy) -> Vec<String> {
+    let list = jiffy.ok(&["snapshot", "ls"]);
+    let names = list
+        .lines()
+        .skip(1)
+        .filter_map(|line| line.split_whitespace().next());
+    names.map(String::from).collect()
+}
+
+/// The state before, with a pager that runs already.
+fn at_rest(jiffy: &Jiffy) -> Traces {
+    jiffy.at_rest()
+}
+
+fn nothing_is_left(jiffy: &Jiffy, before: &Traces) {
+    jiffy.remove_all();
+    assert_eq!(jiffy.ok(&["ps", "-aq"]), "");
+    jiffy.leaves_nothing(before, "after all was removed");
+    assert!(jiffy.pids("jiffy-pager").len() <= 1);
+}
+
+#[test]
+fn the_daemon_may_be_killed_while_it_makes_a_snapshot() {
+    let jiffy = jiffy();
+    let before = at_rest(&jiffy);
+    jiffy.ok(&["run", "-d", "--name", "busy", "--", "sh", "-c", COUNT]);
+    for (n, after) in moments().enumerate() {
+        let name = format!("s{n}");
+        let counted = jiffy.counted("busy");
+        let made = interrupted(
+            &jiffy,
+            &["snapshot", "create", "busy", &name],
+            after,
+            "jiffyd",
+        );
+        // The VM was perhaps being held still: the next daemon lets it go on.
+        jiffy.counts_beyond("busy", counted + 2);
+        let there = snapshots(&jiffy).contains(&name);
+        assert!(there || made.code() != 0, "{name} was said to be made");
+        all_is_well(&jiffy, &name);
+        if there {
+            jiffy.ok(&["snapshot", "rm", &name]);
+        }
+    }
+    nothing_is_left(&jiffy, &before);
+}
+
+#[test]
+fn a_vmm_may_be_killed_while_it_is_captured_or_forks() {
+    let jiffy = jiffy();
+    let before = at_rest(&jiffy);
+    for (n, after) in moments().enumerate() {
+        let (vm, made) = (format!("v{n}"), format!("made{n}"));
+        jiffy.ok(&["run", "-d", "--name", &vm]);
+        let arguments = match n % 2 {
+            0 => ["snapshot", "create", &vm, &made],
+            _ => ["fork", &vm, "--name", &made],
+        };
+        interrupted(&jiffy, &arguments, after, "jiffy-vmm");
+        jiffy.eventually("the VM has ended", Duration::from_secs(10), || {
+            jiffy.inspect(&vm)["state"] == "exited"
+        });
+        all_is_well(&jiffy, &arguments.join(" "));
+    }
+    nothing_is_left(&jiffy, &before);
+}
+
+#[test]
+fn the_daemon_may_be_killed_while_a_vm_forks_or_is_restored_or_falls_asleep() {
+    let jiffy = jiffy();
+    let before = at_rest(&jiffy);
+    jiffy.ok(&["run", "-d", "--name", "busy", "--", "sh", "-c", COUNT]);
+    jiffy.ok(&["snapshot", "create", "busy", "one"]);
+    for after in [50, 250].map(Duration::from_millis) {
+        for arguments in [
+            &["fork", "busy", "-n", "2", "--name", "kid"][..],
+            &["run", "-d", "--from", "one", "--name", "kid"],
+            &["hibernate", "busy"],
+        ] {
+            let counted = jiffy.counted("busy");
+            interrupted(&jiffy, arguments, after, "jiffyd");
+            jiffy.ok(&["wake", "busy"]);
+            jiffy.counts_beyond("busy", counted + 2);
+            // A child that is listed as running answers.
+            for vm in jiffy.ok(&["ps", "-q"]).lines() {
+                let output = jiffy.run(&["exec", vm, "echo", "here"]);
+                let said = output.error_text();
+                assert!(
+                    output.text() == "here" || said.starts_with("jiffy: "),
+                    "{said}"
+                );
+            }
+            jiffy.sh(
+                "for vm in kid kid-1 kid-2; do JIFFY_MACHINE=never /bin/jiffy rm -f $vm; done \
+                 >/dev/null 2>&1; true",
+            );
+        }
+    }
+    all_is_well(&jiffy, "at the end");
+    nothing_is_left(&jiffy, &before);
+}
+
+#[test]
+fn a_vm_goes_on_when_the_pager_is_killed() {
+    let jiffy = jiffy();
+    jiffy.ok(&["run", "-d", "--name", "origin", "--", "sh", "-c", COUNT]);
+    let script = "head -c 8000000 /dev/urandom > /tmp/blob; md5sum < /tmp/blob";
+    let sum = jiffy.ok(&["exec", "origin", "sh", "-c", script]);
+    jiffy.ok(&["snapshot", "create", "--stop", "origin", "one"]);
+    for after in [0, 200, 500].map(Duration::from_millis) {
+        // Killed while a VM is restored: it comes up, or says why not.
+        let arguments = ["run", "--rm", "--from", "one", "--", "echo", "up"];
+        interrupted(&jiffy, &arguments, after, "jiffy-pager");
+    }
+    jiffy.ok(&["run", "-d", "--name", "lazy", "--from", "one"]);
+    let pager = jiffy.pids("jiffy-pager");
+    assert_eq!(pager.len(), 1);
+    jiffy.sh("killall -9 jiffy-pager");
+    // All of it comes from the next pager.
+    assert_eq!(
+        jiffy.ok(&["exec", "lazy", "sh", "-c", "md5sum < /tmp/blob"]),
+        sum
+    );
+    let counted = jiffy.counted("lazy");
+    jiffy.counts_beyond("lazy", counted);
+    assert_ne!(jiffy.pids("jiffy-pager"), pager);
+    // And when no daemon is there to start one, it does not hang for ever.
+    jiffy.ok(&["run", "-d", "--name", "lost", "--from", "one"]);
+    jiffy.sh("killall -9 jiffyd jiffy-pager");
+    jiffy.eventually("it ends", Duration::from_secs(20), || {
+        // `pidof` and no `ps`: that would start a daemon.
+        jiffy.pids("jiffy-vmm").is_empty()
+    });
+    let inspected = jiffy.inspect("lost");
+    assert_eq!(inspected["state"], "exited");
+    assert!(
+        inspected["error"]
+            .as_str()
+            .is_some_and(|error| error.contains("pager")),
+        "{inspected}"
+    );
+}
+
+#[test]
+fn a_damaged_chunk_ends_the_vm_that_needs_it_and_no_other() {
+    let jiffy = jiffy();
+    jiffy.ok(&["run", "-d", "--name", "origin", "--", "sh", "-c", COUNT]);
+    jiffy.ok(&[
+        "exec",
+        "origin",
+        "sh",
+        "-c",
+        "head -c 4000000 /dev/urandom > /tmp/blob",
+    ]);
+    let blob = jiffy
+        .command(&["exec", "origin", "cat", "/tmp/blob"])
+        .output()
+        .expect("it runs")
+        .stdout;
+    jiffy.ok(&["snapshot", "create", "--stop", "origin", "one"]);
+    // Random bytes are kept as they are: one of those that the file has there.
+    let path = "/var/lib/jiffy/snapshots/one/ram.image";
+    let image = jiffy.lab.read(path).expect("it is there");
+    let sought = &blob[2 << 20..][..64];
+    let at = image
+        .windows(64)
+        .position(|window| window == sought)
+        .expect("raw bytes");
+    jiffy.sh(&format!(
+        "printf '\\{:o}' | dd of={path} bs=1 seek={at} conv=notrunc 2>/dev/null",
+        image[at] ^ 1
+    ));
+    jiffy.ok(&["run", "-d", "--name", "calm", "--from", "one"]);
+    jiffy.ok(&["run", "-d", "--name", "hurt", "--from", "one"]);
+    let output = jiffy.run(&["exec", "hurt", "cat", "/tmp/blob"]);
+    assert_eq!(output.code(), 125, "{}", output.error_text());
+    assert!(
+        output.error_text().starts_with("jiffy: "),
+        "{}",
+        output.error_text()
+    );
+    jiffy.eventually("it ends", Duration::from_secs(10), || {
+        jiffy.inspect("hurt")["state"] == "exited"
+    });
+    let inspected = jiffy.inspect("hurt");
+    let error = inspected["error"].as_str().unwrap_or_default();
+    assert!(error.contains("chunk"), "{inspected}");
+    let counted = jiffy.counted("calm");
+    jiffy.counts_beyond("calm", counted);
+}
+
+#[test]
+fn a_full_disk_is_explained_and_nothing_is_left() {
+    let jiffy = jiffy();
+    jiffy.ok(&["run", "-d", "--name", "busy", "--", "sh", "-c", COUNT]);
+    jiffy.ok(&[
+        "exec",
+        "busy",
+        "sh",
+        "-c",
+        "head -c 20000000 /dev/urandom > /tmp/blob",
+    ]);
+    let before = jiffy.traces();
+    jiffy.sh(
+        "free=$(df -k /var/lib/jiffy | awk 'NR == 2 { print $4 }'); \
+         fallocate -l $(((free - 4096) * 1024)) /var/lib/jiffy/filler",
+    );
+    for arguments in [
+        &["snapshot", "create", "busy", "big"][..],
+        &["snapshot", "create", "--stop", "busy", "big"],
+        &["hibernate", "busy"],
+    ] {
+        let output = jiffy.run(arguments);
+        jiffy.sh("true");
+        let said = output.error_text();
+        assert_eq!(output.code(), 125, "{arguments:?}: {said}");
+        assert!(
+            said.starts_with("jiffy: ") && said.contains("full"),
+            "{arguments:?}: {said}"
+        );
+        let counted = jiffy.counted("busy");
+        jiffy.counts_beyond("busy", counted);
+        jiffy.leaves_nothing(&before, &arguments.join(" "));
+    }
+    jiffy.sh("rm /var/lib/jiffy/filler");
+    jiffy.ok(&["snapshot", "create", "busy", "big"]);
+}

@@ -1,0 +1,214 @@
+//! Snapshots: made of a VM that goes on, and gone on from.
+
+use crate::support::{Jiffy, jiffy};
+use std::collections::HashSet;
+
+/// What no two VMs may share.
+#[derive(Debug)]
+struct Identity {
+    hostname: String,
+    machine_id: String,
+    boot_id: String,
+    uuid: String,
+    cid: String,
+}
+
+fn identity(jiffy: &Jiffy, vm: &str) -> Identity {
+    let text = jiffy.ok(&[
+        "exec",
+        vm,
+        "sh",
+        "-c",
+        "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id \
+         /proc/sys/kernel/random/uuid; witness cid",
+    ]);
+    let lines: Vec<String> = text.lines().map(String::from).collect();
+    let [hostname, machine_id, boot_id, uuid, cid] = lines.try_into().expect("five lines");
+    Identity {
+        hostname,
+        machine_id,
+        boot_id,
+        uuid,
+        cid,
+    }
+}
+
+fn differ(one: &Identity, other: &Identity) {
+    let what = format!("{one:?} and {other:?}");
+    assert_ne!(one.hostname, other.hostname, "{what}");
+    assert_ne!(one.machine_id, other.machine_id, "{what}");
+    assert_ne!(one.boot_id, other.boot_id, "{what}");
+    assert_ne!(one.uuid, other.uuid, "{what}");
+    assert_ne!(one.cid, other.cid, "{what}");
+}
+
+/// The random numbers that a VM's witness has drawn.
+fn numbers(jiffy: &Jiffy, vm: &str) -> Vec<String> {
+    let text = jiffy.ok(&["exec", vm, "cat", "/tmp/n.random"]);
+    text.lines().map(String::from).collect()
+}
+
+/// How many numbers two VMs have in common; they begin with those.
+fn in_common(one: &[String], other: &[String]) -> u64 {
+    let same = one.iter().zip(other).take_while(|(a, b)| a == b).count();
+    let ours: HashSet<_> = one.iter().collect();
+    let all = other.iter().filter(|number| ours.contains(number)).count();
+    assert_eq!(all, same, "a number was drawn twice");
+    same as u64
+}
+
+/// A VM's wall clock is the machine's, to 100 ms. Its answer lies between two
+/// readings of the machine's own clock, however slow the way there is.
+fn tells_the_time(jiffy: &Jiffy, vm: &str) {
+    let text = jiffy.sh(&format!(
+        "export JIFFY_MACHINE=never; /tests/witness clock; \
+         /bin/jiffy exec {vm} witness clock; /tests/witness clock"
+    ));
+    let times: Vec<f64> = text
+        .lines()
+        .map(|line| line.parse().unwrap_or_else(|_| panic!("{text}")))
+        .collect();
+    assert!(
+        times[1] > times[0] - 0.1 && times[1] < times[2] + 0.1,
+        "the clock of {vm} is wrong: {times:?}"
+    );
+}
+
+#[test]
+fn a_vm_goes_on_and_what_was_captured_goes_on_twice_as_two_others() {
+    let jiffy = jiffy();
+    jiffy.witness("origin", &[], "count /tmp/n");
+    // The image has no machine id; one that has is given a new one.
+    let script = "echo kept > /tmp/kept; echo uninitialized > /etc/machine-id";
+    jiffy.ok(&["exec", "origin", "sh", "-c", script]);
+    jiffy.counts_beyond("origin", 2);
+    let before = jiffy.counted("origin");
+    assert_eq!(jiffy.ok(&["snapshot", "create", "origin", "one"]), "one");
+    let after = jiffy.counted("origin");
+    jiffy.ok(&["exec", "origin", "sh", "-c", "echo late > /tmp/kept"]);
+    jiffy.sh(
+        "export JIFFY_MACHINE=never; /bin/jiffy run --from one -d --name left & left=$!; \
+         /bin/jiffy run --from one -d --name right && wait $left",
+    );
+    for vm in ["origin", "left", "right"] {
+        jiffy.counts_beyond(vm, after + 3);
+    }
+    for vm in ["left", "right"] {
+        assert_eq!(jiffy.ok(&["exec", vm, "cat", "/tmp/kept"]), "kept");
+        assert_eq!(jiffy.inspect(vm)["origin"]["from"], "one");
+    }
+    let [origin, left, right] =
+        ["origin", "left", "right"].map(|vm| (identity(&jiffy, vm), numbers(&jiffy, vm)));
+    for (one, other) in [(&origin, &left), (&origin, &right), (&left, &right)] {
+        differ(&one.0, &other.0);
+        let same = in_common(&one.1, &other.1);
+        assert!(
+            (before..=after).contains(&same),
+            "{same} random numbers are the same; {before} to {after} had been drawn"
+        );
+    }
+    assert_eq!(left.0.hostname, "left");
+    for vm in ["origin", "left", "right"] {
+        tells_the_time(&jiffy, vm);
+    }
+}
+
+#[test]
+fn a_snapshot_is_listed_looked_into_used_and_removed() {
+    let jiffy = jiffy();
+    let nothing = jiffy.at_rest();
+    jiffy.ok(&["run", "-d", "--name", "plain"]);
+    jiffy.ok(&["exec", "plain", "sh", "-c", "echo here > /root/mark"]);
+    jiffy.ok(&["snapshot", "create", "--stop", "plain", "kept"]);
+    assert!(!jiffy.ok(&["ps"]).contains("plain"), "--stop ends it");
+    let list = jiffy.ok(&["snapshot", "ls"]);
+    assert!(list.contains("kept") && list.contains("plain"), "{list}");
+    let summary = jiffy.ok(&["snapshot", "inspect", "--summary", "kept"]);
+    for word in ["zero", "zstd", "128.0 MiB", "tables read in"] {
+        assert!(summary.contains(word), "{word}: {summary}");
+    }
+    let map = jiffy.ok(&["snapshot", "inspect", "--map", "kept"]);
+    assert!(map.lines().count() > 10 && map.contains("0x"), "{map}");
+    jiffy.ok(&["snapshot", "inspect", "--png", "/tmp/kept.png", "kept"]);
+    let picture = jiffy.lab.read("/tmp/kept.png").expect("a picture");
+    jiffy.sh("rm /tmp/kept.png");
+    assert!(picture.starts_with(b"\x89PNG\r\n\x1a\n") && picture.ends_with(b"IEND\xaeB`\x82"));
+
+    let read = ["run", "--rm", "--from", "kept", "--", "cat", "/root/mark"];
+    assert_eq!(jiffy.ok(&read), "here", "a command of its own");
+    jiffy.ok(&["run", "-d", "--from", "kept", "--name", "user"]);
+    let sentence = jiffy.refuses(125, &["snapshot", "rm", "kept"]);
+    assert!(sentence.contains("in use by the VM user"), "{sentence}");
+    jiffy.ok(&["rm", "-f", "user"]);
+    jiffy.ok(&["snapshot", "rm", "kept"]);
+    jiffy.ok(&["rm", "plain"]);
+    jiffy.leaves_nothing(&nothing, "after all was removed");
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_a_sentence() {
+    let jiffy = jiffy();
+    jiffy.ok(&["run", "-d", "--name", "plain"]);
+    jiffy.ok(&["snapshot", "create", "plain", "taken"]);
+    for (arguments, word) in [
+        (&["snapshot", "create", "plain", "taken"][..], "taken"),
+        (&["snapshot", "create", "plain", "../up"], "../up"),
+        (&["snapshot", "create", "plain", ""], "name"),
+        (&["snapshot", "create", "nobody", "new"], "nobody"),
+        (&["snapshot", "inspect", "missing"], "missing"),
+        (&["snapshot", "rm", "missing"], "missing"),
+        (&["run", "-d", "--from", "missing"], "missing"),
+        // Nothing ran that could be joined.
+        (&["run", "--from", "taken"], "taken"),
+    ] {
+        let sentence = jiffy.refuses(125, arguments);
+        assert!(sentence.contains(word), "{arguments:?}: {sentence}");
+    }
+    // A host whose processors lack something that the VM may have seen.
+    let manifest = "/var/lib/jiffy/snapshots/taken/snapshot.json";
+    let good = jiffy.lab.read(manifest).expect("it is there");
+    let text = String::from_utf8(good).expect("JSON");
+    let strange = text.replace(r#""cpu_features":["#, r#""cpu_features":["warp9","#);
+    assert_ne!(strange, text);
+    jiffy
+        .lab
+        .write(manifest, 0o600, sealed(&strange))
+        .expect("written");
+    let sentence = jiffy.refuses(125, &["run", "-d", "--from", "taken"]);
+    assert!(sentence.contains("warp9"), "{sentence}");
+    // Of a version nobody knows yet; with a flipped bit; cut short.
+    let next = strange.replacen(r#""version":1"#, r#""version":2"#, 1);
+    jiffy
+        .lab
+        .write(manifest, 0o600, sealed(&next))
+        .expect("written");
+    let sentence = jiffy.refuses(125, &["run", "-d", "--from", "taken"]);
+    assert!(sentence.contains("version 2"), "{sentence}");
+    for damaged in [strange.clone(), text[..text.len() / 2].to_owned()] {
+        jiffy
+            .lab
+            .write(manifest, 0o600, damaged.into())
+            .expect("written");
+        let sentence = jiffy.refuses(125, &["run", "-d", "--from", "taken"]);
+        assert!(sentence.contains("taken can't be read"), "{sentence}");
+    }
+    assert_eq!(
+        jiffy.ok(&["ps", "-a"]).lines().count(),
+        2,
+        "only plain is left"
+    );
+    jiffy.ok(&["snapshot", "rm", "taken"]);
+}
+
+/// The manifest with the checksum that goes with its content.
+fn sealed(text: &str) -> Vec<u8> {
+    let (head, content) = text.split_once(r#","content":"#).expect("an envelope");
+    let content = content.trim_end().strip_suffix('}').expect("an envelope");
+    let crc = !content.bytes().fold(!0u32, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(byte), |crc, _| {
+            (crc >> 1) ^ (0x82f6_3b78 & (crc & 1).wrapping_neg())
+        })
+    });
+    let (head, _) = head.split_once(r#","crc32c":""#).expect("a checksum");
+    format!(r#"{head},"crc32c":"{crc:08x}","content":{content}}}"#).into()
+}
