@@ -263,7 +263,7 @@ fn contents(fd: &OwnedFd) -> Result<Vec<u8>> {
 }
 
 /// Mounts one over the folder, once.
-fn huge_tmpfs(folder: &str) -> Result<()> {
+pub fn huge_tmpfs(folder: &str) -> Result<()> {
     fs::create_dir_all(folder)?;
     if fs::read_to_string("/proc/mounts")?.contains(&format!(" {folder} ")) {
         return Ok(());
