@@ -566,3 +566,34 @@ fn completions_and_help_are_there() {
     let wrong = jiffy_in(root.path()).arg("nonsense").output().unwrap();
     assert_eq!(wrong.status.code(), Some(2));
 }
+
+#[test]
+fn bench_pager_hands_its_words_to_the_pager_and_has_its_status() {
+    let folder = tempfile::tempdir().unwrap();
+    install(
+        folder.path(),
+        "jiffy-pager",
+        "echo \"$@\"; echo complaint >&2; exit 7",
+    );
+    let recording = folder.path().join("recording");
+    let bench = |words: &[&str]| {
+        let mut jiffy = jiffy_in(folder.path());
+        jiffy.args(["bench", "pager"]).arg(&recording).args(words);
+        jiffy.output().unwrap()
+    };
+    let without = bench(&[]);
+    assert_eq!(without.status.code(), Some(125));
+    assert!(stderr(&without).contains("--image"), "{}", stderr(&without));
+
+    let image = folder.path().join("ram.image");
+    std::fs::write(&image, "").unwrap();
+    let output = bench(&["--repeat", "5", "--cold", "--only=-x"]);
+    assert_eq!(output.status.code(), Some(7));
+    assert_eq!(stderr(&output), "complaint\n");
+    let wanted = format!(
+        "replay --image {} --repeat 5 --cold --only=-x --format text -- {}\n",
+        image.display(),
+        recording.display()
+    );
+    assert_eq!(stdout(&output), wanted);
+}

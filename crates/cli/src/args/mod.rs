@@ -1,5 +1,6 @@
 //! What the user may type.
 
+pub mod bench;
 pub mod snapshot;
 mod values;
 
@@ -147,6 +148,9 @@ pub enum Verb {
     Machine(Machine),
     /// Check what this host offers and say what to do about the rest
     Doctor(Doctor),
+    /// Measure on this host
+    #[command(subcommand)]
+    Bench(bench::Bench),
     /// Show the versions of jiffy and, if it runs, of its node
     Version(Version),
     /// Print a completion script for a shell

@@ -253,3 +253,22 @@ fn an_option_that_does_not_exist_is_no_command() {
     };
     assert_eq!(run.argv, ["-odd"]);
 }
+
+#[test]
+fn a_recording_is_replayed() {
+    let pager = |line: &str| match parse(line).verb {
+        Verb::Bench(bench::Bench::Pager(pager)) => pager,
+        other => panic!("no order of bench: {other:?}"),
+    };
+    let plain = pager("jiffy bench pager rec");
+    assert_eq!(plain.recording.to_str(), Some("rec"));
+    assert!(plain.image.is_none() && plain.repeat.is_none() && !plain.cold);
+    let all = pager(
+        "jiffy bench pager --image i --scratch s --repeat 5 --cold --only read/ --format json rec",
+    );
+    assert_eq!((all.repeat, all.cold), (Some(5), true));
+    assert_eq!(all.format, bench::BenchFormat::Json);
+    assert!(refuse("jiffy bench pager").contains("RECORDING"));
+    assert!(refuse("jiffy bench pager rec --repeat 0").contains("0"));
+    assert!(refuse("jiffy bench pager rec --nonsense").contains("nonsense"));
+}

@@ -1,5 +1,6 @@
 //! One file per verb, or per family of small ones.
 
+mod bench;
 mod completions;
 mod context;
 mod cp;
@@ -58,6 +59,7 @@ fn perform(cli: Cli, began_ns: u64) -> Result<Outcome> {
         Verb::Volume(volume) => context.block_on(volume::volume(&context, volume)),
         Verb::Machine(machine) => machine::machine(&context, machine),
         Verb::Doctor(doctor) => doctor::doctor(&context, doctor),
+        Verb::Bench(bench) => bench::bench(&context, bench),
         Verb::Version(version) => context.block_on(version::version(&context, version)),
         Verb::Completions(completions) => completions::completions(completions),
     }

@@ -1,0 +1,59 @@
+//! `jiffy bench`
+
+use super::Context;
+use crate::args::bench::{Bench, BenchFormat, BenchPager};
+use crate::failure::{Failure, Outcome, Result};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// The image's name in a snapshot's folder, where its recording lies too.
+const IMAGE: &str = "ram.image";
+
+/// `jiffy bench`
+pub fn bench(context: &Context, bench: Bench) -> Result<Outcome> {
+    match bench {
+        Bench::Pager(options) => pager(context, options),
+    }
+}
+
+/// `jiffy bench pager`: this process becomes jiffy-pager, so that its exit
+/// status and its signals are that one's.
+fn pager(context: &Context, options: BenchPager) -> Result<Outcome> {
+    let program = context.folders.program("jiffy-pager")?;
+    let image = match options.image {
+        Some(image) => image,
+        None => {
+            let beside = options.recording.with_file_name(IMAGE);
+            if !beside.exists() {
+                return Err(Failure::new(format!("there is no {}", beside.display()))
+                    .hint("name the image that was recorded with --image"));
+            }
+            beside
+        }
+    };
+    let mut command = Command::new(&program);
+    command.arg("replay").arg("--image").arg(image);
+    if let Some(folder) = options.scratch {
+        command.arg("--scratch").arg(folder);
+    }
+    if let Some(repeat) = options.repeat {
+        command.arg("--repeat").arg(repeat.to_string());
+    }
+    if options.cold {
+        command.arg("--cold");
+    }
+    if let Some(only) = options.only {
+        // One word, as what is looked for may begin with a dash.
+        command.arg(format!("--only={only}"));
+    }
+    command.arg("--format").arg(match options.format {
+        BenchFormat::Text => "text",
+        BenchFormat::Json => "json",
+    });
+    command.arg("--").arg(options.recording);
+    let error = command.exec();
+    Err(Failure::io(
+        format_args!("{} can't be run", program.display()),
+        error,
+    ))
+}
