@@ -268,7 +268,7 @@ pub fn huge_tmpfs(folder: &str) -> Result<()> {
     if fs::read_to_string("/proc/mounts")?.contains(&format!(" {folder} ")) {
         return Ok(());
     }
-    let options = c"huge=always";
+    let options = c"huge=within_size";
     rustix::mount::mount(
         "none",
         folder,
