@@ -198,7 +198,8 @@ impl Node {
         }
     }
 
-    /// Memory that is not there yet can't be captured.
+    /// Memory that is not there yet can't be captured. Once it is, the VM is
+    /// on its own, whatever becomes of the pager.
     pub(super) async fn complete(&self, vm: &VmHandle) -> Result<()> {
         if vm.view.borrow().paged.is_none() {
             return Ok(());
@@ -208,7 +209,8 @@ impl Node {
                 "The memory of the VM {} can't be had whole from the pager: {why}.",
                 vm.name
             ))
-        })
+        })?;
+        vm.ask(Command::MemoryWhole).await
     }
 
     /// Lets a VM go on that was captured without.

@@ -27,7 +27,9 @@ use tracing::{debug, info};
 const LEFT_FREE: u64 = 8;
 /// How long a balloon may take altogether, and without getting on.
 const SQUEEZE_TIME: Duration = Duration::from_secs(30);
-const SQUEEZE_STALL: Duration = Duration::from_secs(1);
+const SQUEEZE_STALL: Duration = Duration::from_millis(500);
+/// What counts as getting on, MiB: a guest at its limit inches on for long.
+const SQUEEZE_STEP: u32 = 2;
 /// How often a balloon is looked at while it grows.
 const SQUEEZE_POLL: Duration = Duration::from_millis(5);
 /// What an agent has to say how much memory is free.
@@ -95,17 +97,17 @@ impl Node {
             return;
         };
         let until = Instant::now() + SQUEEZE_TIME;
-        let mut moved = Instant::now();
+        let mut moved = (Instant::now(), last.actual_mib);
         while last.actual_mib < target_mib
             && Instant::now() < until
-            && moved.elapsed() < SQUEEZE_STALL
+            && moved.0.elapsed() < SQUEEZE_STALL
         {
             sleep(SQUEEZE_POLL).await;
             let Some(now) = balloon(&control).await else {
                 return;
             };
-            if now.actual_mib != last.actual_mib {
-                moved = Instant::now();
+            if now.actual_mib >= moved.1 + SQUEEZE_STEP {
+                moved = (Instant::now(), now.actual_mib);
             }
             last = now;
         }

@@ -287,6 +287,11 @@ impl Actor {
             Command::Paused(paused, reply) => {
                 let _ = reply.send(self.paused(paused));
             }
+            Command::MemoryWhole(reply) => {
+                self.forget_memory();
+                self.publish();
+                let _ = reply.send(());
+            }
             Command::Hibernate(reply) => self.hibernate(reply),
             Command::Timeline(reply) => {
                 let _ = reply.send(self.timeline());

@@ -187,9 +187,8 @@ impl Actor {
             let _ = self.kill(EndReason::Killed);
         }
         if is_active(self.record.state) {
-            if !force && self.record.spec.remove && matches!(self.record.main, MainState::Ended(_))
-            {
-                // It is leaving by itself.
+            if !force && matches!(self.record.main, MainState::Ended(_)) {
+                // It powers off by itself.
                 self.removal.push(reply);
                 return;
             }

@@ -74,6 +74,7 @@ const fn request<T>(direction: libc::c_ulong, number: libc::c_ulong) -> Request<
 pub(super) const API: Request<Api> = request(READ | WRITE, 0x3f);
 pub(super) const REGISTER: Request<Register> = request(READ | WRITE, 0x00);
 pub(super) const UNREGISTER: Request<Range> = request(READ, 0x01);
+pub(super) const UNREGISTER_NUMBER: u32 = UNREGISTER.0 as u32;
 pub(super) const WAKE: Request<Range> = request(READ, 0x02);
 pub(super) const COPY: Request<Copy> = request(READ | WRITE, 0x03);
 pub(super) const ZEROPAGE: Request<ZeroPage> = request(READ | WRITE, 0x04);

@@ -112,6 +112,9 @@ impl std::error::Error for FillError {
     }
 }
 
+/// The number of the ioctl behind [`Userfaultfd::unregister`], for sandboxes.
+pub const UNREGISTER: u32 = ioctl::UNREGISTER_NUMBER;
+
 /// Events [`Userfaultfd::read_events`] takes at once.
 pub const EVENTS: usize = 8;
 

@@ -43,6 +43,7 @@ impl GuestRam {
                 self.map_over(whole(self.size), Some(&file))
                     .map_err(MemoryError::Freeze)?;
                 backing.mapped = Mapped::Privately;
+                seal(&file).map_err(MemoryError::Freeze)?;
             }
             Mapped::Privately => {
                 let written = self.written().map_err(MemoryError::Freeze)?;
@@ -133,6 +134,7 @@ impl GuestRam {
             copied += extent.length;
             self.write_out(&file, *extent)?;
         }
+        seal(&file)?;
         // The bytes are the same before and after: if this ends half way, the
         // VM has lost nothing but the tracking of what it wrote, so it is told.
         for extent in &covers {
@@ -170,6 +172,13 @@ impl GuestRam {
         }
         Ok(())
     }
+}
+
+/// Nobody who gets the file can change it, not even by taking over a VMM.
+fn seal(file: &File) -> io::Result<()> {
+    use rustix::fs::SealFlags;
+    let seals = SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    Ok(rustix::fs::fcntl_add_seals(file, seals)?)
 }
 
 #[cfg(test)]
@@ -217,6 +226,9 @@ mod tests {
         let frozen = parent.freeze().unwrap();
         assert_eq!((frozen.copied, frozen.files.len()), (0, 1));
         let child = GuestRam::from_layers(reopened(&frozen), parent.size()).unwrap();
+        let file = &frozen.files[0];
+        let error = std::os::unix::fs::FileExt::write_at(&**file, &[1], 0).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EPERM), "it is sealed");
         write(&parent, 5, 2);
         write(&parent, 6, 2);
         write(&child, 7, 3);

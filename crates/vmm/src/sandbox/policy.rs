@@ -80,6 +80,8 @@ const MAIN_IOCTLS: &[u32] = &[
     FIONREAD,
     // Which pages were written, for a capture.
     jiffy_sys::pagemap::PAGEMAP_SCAN,
+    // Memory that a pager has filled.
+    jiffy_sys::userfaultfd::UNREGISTER,
 ];
 
 static VCPU: Filter = Filter::build(&[
