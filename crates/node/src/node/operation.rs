@@ -210,7 +210,9 @@ impl Node {
                 vm.name
             ))
         })?;
-        vm.ask(Command::MemoryWhole).await
+        let stats = self.settings.pager.stats(&vm.id).await;
+        vm.ask(|reply| Command::MemoryWhole(stats.map(Into::into), reply))
+            .await
     }
 
     /// Lets a VM go on that was captured without.

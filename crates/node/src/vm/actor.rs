@@ -287,8 +287,11 @@ impl Actor {
             Command::Paused(paused, reply) => {
                 let _ = reply.send(self.paused(paused));
             }
-            Command::MemoryWhole(reply) => {
-                self.forget_memory();
+            Command::MemoryWhole(faults, reply) => {
+                if let Some(faults) = faults {
+                    self.recorder.faults(faults);
+                }
+                self.leave_pager();
                 self.publish();
                 let _ = reply.send(());
             }

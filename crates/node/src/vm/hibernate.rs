@@ -22,7 +22,6 @@ use crate::vm::log::Writer;
 use crate::vm::process::Ended;
 use crate::vm::record::Failure;
 use crate::vm::start::Prepared;
-use crate::vm::timeline::PagerFaults;
 use jiffy_wire::api::VmState;
 use jiffy_wire::vmm::ControlRequest;
 use std::fs;
@@ -235,7 +234,8 @@ impl Actor {
         let _ = fs::remove_dir_all(folder(&self.folder()));
     }
 
-    fn leave_pager(&mut self) {
+    /// Needs no pager any more.
+    pub(super) fn leave_pager(&mut self) {
         if self.record.paged.take().is_some() {
             let settings = std::sync::Arc::clone(&self.settings);
             let (id, ticket) = (self.record.id.clone(), self.pager_ticket);
@@ -253,11 +253,7 @@ impl Actor {
         let notify = running.notify.clone();
         tokio::spawn(async move {
             if let Some(stats) = settings.pager.stats(&id).await {
-                let _ = notify.send(Notice::Faults(PagerFaults {
-                    count: stats.faults,
-                    total_ns: stats.fault_ns,
-                    first_ns: stats.first_fault_ns,
-                }));
+                let _ = notify.send(Notice::Faults(stats.into()));
             }
         });
     }

@@ -113,8 +113,9 @@ pub enum Command {
     Deliver(bool),
     /// Its vCPUs were stopped (true) or go on again.
     Paused(bool, oneshot::Sender<Result<()>>),
-    /// All of its memory is with its VMM: no pager is needed any more.
-    MemoryWhole(oneshot::Sender<()>),
+    /// All of its memory is with its VMM: no pager is needed any more. This is
+    /// what the pager did.
+    MemoryWhole(Option<timeline::PagerFaults>, oneshot::Sender<()>),
     /// Its memory is on disk: end its VMM. Answered when that is gone.
     Hibernate(oneshot::Sender<Result<()>>),
     /// What was measured.

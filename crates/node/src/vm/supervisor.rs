@@ -16,8 +16,6 @@ use tracing::{debug, warn};
 
 /// How long a connection has to say hello.
 const HELLO_TIME: Duration = Duration::from_secs(10);
-/// How long a guest whose command has ended is kept from powering off.
-const FAREWELL: Duration = Duration::from_millis(5);
 /// Most connections of one guest at a time.
 const MAX_CONNECTIONS: usize = 8;
 /// Messages between a connection and the VM's task: at most 64 KiB each.
@@ -282,9 +280,6 @@ async fn write(
                 let _ = frame::encode(&acknowledge, &mut bytes);
             }
             if now.end && !told.end {
-                // The guest powers off when it hears this. Who waits for the
-                // answer gets it first: the end of a VM is work for the host.
-                tokio::time::sleep(FAREWELL).await;
                 let _ = frame::encode(&ToGuest::MainEndStored, &mut bytes);
             }
             told = now;

@@ -7,6 +7,7 @@
 
 use crate::clock::monotonic_ns;
 use jiffy_wire::agent::GuestSpan;
+use jiffy_wire::pager::PagerStats;
 use jiffy_wire::timeline::{Span, Timeline, Track, names};
 use jiffy_wire::trace;
 
@@ -53,6 +54,16 @@ pub struct PagerFaults {
     pub total_ns: u64,
     /// The first, host CLOCK_MONOTONIC.
     pub first_ns: u64,
+}
+
+impl From<PagerStats> for PagerFaults {
+    fn from(stats: PagerStats) -> PagerFaults {
+        PagerFaults {
+            count: stats.faults,
+            total_ns: stats.fault_ns,
+            first_ns: stats.first_fault_ns,
+        }
+    }
 }
 
 impl Recorder {
