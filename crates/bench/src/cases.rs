@@ -2,16 +2,19 @@
 
 use crate::figure::{Clock, Figure};
 use crate::peers::{Boot, Peer};
-use crate::plan::{Case, Kind, Outcome, Plan, Sample};
+use crate::plan::{BYTES, Case, IMAGE, Kind, Outcome, Plan, RECORDING, Sample};
+use crate::replay;
 use anyhow::{Context, Result, ensure};
 use jiffy_machine::image::build::Addition;
 use jiffy_testkit::{Lab, LabOptions};
 use jiffy_wire::vmm;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 const VMM: &str = "/lib/jiffy/jiffy-vmm";
+const PAGER: &str = "/lib/jiffy/jiffy-pager";
 const JIFFY: &str = "/bin/jiffy";
 const INITRAMFS: &str = "/bench/marker.cpio";
 const BEATING: &str = "/bench/beating.cpio";
@@ -33,6 +36,22 @@ pub const RUN_GOLDEN: &str = "run/golden/answer";
 pub const RESTORE_128: &str = "restore/mapped/128/visible";
 /// The same with four times the RAM.
 pub const RESTORE_512: &str = "restore/mapped/512/visible";
+/// The same as for 128 MiB, RAM in a compressed image that a pager serves,
+/// with what the first restore touched fetched in one go.
+pub const LAZY: &str = "restore/lazy/128/visible";
+/// The same with every chunk fetched when it is asked for.
+pub const LAZY_DEMAND: &str = "restore/lazy-demand/128/visible";
+/// A snapshot of an idle VM, on disk.
+pub const SNAPSHOT_BYTES: &str = "snapshot/idle-128/bytes";
+/// Memory that only an idle clone has.
+pub const CLONE_MEMORY: &str = "clone/unique-memory";
+/// `jiffy run` from a golden snapshot to the first byte of the answer, so many
+/// at once.
+pub const AT_ONCE: [(u32, &str); 3] = [
+    (1, "restore/concurrent/1/answer"),
+    (10, "restore/concurrent/10/answer"),
+    (50, "restore/concurrent/50/answer"),
+];
 /// How long a VM stands still while it is captured whole.
 pub const PAUSE: &str = "snapshot/full/128/pause";
 /// A running VM's capture, to a child whose vCPUs run.
@@ -80,6 +99,14 @@ pub fn kernel_figures(kernel: &Path) -> Result<Vec<Figure>> {
     Ok(figures.into_iter().flatten().collect())
 }
 
+/// What was measured in one start of the machine.
+pub struct Measured {
+    /// By case.
+    pub outcomes: Vec<Outcome>,
+    /// Figures that are no case's of the machine.
+    pub figures: Vec<Figure>,
+}
+
 /// Boots a machine of that clock and measures in it every case whose name
 /// contains `only`.
 pub fn measure(
@@ -88,12 +115,12 @@ pub fn measure(
     peers: &[Peer],
     runs: u32,
     only: &str,
-) -> Result<Vec<Outcome>> {
+) -> Result<Measured> {
     let scratch = std::env::temp_dir().join(format!("jiffy-bench-{}", std::process::id()));
     std::fs::create_dir_all(&scratch)?;
-    let outcomes = measure_in(&scratch, clock, kernels, peers, runs, only);
+    let measured = measure_in(&scratch, clock, kernels, peers, runs, only);
     std::fs::remove_dir_all(&scratch)?;
-    outcomes
+    measured
 }
 
 fn measure_in(
@@ -103,7 +130,7 @@ fn measure_in(
     peers: &[Peer],
     runs: u32,
     only: &str,
-) -> Result<Vec<Outcome>> {
+) -> Result<Measured> {
     let beating = scratch.join("beating.cpio");
     std::fs::write(&beating, crate::marker::beating_initramfs()?)?;
     let marker = scratch.join("marker.cpio");
@@ -134,6 +161,11 @@ fn measure_in(
     plan.cases.extend(restore_cases(scratch, &mut files, runs)?);
     plan.cases.push(run_case(RUN, true, runs));
     plan.cases.push(run_case(RUN_GOLDEN, false, runs));
+    match clock {
+        Clock::Wall => plan.cases.extend(AT_ONCE.map(at_once)),
+        // Counts are the same on any clock.
+        _ => plan.cases.extend(count_cases(runs)),
+    }
     plan.cases.retain(|case| case.name.contains(only));
     // Libraries are shared between peers; the archive wants each name once.
     files.sort_by(|a, b| a.guest.cmp(&b.guest));
@@ -143,6 +175,8 @@ fn measure_in(
         Clock::Instructions => LabOptions::instruction_clock(),
         _ => LabOptions {
             disk_gib: None,
+            // Fifty VMs at once.
+            memory_mib: 8192,
             ..LabOptions::default()
         },
     };
@@ -155,7 +189,33 @@ fn measure_in(
         .keep_output()
         .output()?
         .success()?;
-    serde_json::from_slice(&output.stdout).context("the probe's answer")
+    let outcomes: Vec<Outcome> =
+        serde_json::from_slice(&output.stdout).context("the probe's answer")?;
+    let recorded = outcomes
+        .iter()
+        .any(|outcome| outcome.name == LAZY && outcome.failure.is_none());
+    let figures = match clock {
+        Clock::Wall if recorded => replayed(&lab, scratch)?,
+        _ => Vec::new(),
+    };
+    Ok(Measured { outcomes, figures })
+}
+
+/// The recorded lazy restore once more, on this host and without a VM, by the
+/// machine's own pager.
+fn replayed(lab: &Lab, scratch: &Path) -> Result<Vec<Figure>> {
+    let fetch = |guest: &str, mode: u32| -> Result<PathBuf> {
+        let name = Path::new(guest).file_name().context("a file's name")?;
+        let path = scratch.join(name);
+        std::fs::write(&path, lab.read(guest)?)?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))?;
+        Ok(path)
+    };
+    replay::figures(
+        &fetch(PAGER, 0o700)?,
+        &fetch(RECORDING, 0o600)?,
+        &fetch(IMAGE, 0o600)?,
+    )
 }
 
 fn addition(host: PathBuf, guest: &str) -> Addition {
@@ -287,6 +347,14 @@ fn restore_cases(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result
     Ok(vec![
         case(RESTORE_128, 128, |config| Kind::Restore { config })?,
         case(RESTORE_512, 512, |config| Kind::Restore { config })?,
+        case(LAZY, 128, |config| Kind::Lazy {
+            config,
+            optimised: true,
+        })?,
+        case(LAZY_DEMAND, 128, |config| Kind::Lazy {
+            config,
+            optimised: false,
+        })?,
         case(PAUSE, 128, |config| Kind::Pause { config })?,
         case(FORK, 128, |config| Kind::Fork { config })?,
     ])
@@ -326,12 +394,13 @@ fn run_case(name: &str, cold: bool, runs: u32) -> Case {
         argv.push("--cold");
     }
     argv.extend(["--", "true"]);
-    let golden = "jiffy snapshot ls --all --format json | grep -q golden";
     Case {
         name: name.into(),
         monitor: "jiffy".into(),
         kind: Kind::ToExit {
-            once: (!cold).then(|| words(&["/bin/sh", "-c", golden])).flatten(),
+            once: (!cold)
+                .then(|| words(&["/bin/sh", "-c", HAS_GOLDEN]))
+                .flatten(),
             argv: argv.into_iter().map(String::from).collect(),
             timeline: words(&[JIFFY, "timeline", &vm, "--format", "json"]),
             after: words(&[JIFFY, "rm", "--force", &vm]),
@@ -342,11 +411,58 @@ fn run_case(name: &str, cold: bool, runs: u32) -> Case {
     }
 }
 
+/// How to ask whether there is a golden snapshot.
+const HAS_GOLDEN: &str = "jiffy snapshot ls --all --format json | grep -q golden";
+
+/// Cases that count bytes.
+fn count_cases(runs: u32) -> [Case; 2] {
+    [
+        (SNAPSHOT_BYTES, Kind::SnapshotBytes),
+        (CLONE_MEMORY, Kind::CloneMemory),
+    ]
+    .map(|(name, kind)| Case {
+        name: name.into(),
+        monitor: "jiffy".into(),
+        kind,
+        // They boot a VM each, and vary little.
+        runs: runs.min(5),
+        warm_up: 1,
+    })
+}
+
+/// The VMs stay until all have answered, so that one can look at them.
+fn at_once((count, name): (u32, &str)) -> Case {
+    let words = |list: &[&str]| list.iter().map(|word| word.to_string()).collect();
+    let vm = format!("at-once-{count}-{{run}}");
+    let script = "echo J; exec sleep 1000";
+    Case {
+        name: name.into(),
+        monitor: "jiffy".into(),
+        kind: Kind::AtOnce {
+            count,
+            argv: words(&[JIFFY, "run", "--name", &vm, "--", "sh", "-c", script]),
+            once: words(&["/bin/sh", "-c", HAS_GOLDEN]),
+            after: words(&[JIFFY, "rm", "--force", &vm]),
+        },
+        // About as many samples of each.
+        runs: match count {
+            1 => 20,
+            10 => 4,
+            _ => 2,
+        },
+        warm_up: if count == 1 { 2 } else { 1 },
+    }
+}
+
 /// Figures of measured cases; those that failed have none.
 pub fn figures(clock: Clock, outcomes: &[Outcome]) -> Vec<Figure> {
     let mut figures = Vec::new();
     for outcome in outcomes {
         let (case, monitor, samples) = (&outcome.name, &outcome.monitor, &outcome.samples);
+        if [SNAPSHOT_BYTES, CLONE_MEMORY].contains(&case.as_str()) {
+            figures.extend(Figure::of_counter(case, monitor, "bytes", samples, BYTES));
+            continue;
+        }
         figures.extend(Figure::of_times(case, monitor, clock, samples));
         if clock == Clock::Wall {
             continue;

@@ -4,6 +4,7 @@
 //! * [`probe`]: runs it there and takes the time to a marker the guest writes.
 //! * [`cases`]: how each case is set up and read back.
 //! * [`figure`]: medians and percentiles, the committed file, the goals.
+//! * [`replay`]: the pager on this host, without a VM.
 //! * [`report`], [`plot`]: what people read.
 //! * [`marker`]: the initramfs whose PID 1 writes the marker.
 //! * [`peers`]: other monitors found on PATH, made to run in the machine.
@@ -15,4 +16,5 @@ pub mod peers;
 pub mod plan;
 pub mod plot;
 pub mod probe;
+pub mod replay;
 pub mod report;

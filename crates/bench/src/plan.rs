@@ -44,6 +44,34 @@ pub enum Kind {
         /// socket. Its guest writes [`MARKER`] again and again.
         config: String,
     },
+    /// The same with the captured RAM in a compressed image, [`IMAGE`], that a
+    /// pager serves.
+    Lazy {
+        /// As for `Restore`.
+        config: String,
+        /// What a first restore touched, [`RECORDING`], is stored first and
+        /// fetched before it is asked for.
+        optimised: bool,
+    },
+    /// An idle VM of the node is captured: the counter [`BYTES`], on disk.
+    SnapshotBytes,
+    /// An idle VM of the node is forked: the counter [`BYTES`], memory that
+    /// only the child's monitor has mapped once it idles.
+    CloneMemory,
+    /// Many at the same moment, each from spawn to its first byte of output:
+    /// one sample each.
+    AtOnce {
+        /// How many.
+        count: u32,
+        /// Program and arguments, with `--name` and a VM's name in which
+        /// `{run}` becomes a number of its own.
+        argv: Vec<String>,
+        /// Run again and again before each run but the first, until it
+        /// succeeds.
+        once: Vec<String>,
+        /// Run afterwards for each, to clean up.
+        after: Vec<String>,
+    },
     /// A VM is booted once; then, from the request to capture it to the moment
     /// a child's vCPUs go on. The parent's pause is the span `pause`.
     Fork {
@@ -71,6 +99,15 @@ pub enum Kind {
 
 /// The byte PID 1 of the benchmark's initramfs writes to COM1.
 pub const MARKER: u8 = b'J';
+
+/// The counter of cases that measure no time.
+pub const BYTES: &str = "bytes";
+
+/// In the machine, the image that lazy restores are served from.
+pub const IMAGE: &str = "/bench/snapshot/ram.image";
+
+/// In the machine, what the first of them touched.
+pub const RECORDING: &str = "/bench/snapshot/recording";
 
 /// What was measured of a case.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,6 +3,9 @@
 //! Nothing here may wait for a tick or a disk while the clock runs: a marker
 //! is read from a pipe, counters are read after it.
 
+mod at_once;
+mod lazy;
+mod node;
 mod restore;
 
 use crate::plan::{Case, Kind, MARKER, Outcome, Plan, Sample};
@@ -41,7 +44,7 @@ fn run_case(case: &Case) -> Outcome {
     for run in 0..case.warm_up + case.runs {
         match run_once(&case.kind, run, &mut stage) {
             Ok(_) if run < case.warm_up => {}
-            Ok(sample) => outcome.samples.push(sample),
+            Ok(samples) => outcome.samples.extend(samples),
             Err(error) => {
                 outcome.samples.clear();
                 outcome.failure = Some(format!("run {run}: {error:#}"));
@@ -52,12 +55,26 @@ fn run_case(case: &Case) -> Outcome {
     outcome
 }
 
-fn run_once(kind: &Kind, run: u32, stage: &mut Option<Stage>) -> Result<Sample> {
-    match kind {
+fn run_once(kind: &Kind, run: u32, stage: &mut Option<Stage>) -> Result<Vec<Sample>> {
+    let sample = match kind {
         Kind::Restore { config } => restore::restore(Stage::of(stage, config)?),
+        Kind::Lazy { config, optimised } => restore::lazy(Stage::of(stage, config)?, *optimised),
         Kind::Fork { config } => restore::fork(Stage::of(stage, config)?),
         Kind::Pause { config } => restore::pause(config),
+        Kind::SnapshotBytes => node::snapshot_bytes(run),
+        Kind::CloneMemory => node::clone_memory(run),
         Kind::ToMarker { argv, ram_mib } => to_marker(&fill_in(argv, run), *ram_mib),
+        Kind::AtOnce {
+            count,
+            argv,
+            once,
+            after,
+        } => {
+            if run > 0 {
+                wait_for(once)?;
+            }
+            return at_once::run(*count, run * count, argv, after);
+        }
         Kind::ToExit {
             once,
             argv,
@@ -76,7 +93,8 @@ fn run_once(kind: &Kind, run: u32, stage: &mut Option<Stage>) -> Result<Sample> 
             }
             Ok(sample)
         }
-    }
+    };
+    Ok(vec![sample?])
 }
 
 fn fill_in(argv: &[String], run: u32) -> Vec<String> {

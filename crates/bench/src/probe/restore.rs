@@ -1,5 +1,6 @@
 //! Capture, restore and fork of `jiffy-vmm`, without a node in between.
 
+use super::lazy::Pager;
 use super::{Running, event_spans, kvm_counters, now_ns};
 use crate::plan::{MARKER, Sample};
 use anyhow::{Context, Result, bail};
@@ -14,16 +15,16 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const VMM: &str = "/lib/jiffy/jiffy-vmm";
 /// A tmpfs that keeps files in huge pages, as the page cache of XFS does with
 /// what was written in large pieces.
-const SNAPSHOT: &str = "/bench/snapshot";
+pub const SNAPSHOT: &str = "/bench/snapshot";
 const STATE: &str = "/bench/snapshot/state";
-const RAM: &str = "/bench/snapshot/ram.raw";
+pub const RAM: &str = "/bench/snapshot/ram.raw";
 const CONFIG: &str = "/bench/restore.json";
 
 /// A booted VM, and what was captured of it.
@@ -31,6 +32,15 @@ pub struct Stage {
     config: VmmConfig,
     parent: Running,
     prefault: Vec<Extent>,
+    pager: Option<Pager>,
+}
+
+/// Where the RAM of a restore comes from.
+pub enum Memory {
+    /// The raw file.
+    Mapped,
+    /// A pager that listens there.
+    Paged(PathBuf),
 }
 
 /// What a capture hands over.
@@ -66,24 +76,54 @@ impl Stage {
             config,
             parent,
             prefault,
+            pager: None,
         })
+    }
+}
+
+impl Stage {
+    /// Nothing else may run while restores are measured.
+    fn end_parent(&mut self) {
+        let _ = self.parent.0.kill();
+        let _ = self.parent.0.wait();
     }
 }
 
 /// One restore from the files.
 pub fn restore(stage: &mut Stage) -> Result<Sample> {
-    // Nothing else may run while it is measured.
-    let _ = stage.parent.0.kill();
-    let _ = stage.parent.0.wait();
+    stage.end_parent();
+    Ok(timed(stage, &Memory::Mapped)?.0)
+}
+
+/// One restore by a pager.
+pub fn lazy(stage: &mut Stage, optimised: bool) -> Result<Sample> {
+    stage.end_parent();
+    if stage.pager.is_none() {
+        stage.pager = Some(Pager::start(stage, optimised)?);
+    }
+    let pager = stage.pager.as_ref().expect("just started");
+    pager.restore(stage)
+}
+
+/// A restore to the marker, and what it restored.
+pub fn timed(stage: &Stage, memory: &Memory) -> Result<(Sample, Running)> {
     let mut config = stage.config.clone();
     config.control = None;
     config.restore = Some(Restore {
         state: Source::Path(STATE.into()),
-        memory: SavedMemory::Mapped {
-            layers: vec![Source::Path(RAM.into())],
-            layout: None,
+        memory: match memory {
+            Memory::Mapped => SavedMemory::Mapped {
+                layers: vec![Source::Path(RAM.into())],
+                layout: None,
+            },
+            Memory::Paged(socket) => SavedMemory::Paged {
+                socket: socket.clone(),
+            },
         },
-        prefault: stage.prefault.clone(),
+        prefault: match memory {
+            Memory::Mapped => stage.prefault.clone(),
+            Memory::Paged(_) => Vec::new(),
+        },
         generation: None,
     });
     fs::write(CONFIG, serde_json::to_vec(&config)?)?;
@@ -93,13 +133,18 @@ pub fn restore(stage: &mut Stage) -> Result<Sample> {
     drop(events_end);
     to_marker(&mut child)?;
     let end = now_ns();
-    let counters = kvm_counters(child.0.id());
-    drop(child);
-    Ok(Sample {
+    let sample = Sample {
         nanoseconds: end - start,
-        counters,
-        spans: event_spans(File::from(events), start),
-    })
+        counters: kvm_counters(child.0.id()),
+        spans: spans_so_far(events, start)?,
+    };
+    Ok((sample, child))
+}
+
+/// What was told until now; who tells still lives.
+fn spans_so_far(events: OwnedFd, start: u64) -> Result<BTreeMap<String, u64>> {
+    let length = rustix::io::ioctl_fionread(&events)?;
+    Ok(event_spans(File::from(events).take(length), start))
 }
 
 /// One fork of the running parent.

@@ -1,0 +1,140 @@
+//! Many commands at once, each to its first byte of output.
+
+use super::{Running, command, fill_in, kvm_counters, node, now_ns};
+use crate::plan::{BYTES, Sample};
+use anyhow::{Context, Result, anyhow, bail};
+use jiffy_wire::api::Vm;
+use std::io::Read;
+use std::process::Stdio;
+use std::sync::Barrier;
+
+/// Starts `count` of them at the same moment; `{run}` in their words is a
+/// number of each one's own. One sample each. When all have answered, what
+/// their VMs take is counted; then `after` is run for each.
+pub fn run(count: u32, first: u32, argv: &[String], after: &[String]) -> Result<Vec<Sample>> {
+    let barrier = Barrier::new(count as usize + 1);
+    let numbers = first..first + count;
+    let mut busy = 0;
+    let answers: Vec<Result<(u64, Running)>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = numbers
+            .clone()
+            .map(|number| {
+                let argv = fill_in(argv, number);
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    barrier.wait();
+                    to_first_byte(&argv)
+                })
+            })
+            .collect();
+        let before = busy_ns();
+        barrier.wait();
+        let answers = threads
+            .into_iter()
+            .map(|thread| thread.join().map_err(|_| anyhow!("a thread died"))?)
+            .collect();
+        busy = busy_ns().saturating_sub(before);
+        answers
+    });
+    let samples = numbers
+        .clone()
+        .zip(&answers)
+        .map(|(number, answer)| {
+            let (nanoseconds, _) = answer.as_ref().map_err(|error| anyhow!("{error:#}"))?;
+            let mut sample = Sample {
+                nanoseconds: *nanoseconds,
+                ..Sample::default()
+            };
+            sample
+                .counters
+                .insert("cpu_ns".into(), busy / u64::from(count));
+            look_at(&name(argv, number)?, &mut sample)?;
+            Ok(sample)
+        })
+        .collect();
+    for number in numbers {
+        command(&fill_in(after, number))?.output()?;
+    }
+    samples
+}
+
+/// The VM's name is the word after `--name`.
+fn name(argv: &[String], number: u32) -> Result<String> {
+    let argv = fill_in(argv, number);
+    let at = argv.iter().position(|word| word == "--name");
+    let name = at.and_then(|at| argv.get(at + 1));
+    name.cloned().context("the command names no VM")
+}
+
+fn to_first_byte(argv: &[String]) -> Result<(u64, Running)> {
+    let mut command = command(argv)?;
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let start = now_ns();
+    let mut child = Running(command.spawn().with_context(|| argv.join(" "))?);
+    let stdout = child.0.stdout.as_mut().context("stdout is piped")?;
+    if stdout.read(&mut [0])? == 0 {
+        let mut message = String::new();
+        if let Some(stderr) = &mut child.0.stderr {
+            stderr.take(4096).read_to_string(&mut message)?;
+        }
+        bail!("{}: no answer: {}", argv.join(" "), message.trim());
+    }
+    Ok((now_ns() - start, child))
+}
+
+/// What a VM that still runs has taken so far.
+fn look_at(name: &str, sample: &mut Sample) -> Result<()> {
+    let inspect = ["/bin/jiffy", "inspect", name].map(String::from);
+    let output = command(&inspect)?.output()?;
+    let vms: Vec<Vm> = serde_json::from_slice(&output.stdout)
+        .with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())?;
+    let pid = vms.first().and_then(|vm| vm.pid);
+    let pid = pid.with_context(|| format!("{name} has ended"))?;
+    sample.counters.extend(kvm_counters(pid));
+    sample.counters.extend(node::memory_of(pid)?);
+    let unique = sample.counters.remove(BYTES).unwrap_or(0);
+    sample.counters.insert("unique".into(), unique);
+    let io = std::fs::read_to_string(format!("/proc/{pid}/io"))?;
+    let read = io.lines().find_map(|line| line.strip_prefix("rchar: "));
+    let read = read.and_then(|text| text.parse().ok()).unwrap_or(0);
+    sample.counters.insert("bytes_read".into(), read);
+    Ok(())
+}
+
+/// Time the machine's processors were not idle, nanoseconds (proc(5), stat).
+fn busy_ns() -> u64 {
+    let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    sum_busy(&stat) * 10_000_000
+}
+
+/// Ticks of 10 ms outside idle and iowait. Time of guests is in the time of
+/// their monitors.
+fn sum_busy(stat: &str) -> u64 {
+    let line = stat.lines().next().unwrap_or_default();
+    let ticks = line.split_whitespace().skip(1).take(8);
+    ticks
+        .enumerate()
+        .filter(|(index, _)| !matches!(index, 3 | 4))
+        .filter_map(|(_, ticks)| ticks.parse::<u64>().ok())
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_time_is_not_busy() {
+        let stat = "cpu  10 1 20 1000 500 3 4 0 7 0\ncpu0 1 1 1 1 1 1 1 1\n";
+        assert_eq!(sum_busy(stat), 38);
+    }
+
+    #[test]
+    fn a_command_without_an_answer_is_told_with_its_words() {
+        let argv = ["/bin/sh", "-c", "echo no room >&2"].map(String::from);
+        let error = to_first_byte(&argv).unwrap_err().to_string();
+        assert!(error.contains("no room"), "{error}");
+        let argv = ["/bin/sh", "-c", "echo J; sleep 100"].map(String::from);
+        assert!(to_first_byte(&argv).unwrap().0 > 0);
+    }
+}

@@ -1,0 +1,156 @@
+//! Restore from a compressed image, its faults served by `jiffy-pager`.
+
+use super::Running;
+use super::restore::{self, Memory, RAM, SNAPSHOT, Stage};
+use crate::plan::{IMAGE, RECORDING, Sample};
+use anyhow::{Context, Result, bail};
+use jiffy_store::{ImageReader, Recording, WriteOptions, optimise, write_image};
+use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+const PAGER: &str = "/lib/jiffy/jiffy-pager";
+const CONTROL: &str = "/tmp/bench-pager.sock";
+const SOCKET: &str = "/tmp/bench-pager-vm.sock";
+const NAME: &str = "bench";
+
+/// A pager, and the image it serves.
+pub struct Pager {
+    _process: Running,
+    /// Written anew with what the recorded restore touched first.
+    optimised: bool,
+}
+
+impl Pager {
+    /// Writes what was captured as an image; with `optimised`, restores from
+    /// it once to see what that touches, and puts this first.
+    pub fn start(stage: &Stage, optimised: bool) -> Result<Pager> {
+        write_image(
+            Path::new(IMAGE),
+            &File::open(RAM)?,
+            &WriteOptions::default(),
+        )
+        .context(IMAGE)?;
+        let mut pager = Pager {
+            _process: start()?,
+            optimised: false,
+        };
+        if optimised {
+            pager.record(stage)?;
+            pager.optimised = true;
+        }
+        Ok(pager)
+    }
+
+    /// A restore that is recorded.
+    fn record(&self, stage: &Stage) -> Result<()> {
+        self.serve(Some(RECORDING.into()))?;
+        let (_, child) = restore::timed(stage, &memory())?;
+        // What it touches right after it was seen, the next one will too.
+        std::thread::sleep(Duration::from_millis(20));
+        drop(child);
+        self.forget()?;
+        let recording = Recording::read(Path::new(RECORDING)).context(RECORDING)?;
+        let plain = ImageReader::open(Path::new(IMAGE)).context(IMAGE)?;
+        optimise(&plain, &recording, Path::new(&self.image(true))).context("optimise")?;
+        Ok(())
+    }
+
+    fn image(&self, optimised: bool) -> String {
+        match optimised {
+            true => format!("{SNAPSHOT}/ram.optimised"),
+            false => IMAGE.into(),
+        }
+    }
+
+    fn serve(&self, record: Option<PathBuf>) -> Result<()> {
+        let _ = std::fs::remove_file(SOCKET);
+        done(&PagerRequest::Serve {
+            name: NAME.into(),
+            socket: SOCKET.into(),
+            image: self.image(self.optimised).into(),
+            record,
+            prefetch: self.optimised,
+        })
+    }
+
+    fn forget(&self) -> Result<()> {
+        done(&PagerRequest::Forget { name: NAME.into() })
+    }
+
+    /// One restore. That the pager is told of it beforehand is a span, and no
+    /// part of the time, which begins with the VMM.
+    pub fn restore(&self, stage: &Stage) -> Result<Sample> {
+        let start = super::now_ns();
+        self.serve(None)?;
+        let told = super::now_ns() - start;
+        let (mut sample, child) = restore::timed(stage, &memory())?;
+        let stats = match ask(&PagerRequest::Stats { name: NAME.into() })? {
+            PagerResponse::Stats(stats) => stats,
+            other => bail!("the pager answers {other:?}"),
+        };
+        drop(child);
+        self.forget()?;
+        sample.spans.insert("pager told".into(), told);
+        sample.counters.extend(counters(&stats));
+        Ok(sample)
+    }
+}
+
+fn memory() -> Memory {
+    Memory::Paged(SOCKET.into())
+}
+
+fn counters(stats: &PagerStats) -> BTreeMap<String, u64> {
+    [
+        ("pager_faults", stats.faults),
+        ("pager_fault_ns", stats.fault_ns),
+        ("pager_prefetched_chunks", stats.prefetched_chunks),
+        ("pager_bytes_read", stats.bytes_read),
+        ("pager_bytes_filled", stats.bytes_filled),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into()
+}
+
+fn start() -> Result<Running> {
+    let (ready, ready_end) = rustix::pipe::pipe()?;
+    let number = ready_end.as_raw_fd().to_string();
+    let process = Command::new(PAGER)
+        .args(["serve", "--control", CONTROL, "--ready-fd", &number])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .context(PAGER)?;
+    let process = Running(process);
+    drop(ready_end);
+    let mut line = String::new();
+    BufReader::new(File::from(ready)).read_line(&mut line)?;
+    if line != "ready\n" {
+        bail!("{PAGER} ended before it was ready");
+    }
+    Ok(process)
+}
+
+fn done(request: &PagerRequest) -> Result<()> {
+    match ask(request)? {
+        PagerResponse::Ok => Ok(()),
+        other => bail!("the pager answers {other:?}"),
+    }
+}
+
+fn ask(request: &PagerRequest) -> Result<PagerResponse> {
+    let mut stream = UnixStream::connect(CONTROL).context(CONTROL)?;
+    let mut line = serde_json::to_vec(request)?;
+    line.push(b'\n');
+    stream.write_all(&line)?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer)?;
+    Ok(serde_json::from_str(&answer)?)
+}

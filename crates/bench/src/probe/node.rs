@@ -1,0 +1,126 @@
+//! What VMs of a node take, on disk and in memory, through the CLI.
+
+use crate::plan::{BYTES, Sample};
+use anyhow::{Context, Result, ensure};
+use jiffy_wire::api::{Forked, Snapshot};
+use std::collections::BTreeMap;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+const JIFFY: &str = "/bin/jiffy";
+/// How long a guest has had nothing to do when it counts as idle.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// The size on disk of a snapshot of a VM that does nothing: memory, state and
+/// all.
+pub fn snapshot_bytes(run: u32) -> Result<Sample> {
+    let (vm, snapshot) = (format!("idle-{run}"), format!("idle-snapshot-{run}"));
+    let found = boot_idle(&vm).and_then(|()| {
+        jiffy(&["snapshot", "create", &vm, &snapshot])?;
+        let list = jiffy(&["snapshot", "ls", "--format", "json"])?;
+        let list: Vec<Snapshot> = serde_json::from_slice(&list)?;
+        let made = list.into_iter().find(|found| found.name == snapshot);
+        let made = made.context("the snapshot that was made is not listed")?;
+        Ok(counted(BTreeMap::from([
+            (BYTES.into(), made.memory_bytes + made.other_bytes),
+            ("memory_bytes".into(), made.memory_bytes),
+            ("other_bytes".into(), made.other_bytes),
+        ])))
+    });
+    // What was not made can't be removed.
+    let _ = output(&["rm", "--force", &vm]);
+    let _ = output(&["snapshot", "rm", &snapshot]);
+    found
+}
+
+/// The memory that only an idle clone's monitor has mapped, guest RAM
+/// included.
+pub fn clone_memory(run: u32) -> Result<Sample> {
+    let (parent, child) = (format!("parent-{run}"), format!("clone-{run}"));
+    let found = boot_idle(&parent).and_then(|()| {
+        let forked = jiffy(&["fork", &parent, "--name", &child, "--format", "json"])?;
+        let forked: Forked = serde_json::from_slice(&forked)?;
+        let pid = forked.vms.first().and_then(|vm| vm.pid);
+        let pid = pid.context("the clone has no process")?;
+        std::thread::sleep(IDLE);
+        Ok(counted(memory_of(pid)?))
+    });
+    let _ = output(&["rm", "--force", &child]);
+    let _ = output(&["rm", "--force", &parent]);
+    found
+}
+
+fn counted(counters: BTreeMap<String, u64>) -> Sample {
+    Sample {
+        counters,
+        ..Sample::default()
+    }
+}
+
+/// A VM without a command, booted and let alone.
+fn boot_idle(name: &str) -> Result<()> {
+    jiffy(&[
+        "run", "--cold", "--detach", "--memory", "128", "--name", name,
+    ])?;
+    std::thread::sleep(IDLE);
+    Ok(())
+}
+
+/// Bytes of a process by how they are shared (proc(5), smaps_rollup); those
+/// nobody else has mapped are [`BYTES`].
+pub fn memory_of(pid: u32) -> Result<BTreeMap<String, u64>> {
+    let path = format!("/proc/{pid}/smaps_rollup");
+    let rollup = std::fs::read_to_string(&path).context(path)?;
+    let sum = |names: &[&str]| names.iter().map(|name| field(&rollup, name)).sum();
+    Ok(BTreeMap::from([
+        (BYTES.into(), sum(&["Private_Clean:", "Private_Dirty:"])),
+        ("anonymous".into(), sum(&["Anonymous:"])),
+        ("private_clean".into(), sum(&["Private_Clean:"])),
+        ("shared".into(), sum(&["Shared_Clean:", "Shared_Dirty:"])),
+        ("resident".into(), sum(&["Rss:"])),
+    ]))
+}
+
+fn field(rollup: &str, name: &str) -> u64 {
+    let line = rollup.lines().find_map(|line| line.strip_prefix(name));
+    let kib = line.and_then(|rest| rest.split_whitespace().next());
+    kib.and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
+fn output(words: &[&str]) -> Result<Output> {
+    let mut command = Command::new(JIFFY);
+    command.args(words).stdin(Stdio::null());
+    command.output().context(JIFFY)
+}
+
+fn jiffy(words: &[&str]) -> Result<Vec<u8>> {
+    let output = output(words)?;
+    ensure!(
+        output.status.success(),
+        "jiffy {}: {}: {}",
+        words.join(" "),
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    Ok(output.stdout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unique_memory_is_what_is_private() {
+        let rollup = "00400000-7fff rollup\nRss: 900 kB\nShared_Clean: 500 kB\n\
+                      Private_Clean: 100 kB\nPrivate_Dirty: 300 kB\n";
+        let private = field(rollup, "Private_Clean:") + field(rollup, "Private_Dirty:");
+        assert_eq!(private, 400 * 1024);
+        assert_eq!(field(rollup, "Anonymous:"), 0);
+    }
+
+    #[test]
+    fn this_process_has_memory_of_its_own() {
+        let memory = memory_of(std::process::id()).unwrap();
+        assert!(memory[BYTES] > 0 && memory["resident"] >= memory[BYTES]);
+    }
+}
