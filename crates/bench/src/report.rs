@@ -132,8 +132,9 @@ fn at_once_table(out: &mut String, outcomes: &[Outcome]) {
         out.push_str(
             "\n## Restores at once, wall clock\n\n`jiffy run` from a golden snapshot to the \
              first byte of the answer, on the machine's one CPU; then, of each VM (medians), \
-             the machine's CPU time, page faults of the guest, bytes its monitor read, and \
-             memory.\n\n\
+             the machine's CPU time, page faults of the guest, bytes its monitor read (mapped \
+             memory is not read), and the monitor's memory, guest RAM included, that it alone \
+             and that others too have mapped.\n\n\
              | at once | p50 | p90 | p99 | CPU | faults | read | unique | shared |\n\
              |--:|--:|--:|--:|--:|--:|--:|--:|--:|\n",
         );

@@ -115,6 +115,7 @@ fn now_ns() -> u64 {
 }
 
 /// Ends the child it holds, whatever happens.
+#[derive(Debug)]
 struct Running(Child);
 
 impl Drop for Running {
