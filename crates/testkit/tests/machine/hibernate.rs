@@ -75,7 +75,7 @@ fn memory_that_was_used_and_freed_takes_no_room() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "--cold", "-d", "--name", "eater", "--memory", "512"]);
     // 200 MiB in a file, and the same once more in a program that reads it.
-    let script = "head -c 200M /dev/urandom > /tmp/much && tail -c 200M /tmp/much | wc -c; \
+    let script = "head -c 209715200 /dev/urandom > /tmp/much && tail -c 209715200 /tmp/much | wc -c; \
                   rm /tmp/much";
     assert_eq!(
         jiffy.ok(&["exec", "eater", "sh", "-c", script]),
@@ -89,7 +89,7 @@ fn memory_that_was_used_and_freed_takes_no_room() {
     assert!(bytes <= 24 * MIB, "{} KiB", bytes >> 10);
     jiffy.ok(&["wake", "eater"]);
     // It can have it all again.
-    let script = "head -c 200M /dev/zero > /tmp/much && tail -c 200M /tmp/much | wc -c";
+    let script = "head -c 209715200 /dev/zero > /tmp/much && tail -c 209715200 /tmp/much | wc -c";
     assert_eq!(
         jiffy.ok(&["exec", "eater", "sh", "-c", script]),
         "209715200"
