@@ -74,11 +74,6 @@ fn snapshots(jiffy: &Jiffy) -> Vec<String> {
     names.map(String::from).collect()
 }
 
-/// The state before, with a pager that runs already.
-fn at_rest(jiffy: &Jiffy) -> Traces {
-    jiffy.at_rest()
-}
-
 fn nothing_is_left(jiffy: &Jiffy, before: &Traces) {
     jiffy.remove_all();
     assert_eq!(jiffy.ok(&["ps", "-aq"]), "");
@@ -89,7 +84,7 @@ fn nothing_is_left(jiffy: &Jiffy, before: &Traces) {
 #[test]
 fn the_daemon_may_be_killed_while_it_makes_a_snapshot() {
     let jiffy = jiffy();
-    let before = at_rest(&jiffy);
+    let before = jiffy.at_rest();
     jiffy.ok(&["run", "-d", "--name", "busy", "--", "sh", "-c", COUNT]);
     for (n, after) in moments().enumerate() {
         let name = format!("s{n}");
@@ -115,7 +110,7 @@ fn the_daemon_may_be_killed_while_it_makes_a_snapshot() {
 #[test]
 fn a_vmm_may_be_killed_while_it_is_captured_or_forks() {
     let jiffy = jiffy();
-    let before = at_rest(&jiffy);
+    let before = jiffy.at_rest();
     for (n, after) in moments().enumerate() {
         let (vm, made) = (format!("v{n}"), format!("made{n}"));
         jiffy.ok(&["run", "-d", "--name", &vm]);
@@ -135,7 +130,7 @@ fn a_vmm_may_be_killed_while_it_is_captured_or_forks() {
 #[test]
 fn the_daemon_may_be_killed_while_a_vm_forks_or_is_restored_or_falls_asleep() {
     let jiffy = jiffy();
-    let before = at_rest(&jiffy);
+    let before = jiffy.at_rest();
     jiffy.ok(&["run", "-d", "--name", "busy", "--", "sh", "-c", COUNT]);
     jiffy.ok(&["snapshot", "create", "busy", "one"]);
     for after in [50, 250].map(Duration::from_millis) {
