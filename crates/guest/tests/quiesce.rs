@@ -104,6 +104,20 @@ fn without_programs_any_guest_can_be_still() {
 }
 
 #[test]
+fn a_holder_that_goes_before_it_is_answered_holds_nobody() {
+    let agent = Agent::start();
+    for _ in 0..20 {
+        let mut connection = agent.connect();
+        connection.send(&Request::Quiesce {
+            version: VERSION,
+            drop_caches: false,
+        });
+        drop(connection);
+        assert_eq!(agent.sh("echo on").text(), "on\n");
+    }
+}
+
+#[test]
 fn programs_that_cannot_be_frozen_are_a_reason_to_refuse() {
     let agent = Agent::start();
     let _program = counter(&agent);
@@ -219,13 +233,16 @@ fn what_was_written_is_delivered_before_the_answer() {
     let agent = Agent::in_groups(&config("test", main, ""), true, Some(&groups));
     let node = Node::listen(&agent.path("node"));
     let mut channel = node.welcome(0, 0);
+    let mut heard = Heard::default();
+    while heard.pid.is_none() {
+        heard.take(channel.next().expect("the channel lives"));
+    }
     let mut asking = agent.connect();
     asking.send(&Request::Quiesce {
         version: VERSION,
         drop_caches: false,
     });
     asking.stream.set_nonblocking(true).unwrap();
-    let mut heard = Heard::default();
     // Confirms as a node does, until the guest says that it is still.
     loop {
         heard.take(channel.next().expect("the channel lives"));

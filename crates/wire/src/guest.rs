@@ -52,6 +52,10 @@ pub struct GuestConfig {
     /// PATH; the interpreter or loader a program names is read with it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub preload: Vec<String>,
+    /// What runs before the first capture is the host's own rehearsal: it has
+    /// looked at nothing that clones must not share.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub rehearsal: bool,
     /// Long-running programs beside the main command.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub services: Vec<Service>,

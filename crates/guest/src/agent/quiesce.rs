@@ -176,7 +176,7 @@ impl Agent {
     }
 
     /// The connection that asked for stillness has ended.
-    fn release(&mut self, now: u64) {
+    pub(super) fn release(&mut self, now: u64) {
         let Some(hold) = self.hold.take() else {
             return;
         };

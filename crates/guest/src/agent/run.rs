@@ -485,7 +485,12 @@ impl Agent {
         let mut index = 0;
         while index < self.connections.len() {
             if self.connections[index].settle(now) {
+                let id = self.connections[index].id();
                 self.drop_connection(index, now);
+                // Its peer went before it heard that all is still.
+                if self.hold.as_ref().is_some_and(|it| it.connection() == id) {
+                    self.release(now);
+                }
             } else {
                 index += 1;
             }

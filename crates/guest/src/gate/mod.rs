@@ -100,7 +100,7 @@ pub fn take_on(
     boot::machine_id(id, report);
     // Unless a program has run, nobody has asked for the boot id, and the
     // kernel will make one up when somebody does.
-    if process::any_was_started() {
+    if process::any_was_started() && !old.rehearsal {
         must(report, "boot id", |_| boot_id::cover(id))?;
     }
     if let Some(new) = &arrival.config {

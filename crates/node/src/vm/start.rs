@@ -392,6 +392,7 @@ fn guest_config(record: &VmRecord) -> GuestConfig {
         power_off_after_main: spec.command.is_some() && !spec.hidden,
         timeline: spec.timeline,
         preload: spec.preload.clone(),
+        rehearsal: spec.hidden,
         ..GuestConfig::default()
     }
 }
