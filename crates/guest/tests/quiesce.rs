@@ -245,23 +245,24 @@ fn what_was_written_is_delivered_before_the_answer() {
     asking.stream.set_nonblocking(true).unwrap();
     // Confirms as a node does, until the guest says that it is still.
     loop {
-        heard.take(channel.next().expect("the channel lives"));
-        let stdout_offset = heard.stdout.len() as u64;
-        channel.send(&ToGuest::MainOutputStored {
-            stdout_offset,
-            stderr_offset: 0,
-        });
         let mut byte = [0];
         channel.stream.set_nonblocking(true).unwrap();
         let more = rustix::net::recv(&channel.stream, &mut byte, rustix::net::RecvFlags::PEEK);
         channel.stream.set_nonblocking(false).unwrap();
-        if more.is_err() {
-            std::thread::sleep(Duration::from_millis(100));
+        if more.is_ok() {
+            heard.take(channel.next().expect("the channel lives"));
+        } else {
+            std::thread::sleep(Duration::from_millis(20));
             let mut length = [0; 4];
             if asking.stream.read(&mut length).is_ok() {
                 break;
             }
         }
+        let stdout_offset = heard.stdout.len() as u64;
+        channel.send(&ToGuest::MainOutputStored {
+            stdout_offset,
+            stderr_offset: 0,
+        });
     }
     // The program, frozen in the middle of it all, has nothing left unsaid.
     let pid = heard.pid.unwrap();
