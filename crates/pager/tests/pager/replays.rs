@@ -70,7 +70,11 @@ fn every_strategy_has_all_of_the_recording() {
         assert_eq!(requests("sparse/4K"), count * 2);
         assert_eq!(requests("lz4/8K"), count);
         assert!(requests("lz4/64K") < count);
-        assert!(requests("lz4/8K/prefetch") < count);
+        // Through faults it is a race, which a slow host's prefetch can lose.
+        match kind {
+            "read" => assert!(requests("lz4/8K/prefetch") < count),
+            _ => assert!(requests("lz4/8K/prefetch") <= count),
+        }
         let sparse = named(&format!("{kind}/sparse/4K"))["times_sparse"].is_null();
         assert!(sparse && named(&format!("{kind}/lz4/8K"))["times_sparse"].is_number());
     }
