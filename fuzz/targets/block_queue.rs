@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use jiffy_devices::virtio::block::{Block, BlockOptions};
+use jiffy_devices::virtio::block::{Block, BlockOptions, RateLimit};
 use jiffy_fuzz::queue::{CONTENTS, Script};
 use jiffy_fuzz::seeds;
 use libfuzzer_sys::fuzz_target;
@@ -33,6 +33,7 @@ fuzz_target!(
             read_only: script.switches & READ_ONLY != 0,
             direct: false,
             id: "fuzz".into(),
+            limit: RateLimit::default(),
         };
         let block = Block::open(&options).expect("the disk opens");
         let features = if script.switches & NO_FLUSH != 0 { 0 } else { FEATURE_FLUSH };

@@ -311,6 +311,7 @@ mod tests {
             name: name.into(),
             size_mib: None,
             read_only: false,
+            ..VolumeUse::default()
         };
         assert!(refused(|vm| vm.disks = vec![disk("a"), disk("a")]).contains("twice"));
         refused(|vm| vm.disks = (0..25).map(|index| disk(&index.to_string())).collect());

@@ -269,6 +269,7 @@ mod tests {
             name: name.into(),
             size_mib,
             read_only,
+            ..VolumeUse::default()
         }
     }
 

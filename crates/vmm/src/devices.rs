@@ -20,7 +20,7 @@ use jiffy_devices::rtc::{self, Rtc, RtcState};
 use jiffy_devices::serial::{self, ConsoleLog, Serial, SerialState};
 use jiffy_devices::trace::{TracePort, TraceState};
 use jiffy_devices::virtio::balloon::{Balloon, BalloonArgs, BalloonState, TargetError};
-use jiffy_devices::virtio::block::{Block, BlockOptions, BlockState};
+use jiffy_devices::virtio::block::{Block, BlockOptions, BlockState, RateLimit};
 use jiffy_devices::virtio::device::{VirtioDevice, Workers};
 use jiffy_devices::virtio::entropy::{Entropy, EntropyState};
 use jiffy_devices::virtio::mmio::{MmioTransport, MmioTransportState, registers::QUEUE_NOTIFY};
@@ -467,6 +467,10 @@ fn block_options(disk: &Disk) -> BlockOptions {
         read_only: disk.read_only,
         direct: disk.direct,
         id: disk.serial.clone().unwrap_or_default(),
+        limit: RateLimit {
+            bytes_per_second: disk.limit.bytes_per_second,
+            operations_per_second: disk.limit.operations_per_second,
+        },
     }
 }
 

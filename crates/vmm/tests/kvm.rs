@@ -223,6 +223,7 @@ fn with_every_device(case: &mut Case) {
         read_only: false,
         direct: false,
         serial: Some("one".into()),
+        ..Disk::default()
     });
     case.config.vsock = Some(Vsock {
         cid: 3,

@@ -34,19 +34,29 @@
 //! | `POST /v1/snapshots/{name}/optimise` | | [`Snapshot`] |
 //! | `POST /v1/snapshots/prune` | | [`Pruned`]: golden snapshots are forgotten |
 //! | `GET /v1/images` | | `[Image]` |
-//! | `POST /v1/images/{name}` | a tar stream | [`Image`] |
+//! | `POST /v1/images/{name}?kind=root\|layout\|docker` | a tar stream; without a kind its first entry tells | [`Image`] |
+//! | `GET /v1/images/{name}?registry=HOST` | | [`Image`] |
 //! | `DELETE /v1/images/{name}` | | 204 |
+//! | `POST /v1/images/prune` | | [`Pruned`]: images of references that no VM needs |
+//! | `POST /v1/pulls` | [`PullImage`] | a stream of frames [`PullStep`] |
+//! | `POST /v1/pushes` | [`PushArtifact`] | a stream of frames [`PullStep`] |
+//! | `POST /v1/vms/{vm}/commit` | [`CommitVm`] | [`Committed`] |
 //! | `GET /v1/kernels` | | `[KernelInfo]` |
 //! | `PUT /v1/kernels/{name}` | a kernel image | [`KernelInfo`] |
 //! | `GET /v1/volumes` | | `[Volume]` |
+//! | `POST /v1/volumes/{name}` | [`MakeVolume`] | [`Volume`] |
+//! | `PUT /v1/volumes/{name}/size` | [`ResizeVolume`] | [`ResizedVolume`] |
 //! | `DELETE /v1/volumes/{name}` | | 204 |
+//! | `POST /v1/vms/{vm}/disks/{name}`, `DELETE …` | | refused: no hot-plug |
 //! | `POST /v1/shutdown` | | 204; the daemon ends, VMs go on |
 //!
 //! `{vm}` is an id, a unique beginning of one, or a name. Upgrades send
 //! `Connection: upgrade` and `Upgrade: jiffy-frames`. Errors are [`ApiError`].
 
 use crate::agent::{Command, ExitStatus, Stream};
+use crate::vmm::DiskLimit;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Version of this API; part of every path.
 pub const VERSION: u32 = 1;
@@ -62,9 +72,12 @@ pub struct CreateVm {
     /// A name; none makes one up.
     #[serde(default)]
     pub name: Option<String>,
-    /// Image; none means `base`.
+    /// Image: a name, or a reference like `HOST/REPO:TAG`; none means `base`.
     #[serde(default)]
     pub image: Option<String>,
+    /// The registry of references that name none.
+    #[serde(default)]
+    pub registry: Option<String>,
     /// Kernel by name; none means `base`.
     #[serde(default)]
     pub kernel: Option<String>,
@@ -80,9 +93,23 @@ pub struct CreateVm {
     /// Volumes, `/dev/vdb` first.
     #[serde(default)]
     pub disks: Vec<VolumeUse>,
-    /// The first command; none starts nothing: the VM waits for `exec`.
+    /// Keep what the VM changes in its root file system on a disk; none keeps
+    /// it in the guest's memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root_disk: Option<RootDisk>,
+    /// How fast the guest may use the disks of its root file system, each.
+    #[serde(default, skip_serializing_if = "DiskLimit::is_none")]
+    pub root_limit: DiskLimit,
+    /// The first command; none starts nothing: the VM waits for `exec`. Its
+    /// argv comes after the image's entrypoint; an empty one is the image's.
     #[serde(default)]
     pub command: Option<Command>,
+    /// Takes the place of the image's entrypoint and its arguments.
+    #[serde(default)]
+    pub entrypoint: Option<Vec<String>>,
+    /// What to do if neither the request nor the image says a command.
+    #[serde(default)]
+    pub no_command: NoCommand,
     /// Hand PID 1 to this program and its arguments (`/sbin/init`).
     #[serde(default)]
     pub init: Option<Vec<String>>,
@@ -110,6 +137,19 @@ pub struct CreateVm {
     pub cold: bool,
 }
 
+/// What becomes of an empty first command when the image names none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NoCommand {
+    /// It is refused.
+    #[default]
+    Refuse,
+    /// It is a shell, `/bin/sh`.
+    Shell,
+    /// There is no first command: the VM waits for `exec`.
+    Wait,
+}
+
 /// What `POST /v1/run` makes, starts and attaches to.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -122,7 +162,7 @@ pub struct RunVm {
 }
 
 /// A volume attached to a VM.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeUse {
     /// Name; made when it does not exist and a size is given.
@@ -133,6 +173,32 @@ pub struct VolumeUse {
     /// Refuse writes.
     #[serde(default)]
     pub read_only: bool,
+    /// Where the guest mounts its ext4 file system; none leaves that to its
+    /// programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mount: Option<String>,
+    /// How fast the guest may use it.
+    #[serde(default, skip_serializing_if = "DiskLimit::is_none")]
+    pub limit: DiskLimit,
+}
+
+/// A disk of the VM's own for what it changes in its root file system. It is
+/// removed with the VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum RootDisk {
+    /// The upper layer over the image, in place of memory of the guest.
+    Layer {
+        /// Its size in MiB.
+        size_mib: u64,
+    },
+    /// The whole image, which must be a file system that can be written to,
+    /// as a clone that shares blocks with it.
+    Copy {
+        /// Copy the image byte by byte where no clone can be made.
+        #[serde(default)]
+        plainly: bool,
+    },
 }
 
 /// Where a VM is in its life.
@@ -179,6 +245,12 @@ pub struct Vm {
     pub tty: bool,
     /// Volumes.
     pub disks: Vec<VolumeUse>,
+    /// Ports its image says it listens on, like `80/tcp`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exposed_ports: Vec<String>,
+    /// Labels of its image.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
     /// Unix time of creation, seconds.
     pub created: u64,
     /// Unix time of the last start, seconds.
@@ -380,7 +452,7 @@ pub struct ChunkRange {
     pub stored_bytes: u64,
 }
 
-/// Golden snapshots that were forgotten.
+/// Golden snapshots that were forgotten, or images.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pruned {
     /// Their names.
@@ -413,9 +485,10 @@ pub struct NodeInfo {
 /// An image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
-    /// Name.
+    /// Name, or reference.
     pub name: String,
-    /// BLAKE3 of the file system image, hexadecimal.
+    /// BLAKE3 of the file system image, hexadecimal; empty while it is known
+    /// by its chunks only.
     pub digest: String,
     /// Bytes of the file system image.
     pub size: u64,
@@ -423,6 +496,210 @@ pub struct Image {
     pub entries: u64,
     /// Unix time of import, seconds.
     pub created: u64,
+    /// What its commands are started with.
+    #[serde(default)]
+    pub config: ImageConfig,
+    /// Where it came from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<ImageSource>,
+    /// Id of its image of chunks, hexadecimal, if it has been made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chunks: Option<String>,
+    /// Bytes of `size` that are here; the rest is fetched when it is read.
+    #[serde(default)]
+    pub present: u64,
+    /// Bytes that it takes on disk.
+    #[serde(default)]
+    pub stored: u64,
+    /// Names of VMs that need it.
+    #[serde(default)]
+    pub used_by: Vec<String>,
+}
+
+/// What the commands of an image are started with (OCI image configuration).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ImageConfig {
+    /// Comes before every command.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub entrypoint: Vec<String>,
+    /// The command if none is given.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cmd: Vec<String>,
+    /// `NAME=value`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub env: Vec<String>,
+    /// Working directory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workdir: Option<String>,
+    /// `name`, `uid`, `name:group` or `uid:gid`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// What ends its command in order, like `SIGINT` or `2`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_signal: Option<String>,
+    /// Ports it listens on, like `80/tcp`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub exposed_ports: Vec<String>,
+    /// Labels.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+}
+
+/// Where an image came from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageSource {
+    /// The reference it was pulled by, or what it was imported from.
+    pub reference: String,
+    /// Digest of the manifest that was used, `sha256:…`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub manifest: Option<String>,
+}
+
+/// How the tar of an import is to be understood.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ImportKind {
+    /// A root file system.
+    Root,
+    /// An OCI image layout (`oci-layout`, `index.json`, `blobs/`).
+    Layout,
+    /// What `docker save` writes (`manifest.json`).
+    Docker,
+}
+
+/// How a registry is spoken to.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RegistryAccess {
+    /// Who we are: name and password.
+    pub credentials: Option<(String, String)>,
+    /// A token that says who we are, from a credential helper.
+    pub identity_token: Option<String>,
+    /// HTTP without TLS; loopback registries are tried so anyway.
+    pub plain_http: bool,
+    /// Certificates to trust beside the system's, PEM.
+    pub ca: Option<String>,
+    /// Public key, PEM: only manifests it has signed are taken.
+    pub verify_key: Option<String>,
+    /// The registry of references that name none.
+    pub registry: Option<String>,
+}
+
+impl core::fmt::Debug for RegistryAccess {
+    /// Without what is secret.
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let user = self.credentials.as_ref().map(|(user, _)| user);
+        f.debug_struct("RegistryAccess")
+            .field("user", &user)
+            .field("plain_http", &self.plain_http)
+            .field("registry", &self.registry)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What `POST /v1/pulls` fetches.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PullImage {
+    /// `HOST/REPO:TAG`, `HOST/REPO@DIGEST`, or a name of the default registry.
+    pub reference: String,
+    /// Ask the registry even if an image of this reference is here.
+    #[serde(default)]
+    pub renew: bool,
+    /// `linux/amd64`; none means the host's.
+    #[serde(default)]
+    pub platform: Option<String>,
+    /// The registry.
+    #[serde(default)]
+    pub access: RegistryAccess,
+}
+
+/// What `POST /v1/pushes` sends.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PushArtifact {
+    /// The image or snapshot.
+    pub name: String,
+    /// What `name` is; none means whichever there is, images first.
+    #[serde(default)]
+    pub kind: Option<ArtifactKind>,
+    /// `HOST/REPO:TAG`.
+    pub reference: String,
+    /// The registry.
+    #[serde(default)]
+    pub access: RegistryAccess,
+}
+
+/// What can be pushed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ArtifactKind {
+    /// A root file system.
+    Image,
+    /// A captured VM.
+    Snapshot,
+}
+
+/// How far a pull or push is. The last one is `Pulled`, `Pushed` or `Failed`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PullStep {
+    /// What is being done, in a few words.
+    Doing(String),
+    /// Bytes of one blob.
+    Blob {
+        /// Its digest, `sha256:…`.
+        digest: String,
+        /// Bytes that are there.
+        done: u64,
+        /// Bytes it has.
+        total: u64,
+    },
+    /// The image is here.
+    Pulled {
+        /// The image.
+        image: Image,
+        /// Bytes that came over the network for this pull.
+        fetched: u64,
+    },
+    /// A snapshot is here.
+    PulledSnapshot {
+        /// The snapshot.
+        snapshot: Snapshot,
+        /// Bytes that came over the network for this pull.
+        fetched: u64,
+    },
+    /// It is in the registry.
+    Pushed {
+        /// Digest of its manifest, `sha256:…`.
+        manifest: String,
+        /// Bytes that were sent.
+        sent: u64,
+        /// Bytes that were there already.
+        had: u64,
+    },
+    /// It failed; nothing was changed.
+    Failed(ApiError),
+}
+
+/// What `POST /v1/vms/{vm}/commit` makes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CommitVm {
+    /// Name of the new image.
+    pub image: String,
+}
+
+/// An image that was made of a VM's root.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Committed {
+    /// The image.
+    pub image: Image,
+    /// How long the VM's programs stood still, nanoseconds.
+    pub pause_ns: u64,
+    /// Bytes the changes take.
+    pub bytes: u64,
 }
 
 /// A kernel the node can boot.
@@ -443,8 +720,43 @@ pub struct Volume {
     pub name: String,
     /// Size in MiB.
     pub size_mib: u64,
+    /// Bytes it takes on the node's disk.
+    #[serde(default)]
+    pub disk_bytes: u64,
     /// Names of the running VMs that use it.
     pub used_by: Vec<String>,
+    /// Names of all VMs it belongs to, running or not.
+    #[serde(default)]
+    pub attached_to: Vec<String>,
+}
+
+/// What `POST /v1/volumes/{name}` makes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MakeVolume {
+    /// Size in MiB.
+    pub size_mib: u64,
+    /// Leave it empty instead of making an ext4 file system on it.
+    #[serde(default)]
+    pub raw: bool,
+}
+
+/// The new size in `PUT /v1/volumes/{name}/size`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResizeVolume {
+    /// Size in MiB.
+    pub size_mib: u64,
+}
+
+/// A volume that was resized.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResizedVolume {
+    /// The volume.
+    pub volume: Volume,
+    /// What is to be known of the file system on it, in one sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// A piece of a log.

@@ -10,6 +10,7 @@
 //! captured one was ([`ControlRequest::Capture`]).
 
 use serde::{Deserialize, Serialize};
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 /// The version written and the only one read.
@@ -191,7 +192,7 @@ pub struct Boot {
 }
 
 /// A disk.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Disk {
     /// A raw file or block device.
@@ -205,6 +206,43 @@ pub struct Disk {
     /// What the guest reads as serial number, at most 20 bytes.
     #[serde(default)]
     pub serial: Option<String>,
+    /// How fast the guest may use it.
+    #[serde(default, skip_serializing_if = "DiskLimit::is_none")]
+    pub limit: DiskLimit,
+    /// The file is a cache that is filled on demand; only for read-only disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub residency: Option<Residency>,
+}
+
+/// How to have missing bytes of a disk put into its file
+/// ([`crate::disk`]). `path` of the disk is then the cache's `contents`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Residency {
+    /// The map of what is there: the cache's `present`.
+    pub present: PathBuf,
+    /// Where the pager listens for VMMs of this disk.
+    pub pager_socket: PathBuf,
+}
+
+/// What a guest may use a disk for at most. Up to one second's worth can be
+/// used at once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskLimit {
+    /// Bytes read and written in a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_per_second: Option<NonZeroU64>,
+    /// Requests in a second: reads, writes, flushes, discards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operations_per_second: Option<NonZeroU64>,
+}
+
+impl DiskLimit {
+    /// Is there none?
+    pub fn is_none(&self) -> bool {
+        *self == DiskLimit::default()
+    }
 }
 
 /// The vsock device. Host programs reach guest port N by connecting to `path`
@@ -261,6 +299,9 @@ pub enum VmmEvent {
         start_ns: u64,
         /// End.
         end_ns: u64,
+        /// A remark.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        detail: Option<String>,
     },
     /// The guest wrote `value` to the trace port.
     Mark {

@@ -82,8 +82,7 @@ pub fn disk_use(text: &str) -> Result<DiskUse, String> {
     }
     let mut disk = VolumeUse {
         name: name.to_owned(),
-        size_mib: None,
-        read_only: false,
+        ..VolumeUse::default()
     };
     for part in parts {
         match part {

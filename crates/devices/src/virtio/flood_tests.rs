@@ -1,6 +1,6 @@
 //! Devices do not share one queue of work.
 
-use super::block::{Block, BlockOptions};
+use super::block::{Block, BlockOptions, RateLimit};
 use super::device::VirtioDevice;
 use super::testing::{Buffer, DriverQueue, PATIENCE, Running, memory};
 use super::vsock::{Vsock, VsockArgs};
@@ -41,6 +41,7 @@ impl Flood {
             read_only: true,
             direct: false,
             id: String::new(),
+            limit: RateLimit::default(),
         })
         .unwrap();
         let memory = memory(MEMORY_BYTES);

@@ -361,6 +361,7 @@ pub fn root_disk(path: PathBuf) -> Disk {
         read_only: true,
         direct: false,
         serial: Some("root".into()),
+        ..Disk::default()
     }
 }
 
@@ -372,6 +373,7 @@ pub fn volume_disk(name: &str, path: PathBuf, read_only: bool) -> Disk {
         direct: false,
         // virtio gives the serial number 20 bytes.
         serial: Some(name.chars().take(20).collect()),
+        ..Disk::default()
     }
 }
 

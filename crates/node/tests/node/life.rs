@@ -344,6 +344,7 @@ fn a_volume_has_one_writer() {
             name: "data".into(),
             size_mib: Some(64),
             read_only,
+            ..Default::default()
         }],
         ..idle(name)
     };

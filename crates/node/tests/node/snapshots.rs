@@ -302,6 +302,7 @@ fn what_a_snapshot_decides_can_not_be_chosen() {
             name: "data".into(),
             size_mib: Some(1),
             read_only: false,
+            ..VolumeUse::default()
         }]
     });
     let error = daemon.try_run(from("one")).unwrap_err();
@@ -513,6 +514,7 @@ fn a_sleeping_vm_keeps_its_volumes_to_itself() {
             name: "data".into(),
             size_mib: Some(1),
             read_only: false,
+            ..VolumeUse::default()
         }],
         ..named(name, CreateVm::default())
     };
@@ -610,6 +612,7 @@ fn vms_with_volumes_are_cloned_where_files_can_be() {
             name: "data".into(),
             size_mib: Some(1),
             read_only: false,
+            ..VolumeUse::default()
         }],
         ..named("box", counter())
     };

@@ -1,12 +1,11 @@
 //! The virtio device: its life and its one queue.
 
 use super::QUEUE_SIZE;
-use super::config::{ConfigSpace, features};
-use super::disk::Disk;
-use super::options::{BlockError, BlockOptions, ID_BYTES};
+use super::backend::Backend;
+use super::limit::Limiter;
+use super::options::{BlockError, BlockOptions};
 use super::state::{BlockState, RestoreError};
-use super::worker::{Worker, WorkerParts};
-use crate::log_limit::LogLimit;
+use super::worker::Worker;
 use crate::virtio::device::{ActivateError, Activation, ActiveQueue, VirtioDevice, WorkerRole};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,10 +17,9 @@ use vmm_sys_util::eventfd::EventFd;
 /// A disk. Its file stays open and locked as long as the device lives.
 #[derive(Debug)]
 pub struct Block {
-    disk: Arc<Disk>,
-    id: [u8; ID_BYTES],
-    config: ConfigSpace,
-    log: Arc<LogLimit>,
+    backend: Backend,
+    /// Outlives the worker: a pause gives nobody a full bucket.
+    limiter: Arc<Limiter>,
     running: Option<Running>,
 }
 
@@ -37,18 +35,9 @@ struct Running {
 impl Block {
     /// Opens a disk.
     pub fn open(options: &BlockOptions) -> Result<Block, BlockError> {
-        let id = options.id.as_bytes();
-        let mut padded = [0; ID_BYTES];
-        padded
-            .get_mut(..id.len())
-            .ok_or_else(|| BlockError::Id(options.id.clone()))?
-            .copy_from_slice(id);
-        let disk = Disk::open(options)?;
         Ok(Block {
-            config: ConfigSpace::new(&disk),
-            disk: Arc::new(disk),
-            id: padded,
-            log: Arc::default(),
+            backend: Backend::open(options)?,
+            limiter: Arc::new(Limiter::new(options.limit)),
             running: None,
         })
     }
@@ -62,12 +51,7 @@ impl Block {
 
     /// The device's state.
     pub fn save(&self) -> BlockState {
-        BlockState {
-            bytes: self.disk.bytes(),
-            read_only: self.disk.read_only(),
-            block_size: self.disk.block_size(),
-            id: self.id,
-        }
+        self.backend.state()
     }
 }
 
@@ -81,11 +65,11 @@ impl VirtioDevice for Block {
     }
 
     fn features(&self) -> u64 {
-        features(&self.disk)
+        self.backend.features()
     }
 
     fn read_config(&self, offset: u64, data: &mut [u8]) {
-        self.config.read(offset, data);
+        self.backend.read_config(offset, data);
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
@@ -98,16 +82,16 @@ impl VirtioDevice for Block {
         let doorbell = active.doorbell.try_clone().map_err(ActivateError::Worker)?;
         let stop = Arc::new(AtomicBool::new(false));
         let returned = Arc::new(Mutex::new(None));
-        let worker = Worker::new(WorkerParts {
-            disk: self.disk.clone(),
-            id: self.id,
+        let write_through = activation.features & (1 << VIRTIO_BLK_F_FLUSH) == 0;
+        let worker = Worker {
+            executor: self.backend.executor(stop.clone(), write_through),
+            limiter: self.limiter.clone(),
             memory: activation.memory,
             interrupt: activation.interrupt,
             active,
             stop: stop.clone(),
-            log: self.log.clone(),
-            write_through: activation.features & (1 << VIRTIO_BLK_F_FLUSH) == 0,
-        });
+            log: self.backend.log(),
+        };
         let slot = returned.clone();
         let body = move || {
             let queue = worker.run();

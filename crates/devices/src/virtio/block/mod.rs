@@ -1,19 +1,25 @@
 //! The block device (Virtio 1.3 §5.2) over a raw file or a block device.
 //!
 //! * [`device`]: the virtio device: its life and its one queue.
+//! * [`backend`]: a disk without a transport, for other servers of it too.
 //! * [`options`]: which file, and how; what can be wrong with it.
+//! * [`limit`]: how fast a guest may use it.
 //! * [`state`]: what a snapshot keeps.
 //! * `config`: the configuration space.
 //! * `request`: requests as guest memory has them, checked.
+//! * [`executor`]: carries requests out.
 //! * `worker`, `doorbell`: the thread that serves the queue, and what wakes it.
 //! * `disk`: bytes of the file to and from guest memory, a piece at a time.
 //! * `vectored`, `bounce`: the two ways they go.
 
+pub mod backend;
 mod bounce;
 mod config;
 pub mod device;
 mod disk;
 mod doorbell;
+pub mod executor;
+pub mod limit;
 pub mod options;
 mod request;
 pub mod state;
@@ -23,7 +29,10 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
+pub use backend::Backend;
 pub use device::Block;
+pub use executor::Executor;
+pub use limit::{Cost, RateLimit};
 pub use options::{BlockError, BlockOptions, ID_BYTES};
 pub use state::{BlockState, RestoreError};
 

@@ -1,6 +1,7 @@
 //! Which file, and how; what can be wrong with it.
 
 use super::SECTOR;
+use super::limit::RateLimit;
 use std::io;
 use std::path::PathBuf;
 use thiserror::Error;
@@ -19,6 +20,8 @@ pub struct BlockOptions {
     pub direct: bool,
     /// What the guest reads as serial number, at most [`ID_BYTES`] bytes.
     pub id: String,
+    /// How fast the guest may use it.
+    pub limit: RateLimit,
 }
 
 /// A disk can't be used.

@@ -4,6 +4,7 @@
 //! 16 bytes, then data), then those it writes (data, then one byte of
 //! status). Where one buffer ends and the next begins means nothing (§2.7.4).
 
+use super::limit::Cost;
 use super::{DISCARD_SECTORS_MAX, RANGES_MAX, SECTOR, SEGMENTS_MAX, WRITE_ZEROES_SECTORS_MAX};
 use crate::GuestMemory;
 use std::ops::Range;
@@ -74,6 +75,23 @@ pub(super) struct Request {
     pub(super) status: GuestAddress,
     /// Bytes of the data segments.
     pub(super) data_bytes: u64,
+}
+
+impl Request {
+    /// What it counts for where a disk's use is limited.
+    pub(super) fn cost(&self) -> Cost {
+        match self.operation {
+            Operation::Identify => Cost::default(),
+            Operation::Read(_) | Operation::Write(_) => Cost {
+                operations: 1,
+                bytes: self.data_bytes,
+            },
+            Operation::Flush | Operation::Discard(_) | Operation::WriteZeroes(_) => Cost {
+                operations: 1,
+                bytes: 0,
+            },
+        }
+    }
 }
 
 /// Why a chain is no request.

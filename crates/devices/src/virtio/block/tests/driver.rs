@@ -1,7 +1,7 @@
 //! A block driver for the tests.
 
 use crate::GuestMemory;
-use crate::virtio::block::{Block, BlockOptions, SECTOR};
+use crate::virtio::block::{Block, BlockOptions, RateLimit, SECTOR};
 use crate::virtio::testing::{Buffer, DriverQueue, Running, Used, memory};
 use std::fs::File;
 use std::io::Write;
@@ -72,6 +72,7 @@ pub fn options(path: &Path) -> BlockOptions {
         read_only: false,
         direct: false,
         id: "disk-1".to_owned(),
+        limit: RateLimit::default(),
     }
 }
 

@@ -2,6 +2,7 @@ use super::driver::*;
 use crate::virtio::block::{Block, BlockOptions, BlockState, RestoreError, SECTOR};
 use crate::virtio::testing::{Buffer, Running, copy_of};
 use std::collections::BTreeSet;
+use std::num::NonZeroU64;
 
 #[test]
 fn requests_left_waiting_are_done_exactly_once_after_a_restore() {
@@ -101,4 +102,30 @@ fn a_device_stops_in_the_middle_of_a_flood() {
     let state = queues[0].state();
     assert_eq!(state.next_avail, state.next_used);
     assert!(state.next_used <= 21);
+}
+
+#[test]
+fn a_request_that_waits_for_its_turn_is_kept_for_another_time() {
+    let disk = Fixture::new(8);
+    let mut options = disk.options();
+    // The first read is paid for in the next ten minutes.
+    options.limit.bytes_per_second = NonZeroU64::new(1);
+    let mut guest = Guest::start(&options);
+    assert_eq!(guest.read(0, 512), (OK, 513));
+    guest.write_header(IN, 3);
+    guest.driver.add(&usual(&[Buffer::writable(DATA, 512)]));
+    guest.device.ring(0);
+    let (block, queues) = guest.device.stop();
+    let state = queues[0].state();
+    assert_eq!((state.next_avail, state.next_used), (1, 1));
+    let saved = block.save();
+    drop(block);
+
+    let block = Block::restore(&disk.options(), &saved).unwrap();
+    let _device = Running::start(block, &guest.memory, queues, FLUSHES);
+    let used = guest.driver.wait_used();
+    assert_eq!(used.length, 513);
+    let mut data = [0; 512];
+    guest.driver.load(DATA, &mut data);
+    assert_eq!(data, [3; 512]);
 }

@@ -1,0 +1,371 @@
+//! How fast a guest may use a disk: a bucket of tokens for operations, one for
+//! bytes, each filled at its rate and holding one second's worth.
+//!
+//! A request larger than the bucket goes when the bucket is full and leaves it
+//! in debt, so that the rate holds over time whatever the size of requests. A
+//! request that waits is not lost: it is given back to the queue when the
+//! device has to stop, and waits anew when the device goes on.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io;
+use std::num::NonZeroU64;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+const SECOND_NS: i128 = 1_000_000_000;
+
+/// What a disk may be used for at most.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RateLimit {
+    /// Bytes read and written in a second.
+    pub bytes_per_second: Option<NonZeroU64>,
+    /// Requests in a second: reads, writes, flushes, discards, zeroing.
+    pub operations_per_second: Option<NonZeroU64>,
+}
+
+/// What a request counts for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Requests, 0 or 1.
+    pub operations: u64,
+    /// Bytes that are moved.
+    pub bytes: u64,
+}
+
+/// Where the time comes from, and how to let it pass.
+pub(super) trait Clock: std::fmt::Debug + Send + Sync {
+    /// Nanoseconds since some moment.
+    fn now_ns(&self) -> u64;
+    /// Lets so much time pass, less if `doorbell` becomes readable.
+    fn wait(&self, nanoseconds: u64, doorbell: BorrowedFd<'_>) -> io::Result<()>;
+}
+
+/// CLOCK_MONOTONIC, waited for on the doorbell.
+#[derive(Debug)]
+struct Monotonic;
+
+impl Clock for Monotonic {
+    fn now_ns(&self) -> u64 {
+        jiffy_sys::clock::monotonic_ns()
+    }
+
+    fn wait(&self, nanoseconds: u64, doorbell: BorrowedFd<'_>) -> io::Result<()> {
+        let timeout = Timespec {
+            tv_sec: (nanoseconds / SECOND_NS as u64) as i64,
+            tv_nsec: (nanoseconds % SECOND_NS as u64) as i64,
+        };
+        let mut fds = [PollFd::new(&doorbell, PollFlags::IN)];
+        match poll(&mut fds, Some(&timeout)) {
+            // The order to stop, or the driver's notice of further requests,
+            // which are looked for in any case.
+            Ok(1..) => {
+                rustix::io::read(doorbell, &mut [0; 8])?;
+                Ok(())
+            }
+            Ok(0) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// A bucket. Levels are in billionths of a token: exact at any rate.
+#[derive(Debug)]
+struct Bucket {
+    rate: u64,
+    level: i128,
+}
+
+impl Bucket {
+    fn new(rate: NonZeroU64) -> Bucket {
+        let rate = rate.get();
+        Bucket {
+            rate,
+            level: i128::from(rate) * SECOND_NS,
+        }
+    }
+
+    fn fill(&mut self, nanoseconds: u64) {
+        let rate = i128::from(self.rate);
+        self.level = (self.level + rate * i128::from(nanoseconds)).min(rate * SECOND_NS);
+    }
+
+    /// Nanoseconds until so many tokens may be taken; 0 if now.
+    fn wait_ns(&self, tokens: u64) -> u64 {
+        let rate = i128::from(self.rate);
+        let needed = i128::from(tokens).min(rate) * SECOND_NS;
+        let missing = (needed - self.level).max(0);
+        u64::try_from((missing + rate - 1) / rate).unwrap_or(u64::MAX)
+    }
+
+    fn take(&mut self, tokens: u64) {
+        self.level -= i128::from(tokens) * SECOND_NS;
+    }
+}
+
+#[derive(Debug)]
+struct Buckets {
+    operations: Option<Bucket>,
+    bytes: Option<Bucket>,
+    filled_ns: u64,
+}
+
+impl Buckets {
+    /// Takes what the request costs, or tells how long to wait first.
+    fn take(&mut self, cost: Cost, now_ns: u64) -> Result<(), u64> {
+        let elapsed = now_ns.saturating_sub(self.filled_ns);
+        self.filled_ns = now_ns;
+        let mut wait = 0;
+        for (bucket, tokens) in self.pairs(cost) {
+            bucket.fill(elapsed);
+            wait = wait.max(bucket.wait_ns(tokens));
+        }
+        if wait > 0 {
+            return Err(wait);
+        }
+        for (bucket, tokens) in self.pairs(cost) {
+            bucket.take(tokens);
+        }
+        Ok(())
+    }
+
+    fn pairs(&mut self, cost: Cost) -> impl Iterator<Item = (&mut Bucket, u64)> {
+        let operations = self
+            .operations
+            .as_mut()
+            .map(|bucket| (bucket, cost.operations));
+        let bytes = self.bytes.as_mut().map(|bucket| (bucket, cost.bytes));
+        operations.into_iter().chain(bytes)
+    }
+}
+
+/// The limit of one disk.
+#[derive(Debug)]
+pub(super) struct Limiter {
+    /// None for a disk without a limit, which then costs nothing.
+    buckets: Option<Mutex<Buckets>>,
+    clock: Box<dyn Clock>,
+}
+
+impl Limiter {
+    /// Both buckets are full.
+    pub(super) fn new(limit: RateLimit) -> Limiter {
+        Limiter::with_clock(limit, Box::new(Monotonic))
+    }
+
+    fn with_clock(limit: RateLimit, clock: Box<dyn Clock>) -> Limiter {
+        let limited = limit != RateLimit::default();
+        let buckets = limited.then(|| {
+            Mutex::new(Buckets {
+                operations: limit.operations_per_second.map(Bucket::new),
+                bytes: limit.bytes_per_second.map(Bucket::new),
+                filled_ns: clock.now_ns(),
+            })
+        });
+        Limiter { buckets, clock }
+    }
+
+    /// Returns when a request of this cost may be carried out; fails with
+    /// [`io::ErrorKind::Interrupted`] once `stop` is set, for which the
+    /// doorbell is rung.
+    pub(super) fn admit(
+        &self,
+        cost: Cost,
+        doorbell: BorrowedFd<'_>,
+        stop: &AtomicBool,
+    ) -> io::Result<()> {
+        let Some(buckets) = &self.buckets else {
+            return Ok(());
+        };
+        loop {
+            let now_ns = self.clock.now_ns();
+            let taken = buckets
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take(cost, now_ns);
+            let Err(wait_ns) = taken else {
+                return Ok(());
+            };
+            self.clock.wait(wait_ns, doorbell)?;
+            if stop.load(Ordering::SeqCst) {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::virtio::block::doorbell::descriptor;
+    use proptest::prelude::*;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
+    use vmm_sys_util::eventfd::EventFd;
+
+    /// Time that passes only when somebody waits.
+    #[derive(Debug, Clone, Default)]
+    struct Virtual {
+        now_ns: Arc<AtomicU64>,
+        waits: Arc<AtomicU64>,
+    }
+
+    impl Clock for Virtual {
+        fn now_ns(&self) -> u64 {
+            self.now_ns.load(Ordering::SeqCst)
+        }
+
+        fn wait(&self, nanoseconds: u64, _: BorrowedFd<'_>) -> io::Result<()> {
+            self.now_ns.fetch_add(nanoseconds, Ordering::SeqCst);
+            self.waits.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        }
+    }
+
+    fn limit(bytes: u64, operations: u64) -> RateLimit {
+        RateLimit {
+            bytes_per_second: NonZeroU64::new(bytes),
+            operations_per_second: NonZeroU64::new(operations),
+        }
+    }
+
+    fn limiter(limit: RateLimit) -> (Limiter, Virtual) {
+        let clock = Virtual::default();
+        (Limiter::with_clock(limit, Box::new(clock.clone())), clock)
+    }
+
+    /// Lets requests through, one after the other; the time it took.
+    fn run(limit: RateLimit, costs: impl IntoIterator<Item = Cost>) -> (u64, u64) {
+        let (limiter, clock) = limiter(limit);
+        let doorbell = EventFd::new(0).unwrap();
+        let stop = AtomicBool::new(false);
+        for cost in costs {
+            limiter.admit(cost, descriptor(&doorbell), &stop).unwrap();
+        }
+        let waits = clock.waits.load(Ordering::SeqCst);
+        (clock.now_ns(), waits)
+    }
+
+    fn cost(bytes: u64) -> Cost {
+        let operations = 1;
+        Cost { operations, bytes }
+    }
+
+    const SECOND: u64 = SECOND_NS as u64;
+
+    #[test]
+    fn a_seconds_worth_at_once_and_the_rest_at_the_rate() {
+        assert_eq!(run(limit(0, 100), vec![cost(0); 100]), (0, 0));
+        assert_eq!(run(limit(0, 100), vec![cost(0); 101]), (SECOND / 100, 1));
+        let (time, waits) = run(limit(0, 100), vec![cost(0); 600]);
+        assert_eq!((time, waits), (5 * SECOND, 500));
+        let (time, _) = run(limit(1 << 20, 0), vec![cost(4096); 1024]);
+        assert_eq!(time, 3 * SECOND);
+    }
+
+    #[test]
+    fn without_a_limit_nothing_waits() {
+        assert_eq!(run(limit(0, 0), vec![cost(1 << 40); 1000]), (0, 0));
+    }
+
+    #[test]
+    fn the_tighter_of_both_counts() {
+        let (time, _) = run(limit(1 << 20, 10), vec![cost(1 << 16); 110]);
+        assert_eq!(time, 10 * SECOND);
+        let (time, _) = run(limit(1 << 16, 1000), vec![cost(1 << 16); 11]);
+        assert_eq!(time, 10 * SECOND);
+    }
+
+    #[test]
+    fn a_request_larger_than_the_bucket_is_paid_for_later() {
+        // 10 MiB at 1 MiB a second: at once, but the next one waits.
+        let (time, waits) = run(limit(1 << 20, 0), [cost(10 << 20)]);
+        assert_eq!((time, waits), (0, 0));
+        let (time, _) = run(limit(1 << 20, 0), [cost(10 << 20), cost(1 << 20)]);
+        assert_eq!(time, 10 * SECOND);
+    }
+
+    #[test]
+    fn idle_time_is_saved_up_to_a_second() {
+        let (limiter, clock) = limiter(limit(0, 10));
+        let doorbell = EventFd::new(0).unwrap();
+        let stop = AtomicBool::new(false);
+        let go = || {
+            limiter
+                .admit(cost(0), descriptor(&doorbell), &stop)
+                .unwrap()
+        };
+        (0..10).for_each(|_| go());
+        clock.now_ns.fetch_add(100 * SECOND, Ordering::SeqCst);
+        let before = clock.now_ns();
+        (0..10).for_each(|_| go());
+        assert_eq!(clock.now_ns(), before);
+        go();
+        assert_eq!(clock.now_ns(), before + SECOND / 10);
+    }
+
+    #[test]
+    fn the_order_to_stop_ends_a_wait() {
+        // Real time, and an hour to wait: the ring ends it.
+        let limiter = Limiter::new(limit(1, 0));
+        let doorbell = EventFd::new(0).unwrap();
+        let stop = AtomicBool::new(false);
+        let admit = || limiter.admit(cost(3600), descriptor(&doorbell), &stop);
+        admit().unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(admit);
+            stop.store(true, Ordering::SeqCst);
+            doorbell.write(1).unwrap();
+            let error = waiting.join().unwrap().unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::Interrupted);
+        });
+    }
+
+    #[test]
+    fn a_ring_of_the_driver_neither_ends_a_wait_nor_makes_it_busy() {
+        let (limiter, clock) = limiter(limit(0, 1));
+        let stop = AtomicBool::new(false);
+        let doorbell = EventFd::new(0).unwrap();
+        limiter
+            .admit(cost(0), descriptor(&doorbell), &stop)
+            .unwrap();
+        limiter
+            .admit(cost(0), descriptor(&doorbell), &stop)
+            .unwrap();
+        assert_eq!(clock.waits.load(Ordering::SeqCst), 1);
+        // The real clock takes the ring away: the next wait is one again.
+        doorbell.write(1).unwrap();
+        Monotonic.wait(SECOND * 60, descriptor(&doorbell)).unwrap();
+        let mut fds = [PollFd::from_borrowed_fd(
+            descriptor(&doorbell),
+            PollFlags::IN,
+        )];
+        assert_eq!(poll(&mut fds, Some(&Timespec::default())).unwrap(), 0);
+    }
+
+    proptest! {
+        /// Whatever the requests: over the whole time no more than the rate
+        /// and one bucket, less the last request, and never much less.
+        #[test]
+        fn the_rate_holds(
+            bytes in 1u64..1 << 32,
+            operations in 1u64..1 << 20,
+            sizes in prop::collection::vec(0u64..1 << 24, 1..200),
+        ) {
+            let last = *sizes.last().unwrap();
+            let total: u64 = sizes.iter().sum();
+            let count = sizes.len() as u64;
+            let (time, _) = run(limit(bytes, operations), sizes.into_iter().map(cost));
+            let allowed = |rate: u64| {
+                i128::from(rate) * (SECOND_NS + i128::from(time)) / SECOND_NS
+            };
+            prop_assert!(i128::from(total - last) <= allowed(bytes));
+            prop_assert!(i128::from(count - 1) <= allowed(operations));
+            let needed = |amount: u64, rate: u64| {
+                i128::from(amount) * SECOND_NS / i128::from(rate)
+            };
+            let most = needed(total, bytes) + needed(count, operations) + 400;
+            prop_assert!(i128::from(time) <= most, "{time} > {most}");
+        }
+    }
+}
