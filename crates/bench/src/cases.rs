@@ -307,6 +307,7 @@ fn usual(kernel: &str) -> vmm::VmmConfig {
             read_only: true,
             direct: false,
             serial: None,
+            ..vmm::Disk::default()
         }],
         vsock: Some(vmm::Vsock {
             cid: 3,
