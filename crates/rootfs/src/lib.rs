@@ -9,8 +9,14 @@
 //! The same input gives the same bytes, hence the same digest.
 
 pub mod archive;
+pub mod config;
 pub mod erofs;
 mod import;
+pub mod source;
 pub mod tree;
 
-pub use import::{ImportError, Imported, Limits, import_tar};
+pub use config::{ConfigError, ExposedPort, ImageConfig, Platform};
+pub use import::{
+    Child, ImportError, Imported, Limits, Progress, Watch, child, import, import_tar, rebuild,
+};
+pub use source::{Choice, Layer, Source, SourceError, SourceKind};

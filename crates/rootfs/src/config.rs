@@ -1,0 +1,404 @@
+//! What an image says about running it (OCI image configuration).
+
+use serde::{Deserialize, Deserializer, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use thiserror::Error;
+
+/// The largest configuration that is read, bytes.
+pub const MAX_CONFIG: u64 = 4 << 20;
+/// The most strings in one list or map of a configuration.
+const MAX_ITEMS: usize = 4096;
+/// The most exposed ports, ranges counted out.
+const MAX_PORTS: usize = 65_536;
+/// The longest string in a configuration, bytes (Linux MAX_ARG_STRLEN).
+const MAX_STRING: usize = 128 << 10;
+
+/// An operating system and a processor, as OCI names them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Platform {
+    /// `linux`.
+    pub os: String,
+    /// `amd64`, `arm64`, …
+    pub architecture: String,
+    /// `v7`, `v8`, … or empty.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub variant: String,
+}
+
+impl Default for Platform {
+    /// `linux/amd64`: what VMs are.
+    fn default() -> Platform {
+        Platform {
+            os: "linux".into(),
+            architecture: "amd64".into(),
+            variant: String::new(),
+        }
+    }
+}
+
+impl std::fmt::Display for Platform {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.os, self.architecture)?;
+        if !self.variant.is_empty() {
+            write!(f, "/{}", self.variant)?;
+        }
+        Ok(())
+    }
+}
+
+impl Platform {
+    /// Whether an image for `other` runs on this; variants of one
+    /// architecture are not told apart unless this one names its own.
+    pub fn runs(&self, other: &Platform) -> bool {
+        self.os == other.os
+            && self.architecture == other.architecture
+            && (self.variant.is_empty() || self.variant == other.variant)
+    }
+}
+
+/// A port that the image's program listens on.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ExposedPort {
+    /// Its number, not 0.
+    pub port: u16,
+    /// `tcp`, `udp` or `sctp`.
+    pub protocol: String,
+}
+
+/// How to run an image, and what it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ImageConfig {
+    /// What it was built for.
+    pub platform: Platform,
+    /// When it was built, RFC 3339, as written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub created: Option<String>,
+    /// Program and first arguments.
+    pub entrypoint: Vec<String>,
+    /// Arguments behind the entrypoint, or the program when there is none.
+    pub cmd: Vec<String>,
+    /// `NAME=VALUE`, each name once.
+    pub env: Vec<String>,
+    /// Where the program starts; absolute, or empty for `/`.
+    pub working_dir: String,
+    /// `USER[:GROUP]`, names or numbers; empty for root.
+    pub user: String,
+    /// Ports it listens on.
+    pub exposed_ports: BTreeSet<ExposedPort>,
+    /// Folders meant to outlive a container.
+    pub volumes: BTreeSet<String>,
+    /// The signal that asks it to stop: a name or a number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_signal: Option<String>,
+    /// Names and values of the image's author.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// A configuration can't be used.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// It is over [`MAX_CONFIG`].
+    #[error("the image's configuration has {0} bytes, over the limit of {MAX_CONFIG}")]
+    TooLarge(u64),
+    /// It is no JSON, or of another shape.
+    #[error("the image's configuration is not one")]
+    Json(#[from] serde_json::Error),
+    /// A value in it makes no sense.
+    #[error("the image's configuration has {field} {value:?}, {what}")]
+    Value {
+        /// Which field.
+        field: &'static str,
+        /// What it says (shortened).
+        value: String,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+}
+
+/// The JSON, as OCI image-spec `config.md` and Docker write it.
+#[derive(Deserialize)]
+pub(crate) struct RawConfig {
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub architecture: String,
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub os: String,
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub variant: String,
+    pub created: Option<String>,
+    #[serde(default, deserialize_with = "null_as_default")]
+    config: RawRun,
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub rootfs: RawRootfs,
+}
+
+#[derive(Deserialize, Default)]
+pub(crate) struct RawRootfs {
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub diff_ids: Vec<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "PascalCase")]
+struct RawRun {
+    #[serde(default, deserialize_with = "null_as_default")]
+    entrypoint: Vec<String>,
+    #[serde(default, deserialize_with = "null_as_default")]
+    cmd: Vec<String>,
+    #[serde(default, deserialize_with = "null_as_default")]
+    env: Vec<String>,
+    #[serde(default, deserialize_with = "null_as_default")]
+    working_dir: String,
+    #[serde(default, deserialize_with = "null_as_default")]
+    user: String,
+    #[serde(default, deserialize_with = "null_as_default")]
+    exposed_ports: BTreeMap<String, serde::de::IgnoredAny>,
+    #[serde(default, deserialize_with = "null_as_default")]
+    volumes: BTreeMap<String, serde::de::IgnoredAny>,
+    stop_signal: Option<String>,
+    #[serde(default, deserialize_with = "null_as_default")]
+    labels: BTreeMap<String, String>,
+}
+
+fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    from: D,
+) -> Result<T, D::Error> {
+    Ok(Option::<T>::deserialize(from)?.unwrap_or_default())
+}
+
+impl ImageConfig {
+    /// Reads an OCI (or Docker) image configuration.
+    pub fn from_json(json: &[u8]) -> Result<ImageConfig, ConfigError> {
+        RawConfig::from_json(json)?.into_config()
+    }
+
+    /// The program and its arguments: `cmd` stands for the image's own
+    /// arguments when it is not empty.
+    pub fn command(&self, cmd: &[String]) -> Vec<String> {
+        let arguments = if cmd.is_empty() { &self.cmd } else { cmd };
+        [&self.entrypoint[..], arguments].concat()
+    }
+}
+
+impl RawConfig {
+    pub(crate) fn from_json(json: &[u8]) -> Result<RawConfig, ConfigError> {
+        if json.len() as u64 > MAX_CONFIG {
+            return Err(ConfigError::TooLarge(json.len() as u64));
+        }
+        Ok(serde_json::from_slice(json)?)
+    }
+
+    pub(crate) fn platform(&self) -> Platform {
+        Platform {
+            os: self.os.clone(),
+            architecture: self.architecture.clone(),
+            variant: self.variant.clone(),
+        }
+    }
+
+    pub(crate) fn into_config(self) -> Result<ImageConfig, ConfigError> {
+        let platform = self.platform();
+        let run = self.config;
+        check_list("Entrypoint", &run.entrypoint)?;
+        check_list("Cmd", &run.cmd)?;
+        check_list("Env", &run.env)?;
+        for variable in &run.env {
+            if variable.find('=').is_none_or(|at| at == 0) {
+                return Err(wrong("Env", variable, "which is not NAME=VALUE"));
+            }
+        }
+        check_string("WorkingDir", &run.working_dir)?;
+        check_string("User", &run.user)?;
+        check_count("Volumes", run.volumes.len())?;
+        for volume in run.volumes.keys() {
+            check_string("Volumes", volume)?;
+        }
+        check_count("Labels", run.labels.len())?;
+        for text in run.labels.iter().flat_map(|(name, value)| [name, value]) {
+            check_string("Labels", text)?;
+        }
+        if let Some(signal) = &run.stop_signal {
+            let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"+-".contains(&byte);
+            if signal.len() > 20 || !signal.bytes().all(plain) {
+                return Err(wrong("StopSignal", signal, "which is no signal"));
+            }
+        }
+        if let Some(created) = &self.created {
+            check_string("created", created)?;
+        }
+        Ok(ImageConfig {
+            platform,
+            created: self.created,
+            entrypoint: run.entrypoint,
+            cmd: run.cmd,
+            env: last_of_each(run.env),
+            working_dir: run.working_dir,
+            user: run.user,
+            exposed_ports: ports(run.exposed_ports.keys())?,
+            volumes: run.volumes.into_keys().collect(),
+            stop_signal: run.stop_signal.filter(|signal| !signal.is_empty()),
+            labels: run.labels,
+        })
+    }
+}
+
+/// Each variable once: the last value, at the first one's place.
+fn last_of_each(env: Vec<String>) -> Vec<String> {
+    let mut place: BTreeMap<String, usize> = BTreeMap::new();
+    let mut out: Vec<String> = Vec::with_capacity(env.len());
+    for variable in env {
+        let name = variable.split('=').next().unwrap_or_default().to_owned();
+        match place.get(&name) {
+            Some(index) => out[*index] = variable,
+            None => {
+                place.insert(name, out.len());
+                out.push(variable);
+            }
+        }
+    }
+    out
+}
+
+/// `80`, `80/tcp` or `8000-8010/udp`.
+fn ports<'a>(
+    texts: impl Iterator<Item = &'a String>,
+) -> Result<BTreeSet<ExposedPort>, ConfigError> {
+    let mut ports = BTreeSet::new();
+    let mut count = 0;
+    for text in texts {
+        let refuse = || wrong("ExposedPorts", text, "which is no port");
+        let (numbers, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
+        let (first, last) = numbers.split_once('-').unwrap_or((numbers, numbers));
+        let number = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
+        let (first, last) = number(first).zip(number(last)).ok_or_else(refuse)?;
+        let protocol = protocol.to_ascii_lowercase();
+        if !["tcp", "udp", "sctp"].contains(&protocol.as_str()) || first > last {
+            return Err(refuse());
+        }
+        count += usize::from(last - first) + 1;
+        if count > MAX_PORTS {
+            return Err(wrong("ExposedPorts", text, "which makes them too many"));
+        }
+        ports.extend((first..=last).map(|port| ExposedPort {
+            port,
+            protocol: protocol.clone(),
+        }));
+    }
+    Ok(ports)
+}
+
+fn check_list(field: &'static str, list: &[String]) -> Result<(), ConfigError> {
+    check_count(field, list.len())?;
+    list.iter().try_for_each(|text| check_string(field, text))
+}
+
+fn check_count(field: &'static str, count: usize) -> Result<(), ConfigError> {
+    if count > MAX_ITEMS {
+        return Err(wrong(field, &count.to_string(), "which are too many"));
+    }
+    Ok(())
+}
+
+fn check_string(field: &'static str, text: &str) -> Result<(), ConfigError> {
+    if text.len() > MAX_STRING {
+        return Err(wrong(field, text, "which is too long"));
+    }
+    if text.contains('\0') {
+        return Err(wrong(field, text, "which holds a NUL byte"));
+    }
+    Ok(())
+}
+
+fn wrong(field: &'static str, value: &str, what: &'static str) -> ConfigError {
+    ConfigError::Value {
+        field,
+        value: value.chars().take(60).collect(),
+        what,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const WHOLE: &[u8] = br#"{
+        "architecture": "arm64", "os": "linux", "variant": "v8",
+        "created": "2024-01-02T03:04:05Z",
+        "config": {
+            "Entrypoint": ["/docker-entrypoint.sh"], "Cmd": ["nginx", "-g"],
+            "Env": ["PATH=/bin", "A=1", "A=2"], "WorkingDir": "/srv", "User": "www:33",
+            "ExposedPorts": {"80/tcp": {}, "53/udp": {}, "8000-8001": {}},
+            "Volumes": {"/data": {}}, "StopSignal": "SIGQUIT",
+            "Labels": {"maintainer": "somebody"}
+        },
+        "rootfs": {"type": "layers", "diff_ids": ["sha256:00"]},
+        "history": [{"created_by": "x"}]
+    }"#;
+
+    #[test]
+    fn every_field_arrives() {
+        let config = ImageConfig::from_json(WHOLE).unwrap();
+        assert_eq!(config.platform.to_string(), "linux/arm64/v8");
+        assert_eq!(config.created.as_deref(), Some("2024-01-02T03:04:05Z"));
+        assert_eq!(
+            config.command(&[]),
+            ["/docker-entrypoint.sh", "nginx", "-g"]
+        );
+        assert_eq!(
+            config.command(&["sh".into()]),
+            ["/docker-entrypoint.sh", "sh"]
+        );
+        assert_eq!(config.env, ["PATH=/bin", "A=2"]);
+        assert_eq!(
+            (config.working_dir, config.user),
+            ("/srv".into(), "www:33".into())
+        );
+        let ports: Vec<_> = config
+            .exposed_ports
+            .iter()
+            .map(|port| format!("{}/{}", port.port, port.protocol))
+            .collect();
+        assert_eq!(ports, ["53/udp", "80/tcp", "8000/tcp", "8001/tcp"]);
+        assert_eq!(config.volumes.first().unwrap(), "/data");
+        assert_eq!(config.stop_signal.as_deref(), Some("SIGQUIT"));
+        assert_eq!(config.labels["maintainer"], "somebody");
+    }
+
+    #[test]
+    fn nulls_and_absent_fields_are_empty() {
+        let config = ImageConfig::from_json(
+            br#"{"config":{"Cmd":null,"Env":null,"Labels":null,"ExposedPorts":null}}"#,
+        )
+        .unwrap();
+        assert_eq!(config.cmd, Vec::<String>::new());
+        assert!(ImageConfig::from_json(br#"{"config":null}"#).is_ok());
+    }
+
+    #[test]
+    fn nonsense_is_refused_in_a_sentence() {
+        let refusal = |run: &str| {
+            ImageConfig::from_json(format!(r#"{{"config":{{{run}}}}}"#).as_bytes())
+                .unwrap_err()
+                .to_string()
+        };
+        assert!(refusal(r#""Env":["=x"]"#).contains("not NAME=VALUE"));
+        assert!(refusal(r#""ExposedPorts":{"0/tcp":{}}"#).contains("no port"));
+        assert!(refusal(r#""ExposedPorts":{"80/icmp":{}}"#).contains("no port"));
+        assert!(refusal(r#""StopSignal":"; reboot""#).contains("no signal"));
+        assert!(refusal(r#""Cmd":["a\u0000b"]"#).contains("NUL"));
+        assert!(ImageConfig::from_json(b"[]").is_err());
+        let many = format!(r#""Cmd":[{}"x"]"#, r#""x","#.repeat(5000));
+        assert!(refusal(&many).contains("too many"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in ".{0,200}") {
+            let _ = ImageConfig::from_json(text.as_bytes());
+            let inside = format!(r#"{{"config":{{"ExposedPorts":{{{}:{{}}}}}}}}"#, serde_json::json!(text));
+            let _ = ImageConfig::from_json(inside.as_bytes());
+        }
+    }
+}
