@@ -12,6 +12,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("vmm", &["devices", "sys", "wire"]),
     ("store", &["sys", "wire"]),
     ("pager", &["store", "sys", "wire"]),
+    ("registry", &["sys"]),
     ("rootfs", &[]),
     ("kernel", &[]),
     ("guest", &["wire", "sys"]),

@@ -1,0 +1,52 @@
+//! [`Client`], which speaks the distribution protocol.
+//!
+//! OCI distribution specification 1.1. A client is cheap to clone and used from as
+//! many threads as one likes; they share connections and tokens.
+//!
+//! * [`options`]: time limits, retries, credentials, certificates.
+//! * [`exchange`](self): one request, with its authorisation and redirects.
+//! * [`pull`](self), [`push`](self): what images are fetched and sent with.
+
+mod authorisation;
+mod challenge;
+mod exchange;
+pub mod options;
+mod pull;
+mod push;
+mod resolver;
+mod retry;
+mod transport;
+mod url;
+
+pub use options::{ClientOptions, PlainHttp, Retries};
+pub use pull::{Fetched, Image};
+pub use push::Uploaded;
+
+use crate::error::Result;
+use std::sync::Arc;
+
+/// The largest manifest or index, bytes. The specification asks registries to take
+/// manifests up to this size, and clients need no more.
+pub const MAX_MANIFEST: u64 = 4 << 20;
+
+/// A client of OCI registries.
+#[derive(Clone)]
+pub struct Client {
+    inner: Arc<exchange::Exchange>,
+}
+
+impl Client {
+    /// A client with these options. Reads the files of certificates; connects to
+    /// nothing.
+    pub fn new(options: ClientOptions) -> Result<Self> {
+        Ok(Self {
+            inner: Arc::new(exchange::Exchange::new(options)?),
+        })
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").finish_non_exhaustive()
+    }
+}

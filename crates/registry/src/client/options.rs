@@ -1,0 +1,90 @@
+//! Time limits, retries, credentials, certificates.
+
+use crate::Credentials;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How a [`Client`](crate::Client) behaves. `Default` is what one wants.
+#[derive(Clone, Debug)]
+pub struct ClientOptions {
+    /// Who we are. Default: nobody.
+    pub credentials: Credentials,
+    /// Which registries are spoken to without TLS.
+    pub plain_http: PlainHttp,
+    /// PEM files of authorities that are believed beside the system's.
+    pub authorities: Vec<PathBuf>,
+    /// How long a connection may take to be made, TLS included. Default: 10 s.
+    pub connect_timeout: Duration,
+    /// How long nothing may come or go on a connection. There is no limit for a whole
+    /// transfer. Default: 30 s.
+    pub stall_timeout: Duration,
+    /// What is done about failures that may pass.
+    pub retries: Retries,
+    /// What we call ourselves.
+    pub user_agent: String,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self {
+            credentials: Credentials::anonymous(),
+            plain_http: PlainHttp::Loopback,
+            authorities: Vec::new(),
+            connect_timeout: Duration::from_secs(10),
+            stall_timeout: Duration::from_secs(30),
+            retries: Retries::default(),
+            user_agent: concat!("jiffy/", env!("CARGO_PKG_VERSION")).to_owned(),
+        }
+    }
+}
+
+/// Which registries are spoken to without TLS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PlainHttp {
+    /// Those on this computer, unless they ask for TLS.
+    #[default]
+    Loopback,
+    /// All of them. Passwords then cross the network in the clear.
+    Everywhere,
+}
+
+/// What is done about failures that may pass: broken connections, time limits, 408,
+/// 429, 5xx. A 429 or 503 may say how long to wait, and is believed up to
+/// [`longest_wait`](Self::longest_wait).
+///
+/// The wait before the *n*-th retry is random between half and all of
+/// min(`first_wait` × 2ⁿ⁻¹, `longest_wait`).
+#[derive(Clone)]
+pub struct Retries {
+    /// How often something is tried again without getting any further. Default: 5.
+    pub limit: u32,
+    /// Default: 250 ms.
+    pub first_wait: Duration,
+    /// Default: 30 s.
+    pub longest_wait: Duration,
+    /// Called instead of sleeping: for tests.
+    pub sleep: Option<Arc<dyn Fn(Duration) + Send + Sync>>,
+}
+
+impl Default for Retries {
+    fn default() -> Self {
+        Self {
+            limit: 5,
+            first_wait: Duration::from_millis(250),
+            longest_wait: Duration::from_secs(30),
+            sleep: None,
+        }
+    }
+}
+
+impl fmt::Debug for Retries {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Retries")
+            .field("limit", &self.limit)
+            .field("first_wait", &self.first_wait)
+            .field("longest_wait", &self.longest_wait)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,221 @@
+//! What can go wrong between here and a registry.
+
+use crate::reference::ReferenceError;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Why something with a registry failed.
+///
+/// `what` is what was being done or asked for, as the middle of a sentence: "manifest
+/// localhost:5000/alpine:3". Texts from a registry are cut to a line and have no
+/// control characters.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistryError {
+    /// A name that is none.
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
+
+    /// No connection, or it broke, after all retries.
+    #[error("{what}: the connection to {host} failed")]
+    Unreachable {
+        /// What was being done.
+        what: String,
+        /// The registry, or where it sent us.
+        host: String,
+        /// What the connection said.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+
+    /// No (valid) credentials, or not enough rights.
+    #[error("{what}: {host} refuses: {detail}")]
+    Unauthorised {
+        /// What was being done.
+        what: String,
+        /// The registry.
+        host: String,
+        /// Its reason, or ours.
+        detail: String,
+    },
+
+    /// The registry does not have it.
+    #[error("{what} is not in the registry")]
+    NotFound {
+        /// What was asked for.
+        what: String,
+    },
+
+    /// The registry answered with an error, after all retries.
+    #[error("{what}: {host} answered {status}{detail}")]
+    Refused {
+        /// What was being done.
+        what: String,
+        /// The registry.
+        host: String,
+        /// The HTTP status.
+        status: u16,
+        /// The registry's words behind ": ", or nothing.
+        detail: String,
+        /// How long the registry asked to wait.
+        retry_after: Option<Duration>,
+    },
+
+    /// Bytes that are not what their digest or size says.
+    #[error("{what} is damaged: {reason}")]
+    Damaged {
+        /// The manifest or blob.
+        what: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// An answer that is not of the protocol.
+    #[error("{what}: {reason}")]
+    Protocol {
+        /// What was being done.
+        what: String,
+        /// What is wrong with the answer.
+        reason: String,
+    },
+
+    /// Well formed, but nothing that Jiffy reads.
+    #[error("{what} can't be used: {reason}")]
+    Unsupported {
+        /// The manifest or blob.
+        what: String,
+        /// What it is.
+        reason: String,
+    },
+
+    /// An index has no image for the platform.
+    #[error("{what} has no image for {wanted}; it has {available}")]
+    NoPlatform {
+        /// The index.
+        what: String,
+        /// The platform that was asked for.
+        wanted: String,
+        /// The platforms there are.
+        available: String,
+    },
+
+    /// A Docker configuration or a credential helper that can't be used.
+    #[error("credentials for {host}: {reason}")]
+    Credentials {
+        /// The registry.
+        host: String,
+        /// What is wrong.
+        reason: String,
+    },
+
+    /// No signature by the key.
+    #[error("{what} is not signed by this key: {reason}")]
+    Unsigned {
+        /// The manifest.
+        what: String,
+        /// What was found instead.
+        reason: String,
+    },
+
+    /// A key that can't be used.
+    #[error("the key can't be used: {0}")]
+    Key(String),
+
+    /// An option of the client that can't be used.
+    #[error("{0}")]
+    Options(String),
+
+    /// A file of ours.
+    #[error("can't {action} {path}", path = path.display())]
+    File {
+        /// What was to be done: "write".
+        action: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+
+    /// What was to take or give the bytes failed.
+    #[error("{what}: can't hand on its bytes")]
+    Sink {
+        /// The blob.
+        what: String,
+        /// What it said.
+        #[source]
+        source: io::Error,
+    },
+
+    /// Given up because [`Progress::cancelled`](crate::Progress::cancelled) said so.
+    #[error("{what} was given up")]
+    Cancelled {
+        /// What was being done.
+        what: String,
+    },
+}
+
+/// What every function here returns.
+pub type Result<T> = std::result::Result<T, RegistryError>;
+
+impl RegistryError {
+    /// Whether the same request may succeed later: a broken connection, 408, 429, 5xx.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } => true,
+            Self::Refused { status, .. } => matches!(status, 408 | 429 | 500..=599),
+            _ => false,
+        }
+    }
+
+    /// A hint for the user, when there is one.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Unauthorised { .. } => {
+                Some("log in with docker login or podman login, or give a user and a password")
+            }
+            Self::Unreachable { source, .. }
+                if source.to_string().contains("InvalidContentType") =>
+            {
+                Some("the registry does not speak TLS; allow plain HTTP if you trust the network")
+            }
+            Self::Unreachable { source, .. } if source.to_string().contains("certificate") => {
+                Some("give the file of the authority that signed the registry's certificate")
+            }
+            _ => None,
+        }
+    }
+
+    pub(crate) fn file(action: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
+        Self::File {
+            action,
+            path: path.into(),
+            source,
+        }
+    }
+
+    pub(crate) fn damaged(what: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Damaged {
+            what: what.into(),
+            reason: reason.into(),
+        }
+    }
+
+    pub(crate) fn protocol(what: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Protocol {
+            what: what.into(),
+            reason: reason.into(),
+        }
+    }
+}
+
+/// A text of a stranger for a sentence: one line, no control characters, at most 300
+/// characters.
+pub(crate) fn one_line(text: &str) -> String {
+    let clean: String = text
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .take(300)
+        .collect();
+    clean.split_whitespace().collect::<Vec<_>>().join(" ")
+}

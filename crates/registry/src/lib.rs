@@ -1,0 +1,52 @@
+//! Images and artifacts from and to OCI registries.
+//!
+//! * [`reference`]: names of images, `HOST[:PORT]/REPO[:TAG][@DIGEST]`.
+//! * [`digest`]: SHA-256, the name of every blob.
+//! * [`manifest`]: what an image consists of; indexes of platforms.
+//! * [`platform`]: which image of an index.
+//! * [`credentials`]: a user's own, Docker's file, its helpers.
+//! * [`client`]: [`Client`], which speaks the distribution protocol.
+//! * [`folder`]: [`BlobFolder`], blobs on disk, fetched once however many ask.
+//! * [`artifact`]: Jiffy's own files as an artifact, whole or read in ranges
+//!   (`docs/registry-artifacts.md`).
+//! * [`signature`]: manifests signed with a key, as cosign does it.
+//! * [`progress`]: how far something is, and whether it shall go on.
+//!
+//! # Why not `oci-client`
+//!
+//! It is built on reqwest and tokio. A page fault of a lazily started VM ends in a
+//! ranged read here, on a thread of the pager, which has no runtime and wants none.
+//! `ureq` blocks, speaks HTTP/1.1 and TLS by `rustls` with `ring`, has a time limit
+//! for each single read, and links statically. What is left to do by ourselves is the
+//! protocol, and there `oci-client` lacks what a lazy start needs: ranged reads,
+//! resuming, tokens that are renewed, several processes at one folder.
+//!
+//! Names are resolved by glibc. Linked statically it still reads `/etc/hosts` and
+//! asks the servers of `/etc/resolv.conf` (since glibc 2.34 both are built in); other
+//! sources in `/etc/nsswitch.conf` are passed over. Addresses and `localhost` are
+//! resolved without it, so that loopback works with no `/etc` at all.
+
+pub mod artifact;
+pub mod client;
+pub mod credentials;
+pub mod digest;
+pub mod error;
+pub mod folder;
+mod lock;
+pub mod manifest;
+mod parallel;
+pub mod platform;
+pub mod progress;
+pub mod reference;
+pub mod signature;
+
+pub use artifact::{Artifact, RemoteArtifact, RemoteFile};
+pub use client::{Client, ClientOptions, Fetched, Image, PlainHttp, Retries, Uploaded};
+pub use credentials::Credentials;
+pub use digest::Digest;
+pub use error::RegistryError;
+pub use folder::BlobFolder;
+pub use manifest::{Descriptor, ImageManifest, Index, media_type};
+pub use platform::Platform;
+pub use progress::Progress;
+pub use reference::Reference;

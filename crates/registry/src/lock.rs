@@ -1,0 +1,1 @@
+//! Locks between threads and processes.

@@ -1,0 +1,297 @@
+//! What an image consists of: manifests and indexes.
+//!
+//! OCI image specification 1.1, and Docker's schema 2, which differs in media types
+//! only. Unknown fields are left alone, as the specification wants it.
+
+use crate::error::Result;
+use crate::{Digest, Platform, RegistryError};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The names of formats.
+pub mod media_type {
+    /// An image or artifact.
+    pub const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+    /// Manifests by platform.
+    pub const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+    /// An image's configuration.
+    pub const OCI_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+    /// A configuration that says nothing: `{}`.
+    pub const OCI_EMPTY: &str = "application/vnd.oci.empty.v1+json";
+    /// A layer: a tar.
+    pub const OCI_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+    /// A layer: a tar in gzip.
+    pub const OCI_LAYER_GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+    /// A layer: a tar in zstd.
+    pub const OCI_LAYER_ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
+    /// Docker's manifest.
+    pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+    /// Docker's index.
+    pub const DOCKER_INDEX: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
+    /// Docker's configuration.
+    pub const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
+    /// Docker's layer: a tar in gzip.
+    pub const DOCKER_LAYER_GZIP: &str = "application/vnd.docker.image.rootfs.diff.tar.gzip";
+    /// Docker's first format, signed or not. Refused.
+    pub const DOCKER_SCHEMA_1: &[&str] = &[
+        "application/vnd.docker.distribution.manifest.v1+json",
+        "application/vnd.docker.distribution.manifest.v1+prettyjws",
+    ];
+}
+
+/// A blob or manifest by digest: what it is and how long.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Descriptor {
+    /// The format of its bytes.
+    pub media_type: String,
+    /// Its name and proof.
+    pub digest: Digest,
+    /// Bytes.
+    pub size: u64,
+    /// What else is known of it.
+    #[serde(
+        default,
+        deserialize_with = "or_default",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
+    pub annotations: BTreeMap<String, String>,
+    /// In an index: for which platform.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub platform: Option<Platform>,
+    /// In an index: which kind of artifact.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub artifact_type: Option<String>,
+}
+
+impl Descriptor {
+    /// Describes these bytes.
+    pub fn of(media_type: &str, bytes: &[u8]) -> Self {
+        Self::new(media_type, Digest::of(bytes), bytes.len() as u64)
+    }
+
+    /// A descriptor without annotations.
+    pub fn new(media_type: &str, digest: Digest, size: u64) -> Self {
+        Self {
+            media_type: media_type.to_owned(),
+            digest,
+            size,
+            annotations: BTreeMap::new(),
+            platform: None,
+            artifact_type: None,
+        }
+    }
+}
+
+/// An image or artifact: a configuration and layers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageManifest {
+    /// Always 2.
+    pub schema_version: u32,
+    /// The manifest's own media type.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub media_type: Option<String>,
+    /// Which kind of artifact, if it is not an image of a container.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub artifact_type: Option<String>,
+    /// The configuration blob.
+    pub config: Descriptor,
+    /// The layers, the lowest first.
+    #[serde(default, deserialize_with = "or_default")]
+    pub layers: Vec<Descriptor>,
+    /// What else is known of it.
+    #[serde(
+        default,
+        deserialize_with = "or_default",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// Manifests by platform.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Index {
+    /// Always 2.
+    pub schema_version: u32,
+    /// The index's own media type.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub media_type: Option<String>,
+    /// The manifests.
+    #[serde(default, deserialize_with = "or_default")]
+    pub manifests: Vec<Descriptor>,
+    /// What else is known of it.
+    #[serde(
+        default,
+        deserialize_with = "or_default",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// A manifest or an index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// An image or artifact.
+    Image(ImageManifest),
+    /// Manifests by platform.
+    Index(Index),
+}
+
+/// Reads a manifest or index of the given media type. `what` is its name in errors.
+pub fn parse(bytes: &[u8], media_type: &str, what: &str) -> Result<Content> {
+    if media_type::DOCKER_SCHEMA_1.contains(&media_type) {
+        return Err(schema_1(what));
+    }
+    // A manifest that is an index too, or says another type than the registry, means
+    // different things to different readers: CVE-2021-41190.
+    let shape: Shape = from_json(bytes, what)?;
+    if shape.schema_version == Some(1) {
+        return Err(schema_1(what));
+    }
+    if let Some(own) = &shape.media_type
+        && own != media_type
+    {
+        return Err(RegistryError::damaged(
+            what,
+            format!("it says it is {own:?}, the registry says {media_type:?}"),
+        ));
+    }
+    match media_type {
+        media_type::OCI_MANIFEST | media_type::DOCKER_MANIFEST => {
+            if shape.manifests.is_some() {
+                return Err(RegistryError::damaged(
+                    what,
+                    "it is an image and an index at once",
+                ));
+            }
+            Ok(Content::Image(from_json(bytes, what)?))
+        }
+        media_type::OCI_INDEX | media_type::DOCKER_INDEX => {
+            if shape.layers.is_some() || shape.config.is_some() {
+                return Err(RegistryError::damaged(
+                    what,
+                    "it is an image and an index at once",
+                ));
+            }
+            Ok(Content::Index(from_json(bytes, what)?))
+        }
+        other => Err(RegistryError::Unsupported {
+            what: what.to_owned(),
+            reason: format!("it is {other:?}, neither an image nor an index"),
+        }),
+    }
+}
+
+/// The media type a manifest without one in its HTTP header has: its own, or by what
+/// it consists of.
+pub(crate) fn guess_media_type(bytes: &[u8]) -> Option<String> {
+    let shape: Shape = serde_json::from_slice(bytes).ok()?;
+    if shape.media_type.is_some() {
+        return shape.media_type;
+    }
+    let guess = if shape.manifests.is_some() {
+        media_type::OCI_INDEX
+    } else if shape.config.is_some() {
+        media_type::OCI_MANIFEST
+    } else {
+        return None;
+    };
+    Some(guess.to_owned())
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Shape {
+    schema_version: Option<u64>,
+    media_type: Option<String>,
+    config: Option<serde::de::IgnoredAny>,
+    layers: Option<serde::de::IgnoredAny>,
+    manifests: Option<serde::de::IgnoredAny>,
+}
+
+fn from_json<T: serde::de::DeserializeOwned>(bytes: &[u8], what: &str) -> Result<T> {
+    serde_json::from_slice(bytes)
+        .map_err(|error| RegistryError::damaged(what, format!("it is not a manifest: {error}")))
+}
+
+/// `null`, which Go writes for what is empty, as the empty value.
+fn or_default<'de, D, T>(deserializer: D) -> std::result::Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
+}
+
+fn schema_1(what: &str) -> RegistryError {
+    RegistryError::Unsupported {
+        what: what.to_owned(),
+        reason: "it is in Docker's schema 1, which has no verifiable layers; push it again with \
+                 a current tool"
+            .to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IMAGE: &str = r#"{"schemaVersion":2,"config":{"mediaType":"c","size":2,
+        "digest":"sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"},
+        "layers":[],"unknown":{"a":1}}"#;
+
+    #[test]
+    fn images_and_indexes_are_read_in_both_dialects() {
+        for kind in [media_type::OCI_MANIFEST, media_type::DOCKER_MANIFEST] {
+            let Content::Image(image) = parse(IMAGE.as_bytes(), kind, "m").unwrap() else {
+                panic!("an image");
+            };
+            assert_eq!(image.config.size, 2);
+        }
+        let index = r#"{"schemaVersion":2,"manifests":[]}"#;
+        for kind in [media_type::OCI_INDEX, media_type::DOCKER_INDEX] {
+            assert!(matches!(
+                parse(index.as_bytes(), kind, "m"),
+                Ok(Content::Index(_))
+            ));
+        }
+        assert_eq!(
+            guess_media_type(index.as_bytes()).as_deref(),
+            Some(media_type::OCI_INDEX)
+        );
+        assert_eq!(
+            guess_media_type(IMAGE.as_bytes()).as_deref(),
+            Some(media_type::OCI_MANIFEST)
+        );
+    }
+
+    #[test]
+    fn schema_1_and_what_means_two_things_are_refused() {
+        let both = IMAGE.replace("\"layers\"", "\"manifests\":[],\"layers\"");
+        for kind in [media_type::OCI_MANIFEST, media_type::OCI_INDEX] {
+            let error = parse(both.as_bytes(), kind, "m").unwrap_err();
+            assert!(matches!(error, RegistryError::Damaged { .. }), "{error}");
+        }
+        for (text, kind) in [
+            (r#"{"schemaVersion":1}"#, media_type::OCI_MANIFEST),
+            (IMAGE, media_type::DOCKER_SCHEMA_1[1]),
+            (IMAGE, "text/html"),
+        ] {
+            let error = parse(text.as_bytes(), kind, "m").unwrap_err();
+            assert!(
+                matches!(error, RegistryError::Unsupported { .. }),
+                "{error}"
+            );
+        }
+        let lies = IMAGE.replacen(
+            '{',
+            r#"{"mediaType":"application/vnd.oci.image.index.v1+json","#,
+            1,
+        );
+        assert!(parse(lies.as_bytes(), media_type::OCI_MANIFEST, "m").is_err());
+        let negative = IMAGE.replace("\"size\":2", "\"size\":-2");
+        assert!(parse(negative.as_bytes(), media_type::OCI_MANIFEST, "m").is_err());
+    }
+}

@@ -1,0 +1,1 @@
+//! A few things at a time.
