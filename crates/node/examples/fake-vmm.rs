@@ -257,6 +257,7 @@ impl Vm {
             name: name.into(),
             start_ns: end_ns - length,
             end_ns,
+            detail: None,
         });
     }
 

@@ -62,6 +62,22 @@ impl Events {
         self.flush();
     }
 
+    /// Writes a moment with a remark, and what was kept before it. While a
+    /// reader is far behind, it is dropped.
+    pub fn remark(&self, name: &'static str, detail: String) {
+        if self.lock().len() > KEPT_MAX {
+            return self.flush();
+        }
+        let now = clock::monotonic_ns();
+        self.keep(&VmmEvent::Span {
+            name: name.to_owned(),
+            start_ns: now,
+            end_ns: now,
+            detail: Some(detail),
+        });
+        self.flush();
+    }
+
     /// Writes what was kept.
     pub fn flush(&self) {
         let mut kept = self.lock();
@@ -92,6 +108,7 @@ impl Events {
             name: name.to_owned(),
             start_ns,
             end_ns,
+            detail: None,
         });
     }
 

@@ -5,6 +5,8 @@
 //! * [`guest`]: the configuration a guest reads from fw_cfg.
 //! * [`agent`]: the protocol between the node and `jiffy-init`, over vsock.
 //! * [`vmm`]: the configuration and control messages of `jiffy-vmm`.
+//! * [`pager`]: how memory is handed to `jiffy-pager`, and what it is told to serve.
+//! * [`disk`]: disks whose bytes come when they are asked for.
 //! * [`api`]: the node's HTTP API as `jiffy` and others see it.
 //! * [`timeline`]: named spans on one monotonic clock.
 //! * [`trace`]: the marks a guest writes to the trace port.
@@ -16,6 +18,8 @@ extern crate alloc;
 pub mod agent;
 #[cfg(feature = "std")]
 pub mod api;
+#[cfg(feature = "std")]
+pub mod disk;
 pub mod frame;
 pub mod guest;
 #[cfg(feature = "std")]

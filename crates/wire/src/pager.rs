@@ -66,23 +66,97 @@ pub enum PagerRequest {
         /// Fetch the image's recorded working set before it is asked for.
         prefetch: bool,
     },
-    /// Fill everything that is still missing, then answer.
-    Complete {
-        /// As in `Serve`.
+    /// From now on, what is missing of the image at this path is to be had
+    /// there, the first origin first. Said before `Serve` and `OpenDisk` for
+    /// an image that is not all here, and for each of its parents that is not.
+    Origins {
+        /// The image's file.
+        image: PathBuf,
+        /// Where its bytes are. None forgets what was said.
+        origins: Vec<Origin>,
+    },
+    /// Listen on `socket` for the VMMs that have this disk.
+    OpenDisk(OpenDisk),
+    /// Write the recording of a disk now, and record no more: the VM has
+    /// booted.
+    EndRecording {
+        /// As in `OpenDisk`.
         name: String,
     },
-    /// Stop listening, let go of the VM.
+    /// Fetch all that is missing of an image, check all of it, and make it an
+    /// ordinary image; then answer.
+    CompleteImage {
+        /// The image's file.
+        image: PathBuf,
+    },
+    /// Fill everything that is still missing, then answer.
+    Complete {
+        /// As in `Serve` or `OpenDisk`.
+        name: String,
+    },
+    /// Stop listening, let go of the VM or the disk.
     Forget {
-        /// As in `Serve`.
+        /// As in `Serve` or `OpenDisk`.
         name: String,
     },
     /// Figures. Answered with `Stats`.
     Stats {
-        /// As in `Serve`.
+        /// As in `Serve` or `OpenDisk`.
         name: String,
     },
     /// Is it alive?
     Ping,
+}
+
+/// A disk to be filled as its VMMs ask for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OpenDisk {
+    /// A name for messages and later requests, of no VM and no other disk.
+    pub name: String,
+    /// Where to listen for VMMs ([`crate::disk`]).
+    pub socket: PathBuf,
+    /// The cache's folder; made if it is missing, and its files with it.
+    pub cache: PathBuf,
+    /// The image with the disk's bytes.
+    pub image: PathBuf,
+    /// Record which chunks are asked for, in order, into this file.
+    #[serde(default)]
+    pub record: Option<PathBuf>,
+    /// Fetch what an earlier boot asked for, at once, before it is asked for:
+    /// this recording if the file is there, else the image's working set.
+    #[serde(default)]
+    pub prefetch: Option<PathBuf>,
+}
+
+/// Where bytes of an image that is not all here can be had.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// A folder of whole images named by their ids, `ID.jimg` with 32 small
+    /// hexadecimal digits: a peer's cache, say.
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A file of an artifact in a registry.
+    Registry(RegistryOrigin),
+}
+
+/// A file of an artifact in a registry, read by ranges.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RegistryOrigin {
+    /// The artifact, by digest: `registry.example/team/app@sha256:…`.
+    pub reference: String,
+    /// The name of the file in the artifact.
+    pub file: String,
+    /// A docker configuration with the credentials; the user's own if none.
+    #[serde(default)]
+    pub docker_config: Option<PathBuf>,
+    /// Plain HTTP, for registries other than those on loopback.
+    #[serde(default)]
+    pub plain_http: bool,
 }
 
 /// Pager to node.
@@ -97,7 +171,9 @@ pub enum PagerResponse {
     Error(String),
 }
 
-/// What a pager has done for one VM.
+/// What a pager has done for one VM, or one disk: then `faults` are requests
+/// of VMMs and `fault_ns` how long they took, and `bytes_filled` were put into
+/// its cache.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PagerStats {
     /// Demand faults served.
@@ -112,6 +188,9 @@ pub struct PagerStats {
     pub bytes_filled: u64,
     /// Why it serves no more, if it does not: the chunk and what was wrong.
     pub failed: Option<String>,
+    /// Bytes that came from origins for its image since that was opened.
+    #[serde(default)]
+    pub bytes_fetched: u64,
     /// The first fault, host CLOCK_MONOTONIC nanoseconds; 0 before it.
     pub first_fault_ns: u64,
 }

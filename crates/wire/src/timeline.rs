@@ -155,6 +155,9 @@ pub mod names {
     pub const FIRST_FAULT: &str = "first fault";
     /// Pager: from the first fault, as long as all faults together took.
     pub const FAULTS: &str = "faults";
+    /// VMM: the guest read a part of a disk that cannot be had, and got an
+    /// error (moment; the remark says which disk and chunk, and why).
+    pub const CHUNK_UNAVAILABLE: &str = "disk.chunk_unavailable";
     /// Guest: it knows that it was restored (moment).
     pub const GATE_ENTERED: &str = "gate entered";
     /// Guest: it has taken on its new generation; its programs go on (moment).

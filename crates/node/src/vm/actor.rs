@@ -469,7 +469,8 @@ impl Actor {
                     name,
                     start_ns,
                     end_ns,
-                } => self.recorder.vmm_span(name, start_ns, end_ns),
+                    detail,
+                } => self.recorder.vmm_span(name, start_ns, end_ns, detail),
                 VmmEvent::Mark { value, at_ns } => {
                     self.recorder.mark(value, at_ns);
                     gate_passed |= value == MARK_GATE_PASSED;

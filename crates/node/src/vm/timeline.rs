@@ -15,6 +15,8 @@ use jiffy_wire::trace;
 const MAX_GUEST: usize = 2048;
 /// Longest name or remark of a guest that is kept, in characters.
 const MAX_TEXT: usize = 200;
+/// Characters of a remark of the VMM: it names a disk, an image, an origin.
+const MAX_REMARK: usize = 2000;
 /// The VMM's first moment, by which the node knows that it runs.
 const VMM_MAIN: &str = "VMM main";
 
@@ -34,7 +36,7 @@ pub struct Recorder {
     received: Option<u64>,
     image_ready: Option<(u64, u64)>,
     spawn: Option<(u64, u64)>,
-    vmm: Vec<(String, u64, u64)>,
+    vmm: Vec<(String, u64, u64, Option<String>)>,
     marks: Vec<(u8, u64)>,
     guest: Vec<GuestSpan>,
     pid1_guest: Option<u64>,
@@ -108,9 +110,15 @@ impl Recorder {
     }
 
     /// A step of the VMM.
-    pub fn vmm_span(&mut self, name: String, start_ns: u64, end_ns: u64) {
+    pub fn vmm_span(
+        &mut self,
+        name: String,
+        start_ns: u64,
+        end_ns: u64,
+        detail: Option<String>,
+    ) {
         if self.vmm.len() < MAX_GUEST {
-            self.vmm.push((name, start_ns, end_ns));
+            self.vmm.push((name, start_ns, end_ns, detail));
         }
     }
 
@@ -152,9 +160,11 @@ impl Recorder {
         let mut timeline = Timeline::new(self.clock.clone());
         let spans = &mut timeline.spans;
         self.node_spans(spans);
-        for (name, start, end) in &self.vmm {
+        for (name, start, end, detail) in &self.vmm {
             if name != VMM_MAIN {
-                spans.push(Span::new(Track::Vmm, short(name), *start, *end));
+                let mut span = Span::new(Track::Vmm, short(name), *start, *end);
+                span.detail = detail.as_deref().map(|text| cut(text, MAX_REMARK));
+                spans.push(span);
             }
         }
         if self.restored {
@@ -188,8 +198,8 @@ impl Recorder {
         }
         if let Some((start, returned)) = self.spawn {
             let main = self.vmm.iter().find(|(name, ..)| name == VMM_MAIN);
-            let first = self.vmm.iter().map(|(_, start, _)| *start).min();
-            let end = main.map(|(_, start, _)| *start).or(first);
+            let first = self.vmm.iter().map(|(_, start, ..)| *start).min();
+            let end = main.map(|(_, start, ..)| *start).or(first);
             spans.push(Span::new(
                 Track::Node,
                 names::VMM_SPAWNED,
@@ -205,7 +215,7 @@ impl Recorder {
             .vmm
             .iter()
             .find(|(name, ..)| name == names::FIRST_KVM_RUN)
-            .map(|(_, _, end)| *end);
+            .map(|(_, _, end, _)| *end);
         let entry = self.first_mark(trace::MARK_KERNEL_ENTRY);
         let pid1 = self.first_mark(trace::MARK_PID1);
         if let Some(at) = entry.or(first_run) {
@@ -312,9 +322,13 @@ fn is_named(mark: u8) -> bool {
 
 /// A guest's text, cut to a bearable length, without control characters.
 pub fn short(text: &str) -> String {
+    cut(text, MAX_TEXT)
+}
+
+fn cut(text: &str, most: usize) -> String {
     text.chars()
         .filter(|c| !c.is_control())
-        .take(MAX_TEXT)
+        .take(most)
         .collect()
 }
 
@@ -327,7 +341,7 @@ mod tests {
         recorder.received(100);
         recorder.image_ready(110, 120);
         recorder.spawned(120, 130);
-        recorder.vmm_span(VMM_MAIN.into(), 150, 150);
+        recorder.vmm_span(VMM_MAIN.into(), 150, 150, None);
         for (index, name) in [
             names::KVM_VM_CREATED,
             names::MEMORY,
@@ -339,9 +353,9 @@ mod tests {
         .enumerate()
         {
             let start = 160 + 10 * index as u64;
-            recorder.vmm_span(name.into(), start, start + 10);
+            recorder.vmm_span(name.into(), start, start + 10, None);
         }
-        recorder.vmm_span(names::FIRST_KVM_RUN.into(), 210, 210);
+        recorder.vmm_span(names::FIRST_KVM_RUN.into(), 210, 210, None);
         recorder.mark(trace::MARK_KERNEL_ENTRY, 211);
         recorder.mark(trace::MARK_PID1, 1000);
         recorder.pid1_guest(700);
@@ -400,10 +414,10 @@ mod tests {
         recorder.image_ready(110, 120);
         recorder.spawned(120, 130);
         recorder.restored();
-        recorder.vmm_span(VMM_MAIN.into(), 150, 150);
-        recorder.vmm_span(names::STATE_LOADED.into(), 160, 170);
-        recorder.vmm_span(names::MEMORY_ATTACHED.into(), 170, 180);
-        recorder.vmm_span(names::VCPUS_RESUMED.into(), 190, 190);
+        recorder.vmm_span(VMM_MAIN.into(), 150, 150, None);
+        recorder.vmm_span(names::STATE_LOADED.into(), 160, 170, None);
+        recorder.vmm_span(names::MEMORY_ATTACHED.into(), 170, 180, None);
+        recorder.vmm_span(names::VCPUS_RESUMED.into(), 190, 190, None);
         recorder.faults(PagerFaults {
             count: 3,
             total_ns: 30,

@@ -56,6 +56,10 @@ impl Server {
         let result = match request {
             PagerRequest::Ping => Ok(Some(PagerResponse::Ok)),
             PagerRequest::Serve { .. } => self.serve(request),
+            PagerRequest::Origins { .. }
+            | PagerRequest::OpenDisk(_)
+            | PagerRequest::EndRecording { .. }
+            | PagerRequest::CompleteImage { .. } => Err("this pager serves no disks".into()),
             PagerRequest::Complete { name } => self.complete(&name, client),
             PagerRequest::Forget { name } => self.forget(&name, client),
             PagerRequest::Stats { name } => self

@@ -298,6 +298,7 @@ impl Counters {
             bytes_read: of(&self.bytes_read),
             bytes_filled: of(&self.bytes_filled),
             failed,
+            bytes_fetched: 0,
             first_fault_ns: of(&self.first_fault_ns),
         }
     }
