@@ -103,6 +103,26 @@ pub enum Fault {
         /// How many there are.
         chunks: u32,
     },
+    /// A part of it is not here, and no origin gives it.
+    #[error("{} cannot be had: {tried}", part(.chunk, .offset, .length))]
+    Unavailable {
+        /// Which chunk, if it is a chunk's part.
+        chunk: Option<u32>,
+        /// Where in the file.
+        offset: u64,
+        /// Bytes wanted.
+        length: u64,
+        /// Who was asked, and what each said.
+        tried: String,
+    },
+    /// The map of what is here of it cannot be used.
+    #[error("the map {} of what is here of it cannot be used: {why}", path.display())]
+    Map {
+        /// The map.
+        path: PathBuf,
+        /// Why not.
+        why: String,
+    },
     /// The parent cannot be had.
     #[error("its parent {name} cannot be read")]
     Parent {
@@ -112,6 +132,13 @@ pub enum Fault {
         #[source]
         source: ParentFault,
     },
+}
+
+fn part(chunk: &Option<u32>, offset: &u64, length: &u64) -> String {
+    match chunk {
+        Some(index) => format!("chunk {index} at byte {offset}"),
+        None => format!("{length} bytes at byte {offset}"),
+    }
 }
 
 /// Why a parent cannot be had.

@@ -9,6 +9,10 @@
 //! * [`source`]: what an image is made of: files, layers of files.
 //! * [`writer`]: [`write_image`], on all cores, as one stream.
 //! * [`reader`]: [`ImageReader`], any chunk at any time, from any thread.
+//! * [`partial`]: images that are not all here, and who has the rest.
+//! * [`disk_cache`]: a disk's bytes in a file, chunk by chunk as they are needed.
+//! * [`presence`]: the map of what is there of a file.
+//! * [`bounded`]: caches that are kept small.
 //! * [`raw`]: [`write_raw`], a sparse file a VMM can map.
 //! * [`recording`]: which chunks a restore touched, in order.
 //! * [`optimise`]: an image written anew with its working set first.
@@ -16,12 +20,16 @@
 //! * [`inspect`]: what an image consists of: figures, a map, a picture.
 //! * [`temporary`]: files that appear whole under their name, or not at all.
 
+pub mod bounded;
 pub mod codec;
+pub mod disk_cache;
 pub mod error;
 pub mod folder;
 pub mod format;
 pub mod inspect;
 pub mod optimise;
+pub mod partial;
+pub mod presence;
 pub mod raw;
 pub mod reader;
 pub mod recording;
@@ -34,10 +42,12 @@ pub mod testing;
 pub mod writer;
 
 pub use codec::{Codec, Decoder};
+pub use disk_cache::DiskCache;
 pub use error::{Fault, ImageError, WriteError};
 pub use folder::Store;
 pub use format::{ImageId, Kind, ParentRef};
 pub use optimise::optimise;
+pub use partial::{Origin, OriginError, PeerFolder};
 pub use raw::write_raw;
 pub use reader::ImageReader;
 pub use recording::Recording;

@@ -8,12 +8,14 @@
 //! * [`outline`]: what can be known without chunks and parents.
 //! * [`groups`]: the table of chunks.
 //! * [`parents`]: where parents are looked for.
+//! * `verified`: chunks of an image that is not all here ([`crate::partial`]).
 
 mod groups;
 mod outline;
 pub mod parents;
 #[cfg(test)]
 mod tests;
+mod verified;
 mod verify;
 
 use crate::codec::Decoder;
@@ -21,8 +23,12 @@ use crate::error::{Fault, ImageError};
 use crate::format::{
     ContentHash, Entry, Footer, ImageId, Kind, ParentRef, Section, chunks, header, manifest::Limits,
 };
+use crate::partial::blocks::PartialFile;
+use crate::partial::{self, Origins};
+use crate::presence::PresenceMap;
 use groups::Groups;
 pub use outline::Outline;
+pub(crate) use outline::manifest_id;
 use parents::Resolve;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
@@ -37,6 +43,8 @@ use zstd::zstd_safe::DDict;
 /// An open image. It stays readable when its file is removed.
 pub struct ImageReader {
     file: File,
+    /// Chunks come through this, if it is not all here.
+    partial: Option<Box<PartialFile>>,
     path: PathBuf,
     footer: Footer,
     length: u64,
@@ -44,6 +52,25 @@ pub struct ImageReader {
     dictionary: Option<(Vec<u8>, DDict<'static>)>,
     parent: Option<(ParentRef, Arc<ImageReader>)>,
     opened_in: Duration,
+}
+
+/// What else is needed to open an image.
+#[derive(Clone, Copy)]
+pub struct Opening<'a> {
+    /// Finds parents.
+    pub resolve: &'a Resolve<'a>,
+    /// Knows who has what is missing of an image or a parent.
+    pub origins: &'a Origins<'a>,
+}
+
+impl Default for Opening<'_> {
+    /// Parents are files in the same folder; there are no origins.
+    fn default() -> Self {
+        Opening {
+            resolve: &parents::in_folder,
+            origins: &partial::no_origins,
+        }
+    }
 }
 
 /// Where one chunk's bytes are.
@@ -68,7 +95,7 @@ impl Place {
 impl ImageReader {
     /// Opens an image. Its parents, if any, are files in the same folder.
     pub fn open(path: &Path) -> Result<ImageReader, ImageError> {
-        ImageReader::open_with_parents(path, &parents::in_folder)
+        ImageReader::open_with(path, &Opening::default())
     }
 
     /// Opens an image whose parents `resolve` finds.
@@ -76,7 +103,19 @@ impl ImageReader {
         path: &Path,
         resolve: &Resolve<'_>,
     ) -> Result<ImageReader, ImageError> {
-        ImageReader::open_at_depth(path, resolve, 0)
+        let opening = Opening {
+            resolve,
+            ..Opening::default()
+        };
+        ImageReader::open_with(path, &opening)
+    }
+
+    /// Opens an image of which, and of whose parents, parts may be missing
+    /// ([`crate::partial`]). Such a one is read as any other; what is missing
+    /// is fetched, and every chunk is held against its content hash. One
+    /// process may have it open.
+    pub fn open_with(path: &Path, opening: &Opening<'_>) -> Result<ImageReader, ImageError> {
+        ImageReader::open_at_depth(path, opening, 0)
     }
 
     /// Opens an image that has no name: `path` is for messages, and to look
@@ -86,22 +125,29 @@ impl ImageReader {
         path: &Path,
         resolve: &Resolve<'_>,
     ) -> Result<ImageReader, ImageError> {
-        ImageReader::read(file, path, resolve, 0)
+        let opening = Opening {
+            resolve,
+            ..Opening::default()
+        };
+        ImageReader::read(file, None, path, &opening, 0)
     }
 
     fn open_at_depth(
         path: &Path,
-        resolve: &Resolve<'_>,
+        opening: &Opening<'_>,
         depth: usize,
     ) -> Result<ImageReader, ImageError> {
-        let file = open_locked(path).map_err(|error| ImageError::new(path, Fault::Open(error)))?;
-        ImageReader::read(file, path, resolve, depth)
+        let failed = |fault| ImageError::new(path, fault);
+        let file = open_locked(path).map_err(|error| failed(Fault::Open(error)))?;
+        let map = verified::open_map(path).map_err(failed)?;
+        ImageReader::read(file, map, path, opening, depth)
     }
 
     fn read(
         file: File,
+        map: Option<PresenceMap>,
         path: &Path,
-        resolve: &Resolve<'_>,
+        opening: &Opening<'_>,
         depth: usize,
     ) -> Result<ImageReader, ImageError> {
         let failed = |fault| ImageError::new(path, fault);
@@ -115,7 +161,7 @@ impl ImageReader {
         let parent = match parent {
             Some(reference) => {
                 let reader =
-                    parents::open(path, &reference, &footer, resolve, depth).map_err(failed)?;
+                    parents::open(path, &reference, &footer, opening, depth).map_err(failed)?;
                 Some((reference, Arc::new(reader)))
             }
             None => None,
@@ -127,9 +173,14 @@ impl ImageReader {
             dictionary: dictionary.is_some(),
         };
         let chunks = chunks(footer.size, footer.chunk_size).unwrap_or(0);
+        let partial = map
+            .map(|map| verified::open_partial(map, path, length, &footer, opening))
+            .transpose()
+            .map_err(failed)?;
         Ok(ImageReader {
             groups: Groups::new(&footer, chunks, limits),
             file,
+            partial: partial.map(Box::new),
             path: path.to_owned(),
             footer,
             length,
@@ -256,14 +307,25 @@ impl ImageReader {
             }
             Place::Entry(entry) => entry,
         };
+        match &self.partial {
+            None => self.read_entry(decoder, index, &entry, chunk),
+            Some(partial) => self.read_verified(partial, decoder, index, &entry, chunk),
+        }
+    }
+
+    fn read_entry(
+        &self,
+        decoder: &mut Decoder,
+        index: u32,
+        entry: &Entry,
+        chunk: &mut [u8],
+    ) -> Result<(), ImageError> {
         match entry.kind {
             Kind::Parent => {
                 self.parent_reader(index)?
                     .read_chunk_with(decoder, index, chunk)?;
             }
-            Kind::Raw => {
-                read_exact(&self.file, entry.offset, chunk).map_err(|fault| self.failed(fault))?;
-            }
+            Kind::Raw => self.read_stored(entry.offset, chunk)?,
             _ => {
                 // A chunk takes at most its own size. Kept long: growing costs.
                 let mut scratch = std::mem::take(&mut decoder.scratch);
@@ -271,14 +333,14 @@ impl ImageReader {
                     scratch.resize(chunk.len(), 0);
                 }
                 let stored = &mut scratch[..entry.length as usize];
-                let unpacked = read_exact(&self.file, entry.offset, stored)
-                    .map_err(|fault| self.failed(fault))
-                    .and_then(|()| self.unpack(decoder, index, &entry, stored, chunk));
+                let unpacked = self
+                    .read_stored(entry.offset, stored)
+                    .and_then(|()| self.unpack(decoder, index, entry, stored, chunk));
                 decoder.scratch = scratch;
                 unpacked?;
             }
         }
-        self.check(index, &entry, chunk)
+        self.check(index, entry, chunk)
     }
 
     /// Makes a chunk from the bytes of its [`ImageReader::stored_range`], read
@@ -306,7 +368,11 @@ impl ImageReader {
     /// Reads bytes of the file: those of [`ImageReader::stored_range`] or
     /// [`ImageReader::hot_range`].
     pub fn read_stored(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ImageError> {
-        read_exact(&self.file, offset, bytes).map_err(|fault| self.failed(fault))
+        match &self.partial {
+            None => read_exact(&self.file, offset, bytes),
+            Some(partial) => partial.read(offset, bytes),
+        }
+        .map_err(|fault| self.failed(fault))
     }
 
     /// Where the chunks of the working set are in this file, one after the
@@ -357,7 +423,10 @@ impl ImageReader {
 
     fn check(&self, index: u32, entry: &Entry, chunk: &[u8]) -> Result<(), ImageError> {
         if crc32c::crc32c(chunk) == entry.checksum {
-            return Ok(());
+            return match self.partial {
+                None => Ok(()),
+                Some(_) => self.check_hash(index, entry, chunk),
+            };
         }
         Err(self.damaged_chunk(
             index,

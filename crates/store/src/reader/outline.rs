@@ -3,7 +3,7 @@
 use super::{read_exact, read_section};
 use crate::error::{Fault, ImageError};
 use crate::folder::Listed;
-use crate::format::{Footer, Header, ImageId, ParentRef, footer, header};
+use crate::format::{Footer, Group, Header, IdHasher, ImageId, ParentRef, Section, footer, header};
 use std::fs::File;
 use std::path::Path;
 use zstd::zstd_safe::DDict;
@@ -82,6 +82,38 @@ fn read_ends(file: &File, length: u64) -> Result<Footer, Fault> {
     let mut last = [0; footer::BYTES];
     read_exact(file, at, &mut last)?;
     Footer::decode(&last, length, &header)
+}
+
+/// The id that the bitmaps and hashes of a manifest make, all of which are
+/// read.
+pub(crate) fn manifest_id(file: &File, footer: &Footer) -> Result<ImageId, Fault> {
+    let mut id = IdHasher::new(footer.size, footer.chunk_size);
+    each_piece(file, &footer.groups, |group| {
+        id.bitmap(Group::decode(group).bitmap);
+    })?;
+    each_piece(file, &footer.hashes, |hash| {
+        id.chunk(hash);
+    })?;
+    Ok(id.finish())
+}
+
+/// Reads a section of records of N bytes, many at once.
+fn each_piece<const N: usize>(
+    file: &File,
+    section: &Section,
+    mut each: impl FnMut(&[u8; N]),
+) -> Result<(), Fault> {
+    let mut buffer = vec![0; N << 12];
+    let mut range = section.range();
+    while !range.is_empty() {
+        let count = (buffer.len() as u64).min(range.end - range.start);
+        let bytes = &mut buffer[..count as usize];
+        read_exact(file, range.start, bytes)?;
+        let (records, _) = bytes.as_chunks();
+        records.iter().for_each(&mut each);
+        range.start += count;
+    }
+    Ok(())
 }
 
 /// The dictionary, if there is one, as it is and prepared.

@@ -1,6 +1,6 @@
 //! Where parents are looked for.
 
-use super::ImageReader;
+use super::{ImageReader, Opening};
 use crate::error::{Fault, ParentFault};
 use crate::format::{Footer, MAX_DEPTH, ParentRef};
 use std::io;
@@ -27,7 +27,7 @@ pub(super) fn open(
     child: &Path,
     parent: &ParentRef,
     footer: &Footer,
-    resolve: &Resolve<'_>,
+    opening: &Opening<'_>,
     depth: usize,
 ) -> Result<ImageReader, Fault> {
     let failed = |source| Fault::Parent {
@@ -37,8 +37,9 @@ pub(super) fn open(
     if depth >= MAX_DEPTH {
         return Err(failed(ParentFault::TooDeep));
     }
-    let path = resolve(child, parent).map_err(|error| failed(ParentFault::NotFound(error)))?;
-    let reader = ImageReader::open_at_depth(&path, resolve, depth + 1)
+    let path =
+        (opening.resolve)(child, parent).map_err(|error| failed(ParentFault::NotFound(error)))?;
+    let reader = ImageReader::open_at_depth(&path, opening, depth + 1)
         .map_err(|error| failed(ParentFault::Image(Box::new(error))))?;
     if reader.chunk_size() != footer.chunk_size {
         return Err(failed(ParentFault::OtherChunkSize));

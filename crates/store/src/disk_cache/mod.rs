@@ -1,0 +1,307 @@
+//! A disk's bytes in a sparse file, chunk by chunk as they are needed, and the
+//! map of what is there: what VMMs read instead of an image
+//! (`docs/disk-cache.md`).
+//!
+//! A cache is only ever a copy. After the host lost its power its bits may
+//! have reached the disk before the bytes, so bits are bound to a boot of the
+//! host, unless the cache was closed in order; those of another boot are
+//! forgotten, and the chunks come from the image once more.
+
+#[cfg(test)]
+mod tests;
+
+use crate::error::ImageError;
+use crate::format::{ImageId, Kind};
+use crate::presence::{PresenceError, PresenceFault, PresenceMap};
+use crate::reader::ImageReader;
+use jiffy_wire::disk::{CONTENTS, MAP_HEADER, MapHeader, PRESENT};
+use rustix::fs::{FlockOperation, flock};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::{Path, PathBuf};
+
+/// What a disk's length is a multiple of.
+const BLOCK: u64 = 4096;
+
+/// A cache that cannot be used. One sentence that names it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CacheError {
+    /// The host cannot make, read or write it.
+    #[error("the disk cache {} cannot be used", .0.display())]
+    Io(PathBuf, #[source] io::Error),
+    /// Another process fills it.
+    #[error("the disk cache {} is filled by another process", .0.display())]
+    InUse(PathBuf),
+    /// It holds another image, and a VM reads it.
+    #[error("the disk cache {} holds another image, and a VM uses it", .0.display())]
+    OtherImage(PathBuf),
+    /// The image cannot be read.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+}
+
+/// A cache, open to be filled by this process alone.
+#[derive(Debug)]
+pub struct DiskCache {
+    contents: File,
+    map: PresenceMap,
+    folder: PathBuf,
+}
+
+impl DiskCache {
+    /// Opens the cache in `folder`, which is made if it is missing. What it
+    /// holds of another image is dropped, unless a VM uses it. Chunks that are
+    /// zero are there from the beginning.
+    pub fn open(folder: &Path, image: &ImageReader) -> Result<DiskCache, CacheError> {
+        let failed = |error| CacheError::Io(folder.to_owned(), error);
+        let boot = boot_id().map_err(failed)?;
+        make_folder(folder).map_err(failed)?;
+        let length = image.size().next_multiple_of(BLOCK);
+        let wanted = MapHeader {
+            unit: image.chunk_size(),
+            length,
+            tail: length,
+            image: image.id().0,
+            boot,
+        };
+        let contents = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(folder.join(CONTENTS))
+            .map_err(failed)?;
+        let known = match PresenceMap::open(&folder.join(PRESENT)) {
+            Ok(map) => Some(map).filter(|map| {
+                let head = map.header();
+                let valid = head.boot == boot || head.boot == [0; 16];
+                let fits = MapHeader { boot, ..*head } == wanted;
+                valid && fits && contents.metadata().is_ok_and(|meta| meta.len() == length)
+            }),
+            Err(PresenceError {
+                fault: PresenceFault::InUse,
+                ..
+            }) => return Err(CacheError::InUse(folder.to_owned())),
+            // Missing or damaged.
+            Err(_) => None,
+        };
+        let map = match known {
+            Some(mut map) => {
+                map.bind(boot).map_err(failed)?;
+                map
+            }
+            None => begin(folder, &contents, wanted, image)?,
+        };
+        map.touch();
+        Ok(DiskCache {
+            contents,
+            map,
+            folder: folder.to_owned(),
+        })
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// How many chunks there are.
+    pub fn chunks(&self) -> u32 {
+        self.map.units() as u32
+    }
+
+    /// The chunks that hold these bytes.
+    pub fn chunks_of(&self, bytes: &Range<u64>) -> Range<u32> {
+        let chunks = self.map.units_of(bytes);
+        chunks.start as u32..chunks.end as u32
+    }
+
+    /// Bytes of the disk.
+    pub fn length(&self) -> u64 {
+        self.map.header().length
+    }
+
+    /// Whether a chunk is there.
+    pub fn has(&self, chunk: u32) -> bool {
+        self.map.get(chunk.into())
+    }
+
+    /// Whether all of these are.
+    pub fn has_all(&self, chunks: Range<u32>) -> bool {
+        self.map.has_all(chunks.start.into()..chunks.end.into())
+    }
+
+    /// Whether everything is.
+    pub fn is_full(&self) -> bool {
+        self.map.has_all(0..self.map.units())
+    }
+
+    /// The next run of chunks that are not there.
+    pub fn next_missing(&self, chunks: Range<u32>) -> Option<Range<u32>> {
+        let run = self
+            .map
+            .next_missing(chunks.start.into()..chunks.end.into())?;
+        Some(run.start as u32..run.end as u32)
+    }
+
+    /// Puts chunks there that follow one another, whole ones, and then says
+    /// so.
+    pub fn put(&self, first: u32, bytes: &[u8]) -> Result<(), CacheError> {
+        let unit = u64::from(self.map.header().unit);
+        let start = u64::from(first);
+        let chunks = start..start + bytes.len() as u64 / unit;
+        let place = self.map.bytes_of(&chunks);
+        let bytes = &bytes[..(place.end - place.start) as usize];
+        self.contents
+            .write_all_at(bytes, place.start)
+            .and_then(|()| self.map.set(chunks))
+            .map_err(|error| CacheError::Io(self.folder.clone(), error))
+    }
+
+    /// Syncs what is there, so that it outlives a loss of power. Nobody puts
+    /// chunks there any more.
+    pub fn close(mut self) -> Result<(), CacheError> {
+        self.contents
+            .sync_data()
+            .and_then(|()| self.map.bind([0; 16]))
+            .map_err(|error| CacheError::Io(self.folder.clone(), error))
+    }
+}
+
+impl Drop for DiskCache {
+    fn drop(&mut self) {
+        self.map.touch();
+    }
+}
+
+/// Whether the cache in `folder` holds all of its disk, so that a VM needs no
+/// pager for it; false if it is none, or one that another boot left open.
+pub fn is_full(folder: &Path) -> bool {
+    let read = || -> io::Result<bool> {
+        let file = File::open(folder.join(PRESENT))?;
+        let length = file.metadata()?.len();
+        let mut head = [0; MAP_HEADER];
+        file.read_exact_at(&mut head, 0)?;
+        let head = MapHeader::decode(&head, length).map_err(io::Error::other)?;
+        let contents = fs::metadata(folder.join(CONTENTS))?;
+        let valid = head.boot == [0; 16] || head.boot == boot_id()?;
+        let mut bits = vec![0; (length - MAP_HEADER as u64) as usize];
+        file.read_exact_at(&mut bits, MAP_HEADER as u64)?;
+        let (words, _) = bits.as_chunks();
+        let count: u64 = words
+            .iter()
+            .map(|word| u64::from(u64::from_le_bytes(*word).count_ones()))
+            .sum();
+        Ok(valid && contents.len() == head.length && count == head.units())
+    };
+    read().unwrap_or(false)
+}
+
+/// Removes a cache that nobody uses. The bytes it gave back; `None` if it is in
+/// use, or is none.
+pub fn remove(folder: &Path) -> io::Result<Option<u64>> {
+    let contents = match File::open(folder.join(CONTENTS)) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    if !lock_alone(&contents)? {
+        return Ok(None);
+    }
+    match PresenceMap::open(&folder.join(PRESENT)) {
+        Err(error) if matches!(error.fault, PresenceFault::InUse) => return Ok(None),
+        // Whatever is there means nothing without the other.
+        _ => {}
+    }
+    let bytes = std::os::unix::fs::MetadataExt::blocks(&contents.metadata()?) * 512;
+    match fs::remove_file(folder.join(PRESENT)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    fs::remove_file(folder.join(CONTENTS))?;
+    // Others may keep files there.
+    let _ = fs::remove_dir(folder);
+    Ok(Some(bytes))
+}
+
+/// Begins anew: nothing is there but what is zero.
+fn begin(
+    folder: &Path,
+    contents: &File,
+    wanted: MapHeader,
+    image: &ImageReader,
+) -> Result<PresenceMap, CacheError> {
+    let failed = |error| CacheError::Io(folder.to_owned(), error);
+    if !lock_alone(contents).map_err(failed)? {
+        return Err(CacheError::OtherImage(folder.to_owned()));
+    }
+    let map =
+        PresenceMap::create(&folder.join(PRESENT), wanted).map_err(|error| match error.fault {
+            PresenceFault::Io(error) => failed(error),
+            _ => CacheError::InUse(folder.to_owned()),
+        })?;
+    contents
+        .set_len(0)
+        .and_then(|()| contents.set_len(wanted.length))
+        .map_err(failed)?;
+    let mut zeros = 0..0;
+    for chunk in 0..image.chunks() {
+        if image.kind(chunk)? == Kind::Zero {
+            if zeros.end != chunk {
+                map.set(u64::from(zeros.start)..zeros.end.into())
+                    .map_err(failed)?;
+                zeros = chunk..chunk;
+            }
+            zeros.end = chunk + 1;
+        }
+    }
+    map.set(u64::from(zeros.start)..zeros.end.into())
+        .map_err(failed)?;
+    // VMs lock it with others.
+    flock(contents, FlockOperation::Unlock).map_err(|error| failed(error.into()))?;
+    Ok(map)
+}
+
+fn make_folder(folder: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        result => result,
+    }
+}
+
+/// False if somebody has it open and locked.
+fn lock_alone(file: &File) -> io::Result<bool> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The host's boot, as `/proc` has it.
+fn boot_id() -> io::Result<[u8; 16]> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
+    let mut id = [0; 16];
+    for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
+        let pair = str::from_utf8(pair).map_err(io::Error::other)?;
+        *byte = u8::from_str_radix(pair, 16).map_err(io::Error::other)?;
+    }
+    match id {
+        // This means "any boot" in a map.
+        [0, ..] if id == [0; 16] => Err(io::Error::other("the host has no boot id")),
+        id => Ok(id),
+    }
+}
+
+/// What a cache holds, for messages.
+pub fn image_of(folder: &Path) -> io::Result<ImageId> {
+    let file = File::open(folder.join(PRESENT))?;
+    let mut head = [0; MAP_HEADER];
+    file.read_exact_at(&mut head, 0)?;
+    let head = MapHeader::decode(&head, file.metadata()?.len()).map_err(io::Error::other)?;
+    Ok(ImageId(head.image))
+}

@@ -1,0 +1,380 @@
+//! The blocks of a partial image.
+
+use super::{Origin, OriginError};
+use crate::error::Fault;
+use crate::format::{Footer, header};
+use crate::presence::PresenceMap;
+use rustix::fs::{FallocateFlags, fallocate};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::thread;
+use std::time::Duration;
+
+/// Bytes of a block.
+pub const BLOCK: u32 = 64 << 10;
+/// Bytes asked of an origin at once, at most.
+pub const FETCH_MAX: u64 = 4 << 20;
+/// Times that all origins are asked, if they may answer yet.
+const ROUNDS: u32 = 3;
+/// How long to wait before the second round; then twice as long.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Said of an origin whose bytes do not have the image's hash.
+const WRONG: &str = "it gave bytes that are not the image's";
+/// Times a read begins anew because others have dropped its blocks.
+const TRIES: u32 = 16;
+
+/// The file of a partial image, and who has the rest. Used by many threads.
+pub struct PartialFile {
+    file: File,
+    map: PresenceMap,
+    origins: Vec<Arc<dyn Origin>>,
+    /// Blocks that are being fetched.
+    flights: Mutex<HashMap<u64, Arc<Flight>>>,
+    landed: Condvar,
+    /// Held for reading while blocks that are there are read, for writing
+    /// while some are dropped: nobody reads a hole for a block.
+    gate: RwLock<()>,
+    fetched: AtomicU64,
+    whole: AtomicBool,
+}
+
+/// Blocks that one thread fetches.
+struct Flight {
+    blocks: Range<u64>,
+    outcome: OnceLock<Result<(), Arc<Missing>>>,
+}
+
+/// Bytes that nobody gives: who was asked, and why not.
+#[derive(Debug, Clone)]
+pub(crate) struct Missing {
+    pub bytes: Range<u64>,
+    pub tried: String,
+}
+
+impl From<Missing> for Fault {
+    fn from(missing: Missing) -> Fault {
+        Fault::Unavailable {
+            chunk: None,
+            offset: missing.bytes.start,
+            length: missing.bytes.end - missing.bytes.start,
+            tried: missing.tried,
+        }
+    }
+}
+
+enum Claim {
+    Nothing,
+    Fetch(Arc<Flight>),
+    Wait(Arc<Flight>),
+}
+
+impl PartialFile {
+    /// `map` must be one of this file.
+    pub(crate) fn new(
+        file: File,
+        length: u64,
+        footer: &Footer,
+        map: PresenceMap,
+        origins: Vec<Arc<dyn Origin>>,
+    ) -> Result<PartialFile, Fault> {
+        let head = map.header();
+        let fits = head.length == length
+            && head.image == footer.id.0
+            && head.tail <= footer.data_end()
+            && head.tail >= header::BYTES as u64;
+        if !fits {
+            return Err(Fault::Map {
+                path: map.path().to_owned(),
+                why: "it is the map of another file".into(),
+            });
+        }
+        map.touch();
+        Ok(PartialFile {
+            file,
+            map,
+            origins,
+            flights: Mutex::default(),
+            landed: Condvar::new(),
+            gate: RwLock::default(),
+            fetched: AtomicU64::new(0),
+            whole: AtomicBool::new(false),
+        })
+    }
+
+    /// Bytes that came from origins.
+    pub fn fetched(&self) -> u64 {
+        self.fetched.load(Ordering::Relaxed)
+    }
+
+    /// Whether these bytes of the file are here.
+    pub fn has(&self, bytes: &Range<u64>) -> bool {
+        self.map.has_all(self.blocks(bytes))
+    }
+
+    /// Bytes that are not here.
+    pub fn missing(&self) -> u64 {
+        let mut missing = 0;
+        let mut at = 0;
+        while let Some(run) = self.map.next_missing(at..self.all_blocks().end) {
+            let bytes = self.clip(&self.map.bytes_of(&run));
+            missing += bytes.end - bytes.start;
+            at = run.end;
+        }
+        missing
+    }
+
+    /// Has these bytes of the file here, whoever fetches them.
+    pub(crate) fn fetch(&self, bytes: &Range<u64>) -> Result<(), Missing> {
+        let blocks = self.blocks(bytes);
+        while !self.map.has_all(blocks.clone()) {
+            let (flight, outcome) = match self.claim(&blocks) {
+                Claim::Nothing => continue,
+                Claim::Fetch(flight) => {
+                    let outcome = self.bring(&flight.blocks).map_err(Arc::new);
+                    self.land(&flight, outcome.clone());
+                    (flight, outcome)
+                }
+                Claim::Wait(flight) => {
+                    let outcome = self.wait(&flight);
+                    // It wanted more than this; perhaps less can be had.
+                    let more = blocks.end - blocks.start < flight.blocks.end - flight.blocks.start;
+                    if outcome.is_err() && more {
+                        continue;
+                    }
+                    (flight, outcome)
+                }
+            };
+            drop(flight);
+            outcome.map_err(|missing| (*missing).clone())?;
+        }
+        Ok(())
+    }
+
+    /// Reads bytes of the file, after fetching what is missing.
+    pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Fault> {
+        let bytes = offset..offset.saturating_add(into.len() as u64);
+        let blocks = self.blocks(&bytes);
+        for _ in 0..TRIES {
+            {
+                let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+                if self.map.has_all(blocks.clone()) {
+                    return self
+                        .file
+                        .read_exact_at(into, offset)
+                        .map_err(|source| Fault::Read {
+                            offset,
+                            length: into.len() as u64,
+                            source,
+                        });
+                }
+            }
+            self.fetch(&bytes)?;
+        }
+        Err(Missing {
+            bytes,
+            tried: "others find them wrong again and again".into(),
+        }
+        .into())
+    }
+
+    /// Drops what is here of these bytes: they are not the image's.
+    pub(crate) fn reject(&self, bytes: &Range<u64>) {
+        let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
+        let blocks = self.blocks(bytes);
+        // If the map's file cannot be written, the hash tells again later.
+        let _ = self.map.clear(blocks.clone());
+        let _ = punch(&self.file, &self.bytes_of(&blocks));
+    }
+
+    /// Fetches bytes anew, from one origin after the other, until `right` says
+    /// yes to them; only those are kept.
+    pub(crate) fn replace(
+        &self,
+        bytes: &Range<u64>,
+        right: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Result<(), Missing> {
+        let blocks = self.blocks(bytes);
+        let around = self.bytes_of(&blocks);
+        let wanted = (bytes.start - around.start) as usize..(bytes.end - around.start) as usize;
+        self.ask(&around, &mut |given| {
+            if !right(&given[wanted.clone()]) {
+                return Err(WRONG.into());
+            }
+            self.keep(&blocks, &around, given)
+        })
+    }
+
+    /// All was found here and right: the file is an ordinary image now.
+    pub(crate) fn finish(&self) -> io::Result<()> {
+        self.file.sync_all()?;
+        if !self.whole.swap(true, Ordering::AcqRel) {
+            std::fs::remove_file(self.map.path())?;
+            jiffy_sys::durable::sync_folder_of(self.map.path())?;
+        }
+        Ok(())
+    }
+
+    /// Blocks that have chunks.
+    pub(crate) fn all_blocks(&self) -> Range<u64> {
+        self.blocks(&(0..self.map.header().tail))
+    }
+
+    /// The bytes of some blocks that are chunks'.
+    pub(crate) fn bytes_of(&self, blocks: &Range<u64>) -> Range<u64> {
+        self.clip(&self.map.bytes_of(blocks))
+    }
+
+    /// The blocks one needs for these bytes; none for header and manifest.
+    fn blocks(&self, bytes: &Range<u64>) -> Range<u64> {
+        let bytes = self.clip(bytes);
+        if bytes.is_empty() {
+            return 0..0;
+        }
+        self.map.units_of(&bytes)
+    }
+
+    /// Without header and manifest.
+    fn clip(&self, bytes: &Range<u64>) -> Range<u64> {
+        let start = bytes.start.max(header::BYTES as u64);
+        start..bytes.end.min(self.map.header().tail).max(start)
+    }
+
+    /// What one thread is to do so that `blocks` are here.
+    fn claim(&self, blocks: &Range<u64>) -> Claim {
+        let most = (FETCH_MAX / u64::from(self.map.header().unit)).max(1);
+        let mut flights = lock(&self.flights);
+        let mut waited = None;
+        let mut at = blocks.start;
+        while let Some(run) = self.map.next_missing(at..blocks.end) {
+            let flown = run.clone().find(|block| !flights.contains_key(block));
+            waited = waited.or_else(|| flights.get(&run.start).cloned());
+            if let Some(start) = flown {
+                let end = (start..run.end.min(start + most))
+                    .find(|block| flights.contains_key(block))
+                    .unwrap_or(run.end.min(start + most));
+                let flight = Arc::new(Flight {
+                    blocks: start..end,
+                    outcome: OnceLock::new(),
+                });
+                flights.extend((start..end).map(|block| (block, flight.clone())));
+                return Claim::Fetch(flight);
+            }
+            at = run.end;
+        }
+        waited.map_or(Claim::Nothing, Claim::Wait)
+    }
+
+    fn land(&self, flight: &Flight, outcome: Result<(), Arc<Missing>>) {
+        let mut flights = lock(&self.flights);
+        for block in flight.blocks.clone() {
+            flights.remove(&block);
+        }
+        let _ = flight.outcome.set(outcome);
+        drop(flights);
+        self.landed.notify_all();
+    }
+
+    fn wait(&self, flight: &Flight) -> Result<(), Arc<Missing>> {
+        let flights = lock(&self.flights);
+        let landed = self
+            .landed
+            .wait_while(flights, |_| flight.outcome.get().is_none());
+        drop(landed.unwrap_or_else(PoisonError::into_inner));
+        flight.outcome.get().cloned().unwrap_or(Ok(()))
+    }
+
+    /// Fetches a run of blocks from the first origin that gives it.
+    fn bring(&self, blocks: &Range<u64>) -> Result<(), Missing> {
+        let bytes = self.bytes_of(blocks);
+        self.ask(&bytes, &mut |given| self.keep(blocks, &bytes, given))
+    }
+
+    /// Asks one origin after the other for bytes, those that may answer yet
+    /// several times, until `take` takes what one gives.
+    fn ask(
+        &self,
+        bytes: &Range<u64>,
+        take: &mut dyn FnMut(&[u8]) -> Result<(), String>,
+    ) -> Result<(), Missing> {
+        let length = bytes.end - bytes.start;
+        let mut answers: Vec<OriginError> = self
+            .origins
+            .iter()
+            .map(|_| OriginError::for_now("it was not asked"))
+            .collect();
+        for round in 0..ROUNDS {
+            if !answers.iter().any(|answer| answer.again) {
+                break;
+            }
+            if round > 0 {
+                thread::sleep(PAUSE * (1 << (round - 1)));
+            }
+            let open = self.origins.iter().zip(&mut answers);
+            for (origin, answer) in open.filter(|(_, answer)| answer.again) {
+                *answer = match origin.fetch(bytes.clone()) {
+                    Ok(given) if given.len() as u64 == length => {
+                        self.fetched.fetch_add(length, Ordering::Relaxed);
+                        match take(&given) {
+                            Ok(()) => return Ok(()),
+                            Err(why) => OriginError::never(why),
+                        }
+                    }
+                    Ok(given) => OriginError::for_now(format!(
+                        "it gave {} bytes instead of {length}",
+                        given.len()
+                    )),
+                    Err(error) => error,
+                };
+            }
+        }
+        let told: Vec<String> = self
+            .origins
+            .iter()
+            .zip(&answers)
+            .map(|(origin, answer)| format!("{}: {answer}", origin.name()))
+            .collect();
+        Err(Missing {
+            bytes: bytes.clone(),
+            tried: match &told[..] {
+                [] => "it is not here, and nobody is known who has it".into(),
+                told => told.join("; "),
+            },
+        })
+    }
+
+    /// Writes what came, then says that it is here. An error is why not.
+    fn keep(&self, blocks: &Range<u64>, bytes: &Range<u64>, given: &[u8]) -> Result<(), String> {
+        // None of these is dropped between the two steps.
+        let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        self.file
+            .write_all_at(given, bytes.start)
+            .and_then(|()| self.map.set(blocks.clone()))
+            .map_err(|error| format!("what it gave cannot be kept here: {error}"))
+    }
+}
+
+impl Drop for PartialFile {
+    fn drop(&mut self) {
+        if !self.whole.load(Ordering::Acquire) {
+            self.map.touch();
+        }
+    }
+}
+
+/// Gives a range back to the file system; it reads as zeros.
+pub(super) fn punch(file: &File, bytes: &Range<u64>) -> io::Result<()> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    Ok(fallocate(file, how, bytes.start, bytes.end - bytes.start)?)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,136 @@
+//! How a partial image begins, and how it gives back what it has fetched.
+
+use super::blocks::{BLOCK, punch};
+use super::map_path;
+use crate::error::{Fault, ImageError, WriteError};
+use crate::format::{Fields, Footer, Header, ImageId, footer, header};
+use crate::presence::{PresenceFault, PresenceMap};
+use crate::reader::manifest_id;
+use crate::temporary::{Existing, Temporary};
+use jiffy_wire::disk::MapHeader;
+use rustix::fs::{FlockOperation, flock};
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+/// Makes a partial image at `path`: as long as the whole file, with its header
+/// and its last bytes, `tail`, which must hold the whole manifest. They are
+/// held against `id`, which must come from somebody who is believed. Nothing
+/// is left behind by an error.
+pub fn create(path: &Path, length: u64, tail: &[u8], id: ImageId) -> Result<(), WriteError> {
+    let failed = |fault: Fault| WriteError::Image(ImageError::new(path, fault));
+    let (header, footer) = ends(length, tail).map_err(failed)?;
+    let start = length - tail.len() as u64;
+    if footer.data_end() < start {
+        return Err(WriteError::Options(format!(
+            "the last {} bytes of {} do not hold its whole manifest, which begins {} bytes \
+             before the end",
+            tail.len(),
+            path.display(),
+            length - footer.data_end()
+        )));
+    }
+    // Held until the image has its name: two that begin one image at once.
+    let map = MapHeader {
+        unit: BLOCK,
+        length,
+        tail: start.max(header::BYTES as u64),
+        image: id.0,
+        boot: [0; 16],
+    };
+    if path.exists() {
+        return Err(WriteError::Target {
+            path: path.to_owned(),
+            source: io::ErrorKind::AlreadyExists.into(),
+        });
+    }
+    let map = PresenceMap::create(&map_path(path), map).map_err(|error| match error.fault {
+        PresenceFault::Io(source) => WriteError::Target {
+            path: error.path,
+            source,
+        },
+        other => WriteError::Options(format!("{}: {other}", error.path.display())),
+    })?;
+    let written = || {
+        let temporary = Temporary::create(path)?;
+        let file = temporary.file();
+        file.set_len(length)
+            .and_then(|()| file.write_all_at(&header.encode(), 0))
+            .and_then(|()| file.write_all_at(tail, start))
+            .map_err(|error| temporary.failed(error))?;
+        if footer.id != id || manifest_id(file, &footer).map_err(failed)? != id {
+            return Err(failed(Fault::Damaged {
+                offset: length - footer::BYTES as u64,
+                what: "its manifest is not that of the image that was asked for",
+            }));
+        }
+        temporary.commit(Existing::Keep)
+    };
+    let written = written();
+    if written.is_err() && !path.exists() {
+        let _ = fs::remove_file(map.path());
+    }
+    written
+}
+
+/// Header and footer of a file of which only the last bytes are known.
+fn ends(length: u64, tail: &[u8]) -> Result<(Header, Footer), Fault> {
+    let truncated = Fault::Truncated {
+        length,
+        offset: length.saturating_sub(footer::BYTES as u64),
+    };
+    let least = (header::BYTES + footer::BYTES) as u64;
+    let Some(last) = tail
+        .last_chunk()
+        .filter(|_| length >= least.max(tail.len() as u64))
+    else {
+        return Err(truncated);
+    };
+    // The header says nothing that the footer does not.
+    let mut fields = Fields(&last[12..]);
+    let header = Header {
+        chunk_size: fields.u32(),
+        size: fields.u64(),
+    };
+    let footer = Footer::decode(last, length, &header)?;
+    let header = Header::decode(&header.encode())?;
+    Ok((header, footer))
+}
+
+/// Drops all chunks of a partial image that nobody has open; they are fetched
+/// again when they are asked for. The bytes it gave back; `None` if it is in
+/// use, or not partial.
+pub fn shrink(path: &Path) -> io::Result<Option<u64>> {
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    }
+    if !super::is_partial(path) {
+        return Ok(None);
+    }
+    let map = match PresenceMap::open(&map_path(path)) {
+        Ok(map) => map,
+        Err(error) => {
+            return match error.fault {
+                PresenceFault::InUse => Ok(None),
+                PresenceFault::Io(error) => Err(error),
+                fault => Err(io::Error::new(io::ErrorKind::InvalidData, fault)),
+            };
+        }
+    };
+    let head = *map.header();
+    if head.length != file.metadata()?.len() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the map is that of another file",
+        ));
+    }
+    let before = file.metadata()?.blocks();
+    map.clear(0..map.units())?;
+    punch(&file, &(header::BYTES as u64..head.tail))?;
+    let after = file.metadata()?.blocks();
+    Ok(Some(before.saturating_sub(after) * 512))
+}

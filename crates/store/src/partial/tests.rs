@@ -1,0 +1,581 @@
+use super::*;
+use crate::error::{Fault, ImageError};
+use crate::format::Kind;
+use crate::reader::{ImageReader, Opening};
+use crate::samples::{CHUNK, Folder, contents, read_all, small};
+use crate::writer::{WriteOptions, write_image};
+use proptest::prelude::*;
+use std::fs::{self, OpenOptions};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+/// What an origin of a test does with what it has.
+type Habit = Box<dyn Fn(Range<u64>, Vec<u8>) -> Result<Vec<u8>, OriginError> + Send + Sync>;
+
+struct Scripted {
+    name: &'static str,
+    file: Vec<u8>,
+    habit: Habit,
+    asked: Mutex<Vec<Range<u64>>>,
+}
+
+impl Scripted {
+    fn new(
+        name: &'static str,
+        file: Vec<u8>,
+        habit: impl Fn(Range<u64>, Vec<u8>) -> Result<Vec<u8>, OriginError> + Send + Sync + 'static,
+    ) -> Arc<Scripted> {
+        Arc::new(Scripted {
+            name,
+            file,
+            habit: Box::new(habit),
+            asked: Mutex::default(),
+        })
+    }
+
+    fn honest(file: &[u8]) -> Arc<Scripted> {
+        Scripted::new("the honest one", file.to_vec(), |_, bytes| Ok(bytes))
+    }
+
+    fn lying(file: &[u8]) -> Arc<Scripted> {
+        Scripted::new("the liar", file.to_vec(), |_, mut bytes| {
+            bytes.iter_mut().for_each(|byte| *byte ^= 0x55);
+            Ok(bytes)
+        })
+    }
+
+    fn asked(&self) -> Vec<Range<u64>> {
+        self.asked.lock().unwrap().clone()
+    }
+}
+
+impl Origin for Scripted {
+    fn name(&self) -> String {
+        self.name.to_owned()
+    }
+
+    fn fetch(&self, range: Range<u64>) -> Result<Vec<u8>, OriginError> {
+        self.asked.lock().unwrap().push(range.clone());
+        let bytes = self.file[range.start as usize..range.end as usize].to_vec();
+        (self.habit)(range, bytes)
+    }
+}
+
+/// A whole image, and the same one partial, elsewhere.
+struct Pair {
+    folder: Folder,
+    whole: Vec<u8>,
+    bytes: Vec<u8>,
+}
+
+impl Pair {
+    fn new(letters: &str, options: &WriteOptions) -> Pair {
+        let folder = Folder::new();
+        fs::create_dir(folder.file("here")).unwrap();
+        let bytes = contents(letters);
+        let image = folder.image("whole", &bytes, options);
+        let whole = fs::read(image.path()).unwrap();
+        let pair = Pair {
+            folder,
+            whole,
+            bytes,
+        };
+        pair.begin();
+        pair
+    }
+
+    fn begin(&self) {
+        let image = ImageReader::open(&self.folder.file("whole")).unwrap();
+        let tail = image.metadata_bytes() as usize - 64;
+        let tail = &self.whole[self.whole.len() - tail..];
+        create(&self.path(), self.whole.len() as u64, tail, image.id()).unwrap();
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.file("here").join("image.jimg")
+    }
+
+    fn open(&self, origins: &[Arc<Scripted>]) -> Result<ImageReader, ImageError> {
+        let dynamic = |_: &Path, _: ImageId| {
+            let dynamic = |origin: &Arc<Scripted>| Arc::clone(origin) as Arc<dyn Origin>;
+            origins.iter().map(dynamic).collect()
+        };
+        ImageReader::open_with(
+            &self.path(),
+            &Opening {
+                origins: &dynamic,
+                ..Opening::default()
+            },
+        )
+    }
+
+    fn chunk(&self, index: usize) -> &[u8] {
+        &self.bytes[index * CHUNK..(index + 1) * CHUNK]
+    }
+}
+
+/// Much that cannot be compressed: several blocks of 64 KiB.
+fn many(chunks: usize) -> String {
+    "nntn.".chars().cycle().take(chunks).collect()
+}
+
+fn read(image: &ImageReader, index: u32) -> Result<Vec<u8>, ImageError> {
+    let mut chunk = vec![0xee; CHUNK];
+    image.read_chunk(index, &mut chunk).map(|()| chunk)
+}
+
+fn sentence(error: &ImageError) -> String {
+    error.to_string()
+}
+
+#[test]
+fn chunks_come_as_they_are_read_and_stay() {
+    let pair = Pair::new(&many(200), &small());
+    let origin = Scripted::honest(&pair.whole);
+    let image = pair.open(std::slice::from_ref(&origin)).unwrap();
+    assert!(image.is_partial() && image.missing_bytes() > 500 << 10);
+    assert!(
+        !image.is_here(0).unwrap() && image.is_here(4).unwrap(),
+        "zero"
+    );
+    assert_eq!(read(&image, 100).unwrap(), pair.chunk(100));
+    let asked = origin.asked();
+    assert!(!asked.is_empty() && asked.len() <= 2, "{asked:?}");
+    assert_eq!(read(&image, 100).unwrap(), pair.chunk(100));
+    assert_eq!(origin.asked(), asked, "nothing comes twice");
+    assert!(image.is_here(100).unwrap());
+    drop(image);
+    // Without anybody: what came is still there.
+    let image = pair.open(&[]).unwrap();
+    assert_eq!(read(&image, 100).unwrap(), pair.chunk(100));
+    let error = read(&image, 0).unwrap_err();
+    assert!(sentence(&error).contains("chunk 0 at byte 64 cannot be had"));
+    assert!(sentence(&error).contains("nobody is known"), "{error}");
+    drop(image);
+    let image = pair.open(&[origin]).unwrap();
+    assert_eq!(read_all(&image), pair.bytes);
+    assert_eq!(image.missing_bytes(), 0);
+}
+
+#[test]
+fn a_lie_names_chunk_and_origin_and_is_not_kept() {
+    let pair = Pair::new(&many(100), &small());
+    let liar = Scripted::lying(&pair.whole);
+    let image = pair.open(std::slice::from_ref(&liar)).unwrap();
+    let before = fs::read(pair.path()).unwrap();
+    let error = read(&image, 30).unwrap_err();
+    for part in ["image.jimg", "chunk 30 at byte", "the liar: it gave bytes"] {
+        assert!(sentence(&error).contains(part), "{error}");
+    }
+    assert_eq!(fs::read(pair.path()).unwrap(), before, "it is not kept");
+    assert!(!image.is_here(30).unwrap());
+    drop(image);
+    // With another origin the truth is found, and the liar is asked first.
+    let honest = Scripted::honest(&pair.whole);
+    let image = pair.open(&[liar.clone(), honest.clone()]).unwrap();
+    assert_eq!(read_all(&image), pair.bytes);
+    assert!(!honest.asked().is_empty());
+    image.verify().unwrap();
+}
+
+#[test]
+fn origins_that_fail_are_named_with_their_reasons_and_later_ones_help() {
+    let pair = Pair::new(&many(60), &small());
+    let tries = Arc::new(AtomicUsize::new(0));
+    let count = tries.clone();
+    let busy = Scripted::new("the busy one", pair.whole.clone(), move |_, bytes| {
+        // The third time it answers.
+        match count.fetch_add(1, Ordering::SeqCst) {
+            0 | 1 => Err(OriginError::for_now("too many requests")),
+            _ => Ok(bytes),
+        }
+    });
+    let absent = Scripted::new("the absent one", pair.whole.clone(), |_, _| {
+        Err(OriginError::never("it does not have this image"))
+    });
+    let short = Scripted::new("the short one", pair.whole.clone(), |_, mut bytes| {
+        bytes.pop();
+        Ok(bytes)
+    });
+    let image = pair.open(&[absent.clone(), busy]).unwrap();
+    assert_eq!(read(&image, 7).unwrap(), pair.chunk(7));
+    assert_eq!(absent.asked().len(), 1, "asked once and no more");
+    assert_eq!(tries.load(Ordering::SeqCst), 3);
+    drop(image);
+    let image = pair.open(&[absent, short.clone()]).unwrap();
+    let error = read(&image, 59 - 1).unwrap_err();
+    let text = sentence(&error);
+    assert!(text.contains("the absent one: it does not have"), "{text}");
+    assert!(text.contains("the short one: it gave"), "{text}");
+    assert_eq!(short.asked().len(), 3, "bounded");
+    assert!(matches!(
+        *error.fault,
+        Fault::Unavailable {
+            chunk: Some(58),
+            ..
+        }
+    ));
+}
+
+#[test]
+fn what_a_crash_has_torn_is_fetched_anew() {
+    let pair = Pair::new(&many(100), &small());
+    let origin = Scripted::honest(&pair.whole);
+    let image = pair.open(std::slice::from_ref(&origin)).unwrap();
+    assert_eq!(read(&image, 50).unwrap(), pair.chunk(50));
+    let place = image.stored_range(50).unwrap().unwrap();
+    drop(image);
+    // The bit has reached the disk, the bytes have not.
+    let file = OpenOptions::new().write(true).open(pair.path()).unwrap();
+    file.write_all_at(&vec![0; CHUNK / 2], place.start).unwrap();
+    let image = pair.open(&[origin]).unwrap();
+    assert!(image.is_here(50).unwrap(), "so it seems");
+    assert_eq!(read(&image, 50).unwrap(), pair.chunk(50));
+}
+
+#[test]
+fn complete_makes_an_ordinary_image_byte_for_byte() {
+    let pair = Pair::new(&many(300), &small());
+    let (liar, honest) = (Scripted::lying(&pair.whole), Scripted::honest(&pair.whole));
+    let image = pair.open(std::slice::from_ref(&liar)).unwrap();
+    let error = image.complete().unwrap_err();
+    assert!(sentence(&error).contains("the liar"), "{error}");
+    assert!(is_partial(&pair.path()));
+    drop(image);
+    // What the liar gave is found wrong chunk by chunk; drop it for the count.
+    shrink(&pair.path()).unwrap().unwrap();
+    let image = pair.open(std::slice::from_ref(&honest)).unwrap();
+    image.complete().unwrap();
+    assert!(!is_partial(&pair.path()));
+    assert_eq!(fs::read(pair.path()).unwrap(), pair.whole);
+    assert_eq!(read_all(&image), pair.bytes, "the open one reads on");
+    image.complete().unwrap();
+    let again = ImageReader::open(&pair.path()).unwrap();
+    assert!(!again.is_partial());
+    again.verify().unwrap();
+    // Large reads: 300 chunks are not asked for one by one.
+    let most = pair.whole.len() / (4 << 20) + 1;
+    assert!(honest.asked().len() <= most, "{:?}", honest.asked());
+}
+
+#[test]
+fn no_block_is_fetched_twice_at_the_same_time() {
+    let pair = Pair::new(&many(400), &small());
+    let origin = Scripted::new("slow", pair.whole.clone(), |_, bytes| {
+        thread::sleep(Duration::from_millis(5));
+        Ok(bytes)
+    });
+    let image = pair.open(std::slice::from_ref(&origin)).unwrap();
+    thread::scope(|scope| {
+        for thread in 0..8 {
+            let (image, pair) = (&image, &pair);
+            scope.spawn(move || {
+                for step in 0..400 {
+                    let index = (step * 7 + thread * 50) % 400;
+                    assert_eq!(read(image, index as u32).unwrap(), pair.chunk(index));
+                }
+            });
+        }
+    });
+    let mut asked = origin.asked();
+    asked.sort_by_key(|range| range.start);
+    for pair in asked.windows(2) {
+        assert!(pair[0].end <= pair[1].start, "{pair:?} came twice");
+    }
+}
+
+#[test]
+fn readers_and_lies_at_the_same_time_end_with_the_truth() {
+    let pair = Pair::new(&many(120), &small());
+    let count = AtomicUsize::new(0);
+    let moody = Scripted::new("moody", pair.whole.clone(), move |_, mut bytes| {
+        if count.fetch_add(1, Ordering::SeqCst).is_multiple_of(3) {
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+        }
+        Ok(bytes)
+    });
+    let honest = Scripted::honest(&pair.whole);
+    let image = pair.open(&[moody, honest]).unwrap();
+    thread::scope(|scope| {
+        for thread in 0..4 {
+            let (image, pair) = (&image, &pair);
+            scope.spawn(move || {
+                for step in 0..120 {
+                    let index = (step * 11 + thread * 30) % 120;
+                    assert_eq!(read(image, index as u32).unwrap(), pair.chunk(index));
+                }
+            });
+        }
+    });
+    image.verify().unwrap();
+}
+
+/// Chunks lie across blocks: what one gave for one block says nothing of what
+/// it gave for the next.
+#[test]
+fn a_chunk_across_blocks_of_two_origins_is_found() {
+    let options = WriteOptions {
+        chunk_size: 4 * CHUNK as u32,
+        ..small()
+    };
+    let pair = Pair::new(&many(120), &options);
+    let (liar, honest) = (Scripted::lying(&pair.whole), Scripted::honest(&pair.whole));
+    for origins in [[liar.clone(), honest.clone()], [honest, liar]] {
+        let image = pair.open(&origins).unwrap();
+        for index in (0..image.chunks()).rev().chain(0..image.chunks()) {
+            let mut chunk = vec![0; 4 * CHUNK];
+            image.read_chunk(index, &mut chunk).unwrap();
+            let start = index as usize * 4 * CHUNK;
+            assert_eq!(chunk, pair.bytes[start..start + 4 * CHUNK]);
+        }
+        drop(image);
+        shrink(&pair.path()).unwrap().unwrap();
+    }
+}
+
+#[test]
+fn one_process_fills_an_image_and_others_are_told() {
+    let pair = Pair::new(&many(20), &small());
+    let image = pair.open(&[]).unwrap();
+    let error = pair.open(&[]).unwrap_err();
+    assert!(
+        sentence(&error).contains("another process fills"),
+        "{error}"
+    );
+    drop(image);
+    pair.open(&[]).unwrap();
+}
+
+#[test]
+fn a_manifest_that_is_another_s_is_refused_and_leaves_nothing() {
+    let pair = Pair::new(&many(20), &small());
+    let image = ImageReader::open(&pair.folder.file("whole")).unwrap();
+    let (length, id) = (pair.whole.len() as u64, image.id());
+    let start = pair.whole.len() - image.metadata_bytes() as usize + 64;
+    let tail = &pair.whole[start..];
+    let target = pair.folder.file("other");
+    let refused = |tail: &[u8], length: u64, id: ImageId| {
+        let before = pair.folder.names();
+        let error = create(&target, length, tail, id).unwrap_err();
+        assert_eq!(pair.folder.names(), before, "{error}");
+        error.to_string()
+    };
+    refused(tail, length, ImageId([7; 16]));
+    refused(&tail[1..], length, id);
+    refused(tail, length + 1, id);
+    refused(tail, length - 1, id);
+    refused(tail, 0, id);
+    refused(&[], length, id);
+    refused(&tail[..tail.len() - 1], length, id);
+    // A hash that was changed, with everything else right.
+    let mut forged = tail.to_vec();
+    let hash = forged.len() - 256 - 8;
+    forged[hash] ^= 1;
+    refused(&forged, length, id);
+    create(&target, length, &pair.whole, id).unwrap();
+    let whole = ImageReader::open(&target).unwrap();
+    assert_eq!(read_all(&whole), pair.bytes, "all of it was in the tail");
+}
+
+#[test]
+fn damaged_maps_are_errors_that_name_them() {
+    let pair = Pair::new(&many(20), &small());
+    let map = map_path(&pair.path());
+    let good = fs::read(&map).unwrap();
+    for bit in (0..good.len().min(128) * 8).step_by(3) {
+        let mut bad = good.clone();
+        bad[bit / 8] ^= 1 << (bit % 8);
+        fs::write(&map, &bad).unwrap();
+        let error = pair.open(&[]).unwrap_err();
+        assert!(sentence(&error).contains(".image.jimg.present"), "{error}");
+    }
+    // One of another image, in order by itself.
+    let other = Pair::new(&many(25), &small());
+    fs::copy(map_path(&other.path()), &map).unwrap();
+    let error = pair.open(&[]).unwrap_err();
+    assert!(sentence(&error).contains("of another file"), "{error}");
+    // Bits that are not so do no harm.
+    let mut bits = good.clone();
+    bits[128..].fill(0xff);
+    fs::write(&map, &bits).unwrap();
+    let image = pair.open(&[Scripted::honest(&pair.whole)]).unwrap();
+    assert_eq!(read_all(&image), pair.bytes);
+}
+
+#[test]
+fn children_read_their_chunks_from_partial_parents() {
+    let parent = Pair::new(&many(80), &small());
+    let mut bytes = parent.bytes.clone();
+    bytes[5 * CHUNK..6 * CHUNK].fill(9);
+    // Made from the whole one, and put beside the partial one.
+    let options = WriteOptions {
+        parent: Some(Arc::new(
+            ImageReader::open(&parent.folder.file("whole")).unwrap(),
+        )),
+        parent_name: Some("image.jimg".into()),
+        ..small()
+    };
+    let path = parent.folder.file("here").join("child.jimg");
+    write_image(&path, &bytes, &options).unwrap();
+    let origin = Scripted::honest(&parent.whole);
+    let given: Arc<dyn Origin> = origin.clone();
+    let origins = move |path: &Path, _: ImageId| {
+        assert!(path.ends_with("image.jimg"), "{path:?}");
+        vec![given.clone()]
+    };
+    let child = ImageReader::open_with(
+        &path,
+        &Opening {
+            origins: &origins,
+            ..Opening::default()
+        },
+    )
+    .unwrap();
+    assert_eq!(child.kind(0).unwrap(), Kind::Parent);
+    assert!(!child.is_here(0).unwrap() && child.is_here(5).unwrap());
+    assert_eq!(read_all(&child), bytes);
+    assert!(child.fetched_bytes() > 0);
+}
+
+#[test]
+fn chunks_asked_for_together_come_in_few_large_reads() {
+    let pair = Pair::new(&many(400), &small());
+    let origin = Scripted::honest(&pair.whole);
+    let image = pair.open(std::slice::from_ref(&origin)).unwrap();
+    let wanted: Vec<u32> = (100..300).collect();
+    image.fetch_chunks(&wanted).unwrap();
+    assert_eq!(origin.asked().len(), 1);
+    assert!(wanted.iter().all(|index| image.is_here(*index).unwrap()));
+    assert_eq!(image.runs_of(&wanted).unwrap(), []);
+    assert!(!image.is_here(0).unwrap());
+}
+
+#[test]
+fn what_nobody_uses_is_given_back_the_longest_unused_first() {
+    use crate::bounded::{Cached, keep_within};
+    let pairs: Vec<Pair> = (0..3).map(|_| Pair::new(&many(100), &small())).collect();
+    let mut open = None;
+    for pair in &pairs {
+        let image = pair.open(&[Scripted::honest(&pair.whole)]).unwrap();
+        assert_eq!(read_all(&image), pair.bytes);
+        // The first one stays open.
+        open = open.or(Some(image));
+    }
+    // Times of last use, without waiting for a clock.
+    for (age, pair) in [(30, &pairs[0]), (10, &pairs[1]), (20, &pairs[2])] {
+        let map = OpenOptions::new()
+            .write(true)
+            .open(map_path(&pair.path()))
+            .unwrap();
+        let used = std::time::SystemTime::now() - Duration::from_secs(age);
+        map.set_modified(used).unwrap();
+    }
+    let caches: Vec<Cached> = pairs
+        .iter()
+        .map(|pair| Cached::Image(pair.path()))
+        .collect();
+    let all = keep_within(u64::MAX, &caches).unwrap();
+    assert_eq!((all.before, all.dropped.len()), (all.after, 0));
+    let kept = keep_within(all.before - 1, &caches).unwrap();
+    assert_eq!(kept.dropped, [caches[2].clone()], "the open one stays");
+    assert!(kept.after < kept.before);
+    let kept = keep_within(0, &caches).unwrap();
+    assert!(kept.dropped.contains(&caches[1]) && !kept.dropped.contains(&caches[0]));
+    assert_eq!(read_all(open.as_ref().unwrap()), pairs[0].bytes);
+    // What was dropped is fetched again.
+    let pair = &pairs[2];
+    let image = pair.open(&[Scripted::honest(&pair.whole)]).unwrap();
+    assert_eq!(read_all(&image), pair.bytes);
+}
+
+#[test]
+fn a_peer_s_folder_has_images_by_their_ids() {
+    let pair = Pair::new(&many(50), &small());
+    let peer = pair.folder.file("peer");
+    fs::create_dir(&peer).unwrap();
+    let id = ImageReader::open(&pair.folder.file("whole")).unwrap().id();
+    let open = || {
+        let origins = |_: &Path, id: ImageId| -> Vec<Arc<dyn Origin>> {
+            vec![Arc::new(PeerFolder::new(&peer, id))]
+        };
+        ImageReader::open_with(
+            &pair.path(),
+            &Opening {
+                origins: &origins,
+                ..Opening::default()
+            },
+        )
+        .unwrap()
+    };
+    let error = read(&open(), 3).unwrap_err();
+    assert!(
+        sentence(&error).contains("does not have this image"),
+        "{error}"
+    );
+    let file = peer.join(PeerFolder::file_name(id));
+    std::os::unix::fs::symlink(pair.folder.file("whole"), &file).unwrap();
+    read(&open(), 3).unwrap_err();
+    fs::remove_file(&file).unwrap();
+    fs::write(&file, &pair.whole[..pair.whole.len() / 2]).unwrap();
+    read(&open(), 48).unwrap_err();
+    fs::write(&file, &pair.whole).unwrap();
+    assert_eq!(read_all(&open()), pair.bytes);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Any order of reads, over any origins one of which has the truth, gives
+    /// what the whole image gives.
+    #[test]
+    fn random_reads_are_those_of_the_whole(
+        letters in "[.ntAB]{1,80}",
+        large in any::<bool>(),
+        habits in prop::collection::vec(0u8..4, 0..3),
+        reads in prop::collection::vec((0usize..80, 1usize..6, any::<bool>()), 1..30),
+    ) {
+        let options = WriteOptions {
+            chunk_size: if large { 4 * CHUNK as u32 } else { CHUNK as u32 },
+            working_set: Some(vec![0]),
+            ..small()
+        };
+        let pair = Pair::new(&letters, &options);
+        let whole = ImageReader::open(&pair.folder.file("whole")).unwrap();
+        let mut origins: Vec<Arc<Scripted>> = habits
+            .iter()
+            .map(|habit| match habit {
+                0 => Scripted::lying(&pair.whole),
+                1 => Scripted::new("absent", pair.whole.clone(), |_, _| Err(OriginError::never("no"))),
+                2 => Scripted::new("short", pair.whole.clone(), |_, _| Ok(Vec::new())),
+                _ => Scripted::new("half", pair.whole.clone(), |range, mut bytes| {
+                    // Wrong in every other block.
+                    if range.start / 65536 % 2 == 0 { bytes[0] ^= 1; }
+                    Ok(bytes)
+                }),
+            })
+            .collect();
+        origins.push(Scripted::honest(&pair.whole));
+        let size = whole.chunk_size() as usize;
+        let mut image = pair.open(&origins).unwrap();
+        for (first, count, reopen) in reads {
+            if reopen {
+                drop(image);
+                image = pair.open(&origins).unwrap();
+            }
+            for index in first..first + count {
+                let index = index as u32 % whole.chunks();
+                let (mut found, mut expected) = (vec![1; size], vec![2; size]);
+                image.read_chunk(index, &mut found).unwrap();
+                whole.read_chunk(index, &mut expected).unwrap();
+                prop_assert!(found == expected, "chunk {}", index);
+            }
+        }
+        image.complete().unwrap();
+        prop_assert_eq!(fs::read(pair.path()).unwrap(), pair.whole);
+    }
+}

@@ -1,0 +1,372 @@
+//! The map of what is there of a file that is filled bit by bit
+//! (`docs/disk-cache.md`): in memory, and written through to its file, which
+//! other processes may map.
+//!
+//! Who has a map open has it alone: the file is locked (flock), so a file has
+//! one filler.
+
+use jiffy_wire::disk::{MAP_HEADER, MapError, MapHeader};
+use rustix::fs::{FlockOperation, flock};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
+
+/// A map that cannot be used. One sentence that names the file.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {fault}", path.display())]
+pub struct PresenceError {
+    /// The map's file.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    #[source]
+    pub fault: PresenceFault,
+}
+
+/// What is wrong with a map.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PresenceFault {
+    /// Another process, or another part of this one, fills the file.
+    #[error("is in use: another process fills this file")]
+    InUse,
+    /// The host cannot read or write it.
+    #[error("cannot be used")]
+    Io(#[from] io::Error),
+    /// It is not a map.
+    #[error(transparent)]
+    Map(#[from] MapError),
+}
+
+/// A map, open and locked.
+#[derive(Debug)]
+pub struct PresenceMap {
+    file: File,
+    path: PathBuf,
+    header: MapHeader,
+    words: Box<[AtomicU64]>,
+    /// Held while words go to the file: a word never goes back in time there.
+    writing: Mutex<()>,
+}
+
+impl PresenceMap {
+    /// Makes a map with no bit set. An existing one is emptied, unless it is
+    /// in use.
+    pub fn create(path: &Path, header: MapHeader) -> Result<PresenceMap, PresenceError> {
+        let make = || {
+            let file = open_locked(path, true)?;
+            file.set_len(0)?;
+            file.set_len(header.file_bytes())?;
+            file.write_all_at(&header.encode(), 0)?;
+            Ok(file)
+        };
+        let file = make().map_err(|fault| failed(path, fault))?;
+        Ok(PresenceMap::new(file, path, header, &[]))
+    }
+
+    /// Opens one and reads all of it.
+    pub fn open(path: &Path) -> Result<PresenceMap, PresenceError> {
+        let read = || {
+            let file = open_locked(path, false)?;
+            let length = file.metadata()?.len();
+            let mut head = [0; MAP_HEADER];
+            read_start(&file, &mut head)?;
+            let header = MapHeader::decode(&head, length)?;
+            // As long as the file is, which the header agrees with.
+            let mut bits = vec![0; (length - MAP_HEADER as u64) as usize];
+            file.read_exact_at(&mut bits, MAP_HEADER as u64)?;
+            Ok((file, header, bits))
+        };
+        let (file, header, bits) = read().map_err(|fault| failed(path, fault))?;
+        Ok(PresenceMap::new(file, path, header, &bits))
+    }
+
+    fn new(file: File, path: &Path, header: MapHeader, bits: &[u8]) -> PresenceMap {
+        let words = header.units().div_ceil(64) as usize;
+        let (given, _) = bits.as_chunks();
+        let given = given.iter().map(|bytes| u64::from_le_bytes(*bytes));
+        PresenceMap {
+            file,
+            path: path.to_owned(),
+            header,
+            words: given
+                .chain(std::iter::repeat(0))
+                .take(words)
+                .map(AtomicU64::new)
+                .collect(),
+            writing: Mutex::new(()),
+        }
+    }
+
+    /// The file's name.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the map is of.
+    pub fn header(&self) -> &MapHeader {
+        &self.header
+    }
+
+    /// How many units there are.
+    pub fn units(&self) -> u64 {
+        self.header.units()
+    }
+
+    /// The units that hold these bytes.
+    pub fn units_of(&self, bytes: &Range<u64>) -> Range<u64> {
+        let unit = u64::from(self.header.unit);
+        bytes.start / unit..bytes.end.div_ceil(unit).min(self.units())
+    }
+
+    /// The bytes of these units, up to the file's end.
+    pub fn bytes_of(&self, units: &Range<u64>) -> Range<u64> {
+        let unit = u64::from(self.header.unit);
+        units.start * unit..(units.end * unit).min(self.header.length)
+    }
+
+    /// Whether a unit is there.
+    pub fn get(&self, unit: u64) -> bool {
+        self.words
+            .get((unit / 64) as usize)
+            .is_some_and(|word| word.load(Ordering::Acquire) & (1 << (unit % 64)) != 0)
+    }
+
+    /// Whether all of these units are there.
+    pub fn has_all(&self, units: Range<u64>) -> bool {
+        words_of(units).all(|(word, mask)| self.word(word) & mask == mask)
+    }
+
+    /// How many units are there.
+    pub fn count(&self) -> u64 {
+        words_of(0..self.units())
+            .map(|(word, mask)| u64::from((self.word(word) & mask).count_ones()))
+            .sum()
+    }
+
+    /// Says that units are there. What they stand for must be written.
+    pub fn set(&self, units: Range<u64>) -> io::Result<()> {
+        self.change(units, |word, mask| {
+            word.fetch_or(mask, Ordering::AcqRel);
+        })
+    }
+
+    /// Says that units are not there.
+    pub fn clear(&self, units: Range<u64>) -> io::Result<()> {
+        self.change(units, |word, mask| {
+            word.fetch_and(!mask, Ordering::AcqRel);
+        })
+    }
+
+    /// The next run of units that are not there, within `units`.
+    pub fn next_missing(&self, units: Range<u64>) -> Option<Range<u64>> {
+        let mut at = units.start;
+        while at < units.end && self.get(at) {
+            let word = self.word((at / 64) as usize);
+            at = if word == u64::MAX {
+                (at / 64 + 1) * 64
+            } else {
+                at + 1
+            };
+        }
+        let start = at.min(units.end);
+        let end = (start..units.end)
+            .find(|unit| self.get(*unit))
+            .unwrap_or(units.end);
+        (start < end).then_some(start..end)
+    }
+
+    /// Binds the bits to a boot of the host, or to none ([`MapHeader::boot`]),
+    /// durably.
+    pub(crate) fn bind(&mut self, boot: [u8; 16]) -> io::Result<()> {
+        self.header.boot = boot;
+        self.file.write_all_at(&self.header.encode(), 0)?;
+        self.file.sync_all()
+    }
+
+    /// Notes that it was used now: a bounded cache forgets what was not used
+    /// for long.
+    pub(crate) fn touch(&self) {
+        // Only a hint.
+        let _ = self.file.set_modified(SystemTime::now());
+    }
+
+    fn word(&self, index: usize) -> u64 {
+        self.words
+            .get(index)
+            .map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    fn change(&self, units: Range<u64>, apply: impl Fn(&AtomicU64, u64)) -> io::Result<()> {
+        let units = units.start..units.end.min(self.units());
+        let (first, last) = match (units.start / 64, units.end.div_ceil(64)) {
+            (first, last) if units.start < units.end => (first as usize, last as usize),
+            _ => return Ok(()),
+        };
+        for (word, mask) in words_of(units) {
+            apply(&self.words[word], mask);
+        }
+        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes: Vec<u8> = self.words[first..last]
+            .iter()
+            .flat_map(|word| word.load(Ordering::Acquire).to_le_bytes())
+            .collect();
+        self.file
+            .write_all_at(&bytes, MAP_HEADER as u64 + first as u64 * 8)
+    }
+}
+
+/// The words that hold these bits, and which bits of each.
+fn words_of(units: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
+    let mut at = units.start;
+    std::iter::from_fn(move || {
+        if at >= units.end {
+            return None;
+        }
+        let end = units.end.min((at / 64 + 1) * 64);
+        let mask = (u64::MAX >> (64 - (end - at))) << (at % 64);
+        let word = (at / 64) as usize;
+        at = end;
+        Some((word, mask))
+    })
+}
+
+fn open_locked(path: &Path, create: bool) -> Result<File, PresenceFault> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(create)
+        .truncate(false)
+        .open(path)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(PresenceFault::InUse),
+        Err(error) => Err(PresenceFault::Io(error.into())),
+    }
+}
+
+/// Reads the first bytes of a file; those it does not have are zeros.
+fn read_start(file: &File, bytes: &mut [u8]) -> io::Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match file.read_at(&mut bytes[done..], done as u64) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn failed(path: &Path, fault: PresenceFault) -> PresenceError {
+    PresenceError {
+        path: path.to_owned(),
+        fault,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::fs;
+
+    fn header(units: u64) -> MapHeader {
+        MapHeader {
+            unit: 4096,
+            length: units * 4096,
+            tail: units * 4096,
+            image: [1; 16],
+            boot: [0; 16],
+        }
+    }
+
+    #[test]
+    fn a_map_has_one_filler_and_comes_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("present");
+        let map = PresenceMap::create(&path, header(200)).unwrap();
+        map.set(3..130).unwrap();
+        map.clear(64..66).unwrap();
+        let busy = PresenceMap::open(&path).unwrap_err();
+        assert!(matches!(busy.fault, PresenceFault::InUse), "{busy}");
+        drop(map);
+        let map = PresenceMap::open(&path).unwrap();
+        assert_eq!(map.count(), 125);
+        assert!(map.has_all(3..64) && map.has_all(66..130) && !map.has_all(63..65));
+        assert_eq!(map.next_missing(3..200), Some(64..66));
+        assert_eq!(map.next_missing(66..200), Some(130..200));
+        assert_eq!(map.next_missing(10..20), None);
+    }
+
+    #[test]
+    fn damaged_and_foreign_files_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("present");
+        drop(PresenceMap::create(&path, header(200)).unwrap());
+        let good = fs::read(&path).unwrap();
+        for cut in [0, 1, MAP_HEADER, good.len() - 1] {
+            fs::write(&path, &good[..cut]).unwrap();
+            let error = PresenceMap::open(&path).unwrap_err();
+            assert!(matches!(error.fault, PresenceFault::Map(_)), "{error}");
+        }
+        for bit in 0..MAP_HEADER * 8 {
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            fs::write(&path, &bad).unwrap();
+            PresenceMap::open(&path).unwrap_err();
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn ranges_are_what_their_bits_are(changes in prop::collection::vec((any::<bool>(), 0u64..300, 0u64..200), 0..8)) {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("present");
+            let map = PresenceMap::create(&path, header(333)).unwrap();
+            let mut expected = vec![false; 333];
+            for (set, start, length) in changes {
+                let range = start..start + length;
+                if set { map.set(range.clone()) } else { map.clear(range.clone()) }.unwrap();
+                let end = (range.end as usize).min(333);
+                expected[(start as usize).min(end)..end].fill(set);
+            }
+            drop(map);
+            let map = PresenceMap::open(&path).unwrap();
+            for (unit, there) in (0..).zip(&expected) {
+                prop_assert_eq!(map.get(unit), *there);
+            }
+            let mut at = 0;
+            while let Some(missing) = map.next_missing(at..333) {
+                prop_assert!(expected[at as usize..missing.start as usize].iter().all(|there| *there));
+                prop_assert!(!expected[missing.start as usize..missing.end as usize].iter().any(|there| *there));
+                at = missing.end;
+            }
+            prop_assert!(expected[at as usize..].iter().all(|there| *there));
+            prop_assert_eq!(map.count(), expected.iter().filter(|there| **there).count() as u64);
+        }
+
+        #[test]
+        fn hostile_files_are_maps_or_errors(head: [u8; 8], sizes in (any::<u32>(), any::<u64>(), any::<u64>()), bits in prop::collection::vec(any::<u8>(), 0..64)) {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("present");
+            let (unit, length, tail) = sizes;
+            let header = MapHeader { unit, length, tail, image: [0; 16], boot: [0; 16] };
+            let mut bytes = header.encode().to_vec();
+            if head[0] % 2 == 0 {
+                bytes[..8].copy_from_slice(&head);
+            }
+            bytes.extend(&bits);
+            fs::write(&path, &bytes).unwrap();
+            if let Ok(map) = PresenceMap::open(&path) {
+                prop_assert_eq!(map.header().file_bytes(), bytes.len() as u64);
+                let _ = map.next_missing(0..map.units());
+            }
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Chunks of an image that is not all here: fetched, held against their
+//! content hash, and fetched anew if they are wrong.
+
+use super::{ImageReader, Opening, manifest_id};
+use crate::codec::Decoder;
+use crate::error::{Fault, ImageError};
+use crate::format::{Entry, Footer, Kind, content_hash};
+use crate::partial::blocks::{FETCH_MAX, PartialFile};
+use crate::partial::map_path;
+use crate::presence::{PresenceFault, PresenceMap};
+use std::fs::OpenOptions;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+/// Threads that fetch what is missing of a whole image. They wait, mostly.
+const FETCHERS: usize = 4;
+/// Bytes between two parts that are fetched with them rather than left out.
+const GAP: u64 = 64 << 10;
+
+/// The map beside an image, if there is one: then it is partial.
+pub(super) fn open_map(path: &Path) -> Result<Option<PresenceMap>, Fault> {
+    match PresenceMap::open(&map_path(path)) {
+        Ok(map) => Ok(Some(map)),
+        Err(error) => match &error.fault {
+            PresenceFault::Io(source) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+            PresenceFault::Io(source) => Err(Fault::Map {
+                why: source.to_string(),
+                path: error.path,
+            }),
+            fault => Err(Fault::Map {
+                why: fault.to_string(),
+                path: error.path,
+            }),
+        },
+    }
+}
+
+pub(super) fn open_partial(
+    map: PresenceMap,
+    path: &Path,
+    length: u64,
+    footer: &Footer,
+    opening: &Opening<'_>,
+) -> Result<PartialFile, Fault> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(Fault::Open)?;
+    if manifest_id(&file, footer)? != footer.id {
+        return Err(Fault::Damaged {
+            offset: footer.groups.offset,
+            what: "the image's id is not that of its manifest",
+        });
+    }
+    PartialFile::new(
+        file,
+        length,
+        footer,
+        map,
+        (opening.origins)(path, footer.id),
+    )
+}
+
+impl ImageReader {
+    /// Whether parts of it may be missing.
+    pub fn is_partial(&self) -> bool {
+        self.partial.is_some()
+    }
+
+    /// Bytes that came from origins since it was opened, its parents'
+    /// included.
+    pub fn fetched_bytes(&self) -> u64 {
+        let own = self.partial.as_ref().map_or(0, |partial| partial.fetched());
+        let parents = self.parent.as_ref();
+        own + parents.map_or(0, |(_, parent)| parent.fetched_bytes())
+    }
+
+    /// Bytes of the file that are not here; 0 for a whole image.
+    pub fn missing_bytes(&self) -> u64 {
+        self.partial.as_ref().map_or(0, |partial| partial.missing())
+    }
+
+    /// Whether a chunk can be read without asking an origin.
+    pub fn is_here(&self, index: u32) -> Result<bool, ImageError> {
+        if self.partial.is_none() && self.parent.is_none() {
+            return Ok(true);
+        }
+        Ok(match self.place(index)? {
+            super::Place::Zero => true,
+            super::Place::Entry(entry) if entry.kind == Kind::Parent => {
+                self.parent_reader(index)?.is_here(index)?
+            }
+            super::Place::Entry(entry) => self
+                .partial
+                .as_ref()
+                .is_none_or(|partial| partial.has(&entry.range())),
+        })
+    }
+
+    /// Has the chunks' bytes here, a few large reads of an origin at once. They
+    /// are checked when they are read. Chunks of parents are left out.
+    pub fn fetch_chunks(&self, chunks: &[u32]) -> Result<(), ImageError> {
+        self.runs_of(chunks)?
+            .iter()
+            .try_for_each(|run| self.fetch_stored(run))
+    }
+
+    /// Has these bytes of the file here.
+    pub fn fetch_stored(&self, bytes: &Range<u64>) -> Result<(), ImageError> {
+        match &self.partial {
+            None => Ok(()),
+            Some(partial) => partial
+                .fetch(bytes)
+                .map_err(|missing| self.failed(missing.into())),
+        }
+    }
+
+    /// What of the file has to be fetched for these chunks: runs of at most
+    /// 4 MiB in the order of the file; neighbours in one. Empty for a whole
+    /// image.
+    pub fn runs_of(&self, chunks: &[u32]) -> Result<Vec<Range<u64>>, ImageError> {
+        let Some(partial) = &self.partial else {
+            return Ok(Vec::new());
+        };
+        let mut places = Vec::new();
+        for chunk in chunks {
+            places.extend(self.stored_range(*chunk)?);
+        }
+        places.retain(|place| !partial.has(place));
+        places.sort_by_key(|place| place.start);
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        for place in places {
+            match runs.last_mut() {
+                Some(last)
+                    if place.start <= last.end + GAP
+                        && place.end.max(last.end) - last.start <= FETCH_MAX =>
+                {
+                    last.end = last.end.max(place.end);
+                }
+                _ => runs.push(place),
+            }
+        }
+        Ok(runs)
+    }
+
+    /// Fetches all that is missing, checks all of it, and makes the file an
+    /// ordinary image. Parents are left as they are, and must be whole or have
+    /// origins, since all of it is read. Does nothing for a whole image.
+    pub fn complete(&self) -> Result<(), ImageError> {
+        let Some(partial) = &self.partial else {
+            return Ok(());
+        };
+        let blocks = partial.all_blocks();
+        let step = FETCH_MAX / u64::from(crate::partial::blocks::BLOCK);
+        let pieces = Mutex::new(blocks.step_by(step as usize));
+        let failed = AtomicBool::new(false);
+        let work = || -> Result<(), ImageError> {
+            while !failed.load(Ordering::Relaxed) {
+                let piece = pieces.lock().ok().and_then(|mut pieces| pieces.next());
+                let Some(first) = piece else { break };
+                let end = (first + step).min(partial.all_blocks().end);
+                partial
+                    .fetch(&partial.bytes_of(&(first..end)))
+                    .map_err(|missing| {
+                        failed.store(true, Ordering::Relaxed);
+                        self.failed(missing.into())
+                    })?;
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let others: Vec<_> = (1..FETCHERS).map(|_| scope.spawn(work)).collect();
+            let mut outcome = work();
+            for other in others {
+                let other = other.join().expect("a fetcher does not panic");
+                outcome = outcome.and(other);
+            }
+            outcome
+        })?;
+        self.verify()?;
+        partial.finish().map_err(|source| {
+            self.failed(Fault::Map {
+                path: map_path(&self.path),
+                why: source.to_string(),
+            })
+        })
+    }
+
+    pub(super) fn check_hash(
+        &self,
+        index: u32,
+        entry: &Entry,
+        chunk: &[u8],
+    ) -> Result<(), ImageError> {
+        if self.content_hash(index)? == Some(content_hash(chunk)) {
+            return Ok(());
+        }
+        Err(self.damaged_chunk(index, entry, "its content hash is wrong"))
+    }
+
+    /// Reads a chunk; one that is wrong is dropped, and asked of one origin
+    /// after the other until it is right.
+    pub(super) fn read_verified(
+        &self,
+        partial: &PartialFile,
+        decoder: &mut Decoder,
+        index: u32,
+        entry: &Entry,
+        chunk: &mut [u8],
+    ) -> Result<(), ImageError> {
+        let mut outcome = self.read_entry(decoder, index, entry, chunk);
+        let own = entry.kind != Kind::Parent;
+        if let Err(error) = &outcome
+            && own
+            && matches!(*error.fault, Fault::Chunk { .. })
+        {
+            partial.reject(&entry.range());
+            outcome = partial
+                .replace(&entry.range(), &mut |stored| {
+                    let unpacked = self.unpack(decoder, index, entry, stored, chunk);
+                    unpacked
+                        .and_then(|()| self.check(index, entry, chunk))
+                        .is_ok()
+                })
+                .map_err(|missing| self.failed(missing.into()));
+        }
+        outcome.map_err(|mut error| {
+            if let Fault::Unavailable {
+                chunk,
+                offset,
+                length,
+                ..
+            } = &mut *error.fault
+                && own
+            {
+                *chunk = Some(index);
+                *offset = entry.offset;
+                *length = u64::from(entry.length);
+            }
+            error
+        })
+    }
+}
