@@ -28,6 +28,18 @@ pub enum RegistryError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 
+    /// TLS did not come about: a certificate that is not believed, or no TLS at all.
+    #[error("{what}: no secure connection to {host}")]
+    Insecure {
+        /// What was being done.
+        what: String,
+        /// The registry, or where it sent us.
+        host: String,
+        /// What TLS said.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+
     /// No (valid) credentials, or not enough rights.
     #[error("{what}: {host} refuses: {detail}")]
     Unauthorised {
@@ -174,13 +186,11 @@ impl RegistryError {
             Self::Unauthorised { .. } => {
                 Some("log in with docker login or podman login, or give a user and a password")
             }
-            Self::Unreachable { source, .. }
-                if source.to_string().contains("InvalidContentType") =>
-            {
-                Some("the registry does not speak TLS; allow plain HTTP if you trust the network")
-            }
-            Self::Unreachable { source, .. } if source.to_string().contains("certificate") => {
+            Self::Insecure { source, .. } if source.to_string().contains("certificate") => {
                 Some("give the file of the authority that signed the registry's certificate")
+            }
+            Self::Insecure { .. } => {
+                Some("if the registry has no TLS and you trust the network, allow plain HTTP")
             }
             _ => None,
         }

@@ -1,11 +1,25 @@
 //! [`BlobFolder`]: blobs on disk, fetched once however many ask.
+//!
+//! ```text
+//! blobs/sha256/HEX   whole blobs; their bytes have this SHA-256
+//! partial/HEX        beginnings of blobs; locked (flock) by who fetches one
+//! lock               shared by who uses the folder, exclusive for removals
+//! ```
+//!
+//! A blob gets its name when it is whole, verified and synced. What a killed process
+//! left in `partial` is taken up by the next one.
 
 use crate::error::Result;
-use crate::{Client, Descriptor, Digest, Progress, Reference};
+use crate::lock::{is_at, open_locked, try_lock};
+use crate::{Client, Descriptor, Digest, Progress, Reference, RegistryError, parallel};
+use rustix::fs::FlockOperation;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// A folder of blobs named by their digests, `blobs/sha256/HEX`, as in an OCI layout.
-/// Any number of processes may use one at once.
+/// Any number of threads and processes may use one at once.
 #[derive(Clone, Debug)]
 pub struct BlobFolder {
     root: PathBuf,
@@ -13,7 +27,9 @@ pub struct BlobFolder {
 
 /// While it lives, [`BlobFolder::remove_unused`] removes nothing.
 #[derive(Debug)]
-pub struct Hold(());
+pub struct Hold {
+    _lock: File,
+}
 
 /// What [`BlobFolder::remove_unused`] removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,64 +41,222 @@ pub struct Removed {
 }
 
 impl BlobFolder {
-    /// Opens or creates the folder.
+    /// Opens or creates the folder, for its user only: images may be private.
     pub fn open(root: impl Into<PathBuf>) -> Result<Self> {
-        Ok(Self { root: root.into() })
-    }
-
-    /// Where a blob is or would be.
-    pub fn path(&self, digest: &Digest) -> PathBuf {
-        self.root.join("blobs/sha256").join(digest.hex())
-    }
-
-    /// The blob's path if it is there, whole.
-    pub fn get(&self, _blob: &Descriptor) -> Option<PathBuf> {
-        unimplemented!()
-    }
-
-    /// Fetches a blob unless it is there, and says where it is. Takes up what an
-    /// earlier try left. When another thread or process fetches the same blob, waits
-    /// for it.
-    pub fn fetch(
-        &self,
-        _client: &Client,
-        _repository: &Reference,
-        _blob: &Descriptor,
-        _progress: &dyn Progress,
-    ) -> Result<PathBuf> {
-        unimplemented!()
-    }
-
-    /// Fetches several blobs, a few at a time.
-    pub fn fetch_all(
-        &self,
-        _client: &Client,
-        _repository: &Reference,
-        _blobs: &[Descriptor],
-        _progress: &dyn Progress,
-    ) -> Result<()> {
-        unimplemented!()
-    }
-
-    /// Puts bytes in that are here already: a manifest.
-    pub fn put(&self, _bytes: &[u8]) -> Result<Digest> {
-        unimplemented!()
-    }
-
-    /// Keeps [`remove_unused`](Self::remove_unused) away, from before the first blob is
-    /// fetched until a record says that they are used.
-    pub fn hold(&self) -> Result<Hold> {
-        unimplemented!()
-    }
-
-    /// Removes blobs that `keep` does not want and what unfinished fetches left. `None`
-    /// if somebody [holds](Self::hold) the folder: nothing was removed, try again later.
-    pub fn remove_unused(&self, _keep: &dyn Fn(&Digest) -> bool) -> Result<Option<Removed>> {
-        unimplemented!()
+        let folder = Self { root: root.into() };
+        for path in [folder.blobs(), folder.partials()] {
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&path)
+                .map_err(|error| RegistryError::file("create", path, error))?;
+        }
+        Ok(folder)
     }
 
     /// The folder.
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// Where a blob is or would be.
+    pub fn path(&self, digest: &Digest) -> PathBuf {
+        self.blobs().join(digest.hex())
+    }
+
+    /// The blob's path if it is there, whole.
+    pub fn get(&self, blob: &Descriptor) -> Option<PathBuf> {
+        let path = self.path(&blob.digest);
+        let there = fs::symlink_metadata(&path).ok()?;
+        (there.is_file() && there.len() == blob.size).then_some(path)
+    }
+
+    /// Fetches a blob unless it is there, and says where it is. Takes up what an
+    /// earlier try left. When another thread or process fetches the same blob, waits
+    /// for it, and goes on by itself if that one fails.
+    pub fn fetch(
+        &self,
+        client: &Client,
+        repository: &Reference,
+        blob: &Descriptor,
+        progress: &dyn Progress,
+    ) -> Result<PathBuf> {
+        let _hold = self.hold()?;
+        let path = self.path(&blob.digest);
+        let partial = self.partials().join(blob.digest.hex());
+        let what = format!("blob {}", blob.digest.short());
+        let there = || self.get(blob).is_some();
+        let Some(mut file) = open_locked(&partial, &what, progress, &there)? else {
+            progress.moved(blob, blob.size);
+            return Ok(path);
+        };
+        match client.blob_to_file(repository, blob, &mut file, progress) {
+            Ok(()) => {}
+            Err(RegistryError::Sink { source, .. }) => {
+                return Err(RegistryError::file("write", partial, source));
+            }
+            Err(error) => {
+                // Wrong bytes are of no use to the next try.
+                if matches!(error, RegistryError::Damaged { .. }) {
+                    let _ = fs::remove_file(&partial);
+                }
+                return Err(error);
+            }
+        }
+        publish(&file, &partial, &path)
+            .map_err(|error| RegistryError::file("write", &path, error))?;
+        Ok(path)
+    }
+
+    /// Fetches several blobs, a few at a time.
+    pub fn fetch_all(
+        &self,
+        client: &Client,
+        repository: &Reference,
+        blobs: &[Descriptor],
+        progress: &dyn Progress,
+    ) -> Result<()> {
+        let _hold = self.hold()?;
+        parallel::for_each(blobs, |blob| {
+            self.fetch(client, repository, blob, progress).map(drop)
+        })
+    }
+
+    /// Puts bytes in that are here already: a manifest.
+    pub fn put(&self, bytes: &[u8]) -> Result<Digest> {
+        let _hold = self.hold()?;
+        let digest = Digest::of(bytes);
+        let path = self.path(&digest);
+        let partial = self.partials().join(digest.hex());
+        let blob = Descriptor::new("", digest, bytes.len() as u64);
+        let there = || self.get(&blob).is_some();
+        if let Some(mut file) = open_locked(&partial, "blob", &(), &there)? {
+            file.set_len(0)
+                .and_then(|()| file.write_all(bytes))
+                .and_then(|()| publish(&file, &partial, &path))
+                .map_err(|error| RegistryError::file("write", &path, error))?;
+        }
+        Ok(digest)
+    }
+
+    /// Keeps [`remove_unused`](Self::remove_unused) away, from before the first blob is
+    /// fetched until a record says that they are used. Waits while something is removed.
+    pub fn hold(&self) -> Result<Hold> {
+        let (path, lock) = self.lock()?;
+        rustix::fs::flock(&lock, FlockOperation::LockShared)
+            .map_err(|error| RegistryError::file("lock", path, error.into()))?;
+        Ok(Hold { _lock: lock })
+    }
+
+    /// Removes blobs that `keep` does not want and what unfinished fetches left. `None`
+    /// if somebody [holds](Self::hold) the folder: nothing was removed, try again later.
+    pub fn remove_unused(&self, keep: &dyn Fn(&Digest) -> bool) -> Result<Option<Removed>> {
+        let (path, lock) = self.lock()?;
+        if !try_lock(&lock, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|error| RegistryError::file("lock", path, error))?
+        {
+            return Ok(None);
+        }
+        let mut removed = Removed::default();
+        let kept = |name: &str| {
+            let digest = format!("sha256:{name}").parse();
+            // A file of another name is none of ours.
+            digest.map_or(true, |digest| keep(&digest))
+        };
+        remove_in(&self.blobs(), &kept, &mut removed)?;
+        // All of them: who fetched one would hold the folder.
+        remove_in(&self.partials(), &|_| false, &mut removed)?;
+        Ok(Some(removed))
+    }
+
+    fn lock(&self) -> Result<(PathBuf, File)> {
+        let path = self.root.join("lock");
+        let lock = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .map_err(|error| RegistryError::file("open", &path, error))?;
+        Ok((path, lock))
+    }
+
+    fn blobs(&self) -> PathBuf {
+        self.root.join("blobs/sha256")
+    }
+
+    fn partials(&self) -> PathBuf {
+        self.root.join("partial")
+    }
+}
+
+/// Gives a complete file, locked by us, its name.
+pub(crate) fn publish(file: &File, partial: &Path, path: &Path) -> io::Result<()> {
+    file.sync_all()?;
+    if !is_at(file, partial) {
+        return Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            "somebody took the unfinished file away",
+        ));
+    }
+    fs::rename(partial, path)?;
+    jiffy_sys::durable::sync_folder_of(path)
+}
+
+fn remove_in(folder: &Path, keep: &dyn Fn(&str) -> bool, removed: &mut Removed) -> Result<()> {
+    let failed = |error| RegistryError::file("remove files in", folder, error);
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let metadata = entry.metadata().map_err(failed)?;
+        let keeps = entry.file_name().to_str().is_none_or(keep);
+        if keeps || !metadata.is_file() {
+            continue;
+        }
+        fs::remove_file(entry.path()).map_err(failed)?;
+        removed.files += 1;
+        removed.bytes += metadata.len();
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_kept_is_removed_unless_the_folder_is_held() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = BlobFolder::open(root.path().join("a/b")).unwrap();
+        let kept = folder.put(b"kept").unwrap();
+        let gone = folder.put(b"unused").unwrap();
+        assert_eq!(folder.put(b"kept").unwrap(), kept);
+        assert_eq!(fs::read(folder.path(&gone)).unwrap(), b"unused");
+        fs::write(folder.partials().join(kept.hex()), b"ke").unwrap();
+        fs::write(folder.blobs().join("not-a-digest"), b"x").unwrap();
+
+        let hold = folder.hold().unwrap();
+        let also = BlobFolder::open(folder.root()).unwrap();
+        let _second = also.hold().unwrap();
+        assert_eq!(folder.remove_unused(&|_| false).unwrap(), None);
+        drop(hold);
+        assert_eq!(folder.remove_unused(&|_| false).unwrap(), None);
+        drop(_second);
+
+        let removed = folder.remove_unused(&|digest| *digest == kept).unwrap();
+        assert_eq!(removed, Some(Removed { files: 2, bytes: 8 }));
+        assert!(folder.get(&Descriptor::of("", b"kept")).is_some());
+        assert!(folder.get(&Descriptor::of("", b"unused")).is_none());
+        assert!(folder.blobs().join("not-a-digest").exists());
+    }
+
+    #[test]
+    fn a_blob_of_the_wrong_length_is_not_there() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = BlobFolder::open(root.path()).unwrap();
+        let digest = folder.put(b"whole").unwrap();
+        fs::write(folder.path(&digest), b"who").unwrap();
+        assert!(folder.get(&Descriptor::of("", b"whole")).is_none());
+        folder.put(b"whole").unwrap();
+        assert!(folder.get(&Descriptor::of("", b"whole")).is_some());
     }
 }

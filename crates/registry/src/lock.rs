@@ -1,1 +1,79 @@
-//! Locks between threads and processes.
+//! A file that one thread of one process completes while the others wait.
+
+use crate::error::Result;
+use crate::{Progress, RegistryError};
+use rustix::fs::{FlockOperation, flock};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+/// How often it is looked whether the other one is done.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Opens or creates a file, readable and writable by its user, and locks it; waits
+/// while another has it. The lock ends with the file, or with the process.
+///
+/// `None` if, while waiting, `done` became true.
+pub(crate) fn open_locked(
+    path: &Path,
+    what: &str,
+    progress: &dyn Progress,
+    done: &dyn Fn() -> bool,
+) -> Result<Option<File>> {
+    loop {
+        if done() {
+            return Ok(None);
+        }
+        let file = open(path).map_err(|error| RegistryError::file("open", path, error))?;
+        if try_lock(&file, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|error| RegistryError::file("lock", path, error))?
+        {
+            // Who had it before may have renamed or removed it.
+            if is_at(&file, path) {
+                if done() {
+                    let _ = std::fs::remove_file(path);
+                    return Ok(None);
+                }
+                return Ok(Some(file));
+            }
+            continue;
+        }
+        if progress.cancelled() {
+            return Err(RegistryError::Cancelled {
+                what: what.to_owned(),
+            });
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+/// Locks a file unless another has it.
+pub(crate) fn try_lock(file: &File, operation: FlockOperation) -> io::Result<bool> {
+    match flock(file, operation) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether this is (still) the file of this name.
+pub(crate) fn is_at(file: &File, path: &Path) -> bool {
+    let same = || -> io::Result<bool> {
+        let (ours, there) = (file.metadata()?, std::fs::symlink_metadata(path)?);
+        Ok((ours.dev(), ours.ino()) == (there.dev(), there.ino()))
+    };
+    same().unwrap_or(false)
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32)
+        .open(path)
+}

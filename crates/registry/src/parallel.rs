@@ -1,1 +1,71 @@
 //! A few things at a time.
+
+use crate::error::Result;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Connections that one transfer of many blobs uses.
+pub(crate) const AT_ONCE: usize = 4;
+
+/// Does something with each item on up to [`AT_ONCE`] threads, beginning with the first.
+/// After a failure nothing new is begun, and the first failure is told.
+pub(crate) fn for_each<T: Sync>(items: &[T], act: impl Fn(&T) -> Result<()> + Sync) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    let failed = AtomicBool::new(false);
+    let first_failure = Mutex::new(None);
+    let work = || {
+        while !failed.load(Ordering::Relaxed) {
+            let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) else {
+                return;
+            };
+            if let Err(error) = act(item) {
+                failed.store(true, Ordering::Relaxed);
+                let mut first = first_failure.lock().unwrap_or_else(PoisonError::into_inner);
+                first.get_or_insert(error);
+                return;
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..AT_ONCE.min(items.len()) {
+            scope.spawn(work);
+        }
+        work();
+    });
+    match first_failure
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner)
+    {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::RegistryError;
+
+    #[test]
+    fn every_item_is_done_once_and_a_failure_is_told() {
+        let items: Vec<u32> = (0..100).collect();
+        let seen = Mutex::new(Vec::new());
+        for_each(&items, |&item| {
+            seen.lock().unwrap().push(item);
+            Ok(())
+        })
+        .unwrap();
+        let mut seen = seen.into_inner().unwrap();
+        seen.sort_unstable();
+        assert_eq!(seen, items);
+
+        let begun = AtomicUsize::new(0);
+        let error = for_each(&items, |_| {
+            begun.fetch_add(1, Ordering::Relaxed);
+            Err(RegistryError::Options("no".into()))
+        });
+        assert_eq!(error.unwrap_err().to_string(), "no");
+        assert!(begun.into_inner() <= AT_ONCE);
+        for_each(&[] as &[u32], |_| unreachable!()).unwrap();
+    }
+}

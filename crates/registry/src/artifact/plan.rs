@@ -1,9 +1,16 @@
 //! How files become an artifact.
 
+use super::{MAX_CONFIG, MAX_PACK, PACK_TYPE, Pack, annotations, is_name, is_role};
+use crate::client::MAX_MANIFEST;
+use crate::digest::Hasher;
 use crate::error::Result;
-use crate::{Descriptor, Digest, Progress, Reference, RemoteFile};
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use crate::manifest::media_type;
+use crate::{Descriptor, Digest, ImageManifest, Progress, RegistryError, RemoteFile, parallel};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// The configuration blob of an artifact: what it is, for Jiffy.
 #[derive(Clone, Debug)]
@@ -16,69 +23,142 @@ pub struct Config {
 
 /// A file to become packs.
 #[derive(Clone, Debug)]
-#[allow(dead_code)]
 pub struct FileToPush {
     name: String,
+    from: From,
 }
 
-/// Some bytes of a file: one layer.
 #[derive(Clone, Debug)]
-pub struct Pack {
-    /// Its digest, size, and annotations.
-    pub blob: Descriptor,
-    /// The file's name.
-    pub file: String,
-    /// Its first byte in the file.
-    pub offset: u64,
-    /// What its bytes are to the file.
-    pub role: String,
+enum From {
+    Local {
+        path: PathBuf,
+        /// Where a segment begins, and its role.
+        segments: Vec<(u64, String)>,
+    },
+    Remote(RemoteFile),
 }
 
 /// Files, cut and hashed: what there is to push.
 #[derive(Clone, Debug)]
 pub struct Artifact {
-    manifest: Vec<u8>,
-    packs: Vec<Pack>,
+    pub(super) manifest: Vec<u8>,
+    pub(super) config: Config,
+    pub(super) packs: Vec<Planned>,
+}
+
+/// A pack, and where its bytes are.
+#[derive(Clone, Debug)]
+pub(super) struct Planned {
+    pub(super) pack: Pack,
+    pub(super) bytes: Bytes,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Bytes {
+    /// At the pack's offset of a file.
+    In(PathBuf),
+    /// In the repository of another artifact.
+    At(RemoteFile),
 }
 
 impl FileToPush {
     /// A file on disk, in one segment with this role. It must not change until it was
     /// pushed.
-    pub fn local(name: &str, _path: impl Into<PathBuf>, _role: &str) -> Self {
+    pub fn local(name: &str, path: impl Into<PathBuf>, role: &str) -> Self {
         Self {
             name: name.to_owned(),
+            from: From::Local {
+                path: path.into(),
+                segments: vec![(0, role.to_owned())],
+            },
         }
     }
 
-    /// Begins another segment, and with it a pack, at this byte. Cuts at 0, at the
-    /// file's end or behind it only name the role of what follows. To be called in
-    /// ascending order.
+    /// Begins another segment, and with it a pack, at this byte of a local file. To be
+    /// called in ascending order. A cut at 0 names the first segment's role anew; one
+    /// at the file's end or behind it does nothing.
     #[must_use]
-    pub fn cut(self, _offset: u64, _role: &str) -> Self {
+    pub fn cut(mut self, offset: u64, role: &str) -> Self {
+        if let From::Local { segments, .. } = &mut self.from {
+            if segments.last().is_some_and(|(last, _)| *last == offset) {
+                segments.pop();
+            }
+            segments.push((offset, role.to_owned()));
+        }
         self
     }
 
     /// A file of an artifact that is in a registry already, such as a parent's. Its
-    /// packs are listed as they are; a push finds them there, mounts them from
-    /// `origin`'s repository, or copies them from there.
-    pub fn remote(name: &str, _file: &RemoteFile) -> Self {
+    /// packs are listed as they are; a push finds them there, has them mounted from
+    /// that artifact's repository, or copies them from there.
+    pub fn remote(name: &str, file: &RemoteFile) -> Self {
         Self {
             name: name.to_owned(),
+            from: From::Remote(file.clone()),
         }
     }
 }
 
 impl Artifact {
     /// Cuts and hashes the files. The same type, configuration, annotations and files
-    /// give the same artifact.
+    /// give the same artifact, byte for byte.
     pub fn plan(
-        _artifact_type: &str,
-        _config: Config,
-        _annotations: BTreeMap<String, String>,
-        _files: Vec<FileToPush>,
-        _progress: &dyn Progress,
+        artifact_type: &str,
+        config: Config,
+        annotations: BTreeMap<String, String>,
+        files: &[FileToPush],
+        progress: &dyn Progress,
     ) -> Result<Self> {
-        unimplemented!()
+        if config.bytes.len() as u64 > MAX_CONFIG {
+            let why = format!("its configuration has more than {MAX_CONFIG} bytes");
+            return Err(unfit(why));
+        }
+        let mut names = BTreeSet::new();
+        let mut packs = Vec::new();
+        for file in files {
+            if !is_name(&file.name) || !names.insert(&file.name) {
+                return Err(unfit(format!(
+                    "{:?} can't be the name of a file in it",
+                    file.name
+                )));
+            }
+            match &file.from {
+                From::Local { path, segments } => {
+                    packs.extend(cut_and_hash(&file.name, path, segments, progress)?);
+                }
+                From::Remote(remote) => packs.extend(remote.packs().iter().map(|pack| Planned {
+                    pack: described(
+                        &file.name,
+                        pack.offset,
+                        &pack.role,
+                        pack.blob.digest,
+                        pack.blob.size,
+                    ),
+                    bytes: Bytes::At(remote.clone()),
+                })),
+            }
+        }
+        let manifest = ImageManifest {
+            schema_version: 2,
+            media_type: Some(media_type::OCI_MANIFEST.to_owned()),
+            artifact_type: Some(artifact_type.to_owned()),
+            config: Descriptor::of(&config.media_type, &config.bytes),
+            layers: packs
+                .iter()
+                .map(|planned| planned.pack.blob.clone())
+                .collect(),
+            annotations,
+        };
+        let manifest = serde_json::to_vec(&manifest).map_err(|error| unfit(error.to_string()))?;
+        if manifest.len() as u64 > MAX_MANIFEST {
+            let why = format!("its {} packs do not fit into one manifest", packs.len());
+            return Err(unfit(why));
+        }
+        Ok(Self {
+            manifest,
+            config,
+            packs,
+        })
     }
 
     /// The manifest's bytes.
@@ -91,18 +171,182 @@ impl Artifact {
         Digest::of(&self.manifest)
     }
 
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
     /// All packs, in the order of the manifest.
-    pub fn packs(&self) -> &[Pack] {
-        &self.packs
+    pub fn packs(&self) -> impl Iterator<Item = &Pack> {
+        self.packs.iter().map(|planned| &planned.pack)
     }
 
     /// Bytes of all blobs, like ones counted once.
     pub fn size(&self) -> u64 {
-        unimplemented!()
+        let config = Descriptor::of(&self.config.media_type, &self.config.bytes);
+        let blobs = self.packs().map(|pack| (pack.blob.digest, pack.blob.size));
+        let distinct: BTreeSet<(Digest, u64)> =
+            blobs.chain([(config.digest, config.size)]).collect();
+        distinct.iter().map(|(_, size)| size).sum()
+    }
+}
+
+fn unfit(why: String) -> RegistryError {
+    RegistryError::Unsupported {
+        what: "the artifact".to_owned(),
+        reason: why,
+    }
+}
+
+fn cut_and_hash(
+    name: &str,
+    path: &Path,
+    segments: &[(u64, String)],
+    progress: &dyn Progress,
+) -> Result<Vec<Planned>> {
+    let failed = |error| RegistryError::file("read", path, error);
+    let file = File::open(path).map_err(failed)?;
+    let size = file.metadata().map_err(failed)?.len();
+    let cuts = cuts(segments, size).map_err(unfit)?;
+    let digests = Mutex::new(BTreeMap::new());
+    parallel::for_each(&cuts, |cut| {
+        let digest = hash(&file, cut.offset, cut.size, name, progress)?.map_err(failed)?;
+        let mut digests = digests.lock().unwrap_or_else(PoisonError::into_inner);
+        digests.insert(cut.offset, digest);
+        Ok(())
+    })?;
+    let digests = digests.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let packs = cuts.iter().filter_map(|cut| {
+        let digest = *digests.get(&cut.offset)?;
+        Some(Planned {
+            pack: described(name, cut.offset, cut.role, digest, cut.size),
+            bytes: Bytes::In(path.to_owned()),
+        })
+    });
+    Ok(packs.collect())
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Cut<'a> {
+    offset: u64,
+    size: u64,
+    role: &'a str,
+}
+
+/// Where packs begin and end. An empty file is one empty pack.
+fn cuts(segments: &[(u64, String)], size: u64) -> std::result::Result<Vec<Cut<'_>>, String> {
+    let mut cuts = Vec::new();
+    for (number, (start, role)) in segments.iter().enumerate() {
+        if !is_role(role) {
+            return Err(format!("{role:?} can't be the role of a pack"));
+        }
+        let end = match segments.get(number + 1) {
+            Some((next, _)) if next <= start => {
+                return Err(format!(
+                    "it is to be cut at byte {next} behind byte {start}"
+                ));
+            }
+            Some((next, _)) => (*next).min(size),
+            None => size,
+        };
+        let mut offset = *start;
+        while offset < end || (offset == 0 && size == 0 && cuts.is_empty()) {
+            let size = (end - offset).min(MAX_PACK);
+            cuts.push(Cut { offset, size, role });
+            offset += size;
+        }
+    }
+    Ok(cuts)
+}
+
+fn described(name: &str, offset: u64, role: &str, digest: Digest, size: u64) -> Pack {
+    let mut blob = Descriptor::new(PACK_TYPE, digest, size);
+    blob.annotations = BTreeMap::from([
+        (annotations::FILE.to_owned(), name.to_owned()),
+        (annotations::OFFSET.to_owned(), offset.to_string()),
+        (annotations::ROLE.to_owned(), role.to_owned()),
+    ]);
+    Pack {
+        blob,
+        offset,
+        role: role.to_owned(),
+    }
+}
+
+/// The digest of some bytes of a file.
+pub(super) fn hash(
+    file: &File,
+    offset: u64,
+    size: u64,
+    name: &str,
+    progress: &dyn Progress,
+) -> Result<std::io::Result<Digest>> {
+    let mut hasher = Hasher::new();
+    let mut piece = vec![0; 128 << 10];
+    let mut done = 0;
+    while done < size {
+        if progress.cancelled() {
+            return Err(RegistryError::Cancelled {
+                what: format!("reading {name}"),
+            });
+        }
+        let wanted = usize::try_from(size - done).map_or(piece.len(), |left| left.min(piece.len()));
+        if let Err(error) = file.read_exact_at(&mut piece[..wanted], offset + done) {
+            return Ok(Err(error));
+        }
+        hasher.update(&piece[..wanted]);
+        done += wanted as u64;
+    }
+    Ok(Ok(hasher.finish()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cut(offset: u64, size: u64, role: &str) -> Cut<'_> {
+        Cut { offset, size, role }
     }
 
-    #[allow(dead_code)]
-    fn origin(&self) -> Option<&Reference> {
-        None
+    #[test]
+    fn segments_begin_packs_and_packs_are_bounded() {
+        let file = |file: FileToPush, size| {
+            let From::Local { segments, .. } = file.from else {
+                panic!("a local file");
+            };
+            let shown = cuts(&segments, size).map(|cuts| {
+                cuts.iter()
+                    .map(|cut| (cut.offset, cut.size, cut.role.to_owned()))
+                    .collect::<Vec<_>>()
+            });
+            shown.map(|cuts| {
+                cuts.iter()
+                    .map(|(o, s, r)| format!("{o}+{s} {r}"))
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            })
+        };
+        let plain = || FileToPush::local("f", "/f", "data");
+        assert_eq!(file(plain(), 0).unwrap(), "0+0 data");
+        assert_eq!(file(plain(), 5).unwrap(), "0+5 data");
+        let image = plain().cut(0, "head").cut(10, "data").cut(90, "tail");
+        assert_eq!(
+            file(image.clone(), 100).unwrap(),
+            "0+10 head, 10+80 data, 90+10 tail"
+        );
+        assert_eq!(file(image.clone(), 50).unwrap(), "0+10 head, 10+40 data");
+        assert_eq!(file(image, 0).unwrap(), "0+0 head");
+        assert!(file(plain().cut(9, "a").cut(3, "b"), 100).is_err());
+        assert!(file(plain().cut(9, "A B"), 100).is_err());
+
+        let segments = [(0, "head".to_owned()), (7, "data".to_owned())];
+        assert_eq!(
+            cuts(&segments, 7 + MAX_PACK + 1).unwrap(),
+            [
+                cut(0, 7, "head"),
+                cut(7, MAX_PACK, "data"),
+                cut(7 + MAX_PACK, 1, "data")
+            ]
+        );
     }
 }

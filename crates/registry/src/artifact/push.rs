@@ -1,8 +1,15 @@
 //! Sends what the registry lacks.
 
-use super::Artifact;
+use super::plan::Bytes;
+use super::{Artifact, RemoteFile};
+use crate::client::Uploaded;
 use crate::error::Result;
-use crate::{Client, Digest, Progress, Reference};
+use crate::manifest::media_type;
+use crate::{Client, Descriptor, Digest, Progress, Reference, RegistryError, parallel};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Cursor, Read, Seek, SeekFrom};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a push did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,13 +23,117 @@ pub struct Pushed {
 }
 
 impl Artifact {
-    /// Puts the artifact into a registry under the reference's tag.
+    /// Puts the artifact into a registry under the reference's tag. The manifest goes
+    /// last: before that, nobody sees anything.
     pub fn push(
         &self,
-        _client: &Client,
-        _reference: &Reference,
-        _progress: &dyn Progress,
+        client: &Client,
+        reference: &Reference,
+        progress: &dyn Progress,
     ) -> Result<Pushed> {
-        unimplemented!()
+        let uploaded = AtomicU64::new(0);
+        let note = |blob: &Descriptor, how| {
+            if how == Uploaded::Sent {
+                uploaded.fetch_add(blob.size, Ordering::Relaxed);
+            }
+        };
+        let mut seen = BTreeSet::new();
+        let distinct: Vec<_> = self
+            .packs
+            .iter()
+            .filter(|planned| seen.insert(planned.pack.blob.digest))
+            .collect();
+        parallel::for_each(&distinct, |planned| {
+            let blob = &planned.pack.blob;
+            let how = match &planned.bytes {
+                Bytes::In(path) => {
+                    let mut file = File::open(path)
+                        .and_then(|mut file| {
+                            file.seek(SeekFrom::Start(planned.pack.offset))?;
+                            Ok(file)
+                        })
+                        .map_err(|error| RegistryError::file("read", path, error))?;
+                    client.upload_blob(reference, blob, None, &mut file, progress)?
+                }
+                Bytes::At(origin) => copy(client, reference, blob, origin, progress)?,
+            };
+            note(blob, how);
+            Ok(())
+        })?;
+        let config = Descriptor::of(&self.config.media_type, &self.config.bytes);
+        let mut bytes = Cursor::new(&self.config.bytes);
+        let how = client.upload_blob(reference, &config, None, &mut bytes, progress)?;
+        note(&config, how);
+        let digest = client.put_manifest(
+            reference,
+            media_type::OCI_MANIFEST,
+            &self.manifest,
+            progress,
+        )?;
+        Ok(Pushed {
+            digest,
+            bytes_uploaded: uploaded.into_inner(),
+            bytes_total: self.size(),
+        })
+    }
+}
+
+/// Has a pack mounted from the artifact it is in, or copies it from there.
+fn copy(
+    client: &Client,
+    reference: &Reference,
+    blob: &Descriptor,
+    origin: &RemoteFile,
+    progress: &dyn Progress,
+) -> Result<Uploaded> {
+    let from = origin.repository();
+    let same_registry = from.registry() == reference.registry();
+    let mut bytes = Fetched {
+        origin,
+        blob,
+        file: None,
+    };
+    let mount_from = same_registry.then(|| from.repository());
+    client.upload_blob(reference, blob, mount_from, &mut bytes, progress)
+}
+
+/// The bytes of a pack elsewhere, fetched into a nameless file when they are needed.
+struct Fetched<'a> {
+    origin: &'a RemoteFile,
+    blob: &'a Descriptor,
+    file: Option<File>,
+}
+
+impl Fetched<'_> {
+    fn file(&mut self) -> io::Result<&mut File> {
+        if self.file.is_none() {
+            let mut file = tempfile::tempfile()?;
+            self.origin
+                .client()
+                .blob(self.origin.repository(), self.blob, &mut file, &())
+                .map_err(io::Error::other)?;
+            file.rewind()?;
+            self.file = Some(file);
+        }
+        self.file
+            .as_mut()
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+impl Read for Fetched<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.file()?.read(buffer)
+    }
+}
+
+impl Seek for Fetched<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        match (&mut self.file, to) {
+            (Some(file), to) => file.seek(to),
+            // Nothing is fetched for looking where one is.
+            (None, SeekFrom::Start(0) | SeekFrom::Current(0)) => Ok(0),
+            (None, to) => self.file()?.seek(to),
+        }
     }
 }

@@ -1,11 +1,20 @@
 //! An artifact in a registry, its files read in ranges or fetched whole.
 
-use super::Pack;
+use super::plan::hash;
+use super::{
+    IMAGE_TYPE, MAX_CONFIG, PACK_TYPE, Pack, SNAPSHOT_TYPE, annotations, is_name, is_role,
+};
 use crate::client::Fetched;
-use crate::error::Result;
-use crate::{Client, Progress, Reference};
+use crate::error::{Result, one_line};
+use crate::folder::publish;
+use crate::lock::open_locked;
+use crate::manifest::Content;
+use crate::{Client, Descriptor, ImageManifest, Progress, Reference, RegistryError, parallel};
 use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// An artifact in a registry: its manifest and configuration are here, its files
@@ -20,12 +29,10 @@ pub struct RemoteArtifact {
     files: Vec<RemoteFile>,
 }
 
-/// A file of an artifact. Cheap to clone; any thread may read.
+/// A file of an artifact. Cheap enough to clone; any thread may read.
 #[derive(Clone, Debug)]
 pub struct RemoteFile {
-    #[allow(dead_code)]
     client: Client,
-    #[allow(dead_code)]
     repository: Reference,
     name: String,
     size: u64,
@@ -33,14 +40,52 @@ pub struct RemoteFile {
 }
 
 impl RemoteArtifact {
+    /// Whether a manifest says that it is an artifact of Jiffy, of any version.
+    pub fn is_one(fetched: &Fetched) -> bool {
+        matches!(&fetched.content, Content::Image(manifest)
+            if type_of(manifest).starts_with("application/vnd.jiffy."))
+    }
+
     /// Fetches manifest and configuration. Refuses what is not an artifact of Jiffy, or
     /// whose packs leave gaps, overlap or have bad names.
-    pub fn open(
-        _client: &Client,
-        _reference: &Reference,
-        _progress: &dyn Progress,
+    pub fn open(client: &Client, reference: &Reference, progress: &dyn Progress) -> Result<Self> {
+        let fetched = client.manifest(reference, progress)?;
+        Self::of(client, reference, fetched, progress)
+    }
+
+    /// The same, of a manifest that was fetched by the reference.
+    pub fn of(
+        client: &Client,
+        reference: &Reference,
+        fetched: Fetched,
+        progress: &dyn Progress,
     ) -> Result<Self> {
-        unimplemented!()
+        let what = format!("artifact {reference}");
+        let unsupported = |reason: String| RegistryError::Unsupported {
+            what: what.clone(),
+            reason,
+        };
+        let Content::Image(manifest) = &fetched.content else {
+            return Err(unsupported("it is an index of several images".to_owned()));
+        };
+        let artifact_type = type_of(manifest).to_owned();
+        if ![IMAGE_TYPE, SNAPSHOT_TYPE].contains(&&*artifact_type) {
+            let shown = one_line(&artifact_type);
+            let why = format!("its type is {shown:?}, which this version of Jiffy does not know");
+            return Err(unsupported(why));
+        }
+        let reference = reference.with_digest(fetched.digest);
+        let files = files(client, &reference, &manifest.layers)
+            .map_err(|why| RegistryError::damaged(&what, why))?;
+        let config = client.small_blob(&reference, &manifest.config, MAX_CONFIG, progress)?;
+        Ok(Self {
+            artifact_type,
+            config,
+            annotations: manifest.annotations.clone(),
+            files,
+            reference,
+            fetched,
+        })
     }
 
     /// Where it is, pinned to its digest.
@@ -53,7 +98,7 @@ impl RemoteArtifact {
         &self.fetched
     }
 
-    /// [`IMAGE_TYPE`](super::IMAGE_TYPE) or [`SNAPSHOT_TYPE`](super::SNAPSHOT_TYPE).
+    /// [`IMAGE_TYPE`] or [`SNAPSHOT_TYPE`].
     pub fn artifact_type(&self) -> &str {
         &self.artifact_type
     }
@@ -80,9 +125,76 @@ impl RemoteArtifact {
 
     /// Fetches all files into a folder, which must exist; each appears whole under its
     /// name or not at all.
-    pub fn fetch_all(&self, _folder: &Path, _progress: &dyn Progress) -> Result<()> {
-        unimplemented!()
+    pub fn fetch_all(&self, folder: &Path, progress: &dyn Progress) -> Result<()> {
+        for file in &self.files {
+            file.fetch(folder, progress)?;
+        }
+        Ok(())
     }
+}
+
+/// OCI image specification 1.1: without `artifactType`, it is the configuration's.
+fn type_of(manifest: &ImageManifest) -> &str {
+    match &manifest.artifact_type {
+        Some(artifact_type) if !artifact_type.is_empty() => artifact_type,
+        _ => &manifest.config.media_type,
+    }
+}
+
+/// Puts packs together to files.
+pub(super) fn files(
+    client: &Client,
+    reference: &Reference,
+    layers: &[Descriptor],
+) -> std::result::Result<Vec<RemoteFile>, String> {
+    let mut files: Vec<RemoteFile> = Vec::new();
+    let mut by_name: BTreeMap<&str, usize> = BTreeMap::new();
+    for (number, layer) in layers.iter().enumerate() {
+        let bad = |why: &str| format!("layer {number} {why}");
+        if layer.media_type != PACK_TYPE {
+            return Err(bad(&format!(
+                "is no pack but {:?}",
+                one_line(&layer.media_type)
+            )));
+        }
+        let annotation = |key: &str| layer.annotations.get(key).map(String::as_str);
+        let name = annotation(annotations::FILE)
+            .filter(|name| is_name(name))
+            .ok_or_else(|| bad("names no file"))?;
+        let role = annotation(annotations::ROLE)
+            .filter(|role| is_role(role))
+            .ok_or_else(|| bad("has no role"))?;
+        let offset: u64 = annotation(annotations::OFFSET)
+            .and_then(|offset| offset.parse().ok())
+            .ok_or_else(|| bad("does not say where it is in its file"))?;
+        let at = *by_name.entry(name).or_insert_with(|| {
+            files.push(RemoteFile {
+                client: client.clone(),
+                repository: reference.clone(),
+                name: name.to_owned(),
+                size: 0,
+                packs: Vec::new(),
+            });
+            files.len() - 1
+        });
+        let file = &mut files[at];
+        if offset != file.size {
+            let end = file.size;
+            return Err(bad(&format!(
+                "begins at byte {offset} of {name:?}, not at {end}"
+            )));
+        }
+        file.size = offset
+            .checked_add(layer.size)
+            .filter(|size| i64::try_from(*size).is_ok())
+            .ok_or_else(|| bad("makes its file larger than files can be"))?;
+        file.packs.push(Pack {
+            blob: layer.clone(),
+            offset,
+            role: role.to_owned(),
+        });
+    }
+    Ok(files)
 }
 
 impl RemoteFile {
@@ -101,22 +213,162 @@ impl RemoteFile {
         &self.packs
     }
 
-    /// The bytes of the packs with this role, if they follow one another.
-    pub fn range_of(&self, _role: &str) -> Option<Range<u64>> {
-        unimplemented!()
+    /// The artifact it belongs to, pinned.
+    pub fn repository(&self) -> &Reference {
+        &self.repository
+    }
+
+    /// A file that nobody serves.
+    #[cfg(test)]
+    pub(super) fn for_tests(packs: Vec<Pack>) -> Self {
+        let options = crate::ClientOptions::default();
+        Self {
+            client: Client::new(options).expect("the default options are good"),
+            repository: Reference::parse("127.0.0.1:1/a", None).expect("it is a name"),
+            name: "file".to_owned(),
+            size: packs.last().map_or(0, Pack::end),
+            packs,
+        }
+    }
+
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The bytes of the packs with this role; `None` if there are none, or others
+    /// between them.
+    pub fn range_of(&self, role: &str) -> Option<Range<u64>> {
+        let first = self.packs.iter().position(|pack| pack.role == role)?;
+        let run = self.packs[first..]
+            .iter()
+            .take_while(|pack| pack.role == role);
+        let count = run.clone().count();
+        let all = self.packs.iter().filter(|pack| pack.role == role).count();
+        let end = run.last()?.end();
+        (count == all).then(|| self.packs[first].offset..end)
     }
 
     /// Some bytes of the file, across packs. Packs that are wholly in the range are
     /// verified by their SHA-256; parts of packs **are not**: the caller must have a
     /// checksum of its own.
-    pub fn read(&self, _range: Range<u64>, _progress: &dyn Progress) -> Result<Vec<u8>> {
-        unimplemented!()
+    pub fn read(&self, range: Range<u64>, progress: &dyn Progress) -> Result<Vec<u8>> {
+        if range.start > range.end || range.end > self.size {
+            return Err(RegistryError::damaged(
+                format!("file {:?} of {}", self.name, self.repository),
+                format!(
+                    "bytes {}..{} of {} were asked for",
+                    range.start, range.end, self.size
+                ),
+            ));
+        }
+        let first = self.packs.partition_point(|pack| pack.end() <= range.start);
+        let mut bytes = Vec::new();
+        for pack in &self.packs[first..] {
+            let (start, end) = (range.start.max(pack.offset), range.end.min(pack.end()));
+            if start >= end {
+                break;
+            }
+            if start == pack.offset && end == pack.end() {
+                self.client
+                    .blob(&self.repository, &pack.blob, &mut bytes, progress)?;
+                continue;
+            }
+            let part = start - pack.offset..end - pack.offset;
+            let part = self
+                .client
+                .blob_range(&self.repository, &pack.blob, part, progress)?;
+            if bytes.is_empty() {
+                bytes = part;
+            } else {
+                bytes.extend_from_slice(&part);
+            }
+        }
+        Ok(bytes)
     }
 
     /// Fetches the file into `folder` under its name, and says where it is. Verified,
-    /// synced, renamed; takes up what an earlier try left; waits for another process
-    /// that fetches the same.
-    pub fn fetch(&self, _folder: &Path, _progress: &dyn Progress) -> Result<PathBuf> {
-        unimplemented!()
+    /// synced, renamed; takes up the packs that an earlier try left in `.NAME.partial`;
+    /// waits for another process that fetches the same.
+    pub fn fetch(&self, folder: &Path, progress: &dyn Progress) -> Result<PathBuf> {
+        let path = folder.join(&self.name);
+        if self.is_whole(&path, progress)? {
+            return Ok(path);
+        }
+        // Names of files have up to 255 bytes; what is added must fit.
+        let short: String = self.name.chars().take(60).collect();
+        let partial = folder.join(format!(".{short}.partial"));
+        let what = format!("file {:?}", self.name);
+        let Some(file) = open_locked(&partial, &what, progress, &|| false)? else {
+            return Ok(path);
+        };
+        if self.is_whole(&path, progress)? {
+            let _ = fs::remove_file(&partial);
+            return Ok(path);
+        }
+        let write_failed = |error| RegistryError::file("write", &partial, error);
+        let fresh = file.metadata().map_err(write_failed)?.len() == 0;
+        file.set_len(self.size).map_err(write_failed)?;
+        parallel::for_each(&self.packs, |pack| {
+            if !fresh && has_pack(&file, pack, &self.name, progress)? {
+                progress.moved(&pack.blob, pack.blob.size);
+                return Ok(());
+            }
+            let mut into = At {
+                file: &file,
+                offset: pack.offset,
+            };
+            match self
+                .client
+                .blob(&self.repository, &pack.blob, &mut into, progress)
+            {
+                Err(RegistryError::Sink { source, .. }) => Err(write_failed(source)),
+                other => other,
+            }
+        })?;
+        publish(&file, &partial, &path)
+            .map_err(|error| RegistryError::file("write", &path, error))?;
+        Ok(path)
+    }
+
+    /// Whether the file is there and every pack of it right.
+    fn is_whole(&self, path: &Path, progress: &dyn Progress) -> Result<bool> {
+        let Ok(metadata) = fs::symlink_metadata(path) else {
+            return Ok(false);
+        };
+        if !metadata.is_file() || metadata.len() != self.size {
+            return Ok(false);
+        }
+        let file = File::open(path).map_err(|error| RegistryError::file("read", path, error))?;
+        for pack in &self.packs {
+            if !has_pack(&file, pack, &self.name, progress)? {
+                return Ok(false);
+            }
+            progress.moved(&pack.blob, pack.blob.size);
+        }
+        Ok(true)
+    }
+}
+
+/// Whether a file has a pack's bytes at its place.
+fn has_pack(file: &File, pack: &Pack, name: &str, progress: &dyn Progress) -> Result<bool> {
+    let digest = hash(file, pack.offset, pack.blob.size, name, progress)?;
+    Ok(digest.is_ok_and(|digest| digest == pack.blob.digest))
+}
+
+/// Writes into a file from a position on, whoever else writes elsewhere.
+struct At<'a> {
+    file: &'a File,
+    offset: u64,
+}
+
+impl Write for At<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.file.write_at(bytes, self.offset)?;
+        self.offset += count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }

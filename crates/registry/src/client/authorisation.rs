@@ -1,1 +1,270 @@
+//! Who we are, told once: passwords and tokens by registry and right.
 
+use super::challenge::Challenge;
+use super::url::{Origin, Url, percent_encoded};
+use crate::RegistryError;
+use crate::credentials::{Login, Secret};
+use crate::error::{Result, one_line};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// How long a token is good for if its server does not say: Docker's specification.
+const DEFAULT_LIFE: u64 = 60;
+
+/// The values of `Authorization` that registries accept.
+#[derive(Default)]
+pub(super) struct Authorisations {
+    held: Mutex<HashMap<Key, Held>>,
+}
+
+/// What a value is for: never sent anywhere else.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    pub(super) origin: Origin,
+    /// Sorted: `repository:a/b:pull`.
+    pub(super) scopes: Vec<String>,
+}
+
+#[derive(Clone)]
+pub(super) struct Held {
+    pub(super) value: Secret,
+    /// From when on a new one is needed anyway.
+    until: Option<Instant>,
+}
+
+impl Authorisations {
+    /// The value for this, unless it is about to expire.
+    pub(super) fn get(&self, key: &Key) -> Option<Secret> {
+        let mut held = self.lock();
+        let found = held.get(key)?;
+        if found.until.is_some_and(|until| Instant::now() >= until) {
+            held.remove(key);
+            return None;
+        }
+        Some(found.value.clone())
+    }
+
+    pub(super) fn put(&self, key: Key, value: Held) {
+        self.lock().insert(key, value);
+    }
+
+    /// Forgets the value that was refused, unless there is a newer one.
+    pub(super) fn refused(&self, key: &Key, value: &Secret) {
+        let mut held = self.lock();
+        if held.get(key).is_some_and(|held| held.value == *value) {
+            held.remove(key);
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Held>> {
+        self.held
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// What is asked of a server for tokens.
+pub(super) struct TokenRequest {
+    pub(super) url: Url,
+    /// `Authorization` for it.
+    pub(super) authorisation: Option<Secret>,
+    /// A form to be sent by POST; otherwise it is a GET.
+    pub(super) form: Option<Secret>,
+}
+
+/// `Authorization` for a user and a password.
+pub(super) fn basic(user: &str, password: &Secret) -> Held {
+    let pair = STANDARD.encode(format!("{user}:{}", password.reveal()));
+    Held {
+        value: Secret::new(format!("Basic {pair}")),
+        until: None,
+    }
+}
+
+/// What to ask the server that a `Bearer` challenge names.
+pub(super) fn token_request(
+    challenge: &Challenge,
+    scopes: &[String],
+    login: Option<&Login>,
+) -> std::result::Result<TokenRequest, String> {
+    let parameter = |name: &str| challenge.parameters.get(name);
+    let realm = parameter("realm").ok_or("it names no server for tokens")?;
+    let realm = Url::parse(realm)?;
+    let scopes = with_asked(scopes, parameter("scope"));
+    if let Some(Login::Identity(token)) = login {
+        let mut form = format!(
+            "grant_type=refresh_token&client_id=jiffy&refresh_token={}&scope={}",
+            percent_encoded(token.reveal()),
+            percent_encoded(&scopes.join(" "))
+        );
+        if let Some(service) = parameter("service") {
+            form.push_str(&format!("&service={}", percent_encoded(service)));
+        }
+        return Ok(TokenRequest {
+            url: realm,
+            authorisation: None,
+            form: Some(Secret::new(form)),
+        });
+    }
+    let mut url = realm;
+    if let Some(service) = parameter("service") {
+        url = url.with_query("service", service);
+    }
+    for scope in &scopes {
+        url = url.with_query("scope", scope);
+    }
+    let authorisation = match login {
+        Some(Login::Password { user, password }) => {
+            url = url.with_query("account", user);
+            Some(basic(user, password).value)
+        }
+        _ => None,
+    };
+    Ok(TokenRequest {
+        url,
+        authorisation,
+        form: None,
+    })
+}
+
+/// Our scopes and those the registry asked for, each once.
+fn with_asked(ours: &[String], asked: Option<&String>) -> Vec<String> {
+    let mut all = ours.to_vec();
+    for scope in asked.iter().flat_map(|asked| asked.split_whitespace()) {
+        let covered = all.iter().any(|have| covers(have, scope));
+        if !covered && all.len() < 16 {
+            all.push(scope.to_owned());
+        }
+    }
+    all
+}
+
+/// Whether one scope gives all that another does: `repository:a:pull,push` does for
+/// `repository:a:pull`.
+fn covers(have: &str, asked: &str) -> bool {
+    let (Some((resource, actions)), Some((other, others))) =
+        (have.rsplit_once(':'), asked.rsplit_once(':'))
+    else {
+        return have == asked;
+    };
+    resource == other
+        && others
+            .split(',')
+            .all(|action| actions.split(',').any(|have| have == action))
+}
+
+#[derive(Deserialize)]
+struct Token {
+    token: Option<String>,
+    access_token: Option<String>,
+    expires_in: Option<u64>,
+}
+
+/// Reads what a server for tokens answered.
+pub(super) fn token(answer: &[u8], what: &str, server: &str) -> Result<Held> {
+    let bad = |why: &str| {
+        RegistryError::protocol(what, format!("the server for tokens, {server}, {why}"))
+    };
+    let token: Token =
+        serde_json::from_slice(answer).map_err(|_| bad("answered with something else"))?;
+    let text = [token.token, token.access_token]
+        .into_iter()
+        .flatten()
+        .find(|text| !text.is_empty())
+        .ok_or_else(|| bad("gave none"))?;
+    if !text.bytes().all(|b| b.is_ascii_graphic()) {
+        return Err(bad("gave one with characters that no header may have"));
+    }
+    let life = token.expires_in.unwrap_or(DEFAULT_LIFE).clamp(1, 86_400);
+    // A tenth less: the request has to arrive, too.
+    let life = Duration::from_secs(life).mul_f64(0.9);
+    Ok(Held {
+        value: Secret::new(format!("Bearer {text}")),
+        until: Some(Instant::now() + life),
+    })
+}
+
+/// A refusal, with the registry's own words.
+pub(super) fn unauthorised(what: &str, host: &str, knew_us: bool, detail: &str) -> RegistryError {
+    let reason = if knew_us {
+        "the credentials are not accepted, or give no right to this"
+    } else {
+        "it wants credentials, or there is no such repository"
+    };
+    let detail = one_line(detail);
+    RegistryError::Unauthorised {
+        what: what.to_owned(),
+        host: host.to_owned(),
+        detail: if detail.is_empty() {
+            reason.to_owned()
+        } else {
+            format!("{reason} ({detail})")
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::challenge;
+    use super::*;
+
+    fn request(header: &str, login: Option<&Login>) -> std::result::Result<TokenRequest, String> {
+        let challenges = challenge::parse(header);
+        token_request(&challenges[0], &["repository:a:pull,push".into()], login)
+    }
+
+    #[test]
+    fn the_server_for_tokens_is_asked_for_our_scopes_and_the_registrys() {
+        let header = r#"Bearer realm="https://t.example/token?x=1",service="s",scope="repository:a:pull repository:b:pull""#;
+        let login = Login::Password {
+            user: "me".into(),
+            password: Secret::new("pw"),
+        };
+        let asked = request(header, Some(&login)).unwrap();
+        assert_eq!(
+            asked.url.to_string(),
+            "https://t.example/token?x=1&service=s&scope=repository%3Aa%3Apull%2Cpush\
+             &scope=repository%3Ab%3Apull&account=me"
+        );
+        assert_eq!(asked.authorisation.unwrap().reveal(), "Basic bWU6cHc=");
+        assert!(asked.form.is_none());
+        assert!(request(header, None).unwrap().authorisation.is_none());
+
+        let asked = request(header, Some(&Login::Identity(Secret::new("i d")))).unwrap();
+        assert!(asked.authorisation.is_none());
+        let form = asked.form.unwrap();
+        assert!(
+            form.reveal().contains("refresh_token=i%20d"),
+            "{}",
+            form.reveal()
+        );
+
+        assert!(request("Bearer service=x", None).is_err());
+        assert!(request("Bearer realm=\"file:///etc/passwd\"", None).is_err());
+    }
+
+    #[test]
+    fn tokens_are_read_and_expire() {
+        let held = token(br#"{"token":"abc","expires_in":300}"#, "x", "h").unwrap();
+        assert_eq!(held.value.reveal(), "Bearer abc");
+        let held = token(br#"{"access_token":"abc"}"#, "x", "h").unwrap();
+        assert!(held.until.unwrap() <= Instant::now() + Duration::from_secs(60));
+        for bad in ["", "{}", r#"{"token":""}"#, r#"{"token":"a\r\nb"}"#, "[]"] {
+            assert!(token(bad.as_bytes(), "x", "h").is_err(), "{bad}");
+        }
+
+        let held = Authorisations::default();
+        let key = Key {
+            origin: Url::parse("https://h.example/").unwrap().origin(),
+            scopes: vec![],
+        };
+        let until = Some(Instant::now());
+        let value = Secret::new("old");
+        held.put(key.clone(), Held { value, until });
+        assert!(held.get(&key).is_none());
+    }
+}

@@ -1,11 +1,649 @@
-use super::ClientOptions;
-use crate::error::Result;
+//! One request, with its authorisation and redirects.
+
+use super::authorisation::{self, Authorisations, Key};
+use super::challenge::{self, Challenge};
+use super::options::{ClientOptions, PlainHttp};
+use super::push::Source;
+use super::retry::Patience;
+use super::transport::{Transport, is_about_tls};
+use super::url::{Scheme, Url};
+use crate::credentials::{Login, Secret};
+use crate::error::{Result, one_line};
+use crate::{Descriptor, Progress, Reference, RegistryError};
+use std::collections::HashSet;
+use std::io::{self, Read, SeekFrom};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+use ureq::http::header::{self, HeaderName, HeaderValue};
+use ureq::http::{Method, Request, Response, StatusCode};
+use ureq::{Body, SendBody};
+
+/// How often one may be sent elsewhere.
+const MOST_REDIRECTS: usize = 5;
+
+/// The largest answer of a server for tokens, bytes.
+const MAX_TOKEN: u64 = 1 << 20;
+
+/// The most that is read of an answer that tells an error, bytes.
+const MAX_ERROR: u64 = 64 << 10;
+
+/// What all clones of a client share.
 pub(super) struct Exchange {
-    #[allow(dead_code)]
-    options: ClientOptions,
+    pub(super) options: ClientOptions,
+    transport: Transport,
+    authorisations: Authorisations,
+    /// Held while a token is asked for, so that many threads ask once.
+    asking: Mutex<()>,
+    /// Registries on this computer that want TLS.
+    secure: Mutex<HashSet<String>>,
 }
+
+/// A request to a registry.
+pub(super) struct Call<'a> {
+    /// What it is for, in errors.
+    pub(super) what: &'a str,
+    /// The repository it is about.
+    pub(super) repository: &'a Reference,
+    pub(super) method: Method,
+    pub(super) url: Url,
+    pub(super) headers: Vec<(HeaderName, String)>,
+    /// The rights it needs: `repository:a/b:pull`.
+    pub(super) scopes: Vec<String>,
+    pub(super) payload: Payload<'a>,
+}
+
+/// What a request carries.
+pub(super) enum Payload<'a> {
+    Nothing,
+    Bytes(&'a [u8]),
+    /// A blob, from this position of a source.
+    Blob {
+        source: &'a mut dyn Source,
+        start: u64,
+        blob: &'a Descriptor,
+        progress: &'a dyn Progress,
+    },
+}
+
+/// A good answer.
+pub(super) struct Answer {
+    pub(super) response: Response<Body>,
+    /// Where it came from in the end.
+    pub(super) url: Url,
+}
+
+impl Answer {
+    pub(super) fn status(&self) -> StatusCode {
+        self.response.status()
+    }
+
+    pub(super) fn header(&self, name: &HeaderName) -> Option<&str> {
+        self.response.headers().get(name)?.to_str().ok()
+    }
+
+    /// `Content-Length`, if it is there and a number.
+    pub(super) fn length(&self) -> Option<u64> {
+        self.header(&header::CONTENT_LENGTH)?.trim().parse().ok()
+    }
+}
+
 impl Exchange {
     pub(super) fn new(options: ClientOptions) -> Result<Self> {
-        Ok(Self { options })
+        if HeaderValue::from_str(&options.user_agent).is_err() {
+            return Err(RegistryError::Options(format!(
+                "{:?} can't be a user agent",
+                one_line(&options.user_agent)
+            )));
+        }
+        Ok(Self {
+            transport: Transport::new(&options)?,
+            options,
+            authorisations: Authorisations::default(),
+            asking: Mutex::new(()),
+            secure: Mutex::default(),
+        })
+    }
+
+    pub(super) fn patience<'a>(
+        &'a self,
+        what: &'a str,
+        progress: &'a dyn Progress,
+    ) -> Patience<'a> {
+        Patience::new(&self.options.retries, what, progress)
+    }
+
+    /// An address in a repository: `tail` is what follows its name.
+    pub(super) fn url(&self, repository: &Reference, tail: &str) -> Url {
+        let path = format!("/v2/{}/{tail}", repository.repository());
+        Url::new(self.scheme(repository), repository.registry(), path)
+    }
+
+    fn scheme(&self, repository: &Reference) -> Scheme {
+        let plain = match self.options.plain_http {
+            PlainHttp::Everywhere => true,
+            PlainHttp::Loopback => {
+                repository.is_loopback() && !self.secure().contains(repository.registry())
+            }
+        };
+        if plain { Scheme::Http } else { Scheme::Https }
+    }
+
+    fn secure(&self) -> std::sync::MutexGuard<'_, HashSet<String>> {
+        self.secure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a request once. Anything but a 2xx is an error.
+    pub(super) fn send(&self, mut call: Call<'_>) -> Result<Answer> {
+        let mut answer = self.authorised(&mut call)?;
+        if answer.status() == StatusCode::BAD_REQUEST && self.wants_tls(&call) {
+            call.url = call.url.secure();
+            answer = self.authorised(&mut call)?;
+        }
+        if answer.status().is_success() {
+            return Ok(answer);
+        }
+        Err(refusal(call.what, answer))
+    }
+
+    /// Whether a registry on this computer, spoken to without TLS, has TLS: servers
+    /// answer 400 then. The question carries nothing that is secret.
+    fn wants_tls(&self, call: &Call<'_>) -> bool {
+        let registry = call.repository.registry();
+        if !call.url.is_plain()
+            || !call.repository.is_loopback()
+            || self.options.plain_http != PlainHttp::Loopback
+            || self.secure().contains(registry)
+        {
+            return false;
+        }
+        let url = Url::new(Scheme::Https, registry, "/v2/".to_owned());
+        let Ok(request) = Request::get(url.to_string()).body(()) else {
+            return false;
+        };
+        // A certificate that is not believed is TLS, too: the request itself will say so.
+        let tls = match self.transport.send(&url, request) {
+            Ok(_) => true,
+            Err(error) => is_about_tls(&error) && error.to_string().contains("certificate"),
+        };
+        if tls {
+            self.secure().insert(registry.to_owned());
+        }
+        tls
+    }
+
+    /// Sends a request, and once more with (new) authorisation if it is refused.
+    fn authorised(&self, call: &mut Call<'_>) -> Result<Answer> {
+        let mut scopes = call.scopes.clone();
+        scopes.sort();
+        let key = Key {
+            origin: call.url.origin(),
+            scopes,
+        };
+        let registry = self.url(call.repository, "").origin();
+        // An upload can be sent to another host: it has its own ways to know us.
+        let ours =
+            key.origin == registry || key.origin == self.url(call.repository, "").secure().origin();
+        let mut asked = false;
+        loop {
+            let value = if ours {
+                self.authorisations.get(&key)
+            } else {
+                None
+            };
+            let answer = self.follow(call, value.as_ref())?;
+            let here = answer.url.origin() == key.origin;
+            if answer.status() != StatusCode::UNAUTHORIZED || !ours || !here {
+                return Ok(answer);
+            }
+            if let Some(value) = &value {
+                self.authorisations.refused(&key, value);
+            }
+            let challenges = challenges(&answer);
+            let detail = detail_of(answer);
+            if asked {
+                let host = call.url.authority();
+                return Err(authorisation::unauthorised(call.what, host, true, &detail));
+            }
+            self.authorise(&key, call, &challenges, &detail)?;
+            asked = true;
+        }
+    }
+
+    /// Gets a value for `Authorization`, unless another thread just did.
+    fn authorise(
+        &self,
+        key: &Key,
+        call: &Call<'_>,
+        challenges: &[Challenge],
+        detail: &str,
+    ) -> Result<()> {
+        let _one_at_a_time = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.authorisations.get(key).is_some() {
+            return Ok(());
+        }
+        let host = call.url.authority();
+        let repository = call.repository;
+        let login = self
+            .options
+            .credentials
+            .login(repository.registry(), repository.repository())?;
+        let by = |scheme: &str| challenges.iter().find(|known| known.scheme == scheme);
+        let held = if let Some(bearer) = by("bearer") {
+            self.token(call, bearer, login.as_ref())?
+        } else if by("basic").is_some() {
+            match &login {
+                Some(Login::Password { user, password }) => authorisation::basic(user, password),
+                Some(Login::Identity(_)) | None => {
+                    return Err(authorisation::unauthorised(call.what, host, false, detail));
+                }
+            }
+        } else {
+            let ways: Vec<&str> = challenges.iter().map(|known| &*known.scheme).collect();
+            let ways = one_line(&ways.join(", "));
+            return Err(RegistryError::Unauthorised {
+                what: call.what.to_owned(),
+                host: host.to_owned(),
+                detail: format!("it wants neither Basic nor Bearer, but {ways:?}"),
+            });
+        };
+        self.authorisations.put(key.clone(), held);
+        Ok(())
+    }
+
+    /// Asks a server for a token.
+    fn token(
+        &self,
+        call: &Call<'_>,
+        bearer: &Challenge,
+        login: Option<&Login>,
+    ) -> Result<authorisation::Held> {
+        let what = call.what;
+        let asked = authorisation::token_request(bearer, &call.scopes, login).map_err(|why| {
+            RegistryError::protocol(what, format!("can't ask for a token: {why}"))
+        })?;
+        let server = asked.url.authority().to_owned();
+        let refused = |why: &str| {
+            RegistryError::protocol(
+                what,
+                format!("the registry names {server} as its server for tokens, {why}"),
+            )
+        };
+        if asked.url.is_loopback() && !call.repository.is_loopback() {
+            return Err(refused("which is this computer"));
+        }
+        let plain_is_fine =
+            self.options.plain_http == PlainHttp::Everywhere || asked.url.is_loopback();
+        if asked.url.is_plain() && !plain_is_fine {
+            return Err(refused("to be asked without TLS"));
+        }
+        let mut builder = Request::get(asked.url.to_string());
+        if let Some(value) = &asked.authorisation {
+            builder = builder.header(header::AUTHORIZATION, sensitive(value));
+        }
+        let answer = match &asked.form {
+            None => builder
+                .body(())
+                .map_err(ureq::Error::from)
+                .and_then(|request| self.transport.send(&asked.url, request)),
+            Some(form) => builder
+                .method(Method::POST)
+                .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
+                .body(form.reveal().as_bytes())
+                .map_err(ureq::Error::from)
+                .and_then(|request| self.transport.send(&asked.url, request)),
+        };
+        let response = answer.map_err(|error| broken(what, &server, error))?;
+        let answer = Answer {
+            response,
+            url: asked.url,
+        };
+        if answer.status().is_redirection() {
+            return Err(refused("which sends us elsewhere"));
+        }
+        if matches!(answer.status().as_u16(), 400 | 401 | 403) {
+            let detail = detail_of(answer);
+            return Err(authorisation::unauthorised(
+                what,
+                &server,
+                login.is_some(),
+                &detail,
+            ));
+        }
+        if !answer.status().is_success() {
+            return Err(refusal(what, answer));
+        }
+        let text = self.read_small(what, answer, MAX_TOKEN)?;
+        authorisation::token(&text, what, &server)
+    }
+
+    /// Sends a request to where it leads. The authorisation goes to the first host only.
+    fn follow(&self, call: &mut Call<'_>, value: Option<&Secret>) -> Result<Answer> {
+        let what = call.what;
+        let first = call.url.origin();
+        let mut url = call.url.clone();
+        for _ in 0..=MOST_REDIRECTS {
+            let value = value.filter(|_| url.origin() == first);
+            let response = self.once(call, &url, value)?;
+            let answer = Answer { response, url };
+            let redirect = matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308);
+            if !redirect || !matches!(call.method, Method::GET | Method::HEAD) {
+                return Ok(answer);
+            }
+            let to = answer.header(&header::LOCATION).ok_or_else(|| {
+                RegistryError::protocol(what, "it is sent elsewhere, but not where")
+            })?;
+            let to = answer.url.join(to).map_err(|why| {
+                RegistryError::protocol(what, format!("it is sent elsewhere: {why}"))
+            })?;
+            let refused = |why: &str| {
+                let host = to.authority();
+                Err(RegistryError::protocol(
+                    what,
+                    format!("it is sent to {host}, {why}"),
+                ))
+            };
+            if to.is_loopback() && !call.repository.is_loopback() {
+                return refused("which is this computer");
+            }
+            if to.is_plain()
+                && !answer.url.is_plain()
+                && self.options.plain_http == PlainHttp::Loopback
+            {
+                return refused("where there is no TLS");
+            }
+            url = to;
+        }
+        Err(RegistryError::protocol(
+            what,
+            "it is sent elsewhere again and again",
+        ))
+    }
+
+    fn once(
+        &self,
+        call: &mut Call<'_>,
+        url: &Url,
+        value: Option<&Secret>,
+    ) -> Result<Response<Body>> {
+        let what = call.what;
+        let mut builder = Request::builder()
+            .method(call.method.clone())
+            .uri(url.to_string());
+        for (name, text) in &call.headers {
+            builder = builder.header(name, text);
+        }
+        if let Some(value) = value {
+            builder = builder.header(header::AUTHORIZATION, sensitive(value));
+        }
+        let sent = match &mut call.payload {
+            Payload::Nothing => builder
+                .body(())
+                .map_err(ureq::Error::from)
+                .and_then(|request| self.transport.send(url, request)),
+            Payload::Bytes(bytes) => builder
+                .body(*bytes)
+                .map_err(ureq::Error::from)
+                .and_then(|request| self.transport.send(url, request)),
+            Payload::Blob {
+                source,
+                start,
+                blob,
+                progress,
+            } => {
+                let sink_failed = |source| RegistryError::Sink {
+                    what: what.to_owned(),
+                    source,
+                };
+                source.seek(SeekFrom::Start(*start)).map_err(sink_failed)?;
+                let mut sending = Sending {
+                    source: &mut **source,
+                    blob,
+                    progress: *progress,
+                    done: 0,
+                    failed: None,
+                    cancelled: false,
+                };
+                let sent = builder
+                    .header(header::CONTENT_LENGTH, blob.size)
+                    .body(SendBody::from_reader(&mut sending))
+                    .map_err(ureq::Error::from)
+                    .and_then(|request| self.transport.send(url, request));
+                if sending.cancelled {
+                    return Err(RegistryError::Cancelled {
+                        what: what.to_owned(),
+                    });
+                }
+                if let Some(error) = sending.failed {
+                    return Err(sink_failed(error));
+                }
+                sent
+            }
+        };
+        sent.map_err(|error| broken(what, url.authority(), error))
+    }
+
+    /// The whole body of an answer that must not be longer than `limit` bytes.
+    pub(super) fn read_small(&self, what: &str, answer: Answer, limit: u64) -> Result<Vec<u8>> {
+        let too_long =
+            || RegistryError::protocol(what, format!("the answer is longer than {limit} bytes"));
+        if answer.length().is_some_and(|length| length > limit) {
+            return Err(too_long());
+        }
+        let host = answer.url.authority().to_owned();
+        // The time for one read is bounded; this bounds how many small ones there may be.
+        let deadline = Instant::now() + self.options.stall_timeout * 10;
+        let mut body = answer.response.into_body().into_reader();
+        let mut bytes = Vec::new();
+        let mut piece = vec![0; 16 << 10];
+        loop {
+            let count = body
+                .read(&mut piece)
+                .map_err(|error| broken(what, &host, ureq::Error::from(error)))?;
+            if count == 0 {
+                return Ok(bytes);
+            }
+            bytes.extend_from_slice(&piece[..count]);
+            if bytes.len() as u64 > limit {
+                return Err(too_long());
+            }
+            if Instant::now() > deadline {
+                return Err(unreachable(what, &host, "the answer comes too slowly"));
+            }
+        }
+    }
+}
+
+/// The body of an upload, as it is read.
+struct Sending<'a> {
+    source: &'a mut dyn Source,
+    blob: &'a Descriptor,
+    progress: &'a dyn Progress,
+    done: u64,
+    failed: Option<io::Error>,
+    cancelled: bool,
+}
+
+impl Read for Sending<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.progress.cancelled() {
+            self.cancelled = true;
+            return Err(io::Error::other("given up"));
+        }
+        let left = usize::try_from(self.blob.size - self.done).unwrap_or(usize::MAX);
+        let wanted = buffer.len().min(left);
+        if wanted == 0 {
+            return Ok(0);
+        }
+        let count = match self.source.read(&mut buffer[..wanted]) {
+            Ok(0) => Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                format!("it ends after {} of {} bytes", self.done, self.blob.size),
+            )),
+            other => other,
+        };
+        match count {
+            Ok(count) => {
+                self.done += count as u64;
+                self.progress.moved(self.blob, self.done);
+                Ok(count)
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(error),
+            Err(error) => {
+                self.failed = Some(error);
+                Err(io::Error::other("can't be read"))
+            }
+        }
+    }
+}
+
+fn sensitive(value: &Secret) -> HeaderValue {
+    // What can't be in a header was refused where it came from; an empty one is refused
+    // by the registry.
+    let mut value =
+        HeaderValue::from_str(value.reveal()).unwrap_or_else(|_| HeaderValue::from_static(""));
+    value.set_sensitive(true);
+    value
+}
+
+fn challenges(answer: &Answer) -> Vec<Challenge> {
+    answer
+        .response
+        .headers()
+        .get_all(header::WWW_AUTHENTICATE)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(challenge::parse)
+        .collect()
+}
+
+/// An answer that is not a good one, as an error.
+pub(super) fn refusal(what: &str, answer: Answer) -> RegistryError {
+    let status = answer.status().as_u16();
+    let host = answer.url.authority().to_owned();
+    let retry_after = answer.header(&header::RETRY_AFTER).and_then(retry_after);
+    match status {
+        404 => RegistryError::NotFound {
+            what: what.to_owned(),
+        },
+        401 | 403 => authorisation::unauthorised(what, &host, status == 403, &detail_of(answer)),
+        _ => {
+            let detail = detail_of(answer);
+            RegistryError::Refused {
+                what: what.to_owned(),
+                host,
+                status,
+                detail: if detail.is_empty() {
+                    detail
+                } else {
+                    format!(": {detail}")
+                },
+                retry_after,
+            }
+        }
+    }
+}
+
+/// Seconds, or a date. RFC 9110 §10.2.3.
+fn retry_after(text: &str) -> Option<Duration> {
+    if let Ok(seconds) = text.trim().parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let date = httpdate::parse_http_date(text).ok()?;
+    Some(date.duration_since(SystemTime::now()).unwrap_or_default())
+}
+
+/// A registry's own words about an error, as far as they can be had.
+fn detail_of(answer: Answer) -> String {
+    #[derive(serde::Deserialize)]
+    struct Errors {
+        #[serde(default)]
+        errors: Vec<One>,
+        details: Option<String>,
+    }
+    #[derive(serde::Deserialize)]
+    struct One {
+        #[serde(default)]
+        code: String,
+        #[serde(default)]
+        message: String,
+    }
+    let mut text = Vec::new();
+    let body = answer.response.into_body().into_reader();
+    if body.take(MAX_ERROR).read_to_end(&mut text).is_err() {
+        return String::new();
+    }
+    let Ok(errors) = serde_json::from_slice::<Errors>(&text) else {
+        return String::new();
+    };
+    let said: Vec<String> = errors
+        .errors
+        .into_iter()
+        .map(|one| match (one.code.is_empty(), one.message.is_empty()) {
+            (true, _) => one.message,
+            (_, true) => one.code,
+            _ => format!("{}: {}", one.code, one.message),
+        })
+        .chain(errors.details)
+        .collect();
+    one_line(&said.join("; "))
+}
+
+/// A connection that did not come about, or broke, as an error.
+pub(super) fn broken(what: &str, host: &str, error: ureq::Error) -> RegistryError {
+    if is_about_tls(&error) {
+        return RegistryError::Insecure {
+            what: what.to_owned(),
+            host: host.to_owned(),
+            source: cause(error),
+        };
+    }
+    match error {
+        ureq::Error::LargeResponseHeader(..) => {
+            RegistryError::protocol(what, "the answer has too long a head")
+        }
+        ureq::Error::BadUri(_) | ureq::Error::Http(_) => {
+            RegistryError::protocol(what, format!("the request can't be made: {error}"))
+        }
+        error => RegistryError::Unreachable {
+            what: what.to_owned(),
+            host: host.to_owned(),
+            source: cause(error),
+        },
+    }
+}
+
+pub(super) fn unreachable(what: &str, host: &str, why: &str) -> RegistryError {
+    RegistryError::Unreachable {
+        what: what.to_owned(),
+        host: host.to_owned(),
+        source: why.into(),
+    }
+}
+
+fn cause(error: ureq::Error) -> Box<dyn std::error::Error + Send + Sync> {
+    match error {
+        ureq::Error::Io(error) => Box::new(error),
+        ureq::Error::Timeout(_) => "nothing came or went for too long".into(),
+        ureq::Error::HostNotFound => "the host is not known".into(),
+        error => Box::new(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_given_in_seconds_or_as_a_date() {
+        assert_eq!(retry_after(" 7 "), Some(Duration::from_secs(7)));
+        assert_eq!(
+            retry_after("Wed, 21 Oct 2015 07:28:00 GMT"),
+            Some(Duration::ZERO)
+        );
+        assert!(
+            retry_after("Tue, 21 Oct 2098 07:28:00 GMT").unwrap() > Duration::from_secs(86_400)
+        );
+        assert_eq!(retry_after("soon"), None);
+        assert_eq!(retry_after("-1"), None);
     }
 }

@@ -4,8 +4,8 @@
 //! many threads as one likes; they share connections and tokens.
 //!
 //! * [`options`]: time limits, retries, credentials, certificates.
-//! * [`exchange`](self): one request, with its authorisation and redirects.
-//! * [`pull`](self), [`push`](self): what images are fetched and sent with.
+//! * `exchange`: one request, with its authorisation and redirects.
+//! * `pull`, `push`: what images are fetched and sent with.
 
 mod authorisation;
 mod challenge;

@@ -1,9 +1,14 @@
 //! Manifests and blobs to a registry.
 
-use super::Client;
+use super::exchange::{Call, Payload};
+use super::pull::{CONTENT_DIGEST, blob_name, check_claim};
+use super::url::Url;
+use super::{Client, MAX_MANIFEST};
 use crate::error::Result;
-use crate::{Descriptor, Digest, Progress, Reference};
+use crate::{Descriptor, Digest, Progress, Reference, RegistryError};
 use std::io::{Read, Seek};
+use ureq::http::header;
+use ureq::http::{Method, StatusCode};
 
 /// How a blob got to be in a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,40 +26,236 @@ pub trait Source: Read + Seek {}
 
 impl<T: Read + Seek> Source for T {}
 
+/// What a registry says to the wish to upload.
+enum Opened {
+    /// It has the blob now, from another repository.
+    Mounted,
+    /// Where to put the bytes.
+    At(Url),
+}
+
 impl Client {
     /// Whether a repository has a blob.
     pub fn has_blob(
         &self,
-        _repository: &Reference,
-        _blob: &Descriptor,
-        _progress: &dyn Progress,
+        repository: &Reference,
+        blob: &Descriptor,
+        progress: &dyn Progress,
     ) -> Result<bool> {
-        unimplemented!()
+        let what = blob_name(repository, blob);
+        let found = self.inner.patience(&what, progress).until(|| {
+            self.inner.send(Call {
+                what: &what,
+                repository,
+                method: Method::HEAD,
+                url: self
+                    .inner
+                    .url(repository, &format!("blobs/{}", blob.digest)),
+                headers: Vec::new(),
+                // The same as for the upload that may follow: one token for both.
+                scopes: push_scope(repository),
+                payload: Payload::Nothing,
+            })
+        });
+        match found {
+            Ok(_) => Ok(true),
+            Err(RegistryError::NotFound { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Sees to it that a repository has a blob: looks, else takes it from
     /// `mount_from`, a repository of the same registry, else sends it from `source`'s
     /// present position.
+    ///
+    /// The bytes are sent in one request. When it breaks they are sent anew, from the
+    /// start: blobs ought to be no larger than what one likes to send twice.
     pub fn upload_blob(
         &self,
-        _repository: &Reference,
-        _blob: &Descriptor,
-        _mount_from: Option<&str>,
-        _source: &mut dyn Source,
-        _progress: &dyn Progress,
+        repository: &Reference,
+        blob: &Descriptor,
+        mount_from: Option<&str>,
+        source: &mut dyn Source,
+        progress: &dyn Progress,
     ) -> Result<Uploaded> {
-        unimplemented!()
+        let what = blob_name(repository, blob);
+        let start = source
+            .stream_position()
+            .map_err(|source| RegistryError::Sink {
+                what: what.clone(),
+                source,
+            })?;
+        let mut mount_from = mount_from.filter(|&from| from != repository.repository());
+        let mut patience = self.inner.patience(&what, progress);
+        loop {
+            // Anew at every attempt: an answer may have been lost, not the upload.
+            if self.has_blob(repository, blob, progress)? {
+                progress.moved(blob, blob.size);
+                return Ok(Uploaded::There);
+            }
+            let sent = match self.open_upload(&what, repository, blob, mount_from) {
+                Ok(Opened::Mounted) => {
+                    progress.moved(blob, blob.size);
+                    return Ok(Uploaded::Mounted);
+                }
+                Ok(Opened::At(url)) => self.send_blob(
+                    &what,
+                    repository,
+                    blob,
+                    url,
+                    (&mut *source, start),
+                    progress,
+                ),
+                Err(error) => Err(error),
+            };
+            match sent {
+                Ok(()) => return Ok(Uploaded::Sent),
+                // No right to read the other repository is no reason not to send.
+                Err(RegistryError::Unauthorised { .. } | RegistryError::NotFound { .. })
+                    if mount_from.is_some() =>
+                {
+                    mount_from = None;
+                }
+                Err(error) => patience.failed(error)?,
+            }
+        }
     }
 
-    /// Puts a manifest under the reference's tag, or only under its digest if it has
-    /// one and no tag. What it names must be there.
+    /// `POST`: begins an upload, or has the blob mounted.
+    fn open_upload(
+        &self,
+        what: &str,
+        repository: &Reference,
+        blob: &Descriptor,
+        mount_from: Option<&str>,
+    ) -> Result<Opened> {
+        let mut url = self.inner.url(repository, "blobs/uploads/");
+        let mut scopes = push_scope(repository);
+        if let Some(from) = mount_from {
+            url = url
+                .with_query("mount", &blob.digest.to_string())
+                .with_query("from", from);
+            scopes.push(format!("repository:{from}:pull"));
+        }
+        let answer = self.inner.send(Call {
+            what,
+            repository,
+            method: Method::POST,
+            url,
+            headers: Vec::new(),
+            scopes,
+            payload: Payload::Bytes(b""),
+        })?;
+        if answer.status() == StatusCode::CREATED && mount_from.is_some() {
+            return Ok(Opened::Mounted);
+        }
+        let to = answer.header(&header::LOCATION).ok_or_else(|| {
+            RegistryError::protocol(what, "the registry does not say where to upload it")
+        })?;
+        let to = answer
+            .url
+            .join(to)
+            .map_err(|why| RegistryError::protocol(what, format!("can't upload it: {why}")))?;
+        if to.is_loopback() && !repository.is_loopback() {
+            let host = to.authority();
+            let reason =
+                format!("the registry wants it uploaded to {host}, which is this computer");
+            return Err(RegistryError::protocol(what, reason));
+        }
+        if to.is_plain() && !answer.url.is_plain() {
+            let host = to.authority();
+            let reason = format!("the registry wants it uploaded to {host} without TLS");
+            return Err(RegistryError::protocol(what, reason));
+        }
+        Ok(Opened::At(to))
+    }
+
+    /// `PUT`: all bytes and the digest. What was begun in vain is called off.
+    fn send_blob(
+        &self,
+        what: &str,
+        repository: &Reference,
+        blob: &Descriptor,
+        to: Url,
+        (source, start): (&mut dyn Source, u64),
+        progress: &dyn Progress,
+    ) -> Result<()> {
+        let sent = self.inner.send(Call {
+            what,
+            repository,
+            method: Method::PUT,
+            url: to.clone().with_query("digest", &blob.digest.to_string()),
+            headers: vec![(header::CONTENT_TYPE, "application/octet-stream".to_owned())],
+            scopes: push_scope(repository),
+            payload: Payload::Blob {
+                source,
+                start,
+                blob,
+                progress,
+            },
+        });
+        let Err(error) = sent else {
+            progress.moved(blob, blob.size);
+            return Ok(());
+        };
+        let called_off = self.inner.send(Call {
+            what,
+            repository,
+            method: Method::DELETE,
+            url: to,
+            headers: Vec::new(),
+            scopes: push_scope(repository),
+            payload: Payload::Nothing,
+        });
+        if let Err(error) = called_off {
+            tracing::debug!(%what, "the upload could not be called off: {error}");
+        }
+        Err(error)
+    }
+
+    /// Puts a manifest under the reference's tag; if it has none, under its digest.
+    /// What the manifest names must be there.
     pub fn put_manifest(
         &self,
-        _reference: &Reference,
-        _media_type: &str,
-        _bytes: &[u8],
-        _progress: &dyn Progress,
+        reference: &Reference,
+        media_type: &str,
+        bytes: &[u8],
+        progress: &dyn Progress,
     ) -> Result<Digest> {
-        unimplemented!()
+        let what = format!("manifest {reference}");
+        let digest = Digest::of(bytes);
+        if bytes.len() as u64 > MAX_MANIFEST {
+            return Err(RegistryError::Unsupported {
+                what,
+                reason: format!("it has more than {MAX_MANIFEST} bytes"),
+            });
+        }
+        if reference.digest().is_some_and(|named| named != digest) {
+            return Err(RegistryError::damaged(
+                what,
+                format!("its digest is {digest}"),
+            ));
+        }
+        let selector = match reference.tag() {
+            Some(tag) => tag.to_owned(),
+            None => digest.to_string(),
+        };
+        self.inner.patience(&what, progress).until(|| {
+            let answer = self.inner.send(Call {
+                what: &what,
+                repository: reference,
+                method: Method::PUT,
+                url: self.inner.url(reference, &format!("manifests/{selector}")),
+                headers: vec![(header::CONTENT_TYPE, media_type.to_owned())],
+                scopes: push_scope(reference),
+                payload: Payload::Bytes(bytes),
+            })?;
+            check_claim(&what, answer.header(&CONTENT_DIGEST), &digest)
+        })?;
+        Ok(digest)
     }
+}
+
+fn push_scope(repository: &Reference) -> Vec<String> {
+    vec![format!("repository:{}:pull,push", repository.repository())]
 }

@@ -1,1 +1,61 @@
+//! Hosts to addresses.
 
+use crate::reference::is_loopback;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use ureq::Error;
+use ureq::config::Config;
+use ureq::http::Uri;
+use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::transport::NextTimeout;
+
+/// Knows addresses and `localhost` by itself, and asks glibc for the rest.
+#[derive(Debug, Default)]
+pub(super) struct HostResolver(DefaultResolver);
+
+impl Resolver for HostResolver {
+    fn resolve(
+        &self,
+        uri: &Uri,
+        config: &Config,
+        timeout: NextTimeout,
+    ) -> Result<ResolvedSocketAddrs, Error> {
+        let host = uri.host().unwrap_or_default();
+        let port = uri.port_u16().unwrap_or(match uri.scheme_str() {
+            Some("http") => 80,
+            _ => 443,
+        });
+        let Some(known) = addresses(host) else {
+            return self.0.resolve(uri, config, timeout);
+        };
+        let mut addresses = self.empty();
+        for address in known {
+            addresses.push(SocketAddr::new(address, port));
+        }
+        Ok(addresses)
+    }
+}
+
+/// The addresses of what needs no name service.
+fn addresses(host: &str) -> Option<Vec<IpAddr>> {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    if let Ok(address) = bare.parse() {
+        return Some(vec![address]);
+    }
+    // RFC 6761 §6.3: names below localhost are this computer.
+    is_loopback(host).then(|| vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_and_addresses_need_no_name_service() {
+        let shown = |host| addresses(host).map(|known| format!("{known:?}"));
+        assert_eq!(shown("localhost").as_deref(), Some("[127.0.0.1, ::1]"));
+        assert_eq!(shown("a.localhost").as_deref(), Some("[127.0.0.1, ::1]"));
+        assert_eq!(shown("[::1]").as_deref(), Some("[::1]"));
+        assert_eq!(shown("10.1.2.3").as_deref(), Some("[10.1.2.3]"));
+        assert_eq!(shown("registry.example"), None);
+    }
+}

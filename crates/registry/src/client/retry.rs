@@ -1,1 +1,178 @@
+//! What is done about failures that may pass.
 
+use super::options::Retries;
+use crate::error::Result;
+use crate::{Progress, RegistryError};
+use std::time::Duration;
+
+/// How long a wait may go on before it is asked whether to give up.
+const SLICE: Duration = Duration::from_millis(200);
+
+/// The patience with one operation.
+pub(super) struct Patience<'a> {
+    retries: &'a Retries,
+    what: &'a str,
+    progress: &'a dyn Progress,
+    failures: u32,
+}
+
+impl<'a> Patience<'a> {
+    pub(super) fn new(retries: &'a Retries, what: &'a str, progress: &'a dyn Progress) -> Self {
+        Self {
+            retries,
+            what,
+            progress,
+            failures: 0,
+        }
+    }
+
+    /// Does something until it works, fails for good, or failed too often.
+    pub(super) fn until<T>(&mut self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+        loop {
+            match attempt() {
+                Ok(done) => return Ok(done),
+                Err(error) => self.failed(error)?,
+            }
+        }
+    }
+
+    /// It got further: failures so far are forgiven.
+    pub(super) fn got_further(&mut self) {
+        self.failures = 0;
+    }
+
+    /// Waits before the next attempt, or gives the failure back if there is to be none.
+    pub(super) fn failed(&mut self, error: RegistryError) -> Result<()> {
+        self.check()?;
+        if !error.is_transient() || self.failures >= self.retries.limit {
+            return Err(error);
+        }
+        self.failures += 1;
+        let wait = wait_before(self.retries, self.failures, &error);
+        let why = chain(&error);
+        tracing::debug!(what = self.what, failures = self.failures, ?wait, "{why}");
+        self.progress.retrying(&why, wait);
+        self.sleep(wait)
+    }
+
+    /// An error if it is to be given up.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.progress.cancelled() {
+            return Err(RegistryError::Cancelled {
+                what: self.what.to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    fn sleep(&self, wait: Duration) -> Result<()> {
+        if let Some(sleep) = &self.retries.sleep {
+            sleep(wait);
+            return self.check();
+        }
+        let mut left = wait;
+        while !left.is_zero() {
+            let slice = left.min(SLICE);
+            std::thread::sleep(slice);
+            left -= slice;
+            self.check()?;
+        }
+        Ok(())
+    }
+}
+
+/// What the registry asked for; else random between half and all of a time that
+/// doubles, so that many clients do not come back at once.
+fn wait_before(retries: &Retries, attempt: u32, error: &RegistryError) -> Duration {
+    if let RegistryError::Refused {
+        retry_after: Some(asked),
+        ..
+    } = error
+    {
+        return (*asked).min(retries.longest_wait);
+    }
+    let doublings = (attempt - 1).min(16);
+    let all = retries
+        .first_wait
+        .saturating_mul(1 << doublings)
+        .min(retries.longest_wait);
+    all.mul_f64(0.5 + fastrand::f64() / 2.0)
+}
+
+/// An error with its causes, in a line.
+fn chain(error: &RegistryError) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    fn refused(status: u16, retry_after: Option<Duration>) -> RegistryError {
+        RegistryError::Refused {
+            what: "x".into(),
+            host: "h".into(),
+            status,
+            detail: String::new(),
+            retry_after,
+        }
+    }
+
+    fn waits(limit: u32, error: impl Fn() -> RegistryError) -> Vec<Duration> {
+        let slept = Arc::new(Mutex::new(Vec::new()));
+        let into = Arc::clone(&slept);
+        let retries = Retries {
+            limit,
+            sleep: Some(Arc::new(move |wait| into.lock().unwrap().push(wait))),
+            ..Retries::default()
+        };
+        let result: Result<()> = Patience::new(&retries, "x", &()).until(|| Err(error()));
+        result.unwrap_err();
+        let slept = slept.lock().unwrap();
+        slept.clone()
+    }
+
+    #[test]
+    fn waits_double_and_are_bounded() {
+        let slept = waits(12, || refused(503, None));
+        assert_eq!(slept.len(), 12);
+        for (n, wait) in slept.iter().enumerate() {
+            let all = Duration::from_millis(250 << n).min(Duration::from_secs(30));
+            assert!((all / 2..=all).contains(wait), "retry {n} waited {wait:?}");
+        }
+    }
+
+    #[test]
+    fn a_registry_says_how_long_to_wait() {
+        let asked = |seconds| waits(1, || refused(429, Some(Duration::from_secs(seconds))));
+        assert_eq!(asked(7), [Duration::from_secs(7)]);
+        assert_eq!(asked(86_400), [Duration::from_secs(30)]);
+    }
+
+    #[test]
+    fn what_will_not_pass_is_not_tried_again() {
+        assert!(waits(5, || refused(400, None)).is_empty());
+        assert!(waits(5, || RegistryError::NotFound { what: "x".into() }).is_empty());
+    }
+
+    #[test]
+    fn who_gives_up_does_not_wait() {
+        struct GivenUp;
+        impl Progress for GivenUp {
+            fn cancelled(&self) -> bool {
+                true
+            }
+        }
+        let result: Result<()> =
+            Patience::new(&Retries::default(), "x", &GivenUp).until(|| Err(refused(503, None)));
+        assert!(matches!(result, Err(RegistryError::Cancelled { .. })));
+    }
+}

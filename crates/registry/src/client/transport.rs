@@ -1,1 +1,117 @@
+//! Connections: time limits, certificates, proxies.
 
+use super::options::ClientOptions;
+use super::resolver::HostResolver;
+use super::url::Url;
+use crate::RegistryError;
+use crate::error::Result;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
+use std::path::Path;
+use std::sync::Arc;
+use ureq::config::{AutoHeaderValue, Config};
+use ureq::http::{Request, Response};
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
+use ureq::unversioned::transport::DefaultConnector;
+use ureq::{Agent, AsSendBody, Body, Proxy};
+
+/// Sends one request and gives the answer's head; follows and retries nothing.
+pub(super) struct Transport {
+    /// For this computer: never by a proxy.
+    near: Agent,
+    /// For all others: by the proxy in the environment, if there is one.
+    far: Agent,
+}
+
+impl Transport {
+    pub(super) fn new(options: &ClientOptions) -> Result<Self> {
+        let tls = TlsConfig::builder()
+            .root_certs(authorities(options)?)
+            .build();
+        let agent = |proxy| {
+            let config = Config::builder()
+                .http_status_as_error(false)
+                .max_redirects(0)
+                .max_redirects_will_error(false)
+                .proxy(proxy)
+                .tls_config(tls.clone())
+                .user_agent(options.user_agent.clone())
+                .accept_encoding(AutoHeaderValue::None)
+                .timeout_resolve(Some(options.connect_timeout))
+                .timeout_connect(Some(options.connect_timeout))
+                .timeout_per_read(Some(options.stall_timeout))
+                .timeout_per_write(Some(options.stall_timeout))
+                // A head that comes byte by byte.
+                .timeout_recv_response(Some(options.stall_timeout * 4))
+                .max_idle_connections_per_host(8)
+                .build();
+            Agent::with_parts(config, DefaultConnector::default(), HostResolver::default())
+        };
+        Ok(Self {
+            near: agent(None),
+            far: agent(Proxy::try_from_env()),
+        })
+    }
+
+    pub(super) fn send(
+        &self,
+        to: &Url,
+        request: Request<impl AsSendBody>,
+    ) -> std::result::Result<Response<Body>, ureq::Error> {
+        let agent = if to.is_loopback() {
+            &self.near
+        } else {
+            &self.far
+        };
+        agent.run(request)
+    }
+}
+
+/// Whether a failure is one of TLS: certificates and protocols do not get better by
+/// trying again.
+pub(super) fn is_about_tls(error: &ureq::Error) -> bool {
+    match error {
+        ureq::Error::Rustls(_) | ureq::Error::Tls(_) | ureq::Error::TlsRequired => true,
+        // What rustls says while it shakes hands comes wrapped.
+        ureq::Error::Io(error) => error.kind() == std::io::ErrorKind::InvalidData,
+        _ => false,
+    }
+}
+
+/// The system's authorities, or Mozilla's where the system has none, and the user's.
+fn authorities(options: &ClientOptions) -> Result<RootCerts> {
+    let mut system = rustls_native_certs::load_native_certs();
+    if system.certs.is_empty() {
+        tracing::debug!("no authorities on this system, Mozilla's are taken");
+        if options.authorities.is_empty() {
+            return Ok(RootCerts::WebPki);
+        }
+    }
+    for path in &options.authorities {
+        system.certs.extend(certificates(path)?);
+    }
+    let certificates: Vec<_> = system
+        .certs
+        .iter()
+        .map(|certificate| Certificate::from_der(certificate).to_owned())
+        .collect();
+    Ok(RootCerts::Specific(Arc::new(certificates)))
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let pem = std::fs::read(path).map_err(|error| RegistryError::file("read", path, error))?;
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&pem)
+        .collect::<std::result::Result<_, _>>()
+        .map_err(|error| no_certificates(path, &error.to_string()))?;
+    if certificates.is_empty() {
+        return Err(no_certificates(path, "there is no CERTIFICATE in it"));
+    }
+    Ok(certificates)
+}
+
+fn no_certificates(path: &Path, why: &str) -> RegistryError {
+    RegistryError::Options(format!(
+        "{} has no certificates of authorities: {why}",
+        path.display()
+    ))
+}

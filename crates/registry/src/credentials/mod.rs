@@ -1,5 +1,13 @@
 //! Who we are to a registry.
+//!
+//! * `docker`: the file that `docker login` and `podman login` write.
+//! * `helper`: programs that keep passwords.
 
+mod docker;
+mod helper;
+
+use crate::error::Result;
+use std::fmt;
 use std::path::PathBuf;
 
 /// Where a user and password for a registry come from.
@@ -7,11 +15,39 @@ use std::path::PathBuf;
 pub struct Credentials(Kind);
 
 #[derive(Clone, Debug)]
-#[allow(dead_code)]
 enum Kind {
     Anonymous,
-    Basic { registry: String, user: String },
-    DockerConfig(Vec<PathBuf>),
+    Basic { registry: String, login: Login },
+    Files(Vec<PathBuf>),
+}
+
+/// What a registry, or the server it names for tokens, is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Login {
+    /// A user and a password.
+    Password { user: String, password: Secret },
+    /// A token that OAuth 2 gives other tokens for.
+    Identity(Secret),
+}
+
+/// A text that is never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Secret(String);
+
+impl Secret {
+    pub(crate) fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    pub(crate) fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(secret)")
+    }
 }
 
 impl Credentials {
@@ -21,23 +57,80 @@ impl Credentials {
     }
 
     /// A user and a password, for this registry (`HOST[:PORT]`) and no other.
-    pub fn basic(registry: &str, user: &str, _password: &str) -> Self {
+    pub fn basic(registry: &str, user: &str, password: &str) -> Self {
         Self(Kind::Basic {
-            registry: registry.to_owned(),
-            user: user.to_owned(),
+            registry: registry.to_ascii_lowercase(),
+            login: Login::Password {
+                user: user.to_owned(),
+                password: Secret::new(password),
+            },
         })
     }
 
-    /// What `docker login` and `podman login` left behind: the files in
-    /// `REGISTRY_AUTH_FILE`, `$XDG_RUNTIME_DIR/containers/auth.json` and
-    /// `${DOCKER_CONFIG:-~/.docker}/config.json`, those that exist.
+    /// What `podman login` and `docker login` left behind: `$REGISTRY_AUTH_FILE`, else
+    /// `$XDG_RUNTIME_DIR/containers/auth.json` and then
+    /// `${DOCKER_CONFIG:-~/.docker}/config.json`, as far as they exist.
     pub fn of_this_user() -> Self {
-        Self(Kind::DockerConfig(Vec::new()))
+        let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+        if let Some(file) = from("REGISTRY_AUTH_FILE") {
+            return Self(Kind::Files(vec![file.into()]));
+        }
+        let mut files = Vec::new();
+        if let Some(folder) = from("XDG_RUNTIME_DIR") {
+            files.push(PathBuf::from(folder).join("containers/auth.json"));
+        }
+        let docker = match (from("DOCKER_CONFIG"), from("HOME")) {
+            (Some(folder), _) => Some(PathBuf::from(folder)),
+            (None, Some(home)) => Some(PathBuf::from(home).join(".docker")),
+            (None, None) => None,
+        };
+        files.extend(docker.map(|folder| folder.join("config.json")));
+        Self(Kind::Files(files))
     }
 
     /// A file as Docker's `config.json`, with `auths`, `credsStore` and `credHelpers`.
-    /// It is read when a registry asks.
+    /// It is read when a registry asks who we are; one that is not there has nobody.
     pub fn docker_config(path: impl Into<PathBuf>) -> Self {
-        Self(Kind::DockerConfig(vec![path.into()]))
+        Self(Kind::Files(vec![path.into()]))
+    }
+
+    /// Who we are to a registry, for one of its repositories.
+    pub(crate) fn login(&self, registry: &str, repository: &str) -> Result<Option<Login>> {
+        match &self.0 {
+            Kind::Anonymous => Ok(None),
+            Kind::Basic {
+                registry: ours,
+                login,
+            } => Ok((ours == registry).then(|| login.clone())),
+            Kind::Files(paths) => {
+                for path in paths {
+                    if let Some(login) = docker::login(path, registry, repository)? {
+                        return Ok(Some(login));
+                    }
+                }
+                Ok(None)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_is_for_its_registry_and_never_shown() {
+        let credentials = Credentials::basic("Registry.Example:5000", "me", "hunter2");
+        let login = credentials.login("registry.example:5000", "a").unwrap();
+        assert_eq!(
+            login,
+            Some(Login::Password {
+                user: "me".into(),
+                password: Secret::new("hunter2"),
+            })
+        );
+        assert_eq!(credentials.login("registry.example", "a").unwrap(), None);
+        assert_eq!(credentials.login("evil.example", "a").unwrap(), None);
+        assert!(!format!("{credentials:?} {login:?}").contains("hunter2"));
     }
 }
