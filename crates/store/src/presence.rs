@@ -107,7 +107,7 @@ impl PresenceMap {
         &self.path
     }
 
-    /// What the map is of.
+    /// What the map is of, as it was when it was opened.
     pub fn header(&self) -> &MapHeader {
         &self.header
     }
@@ -182,9 +182,12 @@ impl PresenceMap {
 
     /// Binds the bits to a boot of the host, or to none ([`MapHeader::boot`]),
     /// durably.
-    pub(crate) fn bind(&mut self, boot: [u8; 16]) -> io::Result<()> {
-        self.header.boot = boot;
-        self.file.write_all_at(&self.header.encode(), 0)?;
+    pub(crate) fn bind(&self, boot: [u8; 16]) -> io::Result<()> {
+        let header = MapHeader {
+            boot,
+            ..self.header
+        };
+        self.file.write_all_at(&header.encode(), 0)?;
         self.file.sync_all()
     }
 

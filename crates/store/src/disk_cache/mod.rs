@@ -21,6 +21,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
+use std::sync::{PoisonError, RwLock};
 
 /// What a disk's length is a multiple of.
 const BLOCK: u64 = 4096;
@@ -38,6 +39,9 @@ pub enum CacheError {
     /// It holds another image, and a VM reads it.
     #[error("the disk cache {} holds another image, and a VM uses it", .0.display())]
     OtherImage(PathBuf),
+    /// It was closed.
+    #[error("the disk cache {} is closed", .0.display())]
+    Closed(PathBuf),
     /// The image cannot be read.
     #[error(transparent)]
     Image(#[from] ImageError),
@@ -49,6 +53,8 @@ pub struct DiskCache {
     contents: File,
     map: PresenceMap,
     folder: PathBuf,
+    /// Whether it was closed; held while chunks are put there.
+    closed: RwLock<bool>,
 }
 
 impl DiskCache {
@@ -89,7 +95,7 @@ impl DiskCache {
             Err(_) => None,
         };
         let map = match known {
-            Some(mut map) => {
+            Some(map) => {
                 map.bind(boot).map_err(failed)?;
                 map
             }
@@ -100,6 +106,7 @@ impl DiskCache {
             contents,
             map,
             folder: folder.to_owned(),
+            closed: RwLock::new(false),
         })
     }
 
@@ -150,6 +157,10 @@ impl DiskCache {
     /// Puts chunks there that follow one another, whole ones, and then says
     /// so.
     pub fn put(&self, first: u32, bytes: &[u8]) -> Result<(), CacheError> {
+        let closed = self.closed.read().unwrap_or_else(PoisonError::into_inner);
+        if *closed {
+            return Err(CacheError::Closed(self.folder.clone()));
+        }
         let unit = u64::from(self.map.header().unit);
         let start = u64::from(first);
         let chunks = start..start + bytes.len() as u64 / unit;
@@ -162,8 +173,13 @@ impl DiskCache {
     }
 
     /// Syncs what is there, so that it outlives a loss of power. Nobody puts
-    /// chunks there any more.
-    pub fn close(mut self) -> Result<(), CacheError> {
+    /// chunks there from then on.
+    pub fn close(&self) -> Result<(), CacheError> {
+        let mut closed = self.closed.write().unwrap_or_else(PoisonError::into_inner);
+        if *closed {
+            return Ok(());
+        }
+        *closed = true;
         self.contents
             .sync_data()
             .and_then(|()| self.map.bind([0; 16]))

@@ -26,6 +26,11 @@ fn it_is_filled_and_what_is_zero_is_there_from_the_beginning() {
     assert_eq!(image_of(&path).unwrap(), image.id());
     assert_eq!(remove(&path).unwrap(), None, "it is in use");
     cache.close().unwrap();
+    assert!(matches!(
+        cache.put(0, &bytes[..CHUNK]),
+        Err(CacheError::Closed(_))
+    ));
+    drop(cache);
     assert!(is_full(&path));
     assert!(remove(&path).unwrap().is_some());
     assert!(!path.exists());
@@ -64,7 +69,7 @@ fn bits_of_another_boot_mean_nothing_unless_all_was_synced() {
         cache
     };
     let rewrite = |boot: [u8; 16]| {
-        let mut map = PresenceMap::open(&path.join(PRESENT)).unwrap();
+        let map = PresenceMap::open(&path.join(PRESENT)).unwrap();
         map.bind(boot).unwrap();
     };
     // A process that was killed: the kernel has all it wrote.

@@ -61,7 +61,13 @@ pub struct Opening<'a> {
     pub resolve: &'a Resolve<'a>,
     /// Knows who has what is missing of an image or a parent.
     pub origins: &'a Origins<'a>,
+    /// Knows parents that this process has open: a partial one can be opened
+    /// once.
+    pub known: &'a Known<'a>,
 }
+
+/// Gives the image at a path, if it is open already.
+pub type Known<'a> = dyn Fn(&Path) -> Option<Arc<ImageReader>> + 'a;
 
 impl Default for Opening<'_> {
     /// Parents are files in the same folder; there are no origins.
@@ -69,6 +75,7 @@ impl Default for Opening<'_> {
         Opening {
             resolve: &parents::in_folder,
             origins: &partial::no_origins,
+            known: &|_| None,
         }
     }
 }
@@ -162,7 +169,7 @@ impl ImageReader {
             Some(reference) => {
                 let reader =
                     parents::open(path, &reference, &footer, opening, depth).map_err(failed)?;
-                Some((reference, Arc::new(reader)))
+                Some((reference, reader))
             }
             None => None,
         };

@@ -5,6 +5,7 @@ use crate::error::{Fault, ParentFault};
 use crate::format::{Footer, MAX_DEPTH, ParentRef};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Tells where the parent of the image at that path is.
 pub type Resolve<'a> = dyn Fn(&Path, &ParentRef) -> io::Result<PathBuf> + 'a;
@@ -29,7 +30,7 @@ pub(super) fn open(
     footer: &Footer,
     opening: &Opening<'_>,
     depth: usize,
-) -> Result<ImageReader, Fault> {
+) -> Result<Arc<ImageReader>, Fault> {
     let failed = |source| Fault::Parent {
         name: parent.name.clone(),
         source,
@@ -39,8 +40,12 @@ pub(super) fn open(
     }
     let path =
         (opening.resolve)(child, parent).map_err(|error| failed(ParentFault::NotFound(error)))?;
-    let reader = ImageReader::open_at_depth(&path, opening, depth + 1)
-        .map_err(|error| failed(ParentFault::Image(Box::new(error))))?;
+    let reader = match (opening.known)(&path) {
+        Some(reader) => reader,
+        None => ImageReader::open_at_depth(&path, opening, depth + 1)
+            .map(Arc::new)
+            .map_err(|error| failed(ParentFault::Image(Box::new(error))))?,
+    };
     if reader.chunk_size() != footer.chunk_size {
         return Err(failed(ParentFault::OtherChunkSize));
     }
