@@ -3,7 +3,7 @@
 mod support;
 
 use jiffy_wire::agent::{ExecInput, ExecOutput, ExitStatus, StartError, StartFailure, Stream};
-use jiffy_wire::api::{ErrorKind, RunVm};
+use jiffy_wire::api::{ErrorKind, NoCommand, RunVm};
 use jiffy_wire::timeline::{Span, Timeline, Track, names};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{Read, Write};
@@ -443,7 +443,8 @@ fn a_detached_run_prints_the_id() {
     let output = node.jiffy().args(["run", "-d"]).output().unwrap();
     assert_eq!(stdout(&output), format!("{VM_ID}\n"));
     let run: RunVm = node.requests()[0].json();
-    assert!(run.detach && run.vm.command.is_none());
+    assert!(run.detach && run.vm.command.unwrap().argv.is_empty());
+    assert_eq!(run.vm.no_command, NoCommand::Wait);
     let status = node
         .jiffy()
         .args(["run", "-dit", "sh"])

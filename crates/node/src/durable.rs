@@ -41,7 +41,7 @@ pub enum LoadError {
     OtherVersion {
         /// What was found.
         found: u32,
-        /// What is read.
+        /// What is read; of several the newest.
         expected: u32,
     },
     /// The content isn't what was written.
@@ -92,6 +92,15 @@ pub fn load<T: DeserializeOwned>(
     format: &'static str,
     version: u32,
 ) -> Result<T, LoadError> {
+    load_any(path, format, &[version])
+}
+
+/// As [`load`], of any of these versions, the newest last.
+pub fn load_any<T: DeserializeOwned>(
+    path: &Path,
+    format: &'static str,
+    versions: &[u32],
+) -> Result<T, LoadError> {
     let bytes = fs::read(path).map_err(LoadError::Io)?;
     if bytes.is_empty() {
         return Err(LoadError::Empty);
@@ -103,10 +112,10 @@ pub fn load<T: DeserializeOwned>(
             expected: format,
         });
     }
-    if envelope.version != version {
+    if !versions.contains(&envelope.version) {
         return Err(LoadError::OtherVersion {
             found: envelope.version,
-            expected: version,
+            expected: versions.last().copied().unwrap_or_default(),
         });
     }
     let content = envelope.content.get();

@@ -61,6 +61,11 @@ impl Error {
         Error::new(ErrorKind::VmFailed, message)
     }
 
+    /// 502, a registry.
+    pub fn registry(message: impl Into<String>) -> Error {
+        Error::new(ErrorKind::Registry, message)
+    }
+
     /// 500.
     pub fn internal(message: impl Into<String>) -> Error {
         Error::new(ErrorKind::Internal, message)

@@ -56,7 +56,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let start_timeout = Duration::from_secs(options.start_timeout.into());
-    let node = node::Node::open(paths.clone(), start_timeout).await?;
+    let node = node::Node::open(paths.clone(), start_timeout, options.registry).await?;
     info!(
         socket = %paths.socket.display(),
         tcp = ?listeners.tcp_address(),

@@ -4,7 +4,8 @@ use crate::clock::{boot_id, monotonic_ns, unix_seconds};
 use crate::digests::Digests;
 use crate::error::{Error, Result};
 use crate::golden::{self, Goldens};
-use crate::images::{BASE, Images};
+use crate::images::Images;
+use crate::images::base::BASE;
 use crate::kernels::Kernels;
 use crate::names;
 use crate::pager::Pager;
@@ -16,7 +17,9 @@ use crate::vm::clients::Cursor;
 use crate::vm::record::{MainEnd, MainState, Spec, VmRecord};
 use crate::vm::{Command, View, VmHandle, actor, adopt};
 use crate::volumes::Volumes;
-use jiffy_wire::api::{self, CreateVm, Image, NodeInfo, Vm, VmState};
+use jiffy_wire::api::{
+    self, CreateVm, Image, ImageSource, ImportKind, NodeInfo, Pruned, Vm, VmState,
+};
 use jiffy_wire::timeline::Timeline;
 use std::fs;
 use std::io::{self, Read};
@@ -79,11 +82,15 @@ pub struct Node {
 
 impl Node {
     /// Reads what is on disk and adopts what still runs.
-    pub async fn open(paths: Paths, start_timeout: Duration) -> anyhow::Result<Arc<Node>> {
+    pub async fn open(
+        paths: Paths,
+        start_timeout: Duration,
+        registry: Option<String>,
+    ) -> anyhow::Result<Arc<Node>> {
         let digests = Arc::<Digests>::default();
         let (goldens, wanted) = Goldens::new(paths.golden());
         let node = Node {
-            images: Images::new(&paths),
+            images: Images::new(&paths, registry),
             kernels: Kernels::new(&paths, Arc::clone(&digests)),
             volumes: Arc::new(Volumes::new(paths.volumes())),
             snapshots: Snapshots::new(paths.snapshots()),
@@ -174,7 +181,7 @@ impl Node {
             Ok(())
         });
         operation::joined(computed.await)?;
-        Ok(golden::key(self, shape, &kernel, &image.digest))
+        Ok(golden::key(self, shape, &kernel, &image.root.digest))
     }
 
     /// Was the image of this shape removed meanwhile?
@@ -259,7 +266,11 @@ impl Node {
                 let saved = self.snapshots.find(&name)?;
                 spec::from_snapshot(&name, &saved.manifest, wanted)?
             }
-            None => spec::check(wanted)?,
+            None => {
+                let image = wanted.image.as_deref().unwrap_or(BASE);
+                let image = self.images.resolve(image, wanted.registry.as_deref());
+                spec::check(wanted.clone(), &image.await?)?
+            }
         };
         self.make_vm(chosen, spec).await
     }
@@ -427,15 +438,46 @@ impl Node {
     }
 
     /// Makes an image of a tar.
-    pub async fn import_image(&self, name: &str, tar: impl Read + Send + 'static) -> Result<Image> {
+    pub async fn import_image(
+        &self,
+        name: &str,
+        registry: Option<&str>,
+        tar: impl Read + Send + 'static,
+        kind: Option<ImportKind>,
+        source: Option<ImageSource>,
+    ) -> Result<Image> {
+        let name = &self.images.new_name(name, registry)?;
         self.images
-            .import(name, tar, || self.image_unused(name))
+            .import(name, tar, kind, source, || self.image_unused(name))
             .await
             .inspect(|_| self.settings.goldens.forget_image(name))
     }
 
+    /// One image, with who needs it.
+    pub async fn inspect_image(&self, name: &str, registry: Option<&str>) -> Result<Image> {
+        let found = self.images.resolve(name, registry).await?;
+        let mut image = self.images.shown(&found)?;
+        let users = self.registry.all();
+        let users = users
+            .iter()
+            .filter(|vm| vm.spec.image == image.name && !vm.spec.hidden);
+        image.used_by = users.map(|vm| vm.name.clone()).collect();
+        Ok(image)
+    }
+
+    /// Removes images that can be pulled again and that no VM needs.
+    pub async fn prune_images(&self) -> Result<Pruned> {
+        let pruned = self.images.prune(|name| self.image_unused(name)).await?;
+        for name in &pruned.names {
+            self.settings.goldens.forget_image(name);
+        }
+        Ok(pruned)
+    }
+
     /// Removes an image.
-    pub async fn remove_image(&self, name: &str) -> Result<()> {
+    pub async fn remove_image(&self, name: &str, registry: Option<&str>) -> Result<()> {
+        let found = self.images.resolve(name, registry).await?;
+        let name = found.name.as_str();
         self.end_hidden(|spec| spec.image == name).await;
         self.wait_for_leaving(|vm| vm.spec.image == name).await;
         self.images.remove(name, || self.image_unused(name)).await?;
@@ -452,7 +494,12 @@ impl Node {
         }
     }
 
-    fn image_unused(&self, name: &str) -> Result<()> {
+    pub(crate) fn images(&self) -> &Images {
+        &self.images
+    }
+
+    /// Refuses if a VM needs the image.
+    pub(crate) fn image_unused(&self, name: &str) -> Result<()> {
         match self.registry.any(|vm| vm.spec.image == name) {
             None => Ok(()),
             Some(vm) => Err(Error::conflict(format!(

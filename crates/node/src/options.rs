@@ -33,6 +33,9 @@ pub struct Options {
     /// Write one byte to this inherited descriptor once the API listens.
     #[arg(long, value_name = "N", hide = true)]
     pub ready_fd: Option<u32>,
+    /// The registry of images whose name has none, like localhost:5000.
+    #[arg(long, value_name = "HOST", env = "JIFFY_REGISTRY")]
+    pub registry: Option<String>,
     /// Seconds a guest has to get ready.
     #[arg(
         long,

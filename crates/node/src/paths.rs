@@ -100,6 +100,7 @@ impl Paths {
             self.data.clone(),
             self.vms(),
             self.images(),
+            self.pulls(),
             self.kernels(),
             self.volumes(),
             self.snapshots(),
@@ -146,6 +147,11 @@ impl Paths {
     /// All images' folders.
     pub fn images(&self) -> PathBuf {
         self.data.join("images")
+    }
+
+    /// Blobs of pulls that are not finished.
+    pub fn pulls(&self) -> PathBuf {
+        self.data.join("pulls")
     }
 
     /// The user's kernels.

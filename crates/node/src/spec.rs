@@ -1,14 +1,15 @@
 //! Checks what a request wants a VM to be.
 
 use crate::error::{Error, Result};
-use crate::images::BASE;
+use crate::images::base::BASE;
+use crate::images::{Found, config};
 use crate::names;
 use crate::node::available_mib;
 use crate::snapshots::manifest::Manifest;
 use crate::vm::record::{FromSnapshot, Spec};
 use crate::volumes::MAX_PER_VM;
 use jiffy_wire::agent::Command;
-use jiffy_wire::api::CreateVm;
+use jiffy_wire::api::{CreateVm, ImageConfig};
 use jiffy_wire::vmm::PageSize;
 
 /// Most vCPUs of a VM.
@@ -22,13 +23,21 @@ const MAX_KERNEL_ARGS: usize = 1024;
 /// Longest text of a command, with its environment, in bytes.
 const MAX_COMMAND: usize = 256 * 1024;
 
-/// Checks a request and fills in the defaults.
-pub fn check(wanted: CreateVm) -> Result<Spec> {
+/// Checks a request for a VM of this image and fills in the defaults.
+pub fn check(wanted: CreateVm, image: &Found) -> Result<Spec> {
+    check_of(wanted, &image.name, image.config())
+}
+
+/// A VM of the built-in image, in tests.
+#[cfg(test)]
+pub fn of_base(wanted: CreateVm) -> Spec {
+    check_of(wanted, "base", &ImageConfig::default()).unwrap()
+}
+
+fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Result<Spec> {
     if let Some(name) = &wanted.name {
         names::check("VM", name)?;
     }
-    let image = wanted.image.unwrap_or_else(|| BASE.into());
-    names::check("image", &image)?;
     let kernel = wanted.kernel.unwrap_or_else(|| BASE.into());
     names::check("kernel", &kernel)?;
     let cpus = wanted.cpus.unwrap_or(1);
@@ -57,7 +66,14 @@ pub fn check(wanted: CreateVm) -> Result<Spec> {
             )));
         }
     }
-    if let Some(command) = &wanted.command {
+    let command = config::first_command(
+        wanted.command,
+        wanted.entrypoint,
+        image_config,
+        image,
+        wanted.no_command,
+    )?;
+    if let Some(command) = &command {
         check_command(command)?;
     }
     if let Some(init) = &wanted.init {
@@ -75,13 +91,14 @@ pub fn check(wanted: CreateVm) -> Result<Spec> {
         }
     }
     Ok(Spec {
-        image,
+        image: image.to_owned(),
+        config: image_config.clone(),
         kernel,
         cpus,
         memory_mib,
         pages: wanted.pages,
         disks: wanted.disks,
-        command: wanted.command,
+        command,
         init: wanted.init,
         console: wanted.console,
         remove: wanted.remove,
@@ -102,7 +119,11 @@ pub fn from_snapshot(name: &str, manifest: &Manifest, wanted: CreateVm) -> Resul
     if let Some(name) = &wanted.name {
         names::check("VM", name)?;
     }
-    if let Some(command) = &wanted.command {
+    let mut command = wanted.command;
+    if let Some(command) = &mut command {
+        // It takes the place of the one that was captured, and is started as
+        // that was.
+        config::fill(command, &manifest.spec.config);
         check_command(command)?;
     }
     if let Some(hostname) = &wanted.hostname {
@@ -110,6 +131,7 @@ pub fn from_snapshot(name: &str, manifest: &Manifest, wanted: CreateVm) -> Resul
     }
     let decided = [
         ("image", wanted.image.is_some()),
+        ("entrypoint", wanted.entrypoint.is_some()),
         ("kernel", wanted.kernel.is_some()),
         ("number of vCPUs", wanted.cpus.is_some()),
         ("memory", wanted.memory_mib.is_some()),
@@ -130,7 +152,7 @@ pub fn from_snapshot(name: &str, manifest: &Manifest, wanted: CreateVm) -> Resul
             "A VM can't both boot and go on from a snapshot.",
         ));
     }
-    let start_main = wanted.command.is_some();
+    let start_main = command.is_some();
     let captured = || {
         manifest
             .spec
@@ -139,7 +161,7 @@ pub fn from_snapshot(name: &str, manifest: &Manifest, wanted: CreateVm) -> Resul
             .filter(|_| manifest.has_main())
     };
     Ok(Spec {
-        command: wanted.command.or_else(captured),
+        command: command.or_else(captured),
         remove: wanted.remove,
         hostname: wanted.hostname,
         timeline: wanted.timeline,
@@ -170,6 +192,7 @@ pub fn golden(spec: &Spec) -> Option<Spec> {
     plain.then(|| Spec {
         preload: program.cloned().collect(),
         command: None,
+        config: ImageConfig::default(),
         remove: true,
         hostname: None,
         timeline: false,
@@ -271,6 +294,10 @@ mod tests {
     use super::*;
     use jiffy_wire::api::{ErrorKind, VolumeUse};
 
+    fn check(wanted: CreateVm) -> Result<Spec> {
+        check_of(wanted, "base", &ImageConfig::default())
+    }
+
     fn refused(change: impl FnOnce(&mut CreateVm)) -> String {
         let mut wanted = CreateVm::default();
         change(&mut wanted);
@@ -292,7 +319,6 @@ mod tests {
     #[test]
     fn every_bad_value_is_named() {
         assert!(refused(|vm| vm.name = Some("a/b".into())).contains("a/b"));
-        assert!(refused(|vm| vm.image = Some("../x".into())).contains("../x"));
         assert!(refused(|vm| vm.kernel = Some(String::new())).contains("kernel"));
         assert!(refused(|vm| vm.cpus = Some(0)).contains("0 vCPUs"));
         assert!(refused(|vm| vm.cpus = Some(33)).contains("33 vCPUs"));

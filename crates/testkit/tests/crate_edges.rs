@@ -16,7 +16,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("rootfs", &[]),
     ("kernel", &[]),
     ("guest", &["wire", "sys"]),
-    ("node", &["wire", "store", "rootfs", "kernel", "sys"]),
+    ("node", &["wire", "store", "rootfs", "registry", "kernel", "sys"]),
     ("machine", &["wire", "sys"]),
     ("cli", &["wire", "machine", "kernel", "sys"]),
 ];

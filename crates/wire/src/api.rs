@@ -34,12 +34,12 @@
 //! | `POST /v1/snapshots/{name}/optimise` | | [`Snapshot`] |
 //! | `POST /v1/snapshots/prune` | | [`Pruned`]: golden snapshots are forgotten |
 //! | `GET /v1/images` | | `[Image]` |
-//! | `POST /v1/images/{name}?kind=root\|layout\|docker` | a tar stream; without a kind its first entry tells | [`Image`] |
+//! | `POST /v1/images/{name}?kind=root\|layout\|docker&from=TEXT` | a tar stream; without a kind its first entry tells | [`Image`] |
 //! | `GET /v1/images/{name}?registry=HOST` | | [`Image`] |
 //! | `DELETE /v1/images/{name}` | | 204 |
-//! | `POST /v1/images/prune` | | [`Pruned`]: images of references that no VM needs |
-//! | `POST /v1/pulls` | [`PullImage`] | a stream of frames [`PullStep`] |
-//! | `POST /v1/pushes` | [`PushArtifact`] | a stream of frames [`PullStep`] |
+//! | `POST /v1/prune/images` | | [`Pruned`]: images of references that no VM needs |
+//! | `POST /v1/pulls` | [`PullImage`] | a stream of lines [`PullStep`], JSON |
+//! | `POST /v1/pushes` | [`PushArtifact`] | a stream of lines [`PullStep`], JSON |
 //! | `POST /v1/vms/{vm}/commit` | [`CommitVm`] | [`Committed`] |
 //! | `GET /v1/kernels` | | `[KernelInfo]` |
 //! | `PUT /v1/kernels/{name}` | a kernel image | [`KernelInfo`] |
@@ -800,6 +800,8 @@ pub enum ErrorKind {
     NoRoom,
     /// 502: the VM, its VMM or its agent failed.
     VmFailed,
+    /// 502: a registry failed, or can't be reached.
+    Registry,
     /// 500: the node failed.
     Internal,
 }
@@ -813,7 +815,7 @@ impl ErrorKind {
             ErrorKind::NotFound => 404,
             ErrorKind::Conflict | ErrorKind::WrongState => 409,
             ErrorKind::NoRoom => 507,
-            ErrorKind::VmFailed => 502,
+            ErrorKind::VmFailed | ErrorKind::Registry => 502,
             ErrorKind::Internal => 500,
         }
     }

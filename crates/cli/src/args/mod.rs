@@ -1,6 +1,7 @@
 //! What the user may type.
 
 pub mod bench;
+pub mod image;
 pub mod snapshot;
 mod values;
 
@@ -47,7 +48,30 @@ impl Cli {
     /// take, help and mistakes among it, is for all of them.
     pub fn of_this_process() -> Cli {
         let words: Vec<OsString> = std::env::args_os().collect();
-        Cli::as_run(&words).unwrap_or_else(|| Cli::parse_from(words))
+        let mut cli = Cli::as_run(&words).unwrap_or_else(|| Cli::parse_from(&words));
+        cli.settle(&words);
+        cli
+    }
+
+    /// Finds the image among the words behind the options of `run` and
+    /// `create`: the first, unless `--` stands before it.
+    fn settle(&mut self, words: &[OsString]) {
+        let (vm, argv) = match &mut self.verb {
+            Verb::Run(run) if run.from.is_none() => (&mut run.vm, &mut run.argv),
+            Verb::Create(create) => (&mut create.vm, &mut create.argv),
+            _ => return,
+        };
+        // Whatever follows the first of them was taken as it is.
+        let before = words.len().checked_sub(argv.len() + 1);
+        let escaped = before.is_some_and(|before| words[before] == "--");
+        if escaped || vm.image.is_some() || argv.is_empty() {
+            return;
+        }
+        vm.image = Some(argv.remove(0));
+        vm.image_is_a_word = true;
+        if argv.first().is_some_and(|word| word == "--") {
+            argv.remove(0);
+        }
     }
 
     fn as_run(words: &[OsString]) -> Option<Cli> {
@@ -139,7 +163,13 @@ pub enum Verb {
     Kernel(Kernel),
     /// Images
     #[command(subcommand)]
-    Image(Image),
+    Image(image::Image),
+    /// Fetch an image or a snapshot from a registry
+    Pull(image::Pull),
+    /// Send an image or a snapshot to a registry
+    Push(image::Push),
+    /// Make an image of what a VM has changed in its root file system
+    Commit(image::Commit),
     /// Volumes: disks that outlive VMs
     #[command(subcommand)]
     Volume(Volume),
@@ -175,9 +205,19 @@ pub struct VmOptions {
     /// Guest kernel: a name (`jiffy kernel list`) or the path of an image
     #[arg(long, value_name = "NAME|PATH", value_hint = ValueHint::FilePath)]
     pub kernel: Option<KernelChoice>,
-    /// Image of the root file system
-    #[arg(long, value_name = "NAME")]
+    /// Image of the root file system: a name (`jiffy image ls`), or a reference
+    /// like HOST/REPO:TAG. May be given as the first word, too
+    #[arg(long, value_name = "IMAGE")]
     pub image: Option<String>,
+    /// The image was the first word behind the options.
+    #[arg(skip)]
+    pub image_is_a_word: bool,
+    /// When to ask the registry for the image
+    #[arg(long, value_name = "WHEN", value_enum, default_value = "missing")]
+    pub pull: image::PullWhen,
+    /// A program in place of the image's entrypoint; empty for none
+    #[arg(long, value_name = "PROGRAM")]
+    pub entrypoint: Option<String>,
     /// Attach a volume; with a size, it is made when missing. Repeatable:
     /// /dev/vdb, /dev/vdc, …
     #[arg(long, value_name = "NAME[:SIZE][:ro]", value_parser = disk_use)]
@@ -256,7 +296,7 @@ pub struct Run {
         long,
         value_name = "SNAPSHOT",
         conflicts_with_all = [
-            "cold", "cpus", "memory", "kernel", "image", "disk", "console", "init",
+            "cold", "cpus", "memory", "kernel", "image", "entrypoint", "disk", "console", "init",
             "kernel_arg", "huge_pages",
         ]
     )]
@@ -283,13 +323,21 @@ pub struct Run {
     /// With json: print one object with the VM, its exit status and its output
     #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "tty")]
     pub format: Option<JsonFormat>,
-    /// The command; without one a shell, or with --detach nothing: the VM
-    /// then waits for `jiffy exec`
-    #[arg(trailing_var_arg = true, value_name = "CMD")]
+    /// The image, then the command; behind `--` the command only, in the image
+    /// base. Without a command the image's own, else a shell, or with --detach
+    /// nothing: the VM then waits for `jiffy exec`
+    #[arg(trailing_var_arg = true, value_name = "IMAGE [CMD]|-- CMD")]
     pub argv: Vec<String>,
 }
 
 const RUN_HELP: &str = "\
+  jiffy run -- CMD                 in the image that comes with jiffy
+  jiffy run debian [--] CMD        in an image of `jiffy image ls`
+  jiffy run localhost:5000/web:2   in one from a registry: what it is made to run
+
+An image's entrypoint comes before CMD. A name without a registry is looked up \
+in the one that JIFFY_REGISTRY names.
+
 INT, TERM, HUP, QUIT, USR1 and USR2 are forwarded to the command. A second \
 Ctrl-C within a second, for a command that ignores the first, ends the VM. On \
 a terminal Ctrl-P Ctrl-Q leaves the VM running (`jiffy attach` returns to it).
@@ -313,8 +361,10 @@ pub struct Create {
     /// Output: the id, or json
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub format: Option<JsonFormat>,
-    /// The command; without one the VM waits for `jiffy exec`
-    #[arg(trailing_var_arg = true, value_name = "CMD")]
+    /// The image, then the command; behind `--` the command only, in the image
+    /// base. Without a command the image's own; if it has none the VM waits for
+    /// `jiffy exec`
+    #[arg(trailing_var_arg = true, value_name = "IMAGE [CMD]|-- CMD")]
     pub argv: Vec<String>,
 }
 
@@ -525,34 +575,6 @@ pub enum Kernel {
         /// How to show it
         #[arg(long, value_enum, default_value = "table")]
         format: ListFormat,
-    },
-}
-
-/// `jiffy image`
-#[derive(Debug, Subcommand)]
-pub enum Image {
-    /// Make an image from a folder or a tar (also gzipped, also - for stdin)
-    Import {
-        /// The name it gets
-        name: String,
-        /// A folder, a tar, or - for stdin
-        #[arg(value_name = "FOLDER|TAR|-", value_hint = ValueHint::AnyPath)]
-        source: PathBuf,
-        /// Output: the name, or json
-        #[arg(long, value_enum, value_name = "FORMAT")]
-        format: Option<JsonFormat>,
-    },
-    /// List images
-    Ls {
-        /// How to show it
-        #[arg(long, value_enum, default_value = "table")]
-        format: ListFormat,
-    },
-    /// Remove images
-    Rm {
-        /// Their names
-        #[arg(required = true, value_name = "NAME")]
-        names: Vec<String>,
     },
 }
 

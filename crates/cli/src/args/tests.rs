@@ -2,7 +2,10 @@ use super::*;
 use clap::CommandFactory;
 
 fn parse(line: &str) -> Cli {
-    Cli::try_parse_from(line.split_whitespace()).unwrap()
+    let words: Vec<OsString> = line.split_whitespace().map(Into::into).collect();
+    let mut cli = Cli::try_parse_from(&words).unwrap();
+    cli.settle(&words);
+    cli
 }
 
 fn refuse(line: &str) -> String {
@@ -26,12 +29,67 @@ fn the_definitions_are_consistent() {
 #[test]
 fn a_command_begins_at_the_first_word_that_is_no_option() {
     let with_dashes = run("jiffy run --name box -e A=1 -- date -u");
-    let without = run("jiffy run --name box -e A=1 date -u");
+    let without = run("jiffy run --name box -e A=1 --image web date -u");
     assert_eq!(with_dashes.argv, ["date", "-u"]);
     assert_eq!(without.argv, ["date", "-u"]);
     assert_eq!(without.vm.name.as_deref(), Some("box"));
-    assert_eq!(run("jiffy run sh -c -- ls").argv, ["sh", "-c", "--", "ls"]);
     assert!(run("jiffy run -it").argv.is_empty());
+}
+
+#[test]
+fn the_first_word_is_the_image_unless_dashes_stand_before_it() {
+    let of = |line: &str| {
+        let run = run(line);
+        (run.vm.image.unwrap_or_default(), run.argv.join(" "))
+    };
+    let pair = |image: &str, argv: &str| (image.to_owned(), argv.to_owned());
+    assert_eq!(of("jiffy run -- date"), pair("", "date"));
+    assert_eq!(of("jiffy run --rm -- debian date"), pair("", "debian date"));
+    assert_eq!(of("jiffy run debian"), pair("debian", ""));
+    assert_eq!(of("jiffy run debian date -u"), pair("debian", "date -u"));
+    assert_eq!(of("jiffy run debian -- date -u"), pair("debian", "date -u"));
+    assert_eq!(
+        of("jiffy run debian sh -c -- ls"),
+        pair("debian", "sh -c -- ls")
+    );
+    assert_eq!(of("jiffy run --rm debian -- -- x"), pair("debian", "-- x"));
+    assert_eq!(of("jiffy run --image web date"), pair("web", "date"));
+    assert_eq!(of("jiffy run --image web -- date"), pair("web", "date"));
+    assert_eq!(of("jiffy run --from one date"), pair("", "date"));
+    assert_eq!(of("jiffy run --from one -- date"), pair("", "date"));
+    let Verb::Create(create) = parse("jiffy create --name x h/web:1 serve").verb else {
+        panic!()
+    };
+    assert_eq!(create.vm.image.as_deref(), Some("h/web:1"));
+    assert_eq!(create.argv, ["serve"]);
+}
+
+#[test]
+fn registries_are_spoken_to_as_asked() {
+    let Verb::Pull(pull) = parse(
+        "jiffy pull --creds me:secret --plain-http --ca /ca.pem --platform linux/arm64 h/a:1",
+    )
+    .verb
+    else {
+        panic!()
+    };
+    assert_eq!(pull.registry.creds.as_deref(), Some("me:secret"));
+    assert!(pull.registry.plain_http && pull.registry.ca.is_some());
+    assert!(refuse("jiffy pull --password-stdin h/a").contains("--creds"));
+    let Verb::Image(image::Image::Build(build)) =
+        parse("jiffy image build --debian trixie --include a,b --include c box").verb
+    else {
+        panic!()
+    };
+    assert_eq!(build.include, ["a", "b", "c"]);
+    assert_eq!(build.variant, "minbase");
+    assert!(refuse("jiffy image build box").contains("--debian"));
+    assert!(refuse("jiffy push web").contains("REF"));
+    assert!(refuse("jiffy commit box").contains("IMAGE"));
+    assert_eq!(
+        run("jiffy run --pull never a").vm.pull,
+        image::PullWhen::Never
+    );
 }
 
 #[test]
@@ -62,7 +120,7 @@ fn options_of_run_arrive() {
 
 #[test]
 fn optional_values_need_an_equals_sign() {
-    let run = run("jiffy run --timeline date");
+    let run = run("jiffy run --timeline -- date");
     assert_eq!(run.argv, ["date"]);
     assert_eq!(run.timeline.unwrap().format, TimelineFormat::Table);
 }
@@ -210,7 +268,8 @@ fn a_run_alone_means_what_it_means_among_all_verbs() {
         "jiffy run --machine never --rm -it --name box -e A=1 -- sh -c date --machine x",
         "jiffy run --from one --timeline=json:/t -d",
     ] {
-        let alone = Cli::as_run(&words(line)).unwrap();
+        let mut alone = Cli::as_run(&words(line)).unwrap();
+        alone.settle(&words(line));
         assert_eq!(format!("{alone:?}"), format!("{:?}", parse(line)), "{line}");
     }
     for other in [
@@ -244,7 +303,7 @@ fn an_option_that_does_not_exist_is_no_command() {
     for line in ["jiffy run --memmory 1G true", "jiffy exec box --nosuch"] {
         assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
     }
-    let Verb::Run(run) = parse("jiffy run ls -l --all").verb else {
+    let Verb::Run(run) = parse("jiffy run base ls -l --all").verb else {
         panic!()
     };
     assert_eq!(run.argv, ["ls", "-l", "--all"]);

@@ -138,6 +138,12 @@ impl Client {
         Ok(self.send(request).await?.into_body())
     }
 
+    /// `POST` of a JSON document that is answered with a stream of bytes.
+    pub async fn post_stream<B: Serialize>(&self, path: &str, body: &B) -> Result<Incoming> {
+        let request = self.request(Method::POST, path, RequestBody::json(body)?)?;
+        Ok(self.send(request).await?.into_body())
+    }
+
     /// `POST` that turns the connection into frames.
     pub async fn upgrade<B: Serialize>(&self, path: &str, body: Option<&B>) -> Result<Upgraded> {
         let body = match body {

@@ -3,6 +3,7 @@
 use super::Context;
 use super::context::{show, show_json};
 use super::vms::path;
+use crate::args::image::PullWhen;
 use crate::args::{
     CommandOptions, Create, JsonFormat, KernelChoice, Run, StdioOptions, TimelineOutput, VmOptions,
 };
@@ -12,7 +13,7 @@ use crate::session::{self, Captured, Leaving, Stdio};
 use crate::timeline::clock::on_our_clock;
 use jiffy_sys::clock::monotonic_ns;
 use jiffy_wire::agent::{Command, WindowSize};
-use jiffy_wire::api::{CreateVm, RunVm, Vm};
+use jiffy_wire::api::{CreateVm, NoCommand, RunVm, Vm};
 use jiffy_wire::timeline::{Span, Timeline, Track, names};
 use serde_json::json;
 use std::time::Duration;
@@ -53,22 +54,40 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
         },
         _ => stdio(&run.stdio),
     };
+    let choice = ImageChoice::of(&run.vm);
     let mut vm = vm_from(&client, run.vm).await?;
     vm.cold = run.from.is_none() && (run.cold || cold_by_environment());
     vm.from = run.from;
     vm.timeline = run.timeline.is_some();
-    vm.command = match (run.argv.is_empty(), run.detach) {
-        (true, false) if vm.from.is_none() => Some(vec!["/bin/sh".to_owned()]),
-        (true, _) => None,
-        (false, _) => Some(run.argv),
+    // An empty command is the image's, or that of the snapshot.
+    let joins_captured = vm.from.is_some() && run.argv.is_empty();
+    vm.command = (!joins_captured).then(|| command(run.argv, run.command, stdio));
+    vm.no_command = match run.detach {
+        true => NoCommand::Wait,
+        false => NoCommand::Shell,
+    };
+    if choice.pull == PullWhen::Always
+        && let Some(image) = &vm.image
+    {
+        super::image::fetch(&client, image, true).await?;
     }
-    .map(|argv| command(argv, run.command, stdio));
+    let request = RunVm {
+        vm,
+        detach: run.detach,
+    };
     if run.detach {
-        return detached(&client, vm, run.format).await;
+        let vm: Vm = with_image(&client, &request.vm, choice, async || {
+            client.post_json("/v1/run", &request).await
+        })
+        .await?;
+        return detached(&vm, run.format);
     }
-    let request = RunVm { vm, detach: false };
-    let sent_ns = monotonic_ns();
-    let upgraded = client.upgrade("/v1/run", Some(&request)).await?;
+    let mut sent_ns = monotonic_ns();
+    let upgraded = with_image(&client, &request.vm, choice, async || {
+        sent_ns = monotonic_ns();
+        client.upgrade("/v1/run", Some(&request)).await
+    })
+    .await?;
     let id = upgraded.vm.clone();
     let mut output = Captured::default();
     let capture = captured.then_some(&mut output);
@@ -120,15 +139,62 @@ fn cold_by_environment() -> bool {
     std::env::var_os("JIFFY_COLD").is_some_and(|value| !value.is_empty() && value != "0")
 }
 
-/// Starts it and prints its id.
-async fn detached(client: &Client, vm: CreateVm, format: Option<JsonFormat>) -> Result<Outcome> {
-    let request = RunVm { vm, detach: true };
-    let vm: Vm = client.post_json("/v1/run", &request).await?;
+/// Prints the id of a VM that was started.
+fn detached(vm: &Vm, format: Option<JsonFormat>) -> Result<Outcome> {
     for warning in &vm.warnings {
         report(warning, None);
     }
-    show_vm(&vm, format)?;
+    show_vm(vm, format)?;
     Ok(Outcome::Done)
+}
+
+/// How the image was chosen.
+#[derive(Clone, Copy)]
+struct ImageChoice {
+    /// When to pull it.
+    pull: PullWhen,
+    /// It was the first word, which may have been meant as a program.
+    is_a_word: bool,
+}
+
+impl ImageChoice {
+    fn of(options: &VmOptions) -> ImageChoice {
+        ImageChoice {
+            pull: options.pull,
+            is_a_word: options.image_is_a_word,
+        }
+    }
+}
+
+/// Asks for a VM; if its image is not there it is pulled, and the VM asked for
+/// once more.
+async fn with_image<T>(
+    client: &Client,
+    request: &CreateVm,
+    choice: ImageChoice,
+    mut ask: impl AsyncFnMut() -> Result<T>,
+) -> Result<T> {
+    let failure = match ask().await {
+        Ok(answer) => return Ok(answer),
+        Err(failure) => failure,
+    };
+    let Some(image) = request.image.as_ref().filter(|_| failure.is_not_found()) else {
+        return Err(failure);
+    };
+    if choice.pull != PullWhen::Never
+        && super::image::missing_image(client, image, &failure).await?
+    {
+        return ask().await;
+    }
+    Err(match choice.is_a_word && !image.contains(['/', ':', '@']) {
+        true => {
+            let hint = format!(
+                "the first word is an image; a command in the image base is `jiffy run -- {image} …`"
+            );
+            failure.hint(hint)
+        }
+        false => failure,
+    })
 }
 
 /// `jiffy create`
@@ -138,11 +204,19 @@ pub async fn create(context: &Context, create: Create) -> Result<Outcome> {
         stdin: create.interactive,
         tty: create.tty,
     };
+    let choice = ImageChoice::of(&create.vm);
     let mut vm = vm_from(&client, create.vm).await?;
-    if !create.argv.is_empty() {
-        vm.command = Some(command(create.argv, create.command, stdio));
+    vm.command = Some(command(create.argv, create.command, stdio));
+    vm.no_command = NoCommand::Wait;
+    if choice.pull == PullWhen::Always
+        && let Some(image) = &vm.image
+    {
+        super::image::fetch(&client, image, true).await?;
     }
-    let vm: Vm = client.post_json("/v1/vms", &vm).await?;
+    let vm: Vm = with_image(&client, &vm, choice, async || {
+        client.post_json("/v1/vms", &vm).await
+    })
+    .await?;
     show_vm(&vm, create.format)?;
     Ok(Outcome::Done)
 }
@@ -173,21 +247,25 @@ async fn vm_from(client: &Client, options: VmOptions) -> Result<CreateVm> {
         .transpose()?;
     Ok(CreateVm {
         name: options.name,
+        registry: options
+            .image
+            .as_ref()
+            .and_then(|_| super::image::default_registry()),
         image: options.image,
+        entrypoint: options
+            .entrypoint
+            .map(|program| Vec::from_iter((!program.is_empty()).then_some(program))),
         kernel,
         cpus: options.cpus,
         memory_mib,
         pages: options.huge_pages.map(Into::into).unwrap_or_default(),
         disks: options.disk,
-        command: None,
         init: options.init.map(|program| vec![program]),
         console: options.console,
         remove: options.rm,
         hostname: options.hostname,
         kernel_args: (!options.kernel_arg.is_empty()).then(|| options.kernel_arg.join(" ")),
-        timeline: false,
-        from: None,
-        cold: false,
+        ..CreateVm::default()
     })
 }
 

@@ -4,11 +4,13 @@
 //! * [`vms`]: VMs and what can be done to them.
 //! * [`streams`]: requests that become streams of frames.
 //! * [`snapshots`]: snapshots, and VMs that pause, fork, hibernate and wake.
-//! * [`store`]: images, kernels and volumes.
+//! * [`images`]: images.
+//! * [`store`]: kernels and volumes.
 //! * [`parts`]: bodies, queries and upgrades.
 //! * [`auth`]: the token.
 
 pub mod auth;
+pub mod images;
 pub mod parts;
 pub mod snapshots;
 pub mod store;
@@ -59,10 +61,14 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/snapshots/{name}/optimise", post(snapshots::optimise))
         .route("/v1/snapshots/{name}/memory", get(snapshots::memory))
         .route("/v1/snapshots/{name}/picture", get(snapshots::picture))
-        .route("/v1/images", get(store::list_images))
+        .route("/v1/images", get(images::list))
+        .route("/v1/prune/images", post(images::prune))
+        .route("/v1/pulls", post(images::pull))
         .route(
             "/v1/images/{name}",
-            post(store::import_image).delete(store::remove_image),
+            get(images::inspect)
+                .post(images::import)
+                .delete(images::remove),
         )
         .route("/v1/kernels", get(store::list_kernels))
         .route("/v1/kernels/{name}", put(store::put_kernel))

@@ -1,4 +1,4 @@
-//! Images, kernels and volumes.
+//! Kernels and volumes.
 
 use super::no_content;
 use super::parts::blocking_body;
@@ -8,31 +8,10 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::Response;
-use jiffy_wire::api::{Image, KernelInfo, Volume};
+use jiffy_wire::api::{KernelInfo, Volume};
 use std::sync::Arc;
 
 type Shared = State<Arc<Node>>;
-
-pub(super) async fn list_images(State(node): Shared) -> Result<Json<Vec<Image>>> {
-    Ok(Json(node.list_images().await?))
-}
-
-pub(super) async fn import_image(
-    State(node): Shared,
-    Path(name): Path<String>,
-    body: Body,
-) -> Result<Json<Image>> {
-    let tar = blocking_body(body);
-    Ok(Json(node.import_image(&name, tar).await?))
-}
-
-pub(super) async fn remove_image(
-    State(node): Shared,
-    Path(name): Path<String>,
-) -> Result<Response> {
-    node.remove_image(&name).await?;
-    Ok(no_content())
-}
 
 pub(super) async fn list_kernels(State(node): Shared) -> Result<Json<Vec<KernelInfo>>> {
     let list = blocking(move || node.kernels.list()).await?;

@@ -5,6 +5,7 @@ use super::vms::agent_failed;
 use crate::agent;
 use crate::error::{Error, Result};
 use crate::follow::{Log, MAX_TAIL, Source};
+use crate::images::config;
 use crate::node::Node;
 use crate::proxy::{self, ToClient};
 use crate::spec::check_command;
@@ -17,7 +18,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, Uri};
 use axum::response::{IntoResponse, Response};
 use jiffy_wire::agent::{self as wire, CopyDone, CopyFrame, ExecOutput, VERSION};
-use jiffy_wire::api::{RunVm, VM_ID_HEADER, VmState};
+use jiffy_wire::api::{NoCommand, RunVm, VM_ID_HEADER, VmState};
 use jiffy_wire::frame;
 use serde::Deserialize;
 use std::sync::Arc;
@@ -33,13 +34,16 @@ type Shared = State<Arc<Node>>;
 
 pub(super) async fn run(State(node): Shared, mut request: Request) -> Result<Response> {
     let stream = upgrade(&mut request);
-    let wanted: RunVm = json(request.into_body()).await?;
+    let mut wanted: RunVm = json(request.into_body()).await?;
     if wanted.detach {
         let (vm, cursor) = node.run(wanted.vm).await?;
         drop(cursor);
         return Ok(Json(node.started(&vm).await?).into_response());
     }
     let stream = stream?;
+    if wanted.vm.no_command == NoCommand::Wait {
+        wanted.vm.no_command = NoCommand::Refuse;
+    }
     if wanted.vm.command.is_none() && !node.has_captured_command(&wanted.vm)? {
         return Err(Error::invalid("There is no command to attach to.")
             .hint("Give a command, or detach from the VM."));
@@ -89,9 +93,10 @@ pub(super) async fn exec(
     mut request: Request,
 ) -> Result<Response> {
     let stream = upgrade(&mut request)?;
-    let command: wire::Command = json(request.into_body()).await?;
-    check_command(&command)?;
+    let mut command: wire::Command = json(request.into_body()).await?;
     let vm = node.find(&vm)?;
+    config::fill(&mut command, &vm.spec.config);
+    check_command(&command)?;
     let request = wire::Request::Exec {
         version: VERSION,
         command,

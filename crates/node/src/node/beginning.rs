@@ -47,7 +47,7 @@ impl Node {
     pub(crate) async fn prepare(&self, vm: &VmHandle, received_ns: u64) -> Result<Prepared> {
         let lookup_ns = monotonic_ns();
         let spec = &vm.spec;
-        let root = self.images.find(&spec.image).await?;
+        let root = self.images.find(&spec.image).await?.root;
         let kernel = self.kernels.find(&spec.kernel)?;
         let volumes = self.hold_volumes(vm).await?;
         let golden = spec::golden(spec)
@@ -219,7 +219,7 @@ impl Node {
         match root {
             Some(root) if !in_images(&root) && root.path.exists() => Ok(root),
             root => {
-                let now = self.images.find(&vm.spec.image).await?;
+                let now = self.images.find(&vm.spec.image).await?.root;
                 if root.is_some_and(|root| root.digest != now.digest) {
                     return Err(Error::wrong_state(format!(
                         "The image {} was replaced after the VM {} was started: what the VM has can't be captured.",

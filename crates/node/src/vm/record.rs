@@ -2,7 +2,7 @@
 
 use crate::durable::{self, LoadError};
 use jiffy_wire::agent::{Command, ExitStatus, StartError};
-use jiffy_wire::api::{Origin, Vm, VmState, VolumeUse};
+use jiffy_wire::api::{ImageConfig, Origin, Vm, VmState, VolumeUse};
 use jiffy_wire::vmm::PageSize;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -18,6 +18,9 @@ pub const MAX_WARNINGS: usize = 100;
 pub struct Spec {
     /// Image by name.
     pub image: String,
+    /// What that image says its commands are started with.
+    #[serde(default)]
+    pub config: ImageConfig,
     /// Kernel by name.
     pub kernel: String,
     /// vCPUs.
@@ -195,6 +198,8 @@ impl VmRecord {
                 .as_ref()
                 .is_some_and(|command| command.tty.is_some()),
             disks: spec.disks.clone(),
+            exposed_ports: spec.config.exposed_ports.clone(),
+            labels: spec.config.labels.clone(),
             created: self.created,
             started: self.started,
             ended: self.ended,
@@ -240,6 +245,7 @@ impl VmRecord {
             name: id.to_owned(),
             spec: Spec {
                 image: String::new(),
+                config: ImageConfig::default(),
                 kernel: String::new(),
                 cpus: 0,
                 memory_mib: 0,

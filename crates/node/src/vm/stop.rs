@@ -2,10 +2,12 @@
 
 use crate::agent;
 use crate::error::{Error, Result};
+use crate::images::config::stop_signal;
 use crate::vm::actor::{Actor, Notice};
 use crate::vm::control;
 use crate::vm::end::EndReason;
 use crate::vm::is_active;
+use crate::vm::record::MainState;
 use jiffy_wire::agent::{Request, Stat, VERSION};
 use jiffy_wire::api::VmState;
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
@@ -55,11 +57,31 @@ impl Actor {
             });
             let vsock = self.settings.paths.vsock_socket(&self.record.id);
             let notify = running.notify.clone();
-            let request = Request::Shutdown {
+            let shutdown = |grace: Duration| Request::Shutdown {
                 version: VERSION,
                 grace_ms: grace.as_millis().try_into().unwrap_or(u32::MAX),
             };
+            // A first command that ends powers the VM off. With a signal of
+            // its own it has all the time; the rest gets SIGTERM then.
+            let own_signal = stop_signal(&self.record.spec.config)
+                .filter(|_| self.record.main == MainState::Started);
+            let request = match own_signal {
+                Some(_) => shutdown(Duration::ZERO),
+                None => shutdown(grace),
+            };
             tokio::spawn(async move {
+                if let Some(signal) = own_signal {
+                    let version = VERSION;
+                    let ask = Request::SignalMain { version, signal };
+                    match agent::tell(&vsock, &ask, POWER_OFF_TIME).await {
+                        Ok(()) => tokio::select! {
+                            () = tokio::time::sleep(grace) => {}
+                            // That life of the VM is over.
+                            () = notify.closed() => return,
+                        },
+                        Err(error) => debug!(%error, "the first command got no signal"),
+                    }
+                }
                 if let Err(error) = agent::tell(&vsock, &request, POWER_OFF_TIME).await {
                     debug!(%error, "the agent didn't shut the guest down");
                     let _ = notify.send(Notice::ShutdownRefused);

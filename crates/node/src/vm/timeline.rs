@@ -110,13 +110,7 @@ impl Recorder {
     }
 
     /// A step of the VMM.
-    pub fn vmm_span(
-        &mut self,
-        name: String,
-        start_ns: u64,
-        end_ns: u64,
-        detail: Option<String>,
-    ) {
+    pub fn vmm_span(&mut self, name: String, start_ns: u64, end_ns: u64, detail: Option<String>) {
         if self.vmm.len() < MAX_GUEST {
             self.vmm.push((name, start_ns, end_ns, detail));
         }

@@ -1,13 +1,9 @@
-//! `jiffy image`
+//! `jiffy image import`
 
-use super::Context;
-use super::context::{show, show_json};
-use super::vms::each;
-use crate::args::{Image, JsonFormat, ListFormat};
+use super::{default_registry, show_image};
+use crate::args::image::Import;
 use crate::client::{BodySender, Client, encoded};
 use crate::failure::{Failure, Outcome, Result, report};
-use crate::render::{Table, age, now, size};
-use flate2::read::MultiGzDecoder;
 use hyper::Method;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use jiffy_wire::api;
@@ -18,84 +14,60 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use tar::{Builder, EntryType, Header};
 
-/// `jiffy image`
-pub async fn image(context: &Context, image: Image) -> Result<Outcome> {
-    match image {
-        Image::Import {
-            name,
-            source,
-            format,
-        } => import(&context.client()?, &name, source, format).await,
-        Image::Ls { format } => {
-            let images: Vec<api::Image> = context.client()?.get("/v1/images").await?;
-            list(&images, format)?;
-            Ok(Outcome::Done)
-        }
-        Image::Rm { names } => {
-            let client = context.client()?;
-            each(&names, async |name| {
-                client
-                    .delete(&format!("/v1/images/{}", encoded(name)))
-                    .await?;
-                show(&format!("{name}\n"))
-            })
-            .await
-        }
+/// `jiffy image import`
+pub async fn import(client: &Client, wanted: Import) -> Result<Outcome> {
+    let source = Source::open(wanted.source.clone())?;
+    let mut query = format!("from={}", encoded(&wanted.source.display().to_string()));
+    if let Some(kind) = source.kind() {
+        query.push_str(&format!("&kind={kind}"));
     }
+    if let Some(registry) = default_registry() {
+        query.push_str(&format!("&registry={}", encoded(&registry)));
+    }
+    if let Some(platform) = &wanted.platform {
+        query.push_str(&format!("&platform={}", encoded(platform)));
+    }
+    if let Some(reference) = &wanted.reference {
+        query.push_str(&format!("&reference={}", encoded(reference)));
+    }
+    let length = source.length();
+    let write = move |out: &mut dyn Write| source.write_to(out);
+    let image = upload(client, &wanted.name, &query, length, write).await?;
+    show_image(&image, wanted.format)
 }
 
-fn list(images: &[api::Image], format: ListFormat) -> Result<()> {
-    if format == ListFormat::Json {
-        return show_json(&images);
-    }
-    let now = now();
-    let mut table = Table::new(["NAME", "DIGEST", "SIZE", "ENTRIES", "CREATED"]);
-    for image in images {
-        table.row([
-            image.name.clone(),
-            image.digest.chars().take(12).collect(),
-            size(image.size),
-            image.entries.to_string(),
-            format!("{} ago", age(image.created, now)),
-        ]);
-    }
-    show(&table.to_string())
-}
-
-async fn import(
+/// Sends what `write` writes, as an image, with a bar.
+pub async fn upload(
     client: &Client,
     name: &str,
-    source: PathBuf,
-    format: Option<JsonFormat>,
-) -> Result<Outcome> {
-    let source = Source::open(source)?;
-    let bar = progress(&source);
+    query: &str,
+    length: Option<u64>,
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()> + Send + 'static,
+) -> Result<api::Image> {
+    let bar = progress(length);
     let (sender, body) = BodySender::new();
-    let counted = bar.clone();
+    let mut out = Counted {
+        inner: sender,
+        bar: bar.clone(),
+    };
     // Reading and packing block, so they have a thread of their own.
     let packing = std::thread::spawn(move || {
-        let mut out = bar_writer(sender, counted);
-        let result = source.write_to(&mut out);
+        let result = write(&mut out);
         out.inner.finish(result);
     });
-    let path = format!("/v1/images/{}", encoded(name));
+    let path = format!("/v1/images/{}?{query}", encoded(name));
     let result = client.upload::<api::Image>(Method::POST, &path, body).await;
     bar.finish_and_clear();
     if result.is_ok() {
         let _ = packing.join();
     }
-    let image = result?;
-    match format {
-        Some(JsonFormat::Json) => show_json(&image)?,
-        None => show(&format!("{}\n", image.name))?,
-    }
-    Ok(Outcome::Done)
+    result
 }
 
 /// A bar for a file, whose size is known, and a count for the rest; nothing
 /// where stderr is no terminal.
-fn progress(source: &Source) -> ProgressBar {
-    let (bar, template) = match source.length() {
+fn progress(length: Option<u64>) -> ProgressBar {
+    let (bar, template) = match length {
         Some(length) => (
             ProgressBar::new(length),
             "  importing {bar:30} {bytes} of {total_bytes}",
@@ -114,10 +86,6 @@ struct Counted<W> {
     bar: ProgressBar,
 }
 
-fn bar_writer<W: Write>(inner: W, bar: ProgressBar) -> Counted<W> {
-    Counted { inner, bar }
-}
-
 impl<W: Write> Write for Counted<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let count = self.inner.write(bytes)?;
@@ -132,13 +100,13 @@ impl<W: Write> Write for Counted<W> {
 
 /// What an image is made from.
 enum Source {
+    /// A root file system.
     Folder(PathBuf),
-    /// A tar, perhaps gzipped, with its size if that is what will be sent.
-    Tar(Box<dyn Read + Send>, Option<u64>),
+    /// An OCI layout.
+    Layout(PathBuf),
+    /// A file that the node looks into, with its size if it is known.
+    File(Box<dyn Read + Send>, Option<u64>),
 }
-
-/// Longest beginning that tells how a file is packed.
-const MAGIC: u64 = 6;
 
 impl Source {
     fn open(path: PathBuf) -> Result<Source> {
@@ -148,60 +116,67 @@ impl Source {
                 return Err(Failure::new("stdin is a terminal, and no tar")
                     .hint("tar -C FOLDER -c . | jiffy image import NAME -"));
             }
-            return Source::tar(Box::new(io::stdin()), None, "stdin");
+            return Source::file(Box::new(io::stdin()), None, "stdin");
         }
         let facts = fs::metadata(&path).map_err(failed)?;
         if facts.is_dir() {
             // Whether it can be listed is better known before the upload.
             fs::read_dir(&path).map_err(failed)?;
-            return Ok(Source::Folder(path));
+            let layout = path.join("oci-layout").is_file() && path.join("index.json").is_file();
+            return Ok(match layout {
+                true => Source::Layout(path),
+                false => Source::Folder(path),
+            });
         }
         let file = File::open(&path).map_err(failed)?;
         let length = facts.is_file().then_some(facts.len());
-        Source::tar(Box::new(file), length, &path.display().to_string())
+        Source::file(Box::new(file), length, &path.display().to_string())
     }
 
-    fn tar(mut file: Box<dyn Read + Send>, length: Option<u64>, shown: &str) -> Result<Source> {
-        let mut begin = Vec::new();
+    fn file(mut file: Box<dyn Read + Send>, length: Option<u64>, shown: &str) -> Result<Source> {
+        let mut first = Vec::new();
         file.by_ref()
-            .take(MAGIC)
-            .read_to_end(&mut begin)
+            .take(1)
+            .read_to_end(&mut first)
             .map_err(|error| Failure::io(format_args!("{shown} can't be read"), error))?;
-        let unpack = |tool: &str| {
-            Err(Failure::new(format!(
-                "{shown} is packed with {tool}, which jiffy does not unpack"
-            ))
-            .hint(format!("{tool} -dc FILE | jiffy image import NAME -")))
-        };
-        let whole = Cursor::new(begin.clone()).chain(file);
-        match begin.as_slice() {
-            [] => Err(Failure::new(format!("{shown} is empty, and no tar"))),
-            [0x1f, 0x8b, ..] => Ok(Source::Tar(Box::new(MultiGzDecoder::new(whole)), None)),
-            [0xfd, b'7', b'z', b'X', b'Z', 0] => unpack("xz"),
-            [0x28, 0xb5, 0x2f, 0xfd, ..] => unpack("zstd"),
-            [b'B', b'Z', b'h', ..] => unpack("bzip2"),
-            _ => Ok(Source::Tar(Box::new(whole), length)),
+        if first.is_empty() {
+            return Err(Failure::new(format!("{shown} is empty, and no image")));
+        }
+        Ok(Source::File(
+            Box::new(Cursor::new(first).chain(file)),
+            length,
+        ))
+    }
+
+    /// What the node is told; it finds out what a file is.
+    fn kind(&self) -> Option<&'static str> {
+        match self {
+            Source::Folder(_) => Some("root"),
+            Source::Layout(_) => Some("layout"),
+            Source::File(..) => None,
         }
     }
 
     fn length(&self) -> Option<u64> {
         match self {
-            Source::Tar(_, length) => *length,
-            Source::Folder(_) => None,
+            Source::File(_, length) => *length,
+            Source::Folder(_) | Source::Layout(_) => None,
         }
     }
 
-    fn write_to(self, out: &mut impl Write) -> io::Result<()> {
+    fn write_to(self, out: &mut dyn Write) -> io::Result<()> {
         match self {
-            Source::Folder(folder) => pack(&folder, out, |note| report(&note, None)),
-            Source::Tar(mut tar, _) => io::copy(&mut tar, out).map(|_| ()),
+            Source::Folder(folder) | Source::Layout(folder) => {
+                pack(&folder, out, |note| report(&note, None))
+            }
+            Source::File(mut file, _) => io::copy(&mut file, out).map(|_| ()),
         }
     }
 }
 
 /// Writes a folder as a tar: modes, owners, times, links of both kinds. What
 /// an image can't hold or use is left out with a note.
-fn pack(folder: &Path, out: &mut impl Write, mut note: impl FnMut(String)) -> io::Result<()> {
+fn pack(folder: &Path, out: &mut dyn Write, mut note: impl FnMut(String)) -> io::Result<()> {
     let mut tar = Builder::new(out);
     let mut seen: HashMap<(u64, u64), PathBuf> = HashMap::new();
     let mut waiting = vec![(folder.to_owned(), PathBuf::new())];
@@ -271,10 +246,6 @@ mod tests {
     use super::*;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
-    fn source(bytes: &[u8]) -> Result<Source> {
-        Source::tar(Box::new(Cursor::new(bytes.to_vec())), None, "x")
-    }
-
     #[test]
     fn a_folder_keeps_modes_and_links_of_both_kinds() {
         let folder = tempfile::tempdir().unwrap();
@@ -321,22 +292,23 @@ mod tests {
     }
 
     #[test]
-    fn gzip_is_unpacked_and_other_packers_are_named() {
-        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-        gzip.write_all(b"contents").unwrap();
+    fn layouts_are_told_from_root_file_systems_and_files_go_as_they_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let kind = || Source::open(folder.path().to_owned()).unwrap().kind();
+        assert_eq!(kind(), Some("root"));
+        fs::write(folder.path().join("oci-layout"), b"{}").unwrap();
+        assert_eq!(kind(), Some("root"), "a file of that name alone is none");
+        fs::write(folder.path().join("index.json"), b"{}").unwrap();
+        assert_eq!(kind(), Some("layout"));
+        let gzip = b"\x1f\x8bpacked";
+        let file = folder.path().join("a.tgz");
+        fs::write(&file, gzip).unwrap();
+        let source = Source::open(file.clone()).unwrap();
+        assert_eq!((source.kind(), source.length()), (None, Some(8)));
         let mut out = Vec::new();
-        source(&gzip.finish().unwrap())
-            .unwrap()
-            .write_to(&mut out)
-            .unwrap();
-        assert_eq!(out, b"contents");
-        let xz = source(b"\xfd7zXZ\0...").err().unwrap();
-        assert!(xz.message.contains("xz"));
-        assert!(xz.hint.unwrap().starts_with("xz -dc"));
-        assert!(source(b"\x28\xb5\x2f\xfd...").is_err());
-        assert!(source(b"").is_err());
-        let mut plain = Vec::new();
-        source(b"abc").unwrap().write_to(&mut plain).unwrap();
-        assert_eq!(plain, b"abc");
+        source.write_to(&mut out).unwrap();
+        assert_eq!(out, gzip);
+        fs::write(&file, b"").unwrap();
+        assert!(Source::open(file).err().unwrap().message.contains("empty"));
     }
 }

@@ -1,0 +1,283 @@
+//! `jiffy pull` and `jiffy push`: the node speaks to the registry, and tells
+//! how far it is.
+
+use super::{default_registry, get, show_image};
+use crate::args::JsonFormat;
+use crate::args::image::{Pull, Push, RegistryOptions};
+use crate::client::Client;
+use crate::failure::{Failure, Outcome, Result};
+use crate::render::harmless;
+use crate::verbs::Context;
+use crate::verbs::context::{show, show_json};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use jiffy_wire::api::{ArtifactKind, PullImage, PullStep, PushArtifact, RegistryAccess};
+use serde_json::json;
+use std::collections::HashMap;
+use std::io::Read;
+use std::path::Path;
+
+/// Longest password, in bytes.
+const MAX_PASSWORD: u64 = 64 * 1024;
+/// Largest file of certificates, in bytes.
+const MAX_PEM: u64 = 4 << 20;
+/// Longest line of the node's, in bytes.
+const MAX_LINE: usize = 16 << 20;
+/// Digits of a digest beside its bar.
+const DIGITS: usize = 19;
+
+/// `jiffy pull`
+pub async fn pull(context: &Context, wanted: Pull) -> Result<Outcome> {
+    let mut access = access(&wanted.registry)?;
+    if let Some(file) = &wanted.verify_key {
+        access.verify_key = Some(pem(file)?);
+    }
+    let request = PullImage {
+        reference: wanted.reference,
+        renew: true,
+        platform: wanted.platform,
+        access,
+    };
+    let client = context.client()?;
+    match follow(client.post_stream("/v1/pulls", &request).await?).await? {
+        PullStep::Pulled { image, fetched } => match wanted.format {
+            Some(JsonFormat::Json) => {
+                show_json(&json!({ "image": image, "fetched": fetched }))?;
+                Ok(Outcome::Done)
+            }
+            None => show_image(&image, None),
+        },
+        PullStep::PulledSnapshot { snapshot, fetched } => {
+            match wanted.format {
+                Some(JsonFormat::Json) => {
+                    show_json(&json!({ "snapshot": snapshot, "fetched": fetched }))?;
+                }
+                None => show(&format!("{}\n", snapshot.name))?,
+            }
+            Ok(Outcome::Done)
+        }
+        _ => Err(not_understood()),
+    }
+}
+
+/// `jiffy push`
+pub async fn push(context: &Context, wanted: Push) -> Result<Outcome> {
+    let request = PushArtifact {
+        name: wanted.name,
+        kind: wanted.snapshot.then_some(ArtifactKind::Snapshot),
+        reference: wanted.reference,
+        access: access(&wanted.registry)?,
+    };
+    let client = context.client()?;
+    match follow(client.post_stream("/v1/pushes", &request).await?).await? {
+        PullStep::Pushed {
+            manifest,
+            sent,
+            had,
+        } => {
+            match wanted.format {
+                Some(JsonFormat::Json) => {
+                    show_json(&json!({ "manifest": manifest, "sent": sent, "had": had }))?;
+                }
+                None => show(&format!("{manifest}\n"))?,
+            }
+            Ok(Outcome::Done)
+        }
+        _ => Err(not_understood()),
+    }
+}
+
+/// Is it an image that `failure` says is not there, and can it be had? Then
+/// it is pulled.
+pub async fn missing_image(client: &Client, image: &str, failure: &Failure) -> Result<bool> {
+    let registry = default_registry();
+    let named = image.contains(['/', ':', '@']);
+    if !failure.is_not_found() || !(named || registry.is_some()) {
+        return Ok(false);
+    }
+    match get(client, image).await {
+        Ok(_) => return Ok(false),
+        Err(failure) if failure.is_not_found() => {}
+        Err(failure) => return Err(failure),
+    }
+    fetch(client, image, false).await?;
+    Ok(true)
+}
+
+/// Pulls an image for a VM.
+pub async fn fetch(client: &Client, image: &str, renew: bool) -> Result<()> {
+    let request = PullImage {
+        reference: image.to_owned(),
+        renew,
+        platform: None,
+        access: access(&RegistryOptions::default())?,
+    };
+    let body = client.post_stream("/v1/pulls", &request).await?;
+    follow(body).await.map(|_| ())
+}
+
+/// What the user says of the registry.
+fn access(options: &RegistryOptions) -> Result<RegistryAccess> {
+    let credentials = match &options.creds {
+        None => None,
+        Some(creds) if options.password_stdin => {
+            let mut password = String::new();
+            std::io::stdin()
+                .take(MAX_PASSWORD)
+                .read_to_string(&mut password)
+                .map_err(|error| Failure::io("the password can't be read from stdin", error))?;
+            let password = password.trim_end_matches(['\r', '\n']).to_owned();
+            Some((creds.clone(), password))
+        }
+        Some(creds) => match creds.split_once(':') {
+            Some((user, password)) => Some((user.to_owned(), password.to_owned())),
+            None => {
+                return Err(Failure::new("--creds has a user, but no password")
+                    .hint("write USER:PASSWORD, or give the password with --password-stdin"));
+            }
+        },
+    };
+    Ok(RegistryAccess {
+        credentials,
+        plain_http: options.plain_http,
+        ca: options.ca.as_deref().map(pem).transpose()?,
+        registry: default_registry(),
+        ..RegistryAccess::default()
+    })
+}
+
+fn pem(file: &Path) -> Result<String> {
+    let failed = |error| Failure::io(format_args!("{} can't be read", file.display()), error);
+    let mut text = String::new();
+    std::fs::File::open(file)
+        .map_err(failed)?
+        .take(MAX_PEM)
+        .read_to_string(&mut text)
+        .map_err(failed)?;
+    if !text.contains("-----BEGIN ") {
+        return Err(Failure::new(format!(
+            "{} is not a PEM file",
+            file.display()
+        )));
+    }
+    Ok(text)
+}
+
+/// Shows the steps of a job as bars, and gives the last one.
+async fn follow(mut body: Incoming) -> Result<PullStep> {
+    let mut bars = Bars::new();
+    let mut lines = Vec::new();
+    loop {
+        while let Some(end) = lines.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = lines.drain(..=end).collect();
+            match serde_json::from_slice(&line).map_err(|_| not_understood())? {
+                PullStep::Doing(what) => bars.doing(&what),
+                PullStep::Blob {
+                    digest,
+                    done,
+                    total,
+                } => bars.moved(&digest, done, total),
+                PullStep::Failed(error) => return Err(error.into()),
+                end => return Ok(end),
+            }
+        }
+        if lines.len() > MAX_LINE {
+            return Err(not_understood());
+        }
+        match body.frame().await {
+            Some(Ok(frame)) => {
+                if let Ok(data) = frame.into_data() {
+                    lines.extend_from_slice(&data);
+                }
+            }
+            _ => {
+                return Err(Failure::new("the connection to jiffyd was lost")
+                    .hint("try again: what was fetched is kept")
+                    .kind(crate::failure::Kind::Unreachable));
+            }
+        }
+    }
+}
+
+fn not_understood() -> Failure {
+    Failure::new("jiffyd answered in a way this jiffy does not understand")
+        .hint("`jiffy version` shows whether they are of different versions")
+}
+
+/// A bar for each blob, and what is being done; nothing where stderr is no
+/// terminal. They go when this is dropped.
+struct Bars {
+    all: MultiProgress,
+    doing: ProgressBar,
+    blobs: HashMap<String, ProgressBar>,
+}
+
+impl Bars {
+    fn new() -> Bars {
+        let all = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
+        let doing = all.add(ProgressBar::new_spinner());
+        if let Ok(style) = ProgressStyle::with_template("  {msg}") {
+            doing.set_style(style);
+        }
+        Bars {
+            all,
+            doing,
+            blobs: HashMap::new(),
+        }
+    }
+
+    fn doing(&self, what: &str) {
+        self.doing.set_message(harmless(what).into_owned());
+    }
+
+    fn moved(&mut self, digest: &str, done: u64, total: u64) {
+        let bar = self.blobs.entry(digest.to_owned()).or_insert_with(|| {
+            let bar = self.all.add(ProgressBar::new(total));
+            let template = "  {prefix:19} {bar:30} {bytes} of {total_bytes}";
+            if let Ok(style) = ProgressStyle::with_template(template) {
+                bar.set_style(style);
+            }
+            let short: String = harmless(digest).chars().take(DIGITS).collect();
+            bar.set_prefix(short);
+            bar
+        });
+        bar.set_length(total);
+        bar.set_position(done);
+    }
+}
+
+impl Drop for Bars {
+    fn drop(&mut self) {
+        let _ = self.all.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_needs_a_password() {
+        let of = |creds: &str| {
+            access(&RegistryOptions {
+                creds: Some(creds.into()),
+                ..RegistryOptions::default()
+            })
+        };
+        let pair = ("me".to_owned(), "a:b".to_owned());
+        assert_eq!(of("me:a:b").unwrap().credentials, Some(pair));
+        assert!(
+            of("me")
+                .unwrap_err()
+                .hint
+                .unwrap()
+                .contains("--password-stdin")
+        );
+        let none = access(&RegistryOptions::default()).unwrap();
+        assert_eq!(none.credentials, None);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "no pem").unwrap();
+        assert!(pem(file.path()).unwrap_err().message.contains("PEM"));
+    }
+}

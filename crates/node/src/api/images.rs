@@ -1,0 +1,110 @@
+//! Images.
+
+use super::no_content;
+use super::parts::{blocking_body, json, query};
+use crate::error::Result;
+use crate::images::pull::job::Watcher;
+use crate::node::Node;
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderValue, Uri};
+use axum::response::Response;
+use futures_util::stream;
+use jiffy_wire::api::{Image, ImageSource, ImportKind, Pruned, PullImage};
+use serde::Deserialize;
+use std::sync::Arc;
+
+type Shared = State<Arc<Node>>;
+
+/// Where names without a registry are looked up.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Lookup {
+    registry: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ImportQuery {
+    kind: Option<ImportKind>,
+    registry: Option<String>,
+    /// What it is made from, to be shown.
+    from: Option<String>,
+}
+
+pub(super) async fn list(State(node): Shared) -> Result<Json<Vec<Image>>> {
+    Ok(Json(node.list_images().await?))
+}
+
+pub(super) async fn inspect(
+    State(node): Shared,
+    Path(name): Path<String>,
+    uri: Uri,
+) -> Result<Json<Image>> {
+    let Lookup { registry } = query(&uri)?;
+    Ok(Json(node.inspect_image(&name, registry.as_deref()).await?))
+}
+
+pub(super) async fn import(
+    State(node): Shared,
+    Path(name): Path<String>,
+    uri: Uri,
+    body: Body,
+) -> Result<Json<Image>> {
+    let wanted: ImportQuery = query(&uri)?;
+    let tar = blocking_body(body);
+    let source = wanted.from.map(|reference| ImageSource {
+        reference: reference.chars().take(1024).collect(),
+        manifest: None,
+    });
+    let registry = wanted.registry.as_deref();
+    let image = node.import_image(&name, registry, tar, wanted.kind, source);
+    Ok(Json(image.await?))
+}
+
+pub(super) async fn remove(
+    State(node): Shared,
+    Path(name): Path<String>,
+    uri: Uri,
+) -> Result<Response> {
+    let Lookup { registry } = query(&uri)?;
+    node.remove_image(&name, registry.as_deref()).await?;
+    Ok(no_content())
+}
+
+pub(super) async fn prune(State(node): Shared) -> Result<Json<Pruned>> {
+    Ok(Json(node.prune_images().await?))
+}
+
+pub(super) async fn pull(State(node): Shared, body: Body) -> Result<Response> {
+    let wanted: PullImage = json(body).await?;
+    let watcher = node.pull(wanted)?;
+    Ok(watched(watcher))
+}
+
+/// The steps of a job, each a line of JSON. A client that goes away leaves
+/// the job.
+fn watched(watcher: Watcher) -> Response {
+    let lines = stream::unfold(watcher, |mut watcher| async move {
+        let steps = watcher.next().await;
+        if steps.is_empty() {
+            return None;
+        }
+        let mut text = Vec::new();
+        for step in &steps {
+            if let Err(error) = serde_json::to_writer(&mut text, step) {
+                return Some((Err(std::io::Error::from(error)), watcher));
+            }
+            text.push(b'\n');
+        }
+        Some((Ok(text), watcher))
+    });
+    let mut response = Response::new(Body::from_stream(lines));
+    response.headers_mut().insert(
+        CONTENT_TYPE,
+        HeaderValue::from_static("application/x-ndjson"),
+    );
+    response
+}

@@ -1,0 +1,299 @@
+//! What an image says its commands are started with, and how that and a
+//! request become a command (OCI image configuration; Docker's rules).
+
+use crate::error::{Error, Result};
+use jiffy_wire::agent::Command;
+use jiffy_wire::api::{ImageConfig, NoCommand};
+
+/// Most bytes of texts in a configuration.
+const MAX_CONFIG: usize = 256 * 1024;
+/// `SIGRTMIN` as C libraries for Linux number it.
+const SIGRTMIN: i32 = 34;
+/// Signal numbers, from 1 on (signal(7), x86).
+const SIGNALS: [&str; 31] = [
+    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",
+    "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG",
+    "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
+];
+/// SIGTERM.
+const TERM: i32 = 15;
+
+/// A shell, for a VM that has nothing else to do.
+const SHELL: &str = "/bin/sh";
+
+/// Refuses a configuration that no command could be started with.
+pub fn check(config: &ImageConfig) -> Result<()> {
+    let labels = config.labels.iter().flat_map(|(name, value)| [name, value]);
+    let texts = || {
+        let lists = [
+            &config.entrypoint,
+            &config.cmd,
+            &config.env,
+            &config.exposed_ports,
+        ];
+        let optional = [&config.workdir, &config.user, &config.stop_signal];
+        lists
+            .into_iter()
+            .flatten()
+            .chain(optional.into_iter().flatten())
+    };
+    let bytes: usize = texts().chain(labels).map(|text| text.len() + 1).sum();
+    if bytes > MAX_CONFIG {
+        return Err(Error::invalid(format!(
+            "The image's configuration has {bytes} bytes; at most {MAX_CONFIG} are taken."
+        )));
+    }
+    if texts().any(|text| text.contains('\0')) {
+        return Err(Error::invalid(
+            "The image's configuration holds a NUL byte.",
+        ));
+    }
+    let nameless = |entry: &&String| {
+        entry
+            .split_once('=')
+            .is_none_or(|(name, _)| name.is_empty())
+    };
+    if let Some(entry) = config.env.iter().find(nameless) {
+        let shown: String = entry.chars().take(64).collect();
+        return Err(Error::invalid(format!(
+            "The image's environment entry {shown:?} is not of the form NAME=value."
+        )));
+    }
+    Ok(())
+}
+
+/// The first command of a VM: the entrypoint (the image's, or the request's
+/// in its place), then the request's words, or the image's `cmd` if there are
+/// none. An entrypoint of one's own drops the image's `cmd`.
+pub fn first_command(
+    wanted: Option<Command>,
+    entrypoint: Option<Vec<String>>,
+    config: &ImageConfig,
+    image: &str,
+    otherwise: NoCommand,
+) -> Result<Option<Command>> {
+    let Some(mut command) = wanted else {
+        if entrypoint.is_some() {
+            return Err(Error::invalid("There is an entrypoint, but no command."));
+        }
+        return Ok(None);
+    };
+    let cmd = match (command.argv.is_empty(), &entrypoint) {
+        (true, None) => config.cmd.clone(),
+        (true, Some(_)) => Vec::new(),
+        (false, _) => std::mem::take(&mut command.argv),
+    };
+    let mut argv = entrypoint.unwrap_or_else(|| config.entrypoint.clone());
+    argv.extend(cmd);
+    if argv.is_empty() {
+        match otherwise {
+            NoCommand::Refuse => {
+                return Err(Error::invalid(format!(
+                    "The command is empty, and the image {image} names none."
+                ))
+                .hint("Give a command."));
+            }
+            NoCommand::Shell => argv.push(SHELL.to_owned()),
+            NoCommand::Wait => return Ok(None),
+        }
+    }
+    command.argv = argv;
+    fill(&mut command, config);
+    Ok(Some(command))
+}
+
+/// What a command does not say itself is the image's: environment, working
+/// directory, user.
+pub fn fill(command: &mut Command, config: &ImageConfig) {
+    let name_of = |entry: &str| {
+        entry
+            .split_once('=')
+            .map_or("", |(name, _)| name)
+            .to_owned()
+    };
+    let own: Vec<String> = command.env.iter().map(|entry| name_of(entry)).collect();
+    let mut env: Vec<String> = Vec::new();
+    // Of several values of one name the last one counts.
+    for entry in &config.env {
+        let name = name_of(entry);
+        env.retain(|other| name_of(other) != name);
+        if !own.contains(&name) {
+            env.push(entry.clone());
+        }
+    }
+    env.append(&mut command.env);
+    command.env = env;
+    let unless_empty = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    if command.cwd.is_none() {
+        command.cwd = unless_empty(&config.workdir);
+    }
+    if command.user.is_none() {
+        command.user = unless_empty(&config.user);
+    }
+}
+
+/// The signal that ends the image's command in order, if it is not SIGTERM.
+pub fn stop_signal(config: &ImageConfig) -> Option<i32> {
+    let number = signal_number(config.stop_signal.as_deref()?)?;
+    (number != TERM).then_some(number)
+}
+
+/// `SIGINT`, `INT`, `2`, `SIGRTMIN+3`.
+fn signal_number(text: &str) -> Option<i32> {
+    if let Ok(number) = text.parse::<i32>() {
+        return (1..=64).contains(&number).then_some(number);
+    }
+    let upper = text.to_ascii_uppercase();
+    let name = upper.strip_prefix("SIG").unwrap_or(&upper);
+    if let Some(more) = name.strip_prefix("RTMIN") {
+        let more: i32 = match more {
+            "" => 0,
+            more => more.strip_prefix('+')?.parse().ok()?,
+        };
+        return (0..=64 - SIGRTMIN)
+            .contains(&more)
+            .then_some(SIGRTMIN + more);
+    }
+    let index = SIGNALS.iter().position(|signal| *signal == name)?;
+    Some(index as i32 + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    fn image(entrypoint: &str, cmd: &str) -> ImageConfig {
+        ImageConfig {
+            entrypoint: words(entrypoint),
+            cmd: words(cmd),
+            ..ImageConfig::default()
+        }
+    }
+
+    /// Docker's table of entrypoint and command.
+    #[test]
+    fn entrypoint_and_command_go_together_as_docker_has_it() {
+        let argv = |config: &ImageConfig, entrypoint: Option<&str>, given: &str| {
+            let command = Command {
+                argv: words(given),
+                ..Command::default()
+            };
+            let entrypoint = entrypoint.map(words);
+            first_command(Some(command), entrypoint, config, "web", NoCommand::Wait)
+                .unwrap()
+                .map(|command| command.argv.join(" "))
+        };
+        let both = image("/entry -x", "serve all");
+        assert_eq!(argv(&both, None, "").unwrap(), "/entry -x serve all");
+        assert_eq!(argv(&both, None, "date").unwrap(), "/entry -x date");
+        assert_eq!(argv(&both, Some("sh"), "").unwrap(), "sh");
+        assert_eq!(argv(&both, Some("sh"), "-c ls").unwrap(), "sh -c ls");
+        assert_eq!(argv(&both, Some(""), "date").unwrap(), "date");
+        assert_eq!(argv(&both, Some(""), ""), None);
+        assert_eq!(argv(&image("", "bash"), None, "").unwrap(), "bash");
+        assert_eq!(argv(&image("", ""), None, ""), None);
+        assert_eq!(argv(&image("", ""), None, "true").unwrap(), "true");
+    }
+
+    #[test]
+    fn an_image_without_a_command_is_a_shell_nothing_or_an_error() {
+        let plain = ImageConfig::default();
+        let of = |otherwise| {
+            first_command(Some(Command::default()), None, &plain, "web", otherwise)
+                .map(|command| command.map(|command| command.argv))
+        };
+        assert_eq!(of(NoCommand::Shell).unwrap().unwrap(), ["/bin/sh"]);
+        assert_eq!(of(NoCommand::Wait).unwrap(), None);
+        assert!(of(NoCommand::Refuse).unwrap_err().0.message.contains("web"));
+        assert!(
+            first_command(None, None, &image("a", "b"), "web", NoCommand::Shell)
+                .unwrap()
+                .is_none()
+        );
+        assert!(first_command(None, Some(words("a")), &plain, "web", NoCommand::Wait).is_err());
+    }
+
+    #[test]
+    fn what_a_command_says_wins_over_the_image() {
+        let config = ImageConfig {
+            env: words("PATH=/a A=1 B=2 A=3"),
+            workdir: Some("/srv".into()),
+            user: Some("web".into()),
+            ..ImageConfig::default()
+        };
+        let mut plain = Command::default();
+        fill(&mut plain, &config);
+        assert_eq!(plain.env, words("PATH=/a B=2 A=3"));
+        assert_eq!(plain.cwd.as_deref(), Some("/srv"));
+        assert_eq!(plain.user.as_deref(), Some("web"));
+        let mut own = Command {
+            env: words("B=x C=y"),
+            cwd: Some("/".into()),
+            user: Some("0:0".into()),
+            ..Command::default()
+        };
+        fill(&mut own, &config);
+        assert_eq!(own.env, words("PATH=/a A=3 B=x C=y"));
+        assert_eq!(
+            (own.cwd.as_deref(), own.user.as_deref()),
+            (Some("/"), Some("0:0"))
+        );
+        let mut empty = Command::default();
+        let config = ImageConfig {
+            workdir: Some(String::new()),
+            user: Some(String::new()),
+            ..ImageConfig::default()
+        };
+        fill(&mut empty, &config);
+        assert_eq!((empty.cwd, empty.user), (None, None));
+    }
+
+    #[test]
+    fn stop_signals_have_names_and_numbers() {
+        let of = |text: &str| {
+            stop_signal(&ImageConfig {
+                stop_signal: Some(text.into()),
+                ..ImageConfig::default()
+            })
+        };
+        assert_eq!(of("SIGINT"), Some(2));
+        assert_eq!(of("quit"), Some(3));
+        assert_eq!(of("10"), Some(10));
+        assert_eq!(of("SIGRTMIN+3"), Some(37));
+        assert_eq!(of("SIGRTMIN"), Some(34));
+        for none in [
+            "SIGTERM",
+            "15",
+            "",
+            "SIGNOPE",
+            "0",
+            "65",
+            "SIGRTMIN+99",
+            "SIGRTMIN-1",
+        ] {
+            assert_eq!(of(none), None, "{none}");
+        }
+        assert_eq!(stop_signal(&ImageConfig::default()), None);
+    }
+
+    #[test]
+    fn a_configuration_is_checked() {
+        let bad = |change: fn(&mut ImageConfig)| {
+            let mut config = ImageConfig::default();
+            change(&mut config);
+            check(&config).is_err()
+        };
+        assert!(!bad(|_| ()));
+        assert!(!bad(|config| config.env = vec!["A=".into()]));
+        assert!(bad(|config| config.env = vec!["A".into()]));
+        assert!(bad(|config| config.env = vec!["=x".into()]));
+        assert!(bad(|config| config.cmd = vec!["a\0".into()]));
+        assert!(bad(|config| {
+            config.labels.insert("l".into(), "x".repeat(MAX_CONFIG));
+        }));
+    }
+}

@@ -1,0 +1,129 @@
+//! Tars and archives of other tools into images.
+
+use super::record::ImageRecord;
+use super::{Images, ROOT, name};
+use crate::clock::unix_seconds;
+use crate::error::{Error, Result, is_full};
+use jiffy_rootfs::{
+    Choice, ImageConfig as Built, Imported, Limits, Progress, Source, import, import_tar,
+};
+use jiffy_wire::api::{Image, ImageConfig, ImageSource, ImportKind};
+use std::io::{self, Read};
+use std::ops::ControlFlow;
+use std::path::Path;
+use tempfile::TempDir;
+use tracing::info;
+
+impl Images {
+    /// Makes an image of a tar. `in_use` tells whether a VM needs the image
+    /// that is replaced.
+    pub async fn import(
+        &self,
+        name: &str,
+        tar: impl Read + Send + 'static,
+        kind: Option<ImportKind>,
+        source: Option<ImageSource>,
+        in_use: impl Fn() -> Result<()>,
+    ) -> Result<Image> {
+        if self.folder_of(name)?.exists() {
+            in_use()?;
+        }
+        let (temporary, mut record) = self.make(tar, kind).await?;
+        record.source = source;
+        self.complete(&temporary, &record)?;
+        self.publish(name, temporary, in_use).await?;
+        info!(image = name, digest = record.digest, "image imported");
+        self.shown(&self.find(name).await?)
+    }
+
+    /// An image in a folder of its own that is not yet called anything, and
+    /// has no record yet.
+    pub(super) async fn make(
+        &self,
+        tar: impl Read + Send + 'static,
+        kind: Option<ImportKind>,
+    ) -> Result<(TempDir, ImageRecord)> {
+        let temporary = self.temporary()?;
+        let out = temporary.path().join(ROOT);
+        let scratch = temporary.path().to_owned();
+        let imported = tokio::task::spawn_blocking(move || -> Result<Imported> {
+            let failed = |error: &dyn std::error::Error| import_error(error, &scratch);
+            if kind.is_none_or(|kind| kind == ImportKind::Root) {
+                // As it comes: nothing is kept but the image.
+                return import_tar(tar, &out, Limits::default()).map_err(|error| failed(&error));
+            }
+            let choice = Choice::new(&scratch);
+            let source = Source::stream(tar, &choice).map_err(|error| failed(&error))?;
+            let mut go_on = |_: Progress| ControlFlow::Continue(());
+            import(source, &out, &Limits::default(), &mut go_on).map_err(|error| failed(&error))
+        })
+        .await
+        .map_err(|error| Error::internal(format!("An import was cut short: {error}.")))??;
+        Ok((temporary, record_of(imported)))
+    }
+
+    /// The name in full that something new gets: a plain name as it is, a
+    /// reference with its registry and tag.
+    pub fn new_name(&self, text: &str, registry: Option<&str>) -> Result<String> {
+        if name::is_plain(text) {
+            name::folder(text)?;
+            return Ok(text.to_owned());
+        }
+        Ok(name::reference(text, self.registry(registry))?.to_string())
+    }
+}
+
+/// The record of what was just imported.
+pub(super) fn record_of(imported: Imported) -> ImageRecord {
+    ImageRecord {
+        digest: imported.digest,
+        size: imported.size,
+        entries: imported.entries,
+        created: unix_seconds(),
+        config: config_of(imported.config),
+        ..ImageRecord::default()
+    }
+}
+
+fn config_of(built: Built) -> ImageConfig {
+    let unless_empty = |text: String| (!text.is_empty()).then_some(text);
+    ImageConfig {
+        entrypoint: built.entrypoint,
+        cmd: built.cmd,
+        env: built.env,
+        workdir: unless_empty(built.working_dir),
+        user: unless_empty(built.user),
+        stop_signal: built.stop_signal,
+        exposed_ports: built
+            .exposed_ports
+            .iter()
+            .map(|port| format!("{}/{}", port.port, port.protocol))
+            .collect(),
+        labels: built.labels,
+    }
+}
+
+/// One sentence; a full disk and a client that went away are told apart.
+pub(super) fn import_error(error: &dyn std::error::Error, folder: &Path) -> Error {
+    let mut message = error.to_string();
+    let mut source = error.source();
+    let mut own: Option<&io::Error> = None;
+    while let Some(cause) = source {
+        let text = cause.to_string();
+        if !message.contains(&text) {
+            message = format!("{message}: {text}");
+        }
+        own = own.or(cause.downcast_ref::<io::Error>());
+        source = cause.source();
+    }
+    match own {
+        Some(error) if is_full(error) => Error::io("write the image", folder, error),
+        Some(error) if error.kind() == io::ErrorKind::ConnectionAborted => {
+            Error::invalid("The archive ended early: the client went away.")
+        }
+        _ => Error::invalid(format!(
+            "The archive can't be made into an image: {message}."
+        ))
+        .hint("`jiffy image import` takes a folder, a tar that `tar -t` can list, an OCI layout, or what `docker save` writes."),
+    }
+}

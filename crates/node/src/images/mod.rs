@@ -1,0 +1,308 @@
+//! Images of root file systems.
+//!
+//! An image is a folder `images/NAME/` (a reference's name is written as
+//! [`name::folder`] has it):
+//!
+//! | file | what |
+//! |---|---|
+//! | `image.json` | the [`record`]: what is known of it |
+//! | `image.erofs` | the file system, as VMs read it |
+//! | `image.jimg` | the same as an image of chunks, once it was needed |
+//!
+//! It is made under a name with a dot, synced, and renamed: after a crash it
+//! is there whole or not at all, and the next daemon removes what has a dot.
+//!
+//! * [`name`]: names, references and folders.
+//! * [`record`]: `image.json`.
+//! * [`config`]: how an image's configuration and a request become a command.
+//! * [`base`]: the image that comes with Jiffy.
+//! * [`import`]: tars and archives of other tools.
+//! * [`pull`]: images from registries.
+
+pub mod base;
+pub mod config;
+pub mod import;
+pub mod name;
+pub mod pull;
+pub mod record;
+
+use crate::durable;
+use crate::error::{Error, Result};
+use crate::paths::Paths;
+use crate::vm::record::Root;
+use base::BASE;
+use jiffy_wire::api::{Image, ImageConfig, Pruned};
+use pull::Pulls;
+use record::ImageRecord;
+use rustix::fs::{CWD, RenameFlags};
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
+use tempfile::TempDir;
+use tokio::sync::Mutex;
+use tracing::warn;
+
+/// The file system in an image's folder.
+const ROOT: &str = "image.erofs";
+
+/// The images of a node.
+#[derive(Debug)]
+pub struct Images {
+    folder: PathBuf,
+    share: PathBuf,
+    /// Where names without a registry are looked up, unless a request says.
+    registry: Option<String>,
+    /// What comes from registries.
+    pulls: Pulls,
+    /// One change at a time.
+    changing: Mutex<()>,
+    /// The built-in image is there and from this release.
+    base_ready: AtomicBool,
+    /// Records by folder, and the inodes of the file they were read from.
+    records: std::sync::Mutex<HashMap<PathBuf, (u64, Arc<ImageRecord>)>>,
+}
+
+/// An image that is there.
+#[derive(Debug, Clone)]
+pub struct Found {
+    /// Its name: what was asked for, in full.
+    pub name: String,
+    /// Its file system.
+    pub root: Root,
+    /// What is known of it.
+    pub record: Arc<ImageRecord>,
+}
+
+impl Found {
+    /// What its commands are started with.
+    pub fn config(&self) -> &ImageConfig {
+        &self.record.config
+    }
+}
+
+impl Images {
+    /// The images in these folders.
+    pub fn new(paths: &Paths, registry: Option<String>) -> Images {
+        Images {
+            folder: paths.images(),
+            share: paths.share.join("images"),
+            registry: registry.filter(|registry| !registry.is_empty()),
+            pulls: Pulls::new(paths.pulls()),
+            changing: Mutex::default(),
+            base_ready: AtomicBool::new(false),
+            records: std::sync::Mutex::default(),
+        }
+    }
+
+    /// The registry of names without one.
+    pub fn registry<'a>(&'a self, wanted: Option<&'a str>) -> Option<&'a str> {
+        let wanted = wanted.filter(|wanted| !wanted.is_empty());
+        wanted.or(self.registry.as_deref())
+    }
+
+    /// The image that a user means.
+    pub async fn resolve(&self, text: &str, registry: Option<&str>) -> Result<Found> {
+        let meanings = name::meanings(text, self.registry(registry))?;
+        for meaning in &meanings {
+            if let Some(found) = self.look_up(meaning).await? {
+                return Ok(found);
+            }
+        }
+        Err(missing(text))
+    }
+
+    /// An image by its name in full; made now if it is the built-in one.
+    pub async fn find(&self, name: &str) -> Result<Found> {
+        if name::folder(name).is_err() {
+            return Err(missing(name));
+        }
+        self.look_up(name).await?.ok_or_else(|| missing(name))
+    }
+
+    /// An image's file never changes: another image is another file.
+    async fn look_up(&self, name: &str) -> Result<Option<Found>> {
+        if name == BASE && !self.base_ready.load(Ordering::Acquire) {
+            self.provide_base().await?;
+        }
+        let folder = self.folder_of(name)?;
+        let path = folder.join(ROOT);
+        if !path.exists() {
+            if name == BASE {
+                self.base_ready.store(false, Ordering::Release);
+            }
+            return Ok(None);
+        }
+        let record = self.record(name)?;
+        Ok(Some(Found {
+            name: name.to_owned(),
+            root: Root {
+                path,
+                digest: record.digest.clone(),
+            },
+            record,
+        }))
+    }
+
+    /// All images, by name.
+    pub fn list(&self) -> Result<Vec<Image>> {
+        let mut images = Vec::new();
+        let entries = fs::read_dir(&self.folder)
+            .map_err(|error| Error::io("list images", &self.folder, &error))?;
+        for entry in entries.flatten() {
+            let Some(name) = name::of_folder(&entry.file_name().to_string_lossy()) else {
+                continue;
+            };
+            match ImageRecord::load(&entry.path()) {
+                Ok(record) => images.push(shown(&name, &record, &entry.path())),
+                Err(error) => warn!(image = name, %error, "an image's record can't be read"),
+            }
+        }
+        images.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(images)
+    }
+
+    /// An image as the API shows it.
+    pub fn shown(&self, found: &Found) -> Result<Image> {
+        let folder = self.folder_of(&found.name)?;
+        Ok(shown(&found.name, &found.record, &folder))
+    }
+
+    /// Removes an image; `in_use` refuses if a VM needs it.
+    pub async fn remove(&self, name: &str, in_use: impl Fn() -> Result<()>) -> Result<()> {
+        let path = self.folder_of(name)?;
+        let _one = self.changing.lock().await;
+        if !path.exists() {
+            return Err(missing(name));
+        }
+        in_use()?;
+        self.forget(&path);
+        if name == BASE {
+            self.base_ready.store(false, Ordering::Release);
+        }
+        let gone = tempfile::Builder::new()
+            .prefix(".gone-")
+            .tempdir_in(&self.folder)
+            .map_err(|error| Error::io("remove an image", &path, &error))?;
+        fs::rename(&path, gone.path().join("image"))
+            .map_err(|error| Error::io("remove an image", &path, &error))?;
+        Ok(())
+    }
+
+    /// Removes the images of references that `in_use` lets go: they can be
+    /// pulled again. What has a name of its owner's stays.
+    pub async fn prune(&self, in_use: impl Fn(&str) -> Result<()>) -> Result<Pruned> {
+        let mut pruned = Pruned::default();
+        for image in self.list()? {
+            let can_be_pulled = image.name.contains('/')
+                && (image.source.as_ref()).is_some_and(|source| source.manifest.is_some());
+            let gone = || self.remove(&image.name, || in_use(&image.name));
+            if can_be_pulled && gone().await.is_ok() {
+                pruned.bytes += image.stored;
+                pruned.names.push(image.name);
+            }
+        }
+        Ok(pruned)
+    }
+
+    /// A folder for an image that is not yet called anything.
+    fn temporary(&self) -> Result<TempDir> {
+        tempfile::Builder::new()
+            .prefix(".new-")
+            .tempdir_in(&self.folder)
+            .map_err(|error| Error::io("make an image", &self.folder, &error))
+    }
+
+    /// Writes the record of an image that is being made.
+    fn complete(&self, temporary: &TempDir, record: &ImageRecord) -> Result<()> {
+        config::check(&record.config)?;
+        record
+            .save(temporary.path())
+            .map_err(|error| Error::io("write an image's record", temporary.path(), &error))
+    }
+
+    /// Gives a finished image its name; what had it before is removed. One
+    /// change at a time: the caller holds `changing`.
+    fn put(&self, name: &str, temporary: TempDir) -> Result<()> {
+        let to = self.folder_of(name)?;
+        let failed = |error: io::Error| Error::io("name an image", &to, &error);
+        self.forget(&to);
+        if to.exists() {
+            // The old one is removed with the temporary folder. VMs that
+            // still read it keep it open.
+            let flags = RenameFlags::EXCHANGE;
+            rustix::fs::renameat_with(CWD, temporary.path(), CWD, &to, flags)
+                .map_err(|error| failed(error.into()))?;
+        } else {
+            fs::rename(temporary.path(), &to).map_err(failed)?;
+            let _ = temporary.keep();
+        }
+        jiffy_sys::durable::sync_folder_of(&to).map_err(failed)
+    }
+
+    /// Makes a finished image the one of this name, if whoever needs the one
+    /// before lets it go.
+    async fn publish(
+        &self,
+        name: &str,
+        temporary: TempDir,
+        in_use: impl Fn() -> Result<()>,
+    ) -> Result<()> {
+        let _one = self.changing.lock().await;
+        if self.folder_of(name)?.exists() {
+            in_use()?;
+        }
+        self.put(name, temporary)
+    }
+
+    /// The record of an image, read again only if it was written again.
+    fn record(&self, name: &str) -> Result<Arc<ImageRecord>> {
+        let folder = self.folder_of(name)?;
+        let inode = fs::metadata(record::file(&folder)).map_or(0, |data| data.ino());
+        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, record)) = records.get(&folder).filter(|(known, _)| *known == inode) {
+            return Ok(Arc::clone(record));
+        }
+        let record = ImageRecord::load(&folder).map_err(|error| unreadable(name, &error))?;
+        let record = Arc::new(record);
+        records.insert(folder, (inode, Arc::clone(&record)));
+        Ok(record)
+    }
+
+    /// The inode may be another record's from now on.
+    fn forget(&self, folder: &Path) {
+        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        records.remove(folder);
+    }
+
+    fn folder_of(&self, name: &str) -> Result<PathBuf> {
+        Ok(self.folder.join(name::folder(name)?))
+    }
+}
+
+fn shown(name: &str, record: &ImageRecord, folder: &Path) -> Image {
+    let mut image = record.shown(name);
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        image.stored += entry.metadata().map_or(0, |data| data.blocks() * 512);
+    }
+    image
+}
+
+fn missing(name: &str) -> Error {
+    let shown: String = name.chars().take(200).collect();
+    Error::not_found(format!("There is no image {shown}.")).hint(
+        "`jiffy image ls` lists the images; `jiffy image pull` and `jiffy image import` make one.",
+    )
+}
+
+fn unreadable(name: &str, error: &durable::LoadError) -> Error {
+    Error::internal(format!(
+        "The record of the image {name} can't be read: {error}."
+    ))
+    .hint(format!(
+        "Import the image again with `jiffy image import {name}`."
+    ))
+}

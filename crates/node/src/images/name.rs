@@ -1,0 +1,174 @@
+//! Names of images: the owner's own, like `web`, or references, like
+//! `registry.example/team/web:2`, and the folders they are kept in.
+
+use crate::error::{Error, Result};
+use crate::names;
+use jiffy_registry::Reference;
+use jiffy_registry::reference::ReferenceError;
+
+/// Longest name of a folder on every file system that matters.
+const MAX_FOLDER: usize = 255;
+
+/// What the user may mean by this text: the images to look for, the likeliest
+/// first. `registry` is where names without one are looked up.
+pub fn meanings(text: &str, registry: Option<&str>) -> Result<Vec<String>> {
+    let mut meanings = Vec::new();
+    if names::check("image", text).is_ok() {
+        meanings.push(text.to_owned());
+        if registry.is_none() {
+            return Ok(meanings);
+        }
+    }
+    match reference(text, registry) {
+        Ok(reference) => meanings.push(reference.to_string()),
+        Err(error) if meanings.is_empty() => return Err(error),
+        Err(_) => {}
+    }
+    Ok(meanings)
+}
+
+/// The reference that this text is.
+pub fn reference(text: &str, registry: Option<&str>) -> Result<Reference> {
+    let registry = registry.filter(|registry| !registry.is_empty());
+    let reference = Reference::parse(text, registry)
+        .map_err(|error| {
+            let shown: String = text.chars().take(200).collect();
+            let error = match error {
+                ReferenceError::Unqualified(_) => format!(
+                    "The name {shown} says no registry, and there is no image of that name."
+                ),
+                error => format!("{shown:?} is no reference to an image: {error}."),
+            };
+            Error::invalid(error).hint("Write HOST/REPOSITORY:TAG, or set JIFFY_REGISTRY to the registry of names without one.")
+        })?;
+    folder(&reference.to_string())?;
+    Ok(reference)
+}
+
+/// Is it a name of its owner's, not a reference?
+pub fn is_plain(name: &str) -> bool {
+    !name.contains(['/', ':', '@'])
+}
+
+/// The folder's name of an image of this name: itself, with what can't be in
+/// a file's name, or would not come back, as `%` and two digits.
+pub fn folder(name: &str) -> Result<String> {
+    if is_plain(name) {
+        names::check("image", name)?;
+        return Ok(name.to_owned());
+    }
+    let mut folder = String::new();
+    for byte in name.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'.' | b'_' | b'-' => {
+                folder.push(byte.into());
+            }
+            _ => folder.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    if !name.starts_with(|first: char| first.is_ascii_alphanumeric() || first == '[')
+        || name
+            .bytes()
+            .any(|byte| byte.is_ascii_control() || byte >= 0x80)
+        || name
+            .split(['/', ':', '@'])
+            .any(|part| matches!(part, "" | "." | ".."))
+    {
+        let shown: String = name.chars().take(200).collect();
+        return Err(
+            Error::invalid(format!("{shown:?} can't be the name of an image."))
+                .hint("Use a name like `web`, or a reference like HOST/REPOSITORY:TAG."),
+        );
+    }
+    if folder.len() > MAX_FOLDER {
+        return Err(Error::invalid(format!(
+            "The name of an image has {} bytes, written as a folder's name; at most {MAX_FOLDER} fit.",
+            folder.len()
+        )));
+    }
+    Ok(folder)
+}
+
+/// The name of the image that is in a folder; none if there can be none.
+pub fn of_folder(folder_name: &str) -> Option<String> {
+    let mut bytes = Vec::new();
+    let mut rest = folder_name.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        rest = after;
+        if first != b'%' {
+            bytes.push(first);
+            continue;
+        }
+        let digits = std::str::from_utf8(rest.get(..2)?).ok()?;
+        bytes.push(u8::from_str_radix(digits, 16).ok()?);
+        rest = &rest[2..];
+    }
+    let name = String::from_utf8(bytes).ok()?;
+    // What is not what we would have written is somebody else's.
+    (folder(&name).ok()?.as_str() == folder_name).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn references_become_folders_and_come_back() {
+        for name in [
+            "web",
+            "localhost:5000/alpine:3",
+            "registry.example/team/web:2",
+            "registry.example/team/web@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+            "[::1]:5000/a:b",
+        ] {
+            // An address of version 6 has empty parts between its colons.
+            if name.starts_with('[') {
+                continue;
+            }
+            let folder = folder(name).unwrap();
+            assert!(!folder.contains('/'), "{folder}");
+            assert_eq!(of_folder(&folder).as_deref(), Some(name));
+        }
+        for bad in [
+            "", ".", "..", "../up", "a/../b", "a//b", "/a", "a/", "a:b/\n", ".new-x", "a/ä",
+        ] {
+            assert!(folder(bad).is_err(), "{bad:?}");
+        }
+        assert!(folder(&format!("h/{}", "x".repeat(300))).is_err());
+        for foreign in [".new-abc", "a%2", "a%zz", "web%61", "lost+found"] {
+            assert_eq!(of_folder(foreign), None, "{foreign}");
+        }
+    }
+
+    #[test]
+    fn a_plain_name_may_be_the_registrys() {
+        assert_eq!(meanings("web", None).unwrap(), ["web"]);
+        assert_eq!(
+            meanings("web", Some("localhost:5000")).unwrap(),
+            ["web", "localhost:5000/web:latest"]
+        );
+        assert_eq!(
+            meanings("web:2", Some("localhost:5000")).unwrap(),
+            ["localhost:5000/web:2"]
+        );
+        assert!(
+            meanings("web:2", None)
+                .unwrap_err()
+                .0
+                .hint
+                .unwrap()
+                .contains("JIFFY_REGISTRY")
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_name_leaves_the_folder(name in "[a-zA-Z0-9./:@%_-]{1,40}") {
+            if let Ok(folder) = folder(&name) {
+                prop_assert!(!folder.contains('/') && !folder.starts_with('.'));
+                prop_assert_eq!(of_folder(&folder), Some(name));
+            }
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Images from registries.
+//!
+//! A pull is a job: whoever asks for what is being pulled already watches that
+//! job. It ends early when nobody watches any more. Blobs are kept in
+//! `pulls/DIGEST/` until the image is made of them, so that the next try goes
+//! on where one was cut short, also by the daemon's end.
+//!
+//! * [`job`]: what is going on, and who watches.
+//! * [`client`]: how a registry is spoken to.
+//! * [`work`]: the steps of a pull.
+
+pub mod client;
+pub mod job;
+mod work;
+
+use crate::error::Result;
+use crate::node::Node;
+use jiffy_wire::api::PullImage;
+use job::{Job, Watcher};
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, SystemTime};
+use tracing::{info, warn};
+
+/// How long blobs of a pull that was not finished are kept.
+const KEEP_TIME: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// Pulls that go on now, and what is left of others.
+#[derive(Debug)]
+pub struct Pulls {
+    folder: PathBuf,
+    jobs: Mutex<HashMap<String, Weak<Job>>>,
+}
+
+impl Pulls {
+    /// Removes what is left of pulls that nobody took up again.
+    pub fn new(folder: PathBuf) -> Pulls {
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let touched = entry.metadata().and_then(|data| data.modified());
+            let old = touched.is_ok_and(|touched| {
+                let since = SystemTime::now().duration_since(touched);
+                since.is_ok_and(|since| since > KEEP_TIME)
+            });
+            if old {
+                info!(path = %entry.path().display(), "removing what is left of an old pull");
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
+        Pulls {
+            folder,
+            jobs: Mutex::default(),
+        }
+    }
+
+    /// The folder of the blobs of what has this digest.
+    fn blobs(&self, digest: &jiffy_registry::Digest) -> PathBuf {
+        self.folder.join(digest.hex())
+    }
+
+    /// The job of this key; a new one if there is none, and then `true`.
+    fn join(&self, key: &str) -> (Watcher, bool) {
+        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        jobs.retain(|_, job| job.strong_count() > 0);
+        if let Some(watcher) = jobs.get(key).and_then(Weak::upgrade).and_then(Job::watch) {
+            return (watcher, false);
+        }
+        let job = Job::new();
+        jobs.insert(key.to_owned(), Arc::downgrade(&job));
+        let watcher = Job::watch(job).expect("a new job has not ended");
+        (watcher, true)
+    }
+}
+
+impl Node {
+    /// Pulls an image, or watches whoever does so already.
+    pub fn pull(self: &Arc<Node>, wanted: PullImage) -> Result<Watcher> {
+        let registry = self.images().registry(wanted.access.registry.as_deref());
+        let reference = super::name::reference(&wanted.reference, registry)?;
+        let platform = client::platform(wanted.platform.as_deref())?;
+        let key = format!("{reference} {platform} {}", client::key(&wanted.access));
+        let (watcher, new) = self.images().pulls.join(&key);
+        if new {
+            let (node, job) = (Arc::clone(self), watcher.job());
+            tokio::spawn(async move {
+                let pulled = work::pull(&node, &wanted, reference, platform, &job).await;
+                job.end(pulled);
+            });
+        }
+        Ok(watcher)
+    }
+}
+
+/// Removes the blobs of a finished pull; it is no harm if they stay.
+fn remove_blobs(folder: &Path) {
+    if let Err(error) = fs::remove_dir_all(folder)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        warn!(folder = %folder.display(), %error, "blobs that are not needed any more could not be removed");
+    }
+}

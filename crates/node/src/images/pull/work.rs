@@ -1,0 +1,184 @@
+//! The steps of a pull.
+
+use super::client::{Access, of_registry};
+use super::job::Job;
+use super::remove_blobs;
+use crate::error::{Error, Result};
+use crate::images::import::{import_error, record_of};
+use crate::images::record::ImageRecord;
+use crate::images::{Images, ROOT};
+use crate::node::Node;
+use jiffy_registry::manifest::Content;
+use jiffy_registry::{BlobFolder, Descriptor, Platform, Reference, RegistryError, signature};
+use jiffy_rootfs::{Choice, Layer, Limits, Progress, Source, import};
+use jiffy_wire::api::{ImageSource, PullImage, PullStep};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+use tempfile::TempDir;
+use tracing::info;
+
+/// Largest configuration that is read, bytes.
+const MAX_CONFIG: u64 = 4 << 20;
+/// What making the image is called among the blobs.
+const UNPACKING: &str = "unpacking";
+
+/// What came of looking at the registry.
+enum Found {
+    /// The image of this name is what the registry has.
+    UpToDate,
+    /// An image was made, and is not yet called anything.
+    Made(TempDir, ImageRecord, u64),
+}
+
+/// Pulls one image.
+pub(super) async fn pull(
+    node: &Arc<Node>,
+    wanted: &PullImage,
+    reference: Reference,
+    platform: Platform,
+    job: &Arc<Job>,
+) -> Result<PullStep> {
+    let images = node.images();
+    let name = reference.to_string();
+    let have = images.find(&name).await.ok();
+    if let (Some(have), false) = (&have, wanted.renew || wanted.platform.is_some()) {
+        let image = images.shown(have)?;
+        return Ok(PullStep::Pulled { image, fetched: 0 });
+    }
+    job.doing(format!("asking {}", reference.registry()));
+    let manifest = have
+        .as_ref()
+        .and_then(|have| have.record.source.as_ref())
+        .and_then(|source| source.manifest.clone());
+    let (node_too, job_too) = (Arc::clone(node), Arc::clone(job));
+    let wanted = wanted.clone();
+    let made = tokio::task::spawn_blocking(move || {
+        let images = node_too.images();
+        fetch(images, &wanted, &reference, &platform, manifest, &job_too)
+    });
+    let made = made
+        .await
+        .map_err(|error| Error::internal(format!("A pull was cut short: {error}.")))??;
+    let (temporary, record, fetched) = match made {
+        Found::UpToDate => {
+            let image = images.shown(&images.find(&name).await?)?;
+            return Ok(PullStep::Pulled { image, fetched: 0 });
+        }
+        Found::Made(temporary, record, fetched) => (temporary, record, fetched),
+    };
+    images.complete(&temporary, &record)?;
+    images
+        .publish(&name, temporary, || node.image_unused(&name))
+        .await?;
+    node.goldens().forget_image(&name);
+    info!(
+        image = name,
+        digest = record.digest,
+        fetched,
+        "image pulled"
+    );
+    let image = images.shown(&images.find(&name).await?)?;
+    Ok(PullStep::Pulled { image, fetched })
+}
+
+/// Fetches what is missing and makes an image of it: blocking.
+fn fetch(
+    images: &Images,
+    wanted: &PullImage,
+    reference: &Reference,
+    platform: &Platform,
+    have: Option<String>,
+    job: &Arc<Job>,
+) -> Result<Found> {
+    let scratch = &images.pulls.folder;
+    let failed = |error: RegistryError| of_registry(&error, scratch);
+    let access = Access::new(&wanted.access, reference, scratch)?;
+    let client = &access.client;
+    let top = client.manifest(reference, job.as_ref()).map_err(failed)?;
+    if let Some(key) = &wanted.access.verify_key {
+        job.doing("checking the signature");
+        let key = signature::PublicKey::from_pem(key.as_bytes()).map_err(failed)?;
+        signature::verify(client, reference, &top.digest, &key, job.as_ref()).map_err(failed)?;
+    }
+    // From here on the tag may move: what was looked at is what is taken.
+    let pinned = reference.with_digest(top.digest);
+    if let Content::Image(manifest) = &top.content
+        && manifest.artifact_type.is_some()
+    {
+        return Err(Error::invalid(format!(
+            "{reference} is no image of a root file system but {:?}.",
+            manifest.artifact_type.as_deref().unwrap_or_default()
+        )));
+    }
+    let image = client
+        .image(&pinned, platform, job.as_ref())
+        .map_err(failed)?;
+    let digest = image.fetched.digest;
+    if have.is_some_and(|have| have == digest.to_string()) {
+        return Ok(Found::UpToDate);
+    }
+    let config = client
+        .small_blob(reference, &image.manifest.config, MAX_CONFIG, job.as_ref())
+        .map_err(failed)?;
+    let folder = images.pulls.blobs(&digest);
+    let blobs = BlobFolder::open(&folder).map_err(failed)?;
+    job.doing("fetching layers");
+    let layers = &image.manifest.layers;
+    let missing = layers.iter().filter(|layer| blobs.get(layer).is_none());
+    let fetched: u64 = missing.map(|layer| layer.size).sum();
+    blobs
+        .fetch_all(client, reference, layers, job.as_ref())
+        .map_err(failed)?;
+    job.doing("making the image");
+    let (temporary, mut record) = unpack(images, &config, layers, &blobs, job)?;
+    record.source = Some(ImageSource {
+        reference: reference.to_string(),
+        manifest: Some(digest.to_string()),
+    });
+    remove_blobs(&folder);
+    Ok(Found::Made(temporary, record, fetched))
+}
+
+/// Layers that are here into an image.
+fn unpack(
+    images: &Images,
+    config: &[u8],
+    layers: &[Descriptor],
+    blobs: &BlobFolder,
+    job: &Arc<Job>,
+) -> Result<(TempDir, ImageRecord)> {
+    let temporary = images.temporary()?;
+    let failed = |error: &dyn std::error::Error| match job.is_cancelled() {
+        true => Error::invalid("The pull was given up: nobody waits for it any more."),
+        false => import_error(error, &images.folder),
+    };
+    let layers: Vec<Layer> = layers
+        .iter()
+        .map(|layer| Layer {
+            path: blobs.path(&layer.digest),
+            media_type: layer.media_type.clone(),
+            // The folder has only what its name is the digest of.
+            digest: None,
+            diff_id: None,
+            size: Some(layer.size),
+        })
+        .collect();
+    let choice = Choice::new(temporary.path());
+    let source = Source::layers(config, &layers, &choice).map_err(|error| failed(&error))?;
+    let mut watch = |progress: Progress| {
+        let (Progress::Reading { done, total } | Progress::Writing { done, total }) = progress
+        else {
+            return ControlFlow::Continue(());
+        };
+        Job::moved(job, UNPACKING, done, total);
+        match job.is_cancelled() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    };
+    let out: &Path = &temporary.path().join(ROOT);
+    let imported =
+        import(source, out, &Limits::default(), &mut watch).map_err(|error| failed(&error))?;
+    Ok((temporary, record_of(imported)))
+}
