@@ -530,10 +530,15 @@ impl Actor {
         let Some(fallback) = running.fallback.take() else {
             return false;
         };
+        let killed = running.ended.is_some_and(Ended::was_from_outside);
         let folder = self.folder();
-        let why = end::why_a_vmm_ended(&folder);
-        warn!(vm = %self.record.name, golden, why, "a golden snapshot can't be restored: it is dropped, and the VM boots");
-        self.settings.goldens.drop_bad(&golden);
+        if killed {
+            info!(vm = %self.record.name, golden, "the VMM was killed before the golden snapshot was restored: the VM boots");
+        } else {
+            let why = end::why_a_vmm_ended(&folder);
+            warn!(vm = %self.record.name, golden, why, "a golden snapshot can't be restored: it is dropped, and the VM boots");
+            self.settings.goldens.drop_bad(&golden);
+        }
         self.running = None;
         let booted = Writer::open(&folder)
             .map_err(|error| Error::io("write the command's log", &folder, &error))

@@ -26,6 +26,15 @@ pub enum Ended {
     Unknown,
 }
 
+impl Ended {
+    /// Was it ended by somebody else: a user, an administrator, or the kernel
+    /// for want of memory? That says nothing of what it worked with.
+    pub fn was_from_outside(self) -> bool {
+        let outside = [Signal::HUP, Signal::INT, Signal::KILL, Signal::TERM];
+        matches!(self, Ended::Signal(signal) if outside.iter().any(|one| one.as_raw() == signal))
+    }
+}
+
 /// Lets tokio wait until a descriptor can be read.
 ///
 /// The constructor is deprecated because of descriptors that are not owned;

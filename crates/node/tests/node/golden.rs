@@ -1,10 +1,11 @@
 //! Golden snapshots: made once, used from then on, dropped when bad.
 
-use crate::daemon::{Daemon, command, eventually, id_of, shell, tar_of, vm, vmms};
+use crate::daemon::{Daemon, command, eventually, id_of, kill, shell, tar_of, vm, vmms};
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{CreateVm, ErrorKind, Origin, Pruned, Snapshot, Vm};
 use jiffy_wire::timeline::{Timeline, names};
 use std::fs;
+use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 
 fn golden(daemon: &Daemon) -> Vec<Snapshot> {
@@ -145,6 +146,40 @@ fn a_bad_one_is_dropped_and_nobody_notices() {
     // It is not made again by itself: the next one would be as bad.
     std::thread::sleep(Duration::from_millis(1500));
     assert!(golden(&daemon).is_empty());
+}
+
+/// Somebody ends a VMM in the middle of a restore, or the kernel does for want
+/// of memory: the snapshot is as good as it was.
+#[test]
+fn one_whose_vmm_is_killed_is_kept() {
+    let daemon = Daemon::start();
+    run(&daemon, vm(command(&["true"])));
+    let before = made(&daemon).name;
+    // A VMM that reads what nobody writes waits for ever.
+    let goldens = daemon.data.join("golden");
+    let folder = fs::read_dir(goldens).unwrap().next().unwrap().unwrap();
+    let state = folder.path().join("state");
+    let kept = folder.path().join("kept");
+    fs::rename(&state, &kept).unwrap();
+    let made_pipe = std::process::Command::new("mkfifo").arg(&state).status();
+    assert!(made_pipe.unwrap().success());
+    let frames = daemon.run(vm(shell("echo once; exit 4")));
+    let mut pipe = None;
+    eventually("a VMM reads the state", || {
+        let mut options = fs::OpenOptions::new();
+        options
+            .write(true)
+            .custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32);
+        pipe = options.open(&state).ok();
+        pipe.is_some()
+    });
+    fs::rename(&kept, &state).unwrap();
+    kill(vmms(&daemon.data)[0]);
+    let finished = frames.finish();
+    assert_eq!(finished.text(), "once\n");
+    assert_eq!(finished.status(), ExitStatus::Code(4));
+    assert_eq!(golden(&daemon)[0].name, before);
+    assert_eq!(run(&daemon, vm(command(&["true"]))).1, Some(Origin::Golden));
 }
 
 #[test]
