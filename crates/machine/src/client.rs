@@ -7,6 +7,9 @@ use std::io;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
+/// A machine that is gone refuses at once; one that is busy takes its time.
+const CONNECT_TIME: Duration = Duration::from_secs(60);
+
 /// Where the agent is and what opens it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentAddress {
@@ -36,7 +39,7 @@ impl AgentAddress {
 
     fn request(&self, request: &Request) -> Result<TcpStream, MachineError> {
         let connect = || -> io::Result<TcpStream> {
-            let mut stream = TcpStream::connect_timeout(&self.address, Duration::from_secs(5))?;
+            let mut stream = TcpStream::connect_timeout(&self.address, CONNECT_TIME)?;
             stream.set_nodelay(true)?;
             let hello = Hello {
                 version: VERSION,

@@ -326,7 +326,7 @@ pub fn kill(pid_file: &Path) -> Result<(), MachineError> {
         return Ok(());
     };
     let _ = rustix::process::kill_process(pid, Signal::KILL);
-    if wait_for_end(pid_file, Duration::from_secs(10)) {
+    if wait_for_end(pid_file, Duration::from_secs(60)) {
         Ok(())
     } else {
         Err(MachineError::WillNotStop {

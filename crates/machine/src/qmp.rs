@@ -18,7 +18,7 @@ impl Control {
     pub fn connect(path: &Path) -> Result<Control, MachineError> {
         let stream = UnixStream::connect(path).map_err(failed)?;
         stream
-            .set_read_timeout(Some(Duration::from_secs(10)))
+            .set_read_timeout(Some(Duration::from_secs(60)))
             .map_err(failed)?;
         let mut control = Control {
             reader: BufReader::new(stream),

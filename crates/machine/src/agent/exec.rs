@@ -4,7 +4,10 @@ use crate::protocol::{Receiver, send};
 use jiffy_wire::agent::{
     Command, ExecInput, ExecOutput, ExitStatus, StartError, StartFailure, Stream, WindowSize,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::termios::{Winsize, tcsetwinsize};
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -12,10 +15,11 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Stdio};
-use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-/// After the program's end, how long its children may keep its output open.
+/// After the program's end, how long its children may add to its output. What
+/// was written by then is delivered, however long that takes.
 const DRAIN: Duration = Duration::from_millis(500);
 /// Most output kept with `keep_output`, bytes; the rest is lost with a remark.
 const MOST_KEPT: usize = 64 * 1024 * 1024;
@@ -35,25 +39,24 @@ pub fn run(
     let mut child = started.child;
     output.send(&ExecOutput::Started { pid: child.id() })?;
 
-    let (drained, all_drained) = mpsc::channel();
-    let mut streams = 0;
-    for (which, source) in started.outputs {
-        let output = output.clone();
-        let drained = drained.clone();
-        streams += 1;
-        std::thread::spawn(move || {
-            copy_out(which, source, &output);
-            let _ = drained.send(());
-        });
-    }
+    // Hangs up when the program has ended.
+    let (over, runs) = pipe_with(PipeFlags::CLOEXEC)?;
+    let over = Arc::new(over);
+    let copies: Vec<_> = started
+        .outputs
+        .into_iter()
+        .map(|(which, source)| {
+            let (output, over) = (output.clone(), Arc::clone(&over));
+            std::thread::spawn(move || copy_out(which, source, &output, &over))
+        })
+        .collect();
     let pid = child.id();
     std::thread::spawn(move || feed(receiver, started.input, pid));
 
     let status = child.wait()?;
-    for _ in 0..streams {
-        if all_drained.recv_timeout(DRAIN).is_err() {
-            break;
-        }
+    drop(runs);
+    for copy in copies {
+        let _ = copy.join();
     }
     output.flush()?;
     output.send(&ExecOutput::Exited(match status.signal() {
@@ -120,17 +123,67 @@ impl Output {
     }
 }
 
-fn copy_out(which: Stream, mut source: File, output: &Output) {
+/// Copies all that the program wrote, and what its children write within
+/// [`DRAIN`] of its end, which is when `over` hangs up.
+fn copy_out(which: Stream, mut source: File, output: &Output, over: &OwnedFd) {
     let mut buffer = vec![0; jiffy_wire::frame::MAX_DATA];
+    // Once it is over: bytes that were there then, and until when others count.
+    let mut rest: Option<(u64, Instant)> = None;
     loop {
+        match rest {
+            None => {
+                if !ready(&source, over) {
+                    let there = rustix::io::ioctl_fionread(&source).unwrap_or(0);
+                    rest = Some((there, Instant::now() + DRAIN));
+                    continue;
+                }
+            }
+            Some((0, until)) if !ready_until(&source, until) => return,
+            Some(_) => {}
+        }
         match source.read(&mut buffer) {
             // A terminal whose last user is gone reads as EIO.
             Ok(0) | Err(_) => return,
             Ok(length) => {
+                if let Some((there, _)) = &mut rest {
+                    *there = there.saturating_sub(length as u64);
+                }
                 if output.data(which, &buffer[..length]).is_err() {
                     return;
                 }
             }
+        }
+    }
+}
+
+/// Waits until `source` has something; false when the program is over first.
+fn ready(source: &File, over: &OwnedFd) -> bool {
+    loop {
+        let mut both = [
+            PollFd::new(source, PollFlags::IN),
+            PollFd::new(over, PollFlags::IN),
+        ];
+        match poll(&mut both, None) {
+            Err(Errno::INTR) => {}
+            Err(_) => return true,
+            Ok(_) if !both[1].revents().is_empty() => return false,
+            Ok(_) => return true,
+        }
+    }
+}
+
+/// Waits until then for `source` to have something; false when it has nothing.
+fn ready_until(source: &File, until: Instant) -> bool {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        match poll(&mut [PollFd::new(source, PollFlags::IN)], Some(&left)) {
+            Err(Errno::INTR) => {}
+            Ok(0) => return false,
+            Ok(_) | Err(_) => return !(left.tv_sec == 0 && left.tv_nsec == 0),
         }
     }
 }
@@ -301,4 +354,50 @@ fn on_terminal(mut process: std::process::Command, size: WindowSize) -> io::Resu
         input,
         outputs: vec![(Stream::Stdout, master)],
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    /// The host may be slow to take output: what was written before the end is
+    /// delivered when the time for more has long passed.
+    #[test]
+    fn what_was_written_before_the_end_is_delivered_after_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut host = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let output = Output::new(listener.accept().unwrap().0, false);
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let (over, runs) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let written = vec![b'x'; 65_536];
+        File::from(writer.try_clone().unwrap())
+            .write_all(&written)
+            .unwrap();
+        drop(runs);
+        // As while a slow host takes what came before.
+        let busy = output.lock();
+        let copying = {
+            let output = output.clone();
+            std::thread::spawn(move || {
+                copy_out(Stream::Stdout, File::from(reader), &output, &over);
+                output.close().unwrap();
+            })
+        };
+        std::thread::sleep(DRAIN * 2);
+        drop(busy);
+        let mut receiver = Receiver::new(host.try_clone().unwrap());
+        let mut got = Vec::new();
+        while let Some(message) = receiver.receive::<ExecOutput>().unwrap() {
+            let ExecOutput::Output { data, .. } = message else {
+                panic!("{message:?}")
+            };
+            got.extend(data);
+        }
+        copying.join().unwrap();
+        assert!(got == written, "{} of {} bytes", got.len(), written.len());
+        // A child may still have it open.
+        drop(writer);
+        assert_eq!(host.read(&mut [0]).unwrap(), 0);
+    }
 }

@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 /// How long a new connection has to say who it is.
-const HELLO_PATIENCE: Duration = Duration::from_secs(10);
+const HELLO_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Serves for ever, one thread for each connection.
 pub fn serve(listener: &TcpListener, token: &str) -> io::Result<()> {

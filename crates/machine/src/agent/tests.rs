@@ -6,6 +6,9 @@ use jiffy_wire::agent::{Command, ExecInput, ExecOutput, ExitStatus, StartFailure
 use std::net::TcpListener;
 use std::time::Duration;
 
+/// What takes longer, hangs.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 fn agent() -> AgentAddress {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -25,9 +28,7 @@ fn shell(script: &str) -> Command {
 
 /// All a program wrote, and how it ended.
 fn finish(mut session: Session) -> (String, ExitStatus) {
-    session
-        .set_time_limit(Some(Duration::from_secs(20)))
-        .unwrap();
+    session.set_time_limit(Some(PATIENCE)).unwrap();
     let mut output = Vec::new();
     loop {
         match session.receive().unwrap().expect("an end is announced") {
@@ -62,6 +63,30 @@ fn kept_output_comes_whole_at_the_end() {
     assert_eq!(finish(session), ("1\n2\n3\n".into(), ExitStatus::Code(0)));
 }
 
+/// A child that keeps the output open, and even writes for ever, does not
+/// keep the program from having ended.
+#[test]
+fn children_do_not_hold_up_the_end() {
+    for child in ["sleep 1000", "yes"] {
+        let mut session = agent()
+            .exec(shell(&format!("{child} & echo $!")), false)
+            .unwrap();
+        session.set_time_limit(Some(PATIENCE)).unwrap();
+        let mut output = Vec::new();
+        loop {
+            match session.receive().unwrap().expect("an end is announced") {
+                ExecOutput::Output { data, .. } => output.extend(data),
+                ExecOutput::Exited(status) => break assert_eq!(status, ExitStatus::Code(0)),
+                _ => {}
+            }
+        }
+        let text = String::from_utf8(output).unwrap();
+        let mut numbers = text.lines().filter_map(|line| line.parse().ok());
+        let child = rustix::process::Pid::from_raw(numbers.next().unwrap()).unwrap();
+        let _ = rustix::process::kill_process(child, rustix::process::Signal::KILL);
+    }
+}
+
 #[test]
 fn a_terminal_has_the_size_asked_for() {
     let command = Command {
@@ -83,9 +108,7 @@ fn signals_reach_the_whole_group() {
     let mut session = agent()
         .exec(shell("sleep 1000 & echo ready; wait"), false)
         .unwrap();
-    session
-        .set_time_limit(Some(Duration::from_secs(20)))
-        .unwrap();
+    session.set_time_limit(Some(PATIENCE)).unwrap();
     while !matches!(session.receive().unwrap(), Some(ExecOutput::Output { .. })) {}
     session
         .sender()
