@@ -29,7 +29,7 @@ use std::os::fd::{AsFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Stdio};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
@@ -63,10 +63,11 @@ struct Script {
     early_off: bool,
     /// The VMM can't capture the VM.
     capture_fails: bool,
-    /// A capture takes this long, in milliseconds.
-    slow_capture: u64,
-    /// The guest takes this long, in milliseconds, before it says hello.
-    slow: u64,
+    /// A capture makes the file `capturing` in the VM's folder, waits until
+    /// there is one called `go`, and makes `captured` at its end.
+    held_capture: bool,
+    /// The guest says nothing until there is a file `go` in the VM's folder.
+    held: bool,
 }
 
 /// What a captured "VM" is: the contents of its state file.
@@ -96,12 +97,9 @@ impl Script {
                 Some("flood") => script.flood = true,
                 Some("early-off") => script.early_off = true,
                 Some("capture-fails") => script.capture_fails = true,
-                Some(other) => match other.strip_prefix("slow-capture-") {
-                    Some(time) => script.slow_capture = time.parse().unwrap(),
-                    None => {
-                        script.slow = other.strip_prefix("slow-").unwrap().parse().unwrap();
-                    }
-                },
+                Some("held-capture") => script.held_capture = true,
+                Some("held") => script.held = true,
+                Some(other) => panic!("fake={other}"),
                 None => {}
             }
         }
@@ -237,6 +235,13 @@ fn serve(
     }
 }
 
+/// The working directory is the VM's folder.
+fn until_let_go() {
+    while !Path::new("go").exists() {
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
 fn now_ns() -> u64 {
     jiffy_sys::clock::monotonic_ns()
 }
@@ -341,7 +346,10 @@ impl Vm {
     }
 
     fn capture(&self, stream: &mut UnixStream, resume: bool) -> io::Result<()> {
-        thread::sleep(Duration::from_millis(self.script.slow_capture));
+        if self.script.held_capture {
+            File::create("capturing")?;
+            until_let_go();
+        }
         if self.script.capture_fails {
             let refusal = ControlResponse::Error("The disk is on fire.".into());
             let mut answer = serde_json::to_vec(&refusal)?;
@@ -379,6 +387,9 @@ impl Vm {
         };
         let layout_file = memfd(&serde_json::to_vec(&layout)?)?;
         self.pause(!resume);
+        if self.script.held_capture {
+            File::create("captured")?;
+        }
         let mut answer = serde_json::to_vec(&ControlResponse::Captured {
             layers: layers.len() as u32,
             pause_ns: 1_000_000,
@@ -494,7 +505,9 @@ impl Vm {
                 thread::park();
             }
         }
-        thread::sleep(Duration::from_millis(self.script.slow));
+        if self.script.held {
+            until_let_go();
+        }
         if self.saved.is_some() {
             self.enter();
         } else {

@@ -2,7 +2,8 @@
 
 use crate::client::{connect, request};
 use crate::daemon::{
-    Daemon, bad_vm, command, eventually, id_of, is_alive, kill, named, shell, started, vm, vmms,
+    Daemon, bad_vm, command, eventually, id_of, is_alive, kill, let_go, named, shell, started, vm,
+    vmms,
 };
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState};
@@ -73,8 +74,7 @@ fn what_happens_while_no_daemon_looks_is_not_lost() {
     assert_eq!(daemon.logs("ends", "").0.len(), 100_000);
     daemon.gone("passing");
     assert!(!daemon.vm_folder(&passing).exists());
-    let shot = daemon.vm("shot");
-    assert_eq!(shot.state, VmState::Exited);
+    let shot = daemon.when("shot", VmState::Exited);
     assert!(shot.error.unwrap().contains("VMM"));
 }
 
@@ -83,7 +83,7 @@ fn a_vm_that_was_starting_gets_ready_under_the_next_daemon() {
     let mut daemon = Daemon::start();
     let mut frames = daemon.run(named(
         "slow",
-        bad_vm("slow-700", Some(shell("echo hello; sleep 100"))),
+        bad_vm("held", Some(shell("echo hello; sleep 100"))),
     ));
     let id = id_of(&frames);
     eventually("its record is written", || {
@@ -96,6 +96,8 @@ fn a_vm_that_was_starting_gets_ready_under_the_next_daemon() {
         "the stream ends between frames"
     );
     daemon.up();
+    assert_eq!(daemon.vm("slow").state, VmState::Starting);
+    let_go(&daemon.vm_folder(&id));
     daemon.when("slow", VmState::Running);
     eventually("its output is there", || {
         daemon.logs("slow", "").0 == "hello\n"

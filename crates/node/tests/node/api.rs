@@ -6,7 +6,6 @@ use jiffy_wire::api::{CreateVm, ErrorKind, Image, KernelInfo};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::time::Duration;
 
 #[test]
 fn tcp_needs_the_token() {
@@ -23,7 +22,7 @@ fn tcp_needs_the_token() {
     let ask = |header: &str| -> Answer {
         let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
         stream
-            .set_read_timeout(Some(Duration::from_secs(20)))
+            .set_read_timeout(Some(crate::client::PATIENCE))
             .unwrap();
         request(stream, &format!("GET /v1/info HTTP/1.1{header}"), b"").unwrap()
     };

@@ -1,6 +1,6 @@
 //! A `jiffyd` in folders of its own.
 
-use crate::client::{Answer, Frames, connect, request};
+use crate::client::{Answer, Frames, PATIENCE, connect, request};
 use jiffy_wire::agent::{Command, ExecOutput};
 use jiffy_wire::api::{CreateVm, RunVm, Vm, VmState};
 use std::fs::{self, File};
@@ -9,9 +9,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-
-/// Longest wait for something that takes moments.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A daemon; with it go all its VMs and files.
 pub struct Daemon {
@@ -342,6 +339,11 @@ pub fn bad_vm(how: &str, command: Option<Command>) -> CreateVm {
         kernel_args: Some(format!("fake={how}")),
         ..CreateVm::default()
     }
+}
+
+/// Lets a VM go on that was made to wait (`fake=held…`).
+pub fn let_go(vm_folder: &Path) {
+    fs::write(vm_folder.join("go"), "").unwrap();
 }
 
 /// The id of the VM that `run` made.

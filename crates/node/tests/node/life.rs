@@ -5,7 +5,8 @@ use jiffy_wire::agent::{ExitStatus, Stat};
 use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState};
 use jiffy_wire::timeline::{Timeline, names};
 use std::fs;
-use std::time::{Duration, Instant};
+use std::io::Write;
+use std::time::Duration;
 
 fn idle(name: &str) -> CreateVm {
     CreateVm {
@@ -84,7 +85,9 @@ fn stop_lets_the_command_end_in_order_and_kill_does_not() {
         ))
     });
     frames.until("go\n");
-    let stopped: Vm = daemon.post("/v1/vms/polite/stop", b"").json();
+    let stopped: Vm = daemon
+        .post("/v1/vms/polite/stop?grace_ms=86400000", b"")
+        .json();
     assert_eq!(stopped.exit, Some(ExitStatus::Code(3)));
     let finished = frames.finish();
     assert_eq!(finished.text(), "bye\n");
@@ -127,11 +130,12 @@ fn an_agent_that_does_not_answer_does_not_keep_its_vm_from_stopping() {
         name: Some("deaf".into()),
         ..crate::daemon::bad_vm("deaf", Some(command(&["sleep", "100"])))
     });
-    let before = Instant::now();
-    let stopped: Vm = daemon.post("/v1/vms/deaf/stop?grace_ms=60000", b"").json();
+    // It would have a day.
+    let stopped: Vm = daemon
+        .post("/v1/vms/deaf/stop?grace_ms=86400000", b"")
+        .json();
     assert_eq!(stopped.state, VmState::Exited);
     assert_eq!(stopped.error, None);
-    assert!(before.elapsed() < Duration::from_secs(10));
 }
 
 #[test]
@@ -221,7 +225,7 @@ fn a_vm_can_be_removed_in_every_state() {
     });
     frames.until("go\n");
     std::thread::scope(|scope| {
-        let stopping = scope.spawn(|| daemon.post("/v1/vms/d/stop?grace_ms=60000", b""));
+        let stopping = scope.spawn(|| daemon.post("/v1/vms/d/stop?grace_ms=86400000", b""));
         daemon.when("d", VmState::Stopping);
         assert_eq!(daemon.delete("/v1/vms/d?force=true").status, 204);
         stopping.join().unwrap();
@@ -329,7 +333,8 @@ fn a_console_that_grows_is_followed() {
         std::thread::sleep(Duration::from_millis(200));
         fs::write(&console, "first\n").unwrap();
         std::thread::sleep(Duration::from_millis(200));
-        fs::write(&console, "first\nsecond\n").unwrap();
+        let mut file = fs::OpenOptions::new().append(true).open(&console).unwrap();
+        file.write_all(b"second\n").unwrap();
         std::thread::sleep(Duration::from_millis(200));
         daemon.post("/v1/vms/con/kill", b"");
         assert_eq!(following.join().unwrap(), "first\nsecond\n");

@@ -1,7 +1,7 @@
 //! Pause, snapshots, VMs from them, fork, hibernate and wake.
 
 use crate::daemon::{Daemon, bad_vm, eventually, id_of, named, pagers, shell, started, vm, vmms};
-use crate::daemon::{is_alive, kill};
+use crate::daemon::{is_alive, kill, let_go};
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{
     CreateVm, ErrorKind, ForkVm, Forked, Hibernated, MakeSnapshot, MemoryForm, MemoryReport,
@@ -64,18 +64,49 @@ fn entries(folder: &Path) -> Vec<String> {
     names
 }
 
+/// How often the kernel has switched away from a process so far.
+fn times_run(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let counts = status.lines().filter(|line| line.contains("ctxt_switches"));
+    counts
+        .map(|line| {
+            line.split_whitespace()
+                .nth(1)
+                .unwrap()
+                .parse::<u64>()
+                .unwrap()
+        })
+        .sum()
+}
+
+/// Waits until a process is stopped; how often it has run by then.
+fn stands_still(pid: u32) -> u64 {
+    eventually("it is stopped", || {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.rsplit(')').next().unwrap().starts_with(" T")
+    });
+    times_run(pid)
+}
+
 #[test]
 fn a_paused_vm_stands_still_until_it_is_resumed() {
     let mut daemon = Daemon::start();
-    daemon.run_detached(named("box", counter()));
+    let script = "echo $$; n=0; while true; do n=$((n+1)); echo $n; sleep 0.02; done";
+    daemon.run_detached(named("box", vm(shell(script))));
+    let mut pid = 0;
+    eventually("its command counts", || {
+        let log = daemon.logs("box", "").0;
+        let lines: Vec<u32> = log.lines().filter_map(|line| line.parse().ok()).collect();
+        pid = lines.first().copied().unwrap_or(pid);
+        lines.len() > 3
+    });
     let paused: Vm = daemon.post("/v1/vms/box/pause", b"").json();
     assert_eq!(paused.state, VmState::Paused);
     // Twice is once.
     assert_eq!(daemon.post("/v1/vms/box/pause", b"").status, 200);
-    std::thread::sleep(Duration::from_millis(100));
-    let before = daemon.logs("box", "").0;
+    let still = stands_still(pid);
     std::thread::sleep(Duration::from_millis(200));
-    assert_eq!(daemon.logs("box", "").0, before, "it stands still");
+    assert_eq!(stands_still(pid), still);
     let error = daemon
         .exec("box", &shell("true"))
         .unwrap_err()
@@ -87,11 +118,11 @@ fn a_paused_vm_stands_still_until_it_is_resumed() {
     daemon.up();
     assert_eq!(daemon.vm("box").state, VmState::Paused);
     std::thread::sleep(Duration::from_millis(200));
-    assert_eq!(daemon.logs("box", "").0, before);
+    assert_eq!(stands_still(pid), still);
     let resumed: Vm = daemon.post("/v1/vms/box/resume", b"").json();
     assert_eq!(resumed.state, VmState::Running);
     assert_eq!(daemon.post("/v1/vms/box/resume", b"").status, 200);
-    eventually("it goes on", || daemon.logs("box", "").0 != before);
+    eventually("it goes on", || times_run(pid) > still + 5);
     daemon.post("/v1/vms/box/pause", b"").json::<Vm>();
     let stopped: Vm = daemon.post("/v1/vms/box/stop", b"").json();
     assert_eq!(stopped.state, VmState::Exited);
@@ -564,8 +595,9 @@ fn a_wake_that_fails_leaves_a_sleeping_vm() {
 #[test]
 fn a_daemon_killed_in_the_middle_leaves_a_running_vm_and_nothing_half_made() {
     let mut daemon = Daemon::start();
-    daemon.run_detached(named("box", bad_vm("slow-capture-400", counter().command)));
+    daemon.run_detached(named("box", bad_vm("held-capture", counter().command)));
     let socket = daemon.socket();
+    let folder = daemon.vm_folder(&daemon.vm("box").id);
     for path in ["snapshots", "hibernate", "fork"] {
         let before = daemon.vm("box").pid;
         let body: &[u8] = match path {
@@ -578,11 +610,16 @@ fn a_daemon_killed_in_the_middle_leaves_a_running_vm_and_nothing_half_made() {
             let stream = crate::client::connect(&socket).unwrap();
             let _ = crate::client::request(stream, &format!("POST {target} HTTP/1.1"), body);
         });
-        std::thread::sleep(Duration::from_millis(250));
+        let [begun, go, done] = ["capturing", "go", "captured"].map(|name| folder.join(name));
+        eventually("it is being captured", || begun.exists());
         daemon.killed();
         asking.join().unwrap();
-        // By now the VMM has captured, and paused its VM for nobody.
-        std::thread::sleep(Duration::from_millis(400));
+        let_go(&folder);
+        // The VMM has captured, and paused its VM for nobody.
+        eventually("it is captured", || done.exists());
+        for file in [begun, go, done] {
+            fs::remove_file(file).unwrap();
+        }
         daemon.up();
         assert!(entries(&daemon.data.join("snapshots")).is_empty());
         let vm = daemon.vm("box");
