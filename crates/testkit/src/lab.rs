@@ -15,7 +15,7 @@ use std::sync::{Mutex, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 /// How long the machine may take to come up on a busy host.
-const BOOT_LIMIT: Duration = Duration::from_secs(180);
+const BOOT_LIMIT: Duration = Duration::from_secs(600);
 /// Names of our folders under the temporary folder begin with this.
 const PREFIX: &str = "jiffy-lab-";
 

@@ -7,8 +7,8 @@ use jiffy_wire::agent::{Command, ExecInput, ExecOutput, ExitStatus, Stream, Wind
 use jiffy_wire::frame::MAX_DATA;
 use std::time::{Duration, Instant};
 
-/// A program may run for so long unless a test says otherwise.
-const TIME_LIMIT: Duration = Duration::from_secs(120);
+/// A program that runs for longer hangs, unless a test says otherwise.
+const TIME_LIMIT: Duration = Duration::from_secs(600);
 
 /// A program to run, in the making.
 #[derive(Debug)]

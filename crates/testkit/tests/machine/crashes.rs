@@ -21,8 +21,11 @@ fn all_is_well_again(jiffy: &Jiffy, before: &crate::support::Traces, what: &str)
     let output = jiffy.run(&["run", "--rm", "--", "echo", "well"]);
     assert_eq!(output.text(), "well", "{what}: {}", output.error_text());
     jiffy.ok(&["ps", "-a"]);
-    jiffy.remove_all();
-    assert_eq!(jiffy.ok(&["ps", "-aq"]), "", "{what}");
+    // A daemon may still be at the request of a client that is gone.
+    jiffy.eventually(&format!("{what}: all VMs are removed"), || {
+        jiffy.remove_all();
+        jiffy.ok(&["ps", "-aq"]).is_empty()
+    });
     jiffy.leaves_nothing(before, what);
 }
 
@@ -33,18 +36,20 @@ fn kill_at_many_moments(program: &str) {
     let before = jiffy.at_rest();
     for (n, delay) in delays(8, Duration::from_millis(400)).enumerate() {
         let name = format!("moment{n}");
-        let running = jiffy
+        let mut running = jiffy
             .command(&["run", "--name", &name, "--", "sleep", "1000"])
-            .time_limit(Duration::from_secs(60))
             .start()
             .expect("it starts");
         std::thread::sleep(delay);
-        // A killed daemon still takes connections until the kernel gets to it.
+        // A killed process is there until the kernel gets to it; till then a
+        // daemon takes connections.
         jiffy.sh(&format!(
-            "killall -9 {program} 2>/dev/null; \
-             for n in $(seq 500); do killall -0 {program} 2>/dev/null || break; sleep 0.01; done"
+            "pids=$(pidof {program}) || exit 0; kill -9 $pids; \
+             for pid in $pids; do while kill -0 $pid 2>/dev/null; do sleep 0.01; done; done"
         ));
-        drop(running);
+        // A command that found no daemon would start another, and its VM later.
+        let _ = running.signal(9);
+        let _ = running.wait();
         all_is_well_again(
             &jiffy,
             &before,
@@ -95,12 +100,15 @@ fn a_vm_survives_the_daemon_and_is_adopted() {
     assert_eq!(jiffy.pids("jiffy-vmm"), vmm, "the same process");
     assert_ne!(jiffy.pids("jiffyd"), daemon, "another daemon");
     assert_eq!(jiffy.ok(&["exec", "survivor", "echo", "alive"]), "alive");
+    let lines_before = jiffy.ok(&["logs", "survivor"]).lines().count();
     // Nothing the command wrote while the daemon was away is missing or doubled.
-    std::thread::sleep(Duration::from_secs(1));
-    let log = jiffy.ok(&["logs", "survivor"]);
+    let mut log = String::new();
+    jiffy.eventually("more output", || {
+        log = jiffy.ok(&["logs", "survivor"]);
+        log.lines().count() > lines_before + 5
+    });
     let expected: Vec<String> = (1..=log.lines().count()).map(|n| n.to_string()).collect();
     assert_eq!(log.lines().collect::<Vec<_>>(), expected);
-    assert!(expected.len() > 5, "{log}");
     jiffy.ok(&["rm", "-f", "survivor"]);
 }
 
@@ -144,11 +152,8 @@ fn a_guest_kernel_that_panics_ends_its_vm_with_a_reason() {
     let output = jiffy
         // Without our PID 1 the kernel looks for another, and there is none.
         .command(&["run", "--kernel-arg", "rdinit=/nothing", "--", "true"])
-        .time_limit(Duration::from_secs(60))
         .output()
         .expect("it ends");
     assert_eq!(output.code(), 125, "{}", output.error_text());
-    jiffy.eventually("no VMM is left", Duration::from_secs(5), || {
-        jiffy.pids("jiffy-vmm").is_empty()
-    });
+    jiffy.eventually("no VMM is left", || jiffy.pids("jiffy-vmm").is_empty());
 }

@@ -2,7 +2,6 @@
 
 use crate::support::{Jiffy, jiffy};
 use jiffy_wire::timeline::{Timeline, names};
-use std::time::Duration;
 
 const TIMELINE: &str = "--timeline=json:/tmp/golden.json";
 
@@ -171,7 +170,7 @@ fn a_damaged_golden_snapshot_is_dropped_and_the_run_boots() {
             "after {damage}"
         );
         assert!(!was_golden(&jiffy), "after {damage}");
-        jiffy.eventually("the bad one is gone", Duration::from_secs(5), || {
+        jiffy.eventually("the bad one is gone", || {
             !jiffy.ok(&["snapshot", "ls", "--all"]).contains("golden-")
         });
         // It is not tried again by itself; pruned, it is.

@@ -1,7 +1,6 @@
 //! The life of a VM: made, started, looked at, stopped, removed.
 
 use crate::support::jiffy;
-use std::time::Duration;
 
 #[test]
 fn a_detached_vm_is_listed_used_stopped_and_removed() {
@@ -19,9 +18,7 @@ fn a_detached_vm_is_listed_used_stopped_and_removed() {
     assert_eq!(id.len(), 12, "{id}");
     assert!(jiffy.ok(&["ps"]).contains("worker"));
     assert_eq!(jiffy.ok(&["exec", "worker", "echo", "hi"]), "hi");
-    jiffy.eventually("the log", Duration::from_secs(10), || {
-        jiffy.ok(&["logs", "worker"]) == "begun"
-    });
+    jiffy.eventually("the log", || jiffy.ok(&["logs", "worker"]) == "begun");
     let inspected = jiffy.json(&["inspect", "worker"]);
     let vm = if inspected.is_array() {
         &inspected[0]
@@ -83,16 +80,12 @@ fn kill_ends_at_once_and_a_signal_goes_to_the_command() {
         "-c",
         "trap 'exit 11' USR1; echo ready; while :; do sleep 0.1; done",
     ]);
-    jiffy.eventually("the command", Duration::from_secs(10), || {
-        jiffy.ok(&["logs", "target"]) == "ready"
-    });
+    jiffy.eventually("the command", || jiffy.ok(&["logs", "target"]) == "ready");
     jiffy.ok(&["kill", "-s", "USR1", "target"]);
     assert_eq!(jiffy.ok(&["wait", "target"]), "11");
     jiffy.ok(&["run", "-d", "--name", "victim"]);
     jiffy.ok(&["kill", "victim"]);
-    jiffy.eventually("the end of the VMM", Duration::from_secs(5), || {
-        jiffy.pids("jiffy-vmm").is_empty()
-    });
+    jiffy.eventually("the end of the VMM", || jiffy.pids("jiffy-vmm").is_empty());
 }
 
 #[test]
@@ -126,7 +119,7 @@ fn a_service_of_the_distribution_may_be_pid_1() {
     let jiffy = jiffy();
     // busybox's init, which the base image has, reads no inittab and runs a shell script.
     jiffy.ok(&["run", "-d", "--name", "distro", "--init=/sbin/init"]);
-    jiffy.eventually("the agent", Duration::from_secs(20), || {
+    jiffy.eventually("the agent", || {
         jiffy.run(&["exec", "distro", "true"]).code() == 0
     });
     let first = jiffy.ok(&[

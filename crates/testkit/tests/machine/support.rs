@@ -8,6 +8,13 @@ use std::time::{Duration, Instant};
 
 static TURN: Mutex<()> = Mutex::new(());
 
+/// What anything may take before it counts as hanging. Nothing is said by it
+/// about how fast things are: this host may be slow, busy, or asleep.
+pub const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Seconds a guest has to get ready, for the daemon that a command starts.
+const START_TIMEOUT: &str = "250";
+
 /// `jiffy` in the machine, for one test at a time. What the test leaves
 /// behind is removed when it ends, also when it fails.
 pub struct Jiffy {
@@ -26,10 +33,7 @@ pub fn jiffy() -> Jiffy {
     let lab = Lab::shared().unwrap_or_else(|error| panic!("{error:#}"));
     let jiffy = Jiffy { lab, _turn: turn };
     jiffy.remove_all();
-    // What is made in the background after a run that booted would be counted
-    // by some test as its own: it is made before the first.
-    static WARM: Once = Once::new();
-    WARM.call_once(|| jiffy.warm_up());
+    jiffy.warm_up();
     jiffy
 }
 
@@ -37,7 +41,10 @@ impl Jiffy {
     /// `jiffy` with these arguments, not yet started.
     pub fn command(&self, arguments: &[&str]) -> Run<'static> {
         let argv = std::iter::once("/bin/jiffy").chain(arguments.iter().copied());
-        self.lab.command(argv).env("JIFFY_MACHINE", "never")
+        self.lab
+            .command(argv)
+            .env("JIFFY_MACHINE", "never")
+            .env("JIFFY_START_TIMEOUT", START_TIMEOUT)
     }
 
     /// Runs `jiffy` to its end.
@@ -160,23 +167,21 @@ impl Jiffy {
 
     /// Waits until a VM has counted further than that.
     pub fn counts_beyond(&self, vm: &str, count: u64) {
-        self.eventually(&format!("{vm} counts"), Duration::from_secs(20), || {
-            self.counted(vm) > count
-        });
+        self.eventually(&format!("{vm} counts"), || self.counted(vm) > count);
     }
 
     /// Waits until something holds.
-    pub fn eventually(&self, what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
-        let deadline = Instant::now() + limit;
+    pub fn eventually(&self, what: &str, mut holds: impl FnMut() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
         while !holds() {
-            assert!(Instant::now() < deadline, "{what}: not within {limit:?}");
+            assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 
     /// Waits until no more is there than before; says what is.
     pub fn leaves_nothing(&self, before: &Traces, what: &str) {
-        let deadline = Instant::now() + Duration::from_secs(15);
+        let deadline = Instant::now() + PATIENCE;
         loop {
             let now = self.traces();
             let fresh: Vec<_> = now
@@ -205,12 +210,18 @@ impl Jiffy {
         }
     }
 
-    /// Has the golden snapshot made that plain runs start from.
+    /// Has the golden snapshot made that plain runs start from, unless there
+    /// is one: what a node makes in the background must not come into a test's
+    /// way.
     pub fn warm_up(&self) {
+        let is_there = || self.ok(&["snapshot", "ls", "--all"]).contains("golden-");
+        if is_there() {
+            return;
+        }
+        // Also what an earlier test has spoilt is tried again.
+        self.ok(&["snapshot", "prune"]);
         self.ok(&["run", "--rm", "--", "true"]);
-        self.eventually("a golden snapshot", Duration::from_secs(60), || {
-            self.ok(&["snapshot", "ls", "--all"]).contains("golden-")
-        });
+        self.eventually("a golden snapshot", is_there);
     }
 
     /// Removes every VM, and every snapshot that a user made.
@@ -224,13 +235,16 @@ impl Jiffy {
         }
     }
 
-    /// [`traces`](Jiffy::traces) once the VMs of earlier commands are gone:
-    /// a command has its answer before its VM has ended.
+    /// [`traces`](Jiffy::traces) once the VMs of earlier commands are gone, and
+    /// those that the node makes for itself: a command has its answer before
+    /// its VM has ended.
     pub fn at_rest(&self) -> Traces {
-        self.eventually("the end of all VMs", Duration::from_secs(15), || {
-            self.pids("jiffy-vmm").is_empty() && self.ok(&["ps", "-aq"]).is_empty()
+        let mut traces = self.traces();
+        self.eventually("the end of all VMs", || {
+            traces = self.traces();
+            traces.vmms == 0 && traces.sockets == 0 && self.ok(&["ps", "-aq"]).is_empty()
         });
-        self.traces()
+        traces
     }
 
     /// What must not grow: see [`Traces`].
@@ -242,10 +256,12 @@ impl Jiffy {
         };
         Traces {
             vmms: self.pids("jiffy-vmm").len(),
+            // Golden snapshots come and go as the node sees fit; half-made ones
+            // and VMs that they are made of must not stay.
             files: lines(
                 "find /run/jiffy /var/lib/jiffy/vms /var/lib/jiffy/snapshots \
                  /var/lib/jiffy/golden /tmp -mindepth 1 2>/dev/null | \
-                 grep -v -e '\\.log$' -e '/tests' -e '/pager.sock' || true",
+                 grep -v -e '\\.log$' -e '/tests' -e '/pager.sock' -e '/golden/[0-9a-f]' || true",
             ),
             sockets: self
                 .sh("grep -c /run/jiffy/vms /proc/net/unix || true")
