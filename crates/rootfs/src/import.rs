@@ -1,36 +1,53 @@
-//! A tar stream into an image file.
+//! A source into an image file.
 
-use crate::archive::{Archive, ArchiveError, Entry, EntryKind};
+use crate::apply::{Counts, Whiteouts, apply};
+use crate::archive::ArchiveError;
 use crate::config::ImageConfig;
-use crate::erofs::{ContentWriter, WriteError, finish};
-use crate::source::Source;
-use crate::tree::{Attributes, Kind, NameError, Tree};
+use crate::erofs::{self, Inputs, Plan, PlanError, ReadError, WriteError};
+use crate::layer::{self, Bounds, LayerError, Spool};
+use crate::source::folder::{self, FolderError};
+use crate::source::{Choice, Contents, LayerInput, Source, SourceError, SourceKind};
+use crate::tree::{NameError, Tree};
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use thiserror::Error;
 
 /// Bytes of all attributes of one entry that Linux would accept (XATTR_LIST_MAX).
-const MAX_XATTRS: usize = 64 * 1024;
-/// Longest attribute name without its namespace's prefix, and as a whole.
-const MAX_XATTR_NAME: usize = 255;
+pub(crate) const MAX_XATTRS: usize = 64 * 1024;
+/// Longest attribute name without its namespace's prefix.
+pub(crate) const MAX_XATTR_NAME: usize = 255;
 
-/// What an archive may grow to.
+/// What a source may grow to.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Bytes of the image.
     pub image_bytes: u64,
-    /// Files, folders and links.
+    /// Files, folders, links and whiteouts in all layers together.
     pub entries: u64,
+    /// Bytes of names, link targets, attributes and maps of holes.
+    pub metadata_bytes: u64,
+    /// Bytes of all layers, unpacked.
+    pub unpacked_bytes: u64,
+    /// Times its packed size that a layer may unpack to, once it is larger
+    /// than 1 GiB.
+    pub ratio: u64,
 }
 
 impl Default for Limits {
-    /// 64 GiB, two million entries (which take some 500 MB while importing).
+    /// 64 GiB of image and as much again of layers, two million entries with
+    /// 512 MiB of names and attributes (together up to 1.2 GB of memory), and
+    /// 200 times.
     fn default() -> Limits {
         Limits {
             image_bytes: 64 << 30,
             entries: 2_000_000,
+            metadata_bytes: 512 << 20,
+            unpacked_bytes: 128 << 30,
+            ratio: 200,
         }
     }
 }
@@ -42,8 +59,11 @@ pub struct Imported {
     pub digest: String,
     /// Bytes of the image.
     pub size: u64,
-    /// Files, folders, links and devices read from the archive.
+    /// Files, folders, links, devices and whiteouts read from the source.
     pub entries: u64,
+    /// Extended attributes left out, because they are of kinds that only
+    /// other systems know.
+    pub dropped_xattrs: u64,
     /// How the image says it is run.
     pub config: ImageConfig,
 }
@@ -72,63 +92,29 @@ pub enum Progress {
 /// [`ImportError::Cancelled`].
 pub type Watch<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
 
-/// Writes `source` as an EROFS image to `out`, which appears whole or not at
-/// all. The same contents give the same bytes, whatever they came as.
-///
-/// Blocking; memory grows with the number of entries only.
-pub fn import(
-    source: Source,
-    out: &Path,
-    limits: &Limits,
-    watch: Watch<'_>,
-) -> Result<Imported, ImportError> {
-    let _ = (source, out, limits, watch);
-    Err(ImportError::Cancelled)
-}
-
-/// A child image.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Child {
-    /// The image as such (its `config` is empty).
-    pub image: Imported,
-    /// Whether it was made anew, because over half of it would have been
-    /// garbage: it then shares no bytes with the parent.
-    pub rebuilt: bool,
-    /// Bytes at its beginning that are the parent's, but for the first block.
-    pub shared: u64,
-    /// Bytes in it that nothing refers to any more.
-    pub garbage: u64,
-}
-
-/// Writes the image `parent` with `changes` (a layer: OCI or overlayfs
-/// whiteouts) applied to `out`: the parent's bytes where they were, but for
-/// the first block, and behind them what is new.
-pub fn child(
-    parent: &Path,
-    changes: Source,
-    out: &Path,
-    limits: &Limits,
-    watch: Watch<'_>,
-) -> Result<Child, ImportError> {
-    let _ = (parent, changes, out, limits, watch);
-    Err(ImportError::Cancelled)
-}
-
-/// Writes an image of ours anew, without what its ancestors left in it.
-pub fn rebuild(
-    image: &Path,
-    out: &Path,
-    limits: &Limits,
-    watch: Watch<'_>,
-) -> Result<Imported, ImportError> {
-    let _ = (image, out, limits, watch);
-    Err(ImportError::Cancelled)
-}
-
-/// An archive was not imported; nothing was left behind.
+/// A source was not imported; nothing was left behind.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ImportError {
+    /// The source can't be used.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// One of several layers is refused.
+    #[error("layer {number} of {of} ({name}) is refused")]
+    InLayer {
+        /// Which, the lowest being 1.
+        number: usize,
+        /// How many there are.
+        of: usize,
+        /// Its digest or file.
+        name: String,
+        /// Why.
+        #[source]
+        source: Box<ImportError>,
+    },
+    /// A layer's bytes are not what they should be.
+    #[error(transparent)]
+    Layer(LayerError),
     /// The archive is broken.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
@@ -151,18 +137,39 @@ pub enum ImportError {
         /// The attribute.
         name: String,
     },
+    /// An overlay's entry whose contents or name are elsewhere.
+    #[error(
+        "\"{0}\" in the changes was moved or only its attributes were copied; \
+         mount the overlay with redirect_dir=off,metacopy=off"
+    )]
+    Elsewhere(String),
     /// More entries than allowed.
     #[error("the archive has more than {0} entries")]
     TooManyEntries(u64),
+    /// The source holds nothing.
+    #[error("the archive is empty")]
+    Empty,
+    /// The folder can't be imported.
+    #[error(transparent)]
+    Folder(FolderError),
+    /// The parent image can't be read.
+    #[error("the image {} can't be used", .path.display())]
+    Image {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: ReadError,
+    },
+    /// The image can't be laid out.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The image can't be written.
+    #[error(transparent)]
+    Write(WriteError),
     /// Whoever watched wanted it to end.
     #[error("the import was cancelled")]
     Cancelled,
-    /// The archive holds nothing.
-    #[error("the archive is empty")]
-    Empty,
-    /// The image can't be written.
-    #[error(transparent)]
-    Write(#[from] WriteError),
 }
 
 impl From<io::Error> for ImportError {
@@ -171,106 +178,253 @@ impl From<io::Error> for ImportError {
     }
 }
 
-/// Writes the tar `reader` gives as an EROFS image to `out`, which appears
-/// whole or not at all.
-///
-/// Blocking; memory grows with the number of entries only.
-pub fn import_tar(reader: impl Read, out: &Path, limits: Limits) -> Result<Imported, ImportError> {
-    let folder = out.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let folder = folder.unwrap_or(Path::new("."));
-    let image = tempfile::NamedTempFile::new_in(folder)?;
-    let spool = tempfile::tempfile_in(folder)?;
-    let mut contents = ContentWriter::new(image.as_file().try_clone()?, spool, limits.image_bytes);
-    let mut tree = Tree::new();
-    let mut archive = Archive::new(reader);
-    let mut entries = 0;
-    while let Some(entry) = archive.next_entry()? {
-        entries += 1;
-        if entries > limits.entries {
-            return Err(ImportError::TooManyEntries(limits.entries));
+impl From<WriteError> for ImportError {
+    fn from(error: WriteError) -> ImportError {
+        match error {
+            WriteError::Cancelled => ImportError::Cancelled,
+            error => ImportError::Write(error),
         }
-        add_entry(&mut tree, &mut contents, &mut archive, entry)?;
     }
-    if entries == 0 {
+}
+
+impl From<LayerError> for ImportError {
+    fn from(error: LayerError) -> ImportError {
+        match error {
+            LayerError::Cancelled => ImportError::Cancelled,
+            error => ImportError::Layer(error),
+        }
+    }
+}
+
+impl From<FolderError> for ImportError {
+    fn from(error: FolderError) -> ImportError {
+        match error {
+            FolderError::Cancelled => ImportError::Cancelled,
+            error => ImportError::Folder(error),
+        }
+    }
+}
+
+/// Writes `source` as an EROFS image to `out`, which appears whole or not at
+/// all. The same contents give the same bytes, whatever they came as.
+///
+/// Blocking; memory grows with the number of entries only. Packed layers are
+/// unpacked into an unnamed file in `out`'s folder.
+pub fn import(
+    source: Source,
+    out: &Path,
+    limits: &Limits,
+    watch: Watch<'_>,
+) -> Result<Imported, ImportError> {
+    let target = Target::new(out)?;
+    let mut tree = Tree::new(limits.entries, limits.metadata_bytes);
+    let mut inputs = Inputs::default();
+    let whiteouts = match source.kind {
+        SourceKind::RootTar | SourceKind::Folder => Whiteouts::None,
+        _ => Whiteouts::Oci,
+    };
+    let config = source.config;
+    let counts = gather(
+        source.contents,
+        whiteouts,
+        &mut tree,
+        &mut inputs,
+        target.folder(),
+        limits,
+        watch,
+    )?;
+    if counts.entries == 0 {
         return Err(ImportError::Empty);
     }
-    let size = finish(&tree, contents)?;
-    let mut hasher = blake3::Hasher::new();
-    let mut readable = File::open(image.path())?;
-    io::copy(&mut readable, &mut hasher)?;
-    image.as_file().sync_all()?;
-    image.persist(out).map_err(|error| error.error)?;
-    File::open(folder)?.sync_all()?;
+    let plan = Plan::new(&tree, None, limits.image_bytes)?;
+    let digest = target.write(&plan, &inputs, watch)?;
+    let size = plan.size();
+    target.publish()?;
     Ok(Imported {
-        digest: hasher.finalize().to_hex().to_string(),
+        digest,
         size,
-        entries,
-        config: ImageConfig::default(),
+        entries: counts.entries,
+        dropped_xattrs: counts.dropped,
+        config,
     })
 }
 
-fn add_entry<R: Read>(
-    tree: &mut Tree,
-    contents: &mut ContentWriter,
-    archive: &mut Archive<R>,
-    mut entry: Entry,
-) -> Result<(), ImportError> {
-    let refused = |source| ImportError::Name {
-        path: String::from_utf8_lossy(&entry.path).into_owned(),
-        source,
-    };
-    let attributes = Attributes {
-        mode: entry.mode,
-        uid: entry.uid,
-        gid: entry.gid,
-        mtime: entry.mtime,
-        xattrs: std::mem::take(&mut entry.xattrs),
-    };
-    let xattr_bytes = check_xattrs(&entry.path, &attributes)?;
-    let kind = match entry.kind {
-        EntryKind::File => {
-            tree.check_new(&entry.path).map_err(refused)?;
-            Kind::File(contents.store(entry.size, xattr_bytes, |buffer| {
-                match archive.read_content(buffer)? {
-                    0 => Err(ImportError::from(ArchiveError::Truncated(archive.offset()))),
-                    got => Ok(got),
-                }
-            })?)
-        }
-        EntryKind::Symlink(ref target) => {
-            tree.check_new(&entry.path).map_err(refused)?;
-            let mut rest = target.as_slice();
-            Kind::Symlink(contents.store(target.len() as u64, xattr_bytes, |buffer| {
-                Ok::<_, ImportError>(rest.read(buffer)?)
-            })?)
-        }
-        EntryKind::HardLink(ref target) => {
-            return tree.hard_link(&entry.path, target).map_err(refused);
-        }
-        EntryKind::Folder => Kind::Folder(Default::default()),
-        EntryKind::CharDevice(major, minor) => Kind::CharDevice(major, minor),
-        EntryKind::BlockDevice(major, minor) => Kind::BlockDevice(major, minor),
-        EntryKind::Fifo => Kind::Fifo,
-    };
-    tree.insert(&entry.path, kind, attributes)
-        .map_err(refused)?;
-    Ok(())
+/// Imports a stream: what [`Source::stream`] takes.
+pub fn import_tar(reader: impl Read, out: &Path, limits: Limits) -> Result<Imported, ImportError> {
+    let mut choice = Choice::new(folder_of(out));
+    choice.limits = limits;
+    let source = Source::stream(reader, &choice)?;
+    import(source, out, &limits, &mut |_| ControlFlow::Continue(()))
 }
 
-/// Refuses attributes the image can't hold; returns the bytes they take.
-fn check_xattrs(path: &[u8], attributes: &Attributes) -> Result<u64, ImportError> {
-    let body = crate::erofs::xattr_body(attributes.xattrs.iter());
-    for (name, value) in &attributes.xattrs {
-        let storable = crate::erofs::xattr_index(name)
-            .is_some_and(|(_, rest)| rest.len() <= MAX_XATTR_NAME)
-            && value.len() <= usize::from(u16::MAX)
-            && body.len() <= MAX_XATTRS;
-        if !storable {
-            return Err(ImportError::Xattr {
-                path: String::from_utf8_lossy(path).into_owned(),
-                name: String::from_utf8_lossy(name).into_owned(),
+/// Reads all of a source into the tree; contents stay where they are.
+pub(crate) fn gather(
+    contents: Contents,
+    whiteouts: Whiteouts,
+    tree: &mut Tree,
+    inputs: &mut Inputs,
+    scratch: &Path,
+    limits: &Limits,
+    watch: Watch<'_>,
+) -> Result<Counts, ImportError> {
+    let layers = match contents {
+        Contents::Folder(path) => {
+            let mut tick = || watch(Progress::Reading { done: 0, total: 0 });
+            let walked = folder::walk(&path, tree, &mut tick)?;
+            inputs.folder = Some(walked.folder);
+            return Ok(Counts {
+                entries: walked.entries,
+                dropped: walked.dropped,
             });
         }
+        Contents::Layers(layers) => layers,
+    };
+    let total = layers.iter().map(|layer| layer.blob.len).sum();
+    let of = layers.len();
+    let mut reading = Reading {
+        tree,
+        inputs,
+        whiteouts,
+        limits,
+        spool: Spool::new(scratch)?,
+        counts: Counts::default(),
+        unpacked: 0,
+        seen: AtomicU64::new(0),
+        total,
+    };
+    for (index, input) in layers.into_iter().enumerate() {
+        let name = input.name.clone();
+        reading.layer(input, watch).map_err(|error| match error {
+            ImportError::Cancelled => ImportError::Cancelled,
+            error if of == 1 && name.is_empty() => error,
+            error => ImportError::InLayer {
+                number: index + 1,
+                of,
+                name,
+                source: Box::new(error),
+            },
+        })?;
     }
-    Ok(body.len() as u64)
+    Ok(reading.counts)
+}
+
+/// Layers being read.
+struct Reading<'a> {
+    tree: &'a mut Tree,
+    inputs: &'a mut Inputs,
+    whiteouts: Whiteouts,
+    limits: &'a Limits,
+    spool: Spool,
+    counts: Counts,
+    /// Bytes of the layers so far.
+    unpacked: u64,
+    seen: AtomicU64,
+    total: u64,
+}
+
+impl Reading<'_> {
+    fn layer(&mut self, input: LayerInput, watch: Watch<'_>) -> Result<(), ImportError> {
+        let number = self.inputs.files.len() as u32;
+        let bounds = Bounds {
+            bytes: self.limits.unpacked_bytes - self.unpacked,
+            ratio: self.limits.ratio,
+        };
+        let (seen, total) = (&self.seen, self.total);
+        let mut tick = || {
+            let done = seen.load(Ordering::Relaxed);
+            watch(Progress::Reading { done, total })
+        };
+        let (tree, counts) = (&mut *self.tree, &mut self.counts);
+        let (whiteouts, max) = (self.whiteouts, self.limits.entries);
+        let ((), unpacked) = layer::unpack(
+            &input.blob,
+            &input.expected,
+            bounds,
+            &mut self.spool,
+            seen,
+            &mut tick,
+            |stream| apply(tree, stream, number, whiteouts, max, counts),
+        )?;
+        self.unpacked += unpacked.tar.len;
+        self.inputs.files.push(unpacked.tar.file);
+        Ok(())
+    }
+}
+
+/// A file that gets its name when it is whole.
+pub(crate) struct Target<'a> {
+    file: tempfile::NamedTempFile,
+    out: &'a Path,
+}
+
+impl<'a> Target<'a> {
+    pub fn new(out: &'a Path) -> io::Result<Target<'a>> {
+        Ok(Target {
+            file: tempfile::NamedTempFile::new_in(folder_of(out))?,
+            out,
+        })
+    }
+
+    /// Where temporary files go.
+    pub fn folder(&self) -> &Path {
+        folder_of(self.out)
+    }
+
+    pub fn file(&self) -> &File {
+        self.file.as_file()
+    }
+
+    /// Writes the image; returns its digest.
+    pub fn write(
+        &self,
+        plan: &Plan<'_>,
+        inputs: &Inputs,
+        watch: Watch<'_>,
+    ) -> Result<String, ImportError> {
+        let total = plan.size();
+        let mut told = |done| watch(Progress::Writing { done, total });
+        let hash = erofs::write(plan, inputs, self.file(), &mut told)?;
+        let hash = match hash {
+            Some(hash) => hash,
+            // A child: most of it was there.
+            None => {
+                let mut hasher = blake3::Hasher::new();
+                io::copy(&mut File::open(self.file.path())?, &mut hasher)?;
+                hasher.finalize()
+            }
+        };
+        Ok(hash.to_hex().to_string())
+    }
+
+    /// Gives it its name, durably.
+    pub fn publish(self) -> io::Result<()> {
+        self.file.as_file().sync_all()?;
+        let folder = folder_of(self.out);
+        self.file.persist(self.out).map_err(|error| error.error)?;
+        File::open(folder)?.sync_all()
+    }
+}
+
+pub(crate) fn folder_of(out: &Path) -> &Path {
+    out.parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
+}
+
+/// Whether an image can hold an attribute of that name, and should: those of
+/// overlayfs are about the layers that it was made from.
+pub(crate) fn is_storable(name: &[u8]) -> bool {
+    erofs::xattr_index(name).is_some()
+        && !name.starts_with(b"trusted.overlay.")
+        && !name.starts_with(b"user.overlay.")
+}
+
+/// Opens an image of ours.
+pub(crate) fn open_image(path: &Path) -> Result<erofs::Readable, ImportError> {
+    let failed = |source| ImportError::Image {
+        path: path.to_owned(),
+        source,
+    };
+    let file = File::open(path).map_err(|error| failed(error.into()))?;
+    erofs::Readable::open(Arc::new(file)).map_err(failed)
 }

@@ -1,22 +1,32 @@
-//! Root file systems: a tar becomes one read-only EROFS image.
+//! Root file systems: OCI images, archives and folders become one read-only
+//! EROFS image.
 //!
-//! * [`import_tar`]: a tar stream into an image file, in bounded memory, with
-//!   nothing ever unpacked onto the host.
+//! * [`source`]: finds out what something is and where its layers are: an OCI
+//!   layout, a `docker save` archive, a tar, a folder, layers of a registry.
+//! * [`config`]: what an image says about running it.
+//! * [`layer`]: unpacks a layer and checks its digests.
 //! * [`archive`]: reads tar headers, PAX and GNU extensions, each bounded.
-//! * [`tree`]: the names and attributes of what is imported.
-//! * [`erofs`]: writes the image.
+//! * [`tree`]: the names and attributes of all layers, flattened.
+//! * [`erofs`]: lays the image out, writes it, reads it back.
+//! * [`import`], [`child`], [`rebuild`]: put these together.
 //!
-//! The same input gives the same bytes, hence the same digest.
+//! All layers' names are read before the image's first byte is written, so
+//! files that a higher layer hides take no room, and nothing is ever unpacked
+//! onto the host. The same tree gives the same bytes, hence the same digest,
+//! whatever it came as.
 
+mod apply;
 pub mod archive;
+mod child;
 pub mod config;
 pub mod erofs;
 mod import;
+pub mod layer;
 pub mod source;
 pub mod tree;
 
+pub use child::{Child, child, rebuild};
 pub use config::{ConfigError, ExposedPort, ImageConfig, Platform};
-pub use import::{
-    Child, ImportError, Imported, Limits, Progress, Watch, child, import, import_tar, rebuild,
-};
+pub use import::{ImportError, Imported, Limits, Progress, Watch, import, import_tar};
+pub use source::folder::FolderError;
 pub use source::{Choice, Layer, Source, SourceError, SourceKind};

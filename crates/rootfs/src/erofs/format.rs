@@ -13,14 +13,32 @@ pub const DIRENT_SIZE: usize = 12;
 /// The longest tail that fits beside an inode without attributes.
 pub const MAX_TAIL_INLINE: u64 = BLOCK_SIZE - INODE_SIZE;
 
-const MAGIC: u32 = 0xe0f5_e1e2;
+/// The first bytes of a superblock.
+pub const MAGIC: u32 = 0xe0f5_e1e2;
 /// The superblock carries a checksum.
-const COMPAT_CHECKSUM: u32 = 1;
+pub const COMPAT_CHECKSUM: u32 = 1;
 /// Inode times are modification times.
 const COMPAT_MTIME: u32 = 2;
+/// Some files have a table of chunks.
+pub const INCOMPAT_CHUNKED_FILE: u32 = 4;
+/// Bytes of a superblock.
+pub const SUPERBLOCK_SIZE: u64 = 128;
+/// Who made an image, in the superblock's name of the volume.
+pub const VOLUME_NAME: &[u8; 16] = b"jiffy\0\0\0\0\0\0\0\0\0\0\0";
+/// The root's inode follows the superblock, so that a child image can have
+/// another root at the same place (its number has 16 bits only).
+pub const ROOT_OFFSET: u64 = SUPERBLOCK_OFFSET + SUPERBLOCK_SIZE;
+/// The address of a chunk that is a hole.
+pub const HOLE: u32 = u32::MAX;
+/// The most chunks in a file's table.
+pub const MAX_CHUNKS: u64 = 1 << 18;
+/// The largest chunk, as a power of two of blocks.
+pub const MAX_CHUNK_BITS: u32 = 31;
 
-const XATTR_HEADER_SIZE: usize = 12;
-const XATTR_ENTRY_SIZE: usize = 4;
+/// Bytes before the first attribute of an inode.
+pub const XATTR_HEADER_SIZE: usize = 12;
+/// Bytes of an attribute without its name and value, and their alignment.
+pub const XATTR_ENTRY_SIZE: usize = 4;
 
 /// How an inode's bytes are laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +47,8 @@ pub enum Layout {
     Plain = 0,
     /// Whole blocks, and a tail right after the inode.
     Inline = 2,
+    /// A table of chunks right after the inode.
+    Chunks = 4,
 }
 
 /// The values of an extended inode.
@@ -40,7 +60,7 @@ pub struct Inode {
     /// Type and permissions.
     pub mode: u16,
     pub size: u64,
-    /// First block, or the device number.
+    /// First block, the device number, or the chunks' format.
     pub union: u32,
     pub number: u32,
     pub uid: u32,
@@ -70,26 +90,37 @@ impl Inode {
     }
 }
 
-/// `struct erofs_super_block`, checksummed with the rest of its block.
-pub fn superblock(root_nid: u16, inodes: u64, blocks: u32, meta_block: u32) -> Vec<u8> {
-    let mut block = vec![0; (BLOCK_SIZE - SUPERBLOCK_OFFSET) as usize];
-    let mut out = Put(&mut block, 0);
+/// `struct erofs_super_block`, without its checksum.
+pub fn superblock(inodes: u64, blocks: u32, chunked: bool) -> Vec<u8> {
+    let mut bytes = vec![0; SUPERBLOCK_SIZE as usize];
+    let mut out = Put(&mut bytes, 0);
     out.u32(MAGIC);
     out.u32(0);
     out.u32(COMPAT_CHECKSUM | COMPAT_MTIME);
     out.u8(BLOCK_SIZE.trailing_zeros() as u8);
     out.u8(0);
-    out.u16(root_nid);
+    out.u16((ROOT_OFFSET / SLOT_SIZE) as u16);
     out.u64(inodes);
     out.u64(0); // build time: the same input gives the same image
     out.u32(0);
     out.u32(blocks);
-    out.u32(meta_block);
-    // The kernel's crc32c starts from all ones and isn't inverted at the end.
-    let checksum = !crc32c::crc32c(&block);
-    block[4..8].copy_from_slice(&checksum.to_le_bytes());
-    block
+    out.u32(0); // inodes are counted from the beginning of the image
+    out.u32(0);
+    out.bytes(&[0; 16]); // uuid
+    out.bytes(VOLUME_NAME);
+    out.u32(if chunked { INCOMPAT_CHUNKED_FILE } else { 0 });
+    bytes
 }
+
+/// The checksum of a superblock and what follows it in its block, its own
+/// field being zero.
+pub fn checksum(from_superblock: &[u8]) -> u32 {
+    // The kernel's crc32c starts from all ones and isn't inverted at the end.
+    !crc32c::crc32c(from_superblock)
+}
+
+/// Where in a superblock the checksum is.
+pub const CHECKSUM_AT: usize = 4;
 
 /// A directory entry without its name.
 pub fn dirent(nid: u64, name_offset: u16, file_type: u8) -> [u8; DIRENT_SIZE] {
@@ -106,6 +137,14 @@ pub fn device_number(major: u32, minor: u32) -> u32 {
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }
 
+/// [`device_number`] turned around.
+pub fn device_of(number: u32) -> (u32, u32) {
+    (
+        (number >> 8) & 0xfff,
+        (number & 0xff) | ((number >> 12) & !0xff),
+    )
+}
+
 /// Splits an attribute's name into its index and the rest; `None` for a
 /// namespace EROFS can't store.
 pub fn xattr_index(name: &[u8]) -> Option<(u8, &[u8])> {
@@ -118,6 +157,20 @@ pub fn xattr_index(name: &[u8]) -> Option<(u8, &[u8])> {
             (!rest.is_empty()).then_some((*index, rest))
         }),
     }
+}
+
+/// An attribute's name from its index and the rest: [`xattr_index`] turned
+/// around.
+pub fn xattr_name(index: u8, rest: &[u8]) -> Option<Vec<u8>> {
+    let prefix: &[u8] = match (index, rest.is_empty()) {
+        (1, false) => b"user.",
+        (2, true) => b"system.posix_acl_access",
+        (3, true) => b"system.posix_acl_default",
+        (4, false) => b"trusted.",
+        (6, false) => b"security.",
+        _ => return None,
+    };
+    Some([prefix, rest].concat())
 }
 
 /// The attributes as they follow an inode; empty when there are none.

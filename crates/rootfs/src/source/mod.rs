@@ -1,8 +1,19 @@
-//! Where an image comes from.
+//! Where an image comes from: its configuration and its layers, found but not
+//! yet read.
 
-use crate::config::{ConfigError, ImageConfig, Platform};
+mod bundle;
+mod docker;
+pub(crate) mod folder;
+mod oci;
+
+use crate::config::{ConfigError, ImageConfig, Platform, RawConfig};
+use crate::import::Limits;
+use crate::layer::{self, Blob, Bounds, Digest, Expected, LayerError, Packing, Spool};
+use bundle::{Bundle, open_file};
 use std::io::{self, Read};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
 use thiserror::Error;
 
 /// One layer of an image as a file: a tar, plain or packed with gzip, zstd
@@ -11,7 +22,8 @@ use thiserror::Error;
 pub struct Layer {
     /// The blob.
     pub path: PathBuf,
-    /// What the manifest says it is; checked against what it is.
+    /// What the manifest says it is: it must be a layer; how it is packed is
+    /// seen by its bytes.
     pub media_type: String,
     /// What the blob hashes to, `sha256:HEX`; checked when given.
     pub digest: Option<String>,
@@ -30,6 +42,8 @@ pub struct Choice {
     pub reference: Option<String>,
     /// A folder for unnamed temporary files.
     pub scratch: PathBuf,
+    /// How large a packed archive may become when it is unpacked to look into.
+    pub limits: Limits,
 }
 
 impl Choice {
@@ -39,6 +53,7 @@ impl Choice {
             platform: Platform::default(),
             reference: None,
             scratch: scratch.into(),
+            limits: Limits::default(),
         }
     }
 }
@@ -63,8 +78,27 @@ pub enum SourceKind {
 /// not yet looked at.
 #[derive(Debug)]
 pub struct Source {
-    kind: SourceKind,
-    config: ImageConfig,
+    pub(crate) kind: SourceKind,
+    pub(crate) config: ImageConfig,
+    pub(crate) contents: Contents,
+}
+
+/// What is to be imported.
+#[derive(Debug)]
+pub(crate) enum Contents {
+    /// Layers, the lowest first.
+    Layers(Vec<LayerInput>),
+    /// All that is in a folder.
+    Folder(PathBuf),
+}
+
+/// A layer that is there.
+#[derive(Debug)]
+pub(crate) struct LayerInput {
+    pub blob: Blob,
+    /// What to call it.
+    pub name: String,
+    pub expected: Expected,
 }
 
 /// A source can't be used.
@@ -80,6 +114,115 @@ pub enum SourceError {
         #[source]
         source: io::Error,
     },
+    /// A temporary file can't be written.
+    #[error("a temporary file in {} can't be written", .path.display())]
+    Scratch {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It can't be unpacked.
+    #[error("{} can't be unpacked", .path.display())]
+    Unpack {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: LayerError,
+    },
+    /// A manifest or index is no JSON of its kind.
+    #[error("{} is not what it should be", .path.display())]
+    Json {
+        /// Which.
+        path: PathBuf,
+        /// Where and why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// An archive lacks a file.
+    #[error("{} names {name}, but does not hold it", .path.display())]
+    Missing {
+        /// The archive.
+        path: PathBuf,
+        /// The file.
+        name: String,
+    },
+    /// An OCI layout of another version.
+    #[error("it is an OCI image layout of version {0:?}; only version 1 is known")]
+    Layout(String),
+    /// There is no image at all.
+    #[error("it holds no image")]
+    NoImage,
+    /// There are several images.
+    #[error("it holds several images, say which: {0}")]
+    WhichImage(String),
+    /// The image that was asked for is not there.
+    #[error("it holds no image {wanted:?}; there are: {there}")]
+    NoSuchImage {
+        /// The name.
+        wanted: String,
+        /// The names there are.
+        there: String,
+    },
+    /// No image for the platform.
+    #[error("it has no image for {wanted}; it has: {there}")]
+    NoPlatform {
+        /// The platform.
+        wanted: String,
+        /// The platforms there are.
+        there: String,
+    },
+    /// The image is for another platform.
+    #[error("the image is for {is}, and VMs here run {wanted}")]
+    WrongPlatform {
+        /// What it is for.
+        is: String,
+        /// What it should be for.
+        wanted: String,
+    },
+    /// Indexes within indexes.
+    #[error("its indexes name one another too deep")]
+    TooDeep,
+    /// Something that is no container image.
+    #[error("{what} is not a container image but {media_type:?}")]
+    NotAnImage {
+        /// What.
+        what: String,
+        /// What it says it is.
+        media_type: String,
+    },
+    /// A layer that is none, or is encrypted.
+    #[error("a layer has the media type {0:?}, which can't be imported")]
+    MediaType(String),
+    /// A digest that is none.
+    #[error("{digest:?} is no digest: {what}")]
+    BadDigest {
+        /// As written.
+        digest: String,
+        /// Why.
+        what: &'static str,
+    },
+    /// A manifest or configuration was changed.
+    #[error("a file that should have the digest {should} has {is}: it was damaged or changed")]
+    Digest {
+        /// In what names it.
+        should: Digest,
+        /// Of its bytes.
+        is: Digest,
+    },
+    /// Layers and their digests don't match in number.
+    #[error("the image has {layers} layers, and its configuration names {diff_ids}")]
+    DiffIds {
+        /// In the manifest.
+        layers: usize,
+        /// In the configuration.
+        diff_ids: usize,
+    },
+    /// More layers than any image has.
+    #[error("the image has {0} layers, over the limit of 1024")]
+    TooManyLayers(usize),
     /// The image's configuration is no good.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -90,31 +233,75 @@ impl Source {
     /// folder; or a file that is an OCI archive, a `docker save` archive or a
     /// root file system's tar, each plain or packed with gzip, zstd or xz.
     pub fn open(path: &Path, choice: &Choice) -> Result<Source, SourceError> {
-        let _ = (path, choice);
-        Ok(Source {
-            kind: SourceKind::RootTar,
-            config: ImageConfig::default(),
-        })
+        let failed = |source| SourceError::Read {
+            path: path.to_owned(),
+            source,
+        };
+        if std::fs::metadata(path).map_err(failed)?.is_dir() {
+            let bundle = Bundle::Folder(path.to_owned());
+            if oci::is_layout(&bundle) {
+                return Source::found(SourceKind::Oci, oci::open(&bundle, choice)?);
+            }
+            return Ok(Source::folder(path));
+        }
+        let blob = open_file(path).map_err(failed)?;
+        Source::file(path, blob, choice)
     }
 
     /// The same for a file that comes as a stream; it is kept in an unnamed
-    /// file in the scratch folder.
+    /// file in the scratch folder, unpacked.
     pub fn stream(reader: impl Read, choice: &Choice) -> Result<Source, SourceError> {
-        let _ = (reader, choice);
-        Ok(Source {
-            kind: SourceKind::RootTar,
+        let path = Path::new("the archive");
+        let blob = layer::keep(reader, &choice.scratch, choice.limits.bounds());
+        let blob = blob.map_err(|source| unpack_failed(path, &choice.scratch, source))?;
+        Source::file(path, blob, choice)
+    }
+
+    /// The root file system in a folder.
+    pub fn folder(path: &Path) -> Source {
+        Source {
+            kind: SourceKind::Folder,
             config: ImageConfig::default(),
-        })
+            contents: Contents::Folder(path.to_owned()),
+        }
     }
 
     /// Layers that were fetched, the lowest first, and the bytes of the
     /// image's configuration. `diff_id`s left out are taken from it.
     pub fn layers(config: &[u8], layers: &[Layer], choice: &Choice) -> Result<Source, SourceError> {
-        let _ = (layers, choice);
-        Ok(Source {
-            kind: SourceKind::Layers,
-            config: ImageConfig::from_json(config)?,
-        })
+        let config = RawConfig::from_json(config)?;
+        check_platform(&config.platform(), choice)?;
+        let digest = |text: &Option<String>| -> Result<Option<Digest>, SourceError> {
+            text.as_deref()
+                .map(|text| {
+                    text.parse().map_err(|what| SourceError::BadDigest {
+                        digest: text.chars().take(80).collect(),
+                        what,
+                    })
+                })
+                .transpose()
+        };
+        let layers = layers
+            .iter()
+            .map(|layer| {
+                check_media_type(&layer.media_type)?;
+                let blob = open_file(&layer.path).map_err(|source| SourceError::Read {
+                    path: layer.path.clone(),
+                    source,
+                })?;
+                let path = || layer.path.display().to_string();
+                Ok(LayerInput {
+                    blob,
+                    name: layer.digest.clone().unwrap_or_else(path),
+                    expected: Expected {
+                        digest: digest(&layer.digest)?,
+                        diff_id: digest(&layer.diff_id)?,
+                        size: layer.size,
+                    },
+                })
+            })
+            .collect::<Result<Vec<_>, SourceError>>()?;
+        Source::found(SourceKind::Layers, oci::Found { config, layers })
     }
 
     /// What it was found to be.
@@ -125,5 +312,133 @@ impl Source {
     /// How the image says it is run; empty for a folder or a root tar.
     pub fn config(&self) -> &ImageConfig {
         &self.config
+    }
+
+    fn file(path: &Path, blob: Blob, choice: &Choice) -> Result<Source, SourceError> {
+        let failed = |source| SourceError::Read {
+            path: path.to_owned(),
+            source,
+        };
+        let tar = match blob.packing().map_err(failed)? {
+            Packing::Plain => blob,
+            _ => unpack_whole(path, &blob, choice)?,
+        };
+        if let Some(bundle) = Bundle::of_tar(path, &tar)? {
+            // Newer Docker writes both; the OCI layout says more.
+            return if oci::is_layout(&bundle) {
+                Source::found(SourceKind::Oci, oci::open(&bundle, choice)?)
+            } else {
+                Source::found(SourceKind::DockerArchive, docker::open(&bundle, choice)?)
+            };
+        }
+        Ok(Source {
+            kind: SourceKind::RootTar,
+            config: ImageConfig::default(),
+            contents: Contents::Layers(vec![LayerInput {
+                blob: tar,
+                name: String::new(),
+                expected: Expected::default(),
+            }]),
+        })
+    }
+
+    fn found(kind: SourceKind, found: oci::Found) -> Result<Source, SourceError> {
+        let oci::Found { config, mut layers } = found;
+        if layers.len() > oci::MAX_LAYERS {
+            return Err(SourceError::TooManyLayers(layers.len()));
+        }
+        let diff_ids = &config.rootfs.diff_ids;
+        if !diff_ids.is_empty() && diff_ids.len() != layers.len() {
+            return Err(SourceError::DiffIds {
+                layers: layers.len(),
+                diff_ids: diff_ids.len(),
+            });
+        }
+        for (layer, text) in layers.iter_mut().zip(diff_ids) {
+            let diff_id = text.parse().map_err(|what| SourceError::BadDigest {
+                digest: text.chars().take(80).collect(),
+                what,
+            })?;
+            layer.expected.diff_id.get_or_insert(diff_id);
+        }
+        Ok(Source {
+            kind,
+            config: config.into_config()?,
+            contents: Contents::Layers(layers),
+        })
+    }
+}
+
+/// A packed archive, unpacked into an unnamed file.
+fn unpack_whole(path: &Path, blob: &Blob, choice: &Choice) -> Result<Blob, SourceError> {
+    let mut spool = Spool::new(&choice.scratch).map_err(|source| SourceError::Scratch {
+        path: choice.scratch.clone(),
+        source,
+    })?;
+    let (_, unpacked) = layer::unpack(
+        blob,
+        &Expected::default(),
+        choice.limits.bounds(),
+        &mut spool,
+        &AtomicU64::new(0),
+        &mut || ControlFlow::Continue(()),
+        |_| Ok::<_, LayerError>(()),
+    )
+    .map_err(|source| unpack_failed(path, &choice.scratch, source))?;
+    Ok(unpacked.tar)
+}
+
+fn unpack_failed(path: &Path, scratch: &Path, error: LayerError) -> SourceError {
+    match error {
+        LayerError::Spool(source) => SourceError::Scratch {
+            path: scratch.to_owned(),
+            source,
+        },
+        source => SourceError::Unpack {
+            path: path.to_owned(),
+            source,
+        },
+    }
+}
+
+/// Layers are tars; encrypted ones and foreign things are not.
+fn check_media_type(media_type: &str) -> Result<(), SourceError> {
+    let tar = media_type.is_empty()
+        || [
+            "application/vnd.oci.image.layer.v1.tar",
+            "application/vnd.oci.image.layer.nondistributable.v1.tar",
+            "application/vnd.docker.image.rootfs.diff.tar",
+            "application/vnd.docker.image.rootfs.foreign.diff.tar",
+        ]
+        .iter()
+        .filter_map(|known| media_type.strip_prefix(*known))
+        .any(|packing| ["", "+gzip", "+zstd", ".gzip", ".zstd"].contains(&packing));
+    if tar {
+        Ok(())
+    } else {
+        Err(SourceError::MediaType(
+            media_type.chars().take(120).collect(),
+        ))
+    }
+}
+
+fn check_platform(is: &Platform, choice: &Choice) -> Result<(), SourceError> {
+    // Configurations from before platforms name none.
+    let unnamed = is.os.is_empty() && is.architecture.is_empty();
+    if unnamed || choice.platform.runs(is) {
+        return Ok(());
+    }
+    Err(SourceError::WrongPlatform {
+        is: is.to_string(),
+        wanted: choice.platform.to_string(),
+    })
+}
+
+impl Limits {
+    pub(crate) fn bounds(&self) -> Bounds {
+        Bounds {
+            bytes: self.unpacked_bytes,
+            ratio: self.ratio,
+        }
     }
 }

@@ -1,12 +1,19 @@
-//! Reads the headers of a tar stream: ustar, PAX and GNU long names.
+//! Reads the headers of a tar stream: ustar, PAX, GNU long names and holes.
 //!
 //! The archive may be hostile: an extension is refused by its declared size
-//! before it is read, and contents are handed out as a bounded stream.
+//! before it is read. Contents are passed over; an entry says where they are.
+
+mod pax;
+mod sparse;
 
 use crate::tree::MAX_PATH;
+use pax::Pax;
+use sparse::PaxSparse;
 use std::collections::BTreeMap;
 use std::io::{self, Read};
 use thiserror::Error;
+
+pub use sparse::{Segment, Sparse};
 
 const BLOCK: usize = 512;
 /// The largest PAX or long-name record, bytes.
@@ -46,8 +53,12 @@ pub struct Entry {
     pub gid: u32,
     /// Modification time; times before 1970 become 0.
     pub mtime: u64,
-    /// Bytes that follow.
+    /// Bytes in the archive.
     pub size: u64,
+    /// Where those are in the archive.
+    pub offset: u64,
+    /// Which parts of the file they are, if it has holes.
+    pub sparse: Option<Sparse>,
     /// Extended attributes (PAX `SCHILY.xattr.*`).
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
@@ -96,6 +107,26 @@ pub enum ArchiveError {
     },
 }
 
+/// Passes over bytes, if it can without reading them.
+pub trait Skip {
+    /// Passes over at most `bytes`; returns how many, fewer only at the end.
+    fn skip(&mut self, bytes: u64) -> io::Result<u64>;
+}
+
+impl<S: Skip> Skip for &mut S {
+    fn skip(&mut self, bytes: u64) -> io::Result<u64> {
+        (**self).skip(bytes)
+    }
+}
+
+impl Skip for &[u8] {
+    fn skip(&mut self, bytes: u64) -> io::Result<u64> {
+        let most = bytes.min(self.len() as u64);
+        *self = &self[most as usize..];
+        Ok(most)
+    }
+}
+
 /// A tar stream, entry by entry.
 pub struct Archive<R> {
     reader: R,
@@ -103,10 +134,10 @@ pub struct Archive<R> {
     /// Bytes of the current entry not read yet, and its padding.
     remaining: u64,
     padding: u64,
-    global: BTreeMap<Vec<u8>, Vec<u8>>,
+    global: Pax,
 }
 
-impl<R: Read> Archive<R> {
+impl<R: Read + Skip> Archive<R> {
     /// A stream at its beginning.
     pub fn new(reader: R) -> Archive<R> {
         Archive {
@@ -114,7 +145,7 @@ impl<R: Read> Archive<R> {
             offset: 0,
             remaining: 0,
             padding: 0,
-            global: BTreeMap::new(),
+            global: Pax::default(),
         }
     }
 
@@ -123,10 +154,15 @@ impl<R: Read> Archive<R> {
         self.offset
     }
 
+    /// The stream, wherever it is.
+    pub fn into_inner(self) -> R {
+        self.reader
+    }
+
     /// The next entry; what is left of the one before is skipped. `None` at
     /// the end mark.
     pub fn next_entry(&mut self) -> Result<Option<Entry>, ArchiveError> {
-        let mut local = BTreeMap::new();
+        let mut local = Pax::default();
         let (mut long_name, mut long_link) = (None, None);
         loop {
             self.skip_rest()?;
@@ -138,32 +174,68 @@ impl<R: Read> Archive<R> {
             let size = header
                 .entry_size()
                 .map_err(|_| bad("its size is no number"))?;
+            let malformed = || bad("its PAX record is malformed");
             match header.entry_type().as_byte() {
                 b'L' => long_name = Some(trim_nul(self.read_extension(at, size)?)),
                 b'K' => long_link = Some(trim_nul(self.read_extension(at, size)?)),
                 b'x' => {
                     let record = self.read_extension(at, size)?;
-                    parse_pax(&record, &mut local)
-                        .ok_or_else(|| bad("its PAX record is malformed"))?;
+                    local.parse(&record).ok_or_else(malformed)?;
                 }
                 b'g' => {
                     let record = self.read_extension(at, size)?;
-                    parse_pax(&record, &mut self.global)
-                        .ok_or_else(|| bad("its PAX record is malformed"))?;
+                    self.global.parse(&record).ok_or_else(malformed)?;
                 }
                 _ => {
-                    let mut pax = self.global.clone();
-                    pax.append(&mut local);
-                    let entry = build_entry(&header, at, size, pax, long_name, long_link)?;
-                    self.set_remaining(entry.size, at)?;
+                    let pax = local.over(&self.global);
+                    let mut entry = build_entry(&header, at, size, &pax, long_name, long_link)?;
+                    self.find_contents(&header, at, &pax, &mut entry)?;
                     return Ok(Some(entry));
                 }
             }
         }
     }
 
+    /// Reads the maps of files with holes, and leaves the stream at the
+    /// beginning of the contents.
+    fn find_contents(
+        &mut self,
+        header: &tar::Header,
+        at: u64,
+        pax: &Pax,
+        entry: &mut Entry,
+    ) -> Result<(), ArchiveError> {
+        let bad = |what| ArchiveError::BadHeader { offset: at, what };
+        let mut next = || {
+            let mut block = [0; BLOCK];
+            match self.read_block(&mut block)? {
+                true => Ok(block),
+                false => Err(ArchiveError::Truncated(self.offset)),
+            }
+        };
+        if entry.kind == EntryKind::File {
+            if header.entry_type().as_byte() == b'S' {
+                entry.sparse = Some(sparse::old(header, entry.size, next, &bad)?);
+            } else {
+                let found = sparse::pax(pax, entry.size)
+                    .ok_or_else(|| bad("its map of holes is malformed"))?;
+                entry.sparse = match found {
+                    PaxSparse::None => None,
+                    PaxSparse::Map(map) => Some(map),
+                    PaxSparse::InContents(size) => {
+                        let (map, taken) = sparse::in_contents(size, entry.size, &mut next, &bad)?;
+                        entry.size -= taken;
+                        Some(map)
+                    }
+                };
+            }
+        }
+        entry.offset = self.offset;
+        self.set_remaining(entry.size, at)
+    }
+
     /// Reads contents of the current entry; 0 at their end.
-    pub fn read_content(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
+    fn read_content(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
         let most = usize::try_from(self.remaining)
             .unwrap_or(usize::MAX)
             .min(buffer.len());
@@ -190,10 +262,19 @@ impl<R: Read> Archive<R> {
     }
 
     fn skip_rest(&mut self) -> Result<(), ArchiveError> {
-        self.remaining += self.padding;
-        self.padding = 0;
-        let mut sink = [0; 8192];
-        while self.read_content(&mut sink)? > 0 {}
+        let want = self.remaining + self.padding;
+        let got = self
+            .reader
+            .skip(want)
+            .map_err(|source| ArchiveError::Read {
+                offset: self.offset,
+                source,
+            })?;
+        self.offset += got;
+        if got < want {
+            return Err(ArchiveError::Truncated(self.offset));
+        }
+        (self.remaining, self.padding) = (0, 0);
         Ok(())
     }
 
@@ -277,7 +358,7 @@ fn build_entry(
     header: &tar::Header,
     at: u64,
     size: u64,
-    pax: BTreeMap<Vec<u8>, Vec<u8>>,
+    pax: &Pax,
     long_name: Option<Vec<u8>>,
     long_link: Option<Vec<u8>>,
 ) -> Result<Entry, ArchiveError> {
@@ -299,13 +380,14 @@ fn build_entry(
             .transpose()
     };
     let path = pax
-        .get(b"path".as_slice())
-        .cloned()
+        .get(b"GNU.sparse.name")
+        .or(pax.get(b"path"))
+        .map(<[u8]>::to_vec)
         .or(long_name)
         .unwrap_or_else(|| header.path_bytes().into_owned());
     let link = || {
-        pax.get(b"linkpath".as_slice())
-            .cloned()
+        pax.get(b"linkpath")
+            .map(<[u8]>::to_vec)
             .or(long_link)
             .or_else(|| header.link_name_bytes().map(|name| name.into_owned()))
             .filter(|target| !target.is_empty() && target.len() <= MAX_PATH && !target.contains(&0))
@@ -327,12 +409,10 @@ fn build_entry(
         Ok((major, minor))
     };
     let type_byte = header.entry_type().as_byte();
-    let sparse = type_byte == b'S' || pax.keys().any(|key| key.starts_with(b"GNU.sparse."));
     let kind = match type_byte {
-        _ if sparse => None,
         // Old archives mark a folder by the slash at its end alone.
         b'\0' | b'0' if path.ends_with(b"/") => Some(EntryKind::Folder),
-        b'\0' | b'0' | b'7' => Some(EntryKind::File),
+        b'\0' | b'0' | b'7' | b'S' => Some(EntryKind::File),
         b'1' => Some(EntryKind::HardLink(link()?)),
         b'2' => Some(EntryKind::Symlink(link()?)),
         b'3' => device().map(|(major, minor)| Some(EntryKind::CharDevice(major, minor)))?,
@@ -343,11 +423,13 @@ fn build_entry(
     };
     let kind = kind.ok_or_else(|| ArchiveError::Unsupported {
         path: String::from_utf8_lossy(&path).into_owned(),
-        kind: if sparse { 'S' } else { char::from(type_byte) },
+        kind: char::from(type_byte),
     })?;
     let size = match kind {
         EntryKind::File => number(b"size")?.unwrap_or(size),
-        _ => size,
+        // What is only a header has no contents, whatever size it claims:
+        // so GNU tar and Go read it.
+        _ => 0,
     };
     let id = |key: &[u8], field: io::Result<u64>| -> Result<u32, ArchiveError> {
         let value = match number(key)? {
@@ -370,32 +452,19 @@ fn build_entry(
                 .unwrap_or(0),
         },
         xattrs: pax
-            .into_iter()
-            .filter_map(|(key, value)| Some((key.strip_prefix(b"SCHILY.xattr.")?.to_vec(), value)))
+            .values
+            .iter()
+            .filter_map(|(key, value)| {
+                let name = key.strip_prefix(b"SCHILY.xattr.")?;
+                Some((name.to_vec(), value.clone()))
+            })
             .collect(),
         path,
         kind,
         size,
+        offset: 0,
+        sparse: None,
     })
-}
-
-/// PAX records: `LENGTH KEY=VALUE\n`, the length counting all of it.
-fn parse_pax(mut record: &[u8], into: &mut BTreeMap<Vec<u8>, Vec<u8>>) -> Option<()> {
-    while !record.is_empty() {
-        let space = record.iter().take(20).position(|byte| *byte == b' ')?;
-        let length: usize = std::str::from_utf8(&record[..space]).ok()?.parse().ok()?;
-        let line = record.get(space + 1..length)?.strip_suffix(b"\n")?;
-        let equals = line.iter().position(|byte| *byte == b'=')?;
-        let (key, value) = (&line[..equals], &line[equals + 1..]);
-        // An empty value takes the key back, as POSIX has it.
-        if value.is_empty() {
-            into.remove(key);
-        } else {
-            into.insert(key.to_vec(), value.to_vec());
-        }
-        record = &record[length..];
-    }
-    Some(())
 }
 
 fn trim_nul(mut name: Vec<u8>) -> Vec<u8> {
@@ -419,7 +488,7 @@ mod tests {
 
         #[test]
         fn any_pax_record_is_parsed_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = parse_pax(&bytes, &mut BTreeMap::new());
+            let _ = Pax::default().parse(&bytes);
         }
     }
 

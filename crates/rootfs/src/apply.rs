@@ -1,0 +1,228 @@
+//! Applies a layer's entries to the tree.
+
+use crate::archive::{Archive, Entry, EntryKind};
+use crate::import::{ImportError, MAX_XATTR_NAME, MAX_XATTRS, is_storable};
+use crate::layer::LayerStream;
+use crate::tree::{Attributes, Content, Input, Kind, NameError, Piece, Tree};
+
+/// How a layer says that something of a lower layer is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whiteouts {
+    /// It doesn't: there is no lower layer.
+    None,
+    /// `.wh.NAME` and `.wh..wh..opq` (OCI image-spec `layer.md`).
+    Oci,
+    /// Those, or as in the upper folder of an overlay: character devices 0/0
+    /// and the attribute `trusted.overlay.opaque` (Linux
+    /// `Documentation/filesystems/overlayfs.rst`).
+    OciOrOverlay,
+}
+
+const WHITEOUT: &[u8] = b".wh.";
+/// Names of aufs's own, not part of any layer; but for the opaque mark.
+const AUFS: &[u8] = b".wh..wh.";
+const OPAQUE: &[u8] = b".wh..wh..opq";
+
+/// What was met in all layers.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    /// Entries, whiteouts among them.
+    pub entries: u64,
+    /// Attributes of kinds that an image can't hold.
+    pub dropped: u64,
+}
+
+/// Applies all entries of a layer's tar. `input` is the number of the file
+/// that contents will be read from.
+pub(crate) fn apply(
+    tree: &mut Tree,
+    stream: &mut LayerStream<'_>,
+    input: u32,
+    whiteouts: Whiteouts,
+    max_entries: u64,
+    counts: &mut Counts,
+) -> Result<(), ImportError> {
+    let base = stream.base;
+    let mut archive = Archive::new(stream);
+    tree.begin_layer();
+    while let Some(entry) = archive.next_entry()? {
+        counts.entries += 1;
+        if counts.entries > max_entries {
+            return Err(ImportError::TooManyEntries(max_entries));
+        }
+        let path = entry.path.clone();
+        let mut layer = Layer {
+            tree,
+            input,
+            base,
+            whiteouts,
+            counts,
+        };
+        layer.entry(entry).map_err(|error| match error {
+            Refused::Name(source) => ImportError::Name {
+                path: String::from_utf8_lossy(&path).into_owned(),
+                source,
+            },
+            Refused::Whole(error) => error,
+        })?;
+    }
+    tree.end_layer();
+    Ok(())
+}
+
+enum Refused {
+    Name(NameError),
+    Whole(ImportError),
+}
+
+impl From<NameError> for Refused {
+    fn from(error: NameError) -> Refused {
+        Refused::Name(error)
+    }
+}
+
+struct Layer<'a> {
+    tree: &'a mut Tree,
+    input: u32,
+    base: u64,
+    whiteouts: Whiteouts,
+    counts: &'a mut Counts,
+}
+
+impl Layer<'_> {
+    fn entry(&mut self, mut entry: Entry) -> Result<(), Refused> {
+        if self.whiteouts != Whiteouts::None && self.oci_whiteout(&entry.path)? {
+            return Ok(());
+        }
+        let overlay = self.overlay_attributes(&mut entry)?;
+        let gone = entry.kind == EntryKind::CharDevice(0, 0) || overlay.gone;
+        if self.whiteouts == Whiteouts::OciOrOverlay && gone {
+            return Ok(self.tree.white_out(&entry.path)?);
+        }
+        let attributes = self.attributes(&mut entry).map_err(Refused::Whole)?;
+        let kind = match entry.kind {
+            EntryKind::HardLink(target) => {
+                return Ok(self.tree.hard_link(&entry.path, &target)?);
+            }
+            EntryKind::File => Kind::File(self.content(&entry)),
+            EntryKind::Symlink(target) => Kind::Symlink(target.into()),
+            EntryKind::Folder => Kind::folder(),
+            EntryKind::CharDevice(major, minor) => Kind::CharDevice(major, minor),
+            EntryKind::BlockDevice(major, minor) => Kind::BlockDevice(major, minor),
+            EntryKind::Fifo => Kind::Fifo,
+        };
+        let folder = matches!(kind, Kind::Folder(_));
+        self.tree.insert(&entry.path, kind, attributes)?;
+        if folder && overlay.opaque {
+            self.tree.make_opaque(&entry.path)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the name is a whiteout and no more.
+    fn oci_whiteout(&mut self, path: &[u8]) -> Result<bool, Refused> {
+        let trimmed = path.strip_suffix(b"/").unwrap_or(path);
+        let cut = trimmed.iter().rposition(|byte| *byte == b'/');
+        let (folder, name) = trimmed.split_at(cut.map_or(0, |cut| cut + 1));
+        if name == OPAQUE {
+            self.tree.make_opaque(folder)?;
+            return Ok(true);
+        }
+        if name.starts_with(AUFS) || folder.starts_with(AUFS) {
+            return Ok(true);
+        }
+        let Some(hidden) = name.strip_prefix(WHITEOUT) else {
+            return Ok(false);
+        };
+        if [&b""[..], b".", b".."].contains(&hidden) {
+            return Err(NameError::EmptyWhiteout.into());
+        }
+        self.tree.white_out(&[folder, hidden].concat())?;
+        Ok(true)
+    }
+
+    /// Takes overlayfs's own attributes out: in the image they would mean
+    /// something to the overlay that the image is a layer of.
+    fn overlay_attributes(&mut self, entry: &mut Entry) -> Result<Overlay, Refused> {
+        let mut overlay = Overlay::default();
+        let mut moved = false;
+        entry.xattrs.retain(|name, value| {
+            let own = [&b"trusted.overlay."[..], b"user.overlay."];
+            let Some(name) = own.iter().find_map(|own| name.strip_prefix(*own)) else {
+                return true;
+            };
+            match name {
+                b"opaque" => overlay.opaque = value == b"y",
+                b"whiteout" => overlay.gone = true,
+                b"redirect" | b"metacopy" => moved = true,
+                _ => {}
+            }
+            false
+        });
+        if moved && self.whiteouts == Whiteouts::OciOrOverlay {
+            let path = String::from_utf8_lossy(&entry.path).into_owned();
+            return Err(Refused::Whole(ImportError::Elsewhere(path)));
+        }
+        Ok(overlay)
+    }
+
+    fn attributes(&mut self, entry: &mut Entry) -> Result<Attributes, ImportError> {
+        let before = entry.xattrs.len();
+        entry.xattrs.retain(|name, _| is_storable(name));
+        self.counts.dropped += (before - entry.xattrs.len()) as u64;
+        let total = crate::erofs::xattr_body(entry.xattrs.iter()).len();
+        for (name, value) in &entry.xattrs {
+            let rest = crate::erofs::xattr_index(name).map_or(0, |(_, rest)| rest.len());
+            if rest > MAX_XATTR_NAME || value.len() > MAX_XATTRS || total > MAX_XATTRS {
+                return Err(ImportError::Xattr {
+                    path: String::from_utf8_lossy(&entry.path).into_owned(),
+                    name: String::from_utf8_lossy(name).into_owned(),
+                });
+            }
+        }
+        Ok(Attributes {
+            mode: entry.mode,
+            uid: entry.uid,
+            gid: entry.gid,
+            mtime: entry.mtime,
+            xattrs: std::mem::take(&mut entry.xattrs),
+        })
+    }
+
+    fn content(&self, entry: &Entry) -> Content {
+        let mut from = self.base + entry.offset;
+        let mut piece = |at: u64, len: u64| {
+            let piece = Piece {
+                at,
+                len,
+                from,
+                input: Input::File(self.input),
+            };
+            from += len;
+            piece
+        };
+        let (size, pieces) = match &entry.sparse {
+            Some(sparse) => {
+                let runs = sparse.segments.iter();
+                (
+                    sparse.size,
+                    runs.map(|run| piece(run.offset, run.len)).collect(),
+                )
+            }
+            None if entry.size == 0 => (0, Box::from([])),
+            None => (entry.size, Box::from([piece(0, entry.size)])),
+        };
+        Content {
+            size,
+            pieces,
+            path: None,
+        }
+    }
+}
+
+/// What overlayfs's attributes say of an entry.
+#[derive(Default)]
+struct Overlay {
+    opaque: bool,
+    gone: bool,
+}

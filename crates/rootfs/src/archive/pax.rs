@@ -1,0 +1,69 @@
+//! PAX extended headers (POSIX `pax`, "pax Extended Header").
+
+use super::sparse::Segment;
+use std::collections::BTreeMap;
+
+/// Records that hold for an entry.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Pax {
+    pub values: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// `GNU.sparse.offset` and `GNU.sparse.numbytes` come many times, in
+    /// pairs: GNU sparse format 0.0.
+    pub segments: Vec<Segment>,
+    /// An offset whose length is still to come.
+    offset: Option<u64>,
+}
+
+impl Pax {
+    pub fn get(&self, key: &[u8]) -> Option<&[u8]> {
+        self.values.get(key).map(Vec::as_slice)
+    }
+
+    /// Records: `LENGTH KEY=VALUE\n`, the length counting all of it.
+    pub fn parse(&mut self, mut record: &[u8]) -> Option<()> {
+        while !record.is_empty() {
+            let space = record.iter().take(20).position(|byte| *byte == b' ')?;
+            let length: usize = decimal(&record[..space])?.try_into().ok()?;
+            let line = record.get(space + 1..length)?.strip_suffix(b"\n")?;
+            let equals = line.iter().position(|byte| *byte == b'=')?;
+            self.add(&line[..equals], &line[equals + 1..])?;
+            record = &record[length..];
+        }
+        Some(())
+    }
+
+    fn add(&mut self, key: &[u8], value: &[u8]) -> Option<()> {
+        match key {
+            b"GNU.sparse.offset" => self.offset = Some(decimal(value)?),
+            b"GNU.sparse.numbytes" => self.segments.push(Segment {
+                offset: self.offset.take()?,
+                len: decimal(value)?,
+            }),
+            // An empty value takes the key back, as POSIX has it; an empty
+            // attribute is an attribute nevertheless.
+            _ if value.is_empty() && !key.starts_with(b"SCHILY.xattr.") => {
+                self.values.remove(key);
+            }
+            _ => {
+                self.values.insert(key.to_vec(), value.to_vec());
+            }
+        }
+        Some(())
+    }
+
+    /// These records over those of a global header.
+    pub fn over(mut self, global: &Pax) -> Pax {
+        for (key, value) in &global.values {
+            if !self.values.contains_key(key) {
+                self.values.insert(key.clone(), value.clone());
+            }
+        }
+        self
+    }
+}
+
+/// Digits and nothing else.
+pub(super) fn decimal(text: &[u8]) -> Option<u64> {
+    let digits = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
+    digits.then(|| std::str::from_utf8(text).ok()?.parse().ok())?
+}

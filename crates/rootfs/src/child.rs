@@ -1,0 +1,247 @@
+//! Child images: a parent's bytes where they were, and behind them what is
+//! new.
+
+use crate::apply::Whiteouts;
+use crate::config::ImageConfig;
+use crate::erofs::{Inputs, Plan, Readable};
+use crate::import::{ImportError, Imported, Limits, Target, Watch, gather, open_image};
+use crate::source::Source;
+use crate::tree::{Content, Kind, NodeId, Piece, Tree};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// Bytes compared at a time, and the unit in which a changed file shares its
+/// bytes with the parent's.
+const BLOCK: u64 = crate::erofs::BLOCK_SIZE;
+const STRIDE: u64 = 64 * BLOCK;
+
+/// A child image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Child {
+    /// The image as such (its `config` is empty).
+    pub image: Imported,
+    /// Whether it was made anew: because over half of it would have been
+    /// garbage, or because the parent has no shape to append to. It then
+    /// shares no bytes with the parent.
+    pub rebuilt: bool,
+    /// Bytes at its beginning that are the parent's, but for the first block.
+    pub shared: u64,
+    /// Bytes in it that nothing refers to any more.
+    pub garbage: u64,
+}
+
+/// Writes the image `parent` with `changes` (a layer: OCI or overlayfs
+/// whiteouts) applied to `out`: the parent's bytes where they were, but for
+/// the first block, and behind them what is new. Where the file system can,
+/// the parent's bytes are shared, not copied.
+///
+/// When over half of the image would be garbage of its ancestors, it is made
+/// anew instead.
+pub fn child(
+    parent: &Path,
+    changes: Source,
+    out: &Path,
+    limits: &Limits,
+    watch: Watch<'_>,
+) -> Result<Child, ImportError> {
+    let image = open_image(parent)?;
+    let mut tree = read_tree(&image, parent, limits)?;
+    let target = Target::new(out)?;
+    let mut inputs = Inputs {
+        parent: Some(image.image()),
+        ..Inputs::default()
+    };
+    let counts = gather(
+        changes.contents,
+        Whiteouts::OciOrOverlay,
+        &mut tree,
+        &mut inputs,
+        target.folder(),
+        limits,
+        watch,
+    )?;
+    let mut grown = None;
+    if let Some(place) = image.as_parent() {
+        share(&mut tree, &inputs)?;
+        if let Ok(plan) = Plan::new(&tree, Some(place), limits.image_bytes) {
+            let garbage = u64::from(plan.garbage(place)) * BLOCK;
+            if garbage * 2 <= plan.size() {
+                grown = Some((plan, garbage, u64::from(place.blocks) * BLOCK));
+            }
+        }
+    }
+    let rebuilt = grown.is_none();
+    let (plan, garbage, shared) = match grown {
+        Some((plan, garbage, shared)) => {
+            copy(parent, target.file())?;
+            (plan, garbage, shared)
+        }
+        None => (Plan::new(&tree, None, limits.image_bytes)?, 0, 0),
+    };
+    let digest = target.write(&plan, &inputs, watch)?;
+    let size = plan.size();
+    target.publish()?;
+    Ok(Child {
+        image: Imported {
+            digest,
+            size,
+            entries: counts.entries,
+            dropped_xattrs: counts.dropped,
+            config: ImageConfig::default(),
+        },
+        rebuilt,
+        shared,
+        garbage,
+    })
+}
+
+/// Writes an image of ours anew, without what its ancestors left in it: the
+/// same bytes as an import of the same tree.
+pub fn rebuild(
+    image: &Path,
+    out: &Path,
+    limits: &Limits,
+    watch: Watch<'_>,
+) -> Result<Imported, ImportError> {
+    let readable = open_image(image)?;
+    let tree = read_tree(&readable, image, limits)?;
+    let target = Target::new(out)?;
+    let inputs = Inputs {
+        parent: Some(readable.image()),
+        ..Inputs::default()
+    };
+    let plan = Plan::new(&tree, None, limits.image_bytes)?;
+    let digest = target.write(&plan, &inputs, watch)?;
+    let (size, entries) = (plan.size(), plan.nodes());
+    target.publish()?;
+    Ok(Imported {
+        digest,
+        size,
+        entries,
+        dropped_xattrs: 0,
+        config: ImageConfig::default(),
+    })
+}
+
+fn read_tree(image: &Readable, path: &Path, limits: &Limits) -> Result<Tree, ImportError> {
+    image
+        .tree(limits.entries, limits.metadata_bytes)
+        .map_err(|source| ImportError::Image {
+            path: path.to_owned(),
+            source,
+        })
+}
+
+/// Copies the parent: by reference where the file system can, else its bytes
+/// without its holes.
+fn copy(parent: &Path, to: &File) -> io::Result<()> {
+    let from = File::open(parent)?;
+    if rustix::fs::ioctl_ficlone(to, &from).is_ok() {
+        return Ok(());
+    }
+    let size = from.metadata()?.len();
+    to.set_len(size)?;
+    let mut buffer = vec![0; 1 << 20];
+    let mut at = 0;
+    while at < size {
+        let most = (size - at).min(buffer.len() as u64) as usize;
+        let bytes = &mut buffer[..most];
+        FileExt::read_exact_at(&from, bytes, at)?;
+        for (index, piece) in (0u64..).zip(bytes.chunks(16 * BLOCK as usize)) {
+            if piece.iter().any(|byte| *byte != 0) {
+                to.write_all_at(piece, at + index * 16 * BLOCK)?;
+            }
+        }
+        at += most as u64;
+    }
+    Ok(())
+}
+
+/// Files that came anew and are, in whole or in part, as they were: an
+/// overlay copies a file up for a change of its mode.
+fn share(tree: &mut Tree, inputs: &Inputs) -> Result<(), ImportError> {
+    for index in 0..tree.nodes().len() {
+        let id = NodeId(index);
+        let node = tree.node(id);
+        let Some(old) = node.replaced else {
+            continue;
+        };
+        let (Kind::File(new), Kind::File(old)) = (&node.kind, &tree.node(old).kind) else {
+            continue;
+        };
+        if let Some(content) = shared(new, old, inputs)? {
+            tree.node_mut(id).kind = Kind::File(content);
+        }
+    }
+    Ok(())
+}
+
+/// The new file with pieces of the old one where they are alike; `None` if
+/// less than half is.
+fn shared(new: &Content, old: &Content, inputs: &Inputs) -> Result<Option<Content>, ImportError> {
+    if new.size == 0 {
+        return Ok(None);
+    }
+    let mut pieces: Vec<Piece> = Vec::new();
+    let mut alike = 0;
+    let (mut left, mut right) = (Vec::new(), Vec::new());
+    let mut at = 0;
+    while at < new.size {
+        let len = STRIDE.min(new.size - at);
+        inputs.read(new, at, len, &mut left)?;
+        // Behind the old file's end nothing is alike.
+        let known = old.size.saturating_sub(at).min(len);
+        inputs.read(old, at, known, &mut right)?;
+        for start in (0..len).step_by(BLOCK as usize) {
+            let end = (start + BLOCK).min(len);
+            let range = start as usize..end as usize;
+            let same = end <= known && left[range.clone()] == right[range];
+            let from = if same { old } else { new };
+            alike += if same { end - start } else { 0 };
+            from.slice(at + start..at + end, &mut pieces);
+        }
+        at += len;
+    }
+    if alike * 2 < new.size {
+        return Ok(None);
+    }
+    Ok(Some(Content {
+        size: new.size,
+        pieces: pieces.into(),
+        path: new.path.clone(),
+    }))
+}
+
+impl Content {
+    /// Adds the pieces of a range to those of another content.
+    fn slice(&self, range: std::ops::Range<u64>, to: &mut Vec<Piece>) {
+        let first = self
+            .pieces
+            .partition_point(|piece| piece.at + piece.len <= range.start);
+        for piece in &self.pieces[first..] {
+            if piece.at >= range.end {
+                break;
+            }
+            let at = piece.at.max(range.start);
+            let end = (piece.at + piece.len).min(range.end);
+            let from = piece.from + (at - piece.at);
+            match to.last_mut() {
+                Some(last)
+                    if last.input == piece.input
+                        && last.at + last.len == at
+                        && last.from + last.len == from =>
+                {
+                    last.len += end - at;
+                }
+                _ => to.push(Piece {
+                    at,
+                    len: end - at,
+                    from,
+                    input: piece.input,
+                }),
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! A range of a file, and how its bytes are packed.
+
+use crate::archive::Skip;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+/// Bytes of a file: a whole one, or a member of an archive.
+#[derive(Debug, Clone)]
+pub struct Blob {
+    /// The file.
+    pub file: Arc<File>,
+    /// Where the bytes begin in it.
+    pub offset: u64,
+    /// How many.
+    pub len: u64,
+}
+
+impl Blob {
+    /// All of a file.
+    pub fn whole(file: File) -> io::Result<Blob> {
+        let len = file.metadata()?.len();
+        Ok(Blob {
+            file: Arc::new(file),
+            offset: 0,
+            len,
+        })
+    }
+
+    /// A stream of its bytes.
+    pub fn stream(&self) -> BlobStream {
+        BlobStream {
+            blob: self.clone(),
+            at: 0,
+        }
+    }
+
+    /// All its bytes, if they are not more than `limit`.
+    pub fn read(&self, limit: u64) -> io::Result<Vec<u8>> {
+        if self.len > limit {
+            let what = format!("it has {} bytes, over the limit of {limit}", self.len);
+            return Err(io::Error::other(what));
+        }
+        let mut bytes = vec![0; self.len as usize];
+        self.file.read_exact_at(&mut bytes, self.offset)?;
+        Ok(bytes)
+    }
+
+    /// How it is packed, by its first bytes.
+    pub fn packing(&self) -> io::Result<Packing> {
+        let mut head = [0; 6];
+        let most = self.len.min(head.len() as u64) as usize;
+        self.file.read_exact_at(&mut head[..most], self.offset)?;
+        Ok(Packing::of(&head[..most]))
+    }
+}
+
+/// Reads a blob from its beginning; passing over bytes costs nothing.
+#[derive(Debug)]
+pub struct BlobStream {
+    blob: Blob,
+    at: u64,
+}
+
+impl Read for BlobStream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let most = (self.blob.len - self.at).min(buffer.len() as u64) as usize;
+        let got = self
+            .blob
+            .file
+            .read_at(&mut buffer[..most], self.blob.offset + self.at)?;
+        self.at += got as u64;
+        Ok(got)
+    }
+}
+
+impl Skip for BlobStream {
+    fn skip(&mut self, bytes: u64) -> io::Result<u64> {
+        let most = bytes.min(self.blob.len - self.at);
+        self.at += most;
+        Ok(most)
+    }
+}
+
+/// How bytes are packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Packing {
+    /// Not at all, as far as their beginning tells.
+    Plain,
+    /// RFC 1952.
+    Gzip,
+    /// RFC 8878.
+    Zstd,
+    /// The .xz file format.
+    Xz,
+    /// bzip2, which nobody uses for layers: not supported.
+    Bzip2,
+}
+
+impl Packing {
+    /// Tells by the first bytes.
+    pub fn of(head: &[u8]) -> Packing {
+        match head {
+            [0x1f, 0x8b, ..] => Packing::Gzip,
+            [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Packing::Zstd,
+            [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Packing::Xz,
+            [b'B', b'Z', b'h', b'1'..=b'9', ..] => Packing::Bzip2,
+            _ => Packing::Plain,
+        }
+    }
+}

@@ -1,0 +1,544 @@
+//! Reads a blob's tar: unpacks it, checks it, bounds it.
+
+use super::blob::{Blob, BlobStream, Packing};
+use super::digest::Digest;
+use crate::archive::Skip;
+use sha2::Digest as _;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::ops::ControlFlow;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use thiserror::Error;
+
+/// Bytes handed from the unpacking thread at a time, and how many such
+/// pieces may wait.
+const STRIDE: usize = 256 * 1024;
+const WAITING: usize = 8;
+/// A layer may grow to this before its ratio is looked at.
+const FREE_OF_RATIO: u64 = 1 << 30;
+/// The largest zstd window, as a power of two: what `zstd --ultra` makes.
+const ZSTD_WINDOW_LOG: u32 = 27;
+/// What the xz decoder may allocate, bytes: enough for `xz -9`.
+const XZ_MEMORY: u64 = 128 << 20;
+
+/// What a blob should turn out to be.
+#[derive(Debug, Clone, Default)]
+pub struct Expected {
+    /// Digest of the blob.
+    pub digest: Option<Digest>,
+    /// Digest of the tar in it.
+    pub diff_id: Option<Digest>,
+    /// Bytes of the blob.
+    pub size: Option<u64>,
+}
+
+/// How much may come out.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Bytes unpacked.
+    pub bytes: u64,
+    /// Times the bytes read, once a layer is larger than 1 GiB.
+    pub ratio: u64,
+}
+
+/// A layer's bytes are not what they should be.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum LayerError {
+    /// The blob has another size.
+    #[error("it has {is} bytes and should have {should}")]
+    Size {
+        /// Bytes there are.
+        is: u64,
+        /// Bytes there should be.
+        should: u64,
+    },
+    /// The blob's digest is another.
+    #[error("its digest is {is} and should be {should}: it was damaged or changed")]
+    Digest {
+        /// Of the bytes.
+        is: Digest,
+        /// In the manifest.
+        should: Digest,
+    },
+    /// The tar's digest is another.
+    #[error("unpacked, its digest is {is} and should be {should}: it was damaged or changed")]
+    DiffId {
+        /// Of the tar.
+        is: Digest,
+        /// In the configuration.
+        should: Digest,
+    },
+    /// It grows over a limit.
+    #[error("it unpacks to more than {0} bytes, the limit")]
+    TooLarge(u64),
+    /// It grows like a bomb.
+    #[error("it unpacks to more than {0} times its size: it looks like a bomb")]
+    Ratio(u64),
+    /// bzip2 and the like.
+    #[error("it is packed with {0}; repack it with gzip, zstd or xz")]
+    Unsupported(&'static str),
+    /// The packed bytes make no sense, or can't be read.
+    #[error("it can't be unpacked")]
+    Unpack(#[source] io::Error),
+    /// Whoever watched wanted it to end.
+    #[error("the import was cancelled")]
+    Cancelled,
+    /// The spool file can't be written.
+    #[error("a temporary file can't be written")]
+    Spool(#[source] io::Error),
+}
+
+/// An unnamed file that unpacked tars are kept in.
+#[derive(Debug, Clone)]
+pub struct Spool {
+    file: Arc<File>,
+    end: u64,
+}
+
+impl Spool {
+    /// An empty one in that folder.
+    pub fn new(folder: &std::path::Path) -> io::Result<Spool> {
+        Ok(Spool {
+            file: Arc::new(tempfile::tempfile_in(folder)?),
+            end: 0,
+        })
+    }
+}
+
+/// A tar that was read to its end.
+#[derive(Debug, Clone)]
+pub struct Unpacked {
+    /// The tar's bytes: the blob itself when it was plain.
+    pub tar: Blob,
+    /// What the blob hashes to, if that was asked for.
+    pub digest: Option<Digest>,
+}
+
+/// Keeps a stream in an unnamed file in `folder`, unpacked.
+pub fn keep(reader: impl Read, folder: &Path, bounds: Bounds) -> Result<Blob, LayerError> {
+    let mut file = tempfile::tempfile_in(folder).map_err(LayerError::Spool)?;
+    let mut reader = io::BufReader::with_capacity(STRIDE, reader);
+    let mut head = Vec::new();
+    let mut first = (&mut reader).take(6);
+    first.read_to_end(&mut head).map_err(LayerError::Unpack)?;
+    let packing = Packing::of(&head);
+    if packing == Packing::Bzip2 {
+        return Err(LayerError::Unsupported("bzip2"));
+    }
+    let read = AtomicU64::new(0);
+    let counted = Counted(io::Cursor::new(head).chain(reader), &read);
+    let mut unpacked = decoder(packing, counted).map_err(LayerError::Unpack)?;
+    let mut piece = vec![0; STRIDE];
+    let mut out = 0;
+    loop {
+        let got = read_full(&mut unpacked, &mut piece).map_err(LayerError::Unpack)?;
+        if got == 0 {
+            break;
+        }
+        out += got as u64;
+        bounds.check(out, read.load(Ordering::Relaxed))?;
+        file.write_all(&piece[..got]).map_err(LayerError::Spool)?;
+    }
+    Blob::whole(file).map_err(LayerError::Spool)
+}
+
+impl Bounds {
+    /// Whether so many bytes may have come out of so many read.
+    fn check(&self, out: u64, read: u64) -> Result<(), LayerError> {
+        if out > self.bytes {
+            return Err(LayerError::TooLarge(self.bytes));
+        }
+        if out > FREE_OF_RATIO && out / self.ratio.max(1) > read {
+            return Err(LayerError::Ratio(self.ratio));
+        }
+        Ok(())
+    }
+}
+
+/// Fills the buffer as far as it goes.
+fn read_full(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut got = 0;
+    while got < buffer.len() {
+        match reader.read(&mut buffer[got..]) {
+            Ok(0) => break,
+            Ok(more) => got += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(got)
+}
+
+/// Counts what is read.
+struct Counted<'a, R>(R, &'a AtomicU64);
+
+impl<R: Read> Read for Counted<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let got = self.0.read(buffer)?;
+        self.1.fetch_add(got as u64, Ordering::Relaxed);
+        Ok(got)
+    }
+}
+
+/// Called now and then while a layer is read; `Break` ends it.
+pub type Tick<'a> = &'a mut dyn FnMut() -> ControlFlow<()>;
+
+/// Hands the tar in `blob` to `read`, and checks all of it. `seen` counts the
+/// blob's bytes as they are read.
+///
+/// `read` may stop early; the rest is checked all the same. Contents it learns
+/// of may only be trusted once this has returned.
+pub fn unpack<T, E: From<LayerError>>(
+    blob: &Blob,
+    expected: &Expected,
+    bounds: Bounds,
+    spool: &mut Spool,
+    seen: &AtomicU64,
+    tick: Tick<'_>,
+    read: impl FnOnce(&mut LayerStream<'_>) -> Result<T, E>,
+) -> Result<(T, Unpacked), E> {
+    if let Some(should) = expected.size.filter(|size| *size != blob.len) {
+        let is = blob.len;
+        return Err(LayerError::Size { is, should }.into());
+    }
+    let packing = blob.packing().map_err(LayerError::Unpack)?;
+    if packing == Packing::Bzip2 {
+        return Err(LayerError::Unsupported("bzip2").into());
+    }
+    if packing == Packing::Plain {
+        return plain(blob, expected, bounds, seen, tick, read);
+    }
+    let start = spool.end;
+    let (value, digest) = std::thread::scope(|scope| {
+        let (sender, receiver) = sync_channel(WAITING);
+        let thread = scope.spawn(move || unpacking(blob, packing, expected, bounds, seen, &sender));
+        let mut stream = LayerStream {
+            origin: Origin::Thread(receiver),
+            piece: Vec::new(),
+            used: 0,
+            hasher: expected.diff_id.map(|_| sha2::Sha256::new()),
+            file: Arc::clone(&spool.file),
+            base: start,
+            spool: Some(&mut *spool),
+            failure: None,
+            seen: None,
+            tick,
+        };
+        let value = read(&mut stream);
+        if value.is_ok() {
+            stream.drain();
+        }
+        let failure = stream.failure.take();
+        let hasher = stream.hasher.take();
+        drop(stream);
+        let digest = thread
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        // What broke the stream says more than what the reader made of it.
+        let digest = match (digest, failure) {
+            (_, Some(failure)) => return Err(failure.into()),
+            (Err(Some(failure)), None) => return Err(failure.into()),
+            (Err(None), None) => None,
+            (Ok(digest), None) => digest,
+        };
+        let value = value?;
+        check_diff_id(hasher, expected)?;
+        Ok::<_, E>((value, digest))
+    })?;
+    let tar = Blob {
+        file: Arc::clone(&spool.file),
+        offset: start,
+        len: spool.end - start,
+    };
+    Ok((value, Unpacked { tar, digest }))
+}
+
+fn plain<T, E: From<LayerError>>(
+    blob: &Blob,
+    expected: &Expected,
+    bounds: Bounds,
+    seen: &AtomicU64,
+    tick: Tick<'_>,
+    read: impl FnOnce(&mut LayerStream<'_>) -> Result<T, E>,
+) -> Result<(T, Unpacked), E> {
+    if blob.len > bounds.bytes {
+        return Err(LayerError::TooLarge(bounds.bytes).into());
+    }
+    // A plain tar is its own diff: one hash serves for both.
+    let hashed = expected.digest.is_some() || expected.diff_id.is_some();
+    let mut stream = LayerStream {
+        origin: Origin::Plain(blob.stream()),
+        piece: Vec::new(),
+        used: 0,
+        hasher: hashed.then(sha2::Sha256::new),
+        file: Arc::clone(&blob.file),
+        base: blob.offset,
+        spool: None,
+        failure: None,
+        seen: Some(seen),
+        tick,
+    };
+    let value = read(&mut stream);
+    if value.is_ok() {
+        stream.drain();
+    }
+    if let Some(failure) = stream.failure.take() {
+        return Err(failure.into());
+    }
+    let value = value?;
+    let hasher = stream.hasher.take();
+    let digest = hasher
+        .clone()
+        .map(|hasher| Digest(hasher.finalize().into()));
+    if let (Some(is), Some(should)) = (digest, expected.digest)
+        && is != should
+    {
+        return Err(LayerError::Digest { is, should }.into());
+    }
+    check_diff_id(hasher, expected)?;
+    let tar = blob.clone();
+    Ok((value, Unpacked { tar, digest }))
+}
+
+fn check_diff_id(hasher: Option<sha2::Sha256>, expected: &Expected) -> Result<(), LayerError> {
+    let Some((hasher, should)) = hasher.zip(expected.diff_id) else {
+        return Ok(());
+    };
+    let is = Digest(hasher.finalize().into());
+    if is == should {
+        Ok(())
+    } else {
+        Err(LayerError::DiffId { is, should })
+    }
+}
+
+/// The unpacking thread. `Err(None)`: nobody listens any more.
+fn unpacking(
+    blob: &Blob,
+    packing: Packing,
+    expected: &Expected,
+    bounds: Bounds,
+    seen: &AtomicU64,
+    to: &SyncSender<Vec<u8>>,
+) -> Result<Option<Digest>, Option<LayerError>> {
+    let read = AtomicU64::new(0);
+    let mut packed = Packed {
+        stream: blob.stream(),
+        hasher: expected.digest.map(|_| sha2::Sha256::new()),
+        read: &read,
+        seen,
+    };
+    let unpacked = pump(packing, &mut packed, &read, bounds, to);
+    if matches!(unpacked, Err(None)) {
+        return Err(None);
+    }
+    // Whatever stands behind the packed bytes belongs to the blob as well;
+    // and if the blob is not the right one, that is what to say.
+    let mut rest = vec![0; STRIDE];
+    let mut drained = Ok(1);
+    while matches!(drained, Ok(got) if got > 0) {
+        drained = packed.read(&mut rest);
+    }
+    let digest = packed.hasher.take();
+    let digest = digest.map(|hasher| Digest(hasher.finalize().into()));
+    drained.map_err(|error| Some(LayerError::Unpack(error)))?;
+    if let (Some(is), Some(should)) = (digest, expected.digest)
+        && is != should
+    {
+        return Err(Some(LayerError::Digest { is, should }));
+    }
+    unpacked.map(|()| digest)
+}
+
+/// Unpacks to the end.
+fn pump(
+    packing: Packing,
+    packed: &mut Packed<'_>,
+    read: &AtomicU64,
+    bounds: Bounds,
+    to: &SyncSender<Vec<u8>>,
+) -> Result<(), Option<LayerError>> {
+    let fail = |error| Some(LayerError::Unpack(error));
+    let mut unpacked = decoder(packing, packed).map_err(fail)?;
+    let mut out = 0u64;
+    loop {
+        let mut piece = vec![0; STRIDE];
+        let got = read_full(&mut unpacked, &mut piece).map_err(fail)?;
+        if got == 0 {
+            return Ok(());
+        }
+        out += got as u64;
+        // What waits in the decoder's buffer counts as read, in its favour.
+        bounds.check(out, read.load(Ordering::Relaxed))?;
+        piece.truncate(got);
+        to.send(piece).map_err(|_| None)?;
+    }
+}
+
+fn decoder<'a>(packing: Packing, packed: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
+    let buffered = io::BufReader::with_capacity(STRIDE, packed);
+    Ok(match packing {
+        Packing::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(buffered)),
+        Packing::Zstd => {
+            let mut decoder = zstd::stream::read::Decoder::with_buffer(buffered)?;
+            decoder.window_log_max(ZSTD_WINDOW_LOG)?;
+            Box::new(decoder)
+        }
+        Packing::Xz => {
+            let stream = liblzma::stream::Stream::new_stream_decoder(
+                XZ_MEMORY,
+                liblzma::stream::CONCATENATED,
+            )?;
+            Box::new(liblzma::bufread::XzDecoder::new_stream(buffered, stream))
+        }
+        Packing::Plain | Packing::Bzip2 => Box::new(buffered),
+    })
+}
+
+/// The blob's bytes, counted and hashed.
+struct Packed<'a> {
+    stream: BlobStream,
+    hasher: Option<sha2::Sha256>,
+    read: &'a AtomicU64,
+    seen: &'a AtomicU64,
+}
+
+impl Read for Packed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let got = self.stream.read(buffer)?;
+        if let Some(hasher) = &mut self.hasher {
+            hasher.update(&buffer[..got]);
+        }
+        self.read.fetch_add(got as u64, Ordering::Relaxed);
+        self.seen.fetch_add(got as u64, Ordering::Relaxed);
+        Ok(got)
+    }
+}
+
+/// A layer's tar as it is unpacked, hashed and spooled on the way.
+pub struct LayerStream<'a> {
+    origin: Origin,
+    /// Unpacked bytes not handed out yet.
+    piece: Vec<u8>,
+    used: usize,
+    hasher: Option<sha2::Sha256>,
+    spool: Option<&'a mut Spool>,
+    /// The file that the tar's bytes can be read from again, and where they
+    /// begin in it.
+    pub file: Arc<File>,
+    /// See `file`.
+    pub base: u64,
+    /// Why it came to an end before its time.
+    failure: Option<LayerError>,
+    /// What counts a plain blob's bytes.
+    seen: Option<&'a AtomicU64>,
+    tick: Tick<'a>,
+}
+
+enum Origin {
+    Plain(BlobStream),
+    Thread(Receiver<Vec<u8>>),
+}
+
+impl LayerStream<'_> {
+    /// Sees to it that bytes wait; false at the end.
+    fn fill(&mut self) -> io::Result<bool> {
+        if self.used < self.piece.len() {
+            return Ok(true);
+        }
+        if (self.tick)().is_break() {
+            self.failure.get_or_insert(LayerError::Cancelled);
+            return Err(io::ErrorKind::Other.into());
+        }
+        self.used = 0;
+        self.piece = match &mut self.origin {
+            Origin::Thread(receiver) => receiver.recv().unwrap_or_default(),
+            Origin::Plain(stream) => {
+                let mut piece = std::mem::take(&mut self.piece);
+                piece.resize(STRIDE, 0);
+                let got = stream.read(&mut piece)?;
+                piece.truncate(got);
+                if let Some(seen) = self.seen {
+                    seen.fetch_add(got as u64, Ordering::Relaxed);
+                }
+                piece
+            }
+        };
+        if let Some(hasher) = &mut self.hasher {
+            hasher.update(&self.piece);
+        }
+        if let Some(spool) = &mut self.spool {
+            if let Err(error) = spool.file.write_all_at(&self.piece, spool.end) {
+                self.failure = Some(LayerError::Spool(error));
+                return Err(io::ErrorKind::Other.into());
+            }
+            spool.end += self.piece.len() as u64;
+        }
+        Ok(!self.piece.is_empty())
+    }
+
+    /// Reads on to the end, for the digests' sake.
+    fn drain(&mut self) {
+        let idle = matches!(self.origin, Origin::Plain(_)) && self.hasher.is_none();
+        if idle {
+            return;
+        }
+        loop {
+            match self.fill() {
+                Ok(true) => self.used = self.piece.len(),
+                Ok(false) => return,
+                Err(error) => {
+                    let failure = LayerError::Unpack(error);
+                    self.failure.get_or_insert(failure);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Read for LayerStream<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if !self.fill()? {
+            return Ok(0);
+        }
+        let waiting = &self.piece[self.used..];
+        let most = waiting.len().min(buffer.len());
+        buffer[..most].copy_from_slice(&waiting[..most]);
+        self.used += most;
+        Ok(most)
+    }
+}
+
+impl Skip for LayerStream<'_> {
+    fn skip(&mut self, bytes: u64) -> io::Result<u64> {
+        let mut left = bytes;
+        while left > 0 {
+            let waiting = (self.piece.len() - self.used) as u64;
+            if waiting == 0
+                && self.hasher.is_none()
+                && let Origin::Plain(stream) = &mut self.origin
+            {
+                // Nobody needs to see them.
+                let skipped = stream.skip(left)?;
+                if let Some(seen) = self.seen {
+                    seen.fetch_add(skipped, Ordering::Relaxed);
+                }
+                left -= skipped;
+                break;
+            }
+            if waiting == 0 && !self.fill()? {
+                break;
+            }
+            let most = left.min((self.piece.len() - self.used) as u64);
+            self.used += most as usize;
+            left -= most;
+        }
+        Ok(bytes - left)
+    }
+}

@@ -1,0 +1,162 @@
+//! Files by name: in a folder, or in a plain tar without unpacking it.
+
+use super::SourceError;
+use crate::archive::{Archive, EntryKind};
+use crate::layer::Blob;
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+/// The most members a tar with images may have.
+const MAX_MEMBERS: usize = 100_000;
+/// The most links that lead from a name to a member.
+const MAX_LINKS: usize = 8;
+
+/// Where the files of an OCI layout or a Docker archive are.
+#[derive(Debug)]
+pub(super) enum Bundle {
+    /// Below this folder.
+    Folder(PathBuf),
+    /// Members of a tar.
+    Tar {
+        path: PathBuf,
+        members: BTreeMap<String, Member>,
+    },
+}
+
+#[derive(Debug)]
+pub(super) enum Member {
+    File(Blob),
+    Link(String),
+}
+
+impl Bundle {
+    /// The members of a plain tar, if it looks like one that holds images:
+    /// the first name that such a tar doesn't have ends the search.
+    pub fn of_tar(path: &std::path::Path, tar: &Blob) -> Result<Option<Bundle>, SourceError> {
+        let mut archive = Archive::new(tar.stream());
+        let mut members = BTreeMap::new();
+        while let Ok(Some(entry)) = archive.next_entry() {
+            let Ok(name) = std::str::from_utf8(&entry.path) else {
+                return Ok(None);
+            };
+            let name = name.trim_start_matches("./").trim_matches('/').to_owned();
+            if !is_of_a_bundle(&name) || members.len() >= MAX_MEMBERS {
+                return Ok(None);
+            }
+            let member = match entry.kind {
+                EntryKind::File if entry.sparse.is_none() => Member::File(Blob {
+                    file: tar.file.clone(),
+                    offset: tar.offset + entry.offset,
+                    len: entry.size,
+                }),
+                EntryKind::Symlink(target) | EntryKind::HardLink(target)
+                    if name.ends_with(".tar") =>
+                {
+                    Member::Link(String::from_utf8_lossy(&target).into_owned())
+                }
+                EntryKind::Folder => continue,
+                _ => return Ok(None),
+            };
+            members.insert(name, member);
+        }
+        let has = |name: &str| members.contains_key(name);
+        let bundle = has("manifest.json") || (has("oci-layout") && has("index.json"));
+        Ok(bundle.then(|| Bundle::Tar {
+            path: path.to_owned(),
+            members,
+        }))
+    }
+
+    /// Whether there is such a file.
+    pub fn has(&self, name: &str) -> bool {
+        match self {
+            Bundle::Folder(folder) => folder.join(name).is_file(),
+            Bundle::Tar { members, .. } => members.contains_key(name),
+        }
+    }
+
+    /// A file; the name comes from a manifest.
+    pub fn blob(&self, name: &str) -> Result<Blob, SourceError> {
+        match self {
+            Bundle::Folder(folder) => {
+                let path = folder.join(name);
+                open_file(&path).map_err(|source| SourceError::Read { path, source })
+            }
+            Bundle::Tar { path, members } => {
+                let missing = || SourceError::Missing {
+                    path: path.clone(),
+                    name: name.to_owned(),
+                };
+                let mut at = name.trim_start_matches("./").to_owned();
+                for _ in 0..MAX_LINKS {
+                    match members.get(&at).ok_or_else(missing)? {
+                        Member::File(blob) => return Ok(blob.clone()),
+                        Member::Link(target) => at = below(&at, target),
+                    }
+                }
+                Err(missing())
+            }
+        }
+    }
+
+    /// All of a small file.
+    pub fn read(&self, name: &str, limit: u64) -> Result<Vec<u8>, SourceError> {
+        let blob = self.blob(name)?;
+        blob.read(limit).map_err(|source| SourceError::Read {
+            path: self.place(name),
+            source,
+        })
+    }
+
+    /// What to call a file of it.
+    pub fn place(&self, name: &str) -> PathBuf {
+        match self {
+            Bundle::Folder(path) | Bundle::Tar { path, .. } => path.join(name),
+        }
+    }
+}
+
+/// Opens a regular file; does not wait for the writer of a pipe.
+pub(super) fn open_file(path: &std::path::Path) -> io::Result<Blob> {
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32)
+        .open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    Blob::whole(file)
+}
+
+/// Names that OCI archives and `docker save` archives have.
+fn is_of_a_bundle(name: &str) -> bool {
+    let hex = |text: &str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let (first, rest) = name.split_once('/').unwrap_or((name, ""));
+    match first {
+        "" | "oci-layout" | "index.json" | "manifest.json" | "repositories" => rest.is_empty(),
+        "blobs" => true,
+        _ => {
+            let stem = first.split('.').next().unwrap_or_default();
+            hex(stem) && (rest.is_empty() || ["VERSION", "json", "layer.tar"].contains(&rest))
+        }
+    }
+}
+
+/// A link's target, as a member's name.
+fn below(link: &str, target: &str) -> String {
+    let mut parts: Vec<&str> = link.split('/').collect();
+    parts.pop();
+    for part in target.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => {
+                parts.pop();
+            }
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
+}

@@ -1,0 +1,77 @@
+//! What `docker save` writes: `manifest.json` beside tars of layers (Docker
+//! image specification v1.2, "Combined Image JSON + Filesystem Changeset").
+
+use super::bundle::Bundle;
+use super::oci::{Found, MAX_LAYERS, json, list};
+use super::{Choice, LayerInput, SourceError};
+use crate::config::{MAX_CONFIG, RawConfig};
+use crate::layer::{Digest, Expected};
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Image {
+    config: String,
+    #[serde(default)]
+    repo_tags: Option<Vec<String>>,
+    layers: Vec<String>,
+}
+
+/// The image of the archive that is wanted.
+pub(super) fn open(bundle: &Bundle, choice: &Choice) -> Result<Found, SourceError> {
+    let images: Vec<Image> = json(
+        bundle,
+        "manifest.json",
+        &bundle.read("manifest.json", MAX_CONFIG)?,
+    )?;
+    let there = || {
+        let tags = images
+            .iter()
+            .flat_map(|image| image.repo_tags.iter().flatten());
+        list(tags.cloned())
+    };
+    let image = match &choice.reference {
+        Some(wanted) => images
+            .iter()
+            .find(|image| {
+                let mut tags = image.repo_tags.iter().flatten();
+                tags.any(|tag| tag == wanted || tag.strip_suffix(":latest") == Some(wanted))
+            })
+            .ok_or_else(|| SourceError::NoSuchImage {
+                wanted: wanted.clone(),
+                there: there(),
+            })?,
+        None => match &images[..] {
+            [] => return Err(SourceError::NoImage),
+            [image] => image,
+            _ => return Err(SourceError::WhichImage(there())),
+        },
+    };
+    let bytes = bundle.read(&image.config, MAX_CONFIG)?;
+    // The configuration's name is its digest.
+    let stem = image.config.rsplit('/').next().unwrap_or_default();
+    let stem = stem.strip_suffix(".json").unwrap_or(stem);
+    if let Ok(should) = format!("sha256:{stem}").parse::<Digest>() {
+        let is = Digest::of(&bytes);
+        if is != should {
+            return Err(SourceError::Digest { should, is });
+        }
+    }
+    let config = RawConfig::from_json(&bytes)?;
+    super::check_platform(&config.platform(), choice)?;
+    if image.layers.len() > MAX_LAYERS {
+        return Err(SourceError::TooManyLayers(image.layers.len()));
+    }
+    let layers = image
+        .layers
+        .iter()
+        .map(|name| {
+            Ok(LayerInput {
+                blob: bundle.blob(name)?,
+                name: name.clone(),
+                expected: Expected::default(),
+            })
+        })
+        .collect::<Result<Vec<_>, SourceError>>()?;
+    Ok(Found { config, layers })
+}
