@@ -1,109 +1,14 @@
 //! Images read back by erofs-utils, which share no code with ours.
 
+mod common;
+
+use common::{Tar, unpack};
 use jiffy_rootfs::{ImportError, Limits, import_tar};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
-/// A tar in the making.
-struct Tar(tar::Builder<Vec<u8>>);
-
-impl Tar {
-    fn new() -> Tar {
-        Tar(tar::Builder::new(Vec::new()))
-    }
-
-    fn header(kind: tar::EntryType, mode: u32) -> tar::Header {
-        let mut header = tar::Header::new_gnu();
-        header.set_entry_type(kind);
-        header.set_mode(mode);
-        header.set_uid(1234);
-        header.set_gid(70_000);
-        header.set_mtime(1_700_000_000);
-        header.set_size(0);
-        header
-    }
-
-    fn file(mut self, path: &str, bytes: &[u8]) -> Tar {
-        let mut header = Tar::header(tar::EntryType::Regular, 0o640);
-        header.set_size(bytes.len() as u64);
-        self.0.append_data(&mut header, path, bytes).unwrap();
-        self
-    }
-
-    fn folder(mut self, path: &str) -> Tar {
-        let mut header = Tar::header(tar::EntryType::Directory, 0o2755);
-        self.0.append_data(&mut header, path, &[][..]).unwrap();
-        self
-    }
-
-    fn link(mut self, kind: tar::EntryType, path: &str, target: &str) -> Tar {
-        let mut header = Tar::header(kind, 0o777);
-        self.0.append_link(&mut header, path, target).unwrap();
-        self
-    }
-
-    fn device(mut self, path: &str, major: u32, minor: u32) -> Tar {
-        let mut header = Tar::header(tar::EntryType::Char, 0o666);
-        header.set_device_major(major).unwrap();
-        header.set_device_minor(minor).unwrap();
-        self.0.append_data(&mut header, path, &[][..]).unwrap();
-        self
-    }
-
-    fn xattr(mut self, name: &str, value: &[u8]) -> Tar {
-        let key = format!("SCHILY.xattr.{name}");
-        self.0
-            .append_pax_extensions([(key.as_str(), value)])
-            .unwrap();
-        self
-    }
-
-    /// A path written as it is, past the tar crate's own checks.
-    fn raw_path(mut self, path: &[u8]) -> Tar {
-        let mut header = Tar::header(tar::EntryType::Regular, 0o644);
-        header.as_mut_bytes()[..path.len()].copy_from_slice(path);
-        header.set_cksum();
-        self.0.append(&header, &[][..]).unwrap();
-        self
-    }
-
-    fn bytes(self) -> Vec<u8> {
-        self.0.into_inner().unwrap()
-    }
-}
-
-/// An image and what fsck.erofs got out of it.
-struct Unpacked {
-    _scratch: tempfile::TempDir,
-    root: PathBuf,
-}
-
-fn unpack(tar: &[u8]) -> Unpacked {
-    let scratch = tempfile::tempdir().unwrap();
-    let image = scratch.path().join("image.erofs");
-    import_tar(tar, &image, Limits::default()).unwrap();
-    let root = scratch.path().join("root");
-    let output = Command::new("fsck.erofs")
-        .arg(format!("--extract={}", root.display()))
-        .args(["--preserve", "--force"])
-        .arg(&image)
-        .output()
-        .expect("fsck.erofs runs (Debian package erofs-utils)");
-    assert!(
-        output.status.success(),
-        "fsck.erofs: {}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Unpacked {
-        _scratch: scratch,
-        root,
-    }
-}
+use std::path::Path;
 
 fn refusal(tar: &[u8]) -> String {
     let scratch = tempfile::tempdir().unwrap();

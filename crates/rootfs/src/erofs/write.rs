@@ -107,7 +107,7 @@ fn write_files(plan: &Plan<'_>, inputs: &Inputs, out: &mut Out<'_>) -> Result<()
                 tail,
                 new: true,
                 ..
-            } => Vec::from_iter([0..size - u64::from(*tail)]),
+            } => std::iter::once(0..size - u64::from(*tail)).collect(),
             Data::Chunks { size, bits, table } => (0u64..)
                 .zip(table)
                 .filter(|(_, block)| **block != HOLE && **block >= plan.first_block)
