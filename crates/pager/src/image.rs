@@ -1,6 +1,6 @@
 //! What the pager wants of an image: its bytes, chunk by chunk.
 
-use jiffy_store::reader::Place;
+use jiffy_store::reader::{Opening, Place};
 use jiffy_store::{Decoder, ImageId, ImageReader, Kind};
 use rustix::fs::{Advice, fadvise};
 use std::error::Error;
@@ -9,6 +9,7 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::Arc;
 
 /// A part of an image that cannot be had: one sentence that names the image
 /// and the chunk.
@@ -92,11 +93,32 @@ pub trait ChunkImage: Send + Sync {
 
     /// Says that a part of the file is read soon.
     fn will_need(&self, _range: Range<u64>) {}
+
+    /// Whether a chunk can be read at once. If not, reading it waits for an
+    /// origin, which no worker may do.
+    fn is_here(&self, _chunk: u32) -> bool {
+        true
+    }
+
+    /// Whether all chunks can always be read at once.
+    fn is_whole(&self) -> bool {
+        true
+    }
+
+    /// Has chunks here, so that they can be read, as far as they can be had.
+    fn fetch(&self, _chunks: &[u32]) -> Result<(), Unreadable> {
+        Ok(())
+    }
+
+    /// Bytes that came from origins.
+    fn fetched(&self) -> u64 {
+        0
+    }
 }
 
 /// An image of the store.
 pub struct StoredImage {
-    reader: ImageReader,
+    reader: Arc<ImageReader>,
     /// Only to give advice about it.
     file: File,
 }
@@ -104,7 +126,18 @@ pub struct StoredImage {
 impl StoredImage {
     /// Opens it.
     pub fn open(path: &Path) -> Result<StoredImage, Unreadable> {
-        let reader = ImageReader::open(path).map_err(|error| Unreadable::from_error(&error))?;
+        StoredImage::open_with(path, &Opening::default())
+    }
+
+    /// Opens one of which parts may be missing.
+    pub fn open_with(path: &Path, opening: &Opening<'_>) -> Result<StoredImage, Unreadable> {
+        let reader = match (opening.known)(path) {
+            Some(reader) => reader,
+            None => Arc::new(
+                ImageReader::open_with(path, opening)
+                    .map_err(|error| Unreadable::from_error(&error))?,
+            ),
+        };
         let file = File::open(path)
             .map_err(|error| Unreadable(format!("{} cannot be opened: {error}", path.display())))?;
         Ok(StoredImage { reader, file })
@@ -117,7 +150,7 @@ impl StoredImage {
     }
 
     /// The image itself.
-    pub fn reader(&self) -> &ImageReader {
+    pub fn reader(&self) -> &Arc<ImageReader> {
         &self.reader
     }
 }
@@ -190,5 +223,29 @@ impl ChunkImage for StoredImage {
             // Advice: without it reading is only slower.
             let _ = fadvise(&self.file, range.start, Some(length), Advice::WillNeed);
         }
+    }
+
+    fn is_here(&self, chunk: u32) -> bool {
+        // A damaged table of chunks is told by reading.
+        self.reader.is_here(chunk).unwrap_or(true)
+    }
+
+    fn is_whole(&self) -> bool {
+        let mut generation = Some(&self.reader);
+        while let Some(reader) = generation {
+            if reader.is_partial() {
+                return false;
+            }
+            generation = reader.parent().map(|(_, parent)| parent);
+        }
+        true
+    }
+
+    fn fetch(&self, chunks: &[u32]) -> Result<(), Unreadable> {
+        self.reader.fetch_chunks(chunks).map_err(unreadable)
+    }
+
+    fn fetched(&self) -> u64 {
+        self.reader.fetched_bytes()
     }
 }

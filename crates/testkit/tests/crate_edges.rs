@@ -10,13 +10,20 @@ const DOORS: &[(&str, &[&str])] = &[
     ("sys", &[]),
     ("devices", &["sys"]),
     ("vmm", &["devices", "sys", "wire"]),
+    ("disk", &["devices", "sys"]),
+    ("ext4", &[]),
     ("store", &["sys", "wire"]),
-    ("pager", &["store", "sys", "wire"]),
+    ("pager", &["registry", "store", "sys", "wire"]),
     ("registry", &["sys"]),
     ("rootfs", &[]),
     ("kernel", &[]),
     ("guest", &["wire", "sys"]),
-    ("node", &["wire", "store", "rootfs", "registry", "kernel", "sys"]),
+    (
+        "node",
+        &[
+            "wire", "store", "rootfs", "registry", "kernel", "sys", "ext4",
+        ],
+    ),
     ("machine", &["wire", "sys"]),
     ("cli", &["wire", "machine", "kernel", "sys"]),
 ];

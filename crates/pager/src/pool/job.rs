@@ -48,9 +48,9 @@ impl Job {
         Job::new(vm, Kind::Complete(units), pieces, done)
     }
 
-    /// Fills the image's working set; `None` if it has none.
-    pub fn prefetch(vm: Arc<Vm>) -> Option<Job> {
-        let parts = parts(&vm);
+    /// Fills these chunks, which are here; `None` if there are none.
+    pub fn prefetch(vm: Arc<Vm>, chunks: Vec<u32>) -> Option<Job> {
+        let parts = parts(&vm, chunks);
         if parts.is_empty() {
             return None;
         }
@@ -153,12 +153,8 @@ impl Job {
 }
 
 /// The working set, cut where the file is read anew.
-fn parts(vm: &Vm) -> Vec<Part> {
+fn parts(vm: &Vm, working_set: Vec<u32>) -> Vec<Part> {
     let image = vm.image();
-    let working_set = image.working_set().unwrap_or_else(|error| {
-        tracing::warn!(vm = vm.name(), "no working set: {error}");
-        Vec::new()
-    });
     let one_chunk_a_unit = vm.unit() == image.chunk_size() as u64;
     let mut stored = Vec::new();
     let mut loose = Vec::new();

@@ -10,6 +10,7 @@ mod worker;
 
 pub use job::Job;
 
+use crate::errands::{Errands, Urgency};
 use crate::vm::{Fault, Vm};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use std::collections::{HashMap, VecDeque};
@@ -24,6 +25,9 @@ const WAKE: u64 = 0;
 
 /// Told to one worker, which asks anew when it has served.
 const VM_EVENTS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
+
+/// Bytes of an image fetched ahead at once, uncompressed.
+const PIECE: usize = 4 << 20;
 
 /// How faults are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +58,7 @@ pub struct Pool {
 /// What workers have in common.
 struct Shared {
     settings: Settings,
+    errands: Arc<Errands>,
     epoll: OwnedFd,
     wake: OwnedFd,
     stop: AtomicBool,
@@ -76,7 +81,7 @@ enum Deferred {
 
 impl Pool {
     /// Starts the workers.
-    pub fn start(settings: Settings) -> io::Result<Pool> {
+    pub fn start(settings: Settings, errands: Arc<Errands>) -> io::Result<Pool> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(
@@ -87,6 +92,7 @@ impl Pool {
         )?;
         let shared = Arc::new(Shared {
             settings,
+            errands,
             epoll,
             wake,
             stop: AtomicBool::new(false),
@@ -144,6 +150,63 @@ impl Pool {
     /// Does a job when no fault waits.
     pub fn push(&self, job: Job) {
         self.shared.push(Arc::new(job));
+    }
+
+    /// Fills the image's working set, if it has one, when no fault waits.
+    pub fn prefetch(&self, vm: &Arc<Vm>) {
+        let chunks = vm.working_set();
+        if vm.image().is_whole() {
+            if let Some(job) = Job::prefetch(vm.clone(), chunks) {
+                self.push(job);
+            }
+            return;
+        }
+        // In large pieces, each filled when it has come.
+        for piece in chunks.chunks(PIECE / vm.image().chunk_size()) {
+            let (vm, piece) = (vm.clone(), piece.to_vec());
+            let shared = Arc::downgrade(&self.shared);
+            self.shared.errands.push(Urgency::Ahead, move |_| {
+                if vm.has_ended() {
+                    return;
+                }
+                if let Err(error) = vm.image().fetch(&piece) {
+                    tracing::warn!(vm = vm.name(), "{error}");
+                }
+                let here: Vec<u32> = piece
+                    .into_iter()
+                    .filter(|chunk| vm.image().is_here(*chunk))
+                    .collect();
+                if let (Some(shared), Some(job)) = (shared.upgrade(), Job::prefetch(vm, here)) {
+                    shared.push(Arc::new(job));
+                }
+            });
+        }
+    }
+
+    /// Fills everything that is missing, then tells.
+    pub fn complete(&self, vm: Arc<Vm>, done: job::Done) {
+        if vm.image().is_whole() {
+            return self.push(Job::complete(vm, done));
+        }
+        let shared = Arc::downgrade(&self.shared);
+        self.shared.errands.push(Urgency::Ahead, move |_| {
+            let image = vm.image();
+            let chunks = image.size().div_ceil(image.chunk_size() as u64) as u32;
+            let step = PIECE / image.chunk_size();
+            for first in (0..chunks).step_by(step) {
+                if vm.has_ended() {
+                    break;
+                }
+                let piece: Vec<u32> = (first..chunks.min(first + step as u32)).collect();
+                if let Err(error) = image.fetch(&piece) {
+                    return done(Some(error.0));
+                }
+            }
+            match shared.upgrade() {
+                Some(shared) => shared.push(Arc::new(Job::complete(vm, done))),
+                None => done(Some("the pager ends".into())),
+            }
+        });
     }
 }
 

@@ -1,7 +1,8 @@
 //! What one worker does.
 
 use super::{Deferred, Job, Shared, VM_EVENTS, WAKE, lock};
-use crate::vm::{Fault, Scratch, Stop, Vm};
+use crate::errands::Urgency;
+use crate::vm::{Fault, Scratch, Stop, Vm, first};
 use jiffy_sys::clock::monotonic_ns;
 use jiffy_sys::userfaultfd::Event;
 use rustix::event::{Timespec, epoll};
@@ -28,7 +29,7 @@ pub(super) struct Worker {
     turns: u32,
 }
 
-pub(super) fn run(shared: &Shared) {
+pub(super) fn run(shared: &Arc<Shared>) {
     let mut worker = Worker::default();
     while !shared.stop.load(Ordering::Acquire) {
         shared.retry_deferred();
@@ -60,7 +61,11 @@ impl Shared {
     }
 
     /// Serves one VM that has events; false if none has.
-    pub(super) fn wait_and_serve(&self, worker: &mut Worker, timeout: Option<Duration>) -> bool {
+    pub(super) fn wait_and_serve(
+        self: &Arc<Self>,
+        worker: &mut Worker,
+        timeout: Option<Duration>,
+    ) -> bool {
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: 0,
             tv_nsec: timeout.subsec_nanos().into(),
@@ -96,7 +101,7 @@ impl Shared {
     /// Serves a VM until it has no faults or others have waited long enough.
     /// A thread that was served often faults again before this worker could
     /// sleep.
-    fn serve_turn(&self, vm: &Arc<Vm>, worker: &mut Worker) {
+    fn serve_turn(self: &Arc<Self>, vm: &Arc<Vm>, worker: &mut Worker) {
         for _ in 0..TURN {
             if vm.has_ended() {
                 return;
@@ -143,7 +148,7 @@ impl Shared {
     }
 
     /// Serves one fault that another worker has read; false if there is none.
-    fn serve_shared(&self, worker: &mut Worker) -> bool {
+    fn serve_shared(self: &Arc<Self>, worker: &mut Worker) -> bool {
         let mut faults = lock(&self.faults);
         let Some((vm, fault)) = faults.pop_front() else {
             return false;
@@ -157,7 +162,11 @@ impl Shared {
         true
     }
 
-    fn serve_fault(&self, vm: &Arc<Vm>, fault: Fault, worker: &mut Worker) {
+    fn serve_fault(self: &Arc<Self>, vm: &Arc<Vm>, fault: Fault, worker: &mut Worker) {
+        let elsewhere = vm.elsewhere(fault);
+        if !elsewhere.is_empty() {
+            return self.send_for(vm, fault, elsewhere);
+        }
         for _ in 0..TRIES {
             if vm.has_ended() {
                 return;
@@ -177,6 +186,28 @@ impl Shared {
         self.put_off(Deferred::Fault(vm.clone(), fault));
     }
 
+    /// Has chunks fetched without keeping a worker; then the fault is served.
+    fn send_for(self: &Arc<Self>, vm: &Arc<Vm>, fault: Fault, chunks: Vec<u32>) {
+        let (shared, vm) = (Arc::downgrade(self), vm.clone());
+        self.errands.push(Urgency::Now, move |hands| {
+            let image = vm.image();
+            for chunk in chunks {
+                if vm.has_ended() {
+                    return;
+                }
+                // Read, so that it is right before a worker reads it.
+                let bytes = first(&mut hands.chunks, image.chunk_size());
+                if let Err(error) = image.read(&mut hands.decoder, chunk, bytes) {
+                    return vm.fail(error.0);
+                }
+            }
+            if let Some(shared) = shared.upgrade() {
+                lock(&shared.faults).push_back((vm, fault));
+                shared.wake();
+            }
+        });
+    }
+
     /// Fills what is near a fault. It may fail: nobody asked for it.
     fn fill_around(&self, vm: &Arc<Vm>, fault: Fault, worker: &mut Worker) {
         if self.settings.fault_around <= vm.unit() {
@@ -186,6 +217,9 @@ impl Shared {
             if vm.is_filled(unit) {
                 continue;
             }
+            if !vm.is_here(unit) {
+                return;
+            }
             match vm.fill_unit(unit, None, &mut worker.scratch) {
                 Ok(_) => vm.counters().prefetched(vm.chunks_of_unit()),
                 Err(_) => return,
@@ -194,7 +228,7 @@ impl Shared {
     }
 
     /// Does a piece of a job; false if there is none.
-    fn work(&self, worker: &mut Worker) -> bool {
+    fn work(self: &Arc<Self>, worker: &mut Worker) -> bool {
         worker.turns = 0;
         let Some((job, piece)) = self.next_piece() else {
             return false;
@@ -207,7 +241,7 @@ impl Shared {
         true
     }
 
-    fn do_piece(&self, job: &Arc<Job>, piece: usize, worker: &mut Worker) {
+    fn do_piece(self: &Arc<Self>, job: &Arc<Job>, piece: usize, worker: &mut Worker) {
         let mut between = |scratch: &mut Scratch| {
             // Whatever is more urgent goes first.
             let mut other = Worker {

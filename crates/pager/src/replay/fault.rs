@@ -6,7 +6,7 @@ use super::report::{Figures, Meter};
 use super::strategy::Strategy;
 use crate::handshake::Layout;
 use crate::image::ChunkImage;
-use crate::pool::{Job, Pool, Settings};
+use crate::pool::{Pool, Settings};
 use crate::vm::{Counters, Removed, Vm, VmParts};
 use jiffy_sys::userfaultfd::{Arena, Features, Userfaultfd};
 use jiffy_wire::pager::Mapping;
@@ -50,16 +50,15 @@ pub(super) fn run(
             let _ = again.unregister(address, length);
         }),
     })?);
-    let pool = Pool::start(Settings {
+    let settings = Settings {
         fault_around: strategy.fault_around,
         ..Settings::default()
-    })?;
+    };
+    let pool = Pool::start(settings, Arc::default())?;
     let mut meter = Meter::start(touches);
     pool.attach(vm.clone())?;
-    if strategy.prefetch
-        && let Some(job) = Job::prefetch(vm.clone())
-    {
-        pool.push(job);
+    if strategy.prefetch {
+        pool.prefetch(&vm);
     }
     for offset in &touches.offsets {
         meter.begin();

@@ -5,27 +5,34 @@
 //! * [`listen`]: sockets only their owner may connect to.
 //! * [`client`]: a connection to the control socket.
 //! * [`served`]: a VM to be served, and its VMM if it is there.
+//! * [`disks`]: disks that are filled on demand, and the VMMs that have them.
+//! * [`images`]: images that are open, each once.
 //! * [`scribe`]: writes recordings.
 
 mod client;
+mod disks;
+mod images;
 mod listen;
 mod requests;
 mod scribe;
 mod served;
 
-use crate::image::StoredImage;
+use crate::errands::Errands;
 use crate::pool::{Pool, Settings};
 use client::Client;
+use disks::ServedDisk;
+use images::Images;
+use jiffy_wire::disk::ChunkAnswer;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use scribe::Scribe;
 use served::Served;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Connections to the control socket at once; more have to wait.
@@ -45,6 +52,12 @@ enum Notice {
         name: String,
         client: u64,
         problem: Option<String>,
+    },
+    /// What a VMM asked for is in its disk's cache, or cannot be had.
+    DiskAnswer {
+        name: String,
+        peer: u64,
+        answer: ChunkAnswer,
     },
 }
 
@@ -70,8 +83,10 @@ pub struct Server {
     control_path: PathBuf,
     clients: BTreeMap<u64, Client>,
     served: BTreeMap<String, Served>,
-    images: HashMap<(u64, u64), Weak<StoredImage>>,
+    disks: BTreeMap<String, ServedDisk>,
+    images: Images,
     pool: Pool,
+    errands: Arc<Errands>,
     scribe: Scribe,
     notifier: Notifier,
     notices: Receiver<Notice>,
@@ -88,6 +103,8 @@ enum Source {
     Client(u64),
     Listener(String),
     Peer(String),
+    Disk(String),
+    DiskPeer(String, u64),
 }
 
 impl Server {
@@ -100,13 +117,16 @@ impl Server {
             notices: send,
             bell,
         };
+        let errands = Arc::new(Errands::default());
         Ok(Server {
             control: listener,
             control_path: control.to_owned(),
             clients: BTreeMap::new(),
             served: BTreeMap::new(),
-            images: HashMap::new(),
-            pool: Pool::start(settings)?,
+            disks: BTreeMap::new(),
+            images: Images::default(),
+            pool: Pool::start(settings, errands.clone())?,
+            errands,
             scribe: Scribe::start(notifier.clone())?,
             notifier,
             notices,
@@ -119,7 +139,7 @@ impl Server {
     pub fn run(mut self, stop: BorrowedFd<'_>) -> io::Result<()> {
         loop {
             let ready = self.wait(stop)?;
-            for source in ready {
+            for (source, events) in ready {
                 match source {
                     Source::Stop => {
                         self.finish();
@@ -130,6 +150,11 @@ impl Server {
                     Source::Client(number) => self.hear_client(number),
                     Source::Listener(name) => self.with_served(&name, Served::accept),
                     Source::Peer(name) => self.hear_peer(&name),
+                    Source::Disk(name) => self.accept_disk_peer(&name),
+                    Source::DiskPeer(name, number) => {
+                        let gone = events.intersects(PollFlags::HUP | PollFlags::ERR);
+                        self.hear_disk_peer(&name, number, gone);
+                    }
                 }
             }
             for served in self.served.values_mut() {
@@ -139,7 +164,7 @@ impl Server {
     }
 
     /// Sleeps until something can be done, and says what.
-    fn wait(&self, stop: BorrowedFd<'_>) -> io::Result<Vec<Source>> {
+    fn wait(&self, stop: BorrowedFd<'_>) -> io::Result<Vec<(Source, PollFlags)>> {
         let mut sources = vec![Source::Stop, Source::Bell];
         let mut fds = vec![
             PollFd::from_borrowed_fd(stop, PollFlags::IN),
@@ -167,6 +192,16 @@ impl Server {
             }
             deadline = [deadline, served.deadline()].into_iter().flatten().min();
         }
+        for (name, served) in &self.disks {
+            if let Some(listener) = served.listener() {
+                sources.push(Source::Disk(name.clone()));
+                fds.push(PollFd::from_borrowed_fd(listener, PollFlags::IN));
+            }
+            for (number, peer) in &served.peers {
+                sources.push(Source::DiskPeer(name.clone(), *number));
+                fds.push(PollFd::from_borrowed_fd(peer.as_fd(), peer.interest()));
+            }
+        }
         let timeout = deadline.map(|deadline| {
             let left = deadline.saturating_duration_since(Instant::now());
             // Rounded up, so that it is over afterwards.
@@ -183,8 +218,8 @@ impl Server {
         Ok(sources
             .into_iter()
             .zip(&fds)
-            .filter(|(_, fd)| !fd.revents().is_empty())
-            .map(|(source, _)| source)
+            .map(|(source, fd)| (source, fd.revents()))
+            .filter(|(_, events)| !events.is_empty())
             .collect())
     }
 
@@ -215,6 +250,9 @@ impl Server {
                         client.answer_late(problem);
                     }
                     self.continue_client(client);
+                }
+                Notice::DiskAnswer { name, peer, answer } => {
+                    self.answer_disk_peer(&name, peer, &answer);
                 }
                 Notice::Answer { client, problem } => {
                     if let Some(client) = self.clients.get_mut(&client) {
@@ -252,6 +290,7 @@ impl Server {
             self.scribe.write(served.recording(), None);
             served.remove_socket();
         }
+        self.finish_disks();
         let _ = std::fs::remove_file(&self.control_path);
         self.scribe.finish();
     }

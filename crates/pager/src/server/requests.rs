@@ -2,11 +2,10 @@
 
 use super::served::Served;
 use super::{Client, Notice, Server, listen};
-use crate::image::{ChunkImage, StoredImage};
-use crate::pool::Job;
+use crate::errands::Urgency;
+use crate::image::Unreadable;
 use jiffy_wire::pager::{PagerRequest, PagerResponse};
 use std::path::Path;
-use std::sync::Arc;
 
 /// An answer, unless it comes later.
 type Answer = Option<PagerResponse>;
@@ -56,15 +55,21 @@ impl Server {
         let result = match request {
             PagerRequest::Ping => Ok(Some(PagerResponse::Ok)),
             PagerRequest::Serve { .. } => self.serve(request),
-            PagerRequest::Origins { .. }
-            | PagerRequest::OpenDisk(_)
-            | PagerRequest::EndRecording { .. }
-            | PagerRequest::CompleteImage { .. } => Err("this pager serves no disks".into()),
+            PagerRequest::Origins { image, origins } => self
+                .images
+                .set_origins(&image, origins)
+                .map(|()| Some(PagerResponse::Ok)),
+            PagerRequest::OpenDisk(request) => self.open_disk(request).map(Some),
+            PagerRequest::EndRecording { name } => self.end_recording(&name, client),
+            PagerRequest::CompleteImage { image } => self.complete_image(&image, client),
             PagerRequest::Complete { name } => self.complete(&name, client),
             PagerRequest::Forget { name } => self.forget(&name, client),
-            PagerRequest::Stats { name } => self
-                .find(&name)
-                .map(|served| Some(PagerResponse::Stats(served.stats()))),
+            PagerRequest::Stats { name } => match self.disks.get(&name) {
+                Some(served) => Ok(Some(PagerResponse::Stats(served.disk.stats()))),
+                None => self
+                    .find(&name)
+                    .map(|served| Some(PagerResponse::Stats(served.stats()))),
+            },
         };
         result.unwrap_or_else(|problem| Some(PagerResponse::Error(problem)))
     }
@@ -72,7 +77,7 @@ impl Server {
     fn find(&mut self, name: &str) -> Result<&mut Served, String> {
         self.served
             .get_mut(name)
-            .ok_or_else(|| format!("no VM {name} is served here"))
+            .ok_or_else(|| format!("no VM or disk {name} is served here"))
     }
 
     fn serve(&mut self, request: PagerRequest) -> Result<Answer, String> {
@@ -95,10 +100,11 @@ impl Server {
                 ))
             };
         }
-        if self.served.values().any(|other| other.socket() == socket) {
-            return Err(format!("{} serves another VM", socket.display()));
+        if self.disks.contains_key(name) {
+            return Err(format!("{name} is a disk that is open here"));
         }
-        let opened = self.open_image(image)?;
+        self.check_socket(socket)?;
+        let opened = self.images.open(image)?;
         let name = name.clone();
         let served = Served::new(request, opened)?;
         tracing::info!(vm = name, "waiting for its VMM");
@@ -106,22 +112,40 @@ impl Server {
         Ok(Some(PagerResponse::Ok))
     }
 
-    /// Opens an image, once for all VMs that have it.
-    fn open_image(&mut self, path: &Path) -> Result<Arc<dyn ChunkImage>, String> {
-        self.images.retain(|_, image| image.strong_count() > 0);
-        let identity = StoredImage::identity(path);
-        let known = identity.and_then(|identity| self.images.get(&identity)?.upgrade());
-        if let Some(image) = known {
-            return Ok(image);
+    /// Writes what a disk was asked for, and notes no more.
+    fn end_recording(&mut self, name: &str, client: u64) -> Result<Answer, String> {
+        let Some(served) = self.disks.get(name) else {
+            return Err(format!("no disk {name} is open here"));
+        };
+        match served.recording(true) {
+            None => Ok(Some(PagerResponse::Ok)),
+            recording => {
+                self.scribe.write(recording, Some(client));
+                Ok(None)
+            }
         }
-        let image = Arc::new(StoredImage::open(path).map_err(|error| error.0)?);
-        if let Some(identity) = identity {
-            self.images.insert(identity, Arc::downgrade(&image));
-        }
-        Ok(image)
+    }
+
+    /// Fetches all of an image that is missing.
+    fn complete_image(&mut self, image: &Path, client: u64) -> Result<Answer, String> {
+        let image = self.images.open(image)?;
+        let notifier = self.notifier.clone();
+        self.errands.push(Urgency::Ahead, move |_| {
+            let problem = image.reader().complete().err();
+            let problem = problem.map(|error| Unreadable::from_error(&error).0);
+            drop(image);
+            notifier.send(Notice::Answer { client, problem });
+        });
+        Ok(None)
     }
 
     fn complete(&mut self, name: &str, client: u64) -> Result<Answer, String> {
+        if let Some(served) = self.disks.get(name) {
+            let notifier = self.notifier.clone();
+            let done = Box::new(move |problem| notifier.send(Notice::Answer { client, problem }));
+            served.disk.complete(&self.errands, done);
+            return Ok(None);
+        }
         let served = self.find(name)?;
         if let Some(failed) = served.failed() {
             return Err(failed.to_owned());
@@ -139,13 +163,16 @@ impl Server {
                 problem,
             });
         });
-        self.pool.push(Job::complete(job_vm, done));
+        self.pool.complete(job_vm, done);
         Ok(None)
     }
 
     fn forget(&mut self, name: &str, client: u64) -> Result<Answer, String> {
+        if self.forget_disk(name, client) {
+            return Ok(None);
+        }
         let Some(mut served) = self.served.remove(name) else {
-            return Err(format!("no VM {name} is served here"));
+            return Err(format!("no VM or disk {name} is served here"));
         };
         served.let_go(&self.pool);
         served.remove_socket();

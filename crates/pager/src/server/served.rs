@@ -3,7 +3,7 @@
 use super::{Notice, Notifier, listen};
 use crate::handshake::{self, HandshakeError, Layout, Progress};
 use crate::image::ChunkImage;
-use crate::pool::{Job, Pool};
+use crate::pool::Pool;
 use crate::vm::{Counters, Owner, Removed, Touched, Vm, VmParts};
 use jiffy_store::Recording;
 use jiffy_sys::fds::recv_with_fds;
@@ -108,7 +108,10 @@ impl Served {
     }
 
     pub fn stats(&self) -> PagerStats {
-        self.counters.stats(self.failed.clone())
+        PagerStats {
+            bytes_fetched: self.image.fetched(),
+            ..self.counters.stats(self.failed.clone())
+        }
     }
 
     pub fn vm(&self) -> Option<&Arc<Vm>> {
@@ -233,10 +236,8 @@ impl Served {
         pool.attach(vm.clone())
             .map_err(|error| format!("the userfaultfd cannot be watched: {error}"))?;
         tracing::info!(vm = self.name, prefetch = self.prefetch, "its VMM is here");
-        if self.prefetch
-            && let Some(job) = Job::prefetch(vm.clone())
-        {
-            pool.push(job);
+        if self.prefetch {
+            pool.prefetch(&vm);
         }
         self.failed = None;
         self.peer = Some(Peer::Attached { stream, vm });
@@ -343,7 +344,8 @@ impl Greeting {
     }
 }
 
-fn say_failed(mut stream: &UnixStream, sentence: &str) {
+/// Says why a connection ends, and closes it.
+pub(super) fn say_failed(mut stream: &UnixStream, sentence: &str) {
     let failure = PagerFailure {
         failed: sentence.to_owned(),
     };

@@ -123,6 +123,14 @@ impl Vm {
         &self.image
     }
 
+    /// The chunks that a restore needs, as far as the image knows them.
+    pub(crate) fn working_set(&self) -> Vec<u32> {
+        self.image.working_set().unwrap_or_else(|error| {
+            tracing::warn!(vm = self.name, "no working set: {error}");
+            Vec::new()
+        })
+    }
+
     /// Bytes that are filled at once.
     pub(crate) fn unit(&self) -> u64 {
         self.unit
@@ -198,6 +206,33 @@ impl Vm {
             }),
             _ => None,
         }));
+    }
+
+    /// The chunks that a fault waits for and that are still elsewhere.
+    pub(crate) fn elsewhere(&self, fault: Fault) -> Vec<u32> {
+        if self.image.is_whole() {
+            return Vec::new();
+        }
+        let Some((offset, _)) = self.layout.find(fault.address) else {
+            return Vec::new();
+        };
+        let size = self.image.chunk_size() as u64;
+        let start = offset / self.unit * self.unit;
+        let end = (start + self.unit).min(self.image.size());
+        (start / size..end.div_ceil(size))
+            .map(|chunk| chunk as u32)
+            .filter(|chunk| !self.image.is_here(*chunk))
+            .collect()
+    }
+
+    /// Whether a unit can be read without waiting for others.
+    pub(crate) fn is_here(&self, unit: u64) -> bool {
+        let chunks = self.chunks_of_unit();
+        self.image.is_whole()
+            || (unit * chunks..(unit + 1) * chunks).all(|chunk| {
+                chunk * self.image.chunk_size() as u64 >= self.image.size()
+                    || self.image.is_here(chunk as u32)
+            })
     }
 
     /// Serves a fault; with [`Stop::Changing`] it must be tried again, after

@@ -21,7 +21,8 @@ impl Touched {
         }
     }
 
-    pub(super) fn add(&self, offset: u64) {
+    /// The chunk with this byte was touched.
+    pub(crate) fn add(&self, offset: u64) {
         let chunk = offset / self.chunk_size;
         if self.seen.set(chunk) {
             self.order

@@ -1,0 +1,337 @@
+//! A disk whose cache is filled as its VMMs ask for it.
+//!
+//! * `fill`: chunks from the image into the cache, each by one thread at a
+//!   time.
+//! * `ahead`: what a disk that is read in order will need next.
+
+mod ahead;
+mod fill;
+#[cfg(test)]
+mod tests;
+
+use crate::errands::{Errands, Hands, Urgency};
+use crate::image::StoredImage;
+use crate::vm::Touched;
+use ahead::Ahead;
+use jiffy_store::disk_cache::CacheError;
+use jiffy_store::{DiskCache, Recording};
+use jiffy_sys::clock::monotonic_ns;
+use jiffy_wire::disk::REQUEST_BYTES_MAX;
+use jiffy_wire::pager::PagerStats;
+use std::collections::HashSet;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Bytes of the disk that one piece of work ahead of need fills, about.
+const PIECE: u64 = 4 << 20;
+/// Bytes of the file between two chunks that are fetched as one.
+const GAP: u64 = 64 << 10;
+
+/// Bytes of a disk that cannot be had.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unavailable {
+    /// The first such chunk; none if it is not about a chunk.
+    pub chunk: Option<u32>,
+    /// One sentence.
+    pub sentence: String,
+}
+
+/// What a job that fills much is told to do at its end.
+type Done = Box<dyn FnOnce(Option<String>) + Send>;
+
+/// A disk, its image and its cache. Shared by the threads that fill it.
+pub struct Disk {
+    name: String,
+    image: Arc<StoredImage>,
+    cache: DiskCache,
+    /// Chunks that somebody fills.
+    filling: Mutex<HashSet<u32>>,
+    filled: Condvar,
+    ahead: Mutex<Ahead>,
+    /// What was asked for, while that is recorded.
+    touched: Option<Touched>,
+    recording: AtomicBool,
+    ended: AtomicBool,
+    counters: Counters,
+}
+
+#[derive(Default)]
+struct Counters {
+    requests: AtomicU64,
+    request_ns: AtomicU64,
+    first_ns: AtomicU64,
+    ahead_chunks: AtomicU64,
+    bytes_read: AtomicU64,
+    bytes_filled: AtomicU64,
+}
+
+impl Disk {
+    /// Opens the cache in `folder` for the disk in `image`.
+    pub fn open(
+        name: &str,
+        image: Arc<StoredImage>,
+        folder: &Path,
+        record: bool,
+    ) -> Result<Disk, CacheError> {
+        let reader = image.reader();
+        let cache = DiskCache::open(folder, reader)?;
+        let chunk_size = reader.chunk_size() as usize;
+        Ok(Disk {
+            name: name.to_owned(),
+            filling: Mutex::default(),
+            filled: Condvar::new(),
+            ahead: Mutex::new(Ahead::new(chunk_size as u64, cache.chunks())),
+            touched: record.then(|| Touched::new(reader.size(), chunk_size)),
+            recording: AtomicBool::new(record),
+            ended: AtomicBool::new(false),
+            counters: Counters::default(),
+            image,
+            cache,
+        })
+    }
+
+    /// As in messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its cache.
+    pub fn cache(&self) -> &DiskCache {
+        &self.cache
+    }
+
+    /// Has bytes of the disk in the cache, for a VMM that waits for them; then
+    /// what it will probably need next is filled ahead.
+    pub fn demand(
+        self: &Arc<Disk>,
+        errands: &Errands,
+        offset: u64,
+        length: u64,
+        hands: &mut Hands,
+    ) -> Result<(), Unavailable> {
+        let begun = monotonic_ns();
+        let chunks = self.check(offset, length)?;
+        if self.records() {
+            self.touch(chunks.clone());
+        }
+        let outcome = self.fill(chunks.clone(), hands);
+        self.counters.request(begun);
+        if outcome.is_ok() {
+            self.read_ahead(errands, chunks);
+        }
+        outcome
+    }
+
+    /// The chunks of a request, if it is one.
+    pub fn check(&self, offset: u64, length: u64) -> Result<Range<u32>, Unavailable> {
+        let end = offset.checked_add(length);
+        match end.filter(|end| *end <= self.cache.length()) {
+            Some(end) if (1..=REQUEST_BYTES_MAX).contains(&length) => {
+                Ok(self.cache.chunks_of(&(offset..end)))
+            }
+            _ => Err(Unavailable {
+                chunk: None,
+                sentence: format!(
+                    "{length} bytes at {offset} were asked for, of a disk of {} bytes, which is \
+                     none of the disk's ranges or more than {REQUEST_BYTES_MAX}",
+                    self.cache.length()
+                ),
+            }),
+        }
+    }
+
+    /// Whether what was asked for is noted.
+    fn records(&self) -> bool {
+        self.recording.load(Ordering::Acquire)
+    }
+
+    fn touch(&self, chunks: Range<u32>) {
+        if let Some(touched) = &self.touched {
+            let size = u64::from(self.image.reader().chunk_size());
+            for chunk in chunks {
+                touched.add(u64::from(chunk) * size);
+            }
+        }
+    }
+
+    fn read_ahead(self: &Arc<Disk>, errands: &Errands, chunks: Range<u32>) {
+        // A whole image is as near as the cache: then the recording is exact.
+        let exact = self.records() && !self.image.reader().is_partial();
+        let next = lock(&self.ahead).after(chunks);
+        if exact || next.is_empty() || self.cache.has_all(next.clone()) {
+            return;
+        }
+        if self.records() {
+            self.touch(next.clone());
+        }
+        let disk = self.clone();
+        errands.push(Urgency::Ahead, move |hands| {
+            let chunks: Vec<u32> = next.collect();
+            disk.fill_ahead(&chunks, hands);
+        });
+    }
+
+    /// Fetches what an earlier boot asked for, or the image's working set, a
+    /// few large pieces at once.
+    pub fn prefetch(self: &Arc<Disk>, errands: &Errands, recording: Option<&Path>) {
+        let chunks = match recording.map(|path| self.recorded(path)) {
+            Some(Some(chunks)) => chunks,
+            _ => match self.image.reader().working_set() {
+                Ok(ranges) => ranges.into_iter().flatten().collect(),
+                Err(error) => {
+                    tracing::warn!(disk = self.name, "no working set: {error}");
+                    return;
+                }
+            },
+        };
+        for piece in self.pieces(chunks) {
+            let disk = self.clone();
+            errands.push(Urgency::Ahead, move |hands| {
+                disk.fill_ahead(&piece, hands);
+            });
+        }
+    }
+
+    /// Fills everything that is missing.
+    pub fn complete(self: &Arc<Disk>, errands: &Errands, done: Done) {
+        let pieces = self.pieces((0..self.cache.chunks()).collect());
+        if pieces.is_empty() {
+            return done(None);
+        }
+        let left = Arc::new((
+            AtomicUsize::new(pieces.len()),
+            Mutex::new((None, Some(done))),
+        ));
+        for piece in pieces {
+            let (disk, left) = (self.clone(), left.clone());
+            errands.push(Urgency::Ahead, move |hands| {
+                let problem = disk.fill_ahead(&piece, hands);
+                let mut end = lock(&left.1);
+                end.0 = end.0.take().or(problem.map(|problem| problem.sentence));
+                if left.0.fetch_sub(1, Ordering::AcqRel) == 1
+                    && let Some(done) = end.1.take()
+                {
+                    done(end.0.take());
+                }
+            });
+        }
+    }
+
+    /// What earlier boots asked for; `None` if it is not known.
+    fn recorded(&self, path: &Path) -> Option<Vec<u32>> {
+        let recording = match Recording::read(path) {
+            Ok(recording) => recording,
+            Err(error) => {
+                if error.kind() != std::io::ErrorKind::NotFound {
+                    tracing::warn!(disk = self.name, "{}: {error}", path.display());
+                }
+                return None;
+            }
+        };
+        let reader = self.image.reader();
+        if recording.image != reader.id() || recording.chunk_size != reader.chunk_size() {
+            tracing::warn!(
+                disk = self.name,
+                "{} was recorded of another image",
+                path.display()
+            );
+            return None;
+        }
+        Some(recording.chunks)
+    }
+
+    /// Cuts chunks that are missing into pieces that are together in the file;
+    /// those that are needed first come first.
+    fn pieces(&self, mut chunks: Vec<u32>) -> Vec<Vec<u32>> {
+        let reader = self.image.reader();
+        chunks.retain(|chunk| *chunk < self.cache.chunks() && !self.cache.has(*chunk));
+        let mut places: Vec<(Range<u64>, usize, u32)> = chunks
+            .iter()
+            .enumerate()
+            .map(|(order, chunk)| {
+                // A chunk that is not there (or whose place is damaged, which
+                // its reading will tell) costs no reading here.
+                let place = reader.stored_range(*chunk).ok().flatten().unwrap_or(0..0);
+                (place, order, *chunk)
+            })
+            .collect();
+        places.sort_by_key(|(place, order, _)| (place.start, *order));
+        let most = (PIECE / u64::from(reader.chunk_size())).max(1) as usize;
+        let mut pieces: Vec<(usize, u64, Vec<u32>)> = Vec::new();
+        for (place, order, chunk) in places {
+            match pieces.last_mut() {
+                Some((first, end, piece))
+                    if piece.len() < most && place.start <= end.saturating_add(GAP) =>
+                {
+                    *first = order.min(*first);
+                    *end = place.end.max(*end);
+                    piece.push(chunk);
+                }
+                _ => pieces.push((order, place.end, vec![chunk])),
+            }
+        }
+        pieces.sort_by_key(|(first, ..)| *first);
+        pieces.into_iter().map(|(.., piece)| piece).collect()
+    }
+
+    /// Nothing more is filled ahead, and who waits is told.
+    pub fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+    }
+
+    fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Syncs the cache, which is filled no more.
+    pub fn close(&self) -> Result<(), CacheError> {
+        self.end();
+        self.cache.close()
+    }
+
+    /// What was asked for so far; nothing is noted from now on if `last`.
+    pub fn recording(&self, last: bool) -> Option<Recording> {
+        if last {
+            self.recording.store(false, Ordering::Release);
+        }
+        let reader = self.image.reader();
+        Some(Recording {
+            image: reader.id(),
+            chunk_size: reader.chunk_size(),
+            chunks: self.touched.as_ref()?.chunks(),
+        })
+    }
+
+    /// Figures.
+    pub fn stats(&self) -> PagerStats {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.counters;
+        PagerStats {
+            faults: of(&counters.requests),
+            fault_ns: of(&counters.request_ns),
+            prefetched_chunks: of(&counters.ahead_chunks),
+            bytes_read: of(&counters.bytes_read),
+            bytes_filled: of(&counters.bytes_filled),
+            failed: None,
+            bytes_fetched: self.image.reader().fetched_bytes(),
+            first_fault_ns: of(&counters.first_ns),
+        }
+    }
+}
+
+impl Counters {
+    fn request(&self, begun: u64) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        let took = monotonic_ns().saturating_sub(begun);
+        self.request_ns.fetch_add(took, Ordering::Relaxed);
+        let _ = self
+            .first_ns
+            .compare_exchange(0, begun, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

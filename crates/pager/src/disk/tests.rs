@@ -1,0 +1,324 @@
+use super::*;
+use crate::errands::Errands;
+use jiffy_store::partial;
+use jiffy_store::reader::Opening;
+use jiffy_store::{Codec, ImageId, ImageReader, Origin, OriginError, WriteOptions, write_image};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const CHUNK: usize = 64 << 10;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An origin that waits until it is let, and notes what was asked.
+struct Held {
+    file: Vec<u8>,
+    asked: Mutex<Vec<Range<u64>>>,
+    said: Mutex<Sender<()>>,
+    gate: Mutex<Receiver<()>>,
+    lies: AtomicBool,
+    absent: AtomicBool,
+}
+
+impl Origin for Held {
+    fn name(&self) -> String {
+        "the origin".into()
+    }
+
+    fn fetch(&self, range: Range<u64>) -> Result<Vec<u8>, OriginError> {
+        lock(&self.asked).push(range.clone());
+        let _ = lock(&self.said).send(());
+        // Let go for ever when the other end is dropped.
+        let _ = lock(&self.gate).recv();
+        if self.absent.load(Ordering::SeqCst) {
+            return Err(OriginError::never("it is gone"));
+        }
+        let mut bytes = self.file[range.start as usize..range.end as usize].to_vec();
+        if self.lies.load(Ordering::SeqCst) {
+            bytes.iter_mut().for_each(|byte| *byte ^= 1);
+        }
+        Ok(bytes)
+    }
+}
+
+struct Bench {
+    folder: tempfile::TempDir,
+    bytes: Vec<u8>,
+    whole: PathBuf,
+    errands: Arc<Errands>,
+}
+
+/// Chunks of noise; every fifth is zero.
+fn contents(chunks: usize) -> Vec<u8> {
+    let mut state = 1_u64;
+    let noise = |state: &mut u64| {
+        *state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (*state >> 33) as u8
+    };
+    (0..chunks)
+        .flat_map(|chunk| -> Vec<u8> {
+            match chunk % 5 {
+                4 => vec![0; CHUNK],
+                _ => (0..CHUNK).map(|_| noise(&mut state)).collect(),
+            }
+        })
+        .collect()
+}
+
+impl Bench {
+    fn new(chunks: usize, working_set: Option<Vec<u32>>) -> Bench {
+        let folder = tempfile::tempdir().unwrap();
+        let bytes = contents(chunks);
+        let whole = folder.path().join("whole");
+        let options = WriteOptions {
+            chunk_size: CHUNK as u32,
+            codec: Codec::Lz4,
+            threads: 1,
+            working_set,
+            ..WriteOptions::default()
+        };
+        write_image(&whole, &bytes, &options).unwrap();
+        Bench {
+            folder,
+            bytes,
+            whole,
+            errands: Arc::default(),
+        }
+    }
+
+    fn open(&self, image: StoredImage, record: bool) -> Arc<Disk> {
+        let cache = self.folder.path().join("cache");
+        Arc::new(Disk::open("root", Arc::new(image), &cache, record).unwrap())
+    }
+
+    fn open_whole(&self, record: bool) -> Arc<Disk> {
+        self.open(StoredImage::open(&self.whole).unwrap(), record)
+    }
+
+    /// The same image, none of whose chunks are here; what lets the origin
+    /// answer, and what tells of a question.
+    fn open_partial(&self) -> (Arc<Disk>, Arc<Held>, Sender<()>, Receiver<()>) {
+        let whole = ImageReader::open(&self.whole).unwrap();
+        let file = fs::read(&self.whole).unwrap();
+        let tail = file.len() + 64 - whole.metadata_bytes() as usize;
+        let path = self.folder.path().join("partial");
+        partial::create(&path, file.len() as u64, &file[tail..], whole.id()).unwrap();
+        let (open, gate) = channel();
+        let (said, asked) = channel();
+        let origin = Arc::new(Held {
+            file,
+            asked: Mutex::default(),
+            said: Mutex::new(said),
+            gate: Mutex::new(gate),
+            lies: AtomicBool::new(false),
+            absent: AtomicBool::new(false),
+        });
+        let given: Arc<dyn Origin> = origin.clone();
+        let origins = |_: &Path, _: ImageId| vec![given.clone()];
+        let opening = Opening {
+            origins: &origins,
+            ..Opening::default()
+        };
+        let image = StoredImage::open_with(&path, &opening).unwrap();
+        (self.open(image, false), origin, open, asked)
+    }
+
+    fn demand(&self, disk: &Arc<Disk>, offset: usize, length: usize) -> Result<(), Unavailable> {
+        let mut hands = Hands::default();
+        disk.demand(&self.errands, offset as u64, length as u64, &mut hands)
+    }
+
+    fn check(&self, disk: &Disk, range: Range<usize>) {
+        let contents = fs::read(disk.cache().folder().join("contents")).unwrap();
+        assert!(contents[range.clone()] == self.bytes[range]);
+    }
+}
+
+fn eventually(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn what_is_asked_for_is_there_with_its_bits() {
+    let bench = Bench::new(40, None);
+    let disk = bench.open_whole(false);
+    assert!(disk.cache().has(4), "zero");
+    assert!(!disk.cache().has(3));
+    bench.demand(&disk, 3 * CHUNK + 100, 10).unwrap();
+    bench.demand(&disk, 20 * CHUNK - 1, 2).unwrap();
+    for chunk in [3, 19, 20] {
+        assert!(disk.cache().has(chunk));
+        bench.check(&disk, chunk as usize * CHUNK..(chunk as usize + 1) * CHUNK);
+    }
+    assert!(!disk.cache().has(0) && !disk.cache().has(30));
+    let end = 40 * CHUNK;
+    for (offset, length) in [
+        (0, 0),
+        (end, 1),
+        (end - 1, 2),
+        (usize::MAX, 1),
+        (0, end + 1),
+    ] {
+        let error = bench.demand(&disk, offset, length).unwrap_err();
+        assert_eq!(error.chunk, None);
+        assert!(error.sentence.contains("were asked for"), "{error:?}");
+    }
+    assert_eq!(disk.stats().faults, 2 + 0, "those were no requests");
+}
+
+#[test]
+fn a_disk_read_in_order_is_filled_ahead() {
+    let bench = Bench::new(200, None);
+    let disk = bench.open_whole(false);
+    bench.demand(&disk, 0, CHUNK).unwrap();
+    assert!(!disk.cache().has(2), "one request is no row");
+    bench.demand(&disk, CHUNK, CHUNK).unwrap();
+    eventually("nothing is filled ahead", || disk.cache().has_all(2..6));
+    bench.check(&disk, 0..6 * CHUNK);
+}
+
+#[test]
+fn a_recorded_boot_is_fetched_in_one_go_and_others_too() {
+    let bench = Bench::new(100, None);
+    let disk = bench.open_whole(true);
+    for chunk in [50, 51, 52, 10, 50, 90, 11] {
+        bench.demand(&disk, chunk * CHUNK, 4096).unwrap();
+    }
+    let recording = disk.recording(true).unwrap();
+    assert_eq!(recording.chunks, [50, 51, 52, 10, 90, 11], "each once");
+    bench.demand(&disk, 77 * CHUNK, 1).unwrap();
+    assert_eq!(disk.recording(false).unwrap().chunks.len(), 6, "no more");
+    let path = bench.folder.path().join("boot");
+    recording.write(&path).unwrap();
+    drop(disk);
+    jiffy_store::disk_cache::remove(&bench.folder.path().join("cache")).unwrap();
+
+    let (disk, origin, open, _) = bench.open_partial();
+    drop(open);
+    disk.prefetch(&bench.errands, Some(&path));
+    eventually("the boot set is not there", || {
+        recording
+            .chunks
+            .iter()
+            .all(|chunk| disk.cache().has(*chunk))
+    });
+    assert!(!disk.cache().has(0) && !disk.cache().has(30));
+    let asked = lock(&origin.asked).clone();
+    assert!(asked.len() <= 3, "neighbours come together: {asked:?}");
+    assert_eq!(disk.stats().prefetched_chunks, 6);
+}
+
+#[test]
+fn an_optimised_image_comes_with_its_set_in_few_reads() {
+    let set: Vec<u32> = (0..100).filter(|chunk| chunk % 3 == 0).collect();
+    let bench = Bench::new(100, Some(set.clone()));
+    let (disk, origin, open, _) = bench.open_partial();
+    drop(open);
+    disk.prefetch(
+        &bench.errands,
+        Some(&bench.folder.path().join("no recording")),
+    );
+    eventually("the working set is not there", || {
+        set.iter().all(|chunk| disk.cache().has(*chunk))
+    });
+    assert_eq!(lock(&origin.asked).len(), 1, "it is first in the file");
+    assert!(!disk.cache().has(1));
+}
+
+#[test]
+fn who_waits_for_one_chunk_waits_for_nobody_else_s() {
+    let bench = Bench::new(100, None);
+    let (disk, origin, open, asked) = bench.open_partial();
+    // Three want the same chunk: it is asked for once.
+    let waiting: Vec<_> = (0..3)
+        .map(|_| {
+            let (disk, errands) = (disk.clone(), bench.errands.clone());
+            thread::spawn(move || disk.demand(&errands, 0, 4096, &mut Hands::default()))
+        })
+        .collect();
+    asked.recv_timeout(PATIENCE).unwrap();
+    // What is here is there for others, while the origin says nothing.
+    bench.demand(&disk, 4 * CHUNK, CHUNK).unwrap();
+    assert!(asked.try_recv().is_err() && waiting.iter().all(|thread| !thread.is_finished()));
+    drop(open);
+    for thread in waiting {
+        thread.join().unwrap().unwrap();
+    }
+    bench.check(&disk, 0..CHUNK);
+    assert_eq!(lock(&origin.asked).len(), 1);
+}
+
+#[test]
+fn a_chunk_that_cannot_be_had_is_named_and_may_be_had_later() {
+    let bench = Bench::new(60, None);
+    let (disk, origin, open, _) = bench.open_partial();
+    drop(open);
+    for (fault, why) in [
+        (&origin.absent, "it is gone"),
+        (&origin.lies, "not the image's"),
+    ] {
+        fault.store(true, Ordering::SeqCst);
+        let error = bench.demand(&disk, 33 * CHUNK, 4096).unwrap_err();
+        assert_eq!(error.chunk, Some(33));
+        for part in ["partial", "chunk 33 ", "the origin", why] {
+            assert!(error.sentence.contains(part), "{}", error.sentence);
+        }
+        assert!(!disk.cache().has(33));
+        fault.store(false, Ordering::SeqCst);
+    }
+    bench.demand(&disk, 33 * CHUNK, 4096).unwrap();
+    bench.check(&disk, 33 * CHUNK..34 * CHUNK);
+}
+
+#[test]
+fn complete_fills_all_or_tells_what_is_missing() {
+    let bench = Bench::new(300, None);
+    let (disk, origin, open, _) = bench.open_partial();
+    drop(open);
+    let complete = || {
+        let (say, heard) = mpsc::channel();
+        disk.complete(
+            &bench.errands,
+            Box::new(move |problem| say.send(problem).unwrap()),
+        );
+        heard.recv_timeout(PATIENCE).unwrap()
+    };
+    origin.absent.store(true, Ordering::SeqCst);
+    let problem = complete().expect("nothing can be had");
+    assert!(problem.contains("it is gone"), "{problem}");
+    origin.absent.store(false, Ordering::SeqCst);
+    lock(&origin.asked).clear();
+    assert_eq!(complete(), None);
+    assert!(disk.cache().is_full());
+    bench.check(&disk, 0..300 * CHUNK);
+    let asked = lock(&origin.asked).len();
+    assert!(asked <= 300 / 32, "large reads: {asked}");
+    assert_eq!(complete(), None, "again");
+}
+
+#[test]
+fn many_readers_at_random_see_the_disk_s_bytes() {
+    let bench = Bench::new(120, None);
+    let (disk, _, open, _) = bench.open_partial();
+    drop(open);
+    thread::scope(|scope| {
+        for thread in 0..6 {
+            let (bench, disk) = (&bench, &disk);
+            scope.spawn(move || {
+                for step in 0..60 {
+                    let chunk = (step * 37 + thread * 13) % 119;
+                    bench.demand(disk, chunk * CHUNK + 5, CHUNK).unwrap();
+                    bench.check(disk, chunk * CHUNK..(chunk + 2) * CHUNK);
+                }
+            });
+        }
+    });
+}

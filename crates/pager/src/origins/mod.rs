@@ -1,0 +1,23 @@
+//! Who has what is missing of an image, as the node said.
+//!
+//! * `registry`: a file of an artifact in a registry.
+
+mod registry;
+
+use jiffy_store::{ImageId, Origin, PeerFolder};
+use jiffy_wire::pager::Origin as Described;
+use std::sync::Arc;
+
+/// The origins that were described, for the image with this id. None of them is
+/// asked anything yet.
+pub fn origins(described: &[Described], id: ImageId) -> Vec<Arc<dyn Origin>> {
+    described
+        .iter()
+        .map(|origin| -> Arc<dyn Origin> {
+            match origin {
+                Described::Folder { folder } => Arc::new(PeerFolder::new(folder, id)),
+                Described::Registry(origin) => Arc::new(registry::RegistryFile::new(origin)),
+            }
+        })
+        .collect()
+}

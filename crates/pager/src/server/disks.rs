@@ -1,0 +1,364 @@
+//! Disks that are filled on demand, and the VMMs that have them.
+
+use super::served::say_failed;
+use super::{Notice, Notifier, Server, listen};
+use crate::disk::{Disk, Unavailable};
+use crate::errands::{Errands, Urgency};
+use crate::image::Unreadable;
+use jiffy_store::Recording;
+use jiffy_wire::disk::{ChunkAnswer, ChunkRequest, LINE_MAX};
+use jiffy_wire::pager::{OpenDisk, PagerResponse};
+use rustix::event::PollFlags;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// VMMs of one disk at once; more have to wait.
+const MAX_PEERS: usize = 1024;
+/// Requests of one VMM that are not answered yet; more are not read.
+const MAX_PENDING: usize = 16;
+
+pub(super) struct ServedDisk {
+    request: OpenDisk,
+    pub disk: Arc<Disk>,
+    listener: UnixListener,
+    pub peers: BTreeMap<u64, DiskPeer>,
+}
+
+/// A VMM.
+pub(super) struct DiskPeer {
+    stream: UnixStream,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    pending: usize,
+}
+
+impl ServedDisk {
+    pub fn listener(&self) -> Option<BorrowedFd<'_>> {
+        (self.peers.len() < MAX_PEERS).then(|| self.listener.as_fd())
+    }
+
+    /// What was asked for so far, if that is to be written anywhere; nothing
+    /// more is noted if `last`.
+    pub fn recording(&self, last: bool) -> Option<(PathBuf, Recording)> {
+        let path = self.request.record.clone()?;
+        Some((path, self.disk.recording(last)?))
+    }
+
+    pub fn remove_socket(&self) {
+        let _ = fs::remove_file(&self.request.socket);
+    }
+}
+
+impl DiskPeer {
+    /// What to wait for.
+    pub fn interest(&self) -> PollFlags {
+        let mut interest = PollFlags::empty();
+        if !self.output.is_empty() {
+            interest |= PollFlags::OUT;
+        } else if self.pending < MAX_PENDING {
+            interest |= PollFlags::IN;
+        }
+        interest
+    }
+
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    /// Reads what there is and writes what can be; false at the end of the
+    /// connection.
+    fn exchange(&mut self, hung_up: bool) -> bool {
+        if !self.flush() {
+            return false;
+        }
+        if !self.output.is_empty() || self.pending >= MAX_PENDING {
+            return !hung_up;
+        }
+        let mut buffer = [0; LINE_MAX];
+        match self.stream.read(&mut buffer) {
+            Ok(0) => return false,
+            Ok(bytes) => self.input.extend(&buffer[..bytes]),
+            Err(error) if is_nothing(&error) => {}
+            Err(_) => return false,
+        }
+        true
+    }
+
+    /// The next request. `Err` if the VMM does not keep to the protocol.
+    fn next_request(&mut self) -> Result<Option<ChunkRequest>, String> {
+        if self.pending >= MAX_PENDING {
+            return Ok(None);
+        }
+        let Some(end) = self.input.iter().position(|byte| *byte == b'\n') else {
+            return match self.input.len() > LINE_MAX {
+                true => Err(format!("a request is longer than {LINE_MAX} bytes")),
+                false => Ok(None),
+            };
+        };
+        let line: Vec<u8> = self.input.drain(..=end).collect();
+        serde_json::from_slice(&line)
+            .map(Some)
+            .map_err(|error| format!("the line is not a request: {error}"))
+    }
+
+    fn answer(&mut self, answer: &ChunkAnswer) {
+        let mut line = serde_json::to_vec(answer).expect("an answer is plain data");
+        line.push(b'\n');
+        self.output.extend(line);
+    }
+
+    /// False when the connection is over.
+    fn flush(&mut self) -> bool {
+        while !self.output.is_empty() {
+            match self.stream.write(&self.output) {
+                Ok(0) => return false,
+                Ok(bytes) => drop(self.output.drain(..bytes)),
+                Err(error) if is_nothing(&error) => return true,
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+}
+
+fn is_nothing(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+impl Server {
+    pub(super) fn open_disk(&mut self, request: OpenDisk) -> Result<PagerResponse, String> {
+        if let Some(open) = self.disks.get(&request.name) {
+            // A node that was started anew may ask again.
+            return match open.request == request {
+                true => Ok(PagerResponse::Ok),
+                false => Err(format!(
+                    "disk {} is open already, otherwise; forget it first",
+                    request.name
+                )),
+            };
+        }
+        if self.served.contains_key(&request.name) {
+            return Err(format!("{} is a VM that is served here", request.name));
+        }
+        self.check_socket(&request.socket)?;
+        if let Some(other) = self
+            .disks
+            .values()
+            .find(|other| other.request.cache == request.cache)
+        {
+            return Err(format!(
+                "the cache {} is that of the disk {}, which is open",
+                request.cache.display(),
+                other.request.name
+            ));
+        }
+        let image = self.images.open(&request.image)?;
+        let record = request.record.is_some();
+        let disk = Disk::open(&request.name, image, &request.cache, record)
+            .map_err(|error| Unreadable::from_error(&error).0)?;
+        let disk = Arc::new(disk);
+        let listener = listen::anew(&request.socket).map_err(|error| {
+            format!(
+                "{} cannot be listened on: {error}",
+                request.socket.display()
+            )
+        })?;
+        if let Some(recording) = &request.prefetch {
+            disk.prefetch(&self.errands, Some(recording));
+        }
+        tracing::info!(disk = request.name, full = disk.cache().is_full(), "open");
+        let name = request.name.clone();
+        let served = ServedDisk {
+            request,
+            disk,
+            listener,
+            peers: BTreeMap::new(),
+        };
+        self.disks.insert(name, served);
+        Ok(PagerResponse::Ok)
+    }
+
+    /// A socket that serves nothing yet.
+    pub(super) fn check_socket(&self, socket: &std::path::Path) -> Result<(), String> {
+        let vm = self.served.values().any(|other| other.socket() == socket);
+        let disk = self
+            .disks
+            .values()
+            .any(|other| other.request.socket == socket);
+        match vm || disk {
+            true => Err(format!("{} serves another VM", socket.display())),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn accept_disk_peer(&mut self, name: &str) {
+        let Some(served) = self.disks.get_mut(name) else {
+            return;
+        };
+        if let Some(stream) = listen::accept(&served.listener) {
+            let peer = DiskPeer {
+                stream,
+                input: Vec::new(),
+                output: Vec::new(),
+                pending: 0,
+            };
+            served.peers.insert(self.next, peer);
+            self.next += 1;
+        }
+    }
+
+    /// A VMM has said something, takes answers again, or has gone.
+    pub(super) fn hear_disk_peer(&mut self, name: &str, number: u64, hung_up: bool) {
+        let Some(peer) = self.disk_peer(name, number) else {
+            return;
+        };
+        match peer.exchange(hung_up) {
+            true => self.continue_disk_peer(name, number),
+            false => self.lose_disk_peer(name, number),
+        }
+    }
+
+    /// An answer for a VMM, if that is still there.
+    pub(super) fn answer_disk_peer(&mut self, name: &str, number: u64, answer: &ChunkAnswer) {
+        if let Some(peer) = self.disk_peer(name, number) {
+            peer.pending -= 1;
+            peer.answer(answer);
+            self.continue_disk_peer(name, number);
+        }
+    }
+
+    fn disk_peer(&mut self, name: &str, number: u64) -> Option<&mut DiskPeer> {
+        self.disks.get_mut(name)?.peers.get_mut(&number)
+    }
+
+    /// Begins with the requests that have come, and says what there is to say.
+    fn continue_disk_peer(&mut self, name: &str, number: u64) {
+        let Some(served) = self.disks.get_mut(name) else {
+            return;
+        };
+        let Some(peer) = served.peers.get_mut(&number) else {
+            return;
+        };
+        loop {
+            match peer.next_request() {
+                Ok(Some(request)) => {
+                    peer.pending += 1;
+                    let work = Work {
+                        disk: served.disk.clone(),
+                        errands: self.errands.clone(),
+                        notifier: self.notifier.clone(),
+                        peer: number,
+                        request,
+                    };
+                    work.begin();
+                }
+                Ok(None) => break,
+                Err(sentence) => {
+                    tracing::warn!(disk = name, "{sentence}");
+                    say_failed(&peer.stream, &sentence);
+                    return self.lose_disk_peer(name, number);
+                }
+            }
+        }
+        if !peer.flush() {
+            self.lose_disk_peer(name, number);
+        }
+    }
+
+    /// The VMM is gone. When it was the last one, what was asked for is
+    /// written.
+    fn lose_disk_peer(&mut self, name: &str, number: u64) {
+        if let Some(served) = self.disks.get_mut(name) {
+            served.peers.remove(&number);
+            if served.peers.is_empty() {
+                self.scribe.write(served.recording(false), None);
+            }
+        }
+    }
+
+    pub(super) fn forget_disk(&mut self, name: &str, client: u64) -> bool {
+        let Some(served) = self.disks.remove(name) else {
+            return false;
+        };
+        served.remove_socket();
+        served.disk.end();
+        tracing::info!(disk = name, "forgotten");
+        let notifier = self.notifier.clone();
+        self.errands.push(Urgency::Now, move |_| {
+            let mut problem = served.disk.close().err().map(|error| {
+                // It is filled anew after the next boot of the host.
+                Unreadable::from_error(&error).0
+            });
+            if let Some((path, recording)) = served.recording(true)
+                && let Err(error) = recording.write(&path)
+            {
+                let path = path.display();
+                problem.get_or_insert(format!("the recording {path} was not written: {error}"));
+            }
+            // Before the answer: whoever hears it may open the files.
+            drop(served);
+            notifier.send(Notice::Answer { client, problem });
+        });
+        true
+    }
+
+    /// Lets all disks go.
+    pub(super) fn finish_disks(&mut self) {
+        for served in self.disks.values() {
+            served.remove_socket();
+            self.scribe.write(served.recording(true), None);
+            if let Err(error) = served.disk.close() {
+                tracing::warn!(disk = served.disk.name(), "{error}");
+            }
+        }
+    }
+}
+
+/// A request on its way.
+struct Work {
+    disk: Arc<Disk>,
+    errands: Arc<Errands>,
+    notifier: Notifier,
+    peer: u64,
+    request: ChunkRequest,
+}
+
+impl Work {
+    fn begin(self) {
+        let errands = self.errands.clone();
+        errands.push(Urgency::Now, move |hands| {
+            let ChunkRequest { id, offset, length } = self.request;
+            let outcome = self.disk.demand(&self.errands, offset, length, hands);
+            let answer = match outcome {
+                Ok(()) => ChunkAnswer::Present { id },
+                Err(Unavailable { chunk, sentence }) => {
+                    tracing::error!(disk = self.disk.name(), chunk, "{sentence}");
+                    ChunkAnswer::Unavailable {
+                        id,
+                        chunk,
+                        sentence: bounded(sentence),
+                    }
+                }
+            };
+            self.notifier.send(Notice::DiskAnswer {
+                name: self.disk.name().to_owned(),
+                peer: self.peer,
+                answer,
+            });
+        });
+    }
+}
+
+/// A sentence that fits into a line, however long the names in it are.
+fn bounded(sentence: String) -> String {
+    const MOST: usize = 1000;
+    match sentence.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}…", &sentence[..end]),
+        None => sentence,
+    }
+}
