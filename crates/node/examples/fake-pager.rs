@@ -1,6 +1,7 @@
 //! A stand-in for `jiffy-pager` that serves no memory: it listens where it is
 //! told to, and counts.
 
+use jiffy_wire::disk::{CONTENTS, PRESENT};
 use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
 use std::collections::HashMap;
 use std::fs;
@@ -78,8 +79,23 @@ fn perform(request: PagerRequest, all: &All) -> PagerResponse {
             assert!(before.is_none(), "a VM is served twice");
             PagerResponse::Ok
         }
+        PagerRequest::OpenDisk(disk) => {
+            if !disk.image.exists() {
+                return PagerResponse::Error(format!("{} is not there.", disk.image.display()));
+            }
+            fs::create_dir_all(&disk.cache).unwrap();
+            for file in [CONTENTS, PRESENT] {
+                fs::write(disk.cache.join(file), b"").unwrap();
+            }
+            let served = Served {
+                socket: disk.socket,
+                connections: Arc::default(),
+            };
+            let before = all.insert(disk.name, served);
+            assert!(before.is_none(), "a disk is opened twice");
+            PagerResponse::Ok
+        }
         PagerRequest::Origins { .. }
-        | PagerRequest::OpenDisk(_)
         | PagerRequest::EndRecording { .. }
         | PagerRequest::CompleteImage { .. } => PagerResponse::Ok,
         PagerRequest::Complete { name } => match all.contains_key(&name) {

@@ -40,6 +40,7 @@ const FLUSH_TIME: Duration = Duration::from_secs(2);
 
 mod beginning;
 mod fork;
+mod lazy;
 mod operation;
 mod sleep;
 mod snapshot;
@@ -123,6 +124,7 @@ impl Node {
             paths.kernels(),
             paths.snapshots(),
             paths.golden(),
+            paths.chunks(),
         ] {
             let Ok(entries) = fs::read_dir(&folder) else {
                 continue;
@@ -148,6 +150,7 @@ impl Node {
         if timeout(FLUSH_TIME, flushed).await.is_err() {
             warn!("not every VM's record was written in time");
         }
+        self.close_disks().await;
         self.settings.pager.end_if_idle().await;
     }
 

@@ -36,6 +36,10 @@ pub struct Options {
     /// The registry of images whose name has none, like localhost:5000.
     #[arg(long, value_name = "HOST", env = "JIFFY_REGISTRY")]
     pub registry: Option<String>,
+    /// A folder with images of chunks (ID.jimg) that is looked into before a
+    /// registry: another node's `chunks`, say.
+    #[arg(long, value_name = "DIR", env = "JIFFY_PEER")]
+    pub peer: Option<PathBuf>,
     /// Seconds a guest has to get ready.
     #[arg(
         long,

@@ -5,6 +5,7 @@
 //! one is started and told of every VM again; the VMs connect to it anew.
 
 use crate::error::{Error, Result};
+use crate::images::lazy::LazyDisk;
 use crate::paths::Paths;
 use crate::vm::process::VmmProcess;
 use crate::vm::record::Paged;
@@ -32,6 +33,8 @@ const START_TIME: Duration = Duration::from_secs(10);
 const KNOCK_EVERY: Duration = Duration::from_millis(2);
 /// What a pager has to answer a small question.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
+/// What it has to open a disk, which may mean a look into a registry.
+const DISK_TIME: Duration = Duration::from_secs(120);
 /// What it has to fill all of a VM's memory.
 const COMPLETE_TIME: Duration = Duration::from_secs(600);
 /// Longest line from a pager.
@@ -72,6 +75,8 @@ struct State {
     pid: Option<u32>,
     /// What it serves: VM's id to memory.
     served: HashMap<String, Served>,
+    /// The disks that it fills, by their names.
+    disks: HashMap<String, LazyDisk>,
     /// The last ticket given.
     tickets: u64,
     deaths: Vec<Instant>,
@@ -109,12 +114,61 @@ impl Pager {
         })
     }
 
-    /// Takes over VMs of an earlier daemon, whose pager may run or not.
-    pub async fn adopt(&self, vms: Vec<(String, Paged)>) {
+    /// Fills a disk from now on, as its VMMs ask for it.
+    pub async fn open_disk(&self, disk: &LazyDisk) -> Result<()> {
+        let mut state = self.state.lock().await;
+        self.run(&mut state).await?;
+        if state.disks.contains_key(&disk.name()) {
+            return Ok(());
+        }
+        self.tell_of_disk(disk)
+            .await
+            .map_err(|why| Error::internal(format!("The pager can't fill a VM's disk: {why}.")))?;
+        state.disks.insert(disk.name(), disk.clone());
+        Ok(())
+    }
+
+    /// A VM has booted from this disk: what was asked for so far is what a
+    /// boot needs.
+    pub async fn end_recording(&self, disk: &LazyDisk) {
+        let name = disk.name();
+        let request = PagerRequest::EndRecording { name };
+        if let Err(why) = done(self.ask(&request, ANSWER_TIME).await) {
+            warn!(
+                disk = disk.name(),
+                why, "a boot's recording was not written"
+            );
+        }
+    }
+
+    /// No VM has any of these disks but those that are wanted.
+    pub async fn close_disks(&self, wanted: impl Fn(&str) -> bool) {
+        let mut state = self.state.lock().await;
+        let names: Vec<String> = state.disks.keys().cloned().collect();
+        for name in names.iter().filter(|name| !wanted(name)) {
+            state.disks.remove(name);
+            self.let_go(name).await;
+        }
+    }
+
+    /// Fetches all that is missing of a disk.
+    pub async fn complete_disk(&self, disk: &LazyDisk) -> Result<()> {
+        self.open_disk(disk).await?;
+        self.complete(&disk.name()).await.map_err(|why| {
+            Error::registry(format!(
+                "What is missing of the VM's root file system can't be had: {why}."
+            ))
+        })
+    }
+
+    /// Takes over VMs of an earlier daemon, whose pager may run or not, and
+    /// their disks.
+    pub async fn adopt(&self, vms: Vec<(String, Paged)>, disks: Vec<LazyDisk>) {
         let mut state = self.state.lock().await;
         let found = self.find().await;
+        let needed = !vms.is_empty() || !disks.is_empty();
         match found {
-            Some(pid) if vms.is_empty() => {
+            Some(pid) if !needed => {
                 info!(pid, "ending a pager that nobody needs");
                 if let Ok(process) = VmmProcess::adopted(pid) {
                     process.kill();
@@ -125,9 +179,11 @@ impl Pager {
                 info!(pid, "pager adopted");
                 self.watch(&mut state, VmmProcess::adopted(pid), pid);
             }
-            None if vms.is_empty() => return,
+            None if !needed => return,
             None => {}
         }
+        let disks = disks.into_iter().map(|disk| (disk.name(), disk));
+        state.disks = disks.collect();
         let adopted = |(id, paged)| (id, Served { paged, ticket: 0 });
         state.served = vms.into_iter().map(adopted).collect();
         if let Err(error) = self.run(&mut state).await {
@@ -142,7 +198,7 @@ impl Pager {
         for entry in sockets.into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             let id = name.trim_end_matches(".sock");
-            if !state.served.contains_key(id) {
+            if !state.served.contains_key(id) && !state.disks.contains_key(id) {
                 self.let_go(id).await;
             }
         }
@@ -187,7 +243,9 @@ impl Pager {
     /// The daemon ends: a pager that serves nobody ends too.
     pub async fn end_if_idle(&self) {
         let state = self.state.lock().await;
-        if let Some(pid) = state.pid.filter(|_| state.served.is_empty())
+        if let Some(pid) = state
+            .pid
+            .filter(|_| state.served.is_empty() && state.disks.is_empty())
             && let Ok(process) = VmmProcess::adopted(pid)
         {
             process.kill();
@@ -281,7 +339,7 @@ impl Pager {
             return;
         }
         state.pid = None;
-        if state.served.is_empty() {
+        if state.served.is_empty() && state.disks.is_empty() {
             return;
         }
         let now = Instant::now();
@@ -335,7 +393,20 @@ impl Pager {
         done(self.ask(&request, ANSWER_TIME).await)
     }
 
+    async fn tell_of_disk(&self, disk: &LazyDisk) -> std::result::Result<(), String> {
+        let _ = fs::remove_file(self.paths.pager_vm_socket(&disk.name()));
+        for request in disk.requests(&self.paths) {
+            done(self.ask(&request, DISK_TIME).await)?;
+        }
+        Ok(())
+    }
+
     async fn tell_all(&self, state: &State) {
+        for (name, disk) in &state.disks {
+            if let Err(why) = self.tell_of_disk(disk).await {
+                error!(name, why, "a VM's disk can't be filled any more");
+            }
+        }
         for (id, served) in &state.served {
             if let Err(why) = self.tell(id, &served.paged).await {
                 error!(id, why, "a VM's memory can't be served any more");

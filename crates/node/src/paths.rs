@@ -22,6 +22,8 @@ pub struct Paths {
     pub share: PathBuf,
     /// The API's Unix socket.
     pub socket: PathBuf,
+    /// Images of chunks of another node, to be looked into before a registry.
+    pub peer: Option<PathBuf>,
 }
 
 impl Paths {
@@ -62,6 +64,7 @@ impl Paths {
             lib,
             share,
             socket,
+            peer: options.peer.as_deref().map(absolute),
         })
     }
 
@@ -101,6 +104,8 @@ impl Paths {
             self.vms(),
             self.images(),
             self.pulls(),
+            self.chunks(),
+            self.disks(),
             self.kernels(),
             self.volumes(),
             self.snapshots(),
@@ -147,6 +152,16 @@ impl Paths {
     /// All images' folders.
     pub fn images(&self) -> PathBuf {
         self.data.join("images")
+    }
+
+    /// Images of chunks.
+    pub fn chunks(&self) -> PathBuf {
+        self.data.join("chunks")
+    }
+
+    /// Caches of disks that are filled on demand.
+    pub fn disks(&self) -> PathBuf {
+        self.data.join("disks")
     }
 
     /// Blobs of pulls that are not finished.

@@ -12,7 +12,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, Uri};
 use axum::response::Response;
 use futures_util::stream;
-use jiffy_wire::api::{Image, ImageSource, ImportKind, Pruned, PullImage};
+use jiffy_wire::api::{Image, ImageSource, ImportKind, Pruned, PullImage, PushArtifact};
 use serde::Deserialize;
 use std::sync::Arc;
 
@@ -81,6 +81,12 @@ pub(super) async fn prune(State(node): Shared) -> Result<Json<Pruned>> {
 pub(super) async fn pull(State(node): Shared, body: Body) -> Result<Response> {
     let wanted: PullImage = json(body).await?;
     let watcher = node.pull(wanted)?;
+    Ok(watched(watcher))
+}
+
+pub(super) async fn push(State(node): Shared, body: Body) -> Result<Response> {
+    let wanted: PushArtifact = json(body).await?;
+    let watcher = node.push(wanted)?;
     Ok(watched(watcher))
 }
 

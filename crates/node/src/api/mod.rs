@@ -64,6 +64,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/images", get(images::list))
         .route("/v1/prune/images", post(images::prune))
         .route("/v1/pulls", post(images::pull))
+        .route("/v1/pushes", post(images::push))
         .route(
             "/v1/images/{name}",
             get(images::inspect)

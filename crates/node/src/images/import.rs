@@ -48,7 +48,7 @@ impl Images {
         let scratch = temporary.path().to_owned();
         let imported = tokio::task::spawn_blocking(move || -> Result<Imported> {
             let failed = |error: &dyn std::error::Error| import_error(error, &scratch);
-            if kind.is_none_or(|kind| kind == ImportKind::Root) {
+            if kind == Some(ImportKind::Root) {
                 // As it comes: nothing is kept but the image.
                 return import_tar(tar, &out, Limits::default()).map_err(|error| failed(&error));
             }

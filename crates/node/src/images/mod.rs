@@ -7,7 +7,10 @@
 //! |---|---|
 //! | `image.json` | the [`record`]: what is known of it |
 //! | `image.erofs` | the file system, as VMs read it |
-//! | `image.jimg` | the same as an image of chunks, once it was needed |
+//!
+//! An image that was pushed, or came from a registry as an artifact of ours, has
+//! an image of [`chunks`] too. One of which only parts are here has no
+//! `image.erofs`: VMs read it as a [`lazy`] disk.
 //!
 //! It is made under a name with a dot, synced, and renamed: after a crash it
 //! is there whole or not at all, and the next daemon removes what has a dot.
@@ -18,12 +21,20 @@
 //! * [`base`]: the image that comes with Jiffy.
 //! * [`import`]: tars and archives of other tools.
 //! * [`pull`]: images from registries.
+//! * [`push`]: images to registries.
+//! * [`artifact`]: what of an image is in a registry.
+//! * [`chunks`]: images of chunks.
+//! * [`lazy`]: disks whose bytes come when a guest reads them.
 
+pub mod artifact;
 pub mod base;
+pub mod chunks;
 pub mod config;
 pub mod import;
+pub mod lazy;
 pub mod name;
 pub mod pull;
+mod push;
 pub mod record;
 
 use crate::durable;
@@ -31,7 +42,10 @@ use crate::error::{Error, Result};
 use crate::paths::Paths;
 use crate::vm::record::Root;
 use base::BASE;
+use chunks::Chunks;
 use jiffy_wire::api::{Image, ImageConfig, Pruned};
+use jiffy_wire::disk::CONTENTS;
+use lazy::LazyDisk;
 use pull::Pulls;
 use record::ImageRecord;
 use rustix::fs::{CWD, RenameFlags};
@@ -58,6 +72,10 @@ pub struct Images {
     registry: Option<String>,
     /// What comes from registries.
     pulls: Pulls,
+    /// What is shared piece by piece.
+    chunks: Chunks,
+    /// Where the caches of disks are.
+    disks: PathBuf,
     /// One change at a time.
     changing: Mutex<()>,
     /// The built-in image is there and from this release.
@@ -92,6 +110,8 @@ impl Images {
             share: paths.share.join("images"),
             registry: registry.filter(|registry| !registry.is_empty()),
             pulls: Pulls::new(paths.pulls()),
+            chunks: Chunks::new(paths.chunks()),
+            disks: paths.disks(),
             changing: Mutex::default(),
             base_ready: AtomicBool::new(false),
             records: std::sync::Mutex::default(),
@@ -130,19 +150,38 @@ impl Images {
         }
         let folder = self.folder_of(name)?;
         let path = folder.join(ROOT);
-        if !path.exists() {
-            if name == BASE {
-                self.base_ready.store(false, Ordering::Release);
-            }
+        if path.exists() {
+            let record = self.record(name)?;
+            let root = Root {
+                path,
+                digest: record.digest.clone(),
+                lazy: None,
+            };
+            return Ok(Some(Found {
+                name: name.to_owned(),
+                root,
+                record,
+            }));
+        }
+        if name == BASE {
+            self.base_ready.store(false, Ordering::Release);
+        }
+        if !record::file(&folder).exists() {
             return Ok(None);
         }
         let record = self.record(name)?;
+        if record.chunks.is_empty() || !self.chunks.has(&record.chunks[0]) {
+            return Ok(None);
+        }
+        let chunks = record.chunks.clone();
+        let root = Root {
+            path: lazy::cache_in(&self.disks, &chunks).join(CONTENTS),
+            digest: record.digest.clone(),
+            lazy: Some(LazyDisk { chunks }),
+        };
         Ok(Some(Found {
             name: name.to_owned(),
-            root: Root {
-                path,
-                digest: record.digest.clone(),
-            },
+            root,
             record,
         }))
     }
@@ -157,7 +196,7 @@ impl Images {
                 continue;
             };
             match ImageRecord::load(&entry.path()) {
-                Ok(record) => images.push(shown(&name, &record, &entry.path())),
+                Ok(record) => images.push(self.image(&name, &record, &entry.path())),
                 Err(error) => warn!(image = name, %error, "an image's record can't be read"),
             }
         }
@@ -168,7 +207,7 @@ impl Images {
     /// An image as the API shows it.
     pub fn shown(&self, found: &Found) -> Result<Image> {
         let folder = self.folder_of(&found.name)?;
-        Ok(shown(&found.name, &found.record, &folder))
+        Ok(self.image(&found.name, &found.record, &folder))
     }
 
     /// Removes an image; `in_use` refuses if a VM needs it.
@@ -189,7 +228,28 @@ impl Images {
             .map_err(|error| Error::io("remove an image", &path, &error))?;
         fs::rename(&path, gone.path().join("image"))
             .map_err(|error| Error::io("remove an image", &path, &error))?;
+        self.collect();
         Ok(())
+    }
+
+    /// Removes chunks and caches that no image has any more: one at a time.
+    fn collect(&self) {
+        let Ok(images) = self.list() else { return };
+        let mut wanted = std::collections::HashSet::new();
+        for image in &images {
+            if let Ok(record) = self.record(&image.name) {
+                wanted.extend(record.chunks.iter().cloned());
+            }
+        }
+        self.chunks.remove_unused(|id| wanted.contains(id));
+        for entry in fs::read_dir(&self.disks).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let id = name.strip_suffix(".recording").unwrap_or(&name);
+            if !wanted.contains(id) {
+                let path = entry.path();
+                let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
+            }
+        }
     }
 
     /// Removes the images of references that `in_use` lets go: they can be
@@ -278,17 +338,27 @@ impl Images {
         records.remove(folder);
     }
 
+    /// As the API shows it.
+    fn image(&self, name: &str, record: &ImageRecord, folder: &Path) -> Image {
+        let mut image = record.shown(name);
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            image.stored += entry.metadata().map_or(0, |data| data.blocks() * 512);
+        }
+        if let Some(id) = record.chunks.first() {
+            image.stored += self.chunks.stored(id);
+        }
+        if !folder.join(ROOT).exists() {
+            let cache = lazy::cache_in(&self.disks, &record.chunks).join(CONTENTS);
+            let here = fs::metadata(cache).map_or(0, |data| data.blocks() * 512);
+            image.stored += here;
+            image.present = here.min(record.size);
+        }
+        image
+    }
+
     fn folder_of(&self, name: &str) -> Result<PathBuf> {
         Ok(self.folder.join(name::folder(name)?))
     }
-}
-
-fn shown(name: &str, record: &ImageRecord, folder: &Path) -> Image {
-    let mut image = record.shown(name);
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        image.stored += entry.metadata().map_or(0, |data| data.blocks() * 512);
-    }
-    image
 }
 
 fn missing(name: &str) -> Error {

@@ -32,9 +32,10 @@ pub struct ImageRecord {
     /// Where it came from.
     #[serde(default)]
     pub source: Option<ImageSource>,
-    /// Id of its image of chunks, hexadecimal, once there is one.
+    /// Ids of its image of chunks and of that one's parents, once there is
+    /// one.
     #[serde(default)]
-    pub chunks: Option<String>,
+    pub chunks: Vec<String>,
     /// The image whose file system is the beginning of this one's, by the
     /// digest of its file system image.
     #[serde(default)]
@@ -68,7 +69,7 @@ impl ImageRecord {
             created: self.created,
             config: self.config.clone(),
             source: self.source.clone(),
-            chunks: self.chunks.clone(),
+            chunks: self.chunks.first().cloned(),
             present: self.size,
             stored: 0,
             used_by: Vec::new(),

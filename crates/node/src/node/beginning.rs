@@ -33,7 +33,8 @@ impl Node {
             Some(from) => self.prepare_from(vm, from, received_ns).await?,
             None => self.prepare(vm, received_ns).await?,
         };
-        let cold = matches!(prepared.beginning, Beginning::Boot);
+        // A kept guest has all of its root file system.
+        let cold = matches!(prepared.beginning, Beginning::Boot) && prepared.root.lazy.is_none();
         vm.ask(|reply| Command::Start(Box::new(prepared), reply))
             .await??;
         self.settings.goldens.note_run();
@@ -48,6 +49,7 @@ impl Node {
         let lookup_ns = monotonic_ns();
         let spec = &vm.spec;
         let root = self.images.find(&spec.image).await?.root;
+        self.open_root(vm, &root).await?;
         let kernel = self.kernels.find(&spec.kernel)?;
         let volumes = self.hold_volumes(vm).await?;
         let golden = spec::golden(spec)
@@ -94,6 +96,7 @@ impl Node {
             root: Root {
                 path: saved.root(),
                 digest: saved.manifest.image_digest.clone(),
+                lazy: None,
             },
             disks,
             volumes: Vec::new(),

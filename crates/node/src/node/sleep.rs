@@ -42,6 +42,7 @@ impl Node {
         let _one = vm.operation.lock().await;
         let socket = self.capturable(&vm).await?;
         let root = self.root_of(&vm).await?;
+        self.complete_root(&root).await?;
         let folder = self.settings.paths.vm(&vm.id);
         let manifest = self.manifest_of(&vm, &root, MemoryForm::Image).await?;
         let draft = Draft::new(&folder)?;
@@ -148,6 +149,7 @@ impl Node {
             root: Root {
                 path: saved.root(),
                 digest: saved.manifest.image_digest.clone(),
+                lazy: None,
             },
             disks,
             volumes: Vec::new(),

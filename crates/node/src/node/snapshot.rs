@@ -45,6 +45,7 @@ impl Node {
         let _one = vm.operation.lock().await;
         self.capturable(&vm).await?;
         let root = self.root_of(&vm).await?;
+        self.complete_root(&root).await?;
         let mut manifest = self.manifest_of(&vm, &root, MemoryForm::Image).await?;
         let draft = Draft::new(self.snapshots.folder())?;
         let volumes = self.volume_files(&vm);

@@ -95,7 +95,12 @@ pub async fn all(
         let paged = vm.view.borrow().paged.clone();
         Some((vm.id.clone(), paged?))
     });
-    settings.pager.adopt(paged.collect()).await;
+    let disks = registry.all().into_iter().filter_map(|vm| {
+        let view = vm.view.borrow();
+        let root = view.root.as_ref().filter(|_| view.is_active());
+        root?.lazy.clone()
+    });
+    settings.pager.adopt(paged.collect(), disks.collect()).await;
     for id in run_folders {
         let runs = registry
             .find(&id)

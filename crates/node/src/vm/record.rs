@@ -1,6 +1,7 @@
 //! A VM as it is kept on disk, `vm.json`.
 
 use crate::durable::{self, LoadError};
+use crate::images::lazy::LazyDisk;
 use jiffy_wire::agent::{Command, ExitStatus, StartError};
 use jiffy_wire::api::{ImageConfig, Origin, Vm, VmState, VolumeUse};
 use jiffy_wire::vmm::PageSize;
@@ -82,6 +83,9 @@ pub struct Root {
     pub path: PathBuf,
     /// BLAKE3 of its contents, hexadecimal.
     pub digest: String,
+    /// It is filled as guests read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lazy: Option<LazyDisk>,
 }
 
 /// Memory that the pager serves to a VM.

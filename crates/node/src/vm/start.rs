@@ -306,7 +306,7 @@ fn vmm_config<'a>(
             initrd: Some(paths.initramfs()),
             command_line: command_line(spec)?,
         },
-        disks: prepared.disks.clone(),
+        disks: disks(paths, prepared),
         vsock: Some(Vsock {
             cid: record.cid.into(),
             path: paths.vsock_socket(&record.id),
@@ -327,6 +327,15 @@ fn vmm_config<'a>(
             Beginning::Restore(restoring) => Some(restore(restoring, gate_time, descriptors)),
         },
     })
+}
+
+/// A VM's disks; the first is filled on demand if its image is not all here.
+fn disks(paths: &Paths, prepared: &Prepared) -> Vec<Disk> {
+    let mut disks = prepared.disks.clone();
+    if let (Some(lazy), Some(root)) = (&prepared.root.lazy, disks.first_mut()) {
+        root.residency = Some(lazy.residency(paths));
+    }
+    disks
 }
 
 fn restore<'a>(

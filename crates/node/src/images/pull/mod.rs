@@ -8,9 +8,11 @@
 //! * [`job`]: what is going on, and who watches.
 //! * [`client`]: how a registry is spoken to.
 //! * [`work`]: the steps of a pull.
+//! * [`lazy`]: those of a pull of what Jiffy has pushed.
 
 pub mod client;
 pub mod job;
+mod lazy;
 mod work;
 
 use crate::error::Result;
@@ -30,7 +32,8 @@ const KEEP_TIME: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Pulls that go on now, and what is left of others.
 #[derive(Debug)]
 pub struct Pulls {
-    folder: PathBuf,
+    /// Where blobs are kept, and other things for a while.
+    pub(crate) folder: PathBuf,
     jobs: Mutex<HashMap<String, Weak<Job>>>,
 }
 

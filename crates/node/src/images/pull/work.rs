@@ -9,7 +9,9 @@ use crate::images::record::ImageRecord;
 use crate::images::{Images, ROOT};
 use crate::node::Node;
 use jiffy_registry::manifest::Content;
-use jiffy_registry::{BlobFolder, Descriptor, Platform, Reference, RegistryError, signature};
+use jiffy_registry::{
+    BlobFolder, Descriptor, Platform, Reference, RegistryError, RemoteArtifact, signature,
+};
 use jiffy_rootfs::{Choice, Layer, Limits, Progress, Source, import};
 use jiffy_wire::api::{ImageSource, PullImage, PullStep};
 use std::ops::ControlFlow;
@@ -24,7 +26,7 @@ const MAX_CONFIG: u64 = 4 << 20;
 const UNPACKING: &str = "unpacking";
 
 /// What came of looking at the registry.
-enum Found {
+pub(super) enum Found {
     /// The image of this name is what the registry has.
     UpToDate,
     /// An image was made, and is not yet called anything.
@@ -103,6 +105,14 @@ fn fetch(
     }
     // From here on the tag may move: what was looked at is what is taken.
     let pinned = reference.with_digest(top.digest);
+    if RemoteArtifact::is_one(&top) {
+        let digest = top.digest.to_string();
+        if have.is_some_and(|have| have == digest) {
+            return Ok(Found::UpToDate);
+        }
+        let artifact = RemoteArtifact::of(client, reference, top, job.as_ref()).map_err(failed)?;
+        return super::lazy::begin(images, wanted, &artifact, job);
+    }
     if let Content::Image(manifest) = &top.content
         && manifest.artifact_type.is_some()
     {

@@ -1,0 +1,198 @@
+//! Images to registries.
+
+use super::artifact::{ImageArtifact, local_file};
+use super::chunks::Chunks;
+use super::pull::client::{Access, of_registry};
+use super::pull::job::{Job, Watcher};
+use super::record::ImageRecord;
+use super::{Found, Images, ROOT};
+use crate::error::{Error, Result};
+use crate::node::Node;
+use jiffy_registry::artifact::{Artifact, FileToPush, IMAGE_TYPE};
+use jiffy_registry::{Client, Reference, RemoteArtifact, RemoteFile};
+use jiffy_wire::api::{ArtifactKind, PullStep, PushArtifact};
+use jiffy_wire::pager::Origin;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tracing::info;
+
+impl Node {
+    /// Pushes an image or a snapshot.
+    pub fn push(self: &Arc<Node>, wanted: PushArtifact) -> Result<Watcher> {
+        let registry = self.images().registry(wanted.access.registry.as_deref());
+        let reference = super::name::reference(&wanted.reference, registry)?;
+        if reference.digest().is_some() {
+            return Err(Error::invalid(format!(
+                "{reference} has a digest: what is pushed gets a tag, and its digest is what it is."
+            ))
+            .hint("Write HOST/REPOSITORY:TAG."));
+        }
+        let job = Job::new();
+        let watcher = Job::watch(Arc::clone(&job))
+            .ok_or_else(|| Error::internal("A push ended before it began."))?;
+        let node = Arc::clone(self);
+        tokio::spawn(async move {
+            let pushed = node.push_now(&wanted, reference, &job).await;
+            job.end(pushed);
+        });
+        Ok(watcher)
+    }
+
+    async fn push_now(
+        self: &Arc<Node>,
+        wanted: &PushArtifact,
+        reference: Reference,
+        job: &Arc<Job>,
+    ) -> Result<PullStep> {
+        let registry = wanted.access.registry.as_deref();
+        let found = match wanted.kind {
+            Some(ArtifactKind::Snapshot) => {
+                return Err(Error::invalid("Snapshots can't be pushed."));
+            }
+            _ => self.images().resolve(&wanted.name, registry).await?,
+        };
+        let (node, wanted, job) = (Arc::clone(self), wanted.clone(), Arc::clone(job));
+        let pushed = tokio::task::spawn_blocking(move || {
+            push_image(node.images(), &found, &wanted, &reference, &job)
+        });
+        pushed
+            .await
+            .map_err(|error| Error::internal(format!("A push was cut short: {error}.")))?
+    }
+}
+
+fn push_image(
+    images: &Images,
+    found: &Found,
+    wanted: &PushArtifact,
+    reference: &Reference,
+    job: &Arc<Job>,
+) -> Result<PullStep> {
+    job.doing("cutting the image into chunks");
+    let record = images.with_chunks(&found.name)?;
+    let artifact = ImageArtifact::of(&record);
+    artifact.check()?;
+    let scratch = &images.pulls.folder;
+    let access = Access::new(&wanted.access, reference, scratch)?;
+    let files = chunk_files(&images.chunks, &record.chunks, &access.client, job)?;
+    send(
+        IMAGE_TYPE,
+        artifact.blob()?,
+        &files,
+        &access.client,
+        reference,
+        images,
+        job,
+    )
+}
+
+/// Hashes, sends what the registry lacks, and tags it: blocking.
+pub(crate) fn send(
+    artifact_type: &str,
+    config: jiffy_registry::artifact::Config,
+    files: &[FileToPush],
+    client: &Client,
+    reference: &Reference,
+    images: &Images,
+    job: &Arc<Job>,
+) -> Result<PullStep> {
+    let failed = |error| of_registry(&error, &images.pulls.folder);
+    job.doing("looking at what there is to push");
+    let annotations = BTreeMap::from([(
+        "org.opencontainers.image.ref.name".to_owned(),
+        reference.tag().unwrap_or_default().to_owned(),
+    )]);
+    let artifact =
+        Artifact::plan(artifact_type, config, annotations, files, job.as_ref()).map_err(failed)?;
+    job.doing(format!("pushing to {}", reference.registry()));
+    let pushed = artifact
+        .push(client, reference, job.as_ref())
+        .map_err(failed)?;
+    info!(%reference, digest = %pushed.digest, sent = pushed.bytes_uploaded, "pushed");
+    Ok(PullStep::Pushed {
+        manifest: pushed.digest.to_string(),
+        sent: pushed.bytes_uploaded,
+        had: pushed.bytes_total.saturating_sub(pushed.bytes_uploaded),
+    })
+}
+
+/// The files of these images of chunks: those that are here from here, the
+/// others from the registry they came from.
+pub(crate) fn chunk_files(
+    chunks: &Chunks,
+    ids: &[String],
+    client: &Client,
+    job: &Arc<Job>,
+) -> Result<Vec<FileToPush>> {
+    ids.iter()
+        .map(|id| match chunks.is_partial(id) {
+            false => local_file(chunks, id),
+            true => {
+                let name = Chunks::file_name(id);
+                let remote = remote_file(&chunks.origins(id), &name, client, job)?;
+                Ok(FileToPush::remote(&name, &remote))
+            }
+        })
+        .collect()
+}
+
+/// A file where it came from.
+pub(crate) fn remote_file(
+    origins: &[Origin],
+    name: &str,
+    client: &Client,
+    job: &Arc<Job>,
+) -> Result<RemoteFile> {
+    for origin in origins {
+        let Origin::Registry(origin) = origin else {
+            continue;
+        };
+        let from = super::name::reference(&origin.reference, None)?;
+        let artifact = RemoteArtifact::open(client, &from, job.as_ref())
+            .map_err(|error| of_registry(&error, std::path::Path::new(name)))?;
+        if let Some(file) = artifact.file(&origin.file) {
+            return Ok(file.clone());
+        }
+    }
+    Err(Error::internal(format!(
+        "Only parts of {name} are here, and nobody is known who has the rest."
+    )))
+}
+
+impl Images {
+    /// The record of an image with its chunks, which are made if there are
+    /// none: blocking.
+    pub(crate) fn with_chunks(&self, name: &str) -> Result<ImageRecord> {
+        let mut record = (*self.record(name)?).clone();
+        if !record.chunks.is_empty() && record.chunks.iter().all(|id| self.chunks.has(id)) {
+            return Ok(record);
+        }
+        let parents = match self.parent_of(&record)? {
+            Some(parent) if parent != name => self.with_chunks(&parent)?.chunks,
+            _ => Vec::new(),
+        };
+        let folder = self.folder_of(name)?;
+        let parent = parents.first().filter(|id| !self.chunks.is_partial(id));
+        let root = folder.join(ROOT);
+        let id = self.chunks.make(&root, parent.map(String::as_str))?;
+        record.chunks = vec![id];
+        if parent.is_some() {
+            record.chunks.extend(parents);
+        }
+        record
+            .save(&folder)
+            .map_err(|error| Error::io("write an image's record", &folder, &error))?;
+        self.forget(&folder);
+        Ok(record)
+    }
+
+    /// The image that this one was made of, if it is here.
+    fn parent_of(&self, record: &ImageRecord) -> Result<Option<String>> {
+        let Some(parent) = &record.parent else {
+            return Ok(None);
+        };
+        let images = self.list()?;
+        let parent = images.into_iter().find(|image| image.digest == *parent);
+        Ok(parent.map(|image| image.name))
+    }
+}
