@@ -10,6 +10,7 @@
 //! * [`artifact`]: Jiffy's own files as an artifact, whole or read in ranges
 //!   (`docs/registry-artifacts.md`).
 //! * [`signature`]: manifests signed with a key, as cosign does it.
+//! * `testing` (feature): a real registry for tests.
 //! * [`progress`]: how far something is, and whether it shall go on.
 //!
 //! # Why not `oci-client`
@@ -39,6 +40,8 @@ pub mod platform;
 pub mod progress;
 pub mod reference;
 pub mod signature;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use artifact::{Artifact, RemoteArtifact, RemoteFile};
 pub use client::{Client, ClientOptions, Fetched, Image, PlainHttp, Retries, Uploaded};

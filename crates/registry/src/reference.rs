@@ -192,7 +192,7 @@ pub(crate) fn is_loopback(registry: &str) -> bool {
         || host.ends_with(".localhost")
         || host
             .parse::<std::net::IpAddr>()
-            .is_ok_and(|address| address.is_loopback())
+            .is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
 /// The host of `HOST[:PORT]`, an IPv6 address without its brackets.

@@ -268,11 +268,10 @@ impl Exchange {
                 format!("the registry names {server} as its server for tokens, {why}"),
             )
         };
-        if asked.url.is_loopback() && !call.repository.is_loopback() {
+        if asked.url.is_here() && !call.repository.is_loopback() {
             return Err(refused("which is this computer"));
         }
-        let plain_is_fine =
-            self.options.plain_http == PlainHttp::Everywhere || asked.url.is_loopback();
+        let plain_is_fine = self.options.plain_http == PlainHttp::Everywhere || asked.url.is_here();
         if asked.url.is_plain() && !plain_is_fine {
             return Err(refused("to be asked without TLS"));
         }
@@ -342,7 +341,7 @@ impl Exchange {
                     format!("it is sent to {host}, {why}"),
                 ))
             };
-            if to.is_loopback() && !call.repository.is_loopback() {
+            if to.is_here() && !call.repository.is_loopback() {
                 return refused("which is this computer");
             }
             if to.is_plain()

@@ -20,7 +20,7 @@ mod url;
 
 pub use options::{ClientOptions, PlainHttp, Retries};
 pub use pull::{Fetched, Image};
-pub use push::Uploaded;
+pub use push::{Source, Uploaded};
 
 use crate::error::Result;
 use std::sync::Arc;

@@ -156,7 +156,7 @@ impl Client {
             .url
             .join(to)
             .map_err(|why| RegistryError::protocol(what, format!("can't upload it: {why}")))?;
-        if to.is_loopback() && !repository.is_loopback() {
+        if to.is_here() && !repository.is_loopback() {
             let host = to.authority();
             let reason =
                 format!("the registry wants it uploaded to {host}, which is this computer");

@@ -58,11 +58,7 @@ impl Transport {
         to: &Url,
         request: Request<impl AsSendBody>,
     ) -> std::result::Result<Response<Body>, ureq::Error> {
-        let agent = if to.is_loopback() {
-            &self.near
-        } else {
-            &self.far
-        };
+        let agent = if to.is_here() { &self.near } else { &self.far };
         agent.run(request)
     }
 }

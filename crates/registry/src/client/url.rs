@@ -135,8 +135,11 @@ impl Url {
         self.scheme == Scheme::Http
     }
 
-    pub(super) fn is_loopback(&self) -> bool {
+    /// Whether it leads to this computer. Linux takes 0.0.0.0 for that, too.
+    pub(super) fn is_here(&self) -> bool {
+        let address = host_of(&self.authority).parse::<std::net::IpAddr>();
         is_loopback(&self.authority)
+            || address.is_ok_and(|address| address.to_canonical().is_unspecified())
     }
 
     /// The same address by TLS.
@@ -219,6 +222,23 @@ mod tests {
         assert_ne!(origin("https://a.example"), origin("http://a.example"));
         assert_ne!(origin("http://[::1]:5000/"), origin("http://[::1]/"));
         assert_eq!(origin("http://[::1]:80/"), origin("http://[::1]/"));
+    }
+
+    #[test]
+    fn this_computer_has_many_names() {
+        let here = |host| Url::parse(&format!("http://{host}/")).unwrap().is_here();
+        for host in [
+            "localhost:1",
+            "127.0.0.1",
+            "127.1.2.3:4",
+            "[::1]",
+            "0.0.0.0:80",
+            "[::]",
+            "[::ffff:127.0.0.1]",
+        ] {
+            assert!(here(host), "{host}");
+        }
+        assert!(!here("10.0.0.1") && !here("registry.example") && !here("[fe80::1]"));
     }
 
     proptest! {

@@ -1,0 +1,185 @@
+//! A real registry for tests: Debian's `docker-registry` on loopback.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// The user of a registry that wants one.
+pub const USER: &str = "ali";
+/// Their password.
+pub const PASSWORD: &str = "open sesame";
+
+/// `USER` and `PASSWORD` for `htpasswd`, by bcrypt.
+const HTPASSWD: &str = "ali:$2b$04$reFGhRMx7L5CuprUbHKQGeF908A/gs2hE8rKVVAWXFh0tnNROhIcW\n";
+
+/// What kind of registry.
+#[derive(Clone, Debug, Default)]
+pub struct RegistryOptions {
+    /// Wants [`USER`] and [`PASSWORD`].
+    pub password: bool,
+    /// Speaks TLS, with a certificate that is its own authority:
+    /// [`LocalRegistry::certificate`].
+    pub tls: bool,
+}
+
+/// A running registry, empty at first. Ends with this.
+#[derive(Debug)]
+pub struct LocalRegistry {
+    child: Child,
+    host: String,
+    folder: tempfile::TempDir,
+}
+
+impl LocalRegistry {
+    /// Starts one on a free port of `127.0.0.1`. The error is a sentence when
+    /// `docker-registry` is not installed.
+    pub fn start(options: &RegistryOptions) -> io::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let config = folder.path().join("config.yml");
+        fs::create_dir(folder.path().join("storage"))?;
+        fs::write(&config, configuration(folder.path(), options)?)?;
+        let log = folder.path().join("log");
+        let mut child = Command::new("docker-registry")
+            .arg("serve")
+            .arg(&config)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| io::Error::new(error.kind(), missing("docker-registry", &error)))?;
+        let stderr = child.stderr.take().ok_or(io::ErrorKind::BrokenPipe)?;
+        let mut lines = BufReader::new(stderr).lines();
+        let mut seen = String::new();
+        let host = loop {
+            let Some(line) = lines.next() else {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(io::Error::other(format!("docker-registry ended: {seen}")));
+            };
+            let line = line?;
+            if let Some(host) = listening_on(&line) {
+                break host;
+            }
+            seen.push_str(&line);
+        };
+        // Its pipe must be emptied for as long as it writes.
+        std::thread::spawn(move || {
+            let lines: Vec<String> = lines.map_while(Result::ok).collect();
+            let _ = fs::write(log, lines.join("\n"));
+        });
+        Ok(Self {
+            child,
+            host,
+            folder,
+        })
+    }
+
+    /// `127.0.0.1:PORT`.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The file of the certificate, if it speaks TLS.
+    pub fn certificate(&self) -> PathBuf {
+        self.folder.path().join("certificate.pem")
+    }
+
+    /// The folder of what it holds; `docker/registry/v2/blobs` has the blobs.
+    pub fn storage(&self) -> PathBuf {
+        self.folder.path().join("storage")
+    }
+
+    /// Removes blobs that no manifest names, as an administrator does, and says what it
+    /// printed.
+    pub fn collect_garbage(&self) -> io::Result<String> {
+        let output = Command::new("docker-registry")
+            .arg("garbage-collect")
+            .arg(self.folder.path().join("config.yml"))
+            .output()?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            return Err(io::Error::other(said));
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+impl Drop for LocalRegistry {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What to say when a program that tests need is not there.
+pub fn missing(program: &str, error: &io::Error) -> String {
+    format!("{program} can't be started ({error}); scripts/setup installs what tests need")
+}
+
+fn configuration(folder: &Path, options: &RegistryOptions) -> io::Result<String> {
+    let mut config = format!(
+        "version: 0.1\n\
+         log: {{ level: info }}\n\
+         storage:\n  filesystem: {{ rootdirectory: {} }}\n  delete: {{ enabled: true }}\n\
+         http:\n  addr: 127.0.0.1:0\n",
+        folder.join("storage").display()
+    );
+    if options.tls {
+        make_certificate(folder)?;
+        config.push_str(&format!(
+            "  tls: {{ certificate: {0}/certificate.pem, key: {0}/key.pem }}\n",
+            folder.display()
+        ));
+    }
+    if options.password {
+        let path = folder.join("htpasswd");
+        fs::write(&path, HTPASSWD)?;
+        config.push_str(&format!(
+            "auth:\n  htpasswd: {{ realm: test, path: {} }}\n",
+            path.display()
+        ));
+    }
+    Ok(config)
+}
+
+fn make_certificate(folder: &Path) -> io::Result<()> {
+    let config = folder.join("openssl.cnf");
+    fs::write(
+        &config,
+        "[req]\nprompt=no\ndistinguished_name=name\nx509_extensions=more\n\
+         [name]\nCN=A registry for tests\n\
+         [more]\nsubjectAltName=IP:127.0.0.1,DNS:localhost\nbasicConstraints=critical,CA:FALSE\n",
+    )?;
+    let output = Command::new("openssl")
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+        ])
+        .args(["-nodes", "-days", "3650", "-config"])
+        .arg(config)
+        .arg("-keyout")
+        .arg(folder.join("key.pem"))
+        .arg("-out")
+        .arg(folder.join("certificate.pem"))
+        .output()
+        .map_err(|error| io::Error::new(error.kind(), missing("openssl", &error)))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    Err(io::Error::other(said))
+}
+
+/// The address in a line of the registry's log that says where it listens.
+fn listening_on(line: &str) -> Option<String> {
+    let rest = line.split_once("listening on ")?.1;
+    let end = rest
+        .find(|c: char| !(c.is_ascii_digit() || c == '.' || c == ':'))
+        .unwrap_or(rest.len());
+    Some(rest[..end].to_owned())
+}

@@ -1,0 +1,252 @@
+//! Blobs.
+
+use crate::server::{Reply, Request, Server};
+use crate::{GivesUp, Waits, client, reference};
+use jiffy_registry::{BlobFolder, Client, Descriptor, RegistryError};
+use std::fs;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+fn content() -> Vec<u8> {
+    (0..300_000u32).map(|n| (n % 251) as u8).collect()
+}
+
+fn blob() -> Descriptor {
+    Descriptor::of("", &content())
+}
+
+/// A good answer.
+fn answer(request: &Request) -> Reply {
+    let content = content();
+    match request.range() {
+        Some(range) => Reply::part(&content, range),
+        None => Reply::new(200, content),
+    }
+}
+
+fn fetch(server: &Server) -> (Result<Vec<u8>, RegistryError>, Waits) {
+    let (client, waits) = client();
+    let mut bytes = Vec::new();
+    let result = client.blob(&reference(server, "a:1"), &blob(), &mut bytes, &());
+    assert!(bytes.len() <= content().len(), "never more than the size");
+    (result.map(|()| bytes), waits)
+}
+
+#[test]
+fn a_connection_that_breaks_is_taken_up_where_it_broke() {
+    let cuts = Mutex::new(vec![200_000usize, 70_000, 0, 1, 5]);
+    let server = Server::start(move |request| match cuts.lock().unwrap().pop() {
+        Some(cut) => answer(request).cut(cut),
+        None => answer(request),
+    });
+    let (bytes, waits) = fetch(&server);
+    assert!(bytes.unwrap() == content());
+    assert_eq!(waits.all().len(), 5);
+    let starts: Vec<usize> = server
+        .seen()
+        .iter()
+        .map(|request| request.range().map_or(0, |(first, _)| first))
+        .collect();
+    assert_eq!(starts, [0, 5, 6, 6, 70_006, 270_006]);
+}
+
+#[test]
+fn a_registry_that_knows_no_ranges_is_read_from_the_start() {
+    let count = AtomicUsize::new(0);
+    let server = Server::start(move |_| match count.fetch_add(1, Ordering::SeqCst) {
+        0 => Reply::new(200, content()).cut(100_000),
+        1 => Reply::new(200, content()).of_unsaid_length().cut(120_000),
+        _ => Reply::new(200, content()).of_unsaid_length(),
+    });
+    let (bytes, _) = fetch(&server);
+    assert!(bytes.unwrap() == content());
+
+    let (client, _) = client();
+    let part = client
+        .blob_range(&reference(&server, "a:1"), &blob(), 1_000..2_000, &())
+        .unwrap();
+    assert_eq!(part, content()[1_000..2_000]);
+}
+
+#[test]
+fn a_large_blob_is_not_read_from_its_start_for_a_part() {
+    let server = Server::start(|_| {
+        Reply::new(200, vec![0; 1 << 16])
+            .with("content-length", 1u64 << 40)
+            .endless()
+    });
+    let (client, waits) = client();
+    let mut large = blob();
+    large.size = 1 << 40;
+    let error = client
+        .blob_range(
+            &reference(&server, "a:1"),
+            &large,
+            1 << 30..(1 << 30) + 10,
+            &(),
+        )
+        .unwrap_err();
+    assert!(error.to_string().contains("does not give parts"), "{error}");
+    assert!(waits.all().is_empty());
+}
+
+#[test]
+fn lies_about_lengths_and_digests_are_refused() {
+    let mut wrong = content();
+    wrong[299_999] ^= 1;
+    let mut long = content();
+    long.push(0);
+    for (reply, said) in [
+        (Reply::new(200, wrong), "its digest is"),
+        (Reply::new(200, long.clone()), "has 300001 bytes"),
+        (
+            Reply::new(200, long).of_unsaid_length(),
+            "more than its 300000 bytes",
+        ),
+        (
+            Reply::new(200, content()).endless(),
+            "more than its 300000 bytes",
+        ),
+        (Reply::new(200, "short"), "has 5 bytes"),
+        (Reply::part(&content(), (0, 299_999)), "206"),
+        (Reply::new(204, ""), "204"),
+    ] {
+        let server = Server::start(move |_| reply.clone());
+        let (bytes, waits) = fetch(&server);
+        let error = bytes.unwrap_err();
+        assert!(error.to_string().contains(said), "{said}: {error}");
+        assert!(waits.all().is_empty(), "{error}");
+    }
+}
+
+#[test]
+fn parts_that_are_not_the_right_ones_are_refused() {
+    for (reply, said) in [
+        (Reply::part(&content(), (1, 10)), "1-10 came"),
+        (Reply::part(&content(), (0, 8)), "0-8 came"),
+        (Reply::new(206, "0123456789"), "no range"),
+        (
+            Reply::new(206, "x").with("content-range", "bytes 0-99999999999999999999/5"),
+            "no range",
+        ),
+        (
+            Reply::new(206, "x").with("content-range", "bytes 0-18446744073709551615/*"),
+            "ended after",
+        ),
+        (
+            Reply::new(206, "x").with("content-range", "bytes 0-9/10"),
+            "has 10 bytes",
+        ),
+        (Reply::new(416, ""), "416"),
+        (Reply::new(404, ""), "not in the registry"),
+    ] {
+        let server = Server::start(move |_| reply.clone());
+        let (client, _) = client();
+        let error = client
+            .blob_range(&reference(&server, "a:1"), &blob(), 0..10, &())
+            .unwrap_err();
+        let mut text = error.to_string();
+        if let Some(source) = std::error::Error::source(&error) {
+            text.push_str(&source.to_string());
+        }
+        assert!(text.contains(said), "{said}: {text}");
+    }
+}
+
+#[test]
+fn patience_is_renewed_by_progress_only() {
+    // 64 KiB at a time: more breaks than patience, but it gets on.
+    let server = Server::start(|request| answer(request).cut(66_000));
+    let (bytes, waits) = fetch(&server);
+    assert!(bytes.unwrap() == content());
+    assert_eq!(waits.all().len(), 4);
+    // A byte at a time it would never end.
+    let server = Server::start(|request| answer(request).cut(1));
+    let (bytes, waits) = fetch(&server);
+    assert!(matches!(bytes, Err(RegistryError::Unreachable { .. })));
+    assert_eq!(waits.all().len(), 5);
+}
+
+#[test]
+fn a_transfer_that_stalls_is_taken_up_elsewhere() {
+    let count = AtomicUsize::new(0);
+    let server = Server::start(move |request| match count.fetch_add(1, Ordering::SeqCst) {
+        0 => Reply::new(200, &content()[..100_000])
+            .with("content-length", 300_000)
+            .then_stall(),
+        _ => answer(request),
+    });
+    let mut options = Waits::default().options();
+    options.stall_timeout = Duration::from_millis(200);
+    // A slow computer may stall by itself.
+    options.retries.limit = 1_000;
+    let client = Client::new(options).unwrap();
+    let mut bytes = Vec::new();
+    client
+        .blob(&reference(&server, "a:1"), &blob(), &mut bytes, &())
+        .unwrap();
+    assert!(bytes == content());
+    assert!(server.seen().len() >= 2);
+}
+
+#[test]
+fn what_is_given_up_ends_and_is_taken_up_later() {
+    let server = Server::start(answer);
+    let (client, _) = client();
+    let root = tempfile::tempdir().unwrap();
+    let folder = BlobFolder::open(root.path()).unwrap();
+    let to = reference(&server, "a:1");
+    let error = folder
+        .fetch(&client, &to, &blob(), &GivesUp(Mutex::new(3)))
+        .unwrap_err();
+    assert!(matches!(error, RegistryError::Cancelled { .. }), "{error}");
+    let partial = root.path().join("partial").join(blob().digest.hex());
+    let there = fs::metadata(&partial).unwrap().len();
+    assert!((1..300_000).contains(&there), "{there}");
+    let path = folder.fetch(&client, &to, &blob(), &()).unwrap();
+    assert!(fs::read(path).unwrap() == content());
+    let seen = server.seen();
+    assert_eq!(seen[1].range().unwrap().0 as u64, there);
+    assert!(!partial.exists());
+}
+
+#[test]
+fn wrong_bytes_leave_nothing_behind() {
+    let server = Server::start(|_| Reply::new(200, vec![0; 300_000]));
+    let (client, _) = client();
+    let root = tempfile::tempdir().unwrap();
+    let folder = BlobFolder::open(root.path()).unwrap();
+    let error = folder
+        .fetch(&client, &reference(&server, "a:1"), &blob(), &())
+        .unwrap_err();
+    assert!(matches!(error, RegistryError::Damaged { .. }), "{error}");
+    for inside in ["partial", "blobs/sha256"] {
+        assert_eq!(fs::read_dir(root.path().join(inside)).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn a_sink_that_is_full_ends_the_transfer() {
+    struct Full(usize);
+    impl std::io::Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            let count = bytes.len().min(self.0);
+            self.0 -= count;
+            match count {
+                0 => Err(std::io::ErrorKind::StorageFull.into()),
+                count => Ok(count),
+            }
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let server = Server::start(answer);
+    let (client, waits) = client();
+    let error = client
+        .blob(&reference(&server, "a:1"), &blob(), &mut Full(100_000), &())
+        .unwrap_err();
+    assert!(matches!(error, RegistryError::Sink { .. }), "{error}");
+    assert!(waits.all().is_empty());
+}
