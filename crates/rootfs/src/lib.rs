@@ -8,7 +8,8 @@
 //! * [`archive`]: reads tar headers, PAX and GNU extensions, each bounded.
 //! * [`tree`]: the names and attributes of all layers, flattened.
 //! * [`erofs`]: lays the image out, writes it, reads it back.
-//! * [`import`], [`child`], [`rebuild`]: put these together.
+//! * [`debian`]: has mmdebstrap make a Debian system, and imports that.
+//! * [`import`](import()), [`child`], [`rebuild`]: put these together.
 //!
 //! All layers' names are read before the image's first byte is written, so
 //! files that a higher layer hides take no room, and nothing is ever unpacked
@@ -19,6 +20,7 @@ mod apply;
 pub mod archive;
 mod child;
 pub mod config;
+pub mod debian;
 pub mod erofs;
 mod import;
 pub mod layer;
@@ -27,6 +29,7 @@ pub mod tree;
 
 pub use child::{Child, child, rebuild};
 pub use config::{ConfigError, ExposedPort, ImageConfig, Platform};
+pub use debian::{Debian, DebianError};
 pub use import::{ImportError, Imported, Limits, Progress, Watch, import, import_tar};
 pub use source::folder::FolderError;
 pub use source::{Choice, Layer, Source, SourceError, SourceKind};

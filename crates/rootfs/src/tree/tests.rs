@@ -230,11 +230,8 @@ impl Model {
         for op in layer {
             match op {
                 Op::Whiteout(path) => self.remove(path, true),
-                Op::Opaque(path) => {
-                    if self.0.get(path).is_none_or(|(is_folder, _)| *is_folder) {
-                        self.remove(path, false);
-                    }
-                }
+                // Nothing is below a file.
+                Op::Opaque(path) => self.remove(path, false),
                 _ => {}
             }
         }
