@@ -156,12 +156,8 @@ fn main() {
         eprintln!("fake-vmm: run --config FILE --events-fd 3");
         std::process::exit(2);
     };
-    let config: VmmConfig = serde_json::from_slice(&fs::read(config).unwrap()).unwrap();
-    let FwCfgContents::Text(guest) = &config.fw_cfg[0].contents else {
-        panic!("the guest's configuration is text");
-    };
-    let guest: GuestConfig = serde_json::from_str(guest).unwrap();
-    assert_eq!(guest.vm_id, config.id);
+    let file = config;
+    let (config, guest) = read_config(file);
     let mut needed: Vec<&PathBuf> = config.disks.iter().map(|disk| &disk.path).collect();
     if config.restore.is_none() {
         needed.extend([&config.boot.kernel, config.boot.initrd.as_ref().unwrap()]);
@@ -190,11 +186,20 @@ fn main() {
     };
     vm.span("VMM main", 0);
     vm.restore();
+    let control = UnixListener::bind(vm.config.control.as_ref().unwrap()).unwrap();
+    if vm
+        .config
+        .restore
+        .as_ref()
+        .is_some_and(|restore| restore.hold)
+    {
+        wait_to_begin(&control);
+        (vm.config, vm.guest) = read_config(file);
+    }
     let vm = Arc::new(vm);
     if vm.script.start_failed {
         vm.finish(ExitReason::StartFailed, "The kernel /x is not bootable.");
     }
-    let control = UnixListener::bind(vm.config.control.as_ref().unwrap()).unwrap();
     spawn(&vm, move |vm| serve(&control, vm, Vm::control));
     let vsock = UnixListener::bind(&vm.config.vsock.as_ref().unwrap().path).unwrap();
     spawn(&vm, move |vm| serve(&vsock, vm, Vm::vsock));
@@ -217,6 +222,29 @@ fn main() {
     };
     vm.span(last, 0);
     vm.guest();
+}
+
+fn read_config(file: &str) -> (VmmConfig, GuestConfig) {
+    let config: VmmConfig = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+    let FwCfgContents::Text(guest) = &config.fw_cfg[0].contents else {
+        panic!("the guest's configuration is text");
+    };
+    let guest: GuestConfig = serde_json::from_str(guest).unwrap();
+    assert_eq!(guest.vm_id, config.id);
+    (config, guest)
+}
+
+/// Held until it is told to begin.
+fn wait_to_begin(control: &UnixListener) {
+    for stream in control.incoming() {
+        let mut line = String::new();
+        let _ = BufReader::new(stream.unwrap()).read_line(&mut line);
+        match serde_json::from_str(&line) {
+            Ok(ControlRequest::Begin) => return,
+            Ok(ControlRequest::Stop) => std::process::exit(0),
+            _ => {}
+        }
+    }
 }
 
 fn spawn(vm: &Arc<Vm>, work: impl FnOnce(&Arc<Vm>) + Send + 'static) {

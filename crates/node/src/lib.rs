@@ -6,6 +6,7 @@
 //! * [`node`]: what requests come down to.
 //! * [`spec`]: checks what a VM is to be.
 //! * [`registry`]: which VMs there are.
+//! * [`roots`]: disks of VMs' own for what they change in their roots.
 //! * [`vm`]: one VM, owned by one task.
 //! * [`images`], [`kernels`], [`volumes`]: what VMs are made of.
 //! * [`snapshots`], [`golden`]: VMs to go on from.
@@ -35,6 +36,7 @@ mod pager;
 mod paths;
 mod proxy;
 mod registry;
+mod roots;
 mod snapshots;
 mod spec;
 mod vm;
@@ -43,7 +45,6 @@ mod volumes;
 use listen::Listeners;
 use options::Options;
 use paths::Paths;
-use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 
@@ -55,8 +56,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let listeners = Listeners::open(&options, &paths).await?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let start_timeout = Duration::from_secs(options.start_timeout.into());
-    let node = node::Node::open(paths.clone(), start_timeout, options.registry).await?;
+    let node = node::Node::open(paths.clone(), &options).await?;
     info!(
         socket = %paths.socket.display(),
         tcp = ?listeners.tcp_address(),

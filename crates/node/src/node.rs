@@ -1,24 +1,28 @@
 //! The node: what requests come down to.
 
-use crate::clock::{boot_id, monotonic_ns, unix_seconds};
+use crate::clock::{boot_id, monotonic_ns};
 use crate::digests::Digests;
 use crate::error::{Error, Result};
+use crate::golden::standby::Standby;
 use crate::golden::{self, Goldens};
 use crate::images::Images;
 use crate::images::base::BASE;
 use crate::kernels::Kernels;
 use crate::names;
+use crate::options::Options;
 use crate::pager::Pager;
 use crate::paths::Paths;
 use crate::registry::Registry;
+use crate::roots;
 use crate::snapshots::Snapshots;
 use crate::spec;
 use crate::vm::clients::Cursor;
-use crate::vm::record::{MainEnd, MainState, Spec, VmRecord};
+use crate::vm::record::{MainEnd, MainState, Root, Spec, VmRecord};
 use crate::vm::{Command, View, VmHandle, actor, adopt};
 use crate::volumes::Volumes;
 use jiffy_wire::api::{
-    self, CreateVm, Image, ImageSource, ImportKind, NodeInfo, Pruned, Vm, VmState,
+    self, CreateVm, Image, ImageSource, ImportKind, MakeVolume, NodeInfo, Pruned, ResizedVolume,
+    Vm, VmState, Volume,
 };
 use jiffy_wire::timeline::Timeline;
 use std::fs;
@@ -83,15 +87,11 @@ pub struct Node {
 
 impl Node {
     /// Reads what is on disk and adopts what still runs.
-    pub async fn open(
-        paths: Paths,
-        start_timeout: Duration,
-        registry: Option<String>,
-    ) -> anyhow::Result<Arc<Node>> {
+    pub async fn open(paths: Paths, options: &Options) -> anyhow::Result<Arc<Node>> {
         let digests = Arc::<Digests>::default();
-        let (goldens, wanted) = Goldens::new(paths.golden());
+        let (goldens, wishes, wanted) = Goldens::new(paths.golden(), options.standby as usize);
         let node = Node {
-            images: Images::new(&paths, registry),
+            images: Images::new(&paths, options.registry.clone()),
             kernels: Kernels::new(&paths, Arc::clone(&digests)),
             volumes: Arc::new(Volumes::new(paths.volumes())),
             snapshots: Snapshots::new(paths.snapshots()),
@@ -101,7 +101,7 @@ impl Node {
                 goldens,
                 paths,
                 clock: boot_id(),
-                start_timeout,
+                start_timeout: Duration::from_secs(options.start_timeout.into()),
             }),
             registry: Arc::default(),
             shutdown: Notify::new(),
@@ -110,7 +110,8 @@ impl Node {
         adopt::all(&node.settings, &node.registry, &node.volumes).await?;
         node.settings.goldens.read(&node.digests);
         let node = Arc::new(node);
-        tokio::spawn(golden::make_wanted(Arc::clone(&node), wanted));
+        tokio::spawn(golden::make_wanted(Arc::clone(&node), wishes));
+        tokio::spawn(golden::standby::keep(Arc::clone(&node), wanted));
         Ok(node)
     }
 
@@ -150,6 +151,7 @@ impl Node {
         if timeout(FLUSH_TIME, flushed).await.is_err() {
             warn!("not every VM's record was written in time");
         }
+        self.settings.goldens.end_standbys().await;
         self.close_disks().await;
         self.settings.pager.end_if_idle().await;
     }
@@ -158,6 +160,22 @@ impl Node {
 
     pub(crate) fn goldens(&self) -> &Goldens {
         &self.settings.goldens
+    }
+
+    pub(crate) fn paths(&self) -> &Paths {
+        &self.settings.paths
+    }
+
+    pub(crate) async fn image_root(&self, image: &str) -> Result<Root> {
+        Ok(self.images.find(image).await?.root)
+    }
+
+    pub(crate) fn start_timeout(&self) -> Duration {
+        self.settings.start_timeout
+    }
+
+    pub(crate) fn new_cid(&self) -> u32 {
+        self.registry.new_cid()
     }
 
     pub(crate) fn digests(&self) -> &Digests {
@@ -212,6 +230,7 @@ impl Node {
             data: self.settings.paths.data.display().to_string(),
             running: running as u32,
             vms: all.len() as u32,
+            standbys: self.settings.goldens.standbys(),
         }
     }
 
@@ -237,7 +256,8 @@ impl Node {
 
     /// Makes a VM; it is on disk when this returns.
     pub async fn create(&self, wanted: CreateVm) -> Result<Arc<VmHandle>> {
-        let vm = self.make(wanted).await?;
+        let (chosen, spec) = self.specify(wanted).await?;
+        let vm = self.make_vm(chosen, spec, None).await?;
         match vm.ask(Command::Save).await? {
             Ok(()) => Ok(vm),
             Err(error) => {
@@ -251,9 +271,11 @@ impl Node {
     /// record reaches the disk while the guest boots.
     pub async fn run(&self, wanted: CreateVm) -> Result<(Arc<VmHandle>, Cursor)> {
         let received_ns = monotonic_ns();
-        let vm = self.make(wanted).await?;
+        let (chosen, spec) = self.specify(wanted).await?;
+        let standby = self.standby_for(&spec).await;
+        let vm = self.make_vm(chosen, spec, standby.as_ref()).await?;
         let cursor = Cursor::new(&vm.clients);
-        match self.begin(&vm, received_ns).await {
+        match self.begin(&vm, standby, received_ns).await {
             Ok(()) => Ok((vm, cursor)),
             Err(error) => {
                 self.discard(&vm).await;
@@ -262,7 +284,8 @@ impl Node {
         }
     }
 
-    async fn make(&self, wanted: CreateVm) -> Result<Arc<VmHandle>> {
+    /// The name that was chosen for a VM, if one was, and what it is made of.
+    async fn specify(&self, wanted: CreateVm) -> Result<(Option<String>, Spec)> {
         let chosen = wanted.name.clone();
         let spec = match wanted.from.clone() {
             Some(name) => {
@@ -275,7 +298,17 @@ impl Node {
                 spec::check(wanted.clone(), &image.await?)?
             }
         };
-        self.make_vm(chosen, spec).await
+        Ok((chosen, spec))
+    }
+
+    /// A VM restored ahead that this one can be.
+    async fn standby_for(&self, spec: &Spec) -> Option<Standby> {
+        // A limit belongs to a disk from its beginning.
+        let shape = spec::golden(spec).filter(|_| spec.root_limit.is_none())?;
+        let kernel = self.kernels.find(&spec.kernel).ok()?;
+        let image = self.images.find(&spec.image).await.ok()?;
+        let key = golden::key(self, &shape, &kernel, &image.root.digest)?;
+        self.settings.goldens.take_standby(&key)
     }
 
     /// Does a VM from the wanted snapshot have a command that runs?
@@ -287,30 +320,22 @@ impl Node {
     }
 
     /// Makes a VM that is described in full.
-    async fn make_vm(&self, chosen: Option<String>, spec: Spec) -> Result<Arc<VmHandle>> {
-        let record = VmRecord {
-            id: names::new_id(),
-            name: chosen.clone().unwrap_or_else(names::made_up),
-            spec,
-            cid: self.registry.new_cid(),
-            created: unix_seconds(),
-            state: VmState::Created,
-            started: None,
-            ended: None,
-            pid: None,
-            main: MainState::Pending,
-            main_pid: None,
-            failure: None,
-            warnings: Vec::new(),
-            log_start: 0,
-            origin: None,
-            root: None,
-            paged: None,
+    async fn make_vm(
+        &self,
+        chosen: Option<String>,
+        spec: Spec,
+        standby: Option<&Standby>,
+    ) -> Result<Arc<VmHandle>> {
+        let (id, cid) = match standby {
+            Some(standby) => (standby.id.clone(), standby.cid),
+            None => (names::new_id(), self.new_cid()),
         };
+        let name = chosen.clone().unwrap_or_else(names::made_up);
+        let record = VmRecord::new(id, name, spec, cid);
         // The VM is known before its image is looked up: from here on the
         // image can't be removed.
         let vm = self.register(record, chosen.is_some()).await?;
-        match self.provide(&vm).await {
+        match self.provide(&vm, standby.is_some()).await {
             Ok(()) => Ok(vm),
             Err(error) => {
                 self.discard(&vm).await;
@@ -356,12 +381,16 @@ impl Node {
         }
     }
 
-    async fn provide(&self, vm: &VmHandle) -> Result<()> {
+    async fn provide(&self, vm: &VmHandle, has_folder: bool) -> Result<()> {
         let mut made = Vec::new();
+        let mut image = None;
         if vm.spec.from.is_none() && !vm.spec.own_volumes {
-            self.images.find(&vm.spec.image).await?;
+            image = Some(self.images.find(&vm.spec.image).await?.root.path);
             self.kernels.find(&vm.spec.kernel)?;
             made = self.volumes.provide(&vm.spec.disks)?;
+        }
+        if has_folder {
+            return Ok(());
         }
         let folder = self.settings.paths.vm(&vm.id);
         fs::DirBuilder::new()
@@ -370,7 +399,14 @@ impl Node {
             .map_err(|error| {
                 self.volumes.discard(&made);
                 Error::io("make the VM's folder", &folder, &error)
-            })
+            })?;
+        let (Some(image), true) = (image, vm.spec.root_disk.is_some()) else {
+            return Ok(());
+        };
+        let spec = Arc::clone(&vm.spec);
+        let work = tokio::task::spawn_blocking(move || roots::make(&folder, &spec, &image));
+        // The folder goes with the VM.
+        operation::joined(work.await).inspect_err(|_| self.volumes.discard(&made))
     }
 
     async fn discard(&self, vm: &VmHandle) {
@@ -513,9 +549,93 @@ impl Node {
         }
     }
 
+    /// All volumes, with the VMs they belong to.
+    pub fn list_volumes(&self) -> Result<Vec<Volume>> {
+        let mut volumes = self.volumes.list()?;
+        for volume in &mut volumes {
+            volume.attached_to = self.owners_of(&volume.name);
+        }
+        Ok(volumes)
+    }
+
+    /// Names of the VMs that a volume belongs to, whether they run or not.
+    fn owners_of(&self, volume: &str) -> Vec<String> {
+        let mut vms = self.registry.all();
+        vms.retain(|vm| uses_volume(vm, volume));
+        vms.iter().map(|vm| vm.name.clone()).collect()
+    }
+
+    /// Makes a volume.
+    pub fn make_volume(&self, name: &str, wanted: &MakeVolume) -> Result<Volume> {
+        self.volumes.create(name, wanted.size_mib, wanted.raw)?;
+        self.volume(name)
+    }
+
+    fn volume(&self, name: &str) -> Result<Volume> {
+        let mut volumes = self.list_volumes()?.into_iter();
+        volumes
+            .find(|volume| volume.name == name)
+            .ok_or_else(|| Error::not_found(format!("There is no volume {name}.")))
+    }
+
+    /// Changes the size of a volume that no VM uses.
+    pub async fn resize_volume(&self, name: &str, size_mib: u64) -> Result<ResizedVolume> {
+        self.wait_for_leaving(|vm| uses_volume(vm, name)).await;
+        // A VM that sleeps remembers how large its disk was.
+        let sleeps = |vm: &VmHandle| {
+            uses_volume(vm, name) && vm.view.borrow().vm.state == VmState::Hibernated
+        };
+        if let Some(vm) = self.registry.any(sleeps) {
+            return Err(Error::conflict(format!(
+                "The volume {name} is in use by the VM {}, which is hibernated.",
+                vm.name
+            ))
+            .hint(format!(
+                "Wake that VM with `jiffy wake {0}` and stop it with `jiffy stop {0}`.",
+                vm.name
+            )));
+        }
+        let volumes = Arc::clone(&self.volumes);
+        let wanted = name.to_owned();
+        let work = tokio::task::spawn_blocking(move || volumes.resize(&wanted, size_mib));
+        let note = operation::joined(work.await)?;
+        let volume = self.volume(name)?;
+        Ok(ResizedVolume { volume, note })
+    }
+
+    /// Why a disk can be neither attached to nor detached from a VM that is
+    /// there.
+    pub fn refuse_hot_plug(&self, vm: &str, volume: &str, attach: bool) -> Error {
+        let vm = match self.find(vm) {
+            Ok(vm) => vm,
+            Err(error) => return error,
+        };
+        if let Err(error) = self.volume(volume) {
+            return error;
+        }
+        let (what, hint) = match attach {
+            true => (
+                "attached to",
+                format!("Make a VM with --disk {volume}, or copy files with `jiffy cp`."),
+            ),
+            false => (
+                "detached from",
+                format!(
+                    "The volume is free again when the VM is removed with `jiffy rm {}`.",
+                    vm.name
+                ),
+            ),
+        };
+        Error::wrong_state(format!(
+            "The volume {volume} can't be {what} the VM {}: a guest finds its disks when it boots, because virtio-mmio has no hot-plug.",
+            vm.name
+        ))
+        .hint(hint)
+    }
+
     /// Removes a volume.
     pub async fn remove_volume(&self, name: &str) -> Result<()> {
-        let uses = |vm: &VmHandle| vm.spec.disks.iter().any(|disk| disk.name == name);
+        let uses = |vm: &VmHandle| uses_volume(vm, name);
         self.wait_for_leaving(uses).await;
         match self.registry.any(uses) {
             None => self.volumes.remove(name),
@@ -573,6 +693,11 @@ impl Node {
                 .hint(format!("Start it with `jiffy start {name}`.")),
         })
     }
+}
+
+/// Is a volume, and not a copy of one, among this VM's disks?
+fn uses_volume(vm: &VmHandle, name: &str) -> bool {
+    !vm.spec.own_volumes && vm.spec.disks.iter().any(|disk| disk.name == name)
 }
 
 /// MemAvailable of the host, in MiB.

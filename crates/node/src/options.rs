@@ -49,6 +49,16 @@ pub struct Options {
         value_parser = clap::value_parser!(u32).range(1..=86_400)
     )]
     pub start_timeout: u32,
+    /// How many VMs to keep restored ahead of runs, each of another kind; 0
+    /// for none. One takes some 5 MiB.
+    #[arg(
+        long,
+        value_name = "COUNT",
+        env = "JIFFY_STANDBY",
+        default_value_t = 2,
+        value_parser = clap::value_parser!(u32).range(..=1000)
+    )]
+    pub standby: u32,
 }
 
 /// `tcp:ADDR:PORT`.

@@ -5,12 +5,13 @@ use crate::images::base::BASE;
 use crate::images::{Found, config};
 use crate::names;
 use crate::node::available_mib;
+use crate::roots;
 use crate::snapshots::manifest::Manifest;
 use crate::vm::record::{FromSnapshot, Spec};
 use crate::volumes::MAX_PER_VM;
 use jiffy_wire::agent::Command;
-use jiffy_wire::api::{CreateVm, ImageConfig};
-use jiffy_wire::vmm::PageSize;
+use jiffy_wire::api::{CreateVm, ImageConfig, VolumeUse};
+use jiffy_wire::vmm::{DiskLimit, PageSize};
 
 /// Most vCPUs of a VM.
 const MAX_CPUS: u8 = 32;
@@ -56,6 +57,7 @@ fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Result
     }
     for (index, disk) in wanted.disks.iter().enumerate() {
         names::check("volume", &disk.name)?;
+        check_mount(disk)?;
         if wanted.disks[..index]
             .iter()
             .any(|other| other.name == disk.name)
@@ -65,6 +67,9 @@ fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Result
                 disk.name
             )));
         }
+    }
+    if let Some(root_disk) = &wanted.root_disk {
+        roots::check(root_disk)?;
     }
     let command = config::first_command(
         wanted.command,
@@ -109,6 +114,8 @@ fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Result
         cold: wanted.cold,
         hidden: false,
         preload: Vec::new(),
+        root_disk: wanted.root_disk,
+        root_limit: wanted.root_limit,
         own_volumes: false,
     })
 }
@@ -137,6 +144,8 @@ pub fn from_snapshot(name: &str, manifest: &Manifest, wanted: CreateVm) -> Resul
         ("memory", wanted.memory_mib.is_some()),
         ("page size", wanted.pages != PageSize::Small),
         ("volumes", !wanted.disks.is_empty()),
+        ("root disk", wanted.root_disk.is_some()),
+        ("limit of the root's disks", !wanted.root_limit.is_none()),
         ("init", wanted.init.is_some()),
         ("console", wanted.console),
         ("kernel parameters", wanted.kernel_args.is_some()),
@@ -171,7 +180,7 @@ pub fn from_snapshot(name: &str, manifest: &Manifest, wanted: CreateVm) -> Resul
         }),
         cold: false,
         hidden: false,
-        own_volumes: !manifest.spec.disks.is_empty(),
+        own_volumes: !manifest.spec.disks.is_empty() || manifest.spec.root_disk.is_some(),
         ..manifest.spec.clone()
     })
 }
@@ -180,6 +189,7 @@ pub fn from_snapshot(name: &str, manifest: &Manifest, wanted: CreateVm) -> Resul
 /// there can be no such snapshot.
 pub fn golden(spec: &Spec) -> Option<Spec> {
     let plain = spec.disks.is_empty()
+        && spec.root_disk.is_none()
         && spec.init.is_none()
         && !spec.console
         && spec.kernel_args.is_none()
@@ -196,10 +206,34 @@ pub fn golden(spec: &Spec) -> Option<Spec> {
         remove: true,
         hostname: None,
         timeline: false,
+        root_limit: DiskLimit::default(),
         cold: true,
         hidden: true,
         ..spec.clone()
     })
+}
+
+/// Longest path of a mount point, in bytes.
+const MAX_MOUNT_POINT: usize = 1024;
+
+fn check_mount(disk: &VolumeUse) -> Result<()> {
+    let Some(path) = &disk.mount else {
+        return Ok(());
+    };
+    let odd = |part: &str| part == "." || part == "..";
+    let good = path.starts_with('/')
+        && !path.trim_matches('/').is_empty()
+        && path.len() <= MAX_MOUNT_POINT
+        && !path.contains(char::is_control)
+        && !path.split('/').any(odd);
+    if good {
+        return Ok(());
+    }
+    let shown: String = path.chars().take(64).collect();
+    Err(Error::invalid(format!(
+        "The volume {} can't be mounted on {shown:?}: a mount point is an absolute path like /data.",
+        disk.name
+    )))
 }
 
 fn check_memory(mib: u32, pages: PageSize) -> Result<()> {
@@ -292,7 +326,7 @@ pub fn check_room(memory_mib: u32) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use jiffy_wire::api::{ErrorKind, VolumeUse};
+    use jiffy_wire::api::ErrorKind;
 
     fn check(wanted: CreateVm) -> Result<Spec> {
         check_of(wanted, "base", &ImageConfig::default())
@@ -340,6 +374,15 @@ mod tests {
             ..VolumeUse::default()
         };
         assert!(refused(|vm| vm.disks = vec![disk("a"), disk("a")]).contains("twice"));
+        for mount in ["data", "/", "//", "/a/../b", "/a/./b", "/a\nb", ""] {
+            let disk = VolumeUse {
+                mount: Some(mount.into()),
+                ..disk("a")
+            };
+            assert!(refused(|vm| vm.disks = vec![disk]).contains("mounted"));
+        }
+        let size_mib = 1;
+        refused(|vm| vm.root_disk = Some(jiffy_wire::api::RootDisk::Layer { size_mib }));
         refused(|vm| vm.disks = (0..25).map(|index| disk(&index.to_string())).collect());
     }
 

@@ -2,12 +2,14 @@
 
 use crate::error::{Error, Result};
 use crate::names;
+use crate::roots;
+use jiffy_ext4::layout::{LEAST_BYTES, Layout, MOST_BYTES};
 use jiffy_wire::api::{Volume, VolumeUse};
-use rustix::fs::{AtFlags, CWD, RenameFlags};
+use rustix::fs::{AtFlags, CWD, RenameFlags, SeekFrom};
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -36,8 +38,6 @@ pub struct Lease {
     pub name: String,
     /// Its file.
     pub path: PathBuf,
-    /// Refuse writes?
-    pub read_only: bool,
     vm: String,
     volumes: Arc<Volumes>,
 }
@@ -107,27 +107,41 @@ impl Volumes {
                 )),
             );
         };
-        if mib == 0 || mib > MAX_MIB {
-            return Err(Error::invalid(format!(
-                "A volume of {mib} MiB can't be made; it must have 1 to {MAX_MIB} MiB."
-            )));
-        }
-        self.make(name, mib << 20)
+        check_size(mib)?;
+        self.make(name, mib << 20, false)
             .map_err(|error| Error::io("make a volume", &self.path(name), &error))
     }
 
-    /// False if somebody else made it meanwhile.
-    fn make(&self, name: &str, bytes: u64) -> io::Result<bool> {
+    /// Makes a volume that must not exist yet, with an ext4 file system unless
+    /// it is to be raw: blocking.
+    pub fn create(&self, name: &str, mib: u64, raw: bool) -> Result<()> {
+        names::check("volume", name)?;
+        check_size(mib)?;
+        if !raw && Layout::of(mib << 20).is_none() {
+            return Err(Error::invalid(format!(
+                "No file system can be made on a volume of {mib} MiB; it must have {} to {} MiB.",
+                LEAST_BYTES >> 20,
+                MOST_BYTES >> 20
+            ))
+            .hint("Leave it empty with --raw."));
+        }
+        let made = self
+            .make(name, mib << 20, raw)
+            .map_err(|error| Error::io("make a volume", &self.path(name), &error))?;
+        match made {
+            true => Ok(()),
+            false => Err(Error::conflict(format!("There is a volume {name} already."))
+                .hint(format!("See `jiffy volume ls`, or change its size with `jiffy volume resize {name} SIZE`."))),
+        }
+    }
+
+    /// A new volume has a file system where one fits. False if somebody else
+    /// made the volume meanwhile.
+    fn make(&self, name: &str, bytes: u64, raw: bool) -> io::Result<bool> {
         let path = self.path(name);
         let temporary = self.folder.join(format!(".{name}.{}.tmp", names::suffix()));
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&temporary)?;
-        let made = file
-            .set_len(bytes)
-            .and_then(|()| file.sync_all())
+        let made = contents(&temporary, name, bytes, raw)
+            .and_then(|file| file.sync_all())
             .and_then(|()| {
                 let flags = RenameFlags::NOREPLACE;
                 match rustix::fs::renameat_with(CWD, &temporary, CWD, &path, flags) {
@@ -173,7 +187,6 @@ impl Volumes {
             leases.push(Lease {
                 name: name.clone(),
                 path: self.path(name),
-                read_only: volume.read_only,
                 vm: vm.to_owned(),
                 volumes: Arc::clone(self),
             });
@@ -210,7 +223,7 @@ impl Volumes {
             if names::check("volume", name).is_err() {
                 continue;
             }
-            let Ok(Some(size)) = self.size(name) else {
+            let Ok(metadata) = entry.metadata() else {
                 continue;
             };
             let used_by = self
@@ -220,12 +233,63 @@ impl Volumes {
                 .unwrap_or_default();
             volumes.push(Volume {
                 name: name.to_owned(),
-                size_mib: size >> 20,
+                size_mib: metadata.len() >> 20,
+                disk_bytes: metadata.blocks() * 512,
                 used_by,
+                attached_to: Vec::new(),
             });
         }
         volumes.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(volumes)
+    }
+
+    /// Changes the size of a volume that no VM holds: blocking. It shrinks only
+    /// if nothing was ever written behind its new end. Gives what is to be
+    /// known of the file system on it.
+    pub fn resize(&self, name: &str, mib: u64) -> Result<Option<String>> {
+        names::check("volume", name)?;
+        check_size(mib)?;
+        // Nobody may begin to use it meanwhile.
+        let uses = self.lock();
+        if let Some(user) = uses.get(name).and_then(|users| users.first()) {
+            return Err(Error::conflict(format!(
+                "The volume {name} is in use by the VM {}.",
+                user.vm
+            ))
+            .hint(format!("Stop that VM first with `jiffy stop {}`.", user.vm)));
+        }
+        let path = self.path(name);
+        let failed = |error: io::Error| Error::io("resize a volume", &path, &error);
+        let file = match OpenOptions::new().read(true).write(true).open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(Error::not_found(format!("There is no volume {name}.")));
+            }
+            Err(error) => return Err(failed(error)),
+        };
+        let (old, new) = (file.metadata().map_err(failed)?.len(), mib << 20);
+        let found = jiffy_ext4::inspect(&file).map_err(failed)?;
+        if new < old {
+            let reaches = found.is_some_and(|found| found.bytes > new);
+            if reaches || has_data(&file, new).map_err(failed)? {
+                let what = match reaches {
+                    true => "its file system reaches",
+                    false => "there is data",
+                };
+                return Err(Error::wrong_state(format!(
+                    "The volume {name} can't shrink to {mib} MiB: {what} beyond that."
+                ))
+                .hint("Make a smaller volume and copy what is to be kept."));
+            }
+        }
+        file.set_len(new)
+            .and_then(|()| file.sync_all())
+            .map_err(failed)?;
+        drop(uses);
+        let grows = found.is_some_and(|found| found.bytes < new);
+        Ok((new > old && grows).then(|| {
+            "Its file system grows when a VM mounts it with `--disk NAME,mount=PATH`; a guest that mounts it by itself runs resize2fs.".to_owned()
+        }))
     }
 
     /// Removes a volume that no VM has.
@@ -256,6 +320,38 @@ impl Volumes {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Vec<Use>>> {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn check_size(mib: u64) -> Result<()> {
+    if mib == 0 || mib > MAX_MIB {
+        return Err(Error::invalid(format!(
+            "A volume can't have {mib} MiB; it has 1 to {MAX_MIB} MiB."
+        )));
+    }
+    Ok(())
+}
+
+/// The file of a new volume. One that takes no file system is left empty.
+fn contents(path: &Path, name: &str, bytes: u64, raw: bool) -> io::Result<File> {
+    if !raw && Layout::of(bytes).is_some() {
+        return roots::empty(path, bytes, name);
+    }
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    file.set_len(bytes)?;
+    Ok(file)
+}
+
+/// Is there anything but a hole from this byte on (lseek(2), SEEK_DATA)?
+fn has_data(file: &File, from: u64) -> io::Result<bool> {
+    match rustix::fs::seek(file, SeekFrom::Data(from)) {
+        Ok(_) => Ok(true),
+        Err(rustix::io::Errno::NXIO) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -319,5 +415,73 @@ mod tests {
         assert!(make(Some(2)).unwrap().is_empty());
         assert!(make(None).unwrap().is_empty());
         assert_eq!(make(Some(3)).unwrap_err().0.kind, ErrorKind::Conflict);
+    }
+
+    #[test]
+    fn a_new_volume_has_a_file_system_unless_it_is_raw_or_tiny() {
+        let folder = tempfile::tempdir().unwrap();
+        let volumes = Volumes::new(folder.path().into());
+        volumes.create("ext4", 64, false).unwrap();
+        volumes.create("raw", 64, true).unwrap();
+        volumes.provide(&[volume("tiny", Some(1), false)]).unwrap();
+        let found = |name: &str| {
+            let file = File::open(volumes.file(name)).unwrap();
+            jiffy_ext4::inspect(&file).unwrap().map(|found| found.bytes)
+        };
+        assert_eq!(found("ext4"), Some(64 << 20));
+        assert_eq!((found("raw"), found("tiny")), (None, None));
+        let list = volumes.list().unwrap();
+        let sizes: Vec<u64> = list.iter().map(|volume| volume.size_mib).collect();
+        assert_eq!(sizes, [64, 64, 1]);
+        assert!(list[0].disk_bytes > 0 && list[0].disk_bytes < 1 << 20);
+        assert_eq!(list[1].disk_bytes, 0);
+        let again = volumes.create("raw", 64, true).unwrap_err();
+        assert_eq!(again.0.kind, ErrorKind::Conflict);
+        let tiny = volumes.create("other", 1, false).unwrap_err();
+        assert!(tiny.0.hint.unwrap().contains("--raw"));
+    }
+
+    #[test]
+    fn a_volume_grows_and_shrinks_only_where_nothing_is() {
+        use std::os::unix::fs::FileExt;
+        let folder = tempfile::tempdir().unwrap();
+        let volumes = Arc::new(Volumes::new(folder.path().into()));
+        volumes.create("ext4", 16, false).unwrap();
+        volumes.create("raw", 16, true).unwrap();
+        let length = |name: &str| fs::metadata(volumes.file(name)).unwrap().len() >> 20;
+
+        assert!(
+            volumes
+                .resize("ext4", 64)
+                .unwrap()
+                .unwrap()
+                .contains("mount=")
+        );
+        assert_eq!(length("ext4"), 64);
+        assert_eq!(volumes.resize("ext4", 32).unwrap(), None);
+        assert_eq!(length("ext4"), 32);
+        let refused = volumes.resize("ext4", 15).unwrap_err();
+        assert!(refused.0.message.contains("file system"));
+        assert_eq!(length("ext4"), 32);
+
+        assert_eq!(volumes.resize("raw", 64).unwrap(), None);
+        let file = OpenOptions::new()
+            .write(true)
+            .open(volumes.file("raw"))
+            .unwrap();
+        file.write_all_at(b"data", 40 << 20).unwrap();
+        let refused = volumes.resize("raw", 40).unwrap_err();
+        assert!(refused.0.message.contains("data"));
+        volumes.resize("raw", 41).unwrap();
+        assert_eq!(length("raw"), 41);
+
+        assert!(volumes.resize("raw", 0).is_err());
+        let missing = volumes.resize("none", 1).unwrap_err();
+        assert_eq!(missing.0.kind, ErrorKind::NotFound);
+        let leases = volumes.hold(&[volume("raw", None, true)], "box").unwrap();
+        let refused = volumes.resize("raw", 64).unwrap_err();
+        assert!(refused.0.message.contains("box"));
+        drop(leases);
+        volumes.resize("raw", 64).unwrap();
     }
 }

@@ -1,8 +1,11 @@
 //! Safe wrappers around the few Linux calls Jiffy needs.
 //!
 //! * [`clock`]: the monotonic clock every timeline uses.
+//! * [`contents`]: all of a small file.
 //! * [`durable`]: files replaced whole or not at all.
 //! * [`fds`]: descriptors sent over a Unix socket.
+//! * [`mod@fork`]: a process that goes on as a copy of this one.
+//! * [`mapped`]: a file that another process writes, mapped to be read.
 //! * [`memfd`]: memory with a descriptor, in small or huge pages.
 //! * [`pagemap`]: which pages of a mapping were written.
 //! * [`kick`]: a signal that makes one thread leave a blocking call.
@@ -11,9 +14,12 @@
 //! * [`userfaultfd`]: page faults of one process, served by another.
 
 pub mod clock;
+pub mod contents;
 pub mod durable;
 pub mod fds;
+pub mod fork;
 pub mod kick;
+pub mod mapped;
 pub mod memfd;
 pub mod pagemap;
 pub mod spawn;

@@ -282,6 +282,11 @@ impl Devices {
         })
     }
 
+    /// Puts other contents in place of those of these files of fw_cfg.
+    pub fn replace_fw_cfg(&self, files: Vec<FwCfgFile>) -> Result<(), DeviceError> {
+        Ok(lock(&self.fw_cfg).replace(files)?)
+    }
+
     /// Lets a file of fw_cfg be made anew whenever the guest selects it.
     pub fn refresh_fw_cfg(&self, name: &str, refresh: fw_cfg::Refresh) {
         lock(&self.fw_cfg).refresh_on_select(name, refresh);

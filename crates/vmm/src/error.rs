@@ -1,6 +1,7 @@
 //! Why a VM could not be built, and what the user can do.
 
 use crate::boot::BootError;
+use crate::config::ConfigError;
 use crate::hypervisor::HypervisorError;
 use crate::memory::MemoryError;
 use crate::pager::PagerError;
@@ -20,6 +21,9 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StartError {
+    /// The configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// None, or more than KVM's guests are given here.
     #[error("a VM can have 1 to {MAX_VCPUS} vCPUs, not {0}")]
     Vcpus(u8),
@@ -70,7 +74,8 @@ impl StartError {
             StartError::Pager(error) => error.hint(),
             StartError::Device(error) => error.hint(),
             StartError::Boot(error) => error.hint(),
-            StartError::Vcpus(_)
+            StartError::Config(_)
+            | StartError::Vcpus(_)
             | StartError::State(_)
             | StartError::StateDiffers { .. }
             | StartError::Host { .. } => None,

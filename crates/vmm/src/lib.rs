@@ -3,7 +3,7 @@
 //! A VM is made by [`Builder`], step by step, and is then a [`Vmm`]; the
 //! binary `jiffy-vmm` does little more than that.
 //!
-//! * [`builder`]: the steps from a configuration to a VM.
+//! * [`config`]: what a VM is made from; [`builder`]: the steps to a VM.
 //! * [`hypervisor`]: the KVM device.
 //! * [`memory`]: guest RAM; [`layout`]: where things lie in it.
 //! * [`pager`]: RAM that a pager serves.
@@ -21,6 +21,7 @@
 pub mod boot;
 pub mod builder;
 pub mod capture;
+pub mod config;
 pub mod control;
 pub mod devices;
 pub mod error;

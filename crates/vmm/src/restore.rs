@@ -6,11 +6,11 @@ use crate::memory::layers::{self, MAX_LAYERS};
 use crate::memory::{GuestRam, MemoryError};
 use crate::state::{MAX_ENCODED, VmState};
 use jiffy_devices::fw_cfg::{FwCfgFile, FwCfgFileState, Refresh};
+use jiffy_sys::{contents, fds};
 use jiffy_wire::guest::{self, GENERATION_NAME, Generation};
 use jiffy_wire::vmm::{MemoryLayout, NewGeneration, Restore, SavedMemory, Source, VmmConfig};
 use std::fs::File;
-use std::io::{self, Read};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Longest description of layers, bytes of JSON.
@@ -113,52 +113,19 @@ fn open_memory(source: &Source) -> Result<File, MemoryError> {
         Source::Path(path) => {
             File::open(path).map_err(|error| MemoryError::Open(path.clone(), error))
         }
-        Source::Fd(fd) => inherited(*fd).map_err(|_| MemoryError::NoDescriptor(*fd)),
+        Source::Fd(fd) => fds::inherited(*fd)
+            .map(File::from)
+            .map_err(|_| MemoryError::NoDescriptor(*fd)),
     }
 }
 
-/// The contents of a source from its beginning, at most `limit` bytes.
+/// The contents of a source, at most `limit` bytes.
 fn read(source: &Source, limit: u64) -> io::Result<Vec<u8>> {
     let file = match source {
         Source::Path(path) => File::open(path)?,
-        Source::Fd(fd) => inherited(*fd)?,
+        Source::Fd(fd) => fds::inherited(*fd)?.into(),
     };
-    let length = file.metadata()?.len();
-    if length > limit {
-        return Err(io::Error::other(format!("it has more than {limit} bytes")));
-    }
-    let mut bytes = Vec::with_capacity(length as usize);
-    // Siblings may share the descriptor and its position.
-    Positioned { file, at: 0 }
-        .take(limit)
-        .read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// Reads from a position of its own.
-struct Positioned {
-    file: File,
-    at: u64,
-}
-
-impl Read for Positioned {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = std::os::unix::fs::FileExt::read_at(&self.file, buffer, self.at)?;
-        self.at += count as u64;
-        Ok(count)
-    }
-}
-
-/// A descriptor of our own for one that was left open for us.
-#[allow(unsafe_code)] // A number becomes a descriptor.
-fn inherited(fd: i32) -> io::Result<File> {
-    if fd < 0 {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    // SAFETY: only used for one call, which fails if it is not open.
-    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-    let own: OwnedFd = rustix::io::fcntl_dupfd_cloexec(borrowed, 3)?;
-    Ok(File::from(own))
+    contents::of(&file, limit)
 }
 
 fn same(what: &'static str, saved: u64, configured: u64) -> Result<(), StartError> {

@@ -5,11 +5,10 @@ use anyhow::{Context, anyhow};
 use jiffy_sys::termination::TerminationFd;
 use jiffy_vmm::control::ControlSocket;
 use jiffy_vmm::watch::{ConsoleInput, watch};
-use jiffy_vmm::{Builder, Events, StartError, error::sentence};
-use jiffy_wire::vmm::{ExitReason, ExitRecord, Serial, VERSION, VmmConfig};
+use jiffy_vmm::{Builder, Events, StartError, config, error::sentence};
+use jiffy_wire::vmm::{ExitReason, ExitRecord, Serial};
 use std::fs::File;
 use std::os::fd::FromRawFd;
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -91,7 +90,7 @@ fn run_vm(
     events: &Arc<Events>,
     exit_record: &mut Option<std::path::PathBuf>,
 ) -> Result<ExitRecord, Failure> {
-    let config = read_config(&options.config)?;
+    let config = config::read(&options.config).map_err(StartError::from)?;
     *exit_record = config.exit_record.clone();
     let termination = TerminationFd::block().context("signals can't be received")?;
     let mut control = match &config.control {
@@ -99,11 +98,15 @@ fn run_vm(
         Some(path) => Some(ControlSocket::listen(path).map_err(anyhow::Error::new)?),
     };
     let console = matches!(config.serial, Some(Serial::Stdio));
+    let held = config.restore.as_ref().is_some_and(|restore| restore.hold);
 
     let mut vmm = Builder::new(config, events.clone())
         .sandbox(options.sandbox)
         .build()?;
-    vmm.start(false)?;
+    match held {
+        true => vmm.hold()?,
+        false => vmm.start(false)?,
+    }
     vmm.settle()?;
     let console = vmm
         .devices()
@@ -111,7 +114,13 @@ fn run_vm(
         .clone()
         .filter(|_| console)
         .map(ConsoleInput::new);
-    let ending = watch(&mut vmm, &termination, &mut control, console);
+    let ending = watch(
+        &mut vmm,
+        &options.config,
+        &termination,
+        &mut control,
+        console,
+    );
     if vmm.is_stuck() {
         std::mem::forget(vmm);
     }
@@ -120,21 +129,6 @@ fn run_vm(
         message: ending.message,
         hint: None,
     })
-}
-
-fn read_config(path: &Path) -> anyhow::Result<VmmConfig> {
-    let shown = path.display();
-    let text =
-        std::fs::read(path).with_context(|| format!("the configuration {shown} can't be read"))?;
-    let config: VmmConfig = serde_json::from_slice(&text)
-        .with_context(|| format!("the configuration {shown} is not valid"))?;
-    if config.version != VERSION {
-        return Err(anyhow!(
-            "the configuration {shown} has version {}, this jiffy-vmm reads version {VERSION}",
-            config.version
-        ));
-    }
-    Ok(config)
 }
 
 /// Takes over the descriptor the node left open for us.

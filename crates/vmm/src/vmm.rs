@@ -1,7 +1,7 @@
 //! A built VM: start, pause, save, resume, end.
 
 use crate::capture::Capture;
-use crate::devices::Devices;
+use crate::devices::{Devices, fw_cfg_files};
 use crate::error::{DeviceError, StartError};
 use crate::events::Events;
 use crate::gate::Gate;
@@ -11,6 +11,7 @@ use crate::mailbox::{Mailbox, Notice};
 use crate::memory::{GuestRam, MemoryError};
 use crate::pager::PagedMemory;
 use crate::readable::{readable, timespec};
+use crate::restore;
 use crate::sandbox::{Role, Sandbox, violation};
 use crate::state::VmState;
 use crate::stats::StatsFile;
@@ -20,7 +21,8 @@ use crate::vcpu::{Vcpu, VcpuState};
 use crate::workers::ThreadStarter;
 use jiffy_devices::power::PowerRequest;
 use jiffy_sys::clock;
-use jiffy_wire::vmm::ExitReason;
+use jiffy_wire::guest::GENERATION_NAME;
+use jiffy_wire::vmm::{ExitReason, VmmConfig};
 use kvm_ioctls::VmFd;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::BTreeMap;
@@ -50,6 +52,8 @@ pub struct Vmm {
     first_run: &'static str,
     running: bool,
     paused: bool,
+    /// Restored and ready, and not to enter the guest yet.
+    held: bool,
     paused_at_ns: u64,
     ending: Option<Ending>,
 }
@@ -122,6 +126,7 @@ impl Vmm {
             first_run: parts.first_run,
             running: false,
             paused: true,
+            held: false,
             paused_at_ns: 0,
             ending: None,
         }
@@ -137,6 +142,43 @@ impl Vmm {
         if !paused {
             self.gate.running();
         }
+        self.start_vcpus(paused)
+    }
+
+    /// Starts everything but the guest, which waits for [`begin`](Vmm::begin).
+    pub fn hold(&mut self) -> Result<(), StartError> {
+        self.held = true;
+        self.paused = false;
+        self.devices.resume();
+        self.workers.line().open();
+        self.start_vcpus(true)?;
+        self.events.flush();
+        Ok(())
+    }
+
+    /// Enters a guest that is held. Only fw_cfg files and generation of this
+    /// configuration count: the rest was needed to build the VM.
+    pub fn begin(&mut self, config: &VmmConfig) -> Result<(), StartError> {
+        self.devices.replace_fw_cfg(fw_cfg_files(config)?)?;
+        if let Some(restore) = &config.restore {
+            if let Some(generation) = &restore.generation {
+                let generation = restore::generation(generation)?;
+                self.devices.refresh_fw_cfg(GENERATION_NAME, generation);
+            }
+            self.gate = Gate::of(restore);
+        }
+        self.held = false;
+        self.vcpus.iter().for_each(VcpuThread::resume);
+        self.gate.running();
+        Ok(())
+    }
+
+    /// Whether it waits for [`begin`](Vmm::begin).
+    pub fn is_held(&self) -> bool {
+        self.held
+    }
+
+    fn start_vcpus(&mut self, paused: bool) -> Result<(), StartError> {
         for vcpu in self.waiting.drain(..) {
             let sandbox = self.sandbox;
             let thread = VcpuThread::spawn(
@@ -158,7 +200,12 @@ impl Vmm {
     /// Waits until the guest has been entered (or will not be), and confines
     /// the calling thread.
     pub fn settle(&mut self) -> Result<(), StartError> {
-        while !self.running && !self.paused && !self.is_stuck() && self.attend().is_none() {
+        while !self.running
+            && !self.paused
+            && !self.held
+            && !self.is_stuck()
+            && self.attend().is_none()
+        {
             self.wait_for_threads();
         }
         self.sandbox
@@ -192,14 +239,17 @@ impl Vmm {
         }
         self.workers.line().open();
         self.devices.resume();
-        self.vcpus.iter().for_each(VcpuThread::resume);
         self.paused = false;
+        if self.held {
+            return;
+        }
+        self.vcpus.iter().for_each(VcpuThread::resume);
         self.gate.running();
     }
 
-    /// Whether it is paused.
+    /// Whether its guest stands still.
     pub fn is_paused(&self) -> bool {
-        self.paused
+        self.paused || self.held
     }
 
     /// Everything but RAM and disks. The VM is paused and stays so.
@@ -252,10 +302,7 @@ impl Vmm {
         }
         let pause_ns = clock::monotonic_ns().saturating_sub(begun);
         if lost {
-            self.ending.get_or_insert(Ending {
-                reason: ExitReason::HostError,
-                message: "the guest's memory could not be frozen for a capture".into(),
-            });
+            self.fail("the guest's memory could not be frozen for a capture".into());
         }
         let (state, frozen) = result?;
         Capture::new(&state, frozen, pause_ns)
@@ -318,6 +365,14 @@ impl Vmm {
     pub fn patience(&self) -> Option<Duration> {
         let pager = self.paged.as_ref().and_then(PagedMemory::patience);
         [self.gate.left(), pager].into_iter().flatten().min()
+    }
+
+    /// Ends it because of something the host could not do.
+    pub fn fail(&mut self, message: String) {
+        self.ending.get_or_insert(Ending {
+            reason: ExitReason::HostError,
+            message,
+        });
     }
 
     /// Readable when the pager has something to say.

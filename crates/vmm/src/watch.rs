@@ -2,8 +2,9 @@
 //! the console, starts device threads, and waits for the end.
 
 use crate::capture::Capture;
+use crate::config;
 use crate::control::{Answer, ControlSocket};
-use crate::error::sentence;
+use crate::error::{StartError, sentence};
 use crate::readable::{readable, timespec};
 use crate::sandbox::violation;
 use crate::vcpu::exit::Ending;
@@ -14,11 +15,13 @@ use jiffy_wire::vmm::{ControlRequest, ControlResponse, ExitReason};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Runs the started VM to its end.
+/// Runs the started VM to its end. `config` is the file it was started with.
 pub fn watch(
     vmm: &mut Vmm,
+    config: &Path,
     termination: &TerminationFd,
     control: &mut Option<ControlSocket>,
     mut console: Option<ConsoleInput>,
@@ -58,7 +61,7 @@ pub fn watch(
             && let Some(control) = control
         {
             let mut stop = false;
-            control.serve(|request| answer(vmm, request, &mut stop));
+            control.serve(|request| answer(vmm, config, request, &mut stop));
             if stop {
                 return stopped("over the control socket");
             }
@@ -128,7 +131,7 @@ fn wait(
     })
 }
 
-fn answer(vmm: &mut Vmm, request: ControlRequest, stop: &mut bool) -> Answer {
+fn answer(vmm: &mut Vmm, config: &Path, request: ControlRequest, stop: &mut bool) -> Answer {
     let response = match request {
         ControlRequest::Status => ControlResponse::Status {
             id: vmm.id().to_owned(),
@@ -143,6 +146,18 @@ fn answer(vmm: &mut Vmm, request: ControlRequest, stop: &mut bool) -> Answer {
             vmm.resume();
             ControlResponse::Ok
         }
+        ControlRequest::Begin if !vmm.is_held() => {
+            ControlResponse::Error("this VM has begun already".into())
+        }
+        ControlRequest::Begin => match begin(vmm, config) {
+            Ok(()) => ControlResponse::Ok,
+            Err(error) => {
+                let why = sentence(&error);
+                // It has no other purpose.
+                vmm.fail(format!("the VM could not begin: {why}"));
+                ControlResponse::Error(why)
+            }
+        },
         ControlRequest::Stop => {
             *stop = true;
             ControlResponse::Ok
@@ -170,6 +185,10 @@ fn answer(vmm: &mut Vmm, request: ControlRequest, stop: &mut bool) -> Answer {
         ControlRequest::Balloon => balloon(vmm),
     };
     response.into()
+}
+
+fn begin(vmm: &mut Vmm, config: &Path) -> Result<(), StartError> {
+    vmm.begin(&config::read(config)?)
 }
 
 fn balloon(vmm: &Vmm) -> ControlResponse {

@@ -9,8 +9,9 @@ use jiffy_vmm::vcpu::exit::Ending;
 use jiffy_vmm::watch::watch;
 use jiffy_vmm::{Builder, Events, StateError, VmState, Vmm};
 use jiffy_wire::vmm::{
-    Boot, ControlRequest, ControlResponse, Disk, ExitReason, KvmKind, Memory, NewGeneration,
-    PageSize, Restore, SavedMemory, Serial, Source, VERSION, VmmConfig, VmmEvent, Vsock,
+    Boot, ControlRequest, ControlResponse, Disk, ExitReason, FwCfgContents, FwCfgFile, KvmKind,
+    Memory, NewGeneration, PageSize, Restore, SavedMemory, Serial, Source, VERSION, VmmConfig,
+    VmmEvent, Vsock,
 };
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -251,6 +252,7 @@ fn from(capture: &Capture) -> Restore {
         },
         prefault: Vec::new(),
         generation: None,
+        hold: false,
     }
 }
 
@@ -282,6 +284,40 @@ fn a_captured_vm_goes_on_in_a_new_one() {
     assert_eq!(counter(&vmm), count, "nothing ran yet");
     vmm.resume();
     counted_beyond(&mut vmm, count);
+}
+
+#[test]
+#[ignore = "needs a real KVM"]
+fn a_vm_that_is_held_begins_with_the_configuration_it_finds_then() {
+    let mut case = Case::new("quiet count");
+    with_every_device(&mut case);
+    case.config.fw_cfg.push(FwCfgFile {
+        name: "opt/jiffy/config".into(),
+        contents: FwCfgContents::Text("of the parent".into()),
+    });
+    let mut vmm = case.start();
+    counted_beyond(&mut vmm, 1000);
+    let capture = vmm.capture(false).unwrap();
+    let count = counter(&vmm);
+    drop(vmm);
+
+    case.config.restore = Some(from(&capture));
+    let mut vmm = case.builder().build().unwrap();
+    vmm.hold().unwrap();
+    assert!(vmm.is_held() && vmm.is_paused());
+    vmm.resume();
+    assert_eq!(counter(&vmm), count, "nothing runs before it begins");
+    let mut own = case.config.clone();
+    own.fw_cfg[0].contents = FwCfgContents::Text("of this one, and longer".into());
+    vmm.begin(&own).unwrap();
+    counted_beyond(&mut vmm, count);
+    vmm.pause();
+    let files = vmm.save().unwrap().devices.fw_cfg.files;
+    let config = files.iter().find(|file| file.name == "opt/jiffy/config");
+    assert_eq!(config.unwrap().contents, b"of this one, and longer");
+    vmm.resume();
+    let now = counter(&vmm);
+    counted_beyond(&mut vmm, now);
 }
 
 #[test]
@@ -439,7 +475,13 @@ fn the_control_socket_pauses_resumes_and_stops() {
         ));
         assert_eq!(ask(&path, ControlRequest::Stop), ControlResponse::Ok);
     });
-    let ending = watch(&mut vmm, &termination, &mut control, None);
+    let ending = watch(
+        &mut vmm,
+        Path::new("vmm.json"),
+        &termination,
+        &mut control,
+        None,
+    );
     client.join().unwrap();
     assert_eq!(ending.reason, ExitReason::Stopped);
 }

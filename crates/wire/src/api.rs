@@ -45,7 +45,7 @@
 //! | `PUT /v1/kernels/{name}` | a kernel image | [`KernelInfo`] |
 //! | `GET /v1/volumes` | | `[Volume]` |
 //! | `POST /v1/volumes/{name}` | [`MakeVolume`] | [`Volume`] |
-//! | `PUT /v1/volumes/{name}/size` | [`ResizeVolume`] | [`ResizedVolume`] |
+//! | `POST /v1/volumes/{name}/resize` | [`ResizeVolume`] | [`ResizedVolume`] |
 //! | `DELETE /v1/volumes/{name}` | | 204 |
 //! | `POST /v1/vms/{vm}/disks/{name}`, `DELETE …` | | refused: no hot-plug |
 //! | `POST /v1/shutdown` | | 204; the daemon ends, VMs go on |
@@ -245,6 +245,9 @@ pub struct Vm {
     pub tty: bool,
     /// Volumes.
     pub disks: Vec<VolumeUse>,
+    /// The disk of its own that keeps what it changes in its root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root_disk: Option<RootDisk>,
     /// Ports its image says it listens on, like `80/tcp`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exposed_ports: Vec<String>,
@@ -480,6 +483,9 @@ pub struct NodeInfo {
     pub running: u32,
     /// All VMs.
     pub vms: u32,
+    /// Ids that VMs restored ahead of runs will have.
+    #[serde(default)]
+    pub standbys: Vec<String>,
 }
 
 /// An image.
@@ -514,6 +520,9 @@ pub struct Image {
     /// Names of VMs that need it.
     #[serde(default)]
     pub used_by: Vec<String>,
+    /// The file system image on the node's host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<std::path::PathBuf>,
 }
 
 /// What the commands of an image are started with (OCI image configuration).
@@ -741,7 +750,7 @@ pub struct MakeVolume {
     pub raw: bool,
 }
 
-/// The new size in `PUT /v1/volumes/{name}/size`.
+/// The new size in `POST /v1/volumes/{name}/resize`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResizeVolume {

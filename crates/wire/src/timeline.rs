@@ -119,6 +119,8 @@ pub mod names {
     pub const IMAGE_READY: &str = "image ready";
     /// Node: from spawn of `jiffy-vmm` to its first instruction in main.
     pub const VMM_SPAWNED: &str = "VMM spawned";
+    /// Node: a VM that was restored ahead was given its configuration.
+    pub const STANDBY_TAKEN: &str = "standby taken";
     /// VMM: `KVM_CREATE_VM` and the interrupt controllers.
     pub const KVM_VM_CREATED: &str = "KVM VM created";
     /// VMM: guest memory made and registered.

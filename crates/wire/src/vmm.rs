@@ -77,6 +77,10 @@ pub struct Restore {
     /// on as it was, which is only right for a guest without `jiffy-init`.
     #[serde(default)]
     pub generation: Option<NewGeneration>,
+    /// Everything is made ready, but the guest is not entered before
+    /// [`ControlRequest::Begin`]: it waits for a configuration of its own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hold: bool,
 }
 
 /// A file, by name or as a descriptor left open for the VMM.
@@ -353,6 +357,10 @@ pub enum ControlRequest {
     Pause,
     /// Let them go on.
     Resume,
+    /// Let a VM that is held ([`Restore::hold`]) begin. Its configuration is
+    /// read once more, from the file the VMM was started with: fw_cfg files
+    /// and generation are taken from it, all else stays.
+    Begin,
     /// End the VM at once. Answered before it ends.
     Stop,
     /// KVM's exit counters. Answered with `Stats`.

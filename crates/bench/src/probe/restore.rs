@@ -125,6 +125,7 @@ pub fn timed(stage: &Stage, memory: &Memory) -> Result<(Sample, Running)> {
             Memory::Paged(_) => Vec::new(),
         },
         generation: None,
+        hold: false,
     });
     fs::write(CONFIG, serde_json::to_vec(&config)?)?;
     let (events, events_end) = rustix::pipe::pipe()?;
@@ -172,6 +173,7 @@ pub fn fork(stage: &mut Stage) -> Result<Sample> {
         },
         prefault: Vec::new(),
         generation: None,
+        hold: false,
     });
     fs::write(CONFIG, serde_json::to_vec(&config)?)?;
     let mut child = spawn(CONFIG, &events_end)?;

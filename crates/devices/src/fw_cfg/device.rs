@@ -71,6 +71,18 @@ impl FwCfg {
         Ok(device)
     }
 
+    /// Puts other contents in place of those of the files of these names; the
+    /// others stay. What the guest has selected begins again.
+    pub fn replace(&mut self, files: Vec<FwCfgFile>) -> Result<(), FwCfgError> {
+        let others = self.items.files().iter();
+        let others = others.filter(|old| files.iter().all(|new| new.name != old.name));
+        let all = others.cloned().chain(files.iter().cloned()).collect();
+        self.items = Items::new(all)?;
+        self.refresh = None;
+        self.position = Position::at_start(0);
+        Ok(())
+    }
+
     /// Makes the contents of the file `name` anew whenever the guest selects it
     /// through the selector port.
     pub fn refresh_on_select(&mut self, name: &str, refresh: Refresh) {

@@ -284,3 +284,32 @@ fn a_file_about_this_moment_is_made_when_it_is_selected() {
     );
     assert_eq!(&select(&mut device, 0x22), b"zzzz");
 }
+
+#[test]
+fn replaced_files_have_their_new_length_and_the_others_stay() {
+    let (mut device, _) = two_files();
+    select(&mut device, 0x21);
+    read(&mut device, 4);
+    device
+        .replace(vec![file(
+            "opt/jiffy/config",
+            b"longer than what was there",
+        )])
+        .unwrap();
+    assert_eq!(read(&mut device, 4), b"QEMU", "nothing is half read");
+    let saved = device.save();
+    let contents = |name: &str| {
+        let file = saved.files.iter().find(|file| file.name == name);
+        file.unwrap().contents.clone()
+    };
+    assert_eq!(contents("opt/jiffy/config"), b"longer than what was there");
+    assert_eq!(contents("opt/another"), [7; 300]);
+    select(&mut device, 0x19);
+    let directory = read(&mut device, 4 + 2 * 64);
+    let sizes: Vec<u32> = directory[4..]
+        .chunks(64)
+        .map(|entry| u32::from_be_bytes(entry[..4].try_into().unwrap()))
+        .collect();
+    assert_eq!(sizes, [300, 26], "by name");
+    assert!(device.replace(vec![file("", b"")]).is_err());
+}

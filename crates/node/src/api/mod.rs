@@ -22,7 +22,7 @@ use crate::node::Node;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
-use axum::routing::{delete, get, post, put};
+use axum::routing::{get, post, put};
 use axum::{Json, body::Body, response::Response};
 use jiffy_wire::api::NodeInfo;
 use std::sync::Arc;
@@ -74,7 +74,15 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/kernels", get(store::list_kernels))
         .route("/v1/kernels/{name}", put(store::put_kernel))
         .route("/v1/volumes", get(store::list_volumes))
-        .route("/v1/volumes/{name}", delete(store::remove_volume))
+        .route(
+            "/v1/volumes/{name}",
+            post(store::make_volume).delete(store::remove_volume),
+        )
+        .route("/v1/volumes/{name}/resize", post(store::resize_volume))
+        .route(
+            "/v1/vms/{vm}/disks/{name}",
+            post(store::attach_disk).delete(store::detach_disk),
+        )
         .fallback(unknown)
         .method_not_allowed_fallback(unknown)
         .with_state(node)

@@ -1,14 +1,14 @@
 //! Kernels and volumes.
 
 use super::no_content;
-use super::parts::blocking_body;
+use super::parts::{blocking_body, json};
 use crate::error::{Error, Result};
 use crate::node::Node;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::Response;
-use jiffy_wire::api::{KernelInfo, Volume};
+use jiffy_wire::api::{KernelInfo, MakeVolume, ResizeVolume, ResizedVolume, Volume};
 use std::sync::Arc;
 
 type Shared = State<Arc<Node>>;
@@ -29,7 +29,41 @@ pub(super) async fn put_kernel(
 }
 
 pub(super) async fn list_volumes(State(node): Shared) -> Result<Json<Vec<Volume>>> {
-    Ok(Json(node.volumes.list()?))
+    let list = blocking(move || node.list_volumes()).await?;
+    Ok(Json(list))
+}
+
+pub(super) async fn make_volume(
+    State(node): Shared,
+    Path(name): Path<String>,
+    body: Body,
+) -> Result<Json<Volume>> {
+    let wanted: MakeVolume = json(body).await?;
+    let volume = blocking(move || node.make_volume(&name, &wanted)).await?;
+    Ok(Json(volume))
+}
+
+pub(super) async fn resize_volume(
+    State(node): Shared,
+    Path(name): Path<String>,
+    body: Body,
+) -> Result<Json<ResizedVolume>> {
+    let wanted: ResizeVolume = json(body).await?;
+    Ok(Json(node.resize_volume(&name, wanted.size_mib).await?))
+}
+
+pub(super) async fn attach_disk(
+    State(node): Shared,
+    Path((vm, name)): Path<(String, String)>,
+) -> Error {
+    node.refuse_hot_plug(&vm, &name, true)
+}
+
+pub(super) async fn detach_disk(
+    State(node): Shared,
+    Path((vm, name)): Path<(String, String)>,
+) -> Error {
+    node.refuse_hot_plug(&vm, &name, false)
 }
 
 pub(super) async fn remove_volume(

@@ -341,6 +341,7 @@ impl Images {
     /// As the API shows it.
     fn image(&self, name: &str, record: &ImageRecord, folder: &Path) -> Image {
         let mut image = record.shown(name);
+        image.file = Some(folder.join(ROOT)).filter(|file| file.exists());
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             image.stored += entry.metadata().map_or(0, |data| data.blocks() * 512);
         }

@@ -73,6 +73,7 @@ impl ImageRecord {
             present: self.size,
             stored: 0,
             used_by: Vec::new(),
+            file: None,
         }
     }
 }

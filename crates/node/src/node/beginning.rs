@@ -4,15 +4,17 @@ use super::{LEASE_POLL, NAME_TIME, Node};
 use crate::clock::monotonic_ns;
 use crate::error::{Error, Result};
 use crate::golden;
+use crate::golden::standby::Standby;
+use crate::roots;
 use crate::snapshots::draft::clone_volumes;
 use crate::snapshots::saved::{Saved, volume_in};
 use crate::snapshots::{check_processor, remove_whole};
 use crate::spec;
 use crate::vm::record::{FromSnapshot, MainState, Paged, Root};
-use crate::vm::start::{Beginning, Handle, Prepared, Restoring, SavedRam, root_disk, volume_disk};
+use crate::vm::start::{Beginning, Handle, Prepared, Restoring, SavedRam, volume_disk};
 use crate::vm::{Command, VmHandle};
 use crate::volumes::Lease;
-use jiffy_wire::api::{Origin, VmState};
+use jiffy_wire::api::{Origin, RootDisk, VmState};
 use jiffy_wire::vmm::Disk;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,18 +25,26 @@ impl Node {
         if vm.view.borrow().vm.state == VmState::Hibernated {
             return self.wake(vm, received_ns).await;
         }
-        self.begin(vm, received_ns).await
+        self.begin(vm, None, received_ns).await
     }
 
     /// As [`Node::start`], of a VM that does not sleep.
-    pub(super) async fn begin(&self, vm: &Arc<VmHandle>, received_ns: u64) -> Result<()> {
+    pub(super) async fn begin(
+        &self,
+        vm: &Arc<VmHandle>,
+        standby: Option<Standby>,
+        received_ns: u64,
+    ) -> Result<()> {
         spec::check_room(vm.spec.memory_mib)?;
-        let prepared = match &vm.spec.from {
+        let mut prepared = match &vm.spec.from {
             Some(from) => self.prepare_from(vm, from, received_ns).await?,
             None => self.prepare(vm, received_ns).await?,
         };
+        let boots = matches!(prepared.beginning, Beginning::Boot);
+        // Its snapshot may have been dropped since.
+        prepared.standby = standby.filter(|_| !boots);
         // A kept guest has all of its root file system.
-        let cold = matches!(prepared.beginning, Beginning::Boot) && prepared.root.lazy.is_none();
+        let cold = boots && prepared.root.lazy.is_none();
         vm.ask(|reply| Command::Start(Box::new(prepared), reply))
             .await??;
         self.settings.goldens.note_run();
@@ -55,8 +65,9 @@ impl Node {
         let golden = spec::golden(spec)
             .and_then(|shape| golden::key(self, &shape, &kernel, &root.digest))
             .and_then(|key| self.settings.goldens.find(&key));
-        let mut disks = vec![root_disk(root.path.clone())];
-        disks.extend(self.volume_disks(vm, &volumes));
+        self.check_layer(vm, &root)?;
+        let volume_disks = self.volume_disks(vm, &volumes);
+        let disks = self.disks(vm, root.path.clone(), volume_disks);
         let beginning = match golden {
             None => Beginning::Boot,
             Some(golden) => golden::beginning(&golden, spec.command.is_some()),
@@ -67,6 +78,7 @@ impl Node {
             disks,
             volumes,
             beginning,
+            standby: None,
             low_priority: spec.hidden,
             received_ns,
             lookup_ns,
@@ -88,8 +100,8 @@ impl Node {
             &format!("The snapshot {name}"),
             &saved.manifest.cpu_features,
         )?;
-        let mut disks = vec![root_disk(saved.root())];
-        disks.extend(self.clones_of(vm, &saved).await?);
+        let volume_disks = self.clones_of(vm, &saved).await?;
+        let disks = self.disks(vm, saved.root(), volume_disks);
         let memory = self.memory_of(vm, &saved, true).await?;
         Ok(Prepared {
             kernel: self.kernel_file(&vm.spec.kernel),
@@ -108,6 +120,7 @@ impl Node {
                 start_main: from.start_main,
                 golden: None,
             }),
+            standby: None,
             low_priority: false,
             received_ns,
             lookup_ns,
@@ -138,15 +151,15 @@ impl Node {
 
     /// Volumes of its own for a VM, as the snapshot has them.
     async fn clones_of(&self, vm: &VmHandle, saved: &Saved) -> Result<Vec<Disk>> {
-        if vm.spec.disks.is_empty() {
+        if vm.spec.disks.is_empty() && vm.spec.root_disk.is_none() {
             return Ok(Vec::new());
         }
         let folder = self.settings.paths.vm(&vm.id);
-        let files: Vec<(String, PathBuf)> = vm
-            .spec
-            .disks
-            .iter()
-            .map(|disk| (disk.name.clone(), saved.volume(&disk.name)))
+        let names = vm.spec.disks.iter().map(|disk| disk.name.as_str());
+        let root = vm.spec.root_disk.iter().map(|_| roots::NAME);
+        let files: Vec<(String, PathBuf)> = names
+            .chain(root)
+            .map(|name| (name.to_owned(), saved.volume(name)))
             .collect();
         let to = folder.clone();
         let cloned = tokio::task::spawn_blocking(move || {
@@ -167,18 +180,38 @@ impl Node {
         if vm.spec.own_volumes {
             let folder = self.settings.paths.vm(&vm.id);
             let of = |disk: &jiffy_wire::api::VolumeUse| {
-                let path = volume_in(&folder, &disk.name);
-                volume_disk(&disk.name, path, disk.read_only)
+                volume_disk(disk, volume_in(&folder, &disk.name))
             };
             return vm.spec.disks.iter().map(of).collect();
         }
         held.iter()
-            .map(|lease| volume_disk(&lease.name, lease.path.clone(), lease.read_only))
+            .zip(&vm.spec.disks)
+            .map(|(lease, disk)| volume_disk(disk, lease.path.clone()))
             .collect()
     }
 
+    /// All disks of a VM: the image below its root, its volumes, and its own.
+    pub(super) fn disks(&self, vm: &VmHandle, image: PathBuf, volumes: Vec<Disk>) -> Vec<Disk> {
+        roots::disks(&self.settings.paths.vm(&vm.id), &vm.spec, image, volumes)
+    }
+
+    /// Refuses to lay what a VM kept of one image over another.
+    fn check_layer(&self, vm: &VmHandle, now: &Root) -> Result<()> {
+        let before = vm.view.borrow().root.clone();
+        match (&vm.spec.root_disk, before) {
+            (Some(RootDisk::Layer { .. }), Some(before)) if before.digest != now.digest => {
+                Err(Error::wrong_state(format!(
+                    "The image {} was replaced, and the root disk of the VM {} fits only what it was.",
+                    vm.spec.image, vm.name
+                ))
+                .hint("Make a new VM; bring the image back to save what is on this one's disk."))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The kernel's file, where nothing depends on its being there.
-    pub(super) fn kernel_file(&self, name: &str) -> PathBuf {
+    pub(crate) fn kernel_file(&self, name: &str) -> PathBuf {
         self.kernels
             .find(name)
             .unwrap_or_else(|_| self.settings.paths.kernels().join(name).join("vmlinux"))

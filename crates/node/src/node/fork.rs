@@ -8,7 +8,7 @@ use crate::names as rules;
 use crate::snapshots::draft::clone_volumes;
 use crate::vm::capture::Captured;
 use crate::vm::record::{MainState, Root, Spec};
-use crate::vm::start::{Beginning, Handle, Prepared, Restoring, SavedRam, root_disk};
+use crate::vm::start::{Beginning, Handle, Prepared, Restoring, SavedRam};
 use crate::vm::{Command, VmHandle};
 use jiffy_wire::api::{ForkVm, Forked, Origin, Vm};
 use jiffy_wire::timeline::{Track, names};
@@ -59,7 +59,7 @@ impl Node {
         // the child's.
         let runs = parent.view.borrow().main == MainState::Started;
         let spec = Spec {
-            own_volumes: !parent.spec.disks.is_empty(),
+            own_volumes: !parent.spec.disks.is_empty() || parent.spec.root_disk.is_some(),
             command: parent.spec.command.clone().filter(|_| runs),
             hostname: parent.spec.hostname.clone(),
             from: None,
@@ -67,7 +67,7 @@ impl Node {
         };
         let mut children = Vec::with_capacity(names.len());
         for name in names {
-            match self.make_vm(name, spec.clone()).await {
+            match self.make_vm(name, spec.clone(), None).await {
                 Ok(child) => children.push(child),
                 Err(error) => {
                     for child in &children {
@@ -135,8 +135,8 @@ impl Node {
         captured: &Captured,
         received_ns: u64,
     ) -> Prepared {
-        let mut disks = vec![root_disk(root.path.clone())];
-        disks.extend(self.volume_disks(child, &[]));
+        let volume_disks = self.volume_disks(child, &[]);
+        let disks = self.disks(child, root.path.clone(), volume_disks);
         let layers = captured.layers.iter();
         let now = monotonic_ns();
         Prepared {
@@ -157,6 +157,7 @@ impl Node {
                 start_main: false,
                 golden: None,
             }),
+            standby: None,
             low_priority: false,
             received_ns,
             lookup_ns: now,

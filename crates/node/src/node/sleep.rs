@@ -10,7 +10,7 @@ use crate::snapshots::draft::Draft;
 use crate::snapshots::saved::Saved;
 use crate::snapshots::{check_processor, remove_whole};
 use crate::vm::record::Root;
-use crate::vm::start::{Beginning, Handle, Prepared, Restoring, SavedRam, root_disk, volume_disk};
+use crate::vm::start::{Beginning, Handle, Prepared, Restoring, SavedRam, volume_disk};
 use crate::vm::{Command, VmHandle, control, hibernate};
 use jiffy_wire::agent::{Request, Stat, VERSION};
 use jiffy_wire::api::{Hibernated, MemoryForm, Vm, VmState};
@@ -129,16 +129,16 @@ impl Node {
         let what = format!("The VM {}", vm.name);
         check_processor(&what, &saved.manifest.cpu_features)?;
         crate::spec::check_room(vm.spec.memory_mib)?;
-        let mut disks = vec![root_disk(saved.root())];
-        if vm.spec.own_volumes {
-            disks.extend(self.volume_disks(vm, &[]));
+        let volume_disks = if vm.spec.own_volumes {
+            self.volume_disks(vm, &[])
         } else {
             // Its task has held them all the time.
             let of = |disk: &jiffy_wire::api::VolumeUse| {
-                volume_disk(&disk.name, self.volumes.file(&disk.name), disk.read_only)
+                volume_disk(disk, self.volumes.file(&disk.name))
             };
-            disks.extend(vm.spec.disks.iter().map(of));
-        }
+            vm.spec.disks.iter().map(of).collect()
+        };
+        let disks = self.disks(vm, saved.root(), volume_disks);
         let memory = self.memory_of(vm, &saved, false).await?;
         let ticket = match &memory {
             SavedRam::Paged { serving, .. } => Some(serving.ticket),
@@ -161,6 +161,7 @@ impl Node {
                 start_main: false,
                 golden: None,
             }),
+            standby: None,
             low_priority: false,
             received_ns,
             lookup_ns,

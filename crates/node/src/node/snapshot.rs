@@ -153,7 +153,7 @@ impl Node {
         })
     }
 
-    /// The files of a VM's volumes, by name.
+    /// The files of a VM's volumes, by name, and of its root disk.
     pub(super) fn volume_files(&self, vm: &VmHandle) -> Vec<(String, PathBuf)> {
         let of = |disk: &jiffy_wire::api::VolumeUse| {
             let path = match vm.spec.own_volumes {
@@ -164,7 +164,11 @@ impl Node {
             };
             (disk.name.clone(), path)
         };
-        vm.spec.disks.iter().map(of).collect()
+        let root = vm.spec.root_disk.iter().map(|_| {
+            let path = crate::roots::file_in(&self.settings.paths.vm(&vm.id));
+            (crate::roots::NAME.to_owned(), path)
+        });
+        vm.spec.disks.iter().map(of).chain(root).collect()
     }
 
     /// Snapshots by name; the golden ones too, if wanted.
@@ -302,7 +306,7 @@ impl Node {
     /// Makes a golden snapshot of a VM made for that: see [`crate::golden`].
     pub(crate) async fn make_golden(&self, shape: Spec, key: &str) -> Result<Saved> {
         let name = || Some(format!("golden-{}", rules::new_id()));
-        let vm = self.make_vm(name(), shape.clone()).await?;
+        let vm = self.make_vm(name(), shape.clone(), None).await?;
         let made = self.golden_of(&vm, key).await;
         self.discard(&vm).await;
         let mut saved = made?;
@@ -310,7 +314,7 @@ impl Node {
             command: Some(nothing()),
             ..shape
         };
-        let vm = self.make_vm(name(), trial).await?;
+        let vm = self.make_vm(name(), trial, None).await?;
         let written = self.written_by(&vm, &saved).await;
         self.discard(&vm).await;
         match written {
@@ -349,7 +353,7 @@ impl Node {
 
     async fn golden_of(&self, vm: &Arc<VmHandle>, key: &str) -> Result<Saved> {
         let mut watch = Stopwatch::start(&self.settings.clock);
-        self.begin(vm, monotonic_ns()).await?;
+        self.begin(vm, None, monotonic_ns()).await?;
         let view = vm.when(|view| view.vm.state != VmState::Starting).await;
         if view.vm.state != VmState::Running {
             let why = view.failure.map(|failure| failure.message);

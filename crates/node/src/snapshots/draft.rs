@@ -145,11 +145,15 @@ fn clone_volume(name: &str, from: &Path, to: &PathBuf) -> Result<()> {
         Err(rustix::io::Errno::NOSPC) => Err(failed(rustix::io::Errno::NOSPC.into())),
         Err(error) => {
             let _ = fs::remove_file(to);
+            let what = match name {
+                crate::roots::NAME => "root disk of the VM".to_owned(),
+                _ => format!("volume {name}"),
+            };
             Err(Error::wrong_state(format!(
-                "The volume {name} can't be captured: the file system that holds {} makes no clones of files ({error}).",
+                "The {what} can't be captured: the file system that holds {} makes no clones of files ({error}).",
                 from.display()
             ))
-            .hint("Keep Jiffy's data on XFS or Btrfs, or use a VM without volumes."))
+            .hint("Keep Jiffy's data on XFS or Btrfs, or use a VM without disks of its own."))
         }
     }
 }

@@ -341,7 +341,7 @@ impl Actor {
         started
     }
 
-    fn try_start(&mut self, prepared: Prepared) -> Result<()> {
+    fn try_start(&mut self, mut prepared: Prepared) -> Result<()> {
         let folder = self.folder();
         let log = match self.record.started {
             None => Writer::create(&folder),
@@ -350,7 +350,7 @@ impl Actor {
         let (log, log_start) = log
             .and_then(|mut log| log.begin().map(|start| (log, start)))
             .map_err(|error| Error::io("write the command's log", &folder, &error))?;
-        let spawned = self.spawn(&prepared)?;
+        let spawned = self.spawn(&mut prepared)?;
         let record = &mut self.record;
         record.started = Some(unix_seconds());
         record.main = MainState::Pending;
@@ -362,13 +362,16 @@ impl Actor {
     }
 
     /// Spawns the VMM, and begins a new timeline with it.
-    pub(super) fn spawn(&mut self, prepared: &Prepared) -> Result<Spawned> {
+    pub(super) fn spawn(&mut self, prepared: &mut Prepared) -> Result<Spawned> {
         let gate_time = self.settings.start_timeout;
         let spawned = start::spawn(&self.settings.paths, &self.record, prepared, gate_time)?;
         let mut recorder = Recorder::new(&self.settings.clock);
         recorder.received(prepared.received_ns);
         recorder.image_ready(prepared.lookup_ns, prepared.ready_ns);
-        recorder.spawned(spawned.spawn_ns.0, spawned.spawn_ns.1);
+        match spawned.was_standby {
+            true => recorder.taken_over(spawned.spawn_ns.0, spawned.spawn_ns.1),
+            false => recorder.spawned(spawned.spawn_ns.0, spawned.spawn_ns.1),
+        }
         if matches!(prepared.beginning, Beginning::Restore(_)) {
             recorder.restored();
         }
@@ -527,7 +530,7 @@ impl Actor {
             return false;
         };
         let golden = golden.clone();
-        let Some(fallback) = running.fallback.take() else {
+        let Some(mut fallback) = running.fallback.take() else {
             return false;
         };
         let killed = running.ended.is_some_and(Ended::was_from_outside);
@@ -542,7 +545,7 @@ impl Actor {
         self.running = None;
         let booted = Writer::open(&folder)
             .map_err(|error| Error::io("write the command's log", &folder, &error))
-            .and_then(|log| Ok((self.spawn(&fallback)?, log)));
+            .and_then(|log| Ok((self.spawn(&mut fallback)?, log)));
         match booted {
             Ok((spawned, log)) => self.runs(spawned, log, *fallback),
             Err(error) => self.could_not_begin(error),

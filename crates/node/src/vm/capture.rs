@@ -7,7 +7,7 @@ use crate::vm::timeline::short;
 use jiffy_wire::agent::{Done, Request, VERSION};
 use jiffy_wire::vmm::{ControlRequest, ControlResponse, MemoryLayout};
 use std::fs::File;
-use std::io::{self, Read, Seek};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -121,14 +121,5 @@ impl Captured {
 
 /// The contents of a memfd that the VMM and we have open at once.
 fn whole(file: &OwnedFd, most: u64) -> io::Result<Vec<u8>> {
-    let mut file = File::from(file.try_clone()?);
-    let size = file.metadata()?.len();
-    if size > most {
-        let problem = format!("{size} bytes where at most {most} are expected");
-        return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
-    }
-    file.rewind()?;
-    let mut bytes = Vec::with_capacity(size as usize);
-    file.take(most).read_to_end(&mut bytes)?;
-    Ok(bytes)
+    jiffy_sys::contents::of(&File::from(file.try_clone()?), most)
 }

@@ -5,7 +5,7 @@ use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
+use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 
 /// Longest line from a VMM's control socket: a list of ranges of RAM.
@@ -16,12 +16,8 @@ const MAX_DESCRIPTORS: usize = 1024;
 
 /// Sends a VMM one command and gives its answer.
 pub async fn request(socket: &Path, request: ControlRequest) -> io::Result<ControlResponse> {
-    let stream = send(socket, request).await?;
-    let mut answer = Vec::new();
-    BufReader::new(stream.take(MAX_ANSWER as u64))
-        .read_until(b'\n', &mut answer)
-        .await?;
-    Ok(serde_json::from_slice(&answer)?)
+    let (answer, _) = request_with_descriptors(socket, request).await?;
+    Ok(answer)
 }
 
 /// Sends a VMM one command; the error is a sentence without its full stop.
@@ -61,11 +57,22 @@ pub async fn request_with_descriptors(
     Ok((serde_json::from_slice(&line)?, descriptors))
 }
 
+/// Lets a VM that is held begin. Does not wait for it: one that can't begin
+/// ends.
+pub fn begin(socket: &Path) -> io::Result<()> {
+    let mut stream = std::os::unix::net::UnixStream::connect(socket)?;
+    std::io::Write::write_all(&mut stream, &line(&ControlRequest::Begin)?)
+}
+
+fn line(request: &ControlRequest) -> io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(request)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
 async fn send(socket: &Path, request: ControlRequest) -> io::Result<UnixStream> {
     let mut stream = UnixStream::connect(socket).await?;
-    let mut line = serde_json::to_vec(&request)?;
-    line.push(b'\n');
-    stream.write_all(&line).await?;
+    stream.write_all(&line(&request)?).await?;
     Ok(stream)
 }
 

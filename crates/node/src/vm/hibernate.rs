@@ -176,7 +176,7 @@ impl Actor {
         let log = Writer::open(&folder)
             .and_then(|mut log| log.begin().map(|_| log))
             .map_err(|error| Error::io("write the command's log", &folder, &error))?;
-        let spawned = self.spawn(&prepared)?;
+        let spawned = self.spawn(&mut prepared)?;
         prepared.volumes = std::mem::take(&mut self.kept_volumes);
         self.runs(spawned, log, prepared);
         Ok(())

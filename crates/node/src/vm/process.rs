@@ -1,6 +1,7 @@
 //! The VMM's process and its events.
 
 use jiffy_wire::vmm::VmmEvent;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
@@ -101,6 +102,12 @@ impl VmmProcess {
                 Err(_) => return Ended::Unknown,
             }
         }
+    }
+
+    /// Has it not ended yet?
+    pub fn lives(&self) -> bool {
+        let mut look = [PollFd::new(self.pidfd.get_ref(), PollFlags::IN)];
+        !matches!(poll(&mut look, Some(&Timespec::default())), Ok(1..))
     }
 
     /// SIGKILL.

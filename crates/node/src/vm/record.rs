@@ -1,10 +1,11 @@
 //! A VM as it is kept on disk, `vm.json`.
 
+use crate::clock::unix_seconds;
 use crate::durable::{self, LoadError};
 use crate::images::lazy::LazyDisk;
 use jiffy_wire::agent::{Command, ExitStatus, StartError};
-use jiffy_wire::api::{ImageConfig, Origin, Vm, VmState, VolumeUse};
-use jiffy_wire::vmm::PageSize;
+use jiffy_wire::api::{ImageConfig, Origin, RootDisk, Vm, VmState, VolumeUse};
+use jiffy_wire::vmm::{DiskLimit, PageSize};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -58,6 +59,12 @@ pub struct Spec {
     /// Programs to have in memory before it is captured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub preload: Vec<String>,
+    /// The disk of its own for what it changes in its root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root_disk: Option<RootDisk>,
+    /// How fast it may use the disks of its root, each.
+    #[serde(default, skip_serializing_if = "DiskLimit::is_none")]
+    pub root_limit: DiskLimit,
     /// Its volumes are copies of its own, in its folder.
     #[serde(default, skip_serializing_if = "is_false")]
     pub own_volumes: bool,
@@ -177,6 +184,29 @@ pub struct VmRecord {
 }
 
 impl VmRecord {
+    /// A VM that was just made.
+    pub fn new(id: String, name: String, spec: Spec, cid: u32) -> VmRecord {
+        VmRecord {
+            id,
+            name,
+            spec,
+            cid,
+            created: unix_seconds(),
+            state: VmState::Created,
+            started: None,
+            ended: None,
+            pid: None,
+            main: MainState::Pending,
+            main_pid: None,
+            failure: None,
+            warnings: Vec::new(),
+            log_start: 0,
+            origin: None,
+            root: None,
+            paged: None,
+        }
+    }
+
     /// As the API shows it.
     pub fn view(&self) -> Vm {
         let spec = &self.spec;
@@ -202,6 +232,7 @@ impl VmRecord {
                 .as_ref()
                 .is_some_and(|command| command.tty.is_some()),
             disks: spec.disks.clone(),
+            root_disk: spec.root_disk.clone(),
             exposed_ports: spec.config.exposed_ports.clone(),
             labels: spec.config.labels.clone(),
             created: self.created,
@@ -244,47 +275,37 @@ impl VmRecord {
         if let Some(source) = std::error::Error::source(error) {
             message = format!("{message}: {source}");
         }
+        let spec = Spec {
+            image: String::new(),
+            config: ImageConfig::default(),
+            kernel: String::new(),
+            cpus: 0,
+            memory_mib: 0,
+            pages: PageSize::Small,
+            disks: Vec::new(),
+            command: None,
+            init: None,
+            console: false,
+            remove: false,
+            hostname: None,
+            kernel_args: None,
+            timeline: false,
+            from: None,
+            cold: false,
+            hidden: false,
+            preload: Vec::new(),
+            root_disk: None,
+            root_limit: DiskLimit::default(),
+            own_volumes: false,
+        };
         VmRecord {
-            id: id.to_owned(),
-            name: id.to_owned(),
-            spec: Spec {
-                image: String::new(),
-                config: ImageConfig::default(),
-                kernel: String::new(),
-                cpus: 0,
-                memory_mib: 0,
-                pages: PageSize::Small,
-                disks: Vec::new(),
-                command: None,
-                init: None,
-                console: false,
-                remove: false,
-                hostname: None,
-                kernel_args: None,
-                timeline: false,
-                from: None,
-                cold: false,
-                hidden: false,
-                preload: Vec::new(),
-                own_volumes: false,
-            },
-            cid: 0,
             created: 0,
             state: VmState::Exited,
-            started: None,
-            ended: None,
-            pid: None,
-            main: MainState::Pending,
-            main_pid: None,
             failure: Some(Failure {
                 message: format!("The VM's record can't be read: {message}."),
                 hint: Some(format!("Remove it with `jiffy rm {id}`.")),
             }),
-            warnings: Vec::new(),
-            log_start: 0,
-            origin: None,
-            root: None,
-            paged: None,
+            ..VmRecord::new(id.to_owned(), id.to_owned(), spec, 0)
         }
     }
 }

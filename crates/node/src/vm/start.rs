@@ -2,15 +2,18 @@
 
 use crate::clock::monotonic_ns;
 use crate::error::{Error, Result};
+use crate::golden::standby::Standby;
 use crate::names;
 use crate::pager::Serving;
 use crate::paths::Paths;
+use crate::roots;
+use crate::vm::control;
 use crate::vm::process::{Events, VmmProcess};
 use crate::vm::record::{Paged, Root, Spec, VmRecord};
 use crate::volumes::Lease;
 use jiffy_sys::spawn::{Detached, FIRST_DESCRIPTOR, spawn_detached};
-use jiffy_wire::api::Origin;
-use jiffy_wire::guest::{self, GuestConfig, Root as GuestRoot};
+use jiffy_wire::api::{Origin, VolumeUse};
+use jiffy_wire::guest::{self, DiskMount, GuestConfig};
 use jiffy_wire::vmm::{
     self, Boot, Disk, Extent, FwCfgContents, FwCfgFile, Memory, NewGeneration, Restore,
     SavedMemory, Serial, Source, VmmConfig, Vsock,
@@ -25,6 +28,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixListener;
+use tracing::debug;
 
 /// The nice value of VMs that are made for later.
 const LOW_PRIORITY: i32 = 19;
@@ -44,6 +48,8 @@ pub struct Prepared {
     pub volumes: Vec<Lease>,
     /// Boot, or what to do instead.
     pub beginning: Beginning,
+    /// A VM restored ahead that this one may become.
+    pub standby: Option<Standby>,
     /// It is for later: whoever waits for something goes first.
     pub low_priority: bool,
     /// When the request came.
@@ -123,6 +129,7 @@ impl Prepared {
                 disks: self.disks.clone(),
                 volumes: Vec::new(),
                 beginning: Beginning::Boot,
+                standby: None,
                 ..*self
             }),
             _ => None,
@@ -141,16 +148,102 @@ pub struct Spawned {
     pub listener: UnixListener,
     /// Before and after the spawn, monotonic nanoseconds.
     pub spawn_ns: (u64, u64),
+    /// It was restored ahead: what it did before this is no part of its start.
+    pub was_standby: bool,
 }
 
-/// Makes the run folder and the configuration, and spawns the VMM; a guest
-/// that is restored has so long to take on its new identity. After an error
-/// nothing runs; the caller removes the run folder.
+/// Makes the run folder and the configuration, and spawns the VMM, or takes
+/// over the standby; a guest that is restored has so long to take on its new
+/// identity. After an error nothing runs; the caller removes the run folder.
 pub fn spawn(
+    paths: &Paths,
+    record: &VmRecord,
+    prepared: &mut Prepared,
+    gate_time: Duration,
+) -> Result<Spawned> {
+    if let Some(standby) = prepared.standby.take() {
+        match take_over(paths, record, prepared, gate_time, standby) {
+            Ok(spawned) => return Ok(spawned),
+            Err(error) => {
+                debug!(vm = record.name, %error, "a standby can't be had");
+                let _ = fs::remove_dir_all(paths.vm_run(&record.id));
+            }
+        }
+    }
+    spawn_process(paths, record, prepared, gate_time, false)
+}
+
+/// Spawns a VMM that restores its VM and holds it.
+pub fn hold(
     paths: &Paths,
     record: &VmRecord,
     prepared: &Prepared,
     gate_time: Duration,
+) -> Result<Spawned> {
+    spawn_process(paths, record, prepared, gate_time, true)
+}
+
+/// Gives a VM that is held the configuration it waits for. After an error its
+/// process has ended.
+fn take_over(
+    paths: &Paths,
+    record: &VmRecord,
+    prepared: &Prepared,
+    gate_time: Duration,
+    standby: Standby,
+) -> Result<Spawned> {
+    let before = monotonic_ns();
+    let mut spawned = standby
+        .into_spawned()
+        .ok_or_else(|| Error::internal("A standby was taken twice."))?;
+    let begun = write_config(
+        paths,
+        record,
+        prepared,
+        gate_time,
+        false,
+        &mut Descriptors::default(),
+    )
+    .and_then(|_| {
+        let socket = paths.control_socket(&record.id);
+        control::begin(&socket).map_err(|error| Error::io("reach the VMM", &socket, &error))
+    });
+    if let Err(error) = begun {
+        spawned.process.kill();
+        return Err(error);
+    }
+    spawned.spawn_ns = (before, monotonic_ns());
+    spawned.was_standby = true;
+    Ok(spawned)
+}
+
+fn write_config<'a>(
+    paths: &Paths,
+    record: &VmRecord,
+    prepared: &'a Prepared,
+    gate_time: Duration,
+    hold: bool,
+    descriptors: &mut Descriptors<'a>,
+) -> Result<PathBuf> {
+    let mut vmm_config = vmm_config(paths, record, prepared, gate_time, descriptors)?;
+    if let Some(restore) = &mut vmm_config.restore {
+        restore.hold = hold;
+    }
+    let config = paths.vm(&record.id).join("vmm.json");
+    let json = serde_json::to_vec(&vmm_config).map_err(|error| {
+        Error::internal(format!("The VM's configuration can't be written: {error}."))
+    })?;
+    fs::write(&config, json)
+        .map_err(|error| Error::io("write the VM's configuration", &config, &error))?;
+    Ok(config)
+}
+
+fn spawn_process(
+    paths: &Paths,
+    record: &VmRecord,
+    prepared: &Prepared,
+    gate_time: Duration,
+    hold: bool,
 ) -> Result<Spawned> {
     let folder = paths.vm(&record.id);
     let run = paths.vm_run(&record.id);
@@ -177,13 +270,7 @@ pub fn spawn(
     let (events, their_end) =
         Events::new().map_err(|error| Error::io("make a pipe for the VMM", &folder, &error))?;
     let mut descriptors = Descriptors::new(their_end.as_fd());
-    let vmm_config = vmm_config(paths, record, prepared, gate_time, &mut descriptors)?;
-    let config = folder.join("vmm.json");
-    let json = serde_json::to_vec(&vmm_config).map_err(|error| {
-        Error::internal(format!("The VM's configuration can't be written: {error}."))
-    })?;
-    fs::write(&config, json)
-        .map_err(|error| Error::io("write the VM's configuration", &config, &error))?;
+    let config = write_config(paths, record, prepared, gate_time, hold, &mut descriptors)?;
     let log = open_log(&folder.join("vmm.log"))
         .map_err(|error| Error::io("open the VMM's log", &folder.join("vmm.log"), &error))?;
     let program = paths.vmm();
@@ -214,10 +301,12 @@ pub fn spawn(
         events,
         listener,
         spawn_ns: (before, after),
+        was_standby: false,
     })
 }
 
 /// What a VMM inherits: its events first.
+#[derive(Default)]
 struct Descriptors<'a> {
     passed: Vec<BorrowedFd<'a>>,
 }
@@ -280,11 +369,12 @@ fn vmm_config<'a>(
 ) -> Result<VmmConfig> {
     let spec = &record.spec;
     let folder = paths.vm(&record.id);
-    let guest = serde_json::to_string(&guest_config(record)).map_err(|error| {
-        Error::internal(format!(
-            "The guest's configuration can't be written: {error}."
-        ))
-    })?;
+    let guest =
+        serde_json::to_string(&guest_config(record, &prepared.root.path)).map_err(|error| {
+            Error::internal(format!(
+                "The guest's configuration can't be written: {error}."
+            ))
+        })?;
     if guest.len() > guest::MAX_CONFIG {
         return Err(Error::invalid(format!(
             "The command and its environment make {} bytes of configuration; at most {} fit.",
@@ -360,43 +450,43 @@ fn restore<'a>(
             start_main: restoring.start_main,
             deadline_ms: gate_time.as_millis().try_into().unwrap_or(u32::MAX),
         }),
-    }
-}
-
-/// The disk of a root file system.
-pub fn root_disk(path: PathBuf) -> Disk {
-    Disk {
-        path,
-        read_only: true,
-        direct: false,
-        serial: Some("root".into()),
-        ..Disk::default()
+        hold: false,
     }
 }
 
 /// The disk of a volume.
-pub fn volume_disk(name: &str, path: PathBuf, read_only: bool) -> Disk {
+pub fn volume_disk(volume: &VolumeUse, path: PathBuf) -> Disk {
     Disk {
         path,
-        read_only,
-        direct: false,
+        read_only: volume.read_only,
         // virtio gives the serial number 20 bytes.
-        serial: Some(name.chars().take(20).collect()),
+        serial: Some(volume.name.chars().take(20).collect()),
+        limit: volume.limit,
         ..Disk::default()
     }
 }
 
-fn guest_config(record: &VmRecord) -> GuestConfig {
+/// The volumes that the guest is to mount.
+fn mounts(spec: &Spec) -> Vec<DiskMount> {
+    let mount = |(index, volume): (usize, &VolumeUse)| {
+        Some(DiskMount {
+            device: roots::device(index + 1),
+            fstype: "ext4".into(),
+            mount_point: volume.mount.clone()?,
+            read_only: volume.read_only,
+        })
+    };
+    spec.disks.iter().enumerate().filter_map(mount).collect()
+}
+
+fn guest_config(record: &VmRecord, image: &Path) -> GuestConfig {
     let spec = &record.spec;
     GuestConfig {
         version: guest::VERSION,
         vm_id: record.id.clone(),
         hostname: Some(spec.hostname.clone().unwrap_or_else(|| record.name.clone())),
-        root: GuestRoot::Overlay {
-            device: "/dev/vda".into(),
-            fstype: "erofs".into(),
-            upper: None,
-        },
+        root: roots::guest_root(spec, image),
+        disks: mounts(spec),
         handover: spec.init.clone(),
         main: spec.command.clone(),
         // The node's own VMs are looked at afterwards.

@@ -36,6 +36,7 @@ pub struct Recorder {
     received: Option<u64>,
     image_ready: Option<(u64, u64)>,
     spawn: Option<(u64, u64)>,
+    standby: Option<(u64, u64)>,
     vmm: Vec<(String, u64, u64, Option<String>)>,
     marks: Vec<(u8, u64)>,
     guest: Vec<GuestSpan>,
@@ -109,8 +110,20 @@ impl Recorder {
         self.spawn = Some((start_ns, end_ns));
     }
 
+    /// A VM that was restored ahead was given its configuration. What its VMM
+    /// did before is no part of this start.
+    pub fn taken_over(&mut self, start_ns: u64, end_ns: u64) {
+        self.standby = Some((start_ns, end_ns));
+    }
+
     /// A step of the VMM.
     pub fn vmm_span(&mut self, name: String, start_ns: u64, end_ns: u64, detail: Option<String>) {
+        if self
+            .standby
+            .is_some_and(|(taken_ns, _)| start_ns < taken_ns)
+        {
+            return;
+        }
         if self.vmm.len() < MAX_GUEST {
             self.vmm.push((name, start_ns, end_ns, detail));
         }
@@ -189,6 +202,9 @@ impl Recorder {
         }
         if let Some((start, end)) = self.image_ready {
             spans.push(Span::new(Track::Node, names::IMAGE_READY, start, end));
+        }
+        if let Some((start, end)) = self.standby {
+            spans.push(Span::new(Track::Node, names::STANDBY_TAKEN, start, end));
         }
         if let Some((start, returned)) = self.spawn {
             let main = self.vmm.iter().find(|(name, ..)| name == VMM_MAIN);

@@ -11,3 +11,4 @@ mod life;
 mod room;
 mod running;
 mod snapshots;
+mod standby;

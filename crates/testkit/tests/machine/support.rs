@@ -116,13 +116,28 @@ impl Jiffy {
         output.text()
     }
 
-    /// Process ids of programs of this name in the machine.
+    /// Process ids of programs of this name in the machine, but for VMMs that
+    /// are restored ahead of a run.
     pub fn pids(&self, program: &str) -> Vec<i32> {
-        let found = self.lab.sh(&format!("pidof {program} || true"));
+        let found = self.lab.sh(&format!(
+            "for pid in $(pidof {program}); do \
+             echo $pid $(tr '\\0' ' ' < /proc/$pid/cmdline); done; true"
+        ));
         let text = found.expect("pidof runs").text();
-        text.split_whitespace()
-            .filter_map(|pid| pid.parse().ok())
+        let standbys = self.standbys();
+        text.lines()
+            .filter(|line| standbys.iter().all(|id| !line.contains(id)))
+            .filter_map(|line| line.split(' ').next()?.parse().ok())
             .collect()
+    }
+
+    /// The ids that VMs restored ahead will have. Ask after looking for what
+    /// they have: one that is taken over meanwhile is a VM.
+    fn standbys(&self) -> Vec<String> {
+        let version = self.json(&["version", "--format", "json"]);
+        let ids = version["node"]["standbys"].as_array();
+        let ids = ids.into_iter().flatten().filter_map(Value::as_str);
+        ids.map(str::to_owned).collect()
     }
 
     /// What `inspect` says of one VM.
@@ -254,19 +269,23 @@ impl Jiffy {
             lines.sort();
             lines
         };
+        let vmms = self.pids("jiffy-vmm").len();
+        // Golden snapshots come and go as the node sees fit; half-made ones
+        // and VMs that they are made of must not stay.
+        let mut files = lines(
+            "find /run/jiffy /var/lib/jiffy/vms /var/lib/jiffy/snapshots \
+             /var/lib/jiffy/golden /tmp -mindepth 1 2>/dev/null | \
+             grep -v -e '\\.log$' -e '/tests' -e '/pager.sock' -e '/golden/[0-9a-f]' || true",
+        );
+        let mut sockets = lines("grep /run/jiffy/vms /proc/net/unix || true");
+        let standbys = self.standbys();
+        for list in [&mut files, &mut sockets] {
+            list.retain(|line| standbys.iter().all(|id| !line.contains(id)));
+        }
         Traces {
-            vmms: self.pids("jiffy-vmm").len(),
-            // Golden snapshots come and go as the node sees fit; half-made ones
-            // and VMs that they are made of must not stay.
-            files: lines(
-                "find /run/jiffy /var/lib/jiffy/vms /var/lib/jiffy/snapshots \
-                 /var/lib/jiffy/golden /tmp -mindepth 1 2>/dev/null | \
-                 grep -v -e '\\.log$' -e '/tests' -e '/pager.sock' -e '/golden/[0-9a-f]' || true",
-            ),
-            sockets: self
-                .sh("grep -c /run/jiffy/vms /proc/net/unix || true")
-                .parse()
-                .expect("a number"),
+            vmms,
+            files,
+            sockets: sockets.len(),
             mounts: lines("cut -d' ' -f2 /proc/mounts"),
         }
     }

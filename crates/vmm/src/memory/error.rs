@@ -77,6 +77,9 @@ pub enum MemoryError {
     /// Huge pages come from a pool that has none for the copies.
     #[error("the memory of a VM in huge pages can't be captured")]
     HugePages,
+    /// It can't be captured; nothing was changed.
+    #[error("what the guest has written since it was last captured can't be told")]
+    Written(#[source] io::Error),
     /// RAM could not be frozen.
     #[error("the guest's memory could not be frozen")]
     Freeze(#[source] io::Error),

@@ -3,6 +3,7 @@
 use super::layers::{Layer, coarsen, union, visible};
 use super::{GuestRam, Mapped, MemoryError, whole};
 use jiffy_sys::memfd::{self, Pages};
+use jiffy_sys::pagemap::Pagemap;
 use jiffy_wire::vmm::{Extent, MemoryLayout};
 use std::fs::File;
 use std::io;
@@ -46,7 +47,7 @@ impl GuestRam {
                 seal(&file).map_err(MemoryError::Freeze)?;
             }
             Mapped::Privately => {
-                let written = self.written().map_err(MemoryError::Freeze)?;
+                let written = self.written().map_err(MemoryError::Written)?;
                 if !written.is_empty() || !backing.released.is_empty() {
                     let keep = match backing.layers.len() {
                         ..=LAYERS_MAX => backing.layers.len(),
@@ -82,8 +83,15 @@ impl GuestRam {
     /// The ranges of RAM this process has written since the last freeze, or
     /// since it mapped what was frozen elsewhere. All of it, before the first.
     pub fn written(&self) -> io::Result<Vec<Extent>> {
-        let pagemap = self.pagemap.as_ref().ok_or_else(|| {
-            io::Error::other("/proc/self/pagemap, which tells what was written, is missing")
+        // Opened for each question: at every boot, for hardly any VM is ever
+        // asked, it would be the most expensive file of all.
+        let pagemap = Pagemap::open().map_err(|error| {
+            io::Error::new(
+                error.kind(),
+                format!(
+                    "/proc/self/pagemap, which tells what was written, can't be opened: {error}"
+                ),
+            )
         })?;
         let mut written = Vec::new();
         for (address, offset, length) in self.host_parts(whole(self.size)) {

@@ -19,13 +19,13 @@ pub use freeze::Frozen;
 use jiffy_devices::GuestMemory;
 use jiffy_devices::virtio::balloon::Reclaim;
 use jiffy_sys::memfd::{self, Pages};
-use jiffy_sys::pagemap::Pagemap;
 use jiffy_sys::userfaultfd::Userfaultfd;
 use jiffy_wire::pager::Mapping;
 use jiffy_wire::vmm::{Extent, Memory, PageSize};
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use layers::{Layer, Segment, visible};
+use rustix::mm::Advice;
 use std::fs::{self, File};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,8 +49,6 @@ pub struct GuestRam {
     size: u64,
     pages: Pages,
     backing: Mutex<Backing>,
-    /// Opened before the sandbox closes; a host without it can't capture.
-    pagemap: Option<Pagemap>,
 }
 
 /// What is behind the mapping.
@@ -196,7 +194,6 @@ impl GuestRam {
                 mapped,
                 released: Vec::new(),
             }),
-            pagemap: Pagemap::open().ok(),
         })
     }
 
@@ -231,19 +228,9 @@ impl GuestRam {
     /// Lets the kernel back it with transparent huge pages, where the host
     /// offers them for shared memory: one fault instead of 512. A file's pages
     /// are then also read and mapped in such blocks, where its file system can.
-    #[allow(unsafe_code)] // madvise
     fn allow_huge_pages(&self) {
-        for region in self.memory.iter() {
-            // SAFETY: the range is our own mapping; this changes no byte. A
-            // kernel without transparent huge pages refuses, which is fine.
-            let _ = unsafe {
-                rustix::mm::madvise(
-                    region.as_ptr().cast(),
-                    region.len() as usize,
-                    rustix::mm::Advice::LinuxHugepage,
-                )
-            };
-        }
+        // A kernel without transparent huge pages refuses, which is fine.
+        let _ = self.advise(whole(self.size), Advice::LinuxHugepage);
     }
 
     fn prefault(&self) -> io::Result<()> {
@@ -272,20 +259,8 @@ impl GuestRam {
         }
     }
 
-    #[allow(unsafe_code)] // madvise
     fn populate(&self, extent: Extent) -> io::Result<()> {
-        for (address, _, length) in self.host_parts(extent) {
-            // SAFETY: the range is our own mapping; populating it changes no
-            // byte. Lack of memory is an error here, not a signal later.
-            unsafe {
-                rustix::mm::madvise(
-                    address.cast(),
-                    length as usize,
-                    rustix::mm::Advice::LinuxPopulateWrite,
-                )
-            }?;
-        }
-        Ok(())
+        self.advise(extent, Advice::LinuxPopulateWrite)
     }
 
     /// Where these ranges of the files are in the guest: `(address, length)`.
@@ -396,18 +371,18 @@ impl GuestRam {
         Ok(())
     }
 
-    #[allow(unsafe_code)] // madvise
     fn punch(&self, extent: Extent) -> io::Result<()> {
+        self.advise(extent, Advice::LinuxRemove)
+    }
+
+    /// One of the uses above: which bytes it changes is for the caller to know.
+    #[allow(unsafe_code)] // madvise
+    fn advise(&self, extent: Extent, advice: Advice) -> io::Result<()> {
         for (address, _, length) in self.host_parts(extent) {
-            // SAFETY: the range lies in our own mapping, and the guest has
-            // said that it does not need its bytes.
-            unsafe {
-                rustix::mm::madvise(
-                    address.cast(),
-                    length as usize,
-                    rustix::mm::Advice::LinuxRemove,
-                )
-            }?;
+            // SAFETY: the range lies in our own mapping, which stays as it is.
+            // Its bytes change only with `LinuxRemove`, of memory that the
+            // guest has said it does not need; nothing else refers to them.
+            unsafe { rustix::mm::madvise(address.cast(), length as usize, advice) }?;
         }
         Ok(())
     }

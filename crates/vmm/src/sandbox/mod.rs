@@ -23,6 +23,8 @@ pub enum Role {
     Vcpu,
     /// Reads and writes a disk.
     Block,
+    /// Reads a disk and asks a pager for what is missing of it.
+    BlockOnDemand,
     /// Moves bytes between vsock and Unix sockets.
     Vsock,
 }
@@ -31,6 +33,7 @@ impl From<WorkerRole> for Role {
     fn from(role: WorkerRole) -> Role {
         match role {
             WorkerRole::Block => Role::Block,
+            WorkerRole::BlockOnDemand => Role::BlockOnDemand,
             WorkerRole::Vsock => Role::Vsock,
         }
     }

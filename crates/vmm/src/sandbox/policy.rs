@@ -103,26 +103,37 @@ static VCPU: Filter = Filter::build(&[
     ],
 ]);
 
-static BLOCK: Filter = Filter::build(&[
+const DISK: &[Rule] = &[
+    call(libc::SYS_pread64),
+    call(libc::SYS_pwrite64),
+    call(libc::SYS_preadv),
+    call(libc::SYS_pwritev),
+    call(libc::SYS_preadv2),
+    call(libc::SYS_pwritev2),
+    call(libc::SYS_fallocate),
+    call(libc::SYS_fdatasync),
+    call(libc::SYS_fsync),
+    call(libc::SYS_poll),
+    call(libc::SYS_ppoll),
+    call(libc::SYS_epoll_wait),
+    call(libc::SYS_set_robust_list),
+    call(libc::SYS_rseq),
+    call(libc::SYS_prctl),
+    call(libc::SYS_sched_getaffinity),
+    call_with(libc::SYS_ioctl, 1, &[FIONBIO]),
+];
+
+static BLOCK: Filter = Filter::build(&[COMMON, DISK]);
+
+static BLOCK_ON_DEMAND: Filter = Filter::build(&[
     COMMON,
+    DISK,
     &[
-        call(libc::SYS_pread64),
-        call(libc::SYS_pwrite64),
-        call(libc::SYS_preadv),
-        call(libc::SYS_pwritev),
-        call(libc::SYS_preadv2),
-        call(libc::SYS_pwritev2),
-        call(libc::SYS_fallocate),
-        call(libc::SYS_fdatasync),
-        call(libc::SYS_fsync),
-        call(libc::SYS_poll),
-        call(libc::SYS_ppoll),
-        call(libc::SYS_epoll_wait),
-        call(libc::SYS_set_robust_list),
-        call(libc::SYS_rseq),
-        call(libc::SYS_prctl),
-        call(libc::SYS_sched_getaffinity),
-        call_with(libc::SYS_ioctl, 1, &[FIONBIO]),
+        // Asking the pager.
+        call_with(libc::SYS_socket, 0, UNIX),
+        call(libc::SYS_connect),
+        call(libc::SYS_sendto),
+        call(libc::SYS_recvfrom),
     ],
 ]);
 
@@ -198,7 +209,8 @@ static MAIN: Filter = Filter::build(&[
         call(libc::SYS_readv),
         call(libc::SYS_shutdown),
         call(libc::SYS_getsockopt),
-        // The exit record, and removing sockets.
+        // The exit record, what was written, a configuration that was waited
+        // for; and removing sockets.
         call(libc::SYS_openat),
         call(libc::SYS_fstat),
         call(libc::SYS_newfstatat),
@@ -215,6 +227,7 @@ pub fn filter(role: Role) -> &'static [libc::sock_filter] {
         Role::Main => &MAIN,
         Role::Vcpu => &VCPU,
         Role::Block => &BLOCK,
+        Role::BlockOnDemand => &BLOCK_ON_DEMAND,
         Role::Vsock => &VSOCK,
     }
     .as_slice()

@@ -10,6 +10,8 @@
 //! an outdated snapshot is never found, and it is removed when the one in its
 //! place is made.
 
+pub mod standby;
+
 use crate::clock::monotonic_ns;
 use crate::digests::Digests;
 use crate::node::Node;
@@ -20,6 +22,7 @@ use crate::vm::record::Spec;
 use crate::vm::start::{Beginning, Handle, Restoring, SavedRam, command_line};
 use crate::{cpu, spec};
 use jiffy_wire::api::{Origin, Pruned, VmState};
+use standby::{Standby, Wanted};
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -41,11 +44,18 @@ pub struct Goldens {
     index: Mutex<Index>,
     wishes: mpsc::UnboundedSender<Weak<VmHandle>>,
     last_run_ns: AtomicU64,
+    /// Most standbys at once.
+    room: usize,
+    standbys_wanted: mpsc::UnboundedSender<String>,
 }
 
 #[derive(Debug, Default)]
 struct Index {
     by_key: HashMap<String, Arc<Saved>>,
+    /// VMs restored ahead, with their keys; the one wanted last comes last.
+    standbys: Vec<(String, Standby)>,
+    /// The id of one that is being made.
+    coming: Option<String>,
     /// Kinds that can't be had, or that turned out bad: not tried again.
     hopeless: HashSet<String>,
 }
@@ -54,16 +64,20 @@ struct Index {
 pub type Wishes = mpsc::UnboundedReceiver<Weak<VmHandle>>;
 
 impl Goldens {
-    /// Those in this folder, none read yet; and what [`make_wanted`] needs.
-    pub fn new(folder: PathBuf) -> (Goldens, Wishes) {
-        let (wishes, wanted) = mpsc::unbounded_channel();
+    /// Those in this folder, none read yet, with at most so many standbys; and
+    /// what [`make_wanted`] and [`standby::keep`] need.
+    pub fn new(folder: PathBuf, room: usize) -> (Goldens, Wishes, Wanted) {
+        let (wishes, wished) = mpsc::unbounded_channel();
+        let (standbys_wanted, wanted) = mpsc::unbounded_channel();
         let goldens = Goldens {
             folder,
             index: Mutex::default(),
             wishes,
             last_run_ns: AtomicU64::new(0),
+            room,
+            standbys_wanted,
         };
-        (goldens, wanted)
+        (goldens, wished, wanted)
     }
 
     /// Reads what is on disk, and takes over the digests that were computed
@@ -147,6 +161,64 @@ impl Goldens {
         pruned
     }
 
+    // ---- standbys --------------------------------------------------------
+
+    /// A run of this kind begins: it gets the standby, if there is one, and
+    /// another is to be made.
+    pub fn take_standby(&self, key: &str) -> Option<Standby> {
+        let _ = self.standbys_wanted.send(key.to_owned());
+        let mut index = self.lock();
+        let at = index.standbys.iter().position(|(of, _)| of == key)?;
+        let (_, standby) = index.standbys.remove(at);
+        drop(index);
+        standby.lives().then_some(standby)
+    }
+
+    /// Ids of all standbys, of one that is being made too.
+    pub fn standbys(&self) -> Vec<String> {
+        let index = self.lock();
+        let ready = index.standbys.iter().map(|(_, standby)| standby.id.clone());
+        ready.chain(index.coming.clone()).collect()
+    }
+
+    /// One of this id is being made.
+    fn comes(&self, id: &str) {
+        self.lock().coming = Some(id.to_owned());
+    }
+
+    /// The snapshot to make a standby from, if there shall be one.
+    fn lacks_standby(&self, key: &str) -> Option<Arc<Saved>> {
+        let mut index = self.lock();
+        index.standbys.retain(|(_, standby)| standby.lives());
+        let has = index.standbys.iter().any(|(of, _)| of == key);
+        (self.room > 0 && !has)
+            .then(|| index.by_key.get(key).cloned())
+            .flatten()
+    }
+
+    /// Keeps a standby, unless its snapshot is gone by now; the one wanted
+    /// longest ago makes room.
+    fn keep_standby(&self, key: String, saved: &Arc<Saved>, standby: Standby) {
+        let mut index = self.lock();
+        index.coming = None;
+        let current = index.by_key.get(&key);
+        if !current.is_some_and(|current| Arc::ptr_eq(current, saved)) {
+            return;
+        }
+        index.standbys.push((key, standby));
+        if index.standbys.len() > self.room {
+            index.standbys.remove(0);
+        }
+    }
+
+    /// Ends all standbys; the snapshots stay.
+    pub async fn end_standbys(&self) {
+        let standbys = std::mem::take(&mut self.lock().standbys);
+        for (_, standby) in standbys {
+            standby.end().await;
+        }
+    }
+
     fn take(&self, which: impl Fn(&Saved) -> bool) -> Vec<(String, Arc<Saved>)> {
         let mut index = self.lock();
         let keys: Vec<String> = index
@@ -155,6 +227,7 @@ impl Goldens {
             .filter(|(_, saved)| which(saved))
             .map(|(key, _)| key.clone())
             .collect();
+        index.standbys.retain(|(of, _)| !keys.contains(of));
         keys.into_iter()
             .filter_map(|key| Some((key.clone(), index.by_key.remove(&key)?)))
             .collect()

@@ -1,0 +1,154 @@
+//! VMs restored ahead of time.
+//!
+//! Restoring a golden snapshot is most of what a run from it costs, and says
+//! nothing about that run. So for the kinds that were run last a VM is
+//! restored up to its guest's first instruction, and held there. The next run
+//! of that kind takes it over: it gets its configuration and begins.
+//!
+//! A standby is no VM yet: it has an id, a folder and a process, but no record
+//! and no name. A daemon that finds one of its predecessor's ends it, as it
+//! does with every VMM that belongs to no VM.
+
+use super::{beginning, name_of};
+use crate::clock::monotonic_ns;
+use crate::error::{Error, Result};
+use crate::names;
+use crate::node::Node;
+use crate::paths::Paths;
+use crate::roots;
+use crate::snapshots::saved::Saved;
+use crate::spec;
+use crate::vm::end::remove_folders;
+use crate::vm::record::VmRecord;
+use crate::vm::start::{self, Prepared, Spawned};
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tracing::debug;
+
+/// How long after a run began the next standby may be made: what was asked for
+/// goes first.
+const AFTER_A_RUN: Duration = Duration::from_millis(4);
+/// How often it is looked whether a VM is still starting.
+const POLL: Duration = Duration::from_millis(1);
+
+/// A VM that is restored and held.
+#[derive(Debug)]
+pub struct Standby {
+    /// The id of the VM it will be.
+    pub id: String,
+    /// Its vsock context id.
+    pub cid: u32,
+    paths: Paths,
+    spawned: Option<Spawned>,
+}
+
+/// Kinds of which a standby is wanted, by their keys.
+pub type Wanted = mpsc::UnboundedReceiver<String>;
+
+impl Standby {
+    /// Restores a VM from this snapshot, and holds it.
+    async fn make(node: &Node, saved: &Saved) -> Result<Standby> {
+        let spec = &saved.manifest.spec;
+        spec::check_room(spec.memory_mib)?;
+        let paths = node.paths();
+        let id = names::new_id();
+        let record = VmRecord::new(id.clone(), id.clone(), spec.clone(), node.new_cid());
+        let root = node.image_root(&spec.image).await?;
+        if root.digest != saved.manifest.image_digest {
+            return Err(Error::conflict("Its image was replaced."));
+        }
+        let now = monotonic_ns();
+        let prepared = Prepared {
+            kernel: node.kernel_file(&spec.kernel),
+            disks: roots::disks(&paths.vm(&id), spec, root.path.clone(), Vec::new()),
+            root,
+            volumes: Vec::new(),
+            beginning: beginning(saved, true),
+            standby: None,
+            low_priority: false,
+            received_ns: now,
+            lookup_ns: now,
+            ready_ns: now,
+        };
+        let mut standby = Standby {
+            id,
+            cid: record.cid,
+            paths: paths.clone(),
+            spawned: None,
+        };
+        node.goldens().comes(&standby.id);
+        let folder = paths.vm(&standby.id);
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&folder)
+            .map_err(|error| Error::io("make a VM's folder", &folder, &error))?;
+        standby.spawned = Some(start::hold(
+            paths,
+            &record,
+            &prepared,
+            node.start_timeout(),
+        )?);
+        Ok(standby)
+    }
+
+    /// Does its process live?
+    pub fn lives(&self) -> bool {
+        let process = self.spawned.as_ref().map(|spawned| &spawned.process);
+        process.is_some_and(|process| process.lives())
+    }
+
+    /// Ends it; nothing of it is left when this returns.
+    pub async fn end(mut self) {
+        if let Some(spawned) = self.spawned.take() {
+            end(spawned, self.paths.clone(), std::mem::take(&mut self.id)).await;
+        }
+    }
+
+    /// Its process and sockets, for whoever takes it over.
+    pub fn into_spawned(mut self) -> Option<Spawned> {
+        self.spawned.take()
+    }
+}
+
+impl Drop for Standby {
+    fn drop(&mut self) {
+        let Some(spawned) = self.spawned.take() else {
+            return;
+        };
+        let end = end(spawned, self.paths.clone(), std::mem::take(&mut self.id));
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(end);
+        }
+    }
+}
+
+async fn end(spawned: Spawned, paths: Paths, id: String) {
+    spawned.process.kill();
+    spawned.process.ended().await;
+    if let Err(error) = remove_folders(&paths, &id) {
+        debug!(id, %error, "what a standby had could not be removed");
+    }
+}
+
+/// Makes standbys that are wanted, one after the other, while no VM starts.
+pub async fn keep(node: Arc<Node>, mut wanted: Wanted) {
+    while let Some(key) = wanted.recv().await {
+        let goldens = node.goldens();
+        tokio::time::sleep(AFTER_A_RUN).await;
+        while node.is_starting() {
+            tokio::time::sleep(POLL).await;
+        }
+        let Some(saved) = goldens.lacks_standby(&key) else {
+            continue;
+        };
+        match Standby::make(&node, &saved).await {
+            Ok(standby) => goldens.keep_standby(key, &saved, standby),
+            Err(error) => {
+                debug!(golden = name_of(&saved), %error, "no VM is kept restored ahead");
+            }
+        }
+    }
+}

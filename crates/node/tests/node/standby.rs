@@ -1,0 +1,164 @@
+//! VMs restored ahead: taken over by the run they are for, never seen before
+//! that, and gone when they are of no more use.
+
+use crate::daemon::{Daemon, eventually, id_of, kill, shell, tar_of, vm, vmms};
+use jiffy_wire::api::{CreateVm, Image, Origin, Pruned, Snapshot, Vm};
+use jiffy_wire::timeline::{Timeline, names};
+
+fn says() -> CreateVm {
+    CreateVm {
+        remove: false,
+        ..vm(shell("echo $RESTORED,$HOSTNAME"))
+    }
+}
+
+/// Runs it to its end; the VM, and what it said.
+fn run(daemon: &Daemon, wanted: CreateVm) -> (Vm, String) {
+    let frames = daemon.run(wanted);
+    let id = id_of(&frames);
+    let text = frames.finish().text();
+    (daemon.vm(&id), text)
+}
+
+/// The only VMM there is, of a VM that nobody sees.
+fn standby(daemon: &Daemon) -> u32 {
+    eventually("a VM is restored ahead, and no other lives", || {
+        let lives: Vec<Vm> = daemon.get("/v1/vms").json();
+        lives.is_empty() && vmms(&daemon.data).len() == 1
+    });
+    vmms(&daemon.data)[0]
+}
+
+/// Waits until there are so many golden snapshots, and no VM of theirs.
+fn golden(daemon: &Daemon, count: usize) {
+    eventually("a golden snapshot is made", || {
+        let all: Vec<Snapshot> = daemon.get("/v1/snapshots?all=true").json();
+        all.len() == count && vmms(&daemon.data).is_empty()
+    });
+}
+
+/// A daemon with a golden snapshot and a VM restored from it.
+fn with_standby() -> Daemon {
+    let daemon = Daemon::start();
+    run(&daemon, says());
+    golden(&daemon, 1);
+    run(&daemon, says());
+    standby(&daemon);
+    daemon
+}
+
+fn timeline(daemon: &Daemon, vm: &Vm) -> Timeline {
+    daemon.get(&format!("/v1/vms/{}/timeline", vm.id)).json()
+}
+
+#[test]
+fn a_run_takes_over_the_one_that_waits() {
+    let daemon = with_standby();
+    let mut before = standby(&daemon);
+    for hostname in ["one", "two"] {
+        let named = CreateVm {
+            hostname: Some(hostname.into()),
+            ..says()
+        };
+        let (vm, text) = run(&daemon, named);
+        assert_eq!(text, format!("1,{hostname}\n"));
+        assert_eq!(vm.origin, Some(Origin::Golden));
+        let timeline = timeline(&daemon, &vm);
+        let has = |name| timeline.find(name).is_some();
+        assert!(has(names::STANDBY_TAKEN) && !has(names::VMM_SPAWNED));
+        let taken = timeline.find(names::STANDBY_TAKEN).unwrap().start_ns;
+        let received = timeline.find(names::REQUEST_RECEIVED).unwrap().start_ns;
+        assert!(received <= taken);
+        assert!(
+            timeline.spans.iter().all(|span| span.start_ns >= received),
+            "what was done ahead is no part of the run: {timeline:?}"
+        );
+        let log = std::fs::read_to_string(daemon.vm_folder(&vm.id).join("vmm.log")).unwrap();
+        assert_eq!(log.matches("fake-vmm: VM").count(), 1, "one process: {log}");
+        let next = standby(&daemon);
+        assert_ne!(next, before, "another one waits");
+        before = next;
+    }
+}
+
+#[test]
+fn one_that_died_is_not_missed() {
+    let daemon = with_standby();
+    kill(standby(&daemon));
+    eventually("it is gone", || vmms(&daemon.data).is_empty());
+    let (vm, text) = run(&daemon, says());
+    assert!(text.starts_with("1,"), "{text}");
+    assert_eq!(
+        vm.origin,
+        Some(Origin::Golden),
+        "the snapshot is as good as before"
+    );
+    assert!(timeline(&daemon, &vm).find(names::VMM_SPAWNED).is_some());
+    standby(&daemon);
+}
+
+#[test]
+fn it_ends_with_its_snapshot_its_image_and_its_daemon() {
+    let mut daemon = with_standby();
+    let pruned: Pruned = daemon.post("/v1/snapshots/prune", b"").json();
+    assert_eq!(pruned.names.len(), 1);
+    eventually("it goes with its snapshot", || {
+        vmms(&daemon.data).is_empty()
+    });
+    remove_all(&daemon);
+    daemon.nothing_left();
+
+    // A daemon that is killed can't end it; the next one does.
+    let make = |daemon: &Daemon| {
+        run(daemon, says());
+        golden(daemon, 1);
+        run(daemon, says());
+        standby(daemon)
+    };
+    let left = make(&daemon);
+    daemon.killed();
+    assert_eq!(vmms(&daemon.data), [left]);
+    daemon.up();
+    eventually("it is found and ended", || vmms(&daemon.data).is_empty());
+    run(&daemon, says());
+    standby(&daemon);
+
+    // One that ends in order takes it along.
+    daemon.shut_down();
+    assert!(vmms(&daemon.data).is_empty());
+    daemon.up();
+
+    let tar = tar_of(&[("hello", b"one")]);
+    daemon.post("/v1/images/mine", &tar).json::<Image>();
+    let mine = || CreateVm {
+        image: Some("mine".into()),
+        remove: true,
+        ..vm(shell("true"))
+    };
+    daemon.run(mine()).finish();
+    golden(&daemon, 2);
+    daemon.run(mine()).finish();
+    standby(&daemon);
+    assert_eq!(daemon.delete("/v1/images/mine").status, 204);
+    eventually("it goes with its image", || vmms(&daemon.data).is_empty());
+}
+
+fn remove_all(daemon: &Daemon) {
+    let all: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
+    for vm in all {
+        daemon.delete(&format!("/v1/vms/{}?force=true", vm.id));
+    }
+}
+
+#[test]
+fn there_is_none_if_none_is_wanted() {
+    let daemon = Daemon::with(&["--standby", "0"]);
+    run(&daemon, says());
+    golden(&daemon, 1);
+    for _ in 0..2 {
+        let (vm, _) = run(&daemon, says());
+        let timeline = timeline(&daemon, &vm);
+        assert!(timeline.find(names::STANDBY_TAKEN).is_none());
+        eventually("it ends", || vmms(&daemon.data).is_empty());
+    }
+}

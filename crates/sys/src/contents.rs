@@ -1,0 +1,50 @@
+//! The whole contents of a small file.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+
+/// Reads a file from its beginning to its end. One of more than `most` bytes is
+/// refused before anything is allocated for it. Where the descriptor stands is
+/// neither used nor changed: others may share it.
+pub fn of(file: &File, most: u64) -> io::Result<Vec<u8>> {
+    let length = file.metadata()?.len();
+    if length > most {
+        let problem = format!("it has {length} bytes where at most {most} are expected");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
+    }
+    let mut bytes = Vec::with_capacity(length as usize);
+    Positioned { file, at: 0 }
+        .take(most)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Reads from a position of its own.
+struct Positioned<'a> {
+    file: &'a File,
+    at: u64,
+}
+
+impl Read for Positioned<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read_at(buffer, self.at)?;
+        self.at += count as u64;
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Seek, Write};
+
+    #[test]
+    fn all_of_it_is_read_wherever_the_descriptor_stands() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"all of it").unwrap();
+        assert_eq!(of(&file, 9).unwrap(), b"all of it");
+        assert_eq!(file.stream_position().unwrap(), 9);
+        assert_eq!(of(&file, 8).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}

@@ -1,0 +1,93 @@
+//! A file that another process writes, mapped to be read.
+#![allow(unsafe_code)] // mmap, and memory that others change.
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::fs::File;
+use std::io;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A whole file as words of 64 bits, little-endian, read one at a time. Others
+/// may write them meanwhile. Nobody may make the file shorter: a word that is
+/// gone is a SIGBUS.
+#[derive(Debug)]
+pub struct MappedWords {
+    start: NonNull<AtomicU64>,
+    words: usize,
+}
+
+// SAFETY: the mapping is shared and only read, atomically, from any thread.
+unsafe impl Send for MappedWords {}
+// SAFETY: as above.
+unsafe impl Sync for MappedWords {}
+
+impl MappedWords {
+    /// Maps all of a file, which must have at least one word.
+    pub fn new(file: &File) -> io::Result<MappedWords> {
+        let words = usize::try_from(file.metadata()?.len() / 8).map_err(io::Error::other)?;
+        if words == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "there is not one word in the file",
+            ));
+        }
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let start = unsafe {
+            mmap(
+                ptr::null_mut(),
+                words * 8,
+                ProtFlags::READ,
+                MapFlags::SHARED,
+                file,
+                0,
+            )?
+        };
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(MappedWords { start, words })
+    }
+
+    /// How many words there are.
+    pub fn len(&self) -> usize {
+        self.words
+    }
+
+    /// There is none; never so.
+    pub fn is_empty(&self) -> bool {
+        self.words == 0
+    }
+
+    /// A word, and all that was written before it; 0 beyond the end.
+    pub fn get(&self, index: usize) -> u64 {
+        if index >= self.words {
+            return 0;
+        }
+        // SAFETY: within the mapping, which lives as long as `self`, is aligned
+        // to pages, and is only looked at through atomics.
+        let word = unsafe { self.start.add(index).as_ref() };
+        u64::from_le(word.load(Ordering::Acquire))
+    }
+}
+
+impl Drop for MappedWords {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and nothing borrowed from it lives on.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.words * 8) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn what_others_write_is_seen() {
+        let file = tempfile::tempfile().unwrap();
+        assert!(MappedWords::new(&file).is_err(), "an empty file");
+        file.set_len(24).unwrap();
+        let words = MappedWords::new(&file).unwrap();
+        assert_eq!((words.len(), words.get(1), words.get(3)), (3, 0, 0));
+        file.write_all_at(&7_u64.to_le_bytes(), 8).unwrap();
+        assert_eq!((words.get(0), words.get(1), words.get(2)), (0, 7, 0));
+    }
+}

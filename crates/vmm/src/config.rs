@@ -1,0 +1,40 @@
+//! The configuration of a VM, from its file.
+
+use jiffy_wire::vmm::{VERSION, VmmConfig};
+use std::io;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// A configuration can't be used.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The file.
+    #[error("the configuration {} can't be read", .0.display())]
+    Read(PathBuf, #[source] io::Error),
+    /// Not JSON, or not of this shape.
+    #[error("the configuration {} is not valid", .0.display())]
+    Invalid(PathBuf, #[source] serde_json::Error),
+    /// Of another release.
+    #[error("the configuration {} has version {version}, this jiffy-vmm reads version {VERSION}", path.display())]
+    Version {
+        /// Which file.
+        path: PathBuf,
+        /// What it says.
+        version: u32,
+    },
+}
+
+/// Reads it.
+pub fn read(path: &Path) -> Result<VmmConfig, ConfigError> {
+    let text = std::fs::read(path).map_err(|error| ConfigError::Read(path.into(), error))?;
+    let config: VmmConfig =
+        serde_json::from_slice(&text).map_err(|error| ConfigError::Invalid(path.into(), error))?;
+    if config.version != VERSION {
+        return Err(ConfigError::Version {
+            path: path.into(),
+            version: config.version,
+        });
+    }
+    Ok(config)
+}
