@@ -3,7 +3,7 @@
 //! OCI image specification 1.1, and Docker's schema 2, which differs in media types
 //! only. Unknown fields are left alone, as the specification wants it.
 
-use crate::error::Result;
+use crate::error::{Result, one_line};
 use crate::{Digest, Platform, RegistryError};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -144,6 +144,17 @@ pub fn parse(bytes: &[u8], media_type: &str, what: &str) -> Result<Content> {
     if media_type::DOCKER_SCHEMA_1.contains(&media_type) {
         return Err(schema_1(what));
     }
+    let is_image = [media_type::OCI_MANIFEST, media_type::DOCKER_MANIFEST].contains(&media_type);
+    let is_index = [media_type::OCI_INDEX, media_type::DOCKER_INDEX].contains(&media_type);
+    if !is_image && !is_index {
+        return Err(RegistryError::Unsupported {
+            what: what.to_owned(),
+            reason: format!(
+                "it is {:?}, neither an image nor an index",
+                one_line(media_type)
+            ),
+        });
+    }
     // A manifest that is an index too, or says another type than the registry, means
     // different things to different readers: CVE-2021-41190.
     let shape: Shape = from_json(bytes, what)?;
@@ -158,29 +169,16 @@ pub fn parse(bytes: &[u8], media_type: &str, what: &str) -> Result<Content> {
             format!("it says it is {own:?}, the registry says {media_type:?}"),
         ));
     }
-    match media_type {
-        media_type::OCI_MANIFEST | media_type::DOCKER_MANIFEST => {
-            if shape.manifests.is_some() {
-                return Err(RegistryError::damaged(
-                    what,
-                    "it is an image and an index at once",
-                ));
-            }
-            Ok(Content::Image(from_json(bytes, what)?))
-        }
-        media_type::OCI_INDEX | media_type::DOCKER_INDEX => {
-            if shape.layers.is_some() || shape.config.is_some() {
-                return Err(RegistryError::damaged(
-                    what,
-                    "it is an image and an index at once",
-                ));
-            }
-            Ok(Content::Index(from_json(bytes, what)?))
-        }
-        other => Err(RegistryError::Unsupported {
-            what: what.to_owned(),
-            reason: format!("it is {other:?}, neither an image nor an index"),
-        }),
+    if is_image && shape.manifests.is_some()
+        || is_index && (shape.layers.is_some() || shape.config.is_some())
+    {
+        let reason = "it is an image and an index at once";
+        return Err(RegistryError::damaged(what, reason));
+    }
+    if is_image {
+        Ok(Content::Image(from_json(bytes, what)?))
+    } else {
+        Ok(Content::Index(from_json(bytes, what)?))
     }
 }
 

@@ -156,7 +156,7 @@ fn an_upload_that_is_given_up_is_called_off() {
             &Descriptor::of("", &content),
             None,
             &mut Cursor::new(&content),
-            &GivesUp(Mutex::new(3)),
+            &GivesUp(Mutex::new(1)),
         )
         .unwrap_err();
     assert!(matches!(error, RegistryError::Cancelled { .. }), "{error}");

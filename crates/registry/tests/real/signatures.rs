@@ -1,1 +1,197 @@
+//! Signatures, with OpenSSL as the other one that checks them and skopeo as the other
+//! one that reads and writes them.
 
+use crate::{client, reference, registry, skopeo};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use jiffy_registry::signature::{PrivateKey, PublicKey, sign, verify};
+use jiffy_registry::testing::missing;
+use jiffy_registry::{Client, Descriptor, Digest, Reference, RegistryError, media_type};
+use std::fs;
+use std::io::Cursor;
+use std::path::Path;
+use std::process::Command;
+
+fn openssl(arguments: &[&str]) -> Vec<u8> {
+    let output = Command::new("openssl")
+        .args(arguments)
+        .output()
+        .unwrap_or_else(|error| panic!("{}", missing("openssl", &error)));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    output.stdout
+}
+
+/// A key of OpenSSL's, and the public half as it writes it.
+fn key(folder: &Path, name: &str) -> (PrivateKey, Vec<u8>) {
+    let private = openssl(&[
+        "genpkey",
+        "-algorithm",
+        "EC",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+    ]);
+    let path = folder.join(name);
+    fs::write(&path, &private).unwrap();
+    let public = openssl(&["pkey", "-pubout", "-in", path.to_str().unwrap()]);
+    (PrivateKey::from_pem(&private).unwrap(), public)
+}
+
+/// Pushes a small image.
+fn image(client: &Client, to: &Reference) -> Digest {
+    let config =
+        br#"{"os":"linux","architecture":"amd64","rootfs":{"type":"layers","diff_ids":[]}}"#;
+    let blob = Descriptor::of(media_type::OCI_CONFIG, config);
+    client
+        .upload_blob(to, &blob, None, &mut Cursor::new(config), &())
+        .unwrap();
+    let manifest = serde_json::json!({
+        "schemaVersion": 2, "mediaType": media_type::OCI_MANIFEST, "config": blob, "layers": [],
+    });
+    let manifest = manifest.to_string();
+    client
+        .put_manifest(to, media_type::OCI_MANIFEST, manifest.as_bytes(), &())
+        .unwrap()
+}
+
+/// Has skopeo keep signatures as cosign does. (Debian's neither makes nor checks them,
+/// but carries them.)
+fn attachments(folder: &Path, registries: &[&str]) -> String {
+    let path = folder.join("registries.d");
+    fs::create_dir_all(&path).unwrap();
+    let mut text = "docker:\n".to_owned();
+    for registry in registries {
+        text.push_str(&format!(
+            "  \"{registry}\":\n    use-sigstore-attachments: true\n"
+        ));
+    }
+    fs::write(path.join("all.yaml"), text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn who_signed_is_believed_by_their_key() {
+    let registry = registry();
+    let client = client();
+    let folder = tempfile::tempdir().unwrap();
+    let to = reference(&registry, "signed:1");
+    let digest = image(&client, &to);
+    let (ours, public) = key(folder.path(), "ours");
+    let (others, _) = key(folder.path(), "others");
+    let believed = PublicKey::from_pem(&public).unwrap();
+    assert_eq!(believed, ours.public());
+
+    let error = verify(&client, &to, &digest, &believed, &()).unwrap_err();
+    assert!(error.to_string().contains("nobody signed it"), "{error}");
+    sign(&client, &to, &digest, &others, &()).unwrap();
+    let error = verify(&client, &to, &digest, &believed, &()).unwrap_err();
+    assert!(error.to_string().contains("by others"), "{error}");
+    sign(&client, &to, &digest, &ours, &()).unwrap();
+    verify(&client, &to, &digest, &believed, &()).unwrap();
+    verify(&client, &to, &digest, &others.public(), &()).unwrap();
+    // Once more is no more.
+    let tag = to
+        .with_tag(&format!("sha256-{}.sig", digest.hex()))
+        .unwrap();
+    let before = client.digest(&tag, &()).unwrap();
+    sign(&client, &to, &digest, &ours, &()).unwrap();
+    assert_eq!(client.digest(&tag, &()).unwrap(), before);
+}
+
+#[test]
+fn skopeo_and_openssl_read_our_signature_and_we_what_skopeo_writes() {
+    let (registry, other) = (registry(), registry());
+    let client = client();
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let from = reference(&registry, "signed:1");
+    let digest = image(&client, &from);
+    let (ours, public) = key(folder.path(), "ours");
+    sign(&client, &from, &digest, &ours, &()).unwrap();
+    let registries = attachments(folder.path(), &[registry.host(), other.host()]);
+    let copy = |from: &str, to: &str| {
+        skopeo::run([
+            "--insecure-policy",
+            "--registries.d",
+            &registries,
+            "copy",
+            "--src-tls-verify=false",
+            "--dest-tls-verify=false",
+            from,
+            to,
+        ])
+    };
+
+    let kept = format!("dir:{}", path("kept"));
+    copy(&format!("docker://{from}"), &kept);
+    let signature = fs::read(folder.path().join("kept/signature-1")).unwrap();
+    let signature = signature.strip_prefix(b"\0sigstore-json\n").unwrap();
+    let signature: serde_json::Value = serde_json::from_slice(signature).unwrap();
+    let decoded = |text: &serde_json::Value| STANDARD.decode(text.as_str().unwrap()).unwrap();
+    let annotation = &signature["annotations"]["dev.cosignproject.cosign/signature"];
+    fs::write(path("document"), decoded(&signature["payload"])).unwrap();
+    fs::write(path("signature"), decoded(annotation)).unwrap();
+    fs::write(path("public"), &public).unwrap();
+    let said = openssl(&[
+        "dgst",
+        "-sha256",
+        "-verify",
+        &path("public"),
+        "-signature",
+        &path("signature"),
+        &path("document"),
+    ]);
+    assert_eq!(said, b"Verified OK\n");
+
+    let to = reference(&other, "elsewhere/signed:2");
+    copy(&kept, &format!("docker://{to}"));
+    let believed = PublicKey::from_pem(&public).unwrap();
+    verify(&client, &to, &digest, &believed, &()).unwrap();
+    // A second one leaves the first one good.
+    let (second, _) = key(folder.path(), "second");
+    sign(&client, &to, &digest, &second, &()).unwrap();
+    verify(&client, &to, &digest, &believed, &()).unwrap();
+    verify(&client, &to, &digest, &second.public(), &()).unwrap();
+}
+
+#[test]
+fn a_signature_of_something_else_is_none() {
+    let registry = registry();
+    let client = client();
+    let folder = tempfile::tempdir().unwrap();
+    let (ours, _) = key(folder.path(), "ours");
+    let to = reference(&registry, "moved:1");
+    let digest = image(&client, &to);
+    sign(&client, &to, &digest, &ours, &()).unwrap();
+    // Whoever may push can put a good signature under another image's name.
+    let signature = to
+        .with_tag(&format!("sha256-{}.sig", digest.hex()))
+        .unwrap();
+    let fetched = client.manifest(&signature, &()).unwrap();
+    let victim = Digest::of(b"another image");
+    let moved = to
+        .with_tag(&format!("sha256-{}.sig", victim.hex()))
+        .unwrap();
+    client
+        .put_manifest(&moved, &fetched.media_type, &fetched.bytes, &())
+        .unwrap();
+    let error = verify(&client, &to, &victim, &ours.public(), &()).unwrap_err();
+    assert!(matches!(error, RegistryError::Unsigned { .. }), "{error}");
+}
+
+#[test]
+fn keys_of_other_kinds_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for curve in ["P-384", "secp256k1"] {
+        let curve = format!("ec_paramgen_curve:{curve}");
+        let private = openssl(&["genpkey", "-algorithm", "EC", "-pkeyopt", &curve]);
+        let path = folder.path().join("key");
+        fs::write(&path, &private).unwrap();
+        let public = openssl(&["pkey", "-pubout", "-in", path.to_str().unwrap()]);
+        assert!(PublicKey::from_pem(&public).is_err());
+        assert!(PrivateKey::from_pem(&private).is_err());
+    }
+}

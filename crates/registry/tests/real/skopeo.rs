@@ -7,20 +7,13 @@ use std::process::Command;
 
 /// Runs `skopeo` with these arguments and gives its output; anything else is a failure.
 pub fn run<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> String {
-    try_run(arguments).unwrap_or_else(|error| panic!("{error}"))
-}
-
-/// The same; an error is what it said.
-pub fn try_run<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Result<String, String> {
     let output = Command::new("skopeo")
         .args(arguments)
         .output()
         .unwrap_or_else(|error| panic!("{}", missing("skopeo", &error)));
-    if output.status.success() {
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-    } else {
-        Err(String::from_utf8_lossy(&output.stderr).into_owned())
-    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "skopeo: {said}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// Copies, without a policy of signatures and without TLS.
