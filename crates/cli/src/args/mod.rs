@@ -1,16 +1,18 @@
 //! What the user may type.
 
 pub mod bench;
+pub mod disk;
 pub mod image;
 pub mod snapshot;
 mod values;
 
 pub use values::{
-    DiskUse, HugePages, KernelChoice, MachineUse, Place, TimelineOutput, disk_use, mebibytes,
-    place, signal_number, timeline_output,
+    DiskUse, HugePages, KernelChoice, MachineUse, Place, TimelineOutput, disk_limit, disk_use,
+    mebibytes, place, signal_number, timeline_output,
 };
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use jiffy_wire::vmm::DiskLimit;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -173,6 +175,9 @@ pub enum Verb {
     /// Volumes: disks that outlive VMs
     #[command(subcommand)]
     Volume(Volume),
+    /// Disks: served to other monitors
+    #[command(subcommand)]
+    Disk(disk::Disk),
     /// The Linux machine in which VMs run where there is no real KVM
     #[command(subcommand)]
     Machine(Machine),
@@ -218,10 +223,33 @@ pub struct VmOptions {
     /// A program in place of the image's entrypoint; empty for none
     #[arg(long, value_name = "PROGRAM")]
     pub entrypoint: Option<String>,
-    /// Attach a volume; with a size, it is made when missing. Repeatable:
-    /// /dev/vdb, /dev/vdc, …
-    #[arg(long, value_name = "NAME[:SIZE][:ro]", value_parser = disk_use)]
+    /// Attach a volume; with a size, it is made when missing. Options:
+    /// mount=PATH, and limits bps=50M and iops=1000. Repeatable: /dev/vdb,
+    /// /dev/vdc, …
+    #[arg(long, value_name = "NAME[:SIZE][:ro][,OPTION…]", value_parser = disk_use)]
     pub disk: Vec<DiskUse>,
+    /// Keep what the VM changes in its root on a disk of its own instead of in
+    /// its memory; it goes with the VM
+    #[arg(
+        long,
+        value_name = "SIZE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "4G",
+        value_parser = mebibytes,
+        conflicts_with = "root_copy"
+    )]
+    pub root_disk: Option<u64>,
+    /// Run on a copy of the image that shares its blocks; the image must hold a
+    /// file system that can be written to
+    #[arg(long)]
+    pub root_copy: bool,
+    /// With --root-copy: copy the image whole where no blocks can be shared
+    #[arg(long, requires = "root_copy")]
+    pub copy: bool,
+    /// Limit the use of the root's disks: bps=50M, iops=1000
+    #[arg(long, value_name = "LIMIT[,LIMIT]", value_parser = disk_limit)]
+    pub root_limit: Option<DiskLimit>,
     /// Give the VM a serial console (`jiffy logs --console`)
     #[arg(long)]
     pub console: bool,
@@ -581,6 +609,32 @@ pub enum Kernel {
 /// `jiffy volume`
 #[derive(Debug, Subcommand)]
 pub enum Volume {
+    /// Make a volume, with an ext4 file system
+    Create {
+        /// The name it gets
+        name: String,
+        /// Its size: 256, 256M, 2G (without a letter: MiB)
+        #[arg(value_parser = mebibytes)]
+        size: u64,
+        /// Leave it empty
+        #[arg(long)]
+        raw: bool,
+        /// Output: the name, or json
+        #[arg(long, value_enum, value_name = "FORMAT")]
+        format: Option<JsonFormat>,
+    },
+    /// Change the size of a volume that no VM uses. It shrinks only where
+    /// nothing was ever written
+    Resize {
+        /// Its name
+        name: String,
+        /// Its new size: 256, 256M, 2G (without a letter: MiB)
+        #[arg(value_parser = mebibytes)]
+        size: u64,
+        /// Output: the name, or json
+        #[arg(long, value_enum, value_name = "FORMAT")]
+        format: Option<JsonFormat>,
+    },
     /// List volumes
     Ls {
         /// How to show it

@@ -3,7 +3,8 @@
 use super::TimelineFormat;
 use clap::ValueEnum;
 use jiffy_wire::api::VolumeUse;
-use jiffy_wire::vmm::PageSize;
+use jiffy_wire::vmm::{DiskLimit, PageSize};
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 /// When VMs run in the machine.
@@ -73,8 +74,66 @@ pub fn mebibytes(text: &str) -> Result<u64, String> {
     }
 }
 
-/// `NAME`, `NAME:SIZE`, `NAME:ro`, `NAME:SIZE:ro`.
+/// `50`, `50K`, `50M`, `2G`: so many a second.
+fn rate(text: &str) -> Result<NonZeroU64, String> {
+    let wrong = || format!("'{text}' is no rate; write 1000, 500K, 50M or 2G");
+    let upper = text.to_ascii_uppercase();
+    let digits = upper.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let factor = match &upper[digits.len()..] {
+        "" => 1,
+        "K" => 1 << 10,
+        "M" => 1 << 20,
+        "G" => 1 << 30,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    number
+        .checked_mul(factor)
+        .and_then(NonZeroU64::new)
+        .ok_or_else(wrong)
+}
+
+/// Takes `bps=50M` or `iops=1000` in; false if it is neither.
+fn take_limit(limit: &mut DiskLimit, option: &str) -> Result<bool, String> {
+    let slot = match option.split_once('=') {
+        Some(("bps", value)) => (&mut limit.bytes_per_second, value),
+        Some(("iops", value)) => (&mut limit.operations_per_second, value),
+        _ => return Ok(false),
+    };
+    *slot.0 = Some(rate(slot.1)?);
+    Ok(true)
+}
+
+/// `bps=50M`, `iops=1000`, or both with a comma between.
+pub fn disk_limit(text: &str) -> Result<DiskLimit, String> {
+    let mut limit = DiskLimit::default();
+    for option in text.split(',') {
+        if !take_limit(&mut limit, option)? {
+            return Err(format!(
+                "'{option}' is no limit of a disk; write bps=50M (bytes a second) or iops=1000 (operations)"
+            ));
+        }
+    }
+    Ok(limit)
+}
+
+/// `NAME`, `NAME:SIZE`, `NAME:ro`, `NAME:SIZE:ro`, and options after commas.
 pub fn disk_use(text: &str) -> Result<DiskUse, String> {
+    let mut options = text.split(',');
+    let mut disk = volume_use(options.next().unwrap_or_default())?;
+    for option in options {
+        if let Some(path) = option.strip_prefix("mount=") {
+            disk.mount = Some(path.to_owned());
+        } else if !take_limit(&mut disk.limit, option)? {
+            return Err(format!(
+                "'{option}' is no option of a disk; there are mount=PATH, bps=50M and iops=1000"
+            ));
+        }
+    }
+    Ok(disk)
+}
+
+fn volume_use(text: &str) -> Result<DiskUse, String> {
     let mut parts = text.split(':');
     let name = parts.next().unwrap_or_default();
     if name.is_empty() {

@@ -4,6 +4,7 @@ mod bench;
 mod completions;
 mod context;
 mod cp;
+mod disk;
 mod doctor;
 mod exec;
 mod image;
@@ -60,6 +61,7 @@ fn perform(cli: Cli, began_ns: u64) -> Result<Outcome> {
         Verb::Push(push) => context.block_on(image::push(&context, push)),
         Verb::Commit(commit) => context.block_on(image::commit(&context, commit)),
         Verb::Volume(volume) => context.block_on(volume::volume(&context, volume)),
+        Verb::Disk(disk) => context.block_on(disk::disk(&context, disk)),
         Verb::Machine(machine) => machine::machine(&context, machine),
         Verb::Doctor(doctor) => doctor::doctor(&context, doctor),
         Verb::Bench(bench) => bench::bench(&context, bench),

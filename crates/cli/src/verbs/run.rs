@@ -13,7 +13,7 @@ use crate::session::{self, Captured, Leaving, Stdio};
 use crate::timeline::clock::on_our_clock;
 use jiffy_sys::clock::monotonic_ns;
 use jiffy_wire::agent::{Command, WindowSize};
-use jiffy_wire::api::{CreateVm, NoCommand, RunVm, Vm};
+use jiffy_wire::api::{CreateVm, NoCommand, RootDisk, RunVm, Vm};
 use jiffy_wire::timeline::{Span, Timeline, Track, names};
 use serde_json::json;
 use std::time::Duration;
@@ -260,6 +260,14 @@ async fn vm_from(client: &Client, options: VmOptions) -> Result<CreateVm> {
         memory_mib,
         pages: options.huge_pages.map(Into::into).unwrap_or_default(),
         disks: options.disk,
+        root_disk: match (options.root_disk, options.root_copy) {
+            (Some(size_mib), _) => Some(RootDisk::Layer { size_mib }),
+            (None, true) => Some(RootDisk::Copy {
+                plainly: options.copy,
+            }),
+            (None, false) => None,
+        },
+        root_limit: options.root_limit.unwrap_or_default(),
         init: options.init.map(|program| vec![program]),
         console: options.console,
         remove: options.rm,

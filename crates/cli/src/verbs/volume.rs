@@ -5,7 +5,7 @@ use super::context::{show, show_json};
 use super::vms::each;
 use crate::args::{ListFormat, Volume};
 use crate::client::encoded;
-use crate::failure::{Outcome, Result};
+use crate::failure::{Outcome, Result, report};
 use crate::render::{Table, size};
 use jiffy_wire::api;
 
@@ -13,16 +13,49 @@ use jiffy_wire::api;
 pub async fn volume(context: &Context, volume: Volume) -> Result<Outcome> {
     let client = context.client()?;
     match volume {
+        Volume::Create {
+            name,
+            size,
+            raw,
+            format,
+        } => {
+            let wanted = api::MakeVolume {
+                size_mib: size,
+                raw,
+            };
+            let path = format!("/v1/volumes/{}", encoded(&name));
+            let made: api::Volume = client.post_json(&path, &wanted).await?;
+            match format {
+                Some(_) => show_json(&made)?,
+                None => show(&format!("{name}\n"))?,
+            }
+            Ok(Outcome::Done)
+        }
+        Volume::Resize { name, size, format } => {
+            let wanted = api::ResizeVolume { size_mib: size };
+            let path = format!("/v1/volumes/{}/resize", encoded(&name));
+            let resized: api::ResizedVolume = client.post_json(&path, &wanted).await?;
+            match format {
+                Some(_) => show_json(&resized)?,
+                None => show(&format!("{name}\n"))?,
+            }
+            if let Some(note) = &resized.note {
+                report(note, None);
+            }
+            Ok(Outcome::Done)
+        }
         Volume::Ls { format } => {
             let volumes: Vec<api::Volume> = client.get("/v1/volumes").await?;
             if format == ListFormat::Json {
                 show_json(&volumes)?;
             } else {
-                let mut table = Table::new(["NAME", "SIZE", "USED BY"]);
+                let mut table = Table::new(["NAME", "SIZE", "ON DISK", "BELONGS TO", "USED BY"]);
                 for volume in &volumes {
                     table.row([
                         volume.name.clone(),
                         size(volume.size_mib.saturating_mul(1 << 20)),
+                        size(volume.disk_bytes),
+                        volume.attached_to.join(", "),
                         volume.used_by.join(", "),
                     ]);
                 }

@@ -6,6 +6,7 @@ use crate::report::Report;
 use crate::{files, syscalls};
 use alloc::{format, string::String, vec::Vec};
 use jiffy_wire::guest::DiskMount;
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount};
 use rustix::thread::{Timespec, nanosleep};
 
@@ -78,7 +79,49 @@ fn mount_disk(disk: &DiskMount, teardown: &mut Teardown, report: &mut Report) {
             )
         })
     });
-    teardown.writable_disks |= mounted.is_some() && !disk.read_only;
+    if mounted.is_none() || disk.read_only {
+        return;
+    }
+    teardown.writable_disks = true;
+    if disk.fstype == "ext4"
+        && let Err(error) = fill(&disk.device, &disk.mount_point)
+    {
+        let message = format!(
+            "{} is larger than its file system, which cannot grow: {}",
+            disk.device,
+            reason(error)
+        );
+        report.warn("disk", &message);
+    }
+}
+
+/// Lets a mounted ext4 file system have all of its disk, which may have grown
+/// since it was made.
+fn fill(device: &str, mount_point: &str) -> Result<(), Errno> {
+    /// Less is not worth a group of blocks.
+    const LEAST_BLOCKS: u64 = 1024;
+    let disk = files::open(device)?;
+    let mut superblock = [0; 1024];
+    if rustix::io::pread(&disk, &mut superblock, 1024)? != superblock.len() {
+        return Ok(());
+    }
+    let field = |offset: usize| {
+        let bytes = [0, 1, 2, 3].map(|byte| superblock[offset + byte]);
+        u64::from(u32::from_le_bytes(bytes))
+    };
+    // Documentation/filesystems/ext4/super.rst: blocks, low and high, and the
+    // size of one. With 32-bit block numbers the high half means nothing.
+    let high = match field(0x60) & 0x80 {
+        0 => 0,
+        _ => field(0x150),
+    };
+    let blocks = high << 32 | field(0x4);
+    let shift = field(0x18).min(6);
+    let wanted = syscalls::device_bytes(&disk)? / (1024 << shift);
+    if wanted < blocks.saturating_add(LEAST_BLOCKS) {
+        return Ok(());
+    }
+    syscalls::grow_ext4(&files::open(mount_point)?, wanted)
 }
 
 /// Waits until a device file exists.

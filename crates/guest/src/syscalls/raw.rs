@@ -340,3 +340,23 @@ pub fn set_read_ahead(device: &impl AsFd, sectors: usize) -> Result<()> {
     // SAFETY: takes numbers.
     checked(unsafe { syscall(number::IOCTL, [fd, BLKRASET, sectors, 0, 0]) }).map(drop)
 }
+
+/// The size of a block device, in bytes.
+pub fn device_bytes(device: &impl AsFd) -> Result<u64> {
+    const BLKGETSIZE64: usize = 0x8008_1272;
+    let fd = device.as_fd().as_raw_fd() as usize;
+    let mut bytes = 0u64;
+    let place = &raw mut bytes as usize;
+    // SAFETY: the kernel writes 8 bytes to `bytes`, which outlives the call.
+    checked(unsafe { syscall(number::IOCTL, [fd, BLKGETSIZE64, place, 0, 0]) })?;
+    Ok(bytes)
+}
+
+/// Makes a mounted ext4 file system larger, to so many blocks.
+pub fn grow_ext4(folder: &impl AsFd, blocks: u64) -> Result<()> {
+    const EXT4_IOC_RESIZE_FS: usize = 0x4008_6610;
+    let fd = folder.as_fd().as_raw_fd() as usize;
+    let place = &raw const blocks as usize;
+    // SAFETY: the kernel reads 8 bytes from `blocks`, which outlives the call.
+    checked(unsafe { syscall(number::IOCTL, [fd, EXT4_IOC_RESIZE_FS, place, 0, 0]) }).map(drop)
+}

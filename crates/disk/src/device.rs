@@ -1,0 +1,169 @@
+//! The disk as vhost-user has it.
+
+use jiffy_devices::GuestMemory;
+use jiffy_devices::virtio::block::{Backend, Executor};
+use jiffy_devices::virtio::signal::driver_wants_interrupt;
+use std::io;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
+use vhost_user_backend::{VhostUserBackend, VringMutex, VringState, VringT};
+use virtio_bindings::virtio_blk::{VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ};
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_queue::{QueueOwnedT, QueueT};
+use vm_memory::{GuestAddressSpace, GuestMemoryAtomic};
+use vmm_sys_util::epoll::EventSet;
+
+/// Guest memory as monitors share it: regions come and go.
+pub type SharedMemory = GuestMemoryAtomic<GuestMemory>;
+
+/// Largest queue a monitor may ask for.
+const QUEUE_SIZE: usize = 1024;
+/// Offset of `num_queues` in the configuration space (Virtio 1.3 §5.2.4).
+const NUM_QUEUES: u32 = 34;
+/// Most bytes of configuration that may be read (vhost-user.rst).
+const MAX_CONFIG: u32 = 256;
+
+/// A disk for one monitor. Each queue has a thread and an executor.
+pub struct Disk {
+    backend: Arc<Backend>,
+    memory: SharedMemory,
+    executors: Vec<Mutex<Executor>>,
+}
+
+impl Disk {
+    /// With so many queues.
+    pub fn new(backend: Arc<Backend>, queues: u16, memory: SharedMemory) -> Disk {
+        let executor = |_| Mutex::new(executor(&backend, true));
+        Disk {
+            executors: (0..queues).map(executor).collect(),
+            backend,
+            memory,
+        }
+    }
+
+    /// Answers all there is in a queue.
+    fn serve(&self, vring: &VringMutex, thread: usize) -> io::Result<()> {
+        let Some(executor) = self.executors.get(thread) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let mut executor = executor.lock().unwrap_or_else(PoisonError::into_inner);
+        let memory = self.memory.memory();
+        let memory: &GuestMemory = &memory;
+        let mut vring = vring.get_mut();
+        loop {
+            let queue = vring.get_queue_mut();
+            queue.disable_notification(memory).map_err(broken)?;
+            answer_all(&mut executor, &mut vring, memory)?;
+            if !vring
+                .get_queue_mut()
+                .enable_notification(memory)
+                .map_err(broken)?
+            {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn answer_all(
+    executor: &mut Executor,
+    vring: &mut VringState<SharedMemory>,
+    memory: &GuestMemory,
+) -> io::Result<()> {
+    while let Some(chain) = vring.get_queue_mut().iter(memory).map_err(broken)?.next() {
+        let head = chain.head_index();
+        let Some(written) = executor.answer(memory, chain, &mut |_| Ok(())) else {
+            return Ok(());
+        };
+        let queue = vring.get_queue_mut();
+        queue.add_used(memory, head, written).map_err(broken)?;
+        if driver_wants_interrupt(queue, memory) {
+            vring.signal_used_queue()?;
+        }
+    }
+    Ok(())
+}
+
+fn broken(error: virtio_queue::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+fn executor(backend: &Backend, write_through: bool) -> Executor {
+    // Nothing stops it in the middle but the end of its process.
+    backend.executor(Arc::new(AtomicBool::new(false)), write_through)
+}
+
+impl VhostUserBackend for Disk {
+    type Bitmap = ();
+    type Vring = VringMutex;
+
+    fn num_queues(&self) -> usize {
+        self.executors.len()
+    }
+
+    fn max_queue_size(&self) -> usize {
+        QUEUE_SIZE
+    }
+
+    fn features(&self) -> u64 {
+        self.backend.features()
+            | 1 << VIRTIO_F_VERSION_1
+            | 1 << VIRTIO_BLK_F_MQ
+            | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+    }
+
+    fn acked_features(&self, features: u64) {
+        let write_through = features & 1 << VIRTIO_BLK_F_FLUSH == 0;
+        for slot in &self.executors {
+            let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+            *slot = executor(&self.backend, write_through);
+        }
+    }
+
+    fn protocol_features(&self) -> VhostUserProtocolFeatures {
+        VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+    }
+
+    fn set_event_idx(&self, _enabled: bool) {}
+
+    fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
+        let mut bytes = vec![0; size.min(MAX_CONFIG) as usize];
+        self.backend.read_config(u64::from(offset), &mut bytes);
+        for (place, value) in (NUM_QUEUES..).zip((self.executors.len() as u16).to_le_bytes()) {
+            let index = place.checked_sub(offset).map(|index| index as usize);
+            if let Some(byte) = index.and_then(|index| bytes.get_mut(index)) {
+                *byte = value;
+            }
+        }
+        bytes
+    }
+
+    fn update_memory(&self, _memory: SharedMemory) -> io::Result<()> {
+        // It is the memory we have.
+        Ok(())
+    }
+
+    fn queues_per_thread(&self) -> Vec<u64> {
+        (0..self.executors.len()).map(|queue| 1 << queue).collect()
+    }
+
+    fn handle_event(
+        &self,
+        _event: u16,
+        events: EventSet,
+        vrings: &[VringMutex],
+        thread: usize,
+    ) -> io::Result<()> {
+        let [vring] = vrings else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        match events.contains(EventSet::IN) {
+            true => self.serve(vring, thread),
+            false => Ok(()),
+        }
+    }
+}

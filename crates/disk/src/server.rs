@@ -1,0 +1,163 @@
+//! The socket, and a process for each monitor that connects.
+
+use crate::device::Disk;
+use crate::options::Serve;
+use jiffy_devices::GuestMemory;
+use jiffy_devices::virtio::block::{Backend, BlockError, BlockOptions, RateLimit};
+use jiffy_sys::fork::{Child, Fork, fork};
+use jiffy_sys::termination::TerminationFd;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use std::io;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use thiserror::Error;
+use tracing::{info, warn};
+use vhost::vhost_user::{Error as VhostUserError, Listener};
+use vhost_user_backend::{Error as DaemonError, VhostUserDaemon};
+use vm_memory::GuestMemoryAtomic;
+
+/// A disk can't be served.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// It can't be opened.
+    #[error(transparent)]
+    Disk(#[from] BlockError),
+    /// Something that is no socket of a dead server is at its place.
+    #[error("{0:?} is there already; another server may be listening")]
+    Taken(PathBuf),
+    /// The socket can't be made.
+    #[error("the socket {0:?} can't be made: {1}")]
+    Socket(PathBuf, io::Error),
+    /// A call that should not fail.
+    #[error("{0}: {1}")]
+    System(&'static str, io::Error),
+}
+
+fn failed(what: &'static str) -> impl Fn(io::Error) -> ServeError {
+    move |error| ServeError::System(what, error)
+}
+
+/// Serves a disk until SIGTERM or SIGINT comes. This process must have one
+/// thread.
+pub fn serve(options: &Serve) -> Result<(), ServeError> {
+    let termination = TerminationFd::block().map_err(failed("signals can't be waited for"))?;
+    // Open and locked as long as this process lives, and in all it forks.
+    let backend = Arc::new(Backend::open(&BlockOptions {
+        path: options.file.clone(),
+        read_only: !options.writable,
+        direct: false,
+        id: "jiffy".to_owned(),
+        limit: RateLimit::default(),
+    })?);
+    let socket = Socket::bind(&options.socket)?;
+    info!(
+        disk = %options.file.display(),
+        bytes = backend.state().bytes,
+        socket = %options.socket.display(),
+        "serving"
+    );
+    let mut monitor: Option<Child> = None;
+    loop {
+        // While one monitor is served the others wait in the socket's queue.
+        let awaited = match &monitor {
+            None => PollFd::new(&socket.listener, PollFlags::IN),
+            Some(child) => PollFd::new(child, PollFlags::IN),
+        };
+        let mut events = [PollFd::new(&termination, PollFlags::IN), awaited];
+        match poll(&mut events, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(failed("nothing can be waited for")(error.into())),
+        }
+        let [end, happened] = events.map(|event| !event.revents().is_empty());
+        if end {
+            // What is left of a monitor's process ends when it is dropped.
+            return Ok(());
+        }
+        if !happened {
+            continue;
+        }
+        monitor = match monitor.take() {
+            Some(child) => {
+                match child.wait() {
+                    Ok(status) if status.success() => info!("the monitor has left"),
+                    Ok(status) => warn!(%status, "the monitor's process ended badly"),
+                    Err(error) => warn!(%error, "how the monitor's process ended is not known"),
+                }
+                None
+            }
+            None => match fork().map_err(failed("no process can be made for a monitor"))? {
+                Fork::Parent(child) => Some(child),
+                Fork::Child => {
+                    let code = one(&socket.listener, backend, options.queues);
+                    std::process::exit(code);
+                }
+            },
+        };
+    }
+}
+
+/// Serves the monitor that has connected; the exit status of its process.
+fn one(listener: &UnixListener, backend: Arc<Backend>, queues: u16) -> i32 {
+    let served = listener
+        .try_clone()
+        .map_err(DaemonError::StartDaemon)
+        .and_then(|listener| {
+            let memory = GuestMemoryAtomic::new(GuestMemory::new());
+            let disk = Arc::new(Disk::new(backend, queues, memory.clone()));
+            let mut daemon = VhostUserDaemon::new("disk".to_owned(), disk, memory)?;
+            daemon.start(&mut Listener::from(listener))?;
+            info!("a monitor has connected");
+            daemon.wait()
+        });
+    match served {
+        // Monitors just hang up.
+        Ok(())
+        | Err(DaemonError::HandleRequest(
+            VhostUserError::Disconnected | VhostUserError::PartialMessage,
+        )) => 0,
+        Err(error) => {
+            warn!(%error, "a monitor was turned away");
+            1
+        }
+    }
+}
+
+/// A socket that goes with this value.
+struct Socket {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Socket {
+    fn bind(path: &Path) -> Result<Socket, ServeError> {
+        let failed = |error| ServeError::Socket(path.to_owned(), error);
+        let bound = match UnixListener::bind(path) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                // What a server that was killed has left behind may go.
+                match UnixStream::connect(path) {
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                        std::fs::remove_file(path).map_err(failed)?;
+                        UnixListener::bind(path)
+                    }
+                    _ => return Err(ServeError::Taken(path.to_owned())),
+                }
+            }
+            bound => bound,
+        };
+        Ok(Socket {
+            listener: bound.map_err(failed)?,
+            path: path.to_owned(),
+        })
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            warn!(%error, "the socket could not be removed");
+        }
+    }
+}
