@@ -4,7 +4,9 @@
 use crate::client::AgentAddress;
 use crate::error::MachineError;
 use crate::options::Accelerator;
-use crate::protocol::{AGENT_PORT, API_PORT, DATA_MOUNT, Ready, TOKEN_PATH};
+use crate::protocol::{
+    AGENT_PORT, API_PORT, AUTHORITIES_PATH, DATA_MOUNT, HOST, NAME_SERVER, Ready, TOKEN_PATH,
+};
 use crate::qemu::{self, Setup};
 use crate::qmp::Control;
 use jiffy_wire::agent::Command as GuestCommand;
@@ -90,7 +92,14 @@ pub fn guest_config(role: Role) -> GuestConfig {
             "--token-file".into(),
             TOKEN_PATH.into(),
         ];
-        services.push(service("jiffyd", argv.into(), Restart::Always));
+        let mut node = service("jiffyd", argv.into(), Restart::Always);
+        // What the user calls localhost is outside.
+        node.command.env.push(format!("JIFFY_LOOPBACK={HOST}"));
+        if qemu::authorities().is_some() {
+            let file = format!("SSL_CERT_FILE={AUTHORITIES_PATH}");
+            node.command.env.push(file);
+        }
+        services.push(node);
     }
     services.push(service("agent", agent, Restart::OnFailure));
     GuestConfig {
@@ -102,9 +111,10 @@ pub fn guest_config(role: Role) -> GuestConfig {
         interfaces: vec![Interface {
             name: "eth0".into(),
             addresses: vec!["10.0.2.15/24".into()],
-            gateways: Vec::new(),
+            gateways: vec![HOST.into()],
             mtu: None,
         }],
+        name_servers: vec![NAME_SERVER.into()],
         services,
         ..GuestConfig::default()
     }

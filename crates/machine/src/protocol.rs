@@ -26,6 +26,14 @@ pub const AGENT_PORT: u16 = 7071;
 pub const TOKEN_FW_CFG_NAME: &str = "opt/jiffy/token";
 /// The same file as Linux in the machine shows it.
 pub const TOKEN_PATH: &str = "/sys/firmware/qemu_fw_cfg/by_name/opt/jiffy/token/raw";
+/// The fw_cfg file with the certificates of authorities that the host trusts.
+pub const AUTHORITIES_FW_CFG_NAME: &str = "opt/jiffy/authorities";
+/// The same file as Linux in the machine shows it.
+pub const AUTHORITIES_PATH: &str = "/sys/firmware/qemu_fw_cfg/by_name/opt/jiffy/authorities/raw";
+/// What the host's loopback is in the machine (QEMU's user network).
+pub const HOST: &str = "10.0.2.2";
+/// Who knows names there.
+pub const NAME_SERVER: &str = "10.0.2.3";
 /// Name of the virtio-serial port on which readiness is pushed.
 pub const READY_PORT: &str = "jiffy.ready";
 /// Where the data disk is mounted.

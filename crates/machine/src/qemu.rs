@@ -2,7 +2,9 @@
 
 use crate::error::MachineError;
 use crate::options::Accelerator;
-use crate::protocol::{AGENT_PORT, API_PORT, READY_PORT, TOKEN_FW_CFG_NAME};
+use crate::protocol::{
+    AGENT_PORT, API_PORT, AUTHORITIES_FW_CFG_NAME, READY_PORT, TOKEN_FW_CFG_NAME,
+};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -89,12 +91,13 @@ impl Setup {
             "-device",
             &format!("virtserialport,chardev=ready,name={READY_PORT}"),
         ]);
-        // Nothing in the machine reaches the host or its network; two ports of
-        // the machine are reached from the host's loopback.
+        // The machine's node and pager reach what the user reaches, for images
+        // come from registries; VMs in it have no network. Two ports of the
+        // machine are reached from the host's loopback.
         line.add([
             "-netdev",
             &format!(
-                "user,id=net,restrict=on,ipv6=off,hostfwd=tcp:127.0.0.1:0-:{API_PORT},\
+                "user,id=net,ipv6=off,hostfwd=tcp:127.0.0.1:0-:{API_PORT},\
                  hostfwd=tcp:127.0.0.1:0-:{AGENT_PORT}"
             ),
         ]);
@@ -112,6 +115,10 @@ impl Setup {
             &format!("name={TOKEN_FW_CFG_NAME},file="),
             &self.token_file(),
         );
+        if let Some(bundle) = authorities() {
+            line.add(["-fw_cfg"])
+                .path(&format!("name={AUTHORITIES_FW_CFG_NAME},file="), bundle);
+        }
         line.add(["-pidfile"]).path("", &self.pid_file());
         if self.daemonize {
             line.add(["-daemonize"]);
@@ -202,6 +209,16 @@ fn doubled_commas(text: &OsStr) -> OsString {
         }
     }
     OsString::from_vec(bytes)
+}
+
+/// The certificates of authorities that this host trusts, in one file.
+pub fn authorities() -> Option<&'static Path> {
+    const BUNDLES: [&str; 3] = [
+        "/etc/ssl/certs/ca-certificates.crt",
+        "/etc/pki/tls/certs/ca-bundle.crt",
+        "/etc/ssl/ca-bundle.pem",
+    ];
+    BUNDLES.iter().map(Path::new).find(|path| path.is_file())
 }
 
 /// Where QEMU is.

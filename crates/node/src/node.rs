@@ -486,6 +486,7 @@ impl Node {
         source: Option<ImageSource>,
     ) -> Result<Image> {
         let name = &self.images.new_name(name, registry)?;
+        self.let_image_go(name).await;
         self.images
             .import(name, tar, kind, source, || self.image_unused(name))
             .await
@@ -504,8 +505,16 @@ impl Node {
         Ok(image)
     }
 
+    /// Ends those VMs of an image that are there for nobody, or on their way
+    /// out.
+    pub(crate) async fn let_image_go(&self, name: &str) {
+        self.end_hidden(|spec| spec.image == name).await;
+        self.wait_for_leaving(|vm| vm.spec.image == name).await;
+    }
+
     /// Removes images that can be pulled again and that no VM needs.
     pub async fn prune_images(&self) -> Result<Pruned> {
+        self.end_hidden(|spec| spec.image.contains('/')).await;
         let pruned = self.images.prune(|name| self.image_unused(name)).await?;
         for name in &pruned.names {
             self.settings.goldens.forget_image(name);
@@ -517,8 +526,7 @@ impl Node {
     pub async fn remove_image(&self, name: &str, registry: Option<&str>) -> Result<()> {
         let found = self.images.resolve(name, registry).await?;
         let name = found.name.as_str();
-        self.end_hidden(|spec| spec.image == name).await;
-        self.wait_for_leaving(|vm| vm.spec.image == name).await;
+        self.let_image_go(name).await;
         self.images.remove(name, || self.image_unused(name)).await?;
         self.settings.goldens.forget_image(name);
         Ok(())

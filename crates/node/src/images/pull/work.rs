@@ -70,6 +70,7 @@ pub(super) async fn pull(
         Found::Made(temporary, record, fetched) => (temporary, record, fetched),
     };
     images.complete(&temporary, &record)?;
+    node.let_image_go(&name).await;
     images
         .publish(&name, temporary, || node.image_unused(&name))
         .await?;
