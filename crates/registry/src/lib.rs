@@ -1,6 +1,6 @@
 //! Images and artifacts from and to OCI registries.
 //!
-//! * [`reference`]: names of images, `HOST[:PORT]/REPO[:TAG][@DIGEST]`.
+//! * [`mod@reference`]: names of images, `HOST[:PORT]/REPO[:TAG][@DIGEST]`.
 //! * [`digest`]: SHA-256, the name of every blob.
 //! * [`manifest`]: what an image consists of; indexes of platforms.
 //! * [`platform`]: which image of an index.

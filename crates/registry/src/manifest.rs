@@ -131,6 +131,8 @@ pub struct Index {
 }
 
 /// A manifest or an index.
+// There is one at a time: its size does not matter.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     /// An image or artifact.

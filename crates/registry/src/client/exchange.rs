@@ -2,6 +2,7 @@
 
 use super::authorisation::{self, Authorisations, Key};
 use super::challenge::{self, Challenge};
+use super::failure::{broken, detail_of, refusal, unreachable};
 use super::options::{ClientOptions, PlainHttp};
 use super::push::Source;
 use super::retry::Patience;
@@ -13,7 +14,7 @@ use crate::{Descriptor, Progress, Reference, RegistryError};
 use std::collections::HashSet;
 use std::io::{self, Read, SeekFrom};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Instant;
 use ureq::http::header::{self, HeaderName, HeaderValue};
 use ureq::http::{Method, Request, Response, StatusCode};
 use ureq::{Body, SendBody};
@@ -23,9 +24,6 @@ const MOST_REDIRECTS: usize = 5;
 
 /// The largest answer of a server for tokens, bytes.
 const MAX_TOKEN: u64 = 1 << 20;
-
-/// The most that is read of an answer that tells an error, bytes.
-const MAX_ERROR: u64 = 64 << 10;
 
 /// What all clones of a client share.
 pub(super) struct Exchange {
@@ -513,136 +511,4 @@ fn challenges(answer: &Answer) -> Vec<Challenge> {
         .filter_map(|value| value.to_str().ok())
         .flat_map(challenge::parse)
         .collect()
-}
-
-/// An answer that is not a good one, as an error.
-pub(super) fn refusal(what: &str, answer: Answer) -> RegistryError {
-    let status = answer.status().as_u16();
-    let host = answer.url.authority().to_owned();
-    let retry_after = answer.header(&header::RETRY_AFTER).and_then(retry_after);
-    match status {
-        404 => RegistryError::NotFound {
-            what: what.to_owned(),
-        },
-        401 | 403 => authorisation::unauthorised(what, &host, status == 403, &detail_of(answer)),
-        _ => {
-            let detail = detail_of(answer);
-            RegistryError::Refused {
-                what: what.to_owned(),
-                host,
-                status,
-                detail: if detail.is_empty() {
-                    detail
-                } else {
-                    format!(": {detail}")
-                },
-                retry_after,
-            }
-        }
-    }
-}
-
-/// Seconds, or a date. RFC 9110 §10.2.3.
-fn retry_after(text: &str) -> Option<Duration> {
-    if let Ok(seconds) = text.trim().parse() {
-        return Some(Duration::from_secs(seconds));
-    }
-    let date = httpdate::parse_http_date(text).ok()?;
-    Some(date.duration_since(SystemTime::now()).unwrap_or_default())
-}
-
-/// A registry's own words about an error, as far as they can be had.
-fn detail_of(answer: Answer) -> String {
-    #[derive(serde::Deserialize)]
-    struct Errors {
-        #[serde(default)]
-        errors: Vec<One>,
-        details: Option<String>,
-    }
-    #[derive(serde::Deserialize)]
-    struct One {
-        #[serde(default)]
-        code: String,
-        #[serde(default)]
-        message: String,
-    }
-    let mut text = Vec::new();
-    let body = answer.response.into_body().into_reader();
-    if body.take(MAX_ERROR).read_to_end(&mut text).is_err() {
-        return String::new();
-    }
-    let Ok(errors) = serde_json::from_slice::<Errors>(&text) else {
-        return String::new();
-    };
-    let said: Vec<String> = errors
-        .errors
-        .into_iter()
-        .map(|one| match (one.code.is_empty(), one.message.is_empty()) {
-            (true, _) => one.message,
-            (_, true) => one.code,
-            _ => format!("{}: {}", one.code, one.message),
-        })
-        .chain(errors.details)
-        .collect();
-    one_line(&said.join("; "))
-}
-
-/// A connection that did not come about, or broke, as an error.
-pub(super) fn broken(what: &str, host: &str, error: ureq::Error) -> RegistryError {
-    if is_about_tls(&error) {
-        return RegistryError::Insecure {
-            what: what.to_owned(),
-            host: host.to_owned(),
-            source: cause(error),
-        };
-    }
-    match error {
-        ureq::Error::LargeResponseHeader(..) => {
-            RegistryError::protocol(what, "the answer has too long a head")
-        }
-        ureq::Error::BadUri(_) | ureq::Error::Http(_) => {
-            RegistryError::protocol(what, format!("the request can't be made: {error}"))
-        }
-        error => RegistryError::Unreachable {
-            what: what.to_owned(),
-            host: host.to_owned(),
-            source: cause(error),
-        },
-    }
-}
-
-pub(super) fn unreachable(what: &str, host: &str, why: &str) -> RegistryError {
-    RegistryError::Unreachable {
-        what: what.to_owned(),
-        host: host.to_owned(),
-        source: why.into(),
-    }
-}
-
-fn cause(error: ureq::Error) -> Box<dyn std::error::Error + Send + Sync> {
-    match error {
-        ureq::Error::Io(error) => Box::new(error),
-        ureq::Error::Timeout(_) => "nothing came or went for too long".into(),
-        ureq::Error::HostNotFound => "the host is not known".into(),
-        error => Box::new(error),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_wait_is_given_in_seconds_or_as_a_date() {
-        assert_eq!(retry_after(" 7 "), Some(Duration::from_secs(7)));
-        assert_eq!(
-            retry_after("Wed, 21 Oct 2015 07:28:00 GMT"),
-            Some(Duration::ZERO)
-        );
-        assert!(
-            retry_after("Tue, 21 Oct 2098 07:28:00 GMT").unwrap() > Duration::from_secs(86_400)
-        );
-        assert_eq!(retry_after("soon"), None);
-        assert_eq!(retry_after("-1"), None);
-    }
 }

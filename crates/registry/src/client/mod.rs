@@ -5,21 +5,26 @@
 //!
 //! * [`options`]: time limits, retries, credentials, certificates.
 //! * `exchange`: one request, with its authorisation and redirects.
-//! * `pull`, `push`: what images are fetched and sent with.
+//! * `authorisation`, `challenge`: who we are, told by password or token.
+//! * `manifests`, `blobs`: what comes from a registry; `push`: what goes there.
+//! * `transport`, `resolver`, `url`: connections, and where they lead.
+//! * `failure`, `retry`: what goes wrong, and what is tried again.
 
 mod authorisation;
+mod blobs;
 mod challenge;
 mod exchange;
+mod failure;
+mod manifests;
 pub mod options;
-mod pull;
 mod push;
 mod resolver;
 mod retry;
 mod transport;
 mod url;
 
+pub use manifests::{Fetched, Image};
 pub use options::{ClientOptions, PlainHttp, Retries};
-pub use pull::{Fetched, Image};
 pub use push::{Source, Uploaded};
 
 use crate::error::Result;

@@ -1,7 +1,8 @@
 //! Manifests and blobs to a registry.
 
+use super::blobs::blob_name;
 use super::exchange::{Call, Payload};
-use super::pull::{CONTENT_DIGEST, blob_name, check_claim};
+use super::manifests::{CONTENT_DIGEST, check_claim};
 use super::url::Url;
 use super::{Client, MAX_MANIFEST};
 use crate::error::Result;

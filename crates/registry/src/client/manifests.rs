@@ -1,0 +1,260 @@
+//! Manifests, the images they are of, and tags.
+
+use super::blobs::pull_scope;
+use super::exchange::{Call, Payload};
+use super::{Client, MAX_MANIFEST};
+use crate::error::{Result, one_line};
+use crate::manifest::{self, Content, media_type};
+use crate::{Digest, ImageManifest, Platform, Progress, Reference, RegistryError};
+use ureq::http::Method;
+use ureq::http::header::{self, HeaderName};
+
+/// The most tags that are listed.
+const MOST_TAGS: usize = 100_000;
+
+/// Where a registry says which digest it thinks a manifest has.
+pub(super) const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
+
+/// A manifest or index as it came. Its digest is that of its bytes, and the one in the
+/// reference, if there was one.
+#[derive(Clone, Debug)]
+pub struct Fetched {
+    /// The bytes, which the digest is of.
+    pub bytes: Vec<u8>,
+    /// Their media type.
+    pub media_type: String,
+    /// Their SHA-256.
+    pub digest: Digest,
+    /// What they say.
+    pub content: Content,
+}
+
+/// An image for one platform.
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// Where it came from, pinned to the digest of the image's own manifest.
+    pub reference: Reference,
+    /// The index it was chosen from, if there was one.
+    pub index: Option<Fetched>,
+    /// Its manifest.
+    pub fetched: Fetched,
+    /// The same, read.
+    pub manifest: ImageManifest,
+}
+
+impl Client {
+    /// The manifest or index a reference stands for.
+    pub fn manifest(&self, reference: &Reference, progress: &dyn Progress) -> Result<Fetched> {
+        let what = format!("manifest {reference}");
+        let (bytes, media_type) = self.inner.patience(&what, progress).until(|| {
+            let answer = self
+                .inner
+                .send(self.manifest_call(&what, reference, Method::GET))?;
+            let claimed = answer.header(&CONTENT_DIGEST).map(str::to_owned);
+            let media_type = answer.header(&header::CONTENT_TYPE).map(str::to_owned);
+            let bytes = self.inner.read_small(&what, answer, MAX_MANIFEST)?;
+            check_claim(&what, claimed.as_deref(), &Digest::of(&bytes))?;
+            Ok((bytes, media_type))
+        })?;
+        let digest = Digest::of(&bytes);
+        if let Some(wanted) = reference.digest()
+            && wanted != digest
+        {
+            let reason = format!("its digest is {digest}");
+            return Err(RegistryError::damaged(what, reason));
+        }
+        let media_type = media_type
+            .map(|text| text.split(';').next().unwrap_or_default().trim().to_owned())
+            .filter(|text| !text.is_empty() && text != "application/octet-stream")
+            .or_else(|| manifest::guess_media_type(&bytes))
+            .unwrap_or_default();
+        let content = manifest::parse(&bytes, &media_type, &what)?;
+        Ok(Fetched {
+            bytes,
+            media_type,
+            digest,
+            content,
+        })
+    }
+
+    /// The digest of the manifest or index a reference stands for now, without
+    /// fetching it if the registry says it by itself; `None` if there is none.
+    pub fn digest(&self, reference: &Reference, progress: &dyn Progress) -> Result<Option<Digest>> {
+        let what = format!("manifest {reference}");
+        let head = self.inner.patience(&what, progress).until(|| {
+            let answer = self
+                .inner
+                .send(self.manifest_call(&what, reference, Method::HEAD))?;
+            Ok(answer.header(&CONTENT_DIGEST).map(str::to_owned))
+        });
+        match head {
+            Ok(Some(claimed)) => match claimed.parse() {
+                Ok(digest) => Ok(Some(digest)),
+                Err(error) => Err(RegistryError::damaged(what, error.to_string())),
+            },
+            Ok(None) => Ok(Some(self.manifest(reference, progress)?.digest)),
+            Err(RegistryError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The image a reference stands for; of an index, the one for `platform`.
+    pub fn image(
+        &self,
+        reference: &Reference,
+        platform: &Platform,
+        progress: &dyn Progress,
+    ) -> Result<Image> {
+        let fetched = self.manifest(reference, progress)?;
+        self.image_of(reference, fetched, platform, progress)
+    }
+
+    /// The same, of a manifest or index that was fetched by the reference.
+    pub fn image_of(
+        &self,
+        reference: &Reference,
+        fetched: Fetched,
+        platform: &Platform,
+        progress: &dyn Progress,
+    ) -> Result<Image> {
+        let (index, fetched) = match &fetched.content {
+            Content::Image(_) => (None, fetched),
+            Content::Index(index) => {
+                let chosen = platform.choose(index, &reference.to_string())?.clone();
+                if chosen.size > MAX_MANIFEST {
+                    let reason = format!("its index says it has {} bytes", chosen.size);
+                    return Err(RegistryError::damaged(
+                        format!("manifest {}", chosen.digest),
+                        reason,
+                    ));
+                }
+                let image = self.manifest(&reference.with_digest(chosen.digest), progress)?;
+                (Some(fetched), image)
+            }
+        };
+        let Content::Image(manifest) = &fetched.content else {
+            return Err(RegistryError::Unsupported {
+                what: format!("manifest {reference}"),
+                reason: "it is an index in an index".to_owned(),
+            });
+        };
+        Ok(Image {
+            reference: reference.with_digest(fetched.digest),
+            manifest: manifest.clone(),
+            index,
+            fetched,
+        })
+    }
+
+    /// The tags of a repository, as the registry orders them; at most 100,000.
+    pub fn tags(&self, repository: &Reference, progress: &dyn Progress) -> Result<Vec<String>> {
+        #[derive(serde::Deserialize)]
+        struct Page {
+            tags: Option<Vec<String>>,
+        }
+        let name = format!("{}/{}", repository.registry(), repository.repository());
+        let what = format!("tags of {name}");
+        let mut tags = Vec::new();
+        let mut next = Some(self.inner.url(repository, "tags/list?n=1000"));
+        while let Some(url) = next {
+            let (page, link) = self.inner.patience(&what, progress).until(|| {
+                let answer = self.inner.send(Call {
+                    what: &what,
+                    repository,
+                    method: Method::GET,
+                    url: url.clone(),
+                    headers: Vec::new(),
+                    scopes: pull_scope(repository),
+                    payload: Payload::Nothing,
+                })?;
+                let link = answer
+                    .header(&header::LINK)
+                    .and_then(next_link)
+                    .map(str::to_owned);
+                Ok((self.inner.read_small(&what, answer, MAX_MANIFEST)?, link))
+            })?;
+            let page: Page = serde_json::from_slice(&page).map_err(|error| {
+                RegistryError::protocol(&what, format!("it is no list: {error}"))
+            })?;
+            let page = page.tags.unwrap_or_default();
+            // A last page that is followed by itself would never end.
+            let more = link.filter(|_| !page.is_empty() && tags.len() + page.len() < MOST_TAGS);
+            tags.extend(page);
+            tags.truncate(MOST_TAGS);
+            next = match more {
+                None => None,
+                Some(link) => Some(
+                    url.join(&link)
+                        .map_err(|why| RegistryError::protocol(&what, why))?,
+                ),
+            };
+        }
+        Ok(tags)
+    }
+
+    fn manifest_call<'a>(
+        &self,
+        what: &'a str,
+        reference: &'a Reference,
+        method: Method,
+    ) -> Call<'a> {
+        let mut accept = vec![
+            media_type::OCI_MANIFEST,
+            media_type::OCI_INDEX,
+            media_type::DOCKER_MANIFEST,
+            media_type::DOCKER_INDEX,
+        ];
+        // So that the registry says what it has, and we why it is refused.
+        accept.extend(media_type::DOCKER_SCHEMA_1);
+        Call {
+            what,
+            repository: reference,
+            method,
+            url: self
+                .inner
+                .url(reference, &format!("manifests/{}", reference.selector())),
+            headers: vec![(header::ACCEPT, accept.join(", "))],
+            scopes: pull_scope(reference),
+            payload: Payload::Nothing,
+        }
+    }
+}
+
+/// A registry that says another digest than the bytes have sent other bytes.
+pub(super) fn check_claim(what: &str, claimed: Option<&str>, digest: &Digest) -> Result<()> {
+    match claimed {
+        Some(claimed) if claimed.trim() != digest.to_string() => Err(RegistryError::damaged(
+            what,
+            format!(
+                "its digest is {digest}, the registry says {:?}",
+                one_line(claimed)
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// RFC 8288: `<ADDRESS>; rel="next"`.
+fn next_link(header: &str) -> Option<&str> {
+    let (address, parameters) = header.trim().strip_prefix('<')?.split_once('>')?;
+    let next = parameters
+        .split([';', ','])
+        .map(|parameter| parameter.trim().replace(['"', ' '], ""))
+        .any(|parameter| parameter.eq_ignore_ascii_case("rel=next"));
+    next.then_some(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_leads_to_the_next_page() {
+        assert_eq!(
+            next_link(r#"</v2/a/tags/list?n=2&last=b>; rel="next""#),
+            Some("/v2/a/tags/list?n=2&last=b")
+        );
+        assert_eq!(next_link("</x>; rel=prev"), None);
+        assert_eq!(next_link("/x; rel=next"), None);
+    }
+}
