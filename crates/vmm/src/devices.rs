@@ -1,6 +1,7 @@
 //! The devices of a VM: made from its configuration (or a saved state), put on
 //! the buses, and wired to KVM.
 
+use crate::disk_chunks::DiskChunks;
 use crate::error::DeviceError;
 use crate::events::Events;
 use crate::gate;
@@ -121,6 +122,11 @@ impl Devices {
             let device = match state {
                 None => Block::open(&options)?,
                 Some((_, state)) => Block::restore(&options, state)?,
+            };
+            let chunks = DiskChunks::open(disk, device.save().bytes, args.events)?;
+            let device = match chunks {
+                None => device,
+                Some(chunks) => device.on_demand(Arc::new(chunks)),
             };
             disks.push(wiring.add(device, state.map(|state| &state.0))?);
         }

@@ -133,13 +133,14 @@ impl DiskChunks {
             source,
         };
         let file = File::open(&residency.present).map_err(unreadable)?;
-        let (words, header) = map(&file)
-            .map_err(unreadable)?
-            .map_err(|source| ResidencyError::Map {
-                map: residency.present.clone(),
-                disk: disk.path.clone(),
-                source,
-            })?;
+        let (words, header) =
+            map(&file)
+                .map_err(unreadable)?
+                .map_err(|source| ResidencyError::Map {
+                    map: residency.present.clone(),
+                    disk: disk.path.clone(),
+                    source,
+                })?;
         if header.length != bytes {
             return Err(ResidencyError::Length {
                 map: residency.present.clone(),
@@ -232,6 +233,7 @@ impl DiskChunks {
                     tracing::warn!(disk = self.name, "the pager is gone; looking for another");
                     link.hang_up();
                     alone_since = Instant::now();
+                    wait(None, order, RETRY)?;
                 }
             }
         }

@@ -2,6 +2,7 @@
 
 use crate::boot::BootError;
 use crate::config::ConfigError;
+use crate::disk_chunks::ResidencyError;
 use crate::hypervisor::HypervisorError;
 use crate::memory::MemoryError;
 use crate::pager::PagerError;
@@ -93,6 +94,9 @@ pub enum DeviceError {
     /// A saved disk.
     #[error(transparent)]
     BlockRestore(#[from] block::RestoreError),
+    /// A disk that is filled on demand.
+    #[error(transparent)]
+    Residency(#[from] ResidencyError),
     /// The vsock device.
     #[error(transparent)]
     Vsock(#[from] VsockError),

@@ -18,6 +18,7 @@ const KEPT_MAX: usize = 64 << 10;
 
 /// Where events go. A reader that is slow or gone loses events; it never holds
 /// up the guest.
+#[derive(Debug)]
 pub struct Events {
     output: Option<OwnedFd>,
     kept: Mutex<Vec<u8>>,

@@ -6,7 +6,7 @@
 //! * [`config`]: what a VM is made from; [`builder`]: the steps to a VM.
 //! * [`hypervisor`]: the KVM device.
 //! * [`memory`]: guest RAM; [`layout`]: where things lie in it.
-//! * [`pager`]: RAM that a pager serves.
+//! * [`pager`]: RAM that a pager serves; [`disk_chunks`]: disks that one fills.
 //! * [`vcpu`]: vCPUs and their threads; [`irq`]: interrupt controllers.
 //! * [`devices`]: the devices, wired to KVM.
 //! * [`boot`]: kernels and boot protocols.
@@ -24,6 +24,7 @@ pub mod capture;
 pub mod config;
 pub mod control;
 pub mod devices;
+pub mod disk_chunks;
 pub mod error;
 pub mod events;
 pub mod gate;

@@ -140,6 +140,8 @@ pub trait Interrupt: Send + Sync {
 pub enum WorkerRole {
     /// Reads and writes disk files.
     Block,
+    /// Reads a disk file, and asks for what is missing of it.
+    BlockOnDemand,
     /// Moves bytes between vsock and Unix sockets.
     Vsock,
 }

@@ -16,7 +16,13 @@ fn play(test: &str, scene: &str) -> std::process::Output {
 
 #[test]
 fn each_role_can_live_and_end_in_its_sandbox() {
-    const ROLES: [Role; 4] = [Role::Main, Role::Vcpu, Role::Block, Role::Vsock];
+    const ROLES: [Role; 5] = [
+        Role::Main,
+        Role::Vcpu,
+        Role::Block,
+        Role::BlockOnDemand,
+        Role::Vsock,
+    ];
     if std::env::var_os(SCENE).is_none() {
         let output = play(
             "sandbox::tests::each_role_can_live_and_end_in_its_sandbox",
@@ -77,7 +83,13 @@ fn a_forbidden_call_is_reported_and_does_not_happen() {
 
 #[test]
 fn filters_are_small() {
-    for role in [Role::Main, Role::Vcpu, Role::Block, Role::Vsock] {
+    for role in [
+        Role::Main,
+        Role::Vcpu,
+        Role::Block,
+        Role::BlockOnDemand,
+        Role::Vsock,
+    ] {
         let length = policy::filter(role).len();
         println!("{role:?}: {length}");
         assert!(length <= 90, "{role:?}: {length} instructions");

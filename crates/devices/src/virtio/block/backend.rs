@@ -5,6 +5,7 @@ use super::config::{ConfigSpace, features};
 use super::disk::Disk;
 use super::executor::Executor;
 use super::options::{BlockError, BlockOptions, ID_BYTES};
+use super::residency::Residency;
 use super::state::BlockState;
 use crate::log_limit::LogLimit;
 use std::sync::Arc;
@@ -35,6 +36,21 @@ impl Backend {
             id: padded,
             log: Arc::default(),
         })
+    }
+
+    /// Says that parts of the disk's file are missing, before it is used.
+    ///
+    /// # Panics
+    /// If an executor of it exists already.
+    pub fn set_residency(&mut self, residency: Arc<dyn Residency>) {
+        Arc::get_mut(&mut self.disk)
+            .expect("nobody uses the disk yet")
+            .set_residency(residency);
+    }
+
+    /// Whether parts of its file may be missing.
+    pub(super) fn is_on_demand(&self) -> bool {
+        self.disk.is_on_demand()
     }
 
     /// Feature bits a driver may choose from, without the transport's.

@@ -4,6 +4,7 @@ use super::QUEUE_SIZE;
 use super::backend::Backend;
 use super::limit::Limiter;
 use super::options::{BlockError, BlockOptions};
+use super::residency::Residency;
 use super::state::{BlockState, RestoreError};
 use super::worker::Worker;
 use crate::virtio::device::{ActivateError, Activation, ActiveQueue, VirtioDevice, WorkerRole};
@@ -49,6 +50,12 @@ impl Block {
         Ok(block)
     }
 
+    /// The same disk, of whose file parts are missing. Before it is activated.
+    pub fn on_demand(mut self, residency: Arc<dyn Residency>) -> Block {
+        self.backend.set_residency(residency);
+        self
+    }
+
     /// The device's state.
     pub fn save(&self) -> BlockState {
         self.backend.state()
@@ -83,8 +90,14 @@ impl VirtioDevice for Block {
         let stop = Arc::new(AtomicBool::new(false));
         let returned = Arc::new(Mutex::new(None));
         let write_through = activation.features & (1 << VIRTIO_BLK_F_FLUSH) == 0;
+        let mut executor = self.backend.executor(stop.clone(), write_through);
+        let mut role = WorkerRole::Block;
+        if self.backend.is_on_demand() {
+            executor.listen_to(doorbell.try_clone().map_err(ActivateError::Worker)?);
+            role = WorkerRole::BlockOnDemand;
+        }
         let worker = Worker {
-            executor: self.backend.executor(stop.clone(), write_through),
+            executor,
             limiter: self.limiter.clone(),
             memory: activation.memory,
             interrupt: activation.interrupt,
@@ -99,7 +112,7 @@ impl VirtioDevice for Block {
         };
         let thread = activation
             .workers
-            .spawn(WorkerRole::Block, "block", Box::new(body))
+            .spawn(role, "block", Box::new(body))
             .map_err(ActivateError::Worker)?;
         self.running = Some(Running {
             stop,

@@ -4,6 +4,7 @@ use super::SECTOR;
 use super::bounce::Bounce;
 use super::options::{BlockError, BlockOptions};
 use super::request::Segment;
+use super::residency::{Residency, StopOrder};
 use super::vectored::{Direction, Vectors};
 use crate::GuestMemory;
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, StatxFlags};
@@ -13,7 +14,7 @@ use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use vm_memory::GuestAddress;
 
 /// Linux 6.1: which alignment direct I/O needs. Not among rustix's names.
@@ -30,6 +31,8 @@ pub(super) struct Disk {
     block_size: u32,
     /// What host memory must be aligned to; 1 without direct I/O.
     memory_alignment: usize,
+    /// Knows what of the file is there, if not all is.
+    residency: Option<Arc<dyn Residency>>,
 }
 
 /// Most bytes moved before the order to stop is looked for; a multiple of
@@ -39,7 +42,7 @@ pub(super) const PIECE_BYTES: usize = 4 << 20;
 
 /// What one thread uses for its transfers.
 pub(super) struct Scratch {
-    stop: Arc<AtomicBool>,
+    pub(super) order: StopOrder,
     vectors: Vectors,
     bounce: Bounce,
     piece: Vec<Segment>,
@@ -50,7 +53,7 @@ impl Scratch {
     /// is set.
     pub(super) fn new(stop: Arc<AtomicBool>) -> Scratch {
         Scratch {
-            stop,
+            order: stop.into(),
             vectors: Vectors::default(),
             bounce: Bounce::default(),
             piece: Vec::new(),
@@ -59,7 +62,7 @@ impl Scratch {
 
     /// An error if the order to stop has come.
     pub(super) fn go_on(&self) -> io::Result<()> {
-        match self.stop.load(Ordering::SeqCst) {
+        match self.order.has_come() {
             true => Err(io::ErrorKind::Interrupted.into()),
             false => Ok(()),
         }
@@ -95,7 +98,18 @@ impl Disk {
             read_only: options.read_only,
             block_size,
             memory_alignment,
+            residency: None,
         })
+    }
+
+    /// Has what is missing of the file filled before it is read.
+    pub(super) fn set_residency(&mut self, residency: Arc<dyn Residency>) {
+        self.residency = Some(residency);
+    }
+
+    /// Whether parts of the file may be missing.
+    pub(super) fn is_on_demand(&self) -> bool {
+        self.residency.is_some()
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -149,6 +163,7 @@ impl Disk {
         bytes: u64,
     ) -> io::Result<()> {
         if bytes <= PIECE_BYTES as u64 {
+            self.have(scratch, direction, offset, bytes)?;
             return self.transfer_piece(scratch, direction, memory, segments, offset);
         }
         let mut piece = std::mem::take(&mut scratch.piece);
@@ -157,14 +172,35 @@ impl Disk {
             consumed: 0,
         };
         let mut result = Ok(());
+        let end = offset + bytes;
         while result.is_ok() && rest.next_piece(&mut piece) {
+            let bytes = (end - offset).min(PIECE_BYTES as u64);
             result = scratch
                 .go_on()
+                .and_then(|()| self.have(scratch, direction, offset, bytes))
                 .and_then(|()| self.transfer_piece(scratch, direction, memory, &piece, offset));
             offset += PIECE_BYTES as u64;
         }
         scratch.piece = piece;
         result
+    }
+
+    /// Has what is to be read in the file.
+    fn have(
+        &self,
+        scratch: &Scratch,
+        direction: Direction,
+        offset: u64,
+        bytes: u64,
+    ) -> io::Result<()> {
+        let Some(residency) = &self.residency else {
+            return Ok(());
+        };
+        let bytes = offset..offset + bytes;
+        if direction == Direction::Write || residency.is_present(&bytes) {
+            return Ok(());
+        }
+        residency.fetch(&bytes, &scratch.order)
     }
 
     fn transfer_piece(

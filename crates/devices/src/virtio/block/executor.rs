@@ -13,6 +13,7 @@ use std::sync::atomic::AtomicBool;
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
 use virtio_queue::DescriptorChain;
 use vm_memory::{Bytes, GuestAddress};
+use vmm_sys_util::eventfd::EventFd;
 
 /// What one thread carries out requests with.
 pub struct Executor {
@@ -42,6 +43,12 @@ impl Executor {
             buffers: Buffers::default(),
             scratch: Scratch::new(stop),
         }
+    }
+
+    /// Lets the order to stop be heard by who waits for missing bytes: it comes
+    /// with a ring of `bell`.
+    pub(super) fn listen_to(&mut self, bell: EventFd) {
+        self.scratch.order.set_bell(bell);
     }
 
     /// Carries out one request; the number of bytes written to the guest, or

@@ -4,6 +4,7 @@
 //! * [`backend`]: a disk without a transport, for other servers of it too.
 //! * [`options`]: which file, and how; what can be wrong with it.
 //! * [`limit`]: how fast a guest may use it.
+//! * [`residency`]: disks whose file is filled as it is read.
 //! * [`state`]: what a snapshot keeps.
 //! * `config`: the configuration space.
 //! * `request`: requests as guest memory has them, checked.
@@ -22,6 +23,7 @@ pub mod executor;
 pub mod limit;
 pub mod options;
 mod request;
+pub mod residency;
 pub mod state;
 mod vectored;
 mod worker;
@@ -34,6 +36,7 @@ pub use device::Block;
 pub use executor::Executor;
 pub use limit::{Cost, RateLimit};
 pub use options::{BlockError, BlockOptions, ID_BYTES};
+pub use residency::{Residency, StopOrder};
 pub use state::{BlockState, RestoreError};
 
 /// Bytes of the unit in which the protocol counts (Virtio 1.3 §5.2.4).

@@ -3,6 +3,7 @@
 mod driver;
 mod large;
 mod malformed;
+mod on_demand;
 mod opening;
 mod properties;
 mod requests;

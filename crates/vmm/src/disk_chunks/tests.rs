@@ -1,0 +1,270 @@
+use super::*;
+use jiffy_devices::virtio::block::StopOrder;
+use jiffy_wire::vmm;
+use std::fs::{self, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::AtomicBool;
+use std::thread;
+
+const CHUNK: u64 = 64 << 10;
+const CHUNKS: u64 = 130;
+
+/// A cache's folder, and a pager of the test's own.
+struct Bench {
+    folder: tempfile::TempDir,
+    listener: Option<UnixListener>,
+    told: Option<File>,
+    events: Arc<Events>,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let folder = tempfile::tempdir().unwrap();
+        let header = MapHeader {
+            unit: CHUNK as u32,
+            length: CHUNKS * CHUNK,
+            tail: CHUNKS * CHUNK,
+            image: [3; 16],
+            boot: [0; 16],
+        };
+        let mut map = header.encode().to_vec();
+        map.resize(header.file_bytes() as usize, 0);
+        fs::write(folder.path().join("present"), map).unwrap();
+        let (told, teller) = rustix::pipe::pipe().unwrap();
+        Bench {
+            listener: Some(UnixListener::bind(folder.path().join("sock")).unwrap()),
+            folder,
+            told: Some(told.into()),
+            events: Arc::new(Events::new(Some(File::from(teller))).unwrap()),
+        }
+    }
+
+    fn disk(&self) -> vmm::Disk {
+        vmm::Disk {
+            path: self.folder.path().join("contents"),
+            read_only: true,
+            serial: Some("root".into()),
+            residency: Some(vmm::Residency {
+                present: self.folder.path().join("present"),
+                pager_socket: self.folder.path().join("sock"),
+            }),
+            ..vmm::Disk::default()
+        }
+    }
+
+    fn open(&self) -> DiskChunks {
+        DiskChunks::open(&self.disk(), CHUNKS * CHUNK, &self.events)
+            .unwrap()
+            .expect("not all is there")
+    }
+
+    /// Sets bits as a pager does.
+    fn set(&self, chunks: Range<u64>) {
+        set(&self.folder.path().join("present"), chunks);
+    }
+
+    fn told(&mut self) -> String {
+        self.events = Arc::new(Events::new(None).unwrap());
+        let mut lines = BufReader::new(self.told.take().unwrap()).lines();
+        lines.next().unwrap().unwrap()
+    }
+}
+
+fn set(map: &Path, chunks: Range<u64>) {
+    let file = OpenOptions::new().read(true).write(true).open(map).unwrap();
+    for chunk in chunks {
+        let at = MAP_HEADER as u64 + chunk / 8;
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] | 1 << (chunk % 8)], at)
+            .unwrap();
+    }
+}
+
+fn hear(stream: &UnixStream) -> Option<ChunkRequest> {
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).ok()?;
+    serde_json::from_str(&line).ok()
+}
+
+fn say(mut stream: &UnixStream, answer: &ChunkAnswer) {
+    let mut line = serde_json::to_vec(answer).unwrap();
+    line.push(b'\n');
+    stream.write_all(&line).unwrap();
+}
+
+fn no_order() -> StopOrder {
+    StopOrder::from(Arc::new(AtomicBool::new(false)))
+}
+
+#[test]
+fn what_is_there_is_told_by_the_bits() {
+    let bench = Bench::new();
+    let chunks = bench.open();
+    bench.set(1..2);
+    bench.set(60..70);
+    assert!(chunks.is_present(&(CHUNK..2 * CHUNK)));
+    assert!(chunks.is_present(&(CHUNK + 7..CHUNK + 8)));
+    assert!(!chunks.is_present(&(CHUNK..2 * CHUNK + 1)));
+    assert!(!chunks.is_present(&(CHUNK - 1..CHUNK + 1)));
+    assert!(chunks.is_present(&(60 * CHUNK..70 * CHUNK)));
+    assert!(!chunks.is_present(&(60 * CHUNK..70 * CHUNK + 1)));
+    assert!(!chunks.is_present(&(0..CHUNKS * CHUNK)));
+    bench.set(0..CHUNKS);
+    assert!(chunks.is_present(&(0..CHUNKS * CHUNK)));
+    let full = DiskChunks::open(&bench.disk(), CHUNKS * CHUNK, &bench.events);
+    assert!(full.unwrap().is_none(), "it needs no pager");
+}
+
+#[test]
+fn hostile_maps_are_refused() {
+    let bench = Bench::new();
+    let path = bench.folder.path().join("present");
+    let good = fs::read(&path).unwrap();
+    let refused = |bytes: &[u8]| {
+        fs::write(&path, bytes).unwrap();
+        let opened = DiskChunks::open(&bench.disk(), CHUNKS * CHUNK, &bench.events);
+        crate::error::sentence(&opened.unwrap_err())
+    };
+    for cut in [0, 7, MAP_HEADER - 1, MAP_HEADER, good.len() - 1] {
+        assert!(refused(&good[..cut]).contains("present"), "{cut}");
+    }
+    for bit in 0..MAP_HEADER * 8 {
+        let mut bad = good.clone();
+        bad[bit / 8] ^= 1 << (bit % 8);
+        refused(&bad);
+    }
+    fs::write(&path, &good).unwrap();
+    let other = DiskChunks::open(&bench.disk(), CHUNK, &bench.events).unwrap_err();
+    assert!(matches!(other, ResidencyError::Length { .. }), "{other}");
+    let writable = vmm::Disk {
+        read_only: false,
+        ..bench.disk()
+    };
+    let error = DiskChunks::open(&writable, CHUNKS * CHUNK, &bench.events).unwrap_err();
+    assert!(error.to_string().contains("must be read-only"));
+}
+
+#[test]
+fn the_pager_is_asked_and_its_answer_waited_for() {
+    let mut bench = Bench::new();
+    let chunks = bench.open();
+    let listener = bench.listener.take().unwrap();
+    let map = bench.folder.path().join("present");
+    let pager = thread::spawn(move || {
+        let stream = listener.accept().unwrap().0;
+        let first = hear(&stream).unwrap();
+        assert_eq!((first.offset, first.length), (5 * CHUNK, 4096));
+        set(&map, 5..6);
+        // What was given up is passed over.
+        say(&stream, &ChunkAnswer::Present { id: 77 });
+        say(&stream, &ChunkAnswer::Present { id: first.id });
+        let second = hear(&stream).unwrap();
+        say(
+            &stream,
+            &ChunkAnswer::Unavailable {
+                id: second.id,
+                chunk: Some(9),
+                sentence: "chunk 9 is at nobody's".into(),
+            },
+        );
+        let third = hear(&stream).unwrap();
+        say(&stream, &ChunkAnswer::Present { id: third.id });
+        let fourth = hear(&stream).unwrap();
+        assert!(fourth.id > third.id);
+        (&stream).write_all(b"{\"failed\":\"what?\"}\n").unwrap();
+    });
+    let order = no_order();
+    chunks
+        .fetch(&(5 * CHUNK..5 * CHUNK + 4096), &order)
+        .unwrap();
+    let error = chunks.fetch(&(9 * CHUNK..10 * CHUNK), &order).unwrap_err();
+    assert_eq!(error.to_string(), "chunk 9 is at nobody's");
+    let error = chunks.fetch(&(11 * CHUNK..12 * CHUNK), &order).unwrap_err();
+    assert!(error.to_string().contains("it is not"), "a lie: {error}");
+    let error = chunks.fetch(&(12 * CHUNK..13 * CHUNK), &order).unwrap_err();
+    assert!(error.to_string().contains("protocol"), "{error}");
+    pager.join().unwrap();
+    drop(chunks);
+    let told = bench.told();
+    for part in ["disk.chunk_unavailable", "disk root", "chunk 9", "nobody's"] {
+        assert!(told.contains(part), "{told}");
+    }
+}
+
+#[test]
+fn a_pager_that_dies_is_asked_again_when_there_is_another() {
+    let mut bench = Bench::new();
+    let chunks = bench.open();
+    let listener = bench.listener.take().unwrap();
+    let socket = bench.folder.path().join("sock");
+    let map = bench.folder.path().join("present");
+    let pagers = thread::spawn(move || {
+        let stream = listener.accept().unwrap().0;
+        hear(&stream).unwrap();
+        // Killed, and its socket with it.
+        fs::remove_file(&socket).unwrap();
+        drop((listener, stream));
+        let listener = UnixListener::bind(&socket).unwrap();
+        let stream = listener.accept().unwrap().0;
+        let request = hear(&stream).unwrap();
+        assert_eq!(request.offset, CHUNK);
+        set(&map, 1..2);
+        say(&stream, &ChunkAnswer::Present { id: request.id });
+    });
+    chunks.fetch(&(CHUNK..2 * CHUNK), &no_order()).unwrap();
+    pagers.join().unwrap();
+}
+
+#[test]
+fn without_a_pager_a_read_fails_in_the_end_and_what_is_there_does_not() {
+    let mut bench = Bench::new();
+    bench.listener = None;
+    let chunks = bench.open();
+    bench.set(0..1);
+    assert!(chunks.is_present(&(0..CHUNK)));
+    let error = chunks.fetch(&(CHUNK..2 * CHUNK), &no_order()).unwrap_err();
+    assert!(error.to_string().contains("can't be reached"), "{error}");
+}
+
+#[test]
+fn the_order_to_stop_ends_the_waiting() {
+    let mut bench = Bench::new();
+    let chunks = bench.open();
+    let listener = bench.listener.take().unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let order = StopOrder::from(stop.clone());
+    let pager = thread::spawn(move || {
+        let stream = listener.accept().unwrap().0;
+        let request = hear(&stream).unwrap();
+        stop.store(true, Ordering::SeqCst);
+        // It is done anew later, on the same connection.
+        let again = hear(&stream).unwrap();
+        assert_eq!(
+            (again.offset, again.length),
+            (request.offset, request.length)
+        );
+        say(
+            &stream,
+            &ChunkAnswer::Unavailable {
+                id: request.id,
+                chunk: None,
+                sentence: "the old one".into(),
+            },
+        );
+        say(
+            &stream,
+            &ChunkAnswer::Unavailable {
+                id: again.id,
+                chunk: None,
+                sentence: "the new one".into(),
+            },
+        );
+    });
+    let error = chunks.fetch(&(0..4096), &order).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::Interrupted);
+    let error = chunks.fetch(&(0..4096), &no_order()).unwrap_err();
+    assert_eq!(error.to_string(), "the new one");
+    pager.join().unwrap();
+}
