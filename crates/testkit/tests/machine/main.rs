@@ -3,6 +3,7 @@
 
 mod crashes;
 mod devices;
+mod disks;
 mod endurance;
 mod files;
 mod forks;

@@ -1,0 +1,113 @@
+//! A hostile monitor harms its own connection and no more.
+
+use super::client::*;
+use jiffy_devices::virtio::testing::Buffer;
+use std::io::Write;
+use std::os::fd::AsFd;
+
+/// The server still serves.
+fn goes_on(server: &Server) {
+    let mut monitor = server.connect();
+    monitor.greet();
+    assert_eq!(monitor.config(0, 8), 64u64.to_le_bytes());
+}
+
+#[test]
+fn bytes_that_are_no_messages() {
+    let server = Server::start(64, &[]);
+    let texts: [&[u8]; 5] = [
+        b"GET / HTTP/1.1\r\n\r\n",
+        &[0; 12],
+        &[0xff; 4096],
+        // Another version of the protocol.
+        &[1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0],
+        // Four gigabytes of payload are announced.
+        &[1, 0, 0, 0, 1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff],
+    ];
+    for text in texts {
+        let mut monitor = server.connect();
+        let _ = monitor.stream.write_all(text);
+        let _ = monitor.stream.shutdown(std::net::Shutdown::Write);
+        monitor.is_turned_away();
+        goes_on(&server);
+    }
+}
+
+#[test]
+fn messages_that_make_no_sense() {
+    let server = Server::start(64, &[]);
+    let odd: [(u32, Vec<u8>); 7] = [
+        (999, vec![]),
+        (SET_FEATURES, u64::MAX.to_le_bytes().to_vec()),
+        (SET_VRING_NUM, numbers32(&[0, 0xffff])),
+        (SET_VRING_NUM, numbers32(&[77, 64])),
+        (SET_VRING_ADDR, numbers64(&[0, u64::MAX, u64::MAX, u64::MAX, 0])),
+        // A region that is none, and comes without a file.
+        (SET_MEM_TABLE, {
+            let mut table = numbers32(&[1, 0]);
+            table.extend(numbers64(&[u64::MAX, u64::MAX, u64::MAX, u64::MAX]));
+            table
+        }),
+        (GET_CONFIG, numbers32(&[u32::MAX, u32::MAX, 0])),
+    ];
+    for (request, payload) in odd {
+        let mut monitor = server.connect();
+        monitor.greet();
+        monitor.send(request, 0, &payload, &[]);
+        let _ = monitor.stream.shutdown(std::net::Shutdown::Write);
+        monitor.is_turned_away();
+        goes_on(&server);
+    }
+}
+
+#[test]
+fn regions_whose_end_is_before_their_beginning() {
+    let server = Server::start(64, &[]);
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(MEMORY).unwrap();
+    for region in [
+        [0, MEMORY, u64::MAX - 4096, 0],
+        [u64::MAX - 4096, MEMORY, USER, 0],
+        [0, u64::MAX, USER, 0],
+        [0, MEMORY, USER, u64::MAX - 4095],
+        [0, 0, USER, 0],
+    ] {
+        let mut monitor = server.connect();
+        monitor.greet();
+        let mut table = numbers32(&[1, 0]);
+        table.extend(numbers64(&region));
+        monitor.send(SET_MEM_TABLE, 0, &table, &[file.as_fd()]);
+        let mut rings = numbers32(&[0, 0]);
+        rings.extend(numbers64(&[u64::MAX, 4096, USER, 0]));
+        monitor.send(SET_VRING_ADDR, 0, &rings, &[]);
+        let _ = monitor.stream.shutdown(std::net::Shutdown::Write);
+        monitor.is_turned_away();
+        goes_on(&server);
+    }
+}
+
+#[test]
+fn memory_that_is_taken_away() {
+    let server = Server::start(64, &[]);
+    let mut guest = Guest::over(server.connect());
+    guest.driver.add(&[Buffer::writable(0x9000, 1)]);
+    // Not even the rings are there any more: touching them is a signal.
+    guest.memory_file.set_len(0).unwrap();
+    guest.ring();
+    guest.monitor.is_turned_away();
+    goes_on(&server);
+}
+
+#[test]
+fn rings_that_lie() {
+    let server = Server::start(64, &[]);
+    let mut guest = Guest::over(server.connect());
+    // More requests than there is room for, of nowhere.
+    for _ in 0..64 {
+        guest.driver.add(&[Buffer::writable(u64::MAX - 100, u32::MAX)]);
+    }
+    guest.driver.set_avail_index(0x8000);
+    guest.ring();
+    drop(guest);
+    goes_on(&server);
+}

@@ -1,0 +1,138 @@
+use super::client::*;
+use jiffy_devices::virtio::testing::Buffer;
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
+
+const HEADER: u64 = 0x8000;
+const STATUS: u64 = 0x9000;
+const DATA: u64 = 0x10000;
+
+const IN: u32 = 0;
+const OUT: u32 = 1;
+const FLUSH: u32 = 4;
+
+const FEATURE_RO: u64 = 1 << 5;
+const FEATURE_FLUSH: u64 = 1 << 9;
+const FEATURE_DISCARD: u64 = 1 << 13;
+
+/// One request in the usual shape; its status.
+fn request(guest: &mut Guest, kind: u32, sector: u64, data: Option<Buffer>) -> u8 {
+    let mut header = numbers32(&[kind, 0]);
+    header.extend(sector.to_le_bytes());
+    guest.driver.store(HEADER, &header);
+    guest.driver.store(STATUS, &[0xee]);
+    let mut buffers = vec![Buffer::readable(HEADER, 16)];
+    buffers.extend(data);
+    buffers.push(Buffer::writable(STATUS, 1));
+    guest.driver.add(&buffers);
+    guest.ring();
+    guest.driver.wait_used();
+    let mut status = [0];
+    guest.driver.load(STATUS, &mut status);
+    status[0]
+}
+
+fn read(guest: &mut Guest, sector: u64) -> Vec<u8> {
+    let status = request(guest, IN, sector, Some(Buffer::writable(DATA, 512)));
+    assert_eq!(status, 0);
+    let mut data = vec![0; 512];
+    guest.driver.load(DATA, &mut data);
+    data
+}
+
+#[test]
+fn a_monitor_learns_what_the_disk_is() {
+    let server = Server::start(64, &["--queues", "3"]);
+    let mut monitor = server.connect();
+    let features = monitor.greet();
+    assert_eq!(features & FEATURE_RO, FEATURE_RO);
+    assert_eq!(features & (FEATURE_FLUSH | FEATURE_DISCARD), 0);
+    assert_eq!(monitor.ask_number(GET_QUEUE_NUM), 3);
+    let config = monitor.config(0, 60);
+    assert_eq!(config[..8], 64u64.to_le_bytes());
+    assert_eq!(config[34..36], 3u16.to_le_bytes());
+    // Any window on it.
+    assert_eq!(monitor.config(35, 4), config[35..39]);
+}
+
+#[test]
+fn a_guest_reads_writes_and_flushes() {
+    let server = Server::start(64, &["--writable"]);
+    let mut guest = Guest::over(server.connect());
+    assert_eq!(read(&mut guest, 7), [7; 512]);
+    guest.driver.store(DATA, &[0xaa; 512]);
+    let data = Some(Buffer::readable(DATA, 512));
+    assert_eq!(request(&mut guest, OUT, 9, data), 0);
+    assert_eq!(request(&mut guest, FLUSH, 0, None), 0);
+    assert_eq!(read(&mut guest, 9), [0xaa; 512]);
+    let disk = server.disk();
+    assert_eq!(disk[9 * 512..10 * 512], [0xaa; 512]);
+    assert_eq!(disk[10 * 512..11 * 512], [10; 512]);
+}
+
+#[test]
+fn nobody_writes_to_what_is_read_only() {
+    let server = Server::start(64, &[]);
+    let before = server.disk();
+    let mut guest = Guest::over(server.connect());
+    guest.driver.store(DATA, &[0xaa; 512]);
+    let data = Some(Buffer::readable(DATA, 512));
+    assert_eq!(request(&mut guest, OUT, 9, data), 1);
+    assert_eq!(server.disk(), before);
+}
+
+#[test]
+fn the_next_monitor_waits_until_the_first_has_left() {
+    let server = Server::start(64, &[]);
+    let mut first = Guest::over(server.connect());
+    assert_eq!(read(&mut first, 1), [1; 512]);
+    let mut second = server.connect();
+    second.send(GET_FEATURES, 0, &[], &[]);
+    // The first is still served.
+    assert_eq!(read(&mut first, 2), [2; 512]);
+    drop(first);
+    assert_eq!(second.receive().len(), 8);
+    drop(second);
+    let mut third = Guest::over(server.connect());
+    assert_eq!(read(&mut third, 3), [3; 512]);
+}
+
+#[test]
+fn the_socket_goes_with_the_server_and_that_of_a_dead_one_is_replaced() {
+    let mut server = Server::start(8, &[]);
+    let mut monitor = server.connect();
+    monitor.greet();
+    assert!(server.terminate());
+    assert!(!server.socket().exists());
+    monitor.is_turned_away();
+
+    // What a server that was killed leaves behind.
+    drop(std::os::unix::net::UnixListener::bind(server.socket()).unwrap());
+    let mut next = command(server.folder.path(), &[]).spawn().unwrap();
+    wait("it listens again", || UnixStream::connect(server.socket()).is_ok());
+    next.kill().unwrap();
+    next.wait().unwrap();
+}
+
+#[test]
+fn what_can_t_be_served_is_refused_with_a_sentence() {
+    let server = Server::start(8, &["--writable"]);
+    let refused = |command: &mut std::process::Command| {
+        let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
+        let status = process.wait().unwrap();
+        let mut text = String::new();
+        process.stderr.unwrap().read_to_string(&mut text).unwrap();
+        assert_eq!(status.code(), Some(1), "{text}");
+        text
+    };
+    // The disk is locked by the one that runs.
+    assert!(refused(&mut command(server.folder.path(), &[])).contains("in use"));
+    let other = tempfile::tempdir().unwrap();
+    assert!(refused(&mut command(other.path(), &[])).contains("does not exist"));
+    std::fs::write(other.path().join("disk.img"), [0; 512]).unwrap();
+    std::fs::write(other.path().join("disk.sock"), "mine").unwrap();
+    assert!(refused(&mut command(other.path(), &[])).contains("there already"));
+    let kept = std::fs::read(other.path().join("disk.sock")).unwrap();
+    assert_eq!(kept, b"mine");
+}

@@ -1,0 +1,121 @@
+//! Root disks of VMs' own, volumes with file systems, limits.
+
+use crate::support::{Jiffy, jiffy};
+use std::time::{Duration, Instant};
+
+/// What a line of shell in a VM says.
+fn exec(jiffy: &Jiffy, vm: &str, script: &str) -> String {
+    jiffy.ok(&["exec", vm, "sh", "-c", script])
+}
+
+#[test]
+fn a_root_disk_keeps_what_the_vm_changed_over_its_ends() {
+    let jiffy = jiffy();
+    jiffy.ok(&["run", "-d", "--name", "keeper", "--root-disk=1G"]);
+    // More than the guest has memory for.
+    let script = "dd if=/dev/zero of=/large bs=1M count=200 2>/dev/null && \
+                  echo kept > /etc/kept && rm /etc/group && sync && \
+                  df -m / | awk 'NR == 2 { print ($2 > 900) }'";
+    assert_eq!(exec(&jiffy, "keeper", script), "1");
+    jiffy.ok(&["stop", "keeper"]);
+    jiffy.ok(&["start", "keeper"]);
+    let script = "cat /etc/kept; stat -c %s /large; ls /etc/group 2>/dev/null || echo gone";
+    assert_eq!(exec(&jiffy, "keeper", script), "kept\n209715200\ngone");
+    let vm = &jiffy.json(&["inspect", "keeper"])[0];
+    assert_eq!(vm["root_disk"]["layer"]["size_mib"], 1024);
+    let id = vm["id"].as_str().expect("an id").to_owned();
+    jiffy.ok(&["rm", "-f", "keeper"]);
+    let left = jiffy.sh(&format!("ls -d /var/lib/jiffy/vms/{id} 2>/dev/null || echo gone"));
+    assert_eq!(left, "gone");
+}
+
+#[test]
+fn a_root_disk_is_captured_with_its_vm() {
+    let jiffy = jiffy();
+    jiffy.ok(&["run", "-d", "--name", "parent", "--root-disk=64M"]);
+    exec(&jiffy, "parent", "echo one > /state");
+    jiffy.ok(&["snapshot", "create", "parent", "captured"]);
+    exec(&jiffy, "parent", "echo two > /state");
+    jiffy.ok(&["run", "-d", "--name", "child", "--from", "captured"]);
+    assert_eq!(exec(&jiffy, "child", "cat /state; echo child > /state; sync"), "one");
+    jiffy.ok(&["fork", "parent", "--name", "twin"]);
+    assert_eq!(exec(&jiffy, "twin", "cat /state; echo twin > /state; sync"), "two");
+    assert_eq!(exec(&jiffy, "parent", "cat /state"), "two");
+    jiffy.ok(&["hibernate", "parent"]);
+    jiffy.ok(&["wake", "parent"]);
+    assert_eq!(exec(&jiffy, "parent", "cat /state"), "two");
+    for vm in ["child", "twin", "parent"] {
+        jiffy.ok(&["rm", "-f", vm]);
+    }
+    jiffy.ok(&["snapshot", "rm", "captured"]);
+}
+
+#[test]
+fn a_volume_is_mounted_and_its_file_system_grows_with_it() {
+    let jiffy = jiffy();
+    jiffy.ok(&["volume", "create", "grown", "64M"]);
+    let run = |script: &str| {
+        let disk = "grown,mount=/srv/data";
+        jiffy.ok(&["run", "--rm", "--disk", disk, "--", "sh", "-c", script])
+    };
+    let size = "df -m /srv/data | awk 'NR == 2 { print $2 }'";
+    let before: u64 = run(&format!("echo kept > /srv/data/file; {size}")).parse().expect("MiB");
+    assert!((40..=64).contains(&before), "{before} MiB");
+    jiffy.ok(&["volume", "resize", "grown", "1G"]);
+    let after = run(&format!("cat /srv/data/file; {size}"));
+    let (file, after) = after.split_once('\n').expect("two lines");
+    assert_eq!(file, "kept");
+    assert!(after.parse::<u64>().expect("MiB") > 900, "{after} MiB");
+    let sentence = jiffy.refuses(125, &["volume", "resize", "grown", "64M"]);
+    assert!(sentence.contains("file system"), "{sentence}");
+    // Read-only, it is mounted so.
+    let disk = "grown:ro,mount=/srv/data";
+    let script = "cat /srv/data/file; touch /srv/data/other 2>/dev/null || echo refused";
+    let said = jiffy.ok(&["run", "--rm", "--disk", disk, "--", "sh", "-c", script]);
+    assert_eq!(said, "kept\nrefused");
+    let volumes = jiffy.json(&["volume", "ls", "--format", "json"]);
+    assert_eq!(volumes[0]["size_mib"], 1024);
+    assert!(volumes[0]["disk_bytes"].as_u64().expect("bytes") < 100 << 20);
+    jiffy.ok(&["volume", "rm", "grown"]);
+}
+
+#[test]
+fn a_disk_is_not_used_faster_than_its_limit() {
+    let jiffy = jiffy();
+    let read = |disk: &str, script: &str| {
+        let begin = Instant::now();
+        jiffy.ok(&["run", "--rm", "--disk", disk, "--", "sh", "-c", script]);
+        begin.elapsed()
+    };
+    // 8 MiB at 2 MiB a second, of which the first second's worth is at once;
+    // no host is so slow that this is too fast.
+    let script = "dd if=/dev/vdb of=/dev/null bs=64k count=128 iflag=direct 2>/dev/null";
+    let took = read("slow:16M,bps=2M", script);
+    assert!(took >= Duration::from_secs(3), "{took:?}");
+    let script = "dd if=/dev/vdb of=/dev/null bs=4k count=60 iflag=direct 2>/dev/null";
+    let took = read("slow,iops=20", script);
+    assert!(took >= Duration::from_secs(2), "{took:?}");
+    jiffy.ok(&["volume", "rm", "slow"]);
+}
+
+#[test]
+fn what_can_t_be_is_refused_with_a_sentence() {
+    let jiffy = jiffy();
+    jiffy.ok(&["volume", "create", "spare", "16M"]);
+    jiffy.refuses(125, &["volume", "create", "spare", "16M"]);
+    jiffy.ok(&["run", "-d", "--name", "fixed", "--disk", "spare:ro"]);
+    for order in ["attach", "detach"] {
+        let sentence = jiffy.refuses(125, &["disk", order, "fixed", "spare"]);
+        assert!(sentence.contains("hot-plug"), "{sentence}");
+    }
+    let sentence = jiffy.refuses(125, &["volume", "resize", "spare", "32M"]);
+    assert!(sentence.contains("fixed"), "{sentence}");
+    let volumes = jiffy.json(&["volume", "ls", "--format", "json"]);
+    assert_eq!(volumes[0]["used_by"][0], "fixed");
+    assert_eq!(volumes[0]["attached_to"][0], "fixed");
+    jiffy.ok(&["rm", "-f", "fixed"]);
+    jiffy.ok(&["volume", "rm", "spare"]);
+    let sentence = jiffy.refuses(125, &["run", "--rm", "--root-copy", "--", "true"]);
+    assert!(sentence.contains("EROFS"), "{sentence}");
+    jiffy.refuses(125, &["run", "--rm", "--root-disk=1M", "--", "true"]);
+}

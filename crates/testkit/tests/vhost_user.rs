@@ -1,0 +1,189 @@
+//! QEMU with a disk that `jiffy disk serve` serves: Debian's QEMU, emulating a
+//! computer of its own, with our kernel and a guest that reads and writes.
+
+use jiffy_machine::image::cpio::Archive;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long the server, or a guest's whole life, may take on a busy host.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+const MIB: usize = 1 << 20;
+
+/// What the guest does: it tells the size and the sum of its disk, writes the
+/// second mebibyte if it may, and tells the sum that it then reads.
+const INIT: &str = r#"#!/bin/sh
+mount -t devtmpfs none /dev
+mount -t sysfs none /sys
+mount -t proc none /proc
+exec > /dev/ttyS0 2>&1
+echo "size $(cat /sys/block/vda/size) read-only $(cat /sys/block/vda/ro)"
+echo "before $(sha256sum < /dev/vda)"
+yes W | tr -d '\n' | dd bs=1M count=1 iflag=fullblock 2> /dev/null > /written
+if dd if=/written of=/dev/vda bs=1M seek=1 conv=fsync,notrunc 2> /dev/null; then
+    echo "written"
+fi
+echo 3 > /proc/sys/vm/drop_caches
+echo "after $(sha256sum < /dev/vda)"
+reboot -f
+"#;
+
+fn dist(path: &str) -> PathBuf {
+    let dist = std::env::var_os("JIFFY_DIST").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist"),
+        PathBuf::from,
+    );
+    let path = dist.join(path);
+    assert!(path.exists(), "{} is missing: make build", path.display());
+    path
+}
+
+fn initramfs() -> Vec<u8> {
+    let busybox = ["/bin/busybox", "/usr/bin/busybox"]
+        .into_iter()
+        .find(|path| Path::new(path).exists())
+        .expect("busybox is installed: make setup");
+    let mut archive = Archive::new(Vec::new());
+    for folder in ["bin", "dev", "proc", "sys"] {
+        archive.folder(folder, 0o755).unwrap();
+    }
+    archive.character_device("dev/console", 0o600, 5, 1).unwrap();
+    let program = std::fs::read(busybox).unwrap();
+    archive.file("bin/busybox", 0o755, &program).unwrap();
+    for name in [
+        "sh", "mount", "cat", "sha256sum", "yes", "tr", "dd", "reboot",
+    ] {
+        archive.symlink(&format!("bin/{name}"), "busybox").unwrap();
+    }
+    archive.file("init", 0o755, INIT.as_bytes()).unwrap();
+    archive.finish().unwrap()
+}
+
+/// Ends the process it holds.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A disk of 8 MiB that is served, and where.
+struct Served {
+    folder: tempfile::TempDir,
+    _server: Ended,
+}
+
+impl Served {
+    fn start(arguments: &[&str]) -> Served {
+        let folder = tempfile::tempdir().unwrap();
+        let mut file = std::fs::File::create(folder.path().join("disk.img")).unwrap();
+        for piece in 0..8 * MIB / 4096 {
+            file.write_all(&[(piece * 7 + piece / 256) as u8; 4096]).unwrap();
+        }
+        let server = Command::new(dist("bin/jiffy"))
+            .args(["disk", "serve"])
+            .arg(folder.path().join("disk.img"))
+            .arg("--vhost-user")
+            .arg(folder.path().join("disk.sock"))
+            .args(arguments)
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let served = Served {
+            folder,
+            _server: Ended(server),
+        };
+        let start = Instant::now();
+        while !served.path("disk.sock").exists() {
+            assert!(start.elapsed() < PATIENCE, "nothing is served");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        served
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn sum(&self) -> String {
+        let output = Command::new("sha256sum").arg(self.path("disk.img")).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.split_whitespace().next().unwrap().to_owned()
+    }
+
+    /// The lines a guest of QEMU says.
+    fn boot(&self) -> Vec<String> {
+        let initramfs = self.path("initramfs.cpio");
+        std::fs::write(&initramfs, self::initramfs()).unwrap();
+        let kernel = dist("share/jiffy/kernels/base/vmlinux");
+        let socket = format!("socket,id=disk,path={}", self.path("disk.sock").display());
+        let output = Command::new("timeout")
+            .arg(PATIENCE.as_secs().to_string())
+            .arg("qemu-system-x86_64")
+            .args(["-nodefaults", "-no-user-config", "-no-reboot"])
+            .args(["-display", "none", "-accel", "tcg", "-cpu", "max"])
+            .args(["-machine", "microvm,memory-backend=ram,isa-serial=on,acpi=off"])
+            .args(["-object", "memory-backend-memfd,id=ram,size=256M,share=on"])
+            .args(["-m", "256M", "-smp", "1"])
+            .arg("-kernel")
+            .arg(kernel)
+            .arg("-initrd")
+            .arg(initramfs)
+            .args(["-append", "console=ttyS0 quiet panic=-1 reboot=t"])
+            .args(["-chardev", "stdio,id=com1,signal=off", "-serial", "chardev:com1"])
+            .args(["-global", "virtio-mmio.force-legacy=false"])
+            .arg("-chardev")
+            .arg(socket)
+            .args(["-device", "vhost-user-blk,chardev=disk"])
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        lines(&output)
+    }
+}
+
+fn lines(output: &Output) -> Vec<String> {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("before"), "{text}{complaints}");
+    text.lines().map(|line| line.trim().to_owned()).collect()
+}
+
+fn value<'a>(lines: &'a [String], name: &str) -> &'a str {
+    let found = lines.iter().find_map(|line| line.strip_prefix(name));
+    let found = found.unwrap_or_else(|| panic!("no {name:?} in {lines:?}"));
+    found.split_whitespace().next().unwrap_or_default()
+}
+
+#[test]
+fn qemu_reads_and_writes_a_disk_that_is_served() {
+    let served = Served::start(&["--writable"]);
+    let before = served.sum();
+    let said = served.boot();
+    assert!(said.contains(&"size 16384 read-only 0".to_owned()), "{said:?}");
+    assert_eq!(value(&said, "before "), before);
+    assert!(said.contains(&"written".to_owned()), "{said:?}");
+    let disk = std::fs::read(served.path("disk.img")).unwrap();
+    assert!(disk[MIB..2 * MIB].iter().all(|byte| *byte == b'W'));
+    assert_eq!(value(&said, "after "), served.sum());
+    assert_ne!(served.sum(), before);
+
+    // Another computer after the first: it finds what that one wrote.
+    let said = served.boot();
+    assert_eq!(value(&said, "before "), served.sum());
+}
+
+#[test]
+fn qemu_can_t_write_to_a_disk_that_is_served_read_only() {
+    let served = Served::start(&[]);
+    let before = served.sum();
+    let said = served.boot();
+    assert!(said.contains(&"size 16384 read-only 1".to_owned()), "{said:?}");
+    assert!(!said.contains(&"written".to_owned()), "{said:?}");
+    assert_eq!(value(&said, "after "), before);
+    assert_eq!(served.sum(), before);
+}
