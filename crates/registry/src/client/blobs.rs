@@ -19,6 +19,15 @@ const PIECE: usize = 64 << 10;
 /// though only some of it was asked for.
 const MOST_SKIPPED: u64 = 64 << 20;
 
+/// Of which blob some bytes are wanted.
+struct Wanted<'a> {
+    what: &'a str,
+    repository: &'a Reference,
+    blob: &'a Descriptor,
+    /// The most that is thrown away if they come with all that is before them.
+    most_skipped: u64,
+}
+
 impl Client {
     /// A whole blob in memory, refused when it is larger than `limit` bytes: for
     /// configurations.
@@ -94,7 +103,13 @@ impl Client {
         let what = blob_name(repository, blob);
         let mut patience = self.inner.patience(&what, progress);
         progress.moved(blob, done);
-        let mut buffer = vec![0; PIECE];
+        let wanted = Wanted {
+            what: &what,
+            repository,
+            blob,
+            // All of it is wanted, however it comes.
+            most_skipped: u64::MAX,
+        };
         let mut mark = done;
         while done < blob.size {
             patience.check()?;
@@ -113,14 +128,7 @@ impl Client {
                 Ok(())
             };
             let from = mark;
-            if let Err(error) = self.receive(
-                &what,
-                repository,
-                blob,
-                from..blob.size,
-                &mut buffer,
-                &mut take,
-            ) {
+            if let Err(error) = self.receive(&wanted, from..blob.size, &mut take) {
                 if done >= mark + PIECE as u64 {
                     patience.got_further();
                 }
@@ -157,11 +165,16 @@ impl Client {
                 ),
             ));
         }
-        let mut buffer = vec![0; PIECE];
+        let wanted = Wanted {
+            what: &what,
+            repository,
+            blob,
+            most_skipped: MOST_SKIPPED,
+        };
         let mut bytes = Vec::new();
         let mut patience = self.inner.patience(&what, progress);
-        let wanted = range.end - range.start;
-        while (bytes.len() as u64) < wanted {
+        let length = range.end - range.start;
+        while (bytes.len() as u64) < length {
             let before = bytes.len();
             let from = range.start + before as u64;
             let mut take = |piece: &[u8]| {
@@ -172,14 +185,7 @@ impl Client {
                 }
                 Ok(())
             };
-            if let Err(error) = self.receive(
-                &what,
-                repository,
-                blob,
-                from..range.end,
-                &mut buffer,
-                &mut take,
-            ) {
+            if let Err(error) = self.receive(&wanted, from..range.end, &mut take) {
                 if bytes.len() >= before + PIECE {
                     patience.got_further();
                 }
@@ -192,13 +198,16 @@ impl Client {
     /// One request for some bytes of a blob, all of which `take` gets or it fails.
     fn receive(
         &self,
-        what: &str,
-        repository: &Reference,
-        blob: &Descriptor,
+        wanted: &Wanted<'_>,
         range: Range<u64>,
-        buffer: &mut [u8],
         take: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<()> {
+        let &Wanted {
+            what,
+            repository,
+            blob,
+            most_skipped,
+        } = wanted;
         let whole = range.start == 0 && range.end == blob.size;
         let mut headers = Vec::new();
         if !whole {
@@ -223,7 +232,7 @@ impl Client {
             }
             StatusCode::OK => {
                 check_length(what, &answer, blob.size)?;
-                if range.start > MOST_SKIPPED && range.end != blob.size {
+                if range.start > most_skipped {
                     return Err(RegistryError::protocol(
                         what,
                         "the registry does not give parts of blobs, and this one is large",
@@ -238,10 +247,14 @@ impl Client {
                 ));
             }
         };
-        let open_end = answer.length().is_none() && answer.status() == StatusCode::OK;
         let host = answer.url.authority().to_owned();
-        let mut body = answer.response.into_body().into_reader();
         let length = range.end - range.start;
+        let all_of_it = match answer.status() {
+            StatusCode::OK => range.end == blob.size,
+            _ => answer.length() == Some(length),
+        };
+        let mut body = answer.response.into_body().into_reader();
+        let mut buffer = vec![0; PIECE];
         let mut seen = 0;
         while seen < skip + length {
             let left = usize::try_from(skip + length - seen).unwrap_or(usize::MAX);
@@ -259,7 +272,9 @@ impl Client {
             }
             seen += count as u64;
         }
-        if open_end && range.end == blob.size && matches!(body.read(&mut buffer[..1]), Ok(1)) {
+        // Looking for the end also hands the connection back for the next request. There
+        // can be more only where no length was said.
+        if all_of_it && matches!(body.read(&mut buffer[..1]), Ok(1)) {
             let reason = format!("it has more than its {} bytes", blob.size);
             return Err(RegistryError::damaged(what, reason));
         }

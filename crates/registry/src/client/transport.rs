@@ -8,7 +8,8 @@ use crate::error::Result;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use ureq::config::{AutoHeaderValue, Config};
 use ureq::http::{Request, Response};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
@@ -16,40 +17,33 @@ use ureq::unversioned::transport::DefaultConnector;
 use ureq::{Agent, AsSendBody, Body, Proxy};
 
 /// Sends one request and gives the answer's head; follows and retries nothing.
+///
+/// The system's authorities are read when TLS is spoken for the first time: a lazy
+/// start from this computer shall not wait for them.
 pub(super) struct Transport {
-    /// For this computer: never by a proxy.
-    near: Agent,
+    options: ClientOptions,
+    /// The user's authorities.
+    authorities: Vec<CertificateDer<'static>>,
+    /// For this computer, without TLS.
+    plain: Agent,
+    /// For this computer, with TLS.
+    near: OnceLock<Agent>,
     /// For all others: by the proxy in the environment, if there is one.
-    far: Agent,
+    far: OnceLock<Agent>,
 }
 
 impl Transport {
     pub(super) fn new(options: &ClientOptions) -> Result<Self> {
-        let tls = TlsConfig::builder()
-            .root_certs(authorities(options)?)
-            .build();
-        let agent = |proxy| {
-            let config = Config::builder()
-                .http_status_as_error(false)
-                .max_redirects(0)
-                .max_redirects_will_error(false)
-                .proxy(proxy)
-                .tls_config(tls.clone())
-                .user_agent(options.user_agent.clone())
-                .accept_encoding(AutoHeaderValue::None)
-                .timeout_resolve(Some(options.connect_timeout))
-                .timeout_connect(Some(options.connect_timeout))
-                .timeout_per_read(Some(options.stall_timeout))
-                .timeout_per_write(Some(options.stall_timeout))
-                // A head that comes byte by byte.
-                .timeout_recv_response(Some(options.stall_timeout * 4))
-                .max_idle_connections_per_host(8)
-                .build();
-            Agent::with_parts(config, DefaultConnector::default(), HostResolver::default())
-        };
+        let mut authorities = Vec::new();
+        for path in &options.authorities {
+            authorities.extend(certificates(path)?);
+        }
         Ok(Self {
-            near: agent(None),
-            far: agent(Proxy::try_from_env()),
+            options: options.clone(),
+            authorities,
+            plain: agent(options, None, TlsConfig::default()),
+            near: OnceLock::new(),
+            far: OnceLock::new(),
         })
     }
 
@@ -58,9 +52,39 @@ impl Transport {
         to: &Url,
         request: Request<impl AsSendBody>,
     ) -> std::result::Result<Response<Body>, ureq::Error> {
-        let agent = if to.is_here() { &self.near } else { &self.far };
+        let secure = |proxy| {
+            let roots = roots(&self.authorities);
+            let tls = TlsConfig::builder().root_certs(roots).build();
+            agent(&self.options, proxy, tls)
+        };
+        let agent = match (to.is_here(), to.is_plain()) {
+            (true, true) => &self.plain,
+            (true, false) => self.near.get_or_init(|| secure(None)),
+            (false, _) => self.far.get_or_init(|| secure(Proxy::try_from_env())),
+        };
         agent.run(request)
     }
+}
+
+fn agent(options: &ClientOptions, proxy: Option<Proxy>, tls: TlsConfig) -> Agent {
+    let config = Config::builder()
+        .http_status_as_error(false)
+        .max_redirects(0)
+        .max_redirects_will_error(false)
+        .proxy(proxy)
+        .tls_config(tls)
+        .user_agent(options.user_agent.clone())
+        .accept_encoding(AutoHeaderValue::None)
+        .timeout_resolve(Some(options.connect_timeout))
+        .timeout_connect(Some(options.connect_timeout))
+        .timeout_per_read(Some(options.stall_timeout))
+        .timeout_per_write(Some(options.stall_timeout))
+        // A head that comes byte by byte.
+        .timeout_recv_response(Some(options.stall_timeout * 4))
+        .max_idle_connections_per_host(8)
+        .max_idle_age(Duration::from_secs(60))
+        .build();
+    Agent::with_parts(config, DefaultConnector::default(), HostResolver::default())
 }
 
 /// Whether a failure is one of TLS: certificates and protocols do not get better by
@@ -75,23 +99,20 @@ pub(super) fn is_about_tls(error: &ureq::Error) -> bool {
 }
 
 /// The system's authorities, or Mozilla's where the system has none, and the user's.
-fn authorities(options: &ClientOptions) -> Result<RootCerts> {
-    let mut system = rustls_native_certs::load_native_certs();
-    if system.certs.is_empty() {
-        tracing::debug!("no authorities on this system, Mozilla's are taken");
-        if options.authorities.is_empty() {
-            return Ok(RootCerts::WebPki);
+fn roots(users: &[CertificateDer<'static>]) -> RootCerts {
+    let mut all = rustls_native_certs::load_native_certs().certs;
+    if all.is_empty() {
+        tracing::debug!("no authorities on this system");
+        if users.is_empty() {
+            return RootCerts::WebPki;
         }
     }
-    for path in &options.authorities {
-        system.certs.extend(certificates(path)?);
-    }
-    let certificates: Vec<_> = system
-        .certs
+    all.extend_from_slice(users);
+    let all: Vec<_> = all
         .iter()
         .map(|certificate| Certificate::from_der(certificate).to_owned())
         .collect();
-    Ok(RootCerts::Specific(Arc::new(certificates)))
+    RootCerts::Specific(Arc::new(all))
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {

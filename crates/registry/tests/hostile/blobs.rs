@@ -52,6 +52,24 @@ fn a_connection_that_breaks_is_taken_up_where_it_broke() {
 }
 
 #[test]
+fn one_connection_serves_many_reads() {
+    let server = Server::start(answer);
+    let (client, _) = client();
+    let to = reference(&server, "a:1");
+    for start in [0, 1_000, 299_999] {
+        client
+            .blob_range(&to, &blob(), start..start + 1, &())
+            .unwrap();
+        client
+            .blob(&to, &blob(), &mut std::io::sink(), &())
+            .unwrap();
+        assert!(client.has_blob(&to, &blob(), &()).unwrap());
+    }
+    assert_eq!(server.seen().len(), 9);
+    assert_eq!(server.connections(), 1);
+}
+
+#[test]
 fn a_registry_that_knows_no_ranges_is_read_from_the_start() {
     let count = AtomicUsize::new(0);
     let server = Server::start(move |_| match count.fetch_add(1, Ordering::SeqCst) {
@@ -79,15 +97,12 @@ fn a_large_blob_is_not_read_from_its_start_for_a_part() {
     let (client, waits) = client();
     let mut large = blob();
     large.size = 1 << 40;
-    let error = client
-        .blob_range(
-            &reference(&server, "a:1"),
-            &large,
-            1 << 30..(1 << 30) + 10,
-            &(),
-        )
-        .unwrap_err();
-    assert!(error.to_string().contains("does not give parts"), "{error}");
+    for range in [1 << 30..(1 << 30) + 10, (1 << 40) - 10..1 << 40] {
+        let error = client
+            .blob_range(&reference(&server, "a:1"), &large, range, &())
+            .unwrap_err();
+        assert!(error.to_string().contains("does not give parts"), "{error}");
+    }
     assert!(waits.all().is_empty());
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -32,7 +32,8 @@ impl Request {
     }
 }
 
-/// What is sent back. The connection is closed behind it.
+/// What is sent back. Behind anything but a whole and true answer the connection is
+/// closed.
 #[derive(Clone, Debug)]
 pub struct Reply {
     status: u16,
@@ -98,6 +99,17 @@ impl Reply {
         self
     }
 
+    /// Whether it is whole and has its own length.
+    fn is_true(&self) -> bool {
+        matches!(self.end, End::Whole) && !self.says_a_length()
+    }
+
+    fn says_a_length(&self) -> bool {
+        self.headers
+            .iter()
+            .any(|(name, _)| name == "content-length")
+    }
+
     /// The connection closes without a word.
     pub fn nothing() -> Self {
         let mut reply = Self::new(200, "");
@@ -112,6 +124,7 @@ type Script = dyn Fn(&Request) -> Reply + Send + Sync;
 pub struct Server {
     address: SocketAddr,
     seen: Arc<Mutex<Vec<Request>>>,
+    connections: Arc<AtomicUsize>,
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -123,12 +136,15 @@ impl Server {
         let script: Arc<Script> = Arc::new(script);
         let seen = Arc::new(Mutex::new(Vec::new()));
         let ends = Arc::new(AtomicBool::new(false));
+        let connections = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&connections);
         let (log, stop) = (Arc::clone(&seen), Arc::clone(&ends));
         let thread = std::thread::spawn(move || {
             for stream in listener.incoming() {
                 if stop.load(Ordering::Acquire) {
                     return;
                 }
+                count.fetch_add(1, Ordering::SeqCst);
                 let (script, log) = (Arc::clone(&script), Arc::clone(&log));
                 std::thread::spawn(move || converse(&stream.unwrap(), &*script, &log));
             }
@@ -136,6 +152,7 @@ impl Server {
         Self {
             address,
             seen,
+            connections,
             ends,
             thread: Some(thread),
         }
@@ -144,6 +161,11 @@ impl Server {
     /// `127.0.0.1:PORT`.
     pub fn host(&self) -> String {
         self.address.to_string()
+    }
+
+    /// How many connections were made so far.
+    pub fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
     }
 
     /// All requests so far, in the order of their coming.
@@ -162,14 +184,15 @@ impl Drop for Server {
     }
 }
 
-/// One request and its reply. A client that goes away in the middle is no matter.
+/// Requests and their replies. A client that goes away in the middle is no matter.
 fn converse(stream: &TcpStream, script: &Script, log: &Mutex<Vec<Request>>) {
-    let Some(request) = read_request(stream) else {
-        return;
-    };
-    log.lock().unwrap().push(request.clone());
-    let reply = script(&request);
-    let _ = write_reply(stream, &request, &reply);
+    while let Some(request) = read_request(stream) {
+        log.lock().unwrap().push(request.clone());
+        let reply = script(&request);
+        if write_reply(stream, &request, &reply).is_err() || !reply.is_true() {
+            return;
+        }
+    }
 }
 
 fn read_request(stream: &TcpStream) -> Option<Request> {
@@ -207,15 +230,11 @@ fn write_reply(mut stream: &TcpStream, request: &Request, reply: &Reply) -> std:
     if matches!(reply.end, End::Nothing) {
         return Ok(());
     }
-    let mut head = format!(
-        "HTTP/1.1 {} Whatever\r\nconnection: close\r\n",
-        reply.status
-    );
-    let said = reply
-        .headers
-        .iter()
-        .any(|(name, _)| name == "content-length");
-    if !said && !matches!(reply.end, End::Unsaid | End::Endless) {
+    let mut head = format!("HTTP/1.1 {} Whatever\r\n", reply.status);
+    if !reply.is_true() {
+        head.push_str("connection: close\r\n");
+    }
+    if !reply.says_a_length() && !matches!(reply.end, End::Unsaid | End::Endless) {
         head.push_str(&format!("content-length: {}\r\n", reply.body.len()));
     }
     for (name, value) in &reply.headers {
