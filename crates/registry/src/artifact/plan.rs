@@ -329,21 +329,21 @@ mod tests {
         let plain = || FileToPush::local("f", "/f", "data");
         assert_eq!(file(plain(), 0).unwrap(), "0+0 data");
         assert_eq!(file(plain(), 5).unwrap(), "0+5 data");
-        let image = plain().cut(0, "head").cut(10, "data").cut(90, "tail");
+        let image = plain().cut(0, "boot").cut(10, "data").cut(90, "tail");
         assert_eq!(
             file(image.clone(), 100).unwrap(),
-            "0+10 head, 10+80 data, 90+10 tail"
+            "0+10 boot, 10+80 data, 90+10 tail"
         );
-        assert_eq!(file(image.clone(), 50).unwrap(), "0+10 head, 10+40 data");
-        assert_eq!(file(image, 0).unwrap(), "0+0 head");
+        assert_eq!(file(image.clone(), 50).unwrap(), "0+10 boot, 10+40 data");
+        assert_eq!(file(image, 0).unwrap(), "0+0 boot");
         assert!(file(plain().cut(9, "a").cut(3, "b"), 100).is_err());
         assert!(file(plain().cut(9, "A B"), 100).is_err());
 
-        let segments = [(0, "head".to_owned()), (7, "data".to_owned())];
+        let segments = [(0, "boot".to_owned()), (7, "data".to_owned())];
         assert_eq!(
             cuts(&segments, 7 + MAX_PACK + 1).unwrap(),
             [
-                cut(0, 7, "head"),
+                cut(0, 7, "boot"),
                 cut(7, MAX_PACK, "data"),
                 cut(7 + MAX_PACK, 1, "data")
             ]

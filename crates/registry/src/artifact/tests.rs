@@ -45,7 +45,7 @@ fn the_same_files_give_the_same_artifact() {
     std::fs::write(&path, [7; 1000]).unwrap();
     let file = |name| {
         FileToPush::local(name, &path, "data")
-            .cut(0, "head")
+            .cut(0, "boot")
             .cut(500, "tail")
     };
     let one = plan(&[file("a"), file("b")]).unwrap();
@@ -126,14 +126,14 @@ fn a_role_is_a_range_if_its_packs_are_neighbours() {
         role: role.into(),
     };
     let file = RemoteFile::for_tests(vec![
-        pack(0, "head"),
+        pack(0, "boot"),
         pack(10, "data"),
         pack(20, "data"),
         pack(30, "tail"),
         pack(40, "odd"),
         pack(50, "tail"),
     ]);
-    assert_eq!(file.range_of("head"), Some(0..10));
+    assert_eq!(file.range_of("boot"), Some(0..10));
     assert_eq!(file.range_of("data"), Some(10..30));
     assert_eq!(file.range_of("tail"), None);
     assert_eq!(file.range_of("none"), None);

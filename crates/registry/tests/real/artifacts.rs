@@ -17,13 +17,13 @@ fn config() -> Config {
     }
 }
 
-/// A file with a head, data and a tail, and what is in it.
+/// A file with a boot set, data and a tail, and what is in it.
 fn image(folder: &Path, name: &str, seed: u64, size: usize) -> (FileToPush, Vec<u8>) {
     let path = folder.join(name);
     let content = bytes(seed, size);
     fs::write(&path, &content).unwrap();
     let file = FileToPush::local(name, path, "data")
-        .cut(0, "head")
+        .cut(0, "boot")
         .cut(100_000, "data")
         .cut(size as u64 - 5_000, "tail");
     (file, content)
@@ -83,7 +83,7 @@ fn files_go_out_and_come_back() {
     let disk = remote.file("disk.jimg").unwrap();
     let size = size as u64;
     assert_eq!(disk.size(), size);
-    assert_eq!(disk.range_of("head"), Some(0..100_000));
+    assert_eq!(disk.range_of("boot"), Some(0..100_000));
     assert_eq!(disk.range_of("tail"), Some(size - 5_000..size));
     for range in [
         0..100_000,
@@ -121,7 +121,7 @@ fn a_fetch_takes_up_whole_packs_and_repairs_wrong_ones() {
     let file = remote.file("disk").unwrap();
     let back = tempfile::tempdir().unwrap();
 
-    // The head is there, the rest is not.
+    // The boot set is there, the rest is not.
     let mut partial = content.clone();
     partial[100_000..].fill(0);
     fs::write(back.path().join(".disk.partial"), &partial).unwrap();
