@@ -238,6 +238,8 @@ fn schema_1(what: &str) -> RegistryError {
 mod tests {
     use super::*;
 
+    use proptest::prelude::*;
+
     const IMAGE: &str = r#"{"schemaVersion":2,"config":{"mediaType":"c","size":2,
         "digest":"sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"},
         "layers":[],"unknown":{"a":1}}"#;
@@ -293,5 +295,21 @@ mod tests {
         assert!(parse(lies.as_bytes(), media_type::OCI_MANIFEST, "m").is_err());
         let negative = IMAGE.replace("\"size\":2", "\"size\":-2");
         assert!(parse(negative.as_bytes(), media_type::OCI_MANIFEST, "m").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_refused_or_a_manifest(
+            at in 0usize..220,
+            with in proptest::collection::vec(any::<u8>(), 0..6),
+            kind in prop_oneof![Just(media_type::OCI_MANIFEST), Just(media_type::DOCKER_INDEX)],
+        ) {
+            let mut bytes = IMAGE.as_bytes().to_vec();
+            let at = at.min(bytes.len());
+            let end = (at + with.len()).min(bytes.len());
+            bytes.splice(at..end, with);
+            guess_media_type(&bytes);
+            let _ = parse(&bytes, kind, "m");
+        }
     }
 }

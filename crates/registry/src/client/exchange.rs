@@ -266,7 +266,8 @@ impl Exchange {
                 format!("the registry names {server} as its server for tokens, {why}"),
             )
         };
-        if asked.url.is_here() && !call.repository.is_loopback() {
+        let elsewhere = asked.url.origin() != call.url.origin();
+        if elsewhere && asked.url.is_here() && !call.repository.is_loopback() {
             return Err(refused("which is this computer"));
         }
         let plain_is_fine = self.options.plain_http == PlainHttp::Everywhere || asked.url.is_here();
@@ -339,7 +340,7 @@ impl Exchange {
                     format!("it is sent to {host}, {why}"),
                 ))
             };
-            if to.is_here() && !call.repository.is_loopback() {
+            if to.origin() != first && to.is_here() && !call.repository.is_loopback() {
                 return refused("which is this computer");
             }
             if to.is_plain()

@@ -157,7 +157,8 @@ impl Client {
             .url
             .join(to)
             .map_err(|why| RegistryError::protocol(what, format!("can't upload it: {why}")))?;
-        if to.is_here() && !repository.is_loopback() {
+        let elsewhere = to.origin() != answer.url.origin();
+        if elsewhere && to.is_here() && !repository.is_loopback() {
             let host = to.authority();
             let reason =
                 format!("the registry wants it uploaded to {host}, which is this computer");

@@ -54,6 +54,22 @@ fn a_registry_on_loopback_that_has_tls_is_spoken_to_with_tls() {
 }
 
 #[test]
+fn a_registry_elsewhere_without_tls_is_not_spoken_to_unless_asked_for() {
+    let registry = start(false, false);
+    // By this name, which Linux takes for itself, it counts as being elsewhere.
+    let name = registry.host().replace("127.0.0.1", "0.0.0.0");
+    let to = Reference::parse(&format!("{name}/a:1"), None).unwrap();
+    let error = upload(ClientOptions::default(), &to).unwrap_err();
+    assert!(matches!(error, RegistryError::Insecure { .. }), "{error:?}");
+    assert!(error.hint().unwrap().contains("plain HTTP"), "{error:?}");
+    let plain = ClientOptions {
+        plain_http: PlainHttp::Everywhere,
+        ..Default::default()
+    };
+    upload(plain, &to).unwrap();
+}
+
+#[test]
 fn files_that_have_no_certificates_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("x.pem");
