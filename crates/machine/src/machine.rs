@@ -19,6 +19,9 @@ use std::time::{Duration, Instant, SystemTime};
 /// How long a machine may take to be ready. Software emulation on a busy
 /// host is slow; a machine that fails says so at once.
 const START_LIMIT: Duration = Duration::from_secs(180);
+/// With less free space than this, bytes, a machine that QEMU has paused for
+/// want of it would stop again at once.
+const LEAST_SPACE: u64 = 1 << 20;
 /// How long programs in the machine have to end when it is stopped.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 /// How long the machine may take to be gone after that.
@@ -232,6 +235,13 @@ impl Machine {
         let mut control = Control::connect(&setup.control_socket())?;
         if control.status()? != "io-error" {
             return Ok(());
+        }
+        // It would stop again at once, or a moment after we have looked.
+        let space = rustix::fs::statvfs(&self.paths.data);
+        if space.is_ok_and(|space| space.f_bfree * space.f_frsize < LEAST_SPACE) {
+            return Err(MachineError::HostDiskFull {
+                path: self.paths.data.clone(),
+            });
         }
         control.execute("cont", serde_json::Value::Null)?;
         std::thread::sleep(Duration::from_millis(300));
