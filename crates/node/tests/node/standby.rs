@@ -60,12 +60,20 @@ fn a_run_takes_over_the_one_that_waits() {
             hostname: Some(hostname.into()),
             ..says()
         };
-        let (vm, text) = run(&daemon, named);
-        assert_eq!(text, format!("1,{hostname}\n"));
-        assert_eq!(vm.origin, Some(Origin::Golden));
-        let timeline = timeline(&daemon, &vm);
-        let has = |name| timeline.find(name).is_some();
-        assert!(has(names::STANDBY_TAKEN) && !has(names::VMM_SPAWNED));
+        // Its process is there a moment before it can be taken over.
+        let mut last = None;
+        eventually("a run takes it over", || {
+            let (vm, text) = run(&daemon, named.clone());
+            assert_eq!(text, format!("1,{hostname}\n"));
+            assert_eq!(vm.origin, Some(Origin::Golden));
+            let timeline = timeline(&daemon, &vm);
+            let has = |name| timeline.find(name).is_some();
+            assert_ne!(has(names::STANDBY_TAKEN), has(names::VMM_SPAWNED));
+            let taken = has(names::STANDBY_TAKEN);
+            last = Some((vm, timeline));
+            taken
+        });
+        let (vm, timeline) = last.unwrap();
         let taken = timeline.find(names::STANDBY_TAKEN).unwrap().start_ns;
         let received = timeline.find(names::REQUEST_RECEIVED).unwrap().start_ns;
         assert!(received <= taken);
