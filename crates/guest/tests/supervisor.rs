@@ -323,11 +323,11 @@ fn services_run_restart_and_are_logged() {
         {"name":"flaky","command":{"argv":["sh","-c","echo try; exit 1"]},"restart":"on_failure"},
         {"name":"fine","command":{"argv":["true"]},"restart":"on_failure"},
         {"name":"missing","command":{"argv":["/no/such"]}}]}"#;
+    let start = Instant::now();
     let (_agent, node) = with_config(config);
     let mut channel = node.welcome(0, 0);
     let mut heard = Heard::default();
     let count = |heard: &Heard, line: &str| heard.log.iter().filter(|l| l.as_str() == line).count();
-    let start = Instant::now();
     heard.listen_until(&mut channel, |heard| count(heard, "flaky: try") == 3);
     // 100 ms, then 200 ms.
     assert!(

@@ -25,7 +25,7 @@ use vm_memory::{Bytes, GuestAddress};
 const TEST_KERNEL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/testkernel"));
 /// Where the test kernel counts.
 const COUNTER: GuestAddress = GuestAddress(0x40_0000);
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A VM's folder and configuration.
 struct Case {

@@ -19,7 +19,7 @@ pub const WRITE: u16 = 2;
 pub const INDIRECT: u16 = 4;
 
 /// How long a test waits for a device before it fails.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Guest memory of `bytes` bytes from address 0.
 pub fn memory(bytes: usize) -> Arc<GuestMemory> {

@@ -55,7 +55,9 @@ fn a_fault_read_by_a_pager_that_died_is_served_by_the_next() {
         memory.uffd().try_clone_to_owned().unwrap(),
     )
     .unwrap();
-    assert!(uffd.next_event().unwrap().is_some());
+    eventually("the fault is an event", || {
+        uffd.next_event().unwrap().is_some()
+    });
     assert!(uffd.next_event().unwrap().is_none());
     drop(uffd);
     let pager = Pager::start(folder.path(), &[]);

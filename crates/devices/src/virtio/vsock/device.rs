@@ -84,6 +84,8 @@ pub struct Vsock {
     poll: Arc<PollSet>,
     engine: Arc<Mutex<Engine>>,
     worker: Option<Worker>,
+    /// How long readers of the guest's last words have.
+    linger: Duration,
 }
 
 /// The thread that works, and the descriptor that ends it.
@@ -123,7 +125,14 @@ impl Vsock {
             poll,
             engine: Arc::new(Mutex::new(Engine::new(muxer, state.is_some()))),
             worker: None,
+            linger: LINGER,
         })
+    }
+
+    /// Other than [`LINGER`], for tests that must not depend on it.
+    #[cfg(test)]
+    pub(super) fn linger_for(&mut self, time: Duration) {
+        self.linger = time;
     }
 
     /// What a snapshot keeps; taken while the device is paused, with the
@@ -257,7 +266,7 @@ impl Drop for Vsock {
         self.stop_worker();
         engine::lock(&self.engine)
             .muxer_mut()
-            .linger(Instant::now() + LINGER);
+            .linger(Instant::now() + self.linger);
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the guest says of its memory.
 
 use super::*;
+use crate::virtio::testing::PATIENCE;
 use std::time::Duration;
 
 /// Entries as a driver writes them.
@@ -78,7 +79,7 @@ fn whoever_asks_may_wait() {
     let known = board.latest().sequence;
     let soon = Duration::from_millis(1);
     assert_eq!(board.newer_than(known, soon).sequence, known, "in vain");
-    let waiter = std::thread::spawn(move || board.newer_than(known, Duration::from_secs(10)));
+    let waiter = std::thread::spawn(move || board.newer_than(known, PATIENCE));
     assert!(guest.balloon().request_statistics());
     guest.give(&entries(&[(5, 2)]));
     assert_eq!(waiter.join().unwrap().get("total_memory"), Some(2));

@@ -2,6 +2,7 @@
 
 use super::super::packet::{Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 use super::{Host, noise, read_ok};
+use crate::virtio::testing::PATIENCE;
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::thread;
@@ -180,6 +181,7 @@ fn the_device_waits_for_readers_of_the_guests_last_words() {
         came
     });
     // The VM ends right after.
+    guest.device.linger_for(PATIENCE);
     drop(guest);
     assert!(reader.join().unwrap() == out);
 }
