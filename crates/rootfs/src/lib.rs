@@ -25,6 +25,8 @@ pub mod erofs;
 mod import;
 pub mod layer;
 pub mod source;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod tree;
 
 pub use child::{Child, child, rebuild};

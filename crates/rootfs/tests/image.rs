@@ -77,6 +77,13 @@ fn links_devices_and_folders_come_back_as_they_were() {
 }
 
 #[test]
+fn fields_left_empty_are_zero() {
+    let unpacked = unpack(&Tar::new().anonymous("f").bytes());
+    let meta = fs::metadata(unpacked.root.join("f")).unwrap();
+    assert_eq!((meta.uid(), meta.gid(), meta.mtime()), (0, 0, 0));
+}
+
+#[test]
 fn a_folder_of_many_long_names_spans_blocks() {
     let names: Vec<String> = (0..900)
         .map(|i| format!("{i:04}-{}", "n".repeat(i % 200)))

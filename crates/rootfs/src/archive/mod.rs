@@ -171,8 +171,7 @@ impl<R: Read + Skip> Archive<R> {
                 return Ok(None);
             };
             let bad = |what| ArchiveError::BadHeader { offset: at, what };
-            let size = header
-                .entry_size()
+            let size = number_in(&header.as_old().size, header.entry_size())
                 .map_err(|_| bad("its size is no number"))?;
             let malformed = || bad("its PAX record is malformed");
             match header.entry_type().as_byte() {
@@ -402,6 +401,14 @@ fn build_entry(
                 .flatten()
                 .ok_or(bad("its device number is malformed"))
         };
+        // Old headers have no such fields, and some writers leave them empty.
+        let blank = header
+            .as_ustar()
+            .is_some_and(|ustar| is_blank(&ustar.dev_major))
+            || header.as_gnu().is_some_and(|gnu| is_blank(&gnu.dev_major));
+        if blank {
+            return Ok((0, 0));
+        }
         let (major, minor) = (field(header.device_major())?, field(header.device_minor())?);
         if major > 0xfff || minor > 0xf_ffff {
             return Err(bad("its device number is out of range"));
@@ -438,10 +445,13 @@ fn build_entry(
         };
         u32::try_from(value).map_err(|_| bad("its owner is out of range"))
     };
+    let old = header.as_old();
     Ok(Entry {
-        mode: (header.mode().map_err(|_| bad("its mode is no number"))? & 0o7777) as u16,
-        uid: id(b"uid", header.uid())?,
-        gid: id(b"gid", header.gid())?,
+        mode: (number_in(&old.mode, header.mode().map(u64::from))
+            .map_err(|_| bad("its mode is no number"))?
+            & 0o7777) as u16,
+        uid: id(b"uid", number_in(&old.uid, header.uid()))?,
+        gid: id(b"gid", number_in(&old.gid, header.gid()))?,
         mtime: match number(b"mtime")? {
             Some(seconds) => seconds,
             // A negative time in base-256 reads as a huge number.
@@ -465,6 +475,15 @@ fn build_entry(
         offset: 0,
         sparse: None,
     })
+}
+
+/// A number in a header; 0 if its field was left empty, as some writers do.
+fn number_in(field: &[u8], read: io::Result<u64>) -> io::Result<u64> {
+    if is_blank(field) { Ok(0) } else { read }
+}
+
+fn is_blank(field: &[u8]) -> bool {
+    field.iter().all(|byte| [0, b' '].contains(byte))
 }
 
 fn trim_nul(mut name: Vec<u8>) -> Vec<u8> {

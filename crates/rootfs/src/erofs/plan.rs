@@ -233,13 +233,12 @@ impl<'a> Plan<'a> {
 
     fn place_file(&mut self, content: &Content, xattrs: u64) -> Result<Data, PlanError> {
         let size = content.size;
-        let stored: u64 = content.pieces.iter().map(|piece| piece.len).sum();
         let shared = self.child
             && content
                 .pieces
                 .iter()
                 .any(|piece| piece.input == Input::Parent);
-        if !shared && size - stored < HOLES_WORTH_A_TABLE {
+        if !shared && holes(content)? < HOLES_WORTH_A_TABLE {
             return self.place_row(size, xattrs);
         }
         if shared && let Some(data) = shared_row(content, xattrs) {
@@ -262,13 +261,7 @@ impl<'a> Plan<'a> {
 
     fn place_chunks(&mut self, content: &Content, shared: bool) -> Result<Data, PlanError> {
         let size = content.size;
-        let mut bits = 0;
-        while size.div_ceil(BLOCK_SIZE << bits) > MAX_CHUNKS {
-            bits += 1;
-            if bits > MAX_CHUNK_BITS {
-                return Err(PlanError::FileTooLarge(size));
-            }
-        }
+        let bits = chunk_bits(size)?;
         let chunk = BLOCK_SIZE << bits;
         let mut table = Vec::with_capacity(size.div_ceil(chunk) as usize);
         let mut pieces = &content.pieces[..];
@@ -360,6 +353,32 @@ impl<'a> Plan<'a> {
         self.next = end as u32;
         Ok(first)
     }
+}
+
+/// Chunks as small as the table may be long, as a power of two of blocks.
+fn chunk_bits(size: u64) -> Result<u32, PlanError> {
+    (0..=MAX_CHUNK_BITS)
+        .find(|bits| size.div_ceil(BLOCK_SIZE << bits) <= MAX_CHUNKS)
+        .ok_or(PlanError::FileTooLarge(size))
+}
+
+/// Bytes of the chunks in which nothing is: so the image can be read back and
+/// written again the same.
+fn holes(content: &Content) -> Result<u64, PlanError> {
+    let chunk = BLOCK_SIZE << chunk_bits(content.size)?;
+    let end = content.size.next_multiple_of(chunk);
+    let mut at = 0u64;
+    let mut holes = 0;
+    let ends = content
+        .pieces
+        .iter()
+        .map(|piece| (piece.at, piece.at + piece.len));
+    for (start, next) in ends.chain([(end, end)]) {
+        let (first, last) = (at.next_multiple_of(chunk), start / chunk * chunk);
+        holes += last.saturating_sub(first);
+        at = next;
+    }
+    Ok(holes)
 }
 
 /// The parent's own blocks, if they serve as they are.

@@ -69,6 +69,15 @@ impl Tar {
         self
     }
 
+    /// A file whose header has no owner and no time.
+    pub fn anonymous(mut self, path: &str) -> Tar {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(0);
+        header.set_mode(0o600);
+        self.0.append_data(&mut header, path, &[][..]).unwrap();
+        self
+    }
+
     /// A path written as it is, past the tar crate's own checks.
     pub fn raw_path(mut self, path: &[u8]) -> Tar {
         let mut header = Tar::header(tar::EntryType::Regular, 0o644);
