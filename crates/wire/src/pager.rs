@@ -67,8 +67,9 @@ pub enum PagerRequest {
         prefetch: bool,
     },
     /// From now on, what is missing of the image at this path is to be had
-    /// there, the first origin first. Said before `Serve` and `OpenDisk` for
-    /// an image that is not all here, and for each of its parents that is not.
+    /// there, the first origin first, also if it is in use. To be said before
+    /// `Serve` and `OpenDisk` for an image that is not all here, and for each
+    /// of its parents that is not.
     Origins {
         /// The image's file.
         image: PathBuf,

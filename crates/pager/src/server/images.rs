@@ -21,13 +21,16 @@ pub(super) struct Images {
 }
 
 impl Images {
-    /// Says who has what is missing of an image that is opened later.
-    pub fn set_origins(&mut self, path: &Path, origins: Vec<Origin>) -> Result<(), String> {
+    /// Says who has what is missing of an image, open or not.
+    pub fn set_origins(&mut self, path: &Path, described: Vec<Origin>) -> Result<(), String> {
         let identity = StoredImage::identity(path)
             .ok_or_else(|| format!("{} cannot be looked at", path.display()))?;
-        match origins.is_empty() {
+        if let Some(reader) = self.readers.get(&identity).and_then(Weak::upgrade) {
+            reader.set_origins(origins(&described, reader.id()));
+        }
+        match described.is_empty() {
             true => self.origins.remove(&identity),
-            false => self.origins.insert(identity, origins),
+            false => self.origins.insert(identity, described),
         };
         Ok(())
     }

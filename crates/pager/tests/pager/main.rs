@@ -1,5 +1,7 @@
 //! `jiffy-pager` as a process, with real userfaultfds.
 
+mod disks;
+mod elsewhere;
 mod hostile;
 mod jobs;
 mod many;

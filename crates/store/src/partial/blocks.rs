@@ -32,7 +32,7 @@ const TRIES: u32 = 16;
 pub struct PartialFile {
     file: File,
     map: PresenceMap,
-    origins: Vec<Arc<dyn Origin>>,
+    origins: RwLock<Vec<Arc<dyn Origin>>>,
     /// Blocks that are being fetched.
     flights: Mutex<HashMap<u64, Arc<Flight>>>,
     landed: Condvar,
@@ -97,13 +97,18 @@ impl PartialFile {
         Ok(PartialFile {
             file,
             map,
-            origins,
+            origins: RwLock::new(origins),
             flights: Mutex::default(),
             landed: Condvar::new(),
             gate: RwLock::default(),
             fetched: AtomicU64::new(0),
             whole: AtomicBool::new(false),
         })
+    }
+
+    /// Asks others from now on.
+    pub(crate) fn set_origins(&self, origins: Vec<Arc<dyn Origin>>) {
+        *self.origins.write().unwrap_or_else(PoisonError::into_inner) = origins;
     }
 
     /// Bytes that came from origins.
@@ -302,8 +307,12 @@ impl PartialFile {
         take: &mut dyn FnMut(&[u8]) -> Result<(), String>,
     ) -> Result<(), Missing> {
         let length = bytes.end - bytes.start;
-        let mut answers: Vec<OriginError> = self
+        let origins = self
             .origins
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let mut answers: Vec<OriginError> = origins
             .iter()
             .map(|_| OriginError::for_now("it was not asked"))
             .collect();
@@ -314,7 +323,7 @@ impl PartialFile {
             if round > 0 {
                 thread::sleep(PAUSE * (1 << (round - 1)));
             }
-            let open = self.origins.iter().zip(&mut answers);
+            let open = origins.iter().zip(&mut answers);
             for (origin, answer) in open.filter(|(_, answer)| answer.again) {
                 *answer = match origin.fetch(bytes.clone()) {
                     Ok(given) if given.len() as u64 == length => {
@@ -332,8 +341,7 @@ impl PartialFile {
                 };
             }
         }
-        let told: Vec<String> = self
-            .origins
+        let told: Vec<String> = origins
             .iter()
             .zip(&answers)
             .map(|(origin, answer)| format!("{}: {answer}", origin.name()))

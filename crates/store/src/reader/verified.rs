@@ -6,14 +6,14 @@ use crate::codec::Decoder;
 use crate::error::{Fault, ImageError};
 use crate::format::{Entry, Footer, Kind, content_hash};
 use crate::partial::blocks::{FETCH_MAX, PartialFile};
-use crate::partial::map_path;
+use crate::partial::{Origin, map_path};
 use crate::presence::{PresenceFault, PresenceMap};
 use std::fs::OpenOptions;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 /// Threads that fetch what is missing of a whole image. They wait, mostly.
@@ -70,6 +70,14 @@ impl ImageReader {
     /// Whether parts of it may be missing.
     pub fn is_partial(&self) -> bool {
         self.partial.is_some()
+    }
+
+    /// Asks these for what is missing, from now on; its parents are left as
+    /// they are.
+    pub fn set_origins(&self, origins: Vec<Arc<dyn Origin>>) {
+        if let Some(partial) = &self.partial {
+            partial.set_origins(origins);
+        }
     }
 
     /// Bytes that came from origins since it was opened, its parents'

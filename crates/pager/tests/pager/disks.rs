@@ -1,0 +1,417 @@
+//! Disks that are filled on demand.
+
+use super::support::*;
+use jiffy_store::disk_cache::is_full;
+use jiffy_store::{ImageReader, PeerFolder, Recording, partial};
+use jiffy_wire::disk::{ChunkAnswer, ChunkRequest, MAP_HEADER};
+use jiffy_wire::pager::{OpenDisk, Origin, PagerRequest, PagerResponse};
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+/// Bytes of a chunk of the tests' images.
+const CHUNK: u64 = 8192;
+const SIZE: usize = 2 * MIB;
+
+/// A connection as a VMM's block device makes it.
+struct Vmm {
+    stream: BufReader<UnixStream>,
+    next: u64,
+}
+
+impl Vmm {
+    fn connect(socket: &Path) -> Vmm {
+        let stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Vmm {
+            stream: BufReader::new(stream),
+            next: 1,
+        }
+    }
+
+    fn ask(&mut self, offset: u64, length: u64) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        let request = ChunkRequest { id, offset, length };
+        let line = serde_json::to_string(&request).unwrap();
+        self.say(&format!("{line}\n"));
+        id
+    }
+
+    fn say(&mut self, text: &str) {
+        self.stream.get_mut().write_all(text.as_bytes()).unwrap();
+    }
+
+    fn hear(&mut self) -> ChunkAnswer {
+        let mut line = String::new();
+        self.stream.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap()
+    }
+
+    fn fill(&mut self, offset: u64, length: u64) -> ChunkAnswer {
+        let id = self.ask(offset, length);
+        let answer = self.hear();
+        assert_eq!(answer.id(), id);
+        answer
+    }
+
+    #[track_caller]
+    fn have(&mut self, offset: u64, length: u64) {
+        let answer = self.fill(offset, length);
+        assert!(matches!(answer, ChunkAnswer::Present { .. }), "{answer:?}");
+    }
+
+    fn refused(&mut self, offset: u64, length: u64) -> (Option<u32>, String) {
+        match self.fill(offset, length) {
+            ChunkAnswer::Unavailable {
+                chunk, sentence, ..
+            } => (chunk, sentence),
+            answer => panic!("{answer:?}"),
+        }
+    }
+
+    fn is_closed(mut self) -> bool {
+        let mut rest = Vec::new();
+        let _ = self.stream.read_to_end(&mut rest);
+        true
+    }
+}
+
+fn request(folder: &Path, image: &Path) -> OpenDisk {
+    OpenDisk {
+        name: "root".into(),
+        socket: folder.join("root.sock"),
+        cache: folder.join("cache"),
+        image: image.into(),
+        record: None,
+        prefetch: None,
+    }
+}
+
+fn open(pager: &Pager, request: &OpenDisk) -> Vmm {
+    let answer = pager.ask(&PagerRequest::OpenDisk(request.clone()));
+    assert_eq!(answer, PagerResponse::Ok);
+    Vmm::connect(&request.socket)
+}
+
+#[track_caller]
+fn check(cache: &Path, offset: u64, length: u64) {
+    let found = fs::read(cache.join("contents")).unwrap();
+    let range = offset as usize..(offset + length) as usize;
+    assert!(found[range.clone()] == contents(SIZE)[range]);
+    let map = fs::read(cache.join("present")).unwrap();
+    for chunk in offset / CHUNK..(offset + length).div_ceil(CHUNK) {
+        let byte = map[MAP_HEADER + (chunk / 8) as usize];
+        assert!(byte & 1 << (chunk % 8) != 0, "chunk {chunk} is not there");
+    }
+}
+
+fn error(answer: PagerResponse) -> String {
+    match answer {
+        PagerResponse::Error(sentence) => sentence,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The same image without its chunks, in a folder of its own.
+fn without_chunks(image: &Path) -> PathBuf {
+    let whole = ImageReader::open(image).unwrap();
+    let bytes = fs::read(image).unwrap();
+    let tail = bytes.len() + 64 - whole.metadata_bytes() as usize;
+    let folder = image.with_file_name("partial");
+    fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("image.jimg");
+    partial::create(&path, bytes.len() as u64, &bytes[tail..], whole.id()).unwrap();
+    path
+}
+
+/// A peer's folder with these bytes as the image.
+fn peer(folder: &Path, name: &str, image: &Path, change: impl FnOnce(&mut Vec<u8>)) -> Origin {
+    let id = ImageReader::open(image).unwrap().id();
+    let mut bytes = fs::read(image).unwrap();
+    change(&mut bytes);
+    let folder = folder.join(name);
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join(PeerFolder::file_name(id)), bytes).unwrap();
+    Origin::Folder { folder }
+}
+
+fn set_origins(pager: &Pager, image: &Path, origins: Vec<Origin>) {
+    let answer = pager.ask(&PagerRequest::Origins {
+        image: image.into(),
+        origins,
+    });
+    assert_eq!(answer, PagerResponse::Ok);
+}
+
+#[test]
+fn vmms_share_a_cache_and_what_it_has_outlives_the_pager() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), SIZE, |_| {});
+    let pager = Pager::start(folder.path(), &[]);
+    let disk = request(folder.path(), &image);
+    let mut one = open(&pager, &disk);
+    let mut other = open(&pager, &disk);
+    one.have(5 * CHUNK + 1, 1);
+    other.have(100 * CHUNK, 3 * CHUNK);
+    one.have(100 * CHUNK, 1);
+    check(&disk.cache, 5 * CHUNK, CHUNK);
+    check(&disk.cache, 100 * CHUNK, 3 * CHUNK);
+    let stats = pager.stats("root");
+    assert_eq!(stats.faults, 3);
+    assert!(stats.bytes_read > 0 && stats.bytes_fetched == 0);
+    // Several at once are all answered.
+    let ids: Vec<u64> = (0..10).map(|n| one.ask(n * 10 * CHUNK, CHUNK)).collect();
+    let mut answered: Vec<u64> = ids.iter().map(|_| one.hear().id()).collect();
+    answered.sort();
+    assert_eq!(answered, ids);
+    // Killed: the next one goes on with what is there.
+    pager.kill();
+    assert!(one.is_closed() && other.is_closed());
+    let pager = Pager::start(folder.path(), &[]);
+    let mut vmm = open(&pager, &disk);
+    vmm.have(5 * CHUNK, CHUNK);
+    let stats = pager.stats("root");
+    assert_eq!(stats.bytes_filled, 0, "it was there");
+    // Everything, then it needs no pager.
+    assert!(!is_full(&disk.cache));
+    assert_eq!(pager.complete("root"), PagerResponse::Ok);
+    assert!(is_full(&disk.cache));
+    check(&disk.cache, 0, SIZE as u64);
+    assert_eq!(pager.forget("root"), PagerResponse::Ok);
+    assert!(vmm.is_closed() && !disk.socket.exists());
+    assert!(is_full(&disk.cache));
+    assert!(pager.terminate().success());
+}
+
+#[test]
+fn what_a_boot_asks_for_is_recorded_and_comes_first_the_next_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), SIZE, |_| {});
+    let pager = Pager::start(folder.path(), &[]);
+    let record = folder.path().join("boot");
+    let disk = OpenDisk {
+        record: Some(record.clone()),
+        ..request(folder.path(), &image)
+    };
+    let mut vmm = open(&pager, &disk);
+    // Page 2n of every fifth is nothing: chunks 9, 3, 4 and 60 have bytes.
+    for chunk in [9, 3, 4, 60] {
+        vmm.have(chunk * CHUNK, CHUNK);
+    }
+    let done = pager.ask(&PagerRequest::EndRecording {
+        name: "root".into(),
+    });
+    assert_eq!(done, PagerResponse::Ok);
+    let recording = Recording::read(&record).unwrap();
+    assert_eq!(recording.chunks, [9, 3, 4, 60]);
+    vmm.have(70 * CHUNK, CHUNK);
+    drop(vmm);
+    assert_eq!(pager.forget("root"), PagerResponse::Ok);
+    assert_eq!(Recording::read(&record).unwrap(), recording, "no more");
+
+    let next = OpenDisk {
+        cache: folder.path().join("next"),
+        prefetch: Some(record.clone()),
+        ..request(folder.path(), &image)
+    };
+    let vmm = open(&pager, &next);
+    eventually("the boot set is not there", || {
+        pager.stats("root").prefetched_chunks == 4
+    });
+    check(&next.cache, 60 * CHUNK, CHUNK);
+    check(&next.cache, 3 * CHUNK, 2 * CHUNK);
+    assert_eq!(pager.stats("root").faults, 0);
+    drop(vmm);
+    assert_eq!(pager.forget("root"), PagerResponse::Ok);
+
+    // Without being told, it is written when the last VMM goes, and at the end.
+    let other = folder.path().join("other boot");
+    let disk = OpenDisk {
+        cache: folder.path().join("third"),
+        record: Some(other.clone()),
+        ..request(folder.path(), &image)
+    };
+    let mut vmm = open(&pager, &disk);
+    vmm.have(7 * CHUNK, CHUNK);
+    drop(vmm);
+    eventually("nothing is written", || other.exists());
+    let mut vmm = Vmm::connect(&disk.socket);
+    vmm.have(8 * CHUNK, CHUNK);
+    assert!(pager.terminate().success());
+    assert_eq!(Recording::read(&other).unwrap().chunks, [7, 8]);
+}
+
+#[test]
+fn missing_blocks_come_from_peers_and_lies_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), SIZE, |_| {});
+    let partial = without_chunks(&image);
+    let pager = Pager::start(folder.path(), &[]);
+    let disk = request(folder.path(), &partial);
+    let liar = peer(folder.path(), "liar", &image, |bytes| {
+        bytes.iter_mut().for_each(|byte| *byte ^= 1);
+    });
+    let empty = Origin::Folder {
+        folder: folder.path().join("nothing"),
+    };
+    // Nobody has it.
+    let mut vmm = open(&pager, &disk);
+    let (chunk, sentence) = vmm.refused(20 * CHUNK, CHUNK);
+    assert_eq!(chunk, Some(20));
+    assert!(sentence.contains("nobody is known"), "{sentence}");
+    drop(vmm);
+    assert_eq!(pager.forget("root"), PagerResponse::Ok);
+    // One lies, one has nothing.
+    set_origins(&pager, &partial, vec![liar.clone(), empty.clone()]);
+    let mut vmm = open(&pager, &disk);
+    let mut other = Vmm::connect(&disk.socket);
+    let (chunk, sentence) = vmm.refused(20 * CHUNK, CHUNK);
+    assert_eq!(chunk, Some(20));
+    for part in [
+        "image.jimg",
+        "chunk 20 ",
+        "liar: it gave",
+        "nothing: it does not have",
+    ] {
+        assert!(sentence.contains(part), "{sentence}");
+    }
+    let zero = (0..SIZE as u64 / CHUNK).find(|chunk| {
+        let start = (chunk * CHUNK) as usize;
+        contents(SIZE)[start..start + CHUNK as usize]
+            .iter()
+            .all(|byte| *byte == 0)
+    });
+    if let Some(zero) = zero {
+        other.have(zero * CHUNK, CHUNK);
+    }
+    drop((vmm, other));
+    assert_eq!(pager.forget("root"), PagerResponse::Ok);
+    // Another has the truth.
+    let honest = peer(folder.path(), "honest", &image, |_| {});
+    set_origins(&pager, &partial, vec![liar, empty, honest]);
+    let mut vmm = open(&pager, &disk);
+    vmm.have(0, 64 * CHUNK);
+    check(&disk.cache, 0, 64 * CHUNK);
+    assert!(pager.stats("root").bytes_fetched > 0);
+    let whole = pager.ask(&PagerRequest::CompleteImage {
+        image: partial.clone(),
+    });
+    assert_eq!(whole, PagerResponse::Ok);
+    assert!(!partial::is_partial(&partial));
+    assert_eq!(fs::read(&partial).unwrap(), fs::read(&image).unwrap());
+    vmm.have(0, SIZE as u64);
+    check(&disk.cache, 0, SIZE as u64);
+}
+
+#[test]
+fn hostile_vmms_are_refused_and_others_do_not_notice() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), SIZE, |_| {});
+    let pager = Pager::start(folder.path(), &[]);
+    let disk = request(folder.path(), &image);
+    let mut good = open(&pager, &disk);
+    let before = pager.count("fd");
+    for (offset, length) in [
+        (0, 0),
+        (SIZE as u64, 1),
+        (SIZE as u64 - 1, 2),
+        (u64::MAX, u64::MAX),
+        (0, u64::MAX),
+        (1 << 40, 4096),
+    ] {
+        let (chunk, sentence) = good.refused(offset, length);
+        assert_eq!(chunk, None);
+        assert!(sentence.contains("were asked for"), "{sentence}");
+    }
+    for text in [
+        "nonsense\n".to_owned(),
+        "{}\n".into(),
+        "\n".into(),
+        "{\"id\":1,\"offset\":-1,\"length\":1}\n".into(),
+        "x".repeat(20_000),
+    ] {
+        let stream = UnixStream::connect(&disk.socket).unwrap();
+        let _ = (&stream).write_all(text.as_bytes());
+        let why = last_words(&stream);
+        assert!(why.contains("request"), "{why}");
+    }
+    // Gone in the middle of a line, and before the answers came.
+    for _ in 0..20 {
+        let mut vmm = Vmm::connect(&disk.socket);
+        for chunk in 0..30 {
+            vmm.ask(chunk * CHUNK, CHUNK);
+        }
+        vmm.say("{\"id\":");
+    }
+    // One that asks all it can and hears nothing holds up nobody.
+    let deaf = UnixStream::connect(&disk.socket).unwrap();
+    deaf.set_nonblocking(true).unwrap();
+    for id in 0..5000 {
+        let line = format!("{{\"id\":{id},\"offset\":0,\"length\":1}}\n");
+        if (&deaf).write(line.as_bytes()).is_err() {
+            break;
+        }
+    }
+    good.have(130 * CHUNK, CHUNK);
+    check(&disk.cache, 130 * CHUNK, CHUNK);
+    drop(deaf);
+    eventually("descriptors stay open", || pager.count("fd") <= before);
+    good.have(140 * CHUNK, CHUNK);
+}
+
+#[test]
+fn senseless_requests_about_disks_are_answered_with_a_sentence() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), SIZE, |_| {});
+    let pager = Pager::start(folder.path(), &[]);
+    let disk = request(folder.path(), &image);
+    let ask = |change: &dyn Fn(&mut OpenDisk)| {
+        let mut request = disk.clone();
+        change(&mut request);
+        pager.ask(&PagerRequest::OpenDisk(request))
+    };
+    let nobody = folder.path().join("nobody");
+    assert!(error(ask(&|disk| disk.image = nobody.clone())).contains("nobody"));
+    assert!(error(ask(&|disk| disk.cache = nobody.join("x"))).contains("cannot be used"));
+    assert!(error(ask(&|disk| disk.socket = nobody.join("x"))).contains("listened on"));
+    assert!(error(ask(&|disk| disk.socket = disk.image.clone())).contains("no socket"));
+    let origins = PagerRequest::Origins {
+        image: nobody.clone(),
+        origins: Vec::new(),
+    };
+    assert!(error(pager.ask(&origins)).contains("nobody"));
+    let end = PagerRequest::EndRecording {
+        name: "root".into(),
+    };
+    assert!(error(pager.ask(&end)).contains("no disk root"));
+
+    assert_eq!(ask(&|_| {}), PagerResponse::Ok);
+    assert_eq!(ask(&|_| {}), PagerResponse::Ok, "asked again");
+    assert!(error(ask(&|disk| disk.record = Some("/x".into()))).contains("already"));
+    assert!(error(ask(&|disk| disk.name = "b".into())).contains("serves another"));
+    let socket = folder.path().join("b.sock");
+    let second = |disk: &mut OpenDisk| {
+        disk.name = "b".into();
+        disk.socket = socket.clone();
+    };
+    assert!(error(ask(&second)).contains("is that of the disk root"));
+    let serve = PagerRequest::Serve {
+        name: "root".into(),
+        socket: socket.clone(),
+        image: image.clone(),
+        record: None,
+        prefetch: false,
+    };
+    assert!(error(pager.ask(&serve)).contains("is a disk"));
+    pager.serve("vm", &image);
+    assert!(error(ask(&|disk| disk.name = "vm".into())).contains("is a VM"));
+    // Another process has the cache.
+    let other = tempfile::tempdir().unwrap();
+    let second = Pager::start(other.path(), &[]);
+    let mut request = disk.clone();
+    request.socket = other.path().join("sock");
+    let busy = second.ask(&PagerRequest::OpenDisk(request));
+    assert!(error(busy).contains("filled by another process"));
+}

@@ -1,0 +1,162 @@
+//! Memory and disks whose images are still elsewhere.
+
+use super::support::*;
+use jiffy_registry::artifact::{Artifact, Config, FileToPush, IMAGE_TYPE};
+use jiffy_registry::testing::{LocalRegistry, RegistryOptions};
+use jiffy_registry::{Client, ClientOptions, Reference};
+use jiffy_store::{ImageReader, PeerFolder, partial};
+use jiffy_wire::pager::{Origin, PagerRequest, PagerResponse, RegistryOrigin};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// An image, the same without its chunks, and a peer that has it.
+fn elsewhere(folder: &Path, working_set: Option<Vec<u32>>) -> (PathBuf, PathBuf, PathBuf) {
+    let whole = image(folder, MIB, |options| options.working_set = working_set);
+    let reader = ImageReader::open(&whole).unwrap();
+    let bytes = fs::read(&whole).unwrap();
+    let tail = bytes.len() + 64 - reader.metadata_bytes() as usize;
+    let here = folder.join("here.img");
+    partial::create(&here, bytes.len() as u64, &bytes[tail..], reader.id()).unwrap();
+    let peer = folder.join("peer");
+    fs::create_dir(&peer).unwrap();
+    let theirs = peer.join(PeerFolder::file_name(reader.id()));
+    fs::copy(&whole, &theirs).unwrap();
+    (whole, here, theirs)
+}
+
+fn origins(pager: &Pager, image: &Path, origins: Vec<Origin>) {
+    let answer = pager.ask(&PagerRequest::Origins {
+        image: image.into(),
+        origins,
+    });
+    assert_eq!(answer, PagerResponse::Ok);
+}
+
+fn folder_of(file: &Path) -> Origin {
+    Origin::Folder {
+        folder: file.parent().unwrap().into(),
+    }
+}
+
+#[test]
+fn memory_comes_from_a_peer_page_by_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, here, theirs) = elsewhere(folder.path(), None);
+    let pager = Pager::start(folder.path(), &["--workers", "2"]);
+    origins(&pager, &here, vec![folder_of(&theirs)]);
+    let memory = Memory::new(MIB);
+    let connection = memory.connect(&pager.serve("vm", &here));
+    for seed in 0..3 {
+        join(memory.check(seed));
+    }
+    assert!(pager.stats("vm").bytes_fetched > 0);
+    drop(connection);
+}
+
+#[test]
+fn a_working_set_elsewhere_is_fetched_and_filled_ahead() {
+    let folder = tempfile::tempdir().unwrap();
+    let set: Vec<u32> = (20..60).collect();
+    let (_, here, theirs) = elsewhere(folder.path(), Some(set));
+    let pager = Pager::start(folder.path(), &[]);
+    origins(&pager, &here, vec![folder_of(&theirs)]);
+    let memory = Memory::new(MIB);
+    let _connection = memory.connect(&pager.serve_as("vm", &here, None, true));
+    eventually("the working set is not there", || {
+        pager.stats("vm").prefetched_chunks >= 40
+    });
+    assert_eq!(pager.stats("vm").faults, 0);
+    join(memory.check(1));
+}
+
+#[test]
+fn a_page_that_cannot_be_had_ends_its_vm_and_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, here, theirs) = elsewhere(folder.path(), None);
+    let pager = Pager::start(folder.path(), &["--workers", "1"]);
+    origins(&pager, &here, vec![folder_of(&theirs)]);
+    let (one, other) = (Memory::new(MIB), Memory::new(MIB));
+    let connection = one.connect(&pager.serve("one", &here));
+    let _connection = other.connect(&pager.serve("other", &whole));
+    assert_page(one.read_page(3).bytes(), page(3));
+    fs::remove_file(&theirs).unwrap();
+    let stuck = one.read_page(250);
+    let sentence = last_words(&connection);
+    for part in ["here.img", "chunk 125 ", "peer", "does not have this image"] {
+        assert!(sentence.contains(part), "{sentence}");
+    }
+    assert!(stuck.is_stuck(), "nothing wrong was filled in");
+    join(other.check(5));
+}
+
+#[test]
+fn completing_a_vm_fetches_all_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, here, theirs) = elsewhere(folder.path(), None);
+    let pager = Pager::start(folder.path(), &[]);
+    origins(&pager, &here, vec![folder_of(&theirs)]);
+    let memory = Memory::new(MIB);
+    let connection = memory.connect(&pager.serve("vm", &here));
+    pager.wait_for(&memory);
+    assert_eq!(pager.complete("vm"), PagerResponse::Ok);
+    fs::remove_file(&theirs).unwrap();
+    join(memory.check(2));
+    drop(connection);
+    let told = pager.ask(&PagerRequest::CompleteImage {
+        image: here.clone(),
+    });
+    assert_eq!(told, PagerResponse::Ok, "all of it was there");
+    assert!(!partial::is_partial(&here));
+}
+
+/// A real registry on loopback, if there is one on this computer.
+#[test]
+fn memory_comes_from_a_registry_by_ranges() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, here, theirs) = elsewhere(folder.path(), None);
+    let registry = LocalRegistry::start(&RegistryOptions::default()).expect("docker-registry");
+    let client = Client::new(ClientOptions::default()).unwrap();
+    let tag = Reference::parse(&format!("{}/team/app:1", registry.host()), None).unwrap();
+    let config = Config {
+        media_type: "application/vnd.jiffy.image.config.v1+json".into(),
+        bytes: b"{}".to_vec(),
+    };
+    let file = FileToPush::local("ram.image", &whole, "data");
+    let artifact = Artifact::plan(IMAGE_TYPE, config, BTreeMap::new(), &[file], &()).unwrap();
+    artifact.push(&client, &tag, &()).unwrap();
+    let pinned = format!("{}/team/app@{}", registry.host(), artifact.digest());
+    let origin = |file: &str| {
+        Origin::Registry(RegistryOrigin {
+            reference: pinned.clone(),
+            file: file.into(),
+            docker_config: None,
+            plain_http: false,
+        })
+    };
+    let pager = Pager::start(folder.path(), &[]);
+    origins(&pager, &here, vec![origin("other.image")]);
+    let memory = Memory::new(MIB);
+    let connection = memory.connect(&pager.serve("vm", &here));
+    let _stuck = memory.read_page(3);
+    let sentence = last_words(&connection);
+    assert!(
+        sentence.contains("has no file \"other.image\""),
+        "{sentence}"
+    );
+    assert_eq!(pager.forget("vm"), PagerResponse::Ok);
+
+    origins(&pager, &here, vec![origin("ram.image"), folder_of(&theirs)]);
+    let memory = Memory::new(MIB);
+    let connection = memory.connect(&pager.serve("vm", &here));
+    assert_page(memory.read_page(3).bytes(), page(3));
+    let fetched = pager.stats("vm").bytes_fetched;
+    assert!(
+        fetched < fs::metadata(&whole).unwrap().len() / 2,
+        "{fetched}"
+    );
+    // The registry goes; a peer has the rest.
+    drop(registry);
+    join(memory.check(4));
+    drop(connection);
+}
