@@ -3,7 +3,7 @@
 
 use crate::apply::Whiteouts;
 use crate::config::ImageConfig;
-use crate::erofs::{Inputs, Plan, Readable};
+use crate::erofs::{Inputs, Plan, ReadAt, Readable};
 use crate::import::{ImportError, Imported, Limits, Target, Watch, gather, open_image};
 use crate::source::Source;
 use crate::tree::{Content, Kind, NodeId, Piece, Tree};
@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Bytes compared at a time, and the unit in which a changed file shares its
 /// bytes with the parent's.
@@ -47,7 +48,43 @@ pub fn child(
     watch: Watch<'_>,
 ) -> Result<Child, ImportError> {
     let image = open_image(parent)?;
-    let mut tree = read_tree(&image, parent, limits)?;
+    let copy = |target: &File| copy(parent, target);
+    let mut made = append(&image, parent, changes, out, limits, watch, &copy)?;
+    if made.image.digest.is_empty() {
+        made.image.digest = digest_of(out)?;
+    }
+    Ok(made)
+}
+
+/// The same with a parent that is not all here: only what is new is written,
+/// and the first block; the rest of the parent's place in `out` is a hole.
+/// Nothing but the parent's names and attributes is read, and files that are
+/// there anew. The digest is empty, unless the image was made anew.
+pub fn child_over(
+    parent: Arc<dyn ReadAt>,
+    changes: Source,
+    out: &Path,
+    limits: &Limits,
+    watch: Watch<'_>,
+) -> Result<Child, ImportError> {
+    let name = Path::new("the parent");
+    let image = Readable::open(parent).map_err(|source| ImportError::Image {
+        path: name.to_owned(),
+        source,
+    })?;
+    append(&image, name, changes, out, limits, watch, &|_| Ok(()))
+}
+
+fn append(
+    image: &Readable,
+    name: &Path,
+    changes: Source,
+    out: &Path,
+    limits: &Limits,
+    watch: Watch<'_>,
+    copy: &dyn Fn(&File) -> io::Result<()>,
+) -> Result<Child, ImportError> {
+    let mut tree = read_tree(image, name, limits)?;
     let target = Target::new(out)?;
     let mut inputs = Inputs {
         parent: Some(image.image()),
@@ -65,6 +102,8 @@ pub fn child(
     let mut grown = None;
     if let Some(place) = image.as_parent() {
         share(&mut tree, &inputs)?;
+        // What can't be appended, for the root's attributes or the limit of
+        // the size, may fit when it is made anew.
         if let Ok(plan) = Plan::new(&tree, Some(place), limits.image_bytes) {
             let garbage = u64::from(plan.garbage(place)) * BLOCK;
             if garbage * 2 <= plan.size() {
@@ -74,9 +113,9 @@ pub fn child(
     }
     let rebuilt = grown.is_none();
     let (plan, garbage, shared) = match grown {
-        Some((plan, garbage, shared)) => {
-            copy(parent, target.file())?;
-            (plan, garbage, shared)
+        Some(grown) => {
+            copy(target.file())?;
+            grown
         }
         None => (Plan::new(&tree, None, limits.image_bytes)?, 0, 0),
     };
@@ -85,7 +124,7 @@ pub fn child(
     target.publish()?;
     Ok(Child {
         image: Imported {
-            digest,
+            digest: digest.unwrap_or_default(),
             size,
             entries: counts.entries,
             dropped_xattrs: counts.dropped,
@@ -95,6 +134,12 @@ pub fn child(
         shared,
         garbage,
     })
+}
+
+fn digest_of(path: &Path) -> io::Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    io::copy(&mut File::open(path)?, &mut hasher)?;
+    Ok(hasher.finalize().to_hex().to_string())
 }
 
 /// Writes an image of ours anew, without what its ancestors left in it: the
@@ -113,7 +158,7 @@ pub fn rebuild(
         ..Inputs::default()
     };
     let plan = Plan::new(&tree, None, limits.image_bytes)?;
-    let digest = target.write(&plan, &inputs, watch)?;
+    let digest = target.write(&plan, &inputs, watch)?.unwrap_or_default();
     let (size, entries) = (plan.size(), plan.nodes());
     target.publish()?;
     Ok(Imported {

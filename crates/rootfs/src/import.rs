@@ -237,7 +237,7 @@ pub fn import(
         return Err(ImportError::Empty);
     }
     let plan = Plan::new(&tree, None, limits.image_bytes)?;
-    let digest = target.write(&plan, &inputs, watch)?;
+    let digest = target.write(&plan, &inputs, watch)?.unwrap_or_default();
     let size = plan.size();
     target.publish()?;
     Ok(Imported {
@@ -374,26 +374,17 @@ impl<'a> Target<'a> {
         self.file.as_file()
     }
 
-    /// Writes the image; returns its digest.
+    /// Writes the image; returns its digest, if all of it was written.
     pub fn write(
         &self,
         plan: &Plan<'_>,
         inputs: &Inputs,
         watch: Watch<'_>,
-    ) -> Result<String, ImportError> {
+    ) -> Result<Option<String>, ImportError> {
         let total = plan.size();
         let mut told = |done| watch(Progress::Writing { done, total });
         let hash = erofs::write(plan, inputs, self.file(), &mut told)?;
-        let hash = match hash {
-            Some(hash) => hash,
-            // A child: most of it was there.
-            None => {
-                let mut hasher = blake3::Hasher::new();
-                io::copy(&mut File::open(self.file.path())?, &mut hasher)?;
-                hasher.finalize()
-            }
-        };
-        Ok(hash.to_hex().to_string())
+        Ok(hash.map(|hash| hash.to_hex().to_string()))
     }
 
     /// Gives it its name, durably.

@@ -29,9 +29,10 @@ pub mod source;
 pub mod testing;
 pub mod tree;
 
-pub use child::{Child, child, rebuild};
+pub use child::{Child, child, child_over, rebuild};
 pub use config::{ConfigError, ExposedPort, ImageConfig, Platform};
 pub use debian::{Debian, DebianError};
+pub use erofs::ReadAt;
 pub use import::{ImportError, Imported, Limits, Progress, Watch, import, import_tar};
 pub use source::folder::FolderError;
 pub use source::{Choice, Layer, Source, SourceError, SourceKind};

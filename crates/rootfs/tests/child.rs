@@ -3,12 +3,15 @@
 mod common;
 
 use common::{Tar, extract};
-use jiffy_rootfs::{Child, Choice, Layer, Limits, Source, child, import, import_tar, rebuild};
+use jiffy_rootfs::{
+    Child, Choice, Layer, Limits, Source, child, child_over, import, import_tar, rebuild,
+};
 use proptest::prelude::*;
 use std::fs;
 use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 fn layers(tars: &[&[u8]], scratch: &Path) -> Source {
     let layers: Vec<Layer> = (0..)
@@ -83,6 +86,24 @@ fn a_small_change_is_a_small_child() {
         fs::read(unpacked.root.join("usr/0/14")).unwrap(),
         [14; 1400]
     );
+}
+
+#[test]
+fn a_child_of_a_parent_that_is_elsewhere_holds_what_is_new() {
+    let scratch = tempfile::tempdir().unwrap();
+    let base = tree_of(100).bytes();
+    let changes = Tar::new().file("usr/0/7", b"other").bytes();
+    let (parent, whole, _) = grow(&base, &changes, scratch.path());
+    let out = scratch.path().join("new");
+    let source = layers(&[&changes], scratch.path());
+    let parent = Arc::new(fs::File::open(parent).unwrap());
+    let limits = Limits::default();
+    let mut watch = |_| ControlFlow::Continue(());
+    let made = child_over(parent, source, &out, &limits, &mut watch).unwrap();
+    let (whole, new) = (fs::read(whole).unwrap(), fs::read(out).unwrap());
+    let shared = made.shared as usize;
+    assert!(new[..4096] == whole[..4096] && new[shared..] == whole[shared..]);
+    assert!(new[4096..shared].iter().all(|byte| *byte == 0));
 }
 
 #[test]

@@ -3,6 +3,11 @@
 use super::sparse::Segment;
 use std::collections::BTreeMap;
 
+/// The records that are used, beside attributes and maps of holes.
+const USED: [&[u8]; 6] = [b"path", b"linkpath", b"size", b"uid", b"gid", b"mtime"];
+/// The longest value of a record that is no attribute, bytes.
+const MAX_VALUE: usize = 8192;
+
 /// Records that hold for an entry.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Pax {
@@ -32,7 +37,17 @@ impl Pax {
         Some(())
     }
 
+    /// Keeps what an entry may need. The rest is left out: records of a global
+    /// header are looked at again for every entry.
     fn add(&mut self, key: &[u8], value: &[u8]) -> Option<()> {
+        let attribute = key.starts_with(b"SCHILY.xattr.");
+        let sparse = key.starts_with(b"GNU.sparse.");
+        if !attribute && !sparse && !USED.contains(&key) {
+            return Some(());
+        }
+        if !attribute && key != b"GNU.sparse.map" && value.len() > MAX_VALUE {
+            return None;
+        }
         match key {
             b"GNU.sparse.offset" => self.offset = Some(decimal(value)?),
             b"GNU.sparse.numbytes" => self.segments.push(Segment {
@@ -41,7 +56,7 @@ impl Pax {
             }),
             // An empty value takes the key back, as POSIX has it; an empty
             // attribute is an attribute nevertheless.
-            _ if value.is_empty() && !key.starts_with(b"SCHILY.xattr.") => {
+            _ if value.is_empty() && !attribute => {
                 self.values.remove(key);
             }
             _ => {
@@ -51,10 +66,11 @@ impl Pax {
         Some(())
     }
 
-    /// These records over those of a global header.
+    /// These records over those of a global header, which can't say where
+    /// holes are.
     pub fn over(mut self, global: &Pax) -> Pax {
         for (key, value) in &global.values {
-            if !self.values.contains_key(key) {
+            if !self.values.contains_key(key) && !key.starts_with(b"GNU.sparse.") {
                 self.values.insert(key.clone(), value.clone());
             }
         }
