@@ -181,12 +181,13 @@ impl Exchange {
         // An upload can be sent to another host: it has its own ways to know us.
         let ours =
             key.origin == registry || key.origin == self.url(call.repository, "").secure().origin();
-        let mut asked = false;
+        // What was just given is used, even if it has expired by now.
+        let mut given = None;
         loop {
-            let value = if ours {
-                self.authorisations.get(&key)
-            } else {
-                None
+            let asked = given.is_some();
+            let value = match given.take() {
+                None if ours => self.authorisations.get(&key),
+                other => other,
             };
             let answer = self.follow(call, value.as_ref())?;
             let here = answer.url.origin() == key.origin;
@@ -202,8 +203,7 @@ impl Exchange {
                 let host = call.url.authority();
                 return Err(authorisation::unauthorised(call.what, host, true, &detail));
             }
-            self.authorise(&key, call, &challenges, &detail)?;
-            asked = true;
+            given = Some(self.authorise(&key, call, &challenges, &detail)?);
         }
     }
 
@@ -214,10 +214,10 @@ impl Exchange {
         call: &Call<'_>,
         challenges: &[Challenge],
         detail: &str,
-    ) -> Result<()> {
+    ) -> Result<Secret> {
         let _one_at_a_time = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.authorisations.get(key).is_some() {
-            return Ok(());
+        if let Some(value) = self.authorisations.get(key) {
+            return Ok(value);
         }
         let host = call.url.authority();
         let repository = call.repository;
@@ -244,8 +244,9 @@ impl Exchange {
                 detail: format!("it wants neither Basic nor Bearer, but {ways:?}"),
             });
         };
+        let value = held.value.clone();
         self.authorisations.put(key.clone(), held);
-        Ok(())
+        Ok(value)
     }
 
     /// Asks a server for a token.

@@ -7,6 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How a [`Client`](crate::Client) behaves. `Default` is what one wants.
+///
+/// Proxies are those of the environment (`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`,
+/// `NO_PROXY`); this computer is never reached by one.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
     /// Who we are. Default: nobody.
