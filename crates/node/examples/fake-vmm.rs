@@ -904,6 +904,20 @@ impl Vm {
                     },
                 )
             }
+            Request::Changes { .. } => {
+                let mut tar = tar::Builder::new(Vec::new());
+                let mut header = tar::Header::new_ustar();
+                header.set_size(7);
+                header.set_mode(0o644);
+                header.set_uid(0);
+                header.set_gid(0);
+                header.set_mtime(0);
+                tar.append_data(&mut header, "changed", &b"by a VM"[..])
+                    .unwrap();
+                let tar = tar.into_inner().unwrap();
+                send(&mut stream, &CopyFrame::Data(tar))?;
+                send(&mut stream, &CopyFrame::End)
+            }
             Request::CopyOut { path, .. } => {
                 let frames = self.copied.lock().unwrap().get(&path).cloned();
                 let Some(frames) = frames else {

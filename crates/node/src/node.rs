@@ -43,6 +43,7 @@ const LEASE_POLL: Duration = Duration::from_millis(5);
 const FLUSH_TIME: Duration = Duration::from_secs(2);
 
 mod beginning;
+mod commit;
 mod fork;
 mod lazy;
 mod operation;

@@ -383,6 +383,12 @@ impl Pager {
     async fn tell(&self, id: &str, paged: &Paged) -> std::result::Result<(), String> {
         let socket = self.paths.pager_vm_socket(id);
         let _ = fs::remove_file(&socket);
+        let origins = crate::snapshots::remote::origins(&paged.image, &self.paths);
+        if !origins.is_empty() {
+            let image = paged.image.clone();
+            let request = PagerRequest::Origins { image, origins };
+            done(self.ask(&request, ANSWER_TIME).await)?;
+        }
         let request = PagerRequest::Serve {
             name: id.to_owned(),
             socket,
@@ -390,7 +396,7 @@ impl Pager {
             record: paged.record.clone(),
             prefetch: paged.prefetch,
         };
-        done(self.ask(&request, ANSWER_TIME).await)
+        done(self.ask(&request, DISK_TIME).await)
     }
 
     async fn tell_of_disk(&self, disk: &LazyDisk) -> std::result::Result<(), String> {

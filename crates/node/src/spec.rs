@@ -236,6 +236,27 @@ fn check_mount(disk: &VolumeUse) -> Result<()> {
     )))
 }
 
+/// Checks what a VM was made of elsewhere.
+pub fn check_parts(spec: &Spec) -> Result<()> {
+    if !(1..=MAX_CPUS).contains(&spec.cpus) {
+        return Err(Error::invalid(format!(
+            "A VM can't have {} vCPUs; it has 1 to {MAX_CPUS}.",
+            spec.cpus
+        )));
+    }
+    check_memory(spec.memory_mib, spec.pages)?;
+    names::check("kernel", &spec.kernel)?;
+    crate::images::name::folder(&spec.image)?;
+    config::check(&spec.config)?;
+    if let Some(command) = &spec.command {
+        check_command(command)?;
+    }
+    if let Some(hostname) = &spec.hostname {
+        check_hostname(hostname)?;
+    }
+    Ok(())
+}
+
 fn check_memory(mib: u32, pages: PageSize) -> Result<()> {
     if !(MIN_MEMORY..=MAX_MEMORY).contains(&mib) {
         return Err(Error::invalid(format!(

@@ -295,6 +295,13 @@ pub enum Request {
         /// Signal number.
         signal: i32,
     },
+    /// What was changed in the root file system: the overlay's upper layer as
+    /// a tar, with whiteouts and opaque folders as overlayfs has them. Programs
+    /// stand still meanwhile. [`CopyFrame::Data`] out, then `End`, or `Failed`.
+    Changes {
+        /// [`VERSION`].
+        version: u16,
+    },
 }
 
 impl Request {
@@ -307,7 +314,8 @@ impl Request {
             | Request::Stat { version }
             | Request::Shutdown { version, .. }
             | Request::Quiesce { version, .. }
-            | Request::SignalMain { version, .. } => *version,
+            | Request::SignalMain { version, .. }
+            | Request::Changes { version } => *version,
         }
     }
 }

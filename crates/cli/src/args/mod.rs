@@ -318,7 +318,8 @@ pub struct Run {
     pub command: CommandOptions,
     #[command(flatten)]
     pub stdio: StdioOptions,
-    /// Go on from a snapshot instead of booting. A command takes the place of
+    /// Go on from a snapshot (also a reference: it is pulled when it is not
+    /// here) instead of booting. A command takes the place of
     /// the one that was captured; without one, connect to that
     #[arg(
         long,

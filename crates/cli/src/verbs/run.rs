@@ -32,6 +32,10 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
     let captured = run.format == Some(JsonFormat::Json) && !run.detach;
     let found = context.node()?;
     let client = found.client;
+    let mut run = run;
+    if let Some(from) = &run.from {
+        run.from = Some(super::image::snapshot(&client, from, run.vm.pull).await?);
+    }
     // A command that was captured has its terminal, or has none.
     let joins = match &run.from {
         Some(name) if run.argv.is_empty() && !run.detach => Some(joined(&client, name).await?),

@@ -272,7 +272,7 @@ impl Connection {
     }
 
     /// Refuses in the words of the answer that the request would have got.
-    fn refuse(&mut self, request: &Request, message: String, now: u64) {
+    pub(super) fn refuse(&mut self, request: &Request, message: String, now: u64) {
         match request {
             Request::Exec { .. } => self.stream.send(&ExecOutput::Failed(StartError {
                 kind: StartFailure::Invalid,
@@ -284,7 +284,9 @@ impl Connection {
                     error: Some(message),
                 });
             }
-            Request::CopyOut { .. } => self.stream.send(&CopyFrame::Failed { message }),
+            Request::CopyOut { .. } | Request::Changes { .. } => {
+                self.stream.send(&CopyFrame::Failed { message });
+            }
             // A stat has no word for it: the connection just closes.
             Request::Stat { .. } => {}
             Request::Shutdown { .. } | Request::SignalMain { .. } | Request::Quiesce { .. } => {

@@ -9,8 +9,9 @@
 //! * `quiesce`: programs held still for a capture, and the way on from there.
 //! * [`run`]: the loop itself; `node`: its talk with the node.
 
+mod changes;
 pub mod connection;
-pub mod copy_in;
+mod copy_in;
 pub mod copy_out;
 pub mod ending;
 mod node;

@@ -87,6 +87,9 @@ impl Agent {
         if self.ending.is_some() {
             return Err("the VM is about to end".into());
         }
+        if self.still.is_some() {
+            return Err("what was changed in its root file system is being read".into());
+        }
         let source = &self.options.fw_cfg;
         if !source.is_current() {
             return Err(

@@ -3,10 +3,10 @@
 use super::connection::{Connection, Need};
 use super::ending::{Ending, Reason, Step};
 use super::quiesce::Hold;
-use super::{copy_in, copy_out};
-use crate::boot::Teardown;
+use super::{changes, copy_in, copy_out};
+use crate::boot::{self, Teardown};
 use crate::console::Console;
-use crate::freezer::Freezer;
+use crate::freezer::{Freezer, Frozen};
 use crate::fw_cfg::FwCfg;
 use crate::kmsg::{self, Milestones};
 use crate::poll::{Channel, PollSet, Token};
@@ -100,6 +100,8 @@ pub struct Agent {
     pub(super) hung_up: Vec<HungUp>,
     /// Programs are held still.
     pub(super) hold: Option<Hold>,
+    /// Programs are held still for this process, which reads what they wrote.
+    pub(super) still: Option<(Pid, Frozen)>,
     /// The guest was restored and must not go on.
     pub(super) gate_failed: bool,
     pub(super) log: VecDeque<Line>,
@@ -174,6 +176,7 @@ impl Agent {
             next_connection: 0,
             hung_up: Vec::new(),
             hold: None,
+            still: None,
             gate_failed: false,
             log: VecDeque::new(),
             log_bytes: 0,
@@ -379,6 +382,9 @@ impl Agent {
     }
 
     fn reaped(&mut self, pid: Pid, status: ExitStatus, now: u64) {
+        if let Some((_, frozen)) = self.still.take_if(|(reader, _)| *reader == pid) {
+            frozen.thaw();
+        }
         self.hung_up.retain(|hung_up| hung_up.program.pid() != pid);
         let _ = self
             .first
@@ -420,7 +426,10 @@ impl Agent {
         match need {
             Need::Nothing => {}
             Need::Close => self.drop_connection(index, now),
-            Need::Copy(request) => self.copy(index, &request),
+            Need::Copy(request @ Request::Changes { .. }) => self.changes(index, &request, now),
+            Need::Copy(request) => {
+                let _ = self.copy(index, &request, None);
+            }
             Need::Shutdown { grace_ms } => {
                 self.begin_end(Reason::PowerOff, u64::from(grace_ms) * 1_000_000, now);
             }
@@ -451,16 +460,48 @@ impl Agent {
         }
     }
 
-    fn copy(&mut self, index: usize, request: &Request) {
+    /// Holds programs still and sends what was changed in the root.
+    fn changes(&mut self, index: usize, request: &Request, now: u64) {
+        let begun = match (&self.hold, &self.still, &self.ending) {
+            (None, None, None) => self.begin_changes(now),
+            _ => Err("programs are held still already, or the VM is about to end".into()),
+        };
+        match begun {
+            Ok((frozen, upper)) => match self.copy(index, request, Some(upper)) {
+                Some(pid) => self.still = Some((pid, frozen)),
+                None => frozen.thaw(),
+            },
+            Err(message) => self.connections[index].refuse(request, message, now),
+        }
+    }
+
+    fn begin_changes(&mut self, now: u64) -> Result<(Frozen, OwnedFd), String> {
+        let upper = match &self.options.teardown.initramfs {
+            Some(initramfs) => boot::upper_layer(initramfs),
+            None => Err(Errno::NOENT),
+        };
+        let upper = upper.map_err(|_| {
+            String::from("the root file system has no layer of its own for what was changed")
+        })?;
+        let frozen = match self.is_alone(now) && !self.options.beside_init {
+            true => Frozen::default(),
+            false => self.options.freezer.freeze()?,
+        };
+        Ok((frozen, upper))
+    }
+
+    /// Has a copy of this process serve a request; its process id.
+    fn copy(&mut self, index: usize, request: &Request, upper: Option<OwnedFd>) -> Option<Pid> {
         process::note_start();
         let (socket, undecoded) = self.connections.swap_remove(index).into_parts();
         match syscalls::fork() {
-            Ok(None) => serve_copy(socket, &undecoded, request),
-            Ok(Some(_)) => {}
+            Ok(None) => serve_copy(socket, &undecoded, request, upper),
+            Ok(Some(pid)) => Some(pid),
             Err(error) => {
                 self.options
                     .report
                     .warn("copy", &format!("no process for it: {}", reason(error)));
+                None
             }
         }
     }
@@ -586,13 +627,17 @@ impl Agent {
 }
 
 /// The life of a copying process.
-fn serve_copy(socket: OwnedFd, undecoded: &[u8], request: &Request) -> ! {
+fn serve_copy(socket: OwnedFd, undecoded: &[u8], request: &Request, upper: Option<OwnedFd>) -> ! {
     // Whatever else this process inherited would keep other programs' pipes
     // open. The connection moves to where it is kept.
     const KEPT: i32 = 3;
     let _ = syscalls::duplicate_to(&socket, KEPT);
     core::mem::forget(socket);
-    syscalls::close_from(KEPT as u32 + 1);
+    let upper = upper.map(|upper| {
+        let _ = syscalls::duplicate_to(&upper, KEPT + 1);
+        core::mem::forget(upper);
+    });
+    syscalls::close_from(KEPT as u32 + 1 + u32::from(upper.is_some()));
     syscalls::block_only(SignalSet::of(&[SIGPIPE]));
     let Some(socket) = syscalls::inherited(KEPT) else {
         syscalls::exit(1)
@@ -601,6 +646,10 @@ fn serve_copy(socket: OwnedFd, undecoded: &[u8], request: &Request) -> ! {
     let whole = match request {
         Request::CopyIn { path, .. } => copy_in::serve(&mut pipe, path),
         Request::CopyOut { path, .. } => copy_out::serve(&mut pipe, path),
+        Request::Changes { .. } => match syscalls::inherited(KEPT + 1) {
+            Some(upper) => changes::serve(&mut pipe, &upper),
+            None => false,
+        },
         _ => false,
     };
     syscalls::exit(i32::from(!whole))

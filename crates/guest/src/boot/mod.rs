@@ -19,6 +19,7 @@ use alloc::vec::Vec;
 pub use identity::machine_id;
 use jiffy_wire::guest::{DiskMount, GuestConfig};
 pub use mounts::{Teardown, open_console, writable_disks};
+pub use root::upper_layer;
 
 /// The configuration and the tree it lies in: as much as a session needs.
 ///

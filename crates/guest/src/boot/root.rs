@@ -48,6 +48,12 @@ pub fn enter(root: &Root, teardown: &mut mounts::Teardown, report: &mut Report) 
     });
 }
 
+/// The writable layer over the image, in an initramfs that was covered.
+pub fn upper_layer(initramfs: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(initramfs, c"upper/data", flags, Mode::empty())
+}
+
 fn mount_root(root: &Root, teardown: &mut mounts::Teardown) -> Result<(), String> {
     make(NEW_ROOT)?;
     match root {

@@ -4,7 +4,7 @@ use super::no_content;
 use super::parts::{blocking_body, json, query};
 use crate::error::Result;
 use crate::images::pull::job::Watcher;
-use crate::node::Node;
+use crate::node::{Node, to_the_end};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -12,7 +12,9 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, Uri};
 use axum::response::Response;
 use futures_util::stream;
-use jiffy_wire::api::{Image, ImageSource, ImportKind, Pruned, PullImage, PushArtifact};
+use jiffy_wire::api::{
+    CommitVm, Committed, Image, ImageSource, ImportKind, Pruned, PullImage, PushArtifact,
+};
 use serde::Deserialize;
 use std::sync::Arc;
 
@@ -88,6 +90,18 @@ pub(super) async fn push(State(node): Shared, body: Body) -> Result<Response> {
     let wanted: PushArtifact = json(body).await?;
     let watcher = node.push(wanted)?;
     Ok(watched(watcher))
+}
+
+pub(super) async fn commit(
+    State(node): Shared,
+    Path(vm): Path<String>,
+    body: Body,
+) -> Result<Json<Committed>> {
+    let wanted: CommitVm = json(body).await?;
+    let vm = node.find(&vm)?;
+    Ok(Json(
+        to_the_end(Arc::clone(&node).commit(vm, wanted)).await?,
+    ))
 }
 
 /// The steps of a job, each a line of JSON. A client that goes away leaves

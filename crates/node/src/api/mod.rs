@@ -51,6 +51,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/vms/{vm}/fork", post(snapshots::fork))
         .route("/v1/vms/{vm}/hibernate", post(snapshots::hibernate))
         .route("/v1/vms/{vm}/wake", post(snapshots::wake))
+        .route("/v1/vms/{vm}/commit", post(images::commit))
         .route("/v1/vms/{vm}/snapshots", post(snapshots::create))
         .route("/v1/snapshots", get(snapshots::list))
         .route("/v1/snapshots/prune", post(snapshots::prune))

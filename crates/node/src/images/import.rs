@@ -4,10 +4,12 @@ use super::record::ImageRecord;
 use super::{Images, ROOT, name};
 use crate::clock::unix_seconds;
 use crate::error::{Error, Result, is_full};
+use crate::vm::record::Root;
 use jiffy_rootfs::{
     Choice, ImageConfig as Built, Imported, Limits, Progress, Source, import, import_tar,
 };
 use jiffy_wire::api::{Image, ImageConfig, ImageSource, ImportKind};
+use std::fs;
 use std::io::{self, Read};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -70,6 +72,67 @@ impl Images {
             return Ok(text.to_owned());
         }
         Ok(name::reference(text, self.registry(registry))?.to_string())
+    }
+}
+
+/// An image that was made, and is not yet called anything.
+#[derive(Debug)]
+pub struct Made {
+    folder: TempDir,
+    record: ImageRecord,
+}
+
+impl Made {
+    /// An image with the file system of another one, changed as a layer in a
+    /// tar says: blocking.
+    pub fn child(
+        folder: TempDir,
+        parent: &Root,
+        changes: &Path,
+        config: ImageConfig,
+        source: ImageSource,
+    ) -> Result<Made> {
+        let failed = |error: &dyn std::error::Error| import_error(error, folder.path());
+        let choice = Choice::new(folder.path());
+        let layer = Source::open(changes, &choice).map_err(|error| failed(&error))?;
+        let out = folder.path().join(ROOT);
+        let mut go_on = |_: Progress| ControlFlow::Continue(());
+        let limits = Limits::default();
+        let made = jiffy_rootfs::child(&parent.path, layer, &out, &limits, &mut go_on)
+            .map_err(|error| failed(&error))?;
+        fs::remove_file(changes).map_err(|error| Error::io("make an image", changes, &error))?;
+        let shares = !made.rebuilt;
+        let record = ImageRecord {
+            config,
+            source: Some(source),
+            parent: shares.then(|| parent.digest.clone()),
+            ..record_of(made.image)
+        };
+        Ok(Made { folder, record })
+    }
+}
+
+impl Images {
+    /// Is there an image of this name?
+    pub fn has(&self, name: &str) -> bool {
+        self.folder_of(name).is_ok_and(|folder| folder.exists())
+    }
+
+    /// A folder for an image that is being made.
+    pub fn draft(&self) -> Result<TempDir> {
+        self.temporary()
+    }
+
+    /// Gives what was made its name.
+    pub async fn keep(
+        &self,
+        name: &str,
+        made: Made,
+        in_use: impl Fn() -> Result<()>,
+    ) -> Result<Image> {
+        self.complete(&made.folder, &made.record)?;
+        self.publish(name, made.folder, in_use).await?;
+        self.shown(&self.find(name).await?)
     }
 }
 

@@ -40,9 +40,11 @@ pub mod record;
 use crate::durable;
 use crate::error::{Error, Result};
 use crate::paths::Paths;
+use crate::snapshots::manifest::Manifest;
 use crate::vm::record::Root;
 use base::BASE;
 use chunks::Chunks;
+pub use import::Made;
 use jiffy_wire::api::{Image, ImageConfig, Pruned};
 use jiffy_wire::disk::CONTENTS;
 use lazy::LazyDisk;
@@ -76,6 +78,8 @@ pub struct Images {
     chunks: Chunks,
     /// Where the caches of disks are.
     disks: PathBuf,
+    /// Snapshots from registries need chunks, too.
+    snapshots: PathBuf,
     /// One change at a time.
     changing: Mutex<()>,
     /// The built-in image is there and from this release.
@@ -112,6 +116,7 @@ impl Images {
             pulls: Pulls::new(paths.pulls()),
             chunks: Chunks::new(paths.chunks()),
             disks: paths.disks(),
+            snapshots: paths.snapshots(),
             changing: Mutex::default(),
             base_ready: AtomicBool::new(false),
             records: std::sync::Mutex::default(),
@@ -240,6 +245,18 @@ impl Images {
             if let Ok(record) = self.record(&image.name) {
                 wanted.extend(record.chunks.iter().cloned());
             }
+        }
+        for entry in fs::read_dir(&self.snapshots)
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let root = Manifest::load(&entry.path()).ok();
+            wanted.extend(
+                root.and_then(|it| it.lazy_root)
+                    .into_iter()
+                    .flat_map(|it| it.chunks),
+            );
         }
         self.chunks.remove_unused(|id| wanted.contains(id));
         for entry in fs::read_dir(&self.disks).into_iter().flatten().flatten() {

@@ -8,7 +8,9 @@ use super::record::ImageRecord;
 use super::{Found, Images, ROOT};
 use crate::error::{Error, Result};
 use crate::node::Node;
-use jiffy_registry::artifact::{Artifact, FileToPush, IMAGE_TYPE};
+use crate::snapshots::remote::{self, SnapshotArtifact};
+use crate::snapshots::saved::Saved;
+use jiffy_registry::artifact::{Artifact, FileToPush, IMAGE_TYPE, SNAPSHOT_TYPE};
 use jiffy_registry::{Client, Reference, RemoteArtifact, RemoteFile};
 use jiffy_wire::api::{ArtifactKind, PullStep, PushArtifact};
 use jiffy_wire::pager::Origin;
@@ -46,10 +48,22 @@ impl Node {
     ) -> Result<PullStep> {
         let registry = wanted.access.registry.as_deref();
         let found = match wanted.kind {
-            Some(ArtifactKind::Snapshot) => {
-                return Err(Error::invalid("Snapshots can't be pushed."));
-            }
-            _ => self.images().resolve(&wanted.name, registry).await?,
+            Some(ArtifactKind::Snapshot) => None,
+            _ => match self.images().resolve(&wanted.name, registry).await {
+                Ok(found) => Some(found),
+                Err(error) if self.saved_snapshot(&wanted.name).is_err() => return Err(error),
+                Err(_) => None,
+            },
+        };
+        let Some(found) = found else {
+            let saved = self.saved_snapshot(&wanted.name)?;
+            let (node, wanted, job) = (Arc::clone(self), wanted.clone(), Arc::clone(job));
+            let pushed = tokio::task::spawn_blocking(move || {
+                push_snapshot(node.images(), &saved, &wanted, &reference, &job)
+            });
+            return pushed
+                .await
+                .map_err(|error| Error::internal(format!("A push was cut short: {error}.")))?;
         };
         let (node, wanted, job) = (Arc::clone(self), wanted.clone(), Arc::clone(job));
         let pushed = tokio::task::spawn_blocking(move || {
@@ -77,6 +91,44 @@ fn push_image(
     let files = chunk_files(&images.chunks, &record.chunks, &access.client, job)?;
     send(
         IMAGE_TYPE,
+        artifact.blob()?,
+        &files,
+        &access.client,
+        reference,
+        images,
+        job,
+    )
+}
+
+fn push_snapshot(
+    images: &Images,
+    saved: &Saved,
+    wanted: &PushArtifact,
+    reference: &Reference,
+    job: &Arc<Job>,
+) -> Result<PullStep> {
+    job.doing("cutting the root file system into chunks");
+    let digest = &saved.manifest.image_digest;
+    let same = images
+        .list()?
+        .into_iter()
+        .find(|image| image.digest == *digest);
+    let chunks = match same {
+        Some(image) => images.with_chunks(&image.name)?.chunks,
+        None => vec![images.chunks.make(&saved.root(), None)?],
+    };
+    let artifact = SnapshotArtifact::of(saved, chunks)?;
+    let scratch = &images.pulls.folder;
+    let access = Access::new(&wanted.access, reference, scratch)?;
+    let mut files = remote::files(saved)?;
+    files.extend(chunk_files(
+        &images.chunks,
+        &artifact.chunks,
+        &access.client,
+        job,
+    )?);
+    send(
+        SNAPSHOT_TYPE,
         artifact.blob()?,
         &files,
         &access.client,

@@ -101,15 +101,21 @@ impl Node {
             &saved.manifest.cpu_features,
         )?;
         let volume_disks = self.clones_of(vm, &saved).await?;
-        let disks = self.disks(vm, saved.root(), volume_disks);
+        let lazy = saved.manifest.lazy_root.clone();
+        let root = Root {
+            path: match &lazy {
+                Some(disk) => disk.contents(&self.settings.paths),
+                None => saved.root(),
+            },
+            digest: saved.manifest.image_digest.clone(),
+            lazy,
+        };
+        self.open_root(vm, &root).await?;
+        let disks = self.disks(vm, root.path.clone(), volume_disks);
         let memory = self.memory_of(vm, &saved, true).await?;
         Ok(Prepared {
             kernel: self.kernel_file(&vm.spec.kernel),
-            root: Root {
-                path: saved.root(),
-                digest: saved.manifest.image_digest.clone(),
-                lazy: None,
-            },
+            root,
             disks,
             volumes: Vec::new(),
             beginning: Beginning::Restore(Restoring {

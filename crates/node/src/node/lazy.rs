@@ -2,9 +2,12 @@
 
 use super::Node;
 use crate::error::Result;
+use crate::snapshots::draft::Draft;
+use crate::snapshots::manifest::Manifest;
+use crate::snapshots::saved::Saved;
 use crate::vm::VmHandle;
 use crate::vm::record::Root;
-use jiffy_wire::api::VmState;
+use jiffy_wire::api::{Snapshot, VmState};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,6 +42,36 @@ impl Node {
             Some(disk) => self.settings.pager.complete_disk(disk).await,
             None => Ok(()),
         }
+    }
+
+    /// A snapshot of this name, with all that is known of it.
+    pub(crate) fn saved_snapshot(&self, name: &str) -> Result<Saved> {
+        self.snapshots.find(name)
+    }
+
+    /// The snapshot that was pulled by this reference, and its manifest's
+    /// digest.
+    pub(crate) fn pulled_snapshot(&self, name: &str) -> Option<(Snapshot, String)> {
+        let saved = self.snapshots.find(name).ok()?;
+        let manifest = saved.manifest.source.as_ref()?.manifest.clone()?;
+        Some((saved.shown(name, false, Vec::new()), manifest))
+    }
+
+    /// Gives a snapshot that was pulled its name; the one before must not be
+    /// needed.
+    pub(crate) async fn keep_snapshot(
+        &self,
+        name: &str,
+        draft: Draft,
+        manifest: &Manifest,
+    ) -> Result<Snapshot> {
+        if self.snapshots.find(name).is_ok() {
+            self.remove_snapshot(name).await?;
+        }
+        let (to, manifest) = (self.snapshots.path(name), manifest.clone());
+        let named = tokio::task::spawn_blocking(move || draft.name(&to, &manifest, false));
+        let saved = super::operation::joined(named.await)?;
+        Ok(saved.shown(name, false, Vec::new()))
     }
 
     /// Lets go of disks that no VM that runs has.

@@ -2,8 +2,9 @@
 
 use crate::digests::Known;
 use crate::durable::{self, LoadError};
+use crate::images::lazy::LazyDisk;
 use crate::vm::record::{MainState, Spec};
-use jiffy_wire::api::MemoryForm;
+use jiffy_wire::api::{ImageSource, MemoryForm};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::Path;
@@ -46,6 +47,12 @@ pub struct Manifest {
     /// Its working set comes first in the image.
     #[serde(default)]
     pub optimised: bool,
+    /// Its root file system is filled as it is read; there is no file of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lazy_root: Option<LazyDisk>,
+    /// Where it was pulled from, and by which manifest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<ImageSource>,
     /// Files whose digests were computed for it, so that the next daemon
     /// need not.
     #[serde(default)]

@@ -20,15 +20,18 @@
 //! * [`saved`]: one that is there.
 //! * [`memory`]: its RAM.
 //! * [`inspect`]: what its RAM consists of.
+//! * [`remote`]: to and from registries.
 
 pub mod draft;
 pub mod inspect;
 pub mod manifest;
 pub mod memory;
+pub mod remote;
 pub mod saved;
 
 use crate::cpu;
 use crate::error::{Error, Result};
+use crate::images::name as image_name;
 use crate::names;
 use saved::Saved;
 use std::fs;
@@ -52,10 +55,17 @@ impl Snapshots {
         &self.folder
     }
 
+    /// The folder of a snapshot of this name, which may be a reference.
+    pub fn path(&self, name: &str) -> PathBuf {
+        // What can't be a name is the name of nothing.
+        let folder = image_name::folder(name).unwrap_or_else(|_| ".none".to_owned());
+        self.folder.join(folder)
+    }
+
     /// Refuses a name that can't be, or is taken.
     pub fn check_free(&self, name: &str) -> Result<()> {
         names::check("snapshot", name)?;
-        if self.folder.join(name).exists() {
+        if self.path(name).exists() {
             return Err(taken(name));
         }
         Ok(())
@@ -63,8 +73,8 @@ impl Snapshots {
 
     /// A snapshot by name, its manifest read.
     pub fn find(&self, name: &str) -> Result<Saved> {
-        names::check("snapshot", name)?;
-        let folder = self.folder.join(name);
+        check(name)?;
+        let folder = self.path(name);
         if !folder.exists() {
             return Err(missing(name));
         }
@@ -81,9 +91,9 @@ impl Snapshots {
         let mut found = Vec::new();
         for entry in entries.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            if names::check("snapshot", &name).is_err() {
+            let Some(name) = image_name::of_folder(&name) else {
                 continue;
-            }
+            };
             match Saved::open(entry.path()) {
                 Ok(saved) => found.push((name, saved)),
                 Err(why) => warn!(snapshot = name, why, "a snapshot can't be read"),
@@ -95,8 +105,8 @@ impl Snapshots {
 
     /// Removes a snapshot: blocking. It is there whole or not at all.
     pub fn remove(&self, name: &str) -> Result<()> {
-        names::check("snapshot", name)?;
-        let path = self.folder.join(name);
+        check(name)?;
+        let path = self.path(name);
         if !path.exists() {
             return Err(missing(name));
         }
@@ -126,6 +136,14 @@ pub fn check_processor(what: &str, wanted: &[String]) -> Result<()> {
         missing.join(", ")
     ))
     .hint("Restore it on a host with such processors, or boot the VM anew."))
+}
+
+/// A name of the user's own, or the reference that it was pulled by.
+fn check(name: &str) -> Result<()> {
+    match image_name::is_plain(name) {
+        true => names::check("snapshot", name),
+        false => image_name::folder(name).map(|_| ()),
+    }
 }
 
 fn missing(name: &str) -> Error {

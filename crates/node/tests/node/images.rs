@@ -5,7 +5,8 @@ use crate::daemon::{Daemon, command, eventually, id_of, tar_of, vm};
 use crate::registry::Registry;
 use jiffy_wire::agent::{Command, ExitStatus};
 use jiffy_wire::api::{
-    ApiError, CreateVm, ErrorKind, Image, NoCommand, PullImage, PullStep, PushArtifact, VmState,
+    ApiError, Committed, CreateVm, ErrorKind, Image, NoCommand, PullImage, PullStep, PushArtifact,
+    VmState,
 };
 use jiffy_wire::guest::GuestConfig;
 use jiffy_wire::vmm::{FwCfgContents, VmmConfig};
@@ -389,4 +390,92 @@ fn a_pushed_image_comes_back_without_its_chunks() {
     );
     let chunks = fs::read_dir(other.data.join("chunks")).unwrap().count();
     assert_eq!(chunks, 0, "its chunks go with it");
+}
+
+#[test]
+fn a_vms_changes_become_an_image_that_shares_with_its_parent() {
+    let registry = Registry::start();
+    let daemon = Daemon::start();
+    let noise = noise(1 << 20);
+    let tar = tar_of(&[("noise", &noise)]);
+    let parent: Image = daemon.post("/v1/images/mine?kind=root", &tar).json();
+    daemon.create(&CreateVm {
+        name: Some("box".into()),
+        image: Some("mine".into()),
+        ..CreateVm::default()
+    });
+    let commit = |to: &str| {
+        let body = serde_json::to_vec(&json!({ "image": to })).unwrap();
+        daemon.post("/v1/vms/box/commit", &body)
+    };
+    commit("next").error(ErrorKind::WrongState);
+    assert_eq!(daemon.post("/v1/vms/box/start", b"").status, 200);
+    daemon.when("box", VmState::Running);
+    let refused = commit("mine").error(ErrorKind::Conflict);
+    assert!(refused.message.contains("box"), "{}", refused.message);
+    let made: Committed = commit("next").json();
+    assert_eq!(made.image.name, "next");
+    assert_ne!(made.image.digest, parent.digest);
+    assert!(made.bytes > 0);
+    assert!(made.image.source.unwrap().reference.contains("box"));
+    let folder = daemon.data.join("images/next");
+    let files: Vec<_> = fs::read_dir(&folder).unwrap().collect();
+    assert_eq!(files.len(), 2, "{files:?}");
+
+    let (_, sent, _) = push(&daemon, "mine", &registry.name("mine:1")).unwrap();
+    let (_, more, had) = push(&daemon, "next", &registry.name("mine:2")).unwrap();
+    assert!(sent > noise.len() as u64);
+    assert!(more * 4 < sent, "{more} of {sent} bytes were sent again");
+    assert!(had >= noise.len() as u64);
+    let other = Daemon::start();
+    let (lazy, fetched) = pull(&other, &by_name(&registry.name("mine:2"))).unwrap();
+    assert_eq!(lazy.digest, made.image.digest);
+    assert!(fetched * 4 < sent, "{fetched}");
+}
+
+#[test]
+fn a_snapshot_goes_through_a_registry() {
+    let registry = Registry::start();
+    let daemon = Daemon::start();
+    let frames = daemon.run(CreateVm {
+        name: Some("box".into()),
+        ..vm(command(&["/bin/sleep", "1000"]))
+    });
+    daemon.when("box", VmState::Running);
+    let made = daemon.post("/v1/vms/box/snapshots", br#"{"name":"ready"}"#);
+    assert_eq!(made.status, 200, "{}", String::from_utf8_lossy(&made.body));
+    let to = registry.name("snap:1");
+    let (manifest, sent, _) = push(&daemon, "ready", &to).unwrap();
+    assert!(sent > 0);
+    drop(frames);
+
+    let other = Daemon::start();
+    let pulled = |wanted: &PullImage| {
+        let answer = other.post("/v1/pulls", &serde_json::to_vec(wanted).unwrap());
+        match steps(&answer).pop().unwrap() {
+            PullStep::PulledSnapshot { snapshot, fetched } => (snapshot, fetched),
+            step => panic!("{step:?}"),
+        }
+    };
+    let (snapshot, fetched) = pulled(&by_name(&to));
+    assert_eq!(
+        (snapshot.name.as_str(), snapshot.vm.as_str()),
+        (to.as_str(), "box")
+    );
+    assert!(fetched > 0);
+    assert_eq!(pulled(&by_name(&to)).1, 0, "{manifest} is here");
+    let vm: jiffy_wire::api::Vm = other
+        .run_detached(CreateVm {
+            from: Some(to.clone()),
+            name: Some("again".into()),
+            ..CreateVm::default()
+        })
+        .json();
+    let (config, _) = configs(&other, &vm.id);
+    assert!(config.disks[0].residency.is_some());
+    let listed: Vec<jiffy_wire::api::Snapshot> = other.get("/v1/snapshots").json();
+    assert_eq!(listed[0].name, to);
+    assert_eq!(other.delete("/v1/vms/again?force=true").status, 204);
+    let path = format!("/v1/snapshots/{}", encoded(&to));
+    assert_eq!(other.delete(&path).status, 204);
 }

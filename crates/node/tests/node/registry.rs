@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A registry; it goes when this is dropped.
 pub struct Registry {
     pub host: String,
-    pub folder: TempDir,
+    _folder: TempDir,
     process: Child,
 }
 
@@ -54,7 +54,7 @@ impl Registry {
                 if TcpStream::connect(&host).is_ok() {
                     return Registry {
                         host,
-                        folder,
+                        _folder: folder,
                         process,
                     };
                 }

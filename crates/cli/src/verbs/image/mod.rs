@@ -8,7 +8,7 @@ mod build;
 mod import;
 mod registry;
 
-pub use registry::{fetch, missing_image, pull, push};
+pub use registry::{fetch, missing_image, pull, push, snapshot};
 
 use super::Context;
 use super::context::{show, show_json};

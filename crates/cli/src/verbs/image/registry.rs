@@ -3,7 +3,7 @@
 
 use super::{default_registry, get, show_image};
 use crate::args::JsonFormat;
-use crate::args::image::{Pull, Push, RegistryOptions};
+use crate::args::image::{Pull, PullWhen, Push, RegistryOptions};
 use crate::client::Client;
 use crate::failure::{Failure, Outcome, Result};
 use crate::render::harmless;
@@ -105,8 +105,32 @@ pub async fn missing_image(client: &Client, image: &str, failure: &Failure) -> R
     Ok(true)
 }
 
+/// The name of the snapshot that the user means; one in a registry is pulled
+/// if it is not here.
+pub async fn snapshot(client: &Client, name: &str, when: PullWhen) -> Result<String> {
+    if !name.contains(['/', ':', '@']) {
+        return Ok(name.to_owned());
+    }
+    if when == PullWhen::Never {
+        return Ok(name.to_owned());
+    }
+    if when == PullWhen::Missing {
+        let found = crate::verbs::snapshot::get(client, name).await;
+        match found {
+            Ok(snapshot) => return Ok(snapshot.name),
+            Err(failure) if failure.is_not_found() => {}
+            Err(failure) => return Err(failure),
+        }
+    }
+    match fetch(client, name, when == PullWhen::Always).await? {
+        PullStep::PulledSnapshot { snapshot, .. } => Ok(snapshot.name),
+        _ => Err(Failure::new(format!("{name} is an image, not a snapshot"))
+            .hint(format!("jiffy run {name}"))),
+    }
+}
+
 /// Pulls an image for a VM.
-pub async fn fetch(client: &Client, image: &str, renew: bool) -> Result<()> {
+pub async fn fetch(client: &Client, image: &str, renew: bool) -> Result<PullStep> {
     let request = PullImage {
         reference: image.to_owned(),
         renew,
@@ -114,7 +138,7 @@ pub async fn fetch(client: &Client, image: &str, renew: bool) -> Result<()> {
         access: access(&RegistryOptions::default())?,
     };
     let body = client.post_stream("/v1/pulls", &request).await?;
-    follow(body).await.map(|_| ())
+    follow(body).await
 }
 
 /// What the user says of the registry.

@@ -188,6 +188,7 @@ impl Watcher {
     }
 
     /// Waits for the end.
+    #[cfg(test)]
     pub async fn end(mut self) -> Result<PullStep> {
         loop {
             for step in self.next().await {

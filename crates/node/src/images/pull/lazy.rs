@@ -9,7 +9,11 @@ use crate::error::{Error, Result};
 use crate::images::Images;
 use crate::images::artifact::{ImageArtifact, MAX_TAIL, TAIL};
 use crate::images::chunks::Chunks;
+use crate::images::lazy::LazyDisk;
 use crate::images::record::ImageRecord;
+use crate::snapshots::draft::Draft;
+use crate::snapshots::manifest::Manifest;
+use crate::snapshots::remote::{self, SnapshotArtifact};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use jiffy_registry::artifact::IMAGE_TYPE;
@@ -29,11 +33,7 @@ pub(super) fn begin(
     job: &Arc<Job>,
 ) -> Result<Found> {
     if artifact.artifact_type() != IMAGE_TYPE {
-        return Err(Error::invalid(format!(
-            "{} is a snapshot, not an image.",
-            artifact.reference()
-        ))
-        .hint("`jiffy run --from REF` goes on from it."));
+        return begin_snapshot(images, wanted, artifact, job);
     }
     let image = ImageArtifact::read(artifact.config())?;
     job.doing("fetching where the chunks are");
@@ -58,6 +58,57 @@ pub(super) fn begin(
         ..ImageRecord::default()
     };
     Ok(Found::Made(temporary, record, fetched))
+}
+
+/// Fetches a snapshot's state, and begins its memory and root file system.
+fn begin_snapshot(
+    images: &Images,
+    wanted: &PullImage,
+    artifact: &RemoteArtifact,
+    job: &Arc<Job>,
+) -> Result<Found> {
+    let read = SnapshotArtifact::read(artifact.config())?;
+    let mut fetched = artifact.config().len() as u64;
+    job.doing("fetching where the chunks are");
+    for id in read.chunks.iter().rev() {
+        let file = file_of(artifact, &Chunks::file_name(id))?;
+        fetched += begin_file(&images.chunks, id, file, artifact, &wanted.access, job)?;
+    }
+    let draft = Draft::new(&images.snapshots)?;
+    let folder = draft.path();
+    let state = file_of(artifact, remote::STATE)?;
+    if state.size() > remote::MAX_STATE {
+        return Err(Error::registry(format!(
+            "The state of the snapshot {} has {} bytes; at most {} are taken.",
+            artifact.reference(),
+            state.size(),
+            remote::MAX_STATE
+        )));
+    }
+    job.doing("fetching the state");
+    state
+        .fetch(folder, job.as_ref())
+        .map_err(|error| of_registry(&error, folder))?;
+    let file = file_of(artifact, remote::MEMORY)?;
+    let tail = tail_of(file, artifact, folder, job)?;
+    // Credentials are kept where the chunks of its root file system are.
+    let beside = images.chunks.path(&read.memory);
+    let origin = origin(artifact, file.name(), &wanted.access, &beside)?;
+    remote::begin_memory(folder, &read.memory, file.size(), &tail, &[origin])?;
+    fetched += state.size() + tail.len() as u64;
+    let manifest = Manifest {
+        memory_bytes: tail.len() as u64,
+        other_bytes: state.size(),
+        lazy_root: Some(LazyDisk {
+            chunks: read.chunks,
+        }),
+        source: Some(ImageSource {
+            reference: artifact.reference().to_string(),
+            manifest: Some(artifact.manifest().digest.to_string()),
+        }),
+        ..read.manifest
+    };
+    Ok(Found::Snapshot(draft, Box::new(manifest), fetched))
 }
 
 /// The file of this name, which must be there.

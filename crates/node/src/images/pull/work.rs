@@ -8,6 +8,8 @@ use crate::images::import::{import_error, record_of};
 use crate::images::record::ImageRecord;
 use crate::images::{Images, ROOT};
 use crate::node::Node;
+use crate::snapshots::draft::Draft;
+use crate::snapshots::manifest::Manifest;
 use jiffy_registry::manifest::Content;
 use jiffy_registry::{
     BlobFolder, Descriptor, Platform, Reference, RegistryError, RemoteArtifact, signature,
@@ -31,6 +33,8 @@ pub(super) enum Found {
     UpToDate,
     /// An image was made, and is not yet called anything.
     Made(TempDir, ImageRecord, u64),
+    /// A snapshot is there, and is not yet called anything.
+    Snapshot(Draft, Box<Manifest>, u64),
 }
 
 /// Pulls one image.
@@ -48,11 +52,20 @@ pub(super) async fn pull(
         let image = images.shown(have)?;
         return Ok(PullStep::Pulled { image, fetched: 0 });
     }
+    let snapshot = node.pulled_snapshot(&name);
+    if let (Some(snapshot), false) = (&snapshot, wanted.renew) {
+        let snapshot = snapshot.clone();
+        return Ok(PullStep::PulledSnapshot {
+            snapshot: snapshot.0,
+            fetched: 0,
+        });
+    }
     job.doing(format!("asking {}", reference.registry()));
     let manifest = have
         .as_ref()
         .and_then(|have| have.record.source.as_ref())
-        .and_then(|source| source.manifest.clone());
+        .and_then(|source| source.manifest.clone())
+        .or(snapshot.map(|(_, manifest)| manifest));
     let (node_too, job_too) = (Arc::clone(node), Arc::clone(job));
     let wanted = wanted.clone();
     let made = tokio::task::spawn_blocking(move || {
@@ -64,10 +77,18 @@ pub(super) async fn pull(
         .map_err(|error| Error::internal(format!("A pull was cut short: {error}.")))??;
     let (temporary, record, fetched) = match made {
         Found::UpToDate => {
+            if let Some((snapshot, _)) = node.pulled_snapshot(&name) {
+                let fetched = 0;
+                return Ok(PullStep::PulledSnapshot { snapshot, fetched });
+            }
             let image = images.shown(&images.find(&name).await?)?;
             return Ok(PullStep::Pulled { image, fetched: 0 });
         }
         Found::Made(temporary, record, fetched) => (temporary, record, fetched),
+        Found::Snapshot(draft, manifest, fetched) => {
+            let snapshot = node.keep_snapshot(&name, draft, &manifest).await?;
+            return Ok(PullStep::PulledSnapshot { snapshot, fetched });
+        }
     };
     images.complete(&temporary, &record)?;
     node.let_image_go(&name).await;
