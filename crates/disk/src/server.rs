@@ -9,6 +9,7 @@ use jiffy_sys::termination::TerminationFd;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -110,7 +111,10 @@ fn one(listener: &UnixListener, backend: Arc<Backend>, queues: u16) -> i32 {
             let mut daemon = VhostUserDaemon::new("disk".to_owned(), disk, memory)?;
             daemon.start(&mut Listener::from(listener))?;
             info!("a monitor has connected");
-            daemon.wait()
+            let end = daemon.wait();
+            // It would wait for its threads; they end with this process.
+            std::mem::forget(daemon);
+            end
         });
     match served {
         // Monitors just hang up.
@@ -136,7 +140,12 @@ impl Socket {
         let failed = |error| ServeError::Socket(path.to_owned(), error);
         let bound = match UnixListener::bind(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                // What a server that was killed has left behind may go.
+                // What a server that was killed has left behind may go, but
+                // nothing else: a plain file refuses connections, too.
+                let facts = std::fs::symlink_metadata(path).map_err(failed)?;
+                if !facts.file_type().is_socket() {
+                    return Err(ServeError::Taken(path.to_owned()));
+                }
                 match UnixStream::connect(path) {
                     Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                         std::fs::remove_file(path).map_err(failed)?;

@@ -37,6 +37,7 @@ pub const GET_CONFIG: u32 = 24;
 
 const VERSION: u32 = 1;
 const NEED_REPLY: u32 = 8;
+pub const MULTIPLE_QUEUES: u64 = 1 << 0;
 pub const REPLY_ACK: u64 = 1 << 3;
 pub const CONFIG: u64 = 1 << 9;
 pub const PROTOCOL_FEATURES: u64 = 1 << 30;
@@ -175,12 +176,8 @@ impl Monitor {
         self.send(SET_OWNER, 0, &[], &[]);
         let offered = self.ask_number(GET_PROTOCOL_FEATURES);
         assert_eq!(offered & (REPLY_ACK | CONFIG), REPLY_ACK | CONFIG);
-        self.send(
-            SET_PROTOCOL_FEATURES,
-            0,
-            &(REPLY_ACK | CONFIG).to_le_bytes(),
-            &[],
-        );
+        let accepted = REPLY_ACK | CONFIG | MULTIPLE_QUEUES;
+        self.send(SET_PROTOCOL_FEATURES, 0, &accepted.to_le_bytes(), &[]);
         features
     }
 
@@ -192,11 +189,17 @@ impl Monitor {
 }
 
 pub fn numbers32(numbers: &[u32]) -> Vec<u8> {
-    numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+    numbers
+        .iter()
+        .flat_map(|number| number.to_le_bytes())
+        .collect()
 }
 
 pub fn numbers64(numbers: &[u64]) -> Vec<u8> {
-    numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+    numbers
+        .iter()
+        .flat_map(|number| number.to_le_bytes())
+        .collect()
 }
 
 /// A guest whose memory is shared with the server.

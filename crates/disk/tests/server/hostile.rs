@@ -41,7 +41,10 @@ fn messages_that_make_no_sense() {
         (SET_FEATURES, u64::MAX.to_le_bytes().to_vec()),
         (SET_VRING_NUM, numbers32(&[0, 0xffff])),
         (SET_VRING_NUM, numbers32(&[77, 64])),
-        (SET_VRING_ADDR, numbers64(&[0, u64::MAX, u64::MAX, u64::MAX, 0])),
+        (
+            SET_VRING_ADDR,
+            numbers64(&[0, u64::MAX, u64::MAX, u64::MAX, 0]),
+        ),
         // A region that is none, and comes without a file.
         (SET_MEM_TABLE, {
             let mut table = numbers32(&[1, 0]);
@@ -104,7 +107,9 @@ fn rings_that_lie() {
     let mut guest = Guest::over(server.connect());
     // More requests than there is room for, of nowhere.
     for _ in 0..64 {
-        guest.driver.add(&[Buffer::writable(u64::MAX - 100, u32::MAX)]);
+        guest
+            .driver
+            .add(&[Buffer::writable(u64::MAX - 100, u32::MAX)]);
     }
     guest.driver.set_avail_index(0x8000);
     guest.ring();

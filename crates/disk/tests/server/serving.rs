@@ -110,7 +110,9 @@ fn the_socket_goes_with_the_server_and_that_of_a_dead_one_is_replaced() {
     // What a server that was killed leaves behind.
     drop(std::os::unix::net::UnixListener::bind(server.socket()).unwrap());
     let mut next = command(server.folder.path(), &[]).spawn().unwrap();
-    wait("it listens again", || UnixStream::connect(server.socket()).is_ok());
+    wait("it listens again", || {
+        UnixStream::connect(server.socket()).is_ok()
+    });
     next.kill().unwrap();
     next.wait().unwrap();
 }
