@@ -4,10 +4,11 @@ PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 30
 jiffy = dist/bin/jiffy
 
-.PHONY: help setup build demo test check bench bench-check fuzz install clean
+.PHONY: help setup setup-tests build demo test check bench bench-check fuzz install clean
 
 help:
 	@echo "make setup        install the Debian packages Jiffy is built and run with"
+	@echo "make setup-tests  the same, and what the tests and benchmarks need"
 	@echo "make build        build everything into dist/"
 	@echo "make demo         setup, build, and run a command in a microVM"
 	@echo "make test         setup, format, lints, all tests; prints how many passed"
@@ -21,22 +22,25 @@ help:
 setup:
 	@scripts/setup
 
+setup-tests:
+	@scripts/setup tests
+
 build: setup
 	@scripts/build
 
 demo: build
 	@scripts/demo $(jiffy)
 
-test: setup
+test: setup-tests
 	@scripts/test
 
 check: setup
 	@scripts/check
 
-bench: build
+bench: setup-tests build
 	@scripts/bench
 
-bench-check: build
+bench-check: setup-tests build
 	@scripts/bench --check
 
 fuzz: setup
