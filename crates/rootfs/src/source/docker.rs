@@ -3,7 +3,7 @@
 
 use super::bundle::Bundle;
 use super::oci::{Found, MAX_LAYERS, json, list};
-use super::{Choice, LayerInput, SourceError};
+use super::{Choice, LayerInput, SourceError, is_called};
 use crate::config::{MAX_CONFIG, RawConfig};
 use crate::layer::{Digest, Expected};
 use serde::Deserialize;
@@ -35,7 +35,7 @@ pub(super) fn open(bundle: &Bundle, choice: &Choice) -> Result<Found, SourceErro
             .iter()
             .find(|image| {
                 let mut tags = image.repo_tags.iter().flatten();
-                tags.any(|tag| tag == wanted || tag.strip_suffix(":latest") == Some(wanted))
+                tags.any(|tag| is_called(tag, wanted))
             })
             .ok_or_else(|| SourceError::NoSuchImage {
                 wanted: wanted.clone(),

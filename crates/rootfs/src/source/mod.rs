@@ -434,11 +434,38 @@ fn check_platform(is: &Platform, choice: &Choice) -> Result<(), SourceError> {
     })
 }
 
+/// Whether an image of that name is meant: the whole name, or its end after a
+/// slash, with or without `:latest`.
+fn is_called(name: &str, wanted: &str) -> bool {
+    let names = [name, name.strip_suffix(":latest").unwrap_or(name)];
+    names.iter().any(|name| {
+        name.strip_suffix(wanted)
+            .is_some_and(|before| before.is_empty() || before.ends_with('/'))
+    })
+}
+
 impl Limits {
     pub(crate) fn bounds(&self) -> Bounds {
         Bounds {
             bytes: self.unpacked_bytes,
             ratio: self.ratio,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_called;
+
+    #[test]
+    fn names_may_be_short() {
+        let name = "registry.example/library/alpine:latest";
+        for wanted in [name, "alpine", "alpine:latest", "library/alpine"] {
+            assert!(is_called(name, wanted), "{wanted}");
+        }
+        for wanted in ["pine", "latest", "alpine:3", "registry.example"] {
+            assert!(!is_called(name, wanted), "{wanted}");
+        }
+        assert!(is_called("v1", "v1"));
     }
 }

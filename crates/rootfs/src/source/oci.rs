@@ -2,7 +2,7 @@
 //! `image-index.md`), and Docker's manifests of the same shape.
 
 use super::bundle::Bundle;
-use super::{Choice, LayerInput, SourceError};
+use super::{Choice, LayerInput, SourceError, is_called};
 use crate::config::{MAX_CONFIG, Platform, RawConfig};
 use crate::layer::{Digest, Expected};
 use serde::Deserialize;
@@ -89,7 +89,7 @@ fn by_name(manifests: Vec<Descriptor>, choice: &Choice) -> Result<Vec<Descriptor
         Some(wanted) => {
             let (found, _): (Vec<_>, Vec<_>) = manifests
                 .into_iter()
-                .partition(|manifest| names(manifest).contains(wanted));
+                .partition(|manifest| names(manifest).iter().any(|name| is_called(name, wanted)));
             if found.is_empty() {
                 return Err(SourceError::NoSuchImage {
                     wanted: wanted.clone(),
