@@ -9,11 +9,14 @@
 //!
 //! * A name replaces what a lower layer had there, whatever it was; a folder
 //!   over a folder keeps the entries and takes the new attributes.
-//! * An entry below something that is no folder: in a lower layer, it becomes
-//!   a folder (links of lower layers are never followed: a layer says where
-//!   its files are); in the same layer, it is refused.
+//! * An entry below something that is no folder: in a lower layer, that gives
+//!   way to a folder; in the same layer, the entry is refused. So links are
+//!   never followed. Docker and containerd do the same where they unpack each
+//!   layer into an upper folder of its own; umoci follows the link within the
+//!   root, and then what a layer means depends on the layers below.
 //! * One name twice in one layer is refused, but for folders (the last one's
-//!   attributes hold).
+//!   attributes hold). Others let the last one win, and so disagree with
+//!   scanners that read the first.
 //! * Whiteouts hide what lower layers have, never what their own layer has,
 //!   wherever in the layer they stand.
 //! * A hard link names a file of a lower layer or one before it in its own.
