@@ -268,3 +268,81 @@ fn the_order_to_stop_ends_the_waiting() {
     assert_eq!(error.to_string(), "the new one");
     pager.join().unwrap();
 }
+
+/// Set in a child process that plays the scene below.
+const SCENE: &str = "JIFFY_DISK_CHUNKS_SCENE";
+
+/// All that a disk's thread does about missing chunks, in its sandbox: filters
+/// can't be taken off again, so in a process of its own.
+#[test]
+fn everything_can_be_done_in_the_sandbox() {
+    use crate::sandbox::{Role, Sandbox, violation};
+    if std::env::var_os(SCENE).is_none() {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args([
+                "disk_chunks::tests::everything_can_be_done_in_the_sandbox",
+                "--exact",
+                "--nocapture",
+                "--test-threads=1",
+            ])
+            .env(SCENE, "play")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && text.contains("lived"),
+            "{output:?}"
+        );
+        return;
+    }
+    let mut bench = Bench::new();
+    let chunks = bench.open();
+    let listener = bench.listener.take().unwrap();
+    let map = bench.folder.path().join("present");
+    let mut pager = Some(thread::spawn(move || {
+        // One that dies, then one that has a chunk, and one chunk it has not.
+        hear(&listener.accept().unwrap().0).unwrap();
+        let stream = listener.accept().unwrap().0;
+        let request = hear(&stream).unwrap();
+        set(&map, 1..2);
+        say(&stream, &ChunkAnswer::Present { id: request.id });
+        let request = hear(&stream).unwrap();
+        say(
+            &stream,
+            &ChunkAnswer::Unavailable {
+                id: request.id,
+                chunk: Some(2),
+                sentence: "x".repeat(1000),
+            },
+        );
+        // The last is never answered.
+        hear(&stream).unwrap();
+        stream
+    }));
+    Sandbox::On.prepare().unwrap();
+    let disk = thread::spawn(move || {
+        Sandbox::On.enter(Role::BlockOnDemand).unwrap();
+        let order = no_order();
+        chunks.fetch(&(CHUNK..2 * CHUNK), &order).unwrap();
+        chunks.fetch(&(2 * CHUNK..3 * CHUNK), &order).unwrap_err();
+        let stop = Arc::new(AtomicBool::new(false));
+        let order = StopOrder::from(stop.clone());
+        // No thread may be started here: the order has come already.
+        stop.store(true, Ordering::SeqCst);
+        let error = chunks.fetch(&(3 * CHUNK..4 * CHUNK), &order).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::Interrupted);
+        stop.store(false, Ordering::SeqCst);
+        // Until the pager has gone, and nobody comes for a while.
+        chunks.fetch(&(4 * CHUNK..5 * CHUNK), &order).unwrap_err();
+        println!("lived");
+    });
+    // A thread that did what it may not is held for ever.
+    while !disk.is_finished() && violation::first().is_none() {
+        thread::sleep(RETRY);
+        if pager.as_ref().is_some_and(|pager| pager.is_finished()) {
+            drop(pager.take().map(|pager| pager.join().unwrap()));
+        }
+    }
+    assert_eq!(violation::first(), None);
+    disk.join().unwrap();
+}
