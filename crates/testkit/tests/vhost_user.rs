@@ -49,11 +49,20 @@ fn initramfs() -> Vec<u8> {
     for folder in ["bin", "dev", "proc", "sys"] {
         archive.folder(folder, 0o755).unwrap();
     }
-    archive.character_device("dev/console", 0o600, 5, 1).unwrap();
+    archive
+        .character_device("dev/console", 0o600, 5, 1)
+        .unwrap();
     let program = std::fs::read(busybox).unwrap();
     archive.file("bin/busybox", 0o755, &program).unwrap();
     for name in [
-        "sh", "mount", "cat", "sha256sum", "yes", "tr", "dd", "reboot",
+        "sh",
+        "mount",
+        "cat",
+        "sha256sum",
+        "yes",
+        "tr",
+        "dd",
+        "reboot",
     ] {
         archive.symlink(&format!("bin/{name}"), "busybox").unwrap();
     }
@@ -82,7 +91,8 @@ impl Served {
         let folder = tempfile::tempdir().unwrap();
         let mut file = std::fs::File::create(folder.path().join("disk.img")).unwrap();
         for piece in 0..8 * MIB / 4096 {
-            file.write_all(&[(piece * 7 + piece / 256) as u8; 4096]).unwrap();
+            file.write_all(&[(piece * 7 + piece / 256) as u8; 4096])
+                .unwrap();
         }
         let server = Command::new(dist("bin/jiffy"))
             .args(["disk", "serve"])
@@ -110,7 +120,10 @@ impl Served {
     }
 
     fn sum(&self) -> String {
-        let output = Command::new("sha256sum").arg(self.path("disk.img")).output().unwrap();
+        let output = Command::new("sha256sum")
+            .arg(self.path("disk.img"))
+            .output()
+            .unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         text.split_whitespace().next().unwrap().to_owned()
     }
@@ -126,7 +139,10 @@ impl Served {
             .arg("qemu-system-x86_64")
             .args(["-nodefaults", "-no-user-config", "-no-reboot"])
             .args(["-display", "none", "-accel", "tcg", "-cpu", "max"])
-            .args(["-machine", "microvm,memory-backend=ram,isa-serial=on,acpi=off"])
+            .args([
+                "-machine",
+                "microvm,memory-backend=ram,isa-serial=on,acpi=off",
+            ])
             .args(["-object", "memory-backend-memfd,id=ram,size=256M,share=on"])
             .args(["-m", "256M", "-smp", "1"])
             .arg("-kernel")
@@ -134,7 +150,12 @@ impl Served {
             .arg("-initrd")
             .arg(initramfs)
             .args(["-append", "console=ttyS0 quiet panic=-1 reboot=t"])
-            .args(["-chardev", "stdio,id=com1,signal=off", "-serial", "chardev:com1"])
+            .args([
+                "-chardev",
+                "stdio,id=com1,signal=off",
+                "-serial",
+                "chardev:com1",
+            ])
             .args(["-global", "virtio-mmio.force-legacy=false"])
             .arg("-chardev")
             .arg(socket)
@@ -164,7 +185,10 @@ fn qemu_reads_and_writes_a_disk_that_is_served() {
     let served = Served::start(&["--writable"]);
     let before = served.sum();
     let said = served.boot();
-    assert!(said.contains(&"size 16384 read-only 0".to_owned()), "{said:?}");
+    assert!(
+        said.contains(&"size 16384 read-only 0".to_owned()),
+        "{said:?}"
+    );
     assert_eq!(value(&said, "before "), before);
     assert!(said.contains(&"written".to_owned()), "{said:?}");
     let disk = std::fs::read(served.path("disk.img")).unwrap();
@@ -182,7 +206,10 @@ fn qemu_can_t_write_to_a_disk_that_is_served_read_only() {
     let served = Served::start(&[]);
     let before = served.sum();
     let said = served.boot();
-    assert!(said.contains(&"size 16384 read-only 1".to_owned()), "{said:?}");
+    assert!(
+        said.contains(&"size 16384 read-only 1".to_owned()),
+        "{said:?}"
+    );
     assert!(!said.contains(&"written".to_owned()), "{said:?}");
     assert_eq!(value(&said, "after "), before);
     assert_eq!(served.sum(), before);

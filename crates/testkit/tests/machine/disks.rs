@@ -25,7 +25,9 @@ fn a_root_disk_keeps_what_the_vm_changed_over_its_ends() {
     assert_eq!(vm["root_disk"]["layer"]["size_mib"], 1024);
     let id = vm["id"].as_str().expect("an id").to_owned();
     jiffy.ok(&["rm", "-f", "keeper"]);
-    let left = jiffy.sh(&format!("ls -d /var/lib/jiffy/vms/{id} 2>/dev/null || echo gone"));
+    let left = jiffy.sh(&format!(
+        "ls -d /var/lib/jiffy/vms/{id} 2>/dev/null || echo gone"
+    ));
     assert_eq!(left, "gone");
 }
 
@@ -37,9 +39,15 @@ fn a_root_disk_is_captured_with_its_vm() {
     jiffy.ok(&["snapshot", "create", "parent", "captured"]);
     exec(&jiffy, "parent", "echo two > /state");
     jiffy.ok(&["run", "-d", "--name", "child", "--from", "captured"]);
-    assert_eq!(exec(&jiffy, "child", "cat /state; echo child > /state; sync"), "one");
+    assert_eq!(
+        exec(&jiffy, "child", "cat /state; echo child > /state; sync"),
+        "one"
+    );
     jiffy.ok(&["fork", "parent", "--name", "twin"]);
-    assert_eq!(exec(&jiffy, "twin", "cat /state; echo twin > /state; sync"), "two");
+    assert_eq!(
+        exec(&jiffy, "twin", "cat /state; echo twin > /state; sync"),
+        "two"
+    );
     assert_eq!(exec(&jiffy, "parent", "cat /state"), "two");
     jiffy.ok(&["hibernate", "parent"]);
     jiffy.ok(&["wake", "parent"]);
@@ -59,7 +67,9 @@ fn a_volume_is_mounted_and_its_file_system_grows_with_it() {
         jiffy.ok(&["run", "--rm", "--disk", disk, "--", "sh", "-c", script])
     };
     let size = "df -m /srv/data | awk 'NR == 2 { print $2 }'";
-    let before: u64 = run(&format!("echo kept > /srv/data/file; {size}")).parse().expect("MiB");
+    let before: u64 = run(&format!("echo kept > /srv/data/file; {size}"))
+        .parse()
+        .expect("MiB");
     assert!((40..=64).contains(&before), "{before} MiB");
     jiffy.ok(&["volume", "resize", "grown", "1G"]);
     let after = run(&format!("cat /srv/data/file; {size}"));
