@@ -325,7 +325,8 @@ pub struct Run {
         long,
         value_name = "SNAPSHOT",
         conflicts_with_all = [
-            "cold", "cpus", "memory", "kernel", "image", "entrypoint", "disk", "console", "init",
+            "cold", "cpus", "memory", "kernel", "image", "entrypoint", "disk", "root_disk", "root_copy",
+            "root_limit", "console", "init",
             "kernel_arg", "huge_pages",
         ]
     )]

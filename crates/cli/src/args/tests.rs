@@ -178,6 +178,49 @@ fn disks_have_a_name_and_perhaps_a_size() {
 }
 
 #[test]
+fn disks_have_options_and_limits() {
+    let disk = disk_use("a:1G,mount=/srv/data,bps=50M,iops=1000").unwrap();
+    assert_eq!((disk.name.as_str(), disk.size_mib), ("a", Some(1024)));
+    assert_eq!(disk.mount.as_deref(), Some("/srv/data"));
+    let rate = |limit: Option<std::num::NonZeroU64>| limit.map(u64::from);
+    assert_eq!(rate(disk.limit.bytes_per_second), Some(50 << 20));
+    assert_eq!(rate(disk.limit.operations_per_second), Some(1000));
+    for wrong in [
+        "a,",
+        "a,ro",
+        "a,bps=0",
+        "a,bps=5x",
+        "a,iops=-1",
+        "a,speed=1",
+    ] {
+        assert!(disk_use(wrong).is_err(), "{wrong}");
+    }
+    assert_eq!(
+        rate(disk_limit("iops=5").unwrap().operations_per_second),
+        Some(5)
+    );
+    assert!(disk_limit("").is_err() && disk_limit("mount=/x").is_err());
+}
+
+#[test]
+fn a_root_is_kept_on_a_disk_or_copied() {
+    assert_eq!(run("jiffy run -- true").vm.root_disk, None);
+    assert_eq!(
+        run("jiffy run --root-disk -- true").vm.root_disk,
+        Some(4096)
+    );
+    assert_eq!(
+        run("jiffy run --root-disk=8G -- true").vm.root_disk,
+        Some(8192)
+    );
+    assert!(run("jiffy run --root-copy --copy -- true").vm.copy);
+    refuse("jiffy run --root-disk --root-copy -- true");
+    refuse("jiffy run --copy -- true");
+    refuse("jiffy disk serve base");
+    refuse("jiffy disk serve a --vhost-user s --writable --read-only");
+}
+
+#[test]
 fn places_are_here_or_in_a_vm() {
     let vm = |vm: &str, path: &str| Place::Vm {
         vm: vm.into(),
@@ -215,6 +258,9 @@ fn a_run_from_a_snapshot_leaves_the_rest_to_it() {
         "--kernel full",
         "--image x",
         "--disk d",
+        "--root-disk",
+        "--root-copy",
+        "--root-limit iops=1",
         "--console",
         "--init",
         "--kernel-arg quiet",
