@@ -71,7 +71,7 @@ impl Vmm {
         }
     }
 
-    fn is_closed(mut self) -> bool {
+    fn ends(mut self) -> bool {
         let mut rest = Vec::new();
         let _ = self.stream.read_to_end(&mut rest);
         true
@@ -168,7 +168,7 @@ fn vmms_share_a_cache_and_what_it_has_outlives_the_pager() {
     assert_eq!(answered, ids);
     // Killed: the next one goes on with what is there.
     pager.kill();
-    assert!(one.is_closed() && other.is_closed());
+    assert!(one.ends() && other.ends());
     let pager = Pager::start(folder.path(), &[]);
     let mut vmm = open(&pager, &disk);
     vmm.have(5 * CHUNK, CHUNK);
@@ -180,7 +180,7 @@ fn vmms_share_a_cache_and_what_it_has_outlives_the_pager() {
     assert!(is_full(&disk.cache));
     check(&disk.cache, 0, SIZE as u64);
     assert_eq!(pager.forget("root"), PagerResponse::Ok);
-    assert!(vmm.is_closed() && !disk.socket.exists());
+    assert!(vmm.ends() && !disk.socket.exists());
     assert!(is_full(&disk.cache));
     assert!(pager.terminate().success());
 }
