@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// How long the machine may take to come up on a busy host.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
+/// Machines that the tests of a process may share. Each keeps one core busy.
+pub const MOST_SHARED: usize = 2;
 /// Names of our folders under the temporary folder begin with this.
 const PREFIX: &str = "jiffy-lab-";
 
@@ -73,6 +75,7 @@ pub struct Lab {
     agent: AgentAddress,
     console: PathBuf,
     boot: Duration,
+    ready_after: Duration,
     _keeper: Keeper,
     _folder: tempfile::TempDir,
 }
@@ -81,8 +84,15 @@ impl Lab {
     /// The machine all tests of this process share, with a disk and without a
     /// node of its own. Booted by the first who asks.
     pub fn shared() -> Result<&'static Lab> {
-        static SHARED: OnceLock<Result<Lab, String>> = OnceLock::new();
-        let lab = SHARED.get_or_init(|| {
+        Lab::shared_one(0)
+    }
+
+    /// As [`shared`](Lab::shared), one of [`MOST_SHARED`] that are apart from
+    /// one another.
+    pub fn shared_one(number: usize) -> Result<&'static Lab> {
+        static SHARED: [OnceLock<Result<Lab, String>>; MOST_SHARED] =
+            [const { OnceLock::new() }; MOST_SHARED];
+        let lab = SHARED[number].get_or_init(|| {
             let lab = Lab::boot(LabOptions::default()).map_err(|error| format!("{error:#}"))?;
             remove_at_exit(lab._folder.path());
             Ok(lab)
@@ -107,10 +117,15 @@ impl Lab {
         });
         let begin = Instant::now();
         let (keeper, mut child) = Keeper::start(setup.clone(), config, token.clone())?;
-        let mut kvm = false;
+        let (mut kvm, mut ready_after) = (false, Duration::ZERO);
         instance::wait_until_ready(&setup, Some(&mut child), BOOT_LIMIT, |ready| {
-            if let Ready::Agent { kvm: there, .. } = ready {
+            if let Ready::Agent {
+                kvm: there,
+                uptime_ms,
+            } = ready
+            {
                 kvm = *there;
+                ready_after = Duration::from_millis(*uptime_ms);
             }
         })
         .with_context(|| format!("booting the lab; its console:\n{}", tail(&setup.console)))?;
@@ -125,6 +140,7 @@ impl Lab {
             agent,
             console: setup.console,
             boot: begin.elapsed(),
+            ready_after,
             _keeper: keeper,
             _folder: folder,
         })
@@ -183,6 +199,11 @@ impl Lab {
     /// From the start of QEMU until it took commands.
     pub fn boot_time(&self) -> Duration {
         self.boot
+    }
+
+    /// From the start of its kernel until it took commands, on its own clock.
+    pub fn ready_after(&self) -> Duration {
+        self.ready_after
     }
 
     /// CPU time the machine has used so far: unlike [`boot_time`](Lab::boot_time)

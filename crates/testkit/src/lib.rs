@@ -10,5 +10,5 @@ pub mod lab;
 pub mod libtest;
 pub mod run;
 
-pub use lab::{Lab, LabOptions};
+pub use lab::{Lab, LabOptions, MOST_SHARED};
 pub use run::{Output, Run, Running};

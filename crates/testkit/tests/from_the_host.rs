@@ -264,7 +264,7 @@ writer=$!
 tries=0
 until "$JIFFY" machine status --format json | grep -q host_disk_full; do
     tries=$((tries + 1))
-    [ $tries -lt 200 ] || { echo "never full"; exit 1; }
+    [ $tries -lt 3000 ] || { echo "never full"; exit 1; }
     sleep 0.3
 done
 "$JIFFY" ps >/dev/null 2>"$JIFFY_DATA.said" && { echo "ps must not succeed"; exit 1; }

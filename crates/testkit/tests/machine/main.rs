@@ -1,5 +1,5 @@
 //! End to end: the real binaries, real guests, a real KVM. All of it happens
-//! in one machine that is booted once; the tests take turns.
+//! in two machines that are booted once; the tests take turns.
 
 mod crashes;
 mod devices;

@@ -3,10 +3,11 @@
 
 use crate::support::Jiffy;
 use jiffy_registry::testing::{LocalRegistry, RegistryOptions, missing};
+use jiffy_testkit::MOST_SHARED;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Where the registry listens, inside.
@@ -42,14 +43,15 @@ pub struct Registry<'a> {
 impl Registry<'_> {
     /// Starts it with what the tests' image is, and nothing else.
     pub fn start(jiffy: &Jiffy) -> Registry<'_> {
-        static STORAGE: OnceLock<Vec<u8>> = OnceLock::new();
-        let storage = STORAGE.get_or_init(|| {
+        static PUSHED: [Once; MOST_SHARED] = [const { Once::new() }; MOST_SHARED];
+        PUSHED[jiffy.machine()].call_once(|| {
             for (host, guest) in FILES {
                 let pushed = jiffy.lab.push(Path::new(host), guest);
                 pushed.unwrap_or_else(|error| panic!("{error:#}; scripts/setup installs it"));
             }
-            storage()
         });
+        static STORAGE: OnceLock<Vec<u8>> = OnceLock::new();
+        let storage = STORAGE.get_or_init(storage);
         let write = |path: &str, contents: &[u8]| {
             jiffy
                 .lab

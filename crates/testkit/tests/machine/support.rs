@@ -1,12 +1,10 @@
 //! The fixture: `jiffy` in the lab.
 
-use jiffy_testkit::{Lab, Output, Run};
+use jiffy_testkit::{Lab, MOST_SHARED, Output, Run};
 use serde_json::Value;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Condvar, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
-
-static TURN: Mutex<()> = Mutex::new(());
 
 /// What anything may take before it counts as hanging. Nothing is said by it
 /// about how fast things are: this host may be slow, busy, or asleep.
@@ -15,23 +13,49 @@ pub const PATIENCE: Duration = Duration::from_secs(300);
 /// Seconds a guest has to get ready, for the daemon that a command starts.
 const START_TIMEOUT: &str = "250";
 
-/// `jiffy` in the machine, for one test at a time. What the test leaves
+/// Milliseconds a VMM waits for another pager, for the same.
+const PAGER_PATIENCE: &str = "60000";
+
+/// `jiffy` in a machine, for one test at a time. What the test leaves
 /// behind is removed when it ends, also when it fails.
 pub struct Jiffy {
     pub lab: &'static Lab,
-    _turn: MutexGuard<'static, ()>,
+    turn: Turn,
 }
 
-/// Takes the turn without a `jiffy`.
-pub fn turn() -> MutexGuard<'static, ()> {
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+/// Machines that no test uses now.
+static FREE: Mutex<[bool; MOST_SHARED]> = Mutex::new([true; MOST_SHARED]);
+static FREED: Condvar = Condvar::new();
+
+/// A machine of one's own until this is dropped: that number of those shared,
+/// or another that one boots in its place.
+pub struct Turn(usize);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        FREE.lock().unwrap_or_else(PoisonError::into_inner)[self.0] = true;
+        FREED.notify_one();
+    }
 }
 
-/// Takes the turn.
+/// Waits for a machine; there is no more than one for each core.
+pub fn turn() -> Turn {
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        if let Some(number) = free.iter().take(cores).position(|free| *free) {
+            free[number] = false;
+            return Turn(number);
+        }
+        free = FREED.wait(free).unwrap_or_else(PoisonError::into_inner);
+    }
+}
+
+/// Takes a turn.
 pub fn jiffy() -> Jiffy {
     let turn = turn();
-    let lab = Lab::shared().unwrap_or_else(|error| panic!("{error:#}"));
-    let jiffy = Jiffy { lab, _turn: turn };
+    let lab = Lab::shared_one(turn.0).unwrap_or_else(|error| panic!("{error:#}"));
+    let jiffy = Jiffy { lab, turn };
     jiffy.remove_all();
     jiffy.warm_up();
     jiffy
@@ -45,6 +69,12 @@ impl Jiffy {
             .command(argv)
             .env("JIFFY_MACHINE", "never")
             .env("JIFFY_START_TIMEOUT", START_TIMEOUT)
+            .env("JIFFY_PAGER_PATIENCE_MS", PAGER_PATIENCE)
+    }
+
+    /// Which of the shared machines this is.
+    pub fn machine(&self) -> usize {
+        self.turn.0
     }
 
     /// Runs `jiffy` to its end.
@@ -150,8 +180,8 @@ impl Jiffy {
 
     /// Starts a VM whose command is the witness, with these arguments.
     pub fn witness(&self, name: &str, options: &[&str], arguments: &str) {
-        static PUSHED: Once = Once::new();
-        PUSHED.call_once(|| {
+        static PUSHED: [Once; MOST_SHARED] = [const { Once::new() }; MOST_SHARED];
+        PUSHED[self.machine()].call_once(|| {
             let program = Path::new(env!("CARGO_BIN_EXE_jiffy-witness"));
             self.lab.push(program, "/tests/witness").expect("copied");
         });
