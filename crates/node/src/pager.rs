@@ -119,7 +119,11 @@ impl Pager {
         let mut state = self.state.lock().await;
         self.run(&mut state).await?;
         if state.disks.contains_key(&disk.name()) {
-            return Ok(());
+            if disk.contents(&self.paths).exists() {
+                return Ok(());
+            }
+            // Its cache went with an image; this is another one's.
+            self.let_go(&disk.name()).await;
         }
         self.tell_of_disk(disk)
             .await
@@ -159,6 +163,21 @@ impl Pager {
                 "What is missing of the VM's root file system can't be had: {why}."
             ))
         })
+    }
+
+    /// Fetches all that is missing of a disk's image, so that another can be
+    /// made beside it.
+    pub async fn complete_image(&self, disk: &LazyDisk) -> Result<()> {
+        self.complete_disk(disk).await?;
+        for image in disk.images(&self.paths) {
+            let request = PagerRequest::CompleteImage { image };
+            done(self.ask(&request, COMPLETE_TIME).await).map_err(|why| {
+                Error::registry(format!(
+                    "What is missing of the VM's image can't be had: {why}."
+                ))
+            })?;
+        }
+        Ok(())
     }
 
     /// Takes over VMs of an earlier daemon, whose pager may run or not, and

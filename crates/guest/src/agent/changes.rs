@@ -212,6 +212,9 @@ impl Tar<'_> {
     }
 }
 
+/// Extended attributes: names and values.
+type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// What a header says.
 struct Entry {
     path: Vec<u8>,
@@ -223,7 +226,7 @@ struct Entry {
     size: u64,
     mtime: i64,
     device: (u32, u32),
-    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    xattrs: Xattrs,
 }
 
 impl Entry {
@@ -336,7 +339,7 @@ fn octal(field: &mut [u8], mut number: u64) {
 }
 
 /// The extended attributes of a file or folder that others shall see.
-fn xattrs(file: BorrowedFd<'_>, path: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Stop> {
+fn xattrs(file: BorrowedFd<'_>, path: &[u8]) -> Result<Xattrs, Stop> {
     let mut names = vec![0; XATTRS];
     let count = match fs::flistxattr(file, &mut names[..]) {
         Ok(count) => count,

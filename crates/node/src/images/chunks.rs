@@ -78,7 +78,8 @@ impl Chunks {
         let parent = match parent {
             Some(id) if !self.is_partial(id) => {
                 let parent = ImageReader::open(&self.path(id)).map_err(|error| damaged(&error))?;
-                Some(Arc::new(parent))
+                // A child's chunks are as large as its parent's.
+                (parent.chunk_size() == CHUNK).then(|| Arc::new(parent))
             }
             // Of a parent that is not all here nothing could be compared.
             _ => None,

@@ -47,6 +47,13 @@ impl LazyDisk {
         }
     }
 
+    /// The images of chunks of which only parts are here.
+    pub fn images(&self, paths: &Paths) -> Vec<PathBuf> {
+        let chunks = Chunks::new(paths.chunks());
+        let partial = self.chunks.iter().filter(|id| chunks.is_partial(id));
+        partial.map(|id| chunks.path(id)).collect()
+    }
+
     /// What the pager has to be told, in this order.
     pub fn requests(&self, paths: &Paths) -> Vec<PagerRequest> {
         let chunks = Chunks::new(paths.chunks());

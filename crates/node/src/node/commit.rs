@@ -34,7 +34,9 @@ impl Node {
         let _one = vm.operation.lock().await;
         let socket = self.capturable(&vm).await?;
         let root = self.root_of(&vm).await?;
-        self.complete_root(&root).await?;
+        if let Some(disk) = &root.lazy {
+            self.settings.pager.complete_image(disk).await?;
+        }
         let draft = self.images.draft()?;
         let begun = monotonic_ns();
         let changes = draft.path().join("changes.tar");

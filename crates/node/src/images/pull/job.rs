@@ -1,6 +1,6 @@
 //! What is going on between here and a registry, and who watches.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use jiffy_registry::{Descriptor, Progress};
 use jiffy_wire::api::PullStep;
 use std::collections::HashMap;
@@ -193,7 +193,7 @@ impl Watcher {
         loop {
             for step in self.next().await {
                 match step {
-                    PullStep::Failed(error) => return Err(Error(error)),
+                    PullStep::Failed(error) => return Err(crate::error::Error(error)),
                     PullStep::Doing(_) | PullStep::Blob { .. } => {}
                     end => return Ok(end),
                 }
@@ -214,6 +214,7 @@ impl Drop for Watcher {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
 
     #[tokio::test]
     async fn all_watchers_are_told_all_and_the_last_one_to_leave_cancels() {
