@@ -1,5 +1,6 @@
 //! The cases: how each is set up in the machine and read back as figures.
 
+use crate::disk;
 use crate::figure::{Clock, Figure};
 use crate::peers::{Boot, Peer};
 use crate::plan::{BYTES, Case, IMAGE, Kind, Outcome, Plan, RECORDING, Sample};
@@ -161,6 +162,13 @@ fn measure_in(
     plan.cases.extend(restore_cases(scratch, &mut files, runs)?);
     plan.cases.push(run_case(RUN, true, runs));
     plan.cases.push(run_case(RUN_GOLDEN, false, runs));
+    if clock == Clock::Instructions {
+        files.extend(disk::additions(scratch)?);
+        let base = vmm_config(PLAIN_KERNEL);
+        plan.cases
+            .extend(disk::cases(scratch, &base, peers, &mut files, runs)?);
+        plan.cases.push(disk::create_root(runs));
+    }
     match clock {
         Clock::Wall => plan.cases.extend(AT_ONCE.map(at_once)),
         // Counts are the same on any clock.
@@ -501,6 +509,7 @@ pub fn figures(clock: Clock, outcomes: &[Outcome]) -> Vec<Figure> {
             ));
         }
     }
+    figures.extend(disk::ratios(outcomes));
     figures
 }
 

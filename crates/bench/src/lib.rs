@@ -3,6 +3,7 @@
 //! * [`plan`]: what to run, as the host tells the probe in the machine.
 //! * [`probe`]: runs it there and takes the time to a marker the guest writes.
 //! * [`cases`]: how each case is set up and read back.
+//! * [`disk`]: those about disks.
 //! * [`figure`]: medians and percentiles, the committed file, the goals.
 //! * [`replay`]: the pager on this host, without a VM.
 //! * [`report`], [`plot`]: what people read.
@@ -10,6 +11,7 @@
 //! * [`peers`]: other monitors found on PATH, made to run in the machine.
 
 pub mod cases;
+pub mod disk;
 pub mod figure;
 pub mod marker;
 pub mod peers;

@@ -84,6 +84,19 @@ pub enum Kind {
         /// As for `Restore`.
         config: String,
     },
+    /// From the first [`MARKER`] on its stdout to the second, between which its
+    /// guest reads its disk.
+    Disk {
+        /// Program and arguments.
+        argv: Vec<String>,
+        /// The file is in the page cache.
+        warm: bool,
+    },
+    /// The layer of a root disk is made, as the node does it.
+    CreateRoot {
+        /// Its size in bytes.
+        bytes: u64,
+    },
     /// From spawn to exit with status 0.
     ToExit {
         /// Run again and again before each until it succeeds.
@@ -99,6 +112,10 @@ pub enum Kind {
 
 /// The byte PID 1 of the benchmark's initramfs writes to COM1.
 pub const MARKER: u8 = b'J';
+
+/// The byte with which a guest that measures begins to say what went wrong; a
+/// line follows.
+pub const FAILURE: u8 = b'!';
 
 /// The counter of cases that measure no time.
 pub const BYTES: &str = "bytes";

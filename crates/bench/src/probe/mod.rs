@@ -4,6 +4,7 @@
 //! is read from a pipe, counters are read after it.
 
 mod at_once;
+mod disk;
 mod lazy;
 mod node;
 mod restore;
@@ -63,6 +64,8 @@ fn run_once(kind: &Kind, run: u32, stage: &mut Option<Stage>) -> Result<Vec<Samp
         Kind::Pause { config } => restore::pause(config),
         Kind::SnapshotBytes => node::snapshot_bytes(run),
         Kind::CloneMemory => node::clone_memory(run),
+        Kind::Disk { argv, warm } => disk::read(argv, *warm),
+        Kind::CreateRoot { bytes } => disk::create_root(*bytes),
         Kind::ToMarker { argv, ram_mib } => to_marker(&fill_in(argv, run), *ram_mib),
         Kind::AtOnce {
             count,
@@ -175,6 +178,7 @@ fn event_spans(events: impl Read, start: u64) -> BTreeMap<String, u64> {
             name,
             start_ns,
             end_ns,
+            ..
         }) = serde_json::from_str(&line)
         {
             let length = match end_ns.saturating_sub(start_ns) {

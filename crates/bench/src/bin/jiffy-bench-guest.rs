@@ -1,0 +1,79 @@
+//! PID 1 of the guests that measure a disk. It reads `/dev/vda` past its own
+//! cache, between two marks on COM1; `disk_read=` on the kernel's command line
+//! says how, and arrives in the environment.
+
+use anyhow::{Context, Result, bail};
+use jiffy_bench::disk::{BYTES, PIECE_RANDOM, PIECE_SEQUENTIAL, RANDOM_READS, Reading};
+use jiffy_bench::plan::{FAILURE, MARKER};
+use rustix::mount::{MountFlags, mount};
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+
+/// The data register of COM1.
+const COM1: u64 = 0x3f8;
+/// From the kernel's uapi/asm-generic/fcntl.h, x86-64.
+const O_DIRECT: i32 = 0o40000;
+
+fn main() {
+    let port = OpenOptions::new().write(true).open("/dev/port");
+    let port = port.expect("the initramfs has /dev/port");
+    if let Err(error) = measure(&port) {
+        let _ = say(&port, FAILURE);
+        for byte in format!("{error:#}\n").bytes() {
+            let _ = say(&port, byte);
+        }
+    }
+    loop {
+        std::thread::park();
+    }
+}
+
+fn say(port: &File, byte: u8) -> Result<()> {
+    Ok(port.write_all_at(&[byte], COM1)?)
+}
+
+fn measure(port: &File) -> Result<()> {
+    let text = std::env::var("disk_read").context("disk_read= is missing")?;
+    let reading: Reading = text.parse()?;
+    mount("devtmpfs", "/dev", "devtmpfs", MountFlags::empty(), c"")?;
+    let disk = OpenOptions::new()
+        .read(true)
+        .custom_flags(O_DIRECT)
+        .open("/dev/vda")
+        .context("/dev/vda")?;
+    let mut memory = vec![1; PIECE_SEQUENTIAL + 4096];
+    let start = memory.as_ptr().addr().next_multiple_of(4096) - memory.as_ptr().addr();
+    let buffer = &mut memory[start..start + PIECE_SEQUENTIAL];
+    if reading.warm {
+        pass(&disk, &reading, buffer)?;
+    } else {
+        // The path once, at a place that is not measured.
+        disk.read_exact_at(buffer, BYTES)?;
+    }
+    say(port, MARKER)?;
+    pass(&disk, &reading, buffer)?;
+    say(port, MARKER)
+}
+
+fn pass(disk: &File, reading: &Reading, buffer: &mut [u8]) -> Result<()> {
+    if !reading.random {
+        for offset in (0..BYTES).step_by(PIECE_SEQUENTIAL) {
+            disk.read_exact_at(buffer, offset)?;
+        }
+    } else {
+        let piece = &mut buffer[..PIECE_RANDOM];
+        let pieces = BYTES / PIECE_RANDOM as u64;
+        let mut place: u64 = 1;
+        for _ in 0..RANDOM_READS {
+            // Knuth's MMIX generator: the same places for everybody.
+            place = place
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            disk.read_exact_at(piece, (place >> 33) % pieces * PIECE_RANDOM as u64)?;
+        }
+    }
+    if buffer[0] == 1 {
+        bail!("the disk gave nothing");
+    }
+    Ok(())
+}

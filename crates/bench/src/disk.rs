@@ -1,0 +1,257 @@
+//! A disk's throughput inside a guest: ours beside QEMU's, on the same file in
+//! the same start of the machine; and what it costs to make a root disk.
+//!
+//! The file lies in memory: in a tmpfs, or, to be read cold, behind the page
+//! cache of a RAM disk, which is emptied before each run.
+
+use crate::figure::{Clock, Figure};
+use crate::peers::Peer;
+use crate::plan::{Case, Kind, Outcome};
+use anyhow::{Context, Result, bail, ensure};
+use jiffy_machine::image::build::Addition;
+use jiffy_machine::image::cpio::Archive;
+use jiffy_wire::vmm;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::str::FromStr;
+
+/// What is read, and what a sequential pass reads in one go.
+pub const BYTES: u64 = 64 << 20;
+/// Bytes of a sequential read.
+pub const PIECE_SEQUENTIAL: usize = 1 << 20;
+/// Bytes of a random read.
+pub const PIECE_RANDOM: usize = 4096;
+/// Random reads in a pass.
+pub const RANDOM_READS: usize = 4096;
+
+/// In the machine, the initramfs of guests that read.
+pub const INITRAMFS: &str = "/bench/reader.cpio";
+/// In the machine, the module that makes RAM disks.
+pub const RAM_DISK_MODULE: &str = "/bench/brd.ko";
+/// In the machine, the file that stays in the page cache.
+pub const WARM_FILE: &str = "/bench/warm.img";
+/// In the machine, the RAM disk.
+pub const COLD_FILE: &str = "/dev/ram0";
+
+/// Instructions to make a 4 GiB root disk.
+pub const CREATE_ROOT: &str = "disk/create-root/instructions";
+
+/// How a guest reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reading {
+    /// 4 KiB here and there; else 1 MiB after 1 MiB.
+    pub random: bool,
+    /// All of it was read before.
+    pub warm: bool,
+}
+
+impl Reading {
+    /// All ways.
+    pub const ALL: [Reading; 4] = [
+        Reading::new(false, true),
+        Reading::new(true, true),
+        Reading::new(false, false),
+        Reading::new(true, false),
+    ];
+
+    const fn new(random: bool, warm: bool) -> Reading {
+        Reading { random, warm }
+    }
+
+    /// The case in which a pass is timed.
+    pub fn case(self) -> &'static str {
+        match (self.random, self.warm) {
+            (false, true) => "disk/seq-read",
+            (true, true) => "disk/rand-read",
+            (false, false) => "disk/seq-read-cold",
+            (true, false) => "disk/rand-read-cold",
+        }
+    }
+
+    /// The case of QEMU's time over ours.
+    pub fn ratio(self) -> &'static str {
+        match (self.random, self.warm) {
+            (false, true) => "disk/seq-read/ratio",
+            (true, true) => "disk/rand-read/ratio",
+            (false, false) => "disk/seq-read-cold/ratio",
+            (true, false) => "disk/rand-read-cold/ratio",
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match (self.random, self.warm) {
+            (false, true) => "seq-warm",
+            (true, true) => "rand-warm",
+            (false, false) => "seq-cold",
+            (true, false) => "rand-cold",
+        }
+    }
+
+    fn file(self) -> &'static str {
+        match self.warm {
+            true => WARM_FILE,
+            false => COLD_FILE,
+        }
+    }
+}
+
+impl FromStr for Reading {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Reading> {
+        let mut all = Reading::ALL.into_iter();
+        match all.find(|reading| reading.word() == text) {
+            Some(reading) => Ok(reading),
+            None => bail!("{text} is no way to read a disk"),
+        }
+    }
+}
+
+/// What the cases need in the machine.
+pub fn additions(scratch: &Path) -> Result<Vec<Addition>> {
+    let reader = scratch.join("reader.cpio");
+    let program = std::env::current_exe()?.with_file_name("jiffy-bench-guest");
+    let program = std::fs::read(&program).with_context(|| program.display().to_string())?;
+    let mut archive = Archive::new(Vec::new());
+    archive.folder("dev", 0o755)?;
+    archive.character_device("dev/port", 0o600, 1, 4)?;
+    // Without a console Rust's runtime opens this in its place, or gives up.
+    archive.character_device("dev/null", 0o666, 1, 3)?;
+    archive.file("init", 0o755, &program)?;
+    std::fs::write(&reader, archive.finish()?)?;
+    let module = scratch.join("brd.ko");
+    std::fs::write(&module, ram_disk_module()?)?;
+    Ok([(reader, INITRAMFS), (module, RAM_DISK_MODULE)]
+        .map(|(host, guest): (PathBuf, _)| Addition {
+            host,
+            guest: guest.into(),
+        })
+        .into())
+}
+
+/// From the package of the machine's kernel, which the machine's image leaves
+/// it out of.
+fn ram_disk_module() -> Result<Vec<u8>> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/machine-kernel");
+    let output = Command::new(&script).output()?;
+    ensure!(output.status.success(), "{} failed", script.display());
+    let package = PathBuf::from(String::from_utf8(output.stdout)?.trim());
+    let modules = ["lib/modules", "usr/lib/modules"].map(|folder| package.join(folder));
+    let modules = modules
+        .iter()
+        .find(|folder| folder.is_dir())
+        .context("the kernel's package has no modules")?;
+    let release = std::fs::read_dir(modules)?.flatten().next();
+    let release = release.context("the kernel's package has no modules")?;
+    let path = release.path().join("kernel/drivers/block/brd.ko.xz");
+    let output = Command::new("xz").args(["-dc", "--"]).arg(&path).output()?;
+    ensure!(output.status.success(), "{}: xz failed", path.display());
+    Ok(output.stdout)
+}
+
+/// What it costs to make a root disk.
+pub fn create_root(runs: u32) -> Case {
+    Case {
+        name: CREATE_ROOT.into(),
+        monitor: "jiffy".into(),
+        kind: Kind::CreateRoot { bytes: 4 << 30 },
+        runs,
+        warm_up: 1,
+    }
+}
+
+/// Our monitor and, where it is on PATH, QEMU reading in each way.
+pub fn cases(
+    scratch: &Path,
+    base: &vmm::VmmConfig,
+    peers: &[Peer],
+    files: &mut Vec<Addition>,
+    runs: u32,
+) -> Result<Vec<Case>> {
+    let mut cases = Vec::new();
+    for reading in Reading::ALL {
+        let mut config = base.clone();
+        config.boot.initrd = Some(INITRAMFS.into());
+        config.boot.command_line += &format!(" disk_read={}", reading.word());
+        config.disks = vec![vmm::Disk {
+            path: reading.file().into(),
+            read_only: true,
+            ..vmm::Disk::default()
+        }];
+        let name = format!("reader-{}.json", reading.word());
+        let guest = format!("/bench/{name}");
+        let host = scratch.join(&name);
+        std::fs::write(&host, serde_json::to_vec(&config)?)?;
+        let ours = ["/lib/jiffy/jiffy-vmm", "run", "--config", &guest];
+        let case = |monitor: &str, argv: Vec<String>| Case {
+            name: reading.case().into(),
+            monitor: monitor.into(),
+            kind: Kind::Disk {
+                argv,
+                warm: reading.warm,
+            },
+            runs: runs.min(5),
+            warm_up: 1,
+        };
+        cases.push(case("jiffy", ours.map(String::from).into()));
+        files.push(Addition { host, guest });
+        if peers.contains(&Peer::Qemu) && Peer::Qemu.version().is_some() {
+            cases.push(case(Peer::Qemu.name(), qemu(base, reading)));
+        }
+    }
+    Ok(cases)
+}
+
+/// QEMU's microvm with a raw virtio-blk in its newest form, all else as it
+/// comes: page cache, a pool of threads.
+fn qemu(base: &vmm::VmmConfig, reading: Reading) -> Vec<String> {
+    let (mut argv, _) = Peer::Qemu.boot(&crate::peers::Boot {
+        kernel: &base.boot.kernel.display().to_string(),
+        initramfs: INITRAMFS,
+        command_line: &format!("{} disk_read={}", base.boot.command_line, reading.word()),
+        ram_mib: u64::from(base.memory.size_mib),
+    });
+    let drive = format!(
+        "if=none,id=disk,format=raw,readonly=on,file={}",
+        reading.file()
+    );
+    let more = [
+        // Else the disk is told by ACPI, of which the kernel knows nothing.
+        "-machine",
+        "acpi=off",
+        "-global",
+        "virtio-mmio.force-legacy=false",
+        "-drive",
+        &drive,
+        "-device",
+        "virtio-blk-device,drive=disk",
+    ];
+    argv.extend(more.map(String::from));
+    argv
+}
+
+/// QEMU's times over ours, where QEMU was there. They are not figures of ours
+/// alone, so a check without peers does not miss them.
+pub fn ratios(outcomes: &[Outcome]) -> Vec<Figure> {
+    let median = |reading: Reading, monitor: &str| {
+        let found = outcomes
+            .iter()
+            .find(|outcome| outcome.name == reading.case() && outcome.monitor == monitor)?;
+        let figure = Figure::of_times("", "", Clock::Instructions, &found.samples)?;
+        Some(figure.median)
+    };
+    let ratio = |reading: Reading| {
+        let (ours, theirs) = (
+            median(reading, "jiffy")?,
+            median(reading, Peer::Qemu.name())?,
+        );
+        Figure::of(
+            reading.ratio(),
+            Peer::Qemu.name(),
+            Clock::Count,
+            "times",
+            vec![theirs / ours],
+        )
+    };
+    Reading::ALL.into_iter().filter_map(ratio).collect()
+}
