@@ -177,6 +177,45 @@ pub fn tars() -> Vec<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn damaged_layers_are_refused_or_read_back(
+            lower in 0usize..5, upper in 0usize..5, overlay: bool,
+            damage in proptest::collection::vec((0usize..4096, any::<u8>(), 1usize..12), 1..4)
+        ) {
+            let tars = tars();
+            let mut layers = [tars[lower].clone(), tars[upper].clone()];
+            for (at, byte, count) in damage {
+                let layer = &mut layers[at % 2];
+                let at = at / 2 % layer.len();
+                let end = (at + count).min(layer.len());
+                layer[at..end].fill(byte);
+            }
+            layers.iter_mut().for_each(|layer| reseal_tar(layer));
+            if let Ok(image) = flatten(&[&layers[0], &layers[1]], overlay) {
+                prop_assert!(rewrite(&image).expect("an image of ours is read") == image);
+            }
+        }
+
+        #[test]
+        fn damaged_images_are_refused_or_understood(
+            tar in 0usize..5,
+            damage in proptest::collection::vec((1024usize..8192, any::<u8>(), 1usize..12), 1..4)
+        ) {
+            let mut image = flatten(&[&tars()[tar]], false).unwrap();
+            for (at, byte, count) in damage {
+                let at = at % image.len();
+                let end = (at + count).min(image.len());
+                image[at..end].fill(byte);
+            }
+            reseal_image(&mut image);
+            if let Ok(written) = rewrite(&image) {
+                prop_assert!(rewrite(&written).expect("an image of ours is read") == written);
+            }
+        }
+    }
 
     #[test]
     fn samples_are_imported_and_read_back() {
