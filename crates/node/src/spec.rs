@@ -11,7 +11,7 @@ use crate::vm::record::{FromSnapshot, Spec};
 use crate::volumes::MAX_PER_VM;
 use jiffy_wire::agent::Command;
 use jiffy_wire::api::{CreateVm, ImageConfig, VolumeUse};
-use jiffy_wire::vmm::{DiskLimit, PageSize};
+use jiffy_wire::vmm::PageSize;
 
 /// Most vCPUs of a VM.
 const MAX_CPUS: u8 = 32;
@@ -190,6 +190,7 @@ pub fn from_snapshot(name: &str, manifest: &Manifest, wanted: CreateVm) -> Resul
 pub fn golden(spec: &Spec) -> Option<Spec> {
     let plain = spec.disks.is_empty()
         && spec.root_disk.is_none()
+        && spec.root_limit.is_none()
         && spec.init.is_none()
         && !spec.console
         && spec.kernel_args.is_none()
@@ -206,7 +207,6 @@ pub fn golden(spec: &Spec) -> Option<Spec> {
         remove: true,
         hostname: None,
         timeline: false,
-        root_limit: DiskLimit::default(),
         cold: true,
         hidden: true,
         ..spec.clone()

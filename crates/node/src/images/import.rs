@@ -1,7 +1,7 @@
 //! Tars and archives of other tools into images.
 
 use super::record::ImageRecord;
-use super::{Images, ROOT, name};
+use super::{Images, ROOT, name, writable};
 use crate::clock::unix_seconds;
 use crate::error::{Error, Result, is_full};
 use crate::vm::record::Root;
@@ -48,20 +48,35 @@ impl Images {
         let temporary = self.temporary()?;
         let out = temporary.path().join(ROOT);
         let scratch = temporary.path().to_owned();
-        let imported = tokio::task::spawn_blocking(move || -> Result<Imported> {
+        let record = tokio::task::spawn_blocking(move || -> Result<ImageRecord> {
+            let mut tar = tar;
+            let mut head = Vec::new();
+            (&mut tar)
+                .take(writable::HEAD as u64)
+                .read_to_end(&mut head)
+                .map_err(|error| import_error(&error, &scratch))?;
+            let ext4 = writable::is_ext4(&head);
+            let tar = io::Cursor::new(head).chain(tar);
+            if ext4 {
+                return writable::import(tar, &out);
+            }
             let failed = |error: &dyn std::error::Error| import_error(error, &scratch);
             if kind == Some(ImportKind::Root) {
                 // As it comes: nothing is kept but the image.
-                return import_tar(tar, &out, Limits::default()).map_err(|error| failed(&error));
+                return import_tar(tar, &out, Limits::default())
+                    .map(record_of)
+                    .map_err(|error| failed(&error));
             }
             let choice = Choice::new(&scratch);
             let source = Source::stream(tar, &choice).map_err(|error| failed(&error))?;
             let mut go_on = |_: Progress| ControlFlow::Continue(());
-            import(source, &out, &Limits::default(), &mut go_on).map_err(|error| failed(&error))
+            import(source, &out, &Limits::default(), &mut go_on)
+                .map(record_of)
+                .map_err(|error| failed(&error))
         })
         .await
         .map_err(|error| Error::internal(format!("An import was cut short: {error}.")))??;
-        Ok((temporary, record_of(imported)))
+        Ok((temporary, record))
     }
 
     /// The name in full that something new gets: a plain name as it is, a

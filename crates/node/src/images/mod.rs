@@ -17,6 +17,7 @@
 //!
 //! * [`name`]: names, references and folders.
 //! * [`record`]: `image.json`.
+//! * `writable`: ext4 images, kept as they are.
 //! * [`config`]: how an image's configuration and a request become a command.
 //! * [`base`]: the image that comes with Jiffy.
 //! * [`import`]: tars and archives of other tools.
@@ -36,6 +37,7 @@ pub mod name;
 pub mod pull;
 mod push;
 pub mod record;
+mod writable;
 
 use crate::durable;
 use crate::error::{Error, Result};
