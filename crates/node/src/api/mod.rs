@@ -4,7 +4,7 @@
 //! * [`vms`]: VMs and what can be done to them.
 //! * [`streams`]: requests that become streams of frames.
 //! * [`snapshots`]: snapshots, and VMs that pause, fork, hibernate and wake.
-//! * [`images`]: images.
+//! * [`images`]: images, pulls and pushes.
 //! * [`store`]: kernels and volumes.
 //! * [`parts`]: bodies, queries and upgrades.
 //! * [`auth`]: the token.

@@ -161,7 +161,7 @@ pub fn parse_id(text: &str) -> Result<ImageId> {
         Error::invalid(format!("{shown:?} is no id of an image of chunks."))
     };
     let small = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-    if text.len() != 32 || !text.as_bytes().iter().all(|byte| small(byte)) {
+    if text.len() != 32 || !text.as_bytes().iter().all(small) {
         return Err(wrong());
     }
     u128::from_str_radix(text, 16)

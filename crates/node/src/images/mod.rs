@@ -16,7 +16,7 @@
 //! is there whole or not at all, and the next daemon removes what has a dot.
 //!
 //! * [`name`]: names, references and folders.
-//! * [`record`]: `image.json`.
+//! * [`record`]: what `image.json` holds.
 //! * `writable`: ext4 images, kept as they are.
 //! * [`config`]: how an image's configuration and a request become a command.
 //! * [`base`]: the image that comes with Jiffy.

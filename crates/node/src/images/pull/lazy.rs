@@ -57,7 +57,7 @@ pub(super) fn begin(
         }),
         ..ImageRecord::default()
     };
-    Ok(Found::Made(temporary, record, fetched))
+    Ok(Found::Made(temporary, Box::new(record), fetched))
 }
 
 /// Fetches a snapshot's state, and begins its memory and root file system.

@@ -32,7 +32,7 @@ pub(super) enum Found {
     /// The image of this name is what the registry has.
     UpToDate,
     /// An image was made, and is not yet called anything.
-    Made(TempDir, ImageRecord, u64),
+    Made(TempDir, Box<ImageRecord>, u64),
     /// A snapshot is there, and is not yet called anything.
     Snapshot(Draft, Box<Manifest>, u64),
 }
@@ -169,7 +169,7 @@ fn fetch(
         manifest: Some(digest.to_string()),
     });
     remove_blobs(&folder);
-    Ok(Found::Made(temporary, record, fetched))
+    Ok(Found::Made(temporary, Box::new(record), fetched))
 }
 
 /// Layers that are here into an image.
