@@ -192,13 +192,17 @@ impl Pager {
                 if let Ok(process) = VmmProcess::adopted(pid) {
                     process.kill();
                 }
+                self.remove_files(|_| false);
                 return;
             }
             Some(pid) => {
                 info!(pid, "pager adopted");
                 self.watch(&mut state, VmmProcess::adopted(pid), pid);
             }
-            None if !needed => return,
+            None if !needed => {
+                self.remove_files(|_| false);
+                return;
+            }
             None => {}
         }
         let disks = disks.into_iter().map(|disk| (disk.name(), disk));
@@ -219,6 +223,20 @@ impl Pager {
             let id = name.trim_end_matches(".sock");
             if !state.served.contains_key(id) && !state.disks.contains_key(id) {
                 self.let_go(id).await;
+            }
+        }
+        self.remove_files(|id| state.served.contains_key(id) || state.disks.contains_key(id));
+    }
+
+    /// Removes sockets, and what is noted beside them, of VMs and disks that
+    /// are not needed: their daemon may have been killed before it wrote down
+    /// that there is such a VM.
+    fn remove_files(&self, needed: impl Fn(&str) -> bool) {
+        let files = fs::read_dir(self.paths.run.join("pager"));
+        for entry in files.into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if !needed(name.split(".sock").next().unwrap_or(&name)) {
+                let _ = fs::remove_file(entry.path());
             }
         }
     }
