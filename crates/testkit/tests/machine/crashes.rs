@@ -43,10 +43,7 @@ fn kill_at_many_moments(program: &str) {
         std::thread::sleep(delay);
         // A killed process is there until the kernel gets to it; till then a
         // daemon takes connections.
-        jiffy.sh(&format!(
-            "pids=$(pidof {program}) || exit 0; kill -9 $pids; \
-             for pid in $pids; do while kill -0 $pid 2>/dev/null; do sleep 0.01; done; done"
-        ));
+        jiffy.kill_all(program);
         // A command that found no daemon would start another, and its VM later.
         let _ = running.signal(9);
         let _ = running.wait();

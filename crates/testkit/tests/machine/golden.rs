@@ -158,6 +158,9 @@ fn a_damaged_golden_snapshot_is_dropped_and_the_run_boots() {
         "rm state",
     ] {
         let folder = folder(&jiffy);
+        // One that was restored ahead of its run has what it needs of the
+        // files, and would not look at them again.
+        jiffy.kill_all("jiffy-vmm");
         jiffy.sh(&format!("cd {folder} && {damage}"));
         let output = jiffy.run(&["run", "--rm", TIMELINE, "--", "echo", "well"]);
         assert_eq!(

@@ -269,6 +269,17 @@ impl Jiffy {
         self.eventually("a golden snapshot", is_there);
     }
 
+    /// Kills every program of that name, and waits until they are no more.
+    pub fn kill_all(&self, program: &str) {
+        // A zombie has ended, whether its parent has heard of it or not.
+        self.sh(&format!(
+            "pids=$(pidof {program}) || exit 0; kill -9 $pids 2>/dev/null; \
+             for pid in $pids; do \
+             while grep -q '^State:.[^ZX]' /proc/$pid/status 2>/dev/null; do sleep 0.01; done; \
+             done; true"
+        ));
+    }
+
     /// Removes every VM, and every snapshot that a user made.
     pub fn remove_all(&self) {
         let script = "export JIFFY_MACHINE=never; \
