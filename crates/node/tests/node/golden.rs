@@ -152,7 +152,8 @@ fn a_bad_one_is_dropped_and_nobody_notices() {
 /// of memory: the snapshot is as good as it was.
 #[test]
 fn one_whose_vmm_is_killed_is_kept() {
-    let daemon = Daemon::start();
+    // Nobody else may read the state.
+    let daemon = Daemon::with(&["--standby", "0"]);
     run(&daemon, vm(command(&["true"])));
     let before = made(&daemon).name;
     // A VMM that reads what nobody writes waits for ever.
