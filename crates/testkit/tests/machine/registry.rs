@@ -64,16 +64,10 @@ impl Registry<'_> {
             "mkdir -p /var/lib/jiffy/registry && cd /var/lib/jiffy/registry && \
              tar xf /tests/registry/storage.tar && cd / && \
              (setsid docker-registry serve /tests/registry/config.yml \
-               </dev/null >/tests/registry/log 2>&1 & echo $! > /tests/registry/pid)",
+               </dev/null >/tests/registry/log 2>&1 & echo $! > /tests/registry/pid) && \
+             until grep -q 'listening on' /tests/registry/log; do sleep 0.1; done",
         );
-        let registry = Registry { jiffy };
-        jiffy.eventually("the registry listens", || {
-            jiffy
-                .sh("grep -c 'listening on' /tests/registry/log || true")
-                .trim()
-                != "0"
-        });
-        registry
+        Registry { jiffy }
     }
 
     /// Bytes it has sent since it was started or this was last asked.
