@@ -208,8 +208,8 @@ fn image(name: &str) -> serde_json::Value {
 #[test]
 fn a_folder_a_tar_and_stdin_become_images() {
     let node = FakeNode::new(|request, peer| {
-        let name = request.line.rsplit('/').next().unwrap().to_owned();
-        peer.json(200, &image(&name));
+        let path = request.line.split('?').next().unwrap();
+        peer.json(200, &image(path.rsplit('/').next().unwrap()));
     });
     let root = node.folder.path().join("root");
     std::fs::create_dir_all(root.join("etc")).unwrap();
@@ -222,7 +222,9 @@ fn a_folder_a_tar_and_stdin_become_images() {
         .unwrap();
     assert_eq!(stdout(&output), "one\n", "{}", stderr(&output));
     let sent = &node.requests()[0];
-    assert_eq!(sent.line, "POST /v1/images/one");
+    let line = sent.line.as_str();
+    assert!(line.starts_with("POST /v1/images/one?from="), "{line}");
+    assert!(line.ends_with("&kind=root"), "{line}");
     let mut archive = tar::Archive::new(&sent.body[..]);
     let paths: Vec<String> = archive
         .entries()

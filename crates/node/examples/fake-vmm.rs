@@ -434,7 +434,8 @@ impl Vm {
             return;
         };
         let state = match open(&restore.state).and_then(|mut file| {
-            file.rewind()?;
+            // A pipe of a test's has no beginning.
+            let _ = file.rewind();
             let mut text = Vec::new();
             file.read_to_end(&mut text)?;
             Ok(serde_json::from_slice::<Saved>(&text)?)

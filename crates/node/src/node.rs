@@ -7,6 +7,7 @@ use crate::golden::standby::Standby;
 use crate::golden::{self, Goldens};
 use crate::images::Images;
 use crate::images::base::BASE;
+use crate::images::import::Which;
 use crate::kernels::Kernels;
 use crate::names;
 use crate::options::Options;
@@ -21,8 +22,8 @@ use crate::vm::record::{MainEnd, MainState, Root, Spec, VmRecord};
 use crate::vm::{Command, View, VmHandle, actor, adopt};
 use crate::volumes::Volumes;
 use jiffy_wire::api::{
-    self, CreateVm, Image, ImageSource, ImportKind, MakeVolume, NodeInfo, Pruned, ResizedVolume,
-    Vm, VmState, Volume,
+    self, CreateVm, Image, ImageSource, MakeVolume, NodeInfo, Pruned, ResizedVolume, Vm, VmState,
+    Volume,
 };
 use jiffy_wire::timeline::Timeline;
 use std::fs;
@@ -483,13 +484,13 @@ impl Node {
         name: &str,
         registry: Option<&str>,
         tar: impl Read + Send + 'static,
-        kind: Option<ImportKind>,
+        which: Which,
         source: Option<ImageSource>,
     ) -> Result<Image> {
         let name = &self.images.new_name(name, registry)?;
         self.let_image_go(name).await;
         self.images
-            .import(name, tar, kind, source, || self.image_unused(name))
+            .import(name, tar, which, source, || self.image_unused(name))
             .await
             .inspect(|_| self.settings.goldens.forget_image(name))
     }

@@ -46,9 +46,6 @@ pub enum Image {
 /// `jiffy image import`
 #[derive(Debug, Args)]
 pub struct Import {
-    /// Of a source that has several images: the one for this platform
-    #[arg(long, value_name = "OS/ARCH")]
-    pub platform: Option<String>,
     /// Of a source that has several images: the one of this name or tag
     #[arg(long = "ref", value_name = "NAME")]
     pub reference: Option<String>,

@@ -3,6 +3,7 @@
 use super::no_content;
 use super::parts::{blocking_body, json, query};
 use crate::error::Result;
+use crate::images::import::Which;
 use crate::images::pull::job::Watcher;
 use crate::node::{Node, to_the_end};
 use axum::Json;
@@ -31,6 +32,7 @@ pub(super) struct Lookup {
 #[serde(deny_unknown_fields)]
 pub(super) struct ImportQuery {
     kind: Option<ImportKind>,
+    reference: Option<String>,
     registry: Option<String>,
     /// What it is made from, to be shown.
     from: Option<String>,
@@ -62,7 +64,11 @@ pub(super) async fn import(
         manifest: None,
     });
     let registry = wanted.registry.as_deref();
-    let image = node.import_image(&name, registry, tar, wanted.kind, source);
+    let which = Which {
+        kind: wanted.kind,
+        reference: wanted.reference,
+    };
+    let image = node.import_image(&name, registry, tar, which, source);
     Ok(Json(image.await?))
 }
 

@@ -1,5 +1,6 @@
 //! The image that comes with Jiffy.
 
+use super::import::Which;
 use super::record::ImageRecord;
 use super::{Images, ROOT};
 use crate::clock::unix_seconds;
@@ -53,7 +54,14 @@ impl Images {
             {
                 self.take_ready_made(file).await?
             } else {
-                self.make(file, Some(ImportKind::Root)).await?
+                self.make(
+                    file,
+                    Which {
+                        kind: Some(ImportKind::Root),
+                        reference: None,
+                    },
+                )
+                .await?
             };
             record.built_in = Some(stamp);
             self.complete(&temporary, &record)?;

@@ -23,14 +23,14 @@ impl Images {
         &self,
         name: &str,
         tar: impl Read + Send + 'static,
-        kind: Option<ImportKind>,
+        which: Which,
         source: Option<ImageSource>,
         in_use: impl Fn() -> Result<()>,
     ) -> Result<Image> {
         if self.folder_of(name)?.exists() {
             in_use()?;
         }
-        let (temporary, mut record) = self.make(tar, kind).await?;
+        let (temporary, mut record) = self.make(tar, which).await?;
         record.source = source;
         self.complete(&temporary, &record)?;
         self.publish(name, temporary, in_use).await?;
@@ -43,7 +43,7 @@ impl Images {
     pub(super) async fn make(
         &self,
         tar: impl Read + Send + 'static,
-        kind: Option<ImportKind>,
+        which: Which,
     ) -> Result<(TempDir, ImageRecord)> {
         let temporary = self.temporary()?;
         let out = temporary.path().join(ROOT);
@@ -61,13 +61,14 @@ impl Images {
                 return writable::import(tar, &out);
             }
             let failed = |error: &dyn std::error::Error| import_error(error, &scratch);
-            if kind == Some(ImportKind::Root) {
+            if which.kind == Some(ImportKind::Root) {
                 // As it comes: nothing is kept but the image.
                 return import_tar(tar, &out, Limits::default())
                     .map(record_of)
                     .map_err(|error| failed(&error));
             }
-            let choice = Choice::new(&scratch);
+            let mut choice = Choice::new(&scratch);
+            choice.reference = which.reference;
             let source = Source::stream(tar, &choice).map_err(|error| failed(&error))?;
             let mut go_on = |_: Progress| ControlFlow::Continue(());
             import(source, &out, &Limits::default(), &mut go_on)
@@ -88,6 +89,15 @@ impl Images {
         }
         Ok(name::reference(text, self.registry(registry))?.to_string())
     }
+}
+
+/// What of a tar is the image.
+#[derive(Debug, Default)]
+pub struct Which {
+    /// How it is packed; none to find out.
+    pub kind: Option<ImportKind>,
+    /// Its name or tag, where a tar has several images.
+    pub reference: Option<String>,
 }
 
 /// An image that was made, and is not yet called anything.

@@ -24,9 +24,6 @@ pub async fn import(client: &Client, wanted: Import) -> Result<Outcome> {
     if let Some(registry) = default_registry() {
         query.push_str(&format!("&registry={}", encoded(&registry)));
     }
-    if let Some(platform) = &wanted.platform {
-        query.push_str(&format!("&platform={}", encoded(platform)));
-    }
     if let Some(reference) = &wanted.reference {
         query.push_str(&format!("&reference={}", encoded(reference)));
     }
