@@ -190,6 +190,9 @@ fn a_registry_that_goes_away_is_an_error_and_no_silence() {
         "-c",
         "while :; do read x; done",
     ]);
+    // The programs have to be there, down to how they report an error.
+    let used = "cat /usr/share | md5sum; cat /etc/changed";
+    jiffy.run(&["exec", "-u", "0", "reader", "sh", "-c", used]);
     registry.stop();
     let read = jiffy.run(&[
         "exec",
