@@ -6,7 +6,7 @@
 use jiffy_fuzz::input::Input;
 use jiffy_fuzz::seeds;
 use jiffy_store::{
-    Codec, Decoder, ImageId, ImageReader, Kind, Recording, WriteOptions, inspect, testing,
+    Backing, Codec, Decoder, ImageId, ImageReader, Kind, Recording, WriteOptions, inspect, testing,
     write_image, writer,
 };
 use jiffy_sys::memfd::{self, Pages};
@@ -21,9 +21,23 @@ const RECORDING: u8 = 2;
 
 const CHUNK: usize = 4096;
 
+/// Where the images that are read seem to be.
+static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
+    let path = std::env::temp_dir().join(format!("jiffy-fuzz-{}", std::process::id()));
+    std::fs::create_dir_all(&path).expect("a folder is made");
+    path
+});
+
+/// The backing file of the seeds that have one.
+static BACKING: LazyLock<Backing> = LazyLock::new(|| {
+    let path = FOLDER.join("root");
+    std::fs::write(&path, contents(b"rs.t")).expect("the backing file is written");
+    Backing::open(&path).expect("the backing file is read")
+});
+
 /// The parent of the seeds that have one.
 static PARENT: LazyLock<PathBuf> = LazyLock::new(|| {
-    let path = std::env::temp_dir().join(format!("jiffy-fuzz-{}.image", std::process::id()));
+    let path = FOLDER.join("parent.image");
     write_image(&path, &contents(b"ab.c"), &options(Codec::Lz4)).expect("the parent is written");
     path
 });
@@ -49,7 +63,9 @@ fn image(bytes: &[u8]) {
     let file = memfd::create("image", bytes.len() as u64, Pages::Small).expect("a memfd");
     file.write_all_at(bytes, 0).expect("memory");
     let resolve = |_: &Path, _: &_| Ok(PARENT.clone());
-    let Ok(image) = ImageReader::from_file(file, Path::new("fuzz"), &resolve) else {
+    LazyLock::force(&BACKING);
+    let path = FOLDER.join("fuzz");
+    let Ok(image) = ImageReader::from_file(file, &path, &resolve) else {
         return;
     };
     let whole = image.verify();
@@ -122,8 +138,8 @@ fn contents(letters: &[u8]) -> Vec<u8> {
     letters.iter().flat_map(chunk).collect()
 }
 
-/// Images of every codec, with and without parent and working set, and a
-/// recording.
+/// Images of every codec, with and without parent, backing file and working set,
+/// and a recording.
 fn all_seeds() -> Vec<Vec<u8>> {
     let parent = ImageReader::open(&PARENT).expect("the parent opens");
     let with_parent = WriteOptions {
@@ -131,11 +147,17 @@ fn all_seeds() -> Vec<Vec<u8>> {
         working_set: Some(vec![3, 0]),
         ..options(Codec::Zstd(1))
     };
+    let with_backing = WriteOptions {
+        backing: Some(BACKING.clone()),
+        working_set: Some(vec![3]),
+        ..options(Codec::Lz4)
+    };
     let images = [
         (&b"ab.b"[..], options(Codec::Lz4)),
         (b"xyz", options(Codec::Zstd(3))),
         (b"ab.dd", with_parent),
         (b"", options(Codec::Lz4)),
+        (b"ar.st", with_backing),
     ];
     let mut seeds = Vec::new();
     for (letters, options) in images {

@@ -2,17 +2,19 @@
 
 use crate::disk;
 use crate::figure::{Clock, Figure};
+use crate::image::{self, Images};
+use crate::machine::{Machine, PROBE};
 use crate::peers::{Boot, Peer};
-use crate::plan::{BYTES, Case, IMAGE, Kind, Outcome, Plan, RECORDING, Sample};
+use crate::plan::{BYTES, Case, IMAGE, Kind, Outcome, RECORDING, Sample};
 use crate::replay;
 use anyhow::{Context, Result, ensure};
 use jiffy_machine::image::build::Addition;
-use jiffy_testkit::{Lab, LabOptions};
+use jiffy_testkit::Lab;
 use jiffy_wire::vmm;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::Instant;
 
 const VMM: &str = "/lib/jiffy/jiffy-vmm";
 const PAGER: &str = "/lib/jiffy/jiffy-pager";
@@ -22,7 +24,6 @@ const BEATING: &str = "/bench/beating.cpio";
 const BASE_KERNEL: &str = "/bench/vmlinux-base";
 const PLAIN_KERNEL: &str = "/bench/vmlinux-plain";
 const DISK: &str = "/bench/disk.img";
-const PROBE: &str = "/bench/probe";
 const RAM_MIB: u64 = 128;
 
 /// Spawn of the VMM to PID 1's marker, neutral kernel.
@@ -37,6 +38,10 @@ pub const RUN_GOLDEN: &str = "run/golden/answer";
 pub const RESTORE_128: &str = "restore/mapped/128/visible";
 /// The same with four times the RAM.
 pub const RESTORE_512: &str = "restore/mapped/512/visible";
+/// The same as for 128 MiB by a monitor that was spawned before, from when it
+/// is told what it is until its vCPUs go on: what the node does when it has a
+/// spare.
+pub const RESTORE_SPARE: &str = "restore/spare/128/resumed";
 /// The same as for 128 MiB, RAM in a compressed image that a pager serves,
 /// with what the first restore touched fetched in one go.
 pub const LAZY: &str = "restore/lazy/128/visible";
@@ -100,7 +105,7 @@ pub fn kernel_figures(kernel: &Path) -> Result<Vec<Figure>> {
     Ok(figures.into_iter().flatten().collect())
 }
 
-/// What was measured in one start of the machine.
+/// What was measured on a clock.
 pub struct Measured {
     /// By case.
     pub outcomes: Vec<Outcome>,
@@ -108,18 +113,20 @@ pub struct Measured {
     pub figures: Vec<Figure>,
 }
 
-/// Boots a machine of that clock and measures in it every case whose name
-/// contains `only`.
+/// Measures, in machines of that clock, every case that is `wanted` by its name,
+/// followed by a blank and the monitor's; how guests read their disks only with
+/// `disks`.
 pub fn measure(
     clock: Clock,
     kernels: &Kernels,
     peers: &[Peer],
     runs: u32,
-    only: &str,
+    wanted: &dyn Fn(&str) -> bool,
+    disks: bool,
 ) -> Result<Measured> {
     let scratch = std::env::temp_dir().join(format!("jiffy-bench-{}", std::process::id()));
     std::fs::create_dir_all(&scratch)?;
-    let measured = measure_in(&scratch, clock, kernels, peers, runs, only);
+    let measured = measure_in(&scratch, clock, kernels, peers, runs, wanted, disks);
     std::fs::remove_dir_all(&scratch)?;
     measured
 }
@@ -130,7 +137,8 @@ fn measure_in(
     kernels: &Kernels,
     peers: &[Peer],
     runs: u32,
-    only: &str,
+    wanted: &dyn Fn(&str) -> bool,
+    disks: bool,
 ) -> Result<Measured> {
     let beating = scratch.join("beating.cpio");
     std::fs::write(&beating, crate::marker::beating_initramfs()?)?;
@@ -146,69 +154,66 @@ fn measure_in(
         addition(kernels.plain.into(), PLAIN_KERNEL),
         addition(probe_program()?, PROBE),
     ];
-    let mut plan = Plan {
-        cases: vec![
-            same_kernel(scratch, &mut files, runs)?,
-            own_kernel(scratch, &mut files, runs)?,
-        ],
-    };
+    let mut cases = vec![
+        same_kernel(scratch, &mut files, runs)?,
+        own_kernel(scratch, &mut files, runs)?,
+    ];
     for peer in peers {
         if let Some(additions) = peer.additions()? {
             files.extend(additions);
-            plan.cases
-                .push(peer_case(scratch, &mut files, *peer, runs)?);
+            cases.push(peer_case(scratch, &mut files, *peer, runs)?);
+            if *peer == Peer::Firecracker {
+                cases.push(firecracker_restore(*peer, runs));
+            }
         }
     }
-    plan.cases.extend(restore_cases(scratch, &mut files, runs)?);
-    plan.cases.push(run_case(RUN, true, runs));
-    plan.cases.push(run_case(RUN_GOLDEN, false, runs));
-    if clock == Clock::Instructions {
-        plan.cases.push(disk::create_root(runs));
-        // They take as long as all others together: only when asked for.
-        if only.starts_with("disk/") {
-            files.extend(disk::additions(scratch)?);
-            let base = vmm_config(PLAIN_KERNEL);
-            plan.cases
-                .extend(disk::cases(scratch, &base, peers, &mut files, runs)?);
-        }
-    }
+    cases.extend(restore_cases(scratch, &mut files, runs)?);
+    cases.push(run_case(RUN, true, runs));
+    cases.push(run_case(RUN_GOLDEN, false, runs * SPREAD));
     match clock {
-        Clock::Wall => plan.cases.extend(AT_ONCE.map(at_once)),
+        Clock::Wall => cases.extend(AT_ONCE.map(at_once)),
         // Counts are the same on any clock.
-        _ => plan.cases.extend(count_cases(runs)),
+        _ => {
+            cases.extend(count_cases(runs));
+            cases.push(disk::create_root(runs));
+            cases.push(disk::clone_root(runs));
+            // Programs and modules are looked for and unpacked for them.
+            if disks || wanted(&format!("{} jiffy", disk::CLONE_ROOT)) {
+                files.extend(disk::additions(scratch)?);
+            }
+            // A registry has to be filled for them.
+            if [image::FIRST_ANSWER, image::PULLED, image::LAZY]
+                .iter()
+                .any(|case| wanted(&format!("{case} jiffy")))
+            {
+                let images = Images::prepare(scratch)?;
+                cases.extend(images.cases(HAS_GOLDEN, runs));
+                files.extend(images.additions);
+            }
+            // They take as long as all others together, and come last.
+            if disks {
+                let base = vmm_config(PLAIN_KERNEL);
+                cases.extend(disk::cases(scratch, &base, peers, &mut files, runs)?);
+            }
+        }
     }
-    plan.cases.retain(|case| case.name.contains(only));
+    cases.retain(|case| wanted(&case.to_string()));
     // Libraries are shared between peers; the archive wants each name once.
     files.sort_by(|a, b| a.guest.cmp(&b.guest));
     files.dedup_by(|a, b| a.guest == b.guest);
 
-    let options = match clock {
-        Clock::Instructions => LabOptions::instruction_clock(),
-        _ => LabOptions {
-            disk_gib: None,
-            // Fifty VMs at once.
-            memory_mib: 8192,
-            ..LabOptions::default()
-        },
-    };
-    let lab = Lab::boot(LabOptions { files, ..options })?;
-    let output = lab
-        .command([PROBE])
-        .env("JIFFY_MACHINE", "never")
-        .stdin(serde_json::to_vec(&plan)?)
-        .time_limit(Duration::from_secs(1800))
-        .keep_output()
-        .output()?
-        .success()?;
-    let outcomes: Vec<Outcome> =
-        serde_json::from_slice(&output.stdout).context("the probe's answer")?;
-    let recorded = outcomes
-        .iter()
-        .any(|outcome| outcome.name == LAZY && outcome.failure.is_none());
-    let figures = match clock {
-        Clock::Wall if recorded => replayed(&lab, scratch)?,
-        _ => Vec::new(),
-    };
+    let mut machine = Machine::new(clock, files);
+    let (mut outcomes, mut figures) = (Vec::new(), Vec::new());
+    for (index, case) in cases.iter().enumerate() {
+        let begun = Instant::now();
+        eprint!("  {} of {}: {case} ", index + 1, cases.len());
+        let outcome = machine.measure(case);
+        eprintln!("{} s", begun.elapsed().as_secs());
+        if clock == Clock::Wall && case.name == LAZY && outcome.failure.is_none() {
+            figures.extend(replayed(machine.lab()?, scratch)?);
+        }
+        outcomes.push(outcome);
+    }
     Ok(Measured { outcomes, figures })
 }
 
@@ -361,8 +366,18 @@ fn restore_cases(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result
         })
     };
     Ok(vec![
-        case(RESTORE_128, 128, |config| Kind::Restore { config })?,
-        case(RESTORE_512, 512, |config| Kind::Restore { config })?,
+        case(RESTORE_128, 128, |config| Kind::Restore {
+            config,
+            spare: false,
+        })?,
+        case(RESTORE_512, 512, |config| Kind::Restore {
+            config,
+            spare: false,
+        })?,
+        case(RESTORE_SPARE, 128, |config| Kind::Restore {
+            config,
+            spare: true,
+        })?,
         case(LAZY, 128, |config| Kind::Lazy {
             config,
             optimised: true,
@@ -400,6 +415,23 @@ fn peer_case(scratch: &Path, files: &mut Vec<Addition>, peer: Peer, runs: u32) -
     })
 }
 
+/// The kernel, marker and RAM of our own [`RESTORE_128`].
+fn firecracker_restore(peer: Peer, runs: u32) -> Case {
+    Case {
+        name: RESTORE_128.into(),
+        monitor: peer.name().into(),
+        kind: Kind::FirecrackerRestore {
+            program: format!("/bench/{}", peer.program()),
+            kernel: BASE_KERNEL.into(),
+            initramfs: BEATING.into(),
+            command_line: command_line(),
+            ram_mib: RAM_MIB,
+        },
+        runs,
+        warm_up: 1,
+    }
+}
+
 /// `jiffy run -- true`, from nothing or from a golden snapshot, which the
 /// first run has left behind.
 fn run_case(name: &str, cold: bool, runs: u32) -> Case {
@@ -417,6 +449,7 @@ fn run_case(name: &str, cold: bool, runs: u32) -> Case {
             once: (!cold)
                 .then(|| words(&["/bin/sh", "-c", HAS_GOLDEN]))
                 .flatten(),
+            pull: None,
             argv: argv.into_iter().map(String::from).collect(),
             timeline: words(&[JIFFY, "timeline", &vm, "--format", "json"]),
             after: words(&[JIFFY, "rm", "--force", &vm]),
@@ -426,6 +459,10 @@ fn run_case(name: &str, cold: bool, runs: u32) -> Case {
         warm_up: 2,
     }
 }
+
+/// How many times as many runs it takes to tell the median of runs that differ: on
+/// one CPU, now and then, the end of one run's VM is in the way of the next.
+pub const SPREAD: u32 = 3;
 
 /// How to ask whether there is a golden snapshot.
 const HAS_GOLDEN: &str = "jiffy snapshot ls --all --format json | grep -q golden";
@@ -475,6 +512,9 @@ pub fn figures(clock: Clock, outcomes: &[Outcome]) -> Vec<Figure> {
     let mut figures = Vec::new();
     for outcome in outcomes {
         let (case, monitor, samples) = (&outcome.name, &outcome.monitor, &outcome.samples);
+        if case == image::FIRST_ANSWER {
+            continue;
+        }
         if [SNAPSHOT_BYTES, CLONE_MEMORY].contains(&case.as_str()) {
             figures.extend(Figure::of_counter(case, monitor, "bytes", samples, BYTES));
             continue;
@@ -513,6 +553,9 @@ pub fn figures(clock: Clock, outcomes: &[Outcome]) -> Vec<Figure> {
         }
     }
     figures.extend(disk::ratios(outcomes));
+    if clock == Clock::Instructions {
+        figures.extend(image::figures(outcomes, RUN_GOLDEN));
+    }
     figures
 }
 

@@ -45,7 +45,8 @@ impl Peer {
         }
     }
 
-    fn program(self) -> &'static str {
+    /// The name of its program.
+    pub fn program(self) -> &'static str {
         match self {
             Peer::Qemu => "qemu-system-x86_64",
             Peer::Firecracker => "firecracker",

@@ -2,13 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-
-/// Everything to measure in one start of the machine.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Plan {
-    /// In this order.
-    pub cases: Vec<Case>,
-}
+use std::fmt;
 
 /// One thing to measure, some times over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +17,12 @@ pub struct Case {
     pub runs: u32,
     /// Runs before those, thrown away.
     pub warm_up: u32,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} {}", self.name, self.monitor)
+    }
 }
 
 /// How to measure a case. In each argument `{run}` becomes the run's number.
@@ -43,6 +43,9 @@ pub enum Kind {
         /// How it is booted: a file with a `VmmConfig` that has a control
         /// socket. Its guest writes [`MARKER`] again and again.
         config: String,
+        /// Not from a spawn to a byte, but from when a spare monitor, which
+        /// was there before, is told what it is until its vCPUs go on.
+        spare: bool,
     },
     /// The same with the captured RAM in a compressed image, [`IMAGE`], that a
     /// pager serves.
@@ -52,6 +55,21 @@ pub enum Kind {
         /// What a first restore touched, [`RECORDING`], is stored first and
         /// fetched before it is asked for.
         optimised: bool,
+    },
+    /// Firecracker boots a VM and makes a snapshot of it; then, from the spawn
+    /// of another that restores it to the next byte on its stdout.
+    FirecrackerRestore {
+        /// The program.
+        program: String,
+        /// Kernel, and an initramfs whose guest writes [`MARKER`] again and
+        /// again.
+        kernel: String,
+        /// That initramfs.
+        initramfs: String,
+        /// Kernel parameters.
+        command_line: String,
+        /// Guest RAM in MiB.
+        ram_mib: u64,
     },
     /// An idle VM of the node is captured: the counter [`BYTES`], on disk.
     SnapshotBytes,
@@ -73,7 +91,7 @@ pub enum Kind {
         after: Vec<String>,
     },
     /// A VM is booted once; then, from the request to capture it to the moment
-    /// a child's vCPUs go on. The parent's pause is the span `pause`.
+    /// the vCPUs of a child go on, whose monitor was a spare. The parent's pause is the span `pause`.
     Fork {
         /// As for `Restore`.
         config: String,
@@ -97,8 +115,25 @@ pub enum Kind {
         /// Its size in bytes.
         bytes: u64,
     },
+    /// An ext4 image on an XFS becomes a VM's root disk by a clone, as the node does
+    /// it.
+    CloneRoot {
+        /// Its size in bytes.
+        bytes: u64,
+    },
+    /// A shell command of an image that a registry has, begun on a node that
+    /// has nothing of it: the counter [`BYTES`], moved over loopback until the
+    /// first byte of its answer.
+    FirstAnswer {
+        /// The image.
+        reference: String,
+        /// Bytes of it in the registry: the counter [`WHOLE`].
+        bytes: u64,
+    },
     /// From spawn to exit with status 0.
     ToExit {
+        /// An image that is pulled before the first.
+        pull: Option<String>,
         /// Run again and again before each until it succeeds.
         once: Option<Vec<String>>,
         /// Program and arguments.
@@ -120,6 +155,9 @@ pub const FAILURE: u8 = b'!';
 /// The counter of cases that measure no time.
 pub const BYTES: &str = "bytes";
 
+/// The counter of what [`BYTES`] are a part of.
+pub const WHOLE: &str = "whole_bytes";
+
 /// In the machine, the image that lazy restores are served from.
 pub const IMAGE: &str = "/bench/snapshot/ram.image";
 
@@ -137,6 +175,18 @@ pub struct Outcome {
     pub samples: Vec<Sample>,
     /// Why there are none, if the case failed.
     pub failure: Option<String>,
+}
+
+impl Outcome {
+    /// Of a case that could not be measured.
+    pub fn failed(case: &Case, failure: String) -> Outcome {
+        Outcome {
+            name: case.name.clone(),
+            monitor: case.monitor.clone(),
+            samples: Vec::new(),
+            failure: Some(failure),
+        }
+    }
 }
 
 /// One run.

@@ -66,10 +66,7 @@ pub fn markdown(
     counters_table(&mut out, outcomes);
     for outcome in outcomes {
         let at_once = cases::AT_ONCE.iter().any(|(_, case)| outcome.name == *case);
-        if outcome.monitor == "jiffy"
-            && !at_once
-            && outcome.samples.iter().any(|s| !s.spans.is_empty())
-        {
+        if !at_once && outcome.samples.iter().any(|s| !s.spans.is_empty()) {
             span_table(&mut out, outcome);
         }
     }
@@ -174,9 +171,13 @@ fn counters_table(out: &mut String, outcomes: &[Outcome]) {
 }
 
 fn span_table(out: &mut String, outcome: &Outcome) {
+    let whose = match outcome.monitor.as_str() {
+        "jiffy" => String::new(),
+        other => format!(", {other}"),
+    };
     let _ = writeln!(
         out,
-        "\n## Spans of `{}`\n\nLengths; moments are told from the start.\n\n| span | median | p90 | p99 |\n|---|--:|--:|--:|",
+        "\n## Spans of `{}`{whose}\n\nLengths; moments are told from the start.\n\n| span | median | p90 | p99 |\n|---|--:|--:|--:|",
         outcome.name
     );
     let names: BTreeSet<&String> = outcome

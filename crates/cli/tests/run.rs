@@ -421,10 +421,10 @@ fn a_reader_that_leaves_gives_the_command_a_broken_pipe() {
     let left = std::sync::Mutex::new(left);
     let node = FakeNode::playing(move |peer| {
         peer.output(Stream::Stdout, b"first\n");
-        // The reader goes; the next output finds that out.
+        // The reader goes, and output finds that out: not always the first,
+        // another test's child may hold the pipe too until it executes.
         left.lock().unwrap().recv().unwrap();
-        peer.output(Stream::Stdout, b"second\n");
-        let signal = peer.signal();
+        let signal = peer.signal_while(|peer| peer.output(Stream::Stdout, b"more\n"));
         peer.output(Stream::Stdout, b"ignored\n");
         peer.send(&ExecOutput::Exited(ExitStatus::Signal(signal)));
     });

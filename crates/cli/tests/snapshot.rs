@@ -33,6 +33,8 @@ fn snapshot(command: Option<&[&str]>) -> Snapshot {
         other_bytes: 1 << 20,
         optimised: false,
         used_by: Vec::new(),
+        shared_bytes: 0,
+        children: Vec::new(),
     }
 }
 

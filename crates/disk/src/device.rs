@@ -1,7 +1,7 @@
 //! The disk as vhost-user has it.
 
 use jiffy_devices::GuestMemory;
-use jiffy_devices::virtio::block::{Backend, Executor};
+use jiffy_devices::virtio::block::{Backend, Chain, Executor};
 use jiffy_devices::virtio::signal::driver_wants_interrupt;
 use std::io;
 use std::sync::atomic::AtomicBool;
@@ -73,6 +73,7 @@ fn answer_all(
 ) -> io::Result<()> {
     while let Some(chain) = vring.get_queue_mut().iter(memory).map_err(broken)?.next() {
         let head = chain.head_index();
+        let chain = Chain::of(vring.get_queue(), &chain);
         let Some(written) = executor.answer(memory, chain, &mut |_| Ok(())) else {
             return Ok(());
         };

@@ -1,5 +1,7 @@
 //! A structure's bytes, written field by field.
 
+use std::ops::Range;
+
 /// Puts little-endian fields at their offsets.
 pub(crate) trait Fields {
     /// Copies `value` to `offset`.
@@ -33,7 +35,36 @@ impl Fields for [u8] {
 
 /// Sets a run of bits of a bitmap.
 pub(crate) fn set_bits(bitmap: &mut [u8], from: usize, to: usize) {
-    for bit in from..to {
+    let whole = from.next_multiple_of(8)..to / 8 * 8;
+    if whole.is_empty() {
+        return set_each(bitmap, from..to);
+    }
+    set_each(bitmap, from..whole.start);
+    bitmap[whole.start / 8..whole.end / 8].fill(0xff);
+    set_each(bitmap, whole.end..to);
+}
+
+fn set_each(bitmap: &mut [u8], bits: Range<usize>) {
+    for bit in bits {
         bitmap[bit / 8] |= 1 << (bit % 8);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_of_bits_begins_and_ends_anywhere() {
+        for from in 0..40 {
+            for to in 0..=40 {
+                let mut bitmap = [0; 5];
+                set_bits(&mut bitmap, from, to);
+                for bit in 0..40 {
+                    let is_set = bitmap[bit / 8] >> (bit % 8) & 1 == 1;
+                    assert_eq!(is_set, (from..to).contains(&bit), "{from}..{to}: {bit}");
+                }
+            }
+        }
     }
 }

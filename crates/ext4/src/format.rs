@@ -21,6 +21,10 @@ pub struct Options {
     pub label: String,
     /// Unix time, seconds.
     pub created: u32,
+    /// Keep copies of superblock and descriptors throughout the disk, by which
+    /// a damaged file system can be mended. Without them there is less to
+    /// write, but a mounted file system can't grow.
+    pub copies: bool,
 }
 
 /// No file system could be made.
@@ -43,7 +47,8 @@ pub enum FormatError {
 /// Makes an empty file system in an empty file, which gets the length of the
 /// disk. It is not synced.
 pub fn format(file: &File, options: &Options) -> Result<(), FormatError> {
-    let layout = Layout::of(options.bytes).ok_or(FormatError::Size(options.bytes))?;
+    let layout =
+        Layout::of(options.bytes, options.copies).ok_or(FormatError::Size(options.bytes))?;
     let metadata = file.metadata().map_err(FormatError::Write)?;
     if metadata.len() != 0 {
         return Err(FormatError::NotEmpty);

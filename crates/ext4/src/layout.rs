@@ -1,7 +1,8 @@
 //! What lies where.
 //!
 //! A group is 128 MiB: in some groups a copy of the superblock and of all
-//! group descriptors, then in each two bitmaps and the table of its inodes.
+//! group descriptors, unless there are no copies, then in each two bitmaps and
+//! the table of its inodes.
 //! The first group then holds the root folder, `lost+found` and the journal.
 
 /// Bytes of a block.
@@ -44,11 +45,13 @@ pub struct Layout {
     pub inodes_per_group: u64,
     /// Blocks of the journal; 0 for none.
     pub journal_blocks: u64,
+    /// Are there copies of superblock and descriptors?
+    pub copies: bool,
 }
 
 impl Layout {
     /// For a disk of so many bytes; `None` if it is too small or too large.
-    pub fn of(bytes: u64) -> Option<Layout> {
+    pub fn of(bytes: u64, copies: bool) -> Option<Layout> {
         if !(LEAST_BYTES..=MOST_BYTES).contains(&bytes) {
             return None;
         }
@@ -58,6 +61,7 @@ impl Layout {
             descriptor_blocks: 0,
             inodes_per_group: 0,
             journal_blocks: 0,
+            copies,
         };
         layout.divide();
         let last = layout.groups - 1;
@@ -93,8 +97,12 @@ impl Layout {
         (self.blocks - self.start_of(group)).min(BLOCKS_PER_GROUP)
     }
 
-    /// Has this group a copy of superblock and descriptors? (`sparse_super`)
+    /// Has this group a copy of superblock and descriptors? (`sparse_super`,
+    /// or `sparse_super2` with none)
     pub fn has_copy(&self, group: u64) -> bool {
+        if !self.copies {
+            return group == 0;
+        }
         let power_of = |base: u64| {
             let mut power = base;
             while power < group {
@@ -174,7 +182,7 @@ mod tests {
 
     #[test]
     fn copies_are_where_sparse_super_puts_them() {
-        let layout = Layout::of(1 << 40).unwrap();
+        let layout = Layout::of(1 << 40, true).unwrap();
         let copies: Vec<u64> = (0..130).filter(|group| layout.has_copy(*group)).collect();
         assert_eq!(copies, [0, 1, 3, 5, 7, 9, 25, 27, 49, 81, 125]);
     }
@@ -183,16 +191,16 @@ mod tests {
     fn everything_of_the_first_group_fits_in_it() {
         let mut bytes = LEAST_BYTES;
         while bytes <= MOST_BYTES {
-            let layout = Layout::of(bytes).unwrap();
-            assert!(
-                layout.used_of(0) < layout.blocks_of(0),
-                "{bytes}: {layout:?}"
-            );
-            let last = layout.groups - 1;
-            assert!(
-                layout.used_of(last) < layout.blocks_of(last),
-                "{bytes}: {layout:?}"
-            );
+            for copies in [false, true] {
+                let layout = Layout::of(bytes, copies).unwrap();
+                let last = layout.groups - 1;
+                for group in [0, last] {
+                    assert!(
+                        layout.used_of(group) < layout.blocks_of(group),
+                        "{bytes}: {layout:?}"
+                    );
+                }
+            }
             bytes += bytes / 7;
         }
     }

@@ -27,6 +27,8 @@ pub(crate) mod field {
 pub(crate) const INCOMPATIBLE_64BIT: u32 = 0x80;
 
 const HAS_JOURNAL: u32 = 0x4;
+/// Copies only in the groups that the superblock names; it names none.
+const NAMED_COPIES: u32 = 0x200;
 /// Extended attributes, indexed folders.
 const COMPATIBLE: u32 = 0x8 | 0x20;
 /// Types of files in folders, extents, block numbers of 64 bits.
@@ -62,7 +64,14 @@ pub(crate) fn superblock(layout: &Layout, options: &Options, group: u64) -> [u8;
     out.put16(0x58, INODE as u16);
     out.put16(0x5a, group as u16);
     let journal = layout.journal_blocks > 0;
-    out.put32(0x5c, COMPATIBLE | if journal { HAS_JOURNAL } else { 0 });
+    let mut compatible = COMPATIBLE;
+    if journal {
+        compatible |= HAS_JOURNAL;
+    }
+    if !layout.copies {
+        compatible |= NAMED_COPIES;
+    }
+    out.put32(0x5c, compatible);
     out.put32(field::INCOMPATIBLE, INCOMPATIBLE);
     out.put32(0x64, READ_ONLY_COMPATIBLE);
     out.put(0x68, &options.uuid);

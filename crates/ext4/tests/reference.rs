@@ -18,18 +18,23 @@ fn options(bytes: u64) -> Options {
         hash_seed: [7; 16],
         label: "a-name-of-16-bytes-and-more".into(),
         created: 1_700_000_000,
+        copies: true,
     }
 }
 
 fn make(folder: &TempDir, bytes: u64) -> PathBuf {
-    let path = folder.path().join(format!("{bytes}.img"));
+    make_with(folder, &options(bytes))
+}
+
+fn make_with(folder: &TempDir, options: &Options) -> PathBuf {
+    let path = folder.path().join(format!("{}.img", options.bytes));
     let file = File::options()
         .read(true)
         .write(true)
         .create_new(true)
         .open(&path)
         .unwrap();
-    format(&file, &options(bytes)).unwrap();
+    format(&file, options).unwrap();
     path
 }
 
@@ -76,10 +81,32 @@ fn e2fsck_finds_nothing_to_fix_at_any_size() {
         100 * GIB,
     ];
     for bytes in sizes {
-        let path = make(&folder, bytes);
-        check(&path);
-        std::fs::remove_file(&path).unwrap();
+        for copies in [true, false] {
+            let options = Options {
+                copies,
+                ..options(bytes)
+            };
+            let path = make_with(&folder, &options);
+            check(&path);
+            std::fs::remove_file(&path).unwrap();
+        }
     }
+}
+
+#[test]
+fn without_copies_there_are_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options {
+        copies: false,
+        ..options(4 * GIB)
+    };
+    let path = make_with(&folder, &options);
+    let output = run("dumpe2fs", &[], &path);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("Primary superblock at 0"), "{text}");
+    assert!(!text.contains("Backup superblock"), "{text}");
+    let taken = std::fs::metadata(&path).unwrap().blocks() * 512;
+    assert!(taken <= 64 << 10, "{taken} bytes are taken");
 }
 
 #[test]
@@ -142,7 +169,7 @@ fn resize2fs_grows_and_shrinks_it() {
 fn what_takes_no_file_system_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     for bytes in [0, LEAST_BYTES - 1, MOST_BYTES + 1, u64::MAX] {
-        assert_eq!(Layout::of(bytes), None);
+        assert_eq!(Layout::of(bytes, true), None);
         let file = File::create(folder.path().join("odd.img")).unwrap();
         let refused = format(&file, &options(bytes)).unwrap_err();
         assert!(matches!(refused, FormatError::Size(of) if of == bytes));

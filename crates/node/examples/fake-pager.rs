@@ -95,9 +95,12 @@ fn perform(request: PagerRequest, all: &All) -> PagerResponse {
             assert!(before.is_none(), "a disk is opened twice");
             PagerResponse::Ok
         }
-        PagerRequest::Origins { .. }
-        | PagerRequest::EndRecording { .. }
-        | PagerRequest::CompleteImage { .. } => PagerResponse::Ok,
+        PagerRequest::Origins { image, .. } => {
+            // For a test to look at.
+            fs::write(image.with_extension("told"), b"").unwrap();
+            PagerResponse::Ok
+        }
+        PagerRequest::EndRecording { .. } | PagerRequest::CompleteImage { .. } => PagerResponse::Ok,
         PagerRequest::Complete { name } => match all.contains_key(&name) {
             true => PagerResponse::Ok,
             false => PagerResponse::Error(format!("There is no VM {name}.")),

@@ -21,7 +21,8 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    fn of(data: &Metadata) -> Stamp {
+    /// Of a file with this metadata.
+    pub fn of(data: &Metadata) -> Stamp {
         Stamp {
             device: data.dev(),
             inode: data.ino(),

@@ -4,6 +4,7 @@ use crate::api::auth::Token;
 use crate::node::Node;
 use crate::options::Options;
 use crate::paths::Paths;
+use crate::vm::process::is_alive;
 use anyhow::{Context, bail};
 use axum::Router;
 use axum::extract::Request;
@@ -20,7 +21,7 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -33,6 +34,11 @@ const MAX_CONNECTIONS: usize = 4096;
 const HEADER_TIME: Duration = Duration::from_secs(30);
 /// What requests have to be answered once the daemon ends.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
+
+/// What the last child of a daemon that was killed has to let go of its lock.
+const DYING_TIME: Duration = Duration::from_secs(10);
+/// How often it is looked whether it has.
+const DYING_POLL: Duration = Duration::from_millis(2);
 
 /// Held while a daemon owns a data folder.
 #[derive(Debug)]
@@ -51,10 +57,21 @@ pub fn lock(paths: &Paths) -> anyhow::Result<Lock> {
         .mode(0o600)
         .open(&path)
         .with_context(|| format!("opening {}", path.display()))?;
-    if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+    let until = Instant::now() + DYING_TIME;
+    while rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
         let mut holder = String::new();
-        let _ = file.read_to_string(&mut holder);
-        let holder = match holder.trim() {
+        let _ = file
+            .rewind()
+            .and_then(|()| file.read_to_string(&mut holder));
+        let holder = holder.trim();
+        // A daemon that was killed while it spawned a process: that process
+        // has the lock until it executes its program.
+        let is_dead = || holder.parse().ok().is_none_or(|pid| !is_alive(pid));
+        if !holder.is_empty() && is_dead() && Instant::now() < until {
+            std::thread::sleep(DYING_POLL);
+            continue;
+        }
+        let holder = match holder {
             "" => String::new(),
             pid => format!(" (process {pid})"),
         };

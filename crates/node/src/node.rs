@@ -7,10 +7,9 @@ use crate::golden::standby::Standby;
 use crate::golden::{self, Goldens};
 use crate::images::Images;
 use crate::images::base::BASE;
-use crate::images::import::Which;
 use crate::kernels::Kernels;
 use crate::names;
-use crate::options::Options;
+use crate::options::{CacheLimit, Options};
 use crate::pager::Pager;
 use crate::paths::Paths;
 use crate::registry::Registry;
@@ -19,20 +18,18 @@ use crate::snapshots::Snapshots;
 use crate::spec;
 use crate::vm::clients::Cursor;
 use crate::vm::record::{MainEnd, MainState, Root, Spec, VmRecord};
+use crate::vm::spares::{self, Spares};
 use crate::vm::{Command, View, VmHandle, actor, adopt};
 use crate::volumes::Volumes;
-use jiffy_wire::api::{
-    self, CreateVm, Image, ImageSource, MakeVolume, NodeInfo, Pruned, ResizedVolume, Vm, VmState,
-    Volume,
-};
+use jiffy_wire::api::{self, CreateVm, NodeInfo, RootDisk, Vm, VmState};
 use jiffy_wire::timeline::Timeline;
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, RwLock};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
@@ -46,10 +43,13 @@ const FLUSH_TIME: Duration = Duration::from_secs(2);
 mod beginning;
 mod commit;
 mod fork;
+mod images;
 mod lazy;
+mod make_golden;
 mod operation;
 mod sleep;
 mod snapshot;
+mod volumes;
 
 pub use operation::to_the_end;
 
@@ -66,6 +66,10 @@ pub struct Settings {
     pub pager: Arc<Pager>,
     /// Snapshots kept for later runs.
     pub goldens: Goldens,
+    /// VMMs kept for what starts next.
+    pub spares: Spares,
+    /// What may be kept of what was fetched.
+    pub cache: CacheLimit,
 }
 
 /// A node.
@@ -83,6 +87,11 @@ pub struct Node {
     snapshots: Snapshots,
     /// Of the files VMs are made of.
     digests: Arc<Digests>,
+    /// Held for reading while a VM begins and nobody can see yet which disk it
+    /// has; for writing while disks are closed that nobody has.
+    beginning: RwLock<()>,
+    /// What was fetched may be more than its bound.
+    trim: Arc<Notify>,
     /// Somebody wants the daemon to end.
     pub shutdown: Notify,
 }
@@ -101,19 +110,26 @@ impl Node {
             settings: Arc::new(Settings {
                 pager: Pager::new(paths.clone()),
                 goldens,
+                spares: Spares::new(options.spare as usize),
                 paths,
                 clock: boot_id(),
                 start_timeout: Duration::from_secs(options.start_timeout.into()),
+                cache: options.cache,
             }),
             registry: Arc::default(),
+            beginning: RwLock::default(),
+            trim: Arc::default(),
             shutdown: Notify::new(),
         };
         node.sweep();
         adopt::all(&node.settings, &node.registry, &node.volumes).await?;
         node.settings.goldens.read(&node.digests);
         let node = Arc::new(node);
+        node.trim.notify_one();
+        tokio::spawn(lazy::keep_caches_small(Arc::clone(&node)));
         tokio::spawn(golden::make_wanted(Arc::clone(&node), wishes));
         tokio::spawn(golden::standby::keep(Arc::clone(&node), wanted));
+        tokio::spawn(spares::keep(Arc::clone(&node)));
         Ok(node)
     }
 
@@ -127,7 +143,6 @@ impl Node {
             paths.kernels(),
             paths.snapshots(),
             paths.golden(),
-            paths.chunks(),
         ] {
             let Ok(entries) = fs::read_dir(&folder) else {
                 continue;
@@ -141,6 +156,7 @@ impl Node {
                 let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
             }
         }
+        self.images.sweep();
     }
 
     /// Has every VM's task write down what isn't yet.
@@ -154,14 +170,23 @@ impl Node {
             warn!("not every VM's record was written in time");
         }
         self.settings.goldens.end_standbys().await;
+        self.settings.spares.end().await;
         self.close_disks().await;
         self.settings.pager.end_if_idle().await;
     }
 
     // ---- for golden snapshots --------------------------------------------
 
+    pub(crate) fn images(&self) -> &Images {
+        &self.images
+    }
+
     pub(crate) fn goldens(&self) -> &Goldens {
         &self.settings.goldens
+    }
+
+    pub(crate) fn spares(&self) -> &Spares {
+        &self.settings.spares
     }
 
     pub(crate) fn paths(&self) -> &Paths {
@@ -204,7 +229,7 @@ impl Node {
             Ok(())
         });
         operation::joined(computed.await)?;
-        Ok(golden::key(self, shape, &kernel, &image.root.digest))
+        Ok(golden::key(self, shape, &kernel, &image.root))
     }
 
     /// Was the image of this shape removed meanwhile?
@@ -309,7 +334,7 @@ impl Node {
         let shape = spec::golden(spec).filter(|_| spec.root_limit.is_none())?;
         let kernel = self.kernels.find(&spec.kernel).ok()?;
         let image = self.images.find(&spec.image).await.ok()?;
-        let key = golden::key(self, &shape, &kernel, &image.root.digest)?;
+        let key = golden::key(self, &shape, &kernel, &image.root)?;
         self.settings.goldens.take_standby(&key)
     }
 
@@ -387,7 +412,7 @@ impl Node {
         let mut made = Vec::new();
         let mut image = None;
         if vm.spec.from.is_none() && !vm.spec.own_volumes {
-            image = Some(self.images.find(&vm.spec.image).await?.root.path);
+            image = Some(self.images.find(&vm.spec.image).await?.root);
             self.kernels.find(&vm.spec.kernel)?;
             made = self.volumes.provide(&vm.spec.disks)?;
         }
@@ -405,10 +430,21 @@ impl Node {
         let (Some(image), true) = (image, vm.spec.root_disk.is_some()) else {
             return Ok(());
         };
-        let spec = Arc::clone(&vm.spec);
-        let work = tokio::task::spawn_blocking(move || roots::make(&folder, &spec, &image));
         // The folder goes with the VM.
-        operation::joined(work.await).inspect_err(|_| self.volumes.discard(&made))
+        let made_root = self.make_root_disk(vm, folder, &image).await;
+        made_root.inspect_err(|_| self.volumes.discard(&made))
+    }
+
+    /// A copy is one of the whole image, and all of it must be there.
+    async fn make_root_disk(&self, vm: &VmHandle, folder: PathBuf, image: &Root) -> Result<()> {
+        // Nothing of it is given up meanwhile.
+        let _beginning = self.beginning.read().await;
+        if let Some(RootDisk::Copy { .. }) = &vm.spec.root_disk {
+            self.complete_root(image).await?;
+        }
+        let (spec, image) = (Arc::clone(&vm.spec), image.path.clone());
+        let work = tokio::task::spawn_blocking(move || roots::make(&folder, &spec, &image));
+        operation::joined(work.await)
     }
 
     async fn discard(&self, vm: &VmHandle) {
@@ -470,193 +506,6 @@ impl Node {
         }
     }
 
-    /// All images; the built-in one is made if it isn't there.
-    pub async fn list_images(&self) -> Result<Vec<Image>> {
-        if let Err(error) = self.images.find(BASE).await {
-            warn!(%error, "the built-in image is missing");
-        }
-        self.images.list()
-    }
-
-    /// Makes an image of a tar.
-    pub async fn import_image(
-        &self,
-        name: &str,
-        registry: Option<&str>,
-        tar: impl Read + Send + 'static,
-        which: Which,
-        source: Option<ImageSource>,
-    ) -> Result<Image> {
-        let name = &self.images.new_name(name, registry)?;
-        self.let_image_go(name).await;
-        self.images
-            .import(name, tar, which, source, || self.image_unused(name))
-            .await
-            .inspect(|_| self.settings.goldens.forget_image(name))
-    }
-
-    /// One image, with who needs it.
-    pub async fn inspect_image(&self, name: &str, registry: Option<&str>) -> Result<Image> {
-        let found = self.images.resolve(name, registry).await?;
-        let mut image = self.images.shown(&found)?;
-        let users = self.registry.all();
-        let users = users
-            .iter()
-            .filter(|vm| vm.spec.image == image.name && !vm.spec.hidden);
-        image.used_by = users.map(|vm| vm.name.clone()).collect();
-        Ok(image)
-    }
-
-    /// Ends those VMs of an image that are there for nobody, or on their way
-    /// out.
-    pub(crate) async fn let_image_go(&self, name: &str) {
-        self.end_hidden(|spec| spec.image == name).await;
-        self.wait_for_leaving(|vm| vm.spec.image == name).await;
-    }
-
-    /// Removes images that can be pulled again and that no VM needs.
-    pub async fn prune_images(&self) -> Result<Pruned> {
-        self.end_hidden(|spec| spec.image.contains('/')).await;
-        let pruned = self.images.prune(|name| self.image_unused(name)).await?;
-        for name in &pruned.names {
-            self.settings.goldens.forget_image(name);
-        }
-        Ok(pruned)
-    }
-
-    /// Removes an image.
-    pub async fn remove_image(&self, name: &str, registry: Option<&str>) -> Result<()> {
-        let found = self.images.resolve(name, registry).await?;
-        let name = found.name.as_str();
-        self.let_image_go(name).await;
-        self.images.remove(name, || self.image_unused(name)).await?;
-        self.settings.goldens.forget_image(name);
-        Ok(())
-    }
-
-    /// Ends the node's own VMs for which this holds: users come first.
-    async fn end_hidden(&self, holds: impl Fn(&Spec) -> bool) {
-        let mut hidden = self.registry.all();
-        hidden.retain(|vm| vm.spec.hidden && holds(&vm.spec));
-        for vm in hidden {
-            self.discard(&vm).await;
-        }
-    }
-
-    pub(crate) fn images(&self) -> &Images {
-        &self.images
-    }
-
-    /// Refuses if a VM needs the image.
-    pub(crate) fn image_unused(&self, name: &str) -> Result<()> {
-        match self.registry.any(|vm| vm.spec.image == name) {
-            None => Ok(()),
-            Some(vm) => Err(Error::conflict(format!(
-                "The image {name} is in use by the VM {}.",
-                vm.name
-            ))
-            .hint(format!("Remove that VM first with `jiffy rm {}`.", vm.name))),
-        }
-    }
-
-    /// All volumes, with the VMs they belong to.
-    pub fn list_volumes(&self) -> Result<Vec<Volume>> {
-        let mut volumes = self.volumes.list()?;
-        for volume in &mut volumes {
-            volume.attached_to = self.owners_of(&volume.name);
-        }
-        Ok(volumes)
-    }
-
-    /// Names of the VMs that a volume belongs to, whether they run or not.
-    fn owners_of(&self, volume: &str) -> Vec<String> {
-        let mut vms = self.registry.all();
-        vms.retain(|vm| uses_volume(vm, volume));
-        vms.iter().map(|vm| vm.name.clone()).collect()
-    }
-
-    /// Makes a volume.
-    pub fn make_volume(&self, name: &str, wanted: &MakeVolume) -> Result<Volume> {
-        self.volumes.create(name, wanted.size_mib, wanted.raw)?;
-        self.volume(name)
-    }
-
-    fn volume(&self, name: &str) -> Result<Volume> {
-        let mut volumes = self.list_volumes()?.into_iter();
-        volumes
-            .find(|volume| volume.name == name)
-            .ok_or_else(|| Error::not_found(format!("There is no volume {name}.")))
-    }
-
-    /// Changes the size of a volume that no VM uses.
-    pub async fn resize_volume(&self, name: &str, size_mib: u64) -> Result<ResizedVolume> {
-        self.wait_for_leaving(|vm| uses_volume(vm, name)).await;
-        // A VM that sleeps remembers how large its disk was.
-        let sleeps = |vm: &VmHandle| {
-            uses_volume(vm, name) && vm.view.borrow().vm.state == VmState::Hibernated
-        };
-        if let Some(vm) = self.registry.any(sleeps) {
-            return Err(Error::conflict(format!(
-                "The volume {name} is in use by the VM {}, which is hibernated.",
-                vm.name
-            ))
-            .hint(format!(
-                "Wake that VM with `jiffy wake {0}` and stop it with `jiffy stop {0}`.",
-                vm.name
-            )));
-        }
-        let volumes = Arc::clone(&self.volumes);
-        let wanted = name.to_owned();
-        let work = tokio::task::spawn_blocking(move || volumes.resize(&wanted, size_mib));
-        let note = operation::joined(work.await)?;
-        let volume = self.volume(name)?;
-        Ok(ResizedVolume { volume, note })
-    }
-
-    /// Why a disk can be neither attached to nor detached from a VM that is
-    /// there.
-    pub fn refuse_hot_plug(&self, vm: &str, volume: &str, attach: bool) -> Error {
-        let vm = match self.find(vm) {
-            Ok(vm) => vm,
-            Err(error) => return error,
-        };
-        if let Err(error) = self.volume(volume) {
-            return error;
-        }
-        let (what, hint) = match attach {
-            true => (
-                "attached to",
-                format!("Make a VM with --disk {volume}, or copy files with `jiffy cp`."),
-            ),
-            false => (
-                "detached from",
-                format!(
-                    "The volume is free again when the VM is removed with `jiffy rm {}`.",
-                    vm.name
-                ),
-            ),
-        };
-        Error::wrong_state(format!(
-            "The volume {volume} can't be {what} the VM {}: a guest finds its disks when it boots, because virtio-mmio has no hot-plug.",
-            vm.name
-        ))
-        .hint(hint)
-    }
-
-    /// Removes a volume.
-    pub async fn remove_volume(&self, name: &str) -> Result<()> {
-        let uses = |vm: &VmHandle| uses_volume(vm, name);
-        self.wait_for_leaving(uses).await;
-        match self.registry.any(uses) {
-            None => self.volumes.remove(name),
-            Some(vm) => Err(Error::conflict(format!(
-                "The volume {name} belongs to the VM {}.",
-                vm.name
-            ))
-            .hint(format!("Remove that VM first with `jiffy rm {}`.", vm.name))),
-        }
-    }
-
     /// Waits a little for VMs for which this holds and that are on their way
     /// out for good: the last command's VM may still be switching off.
     async fn wait_for_leaving(&self, holds: impl Fn(&VmHandle) -> bool) {
@@ -703,11 +552,6 @@ impl Node {
                 .hint(format!("Start it with `jiffy start {name}`.")),
         })
     }
-}
-
-/// Is a volume, and not a copy of one, among this VM's disks?
-fn uses_volume(vm: &VmHandle, name: &str) -> bool {
-    !vm.spec.own_volumes && vm.spec.disks.iter().any(|disk| disk.name == name)
 }
 
 /// MemAvailable of the host, in MiB.

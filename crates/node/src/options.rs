@@ -1,8 +1,9 @@
 //! The daemon's command line.
 
 use clap::Parser;
+use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// The Jiffy node: keeps images and VMs, and serves the API.
@@ -59,6 +60,74 @@ pub struct Options {
         value_parser = clap::value_parser!(u32).range(..=1000)
     )]
     pub standby: u32,
+    /// How many VMMs to start ahead of what will need them: a fork, a restore,
+    /// a boot; 0 for none.
+    #[arg(
+        long,
+        value_name = "COUNT",
+        env = "JIFFY_SPARE",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(..=1000)
+    )]
+    pub spare: u32,
+    /// What images that are fetched as they are read may take on the disk, in
+    /// all: a share of the data folder's file system (10%), or a size (20G).
+    /// What a VM uses is not counted out.
+    #[arg(
+        long,
+        value_name = "SHARE|SIZE",
+        env = "JIFFY_CACHE",
+        default_value = "10%"
+    )]
+    pub cache: CacheLimit,
+}
+
+/// What caches may take on the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheLimit {
+    /// Of the file system they are on, in percent.
+    Percent(u8),
+    /// Bytes.
+    Bytes(u64),
+}
+
+impl CacheLimit {
+    /// In bytes, for what is in this folder.
+    pub fn of(self, folder: &Path) -> io::Result<u64> {
+        Ok(match self {
+            CacheLimit::Bytes(bytes) => bytes,
+            CacheLimit::Percent(share) => {
+                let all = rustix::fs::statvfs(folder)?;
+                all.f_blocks.saturating_mul(all.f_frsize) / 100 * u64::from(share)
+            }
+        })
+    }
+}
+
+impl FromStr for CacheLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<CacheLimit, String> {
+        let wrong = || format!("expected a share or a size, like 10% or 20G, and not {text:?}");
+        if let Some(share) = text.strip_suffix('%') {
+            let share: u8 = share.parse().map_err(|_| wrong())?;
+            return (share <= 100)
+                .then_some(CacheLimit::Percent(share))
+                .ok_or_else(wrong);
+        }
+        let (digits, shift) = match text.char_indices().last() {
+            Some((at, 'K' | 'k')) => (&text[..at], 10),
+            Some((at, 'M' | 'm')) => (&text[..at], 20),
+            Some((at, 'G' | 'g')) => (&text[..at], 30),
+            Some((at, 'T' | 't')) => (&text[..at], 40),
+            _ => (text, 0),
+        };
+        let number: u64 = digits.parse().map_err(|_| wrong())?;
+        number
+            .checked_mul(1 << shift)
+            .map(CacheLimit::Bytes)
+            .ok_or_else(wrong)
+    }
 }
 
 /// `tcp:ADDR:PORT`.
@@ -79,6 +148,20 @@ impl FromStr for TcpAddress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_is_a_share_or_a_size() {
+        let limit = |text: &str| text.parse::<CacheLimit>();
+        assert_eq!(limit("10%"), Ok(CacheLimit::Percent(10)));
+        assert_eq!(limit("0"), Ok(CacheLimit::Bytes(0)));
+        assert_eq!(limit("20G"), Ok(CacheLimit::Bytes(20 << 30)));
+        for wrong in ["", "G", "101%", "-1", "99999999T", "1.5G", "ä"] {
+            assert!(limit(wrong).is_err(), "{wrong}");
+        }
+        let all = CacheLimit::Percent(100).of(Path::new("/")).unwrap();
+        let tenth = CacheLimit::Percent(10).of(Path::new("/")).unwrap();
+        assert!(tenth > 0 && tenth * 9 < all);
+    }
 
     #[test]
     fn an_address_needs_its_prefix_and_its_port() {

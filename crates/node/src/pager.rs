@@ -7,7 +7,7 @@
 use crate::error::{Error, Result};
 use crate::images::lazy::LazyDisk;
 use crate::paths::Paths;
-use crate::vm::process::VmmProcess;
+use crate::vm::process::{VmmProcess, is_alive};
 use crate::vm::record::Paged;
 use crate::vm::timeline::short;
 use jiffy_sys::spawn::{Detached, spawn_detached};
@@ -18,7 +18,7 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -132,6 +132,42 @@ impl Pager {
         Ok(())
     }
 
+    /// What is missing of a disk that is being filled is to be had elsewhere, or
+    /// in another way, from now on.
+    pub async fn renew_origins(&self, disk: &LazyDisk) {
+        let state = self.state.lock().await;
+        if !state.disks.contains_key(&disk.name()) {
+            return;
+        }
+        for request in disk.requests(&self.paths) {
+            if matches!(request, PagerRequest::Origins { .. }) {
+                self.tell_origins(&disk.name(), &request).await;
+            }
+        }
+    }
+
+    /// The same of an image of RAM, if VMs are served from it.
+    pub async fn renew_memory(&self, image: &Path) {
+        let state = self.state.lock().await;
+        let mut served = state.served.values();
+        if !served.any(|served| served.paged.image == image) {
+            return;
+        }
+        let origins = crate::snapshots::remote::origins(image, &self.paths);
+        let request = PagerRequest::Origins {
+            image: image.to_owned(),
+            origins,
+        };
+        self.tell_origins(&image.display().to_string(), &request)
+            .await;
+    }
+
+    async fn tell_origins(&self, of: &str, request: &PagerRequest) {
+        if let Err(why) = done(self.ask(request, ANSWER_TIME).await) {
+            warn!(of, why, "the pager does not know new origins");
+        }
+    }
+
     /// A VM has booted from this disk: what was asked for so far is what a
     /// boot needs.
     pub async fn end_recording(&self, disk: &LazyDisk) {
@@ -153,6 +189,15 @@ impl Pager {
             state.disks.remove(name);
             self.let_go(name).await;
         }
+    }
+
+    /// Does something while no disk is opened or closed.
+    pub async fn while_closed<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let _state = self.state.lock().await;
+        tokio::task::spawn_blocking(work).await.ok()
     }
 
     /// Fetches all that is missing of a disk.
@@ -220,7 +265,10 @@ impl Pager {
         let sockets = fs::read_dir(self.paths.run.join("pager"));
         for entry in sockets.into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            let id = name.trim_end_matches(".sock");
+            // What is noted beside a socket goes with it.
+            let Some(id) = name.strip_suffix(".sock") else {
+                continue;
+            };
             if !state.served.contains_key(id) && !state.disks.contains_key(id) {
                 self.let_go(id).await;
             }
@@ -486,13 +534,4 @@ fn done(answer: io::Result<PagerResponse>) -> std::result::Result<(), String> {
         Ok(other) => Err(format!("it answered {other:?}")),
         Err(error) => Err(format!("it does not answer: {error}")),
     }
-}
-
-/// Is there such a process, and no zombie?
-fn is_alive(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
-        stat.rsplit(')')
-            .next()
-            .is_some_and(|rest| !rest.starts_with(" Z"))
-    })
 }

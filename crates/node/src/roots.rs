@@ -12,7 +12,7 @@
 use crate::clock::unix_seconds;
 use crate::error::{Error, Result};
 use crate::snapshots::saved::volume_in;
-use crate::vm::record::Spec;
+use crate::vm::record::{Root, Spec};
 use jiffy_ext4::layout::MOST_BYTES;
 use jiffy_wire::api::RootDisk;
 use jiffy_wire::vmm::{Disk, DiskLimit};
@@ -61,7 +61,9 @@ pub fn make(folder: &Path, spec: &Spec, image: &Path) -> Result<()> {
             .map_err(failed)?;
     }
     let made = match wanted {
-        RootDisk::Layer { size_mib } => empty(&path, size_mib << 20, "root").map_err(failed),
+        // It lives as long as its VM, at this size: nothing is to be mended
+        // from copies, and nothing grows.
+        RootDisk::Layer { size_mib } => empty(&path, size_mib << 20, "root", false).map_err(failed),
         RootDisk::Copy { plainly } => copy(&spec.image, image, &path, *plainly),
     };
     let made = made.and_then(|file| {
@@ -76,8 +78,9 @@ pub fn make(folder: &Path, spec: &Spec, image: &Path) -> Result<()> {
     })
 }
 
-/// A new file with an empty ext4 file system.
-pub fn empty(path: &Path, bytes: u64, label: &str) -> io::Result<File> {
+/// A new file with an empty ext4 file system, with or without copies of its
+/// superblock.
+pub fn empty(path: &Path, bytes: u64, label: &str, copies: bool) -> io::Result<File> {
     let mut random = [0; 32];
     getrandom::fill(&mut random).map_err(io::Error::other)?;
     let [uuid, hash_seed] = [&random[..16], &random[16..]].map(|half| {
@@ -92,6 +95,7 @@ pub fn empty(path: &Path, bytes: u64, label: &str) -> io::Result<File> {
         hash_seed,
         label: label.to_owned(),
         created: u32::try_from(unix_seconds()).unwrap_or(u32::MAX),
+        copies,
     };
     jiffy_ext4::format(&file, &options).map_err(|error| match error {
         jiffy_ext4::FormatError::Write(error) => error,
@@ -139,8 +143,17 @@ fn copy(name: &str, image: &Path, path: &Path, plainly: bool) -> Result<File> {
     }
 }
 
-/// The kind of file system that an image holds.
-pub fn fstype_of(image: &Path) -> &'static str {
+/// The kind of file system that a VM's image holds.
+pub fn fstype(root: &Root) -> &'static str {
+    match &root.lazy {
+        None => fstype_of(&root.path),
+        Some(disk) if disk.ext4 => "ext4",
+        Some(_) => "erofs",
+    }
+}
+
+/// The kind of file system that is in a file.
+fn fstype_of(image: &Path) -> &'static str {
     match File::open(image).and_then(|file| jiffy_ext4::inspect(&file)) {
         Ok(Some(_)) => "ext4",
         _ => "erofs",
@@ -171,7 +184,7 @@ pub fn disks(folder: &Path, spec: &Spec, image: PathBuf, volumes: Vec<Disk>) -> 
 }
 
 /// What the guest makes its root from.
-pub fn guest_root(spec: &Spec, image: &Path) -> jiffy_wire::guest::Root {
+pub fn guest_root(spec: &Spec, fstype: &str) -> jiffy_wire::guest::Root {
     use jiffy_wire::guest::Root;
     let device = device(0);
     match &spec.root_disk {
@@ -182,7 +195,7 @@ pub fn guest_root(spec: &Spec, image: &Path) -> jiffy_wire::guest::Root {
         },
         other => Root::Overlay {
             device,
-            fstype: fstype_of(image).into(),
+            fstype: fstype.into(),
             upper: other
                 .as_ref()
                 .map(|_| (self::device(spec.disks.len() + 1), "ext4".into())),
@@ -231,7 +244,7 @@ mod tests {
         assert!(disks[0].read_only);
         assert_eq!(disks[1], volume);
         assert_eq!((&disks[2].path, disks[2].read_only), (&path, false));
-        let jiffy_wire::guest::Root::Overlay { upper, .. } = guest_root(&spec, &path) else {
+        let jiffy_wire::guest::Root::Overlay { upper, .. } = guest_root(&spec, "erofs") else {
             panic!("no overlay");
         };
         assert_eq!(upper, Some(("/dev/vdc".into(), "ext4".into())));
@@ -241,7 +254,7 @@ mod tests {
     fn a_copy_is_a_clone_or_refused_and_plain_only_if_said() {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("image");
-        empty(&image, 16 << 20, "x").unwrap();
+        empty(&image, 16 << 20, "x", true).unwrap();
         let vm = folder.path().join("vm");
         let clone = make(&vm, &spec(RootDisk::Copy { plainly: false }), &image);
         match clone {

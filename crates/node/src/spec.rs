@@ -49,25 +49,7 @@ fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Result
     }
     let memory_mib = wanted.memory_mib.unwrap_or(128);
     check_memory(memory_mib, wanted.pages)?;
-    if wanted.disks.len() > MAX_PER_VM {
-        return Err(Error::invalid(format!(
-            "A VM can't have {} volumes; it has at most {MAX_PER_VM}.",
-            wanted.disks.len()
-        )));
-    }
-    for (index, disk) in wanted.disks.iter().enumerate() {
-        names::check("volume", &disk.name)?;
-        check_mount(disk)?;
-        if wanted.disks[..index]
-            .iter()
-            .any(|other| other.name == disk.name)
-        {
-            return Err(Error::invalid(format!(
-                "The volume {} is given twice.",
-                disk.name
-            )));
-        }
-    }
+    check_volumes(&wanted.disks)?;
     if let Some(root_disk) = &wanted.root_disk {
         roots::check(root_disk)?;
     }
@@ -234,6 +216,27 @@ fn check_mount(disk: &VolumeUse) -> Result<()> {
         "The volume {} can't be mounted on {shown:?}: a mount point is an absolute path like /data.",
         disk.name
     )))
+}
+
+/// Checks the volumes of a VM, but for whether they exist.
+pub fn check_volumes(disks: &[VolumeUse]) -> Result<()> {
+    if disks.len() > MAX_PER_VM {
+        return Err(Error::invalid(format!(
+            "A VM can't have {} volumes; it has at most {MAX_PER_VM}.",
+            disks.len()
+        )));
+    }
+    for (index, disk) in disks.iter().enumerate() {
+        names::check("volume", &disk.name)?;
+        check_mount(disk)?;
+        if disks[..index].iter().any(|other| other.name == disk.name) {
+            return Err(Error::invalid(format!(
+                "The volume {} is given twice.",
+                disk.name
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Checks what a VM was made of elsewhere.

@@ -117,7 +117,7 @@ impl Volumes {
     pub fn create(&self, name: &str, mib: u64, raw: bool) -> Result<()> {
         names::check("volume", name)?;
         check_size(mib)?;
-        if !raw && Layout::of(mib << 20).is_none() {
+        if !raw && Layout::of(mib << 20, true).is_none() {
             return Err(Error::invalid(format!(
                 "No file system can be made on a volume of {mib} MiB; it must have {} to {} MiB.",
                 LEAST_BYTES >> 20,
@@ -334,8 +334,8 @@ fn check_size(mib: u64) -> Result<()> {
 
 /// The file of a new volume. One that takes no file system is left empty.
 fn contents(path: &Path, name: &str, bytes: u64, raw: bool) -> io::Result<File> {
-    if !raw && Layout::of(bytes).is_some() {
-        return roots::empty(path, bytes, name);
+    if !raw && Layout::of(bytes, true).is_some() {
+        return roots::empty(path, bytes, name, true);
     }
     let file = OpenOptions::new()
         .write(true)

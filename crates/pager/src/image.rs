@@ -91,6 +91,12 @@ pub trait ChunkImage: Send + Sync {
         Err(Unreadable("this image is in no file".into()))
     }
 
+    /// Whether a chunk that is stored as it is has the right bytes.
+    fn check(&self, chunk: u32, bytes: &[u8]) -> Result<(), Unreadable> {
+        let _ = (chunk, bytes);
+        Err(Unreadable("this image is in no file".into()))
+    }
+
     /// Says that a part of the file is read soon.
     fn will_need(&self, _range: Range<u64>) {}
 
@@ -182,10 +188,10 @@ impl ChunkImage for StoredImage {
             Place::Zero => Ok(Content::Zero),
             Place::Entry(entry) => {
                 self.reader
-                    .read_chunk_with(decoder, chunk, bytes)
+                    .read_at(decoder, chunk, &entry, bytes)
                     .map_err(unreadable)?;
                 let read = match entry.kind {
-                    Kind::Parent => bytes.len() as u64,
+                    Kind::Parent | Kind::Backing => bytes.len() as u64,
                     _ => u64::from(entry.length),
                 };
                 Ok(Content::Bytes { read })
@@ -216,6 +222,10 @@ impl ChunkImage for StoredImage {
         self.reader
             .decode(decoder, chunk, stored, into)
             .map_err(unreadable)
+    }
+
+    fn check(&self, chunk: u32, bytes: &[u8]) -> Result<(), Unreadable> {
+        self.reader.check_raw(chunk, bytes).map_err(unreadable)
     }
 
     fn will_need(&self, range: Range<u64>) {

@@ -48,7 +48,8 @@ struct Replay {
     /// Forget what is in memory of a strategy's file before each run.
     #[arg(long)]
     cold: bool,
-    /// Only strategies whose names contain this.
+    /// Only strategies whose names contain this, or one of several with commas
+    /// between them.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// How to print.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 /// Stored bytes read at once, at most (but at least a chunk).
-const WINDOW: u64 = 256 << 10;
+pub(crate) const WINDOW: u64 = 256 << 10;
 /// Bytes between two chunks that are read with them rather than left out.
 pub(crate) const GAP: u64 = 16 << 10;
 

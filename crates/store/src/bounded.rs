@@ -1,7 +1,9 @@
-//! Caches that are kept small: what was not used for longest goes first, and
-//! what is in use stays.
+//! Caches that are kept small, and what is in use stays. What costs least to
+//! have again goes first: of images that are not all here the chunks, whose
+//! disks have them unpacked; then of disks the parts that were not read lately;
+//! then all that a boot does not need; then whole disks. Among equals that which was not used for longest.
 
-use crate::disk_cache;
+use crate::disk_cache::{self, Parts};
 use crate::partial::{self, map_path};
 use jiffy_wire::disk::{CONTENTS, PRESENT};
 use std::fs;
@@ -13,8 +15,13 @@ use std::time::SystemTime;
 /// What may be given up: it can be had again.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cached {
-    /// The folder of a [`disk_cache`]: it is removed.
-    Disk(PathBuf),
+    /// A [`disk_cache`]: parts of it are dropped, or all of it.
+    Disk {
+        /// Its folder.
+        folder: PathBuf,
+        /// Chunks that a boot needs: they go with the whole disk only.
+        keep: Vec<u32>,
+    },
     /// The file of a partial image, of which there must be an origin: its
     /// chunks are dropped, and it stays.
     Image(PathBuf),
@@ -27,68 +34,92 @@ pub struct Kept {
     pub before: u64,
     /// Bytes on the disk now.
     pub after: u64,
-    /// What gave way, the longest unused first.
-    pub dropped: Vec<Cached>,
+    /// What gave way, wholly or in part, in this order.
+    pub dropped: Vec<PathBuf>,
+}
+
+/// How something gives way.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Image,
+    Cold,
+    NotForBoot,
+    Disk,
 }
 
 impl Cached {
     /// Bytes it takes on the disk, and when it was used last; `None` if it is
-    /// not there, or is an image that is whole.
+    /// not there, is an image that is whole, or a disk whose bytes a snapshot
+    /// has, too.
     fn usage(&self) -> Option<(u64, SystemTime)> {
         let (bytes, map) = match self {
-            Cached::Disk(folder) => (folder.join(CONTENTS), folder.join(PRESENT)),
+            Cached::Disk { folder, .. } => (folder.join(CONTENTS), folder.join(PRESENT)),
             Cached::Image(path) => (path.clone(), map_path(path)),
         };
         let used = fs::metadata(map).ok()?.modified().ok()?;
-        Some((fs::metadata(bytes).ok()?.blocks() * 512, used))
+        let bytes = fs::metadata(bytes).ok()?;
+        (bytes.nlink() == 1).then(|| (bytes.blocks() * 512, used))
     }
 
-    /// Gives it up, unless it is in use.
-    fn give_up(&self) -> io::Result<Option<u64>> {
-        match self {
-            Cached::Disk(folder) => disk_cache::remove(folder),
-            Cached::Image(path) => partial::shrink(path),
+    /// Gives up about so many bytes in this way, unless it is in use.
+    fn give_up(&self, way: Way, bytes: u64) -> io::Result<Option<u64>> {
+        match (self, way) {
+            (Cached::Image(path), Way::Image) => partial::shrink(path),
+            (Cached::Disk { folder, keep }, Way::Cold) => {
+                disk_cache::trim(folder, Parts::Cold, bytes, keep)
+            }
+            (Cached::Disk { folder, keep }, Way::NotForBoot) => {
+                disk_cache::trim(folder, Parts::Any, bytes, keep)
+            }
+            (Cached::Disk { folder, .. }, Way::Disk) => disk_cache::remove(folder),
+            _ => Ok(None),
         }
     }
 
     /// Where it is.
     pub fn path(&self) -> &Path {
         match self {
-            Cached::Disk(path) | Cached::Image(path) => path,
+            Cached::Disk { folder: path, .. } | Cached::Image(path) => path,
         }
     }
+}
+
+/// Bytes that all of these take on the disk, and could give back.
+pub fn usage(caches: &[Cached]) -> u64 {
+    let known = caches.iter().filter_map(Cached::usage);
+    known.map(|(bytes, _)| bytes).sum()
 }
 
 /// Gives up caches until all together take no more than `limit` bytes, or only
 /// those are left that are in use. One that cannot be given up is left as it
 /// is; its error comes back when the others are done.
 pub fn keep_within(limit: u64, caches: &[Cached]) -> io::Result<Kept> {
-    let mut known: Vec<(SystemTime, u64, &Cached)> = caches
+    let mut known: Vec<(SystemTime, &Cached)> = caches
         .iter()
-        .filter_map(|cache| {
-            let (bytes, used) = cache.usage()?;
-            Some((used, bytes, cache))
-        })
+        .filter_map(|cache| Some((cache.usage()?.1, cache)))
         .collect();
     known.sort();
-    let before: u64 = known.iter().map(|(_, bytes, _)| bytes).sum();
+    let before = usage(caches);
     let mut kept = Kept {
         before,
         after: before,
         dropped: Vec::new(),
     };
     let mut problem = None;
-    for (_, bytes, cache) in known {
-        if kept.after <= limit {
-            break;
-        }
-        match cache.give_up() {
-            Ok(Some(freed)) => {
-                kept.after -= freed.min(bytes);
-                kept.dropped.push(cache.clone());
+    for way in [Way::Image, Way::Cold, Way::NotForBoot, Way::Disk] {
+        for (_, cache) in &known {
+            let over = kept.after.saturating_sub(limit);
+            if over == 0 {
+                return Ok(kept);
             }
-            Ok(None) => {}
-            Err(error) => problem = Some(error),
+            match cache.give_up(way, over) {
+                Ok(Some(freed)) if freed > 0 => {
+                    kept.after = kept.after.saturating_sub(freed);
+                    kept.dropped.push(cache.path().to_owned());
+                }
+                Ok(_) => {}
+                Err(error) => problem = Some(error),
+            }
         }
     }
     match problem {

@@ -60,8 +60,9 @@ pub enum Fault {
     NotAnImage,
     /// Of a format this program does not know.
     #[error(
-        "has format version {found} (at byte {offset}); this program reads version {}",
-        crate::format::VERSION
+        "has format version {found} (at byte {offset}); this program reads versions {} and {}",
+        crate::format::VERSION,
+        crate::format::VERSION_WITH_BACKING
     )]
     Version {
         /// Its version.
@@ -132,6 +133,53 @@ pub enum Fault {
         #[source]
         source: ParentFault,
     },
+    /// The backing file cannot be used, or a chunk of it.
+    #[error("{}", backing(.path, .place))]
+    Backing {
+        /// The backing file.
+        path: PathBuf,
+        /// Which chunk, and where in that file; none if it is the whole file.
+        place: Option<(u32, u64)>,
+        /// Why not.
+        #[source]
+        source: BackingFault,
+    },
+}
+
+fn backing(path: &Path, place: &Option<(u32, u64)>) -> String {
+    let path = path.display();
+    match place {
+        Some((index, offset)) => {
+            format!("chunk {index} cannot be had from byte {offset} of its backing file {path}")
+        }
+        None => format!("its backing file {path} cannot be used"),
+    }
+}
+
+/// Why a backing file cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackingFault {
+    /// It is not there, or cannot be opened.
+    #[error("it cannot be opened")]
+    Open(#[source] io::Error),
+    /// It is a folder, a link or a pipe.
+    #[error("it is not a file")]
+    NotAFile,
+    /// It is another file.
+    #[error("it has {found} bytes, and the image was made from one with {wanted}")]
+    OtherSize {
+        /// Bytes it has.
+        found: u64,
+        /// Bytes it had.
+        wanted: u64,
+    },
+    /// It is another file, or was changed.
+    #[error("it holds other contents than the image was made from")]
+    OtherContents,
+    /// The host could not read a part of it.
+    #[error("it cannot be read")]
+    Read(#[source] io::Error),
 }
 
 fn part(chunk: &Option<u32>, offset: &u64, length: &u64) -> String {

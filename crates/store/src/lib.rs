@@ -12,6 +12,7 @@
 //! * [`partial`]: images that are not all here, and who has the rest.
 //! * [`disk_cache`]: a disk's bytes in a file, chunk by chunk as they are needed.
 //! * [`presence`]: the map of what is there of a file.
+//! * [`backing`]: a file of which images name parts instead of storing them.
 //! * [`bounded`]: caches that are kept small.
 //! * [`raw`]: [`write_raw`], a sparse file a VMM can map.
 //! * [`recording`]: which chunks a restore touched, in order.
@@ -20,6 +21,7 @@
 //! * [`inspect`]: what an image consists of: figures, a map, a picture.
 //! * [`temporary`]: files that appear whole under their name, or not at all.
 
+pub mod backing;
 pub mod bounded;
 pub mod codec;
 pub mod disk_cache;
@@ -37,15 +39,16 @@ pub mod recording;
 mod samples;
 pub mod source;
 pub mod temporary;
-#[cfg(feature = "testing")]
+#[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod writer;
 
+pub use backing::Backing;
 pub use codec::{Codec, Decoder};
 pub use disk_cache::DiskCache;
-pub use error::{Fault, ImageError, WriteError};
+pub use error::{BackingFault, Fault, ImageError, WriteError};
 pub use folder::Store;
-pub use format::{ImageId, Kind, ParentRef};
+pub use format::{BackingRef, ImageId, Kind, ParentRef};
 pub use optimise::optimise;
 pub use partial::{Origin, OriginError, PeerFolder};
 pub use raw::write_raw;

@@ -1,5 +1,6 @@
 //! An image written anew with its working set first.
 
+use crate::backing::Backing;
 use crate::codec::{Codec, Decoder};
 use crate::error::WriteError;
 use crate::format::Kind;
@@ -70,7 +71,7 @@ impl ChunkSource for Contents<'_> {
 }
 
 /// Options that store an image as it is stored now: the same chunk size, the
-/// same parent, the codec most of its chunks have.
+/// same parent and backing file, the codec its chunks have.
 pub fn options_of(image: &ImageReader) -> Result<WriteOptions, WriteError> {
     let mut options = WriteOptions {
         chunk_size: image.chunk_size(),
@@ -81,24 +82,30 @@ pub fn options_of(image: &ImageReader) -> Result<WriteOptions, WriteError> {
         options.parent = Some(Arc::clone(parent));
         options.parent_name = Some(reference.name.clone());
     }
+    options.backing = Backing::of(image)?;
     for index in 0..image.chunks() {
         match image.kind(index)? {
-            Kind::Zero | Kind::Raw | Kind::Parent => continue,
+            Kind::Zero | Kind::Raw | Kind::Parent | Kind::Backing => {}
+            // Of an image in zstd the working set may be in LZ4.
             Kind::Lz4 => options.codec = Codec::Lz4,
-            Kind::Zstd => options.codec = Codec::Zstd(zstd::DEFAULT_COMPRESSION_LEVEL),
+            Kind::Zstd => {
+                options.codec = Codec::Zstd(zstd::DEFAULT_COMPRESSION_LEVEL);
+                break;
+            }
             Kind::ZstdDictionary => {
                 options.codec = Codec::Zstd(zstd::DEFAULT_COMPRESSION_LEVEL);
                 options.dictionary = true;
+                break;
             }
         }
-        break;
     }
     Ok(options)
 }
 
 /// Writes `image` anew as `target`, with the recorded chunks first and one
-/// after the other, those of the parent among them. Its id stays the same, so
-/// its children do not mind. `target` may be the image itself.
+/// after the other, those of the parent and the backing file among them, so that
+/// they are had quickly ([`WriteOptions::quick_working_set`]). Its id stays the same, so its
+/// children do not mind. `target` may be the image itself.
 pub fn optimise(
     image: &ImageReader,
     recording: &Recording,
@@ -114,6 +121,7 @@ pub fn optimise(
         )));
     }
     options.working_set = Some(recording.chunks.clone());
+    options.quick_working_set = true;
     write_image(target, &Contents(image), &options)
 }
 
@@ -149,6 +157,14 @@ mod tests {
             assert!(read_all(&better) == bytes);
             better.verify().unwrap();
             assert_eq!(better.kind(2).unwrap(), Kind::Parent);
+            for chunk in [4, 1] {
+                assert_eq!(better.kind(chunk).unwrap(), Kind::Raw, "had quickly");
+            }
+            let stored: Vec<Kind> = (0..7).map(|n| better.kind(n).unwrap()).collect();
+            let before: Vec<Kind> = (0..7).map(|n| image.kind(n).unwrap()).collect();
+            for chunk in [0, 3, 6] {
+                assert_eq!(stored[chunk], before[chunk], "chunk {chunk}");
+            }
             let (four, one) = (
                 better.stored_range(4).unwrap(),
                 better.stored_range(1).unwrap(),

@@ -191,6 +191,11 @@ impl PresenceMap {
         self.file.sync_all()
     }
 
+    /// Has all bits on the disk.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        self.file.sync_all()
+    }
+
     /// Notes that it was used now: a bounded cache forgets what was not used
     /// for long.
     pub(crate) fn touch(&self) {

@@ -1,5 +1,6 @@
 //! Contents for tests: every kind of chunk, the same every time.
 
+use crate::backing::Backing;
 use crate::reader::ImageReader;
 use crate::writer::{WriteOptions, write_image};
 use std::path::{Path, PathBuf};
@@ -47,6 +48,12 @@ pub(crate) fn contents(letters: &str) -> Vec<u8> {
             other => text(1_000_000 + u64::from(other)),
         })
         .collect()
+}
+
+/// A file of these bytes, called `name`, as a backing file.
+pub(crate) fn backing(folder: &Folder, name: &str, bytes: &[u8]) -> Backing {
+    std::fs::write(folder.file(name), bytes).expect("a file is written");
+    Backing::open(&folder.file(name)).expect("a file is read")
 }
 
 /// Small chunks, all else as usual.

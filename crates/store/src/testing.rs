@@ -6,6 +6,8 @@ use crate::format::{Fields, footer, header, seal};
 /// Where the sections' places begin in a footer, and how long each is.
 const SECTIONS: usize = 56;
 const SECTION: usize = 24;
+/// The number of a backing file's; no section of an image without one.
+const BACKING: usize = 6;
 
 /// Makes every checksum right that can be reached, and changes nothing else.
 /// Those of chunks stay as they are.
@@ -21,8 +23,10 @@ pub fn reseal(image: &mut [u8]) {
         let end = start.checked_add(usize::try_from(fields.u64()).ok()?)?;
         (end <= footer).then_some(start..end)
     };
-    for number in 0..3 {
-        if let Some(range) = section(image, number) {
+    for number in [0, 1, 2, BACKING] {
+        if let Some(range) = section(image, number)
+            && (number != BACKING || !range.is_empty())
+        {
             let checksum = crc32c::crc32c(&image[range]).to_le_bytes();
             let at = footer + SECTIONS + number * SECTION + 16;
             image[at..at + 4].copy_from_slice(&checksum);

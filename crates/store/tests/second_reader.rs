@@ -37,7 +37,7 @@ fn read(path: &Path) -> Vec<u8> {
     assert_eq!(footer[..8], *b"JIFFYEND");
     assert_eq!(number(footer, 252, 4), crc(&footer[..252]));
     assert_eq!(footer[12..24], header[12..24]);
-    let sections: Vec<&[u8]> = (0..6)
+    let sections: Vec<&[u8]> = (0..if number(footer, 8, 4) == 2 { 7 } else { 6 })
         .map(|section| {
             let at = 56 + 24 * section;
             let offset = number(footer, at, 8) as usize;
@@ -47,9 +47,25 @@ fn read(path: &Path) -> Vec<u8> {
             section
         })
         .collect();
-    let [dictionary, parent, working_set, groups, entries, hashes] = sections[..] else {
+    let [
+        dictionary,
+        parent,
+        working_set,
+        groups,
+        entries,
+        hashes,
+        ref more @ ..,
+    ] = sections[..]
+    else {
         unreachable!("six sections")
     };
+    let backing = more.first().map(|backing| {
+        let name = std::str::from_utf8(&backing[40..]).unwrap();
+        let bytes = fs::read(path.with_file_name(name)).unwrap();
+        assert_eq!(bytes.len() as u64, number(backing, 32, 8));
+        assert_eq!(blake3::hash(&bytes).as_bytes()[..], backing[..32]);
+        bytes
+    });
 
     let parent = (!parent.is_empty()).then(|| {
         let name = std::str::from_utf8(&parent[16..]).unwrap();
@@ -87,10 +103,13 @@ fn read(path: &Path) -> Vec<u8> {
         let entry = &entries[ordinal * 16..][..16];
         let offset = number(entry, 8, 6) as usize;
         let range = offset..offset + number(entry, 4, 4) as usize;
-        let stored = &file[range.clone()];
+        let stored = match entry[14] {
+            6 => &backing.as_ref().unwrap()[offset..offset + chunk_size],
+            _ => &file[range.clone()],
+        };
         places[index] = range;
         let unpacked = match entry[14] {
-            1 => stored.to_vec(),
+            1 | 6 => stored.to_vec(),
             2 => lz4::block::decompress(stored, Some(chunk_size as i32)).unwrap(),
             3 => zstd::bulk::decompress(stored, chunk_size).unwrap(),
             4 => zstd::bulk::Decompressor::with_dictionary(dictionary)
@@ -124,7 +143,11 @@ fn read(path: &Path) -> Vec<u8> {
 #[test]
 fn the_document_is_enough_to_read_the_golden_files() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden");
-    for (name, chunks) in [("base-v1.image", 6), ("child-v1.image", 7)] {
+    for (name, chunks) in [
+        ("base-v1.image", 6),
+        ("child-v1.image", 7),
+        ("ram-v2.image", 7),
+    ] {
         let path = golden.join(name);
         let contents = read(&path);
         assert_eq!(contents.len(), chunks * 4096);

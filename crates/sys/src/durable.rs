@@ -5,13 +5,24 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Replaces `path` by a file with these contents: written beside it under a
-/// temporary name (`.NAME.PID.tmp`, mode 0644), synced, renamed, and the
-/// folder synced. After a crash there is the old file or the new one.
+/// temporary name (`.NAME.PID.NUMBER.tmp`, mode 0644), synced, renamed, and
+/// the folder synced. After a crash there is the old file or the new one.
 pub fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
+    replace_with(path, contents, 0o644)
+}
+
+/// The same, readable by nobody else.
+pub fn replace_private(path: &Path, contents: &[u8]) -> io::Result<()> {
+    replace_with(path, contents, 0o600)
+}
+
+fn replace_with(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
     let temporary = temporary_name(path)?;
-    let written = write_synced(&temporary, contents).and_then(|()| fs::rename(&temporary, path));
+    let written =
+        write_synced(&temporary, contents, mode).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         let _ = fs::remove_file(&temporary);
         return written;
@@ -29,21 +40,24 @@ pub fn sync_folder_of(path: &Path) -> io::Result<()> {
 }
 
 fn temporary_name(path: &Path) -> io::Result<PathBuf> {
+    // Threads that replace the same file do not share one.
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let name = path
         .file_name()
         .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
     let mut temporary = OsString::from(".");
     temporary.push(name);
-    temporary.push(format!(".{}.tmp", std::process::id()));
+    temporary.push(format!(".{}.{number}.tmp", std::process::id()));
     Ok(path.with_file_name(temporary))
 }
 
-fn write_synced(path: &Path, contents: &[u8]) -> io::Result<()> {
+fn write_synced(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
     let mut file = OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(true)
-        .mode(0o644)
+        .mode(mode)
         .open(path)?;
     file.write_all(contents)?;
     file.sync_all()

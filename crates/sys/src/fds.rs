@@ -93,6 +93,18 @@ pub fn inherited(number: i32) -> io::Result<OwnedFd> {
     rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(|_| io::ErrorKind::InvalidInput.into())
 }
 
+/// Has the kernel's table of this process hold descriptors below `number` at
+/// once. It grows by itself as descriptors come; but once there are threads it
+/// waits each time until no processor can be reading the old one, which takes
+/// milliseconds. Only about time.
+pub fn make_room(number: u16) {
+    let any = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
+    if let (Ok(any), Some(last)) = (any, number.checked_sub(1)) {
+        // Refused where the limit of open files is lower; else closed again.
+        let _ = rustix::io::fcntl_dupfd_cloexec(&any, last.into());
+    }
+}
+
 fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
@@ -108,6 +120,21 @@ mod tests {
     use std::fs::File;
     use std::io::{Read, Seek, Write};
     use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn room_is_made_once_and_no_descriptor_stays_there() {
+        let size = || {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let line = status.lines().find(|line| line.starts_with("FDSize:"));
+            let size = line.unwrap().split_whitespace().nth(1).unwrap();
+            size.parse::<usize>().unwrap()
+        };
+        make_room(700);
+        assert!(size() >= 700, "{}", size());
+        assert!(inherited(699).is_err(), "it was closed");
+        make_room(0);
+        make_room(10);
+    }
 
     #[test]
     fn bytes_and_descriptors_arrive_together() {

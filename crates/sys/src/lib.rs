@@ -1,5 +1,6 @@
 //! Safe wrappers around the few Linux calls Jiffy needs.
 //!
+//! * [`ahead`]: a process that waits to be told what it is for.
 //! * [`clock`]: the monotonic clock every timeline uses.
 //! * [`contents`]: all of a small file.
 //! * [`durable`]: files replaced whole or not at all.
@@ -13,6 +14,7 @@
 //! * [`termination`]: SIGTERM and SIGINT as a descriptor.
 //! * [`userfaultfd`]: page faults of one process, served by another.
 
+pub mod ahead;
 pub mod clock;
 pub mod contents;
 pub mod durable;

@@ -32,6 +32,19 @@ impl TerminationFd {
     }
 }
 
+/// Leaves both signals to the other threads of this process.
+pub fn leave_to_others() {
+    // SAFETY: the set is initialised by sigemptyset; only this thread's mask
+    // changes. It fails for no valid `how`.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGTERM);
+        libc::sigaddset(&mut set, libc::SIGINT);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+    }
+}
+
 impl AsFd for TerminationFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

@@ -59,13 +59,17 @@ impl Default for LabOptions {
 fn default_image() -> PathBuf {
     match std::env::var_os("JIFFY_LAB_IMAGE") {
         Some(folder) => folder.into(),
-        None => std::env::var_os("JIFFY_DIST")
-            .map_or_else(
-                || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist"),
-                PathBuf::from,
-            )
-            .join("share/jiffy/machine"),
+        None => dist().join("share/jiffy/machine"),
     }
+}
+
+/// Where Jiffy is installed: `$JIFFY_DIST`, or what `make build` made in this
+/// checkout.
+pub fn dist() -> PathBuf {
+    std::env::var_os("JIFFY_DIST").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist"),
+        PathBuf::from,
+    )
 }
 
 /// A running machine. Its QEMU ends with this value, with the process, and

@@ -4,11 +4,15 @@
 //! * [`run`]: programs in it, with their input, output and end.
 //! * [`libtest`]: Rust test binaries run inside, their counts brought out.
 //! * [`icount`]: the clock that counts instructions.
+//! * [`monitor`]: a `jiffy-vmm` asked without a node, by programs in it.
+//! * [`slowest`]: which tests took longest.
 
 pub mod icount;
 pub mod lab;
 pub mod libtest;
+pub mod monitor;
 pub mod run;
+pub mod slowest;
 
-pub use lab::{Lab, LabOptions, MOST_SHARED};
+pub use lab::{Lab, LabOptions, MOST_SHARED, dist};
 pub use run::{Output, Run, Running};

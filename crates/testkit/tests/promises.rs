@@ -4,9 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn dist(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../dist")
-        .join(path)
+    jiffy_testkit::dist().join(path)
 }
 
 fn size(path: &str) -> u64 {
@@ -20,6 +18,30 @@ fn size(path: &str) -> u64 {
 fn what_every_guest_carries_is_small() {
     assert!(size("lib/jiffy/jiffy-init") <= 1536 * 1024);
     assert!(size("share/jiffy/kernels/base/vmlinux") <= 6 * 1024 * 1024);
+}
+
+/// `jiffy kernel build` of an installed Jiffy has all that the checkout's has.
+#[test]
+fn what_a_kernel_is_built_from_is_installed() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel");
+    let mut compared = 0;
+    for folder in ["", "patches"] {
+        for entry in std::fs::read_dir(here.join(folder)).expect("the checkout") {
+            let path = entry.expect("an entry").path();
+            let name = path.file_name().expect("a name").to_string_lossy();
+            // Developers measure; users build.
+            if path.is_dir() || name.starts_with("measure") {
+                continue;
+            }
+            let installed = dist("share/jiffy/kernel").join(folder).join(&*name);
+            let there = std::fs::read(&installed)
+                .unwrap_or_else(|error| panic!("{}: {error}", installed.display()));
+            let same = std::fs::read(&path).expect("it can be read") == there;
+            assert!(same, "{} is another: `make build`", installed.display());
+            compared += 1;
+        }
+    }
+    assert!(compared > 20, "{compared}");
 }
 
 #[test]

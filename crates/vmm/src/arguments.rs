@@ -2,7 +2,7 @@
 //! them would cost more instructions than building the VM.
 
 use jiffy_vmm::sandbox::Sandbox;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use thiserror::Error;
 
@@ -26,6 +26,9 @@ pub struct RunOptions {
     pub config: PathBuf,
     /// An inherited descriptor for events.
     pub events_fd: Option<i32>,
+    /// An inherited socket: wait there to be told which configuration it is,
+    /// and where events go. `config` only keeps its place.
+    pub spare_fd: Option<i32>,
     /// Whether threads are confined.
     pub sandbox: Sandbox,
 }
@@ -50,6 +53,9 @@ pub enum UsageError {
         /// What was given.
         value: OsString,
     },
+    /// A spare learns later where its events go.
+    #[error("--spare-fd and --events-fd don't go together")]
+    SpareEvents,
     /// `run` without configuration.
     #[error("run needs --config FILE")]
     NoConfig,
@@ -74,6 +80,7 @@ pub fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Command, U
 fn parse_run(mut arguments: impl Iterator<Item = OsString>) -> Result<RunOptions, UsageError> {
     let mut config = None;
     let mut events_fd = None;
+    let mut spare_fd = None;
     let mut sandbox = Sandbox::On;
     while let Some(argument) = arguments.next() {
         let text = argument.to_str().unwrap_or_default();
@@ -84,6 +91,7 @@ fn parse_run(mut arguments: impl Iterator<Item = OsString>) -> Result<RunOptions
         let option = match name {
             "--config" => "--config",
             "--events-fd" => "--events-fd",
+            "--spare-fd" => "--spare-fd",
             "--seccomp" => "--seccomp",
             _ => return Err(UsageError::Unknown(argument)),
         };
@@ -96,11 +104,8 @@ fn parse_run(mut arguments: impl Iterator<Item = OsString>) -> Result<RunOptions
         };
         match option {
             "--config" => config = Some(PathBuf::from(value)),
-            "--events-fd" => {
-                let number = value.to_str().and_then(|text| text.parse().ok());
-                // Standard input, output and error are not for events.
-                events_fd = Some(number.filter(|fd| *fd > 2).ok_or_else(bad)?);
-            }
+            "--events-fd" => events_fd = Some(descriptor(&value).ok_or_else(bad)?),
+            "--spare-fd" => spare_fd = Some(descriptor(&value).ok_or_else(bad)?),
             _ => {
                 sandbox = match value.to_str() {
                     Some("on") => Sandbox::On,
@@ -110,11 +115,21 @@ fn parse_run(mut arguments: impl Iterator<Item = OsString>) -> Result<RunOptions
             }
         }
     }
+    if spare_fd.is_some() && events_fd.is_some() {
+        return Err(UsageError::SpareEvents);
+    }
     Ok(RunOptions {
         config: config.ok_or(UsageError::NoConfig)?,
         events_fd,
+        spare_fd,
         sandbox,
     })
+}
+
+/// A number that is not that of standard input, output or error.
+fn descriptor(value: &OsStr) -> Option<i32> {
+    let number = value.to_str()?.parse().ok()?;
+    (number > 2).then_some(number)
 }
 
 #[cfg(test)]
@@ -130,6 +145,7 @@ mod tests {
         let expected = Ok(Command::Run(RunOptions {
             config: "vmm.json".into(),
             events_fd: Some(5),
+            spare_fd: None,
             sandbox: Sandbox::Off,
         }));
         assert_eq!(
@@ -146,6 +162,10 @@ mod tests {
     fn what_is_not_understood_is_named() {
         assert_eq!(parsed(""), Err(UsageError::NoCommand));
         assert_eq!(parsed("run"), Err(UsageError::NoConfig));
+        assert_eq!(
+            parsed("run --config x --spare-fd 3 --events-fd 4"),
+            Err(UsageError::SpareEvents)
+        );
         assert_eq!(parsed("run --config"), Err(UsageError::NoValue("--config")));
         for line in ["fly", "probe now", "run --colour red"] {
             assert!(
@@ -156,6 +176,7 @@ mod tests {
         for line in [
             "run --config x --events-fd 1",
             "run --config x --events-fd much",
+            "run --config x --spare-fd 2",
             "run --config x --seccomp maybe",
         ] {
             assert!(

@@ -14,13 +14,14 @@ use crate::sandbox::Sandbox;
 use crate::stats::StatsFile;
 use crate::vcpu::{MAX_VCPUS, Vcpu, cpuid};
 use crate::vmm::{Parts, Vmm};
-use crate::workers::ThreadStarter;
+use crate::workers::{Crew, ThreadStarter};
 use jiffy_devices::virtio::device::Workers;
-use jiffy_sys::kick;
+use jiffy_sys::{fds, kick};
 use jiffy_wire::guest::GENERATION_NAME;
 use jiffy_wire::timeline::names;
-use jiffy_wire::vmm::{Restore, SavedMemory, VmmConfig};
+use jiffy_wire::vmm::{Extent, Restore, SavedMemory, VmmConfig};
 use kvm_ioctls::VmFd;
+use std::io;
 use std::sync::Arc;
 
 /// Builds a [`Vmm`] from a configuration.
@@ -28,6 +29,7 @@ pub struct Builder {
     config: VmmConfig,
     events: Arc<Events>,
     sandbox: Sandbox,
+    groundwork: Option<Groundwork>,
 }
 
 impl Builder {
@@ -37,7 +39,14 @@ impl Builder {
             config,
             events,
             sandbox: Sandbox::On,
+            groundwork: None,
         }
+    }
+
+    /// What was done for it ahead.
+    pub fn groundwork(mut self, groundwork: Option<Groundwork>) -> Builder {
+        self.groundwork = groundwork;
+        self
     }
 
     /// Whether the VM's threads are confined; they are unless told otherwise.
@@ -53,15 +62,19 @@ impl Builder {
             return self.restore(&restore);
         }
         let common = self.common()?;
+        let groundwork = self.groundwork.take();
         let (config, events) = (&self.config, &self.events);
 
-        let (hypervisor, vm) = events.step(names::KVM_VM_CREATED, create_vm)?;
+        let ground = events.step(names::KVM_VM_CREATED, || lay(groundwork))?;
+        let vm = ground.vm.clone();
         let ram = events.step(names::MEMORY, || {
             let ram = GuestRam::create(&config.memory)?;
             ram.register(&vm)?;
             Ok::<_, StartError>(Arc::new(ram))
         })?;
-        let vcpus = events.step(names::VCPUS, || create_vcpus(config, &hypervisor, &vm))?;
+        let vcpus = events.step(names::VCPUS, || {
+            create_vcpus(config, &ground.hypervisor, &vm)
+        })?;
         let devices = events.step(names::DEVICES, || {
             Devices::create(&self.device_args(&vm, &ram, &common), None)
         })?;
@@ -76,25 +89,30 @@ impl Builder {
             boot::load(&images, ram.memory(), ram.size())
         })?;
         vcpus[0].enter_at(&entry)?;
-        Ok(self.assemble(hypervisor, vm, ram, vcpus, devices, common))
+        Ok(self.assemble(ground, ram, vcpus, devices, common))
     }
 
     /// Builds a VM as it was captured.
-    fn restore(self, restore: &Restore) -> Result<Vmm, StartError> {
+    fn restore(mut self, restore: &Restore) -> Result<Vmm, StartError> {
         let mut common = self.common()?;
         common.gate = Gate::of(restore);
         common.first_run = names::VCPUS_RESUMED;
+        let groundwork = self.groundwork.take();
         let (config, events) = (&self.config, &self.events);
         let state = events.step(names::STATE_LOADED, || restore::state(restore, config))?;
 
-        let (hypervisor, vm) = events.step(names::KVM_VM_CREATED, create_vm)?;
+        let ground = events.step(names::KVM_VM_CREATED, || lay(groundwork))?;
+        let vm = ground.vm.clone();
         let ram = events.step(names::MEMORY_ATTACHED, || {
             let ram = restore::memory(restore, config)?;
             ram.register(&vm)?;
             if let SavedMemory::Paged { socket } = &restore.memory {
                 common.paged = Some(PagedMemory::attach(&ram, socket)?);
-            } else {
+            } else if restore.hold {
+                // Nobody waits for this VM yet.
                 ram.copy_ahead(&restore.prefault);
+            } else {
+                common.written_soon = restore.prefault.clone();
             }
             Ok::<_, StartError>(Arc::new(ram))
         })?;
@@ -108,7 +126,7 @@ impl Builder {
                 })
                 .collect::<Result<Vec<_>, HypervisorError>>()
         })?;
-        if common.paged.is_none() {
+        if restore.hold && common.paged.is_none() {
             for extent in &restore.prefault {
                 for (address, length) in ram.guest_parts(*extent) {
                     vcpus[0].map_ahead(address, length);
@@ -130,21 +148,25 @@ impl Builder {
             Ok::<_, StartError>(devices)
         })?;
         state.chips.restore(&vm, &devices.board.pit)?;
-        Ok(self.assemble(hypervisor, vm, ram, vcpus, devices, common))
+        Ok(self.assemble(ground, ram, vcpus, devices, common))
     }
 
-    fn common(&self) -> Result<Common, StartError> {
+    fn common(&mut self) -> Result<Common, StartError> {
         if !(1..=MAX_VCPUS).contains(&self.config.vcpus) {
             return Err(StartError::Vcpus(self.config.vcpus));
         }
-        let host = |what| move |source| StartError::Host { what, source };
-        kick::install().map_err(host("a signal handler"))?;
-        self.sandbox.prepare().map_err(host("a sandbox"))?;
+        if self.groundwork.is_none() {
+            prepare_process(self.sandbox)?;
+        }
         let mailbox = Arc::new(Mailbox::new().map_err(host("an event descriptor"))?);
-        let workers = Arc::new(ThreadStarter::new(mailbox.clone(), self.sandbox));
+        let ahead = self.groundwork.as_mut();
+        let crew = ahead.map(|ground| std::mem::take(&mut ground.crew));
+        let crew = crew.unwrap_or_default().of_use(&self.config);
+        let workers = Arc::new(ThreadStarter::new(mailbox.clone(), self.sandbox, crew));
         Ok(Common {
             gate: Gate::default(),
             paged: None,
+            written_soon: Vec::new(),
             first_run: names::FIRST_KVM_RUN,
             mailbox,
             workers: workers.clone(),
@@ -170,8 +192,7 @@ impl Builder {
 
     fn assemble(
         self,
-        hypervisor: Hypervisor,
-        vm: Arc<VmFd>,
+        ground: Groundwork,
         ram: Arc<GuestRam>,
         vcpus: Vec<Vcpu>,
         devices: Devices,
@@ -179,9 +200,9 @@ impl Builder {
     ) -> Vmm {
         Vmm::new(Parts {
             id: self.config.id,
-            vm_stats: StatsFile::open(&*vm),
-            hypervisor,
-            vm,
+            vm_stats: StatsFile::open(&*ground.vm),
+            hypervisor: ground.hypervisor,
+            vm: ground.vm,
             ram,
             vcpus,
             devices,
@@ -189,6 +210,7 @@ impl Builder {
             workers: common.workers,
             gate: common.gate,
             paged: common.paged,
+            written_soon: common.written_soon,
             first_run: common.first_run,
             events: self.events,
             sandbox: self.sandbox,
@@ -199,6 +221,8 @@ impl Builder {
 struct Common {
     gate: Gate,
     paged: Option<PagedMemory>,
+    /// What is to be copied as soon as the guest runs.
+    written_soon: Vec<Extent>,
     /// What the first entry into the guest is called on the timeline.
     first_run: &'static str,
     mailbox: Arc<Mailbox>,
@@ -206,10 +230,57 @@ struct Common {
     for_devices: Arc<dyn Workers>,
 }
 
-fn create_vm() -> Result<(Hypervisor, Arc<VmFd>), HypervisorError> {
+/// What every VM has, whatever it is: KVM's VM with its interrupt controllers,
+/// and threads.
+///
+/// No vCPU: its TSC begins with it, and KVM takes what is written to that soon
+/// after for an attempt to synchronise it.
+#[derive(Debug)]
+pub struct Groundwork {
+    hypervisor: Hypervisor,
+    vm: Arc<VmFd>,
+    /// Threads that wait for work, if it was done ahead.
+    crew: Crew,
+}
+
+impl Groundwork {
+    /// Does it ahead, before it is known for which VM, and prepares the process.
+    pub fn ahead(sandbox: Sandbox) -> Result<Groundwork, StartError> {
+        prepare_process(sandbox)?;
+        let crew = Crew::usual(sandbox).map_err(host("a thread"))?;
+        Ok(Groundwork { crew, ..lay(None)? })
+    }
+}
+
+/// The host refused this.
+fn host(what: &'static str) -> impl FnOnce(io::Error) -> StartError {
+    move |source| StartError::Host { what, source }
+}
+
+/// Descriptors that a VM may have at a time without its table growing: all
+/// layers of its RAM twice, and those of its devices.
+const DESCRIPTORS: u16 = 256;
+
+/// Room for descriptors, signal handlers and the sandbox's ground. There are no
+/// other threads yet.
+fn prepare_process(sandbox: Sandbox) -> Result<(), StartError> {
+    fds::make_room(DESCRIPTORS);
+    kick::install().map_err(host("a signal handler"))?;
+    sandbox.prepare().map_err(host("a sandbox"))
+}
+
+/// That which was done ahead, or does it now.
+fn lay(groundwork: Option<Groundwork>) -> Result<Groundwork, HypervisorError> {
+    if let Some(groundwork) = groundwork {
+        return Ok(groundwork);
+    }
     let hypervisor = Hypervisor::open()?;
     let vm = Arc::new(hypervisor.create_vm()?);
-    Ok((hypervisor, vm))
+    Ok(Groundwork {
+        hypervisor,
+        vm,
+        crew: Crew::default(),
+    })
 }
 
 fn create_vcpus(

@@ -10,6 +10,7 @@ use crate::irq::LazyPit;
 use crate::layout;
 use crate::mailbox::{Mailbox, Notice};
 use crate::memory::GuestRam;
+use crate::read_notes::ReadNotes;
 use crate::vcpu::exit::Board;
 use jiffy_devices::bus::{Bus, BusDevice};
 use jiffy_devices::fw_cfg::{self, FwCfg, FwCfgFile, FwCfgState};
@@ -28,7 +29,9 @@ use jiffy_devices::virtio::mmio::{MmioTransport, MmioTransportState, registers::
 use jiffy_devices::virtio::vsock::{Vsock, VsockArgs, VsockState};
 use jiffy_sys::clock;
 use jiffy_wire::trace::TRACE_PORT;
-use jiffy_wire::vmm::{BalloonStatus, Disk, FwCfgContents, Serial as SerialConfig, VmmConfig};
+use jiffy_wire::vmm::{
+    BalloonStatus, Disk, FwCfgContents, ReadUnits, Serial as SerialConfig, VmmConfig,
+};
 use kvm_ioctls::{IoEventAddress, VmFd};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -70,6 +73,7 @@ pub struct Devices {
     /// COM1, if there is one.
     pub serial: Option<Shared<Serial>>,
     disks: Vec<Virtio<Block>>,
+    reads: Option<Arc<ReadNotes>>,
     vsock: Option<Virtio<Vsock>>,
     entropy: Option<Virtio<Entropy>>,
     balloon: Option<Virtio<Balloon>>,
@@ -116,6 +120,7 @@ impl Devices {
         let mut wiring = Wiring::new(args);
 
         let mut disks = Vec::with_capacity(config.disks.len());
+        let mut reads = None;
         for (number, disk) in config.disks.iter().enumerate() {
             let options = block_options(disk);
             let state = state.map(|state| &state.disks[number]);
@@ -125,6 +130,10 @@ impl Devices {
             };
             let chunks = DiskChunks::open(disk, device.save().bytes, args.events)?;
             let device = match chunks {
+                None if disk.note_reads => {
+                    let notes = reads.get_or_insert_with(Arc::<ReadNotes>::default);
+                    device.on_demand(notes.clone())
+                }
                 None => device,
                 Some(chunks) => device.on_demand(Arc::new(chunks)),
             };
@@ -228,6 +237,7 @@ impl Devices {
             parameters: wiring.parameters,
             serial,
             disks,
+            reads,
             vsock,
             entropy,
             balloon,
@@ -236,6 +246,11 @@ impl Devices {
             rtc,
             trace,
         })
+    }
+
+    /// What was read of the disk whose reads are noted.
+    pub fn reads(&self) -> Option<ReadUnits> {
+        Some(self.reads.as_ref()?.units())
     }
 
     /// Stops all devices; requests being worked on are finished. No vCPU runs.

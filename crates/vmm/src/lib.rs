@@ -9,9 +9,11 @@
 //! * [`pager`]: RAM that a pager serves; [`disk_chunks`]: disks that one fills.
 //! * [`vcpu`]: vCPUs and their threads; [`irq`]: interrupt controllers.
 //! * [`devices`]: the devices, wired to KVM.
+//! * [`read_notes`]: what a guest reads of a disk.
 //! * [`boot`]: kernels and boot protocols.
 //! * [`capture`]: a VM at one moment, in files.
 //! * [`restore`]: what a VM goes on from; [`gate`]: its new identity.
+//! * [`spare`]: a VMM that waits to be told which VM it is.
 //! * [`vmm`]: start, pause, save, resume; [`state`]: what is saved.
 //! * [`watch`]: the main thread while the guest runs; [`control`]: its socket.
 //! * [`events`]: spans and marks; [`stats`]: KVM's counters.
@@ -35,9 +37,11 @@ pub mod mailbox;
 pub mod memory;
 pub mod pager;
 pub mod probe;
+pub mod read_notes;
 mod readable;
 pub mod restore;
 pub mod sandbox;
+pub mod spare;
 pub mod state;
 pub mod stats;
 pub mod vcpu;
@@ -45,7 +49,7 @@ pub mod vmm;
 pub mod watch;
 pub mod workers;
 
-pub use builder::Builder;
+pub use builder::{Builder, Groundwork};
 pub use error::{DeviceError, StartError};
 pub use events::Events;
 pub use state::{StateError, VmState};

@@ -1,11 +1,10 @@
 //! What other threads tell the main thread.
 
 use crate::vcpu::exit::Ending;
-use jiffy_devices::virtio::device::WorkerRole;
+use jiffy_devices::virtio::device::{Job, WorkerRole};
 use std::io;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
-use std::thread::JoinHandle;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// Something happened on another thread.
@@ -34,14 +33,14 @@ pub struct SpawnRequest {
     role: WorkerRole,
     name: String,
     body: Body,
-    reply: SyncSender<io::Result<JoinHandle<()>>>,
+    reply: SyncSender<io::Result<Job>>,
 }
 
 type Body = Box<dyn FnOnce() + Send>;
 
 impl SpawnRequest {
     /// Starts the thread by `start` and tells the device, which waits for it.
-    pub fn answer(self, start: impl FnOnce(WorkerRole, &str, Body) -> io::Result<JoinHandle<()>>) {
+    pub fn answer(self, start: impl FnOnce(WorkerRole, &str, Body) -> io::Result<Job>) {
         let thread = start(self.role, &self.name, self.body);
         // The device's vCPU is blocked on the other end.
         let _ = self.reply.send(thread);
@@ -74,12 +73,7 @@ impl Mailbox {
     }
 
     /// Asks the main thread for a thread, and waits for it.
-    pub fn request_thread(
-        &self,
-        role: WorkerRole,
-        name: &str,
-        body: Body,
-    ) -> io::Result<JoinHandle<()>> {
+    pub fn request_thread(&self, role: WorkerRole, name: &str, body: Body) -> io::Result<Job> {
         let (reply, answer) = sync_channel(1);
         self.push(Notice::Spawn(SpawnRequest {
             role,

@@ -8,7 +8,7 @@ use jiffy_vmm::error::sentence;
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-usage: jiffy-vmm run --config FILE [--events-fd N] [--seccomp on|off]
+usage: jiffy-vmm run --config FILE [--events-fd N | --spare-fd N] [--seccomp on|off]
        jiffy-vmm probe
        jiffy-vmm --version
 ";

@@ -2,7 +2,7 @@
 //! when the pager goes.
 //!
 //! The connection carries one message from here ([`jiffy_wire::pager`]) and
-//! then single lines from the pager: [`Word`]. When it breaks, the VM connects
+//! then single lines from the pager: [`PagerWord`]. When it breaks, the VM connects
 //! again for a while: threads that wait for a page wait on. A VM whose memory
 //! can't be had any more must end without looking at it again.
 
@@ -10,10 +10,9 @@ use crate::memory::GuestRam;
 use crate::vcpu::exit::Ending;
 use jiffy_sys::fds;
 use jiffy_sys::userfaultfd::{Features, Userfaultfd};
-use jiffy_wire::pager::Mapping;
+use jiffy_wire::pager::{Mapping, PagerWord};
 use jiffy_wire::vmm::ExitReason;
 use rustix::net::RecvFlags;
-use serde::Deserialize;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -53,16 +52,6 @@ impl PagerError {
             PagerError::Connect(..) => None,
         }
     }
-}
-
-/// What a pager says, one a line.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Word {
-    /// All that is not zero is in memory: faults need no pager any more.
-    Complete(bool),
-    /// A chunk can't be had.
-    Failed(String),
 }
 
 /// The memory of a VM and who serves it.
@@ -184,7 +173,7 @@ impl PagedMemory {
                 continue;
             }
             match serde_json::from_slice(&std::mem::take(&mut self.line)) {
-                Ok(Word::Complete(true)) => {
+                Ok(PagerWord::Complete(true)) => {
                     // What is missing now is zero.
                     for mapping in &self.mappings {
                         let (start, length) = (mapping.base_host_virt_addr, mapping.size);
@@ -201,8 +190,8 @@ impl PagedMemory {
                     }
                     return None;
                 }
-                Ok(Word::Complete(false)) => {}
-                Ok(Word::Failed(why)) => return Some(self.lose(&why)),
+                Ok(PagerWord::Complete(false)) => {}
+                Ok(PagerWord::Failed(why)) => return Some(self.lose(&why)),
                 Err(_) => return Some(self.lose("the pager does not keep to its protocol")),
             }
         }

@@ -2,13 +2,16 @@
 
 use crate::arguments::RunOptions;
 use anyhow::{Context, anyhow};
+use jiffy_sys::clock;
 use jiffy_sys::termination::TerminationFd;
 use jiffy_vmm::control::ControlSocket;
+use jiffy_vmm::spare::{self, Ahead};
 use jiffy_vmm::watch::{ConsoleInput, watch};
 use jiffy_vmm::{Builder, Events, StartError, config, error::sentence};
 use jiffy_wire::vmm::{ExitReason, ExitRecord, Serial};
 use std::fs::File;
 use std::os::fd::FromRawFd;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -19,13 +22,44 @@ const VMM_MAIN: &str = "VMM main";
 pub fn run(options: &RunOptions, begun_ns: u64) -> ExitCode {
     set_up_logging();
     limit_arenas();
+    let Some(spare_fd) = options.spare_fd else {
+        let events = options.events_fd.map(|fd| inherited("--events-fd", fd));
+        return run_from(options, &options.config, None, events.transpose(), begun_ns);
+    };
+    let taken = inherited("--spare-fd", spare_fd).and_then(|socket| {
+        spare::wait(socket.into(), &options.config, options.sandbox)
+            .map_err(|error| anyhow!(sentence(&error)))
+    });
+    match taken {
+        Ok(Some(taken)) => {
+            let begun_ns = clock::monotonic_ns();
+            let events = Ok(Some(taken.events));
+            run_from(options, &taken.config, Some(taken.ahead), events, begun_ns)
+        }
+        Ok(None) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("jiffy-vmm: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_from(
+    options: &RunOptions,
+    config: &Path,
+    ahead: Option<Ahead>,
+    events: anyhow::Result<Option<File>>,
+    begun_ns: u64,
+) -> ExitCode {
     let mut exit_record = None;
-    let (events, record) = match inherited_events(options.events_fd) {
+    let events = events
+        .and_then(|events| Events::new(events).context("the events descriptor can't be used"));
+    let (events, record) = match events {
         Err(error) => (None, Failure::from(error).record()),
         Ok(events) => {
             let events = Arc::new(events);
             events.moment(VMM_MAIN, begun_ns);
-            let record = run_vm(options, &events, &mut exit_record);
+            let record = run_vm(options, config, ahead, &events, &mut exit_record);
             (Some(events), record.unwrap_or_else(Failure::record))
         }
     };
@@ -87,10 +121,15 @@ impl From<StartError> for Failure {
 
 fn run_vm(
     options: &RunOptions,
+    config_file: &Path,
+    ahead: Option<Ahead>,
     events: &Arc<Events>,
-    exit_record: &mut Option<std::path::PathBuf>,
+    exit_record: &mut Option<PathBuf>,
 ) -> Result<ExitRecord, Failure> {
-    let config = config::read(&options.config).map_err(StartError::from)?;
+    let mut config = config::read(config_file).map_err(StartError::from)?;
+    if let Some(ahead) = &ahead {
+        ahead.name_sources(&mut config);
+    }
     *exit_record = config.exit_record.clone();
     let termination = TerminationFd::block().context("signals can't be received")?;
     let mut control = match &config.control {
@@ -102,6 +141,7 @@ fn run_vm(
 
     let mut vmm = Builder::new(config, events.clone())
         .sandbox(options.sandbox)
+        .groundwork(ahead.map(|ahead| ahead.groundwork))
         .build()?;
     match held {
         true => vmm.hold()?,
@@ -114,13 +154,7 @@ fn run_vm(
         .clone()
         .filter(|_| console)
         .map(ConsoleInput::new);
-    let ending = watch(
-        &mut vmm,
-        &options.config,
-        &termination,
-        &mut control,
-        console,
-    );
+    let ending = watch(&mut vmm, config_file, &termination, &mut control, console);
     if vmm.is_stuck() {
         std::mem::forget(vmm);
     }
@@ -131,22 +165,16 @@ fn run_vm(
     })
 }
 
-/// Takes over the descriptor the node left open for us.
+/// Takes over a descriptor the node left open for us.
 #[allow(unsafe_code)] // A number from the command line becomes a descriptor.
-fn inherited_events(fd: Option<i32>) -> anyhow::Result<Events> {
-    let file = match fd {
-        None => None,
-        Some(fd) => {
-            // SAFETY: asks about a number; no memory is touched.
-            if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
-                return Err(anyhow!("--events-fd {fd} is not an open descriptor"));
-            }
-            // SAFETY: it is open, was left for us by our parent, and nothing
-            // in this process has opened a descriptor yet.
-            Some(unsafe { File::from_raw_fd(fd) })
-        }
-    };
-    Events::new(file).context("the events descriptor can't be used")
+fn inherited(option: &str, fd: i32) -> anyhow::Result<File> {
+    // SAFETY: asks about a number; no memory is touched.
+    if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+        return Err(anyhow!("{option} {fd} is not an open descriptor"));
+    }
+    // SAFETY: it is open, was left for us by our parent, and nothing in this
+    // process has opened a descriptor yet.
+    Ok(unsafe { File::from_raw_fd(fd) })
 }
 
 /// Warnings and errors go to stderr; RUST_LOG asks for more.

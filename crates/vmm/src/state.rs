@@ -1,5 +1,16 @@
 //! Everything a snapshot keeps of a VM beside its RAM and disks, and the
 //! envelope it travels in.
+//!
+//! This version and the one before are read. Their files in `golden/` must be
+//! read for ever as they are now: a test fails when a change to any part of
+//! [`VmState`] makes them mean something else, or nothing. Such a change needs
+//! a new [`VERSION`], a golden file of it, and the parts as they were, by which
+//! the version before is read and made into what it is now.
+//!
+//! | version | what follows the magic, all little endian |
+//! |---|---|
+//! | 1 | version u32, CRC-32C of the body u32, its length u64, body |
+//! | 2 | version u32, CRC-32C of all that follows u32, length of the body u64, the release that wrote it (16 bytes of ASCII, zeros at the end), body |
 
 use crate::devices::DevicesState;
 use crate::irq::ChipsState;
@@ -8,13 +19,17 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 const MAGIC: [u8; 8] = *b"JIFFYVMS";
-/// The version written and the only one read.
-pub const VERSION: u32 = 1;
+/// The version written.
+pub const VERSION: u32 = 2;
+/// The oldest version read.
+pub const OLDEST: u32 = 1;
+/// Magic, version, checksum, length: the same in every version.
 const HEADER: usize = 24;
+const RELEASE: usize = 16;
 /// A VM of 32 vCPUs has about half a MiB; fw_cfg files come on top.
 const MAX_BODY: u64 = 512 << 20;
 /// The longest state [`VmState::decode`] takes, bytes.
-pub const MAX_ENCODED: u64 = MAX_BODY + HEADER as u64;
+pub const MAX_ENCODED: u64 = MAX_BODY + (HEADER + RELEASE) as u64;
 
 /// A VM at rest.
 #[derive(Debug, Serialize, Deserialize)]
@@ -37,8 +52,16 @@ pub enum StateError {
     #[error("this is not the saved state of a VM")]
     Magic,
     /// Written by another release.
-    #[error("the VM was saved in format {0}, this jiffy reads format {VERSION}")]
-    Version(u32),
+    #[error(
+        "the VM was saved in format {version}{}, this jiffy reads formats {OLDEST} and {VERSION}",
+        by(.release)
+    )]
+    Version {
+        /// Its format.
+        version: u32,
+        /// What release that was, if it says so.
+        release: Option<String>,
+    },
     /// Shorter or longer than it says.
     #[error("the saved VM state should have {expected} bytes but has {actual}")]
     Length {
@@ -55,38 +78,56 @@ pub enum StateError {
     Contents(String),
 }
 
+fn by(release: &Option<String>) -> String {
+    match release {
+        Some(release) => format!(" by jiffy {release}"),
+        None => String::new(),
+    }
+}
+
 impl VmState {
-    /// Magic, version (u32), CRC-32C of the body (u32), length of the body
-    /// (u64), all little endian, and the body in postcard's format.
+    /// In the format of this [`VERSION`]; the body is in postcard's.
     pub fn encode(&self) -> Vec<u8> {
         let body = postcard::to_allocvec(self).expect("states are plain data");
-        let mut bytes = Vec::with_capacity(HEADER + body.len());
+        let mut release = [0; RELEASE];
+        let name = env!("CARGO_PKG_VERSION").as_bytes();
+        let length = name.len().min(RELEASE);
+        release[..length].copy_from_slice(&name[..length]);
+        let checksum = crc32c::crc32c_append(crc32c::crc32c(&release), &body);
+        let mut bytes = Vec::with_capacity(HEADER + RELEASE + body.len());
         bytes.extend(MAGIC);
         bytes.extend(VERSION.to_le_bytes());
-        bytes.extend(crc32c::crc32c(&body).to_le_bytes());
+        bytes.extend(checksum.to_le_bytes());
         bytes.extend((body.len() as u64).to_le_bytes());
+        bytes.extend(release);
         bytes.extend(body);
         bytes
     }
 
-    /// Reads what [`encode`](VmState::encode) wrote, and nothing else.
+    /// Reads what [`encode`](VmState::encode) writes or the release before
+    /// wrote, and nothing else.
     pub fn decode(bytes: &[u8]) -> Result<VmState, StateError> {
-        let Some((header, body)) = bytes.split_at_checked(HEADER) else {
+        let Some((header, rest)) = bytes.split_at_checked(HEADER) else {
             return Err(StateError::Magic);
         };
         if header[..8] != MAGIC {
             return Err(StateError::Magic);
         }
         let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("4 bytes"));
-        if word(8) != VERSION {
-            return Err(StateError::Version(word(8)));
-        }
+        let body = match word(8) {
+            1 => rest,
+            VERSION => rest.get(RELEASE..).ok_or(StateError::Magic)?,
+            version => {
+                let release = release_in(rest);
+                return Err(StateError::Version { version, release });
+            }
+        };
         let expected = u64::from_le_bytes(header[16..24].try_into().expect("8 bytes"));
         let actual = body.len() as u64;
         if expected != actual || actual > MAX_BODY {
             return Err(StateError::Length { expected, actual });
         }
-        if word(12) != crc32c::crc32c(body) {
+        if word(12) != crc32c::crc32c(rest) {
             return Err(StateError::Checksum);
         }
         let (state, rest) = postcard::take_from_bytes(body)
@@ -97,3 +138,15 @@ impl VmState {
         Ok(state)
     }
 }
+
+/// What release wrote a state of a later version, which may or may not say so
+/// where this one does.
+fn release_in(rest: &[u8]) -> Option<String> {
+    let field = rest.get(..RELEASE)?;
+    let text = std::str::from_utf8(field).ok()?.trim_end_matches('\0');
+    let plausible = |c: char| c.is_ascii_alphanumeric() || ".-+".contains(c);
+    (!text.is_empty() && text.chars().all(plausible)).then(|| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests;

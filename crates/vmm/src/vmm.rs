@@ -22,7 +22,7 @@ use crate::workers::ThreadStarter;
 use jiffy_devices::power::PowerRequest;
 use jiffy_sys::clock;
 use jiffy_wire::guest::GENERATION_NAME;
-use jiffy_wire::vmm::{ExitReason, VmmConfig};
+use jiffy_wire::vmm::{ExitReason, Extent, VmmConfig};
 use kvm_ioctls::VmFd;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::BTreeMap;
@@ -49,12 +49,15 @@ pub struct Vmm {
     sandbox: Sandbox,
     gate: Gate,
     paged: Option<PagedMemory>,
+    /// Pages the guest will write at once, not copied yet.
+    written_soon: Vec<Extent>,
     first_run: &'static str,
     running: bool,
     paused: bool,
     /// Restored and ready, and not to enter the guest yet.
     held: bool,
     paused_at_ns: u64,
+    resumed_at_ns: u64,
     ending: Option<Ending>,
 }
 
@@ -72,6 +75,7 @@ pub(crate) struct Parts {
     pub events: Arc<Events>,
     pub gate: Gate,
     pub paged: Option<PagedMemory>,
+    pub written_soon: Vec<Extent>,
     pub first_run: &'static str,
     pub sandbox: Sandbox,
 }
@@ -123,11 +127,13 @@ impl Vmm {
             sandbox: parts.sandbox,
             gate: parts.gate,
             paged: parts.paged,
+            written_soon: parts.written_soon,
             first_run: parts.first_run,
             running: false,
             paused: true,
             held: false,
             paused_at_ns: 0,
+            resumed_at_ns: 0,
             ending: None,
         }
     }
@@ -150,7 +156,7 @@ impl Vmm {
         self.held = true;
         self.paused = false;
         self.devices.resume();
-        self.workers.line().open();
+        self.workers.let_devices_begin();
         self.start_vcpus(true)?;
         self.events.flush();
         Ok(())
@@ -180,13 +186,12 @@ impl Vmm {
 
     fn start_vcpus(&mut self, paused: bool) -> Result<(), StartError> {
         for vcpu in self.waiting.drain(..) {
-            let sandbox = self.sandbox;
-            let thread = VcpuThread::spawn(
+            let thread = VcpuThread::start(
                 vcpu,
                 self.devices.board.clone(),
                 self.mailbox.clone(),
                 paused,
-                move || sandbox.enter(Role::Vcpu),
+                &self.workers,
             )
             .map_err(|source| StartError::Host {
                 what: "a thread for a vCPU",
@@ -200,11 +205,12 @@ impl Vmm {
     /// Waits until the guest has been entered (or will not be), and confines
     /// the calling thread.
     pub fn settle(&mut self) -> Result<(), StartError> {
-        while !self.running
+        // In this order: the notice that the guest runs may be the last for long.
+        while self.attend().is_none()
+            && !self.running
             && !self.paused
             && !self.held
             && !self.is_stuck()
-            && self.attend().is_none()
         {
             self.wait_for_threads();
         }
@@ -221,7 +227,7 @@ impl Vmm {
         if self.paused {
             return;
         }
-        self.workers.line().open();
+        self.workers.let_devices_begin();
         self.paused_at_ns = clock::monotonic_ns();
         self.vcpus.iter().for_each(VcpuThread::pause);
         self.wait_parked();
@@ -237,9 +243,11 @@ impl Vmm {
         if !self.paused || self.ending.is_some() {
             return;
         }
-        self.workers.line().open();
+        self.workers.let_devices_begin();
         self.devices.resume();
         self.paused = false;
+        // Not after they were told: a guest that runs may hold up this thread.
+        self.resumed_at_ns = clock::monotonic_ns();
         if self.held {
             return;
         }
@@ -300,7 +308,11 @@ impl Vmm {
         if resume && !lost {
             self.resume();
         }
-        let pause_ns = clock::monotonic_ns().saturating_sub(begun);
+        let until = match self.paused {
+            true => clock::monotonic_ns(),
+            false => self.resumed_at_ns,
+        };
+        let pause_ns = until.saturating_sub(begun);
         if lost {
             self.fail("the guest's memory could not be frozen for a capture".into());
         }
@@ -325,9 +337,12 @@ impl Vmm {
                 Notice::Parked => {}
                 Notice::FirstRun { at_ns } => {
                     self.running = true;
-                    self.workers.line().open();
+                    self.workers.let_devices_begin();
                     self.events.moment(self.first_run, at_ns);
                     self.events.flush();
+                    // While it runs: which of the two comes first to a page
+                    // does not matter.
+                    self.ram.copy_ahead(&std::mem::take(&mut self.written_soon));
                 }
                 Notice::Gate { passed } => {
                     if let Some(ending) = self.gate.spoken(passed) {
@@ -439,7 +454,7 @@ impl Drop for Vmm {
             return;
         }
         self.vcpus.drain(..).for_each(VcpuThread::join);
-        self.workers.line().open();
+        self.workers.let_devices_begin();
         self.devices.pause();
     }
 }

@@ -178,6 +178,10 @@ fn answer(vmm: &mut Vmm, config: &Path, request: ControlRequest, stop: &mut bool
                 ControlResponse::Error(format!("what was written can't be told: {error}"))
             }
         },
+        ControlRequest::Reads => match vmm.devices().reads() {
+            Some(reads) => ControlResponse::Reads(reads),
+            None => ControlResponse::Error("no disk's reads are noted".to_owned()),
+        },
         ControlRequest::SetBalloon { target_mib } => match vmm.devices().set_balloon(target_mib) {
             Some(Err(error)) => ControlResponse::Error(error.to_string()),
             _ => balloon(vmm),

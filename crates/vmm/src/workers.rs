@@ -1,93 +1,219 @@
-//! Threads for devices, each in the sandbox of its role.
+//! The threads of a VM: each in the sandbox of its role, for as long as it
+//! lives. One whose work is done waits for the next of that role: a pause ends
+//! the work of devices, and a thread with its sandbox costs more than all else
+//! that a device needs to go on.
 
 use crate::mailbox::{Mailbox, SpawnRequest};
-use crate::sandbox::Sandbox;
-use jiffy_devices::virtio::device::{WorkerRole, Workers};
+use crate::sandbox::{Role, Sandbox};
+use jiffy_devices::virtio::device::{Job, WorkerRole, Workers};
+use jiffy_sys::termination;
+use jiffy_wire::vmm::{Disk, VmmConfig};
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::{self, JoinHandle, ThreadId};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
 /// Bytes of stack; only what is touched is memory.
 const STACK: usize = 256 << 10;
 
-/// Holds device threads back until the guest has been entered once: what their
-/// start costs is then not between a request and the first instruction of its
-/// guest. Doorbells that ring meanwhile are heard later.
+/// What nearly every VM needs a thread for.
+const USUAL: [(Role, &str); 3] = [
+    (Role::Vcpu, "vcpu 0"),
+    (Role::Block, "block"),
+    (Role::Vsock, "vsock"),
+];
+
+/// What a thread does: told whether it could be confined, on which it may
+/// insist.
+pub type Body = Box<dyn FnOnce(io::Result<()>) + Send>;
+
+/// Something to do, and where its end is told.
+struct Work {
+    body: Body,
+    done: SyncSender<thread::Result<()>>,
+}
+
+/// A thread without work. It ends when this is dropped.
+#[derive(Debug)]
+struct Idle {
+    role: Role,
+    name: String,
+    work: Sender<Work>,
+}
+
+/// Threads that have no work yet.
 #[derive(Debug, Default)]
-pub struct StartingLine {
-    open: Mutex<bool>,
-    opened: Condvar,
+pub struct Crew(Vec<Idle>);
+
+impl Crew {
+    /// Starts those that a VM usually needs, before it is known which VM. They
+    /// are confined at once, as what they will do needs it: nothing of what
+    /// makes a VM is done on them.
+    pub fn usual(sandbox: Sandbox) -> io::Result<Crew> {
+        let start = |(role, name)| Idle::start(role, name, sandbox, true);
+        USUAL
+            .into_iter()
+            .map(start)
+            .collect::<Result<_, _>>()
+            .map(Crew)
+    }
+
+    /// Those that a VM with this configuration has work for; the others end.
+    pub fn of_use(mut self, config: &VmmConfig) -> Crew {
+        let on_demand = |disk: &Disk| disk.residency.is_some() || disk.note_reads;
+        self.0.retain(|idle| match idle.role {
+            Role::Vcpu | Role::Main => true,
+            Role::Block => config.disks.iter().any(|disk| !on_demand(disk)),
+            Role::BlockOnDemand => config.disks.iter().any(on_demand),
+            Role::Vsock => config.vsock.is_some(),
+        });
+        self
+    }
 }
 
-impl StartingLine {
-    /// Lets all through, from now on.
-    pub fn open(&self) {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if !*open {
-            *open = true;
-            self.opened.notify_all();
-        }
-    }
-
-    fn pass(&self) {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let passed = self.opened.wait_while(open, |open| !*open);
-        drop(passed.unwrap_or_else(PoisonError::into_inner));
-    }
-}
-
-/// Starts device threads. Called on another thread than the one that made it
-/// (the main one), it has that do it.
-pub struct ThreadStarter {
-    mailbox: Arc<Mailbox>,
-    main: ThreadId,
-    sandbox: Sandbox,
-    line: Arc<StartingLine>,
-}
-
-impl ThreadStarter {
-    /// To be made on the main thread.
-    pub fn new(mailbox: Arc<Mailbox>, sandbox: Sandbox) -> ThreadStarter {
-        ThreadStarter {
-            mailbox,
-            main: thread::current().id(),
-            sandbox,
-            line: Arc::default(),
-        }
-    }
-
-    /// Where the threads wait. To be opened when the guest runs, and before
-    /// anything waits for a device to stop.
-    pub fn line(&self) -> &StartingLine {
-        &self.line
-    }
-
-    /// Does what another thread asked for. On the main thread.
-    pub fn serve(&self, request: SpawnRequest) {
-        request.answer(|role, name, body| self.start(role, name, body));
-    }
-
-    fn start(
-        &self,
-        role: WorkerRole,
-        name: &str,
-        body: Box<dyn FnOnce() + Send>,
-    ) -> io::Result<JoinHandle<()>> {
-        let sandbox = self.sandbox;
-        let line = self.line.clone();
+impl Idle {
+    /// Starts a thread. It is confined now, or before its first work.
+    fn start(role: Role, name: &str, sandbox: Sandbox, now: bool) -> io::Result<Idle> {
+        let (work, works) = channel();
         thread::Builder::new()
             .name(name.to_owned())
             .stack_size(STACK)
             .spawn(move || {
-                line.pass();
-                match sandbox.enter(role.into()) {
-                    Ok(()) => body(),
-                    Err(error) => {
-                        tracing::error!(%error, "a device's thread could not be confined");
-                        std::process::abort();
-                    }
-                }
-            })
+                termination::leave_to_others();
+                // What fails now fails again, for somebody to hear.
+                let confined = now && sandbox.enter(role).is_ok();
+                work_on(&works, confined, || sandbox.enter(role));
+            })?;
+        Ok(Idle {
+            role,
+            name: name.to_owned(),
+            work,
+        })
+    }
+}
+
+/// One work after the other, until there will be none.
+fn work_on(works: &Receiver<Work>, mut confined: bool, confine: impl Fn() -> io::Result<()>) {
+    while let Ok(Work { body, done }) = works.recv() {
+        let allowed = if confined { Ok(()) } else { confine() };
+        confined = allowed.is_ok();
+        let result = catch_unwind(AssertUnwindSafe(|| body(allowed)));
+        let goes_on = confined && result.is_ok();
+        let _ = done.send(result);
+        if !goes_on {
+            return;
+        }
+    }
+}
+
+/// Gives threads their work, and starts those that are missing. Called on
+/// another thread than the one that made it (the main one), it has that start
+/// them.
+pub struct ThreadStarter {
+    mailbox: Arc<Mailbox>,
+    main: ThreadId,
+    sandbox: Sandbox,
+    threads: Arc<Mutex<Threads>>,
+}
+
+#[derive(Default)]
+struct Threads {
+    idle: Vec<Idle>,
+    /// Devices may work.
+    may_begin: bool,
+    /// What devices will do then.
+    held_back: Vec<(Sender<Work>, Work)>,
+}
+
+impl ThreadStarter {
+    /// To be made on the main thread, with threads that wait for work.
+    pub fn new(mailbox: Arc<Mailbox>, sandbox: Sandbox, crew: Crew) -> ThreadStarter {
+        ThreadStarter {
+            mailbox,
+            main: thread::current().id(),
+            sandbox,
+            threads: Arc::new(Mutex::new(Threads {
+                idle: crew.0,
+                ..Threads::default()
+            })),
+        }
+    }
+
+    /// Lets devices work, from now on. Until then their threads are held back:
+    /// what their start costs is not between a request and the first
+    /// instruction of its guest. Doorbells that ring meanwhile are heard later.
+    /// To be called when the guest runs, and before anything waits for a device
+    /// to stop.
+    pub fn let_devices_begin(&self) {
+        let held_back = {
+            let mut threads = lock(&self.threads);
+            threads.may_begin = true;
+            std::mem::take(&mut threads.held_back)
+        };
+        for (to, work) in held_back {
+            // Whoever waits for it learns that its thread has gone.
+            let _ = to.send(work);
+        }
+    }
+
+    /// Does what another thread asked for. On the main thread.
+    pub fn serve(&self, request: SpawnRequest) {
+        request.answer(|role, name, body| self.for_device(role, name, body));
+    }
+
+    /// Has `body` done on the thread of a vCPU, at once. On the main thread.
+    pub fn for_vcpu(&self, name: &str, body: Body) -> io::Result<Job> {
+        self.give(Role::Vcpu, name, body)
+    }
+
+    fn for_device(
+        &self,
+        role: WorkerRole,
+        name: &str,
+        body: Box<dyn FnOnce() + Send>,
+    ) -> io::Result<Job> {
+        let body = move |confined| match confined {
+            Ok(()) => body(),
+            Err(error) => {
+                tracing::error!(%error, "a device's thread could not be confined");
+                std::process::abort();
+            }
+        };
+        self.give(role.into(), name, Box::new(body))
+    }
+
+    fn give(&self, role: Role, name: &str, body: Body) -> io::Result<Job> {
+        let worker = match self.take_idle(role, name) {
+            Some(idle) => idle,
+            None => Idle::start(role, name, self.sandbox, false)?,
+        };
+        let (done, ended) = sync_channel(1);
+        let work = Work { body, done };
+        let mut threads = lock(&self.threads);
+        if role == Role::Vcpu || threads.may_begin {
+            let gone = |_| io::Error::other("a thread that waited for work has gone");
+            worker.work.send(work).map_err(gone)?;
+        } else {
+            threads.held_back.push((worker.work.clone(), work));
+        }
+        drop(threads);
+        let threads = self.threads.clone();
+        Ok(Job::new(move || {
+            let gone = |_| Err(Box::new("the thread has gone") as Box<_>);
+            let result = ended.recv().unwrap_or_else(gone);
+            if result.is_ok() {
+                lock(&threads).idle.push(worker);
+            }
+            result
+        }))
+    }
+
+    fn take_idle(&self, role: Role, name: &str) -> Option<Idle> {
+        let idle = &mut lock(&self.threads).idle;
+        let fits = |idle: &Idle| idle.role == role && idle.name == name;
+        let at = idle.iter().position(fits)?;
+        Some(idle.swap_remove(at))
     }
 }
 
@@ -97,11 +223,100 @@ impl Workers for ThreadStarter {
         role: WorkerRole,
         name: &str,
         body: Box<dyn FnOnce() + Send>,
-    ) -> io::Result<JoinHandle<()>> {
+    ) -> io::Result<Job> {
         if thread::current().id() == self.main {
-            self.start(role, name, body)
+            self.for_device(role, name, body)
         } else {
             self.mailbox.request_thread(role, name, body)
         }
+    }
+}
+
+fn lock(threads: &Mutex<Threads>) -> MutexGuard<'_, Threads> {
+    threads.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    fn starter(crew: Crew) -> ThreadStarter {
+        ThreadStarter::new(Arc::new(Mailbox::new().unwrap()), Sandbox::Off, crew)
+    }
+
+    /// Has a device's work done, and says on which thread it was.
+    fn done_by(starter: &ThreadStarter, role: WorkerRole) -> ThreadId {
+        let (tell, told) = mpsc::channel();
+        let body = Box::new(move || tell.send(thread::current().id()).unwrap());
+        let job = starter.spawn(role, "block", body).unwrap();
+        job.join().unwrap();
+        told.recv().unwrap()
+    }
+
+    #[test]
+    fn a_thread_does_one_work_of_its_role_after_the_other() {
+        let starter = starter(Crew::default());
+        starter.let_devices_begin();
+        let first = done_by(&starter, WorkerRole::Block);
+        assert_eq!(done_by(&starter, WorkerRole::Block), first);
+        assert_ne!(done_by(&starter, WorkerRole::BlockOnDemand), first);
+        assert_eq!(done_by(&starter, WorkerRole::Block), first);
+    }
+
+    #[test]
+    fn only_threads_that_a_vm_has_work_for_stay() {
+        let names = |config: &VmmConfig| {
+            let crew = Crew::usual(Sandbox::Off).unwrap().of_use(config);
+            let names = crew.0.into_iter().map(|idle| idle.name);
+            names.collect::<Vec<_>>()
+        };
+        let mut config: VmmConfig = serde_json::from_value(serde_json::json!({
+            "version": jiffy_wire::vmm::VERSION,
+            "id": "crew",
+            "vcpus": 1,
+            "memory": { "size_mib": 64 },
+            "boot": { "kernel": "/kernel", "command_line": "" },
+        }))
+        .unwrap();
+        assert_eq!(names(&config), ["vcpu 0"]);
+        config.disks = vec![Disk {
+            note_reads: true,
+            ..Disk::default()
+        }];
+        assert_eq!(names(&config), ["vcpu 0"]);
+        config.disks.push(Disk::default());
+        assert_eq!(names(&config), ["vcpu 0", "block"]);
+    }
+
+    #[test]
+    fn what_devices_do_waits_until_they_may_begin_and_a_vcpu_does_not() {
+        let starter = starter(Crew::usual(Sandbox::Off).unwrap());
+        let (tell, told) = mpsc::channel();
+        let say = |what: &'static str| {
+            let tell = tell.clone();
+            move || tell.send(what).unwrap()
+        };
+        let device = Box::new(say("device"));
+        let device = starter.spawn(WorkerRole::Vsock, "vsock", device).unwrap();
+        let vcpu = say("vCPU");
+        let vcpu = starter
+            .for_vcpu("vcpu 0", Box::new(move |_| vcpu()))
+            .unwrap();
+        vcpu.join().unwrap();
+        starter.let_devices_begin();
+        device.join().unwrap();
+        assert_eq!(told.try_iter().collect::<Vec<_>>(), ["vCPU", "device"]);
+    }
+
+    #[test]
+    fn a_work_that_ends_badly_is_told_and_its_thread_used_no_more() {
+        let starter = starter(Crew::default());
+        starter.let_devices_begin();
+        let first = done_by(&starter, WorkerRole::Block);
+        let bad = Box::new(|| panic!("as asked"));
+        let job = starter.spawn(WorkerRole::Block, "block", bad).unwrap();
+        assert!(job.join().is_err());
+        assert_ne!(done_by(&starter, WorkerRole::Block), first);
     }
 }

@@ -389,6 +389,10 @@ pub struct Snapshot {
     pub memory: MemoryForm,
     /// Bytes that RAM takes on disk.
     pub memory_bytes: u64,
+    /// Bytes of RAM that it has in common with the snapshots it is built on,
+    /// as stored there. They stay as long as it does.
+    #[serde(default)]
+    pub shared_bytes: u64,
     /// Bytes of everything else: state and volumes, as far as they take room.
     pub other_bytes: u64,
     /// Its working set is stored first, and fetched before it is asked for.
@@ -397,6 +401,10 @@ pub struct Snapshot {
     /// Names of VMs that need it.
     #[serde(default)]
     pub used_by: Vec<String>,
+    /// Names of the snapshots that are built on its RAM. It may be removed
+    /// before they are; its RAM then stays for them.
+    #[serde(default)]
+    pub children: Vec<String>,
 }
 
 /// How a snapshot keeps RAM.
@@ -432,7 +440,8 @@ pub struct MemoryReport {
 /// How many chunks are kept in some way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkKind {
-    /// `zero`, `raw`, `lz4`, `zstd`, …
+    /// `zero`, `raw`, `lz4`, `zstd`, `zstd+dictionary`, `parent` (in what it is
+    /// built on) or `root` (in the root file system).
     pub kind: String,
     /// Chunks.
     pub chunks: u64,

@@ -8,7 +8,7 @@
 //! forgets it, and when the pager goes the VMM connects again (a new pager
 //! wakes all that wait, so that their faults are told to it anew). When the
 //! pager can serve a VM no longer (its image is damaged) or refuses the
-//! handshake, it says so with one [`PagerFailure`] as a line of JSON on the
+//! handshake, it says so with one [`PagerWord`] as a line of JSON on the
 //! connection and closes it: the VMM must end.
 //!
 //! On that connection the pager says, one JSON object a line:
@@ -42,11 +42,15 @@ pub struct Mapping {
     pub page_size_kib: u64,
 }
 
-/// Pager to VMM: the last line of a connection that cannot go on.
+/// Pager to VMM, one a line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PagerFailure {
-    /// One sentence.
-    pub failed: String,
+#[serde(rename_all = "snake_case")]
+pub enum PagerWord {
+    /// All that is not zero is in memory: faults need no pager any more.
+    Complete(bool),
+    /// A chunk can't be had, in one sentence: the last line of a connection
+    /// that cannot go on.
+    Failed(String),
 }
 
 /// Node to pager.
@@ -158,6 +162,9 @@ pub struct RegistryOrigin {
     /// Plain HTTP, for registries other than those on loopback.
     #[serde(default)]
     pub plain_http: bool,
+    /// PEM files of authorities that are believed beside the system's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub authorities: Vec<PathBuf>,
 }
 
 /// Pager to node.

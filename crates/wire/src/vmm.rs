@@ -6,6 +6,9 @@
 //! line, to the Unix socket `control`, which answers each with one line. The
 //! last thing a VMM writes is [`ExitRecord`], into `exit.json`.
 //!
+//! A spare VMM, `jiffy-vmm run --config PLACEHOLDER --spare-fd N`, does what
+//! needs no configuration and waits on that socket for a [`TakeSpare`].
+//!
 //! With [`VmmConfig::restore`] the VM is not booted but goes on where a
 //! captured one was ([`ControlRequest::Capture`]).
 
@@ -15,6 +18,23 @@ use std::path::PathBuf;
 
 /// The version written and the only one read.
 pub const VERSION: u32 = 1;
+
+/// To a spare VMM: be this VM. One message, JSON, with descriptors: standard
+/// output and error, events, then those that [`Source::Fd`] names as they would
+/// have been inherited, from 4 on ([`TakeSpare::FIRST_SOURCE`]).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TakeSpare {
+    /// The configuration's file, as long as the name on the command line: it
+    /// is put in its place there. Its folder becomes the working directory.
+    pub config: PathBuf,
+}
+
+impl TakeSpare {
+    /// The number by which a configuration names the first descriptor that
+    /// follows output and events.
+    pub const FIRST_SOURCE: i32 = 4;
+}
 
 /// A VM, as `jiffy-vmm` builds it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,6 +101,39 @@ pub struct Restore {
     /// [`ControlRequest::Begin`]: it waits for a configuration of its own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hold: bool,
+}
+
+impl Restore {
+    /// The numbers of all descriptors it names.
+    pub fn descriptors(&mut self) -> impl Iterator<Item = &mut i32> {
+        let (layers, layout) = match &mut self.memory {
+            SavedMemory::Mapped { layers, layout } => (layers.as_mut_slice(), layout.as_mut()),
+            SavedMemory::Paged { .. } => (&mut [][..], None),
+        };
+        let sources = layers.iter_mut().chain(layout).chain([&mut self.state]);
+        sources.filter_map(|source| match source {
+            Source::Fd(number) => Some(number),
+            Source::Path(_) => None,
+        })
+    }
+
+    /// Of what came with [`ControlResponse::Captured`], by number: to be left
+    /// open for the VMM. None if that is not all of it.
+    pub fn of_captured(fds: &[i32]) -> Option<Restore> {
+        let [state, layout, layers @ ..] = fds else {
+            return None;
+        };
+        Some(Restore {
+            state: Source::Fd(*state),
+            memory: SavedMemory::Mapped {
+                layers: layers.iter().copied().map(Source::Fd).collect(),
+                layout: Some(Source::Fd(*layout)),
+            },
+            prefault: Vec::new(),
+            generation: None,
+            hold: false,
+        })
+    }
 }
 
 /// A file, by name or as a descriptor left open for the VMM.
@@ -216,6 +269,10 @@ pub struct Disk {
     /// The file is a cache that is filled on demand; only for read-only disks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<Residency>,
+    /// Note what the guest reads of it, for [`ControlRequest::Reads`]; not of
+    /// one with a residency, whose pager does so.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub note_reads: bool,
 }
 
 /// How to have missing bytes of a disk put into its file
@@ -375,6 +432,9 @@ pub enum ControlRequest {
     /// Which pages the VM has written since it was last captured, or restored.
     /// Answered with `Written`.
     Written,
+    /// What the guest has read of the first disk whose reads are noted.
+    /// Answered with `Reads`.
+    Reads,
     /// How much memory the guest is to give back. Answered with `Balloon`.
     SetBalloon {
         /// MiB that the balloon shall hold.
@@ -415,10 +475,22 @@ pub enum ControlResponse {
     },
     /// Ranges of RAM, sorted.
     Written(Vec<Extent>),
+    /// Parts of a disk.
+    Reads(ReadUnits),
     /// The balloon.
     Balloon(BalloonStatus),
     /// Not done, and why.
     Error(String),
+}
+
+/// What was read of a disk.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadUnits {
+    /// Bytes of a unit.
+    pub unit: u32,
+    /// First unit and number of units of each row that was read, in the order
+    /// in which they were first read.
+    pub rows: Vec<(u32, u32)>,
 }
 
 /// The balloon and what the guest says of its memory.

@@ -66,7 +66,8 @@ fn name(argv: &[String], number: u32) -> Result<String> {
     name.cloned().context("the command names no VM")
 }
 
-fn to_first_byte(argv: &[String]) -> Result<(u64, Running)> {
+/// Spawns a command; the time to its first byte of output, and itself.
+pub(super) fn to_first_byte(argv: &[String]) -> Result<(u64, Running)> {
     let mut command = command(argv)?;
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let start = now_ns();
@@ -134,7 +135,7 @@ mod tests {
         let argv = ["/bin/sh", "-c", "echo no room >&2"].map(String::from);
         let error = to_first_byte(&argv).unwrap_err().to_string();
         assert!(error.contains("no room"), "{error}");
-        let argv = ["/bin/sh", "-c", "echo J; sleep 100"].map(String::from);
+        let argv = ["/bin/sh", "-c", "echo J; exec sleep 100"].map(String::from);
         assert!(to_first_byte(&argv).unwrap().0 > 0);
     }
 }

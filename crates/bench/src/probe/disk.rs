@@ -1,11 +1,12 @@
 //! How fast a guest reads its disk.
 
 use super::{DATA, Running, command, cpu_ns, kvm_counters, now_ns};
-use crate::disk::{BYTES, COLD_FILE, PIECE_SEQUENTIAL, RAM_DISK_MODULE, WARM_FILE};
+use crate::disk::{BYTES, COLD_FILE, MKFS, PIECE_SEQUENTIAL, RAM_DISK_MODULE, WARM_FILE, XFS_DISK};
 use crate::plan::{FAILURE, MARKER, Sample};
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -41,31 +42,70 @@ pub fn read(argv: &[String], warm: bool) -> Result<Sample> {
 pub fn create_root(bytes: u64) -> Result<Sample> {
     let path = Path::new(DATA).join("root.img");
     fs::create_dir_all(DATA)?;
+    made(&path, |file| format(file, bytes))
+}
+
+/// Makes a root disk by cloning an image, with some data in each of its block
+/// groups.
+pub fn clone_root(run: u32, bytes: u64) -> Result<Sample> {
+    const FOLDER: &str = "/bench/xfs";
+    const GROUP: u64 = 128 << 20;
+    let image = Path::new(FOLDER).join("image");
+    if run == 0 {
+        load_ram_disks()?;
+        succeed(Command::new(MKFS).args(["-q", "-m", "reflink=1", XFS_DISK]))?;
+        fs::create_dir_all(FOLDER)?;
+        succeed(Command::new("mount").args(["-t", "xfs", XFS_DISK, FOLDER]))?;
+        let file = new_file(&image)?;
+        format(&file, bytes)?;
+        let data = vec![b'J'; 2 << 20];
+        for group in 0..bytes / GROUP {
+            file.write_all_at(&data, group * GROUP + GROUP / 2)?;
+        }
+        file.sync_all()?;
+    }
+    made(&Path::new(FOLDER).join("root.img"), |file| {
+        rustix::fs::ioctl_ficlone(file, File::open(&image)?)?;
+        Ok(file.sync_all()?)
+    })
+}
+
+/// How long it takes to make a file, which is then removed.
+fn made(path: &Path, make: impl FnOnce(&File) -> Result<()>) -> Result<Sample> {
     let start = now_ns();
-    let mut options = jiffy_ext4::Options {
-        bytes,
-        label: "root".to_owned(),
-        created: start as u32,
-        ..jiffy_ext4::Options::default()
-    };
-    rustix::rand::getrandom(&mut options.uuid, rustix::rand::GetRandomFlags::empty())?;
-    rustix::rand::getrandom(
-        &mut options.hash_seed,
-        rustix::rand::GetRandomFlags::empty(),
-    )?;
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .open(&path)?;
-    jiffy_ext4::format(&file, &options)?;
+    let file = new_file(path)?;
+    make(&file)?;
     drop(file);
     let end = now_ns();
-    fs::remove_file(&path)?;
+    fs::remove_file(path)?;
     Ok(Sample {
         nanoseconds: end - start,
         ..Sample::default()
     })
+}
+
+fn new_file(path: &Path) -> Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create_new(true);
+    options
+        .open(path)
+        .with_context(|| path.display().to_string())
+}
+
+/// An empty file system, with names of its own.
+fn format(file: &File, bytes: u64) -> Result<()> {
+    let mut options = jiffy_ext4::Options {
+        bytes,
+        label: "root".to_owned(),
+        created: now_ns() as u32,
+        copies: false,
+        ..jiffy_ext4::Options::default()
+    };
+    for random in [&mut options.uuid, &mut options.hash_seed] {
+        rustix::rand::getrandom(random, rustix::rand::GetRandomFlags::empty())?;
+    }
+    jiffy_ext4::format(file, &options)?;
+    Ok(())
 }
 
 /// The guest's marks among its output.
@@ -107,9 +147,9 @@ impl<R: Read> Marks<R> {
 /// The file with its contents, in the page cache or not.
 fn prepare(warm: bool) -> Result<()> {
     let path = Path::new(if warm { WARM_FILE } else { COLD_FILE });
-    if !path.exists() {
+    if !is_filled(path) {
         if !warm {
-            load_ram_disk()?;
+            load_ram_disks()?;
         }
         let mut file = OpenOptions::new()
             .write(true)
@@ -139,14 +179,30 @@ fn prepare(warm: bool) -> Result<()> {
     Ok(())
 }
 
-fn load_ram_disk() -> Result<()> {
-    let kib = (BYTES + PIECE_SEQUENTIAL as u64) / 1024;
-    let status = Command::new("insmod")
-        .args([RAM_DISK_MODULE, "rd_nr=1", &format!("rd_size={kib}")])
-        .status()?;
-    if !status.success() {
-        bail!("the module of RAM disks can't be loaded");
+/// Its last piece has been written; no byte of one is 0.
+fn is_filled(path: &Path) -> bool {
+    let mut byte = [0];
+    let read = File::open(path).and_then(|file| file.read_exact_at(&mut byte, BYTES));
+    read.is_ok() && byte != [0]
+}
+
+/// One to be read cold, and one for a file system; their memory is taken as they
+/// are written to.
+fn load_ram_disks() -> Result<()> {
+    if Path::new(COLD_FILE).exists() {
+        return Ok(());
     }
+    let kib = 512 << 10;
+    succeed(Command::new("insmod").args([RAM_DISK_MODULE, "rd_nr=2", &format!("rd_size={kib}")]))?;
     let _ = File::open(COLD_FILE).with_context(|| COLD_FILE)?;
+    Ok(())
+}
+
+fn succeed(command: &mut Command) -> Result<()> {
+    let output = command.output().with_context(|| format!("{command:?}"))?;
+    if !output.status.success() {
+        let message = String::from_utf8_lossy(&output.stderr);
+        bail!("{command:?}: {}", message.trim());
+    }
     Ok(())
 }

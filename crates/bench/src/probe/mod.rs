@@ -1,15 +1,17 @@
-//! Runs a plan inside the machine.
+//! Runs a case inside the machine.
 //!
 //! Nothing here may wait for a tick or a disk while the clock runs: a marker
 //! is read from a pipe, counters are read after it.
 
 mod at_once;
 mod disk;
+mod firecracker;
+mod image;
 mod lazy;
 mod node;
 mod restore;
 
-use crate::plan::{Case, Kind, MARKER, Outcome, Plan, Sample};
+use crate::plan::{Case, Kind, MARKER, Outcome, Sample};
 use anyhow::{Context, Result, bail};
 use jiffy_wire::timeline::Timeline;
 use jiffy_wire::vmm::VmmEvent;
@@ -23,49 +25,60 @@ use std::process::{Child, Command, Stdio};
 /// Where the node keeps its data in the machine.
 const DATA: &str = "/var/lib/jiffy";
 
-/// Runs every case; one that fails says so and the next goes on.
+/// Runs a case; the outcome of one that fails says so.
 ///
 /// A machine without a data disk keeps the node's data in its root, a tmpfs of
 /// small pages; where snapshots lie on XFS the page cache has large ones.
-pub fn run(plan: &Plan) -> Vec<Outcome> {
+pub fn run(case: &Case) -> Outcome {
     if let Err(error) = restore::huge_tmpfs(DATA) {
         eprintln!("{DATA}: {error:#}");
     }
-    plan.cases.iter().map(run_case).collect()
-}
-
-fn run_case(case: &Case) -> Outcome {
-    let mut outcome = Outcome {
-        name: case.name.clone(),
-        monitor: case.monitor.clone(),
-        samples: Vec::new(),
-        failure: None,
-    };
+    let mut samples = Vec::new();
     let mut stage = None;
     for run in 0..case.warm_up + case.runs {
         match run_once(&case.kind, run, &mut stage) {
             Ok(_) if run < case.warm_up => {}
-            Ok(samples) => outcome.samples.extend(samples),
-            Err(error) => {
-                outcome.samples.clear();
-                outcome.failure = Some(format!("run {run}: {error:#}"));
-                break;
-            }
+            Ok(more) => samples.extend(more),
+            Err(error) => return Outcome::failed(case, format!("run {run}: {error:#}")),
         }
     }
-    outcome
+    Outcome {
+        name: case.name.clone(),
+        monitor: case.monitor.clone(),
+        samples,
+        failure: None,
+    }
 }
 
 fn run_once(kind: &Kind, run: u32, stage: &mut Option<Stage>) -> Result<Vec<Sample>> {
     let sample = match kind {
-        Kind::Restore { config } => restore::restore(Stage::of(stage, config)?),
+        Kind::Restore { config, spare } => restore::restore(Stage::of(stage, config)?, *spare),
         Kind::Lazy { config, optimised } => restore::lazy(Stage::of(stage, config)?, *optimised),
+        Kind::FirecrackerRestore {
+            program,
+            kernel,
+            initramfs,
+            command_line,
+            ram_mib,
+        } => {
+            if run == 0 {
+                firecracker::prepare(&firecracker::Guest {
+                    program,
+                    kernel,
+                    initramfs,
+                    command_line,
+                    ram_mib: *ram_mib,
+                })?;
+            }
+            firecracker::restore(program)
+        }
         Kind::Fork { config } => restore::fork(Stage::of(stage, config)?),
         Kind::Pause { config } => restore::pause(config),
         Kind::SnapshotBytes => node::snapshot_bytes(run),
         Kind::CloneMemory => node::clone_memory(run),
         Kind::Disk { argv, warm } => disk::read(argv, *warm),
         Kind::CreateRoot { bytes } => disk::create_root(*bytes),
+        Kind::CloneRoot { bytes } => disk::clone_root(run, *bytes),
         Kind::ToMarker { argv, ram_mib } => to_marker(&fill_in(argv, run), *ram_mib),
         Kind::AtOnce {
             count,
@@ -78,14 +91,20 @@ fn run_once(kind: &Kind, run: u32, stage: &mut Option<Stage>) -> Result<Vec<Samp
             }
             return at_once::run(*count, run * count, argv, after);
         }
+        Kind::FirstAnswer { reference, bytes } => image::first_answer(run, reference, *bytes),
         Kind::ToExit {
+            pull,
             once,
             argv,
             timeline,
             after,
         } => {
+            let reference = pull.as_ref().filter(|_| run == 0);
+            let registry = reference.map(|reference| image::pull(reference));
+            let registry = registry.transpose()?;
             if let Some(once) = once.as_ref().filter(|_| run > 0) {
                 wait_for(&fill_in(once, run))?;
+                until_idle()?;
             }
             let mut sample = to_exit(&fill_in(argv, run))?;
             if let Some(argv) = timeline {
@@ -93,6 +112,10 @@ fn run_once(kind: &Kind, run: u32, stage: &mut Option<Stage>) -> Result<Vec<Samp
             }
             if let Some(argv) = after {
                 command(&fill_in(argv, run))?.output()?;
+            }
+            if let (Some(_needed), Some(once)) = (registry, once) {
+                // What a start reads of an image is fetched by now.
+                wait_for(&fill_in(once, run))?;
             }
             Ok(sample)
         }
@@ -119,7 +142,7 @@ fn now_ns() -> u64 {
 
 /// Ends the child it holds, whatever happens.
 #[derive(Debug)]
-struct Running(Child);
+pub struct Running(pub Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -201,6 +224,38 @@ fn wait_for(argv: &[String]) -> Result<()> {
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
     Ok(())
+}
+
+/// Waits until the machine has had nothing to do for a moment: what the node
+/// makes ready for the next run is then ready.
+fn until_idle() -> Result<()> {
+    let until = now_ns() + 60_000_000_000;
+    loop {
+        let before = cpu_ticks()?;
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        let after = cpu_ticks()?;
+        let (idle, all) = (after.0 - before.0, after.1 - before.1);
+        if idle * 20 >= all * 19 {
+            return Ok(());
+        }
+        if now_ns() > until {
+            bail!("the machine never has nothing to do");
+        }
+    }
+}
+
+/// Ticks in which the machine was idle, and all (proc(5), stat).
+fn cpu_ticks() -> Result<(u64, u64)> {
+    let text = fs::read_to_string("/proc/stat")?;
+    let line = text.lines().next().context("/proc/stat")?;
+    let ticks: Vec<u64> = line
+        .split_whitespace()
+        .skip(1)
+        .map(str::parse)
+        .collect::<Result<_, _>>()?;
+    let idle = ticks.get(3).context("/proc/stat")?;
+    // Of guests: they are counted as the user's, too.
+    Ok((*idle, ticks.iter().take(8).sum()))
 }
 
 fn to_exit(argv: &[String]) -> Result<Sample> {
@@ -316,7 +371,8 @@ mod tests {
     #[test]
     fn a_marker_is_waited_for_and_a_program_that_never_writes_it_is_named() {
         let sh = |script: &str| vec!["/bin/sh".to_string(), "-c".into(), script.into()];
-        let sample = to_marker(&sh("sleep 0.05; echo booting; echo J; sleep 100"), 128).unwrap();
+        let sample =
+            to_marker(&sh("sleep 0.05; echo booting; echo J; exec sleep 100"), 128).unwrap();
         assert!(sample.nanoseconds > 50_000_000);
         assert!(sample.counters["rss_outside_ram"] > 0);
         let error = to_marker(&sh("echo no kvm >&2"), 128)

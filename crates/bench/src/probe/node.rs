@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-const JIFFY: &str = "/bin/jiffy";
+pub const JIFFY: &str = "/bin/jiffy";
 /// How long a guest has had nothing to do when it counts as idle.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -93,7 +93,7 @@ fn output(words: &[&str]) -> Result<Output> {
     command.output().context(JIFFY)
 }
 
-fn jiffy(words: &[&str]) -> Result<Vec<u8>> {
+pub fn jiffy(words: &[&str]) -> Result<Vec<u8>> {
     let output = output(words)?;
     ensure!(
         output.status.success(),

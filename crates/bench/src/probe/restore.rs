@@ -4,20 +4,22 @@ use super::lazy::Pager;
 use super::{Running, event_spans, kvm_counters, now_ns};
 use crate::plan::{MARKER, Sample};
 use anyhow::{Context, Result, bail};
-use jiffy_sys::fds::recv_with_fds;
+use jiffy_sys::ahead;
+use jiffy_sys::fds::send_with_fds;
+use jiffy_testkit::monitor::{self, Captured};
 use jiffy_wire::timeline::names;
 use jiffy_wire::vmm::{
-    ControlRequest, ControlResponse, Extent, Restore, SavedMemory, Source, VmmConfig, VmmEvent,
+    ControlRequest, ControlResponse, Extent, Restore, SavedMemory, Source, TakeSpare, VmmConfig,
+    VmmEvent,
 };
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const VMM: &str = "/lib/jiffy/jiffy-vmm";
 /// A tmpfs that keeps files in huge pages, as the page cache of XFS does with
@@ -41,12 +43,6 @@ pub enum Memory {
     Mapped,
     /// A pager that listens there.
     Paged(PathBuf),
-}
-
-/// What a capture hands over.
-struct Captured {
-    pause_ns: u64,
-    fds: Vec<OwnedFd>,
 }
 
 impl Stage {
@@ -89,10 +85,13 @@ impl Stage {
     }
 }
 
-/// One restore from the files.
-pub fn restore(stage: &mut Stage) -> Result<Sample> {
+/// One restore from the files, by a VMM that is spawned, or that was before.
+pub fn restore(stage: &mut Stage, spare: bool) -> Result<Sample> {
     stage.end_parent();
-    Ok(timed(stage, &Memory::Mapped)?.0)
+    match spare {
+        true => restore_by_spare(stage),
+        false => Ok(timed(stage, &Memory::Mapped)?.0),
+    }
 }
 
 /// One restore by a pager.
@@ -105,8 +104,8 @@ pub fn lazy(stage: &mut Stage, optimised: bool) -> Result<Sample> {
     pager.restore(stage)
 }
 
-/// A restore to the marker, and what it restored.
-pub fn timed(stage: &Stage, memory: &Memory) -> Result<(Sample, Running)> {
+/// The configuration of a restore.
+fn restored(stage: &Stage, memory: &Memory) -> VmmConfig {
     let mut config = stage.config.clone();
     config.control = None;
     config.restore = Some(Restore {
@@ -127,6 +126,12 @@ pub fn timed(stage: &Stage, memory: &Memory) -> Result<(Sample, Running)> {
         generation: None,
         hold: false,
     });
+    config
+}
+
+/// A restore to the marker, and what it restored.
+pub fn timed(stage: &Stage, memory: &Memory) -> Result<(Sample, Running)> {
+    let config = restored(stage, memory);
     fs::write(CONFIG, serde_json::to_vec(&config)?)?;
     let (events, events_end) = rustix::pipe::pipe()?;
     let start = now_ns();
@@ -148,56 +153,113 @@ fn spans_so_far(events: OwnedFd, start: u64) -> Result<BTreeMap<String, u64>> {
     Ok(event_spans(File::from(events).take(length), start))
 }
 
-/// One fork of the running parent.
+fn restore_by_spare(stage: &Stage) -> Result<Sample> {
+    let config = restored(stage, &Memory::Mapped);
+    let spare = Spare::ready()?;
+    let start = now_ns();
+    fs::write(CONFIG, serde_json::to_vec(&config)?)?;
+    spare.take(&[])?.until_resumed(start)
+}
+
+/// One fork of the running parent, whose child is a VMM that was there before:
+/// the node keeps one.
 pub fn fork(stage: &mut Stage) -> Result<Sample> {
     let mut config = stage.config.clone();
     config.control = None;
     if let Some(vsock) = &mut config.vsock {
         vsock.path = "/tmp/bench-vsock-child.sock".into();
     }
-    let (events, events_end) = rustix::pipe::pipe()?;
+    let spare = Spare::ready()?;
     let start = now_ns();
     let captured = capture(&stage.config, &mut stage.parent)?;
-    let [state, layout, layers @ ..] = captured.fds.as_slice() else {
-        bail!("{} descriptors were captured", captured.fds.len());
-    };
-    for fd in &captured.fds {
-        rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?;
-    }
-    let source = |fd: &OwnedFd| Source::Fd(fd.as_raw_fd());
-    config.restore = Some(Restore {
-        state: source(state),
-        memory: SavedMemory::Mapped {
-            layers: layers.iter().map(source).collect(),
-            layout: Some(source(layout)),
-        },
-        prefault: Vec::new(),
-        generation: None,
-        hold: false,
-    });
+    config.restore = Some(captured.for_spare()?);
     fs::write(CONFIG, serde_json::to_vec(&config)?)?;
-    let mut child = spawn(CONFIG, &events_end)?;
-    drop(events_end);
-    let mut spans = BTreeMap::from([(names::PAUSE.to_owned(), captured.pause_ns)]);
-    let mut resumed = None;
-    for line in BufReader::new(File::from(events)).lines() {
-        if let VmmEvent::Span { name, start_ns, .. } = serde_json::from_str(&line?)?
-            && name == names::VCPUS_RESUMED
-        {
-            resumed = Some(start_ns);
-            break;
-        }
+    let mut sample = spare.take(&captured.fds)?.until_resumed(start)?;
+    sample
+        .spans
+        .insert(names::PAUSE.to_owned(), captured.pause_ns);
+    Ok(sample)
+}
+
+/// A VMM that waits to be told what it is.
+struct Spare {
+    socket: OwnedFd,
+    process: Running,
+}
+
+impl Spare {
+    /// One that has done all it can do ahead.
+    fn ready() -> Result<Spare> {
+        let (socket, theirs) = ahead::pair()?;
+        rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty())?;
+        let number = theirs.as_raw_fd().to_string();
+        let process = Command::new(VMM)
+            .args(["run", "--config", CONFIG, "--spare-fd", &number])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()?;
+        // Nothing else runs: it comes as far as it can.
+        std::thread::sleep(Duration::from_millis(100));
+        Ok(Spare {
+            socket,
+            process: Running(process),
+        })
     }
-    let Some(resumed) = resumed else {
-        bail!("the child ended early: {}", complaint(&mut child.0));
-    };
-    drop(child);
-    spans.insert(names::VCPUS_RESUMED.to_owned(), resumed - start);
-    Ok(Sample {
-        nanoseconds: resumed - start,
-        counters: BTreeMap::new(),
-        spans,
-    })
+
+    /// Has it be the VM of [`CONFIG`].
+    fn take(self, sources: &[OwnedFd]) -> Result<Taken> {
+        let (events, events_end) = rustix::pipe::pipe()?;
+        let (output, output_end) = rustix::pipe::pipe()?;
+        let take = serde_json::to_vec(&TakeSpare {
+            config: CONFIG.into(),
+        })?;
+        let mut descriptors = vec![output_end.as_fd(), events_end.as_fd()];
+        descriptors.extend(sources.iter().map(AsFd::as_fd));
+        send_with_fds(&self.socket, &take, &descriptors)?;
+        Ok(Taken {
+            _process: self.process,
+            events: events.into(),
+            output: output.into(),
+        })
+    }
+}
+
+/// What was a spare.
+struct Taken {
+    _process: Running,
+    events: File,
+    output: File,
+}
+
+impl Taken {
+    /// Waits until its vCPUs go on.
+    fn until_resumed(self, start: u64) -> Result<Sample> {
+        let mut spans = BTreeMap::new();
+        for line in BufReader::new(self.events).lines() {
+            let VmmEvent::Span {
+                name,
+                start_ns,
+                end_ns,
+                ..
+            } = serde_json::from_str(&line?)?
+            else {
+                continue;
+            };
+            let from = if start_ns == end_ns { start } else { start_ns };
+            let resumed = name == names::VCPUS_RESUMED;
+            spans.insert(name, end_ns - from);
+            if resumed {
+                return Ok(Sample {
+                    nanoseconds: end_ns - start,
+                    counters: BTreeMap::new(),
+                    spans,
+                });
+            }
+        }
+        let mut message = String::new();
+        let _ = self.output.take(4096).read_to_string(&mut message);
+        bail!("it ended early: {}", message.trim());
+    }
 }
 
 /// One boot and capture.
@@ -256,50 +318,20 @@ fn complaint(child: &mut Child) -> String {
 }
 
 fn capture(config: &VmmConfig, parent: &mut Running) -> Result<Captured> {
-    let mut fds = Vec::new();
-    let request = ControlRequest::Capture { resume: true };
-    let answer = ask(config, request, &mut fds).with_context(|| complaint(&mut parent.0))?;
-    match answer {
-        ControlResponse::Captured { pause_ns, .. } => Ok(Captured { pause_ns, fds }),
-        other => bail!("{other:?}"),
-    }
+    monitor::capture(control(config)?, true).with_context(|| complaint(&mut parent.0))
 }
 
 /// What the VM has written in its first milliseconds after the capture.
 fn written(config: &VmmConfig) -> Result<Vec<Extent>> {
     std::thread::sleep(Duration::from_millis(20));
-    match ask(config, ControlRequest::Written, &mut Vec::new())? {
+    match monitor::ask(control(config)?, &ControlRequest::Written, &mut Vec::new())? {
         ControlResponse::Written(extents) => Ok(extents),
         other => bail!("{other:?}"),
     }
 }
 
-fn ask(
-    config: &VmmConfig,
-    request: ControlRequest,
-    fds: &mut Vec<OwnedFd>,
-) -> Result<ControlResponse> {
-    let path = config.control.as_ref().context("a control socket")?;
-    let until = Instant::now() + Duration::from_secs(10);
-    let mut stream = loop {
-        match UnixStream::connect(path) {
-            Ok(stream) => break stream,
-            Err(error) if Instant::now() > until => return Err(error.into()),
-            Err(_) => std::thread::yield_now(),
-        }
-    };
-    let mut line = serde_json::to_vec(&request)?;
-    line.push(b'\n');
-    stream.write_all(&line)?;
-    let mut answer = Vec::new();
-    let mut piece = vec![0; 64 << 10];
-    while !answer.ends_with(b"\n") {
-        match recv_with_fds(&stream, &mut piece, fds)? {
-            0 => bail!("the monitor ended while it was asked"),
-            count => answer.extend_from_slice(&piece[..count]),
-        }
-    }
-    Ok(serde_json::from_slice(&answer)?)
+fn control(config: &VmmConfig) -> Result<&Path> {
+    config.control.as_deref().context("no control socket")
 }
 
 fn contents(fd: &OwnedFd) -> Result<Vec<u8>> {

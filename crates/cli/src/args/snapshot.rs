@@ -12,9 +12,9 @@ pub struct Vms {
     pub vms: Vec<String>,
 }
 
-/// `jiffy hibernate`
+/// `--timeline`
 #[derive(Debug, Args)]
-pub struct Hibernate {
+pub struct ShowTimeline {
     /// Show on stderr where the time went, or write it to a file
     #[arg(
         long,
@@ -25,6 +25,13 @@ pub struct Hibernate {
         value_parser = timeline_output
     )]
     pub timeline: Option<TimelineOutput>,
+}
+
+/// `jiffy hibernate`
+#[derive(Debug, Args)]
+pub struct Hibernate {
+    #[command(flatten)]
+    pub show: ShowTimeline,
     /// Names, ids or beginnings of ids
     #[arg(required = true, value_name = "VM")]
     pub vms: Vec<String>,
@@ -40,16 +47,8 @@ pub struct Fork {
     /// The child's name; several are called NAME-1, NAME-2, …
     #[arg(long)]
     pub name: Option<String>,
-    /// Show on stderr where the time went, or write it to a file
-    #[arg(
-        long,
-        value_name = "FORMAT[:FILE]",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "table",
-        value_parser = timeline_output
-    )]
-    pub timeline: Option<TimelineOutput>,
+    #[command(flatten)]
+    pub show: ShowTimeline,
     /// Output: the children's names, or json
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub format: Option<JsonFormat>,
@@ -73,16 +72,8 @@ pub enum Snapshot {
         /// End the VM once it is captured
         #[arg(long)]
         stop: bool,
-        /// Show on stderr where the time went, or write it to a file
-        #[arg(
-            long,
-            value_name = "FORMAT[:FILE]",
-            num_args = 0..=1,
-            require_equals = true,
-            default_missing_value = "table",
-            value_parser = timeline_output
-        )]
-        timeline: Option<TimelineOutput>,
+        #[command(flatten)]
+        show: ShowTimeline,
         /// Output: the name, or json
         #[arg(long, value_enum, value_name = "FORMAT")]
         format: Option<JsonFormat>,

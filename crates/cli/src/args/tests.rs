@@ -336,7 +336,7 @@ fn a_fork_has_children() {
         panic!()
     };
     assert_eq!((fork.count, fork.name.as_deref()), (Some(3), Some("child")));
-    assert_eq!(fork.timeline.unwrap().format, TimelineFormat::Json);
+    assert_eq!(fork.show.timeline.unwrap().format, TimelineFormat::Json);
     assert!(refuse("jiffy fork box -n 0").contains("0"));
     assert!(refuse("jiffy fork box -n 1001").contains("1001"));
     for verb in ["pause", "resume", "hibernate", "wake"] {

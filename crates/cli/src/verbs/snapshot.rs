@@ -3,8 +3,8 @@
 use super::Context;
 use super::context::{show, show_json};
 use super::vms::{each, path};
-use crate::args::snapshot::{Fork, Hibernate, Snapshot, Vms};
-use crate::args::{JsonFormat, ListFormat, TimelineOutput};
+use crate::args::snapshot::{Fork, Hibernate, ShowTimeline, Snapshot, Vms};
+use crate::args::{JsonFormat, ListFormat};
 use crate::client::{Client, encoded};
 use crate::failure::{Failure, Outcome, Result};
 use crate::render::{Table, age, now, size};
@@ -37,7 +37,7 @@ pub async fn hibernate(context: &Context, hibernate: Hibernate) -> Result<Outcom
     each(&hibernate.vms, async |vm| {
         let slept: Hibernated = client.post(&path(vm, "/hibernate")).await?;
         show(&format!("{vm}\n"))?;
-        show_timeline(&client, slept.timeline, hibernate.timeline.as_ref()).await
+        show_timeline(&client, slept.timeline, &hibernate.show).await
     })
     .await
 }
@@ -57,7 +57,7 @@ pub async fn fork(context: &Context, fork: Fork) -> Result<Outcome> {
             show(&names.collect::<String>())?;
         }
     }
-    show_timeline(&client, forked.timeline, fork.timeline.as_ref()).await?;
+    show_timeline(&client, forked.timeline, &fork.show).await?;
     Ok(Outcome::Done)
 }
 
@@ -67,7 +67,7 @@ pub async fn snapshot(context: &Context, snapshot: Snapshot) -> Result<Outcome> 
     match snapshot {
         Snapshot::Create {
             stop,
-            timeline,
+            show: show_on,
             format,
             vm,
             name,
@@ -78,13 +78,18 @@ pub async fn snapshot(context: &Context, snapshot: Snapshot) -> Result<Outcome> 
                 Some(JsonFormat::Json) => show_json(&made)?,
                 None => show(&format!("{}\n", made.snapshot.name))?,
             }
-            show_timeline(&client, made.timeline, timeline.as_ref()).await?;
+            show_timeline(&client, made.timeline, &show_on).await?;
             Ok(Outcome::Done)
         }
         Snapshot::Ls { all, format } => list(&client, all, format).await,
         Snapshot::Rm { names } => {
             each(&names, async |name| {
+                // Of one that can't be read nothing is known, but it can go.
+                let kept = get(&client, name).await.ok().and_then(kept_for);
                 client.delete(&snapshot_path(name, "")).await?;
+                if let Some(kept) = kept {
+                    eprintln!("jiffy: {kept}");
+                }
                 show(&format!("{name}\n"))
             })
             .await
@@ -121,12 +126,10 @@ fn snapshot_path(name: &str, rest: &str) -> String {
     format!("/v1/snapshots/{}{rest}", encoded(name))
 }
 
-async fn show_timeline(
-    client: &Client,
-    timeline: Timeline,
-    wanted: Option<&TimelineOutput>,
-) -> Result<()> {
-    let Some(wanted) = wanted else { return Ok(()) };
+async fn show_timeline(client: &Client, timeline: Timeline, wanted: &ShowTimeline) -> Result<()> {
+    let Some(wanted) = &wanted.timeline else {
+        return Ok(());
+    };
     let mut timeline = on_our_clock(client, timeline).await?;
     timeline.sort();
     super::timeline::write(&timeline, wanted)
@@ -174,6 +177,18 @@ async fn inspect(client: &Client, name: &str, map: bool, format: ListFormat) -> 
     Ok(Outcome::Done)
 }
 
+/// What of a snapshot stays for others when it is removed.
+fn kept_for(snapshot: api::Snapshot) -> Option<String> {
+    let children = snapshot.children.join(", ");
+    (!children.is_empty()).then(|| {
+        format!(
+            "{} of memory of the snapshot {} stay on disk for what is built on it: {children}",
+            size(snapshot.memory_bytes),
+            snapshot.name
+        )
+    })
+}
+
 fn summary(snapshot: &api::Snapshot, report: &MemoryReport) -> String {
     let mut facts = Table::new(["SNAPSHOT", &snapshot.name]);
     let mut fact = |name: &str, value: String| facts.row([name.to_owned(), value]);
@@ -215,6 +230,15 @@ fn summary(snapshot: &api::Snapshot, report: &MemoryReport) -> String {
             ratio(report.size, report.file_bytes),
         ),
     );
+    if snapshot.shared_bytes > 0 {
+        fact(
+            "built on",
+            format!("{} of earlier snapshots", size(snapshot.shared_bytes)),
+        );
+    }
+    if !snapshot.children.is_empty() {
+        fact("built on it", snapshot.children.join(", "));
+    }
     fact(
         "tables read in",
         format!("{:.3} ms", report.load_ns as f64 / 1e6),

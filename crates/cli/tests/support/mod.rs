@@ -232,13 +232,17 @@ impl Peer {
 
     /// The next message; none at the end of the connection.
     pub fn receive<T: DeserializeOwned>(&mut self) -> Option<T> {
+        self.try_receive().expect("jiffy is slow")
+    }
+
+    fn try_receive<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         loop {
             if let Some(message) = self.decoder.next().unwrap() {
-                return Some(message);
+                return Ok(Some(message));
             }
             let mut buffer = [0; 4096];
-            match self.stream.read(&mut buffer).expect("jiffy is slow") {
-                0 => return None,
+            match self.stream.read(&mut buffer)? {
+                0 => return Ok(None),
                 count => self.decoder.push(&buffer[..count]),
             }
         }
@@ -265,6 +269,24 @@ impl Peer {
                 None => panic!("no signal came"),
             }
         }
+    }
+
+    /// The next signal; this is done again and again until it comes.
+    pub fn signal_while(&mut self, mut again: impl FnMut(&mut Peer)) -> i32 {
+        let pause = Duration::from_millis(20);
+        self.stream.set_read_timeout(Some(pause)).unwrap();
+        let begun = Instant::now();
+        let signal = loop {
+            again(self);
+            match self.try_receive() {
+                Ok(Some(ExecInput::Signal(signal))) => break signal,
+                Ok(Some(_)) => {}
+                Ok(None) => panic!("no signal came"),
+                Err(_) => assert!(begun.elapsed() < PATIENCE, "jiffy is slow"),
+            }
+        };
+        self.stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        signal
     }
 }
 

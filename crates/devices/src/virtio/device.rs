@@ -2,9 +2,10 @@
 //! the VMM that owns the threads.
 
 use crate::GuestMemory;
+use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use thiserror::Error;
 use virtio_queue::Queue;
 use vmm_sys_util::eventfd::EventFd;
@@ -40,7 +41,7 @@ pub trait VirtioDevice: Send {
     /// requests may have been waiting when the VM was paused or saved.
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError>;
 
-    /// Stops work: returns after the device's threads ended and no request is
+    /// Stops work: returns after the device's jobs ended and no request is
     /// being touched. The queues come back with their positions, for a later
     /// `activate` (pause, snapshot) or to be dropped (reset).
     fn deactivate(&mut self) -> Vec<ActiveQueue>;
@@ -146,15 +147,42 @@ pub enum WorkerRole {
     Vsock,
 }
 
-/// Starts the threads devices ask for, in the sandbox of their role.
+/// Has work done on threads, in the sandbox of their role.
 pub trait Workers: Send + Sync {
-    /// Starts `body` on a thread of that role.
+    /// Has `body` done on a thread of that role.
     fn spawn(
         &self,
         role: WorkerRole,
         name: &str,
         body: Box<dyn FnOnce() + Send>,
-    ) -> io::Result<JoinHandle<()>>;
+    ) -> io::Result<Job>;
+}
+
+/// Work that was given to a thread. Its thread may do other work later.
+pub struct Job(Box<dyn FnOnce() -> thread::Result<()> + Send>);
+
+impl Job {
+    /// `wait` returns when the work has ended, and says whether well.
+    pub fn new(wait: impl FnOnce() -> thread::Result<()> + Send + 'static) -> Job {
+        Job(Box::new(wait))
+    }
+
+    /// Waits for its end; an error if it panicked.
+    pub fn join(self) -> thread::Result<()> {
+        (self.0)()
+    }
+}
+
+impl From<JoinHandle<()>> for Job {
+    fn from(thread: JoinHandle<()>) -> Job {
+        Job::new(move || thread.join())
+    }
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Job")
+    }
 }
 
 /// A device could not start work; the transport sets DEVICE_NEEDS_RESET.

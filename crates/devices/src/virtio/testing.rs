@@ -1,11 +1,10 @@
 //! The driver's side, for tests and fuzzing: rings in real guest memory, an
 //! interrupt that counts, and threads without a sandbox.
 
-use super::device::{Activation, ActiveQueue, Interrupt, VirtioDevice, WorkerRole, Workers};
+use super::device::{Activation, ActiveQueue, Interrupt, Job, VirtioDevice, WorkerRole, Workers};
 use crate::GuestMemory;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
@@ -382,10 +381,11 @@ impl Workers for ThreadWorkers {
         _role: WorkerRole,
         name: &str,
         body: Box<dyn FnOnce() + Send>,
-    ) -> io::Result<JoinHandle<()>> {
+    ) -> io::Result<Job> {
         std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(body)
+            .map(Job::from)
     }
 }
 

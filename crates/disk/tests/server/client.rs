@@ -6,7 +6,7 @@ use jiffy_devices::virtio::testing::DriverQueue;
 use jiffy_sys::fds::send_with_fds;
 use jiffy_sys::memfd::{self, Pages};
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -125,12 +125,23 @@ pub struct Monitor {
 
 impl Monitor {
     pub fn send(&mut self, request: u32, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        self.try_send(request, flags, payload, fds).unwrap();
+    }
+
+    /// It fails if the other side has closed by now.
+    pub fn try_send(
+        &mut self,
+        request: u32,
+        flags: u32,
+        payload: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
         let mut bytes = Vec::new();
         for word in [request, VERSION | flags, payload.len() as u32] {
             bytes.extend(word.to_le_bytes());
         }
         bytes.extend_from_slice(payload);
-        send_with_fds(&self.stream, &bytes, fds).unwrap();
+        send_with_fds(&self.stream, &bytes, fds)
     }
 
     pub fn receive(&mut self) -> Vec<u8> {

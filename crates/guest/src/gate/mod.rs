@@ -97,16 +97,25 @@ pub fn take_on(
         syscalls::set_realtime(realtime_ns.saturating_add(elapsed))
             .map_err(|error| format!("it cannot be set: {}", reason(error)))
     })?;
-    boot::machine_id(id, report);
-    // Unless a program has run, nobody has asked for the boot id, and the
-    // kernel will make one up when somebody does.
-    if process::any_was_started() && !old.rehearsal {
-        must(report, "boot id", |_| boot_id::cover(id))?;
+    if !is_same_vm(old, arrival.config.as_ref()) {
+        boot::machine_id(id, report);
+        // Unless a program has run, nobody has asked for the boot id, and the
+        // kernel will make one up when somebody does.
+        if process::any_was_started() && !old.rehearsal {
+            must(report, "boot id", |_| boot_id::cover(id))?;
+        }
     }
     if let Some(new) = &arrival.config {
         boot::renew(old, new, teardown, report);
     }
     Ok(())
+}
+
+/// Has the VM slept? Of what goes on from any other memory the host makes
+/// another VM, with an id of its own. One that slept is the machine it was, and
+/// its boot is the same; only time has passed, and its randomness lay on a disk.
+fn is_same_vm(old: &GuestConfig, new: Option<&GuestConfig>) -> bool {
+    new.is_some_and(|new| !new.vm_id.is_empty() && new.vm_id == old.vm_id)
 }
 
 /// A step without which the guest must not go on.

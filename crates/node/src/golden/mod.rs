@@ -9,6 +9,11 @@
 //! its digest) and shape. A changed kernel or image has another key, so that
 //! an outdated snapshot is never found, and it is removed when the one in its
 //! place is made.
+//!
+//! Of an image of which only parts are here the snapshot has no file of the root
+//! file system: whoever goes on from it reads the image as one that boots does,
+//! as it is there then, and what is missing comes when it is read. It is found
+//! by its image only, and removed with it.
 
 pub mod standby;
 
@@ -18,8 +23,8 @@ use crate::node::Node;
 use crate::snapshots::remove_whole;
 use crate::snapshots::saved::Saved;
 use crate::vm::VmHandle;
-use crate::vm::record::Spec;
-use crate::vm::start::{Beginning, Handle, Restoring, SavedRam, command_line};
+use crate::vm::record::{Root, Spec};
+use crate::vm::start::{Beginning, Handle, Restoring, command_line};
 use crate::{cpu, spec};
 use jiffy_wire::api::{Origin, Pruned, VmState};
 use standby::{Standby, Wanted};
@@ -89,6 +94,10 @@ impl Goldens {
                 continue;
             }
             match Saved::open(entry.path()) {
+                // The daemon that made it was stopped before it was tried.
+                Ok(saved) if !saved.was_tried() => {
+                    self.discard(&entry.path(), "it was never tried");
+                }
                 Ok(saved) if cpu::missing(&saved.manifest.cpu_features).is_empty() => {
                     digests.remember(&saved.manifest.files);
                     self.lock().by_key.insert(key, Arc::new(saved));
@@ -186,6 +195,11 @@ impl Goldens {
         self.lock().coming = Some(id.to_owned());
     }
 
+    /// It could not be made.
+    fn does_not_come(&self) {
+        self.lock().coming = None;
+    }
+
     /// The snapshot to make a standby from, if there shall be one.
     fn lacks_standby(&self, key: &str) -> Option<Arc<Saved>> {
         let mut index = self.lock();
@@ -194,6 +208,11 @@ impl Goldens {
         (self.room > 0 && !has)
             .then(|| index.by_key.get(key).cloned())
             .flatten()
+    }
+
+    /// Lets go of standbys that died.
+    fn bury_standbys(&self) {
+        self.lock().standbys.retain(|(_, standby)| standby.lives());
     }
 
     /// Keeps a standby, unless its snapshot is gone by now; the one wanted
@@ -208,6 +227,25 @@ impl Goldens {
         index.standbys.push((key, standby));
         if index.standbys.len() > self.room {
             index.standbys.remove(0);
+        }
+    }
+
+    /// Ends the standbys that have a disk of which only parts are here: it can't
+    /// be made smaller while somebody has it open.
+    pub async fn end_lazy_standbys(&self) {
+        let lazy: Vec<(String, Standby)> = {
+            let mut index = self.lock();
+            let standbys = std::mem::take(&mut index.standbys);
+            let is_lazy = |key: &str| {
+                let saved = index.by_key.get(key);
+                saved.is_some_and(|saved| saved.manifest.lazy_root.is_some())
+            };
+            let (lazy, others) = standbys.into_iter().partition(|(key, _)| is_lazy(key));
+            index.standbys = others;
+            lazy
+        };
+        for (_, standby) in lazy {
+            standby.end().await;
         }
     }
 
@@ -257,10 +295,7 @@ pub fn beginning(saved: &Saved, start_main: bool) -> Beginning {
     Beginning::Restore(Restoring {
         origin: Some(Origin::Golden),
         state: Handle::Path(saved.state()),
-        memory: SavedRam::Mapped {
-            layers: vec![Handle::Path(saved.memory())],
-            layout: None,
-        },
+        memory: saved.raw(),
         prefault: saved.prefault.clone(),
         start_main,
         golden: Some(name_of(saved)),
@@ -269,20 +304,20 @@ pub fn beginning(saved: &Saved, start_main: bool) -> Beginning {
 
 /// The key of VMs of this shape; none as long as a digest it takes is not
 /// known: then the next run may have it.
-pub fn key(node: &Node, shape: &Spec, kernel: &Path, image_digest: &str) -> Option<String> {
+pub fn key(node: &Node, shape: &Spec, kernel: &Path, root: &Root) -> Option<String> {
     let parts = node.golden_parts(kernel);
     let digests: Option<Vec<String>> = parts
         .iter()
         .map(|path| node.digests().known(path))
         .collect();
-    key_of(shape, image_digest, &digests?)
+    key_of(shape, &root.contents_id(), &digests?)
 }
 
-fn key_of(shape: &Spec, image_digest: &str, digests: &[String]) -> Option<String> {
+fn key_of(shape: &Spec, image: &str, digests: &[String]) -> Option<String> {
     let mut hasher = blake3::Hasher::new();
     let line = command_line(shape).ok()?;
     let shape = format!("{} {} {:?}", shape.cpus, shape.memory_mib, shape.pages);
-    let texts = [env!("CARGO_PKG_VERSION"), &line, &shape, image_digest];
+    let texts = [env!("CARGO_PKG_VERSION"), &line, &shape, image];
     for text in texts.into_iter().chain(digests.iter().map(String::as_str)) {
         hasher.update(text.as_bytes());
         hasher.update(&[0]);
@@ -346,7 +381,11 @@ async fn make(node: &Node, shape: Spec) -> crate::error::Result<()> {
             Ok(())
         }
         Err(error) => {
-            goldens.lock().hopeless.insert(key);
+            // What could not be fetched now may be had at the next run.
+            let root = node.image_root(&shape.image).await;
+            if !root.is_ok_and(|root| root.lazy.is_some()) {
+                goldens.lock().hopeless.insert(key);
+            }
             Err(error)
         }
     }
@@ -368,6 +407,7 @@ async fn quiet(node: &Node) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::images::lazy::LazyDisk;
     use jiffy_wire::api::CreateVm;
 
     #[test]
@@ -392,6 +432,35 @@ mod tests {
         for other in others {
             assert_ne!(other.unwrap(), first);
         }
+    }
+
+    #[test]
+    fn what_somebody_says_of_contents_elsewhere_is_no_digest() {
+        let here = Root {
+            path: "image".into(),
+            digest: "0".repeat(64),
+            lazy: None,
+        };
+        let chunks = |id: &str, ext4| Root {
+            lazy: Some(LazyDisk {
+                chunks: vec![id.to_owned(), "p".repeat(32)],
+                ext4,
+            }),
+            ..here.clone()
+        };
+        let all = [
+            here.clone(),
+            chunks("a", false),
+            chunks("b", false),
+            chunks("a", true),
+        ];
+        let ids: HashSet<String> = all.iter().map(Root::contents_id).collect();
+        assert_eq!(ids.len(), all.len(), "{ids:?}");
+        let elsewhere = Root {
+            digest: "1".repeat(64),
+            ..chunks("a", false)
+        };
+        assert!(ids.contains(&elsewhere.contents_id()));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::roots;
 use crate::snapshots::saved::Saved;
 use crate::spec;
 use crate::vm::end::remove_folders;
+use crate::vm::process::at_its_end;
 use crate::vm::record::VmRecord;
 use crate::vm::start::{self, Prepared, Spawned};
 use std::fs;
@@ -57,9 +58,14 @@ impl Standby {
         let id = names::new_id();
         let record = VmRecord::new(id.clone(), id.clone(), spec.clone(), node.new_cid());
         let root = node.image_root(&spec.image).await?;
-        if root.digest != saved.manifest.image_digest {
+        let manifest = &saved.manifest;
+        if (&root.digest, &root.lazy) != (&manifest.image_digest, &manifest.lazy_root) {
             return Err(Error::conflict("Its image was replaced."));
         }
+        // As long as this is held nobody takes the disk for one that no VM has;
+        // then the VMM has it open.
+        let _begins = node.begins().await;
+        node.provide_disk(&root).await?;
         let now = monotonic_ns();
         let prepared = Prepared {
             kernel: node.kernel_file(&spec.kernel),
@@ -85,12 +91,8 @@ impl Standby {
             .mode(0o700)
             .create(&folder)
             .map_err(|error| Error::io("make a VM's folder", &folder, &error))?;
-        standby.spawned = Some(start::hold(
-            paths,
-            &record,
-            &prepared,
-            node.start_timeout(),
-        )?);
+        let held = start::hold(paths, &record, &prepared, node.start_timeout());
+        standby.spawned = Some(held.inspect_err(|_| remove(paths, &standby.id))?);
         Ok(standby)
     }
 
@@ -128,7 +130,11 @@ impl Drop for Standby {
 async fn end(spawned: Spawned, paths: Paths, id: String) {
     spawned.process.kill();
     spawned.process.ended().await;
-    if let Err(error) = remove_folders(&paths, &id) {
+    remove(&paths, &id);
+}
+
+fn remove(paths: &Paths, id: &str) {
+    if let Err(error) = remove_folders(paths, id) {
         debug!(id, %error, "what a standby had could not be removed");
     }
 }
@@ -145,8 +151,18 @@ pub async fn keep(node: Arc<Node>, mut wanted: Wanted) {
             continue;
         };
         match Standby::make(&node, &saved).await {
-            Ok(standby) => goldens.keep_standby(key, &saved, standby),
+            Ok(standby) => {
+                // One that somebody kills must not stay as a dead process until
+                // the next run of its kind. Of one that became a VM by then
+                // nothing is done.
+                if let Some(spawned) = &standby.spawned {
+                    let bury = |node: &Node| node.goldens().bury_standbys();
+                    at_its_end(spawned.process.pid, &node, bury);
+                }
+                goldens.keep_standby(key, &saved, standby);
+            }
             Err(error) => {
+                goldens.does_not_come();
                 debug!(golden = name_of(&saved), %error, "no VM is kept restored ahead");
             }
         }

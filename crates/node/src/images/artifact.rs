@@ -6,6 +6,7 @@ use super::config;
 use super::record::ImageRecord;
 use crate::error::{Error, Result};
 use jiffy_registry::artifact::{Config, FileToPush};
+use jiffy_registry::{RemoteArtifact, RemoteFile};
 use jiffy_wire::api::ImageConfig;
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +21,7 @@ pub const TAIL: &str = "tail";
 /// Most generations of an image.
 const MAX_CHAIN: usize = 64;
 /// Largest file system of an image: as an import may make it, twice over.
-const MAX_SIZE: u64 = 256 << 30;
+pub const MAX_SIZE: u64 = 256 << 30;
 /// Largest tables that are taken, bytes.
 pub const MAX_TAIL: u64 = 1 << 30;
 
@@ -39,6 +40,9 @@ pub struct ImageArtifact {
     pub entries: u64,
     /// Unix time.
     pub created: u64,
+    /// The file system is ext4, not EROFS.
+    #[serde(default)]
+    pub ext4: bool,
     /// What its commands are started with.
     #[serde(default)]
     pub config: ImageConfig,
@@ -57,6 +61,7 @@ impl ImageArtifact {
             size: record.size,
             entries: record.entries,
             created: record.created,
+            ext4: record.ext4,
             config: record.config.clone(),
             chunks: record.chunks.clone(),
         }
@@ -130,6 +135,16 @@ pub fn cut(name: &str, path: std::path::PathBuf, boot: u64, tail: u64) -> FileTo
         boot => FileToPush::local(name, path, BOOT).cut(boot, DATA),
     }
     .cut(tail, TAIL)
+}
+
+/// The file of this name, which must be there.
+pub fn file_of<'a>(artifact: &'a RemoteArtifact, name: &str) -> Result<&'a RemoteFile> {
+    artifact.file(name).ok_or_else(|| {
+        Error::registry(format!(
+            "The artifact {} has no file {name}.",
+            artifact.reference()
+        ))
+    })
 }
 
 #[cfg(test)]

@@ -9,36 +9,46 @@
 use crate::durable;
 use crate::error::{Error, Result, is_full};
 use jiffy_store::partial::is_partial;
-use jiffy_store::{Codec, ImageId, ImageReader, WriteError, WriteOptions, write_image};
+use jiffy_store::{Codec, ImageId, ImageReader, ParentRef, WriteError, WriteOptions, write_image};
 use jiffy_wire::pager::Origin;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tracing::info;
 
 /// Bytes of a chunk. Small ones move less that nobody asked for; large ones
 /// pack better. A guest reads ahead 128 KiB at most.
-const CHUNK: u32 = 16 << 10;
+pub const CHUNK: u32 = 16 << 10;
 /// How hard chunks are packed.
 const LEVEL: i32 = 3;
+/// How the name of an image of chunks ends.
+const SUFFIX: &str = ".jimg";
 const FORMAT: &str = "jiffy-origins";
 const VERSION: u32 = 1;
+/// Registries that are remembered of an image; each may cost a guest a wait.
+const MAX_ORIGINS: usize = 4;
 
 /// The images of chunks of a node.
 #[derive(Debug, Clone)]
 pub struct Chunks {
     folder: PathBuf,
+    /// Ids, as often as they are held.
+    held: Arc<Mutex<Vec<String>>>,
 }
 
 impl Chunks {
     /// Those in this folder.
     pub fn new(folder: PathBuf) -> Chunks {
-        Chunks { folder }
+        Chunks {
+            folder,
+            held: Arc::default(),
+        }
     }
 
     /// What the image with this id is called, here and in artifacts.
     pub fn file_name(id: &str) -> String {
-        format!("{id}.jimg")
+        format!("{id}{SUFFIX}")
     }
 
     /// Where the image with this id is.
@@ -67,14 +77,46 @@ impl Chunks {
         fs::metadata(self.path(id)).map_or(0, |data| data.blocks() * 512)
     }
 
-    /// Writes the image of chunks of a file system, and gives its id: blocking.
-    pub fn make(&self, root: &Path, parent: Option<&str>) -> Result<String> {
-        let failed = |error: &io::Error| Error::io("cut an image into chunks", root, error);
-        let source = File::open(root).map_err(|error| failed(&error))?;
+    /// Writes the image of chunks of a file system, and gives its id, which is
+    /// held: blocking. What a boot needs of it, if that is known, lies together and
+    /// is fetched in one go.
+    pub fn make(
+        &self,
+        root: &Path,
+        parent: Option<&str>,
+        boot: Option<Vec<u32>>,
+    ) -> Result<(String, Held)> {
         let draft = tempfile::Builder::new()
             .prefix(".new-")
             .tempdir_in(&self.folder)
-            .map_err(|error| failed(&error))?;
+            .map_err(|error| cut_failed(root, &error))?;
+        let path = draft.path().join("image.jimg");
+        let id = self.write(root, parent, boot, &path)?;
+        let held = self.hold(std::slice::from_ref(&id));
+        let to = self.path(&id);
+        if !to.exists() {
+            fs::rename(&path, &to)
+                .and_then(|()| jiffy_sys::durable::sync_folder_of(&to))
+                .map_err(|error| Error::io("name an image of chunks", &to, &error))?;
+        }
+        Ok((id, held))
+    }
+
+    /// The same into a file of its own, for what is not kept here.
+    pub fn write(
+        &self,
+        root: &Path,
+        parent: Option<&str>,
+        boot: Option<Vec<u32>>,
+        to: &Path,
+    ) -> Result<String> {
+        let failed = |error: &io::Error| cut_failed(root, error);
+        let source = File::open(root).map_err(|error| failed(&error))?;
+        let size = source.metadata().map_err(|error| failed(&error))?.len();
+        let boot = boot.map(|mut chunks| {
+            chunks.retain(|chunk| u64::from(*chunk) * u64::from(CHUNK) < size);
+            chunks
+        });
         let parent = match parent {
             Some(id) if !self.is_partial(id) => {
                 let parent = ImageReader::open(&self.path(id)).map_err(|error| damaged(&error))?;
@@ -91,19 +133,12 @@ impl Chunks {
                 .as_ref()
                 .map(|parent| Chunks::file_name(&parent.id().to_string())),
             parent,
+            working_set: boot,
             ..WriteOptions::default()
         };
-        let path = draft.path().join("image.jimg");
         let written =
-            write_image(&path, &source, &options).map_err(|error| write_failed(&error, &path))?;
-        let id = written.id.to_string();
-        let to = self.path(&id);
-        if !to.exists() {
-            fs::rename(&path, &to)
-                .and_then(|()| jiffy_sys::durable::sync_folder_of(&to))
-                .map_err(|error| Error::io("name an image of chunks", &to, &error))?;
-        }
-        Ok(id)
+            write_image(to, &source, &options).map_err(|error| write_failed(&error, to))?;
+        Ok(written.id.to_string())
     }
 
     /// Begins an image of which only the last bytes are here: blocking.
@@ -112,43 +147,158 @@ impl Chunks {
             return Ok(());
         }
         let path = self.path(id);
-        durable::save(&self.origins_file(id), FORMAT, VERSION, &origins, true)
-            .map_err(|error| Error::io("write where an image's bytes are", &path, &error))?;
+        self.save_origins(id, origins)?;
         jiffy_store::partial::create(&path, length, tail, parse_id(id)?)
             .map_err(|error| write_failed(&error, &path))
+    }
+
+    /// From now on what is missing of it can be had here, too; this origin is
+    /// asked first.
+    pub fn add_origin(&self, id: &str, origin: Origin) -> Result<()> {
+        let known = self.origins(id);
+        let origins = with_origin(&known, origin);
+        if origins == known {
+            return Ok(());
+        }
+        self.save_origins(id, &origins)
+    }
+
+    fn save_origins(&self, id: &str, origins: &[Origin]) -> Result<()> {
+        let path = self.origins_file(id);
+        durable::save(&path, FORMAT, VERSION, &origins, true)
+            .map_err(|error| Error::io("write where an image's bytes are", &path, &error))
     }
 
     /// Where its parts lie that are fetched together: the boot set's end, if it
     /// has one, and the beginning of its tables.
     pub fn cuts(&self, id: &str) -> Result<(u64, u64)> {
-        let image = ImageReader::open(&self.path(id)).map_err(|error| damaged(&error))?;
+        self.cuts_of(&self.path(id))
+    }
+
+    /// The same of a file elsewhere, whose parents are here.
+    pub fn cuts_of(&self, path: &Path) -> Result<(u64, u64)> {
+        let of_parent = |_: &Path, parent: &ParentRef| Ok(self.path(&parent.id.to_string()));
+        let image =
+            ImageReader::open_with_parents(path, &of_parent).map_err(|error| damaged(&error))?;
         let tail = image.file_bytes() + HEADER - image.metadata_bytes();
         Ok((image.hot_range().end, tail))
     }
 
-    /// Removes all that is not wanted; gives the bytes that are free again.
+    /// What is done with these images from now on, until the hold is dropped,
+    /// must not find them removed because nobody has them yet.
+    pub fn hold(&self, ids: &[String]) -> Held {
+        self.lock().extend(ids.iter().cloned());
+        Held {
+            held: Arc::clone(&self.held),
+            ids: ids.to_vec(),
+        }
+    }
+
+    /// What is held now.
+    pub fn held(&self) -> Vec<String> {
+        self.lock().clone()
+    }
+
+    /// Removes all that is neither wanted nor held, with all that lies beside
+    /// it; gives the bytes that are free again.
     pub fn remove_unused(&self, wanted: impl Fn(&str) -> bool) -> u64 {
+        let held = self.lock();
         let mut bytes = 0;
-        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let Some(id) = name.strip_suffix(".jimg").filter(|id| parse_id(id).is_ok()) else {
-                continue;
-            };
-            if wanted(id) {
-                continue;
+        for (name, path) in self.entries() {
+            match id_in(&name) {
+                Some(id) if !wanted(id) && !held.iter().any(|held| held == id) => {
+                    if name.ends_with(SUFFIX) {
+                        bytes += self.stored(id);
+                    }
+                    let _ = fs::remove_file(path);
+                }
+                _ => {}
             }
-            bytes += self.stored(id);
-            let path = self.path(id);
-            let _ = fs::remove_file(&path);
-            let _ = fs::remove_file(jiffy_store::partial::map_path(&path));
-            let _ = fs::remove_file(self.origins_file(id));
         }
         bytes
+    }
+
+    /// Removes what a daemon that was killed has left half made. The map of an
+    /// image of which parts are here has a dot, too, and stays.
+    pub fn sweep(&self) {
+        for (name, path) in self.entries() {
+            let orphan = match id_in(&name) {
+                Some(id) => {
+                    let map = jiffy_store::partial::map_path(&self.path(id));
+                    !self.has(id) || name.starts_with('.') && path != map
+                }
+                None => name.starts_with('.'),
+            };
+            if orphan {
+                info!(path = %path.display(), "removing what an earlier daemon left half done");
+                let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
+            }
+        }
+    }
+
+    /// Names of all that lies here, and paths.
+    fn entries(&self) -> Vec<(String, PathBuf)> {
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        entries
+            .map(|entry| {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                (name, entry.path())
+            })
+            .collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<String>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn origins_file(&self, id: &str) -> PathBuf {
         self.folder.join(format!("{id}.origins.json"))
     }
+}
+
+/// These and a further one, which is asked first, or takes the place of what
+/// was known of the same.
+pub fn with_origin(known: &[Origin], origin: Origin) -> Vec<Origin> {
+    let mut origins: Vec<Origin> = std::iter::once(origin)
+        .chain(known.iter().cloned())
+        .collect();
+    let mut names = Vec::new();
+    origins.retain(|origin| {
+        let name = match origin {
+            Origin::Registry(origin) => origin.reference.clone(),
+            Origin::Folder { folder } => folder.display().to_string(),
+        };
+        let new = !names.contains(&name);
+        names.push(name);
+        new
+    });
+    origins.truncate(MAX_ORIGINS);
+    origins
+}
+
+/// Images of chunks that are being worked with.
+#[derive(Debug)]
+pub struct Held {
+    held: Arc<Mutex<Vec<String>>>,
+    ids: Vec<String>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        for id in &self.ids {
+            if let Some(at) = held.iter().position(|held| held == id) {
+                held.swap_remove(at);
+            }
+        }
+    }
+}
+
+/// The image that a file belongs to: `ID.jimg`, `ID.origins.json`,
+/// `.ID.jimg.present` and so on.
+fn id_in(name: &str) -> Option<&str> {
+    let (id, _) = name.strip_prefix('.').unwrap_or(name).split_once('.')?;
+    parse_id(id).is_ok().then_some(id)
 }
 
 /// Bytes before the first chunk (docs/image-format.md).
@@ -169,7 +319,12 @@ pub fn parse_id(text: &str) -> Result<ImageId> {
         .map_err(|_| wrong())
 }
 
-fn damaged(error: &jiffy_store::ImageError) -> Error {
+fn cut_failed(root: &Path, error: &io::Error) -> Error {
+    Error::io("cut a file system into chunks", root, error)
+}
+
+/// One sentence.
+pub fn damaged(error: &jiffy_store::ImageError) -> Error {
     Error::internal(format!(
         "An image of chunks can't be read: {}.",
         chain(error)
@@ -218,11 +373,11 @@ mod tests {
             .map(|at| blake3::hash(&(at / 32).to_le_bytes()).as_bytes()[at % 32])
             .collect();
         fs::write(&root, &noise).unwrap();
-        let parent = chunks.make(&root, None).unwrap();
-        assert_eq!(chunks.make(&root, None).unwrap(), parent);
+        let (parent, held) = chunks.make(&root, None, None).unwrap();
+        assert_eq!(chunks.make(&root, None, None).unwrap().0, parent);
         let changed = [&noise[..], &[7; 5000]].concat();
         fs::write(&root, &changed).unwrap();
-        let child = chunks.make(&root, Some(&parent)).unwrap();
+        let (child, _) = chunks.make(&root, Some(&parent), None).unwrap();
         assert!(chunks.stored(&child) * 4 < chunks.stored(&parent));
         let image = ImageReader::open(&chunks.path(&child)).unwrap();
         let mut last = vec![0; CHUNK as usize];
@@ -251,6 +406,15 @@ mod tests {
                 .begin(&child, whole.len() as u64, tail, &origins)
                 .is_err()
         );
+        // What is held stays, and so does what lies beside it.
+        assert_eq!(chunks.remove_unused(|id| id == child), 0);
+        drop(held);
+        let held = there.hold(std::slice::from_ref(&parent));
+        assert_eq!(there.held(), [parent.as_str()]);
+        assert_eq!(there.remove_unused(|_| false), 0);
+        there.sweep();
+        assert!(there.is_partial(&parent));
+        drop(held);
         assert!(there.remove_unused(|_| false) > 0);
         assert_eq!(
             fs::read_dir(other.path())

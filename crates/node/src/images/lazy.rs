@@ -4,12 +4,15 @@
 //! (`docs/disk-cache.md`), which the pager fills from the image of chunks,
 //! and that from the registry. All VMs of one image share the cache.
 
-use super::chunks::Chunks;
+use super::chunks::{Chunks, parse_id};
 use crate::paths::Paths;
+use jiffy_store::Recording;
+use jiffy_store::bounded::Cached;
 use jiffy_wire::disk::{CONTENTS, PRESENT};
 use jiffy_wire::pager::{OpenDisk, Origin, PagerRequest};
 use jiffy_wire::vmm::Residency;
 use serde::{Deserialize, Serialize};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Digits of an id in the name of a disk; a socket's path is short.
@@ -20,6 +23,10 @@ const NAME_DIGITS: usize = 16;
 pub struct LazyDisk {
     /// The image of chunks, and then its parents, by their ids.
     pub chunks: Vec<String>,
+    /// What is on it is ext4, not EROFS: it can't be looked at before it is
+    /// there.
+    #[serde(default)]
+    pub ext4: bool,
 }
 
 impl LazyDisk {
@@ -93,4 +100,29 @@ pub fn recording(paths: &Paths, id: &str) -> PathBuf {
 /// The folder of the cache of these chunks.
 pub fn cache_in(disks: &Path, chunks: &[String]) -> PathBuf {
     disks.join(chunks.first().map_or("none", String::as_str))
+}
+
+/// What could be given up of all that was fetched: it can be had again.
+pub fn caches(paths: &Paths) -> Vec<Cached> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(paths.disks()).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if parse_id(&name).is_ok() {
+            let recorded = Recording::read(&recording(paths, &name));
+            found.push(Cached::Disk {
+                folder: entry.path(),
+                keep: recorded.map_or_else(|_| Vec::new(), |recording| recording.chunks),
+            });
+        }
+    }
+    let chunks = Chunks::new(paths.chunks());
+    for entry in fs::read_dir(paths.chunks()).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let id = path.file_stem().unwrap_or_default().to_string_lossy();
+        // Only what somebody else has can be had again.
+        if chunks.path(&id) == path && chunks.is_partial(&id) && !chunks.origins(&id).is_empty() {
+            found.push(Cached::Image(path));
+        }
+    }
+    found
 }

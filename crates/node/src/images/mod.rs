@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `image.json` | the [`record`]: what is known of it |
 //! | `image.erofs` | the file system, as VMs read it |
+//! | `boot.json` | what a guest that booted has read of it, once one has |
 //!
 //! An image that was pushed, or came from a registry as an artifact of ours, has
 //! an image of [`chunks`] too. One of which only parts are here has no
@@ -25,10 +26,12 @@
 //! * [`push`]: images to registries.
 //! * [`artifact`]: what of an image is in a registry.
 //! * [`chunks`]: images of chunks.
+//! * [`boot`]: what a boot needs of an image.
 //! * [`lazy`]: disks whose bytes come when a guest reads them.
 
 pub mod artifact;
 pub mod base;
+pub mod boot;
 pub mod chunks;
 pub mod config;
 pub mod import;
@@ -43,9 +46,10 @@ use crate::durable;
 use crate::error::{Error, Result};
 use crate::paths::Paths;
 use crate::snapshots::manifest::Manifest;
-use crate::vm::record::Root;
+use crate::vm::is_active;
+use crate::vm::record::{Root, VmRecord};
 use base::BASE;
-use chunks::Chunks;
+use chunks::{Chunks, Held};
 pub use import::Made;
 use jiffy_wire::api::{Image, ImageConfig, Pruned};
 use jiffy_wire::disk::CONTENTS;
@@ -53,7 +57,7 @@ use lazy::LazyDisk;
 use pull::Pulls;
 use record::ImageRecord;
 use rustix::fs::{CWD, RenameFlags};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -82,6 +86,8 @@ pub struct Images {
     disks: PathBuf,
     /// Snapshots from registries need chunks, too.
     snapshots: PathBuf,
+    /// And so do VMs that run, whatever became of what they came from.
+    vms: PathBuf,
     /// One change at a time.
     changing: Mutex<()>,
     /// The built-in image is there and from this release.
@@ -119,6 +125,7 @@ impl Images {
             chunks: Chunks::new(paths.chunks()),
             disks: paths.disks(),
             snapshots: paths.snapshots(),
+            vms: paths.vms(),
             changing: Mutex::default(),
             base_ready: AtomicBool::new(false),
             records: std::sync::Mutex::default(),
@@ -184,7 +191,10 @@ impl Images {
         let root = Root {
             path: lazy::cache_in(&self.disks, &chunks).join(CONTENTS),
             digest: record.digest.clone(),
-            lazy: Some(LazyDisk { chunks }),
+            lazy: Some(LazyDisk {
+                chunks,
+                ext4: record.ext4,
+            }),
         };
         Ok(Some(Found {
             name: name.to_owned(),
@@ -239,13 +249,31 @@ impl Images {
         Ok(())
     }
 
-    /// Removes chunks and caches that no image has any more: one at a time.
-    fn collect(&self) {
-        let Ok(images) = self.list() else { return };
-        let mut wanted = std::collections::HashSet::new();
-        for image in &images {
-            if let Ok(record) = self.record(&image.name) {
-                wanted.extend(record.chunks.iter().cloned());
+    /// Removes what pulls and pushes have left that an earlier daemon did not
+    /// end.
+    pub fn sweep(&self) {
+        self.chunks.sweep();
+        self.collect();
+    }
+
+    /// Keeps what a root file system is filled from, until this is dropped, for a VM
+    /// whose record does not say yet that it has it.
+    pub(crate) fn hold(&self, root: &Root) -> Option<Held> {
+        let disk = root.lazy.as_ref()?;
+        Some(self.chunks.hold(&disk.chunks))
+    }
+
+    /// Removes chunks and caches that nothing has any more.
+    pub(crate) fn collect(&self) {
+        let mut wanted: HashSet<String> = self.chunks.held().into_iter().collect();
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            let Some(name) = name::of_folder(&entry.file_name().to_string_lossy()) else {
+                continue;
+            };
+            match self.record(&name) {
+                Ok(record) => wanted.extend(record.chunks.iter().cloned()),
+                // What this one needs is not known.
+                Err(_) => return,
             }
         }
         for entry in fs::read_dir(&self.snapshots)
@@ -253,12 +281,23 @@ impl Images {
             .flatten()
             .flatten()
         {
-            let root = Manifest::load(&entry.path()).ok();
-            wanted.extend(
-                root.and_then(|it| it.lazy_root)
-                    .into_iter()
-                    .flat_map(|it| it.chunks),
-            );
+            if entry.file_name().to_string_lossy().starts_with('.') {
+                continue;
+            }
+            match Manifest::load(&entry.path()) {
+                Ok(manifest) => {
+                    wanted.extend(manifest.lazy_root.into_iter().flat_map(|it| it.chunks));
+                }
+                Err(_) => return,
+            }
+        }
+        for entry in fs::read_dir(&self.vms).into_iter().flatten().flatten() {
+            // One whose record can't be read does not run any more.
+            let record = VmRecord::load(&entry.path()).ok();
+            let active = record.filter(|record| is_active(record.state));
+            let root = active.and_then(|it| it.root);
+            let disk = root.and_then(|root| root.lazy);
+            wanted.extend(disk.into_iter().flat_map(|disk| disk.chunks));
         }
         self.chunks.remove_unused(|id| wanted.contains(id));
         for entry in fs::read_dir(&self.disks).into_iter().flatten().flatten() {

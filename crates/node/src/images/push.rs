@@ -1,6 +1,7 @@
 //! Images to registries.
 
 use super::artifact::{ImageArtifact, local_file};
+use super::boot;
 use super::chunks::Chunks;
 use super::pull::client::{Access, of_registry};
 use super::pull::job::{Job, Watcher};
@@ -8,6 +9,8 @@ use super::record::ImageRecord;
 use super::{Found, Images, ROOT};
 use crate::error::{Error, Result};
 use crate::node::Node;
+use crate::roots;
+use crate::snapshots::disks;
 use crate::snapshots::remote::{self, SnapshotArtifact};
 use crate::snapshots::saved::Saved;
 use jiffy_registry::artifact::{Artifact, FileToPush, IMAGE_TYPE, SNAPSHOT_TYPE};
@@ -47,32 +50,34 @@ impl Node {
         job: &Arc<Job>,
     ) -> Result<PullStep> {
         let registry = wanted.access.registry.as_deref();
-        let found = match wanted.kind {
-            Some(ArtifactKind::Snapshot) => None,
+        let what = match wanted.kind {
+            Some(ArtifactKind::Snapshot) => {
+                What::Snapshot(Box::new(self.saved_snapshot(&wanted.name)?))
+            }
             _ => match self.images().resolve(&wanted.name, registry).await {
-                Ok(found) => Some(found),
-                Err(error) if self.saved_snapshot(&wanted.name).is_err() => return Err(error),
-                Err(_) => None,
+                Ok(found) => What::Image(found),
+                Err(error) => match self.saved_snapshot(&wanted.name) {
+                    Ok(saved) => What::Snapshot(Box::new(saved)),
+                    Err(_) => return Err(error),
+                },
             },
         };
-        let Some(found) = found else {
-            let saved = self.saved_snapshot(&wanted.name)?;
-            let (node, wanted, job) = (Arc::clone(self), wanted.clone(), Arc::clone(job));
-            let pushed = tokio::task::spawn_blocking(move || {
-                push_snapshot(node.images(), &saved, &wanted, &reference, &job)
-            });
-            return pushed
-                .await
-                .map_err(|error| Error::internal(format!("A push was cut short: {error}.")))?;
-        };
         let (node, wanted, job) = (Arc::clone(self), wanted.clone(), Arc::clone(job));
-        let pushed = tokio::task::spawn_blocking(move || {
-            push_image(node.images(), &found, &wanted, &reference, &job)
-        });
-        pushed
-            .await
-            .map_err(|error| Error::internal(format!("A push was cut short: {error}.")))?
+        tokio::task::spawn_blocking(move || match what {
+            What::Image(found) => push_image(node.images(), &found, &wanted, &reference, &job),
+            What::Snapshot(saved) => {
+                push_snapshot(node.images(), &saved, &wanted, &reference, &job)
+            }
+        })
+        .await
+        .map_err(|error| Error::internal(format!("A push was cut short: {error}.")))?
     }
+}
+
+/// What is pushed.
+enum What {
+    Image(Found),
+    Snapshot(Box<Saved>),
 }
 
 fn push_image(
@@ -107,20 +112,54 @@ fn push_snapshot(
     reference: &Reference,
     job: &Arc<Job>,
 ) -> Result<PullStep> {
+    SnapshotArtifact::check(saved)?;
     job.doing("cutting the root file system into chunks");
     let digest = &saved.manifest.image_digest;
     let same = images
         .list()?
         .into_iter()
         .find(|image| image.digest == *digest);
-    let chunks = match same {
-        Some(image) => images.with_chunks(&image.name)?.chunks,
-        None => vec![images.chunks.make(&saved.root(), None)?],
+    let (chunks, _held) = match same {
+        Some(image) => (images.with_chunks(&image.name)?.chunks, None),
+        None => {
+            let (id, held) = images.chunks.make(&saved.root(), None, None)?;
+            (vec![id], Some(held))
+        }
     };
-    let artifact = SnapshotArtifact::of(saved, chunks)?;
     let scratch = &images.pulls.folder;
+    let draft = tempfile::Builder::new()
+        .prefix(".push-")
+        .tempdir_in(scratch)
+        .map_err(|error| Error::io("write what is to be pushed", scratch, &error))?;
+    let disk = match &saved.manifest.spec.root_disk {
+        None => None,
+        Some(kind) => {
+            let disk = saved.volume(roots::NAME);
+            Some(disks::cut_root(
+                &disk,
+                kind,
+                &images.chunks,
+                &chunks,
+                draft.path(),
+            )?)
+        }
+    };
+    let (disk, disk_file) = disk.unzip();
+    let mut volumes = Vec::new();
+    let mut volume_files = Vec::new();
+    for disk in &saved.manifest.spec.disks {
+        job.doing(format!("cutting the volume {} into chunks", disk.name));
+        let path = saved.volume(&disk.name);
+        let cut = disks::cut_volume(&path, &disk.name, &images.chunks, draft.path());
+        let (volume, file) = cut?;
+        volumes.push(volume);
+        volume_files.push(file);
+    }
+    let artifact = SnapshotArtifact::of(saved, chunks, disk, volumes)?;
     let access = Access::new(&wanted.access, reference, scratch)?;
-    let mut files = remote::files(saved)?;
+    let mut files = remote::files(saved, draft.path())?;
+    files.extend(disk_file);
+    files.extend(volume_files);
     files.extend(chunk_files(
         &images.chunks,
         &artifact.chunks,
@@ -226,7 +265,9 @@ impl Images {
         let folder = self.folder_of(name)?;
         let parent = parents.first().filter(|id| !self.chunks.is_partial(id));
         let root = folder.join(ROOT);
-        let id = self.chunks.make(&root, parent.map(String::as_str))?;
+        let boot = boot::load(&folder, &record.digest);
+        let parent_id = parent.map(String::as_str);
+        let (id, _held) = self.chunks.make(&root, parent_id, boot)?;
         record.chunks = vec![id];
         if parent.is_some() {
             record.chunks.extend(parents);

@@ -26,6 +26,9 @@ pub struct ImageRecord {
     pub created: u64,
     /// Size and modification time of the file that `base` was made from.
     pub built_in: Option<(u64, i64)>,
+    /// Its file system is ext4, not EROFS.
+    #[serde(default)]
+    pub ext4: bool,
     /// What its commands are started with.
     #[serde(default)]
     pub config: ImageConfig,

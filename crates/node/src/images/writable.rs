@@ -53,6 +53,7 @@ pub(super) fn import(mut image: impl Read, out: &Path) -> Result<ImageRecord> {
         digest: digest.to_hex().to_string(),
         size,
         created: unix_seconds(),
+        ext4: true,
         ..ImageRecord::default()
     })
 }
@@ -91,7 +92,7 @@ mod tests {
     fn an_ext4_image_is_kept_as_it_is_with_its_holes() {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("image");
-        crate::roots::empty(&image, 64 << 20, "x").unwrap();
+        crate::roots::empty(&image, 64 << 20, "x", true).unwrap();
         let bytes = std::fs::read(&image).unwrap();
         assert!(is_ext4(&bytes[..HEAD]));
         let out = folder.path().join("out");
@@ -106,7 +107,7 @@ mod tests {
     fn half_an_image_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("image");
-        crate::roots::empty(&image, 16 << 20, "x").unwrap();
+        crate::roots::empty(&image, 16 << 20, "x", true).unwrap();
         let bytes = std::fs::read(&image).unwrap();
         for (index, cut) in [bytes.len() / 2, bytes.len() - 1, HEAD]
             .into_iter()

@@ -36,6 +36,7 @@ impl Node {
         received_ns: u64,
     ) -> Result<()> {
         spec::check_room(vm.spec.memory_mib)?;
+        let _begins = self.beginning.read().await;
         let mut prepared = match &vm.spec.from {
             Some(from) => self.prepare_from(vm, from, received_ns).await?,
             None => self.prepare(vm, received_ns).await?,
@@ -43,12 +44,10 @@ impl Node {
         let boots = matches!(prepared.beginning, Beginning::Boot);
         // Its snapshot may have been dropped since.
         prepared.standby = standby.filter(|_| !boots);
-        // A kept guest has all of its root file system.
-        let cold = boots && prepared.root.lazy.is_none();
         vm.ask(|reply| Command::Start(Box::new(prepared), reply))
             .await??;
         self.settings.goldens.note_run();
-        if cold {
+        if boots {
             self.settings.goldens.want(vm);
         }
         Ok(())
@@ -63,7 +62,7 @@ impl Node {
         let kernel = self.kernels.find(&spec.kernel)?;
         let volumes = self.hold_volumes(vm).await?;
         let golden = spec::golden(spec)
-            .and_then(|shape| golden::key(self, &shape, &kernel, &root.digest))
+            .and_then(|shape| golden::key(self, &shape, &kernel, &root))
             .and_then(|key| self.settings.goldens.find(&key));
         self.check_layer(vm, &root)?;
         let volume_disks = self.volume_disks(vm, &volumes);

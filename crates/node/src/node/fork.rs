@@ -29,6 +29,8 @@ impl Node {
         let _one = vm.operation.lock().await;
         self.capturable(&vm).await?;
         let root = self.root_of(&vm).await?;
+        // The parent may be removed before the children's records name it.
+        let _root = self.images.hold(&root);
         let children = self.make_children(&vm, names).await?;
         let forked = self.fork_into(&vm, root, &children, &mut watch).await;
         match forked {

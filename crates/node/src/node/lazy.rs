@@ -2,19 +2,32 @@
 
 use super::Node;
 use crate::error::Result;
+use crate::images::lazy::{LazyDisk, caches};
 use crate::snapshots::draft::Draft;
 use crate::snapshots::manifest::Manifest;
 use crate::snapshots::saved::Saved;
 use crate::vm::VmHandle;
 use crate::vm::record::Root;
+use jiffy_store::bounded::{keep_within, usage};
 use jiffy_wire::api::{Snapshot, VmState};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::RwLockReadGuard;
+use tracing::{info, warn};
 
 /// How long after a guest is ready it is taken to be booting still: its first
 /// command begins.
 const BOOT_TIME: Duration = Duration::from_secs(3);
+
+/// Has what was fetched stay within its bound, at the start, after each pull
+/// and after each VM that read something of it.
+pub(super) async fn keep_caches_small(node: Arc<Node>) {
+    loop {
+        node.trim.notified().await;
+        node.trim_caches().await;
+    }
+}
 
 impl Node {
     /// Has the root file system of a VM filled as it is read.
@@ -22,17 +35,95 @@ impl Node {
         let Some(disk) = root.lazy.clone() else {
             return Ok(());
         };
-        self.settings.pager.open_disk(&disk).await?;
+        self.provide_disk(root).await?;
         let pager = Arc::clone(&self.settings.pager);
         let mut view = vm.view.clone();
+        let trim = Arc::clone(&self.trim);
         tokio::spawn(async move {
             let before = |state: VmState| matches!(state, VmState::Created | VmState::Starting);
             let _ = view.wait_for(|view| !before(view.vm.state)).await;
             let over = view.wait_for(|view| !view.is_active());
             let _ = tokio::time::timeout(BOOT_TIME, over).await;
             pager.end_recording(&disk).await;
+            let _ = view.wait_for(|view| !view.is_active()).await;
+            trim.notify_one();
         });
         Ok(())
+    }
+
+    /// Has a root file system there to be opened, and filled from then on.
+    pub(crate) async fn provide_disk(&self, root: &Root) -> Result<()> {
+        match &root.lazy {
+            Some(disk) => self.settings.pager.open_disk(disk).await,
+            None => Ok(()),
+        }
+    }
+
+    /// While this is held no disk is closed or made smaller.
+    pub(crate) async fn begins(&self) -> RwLockReadGuard<'_, ()> {
+        self.beginning.read().await
+    }
+
+    /// Something was fetched: it may be more than its bound by now.
+    pub(crate) fn caches_grew(&self) {
+        self.trim.notify_one();
+    }
+
+    /// Has what was fetched stay within its bound.
+    ///
+    /// Only what no VM uses is given up. A disk that is open in the pager is
+    /// closed for that first; one that a VM has, or is about to have, is not.
+    async fn trim_caches(&self) {
+        let paths = &self.settings.paths;
+        let limit = match self.settings.cache.of(&paths.data) {
+            Ok(limit) => limit,
+            Err(error) => {
+                warn!(%error, "the size of the data folder's file system is not known");
+                return;
+            }
+        };
+        let all = paths.clone();
+        let over = tokio::task::spawn_blocking(move || usage(&caches(&all)) > limit).await;
+        if !over.unwrap_or(false) {
+            return;
+        }
+        // Whoever begins now tries again at its end.
+        let Ok(_alone) = self.beginning.try_write() else {
+            return;
+        };
+        self.settings.goldens.end_lazy_standbys().await;
+        self.close_disks().await;
+        let all = paths.clone();
+        let trimmed = self
+            .settings
+            .pager
+            .while_closed(move || keep_within(limit, &caches(&all)));
+        match trimmed.await {
+            Some(Ok(kept)) if kept.before > kept.after => info!(
+                limit,
+                before = kept.before,
+                after = kept.after,
+                "what was fetched and is not in use was given up in part"
+            ),
+            Some(Err(error)) => warn!(%error, "a cache can't be made smaller"),
+            _ => {}
+        }
+    }
+
+    /// What is missing of an image is had in another way from now on.
+    pub(crate) async fn renew_origins(&self, disk: &LazyDisk) {
+        self.settings.pager.renew_origins(disk).await;
+    }
+
+    /// The same of a snapshot's memory and root file system.
+    pub(crate) async fn renew_snapshot_origins(&self, name: &str) {
+        let Ok(saved) = self.snapshots.find(name) else {
+            return;
+        };
+        self.settings.pager.renew_memory(&saved.memory()).await;
+        if let Some(disk) = &saved.manifest.lazy_root {
+            self.renew_origins(disk).await;
+        }
     }
 
     /// Fetches all that is missing of a root file system: what is kept of a VM

@@ -2,35 +2,24 @@
 
 use super::operation::{Stopwatch, joined};
 use super::{LEASE_POLL, NAME_TIME, Node};
-use crate::agent;
 use crate::clock::{monotonic_ns, unix_seconds};
 use crate::cpu;
 use crate::error::{Error, Result};
-use crate::frames::FrameReader;
 use crate::golden;
-use crate::names as rules;
-use crate::proxy::ToClient;
 use crate::snapshots::draft::Draft;
 use crate::snapshots::manifest::Manifest;
 use crate::snapshots::saved::Saved;
 use crate::snapshots::{inspect, memory};
 use crate::vm::capture::Captured;
-use crate::vm::record::{MainState, Root, Spec};
-use crate::vm::{Command, VmHandle, control};
-use jiffy_wire::agent::{Command as AgentCommand, ExecOutput, Request, VERSION};
+use crate::vm::record::Root;
+use crate::vm::{Command, VmHandle};
 use jiffy_wire::api::{
-    MakeSnapshot, MemoryForm, MemoryReport, Origin, Pruned, Snapshot, SnapshotMade, VmState,
+    MakeSnapshot, MemoryForm, MemoryReport, Origin, Pruned, Snapshot, SnapshotMade,
 };
 use jiffy_wire::timeline::{Track, names};
-use jiffy_wire::vmm::{ControlRequest, ControlResponse, Extent};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::time::timeout;
-use tracing::{debug, info, warn};
-
-/// What a program that does nothing may take.
-const WARM_UP_TIME: Duration = Duration::from_secs(20);
+use tracing::{info, warn};
 
 impl Node {
     /// Makes a snapshot of a running VM, which goes on unless it is to stop.
@@ -47,7 +36,14 @@ impl Node {
         let root = self.root_of(&vm).await?;
         self.complete_root(&root).await?;
         let mut manifest = self.manifest_of(&vm, &root, MemoryForm::Image).await?;
-        let draft = Draft::new(self.snapshots.folder())?;
+        let mut draft = Draft::new(self.snapshots.folder())?;
+        let started = vm.view.borrow().vm.started.unwrap_or(0);
+        let before = self.snapshots.last_of(&vm.name, started)?;
+        let from = vm.spec.from.as_ref();
+        if let Some(base) = before.or_else(|| Some(self.snapshots.path(&from?.name))) {
+            draft.built_on(base);
+        }
+        draft.beside_its_root(self.snapshots.root_tables());
         let volumes = self.volume_files(&vm);
         let resume = volumes.is_empty() && !wanted.stop;
         let taken = self.take(&vm, resume, &mut watch).await?;
@@ -147,6 +143,7 @@ impl Node {
             cpu_features: cpu::features().iter().cloned().collect(),
             memory,
             memory_bytes: 0,
+            shared_bytes: 0,
             other_bytes: 0,
             optimised: false,
             lazy_root: None,
@@ -175,11 +172,10 @@ impl Node {
 
     /// Snapshots by name; the golden ones too, if wanted.
     pub fn list_snapshots(&self, all: bool) -> Result<Vec<Snapshot>> {
-        let mut list: Vec<Snapshot> = self
-            .snapshots
-            .list()?
+        let all_saved = self.snapshots.list()?;
+        let mut list: Vec<Snapshot> = all_saved
             .iter()
-            .map(|(name, saved)| saved.shown(name, false, self.users_of(name)))
+            .map(|(name, saved)| self.shown_among(name, saved, &all_saved))
             .collect();
         if all {
             let golden = self.settings.goldens.all();
@@ -194,8 +190,17 @@ impl Node {
 
     /// One, also a golden one.
     pub fn inspect_snapshot(&self, name: &str) -> Result<Snapshot> {
-        let (saved, golden) = self.any_snapshot(name)?;
-        Ok(saved.shown(name, golden, self.users_of(name)))
+        match self.any_snapshot(name)? {
+            (saved, true) => Ok(saved.shown(name, true, self.users_of(name))),
+            (saved, false) => Ok(self.shown_among(name, &saved, &self.snapshots.list()?)),
+        }
+    }
+
+    fn shown_among(&self, name: &str, saved: &Saved, all: &[(String, Saved)]) -> Snapshot {
+        let mut shown = saved.shown(name, false, self.users_of(name));
+        let children = all.iter().filter(|(_, other)| saved.is_base_of(other));
+        shown.children = children.map(|(name, _)| name.clone()).collect();
+        shown
     }
 
     fn any_snapshot(&self, name: &str) -> Result<(Saved, bool)> {
@@ -225,7 +230,10 @@ impl Node {
         loop {
             let users = self.users_of(name);
             let Some(user) = users.first() else {
-                return self.snapshots.remove(name);
+                self.snapshots.remove(name)?;
+                // What was fetched for it goes with it, and how it was had.
+                self.images.collect();
+                return Ok(());
             };
             let leaving = self
                 .registry
@@ -303,108 +311,6 @@ impl Node {
         joined(work.await)?;
         self.inspect_snapshot(&name)
     }
-
-    /// Makes a golden snapshot of a VM made for that: see [`crate::golden`].
-    pub(crate) async fn make_golden(&self, shape: Spec, key: &str) -> Result<Saved> {
-        let name = || Some(format!("golden-{}", rules::new_id()));
-        let vm = self.make_vm(name(), shape.clone(), None).await?;
-        let made = self.golden_of(&vm, key).await;
-        self.discard(&vm).await;
-        let mut saved = made?;
-        let trial = Spec {
-            command: Some(nothing()),
-            ..shape
-        };
-        let vm = self.make_vm(name(), trial, None).await?;
-        let written = self.written_by(&vm, &saved).await;
-        self.discard(&vm).await;
-        match written {
-            Ok(written) => saved
-                .keep_prefault(written)
-                .map_err(|error| Error::io("keep what a guest writes", &saved.folder, &error))?,
-            Err(error) => debug!(%error, "it is not known what a golden run writes to at once"),
-        }
-        Ok(saved)
-    }
-
-    /// Tries a golden snapshot, and tells what its guest has written to by the
-    /// end of a command that does nothing.
-    async fn written_by(&self, vm: &Arc<VmHandle>, saved: &Saved) -> Result<Vec<Extent>> {
-        let mut prepared = self.prepare(vm, monotonic_ns()).await?;
-        prepared.beginning = golden::beginning(saved, true);
-        vm.ask(|reply| Command::Start(Box::new(prepared), reply))
-            .await??;
-        let over = vm.when(|view| matches!(view.main, MainState::Ended(_)) || !view.is_active());
-        let view = timeout(WARM_UP_TIME, over)
-            .await
-            .map_err(|_| Error::vm_failed("The guest did not end its command in time."))?;
-        if let Some(failure) = view.failure {
-            return Err(Error::vm_failed(failure.message));
-        }
-        let socket = self.settings.paths.control_socket(&vm.id);
-        match control::request(&socket, ControlRequest::Written).await {
-            Ok(ControlResponse::Written(written)) => Ok(written),
-            Ok(ControlResponse::Error(why)) => Err(Error::vm_failed(why)),
-            Ok(_) => Err(Error::vm_failed("The VMM gave another answer.")),
-            Err(error) => Err(Error::vm_failed(format!(
-                "The VMM gave no answer: {error}."
-            ))),
-        }
-    }
-
-    async fn golden_of(&self, vm: &Arc<VmHandle>, key: &str) -> Result<Saved> {
-        let mut watch = Stopwatch::start(&self.settings.clock);
-        self.begin(vm, None, monotonic_ns()).await?;
-        let view = vm.when(|view| view.vm.state != VmState::Starting).await;
-        if view.vm.state != VmState::Running {
-            let why = view.failure.map(|failure| failure.message);
-            return Err(Error::vm_failed(
-                why.unwrap_or_else(|| "The VM ended before it was ready.".to_owned()),
-            ));
-        }
-        self.warm_up(vm).await;
-        let root = self.root_of(vm).await?;
-        let mut manifest = self.manifest_of(vm, &root, MemoryForm::Raw).await?;
-        manifest.main = MainState::Pending;
-        let folder = self.settings.paths.golden();
-        let draft = Draft::new(&folder)?;
-        let taken = self.take(vm, false, &mut watch).await?;
-        let to = folder.join(key);
-        write(draft, taken.captured, root, manifest, to, true, &mut watch).await
-    }
-}
-
-impl Node {
-    /// Runs a program that does nothing: what every command needs is then in
-    /// the guest's memory, and in each that goes on from it. An image without
-    /// such a program is as good without.
-    async fn warm_up(&self, vm: &VmHandle) {
-        let socket = self.settings.paths.vsock_socket(&vm.id);
-        let request = Request::Exec {
-            version: VERSION,
-            command: nothing(),
-        };
-        let run = async {
-            let mut answers = FrameReader::new(agent::ask(&socket, &request).await.ok()?);
-            while let Ok(Some(message)) = answers.next::<ExecOutput>().await {
-                if message.is_last() {
-                    return Some(());
-                }
-            }
-            None
-        };
-        if !matches!(timeout(WARM_UP_TIME, run).await, Ok(Some(()))) {
-            debug!(vm = %vm.name, "the guest was not warmed up");
-        }
-    }
-}
-
-/// A program that does nothing.
-fn nothing() -> AgentCommand {
-    AgentCommand {
-        argv: vec!["true".to_owned()],
-        ..AgentCommand::default()
-    }
 }
 
 async fn cloned(draft: Draft, volumes: Vec<(String, PathBuf)>) -> Result<Draft> {
@@ -429,18 +335,21 @@ pub(super) async fn write(
     watch: &mut Stopwatch,
 ) -> Result<Saved> {
     let form = manifest.memory;
+    // Of one that stays elsewhere there is no file to keep.
+    let root = manifest.lazy_root.is_none().then_some(root);
     let start = monotonic_ns();
     let work = tokio::task::spawn_blocking(move || {
-        let bytes = draft.write(&captured, form, &root.path)?;
+        let bytes = draft.write(&captured, form, root.as_ref())?;
         Ok((draft, bytes))
     });
-    let (draft, (memory_bytes, other_bytes)) = joined(work.await).inspect_err(|error| {
+    let (draft, bytes) = joined(work.await).inspect_err(|error| {
         warn!(%error, "a captured VM could not be written");
     })?;
     let end = monotonic_ns();
     watch.span(Track::Node, names::IMAGE_WRITTEN, start, end);
-    manifest.memory_bytes = memory_bytes;
-    manifest.other_bytes = other_bytes;
+    manifest.memory_bytes = bytes.memory;
+    manifest.shared_bytes = bytes.shared;
+    manifest.other_bytes = bytes.other;
     let work = tokio::task::spawn_blocking(move || draft.name(&to, &manifest, replace));
     let saved = joined(work.await)?;
     watch.span(Track::Node, names::SNAPSHOT_NAMED, end, monotonic_ns());

@@ -1,22 +1,39 @@
 //! A captured VM on its way to the disk.
 
 use super::manifest::Manifest;
-use super::saved::{Saved, memory_in, volume_in};
+use super::memory::Elsewhere;
+use super::root_tables::RootTables;
+use super::saved::{ROOT, Saved, memory_in, volume_in};
 use super::{memory, taken};
 use crate::error::{Error, Result};
 use crate::vm::capture::Captured;
+use crate::vm::record::Root;
 use jiffy_wire::api::MemoryForm;
 use rustix::fs::{CWD, RenameFlags};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tempfile::TempDir;
 
 /// A folder without its name: it goes when this is dropped.
 #[derive(Debug)]
 pub struct Draft {
     folder: TempDir,
+    base: Option<PathBuf>,
+    root_tables: Option<Arc<RootTables>>,
+}
+
+/// What a captured VM takes on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bytes {
+    /// RAM.
+    pub memory: u64,
+    /// RAM of others, of which it is a part.
+    pub shared: u64,
+    /// All else that takes room of its own.
+    pub other: u64,
 }
 
 impl Draft {
@@ -26,7 +43,21 @@ impl Draft {
             .prefix(".new-")
             .tempdir_in(beside)
             .map_err(|error| Error::io("make a snapshot", beside, &error))?;
-        Ok(Draft { folder })
+        Ok(Draft {
+            folder,
+            base: None,
+            root_tables: None,
+        })
+    }
+
+    /// Of RAM only that is kept that the captured VM in this folder has not.
+    pub fn built_on(&mut self, base: PathBuf) {
+        self.base = Some(base);
+    }
+
+    /// Of RAM only that is kept that its root file system has not.
+    pub fn beside_its_root(&mut self, tables: Arc<RootTables>) {
+        self.root_tables = Some(tables);
     }
 
     /// Where it is now.
@@ -42,9 +73,14 @@ impl Draft {
         clone_volumes(self.path(), volumes)
     }
 
-    /// Writes state and RAM, and gives the image's file a further name:
-    /// blocking. Gives the bytes of RAM and of all else.
-    pub fn write(&self, captured: &Captured, form: MemoryForm, root: &Path) -> Result<(u64, u64)> {
+    /// Gives the image's file, if it is to be kept, a further name, and writes
+    /// state and RAM: blocking.
+    pub fn write(
+        &self,
+        captured: &Captured,
+        form: MemoryForm,
+        root: Option<&Root>,
+    ) -> Result<Bytes> {
         let folder = self.path();
         let path = folder.join("state");
         let failed = |error: io::Error| Error::io("write a VM's state", &path, &error);
@@ -60,18 +96,41 @@ impl Draft {
         file.write_all(&state)
             .and_then(|()| file.sync_all())
             .map_err(failed)?;
-        let memory_bytes = memory::write(&memory_in(folder, form), form, captured)?;
-        let mut other_bytes = state.len() as u64;
-        let link = folder.join("root.erofs");
-        fs::hard_link(root, &link).map_err(|error| Error::io("keep the image", &link, &error))?;
+        let target = memory_in(folder, form);
+        let elsewhere = self.elsewhere(root)?;
+        let memory = memory::write(&target, form, captured, elsewhere)?;
+        let shared = memory::bases_in(folder)
+            .iter()
+            .map(|path| memory::bytes_of(path).unwrap_or(0))
+            .sum();
+        let mut other = state.len() as u64;
         for entry in fs::read_dir(folder.join("volumes")).into_iter().flatten() {
             let path = entry
                 .map_err(|error| Error::io("look at volumes", folder, &error))?
                 .path();
             // Shared with the volume at first: this is what it may become.
-            other_bytes += memory::bytes_of(&path).unwrap_or(0);
+            other += memory::bytes_of(&path).unwrap_or(0);
         }
-        Ok((memory_bytes, other_bytes))
+        Ok(Bytes {
+            memory,
+            shared,
+            other,
+        })
+    }
+
+    /// Keeps the root file system, of which RAM may name parts.
+    fn elsewhere<'a>(&'a self, root: Option<&'a Root>) -> Result<Elsewhere<'a>> {
+        let link = self.path().join(ROOT);
+        if let Some(root) = root {
+            fs::hard_link(&root.path, &link)
+                .map_err(|error| Error::io("keep the image", &link, &error))?;
+        }
+        let tables = self.root_tables.as_ref().zip(root);
+        Ok(Elsewhere {
+            base: self.base.as_deref(),
+            root: root.map_or("", |root| &root.digest),
+            backing: tables.and_then(|(tables, root)| tables.backing(&link, root)),
+        })
     }
 
     /// Writes the manifest, syncs all and gives it its name, which must be

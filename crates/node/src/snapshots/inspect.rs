@@ -130,6 +130,7 @@ fn name_of(kind: Kind) -> &'static str {
         Kind::Zstd => "zstd",
         Kind::ZstdDictionary => "zstd+dictionary",
         Kind::Parent => "parent",
+        Kind::Backing => "root",
     }
 }
 

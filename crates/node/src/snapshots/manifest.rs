@@ -42,6 +42,9 @@ pub struct Manifest {
     pub memory: MemoryForm,
     /// Bytes it takes on disk.
     pub memory_bytes: u64,
+    /// Bytes of the memory of others that it is built on, and keeps.
+    #[serde(default)]
+    pub shared_bytes: u64,
     /// Bytes of all else that takes room of its own.
     pub other_bytes: u64,
     /// Its working set comes first in the image.

@@ -1,22 +1,46 @@
 //! RAM of a captured VM, on its way to the disk.
 
-use super::saved::Saved;
+use super::saved::{Saved, memory_in};
 use crate::error::{Error, Result};
 use crate::vm::capture::Captured;
+use jiffy_store::optimise::{Contents, options_of};
+use jiffy_store::partial::is_partial;
 use jiffy_store::{
-    Codec, ImageReader, LayeredFile, Recording, WriteError, WriteOptions, write_image, write_raw,
+    Backing, ChunkSource, Codec, ImageReader, LayeredFile, Recording, WriteError, WriteOptions,
+    write_image, write_raw,
 };
 use jiffy_wire::api::MemoryForm;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tracing::warn;
 
 /// How hard snapshots are compressed that are made to be kept.
 const LEVEL: i32 = 3;
+/// Most images that one is built on: each is one more file to open at a
+/// restore, and keeps what only it needs.
+const MAX_GENERATIONS: usize = 16;
 
-/// Writes RAM, synced; gives the bytes it takes on disk. Blocking.
-pub fn write(target: &Path, form: MemoryForm, captured: &Captured) -> Result<u64> {
+/// Where parts of RAM may be already, for an image.
+#[derive(Debug)]
+pub struct Elsewhere<'a> {
+    /// The folder of a captured VM that this one came from.
+    pub base: Option<&'a Path>,
+    /// Digest of the root file system, which lies beside it.
+    pub root: &'a str,
+    /// That, if it is looked into.
+    pub backing: Option<Backing>,
+}
+
+/// Writes RAM, synced; gives the bytes it takes on disk: blocking.
+pub fn write(
+    target: &Path,
+    form: MemoryForm,
+    captured: &Captured,
+    elsewhere: Elsewhere<'_>,
+) -> Result<u64> {
     let unreadable = |error: io::Error| {
         Error::vm_failed(format!(
             "The memory of the VM can't be read as its VMM described it: {error}."
@@ -32,17 +56,134 @@ pub fn write(target: &Path, form: MemoryForm, captured: &Captured) -> Result<u64
     let source = LayeredFile::new(layers, &layout).map_err(unreadable)?;
     let written = match form {
         MemoryForm::Raw => write_raw(target, &source).map(|_| ()),
-        MemoryForm::Image => write_image(target, &source, &options()).map(|_| ()),
+        MemoryForm::Image => {
+            let folder = target.parent().unwrap_or(Path::new("."));
+            let base = elsewhere
+                .base
+                .and_then(|base| built_on(base, folder, source.size(), elsewhere.root));
+            let options = WriteOptions {
+                backing: elsewhere.backing,
+                ..options(base)
+            };
+            write_image(target, &source, &options).map(|_| ())
+        }
     };
     written.map_err(|error| write_failed(target, &error))?;
     bytes_of(target).map_err(|error| Error::io("look at a snapshot", target, &error))
 }
 
-fn options() -> WriteOptions {
-    WriteOptions {
+fn options(base: Option<ImageReader>) -> WriteOptions {
+    let whole = WriteOptions {
         codec: Codec::Zstd(LEVEL),
         ..WriteOptions::default()
+    };
+    match base {
+        Some(base) => WriteOptions {
+            chunk_size: base.chunk_size(),
+            parent: Some(Arc::new(base)),
+            ..whole
+        },
+        None => whole,
     }
+}
+
+/// Gives RAM of the captured VM in `base`, and of all it is built on, further
+/// names in `folder`: whatever becomes of `base`, what is built on it there
+/// stays whole. `None` if RAM of this size is better kept whole.
+fn built_on(base: &Path, folder: &Path, size: u64, root: &str) -> Option<ImageReader> {
+    let built = link_all(base, folder, size, root);
+    match built {
+        Ok(reader) => reader,
+        Err(why) => {
+            warn!(base = %base.display(), why, "memory is kept whole, not as what changed");
+            None
+        }
+    }
+}
+
+fn link_all(
+    base: &Path,
+    folder: &Path,
+    size: u64,
+    root: &str,
+) -> std::result::Result<Option<ImageReader>, String> {
+    let path = memory_in(base, MemoryForm::Image);
+    // Of one that is filled as it is read nobody knows if it ever will be.
+    if !path.exists() || is_partial(&path) {
+        return Ok(None);
+    }
+    let open = |path: &Path| ImageReader::open(path).map_err(|error| error.to_string());
+    let reader = open(&path)?;
+    if reader.size() != size {
+        return Ok(None);
+    }
+    let mut generations = vec![(reader.id(), path.clone())];
+    let mut above = reader.parent();
+    while let Some((_, parent)) = above {
+        generations.push((parent.id(), parent.path().to_owned()));
+        above = parent.parent();
+    }
+    if generations.len() >= MAX_GENERATIONS || !all_beside(&reader, root) {
+        return Ok(None);
+    }
+    for (id, path) in &generations {
+        match fs::hard_link(path, folder.join(base_name(&id.to_string()))) {
+            // One that changed nothing has its parent's id, and is as good.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            linked => linked.map_err(|error| error.to_string())?,
+        }
+    }
+    open(&folder.join(base_name(&reader.id().to_string()))).map(Some)
+}
+
+/// Whether what an image and its parents name of a root file system is of the one
+/// with this digest.
+fn all_beside(image: &ImageReader, root: &str) -> bool {
+    let mut generation = Some(image);
+    while let Some(image) = generation {
+        let digest = image.backing().map(|backing| backing.reference().digest);
+        if digest.is_some_and(|digest| blake3::Hash::from(digest).to_hex().as_str() != root) {
+            return false;
+        }
+        generation = image.parent().map(|(_, parent)| &**parent);
+    }
+    true
+}
+
+/// What an image is called beside one that is built on it.
+fn base_name(id: &str) -> String {
+    format!("ram.{id}.image")
+}
+
+/// The images in a folder that its RAM is built on.
+pub fn bases_in(folder: &Path) -> Vec<PathBuf> {
+    let is_base = |name: &str| {
+        let id = name
+            .strip_prefix("ram.")
+            .and_then(|rest| rest.strip_suffix(".image"));
+        id.is_some_and(|id| !id.is_empty())
+    };
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.file_name().to_str().is_some_and(is_base))
+        .map(|entry| entry.path())
+        .collect()
+}
+
+/// Writes an image so that it needs no other file: blocking. Its id stays.
+pub fn write_whole(image: &ImageReader, target: &Path) -> Result<()> {
+    let whole = options_of(image)
+        .map(|options| WriteOptions {
+            codec: Codec::Zstd(LEVEL),
+            parent: None,
+            parent_name: None,
+            backing: None,
+            ..options
+        })
+        .and_then(|options| write_image(target, &Contents(image), &options));
+    whole
+        .map(|_| ())
+        .map_err(|error| write_failed(target, &error))
 }
 
 /// Bytes a file takes on disk.
@@ -80,4 +221,34 @@ pub fn optimise(saved: &Saved) -> Result<()> {
     jiffy_store::optimise(&image, &recording, &path)
         .map(|_| ())
         .map_err(|error| write_failed(&path, &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_built_on_what_lies_beside_the_same_root_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let [base, here] = ["base", "here"].map(|name| folder.path().join(name));
+        fs::create_dir_all(&base).unwrap();
+        let bytes = [7; 32 << 10];
+        let root = base.join("root.erofs");
+        fs::write(&root, &bytes[..8 << 10]).unwrap();
+        let options = WriteOptions {
+            backing: Some(Backing::open(&root).unwrap()),
+            ..WriteOptions::default()
+        };
+        write_image(&base.join("ram.image"), &bytes[..], &options).unwrap();
+        let digest = blake3::hash(&bytes[..8 << 10]).to_hex().to_string();
+        let size = bytes.len() as u64;
+        for (root, fits) in [(&*digest, true), ("another", false)] {
+            fs::create_dir(&here).unwrap();
+            fs::hard_link(base.join("root.erofs"), here.join("root.erofs")).unwrap();
+            let built = built_on(&base, &here, size, root);
+            assert_eq!(built.is_some(), fits);
+            assert_eq!(bases_in(&here).len(), usize::from(fits));
+            fs::remove_dir_all(&here).unwrap();
+        }
+    }
 }

@@ -7,11 +7,14 @@
 //! | `snapshot.json` | the [`manifest`]: what it is and what it needs |
 //! | `state` | vCPUs, chips and devices, as the VMM wrote them |
 //! | `ram.image` | RAM as an image of the store, which the pager serves |
+//! | `ram.ID.image` | images that one is built on: further names of other snapshots' |
 //! | `ram.raw` | or RAM as a sparse file, which VMs map |
 //! | `root.erofs` | a further name of the image's file: the image may go |
 //! | `volumes/NAME.img` | a clone of each volume |
 //! | `prefault.json` | what a guest writes to at once when it goes on from a golden one |
 //! | `recording` | which chunks the first restore touched |
+//!
+//! What of RAM is in `root.erofs` is not in `ram.image` again, which says where it is.
 //!
 //! It is made under a name with a dot, synced, and renamed: after a crash it
 //! is there whole or not at all, and the next daemon removes what has a dot.
@@ -19,35 +22,50 @@
 //! * [`draft`]: one that is being made.
 //! * [`saved`]: one that is there.
 //! * [`memory`]: its RAM.
+//! * [`root_tables`]: what RAM has in common with the root file system.
 //! * [`inspect`]: what its RAM consists of.
 //! * [`remote`]: to and from registries.
+//! * [`disks`]: the VM's own root disk and its volumes there.
 
+pub mod disks;
 pub mod draft;
 pub mod inspect;
 pub mod manifest;
 pub mod memory;
 pub mod remote;
+pub mod root_tables;
 pub mod saved;
 
 use crate::cpu;
 use crate::error::{Error, Result};
 use crate::images::name as image_name;
 use crate::names;
+use root_tables::RootTables;
 use saved::Saved;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tracing::warn;
 
 /// The snapshots of a node's users.
 #[derive(Debug)]
 pub struct Snapshots {
     folder: PathBuf,
+    root_tables: Arc<RootTables>,
 }
 
 impl Snapshots {
     /// The snapshots in this folder.
     pub fn new(folder: PathBuf) -> Snapshots {
-        Snapshots { folder }
+        Snapshots {
+            folder,
+            root_tables: Arc::default(),
+        }
+    }
+
+    /// For those that are being made.
+    pub fn root_tables(&self) -> Arc<RootTables> {
+        Arc::clone(&self.root_tables)
     }
 
     /// Where they are.
@@ -101,6 +119,19 @@ impl Snapshots {
         }
         found.sort_by(|one, other| one.0.cmp(&other.0));
         Ok(found)
+    }
+
+    /// The folder of the last snapshot that was made of the VM with this name since
+    /// it was started (Unix time).
+    pub fn last_of(&self, vm: &str, started: u64) -> Result<Option<PathBuf>> {
+        let all = self.list()?.into_iter().map(|(_, saved)| saved);
+        let of_it =
+            all.filter(|saved| saved.manifest.vm == vm && saved.manifest.created >= started);
+        let last = of_it.max_by_key(|saved| {
+            let written = fs::metadata(saved.memory()).and_then(|file| file.modified());
+            (saved.manifest.created, written.ok())
+        });
+        Ok(last.map(|saved| saved.folder))
     }
 
     /// Removes a snapshot: blocking. It is there whole or not at all.

@@ -4,13 +4,14 @@
 //! where each chunk is; the pager fetches the rest as the VM needs it, what the
 //! first restore needed first.
 
+use super::disks::{MAX_SIZE, VolumeArtifact};
 use super::manifest::Manifest;
 use super::memory;
 use super::saved::{Saved, memory_in};
 use crate::durable;
 use crate::error::{Error, Result};
 use crate::images::artifact::{self, json};
-use crate::images::chunks::parse_id;
+use crate::images::chunks::{parse_id, with_origin};
 use crate::paths::Paths;
 use jiffy_registry::artifact::{Config, FileToPush};
 use jiffy_store::ImageReader;
@@ -28,6 +29,8 @@ pub const STATE: &str = "state";
 pub const MEMORY: &str = "ram.image";
 /// Largest state that is taken, bytes.
 pub const MAX_STATE: u64 = 64 << 20;
+/// Disks have whole sectors.
+const SECTOR: u64 = 512;
 const FORMAT: &str = "jiffy-origins";
 const VERSION: u32 = 1;
 
@@ -40,19 +43,18 @@ pub struct SnapshotArtifact {
     pub memory: String,
     /// Ids of the image of chunks of the root file system and of its parents.
     pub chunks: Vec<String>,
+    /// Id of the image of the VM's own root disk, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root_disk: Option<String>,
+    /// The VM's volumes, in its order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<VolumeArtifact>,
 }
 
 impl SnapshotArtifact {
-    /// Of a snapshot whose root file system has these chunks.
-    pub fn of(saved: &Saved, chunks: Vec<String>) -> Result<SnapshotArtifact> {
+    /// Refuses a snapshot that can't be pushed.
+    pub fn check(saved: &Saved) -> Result<()> {
         let manifest = &saved.manifest;
-        let spec = &manifest.spec;
-        if !spec.disks.is_empty() || spec.root_disk.is_some() {
-            return Err(Error::wrong_state(
-                "A snapshot with volumes or a root disk of its own can't be pushed.",
-            )
-            .hint("Push a snapshot of a VM that keeps its changes in memory."));
-        }
         if manifest.memory != MemoryForm::Image {
             return Err(Error::wrong_state("A golden snapshot can't be pushed."));
         }
@@ -62,17 +64,35 @@ impl SnapshotArtifact {
             )
             .hint("It is in a registry already: copy it there."));
         }
+        Ok(())
+    }
+
+    /// Of a snapshot whose root file system has these chunks, and whose VM's
+    /// own disks are these images.
+    pub fn of(
+        saved: &Saved,
+        chunks: Vec<String>,
+        root_disk: Option<String>,
+        volumes: Vec<VolumeArtifact>,
+    ) -> Result<SnapshotArtifact> {
+        SnapshotArtifact::check(saved)?;
         let image = ImageReader::open(&saved.memory())
             .map_err(|error| Error::internal(format!("The snapshot can't be read: {error}.")))?;
-        let mut manifest = manifest.clone();
+        let mut manifest = saved.manifest.clone();
         // Of this host.
         manifest.files.clear();
         manifest.source = None;
         manifest.lazy_root = None;
+        manifest.spec.from = None;
+        manifest.spec.own_volumes = false;
+        // What is pushed is whole.
+        manifest.shared_bytes = 0;
         Ok(SnapshotArtifact {
             manifest,
             memory: image.id().to_string(),
             chunks,
+            root_disk,
+            volumes,
         })
     }
 
@@ -85,8 +105,20 @@ impl SnapshotArtifact {
         })?;
         let wrong = |what: &str| Err(Error::invalid(format!("The snapshot {what}.")));
         let spec = &read.manifest.spec;
-        if !spec.disks.is_empty() || spec.root_disk.is_some() || spec.own_volumes {
+        crate::spec::check_volumes(&spec.disks)?;
+        let names = spec.disks.iter().map(|disk| &disk.name);
+        if !names.eq(read.volumes.iter().map(|volume| &volume.name)) || spec.own_volumes {
             return wrong("has volumes that are not in it");
+        }
+        let odd = |size: u64| size == 0 || size > MAX_SIZE || !size.is_multiple_of(SECTOR);
+        if read.volumes.iter().any(|volume| odd(volume.size)) {
+            return wrong("has a volume of a size that no volume has");
+        }
+        if spec.root_disk.is_some() != read.root_disk.is_some() {
+            return wrong("does not have the root disk that it speaks of");
+        }
+        if let Some(wanted) = &spec.root_disk {
+            crate::roots::check(wanted)?;
         }
         if spec.hidden || spec.from.is_some() || spec.init.is_some() {
             return wrong("is of a VM that can't be restored here");
@@ -98,7 +130,8 @@ impl SnapshotArtifact {
             return wrong("does not say what its root file system is");
         }
         parse_id(&read.memory)?;
-        for id in &read.chunks {
+        let volumes = read.volumes.iter().map(|volume| &volume.image);
+        for id in read.chunks.iter().chain(&read.root_disk).chain(volumes) {
             parse_id(id)?;
         }
         crate::spec::check_parts(spec)?;
@@ -114,11 +147,21 @@ impl SnapshotArtifact {
     }
 }
 
-/// The files of a snapshot, but for its root file system: blocking.
-pub fn files(saved: &Saved) -> Result<Vec<FileToPush>> {
-    let path = saved.memory();
-    let image = ImageReader::open(&path)
-        .map_err(|error| Error::internal(format!("The snapshot can't be read: {error}.")))?;
+/// The files of a snapshot, but for its disks: blocking. RAM that is built on
+/// other snapshots', or is in part in its root file system, is written whole into
+/// `scratch` first.
+pub fn files(saved: &Saved, scratch: &Path) -> Result<Vec<FileToPush>> {
+    let mut path = saved.memory();
+    let open = |path: &Path| {
+        ImageReader::open(path)
+            .map_err(|error| Error::internal(format!("The snapshot can't be read: {error}.")))
+    };
+    let mut image = open(&path)?;
+    if image.parent().is_some() || image.backing().is_some() {
+        path = scratch.join(MEMORY);
+        memory::write_whole(&image, &path)?;
+        image = open(&path)?;
+    }
     let tail = image.file_bytes() + 64 - image.metadata_bytes();
     Ok(vec![
         FileToPush::local(STATE, saved.state(), artifact::DATA),
@@ -135,8 +178,7 @@ pub fn begin_memory(
     origins: &[Origin],
 ) -> Result<()> {
     let path = memory_in(folder, MemoryForm::Image);
-    durable::save(&origins_file(&path), FORMAT, VERSION, &origins, true)
-        .map_err(|error| Error::io("write where a snapshot's bytes are", &path, &error))?;
+    save_origins(&path, origins)?;
     jiffy_store::partial::create(&path, length, tail, parse_id(id)?)
         .map_err(|error| memory::write_failed(&path, &error))
 }
@@ -148,9 +190,22 @@ pub fn origins(memory: &Path, paths: &Paths) -> Vec<Origin> {
         return Vec::new();
     }
     let peer = paths.peer.clone().map(|folder| Origin::Folder { folder });
-    let known: Vec<Origin> =
-        durable::load(&origins_file(memory), FORMAT, VERSION).unwrap_or_default();
-    peer.into_iter().chain(known).collect()
+    peer.into_iter().chain(known_origins(memory)).collect()
+}
+
+/// From now on what is missing of an image of RAM can be had here, too, or in
+/// another way: blocking.
+pub fn add_origin(memory: &Path, origin: Origin) -> Result<()> {
+    save_origins(memory, &with_origin(&known_origins(memory), origin))
+}
+
+fn known_origins(memory: &Path) -> Vec<Origin> {
+    durable::load(&origins_file(memory), FORMAT, VERSION).unwrap_or_default()
+}
+
+fn save_origins(memory: &Path, origins: &[Origin]) -> Result<()> {
+    durable::save(&origins_file(memory), FORMAT, VERSION, &origins, true)
+        .map_err(|error| Error::io("write where a snapshot's bytes are", memory, &error))
 }
 
 fn origins_file(memory: &Path) -> PathBuf {

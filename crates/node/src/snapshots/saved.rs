@@ -1,12 +1,16 @@
 //! A captured VM that is on disk, whole.
 
 use super::manifest::Manifest;
+use super::memory;
 use crate::durable;
 use crate::vm::start::{Handle, SavedRam};
 use jiffy_wire::api::{MemoryForm, Snapshot};
 use jiffy_wire::vmm::Extent;
 use std::io;
 use std::path::{Path, PathBuf};
+
+/// The root file system's file in such a folder.
+pub const ROOT: &str = "root.erofs";
 
 /// A captured VM's folder and what its manifest says.
 #[derive(Debug, Clone)]
@@ -63,6 +67,12 @@ impl Saved {
         Ok(())
     }
 
+    /// Has a guest gone on from it, so that it is known what that writes to?
+    /// That may be nothing.
+    pub fn was_tried(&self) -> bool {
+        prefault_in(&self.folder).exists()
+    }
+
     /// vCPUs, chips and devices.
     pub fn state(&self) -> PathBuf {
         self.folder.join("state")
@@ -75,7 +85,7 @@ impl Saved {
 
     /// The root file system.
     pub fn root(&self) -> PathBuf {
-        self.folder.join("root.erofs")
+        self.folder.join(ROOT)
     }
 
     /// A volume's clone.
@@ -90,10 +100,27 @@ impl Saved {
 
     /// RAM for a VMM to map, if it is kept so.
     pub fn mapped(&self) -> Option<SavedRam> {
-        (self.manifest.memory == MemoryForm::Raw).then(|| SavedRam::Mapped {
+        (self.manifest.memory == MemoryForm::Raw).then(|| self.raw())
+    }
+
+    /// The same of a golden snapshot, whose RAM is always kept so.
+    pub fn raw(&self) -> SavedRam {
+        SavedRam::Mapped {
             layers: vec![Handle::Path(self.memory())],
             layout: None,
-        })
+        }
+    }
+
+    /// Is RAM of this one a part of that of another, which was built on it?
+    pub fn is_base_of(&self, other: &Saved) -> bool {
+        use std::os::unix::fs::MetadataExt;
+        let number = |path: &Path| {
+            let metadata = std::fs::metadata(path).ok()?;
+            Some((metadata.dev(), metadata.ino()))
+        };
+        let ours = number(&self.memory());
+        let mut bases = memory::bases_in(&other.folder).into_iter();
+        ours.is_some() && bases.any(|base| number(&base) == ours)
     }
 
     /// As the API shows it.
@@ -120,9 +147,11 @@ impl Saved {
             cpu_features: manifest.cpu_features.clone(),
             memory: manifest.memory,
             memory_bytes: manifest.memory_bytes,
+            shared_bytes: manifest.shared_bytes,
             other_bytes: manifest.other_bytes,
             optimised: manifest.optimised,
             used_by,
+            children: Vec::new(),
         }
     }
 }

@@ -292,7 +292,6 @@ impl Actor {
                     self.recorder.faults(faults);
                 }
                 self.leave_pager();
-                self.publish();
                 let _ = reply.send(());
             }
             Command::Hibernate(reply) => self.hibernate(reply),
@@ -364,13 +363,22 @@ impl Actor {
     /// Spawns the VMM, and begins a new timeline with it.
     pub(super) fn spawn(&mut self, prepared: &mut Prepared) -> Result<Spawned> {
         let gate_time = self.settings.start_timeout;
-        let spawned = start::spawn(&self.settings.paths, &self.record, prepared, gate_time)?;
+        let spawned = start::spawn(
+            &self.settings.paths,
+            &self.settings.spares,
+            &self.record,
+            prepared,
+            gate_time,
+        )?;
         let mut recorder = Recorder::new(&self.settings.clock);
         recorder.received(prepared.received_ns);
         recorder.image_ready(prepared.lookup_ns, prepared.ready_ns);
         match spawned.was_standby {
             true => recorder.taken_over(spawned.spawn_ns.0, spawned.spawn_ns.1),
             false => recorder.spawned(spawned.spawn_ns.0, spawned.spawn_ns.1),
+        }
+        if spawned.was_spare {
+            recorder.by_a_spare();
         }
         if matches!(prepared.beginning, Beginning::Restore(_)) {
             recorder.restored();

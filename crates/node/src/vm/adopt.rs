@@ -13,6 +13,7 @@ use crate::vm::actor::{self, Actor, Gate, Running};
 use crate::vm::log::{self, Writer};
 use crate::vm::process::VmmProcess;
 use crate::vm::record::{MainState, VmRecord};
+use crate::vm::spares::NO_ID;
 use crate::vm::supervisor::Supervisor;
 use crate::vm::{control, end, hibernate, is_active};
 use crate::volumes::{Lease, Volumes};
@@ -32,6 +33,8 @@ use tracing::{info, warn};
 
 /// What the VMM of an unknown VM has to stop by itself.
 const STOP_TIME: Duration = Duration::from_secs(2);
+/// How often a spare VMM is looked at that must become a VM's or end.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// Registers every VM on disk, adopts those whose VMM lives, and ends VMMs
 /// that belong to none.
@@ -46,6 +49,7 @@ pub async fn all(
     let mut alive = if run_folders.is_empty() {
         HashMap::new()
     } else {
+        settle_spares(&paths.vms()).await;
         vmms(&paths.vms())
     };
     for id in ids_in(&paths.vms()) {
@@ -234,6 +238,7 @@ async fn end_orphan(settings: &Settings, id: &str, pid: u32) {
     };
     if !matches!(timeout(STOP_TIME, stopped).await, Ok(Some(_))) {
         process.kill();
+        let _ = timeout(STOP_TIME, process.ended()).await;
     }
     discard(settings, id, "its VMM was unknown");
 }
@@ -281,8 +286,9 @@ impl Actor {
         }
     }
 
-    /// A VM that the daemon before this one paused to capture it goes on; one
-    /// that its user paused stays so.
+    /// A VM that the daemon before this one paused to capture it goes on, with
+    /// all of its memory if it was to hibernate; one that its user paused stays
+    /// so.
     fn let_go_on(&self) {
         if self.record.state == VmState::Paused {
             return;
@@ -295,6 +301,14 @@ impl Actor {
                 info!(vm = %name, "a VM that was being captured goes on");
                 if let Err(why) = control::order(&socket, ControlRequest::Resume).await {
                     warn!(vm = %name, why, "a VM stays paused");
+                }
+            }
+            let balloon = control::request(&socket, ControlRequest::Balloon).await;
+            if matches!(balloon, Ok(ControlResponse::Balloon(status)) if status.target_mib > 0) {
+                info!(vm = %name, "a VM that was to hibernate gets its memory back");
+                let deflate = ControlRequest::SetBalloon { target_mib: 0 };
+                if let Err(why) = control::order(&socket, deflate).await {
+                    warn!(vm = %name, why, "a VM keeps its balloon");
                 }
             }
         });
@@ -328,25 +342,58 @@ fn ids_in(folder: &Path) -> Vec<String> {
         .collect()
 }
 
+/// A spare of the daemon before this one ends with it, but if it was told just
+/// before that which VM it is, it becomes that one: waits until it is one or
+/// the other.
+async fn settle_spares(vms: &Path) {
+    let deadline = Instant::now() + STOP_TIME;
+    let undecided = || vmms_of(vms, |id| id == NO_ID);
+    let mut left = undecided();
+    while !left.is_empty() && Instant::now() < deadline {
+        tokio::time::sleep(LOOK).await;
+        left = undecided();
+    }
+    for pid in left.into_values() {
+        let Ok(process) = VmmProcess::adopted(pid) else {
+            continue;
+        };
+        if undecided().values().any(|still| *still == pid) {
+            warn!(pid, "ending a spare VMM that did not end by itself");
+            process.kill();
+            let _ = timeout(STOP_TIME, process.ended()).await;
+        }
+    }
+}
+
 /// All VMMs whose configuration is in this folder: VM's id to process id.
 fn vmms(vms: &Path) -> HashMap<String, u32> {
+    vmms_of(vms, names::is_id)
+}
+
+fn vmms_of(vms: &Path, which: impl Fn(&str) -> bool) -> HashMap<String, u32> {
     let Ok(entries) = fs::read_dir("/proc") else {
         return HashMap::new();
     };
     entries
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
-        .filter_map(|pid| Some((vmm_id(pid, vms)?, pid)))
+        .filter_map(|pid| Some((folder_of(pid, vms)?, pid)))
+        .filter(|(id, _)| which(id))
         .collect()
 }
 
 /// The id of the VM whose VMM this process is.
 fn vmm_id(pid: u32, vms: &Path) -> Option<String> {
+    folder_of(pid, vms).filter(|id| names::is_id(id))
+}
+
+/// What stands in a VM's id's place in the command line of this process.
+fn folder_of(pid: u32, vms: &Path) -> Option<String> {
     let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     vmm_of(&line, vms)
 }
 
-/// The VM's id in the command line `jiffy-vmm run --config VMS/ID/vmm.json …`.
+/// The VM's id (or [`NO_ID`]) in the command line `jiffy-vmm run --config VMS/ID/vmm.json …`.
 fn vmm_of(command_line: &[u8], vms: &Path) -> Option<String> {
     let mut words = command_line.split(|byte| *byte == 0).skip(1);
     if words.next()? != b"run" || words.next()? != b"--config" {
@@ -355,7 +402,8 @@ fn vmm_of(command_line: &[u8], vms: &Path) -> Option<String> {
     let config = Path::new(OsStr::from_bytes(words.next()?));
     let folder = config.strip_prefix(vms).ok()?.parent()?;
     let id = folder.to_str()?;
-    (names::is_id(id) && config.file_name()? == "vmm.json").then(|| id.to_owned())
+    let known = names::is_id(id) || id == NO_ID;
+    (known && config.file_name()? == "vmm.json").then(|| id.to_owned())
 }
 
 #[cfg(test)]
@@ -369,6 +417,16 @@ mod tests {
             of("/lib/jiffy-vmm run --config /d/vms/0123456789ab/vmm.json --events-fd 3").as_deref(),
             Some("0123456789ab")
         );
+        assert_eq!(
+            of("jiffy-vmm run --config /d/vms/------------/vmm.json --spare-fd 3").as_deref(),
+            Some(NO_ID)
+        );
+        assert_eq!(
+            NO_ID.len(),
+            names::new_id().len(),
+            "one takes the other's place"
+        );
+        assert!(!names::is_id(NO_ID));
         for other in [
             "jiffy-vmm run --config /e/vms/0123456789ab/vmm.json",
             "jiffy-vmm run --config /d/vms/short/vmm.json",

@@ -5,7 +5,7 @@
 //!
 //! | record | state file | VMM | what the next daemon does |
 //! |---|---|---|---|
-//! | running | no matter | alive | resumes it: it was being captured |
+//! | running | no matter | alive | resumes it and deflates its balloon: it was being captured |
 //! | hibernated | there | alive | ends it: all of it is on disk |
 //! | hibernated | there | gone | nothing: it sleeps |
 //! | starting | there | gone | it sleeps again: it never went on |
@@ -234,13 +234,22 @@ impl Actor {
         let _ = fs::remove_dir_all(folder(&self.folder()));
     }
 
-    /// Needs no pager any more.
+    /// Needs no pager any more. The record says so first: a daemon that has it
+    /// otherwise would ask the pager for a VM that it knows no more.
     pub(super) fn leave_pager(&mut self) {
-        if self.record.paged.take().is_some() {
-            let settings = std::sync::Arc::clone(&self.settings);
-            let (id, ticket) = (self.record.id.clone(), self.pager_ticket);
-            tokio::spawn(async move { settings.pager.forget(&id, ticket).await });
+        if self.record.paged.take().is_none() {
+            return;
         }
+        let (written, known) = oneshot::channel();
+        self.saver.waiting.push(written);
+        self.changed();
+        let settings = std::sync::Arc::clone(&self.settings);
+        let (id, ticket) = (self.record.id.clone(), self.pager_ticket);
+        tokio::spawn(async move {
+            // If it can't be written, or is removed, nobody will read it.
+            let _ = known.await;
+            settings.pager.forget(&id, ticket).await;
+        });
     }
 
     /// Asks the pager what it has done for the VM.

@@ -4,6 +4,7 @@
 //! * [`actor`]: the task: it takes commands and hears the VMM, the guest and time.
 //! * [`guest`]: what the task makes of the guest's messages.
 //! * [`saver`]: the record on its way to the disk.
+//! * [`spares`]: VMMs that were started ahead.
 //! * [`start`]: from a record to a running VMM.
 //! * [`process`]: the VMM's process and its events.
 //! * [`supervisor`]: what the guest's init tells.
@@ -31,6 +32,7 @@ pub mod log;
 pub mod process;
 pub mod record;
 pub mod saver;
+pub mod spares;
 pub mod start;
 pub mod stop;
 pub mod supervisor;

@@ -6,8 +6,10 @@ use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
 };
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -115,6 +117,34 @@ impl VmmProcess {
         // An error means that it has ended already.
         let _ = pidfd_send_signal(self.pidfd.as_fd(), Signal::KILL);
     }
+}
+
+/// Is there such a process, and no zombie?
+pub fn is_alive(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+        stat.rsplit(')')
+            .next()
+            .is_some_and(|rest| !rest.starts_with(" Z"))
+    })
+}
+
+/// Tells `whom`, unless that is gone, when this process has ended, which
+/// somebody else waits for. Nothing is told of one that was waited for by now.
+pub fn at_its_end<T: Send + Sync + 'static>(
+    pid: u32,
+    whom: &Arc<T>,
+    tell: impl FnOnce(&T) + Send + 'static,
+) {
+    let Ok(process) = VmmProcess::adopted(pid) else {
+        return;
+    };
+    let whom = Arc::downgrade(whom);
+    tokio::spawn(async move {
+        process.ended().await;
+        if let Some(whom) = whom.upgrade() {
+            tell(&whom);
+        }
+    });
 }
 
 /// The pipe on which a VMM tells what it does.

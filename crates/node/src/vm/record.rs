@@ -95,6 +95,22 @@ pub struct Root {
     pub lazy: Option<LazyDisk>,
 }
 
+impl Root {
+    /// What tells it from roots with other contents. Of one that is not all here
+    /// nobody has computed the digest: whoever pushed it says what it is. The id
+    /// of its chunks is what it is read by.
+    pub fn contents_id(&self) -> String {
+        match &self.lazy {
+            None => self.digest.clone(),
+            Some(disk) => format!(
+                "chunks {} {}",
+                disk.chunks.first().map_or("", String::as_str),
+                if disk.ext4 { "ext4" } else { "erofs" }
+            ),
+        }
+    }
+}
+
 /// Memory that the pager serves to a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Paged {

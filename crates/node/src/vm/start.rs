@@ -10,6 +10,7 @@ use crate::roots;
 use crate::vm::control;
 use crate::vm::process::{Events, VmmProcess};
 use crate::vm::record::{Paged, Root, Spec, VmRecord};
+use crate::vm::spares::Spares;
 use crate::volumes::Lease;
 use jiffy_sys::spawn::{Detached, FIRST_DESCRIPTOR, spawn_detached};
 use jiffy_wire::api::{Origin, VolumeUse};
@@ -150,13 +151,17 @@ pub struct Spawned {
     pub spawn_ns: (u64, u64),
     /// It was restored ahead: what it did before this is no part of its start.
     pub was_standby: bool,
+    /// Its process was there before.
+    pub was_spare: bool,
 }
 
-/// Makes the run folder and the configuration, and spawns the VMM, or takes
-/// over the standby; a guest that is restored has so long to take on its new
-/// identity. After an error nothing runs; the caller removes the run folder.
+/// Makes the run folder and the configuration, and spawns the VMM, or has a
+/// spare be it, or takes over the standby; a guest that is restored has so long
+/// to take on its new identity. After an error nothing runs; the caller removes
+/// the run folder.
 pub fn spawn(
     paths: &Paths,
+    spares: &Spares,
     record: &VmRecord,
     prepared: &mut Prepared,
     gate_time: Duration,
@@ -170,7 +175,9 @@ pub fn spawn(
             }
         }
     }
-    spawn_process(paths, record, prepared, gate_time, false)
+    // Spares are for what somebody waits for.
+    let spares = (!prepared.low_priority).then_some(spares);
+    spawn_process(paths, spares, record, prepared, gate_time, false)
 }
 
 /// Spawns a VMM that restores its VM and holds it.
@@ -180,7 +187,7 @@ pub fn hold(
     prepared: &Prepared,
     gate_time: Duration,
 ) -> Result<Spawned> {
-    spawn_process(paths, record, prepared, gate_time, true)
+    spawn_process(paths, None, record, prepared, gate_time, true)
 }
 
 /// Gives a VM that is held the configuration it waits for. After an error its
@@ -240,6 +247,7 @@ fn write_config<'a>(
 
 fn spawn_process(
     paths: &Paths,
+    spares: Option<&Spares>,
     record: &VmRecord,
     prepared: &Prepared,
     gate_time: Duration,
@@ -273,8 +281,39 @@ fn spawn_process(
     let config = write_config(paths, record, prepared, gate_time, hold, &mut descriptors)?;
     let log = open_log(&folder.join("vmm.log"))
         .map_err(|error| Error::io("open the VMM's log", &folder.join("vmm.log"), &error))?;
-    let program = paths.vmm();
     let before = monotonic_ns();
+    let spare = spares.and_then(|spares| {
+        let (log, passed) = (log.as_fd(), &descriptors.passed);
+        spares.take(paths, &config, log, passed)
+    });
+    let was_spare = spare.is_some();
+    let process = match spare {
+        Some(process) => process,
+        None => spawn_vmm(paths, &config, &log, &descriptors)?,
+    };
+    let after = monotonic_ns();
+    if prepared.low_priority {
+        // Its threads inherit it; they don't exist yet.
+        let pid = Pid::from_raw(process.pid as i32);
+        let _ = rustix::process::setpriority_process(pid, LOW_PRIORITY);
+    }
+    Ok(Spawned {
+        process,
+        events,
+        listener,
+        spawn_ns: (before, after),
+        was_standby: false,
+        was_spare,
+    })
+}
+
+fn spawn_vmm(
+    paths: &Paths,
+    config: &Path,
+    log: &File,
+    descriptors: &Descriptors<'_>,
+) -> Result<VmmProcess> {
+    let program = paths.vmm();
     let pid = spawn_detached(&Detached {
         program: &program,
         arguments: &[
@@ -284,25 +323,13 @@ fn spawn_process(
             OsStr::new("--events-fd"),
             OsStr::new("3"),
         ],
-        directory: &folder,
+        directory: config.parent().unwrap_or(Path::new("/")),
         output: log.as_fd(),
         descriptors: &descriptors.passed,
     })
     .map_err(|error| spawn_error(&program, &error))?;
-    let after = monotonic_ns();
-    if prepared.low_priority {
-        // Its threads inherit it; they don't exist yet.
-        let _ = rustix::process::setpriority_process(Pid::from_raw(pid as i32), LOW_PRIORITY);
-    }
-    let process = VmmProcess::child(pid)
-        .map_err(|error| Error::internal(format!("The VMM can't be watched: {error}.")))?;
-    Ok(Spawned {
-        process,
-        events,
-        listener,
-        spawn_ns: (before, after),
-        was_standby: false,
-    })
+    VmmProcess::child(pid)
+        .map_err(|error| Error::internal(format!("The VMM can't be watched: {error}.")))
 }
 
 /// What a VMM inherits: its events first.
@@ -369,12 +396,11 @@ fn vmm_config<'a>(
 ) -> Result<VmmConfig> {
     let spec = &record.spec;
     let folder = paths.vm(&record.id);
-    let guest =
-        serde_json::to_string(&guest_config(record, &prepared.root.path)).map_err(|error| {
-            Error::internal(format!(
-                "The guest's configuration can't be written: {error}."
-            ))
-        })?;
+    let guest = serde_json::to_string(&guest_config(record, &prepared.root)).map_err(|error| {
+        Error::internal(format!(
+            "The guest's configuration can't be written: {error}."
+        ))
+    })?;
     if guest.len() > guest::MAX_CONFIG {
         return Err(Error::invalid(format!(
             "The command and its environment make {} bytes of configuration; at most {} fit.",
@@ -422,8 +448,16 @@ fn vmm_config<'a>(
 /// A VM's disks; the first is filled on demand if its image is not all here.
 fn disks(paths: &Paths, prepared: &Prepared) -> Vec<Disk> {
     let mut disks = prepared.disks.clone();
-    if let (Some(lazy), Some(root)) = (&prepared.root.lazy, disks.first_mut()) {
+    // A copy of the image that the VM writes to is all there.
+    let root = disks.first_mut().filter(|root| root.read_only);
+    if let (Some(lazy), Some(root)) = (&prepared.root.lazy, root) {
         root.residency = Some(lazy.residency(paths));
+    } else if let Some(root) = disks.first_mut() {
+        // A guest that boots in the background, to be kept, shows what a boot
+        // needs. All of the root is in a writable one's file.
+        root.note_reads = prepared.low_priority
+            && root.read_only
+            && matches!(prepared.beginning, Beginning::Boot);
     }
     disks
 }
@@ -479,13 +513,13 @@ fn mounts(spec: &Spec) -> Vec<DiskMount> {
     spec.disks.iter().enumerate().filter_map(mount).collect()
 }
 
-fn guest_config(record: &VmRecord, image: &Path) -> GuestConfig {
+fn guest_config(record: &VmRecord, root: &Root) -> GuestConfig {
     let spec = &record.spec;
     GuestConfig {
         version: guest::VERSION,
         vm_id: record.id.clone(),
         hostname: Some(spec.hostname.clone().unwrap_or_else(|| record.name.clone())),
-        root: roots::guest_root(spec, image),
+        root: roots::guest_root(spec, roots::fstype(root)),
         disks: mounts(spec),
         handover: spec.init.clone(),
         main: spec.command.clone(),

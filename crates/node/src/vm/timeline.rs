@@ -37,6 +37,7 @@ pub struct Recorder {
     image_ready: Option<(u64, u64)>,
     spawn: Option<(u64, u64)>,
     standby: Option<(u64, u64)>,
+    spare: bool,
     vmm: Vec<(String, u64, u64, Option<String>)>,
     marks: Vec<(u8, u64)>,
     guest: Vec<GuestSpan>,
@@ -108,6 +109,11 @@ impl Recorder {
     /// `jiffy-vmm` was started; `start_ns` is before, `end_ns` after the call.
     pub fn spawned(&mut self, start_ns: u64, end_ns: u64) {
         self.spawn = Some((start_ns, end_ns));
+    }
+
+    /// Its VMM was there before: it was told what it is instead of spawned.
+    pub fn by_a_spare(&mut self) {
+        self.spare = true;
     }
 
     /// A VM that was restored ahead was given its configuration. What its VMM
@@ -210,12 +216,16 @@ impl Recorder {
             let main = self.vmm.iter().find(|(name, ..)| name == VMM_MAIN);
             let first = self.vmm.iter().map(|(_, start, ..)| *start).min();
             let end = main.map(|(_, start, ..)| *start).or(first);
-            spans.push(Span::new(
+            let span = Span::new(
                 Track::Node,
                 names::VMM_SPAWNED,
                 start,
                 end.unwrap_or(returned),
-            ));
+            );
+            spans.push(match self.spare {
+                true => span.with_detail("a spare"),
+                false => span,
+            });
         }
     }
 

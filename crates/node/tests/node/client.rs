@@ -66,7 +66,10 @@ pub fn request(mut stream: impl Read + Write, head: &str, body: &[u8]) -> io::Re
             }
         }
     } else {
-        reader.read_to_end(&mut body)?;
+        // Not to the end: a node that left some of the request unread resets
+        // the connection behind its answer.
+        body.resize(content_length(&headers), 0);
+        reader.read_exact(&mut body)?;
     }
     Ok(Answer { status, body })
 }
@@ -80,6 +83,14 @@ fn read_head(reader: &mut impl BufRead) -> io::Result<(u16, String)> {
     }
     let status = head[9..12].parse().map_err(io::Error::other)?;
     Ok((status, head.to_lowercase()))
+}
+
+/// Of an answer whose header is this, in small letters; nothing after 204.
+fn content_length(headers: &str) -> usize {
+    let Some(length) = headers.split("content-length: ").nth(1) else {
+        return 0;
+    };
+    length.split("\r\n").next().unwrap().parse().unwrap()
 }
 
 /// A connection to the node's Unix socket.
@@ -118,9 +129,7 @@ impl Frames {
         }
         let (status, head) = read_head(&mut &head[..]).unwrap();
         if status != 101 {
-            let length = head.split("content-length: ").nth(1).unwrap();
-            let length = length.split("\r\n").next().unwrap().parse().unwrap();
-            let mut body = vec![0; length];
+            let mut body = vec![0; content_length(&head)];
             stream.read_exact(&mut body).unwrap();
             return Err(Answer { status, body });
         }

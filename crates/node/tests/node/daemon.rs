@@ -57,6 +57,20 @@ impl Daemon {
         }
     }
 
+    /// Runs, and its base image has what is at the beginning of a VM's RAM.
+    pub fn with_memory_in_its_root() -> Daemon {
+        let mut daemon = Daemon::prepared(&[]);
+        let mut chunk = vec![0; 8192];
+        chunk[..4096].fill(0x55);
+        fs::write(
+            daemon.folder.path().join("share/images/base.tar"),
+            tar_of(&[("chunk", &chunk)]),
+        )
+        .unwrap();
+        daemon.up();
+        daemon
+    }
+
     pub fn command(&self) -> std::process::Command {
         let path = |name: &str| self.folder.path().join(name);
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_jiffyd"));
@@ -87,6 +101,15 @@ impl Daemon {
                 .and_then(|stream| request(stream, "GET /v1/info HTTP/1.1", b""))
                 .is_ok()
         });
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.as_ref().unwrap().id()
+    }
+
+    /// It has not ended by itself.
+    pub fn is_up(&mut self) -> bool {
+        self.process.as_mut().unwrap().try_wait().unwrap().is_none()
     }
 
     /// SIGKILL.
@@ -230,7 +253,7 @@ impl Drop for Daemon {
             let _ = process.kill();
             let _ = process.wait();
         }
-        for pid in vmms(&self.data) {
+        for pid in [vmms(&self.data), spares(&self.data)].concat() {
             kill(pid);
         }
         for pid in pagers(self.folder.path()) {
@@ -260,7 +283,20 @@ pub fn is_alive(pid: u32) -> bool {
 /// Processes of VMMs with their configuration in this data folder.
 pub fn vmms(data: &Path) -> Vec<u32> {
     let marker = data.join("vms").display().to_string();
-    processes(|line| line.contains("jiffy-vmm\0run\0") && line.contains(&marker))
+    let spare = spare_marker(data);
+    processes(|line| {
+        line.contains("jiffy-vmm\0run\0") && line.contains(&marker) && !line.contains(&spare)
+    })
+}
+
+/// Those that wait to be told which VM they are.
+pub fn spares(data: &Path) -> Vec<u32> {
+    let spare = spare_marker(data);
+    processes(|line| line.contains(&spare))
+}
+
+fn spare_marker(data: &Path) -> String {
+    data.join("vms/------------/").display().to_string()
 }
 
 fn processes(holds: impl Fn(&str) -> bool) -> Vec<u32> {

@@ -1,6 +1,8 @@
 //! Golden snapshots: made once, used from then on, dropped when bad.
 
 use crate::daemon::{Daemon, command, eventually, id_of, kill, shell, tar_of, vm, vmms};
+use crate::images::{by_name, configs, encoded, pull, push};
+use crate::registry::Registry;
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{CreateVm, ErrorKind, Origin, Pruned, Snapshot, Vm};
 use jiffy_wire::timeline::{Timeline, names};
@@ -91,6 +93,24 @@ fn the_second_run_starts_from_what_the_first_left() {
     assert!(golden(&daemon).is_empty());
     assert_eq!(fs::read_dir(daemon.data.join("golden")).unwrap().count(), 0);
     assert_eq!(run(&daemon, restored()).1, None);
+}
+
+#[test]
+fn one_that_was_never_tried_is_made_again() {
+    let mut daemon = Daemon::start();
+    run(&daemon, vm(command(&["true"])));
+    let first = made(&daemon);
+    // As if the daemon had ended between the two.
+    daemon.killed();
+    let folder = fs::read_dir(daemon.data.join("golden")).unwrap().next();
+    let folder = folder.unwrap().unwrap().path();
+    fs::remove_file(folder.join("prefault.json")).unwrap();
+    daemon.up();
+    assert!(golden(&daemon).is_empty());
+    assert_eq!(run(&daemon, vm(command(&["true"]))).1, None);
+    assert_eq!(made(&daemon).name, first.name);
+    assert!(folder.join("prefault.json").exists());
+    assert_eq!(run(&daemon, vm(command(&["true"]))).1, Some(Origin::Golden));
 }
 
 #[test]
@@ -227,5 +247,91 @@ fn what_changed_has_another() {
         .try_run(mine())
         .unwrap_err()
         .error(ErrorKind::NotFound);
+    daemon.nothing_left();
+}
+
+#[test]
+fn an_image_that_is_mostly_elsewhere_has_one_that_goes_with_it() {
+    let registry = Registry::start();
+    let maker = Daemon::start();
+    let push_of = |contents: &[u8]| {
+        let tar = tar_of(&[("hello", contents)]);
+        maker
+            .post("/v1/images/mine?kind=root", &tar)
+            .json::<jiffy_wire::api::Image>();
+        push(&maker, "mine", &registry.name("mine:1")).unwrap();
+    };
+    push_of(b"one");
+    let mut daemon = Daemon::start();
+    let name = registry.name("mine:1");
+    pull(&daemon, &by_name(&name)).unwrap();
+    let mine = || CreateVm {
+        image: Some(name.clone()),
+        ..vm(shell("echo $RESTORED"))
+    };
+    assert_eq!(run(&daemon, mine()).1, None);
+    made(&daemon);
+    // It has no file of what is not here.
+    let folders = || fs::read_dir(daemon.data.join("golden")).unwrap().flatten();
+    let folder = folders().next().unwrap().path();
+    assert!(folder.join("ram.raw").exists());
+    assert!(!folder.join("root.erofs").exists());
+    // With a process of its own, then by one that was restored ahead: both ask
+    // for what is missing.
+    let reads = |id: &str, daemon: &Daemon| {
+        let (config, _) = configs(daemon, id);
+        let residency = config.disks[0].residency.as_ref();
+        assert!(
+            residency.is_some_and(|it| it.present.exists()),
+            "{config:?}"
+        );
+        assert!(!config.disks[0].note_reads);
+    };
+    let again = |daemon: &Daemon| {
+        let frames = daemon.run(mine());
+        let id = id_of(&frames);
+        assert_eq!(frames.finish().text(), "1\n");
+        assert_eq!(daemon.vm(&id).origin, Some(Origin::Golden));
+        reads(&id, daemon);
+        let timeline: Timeline = daemon.get(&format!("/v1/vms/{id}/timeline")).json();
+        timeline.find(names::STANDBY_TAKEN).is_some()
+    };
+    assert!(!again(&daemon));
+    eventually("one is restored ahead and taken", || again(&daemon));
+    // A snapshot of its guest is whole, and needs no registry.
+    let idle: Vm = daemon
+        .run_detached(CreateVm {
+            image: Some(name.clone()),
+            ..CreateVm::default()
+        })
+        .json();
+    assert_eq!(idle.origin, Some(Origin::Golden));
+    let path = format!("/v1/vms/{}/snapshots", idle.id);
+    assert_eq!(daemon.post(&path, br#"{"name":"whole"}"#).status, 200);
+    assert!(daemon.data.join("snapshots/whole/root.erofs").exists());
+    daemon.killed();
+    daemon.up();
+    again(&daemon);
+    let remove_vms = |daemon: &Daemon| {
+        for vm in daemon.get("/v1/vms?all=true").json::<Vec<Vm>>() {
+            daemon.delete(&format!("/v1/vms/{}?force=true", vm.id));
+        }
+    };
+    remove_vms(&daemon);
+
+    // Pulled again it is another image; removed, all of it goes.
+    push_of(b"two");
+    pull(&daemon, &by_name(&name)).unwrap();
+    assert!(golden(&daemon).is_empty());
+    assert_eq!(run(&daemon, mine()).1, None);
+    made(&daemon);
+    remove_vms(&daemon);
+    let path = format!("/v1/images/{}", encoded(&name));
+    assert_eq!(daemon.delete(&path).status, 204);
+    assert!(golden(&daemon).is_empty());
+    for folder in ["golden", "chunks", "disks"] {
+        let left = fs::read_dir(daemon.data.join(folder)).unwrap();
+        assert_eq!(left.count(), 0, "{folder}");
+    }
     daemon.nothing_left();
 }

@@ -3,18 +3,20 @@
 use crate::client::Answer;
 use crate::daemon::{Daemon, command, eventually, id_of, tar_of, vm};
 use crate::registry::Registry;
+use crate::snapshots::chunks;
 use jiffy_wire::agent::{Command, ExitStatus};
 use jiffy_wire::api::{
     ApiError, Committed, CreateVm, ErrorKind, Image, NoCommand, PullImage, PullStep, PushArtifact,
     VmState,
 };
-use jiffy_wire::guest::GuestConfig;
+use jiffy_wire::guest::{GuestConfig, Root};
 use jiffy_wire::vmm::{FwCfgContents, VmmConfig};
 use serde_json::json;
 use std::fs;
+use std::os::unix::fs::FileExt;
 
 /// The last step of a pull or push, and how many there were.
-fn steps(answer: &Answer) -> Vec<PullStep> {
+pub fn steps(answer: &Answer) -> Vec<PullStep> {
     assert_eq!(
         answer.status,
         200,
@@ -28,7 +30,7 @@ fn steps(answer: &Answer) -> Vec<PullStep> {
         .collect()
 }
 
-fn pull(daemon: &Daemon, wanted: &PullImage) -> Result<(Image, u64), ApiError> {
+pub fn pull(daemon: &Daemon, wanted: &PullImage) -> Result<(Image, u64), ApiError> {
     let answer = daemon.post("/v1/pulls", &serde_json::to_vec(wanted).unwrap());
     if answer.status != 200 {
         return Err(serde_json::from_slice(&answer.body).unwrap());
@@ -40,7 +42,7 @@ fn pull(daemon: &Daemon, wanted: &PullImage) -> Result<(Image, u64), ApiError> {
     }
 }
 
-fn by_name(reference: &str) -> PullImage {
+pub fn by_name(reference: &str) -> PullImage {
     PullImage {
         reference: reference.into(),
         renew: true,
@@ -48,7 +50,7 @@ fn by_name(reference: &str) -> PullImage {
     }
 }
 
-fn push(daemon: &Daemon, name: &str, reference: &str) -> Result<(String, u64, u64), ApiError> {
+pub fn push(daemon: &Daemon, name: &str, reference: &str) -> Result<(String, u64, u64), ApiError> {
     let wanted = PushArtifact {
         name: name.into(),
         kind: None,
@@ -70,11 +72,11 @@ fn push(daemon: &Daemon, name: &str, reference: &str) -> Result<(String, u64, u6
     }
 }
 
-fn encoded(name: &str) -> String {
+pub fn encoded(name: &str) -> String {
     name.replace('/', "%2F")
 }
 
-fn configs(daemon: &Daemon, id: &str) -> (VmmConfig, GuestConfig) {
+pub fn configs(daemon: &Daemon, id: &str) -> (VmmConfig, GuestConfig) {
     let config = fs::read(daemon.vm_folder(id).join("vmm.json")).unwrap();
     let config: VmmConfig = serde_json::from_slice(&config).unwrap();
     let FwCfgContents::Text(text) = &config.fw_cfg[0].contents else {
@@ -85,7 +87,7 @@ fn configs(daemon: &Daemon, id: &str) -> (VmmConfig, GuestConfig) {
 }
 
 /// Bytes that can't be packed.
-fn noise(count: usize) -> Vec<u8> {
+pub fn noise(count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
     blake3::Hasher::new().finalize_xof().fill(&mut bytes);
     bytes
@@ -436,7 +438,7 @@ fn a_vms_changes_become_an_image_that_shares_with_its_parent() {
 #[test]
 fn a_snapshot_goes_through_a_registry() {
     let registry = Registry::start();
-    let daemon = Daemon::start();
+    let daemon = Daemon::with_memory_in_its_root();
     let frames = daemon.run(CreateVm {
         name: Some("box".into()),
         ..vm(command(&["/bin/sleep", "1000"]))
@@ -444,6 +446,8 @@ fn a_snapshot_goes_through_a_registry() {
     daemon.when("box", VmState::Running);
     let made = daemon.post("/v1/vms/box/snapshots", br#"{"name":"ready"}"#);
     assert_eq!(made.status, 200, "{}", String::from_utf8_lossy(&made.body));
+    // What goes there needs no file beside it.
+    assert_eq!(chunks(&daemon, "ready", "root"), 1);
     let to = registry.name("snap:1");
     let (manifest, sent, _) = push(&daemon, "ready", &to).unwrap();
     assert!(sent > 0);
@@ -463,6 +467,9 @@ fn a_snapshot_goes_through_a_registry() {
         (to.as_str(), "box")
     );
     assert!(fetched > 0);
+    let memory = encoded(&to);
+    assert_eq!(chunks(&other, &memory, "root"), 0);
+    assert_eq!(chunks(&other, &memory, "zstd"), 2);
     assert_eq!(pulled(&by_name(&to)).1, 0, "{manifest} is here");
     let vm: jiffy_wire::api::Vm = other
         .run_detached(CreateVm {
@@ -475,7 +482,59 @@ fn a_snapshot_goes_through_a_registry() {
     assert!(config.disks[0].residency.is_some());
     let listed: Vec<jiffy_wire::api::Snapshot> = other.get("/v1/snapshots").json();
     assert_eq!(listed[0].name, to);
+    // A child has what its parent's snapshot was made of, longer than that.
+    let forked = other.post("/v1/vms/again/fork", br#"{"name":"child"}"#);
+    assert_eq!(forked.status, 200);
     assert_eq!(other.delete("/v1/vms/again?force=true").status, 204);
     let path = format!("/v1/snapshots/{}", encoded(&to));
     assert_eq!(other.delete(&path).status, 204);
+    let left = |folder: &str| fs::read_dir(other.data.join(folder)).unwrap().count();
+    assert!(left("chunks") > 0 && left("disks") > 0);
+    assert_eq!(other.delete("/v1/vms/child?force=true").status, 204);
+    pulled(&by_name(&to));
+    assert_eq!(other.delete(&path).status, 204);
+    assert_eq!((left("chunks"), left("disks")), (0, 0));
+}
+
+#[test]
+fn what_kind_of_file_system_an_image_has_goes_through_a_registry() {
+    let registry = Registry::start();
+    let daemon = Daemon::start();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image");
+    let file = fs::File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)
+        .unwrap();
+    let options = jiffy_ext4::Options {
+        bytes: 16 << 20,
+        ..jiffy_ext4::Options::default()
+    };
+    jiffy_ext4::format(&file, &options).unwrap();
+    file.write_all_at(&noise(1 << 20), 12 << 20).unwrap();
+    let bytes = fs::read(&path).unwrap();
+    let image: Image = daemon.post("/v1/images/mine", &bytes).json();
+    let to = registry.name("mine:1");
+    push(&daemon, "mine", &to).unwrap();
+
+    let other = Daemon::start();
+    let (pulled, fetched) = pull(&other, &by_name(&to)).unwrap();
+    assert_eq!(pulled.digest, image.digest);
+    assert!(fetched < 1 << 20, "{fetched}");
+    // Nothing of it is here yet, and what it is is known.
+    let vm: jiffy_wire::api::Vm = other
+        .run_detached(CreateVm {
+            image: Some(to),
+            ..vm(command(&["/bin/sleep", "1000"]))
+        })
+        .json();
+    let (config, guest) = configs(&other, &vm.id);
+    assert!(config.disks[0].residency.is_some());
+    assert!(
+        matches!(&guest.root, Root::Overlay { fstype, .. } if fstype == "ext4"),
+        "{:?}",
+        guest.root
+    );
 }

@@ -1,16 +1,23 @@
 //! The daemon from outside: a real `jiffyd`, its API, and a stand-in for
-//! `jiffy-vmm` (see `examples/fake-vmm.rs`) whose "guests" run real programs.
+//! `jiffy-vmm` (see `examples/fake-vmm/`) whose "guests" run real programs.
 
 mod adoption;
 mod api;
 mod client;
+mod crashes;
 mod daemon;
 mod failures;
+mod forks;
+mod gate;
 mod golden;
 mod images;
 mod life;
+mod pulls;
 mod registry;
 mod room;
 mod running;
+mod sleep;
 mod snapshots;
+mod spares;
 mod standby;
+mod volume_artifacts;

@@ -9,10 +9,11 @@ use std::process::Command;
 
 /// A file system of a few MiB. Mounting takes root; without it there is no
 /// disk to fill.
-struct SmallDisk(tempfile::TempDir);
+pub struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
-    fn new(size: &str) -> Option<SmallDisk> {
+    /// None without the right to mount.
+    pub fn new(size: &str) -> Option<SmallDisk> {
         let folder = tempfile::tempdir().unwrap();
         let mounted = Command::new("mount")
             .args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
@@ -26,18 +27,20 @@ impl SmallDisk {
         Some(SmallDisk(folder))
     }
 
-    fn path(&self) -> &Path {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
         self.0.path()
     }
 
     /// Uses the disk up, to the last byte.
-    fn fill(&self) {
+    pub fn fill(&self) {
         let mut file = fs::File::create(self.path().join("ballast")).unwrap();
         let full = std::io::copy(&mut std::io::repeat(1), &mut file);
         assert!(full.is_err());
     }
 
-    fn free(&self) {
+    /// Gives back what was used up.
+    pub fn free(&self) {
         fs::remove_file(self.path().join("ballast")).unwrap();
     }
 }
@@ -48,7 +51,8 @@ impl Drop for SmallDisk {
     }
 }
 
-fn daemon_on(disk: &SmallDisk) -> Daemon {
+/// A daemon with its data there.
+pub fn daemon_on(disk: &SmallDisk) -> Daemon {
     let mut daemon = Daemon::prepared(&[]);
     daemon.data = disk.path().join("data");
     daemon.up();
@@ -127,7 +131,10 @@ fn a_snapshot_that_finds_no_room_leaves_a_running_vm_and_nothing_else() {
         return;
     };
     let daemon = daemon_on(&disk);
-    daemon.run_detached(named("box", vm(shell("while true; do sleep 0.02; done"))));
+    // It writes nothing, and ends with the disk.
+    let data = disk.path().join("data");
+    let wait = format!("while test -d {}; do sleep 0.02; done", data.display());
+    daemon.run_detached(named("box", vm(shell(&wait))));
     let before = daemon.vm("box");
     disk.fill();
     let orders: [(&str, &[u8]); 3] = [

@@ -1,19 +1,21 @@
-//! Pause, snapshots, VMs from them, fork, hibernate and wake.
+//! Pause, snapshots, VMs from them, and what kills them on the way.
 
-use crate::daemon::{Daemon, bad_vm, eventually, id_of, named, pagers, shell, started, vm, vmms};
-use crate::daemon::{is_alive, kill, let_go};
+use crate::daemon::{Daemon, bad_vm, eventually, id_of, named, pagers, shell, started, vm};
+use crate::daemon::{kill, let_go};
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{
-    CreateVm, ErrorKind, ForkVm, Forked, Hibernated, MakeSnapshot, MemoryForm, MemoryReport,
-    Origin, RunVm, Snapshot, SnapshotMade, Vm, VmState, VolumeUse,
+    CreateVm, ErrorKind, ForkVm, Forked, MakeSnapshot, MemoryForm, MemoryReport, Origin, RunVm,
+    Snapshot, SnapshotMade, Vm, VmState, VolumeUse,
 };
 use jiffy_wire::timeline::{Timeline, names};
 use std::collections::HashSet;
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-fn snapshot(daemon: &Daemon, vm: &str, name: &str, stop: bool) -> crate::client::Answer {
+pub fn snapshot(daemon: &Daemon, vm: &str, name: &str, stop: bool) -> crate::client::Answer {
     let wanted = MakeSnapshot {
         name: name.into(),
         stop,
@@ -22,7 +24,7 @@ fn snapshot(daemon: &Daemon, vm: &str, name: &str, stop: bool) -> crate::client:
     daemon.post(&format!("/v1/vms/{vm}/snapshots"), &body)
 }
 
-fn fork(daemon: &Daemon, vm: &str, count: u32, name: Option<&str>) -> crate::client::Answer {
+pub fn fork(daemon: &Daemon, vm: &str, count: u32, name: Option<&str>) -> crate::client::Answer {
     let wanted = ForkVm {
         count: Some(count),
         name: name.map(str::to_owned),
@@ -31,7 +33,7 @@ fn fork(daemon: &Daemon, vm: &str, count: u32, name: Option<&str>) -> crate::cli
     daemon.post(&format!("/v1/vms/{vm}/fork"), &body)
 }
 
-fn from(snapshot: &str) -> CreateVm {
+pub fn from(snapshot: &str) -> CreateVm {
     CreateVm {
         from: Some(snapshot.into()),
         ..CreateVm::default()
@@ -39,14 +41,14 @@ fn from(snapshot: &str) -> CreateVm {
 }
 
 /// A command that counts, and says so, until it is ended.
-fn counter() -> CreateVm {
+pub fn counter() -> CreateVm {
     vm(shell(
         "echo begun $RESTORED; n=0; while true; do n=$((n+1)); echo $n; sleep 0.02; done",
     ))
 }
 
 /// In the order of their beginning, these spans are there.
-fn in_order(timeline: &Timeline, wanted: &[&str]) {
+pub fn in_order(timeline: &Timeline, wanted: &[&str]) {
     let mut last = 0;
     for name in wanted {
         let span = timeline.find(name).unwrap_or_else(|| panic!("no {name}"));
@@ -55,7 +57,7 @@ fn in_order(timeline: &Timeline, wanted: &[&str]) {
     }
 }
 
-fn entries(folder: &Path) -> Vec<String> {
+pub fn entries(folder: &Path) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -65,7 +67,7 @@ fn entries(folder: &Path) -> Vec<String> {
 }
 
 /// How often the kernel has switched away from a process so far.
-fn times_run(pid: u32) -> u64 {
+pub fn times_run(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let counts = status.lines().filter(|line| line.contains("ctxt_switches"));
     counts
@@ -80,7 +82,7 @@ fn times_run(pid: u32) -> u64 {
 }
 
 /// Waits until a process is stopped; how often it has run by then.
-fn stands_still(pid: u32) -> u64 {
+pub fn stands_still(pid: u32) -> u64 {
     eventually("it is stopped", || {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
         stat.rsplit(')').next().unwrap().starts_with(" T")
@@ -309,6 +311,157 @@ fn a_vm_goes_on_from_a_snapshot_any_number_of_times() {
     });
 }
 
+/// Chunks of RAM by kind.
+pub fn chunks(daemon: &Daemon, name: &str, kind: &str) -> u64 {
+    let report: MemoryReport = daemon.get(&format!("/v1/snapshots/{name}/memory")).json();
+    let kinds = report.kinds.iter().filter(|found| found.kind == kind);
+    kinds.map(|kind| kind.chunks).sum()
+}
+
+#[test]
+fn a_snapshot_of_a_restored_vm_keeps_what_changed_and_outlives_its_parents() {
+    let daemon = Daemon::start();
+    daemon.run_detached(named("vm0", counter()));
+    snapshot(&daemon, "vm0", "s0", true).json::<SnapshotMade>();
+    assert_eq!(chunks(&daemon, "s0", "parent"), 0);
+    // Each writes one chunk of its own and leaves the other as it was.
+    for n in 1..=3 {
+        let (vm, name) = (format!("vm{n}"), format!("s{n}"));
+        let parent = format!("s{}", n - 1);
+        daemon.run_detached(named(&vm, from(&parent))).json::<Vm>();
+        let made: SnapshotMade = snapshot(&daemon, &vm, &name, true).json();
+        assert_eq!(made.snapshot.parent.as_ref(), Some(&parent));
+        assert!(made.snapshot.shared_bytes > 0);
+        assert_eq!(chunks(&daemon, &name, "parent"), 1);
+        assert_eq!(chunks(&daemon, &name, "zero"), (128 << 20) / (8 << 10) - 2);
+        let bases = entries(&daemon.data.join("snapshots").join(&name));
+        let bases = bases.iter().filter(|file| file.starts_with("ram."));
+        assert_eq!(bases.count(), n + 1, "its own memory, and of all above it");
+        let parent: Snapshot = daemon.get(&format!("/v1/snapshots/{parent}")).json();
+        assert_eq!(parent.children[0], name);
+    }
+    let shown: Snapshot = daemon.get("/v1/snapshots/s0").json();
+    assert_eq!(shown.children, ["s1", "s2", "s3"]);
+    for vm in daemon.get("/v1/vms?all=true").json::<Vec<Vm>>() {
+        daemon.delete(&format!("/v1/vms/{}?force=true", vm.id));
+    }
+    // Parents go first, and the last one is still all there.
+    for name in ["s1", "s0", "s2"] {
+        assert_eq!(daemon.delete(&format!("/v1/snapshots/{name}")).status, 204);
+    }
+    let path = daemon.data.join("snapshots/s3/ram.image");
+    let image = jiffy_store::ImageReader::open(&path).unwrap();
+    image.verify().unwrap();
+    let mut chunk = vec![0; 8 << 10];
+    image.read_chunk(0, &mut chunk).unwrap();
+    assert_eq!(chunk[..4096], [0x55; 4096]);
+    drop(image);
+    let own = CreateVm {
+        command: Some(shell("echo $RESTORED")),
+        ..from("s3")
+    };
+    assert_eq!(daemon.run(own).finish().text(), "4\n");
+    for vm in daemon.get("/v1/vms?all=true").json::<Vec<Vm>>() {
+        daemon.delete(&format!("/v1/vms/{}?force=true", vm.id));
+    }
+    assert_eq!(daemon.delete("/v1/snapshots/s3").status, 204);
+    daemon.nothing_left();
+}
+
+#[test]
+fn a_further_snapshot_of_a_vm_keeps_what_changed_since_the_last() {
+    let daemon = Daemon::start();
+    daemon.run_detached(named("box", counter()));
+    // One of its two chunks changes after the first, none after that.
+    for (name, in_parent) in [("one", 0), ("two", 1), ("three", 2)] {
+        let made: SnapshotMade = snapshot(&daemon, "box", name, false).json();
+        assert_eq!(made.snapshot.parent, None, "it booted");
+        assert_eq!(chunks(&daemon, name, "parent"), in_parent);
+    }
+    let children = |name: &str| {
+        let shown: Snapshot = daemon.get(&format!("/v1/snapshots/{name}")).json();
+        shown.children
+    };
+    assert_eq!(children("one"), ["three", "two"].map(String::from));
+    // What another start of the VM leaves has nothing to do with it.
+    daemon.delete("/v1/vms/box?force=true");
+    daemon.run_detached(named("other", counter()));
+    snapshot(&daemon, "other", "four", true).json::<SnapshotMade>();
+    assert_eq!(chunks(&daemon, "four", "parent"), 0);
+    for name in ["two", "one"] {
+        assert_eq!(daemon.delete(&format!("/v1/snapshots/{name}")).status, 204);
+    }
+    let path = daemon.data.join("snapshots/three/ram.image");
+    jiffy_store::ImageReader::open(&path)
+        .unwrap()
+        .verify()
+        .unwrap();
+}
+
+#[test]
+fn memory_that_is_in_the_root_is_not_stored_and_outlives_image_and_parent() {
+    let daemon = Daemon::with_memory_in_its_root();
+    let folder = |name: &str| daemon.data.join("snapshots").join(name);
+    let is_whole = |name: &str| {
+        let image = jiffy_store::ImageReader::open(&folder(name).join("ram.image")).unwrap();
+        image.verify().unwrap();
+        let mut chunk = vec![0; 8 << 10];
+        image.read_chunk(0, &mut chunk).unwrap();
+        assert_eq!((&chunk[..4096], chunk[4096]), (&[0x55; 4096][..], 0));
+    };
+    daemon.run_detached(named("vm0", counter()));
+    snapshot(&daemon, "vm0", "s0", false).json::<SnapshotMade>();
+    assert_eq!(chunks(&daemon, "s0", "root"), 1);
+    assert_eq!(chunks(&daemon, "s0", "zstd"), 1);
+    let report: MemoryReport = daemon.get("/v1/snapshots/s0/memory?map=true").json();
+    let first = &report.ranges[0];
+    assert_eq!(
+        (&*first.kind, first.offset, first.length, first.stored_bytes),
+        ("root", 0, 8 << 10, 0)
+    );
+    is_whole("s0");
+    // What is built on it finds it there, when the parent is gone, too.
+    daemon.run_detached(named("vm1", from("s0"))).json::<Vm>();
+    snapshot(&daemon, "vm1", "s1", true).json::<SnapshotMade>();
+    assert_eq!(chunks(&daemon, "s1", "root"), 0);
+    assert_eq!(chunks(&daemon, "s1", "parent"), 1);
+    for vm in daemon.get("/v1/vms?all=true").json::<Vec<Vm>>() {
+        daemon.delete(&format!("/v1/vms/{}?force=true", vm.id));
+    }
+    assert_eq!(daemon.delete("/v1/snapshots/s0").status, 204);
+    assert_eq!(daemon.delete("/v1/images/base").status, 204);
+    is_whole("s1");
+    // A root that is not the one it was made of is not taken for it.
+    let root = folder("s1").join("root.erofs");
+    let good = fs::read(&root).unwrap();
+    fs::remove_file(&root).unwrap();
+    fs::write(&root, &good[4096..]).unwrap();
+    let refused = daemon.get("/v1/snapshots/s1/memory");
+    assert_eq!(refused.status, 500);
+    let text = String::from_utf8_lossy(&refused.body).into_owned();
+    assert!(text.contains("root.erofs cannot be used"), "{text}");
+}
+
+#[test]
+fn a_snapshot_whose_parent_is_damaged_is_kept_whole() {
+    let daemon = Daemon::start();
+    daemon.run_detached(named("box", counter()));
+    snapshot(&daemon, "box", "one", true).json::<SnapshotMade>();
+    daemon.run_detached(named("two", from("one"))).json::<Vm>();
+    let path = daemon.data.join("snapshots/one/ram.image");
+    let length = fs::metadata(&path).unwrap().len();
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(length - 1).unwrap();
+    let made: SnapshotMade = snapshot(&daemon, "two", "two", false).json();
+    assert_eq!(made.snapshot.shared_bytes, 0);
+    assert_eq!(chunks(&daemon, "two", "parent"), 0);
+    let folder = daemon.data.join("snapshots/two");
+    assert_eq!(
+        entries(&folder),
+        ["ram.image", "root.erofs", "snapshot.json", "state"]
+    );
+}
+
 #[test]
 fn what_a_snapshot_decides_can_not_be_chosen() {
     let daemon = Daemon::start();
@@ -390,206 +543,15 @@ fn a_snapshot_of_other_processors_is_refused_with_the_list() {
     assert_eq!(daemon.delete("/v1/snapshots/one").status, 204);
 }
 
-#[test]
-fn children_of_a_fork_run_at_once_and_differ() {
-    let daemon = Daemon::start();
-    daemon.run_detached(named("box", counter()));
-    let forked: Forked = fork(&daemon, "box", 3, Some("child")).json();
-    in_order(
-        &forked.timeline,
-        &[
-            names::REQUEST_RECEIVED,
-            names::QUIESCE,
-            names::CAPTURE,
-            names::CHILDREN_SPAWNED,
-        ],
-    );
-    let names: Vec<&str> = forked.vms.iter().map(|vm| vm.name.as_str()).collect();
-    assert_eq!(names, ["child-1", "child-2", "child-3"]);
-    let parent = daemon.vm("box");
-    let mut cids = HashSet::from([parent.cid]);
-    let mut pids = HashSet::from([parent.pid.unwrap()]);
-    for child in &forked.vms {
-        assert_eq!(child.state, VmState::Running);
-        assert_eq!(child.origin, Some(Origin::ForkedFrom("box".into())));
-        assert!(cids.insert(child.cid));
-        assert!(pids.insert(child.pid.unwrap()));
-        eventually("its command goes on", || {
-            daemon.logs(&child.id, "").0.contains("begun 1\n1\n")
-        });
-    }
-    let before = daemon.logs("box", "").0;
-    eventually("the parent goes on", || {
-        daemon.logs("box", "").0.len() > before.len()
-    });
-    // A second fork, and a child's; the parent goes first.
-    let again: Forked = fork(&daemon, "box", 1, None).json();
-    assert_eq!(daemon.delete("/v1/vms/box?force=true").status, 204);
-    let deeper: Forked = fork(&daemon, "child-1", 2, None).json();
-    let named: HashSet<String> = again
-        .vms
-        .iter()
-        .chain(&deeper.vms)
-        .map(|vm| vm.name.clone())
-        .collect();
-    assert_eq!(named.len(), 3);
-    for child in &deeper.vms {
-        eventually("it is two captures deep", || {
-            daemon.logs(&child.id, "").0.contains("begun 2")
-        });
-    }
-    // A name that is taken: none is made.
-    fork(&daemon, "child-1", 2, Some("child")).error(ErrorKind::Conflict);
-    fork(&daemon, "child-1", 0, None).error(ErrorKind::Invalid);
-    let all: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
-    assert_eq!(all.len(), 6);
-    for vm in all {
-        daemon.delete(&format!("/v1/vms/{}?force=true", vm.id));
-    }
-    daemon.nothing_left();
-}
-
-#[test]
-fn what_a_command_wrote_before_a_fork_is_the_parents() {
-    let daemon = Daemon::start();
-    daemon.run_detached(named(
-        "box",
-        vm(shell(
-            "echo start $RESTORED; head -c 30000 /dev/zero; sleep 100",
-        )),
-    ));
-    eventually("it has written", || daemon.logs("box", "").0.len() > 30_000);
-    let forked: Forked = fork(&daemon, "box", 1, Some("child")).json();
-    assert_eq!(forked.vms.len(), 1);
-    eventually("the child's begins with its own", || {
-        daemon.logs("child", "").0.starts_with("start 1\n")
-    });
-    assert!(daemon.logs("box", "").0.starts_with("start\n"));
-}
-
-#[test]
-fn a_vm_sleeps_and_wakes_as_the_same() {
-    let mut daemon = Daemon::start();
-    let mut frames = daemon.run(named("box", counter()));
-    frames.until("\n3\n");
-    let before = daemon.vm("box");
-    let slept: Hibernated = daemon.post("/v1/vms/box/hibernate", b"").json();
-    in_order(
-        &slept.timeline,
-        &[
-            names::QUIESCE,
-            names::BALLOON,
-            names::CAPTURE,
-            names::IMAGE_WRITTEN,
-            names::SNAPSHOT_NAMED,
-        ],
-    );
-    assert!(slept.bytes > 0);
-    assert_eq!(slept.vm.state, VmState::Hibernated);
-    assert_eq!(slept.vm.pid, None);
-    assert!(!is_alive(before.pid.unwrap()));
-    assert!(!daemon.run_folder(&before.id).exists());
-    // It is shown with those that run, and it can't be used or lost.
-    let shown: Vec<Vm> = daemon.get("/v1/vms").json();
-    assert_eq!(shown.len(), 1);
-    let error = daemon.exec("box", &shell("true")).unwrap_err();
-    let error = error.error(ErrorKind::WrongState);
-    assert!(error.hint.unwrap().contains("jiffy wake box"));
-    daemon
-        .post("/v1/vms/box/stop", b"")
-        .error(ErrorKind::WrongState);
-    daemon.delete("/v1/vms/box").error(ErrorKind::WrongState);
-    daemon.delete("/v1/images/base").error(ErrorKind::Conflict);
-    let woken: Vm = daemon.post("/v1/vms/box/wake", b"").json();
-    assert_eq!(woken.state, VmState::Running);
-    assert_eq!((woken.id, woken.cid), (before.id.clone(), before.cid));
-    assert_ne!(woken.pid, before.pid);
-    assert_eq!(woken.origin, None, "it is the same VM");
-    // The client of `run` stayed: what comes now comes to it.
-    frames.until("begun 1\n1\n2\n");
-    // Over a daemon's end too.
-    daemon
-        .post("/v1/vms/box/hibernate", b"")
-        .json::<Hibernated>();
-    daemon.killed();
-    daemon.up();
-    assert_eq!(daemon.vm("box").state, VmState::Hibernated);
-    assert!(vmms(&daemon.data).is_empty());
-    assert!(daemon.logs("box", "").0.starts_with("begun\n1\n2\n3\n"));
-    // `start` wakes as well.
-    let woken: Vm = daemon.post("/v1/vms/box/start", b"").json();
-    assert_eq!(woken.state, VmState::Running);
-    eventually("it goes on", || {
-        daemon.logs("box", "").0.contains("begun 2")
-    });
-    daemon.post("/v1/vms/box/wake", b"").json::<Vm>();
-    // A sleeping VM can be ended for good.
-    daemon
-        .post("/v1/vms/box/hibernate", b"")
-        .json::<Hibernated>();
-    let killed: Vm = daemon.post("/v1/vms/box/kill", b"").json();
-    assert_eq!(killed.state, VmState::Exited);
-    assert!(!daemon.vm_folder(&before.id).join("hibernated").exists());
-    daemon
-        .post("/v1/vms/box/wake", b"")
-        .error(ErrorKind::WrongState);
-    assert_eq!(daemon.delete("/v1/vms/box").status, 204);
-    daemon.nothing_left();
-}
-
-#[test]
-fn a_sleeping_vm_keeps_its_volumes_to_itself() {
-    let mut daemon = Daemon::start();
-    let with_volume = |name: &str| CreateVm {
-        disks: vec![VolumeUse {
-            name: "data".into(),
-            size_mib: Some(1),
-            read_only: false,
-            ..VolumeUse::default()
-        }],
-        ..named(name, CreateVm::default())
-    };
-    daemon.run_detached(with_volume("one")).json::<Vm>();
-    daemon
-        .post("/v1/vms/one/hibernate", b"")
-        .json::<Hibernated>();
-    daemon
-        .run_detached(with_volume("two"))
-        .error(ErrorKind::Conflict);
-    daemon.killed();
-    daemon.up();
-    daemon
-        .run_detached(with_volume("two"))
-        .error(ErrorKind::Conflict);
-    let woken: Vm = daemon.post("/v1/vms/one/wake", b"").json();
-    assert_eq!(woken.state, VmState::Running);
-    assert_eq!(daemon.delete("/v1/vms/one?force=true").status, 204);
-    daemon.run_detached(with_volume("two")).json::<Vm>();
-}
-
-#[test]
-fn a_wake_that_fails_leaves_a_sleeping_vm() {
-    let daemon = Daemon::start();
-    daemon.run_detached(named("box", counter()));
-    daemon
-        .post("/v1/vms/box/hibernate", b"")
-        .json::<Hibernated>();
+/// Asks the VMM of the VM `box`.
+pub fn ask_vmm(daemon: &Daemon, request: &str) -> String {
     let id = daemon.vm("box").id;
-    let state = daemon.vm_folder(&id).join("hibernated/state");
-    let good = fs::read(&state).unwrap();
-    fs::write(&state, b"nonsense").unwrap();
-    let error = daemon
-        .post("/v1/vms/box/wake", b"")
-        .error(ErrorKind::VmFailed);
-    assert!(
-        error.message.contains("could not be woken"),
-        "{}",
-        error.message
-    );
-    assert_eq!(daemon.vm("box").state, VmState::Hibernated);
-    fs::write(&state, good).unwrap();
-    let woken: Vm = daemon.post("/v1/vms/box/wake", b"").json();
-    assert_eq!((woken.state, woken.error), (VmState::Running, None));
+    let path = daemon.folder.path().join("run/vms").join(id);
+    let mut stream = UnixStream::connect(path.join("control.sock")).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).unwrap();
+    answer
 }
 
 #[test]
@@ -612,6 +574,8 @@ fn a_daemon_killed_in_the_middle_leaves_a_running_vm_and_nothing_half_made() {
         });
         let [begun, go, done] = ["capturing", "go", "captured"].map(|name| folder.join(name));
         eventually("it is being captured", || begun.exists());
+        // As when it was to hibernate.
+        ask_vmm(&daemon, "{\"set_balloon\":{\"target_mib\":50}}\n");
         daemon.killed();
         asking.join().unwrap();
         let_go(&folder);
@@ -626,6 +590,9 @@ fn a_daemon_killed_in_the_middle_leaves_a_running_vm_and_nothing_half_made() {
         assert_eq!((vm.state, vm.pid), (VmState::Running, before), "{path}");
         let seen = daemon.logs("box", "").0;
         eventually("it goes on", || daemon.logs("box", "").0.len() > seen.len());
+        eventually("it has all of its memory", || {
+            ask_vmm(&daemon, "\"balloon\"\n").contains("\"target_mib\":0,")
+        });
         let others: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
         assert!(
             others
@@ -639,6 +606,40 @@ fn a_daemon_killed_in_the_middle_leaves_a_running_vm_and_nothing_half_made() {
                 .all(|name| !name.starts_with('.') && name != "hibernated")
         );
     }
+}
+
+#[test]
+fn a_vmm_killed_while_it_captures_is_explained_and_leaves_nothing_half_made() {
+    let daemon = Daemon::start();
+    for path in ["snapshots", "hibernate", "fork"] {
+        daemon.run_detached(named("box", bad_vm("held-capture", counter().command)));
+        let vm = daemon.vm("box");
+        let folder = daemon.vm_folder(&vm.id);
+        let body: &[u8] = match path {
+            "snapshots" => b"{\"name\":\"one\",\"stop\":false}",
+            _ => b"{}",
+        };
+        let answer = std::thread::scope(|scope| {
+            let asking = scope.spawn(|| daemon.post(&format!("/v1/vms/box/{path}"), body));
+            let begun = folder.join("capturing");
+            eventually("it is being captured", || begun.exists());
+            kill(vm.pid.unwrap());
+            asking.join().unwrap()
+        });
+        let error = answer.error(ErrorKind::VmFailed);
+        assert!(error.message.contains("box"), "{path}: {}", error.message);
+        daemon.when(&vm.id, VmState::Exited);
+        assert!(entries(&daemon.data.join("snapshots")).is_empty());
+        let half_made = |name: &String| name.starts_with('.') || name == "hibernated";
+        // Its record may just be being written.
+        eventually("nothing half-made is in its folder", || {
+            !entries(&folder).iter().any(half_made)
+        });
+        let all: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
+        assert_eq!(all.len(), 1, "{path}: {all:?}");
+        assert_eq!(daemon.delete("/v1/vms/box").status, 204);
+    }
+    daemon.nothing_left();
 }
 
 #[test]

@@ -4,6 +4,8 @@
 use crate::daemon::{Daemon, eventually, id_of, kill, shell, tar_of, vm, vmms};
 use jiffy_wire::api::{CreateVm, Image, Origin, Pruned, Snapshot, Vm};
 use jiffy_wire::timeline::{Timeline, names};
+use std::fs;
+use std::path::Path;
 
 fn says() -> CreateVm {
     CreateVm {
@@ -92,8 +94,16 @@ fn a_run_takes_over_the_one_that_waits() {
 #[test]
 fn one_that_died_is_not_missed() {
     let daemon = with_standby();
-    kill(standby(&daemon));
+    let pid = standby(&daemon);
+    kill(pid);
     eventually("it is gone", || vmms(&daemon.data).is_empty());
+    // A dead process that nobody waited for is still there.
+    let process = format!("/proc/{pid}");
+    eventually("it is buried", || !Path::new(&process).exists());
+    eventually("nothing of it is left", || {
+        let known: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
+        fs::read_dir(daemon.data.join("vms")).unwrap().count() == known.len()
+    });
     let (vm, text) = run(&daemon, says());
     assert!(text.starts_with("1,"), "{text}");
     assert_eq!(

@@ -62,6 +62,7 @@ fn options(described: &RegistryOrigin) -> ClientOptions {
             true => PlainHttp::Everywhere,
             false => PlainHttp::Loopback,
         },
+        authorities: described.authorities.clone(),
         connect_timeout: STALL,
         stall_timeout: STALL,
         retries: Retries {

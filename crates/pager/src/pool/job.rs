@@ -1,6 +1,7 @@
 //! Filling memory before it is asked for.
 
 use super::lock;
+use crate::image::Unreadable;
 use crate::vm::{Scratch, Stop, Vm, first};
 use crate::window::{GAP, Window, windows};
 use std::ops::Range;
@@ -55,15 +56,20 @@ impl Job {
             return None;
         }
         let pieces = parts.len();
-        let name = vm.name().to_owned();
+        let of = vm.clone();
         let done = Box::new(move |problem: Option<String>| match problem {
-            None => tracing::debug!(vm = name, "the working set is there"),
-            Some(problem) => tracing::warn!(vm = name, "the working set is not there: {problem}"),
+            None => tracing::debug!(vm = of.name(), "the working set is there"),
+            // It needs none any more.
+            Some(_) if of.has_ended() && of.failure().is_none() => {}
+            Some(problem) => {
+                tracing::warn!(vm = of.name(), "the working set is not there: {problem}");
+            }
         });
         Some(Job::new(vm, Kind::Prefetch(parts), pieces, done))
     }
 
     fn new(vm: Arc<Vm>, kind: Kind, pieces: usize, done: Done) -> Job {
+        vm.begin_job();
         Job {
             vm,
             kind,
@@ -118,6 +124,7 @@ impl Job {
     fn tell(&self, outcome: Option<String>) {
         let done = lock(&self.done).take();
         if let Some(done) = done {
+            self.vm.end_job();
             done(outcome);
         }
     }
@@ -226,10 +233,20 @@ fn fill_window(
     vm.counters().read(length);
     let most = (RUN / size).max(1);
     let consecutive = missing.chunk_by(|one, next| one.0 + 1 == next.0);
+    let mut since = 0;
     for run in consecutive.flat_map(|run| run.chunks(most)) {
+        if run.iter().all(|(chunk, _)| vm.is_filled(u64::from(*chunk))) {
+            // By a fault meanwhile.
+            continue;
+        }
+        since += run.len();
+        if since > most {
+            between(scratch);
+            since = run.len();
+        }
         fill_consecutive(vm, window, &stored, run, scratch)?;
-        between(scratch);
     }
+    between(scratch);
     scratch.stored = stored;
     Ok(())
 }
@@ -243,25 +260,65 @@ fn fill_consecutive(
     scratch: &mut Scratch,
 ) -> Result<(), Stop> {
     let size = vm.image().chunk_size();
-    let bytes = first(&mut scratch.chunks, run.len() * size);
-    let mut good = 0;
-    for ((chunk, place), into) in run.iter().zip(bytes.chunks_mut(size)) {
-        let from = &stored[window.within(place)];
-        let decoded = vm.image().decode(&mut scratch.decoder, *chunk, from, into);
-        if let Err(error) = decoded {
-            // As above; those behind it will do with faults too.
-            tracing::warn!(vm = vm.name(), "{error}");
-            break;
-        }
-        good += 1;
-    }
     let begin = run[0].0;
+    let (bytes, good) = match as_it_is(window, stored, run, size) {
+        // Not one byte is moved on the way.
+        Some(bytes) => {
+            let chunks = run.iter().zip(bytes.chunks(size));
+            let right = chunks.map(|((chunk, _), bytes)| vm.image().check(*chunk, bytes));
+            (bytes, good(vm, right))
+        }
+        None => {
+            let bytes = first(&mut scratch.chunks, run.len() * size);
+            let chunks = run.iter().zip(bytes.chunks_mut(size));
+            let decoder = &mut scratch.decoder;
+            let right = chunks.map(|((chunk, place), into)| {
+                let from = &stored[window.within(place)];
+                vm.image().decode(decoder, *chunk, from, into)
+            });
+            let good = good(vm, right);
+            (&*bytes, good)
+        }
+    };
     vm.fill_bytes(u64::from(begin) * size as u64, &bytes[..good * size])?;
     for chunk in begin..begin + good as u32 {
         vm.mark_filled(u64::from(chunk));
     }
     vm.counters().prefetched(good as u64);
     Ok(())
+}
+
+/// The bytes of a run of chunks that are in the file as they are in memory.
+fn as_it_is<'a>(
+    window: &Window,
+    stored: &'a [u8],
+    run: &[&(u32, Range<u64>)],
+    size: usize,
+) -> Option<&'a [u8]> {
+    let begin = run[0].1.start;
+    let mut at = begin;
+    for (_, place) in run {
+        // A compressed chunk is shorter.
+        if place.start != at || place.end - at != size as u64 {
+            return None;
+        }
+        at = place.end;
+    }
+    Some(&stored[window.within(&(begin..at))])
+}
+
+/// How many chunks are right before one that is not. A fault will tell, if one
+/// comes; those behind it will do with faults too.
+fn good(vm: &Vm, outcomes: impl Iterator<Item = Result<(), Unreadable>>) -> usize {
+    let mut good = 0;
+    for outcome in outcomes {
+        if let Err(error) = outcome {
+            tracing::warn!(vm = vm.name(), "{error}");
+            break;
+        }
+        good += 1;
+    }
+    good
 }
 
 fn fill_loose(

@@ -17,7 +17,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc};
 use std::thread::{self, JoinHandle};
 
 /// The wake-up descriptor's token; VMs have others.
@@ -80,7 +80,7 @@ enum Deferred {
 }
 
 impl Pool {
-    /// Starts the workers.
+    /// Starts the workers. They are ready when this returns.
     pub fn start(settings: Settings, errands: Arc<Errands>) -> io::Result<Pool> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -107,13 +107,17 @@ impl Pool {
             shared: shared.clone(),
             threads: Vec::new(),
         };
+        // Each worker drops its end when it is ready.
+        let (is_ready, ready) = mpsc::channel();
         for index in 0..settings.workers.max(1) {
-            let shared = shared.clone();
+            let (shared, is_ready) = (shared.clone(), is_ready.clone());
             let thread = thread::Builder::new()
                 .name(format!("worker-{index}"))
-                .spawn(move || worker::run(&shared))?;
+                .spawn(move || worker::run(&shared, is_ready))?;
             pool.threads.push(thread);
         }
+        drop(is_ready);
+        let _ = ready.recv();
         Ok(pool)
     }
 

@@ -6,7 +6,9 @@ use crate::vm::{Fault, Scratch, Stop, Vm, first};
 use jiffy_sys::clock::monotonic_ns;
 use jiffy_sys::userfaultfd::Event;
 use rustix::event::{Timespec, epoll};
+use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -29,8 +31,12 @@ pub(super) struct Worker {
     turns: u32,
 }
 
-pub(super) fn run(shared: &Arc<Shared>) {
-    let mut worker = Worker::default();
+pub(super) fn run(shared: &Arc<Shared>, is_ready: Sender<()>) {
+    let mut worker = Worker {
+        scratch: Scratch::at_hand(),
+        ..Worker::default()
+    };
+    drop(is_ready);
     while !shared.stop.load(Ordering::Acquire) {
         shared.retry_deferred();
         if shared.serve_shared(&mut worker) {
@@ -70,17 +76,10 @@ impl Shared {
             tv_sec: 0,
             tv_nsec: timeout.subsec_nanos().into(),
         });
-        let mut events = Vec::with_capacity(1);
-        let waited = epoll::wait(
-            &self.epoll,
-            rustix::buffer::spare_capacity(&mut events),
-            timeout.as_ref(),
-        );
-        if waited.is_err() {
-            return false;
-        }
-        let Some(token) = events.first().map(|event| event.data.u64()) else {
-            return false;
+        let mut room = [MaybeUninit::uninit()];
+        let token = match epoll::wait(&self.epoll, &mut room, timeout.as_ref()) {
+            Ok(([event], _)) => event.data.u64(),
+            _ => return false,
         };
         if token == WAKE {
             return false;
@@ -115,15 +114,16 @@ impl Shared {
             while let Some((vm, fault)) = self.next_shared() {
                 self.serve_fault(&vm, fault, worker);
             }
+            if vm.has_job() {
+                // It waits less if what it needs next is there before it asks.
+                worker.turns = PATIENCE;
+                break;
+            }
         }
         // Until now no other worker woke for this VM, which for one vCPU
         // would be in vain. It fails if the VM was let go meanwhile.
-        let _ = epoll::modify(
-            &self.epoll,
-            vm,
-            epoll::EventData::new_u64(vm.token()),
-            VM_EVENTS,
-        );
+        let data = epoll::EventData::new_u64(vm.token());
+        let _ = epoll::modify(&self.epoll, vm, data, VM_EVENTS);
     }
 
     fn read(&self, vm: &Vm, worker: &mut Worker) {
@@ -242,17 +242,17 @@ impl Shared {
     }
 
     fn do_piece(self: &Arc<Self>, job: &Arc<Job>, piece: usize, worker: &mut Worker) {
+        let mut scratch = std::mem::take(&mut worker.scratch);
         let mut between = |scratch: &mut Scratch| {
             // Whatever is more urgent goes first.
-            let mut other = Worker {
-                scratch: std::mem::take(scratch),
-                ..Worker::default()
-            };
-            self.wait_and_serve(&mut other, Some(Duration::ZERO));
-            while self.serve_shared(&mut other) {}
-            *scratch = other.scratch;
+            std::mem::swap(&mut worker.scratch, scratch);
+            self.wait_and_serve(worker, Some(Duration::ZERO));
+            while self.serve_shared(worker) {}
+            std::mem::swap(&mut worker.scratch, scratch);
         };
-        match job.work(piece, &mut worker.scratch, &mut between) {
+        let outcome = job.work(piece, &mut scratch, &mut between);
+        worker.scratch = scratch;
+        match outcome {
             Ok(()) => job.finished(None),
             Err(Stop::Changing) => {
                 self.read(job.vm(), worker);

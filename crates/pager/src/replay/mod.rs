@@ -36,7 +36,8 @@ pub struct Options {
     pub repeat: usize,
     /// Nothing of a file is in memory when a run begins.
     pub cold: bool,
-    /// Only strategies whose names contain this.
+    /// Only strategies whose names contain this, or one of several with commas
+    /// between them.
     pub only: Option<String>,
 }
 
@@ -114,7 +115,7 @@ pub fn replay(options: &Options, mut progress: impl FnMut(&str)) -> Result<Repor
         let wanted = options
             .only
             .as_ref()
-            .is_none_or(|only| strategy.name().contains(only));
+            .is_none_or(|only| only.split(',').any(|one| strategy.name().contains(one)));
         if wanted {
             progress(&strategy.name());
             let (figures, file_bytes) = run(&strategy, &image, &touches, options, folder.path())?;

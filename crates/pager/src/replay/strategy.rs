@@ -47,6 +47,8 @@ pub struct Strategy {
     pub chunk_size: u32,
     /// What was recorded is stored first and fetched before it is asked for.
     pub prefetch: bool,
+    /// And that is stored to be had quickly, as `optimise` does.
+    pub optimised: bool,
     /// Bytes filled around a fault; 0 for none.
     pub fault_around: u64,
 }
@@ -93,6 +95,7 @@ pub fn all() -> Vec<Strategy> {
             form,
             chunk_size,
             prefetch: false,
+            optimised: false,
             fault_around: 0,
         };
         all.push(plain(Form::Sparse, 4 * KIB));
@@ -118,6 +121,13 @@ pub fn all() -> Vec<Strategy> {
                 ..plain(form, 8 * KIB)
             });
         }
+        for form in [LZ4, ZSTD] {
+            all.push(Strategy {
+                prefetch: true,
+                optimised: true,
+                ..plain(form, 8 * KIB)
+            });
+        }
     }
     all
 }
@@ -133,9 +143,11 @@ impl Strategy {
         if self.fault_around > 0 {
             name.push_str(&format!("/around-{}K", self.fault_around >> 10));
         }
-        if self.prefetch {
-            name.push_str("/prefetch");
-        }
+        name.push_str(match (self.prefetch, self.optimised) {
+            (_, true) => "/optimised",
+            (true, false) => "/prefetch",
+            (false, false) => "",
+        });
         name
     }
 
@@ -189,6 +201,7 @@ impl Strategy {
                     dictionary,
                     raw_above_percent: raw_above,
                     working_set: self.prefetch.then(|| self.working_set(touches)),
+                    quick_working_set: self.optimised,
                     ..WriteOptions::default()
                 };
                 write_image(&path, &contents, &options).map_err(failed)?;

@@ -8,7 +8,7 @@ use crate::vm::{Counters, Owner, Removed, Touched, Vm, VmParts};
 use jiffy_store::Recording;
 use jiffy_sys::fds::recv_with_fds;
 use jiffy_sys::userfaultfd::Userfaultfd;
-use jiffy_wire::pager::{Mapping, PagerFailure, PagerRequest, PagerStats};
+use jiffy_wire::pager::{Mapping, PagerRequest, PagerStats, PagerWord};
 use std::fs;
 use std::io::{self, Write};
 use std::net::Shutdown;
@@ -279,9 +279,7 @@ impl Served {
     /// Nothing that is not zero is missing any more: the VMM may stop faulting.
     pub fn say_complete(&self) {
         if let Some(Peer::Attached { stream, .. }) = &self.peer {
-            let mut stream = stream;
-            // It may have gone.
-            let _ = stream.write_all(b"{\"complete\":true}\n");
+            say(stream, &PagerWord::Complete(true));
         }
     }
 
@@ -345,13 +343,14 @@ impl Greeting {
 }
 
 /// Says why a connection ends, and closes it.
-pub(super) fn say_failed(mut stream: &UnixStream, sentence: &str) {
-    let failure = PagerFailure {
-        failed: sentence.to_owned(),
-    };
-    let mut line = serde_json::to_vec(&failure).expect("a failure is plain data");
-    line.push(b'\n');
-    // It may have gone.
-    let _ = stream.write_all(&line);
+pub(super) fn say_failed(stream: &UnixStream, sentence: &str) {
+    say(stream, &PagerWord::Failed(sentence.to_owned()));
     let _ = stream.shutdown(Shutdown::Both);
+}
+
+fn say(mut stream: &UnixStream, word: &PagerWord) {
+    let mut line = serde_json::to_vec(word).expect("a word is plain data");
+    line.push(b'\n');
+    // The VMM may have gone.
+    let _ = stream.write_all(&line);
 }

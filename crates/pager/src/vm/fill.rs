@@ -3,6 +3,7 @@
 use super::Vm;
 use crate::handshake::Region;
 use crate::image::{Content, Unreadable};
+use crate::window::WINDOW;
 use jiffy_store::Decoder;
 use jiffy_sys::userfaultfd::FillError;
 use std::io;
@@ -13,6 +14,8 @@ use std::sync::PoisonError;
 /// event has to wait for.
 const PIECE: u64 = 64 << 10;
 const PAGE: u64 = 4 << 10;
+/// Bytes of most images' chunks.
+const CHUNK: usize = 8 << 10;
 
 /// Why filling stopped.
 #[derive(Debug)]
@@ -40,6 +43,26 @@ pub struct Scratch {
     pub(crate) chunks: Vec<u8>,
     /// For bytes of the file.
     pub(crate) stored: Vec<u8>,
+}
+
+impl Scratch {
+    /// Large enough for most of what there is to do. To grow takes longer than
+    /// to serve a fault, and somebody waits.
+    pub(crate) fn at_hand() -> Scratch {
+        let mut decoder = Decoder::new();
+        decoder.grow(CHUNK);
+        Scratch {
+            decoder,
+            chunks: touched(PIECE as usize),
+            stored: touched(WINDOW as usize),
+        }
+    }
+}
+
+/// A buffer that is in memory.
+fn touched(bytes: usize) -> Vec<u8> {
+    // Of zeroes the allocator would take pages that are made when they are used.
+    vec![1; bytes]
 }
 
 /// The first bytes of a buffer that grows, with any contents.

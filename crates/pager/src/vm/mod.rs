@@ -19,7 +19,7 @@ use jiffy_wire::pager::PagerStats;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 /// A VMM whose faults are served.
@@ -47,6 +47,8 @@ pub struct Vm {
     filled: Bitmap,
     counters: Arc<Counters>,
     touched: Option<Arc<Touched>>,
+    /// Jobs that fill its memory ahead of need.
+    jobs: AtomicUsize,
     ended: AtomicBool,
     failure: OnceLock<String>,
     on_failure: Box<dyn Fn(&str) + Send + Sync>,
@@ -103,6 +105,7 @@ impl Vm {
             removed: parts.removed,
             counters: parts.counters,
             touched: parts.touched,
+            jobs: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
             failure: OnceLock::new(),
             on_failure: parts.on_failure,
@@ -148,6 +151,21 @@ impl Vm {
 
     pub(crate) fn is_filled(&self, unit: u64) -> bool {
         self.filled.get(unit)
+    }
+
+    /// A job fills its memory from now on.
+    pub(crate) fn begin_job(&self) {
+        self.jobs.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A job has ended.
+    pub(crate) fn end_job(&self) {
+        self.jobs.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Its memory is being filled ahead of need.
+    pub(crate) fn has_job(&self) -> bool {
+        self.jobs.load(Ordering::Relaxed) > 0
     }
 
     /// It is served no longer, or cannot be.

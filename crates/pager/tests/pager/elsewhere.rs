@@ -2,8 +2,8 @@
 
 use super::support::*;
 use jiffy_registry::artifact::{Artifact, Config, FileToPush, IMAGE_TYPE};
-use jiffy_registry::testing::{LocalRegistry, RegistryOptions};
-use jiffy_registry::{Client, ClientOptions, Reference};
+use jiffy_registry::testing::{LocalRegistry, PASSWORD, RegistryOptions, USER};
+use jiffy_registry::{Client, ClientOptions, Credentials, Reference};
 use jiffy_store::{ImageReader, PeerFolder, partial};
 use jiffy_wire::pager::{Origin, PagerRequest, PagerResponse, RegistryOrigin};
 use std::collections::BTreeMap;
@@ -110,28 +110,94 @@ fn completing_a_vm_fetches_all_of_it() {
     assert!(!partial::is_partial(&here));
 }
 
+/// Pushes an image as the file `ram.image` of an artifact; the artifact by its
+/// digest.
+fn push(registry: &LocalRegistry, options: ClientOptions, image: &Path) -> String {
+    let client = Client::new(options).unwrap();
+    let tag = Reference::parse(&format!("{}/team/app:1", registry.host()), None).unwrap();
+    let config = Config {
+        media_type: "application/vnd.jiffy.image.config.v1+json".into(),
+        bytes: b"{}".to_vec(),
+    };
+    let file = FileToPush::local("ram.image", image, "data");
+    let artifact = Artifact::plan(IMAGE_TYPE, config, BTreeMap::new(), &[file], &()).unwrap();
+    artifact.push(&client, &tag, &()).unwrap();
+    format!("{}/team/app@{}", registry.host(), artifact.digest())
+}
+
+/// TLS with an authority of its own, and a password.
+#[test]
+fn a_private_registry_is_spoken_to_with_what_the_node_has_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, here, _) = elsewhere(folder.path(), None);
+    let registry = LocalRegistry::start(&RegistryOptions {
+        password: true,
+        tls: true,
+    })
+    .expect("docker-registry");
+    let options = ClientOptions {
+        credentials: Credentials::basic(registry.host(), USER, PASSWORD),
+        authorities: vec![registry.certificate()],
+        ..ClientOptions::default()
+    };
+    let reference = push(&registry, options, &whole);
+    let login = |password: &str| {
+        let path = folder.path().join(format!("{}.json", password.len()));
+        let auths = serde_json::json!({
+            "auths": { registry.host(): { "username": USER, "password": password } }
+        });
+        fs::write(&path, auths.to_string()).unwrap();
+        path
+    };
+    let pager = Pager::start(folder.path(), &[]);
+    let cases = [
+        (
+            login("wrong"),
+            vec![registry.certificate()],
+            Some("credentials are not accepted"),
+        ),
+        (login(PASSWORD), Vec::new(), Some("certificate")),
+        (login(PASSWORD), vec![registry.certificate()], None),
+    ];
+    for (number, (docker_config, authorities, fails)) in cases.into_iter().enumerate() {
+        let origin = Origin::Registry(RegistryOrigin {
+            reference: reference.clone(),
+            file: "ram.image".into(),
+            docker_config: Some(docker_config),
+            plain_http: false,
+            authorities,
+        });
+        origins(&pager, &here, vec![origin]);
+        let name = format!("vm{number}");
+        let memory = Memory::new(MIB);
+        let connection = memory.connect(&pager.serve(&name, &here));
+        match fails {
+            Some(why) => {
+                let _stuck = memory.read_page(3);
+                let sentence = last_words(&connection);
+                assert!(sentence.contains(why), "{sentence}");
+                assert!(!sentence.contains(PASSWORD), "{sentence}");
+                assert_eq!(pager.forget(&name), PagerResponse::Ok);
+            }
+            None => join(memory.check(5)),
+        }
+    }
+}
+
 /// A real registry on loopback, if there is one on this computer.
 #[test]
 fn memory_comes_from_a_registry_by_ranges() {
     let folder = tempfile::tempdir().unwrap();
     let (whole, here, theirs) = elsewhere(folder.path(), None);
     let registry = LocalRegistry::start(&RegistryOptions::default()).expect("docker-registry");
-    let client = Client::new(ClientOptions::default()).unwrap();
-    let tag = Reference::parse(&format!("{}/team/app:1", registry.host()), None).unwrap();
-    let config = Config {
-        media_type: "application/vnd.jiffy.image.config.v1+json".into(),
-        bytes: b"{}".to_vec(),
-    };
-    let file = FileToPush::local("ram.image", &whole, "data");
-    let artifact = Artifact::plan(IMAGE_TYPE, config, BTreeMap::new(), &[file], &()).unwrap();
-    artifact.push(&client, &tag, &()).unwrap();
-    let pinned = format!("{}/team/app@{}", registry.host(), artifact.digest());
+    let pinned = push(&registry, ClientOptions::default(), &whole);
     let origin = |file: &str| {
         Origin::Registry(RegistryOrigin {
             reference: pinned.clone(),
             file: file.into(),
             docker_config: None,
             plain_http: false,
+            authorities: Vec::new(),
         })
     };
     let pager = Pager::start(folder.path(), &[]);

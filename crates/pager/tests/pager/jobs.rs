@@ -69,6 +69,31 @@ fn faults_are_served_while_a_working_set_is_fetched() {
 }
 
 #[test]
+fn a_working_set_goes_on_with_every_fault() {
+    let folder = tempfile::tempdir().unwrap();
+    // None of it is next to another.
+    let set: Vec<u32> = (0..4096).step_by(2).collect();
+    let working_set = set.clone();
+    let image = image(folder.path(), 32 * MIB, |options| {
+        options.working_set = Some(working_set);
+        options.quick_working_set = true;
+    });
+    let pager = Pager::start(folder.path(), &["--workers", "1"]);
+    let memory = Memory::new(32 * MIB);
+    let _connection = memory.connect(&pager.serve_as("vm", &image, None, true));
+    // The last is asked for first: nothing is there before it is served.
+    for chunk in set.iter().rev() {
+        let number = *chunk as usize * 2;
+        assert_page(memory.read_page(number).bytes(), page(number));
+    }
+    let stats = pager.stats("vm");
+    assert_eq!(stats.bytes_filled, (set.len() * CHUNK) as u64);
+    // At least 64 KiB come with each fault.
+    let most = set.len() * CHUNK / (64 << 10) + 1;
+    assert!(stats.faults as usize <= most, "{stats:?}");
+}
+
+#[test]
 fn a_vm_that_vanishes_ends_its_completion() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), 32 * MIB, |_| {});

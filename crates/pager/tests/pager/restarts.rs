@@ -1,7 +1,7 @@
 //! VMMs and pagers that go.
 
 use super::support::*;
-use jiffy_wire::pager::PagerResponse;
+use jiffy_wire::pager::{PagerRequest, PagerResponse};
 
 #[test]
 fn a_successor_serves_what_its_predecessor_left() {
@@ -80,6 +80,64 @@ fn killed_again_and_again_nothing_is_lost() {
     let pager = Pager::start(folder.path(), &[]);
     let _connection = memory.connect(&pager.serve("vm", &image));
     checks.into_iter().for_each(join);
+}
+
+/// Each phase has a system call: it listens, is asked, shakes hands, waits,
+/// reads a fault, reads the image, fills.
+#[test]
+fn killed_at_any_system_call_nothing_is_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), 32 * MIB, |options| {
+        options.working_set = Some((0..400).collect());
+    });
+    let memory = Memory::new(32 * MIB);
+    let mut pages = (0..).map(|step| step * 40503 % (32 * MIB / PAGE));
+    let mut readings: Vec<(usize, Reading)> = Vec::new();
+    let mut killed = Vec::new();
+    for call in [
+        "accept4",
+        "recvmsg",
+        "openat",
+        "epoll_ctl",
+        "epoll_pwait2",
+        "poll",
+        "read",
+        "pread64",
+        "ioctl",
+    ] {
+        for nth in 1..=5 {
+            let mut pager = Pager::start_doomed(folder.path(), call, nth);
+            let socket = folder.path().join("vm.sock");
+            let asked = pager.try_ask(&PagerRequest::Serve {
+                name: "vm".into(),
+                socket: socket.clone(),
+                image: image.clone(),
+                record: None,
+                prefetch: nth % 2 == 0,
+            });
+            let _connection = asked.and_then(|_| memory.try_connect(&socket));
+            let before = readings.len();
+            readings.extend(
+                pages
+                    .by_ref()
+                    .take(6)
+                    .map(|number| (number, memory.read_page(number))),
+            );
+            eventually("it neither serves nor dies", || {
+                let mut new = readings[before..].iter();
+                pager.has_ended() || new.all(|(_, reading)| reading.is_over())
+            });
+            if pager.has_ended() {
+                killed.push(format!("{call} {nth}"));
+            }
+        }
+    }
+    assert!(killed.len() >= 20, "killed at {killed:?} only");
+    let pager = Pager::start(folder.path(), &[]);
+    let _connection = memory.connect(&pager.serve("vm", &image));
+    for (number, reading) in readings {
+        assert_page(reading.bytes(), page(number));
+    }
 }
 
 #[test]

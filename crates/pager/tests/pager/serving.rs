@@ -58,6 +58,34 @@ fn chunks_of_every_size_and_codec_are_served() {
 }
 
 #[test]
+fn what_is_in_a_backing_file_is_served_when_all_files_are_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    // All but the first MiB of the memory, at other places.
+    let root = folder.path().join("root");
+    let bytes = [&[7; 3 * PAGE], &contents(4 * MIB)[MIB..]].concat();
+    fs::write(&root, bytes).unwrap();
+    let image = image(folder.path(), 4 * MIB, |options| {
+        options.backing = Some(jiffy_store::Backing::open(&root).unwrap());
+    });
+    let reader = jiffy_store::ImageReader::open(&image).unwrap();
+    let there = (0..reader.chunks())
+        .filter(|chunk| reader.kind(*chunk).unwrap() == jiffy_store::Kind::Backing)
+        .count();
+    // Those that begin with a page of zeros are not looked for.
+    assert!((250..3 * MIB / 8192).contains(&there), "{there}");
+    let pager = Pager::start(folder.path(), &[]);
+    let memory = Memory::new(4 * MIB);
+    let _connection = memory.connect(&pager.serve("vm", &image));
+    fs::remove_file(&root).unwrap();
+    fs::remove_file(&image).unwrap();
+    memory.check(1).join().unwrap();
+    let stats = pager.stats("vm");
+    assert_eq!(stats.bytes_filled, 4 * MIB as u64, "{stats:?}");
+    assert!(stats.bytes_read > (there * 8192) as u64, "{stats:?}");
+    assert_eq!(stats.failed, None);
+}
+
+#[test]
 fn shared_memory_is_served_as_private_memory_is() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), 2 * MIB, |_| {});

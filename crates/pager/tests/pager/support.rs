@@ -7,7 +7,7 @@ use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
-use std::io::{BufRead, BufReader, IoSlice, Read, Write};
+use std::io::{self, BufRead, BufReader, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -80,6 +80,46 @@ impl Pager {
             thread::sleep(Duration::from_millis(2));
         }
         pager
+    }
+
+    /// One that strace(1) kills at the `nth` system call of this name that a
+    /// thread of its makes. It may never listen.
+    pub fn start_doomed(folder: &Path, call: &str, nth: u32) -> Pager {
+        let control = folder.join("control");
+        let child = Command::new("strace")
+            // It is then the pager that is our child.
+            .args(["-D", "-f", "-qq", "-o", "/dev/null", "-e"])
+            .arg(format!("trace={call}"))
+            .arg("-e")
+            .arg(format!("inject={call}:signal=KILL:when={nth}"))
+            .arg(env!("CARGO_BIN_EXE_jiffy-pager"))
+            .args(["serve", "--control"])
+            .arg(&control)
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("strace is installed");
+        Pager { child, control }
+    }
+
+    /// What it says to a request, unless it dies.
+    pub fn try_ask(&mut self, request: &PagerRequest) -> io::Result<PagerResponse> {
+        let stream = loop {
+            match UnixStream::connect(&self.control) {
+                Ok(stream) => break stream,
+                Err(error) if self.has_ended() => return Err(error),
+                Err(_) => thread::sleep(Duration::from_millis(2)),
+            }
+        };
+        let mut line = serde_json::to_vec(request)?;
+        line.push(b'\n');
+        (&stream).write_all(&line)?;
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer)?;
+        Ok(serde_json::from_str(&answer)?)
+    }
+
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
     }
 
     pub fn ask(&self, request: &PagerRequest) -> PagerResponse {
@@ -224,13 +264,14 @@ impl Memory {
 
     /// Connects and shakes hands: one message, the descriptor with it.
     pub fn connect(&self, socket: &Path) -> UnixStream {
-        let stream = UnixStream::connect(socket).unwrap();
-        greet(
-            &stream,
-            &format!("[{}]", self.mapping()),
-            &[self.uffd.as_fd()],
-        );
-        stream
+        self.try_connect(socket).unwrap()
+    }
+
+    pub fn try_connect(&self, socket: &Path) -> io::Result<UnixStream> {
+        let stream = UnixStream::connect(socket)?;
+        let regions = format!("[{}]", self.mapping());
+        try_greet(&stream, &regions, &[self.uffd.as_fd()])?;
+        Ok(stream)
     }
 
     pub fn uffd(&self) -> BorrowedFd<'_> {
@@ -271,6 +312,10 @@ impl Reading {
         join(self.0)
     }
 
+    pub fn is_over(&self) -> bool {
+        self.0.is_finished()
+    }
+
     /// Nobody serves it.
     pub fn is_stuck(&self) -> bool {
         thread::sleep(Duration::from_millis(100));
@@ -299,6 +344,10 @@ pub fn join<T>(handle: JoinHandle<T>) -> T {
 }
 
 pub fn greet(stream: &UnixStream, text: &str, fds: &[BorrowedFd<'_>]) {
+    try_greet(stream, text, fds).unwrap();
+}
+
+fn try_greet(stream: &UnixStream, text: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() {
@@ -309,8 +358,8 @@ pub fn greet(stream: &UnixStream, text: &str, fds: &[BorrowedFd<'_>]) {
         &[IoSlice::new(text.as_bytes())],
         &mut control,
         SendFlags::NOSIGNAL,
-    )
-    .unwrap();
+    )?;
+    Ok(())
 }
 
 /// What the pager says before it hangs up.

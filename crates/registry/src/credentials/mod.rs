@@ -67,6 +67,15 @@ impl Credentials {
         })
     }
 
+    /// A token of OAuth 2 that other tokens are given for, for this registry and no
+    /// other.
+    pub fn identity(registry: &str, token: &str) -> Self {
+        Self(Kind::Basic {
+            registry: registry.to_ascii_lowercase(),
+            login: Login::Identity(Secret::new(token)),
+        })
+    }
+
     /// What `podman login` and `docker login` left behind: `$REGISTRY_AUTH_FILE`, else
     /// `$XDG_RUNTIME_DIR/containers/auth.json` and then
     /// `${DOCKER_CONFIG:-~/.docker}/config.json`, as far as they exist.

@@ -9,6 +9,9 @@
 
 #[cfg(test)]
 mod tests;
+mod trim;
+
+pub use trim::{Parts, trim};
 
 use crate::error::ImageError;
 use crate::format::{ImageId, Kind};

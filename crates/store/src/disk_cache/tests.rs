@@ -130,3 +130,163 @@ fn another_image_begins_anew_but_not_under_a_vm() {
         assert!(!DiskCache::open(&path, &other).unwrap().has(1));
     }
 }
+
+/// A full and closed cache of 2 MiB that does not pack, and what it holds.
+fn full(folder: &Folder) -> (PathBuf, ImageReader, Vec<u8>) {
+    let bytes = contents(&"n".repeat((2 << 20) / CHUNK));
+    let image = folder.image("image", &bytes, &small());
+    let path = cache_folder(folder);
+    let cache = DiskCache::open(&path, &image).unwrap();
+    cache.put(0, &bytes).unwrap();
+    cache.close().unwrap();
+    (path, image, bytes)
+}
+
+/// What is said to be there is there, and right.
+fn check(path: &Path, image: &ImageReader, bytes: &[u8]) -> Vec<bool> {
+    let cache = DiskCache::open(path, image).unwrap();
+    let contents = fs::read(path.join(CONTENTS)).unwrap();
+    let there: Vec<bool> = (0..cache.chunks()).map(|chunk| cache.has(chunk)).collect();
+    for (chunk, _) in there.iter().enumerate().filter(|(_, there)| **there) {
+        let at = chunk * CHUNK..(chunk + 1) * CHUNK;
+        assert_eq!(contents[at.clone()], bytes[at], "chunk {chunk}");
+    }
+    cache.close().unwrap();
+    there
+}
+
+#[test]
+fn parts_are_given_up_and_filled_again() {
+    let folder = Folder::new();
+    let (path, image, bytes) = full(&folder);
+    let blocks =
+        || std::os::unix::fs::MetadataExt::blocks(&fs::metadata(path.join(CONTENTS)).unwrap());
+    let before = blocks();
+    let last = (bytes.len() / CHUNK - 1) as u32;
+    let freed = trim(&path, Parts::Any, 600 << 10, &[0, last])
+        .unwrap()
+        .unwrap();
+    assert!((600 << 10..=1 << 20).contains(&freed), "{freed}");
+    assert_eq!((before - blocks()) * 512, freed);
+    let there = check(&path, &image, &bytes);
+    assert!(there[0] && there[last as usize] && there.contains(&false));
+    // All that may go, and nothing twice.
+    assert!(
+        trim(&path, Parts::Any, u64::MAX, &[0, last])
+            .unwrap()
+            .unwrap()
+            > 0
+    );
+    assert_eq!(
+        trim(&path, Parts::Any, u64::MAX, &[0, last]).unwrap(),
+        Some(0)
+    );
+    let there = check(&path, &image, &bytes);
+    assert_eq!(
+        there.iter().filter(|there| **there).count() * CHUNK,
+        512 << 10
+    );
+    let cache = DiskCache::open(&path, &image).unwrap();
+    cache.put(0, &bytes).unwrap();
+    drop(cache);
+    assert!(check(&path, &image, &bytes).iter().all(|there| *there));
+}
+
+#[test]
+fn nothing_is_taken_from_under_a_reader_or_a_snapshot() {
+    let folder = Folder::new();
+    let (path, image, bytes) = full(&folder);
+    let vm = File::open(path.join(CONTENTS)).unwrap();
+    flock(&vm, FlockOperation::LockShared).unwrap();
+    assert_eq!(trim(&path, Parts::Any, u64::MAX, &[]).unwrap(), None);
+    drop(vm);
+    let filler = DiskCache::open(&path, &image).unwrap();
+    assert_eq!(trim(&path, Parts::Any, u64::MAX, &[]).unwrap(), None);
+    drop(filler);
+    let link = folder.file("root");
+    fs::hard_link(path.join(CONTENTS), &link).unwrap();
+    assert_eq!(trim(&path, Parts::Any, u64::MAX, &[]).unwrap(), None);
+    assert_eq!(fs::read(&link).unwrap(), bytes);
+    fs::remove_file(&link).unwrap();
+    assert!(check(&path, &image, &bytes).iter().all(|there| *there));
+    assert_eq!(
+        trim(&folder.file("none"), Parts::Any, 1, &[]).unwrap(),
+        None
+    );
+}
+
+#[test]
+fn what_was_read_lately_stays_when_only_the_rest_is_to_go() {
+    use rustix::fs::{Advice, fadvise};
+    let folder = Folder::new();
+    let (path, image, bytes) = full(&folder);
+    assert_eq!(
+        trim(&path, Parts::Cold, u64::MAX, &[]).unwrap(),
+        Some(0),
+        "just written"
+    );
+    let file = File::open(path.join(CONTENTS)).unwrap();
+    fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+    fadvise(&file, 0, None, Advice::Random).unwrap();
+    file.read_exact_at(&mut [0; 100], 1 << 20).unwrap();
+    drop(file);
+    let freed = trim(&path, Parts::Cold, u64::MAX, &[]).unwrap().unwrap();
+    let there = check(&path, &image, &bytes);
+    assert!(there[(1 << 20) / CHUNK]);
+    // Where files are kept in memory all of it stays.
+    assert!(freed == 0 || there.contains(&false));
+}
+
+#[test]
+fn bits_that_mean_nothing_go_with_the_whole() {
+    let folder = Folder::new();
+    let (path, _, _) = full(&folder);
+    PresenceMap::open(&path.join(PRESENT))
+        .unwrap()
+        .bind([9; 16])
+        .unwrap();
+    assert!(trim(&path, Parts::Cold, 1, &[]).unwrap().is_some());
+    assert!(!path.exists());
+    let (path, _, _) = full(&folder);
+    fs::write(path.join(PRESENT), b"no map").unwrap();
+    assert!(trim(&path, Parts::Cold, 1, &[]).unwrap().is_some());
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_bound_takes_parts_first_and_the_boot_set_last() {
+    use crate::bounded::{Cached, keep_within, usage};
+    let folders: Vec<Folder> = (0..2).map(|_| Folder::new()).collect();
+    let caches: Vec<_> = folders.iter().map(full).collect();
+    for (age, (path, ..)) in [20, 10].into_iter().zip(&caches) {
+        let map = OpenOptions::new()
+            .write(true)
+            .open(path.join(PRESENT))
+            .unwrap();
+        let used = std::time::SystemTime::now() - std::time::Duration::from_secs(age);
+        map.set_modified(used).unwrap();
+    }
+    let known: Vec<Cached> = caches
+        .iter()
+        .map(|(path, ..)| Cached::Disk {
+            folder: path.clone(),
+            keep: vec![0],
+        })
+        .collect();
+    let all = usage(&known);
+    let kept = keep_within(all - (1 << 20), &known).unwrap();
+    assert_eq!(
+        kept.dropped,
+        [caches[0].0.clone()],
+        "the one used longest ago"
+    );
+    assert!(kept.after <= all - (1 << 20) && usage(&known) == kept.after);
+    let (path, image, bytes) = &caches[1];
+    assert!(check(path, image, bytes).iter().all(|there| *there));
+    keep_within(600 << 10, &known).unwrap();
+    for (path, image, bytes) in &caches {
+        assert!(check(path, image, bytes)[0], "what a boot needs");
+    }
+    keep_within(0, &known).unwrap();
+    assert!(caches.iter().all(|(path, ..)| !path.exists()));
+}

@@ -1,8 +1,8 @@
 //! The last 256 bytes: where everything is.
 
 use super::{
-    ContentHash, Fields, Header, ImageId, MAX_DICTIONARY, MAX_NAME, Record, VERSION, header,
-    is_sealed, manifest,
+    BackingRef, ContentHash, Fields, Header, ImageId, MAX_DICTIONARY, MAX_NAME, Record, VERSION,
+    VERSION_WITH_BACKING, header, is_sealed, manifest,
 };
 use crate::error::Fault;
 use std::ops::Range;
@@ -54,20 +54,28 @@ pub struct Footer {
     pub entries: Section,
     /// A content hash for every entry.
     pub hashes: Section,
+    /// A [`BackingRef`]; with one the image is of version 2.
+    pub backing: Section,
 }
 
 impl Footer {
     /// As written.
     pub fn encode(&self) -> [u8; BYTES] {
+        let version = match self.backing.length {
+            0 => VERSION,
+            _ => VERSION_WITH_BACKING,
+        };
         let mut record = Record::new()
             .put(&MAGIC)
-            .u32(VERSION)
+            .u32(version)
             .u32(self.chunk_size)
             .u64(self.size)
             .put(&self.id.0)
             .u64(self.hot.start)
             .u64(self.hot.end);
-        for section in self.sections() {
+        // The last one is where version 1 has zeros.
+        let count = if version == VERSION { 6 } else { 7 };
+        for section in &self.sections()[..count] {
             record = record
                 .u64(section.offset)
                 .u64(section.length)
@@ -87,7 +95,7 @@ impl Footer {
             return Err(Fault::Truncated { length, offset });
         }
         let found = fields.u32();
-        if found != VERSION {
+        if !(VERSION..=VERSION_WITH_BACKING).contains(&found) {
             let offset = offset + 8;
             return Err(Fault::Version { found, offset });
         }
@@ -107,7 +115,12 @@ impl Footer {
             (section, fields.u32())
         };
         let read = [(); 6].map(|()| section());
+        let (backing, of_backing) = match found {
+            VERSION => (Section::default(), 0),
+            _ => section(),
+        };
         let reserved = read.iter().any(|(_, reserved)| *reserved != 0)
+            || of_backing != 0
             || fields.0[..fields.0.len() - 4].iter().any(|byte| *byte != 0);
         let [dictionary, parent, working_set, groups, entries, hashes] =
             read.map(|(section, _)| section);
@@ -122,12 +135,23 @@ impl Footer {
             groups,
             entries,
             hashes,
+            // One that is not there takes no place.
+            backing: match found {
+                VERSION => Section {
+                    offset: hashes.offset.saturating_add(hashes.length),
+                    ..backing
+                },
+                _ => backing,
+            },
         };
         if reserved {
             return damaged("reserved bytes of the footer are not zero");
         }
         if (footer.chunk_size, footer.size) != (header.chunk_size, header.size) {
             return damaged("header and footer disagree about the size");
+        }
+        if (found == VERSION_WITH_BACKING) != (footer.backing.length > 0) {
+            return damaged("version 2 without a backing file");
         }
         match footer.wrong_place(offset) {
             Some(what) => damaged(what),
@@ -141,7 +165,7 @@ impl Footer {
     }
 
     /// In the order of the file.
-    fn sections(&self) -> [Section; 6] {
+    fn sections(&self) -> [Section; 7] {
         [
             self.dictionary,
             self.parent,
@@ -149,6 +173,7 @@ impl Footer {
             self.groups,
             self.entries,
             self.hashes,
+            self.backing,
         ]
     }
 
@@ -180,7 +205,8 @@ impl Footer {
             && self.working_set.length / 8 <= chunks
             && self.dictionary.length <= MAX_DICTIONARY
             && (self.parent.length == 0
-                || (17..=16 + MAX_NAME as u64).contains(&self.parent.length));
+                || (17..=16 + MAX_NAME as u64).contains(&self.parent.length))
+            && (self.backing.length == 0 || BackingRef::LENGTHS.contains(&self.backing.length));
         if !lengths_fit {
             return Some("a section has the wrong length");
         }
@@ -222,7 +248,8 @@ impl ParentRef {
     }
 }
 
-/// Whether a parent may be called this: never a path out of its folder.
+/// Whether a parent or a backing file may be called this: never a path out of
+/// its folder.
 pub fn is_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len())
         && !name.contains(['/', '\0'])

@@ -1,5 +1,6 @@
 //! Groups of 64 chunks, and an entry for each chunk that is not zero.
 
+use super::backing::BLOCK;
 use super::{Fields, GROUP, Record};
 use std::ops::Range;
 
@@ -24,17 +25,20 @@ pub enum Kind {
     ZstdDictionary,
     /// In the same chunk of the parent.
     Parent,
+    /// In the backing file.
+    Backing,
 }
 
 impl Kind {
     /// Every kind there is.
-    pub const ALL: [Kind; 6] = [
+    pub const ALL: [Kind; 7] = [
         Kind::Zero,
         Kind::Raw,
         Kind::Lz4,
         Kind::Zstd,
         Kind::ZstdDictionary,
         Kind::Parent,
+        Kind::Backing,
     ];
 
     /// For people.
@@ -46,7 +50,13 @@ impl Kind {
             Kind::Zstd => "zstd",
             Kind::ZstdDictionary => "zstd with dictionary",
             Kind::Parent => "in parent",
+            Kind::Backing => "in backing file",
         }
+    }
+
+    /// Whether such a chunk has bytes in the image's own file.
+    pub fn is_stored(self) -> bool {
+        !matches!(self, Kind::Zero | Kind::Parent | Kind::Backing)
     }
 
     fn code(self) -> u8 {
@@ -57,11 +67,12 @@ impl Kind {
             Kind::Zstd => 3,
             Kind::ZstdDictionary => 4,
             Kind::Parent => 5,
+            Kind::Backing => 6,
         }
     }
 
     fn from_code(code: u8) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|kind| kind.code() == code)
+        Kind::ALL.get(usize::from(code)).copied()
     }
 }
 
@@ -70,9 +81,9 @@ impl Kind {
 pub struct Entry {
     /// CRC-32C of the whole chunk, uncompressed.
     pub checksum: u32,
-    /// Bytes it takes in the file; 0 in the parent.
+    /// Bytes it takes in the file; 0 in the parent and in the backing file.
     pub length: u32,
-    /// Where they begin; 0 in the parent.
+    /// Where they begin, in the backing file if it is there; 0 in the parent.
     pub offset: u64,
     /// Where its bytes are, and how.
     pub kind: Kind,
@@ -121,30 +132,24 @@ pub struct Limits {
     pub parent: bool,
     /// There is a dictionary.
     pub dictionary: bool,
+    /// Bytes of the backing file, if there is one.
+    pub backing: Option<u64>,
 }
 
 impl Limits {
     fn broken_by(&self, entry: &Entry) -> Option<&'static str> {
-        let stored = match entry.kind {
+        match entry.kind {
             Kind::Zero => return Some("an entry for a zero chunk"),
-            Kind::Parent => false,
+            Kind::Parent => return self.broken_by_parent(entry),
+            Kind::Backing => return self.broken_by_backing(entry),
             Kind::Raw if entry.length != self.chunk_size => {
                 return Some("a raw chunk of another length than a chunk's");
             }
-            Kind::Raw | Kind::Lz4 | Kind::Zstd => true,
+            Kind::Raw | Kind::Lz4 | Kind::Zstd => {}
             Kind::ZstdDictionary if !self.dictionary => {
                 return Some("a chunk needs a dictionary, and there is none");
             }
-            Kind::ZstdDictionary => true,
-        };
-        if !stored {
-            return if !self.parent {
-                Some("a chunk is in the parent, and there is none")
-            } else if entry.length != 0 || entry.offset != 0 {
-                Some("a chunk in the parent has a place in this file")
-            } else {
-                None
-            };
+            Kind::ZstdDictionary => {}
         }
         if entry.length == 0 || entry.length > self.chunk_size {
             return Some("a chunk is stored in no bytes, or in more than it has");
@@ -152,6 +157,31 @@ impl Limits {
         let range = entry.range();
         (range.start < self.data.0 || range.end > self.data.1)
             .then_some("a chunk lies outside the file's chunks")
+    }
+
+    fn broken_by_parent(&self, entry: &Entry) -> Option<&'static str> {
+        if !self.parent {
+            Some("a chunk is in the parent, and there is none")
+        } else if entry.length != 0 || entry.offset != 0 {
+            Some("a chunk in the parent has a place in this file")
+        } else {
+            None
+        }
+    }
+
+    fn broken_by_backing(&self, entry: &Entry) -> Option<&'static str> {
+        let Some(size) = self.backing else {
+            return Some("a chunk is in a backing file, and there is none");
+        };
+        if entry.length != 0 {
+            Some("a chunk in the backing file has bytes in this one")
+        } else if !entry.offset.is_multiple_of(BLOCK) {
+            Some("a chunk in the backing file does not begin at a block")
+        } else if entry.offset + u64::from(self.chunk_size) > size {
+            Some("a chunk lies outside the backing file")
+        } else {
+            None
+        }
     }
 }
 

@@ -6,28 +6,33 @@
 //! * [`header`]: the first 64 bytes.
 //! * [`footer`]: the last 256.
 //! * [`manifest`]: groups of chunks and their entries.
+//! * [`backing`]: what an image says of its backing file.
 
+pub mod backing;
 pub mod footer;
 pub mod header;
 pub mod manifest;
 #[cfg(test)]
 mod tests;
 
+pub use backing::BackingRef;
 pub use footer::{Footer, ParentRef, Section};
 pub use header::Header;
 pub use manifest::{Entry, Group, Kind};
 
 use std::fmt;
 
-/// The version written and the only one read.
+/// The version of an image without a backing file, and of every header.
 pub const VERSION: u32 = 1;
+/// The version of one with a backing file; there is no later one.
+pub const VERSION_WITH_BACKING: u32 = 2;
 /// The smallest chunk, bytes.
 pub const MIN_CHUNK: u32 = 4 << 10;
 /// The largest chunk, bytes.
 pub const MAX_CHUNK: u32 = 2 << 20;
 /// Chunks of a group.
 pub const GROUP: u32 = 64;
-/// The longest name of a parent, bytes.
+/// The longest name of a parent or a backing file, bytes.
 pub const MAX_NAME: usize = 255;
 /// The largest dictionary, bytes.
 pub const MAX_DICTIONARY: u64 = 1 << 20;
@@ -119,10 +124,12 @@ impl Fields<'_> {
         array
     }
 
+    #[inline]
     pub(crate) fn u32(&mut self) -> u32 {
         u32::from_le_bytes(self.array())
     }
 
+    #[inline]
     pub(crate) fn u64(&mut self) -> u64 {
         u64::from_le_bytes(self.array())
     }

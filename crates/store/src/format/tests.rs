@@ -1,10 +1,10 @@
-//! The format is pinned: these files were written by version 1 and have to be
-//! read for ever, and written the same while the version is 1.
+//! The format is pinned: these files were written by versions 1 and 2 and have to
+//! be read for ever, and written the same while these are the versions.
 
 use super::*;
 use crate::codec::Codec;
 use crate::reader::ImageReader;
-use crate::samples::{Folder, contents, read_all, small};
+use crate::samples::{Folder, backing, contents, read_all, small};
 use crate::writer::{WriteOptions, write_image};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,15 @@ use std::sync::Arc;
 /// `.` zero, `n` noise, `t` text, `X` the same text each time.
 const BASE: &str = "t.nX.X";
 const CHILD: &str = "t..X.nt";
+/// The file behind `RAM`, and that.
+const ROOT: &str = "RX.Y";
+const RAM: &str = "tXY.YRn";
+const FILES: [&str; 4] = [
+    "base-v1.image",
+    "child-v1.image",
+    "ram-v2.image",
+    "root-v2.backing",
+];
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -29,11 +38,21 @@ fn write(folder: &Folder) {
         ..small()
     };
     folder.image("child-v1.image", &contents(CHILD), &options);
+    let options = WriteOptions {
+        backing: Some(backing(folder, "root-v2.backing", &contents(ROOT))),
+        working_set: Some(vec![5]),
+        ..small()
+    };
+    folder.image("ram-v2.image", &contents(RAM), &options);
 }
 
 #[test]
 fn golden_files_are_read() {
-    for (name, letters) in [("base-v1.image", BASE), ("child-v1.image", CHILD)] {
+    for (name, letters) in [
+        ("base-v1.image", BASE),
+        ("child-v1.image", CHILD),
+        ("ram-v2.image", RAM),
+    ] {
         let image = ImageReader::open(&golden(name)).unwrap();
         image.verify().unwrap();
         assert!(read_all(&image) == contents(letters), "{name}");
@@ -41,6 +60,8 @@ fn golden_files_are_read() {
     let child = ImageReader::open(&golden("child-v1.image")).unwrap();
     assert_eq!(child.working_set().unwrap(), [6..7, 0..2]);
     assert_eq!(child.kind(3).unwrap(), Kind::Parent);
+    let ram = ImageReader::open(&golden("ram-v2.image")).unwrap();
+    assert_eq!(ram.kind(4).unwrap(), Kind::Backing);
 }
 
 /// A changed layout fails here until version, golden files and document agree.
@@ -50,7 +71,7 @@ fn golden_files_are_read() {
 fn what_is_written_is_the_golden_files() {
     let folder = Folder::new();
     write(&folder);
-    for name in ["base-v1.image", "child-v1.image"] {
+    for name in FILES {
         let now = fs::read(folder.file(name)).unwrap();
         if std::env::var_os("JIFFY_WRITE_GOLDEN").is_some() {
             fs::create_dir_all(golden("")).unwrap();

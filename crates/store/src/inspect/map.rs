@@ -60,5 +60,6 @@ fn letter(kind: Kind) -> char {
         Kind::Zstd => 'z',
         Kind::ZstdDictionary => 'd',
         Kind::Parent => 'p',
+        Kind::Backing => 'b',
     }
 }

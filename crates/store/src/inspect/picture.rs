@@ -20,6 +20,7 @@ pub fn colour(kind: Kind) -> [u8; 3] {
         Kind::Zstd => [0x00, 0x9e, 0x73],
         Kind::ZstdDictionary => [0xf0, 0xe4, 0x42],
         Kind::Parent => [0xcc, 0x79, 0xa7],
+        Kind::Backing => [0x00, 0x72, 0xb2],
     }
 }
 

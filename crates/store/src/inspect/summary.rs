@@ -1,7 +1,7 @@
 //! Figures of an image, by kind of chunk.
 
 use crate::error::ImageError;
-use crate::format::{ImageId, Kind, ParentRef};
+use crate::format::{BackingRef, ImageId, Kind, ParentRef};
 use crate::reader::{ImageReader, Place};
 use std::collections::HashSet;
 use std::ops::Range;
@@ -36,6 +36,8 @@ pub struct Summary {
     pub dictionary_bytes: u64,
     /// Its parent.
     pub parent: Option<ParentRef>,
+    /// Its backing file.
+    pub backing: Option<BackingRef>,
     /// How long it took to open it and its parents.
     pub opened_in: Duration,
     /// How long it took to read and check the whole table of chunks.
@@ -82,7 +84,7 @@ impl Summary {
                 summary.chunks += 1;
                 summary.bytes += u64::from(image.chunk_size());
                 if let Place::Entry(entry) = place
-                    && kind != Kind::Parent
+                    && kind.is_stored()
                 {
                     if seen.insert(entry.offset) {
                         summary.stored += u64::from(entry.length);
@@ -112,6 +114,7 @@ impl Summary {
             metadata_bytes: image.metadata_bytes(),
             dictionary_bytes: image.dictionary().map_or(0, |bytes| bytes.len() as u64),
             parent: image.parent().map(|(reference, _)| reference.clone()),
+            backing: image.backing().map(|backing| backing.reference().clone()),
             opened_in: image.opened_in(),
             table_read_in,
         })

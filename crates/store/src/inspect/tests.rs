@@ -30,6 +30,7 @@ fn the_figures_are_those_of_the_image() {
             (Kind::Zstd, 0),
             (Kind::ZstdDictionary, 0),
             (Kind::Parent, 2),
+            (Kind::Backing, 0),
         ]
     );
     assert_eq!(
@@ -69,7 +70,7 @@ fn a_map_shows_kinds_by_address() {
         "000000000000 Z..R\n\
          000000004000 ZZ\n\
          one character is 4 KiB: . zero, r raw, l lz4, z zstd, d zstd with dictionary, p in \
-         parent; a capital if at least half is not zero\n"
+         parent, b in backing file; a capital if at least half is not zero\n"
     );
     let letters = format!("{}t.......", "........tttn....".repeat(20));
     let image = folder.image("b", &contents(&letters), &options);

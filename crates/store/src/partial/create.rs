@@ -21,6 +21,9 @@ use std::path::Path;
 pub fn create(path: &Path, length: u64, tail: &[u8], id: ImageId) -> Result<(), WriteError> {
     let failed = |fault: Fault| WriteError::Image(ImageError::new(path, fault));
     let (header, footer) = ends(length, tail).map_err(failed)?;
+    if footer.backing.length > 0 {
+        return Err(failed(super::with_backing(&footer)));
+    }
     let start = length - tail.len() as u64;
     if footer.data_end() < start {
         return Err(WriteError::Options(format!(

@@ -24,7 +24,8 @@ mod tests;
 pub use create::{create, shrink};
 pub use origin::{Origin, OriginError, PeerFolder};
 
-use crate::format::ImageId;
+use crate::error::Fault;
+use crate::format::{Footer, ImageId};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -42,6 +43,15 @@ pub fn no_origins(_: &Path, _: ImageId) -> Vec<Arc<dyn Origin>> {
 pub fn map_path(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!(".{name}.present"))
+}
+
+/// An image that is not all here is all there will be of it: what it names
+/// beside itself nobody would have fetched.
+pub(crate) fn with_backing(footer: &Footer) -> Fault {
+    Fault::Damaged {
+        offset: footer.backing.offset,
+        what: "an image that is elsewhere has a backing file",
+    }
 }
 
 /// Whether parts of the image at `path` may be missing.

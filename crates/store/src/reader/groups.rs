@@ -5,11 +5,14 @@ use crate::error::Fault;
 use crate::format::manifest::{ENTRY_BYTES, GROUP_BYTES, Limits};
 use crate::format::{Entry, Footer, GROUP, Group, Section};
 use std::fs::File;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// How many groups are kept: the table of 2 GiB in chunks of 8 KiB, in at most
 /// 7 MiB of memory, and only what was touched.
 const KEPT: u32 = 4096;
+/// Bytes of the table that are read at once and kept: 32 KiB for a GiB in
+/// chunks of 8 KiB.
+const PART: usize = 4 << 10;
 
 pub(super) struct Groups {
     pub(super) chunks: u32,
@@ -18,6 +21,8 @@ pub(super) struct Groups {
     limits: Limits,
     /// Group N is kept in slot N modulo their number.
     slots: Box<[Mutex<Option<Box<Known>>>]>,
+    /// The table, as far as it was needed.
+    parts: Box<[OnceLock<Box<[u8]>>]>,
 }
 
 /// A group that was read and is right.
@@ -37,6 +42,9 @@ impl Groups {
             entries: footer.entries,
             limits,
             slots: (0..slots).map(|_| Mutex::new(None)).collect(),
+            parts: std::iter::repeat_with(OnceLock::new)
+                .take((footer.groups.length as usize).div_ceil(PART))
+                .collect(),
         }
     }
 
@@ -65,9 +73,7 @@ impl Groups {
     fn load(&self, file: &File, number: u32) -> Result<Known, Fault> {
         let offset = self.table.offset + u64::from(number) * GROUP_BYTES as u64;
         let damaged = |what| Fault::Damaged { offset, what };
-        let mut bytes = [0; GROUP_BYTES];
-        read_exact(file, offset, &mut bytes)?;
-        let group = Group::decode(&bytes);
+        let group = Group::decode(&self.encoded(file, number)?);
         // At most as many entries as chunks, whose number fits.
         let count = (self.entries.length / ENTRY_BYTES as u64) as u32;
         let range = group
@@ -86,5 +92,24 @@ impl Groups {
             first: group.first,
             entries: entries.into(),
         })
+    }
+
+    /// A group as it is in the file.
+    fn encoded(&self, file: &File, number: u32) -> Result<[u8; GROUP_BYTES], Fault> {
+        let at = number as usize * GROUP_BYTES;
+        let part = &self.parts[at / PART];
+        let bytes = match part.get() {
+            Some(bytes) => bytes,
+            None => {
+                let begin = at / PART * PART;
+                let length = PART.min(self.table.length as usize - begin);
+                let mut bytes = vec![0; length];
+                read_exact(file, self.table.offset + begin as u64, &mut bytes)?;
+                part.get_or_init(|| bytes.into())
+            }
+        };
+        let mut group = [0; GROUP_BYTES];
+        group.copy_from_slice(&bytes[at % PART..at % PART + GROUP_BYTES]);
+        Ok(group)
     }
 }

@@ -18,7 +18,8 @@ mod tests;
 mod verified;
 mod verify;
 
-use crate::codec::Decoder;
+use crate::backing::BackingFile;
+use crate::codec::{Decoder, checksum};
 use crate::error::{Fault, ImageError};
 use crate::format::{
     ContentHash, Entry, Footer, ImageId, Kind, ParentRef, Section, chunks, header, manifest::Limits,
@@ -51,6 +52,7 @@ pub struct ImageReader {
     groups: Groups,
     dictionary: Option<(Vec<u8>, DDict<'static>)>,
     parent: Option<(ParentRef, Arc<ImageReader>)>,
+    backing: Option<BackingFile>,
     opened_in: Duration,
 }
 
@@ -85,7 +87,7 @@ impl Default for Opening<'_> {
 pub enum Place {
     /// Nowhere: all are zero.
     Zero,
-    /// In this file or in the parent.
+    /// In this file, in the parent or in the backing file.
     Entry(Entry),
 }
 
@@ -100,7 +102,8 @@ impl Place {
 }
 
 impl ImageReader {
-    /// Opens an image. Its parents, if any, are files in the same folder.
+    /// Opens an image. Its parents and its backing file, if any, are files in
+    /// the same folder.
     pub fn open(path: &Path) -> Result<ImageReader, ImageError> {
         ImageReader::open_with(path, &Opening::default())
     }
@@ -126,7 +129,7 @@ impl ImageReader {
     }
 
     /// Opens an image that has no name: `path` is for messages, and to look
-    /// for parents from.
+    /// for parents and a backing file from.
     pub fn from_file(
         file: File,
         path: &Path,
@@ -163,7 +166,15 @@ impl ImageReader {
             .metadata()
             .map_err(|error| failed(Fault::Open(error)))?
             .len();
-        let Outline { footer, parent, .. } = Outline::of(&file, length).map_err(failed)?;
+        let Outline {
+            footer,
+            parent,
+            backing,
+            ..
+        } = Outline::of(&file, length).map_err(failed)?;
+        if map.is_some() && backing.is_some() {
+            return Err(failed(partial::with_backing(&footer)));
+        }
         let dictionary = outline::dictionary(&file, &footer).map_err(failed)?;
         let parent = match parent {
             Some(reference) => {
@@ -173,11 +184,16 @@ impl ImageReader {
             }
             None => None,
         };
+        let backing = backing
+            .map(|reference| BackingFile::beside(path, reference))
+            .transpose()
+            .map_err(failed)?;
         let limits = Limits {
             chunk_size: footer.chunk_size,
             data: (header::BYTES as u64, footer.data_end()),
             parent: parent.is_some(),
             dictionary: dictionary.is_some(),
+            backing: backing.as_ref().map(|backing| backing.reference().size),
         };
         let chunks = chunks(footer.size, footer.chunk_size).unwrap_or(0);
         let partial = map
@@ -193,6 +209,7 @@ impl ImageReader {
             length,
             dictionary,
             parent,
+            backing,
             opened_in: begun.elapsed(),
         })
     }
@@ -244,6 +261,11 @@ impl ImageReader {
             .map(|(reference, reader)| (reference, reader))
     }
 
+    /// The backing file it names.
+    pub fn backing(&self) -> Option<&BackingFile> {
+        self.backing.as_ref()
+    }
+
     /// The dictionary its zstd chunks may need.
     pub fn dictionary(&self) -> Option<&[u8]> {
         self.dictionary.as_ref().map(|(bytes, _)| &bytes[..])
@@ -265,7 +287,7 @@ impl ImageReader {
     /// A chunk's bytes in this file; `None` if it has none here.
     pub fn stored_range(&self, index: u32) -> Result<Option<Range<u64>>, ImageError> {
         Ok(match self.place(index)? {
-            Place::Entry(entry) if entry.kind != Kind::Parent => Some(entry.range()),
+            Place::Entry(entry) if entry.kind.is_stored() => Some(entry.range()),
             _ => None,
         })
     }
@@ -306,17 +328,32 @@ impl ImageReader {
         index: u32,
         chunk: &mut [u8],
     ) -> Result<(), ImageError> {
-        self.assert_length(chunk);
-        let entry = match self.place(index)? {
+        match self.place(index)? {
             Place::Zero => {
+                self.assert_length(chunk);
                 chunk.fill(0);
-                return Ok(());
+                Ok(())
             }
-            Place::Entry(entry) => entry,
-        };
+            Place::Entry(entry) => self.read_at(decoder, index, &entry, chunk),
+        }
+    }
+
+    /// Reads a chunk that was found to be there by [`ImageReader::place`], and
+    /// checks it.
+    ///
+    /// # Panics
+    /// If `chunk` has another length than [`ImageReader::chunk_size`].
+    pub fn read_at(
+        &self,
+        decoder: &mut Decoder,
+        index: u32,
+        entry: &Entry,
+        chunk: &mut [u8],
+    ) -> Result<(), ImageError> {
+        self.assert_length(chunk);
         match &self.partial {
-            None => self.read_entry(decoder, index, &entry, chunk),
-            Some(partial) => self.read_verified(partial, decoder, index, &entry, chunk),
+            None => self.read_entry(decoder, index, entry, chunk),
+            Some(partial) => self.read_verified(partial, decoder, index, entry, chunk),
         }
     }
 
@@ -333,12 +370,14 @@ impl ImageReader {
                     .read_chunk_with(decoder, index, chunk)?;
             }
             Kind::Raw => self.read_stored(entry.offset, chunk)?,
+            Kind::Backing => {
+                let read = self.backing_file(index)?.read(index, entry, chunk);
+                return read.map_err(|fault| self.failed(fault));
+            }
             _ => {
                 // A chunk takes at most its own size. Kept long: growing costs.
+                decoder.grow(chunk.len());
                 let mut scratch = std::mem::take(&mut decoder.scratch);
-                if scratch.len() < chunk.len() {
-                    scratch.resize(chunk.len(), 0);
-                }
                 let stored = &mut scratch[..entry.length as usize];
                 let unpacked = self
                     .read_stored(entry.offset, stored)
@@ -364,11 +403,24 @@ impl ImageReader {
     ) -> Result<(), ImageError> {
         self.assert_length(chunk);
         match self.place(index)? {
-            Place::Entry(entry) if entry.kind != Kind::Parent => {
+            Place::Entry(entry) if entry.kind.is_stored() => {
                 self.unpack(decoder, index, &entry, stored, chunk)?;
                 self.check(index, &entry, chunk)
             }
             _ => self.read_chunk_with(decoder, index, chunk),
+        }
+    }
+
+    /// Checks the bytes of a raw chunk's [`ImageReader::stored_range`], read by
+    /// the caller: they are the chunk.
+    pub fn check_raw(&self, index: u32, stored: &[u8]) -> Result<(), ImageError> {
+        match self.place(index)? {
+            Place::Entry(entry) if entry.kind == Kind::Raw => self.check(index, &entry, stored),
+            _ => Err(self.failed(Fault::Chunk {
+                index,
+                offset: 0,
+                what: "it is not stored as it is",
+            })),
         }
     }
 
@@ -429,7 +481,7 @@ impl ImageReader {
     }
 
     fn check(&self, index: u32, entry: &Entry, chunk: &[u8]) -> Result<(), ImageError> {
-        if crc32c::crc32c(chunk) == entry.checksum {
+        if checksum(chunk) == entry.checksum {
             return match self.partial {
                 None => Ok(()),
                 Some(_) => self.check_hash(index, entry, chunk),
@@ -454,6 +506,16 @@ impl ImageReader {
                 what: "it is in the parent, and there is none",
             })),
         }
+    }
+
+    fn backing_file(&self, index: u32) -> Result<&BackingFile, ImageError> {
+        self.backing.as_ref().ok_or_else(|| {
+            self.failed(Fault::Chunk {
+                index,
+                offset: 0,
+                what: "it is in a backing file, and there is none",
+            })
+        })
     }
 
     fn damaged_chunk(&self, index: u32, entry: &Entry, what: &'static str) -> ImageError {

@@ -3,7 +3,9 @@
 use super::{read_exact, read_section};
 use crate::error::{Fault, ImageError};
 use crate::folder::Listed;
-use crate::format::{Footer, Group, Header, IdHasher, ImageId, ParentRef, Section, footer, header};
+use crate::format::{
+    BackingRef, Footer, Group, Header, IdHasher, ImageId, ParentRef, Section, footer, header,
+};
 use std::fs::File;
 use std::path::Path;
 use zstd::zstd_safe::DDict;
@@ -15,6 +17,8 @@ pub struct Outline {
     pub footer: Footer,
     /// The parent it names.
     pub parent: Option<ParentRef>,
+    /// The backing file it names.
+    pub backing: Option<BackingRef>,
     /// Bytes of the file.
     pub file_bytes: u64,
 }
@@ -40,9 +44,18 @@ impl Outline {
                 what: "the parent's name is not one",
             })?);
         }
+        let mut backing = None;
+        if footer.backing.length > 0 {
+            let bytes = read_section(file, &footer.backing)?;
+            backing = Some(BackingRef::decode(&bytes).ok_or(Fault::Damaged {
+                offset: footer.backing.offset,
+                what: "the backing file's name is not one",
+            })?);
+        }
         Ok(Outline {
             footer,
             parent,
+            backing,
             file_bytes: length,
         })
     }

@@ -148,13 +148,13 @@ fn what_is_wrong_is_one_sentence_with_the_place() {
     );
     assert_eq!(
         message(&with(8, 9)),
-        "has format version 9 (at byte 8); this program reads version 1"
+        "has format version 9 (at byte 8); this program reads versions 1 and 2"
     );
     let footer = good.len() - footer::BYTES;
     assert_eq!(
-        message(&with(footer + 8, 2)),
+        message(&with(footer + 8, 3)),
         format!(
-            "has format version 2 (at byte {}); this program reads version 1",
+            "has format version 3 (at byte {}); this program reads versions 1 and 2",
             footer + 8
         )
     );

@@ -222,7 +222,7 @@ impl ImageReader {
         chunk: &mut [u8],
     ) -> Result<(), ImageError> {
         let mut outcome = self.read_entry(decoder, index, entry, chunk);
-        let own = entry.kind != Kind::Parent;
+        let own = entry.kind.is_stored();
         if let Err(error) = &outcome
             && own
             && matches!(*error.fault, Fault::Chunk { .. })

@@ -7,7 +7,7 @@ use crate::format::{GROUP, IdHasher, content_hash};
 
 impl ImageReader {
     /// Reads every chunk and holds it against its checksum, its content hash
-    /// and the image's id. Gives the first error.
+    /// and the image's id; and the backing file against its digest. Gives the first error.
     pub fn verify(&self) -> Result<(), ImageError> {
         let mut id = IdHasher::new(self.size(), self.chunk_size());
         for first in (0..self.chunks()).step_by(GROUP as usize) {
@@ -17,6 +17,9 @@ impl ImageReader {
                 bitmap |= u64::from(present) << (index - first);
             }
             id.bitmap(bitmap);
+        }
+        if let Some(backing) = self.backing() {
+            backing.verify().map_err(|fault| self.failed(fault))?;
         }
         let mut decoder = Decoder::new();
         let mut chunk = vec![0; self.chunk_size() as usize];

@@ -10,6 +10,7 @@ mod stream;
 mod tests;
 mod workers;
 
+use crate::backing::Backing;
 use crate::codec::{Codec, train};
 use crate::error::WriteError;
 use crate::format::{self, ImageId, MAX_CHUNK, MIN_CHUNK, ParentRef};
@@ -22,6 +23,9 @@ use std::path::Path;
 use std::sync::Arc;
 use stream::Stream;
 use workers::Job;
+
+/// Bytes of the working set that are stored to be had quickly.
+const QUICK_BYTES: u32 = 16 << 20;
 
 /// Where chunks are stored and how.
 #[derive(Debug, Clone)]
@@ -42,11 +46,18 @@ pub struct WriteOptions {
     /// What the child calls its parent, for the function that resolves it;
     /// by default the parent's file name.
     pub parent_name: Option<String>,
+    /// A file of which chunks are named instead of being stored: the image is
+    /// then read only beside it.
+    pub backing: Option<Backing>,
     /// Threads that compress; 0, the default, for as many as there are cores.
     pub threads: usize,
     /// Chunks that a restore needs, in the order it needs them. They come
-    /// first, one after the other, and are never left to the parent.
+    /// first, one after the other, and are never left to the parent or the
+    /// backing file.
     pub working_set: Option<Vec<u32>>,
+    /// Store the first 16 MiB of the working set raw: what is in memory is had
+    /// more quickly so, and a VM waits for it.
+    pub quick_working_set: bool,
 }
 
 impl Default for WriteOptions {
@@ -58,8 +69,10 @@ impl Default for WriteOptions {
             raw_above_percent: 50,
             parent: None,
             parent_name: None,
+            backing: None,
             threads: 0,
             working_set: None,
+            quick_working_set: false,
         }
     }
 }
@@ -83,6 +96,8 @@ pub struct Written {
     pub compressed: u32,
     /// Those in the parent.
     pub in_parent: u32,
+    /// Those in the backing file.
+    pub in_backing: u32,
     /// Those like an earlier one, stored once.
     pub duplicates: u32,
     /// Bytes of the chunks in the file.
@@ -141,11 +156,16 @@ pub fn write_to(
         source,
         options,
         hot: plan.hot(),
+        quick: match options.quick_working_set && options.codec != Codec::None {
+            true => plan.first(QUICK_BYTES, options.chunk_size),
+            false => plan::Set::default(),
+        },
         dictionary: dictionary.as_deref(),
     };
     let mut stream = Stream::begin(output, size, options)?;
     workers::run(&job, plan, threads, |batch| stream.add(batch))?;
-    stream.finish(dictionary.as_deref().unwrap_or_default(), parent)
+    let backing = options.backing.as_ref().map(|backing| &backing.reference);
+    stream.finish(dictionary.as_deref().unwrap_or_default(), parent, backing)
 }
 
 fn check(size: u64, options: &WriteOptions) -> Result<Option<ParentRef>, WriteError> {
@@ -177,6 +197,14 @@ fn check(size: u64, options: &WriteOptions) -> Result<Option<ParentRef>, WriteEr
     if let Some(beyond) = working_set.copied().find(|index| *index >= chunks) {
         return refuse(format!(
             "the working set names chunk {beyond} of {chunks} chunks"
+        ));
+    }
+    if let Some(backing) = &options.backing
+        && !format::footer::is_name(&backing.reference.name)
+    {
+        return refuse(format!(
+            "'{}' cannot be a backing file's name",
+            backing.reference.name
         ));
     }
     let Some(parent) = &options.parent else {

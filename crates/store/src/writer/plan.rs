@@ -68,6 +68,20 @@ impl Plan {
         Set::new(self.hot.clone())
     }
 
+    /// The first chunks of the working set, so many bytes.
+    pub(super) fn first(&self, bytes: u32, chunk_size: u32) -> Set {
+        let mut left = bytes / chunk_size;
+        let mut first = Vec::new();
+        for range in &self.hot {
+            let end = range.end.min(range.start.saturating_add(left));
+            left -= end - range.start;
+            if end > range.start {
+                first.push(range.start..end);
+            }
+        }
+        Set::new(first)
+    }
+
     /// At most `count` chunks taken evenly from those that are not holes.
     pub(super) fn sample(&self, count: u64) -> impl Iterator<Item = u32> {
         let all: u64 = self.data.iter().map(|range| range.len() as u64).sum();
@@ -170,6 +184,7 @@ mod tests {
             let mut plan = Plan::new(&Holes(ranges.clone()), 8192, &working_set).unwrap();
             plan.batch = 5;
             let hot = plan.hot();
+            let first = plan.first(9 * 8192, 8192);
             let batches: Vec<_> = plan.batches().collect();
             for batch in &batches[..batches.len().saturating_sub(1)] {
                 prop_assert_eq!(batch.iter().map(|range| range.len()).sum::<usize>(), 5);
@@ -184,6 +199,10 @@ mod tests {
             }
             for index in 0..128_u32 {
                 prop_assert_eq!(hot.contains(index), working_set.contains(&index));
+                prop_assert_eq!(
+                    first.contains(index),
+                    order.iter().take(9).any(|one| *one == index) && hot.contains(index)
+                );
                 let bytes = u64::from(index) * 8192..u64::from(index + 1) * 8192;
                 let has_data = ranges.iter().any(|range| {
                     range.start < range.end && range.start < bytes.end && range.end > bytes.start

@@ -5,8 +5,8 @@ use super::{WriteOptions, Written, plan};
 use crate::codec::Codec;
 use crate::error::WriteError;
 use crate::format::{
-    self, ContentHash, Entry, Footer, GROUP, Group, Header, IdHasher, ImageId, Kind, ParentRef,
-    Section, header, manifest::ENTRY_BYTES,
+    self, BackingRef, ContentHash, Entry, Footer, GROUP, Group, Header, IdHasher, ImageId, Kind,
+    ParentRef, Section, header, manifest::ENTRY_BYTES,
 };
 use std::collections::HashMap;
 use std::io::Write;
@@ -63,6 +63,7 @@ impl<W: Write> Stream<W> {
                 raw: 0,
                 compressed: 0,
                 in_parent: 0,
+                in_backing: 0,
                 duplicates: 0,
                 stored_bytes: 0,
                 file_bytes: 0,
@@ -85,7 +86,7 @@ impl<W: Write> Stream<W> {
             seen += length;
             let known = self.known.get(&item.hash).copied();
             let entry = match known {
-                _ if item.kind == Kind::Parent => entry(&item, 0),
+                _ if !item.kind.is_stored() => entry(&item, item.in_backing),
                 Some(earlier) => {
                     self.put(&bytes[kept..seen - length])?;
                     kept = seen;
@@ -114,6 +115,7 @@ impl<W: Write> Stream<W> {
             };
             let count = match item.kind {
                 Kind::Parent => &mut self.written.in_parent,
+                Kind::Backing => &mut self.written.in_backing,
                 Kind::Raw => &mut self.written.raw,
                 _ => &mut self.written.compressed,
             };
@@ -130,6 +132,7 @@ impl<W: Write> Stream<W> {
         mut self,
         dictionary: &[u8],
         parent: Option<ParentRef>,
+        backing: Option<&BackingRef>,
     ) -> Result<Written, WriteError> {
         self.written.stored_bytes = self.at - header::BYTES as u64;
         self.known = HashMap::new();
@@ -148,6 +151,12 @@ impl<W: Write> Stream<W> {
         let entries = self.section(0, &entries)?;
         let hashes: Vec<u8> = chunks.iter().flat_map(|(.., hash)| *hash).collect();
         let hashes = self.section(0, &hashes)?;
+        // One that has nothing of the image is not needed by it either.
+        let backing = backing
+            .filter(|_| self.written.in_backing > 0)
+            .map(BackingRef::encode)
+            .unwrap_or_default();
+        let backing = self.section(crc32c::crc32c(&backing), &backing)?;
         let footer = Footer {
             chunk_size: self.header.chunk_size,
             size: self.header.size,
@@ -159,6 +168,7 @@ impl<W: Write> Stream<W> {
             groups,
             entries,
             hashes,
+            backing,
         };
         self.put(&footer.encode())?;
         self.output.flush().map_err(failed)?;

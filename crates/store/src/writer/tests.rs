@@ -2,8 +2,9 @@ use super::*;
 use crate::codec::Decoder;
 use crate::format::Kind;
 use crate::reader::Place;
-use crate::samples::{CHUNK, Folder, contents, noise, read_all, small, text};
+use crate::samples::{CHUNK, Folder, backing, contents, noise, read_all, small, text};
 use proptest::prelude::*;
+use std::fs;
 use std::io;
 use std::ops::Range;
 
@@ -175,6 +176,8 @@ fn the_last_chunk_is_padded_and_nothing_makes_an_image_too() {
 fn options_that_contradict_the_format_are_refused_and_leave_nothing() {
     let folder = Folder::new();
     let parent = Arc::new(folder.image("base", &contents("t"), &small()));
+    let mut nowhere = backing(&folder, "base", &fs::read(parent.path()).unwrap());
+    nowhere.reference.name = "../base".into();
     let bad = [
         WriteOptions {
             chunk_size: 2048,
@@ -217,6 +220,10 @@ fn options_that_contradict_the_format_are_refused_and_leave_nothing() {
         WriteOptions {
             parent: Some(parent),
             parent_name: Some(String::new()),
+            ..small()
+        },
+        WriteOptions {
+            backing: Some(nowhere),
             ..small()
         },
     ];
@@ -305,6 +312,7 @@ proptest! {
     fn what_is_written_is_read(
         letters in "[.ntABC]{0,150}",
         parent in prop::option::of("[.ntABC]{0,150}"),
+        root in prop::option::of("[.ntABC]{0,150}"),
         codec in prop::sample::select(vec![Codec::None, Codec::Lz4, Codec::Zstd(1)]),
         size_shift in 12..15_u32,
         raw_above_percent in 0..=100_u8,
@@ -321,8 +329,9 @@ proptest! {
         let working_set = working_set.filter(|_| chunks > 0).map(|set| {
             set.iter().map(|index| index.index(chunks) as u32).collect()
         });
+        let root = root.map(|letters| backing(&folder, "root", &contents(&letters)));
         let options = WriteOptions {
-            codec, raw_above_percent, working_set, parent, threads: 2, ..base
+            codec, raw_above_percent, working_set, parent, backing: root, threads: 2, ..base
         };
         let image = folder.image("a", &bytes, &options);
         bytes.resize(chunks * chunk_size as usize, 0);

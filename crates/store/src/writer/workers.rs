@@ -3,7 +3,7 @@
 
 use super::WriteOptions;
 use super::plan::{Plan, Set};
-use crate::codec::{Codec, Encoder, is_zero};
+use crate::codec::{Codec, Encoder, checksum, is_zero};
 use crate::error::WriteError;
 use crate::format::{ContentHash, Kind, content_hash};
 use crate::source::ChunkSource;
@@ -20,8 +20,10 @@ const AHEAD: usize = 3;
 pub(super) struct Job<'a, S: ?Sized> {
     pub(super) source: &'a S,
     pub(super) options: &'a WriteOptions,
-    /// These are stored even if the parent has them.
+    /// These are stored even if the parent or the backing file has them.
     pub(super) hot: Set,
+    /// These are stored raw.
+    pub(super) quick: Set,
     pub(super) dictionary: Option<&'a [u8]>,
 }
 
@@ -35,6 +37,8 @@ pub(super) struct Item {
     /// Bytes it takes among those of the batch.
     pub(super) length: u32,
     pub(super) hot: bool,
+    /// Where it is in the backing file; 0 if it is not there.
+    pub(super) in_backing: u64,
 }
 
 /// What a thread has done.
@@ -166,9 +170,8 @@ fn work<S: ChunkSource + ?Sized>(
     ahead: usize,
 ) {
     let options = job.options;
-    let chunk_size = options.chunk_size as usize;
     // Both factors are small: no overflow.
-    let limit = chunk_size * usize::from(options.raw_above_percent) / 100;
+    let limit = options.chunk_size as usize * usize::from(options.raw_above_percent) / 100;
     let mut encoder = Encoder::new(options.codec, dictionary, limit);
     let mut buffer = Vec::new();
     loop {
@@ -216,24 +219,48 @@ fn pack<S: ChunkSource + ?Sized>(
             let hash = content_hash(chunk);
             let hot = job.hot.contains(index);
             let start = batch.bytes.len();
-            let kind = if !hot && in_parent(job.options, index, &hash)? {
-                Kind::Parent
-            } else {
-                let (kind, stored) = encoder.encode(chunk);
-                batch.bytes.extend_from_slice(stored);
-                kind
+            let place = match hot {
+                true => None,
+                false => elsewhere(job.options, index, &hash, chunk)?,
+            };
+            let (kind, in_backing) = match place {
+                Some(place) => place,
+                None => {
+                    let (kind, stored) = match job.quick.contains(index) {
+                        true => (Kind::Raw, chunk),
+                        false => encoder.encode(chunk),
+                    };
+                    batch.bytes.extend_from_slice(stored);
+                    (kind, 0)
+                }
             };
             batch.items.push(Item {
                 index,
                 hash,
-                checksum: crc32c::crc32c(chunk),
+                checksum: checksum(chunk),
                 kind,
                 length: (batch.bytes.len() - start) as u32,
                 hot,
+                in_backing,
             });
         }
     }
     Ok(batch)
+}
+
+/// The parent or the place in the backing file that has a chunk already.
+fn elsewhere(
+    options: &WriteOptions,
+    index: u32,
+    hash: &ContentHash,
+    chunk: &[u8],
+) -> Result<Option<(Kind, u64)>, WriteError> {
+    if in_parent(options, index, hash)? {
+        return Ok(Some((Kind::Parent, 0)));
+    }
+    let backing = options.backing.as_ref();
+    let found = backing.and_then(|backing| backing.find(index, chunk));
+    Ok(found.map(|offset| (Kind::Backing, offset)))
 }
 
 fn in_parent(options: &WriteOptions, index: u32, hash: &ContentHash) -> Result<bool, WriteError> {

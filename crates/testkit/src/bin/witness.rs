@@ -12,6 +12,8 @@
 //!   of one piece.
 //! * `clock`: the time of day, in seconds since 1970.
 //! * `cid`: the address that the guest's vsock has.
+//! * `seeds`: what the kernel gave this process to begin with, `AT_RANDOM`, and
+//!   the first bytes it gets of `getrandom`: hashes of a Python are seeded so.
 
 #![allow(unsafe_code)] // Two system calls that std has not: ioctl, clock_gettime.
 
@@ -38,7 +40,13 @@ fn main() -> io::Result<()> {
         ["look", file] => look(file),
         ["clock"] => clock(),
         ["cid"] => cid(),
-        _ => Err(Error::other("count, lines, paint, look, clock or cid")),
+        ["seeds"] => {
+            println!("{}", seeds()?);
+            Ok(())
+        }
+        _ => Err(Error::other(
+            "count, lines, paint, look, clock, cid or seeds",
+        )),
     }
 }
 
@@ -56,7 +64,28 @@ fn monotonic_ns() -> i64 {
     time.tv_sec * 1_000_000_000 + time.tv_nsec
 }
 
+fn seeds() -> io::Result<String> {
+    let mut bytes = [0u8; 32];
+    // SAFETY: AT_RANDOM is the address of 16 bytes (getauxval(3)), which stay;
+    // getrandom writes as many bytes as it is told, and they are there.
+    let got = unsafe {
+        let given = libc::getauxval(libc::AT_RANDOM) as *const u8;
+        std::ptr::copy_nonoverlapping(given, bytes.as_mut_ptr(), 16);
+        libc::getrandom(bytes[16..].as_mut_ptr().cast(), 16, 0)
+    };
+    if got != 16 {
+        return Err(Error::last_os_error());
+    }
+    let mut text = String::new();
+    for (at, byte) in bytes.iter().enumerate() {
+        let space = if at == 16 { " " } else { "" };
+        let _ = write!(text, "{space}{byte:02x}");
+    }
+    Ok(text)
+}
+
 fn count(path: &str) -> io::Result<()> {
+    std::fs::write(format!("{path}.seeds"), seeds()?)?;
     let file = File::create(path)?;
     let mut numbers = File::create(format!("{path}.random"))?;
     let mut source = File::open("/dev/urandom")?;

@@ -1,5 +1,6 @@
 //! Root disks of VMs' own, volumes with file systems, limits.
 
+use crate::registry::{HOST, Registry};
 use crate::support::{Jiffy, jiffy};
 use std::time::{Duration, Instant};
 
@@ -24,11 +25,92 @@ fn a_root_disk_keeps_what_the_vm_changed_over_its_ends() {
     let vm = &jiffy.json(&["inspect", "keeper"])[0];
     assert_eq!(vm["root_disk"]["layer"]["size_mib"], 1024);
     let id = vm["id"].as_str().expect("an id").to_owned();
+    // What is on its disk can be an image, too.
+    exec(&jiffy, "keeper", "rm /large");
+    jiffy.ok(&["commit", "keeper", "kept"]);
     jiffy.ok(&["rm", "-f", "keeper"]);
+    let script = "cat /etc/kept; ls /etc/group 2>/dev/null || echo gone";
+    let said = jiffy.ok(&["run", "--rm", "--image", "kept", "--", "sh", "-c", script]);
+    assert_eq!(said, "kept\ngone");
+    jiffy.ok(&["image", "rm", "kept"]);
     let left = jiffy.sh(&format!(
         "ls -d /var/lib/jiffy/vms/{id} 2>/dev/null || echo gone"
     ));
     assert_eq!(left, "gone");
+}
+
+#[test]
+fn a_copy_of_an_image_is_a_root_to_write_to() {
+    let jiffy = jiffy();
+    let image = "/tests/writable.img";
+    let written = jiffy.lab.write(image, 0o644, writable_image());
+    written.expect("the machine takes a file");
+    jiffy.ok(&["image", "import", "writable", image]);
+    let image = ["--image", "writable"];
+    let run = |name: &str| {
+        let own = ["run", "-d", "--name", name, "--root-copy"];
+        jiffy.ok(&[&own[..], &image].concat());
+    };
+    run("copier");
+    // No layer is below: the disk itself is the root.
+    let script = "echo mine > /etc/mine; sync; awk '$2 == \"/\" { print $1, $3 }' /proc/mounts";
+    assert!(exec(&jiffy, "copier", script).ends_with("/dev/vda ext4"));
+    jiffy.ok(&["stop", "copier"]);
+    jiffy.ok(&["start", "copier"]);
+    assert_eq!(exec(&jiffy, "copier", "cat /etc/mine"), "mine");
+    jiffy.ok(&["snapshot", "create", "copier", "copied"]);
+    exec(&jiffy, "copier", "echo later > /etc/mine; sync");
+    jiffy.ok(&["run", "-d", "--name", "again", "--from", "copied"]);
+    assert_eq!(exec(&jiffy, "again", "cat /etc/mine"), "mine");
+    let sentence = jiffy.refuses(125, &["commit", "copier", "never"]);
+    assert!(sentence.contains("copy of its image"), "{sentence}");
+    // The image is as it was.
+    run("other");
+    let script = "ls /etc/mine 2>/dev/null || echo none";
+    assert_eq!(exec(&jiffy, "other", script), "none");
+    for vm in ["copier", "again", "other"] {
+        jiffy.ok(&["rm", "-f", vm]);
+    }
+    jiffy.ok(&["snapshot", "rm", "copied"]);
+    // From a registry all of it is fetched before it is copied.
+    let _registry = Registry::start(&jiffy);
+    let remote = format!("{HOST}/tests/writable:1");
+    jiffy.ok(&["push", "writable", &remote]);
+    jiffy.ok(&["image", "rm", "writable"]);
+    let own = ["run", "-d", "--name", "far", "--root-copy", "--image"];
+    jiffy.ok(&[&own[..], &[&remote]].concat());
+    assert_eq!(
+        exec(&jiffy, "far", "echo mine > /etc/mine; cat /etc/mine"),
+        "mine"
+    );
+    jiffy.ok(&["rm", "-f", "far"]);
+    jiffy.ok(&["image", "rm", &remote]);
+}
+
+/// An ext4 file system with busybox, made by mke2fs.
+fn writable_image() -> Vec<u8> {
+    let work = tempfile::tempdir().expect("a folder");
+    let root = work.path().join("root");
+    for folder in ["bin", "etc", "tmp", "proc", "sys", "dev"] {
+        std::fs::create_dir_all(root.join(folder)).expect("a folder");
+    }
+    std::fs::copy("/bin/busybox", root.join("bin/busybox")).expect("busybox-static is installed");
+    for applet in ["sh", "cat", "echo", "ls", "awk", "sync"] {
+        std::os::unix::fs::symlink("busybox", root.join("bin").join(applet)).expect("a link");
+    }
+    let image = work.path().join("image");
+    let made = std::process::Command::new("/usr/sbin/mke2fs")
+        .args(["-q", "-t", "ext4", "-E", "root_owner=0:0", "-d"])
+        .args([&root, &image])
+        .arg("8M")
+        .output()
+        .expect("e2fsprogs is installed");
+    assert!(
+        made.status.success(),
+        "{}",
+        String::from_utf8_lossy(&made.stderr)
+    );
+    std::fs::read(image).expect("the image")
 }
 
 #[test]

@@ -4,6 +4,16 @@ use crate::support::{Jiffy, jiffy};
 
 const MIB: u64 = 1 << 20;
 
+/// What makes a VM the machine it is, and then what it draws: a number.
+fn identity(jiffy: &Jiffy, vm: &str) -> (String, String) {
+    let script = "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id; \
+                  cat /proc/sys/kernel/random/uuid";
+    let text = jiffy.ok(&["exec", vm, "sh", "-c", script]);
+    let (machine, number) = text.rsplit_once('\n').expect("four lines");
+    assert_eq!(machine.lines().count(), 3, "{text}");
+    (machine.to_owned(), number.to_owned())
+}
+
 /// Hibernates a VM; the bytes that its memory and state take on disk.
 fn hibernate(jiffy: &Jiffy, vm: &str) -> u64 {
     assert_eq!(jiffy.ok(&["hibernate", vm]), vm);
@@ -29,8 +39,9 @@ fn an_idle_vm_sleeps_in_8_mib_and_goes_on_as_the_same() {
     let count = "n=0; while :; do n=$((n+1)); echo $n > /tmp/n; sleep 0.1; done";
     jiffy.ok(&["run", "-d", "--name", "sleeper", "--", "sh", "-c", count]);
     jiffy.counts_beyond("sleeper", 2);
-    let script = "echo note > /root/note; hostname";
+    let script = "echo note > /root/note; echo its-own > /etc/machine-id; hostname";
     let who = jiffy.ok(&["exec", "sleeper", "sh", "-c", script]);
+    let was = identity(&jiffy, "sleeper");
     let counted = jiffy.counted("sleeper");
     let id = jiffy.inspect("sleeper")["id"].clone();
     let bytes = hibernate(&jiffy, "sleeper");
@@ -60,6 +71,19 @@ fn an_idle_vm_sleeps_in_8_mib_and_goes_on_as_the_same() {
     let awake = jiffy.ok(&["exec", "sleeper", "sh", "-c", script]);
     assert_eq!(awake, "note\nsleeper");
     assert_eq!(who, "sleeper");
+    let is = identity(&jiffy, "sleeper");
+    assert_eq!(is.0, was.0, "it is the machine it was");
+    assert_ne!(is.1, was.1, "and draws new numbers");
+    let clock = "export JIFFY_MACHINE=never; date +%s; /bin/jiffy exec sleeper date +%s; date +%s";
+    let times = jiffy.sh(clock);
+    let times: Vec<u64> = times
+        .lines()
+        .map(|line| line.parse().expect("seconds"))
+        .collect();
+    assert!(
+        times[0] <= times[1] + 1 && times[1] <= times[2] + 1,
+        "{times:?}"
+    );
     // What is awake is awake.
     assert_eq!(jiffy.ok(&["wake", "sleeper"]), "sleeper");
     let sentence = jiffy.refuses(125, &["wake", "nobody"]);
@@ -75,8 +99,11 @@ fn memory_that_was_used_and_freed_takes_no_room() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "--cold", "-d", "--name", "eater", "--memory", "512"]);
     // 200 MiB of files, twice: no more fits on one tmpfs of this guest.
-    let script = "head -c 209715200 /dev/urandom > /tmp/much && cp /tmp/much /dev/shm/more && \
-                  rm /tmp/much /dev/shm/more && echo gone";
+    let script = "head -c 4194304 /dev/urandom > /tmp/noise && \
+                  for n in $(seq 50); do cat /tmp/noise; done > /tmp/much && \
+                  cp /tmp/much /dev/shm/more && \
+                  [ $(stat -c %s /dev/shm/more) = 209715200 ] && \
+                  rm /tmp/noise /tmp/much /dev/shm/more && echo gone";
     assert_eq!(jiffy.ok(&["exec", "eater", "sh", "-c", script]), "gone");
     let bytes = hibernate(&jiffy, "eater");
     println!(

@@ -3,6 +3,9 @@
 use crate::registry::{BALLAST, HOST, Registry};
 use crate::support::{Jiffy, jiffy};
 
+/// Reads a little at the end of an image.
+const END: &str = "tail -c 8192 /usr/share/ballast-5 | md5sum";
+
 fn pulled() -> String {
     format!("{HOST}/tests/layers:1")
 }
@@ -93,7 +96,8 @@ fn what_was_committed_and_pushed_runs_elsewhere_chunk_by_chunk() {
             script,
         ])
     };
-    let sum = shell("sum", &image, "cat /usr/share/ballast-* | md5sum");
+    let sums = shell("sums", &image, "md5sum /usr/share/ballast-*");
+    let end = shell("end", &image, END);
     jiffy.remove_all();
 
     // A VM that runs is committed with what it changed.
@@ -137,25 +141,115 @@ fn what_was_committed_and_pushed_runs_elsewhere_chunk_by_chunk() {
         share <= 0.15,
         "{moved} bytes moved, {share:.3} of the image"
     );
+    kept_with_parts_missing(&jiffy, &remote, &end);
+    captured_with_parts_missing(&jiffy, &remote, &sums);
     // All the rest is there when it is asked for.
-    assert_eq!(
-        shell("whole", &remote, "cat /usr/share/ballast-* | md5sum"),
-        sum
-    );
+    assert_eq!(shell("whole", &remote, "md5sum /usr/share/ballast-*"), sums);
     assert!(registry.sent() as usize > BALLAST / 2);
     remove_images(&jiffy);
+}
+
+fn wait_for_golden(jiffy: &Jiffy, image: &str) {
+    jiffy.eventually("a booted guest is kept", || {
+        let all = jiffy.json(&["snapshot", "ls", "--all", "--format", "json"]);
+        let mut all = all.as_array().expect("a list").iter();
+        all.any(|one| one["golden"] == true && one["image"] == image)
+    });
+}
+
+/// The second start of an image that is still elsewhere is from a golden
+/// snapshot, and reads what nobody has read before.
+fn kept_with_parts_missing(jiffy: &Jiffy, remote: &str, end: &str) {
+    wait_for_golden(jiffy, remote);
+    let script = format!("cat /etc/mine; {END}");
+    for vm in ["second", "third"] {
+        let shell = ["--entrypoint", "/bin/sh", remote, "-c", &script];
+        let answer = jiffy.ok(&[&["run", "--name", vm, "-u", "0"], &shell[..]].concat());
+        assert_eq!(answer, format!("mine\n{end}"));
+        assert_eq!(jiffy.inspect(vm)["origin"], "golden");
+        jiffy.ok(&["rm", vm]);
+    }
+}
+
+/// A VM whose root is still elsewhere is forked, put to sleep and captured, and
+/// whatever comes of it reads what it was made of.
+fn captured_with_parts_missing(jiffy: &Jiffy, remote: &str, sums: &str) {
+    let script = "exec busybox sleep 100000";
+    jiffy.ok(&[
+        "run",
+        "-d",
+        "--name",
+        "parent",
+        "-u",
+        "0",
+        "--entrypoint",
+        "/bin/sh",
+        remote,
+        "-c",
+        script,
+    ]);
+    let present = || {
+        let images = jiffy.json(&["image", "inspect", remote]);
+        images[0]["present"].as_u64().expect("bytes that are here") as usize
+    };
+    assert!(present() < BALLAST / 2, "parts are missing: {}", present());
+    let reads = |vm: &str, file: usize| {
+        let path = format!("/usr/share/ballast-{file}");
+        let line = sums.lines().nth(file).expect("as many files");
+        assert_eq!(
+            jiffy.ok(&["exec", "-u", "0", vm, "md5sum", &path]),
+            line,
+            "{vm}"
+        );
+    };
+    jiffy.ok(&["fork", "parent", "--name", "child"]);
+    reads("child", 1);
+    reads("parent", 2);
+    assert!(
+        present() < BALLAST / 2 + (8 << 20),
+        "parts are missing still"
+    );
+    // The parent goes, and the disk with its missing parts is the child's.
+    jiffy.ok(&["rm", "--force", "parent"]);
+    reads("child", 3);
+    // What is kept does not need the registry any more.
+    jiffy.ok(&["hibernate", "child"]);
+    jiffy.ok(&["wake", "child"]);
+    reads("child", 0);
+    jiffy.ok(&["snapshot", "create", "child", "whole"]);
+    jiffy.ok(&["rm", "--force", "child"]);
+    jiffy.ok(&["run", "-d", "--name", "again", "--from", "whole"]);
+    assert_eq!(
+        jiffy.ok(&[
+            "exec",
+            "-u",
+            "0",
+            "again",
+            "sh",
+            "-c",
+            "md5sum /usr/share/ballast-*"
+        ]),
+        sums
+    );
+    jiffy.ok(&["rm", "--force", "again"]);
+    jiffy.ok(&["snapshot", "rm", "whole"]);
 }
 
 #[test]
 fn a_snapshot_in_a_registry_goes_on_elsewhere() {
     let jiffy = jiffy();
     let registry = Registry::start(&jiffy);
-    jiffy.ok(&["run", "-d", "--name", "box", "--memory", "128"]);
-    jiffy.ok(&["exec", "box", "sh", "-c", "echo kept > /tmp/kept"]);
+    let own = ["--memory", "128", "--root-disk=64M"];
+    let volume = ["--disk", "goes:16M,mount=/srv/data"];
+    jiffy.ok(&[&["run", "-d", "--name", "box"], &own[..], &volume].concat());
+    let script = "echo kept > /tmp/kept; echo written > /etc/written; \
+                  echo along > /srv/data/goes; sync";
+    jiffy.ok(&["exec", "box", "sh", "-c", script]);
     jiffy.ok(&["snapshot", "create", "--stop", "box", "ready"]);
     let remote = format!("{HOST}/tests/ready:1");
     jiffy.ok(&["push", "--snapshot", "ready", &remote]);
     jiffy.remove_all();
+    jiffy.ok(&["volume", "rm", "goes"]);
     assert_eq!(
         jiffy.ok(&["snapshot", "ls"]).lines().count(),
         1,
@@ -164,6 +258,15 @@ fn a_snapshot_in_a_registry_goes_on_elsewhere() {
     registry.sent();
     jiffy.ok(&["run", "-d", "--name", "again", "--from", &remote]);
     assert_eq!(jiffy.ok(&["exec", "again", "cat", "/tmp/kept"]), "kept");
+    // From the disk, past what the guest remembers.
+    let script = "echo 3 > /proc/sys/vm/drop_caches; cat /etc/written /srv/data/goes; \
+                  echo more | tee /etc/more > /srv/data/more; sync";
+    assert_eq!(
+        jiffy.ok(&["exec", "again", "sh", "-c", script]),
+        "written\nalong"
+    );
+    // It is the VM's own, and no volume of the node's.
+    assert!(!jiffy.ok(&["volume", "ls"]).contains("goes"));
     assert!(registry.sent() > 0);
     remove_images(&jiffy);
 }
@@ -193,22 +296,24 @@ fn a_registry_that_goes_away_is_an_error_and_no_silence() {
     // The programs have to be there, down to how they report an error.
     let used = "cat /usr/share | md5sum; cat /etc/changed";
     jiffy.run(&["exec", "-u", "0", "reader", "sh", "-c", used]);
+    wait_for_golden(&jiffy, &remote);
     registry.stop();
-    let read = jiffy.run(&[
-        "exec",
-        "-u",
-        "0",
-        "reader",
-        "sh",
-        "-c",
-        "cat /usr/share/ballast-* | md5sum; true",
-    ]);
-    assert!(
-        read.error_text().contains("Input/output error") || read.error_text().contains("I/O error"),
-        "{} {}",
-        read.text(),
-        read.error_text()
-    );
+    let missing = |file: u32| format!("cat /usr/share/ballast-{file} | md5sum; true");
+    let fails = |words: &[&str]| {
+        let read = jiffy.run(words);
+        let said = read.error_text();
+        assert!(
+            said.contains("Input/output error") || said.contains("I/O error"),
+            "{words:?}: {} {said}",
+            read.text()
+        );
+    };
+    fails(&["exec", "-u", "0", "reader", "sh", "-c", &missing(3)]);
+    // One that starts now from a guest that is kept is no worse off.
+    let script = missing(5);
+    let shell = ["--entrypoint", "/bin/sh", &remote, "-c", &script];
+    fails(&[&["run", "--name", "late", "-u", "0"], &shell[..]].concat());
+    assert_eq!(jiffy.inspect("late")["origin"], "golden");
     assert_eq!(
         jiffy.ok(&["exec", "-u", "0", "reader", "echo", "alive"]),
         "alive"

@@ -133,4 +133,9 @@ fn a_service_of_the_distribution_may_be_pid_1() {
         first.contains("init") && !first.contains("jiffy"),
         "{first}"
     );
+    // Its own way to switch off ends the VM, without ACPI too.
+    jiffy.run(&["exec", "distro", "poweroff"]);
+    jiffy.eventually("the end of the VM", || {
+        !jiffy.ok(&["ps"]).contains("distro")
+    });
 }

@@ -79,15 +79,31 @@ fn memory_and_processors_are_as_asked() {
     assert!((460..=512).contains(&numbers[1]), "{numbers:?}");
 }
 
+/// As many as a VM may have.
 #[test]
-fn four_processors_do_four_things_at_once() {
+fn thirty_two_processors_work_at_once_and_go_on_from_a_snapshot() {
     let jiffy = jiffy();
-    let script = "for cpu in 0 1 2 3; do taskset -c $cpu sh -c \
-                  'i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; echo done' & done; wait";
-    let answer = jiffy.ok(&[
-        "run", "--rm", "--cold", "--cpus", "4", "--", "sh", "-c", script,
+    let script = "nproc; cat /sys/devices/system/cpu/online; \
+                  for cpu in $(seq 0 31); do taskset -c $cpu sh -c \
+                  'i=0; while [ $i -lt 100 ]; do i=$((i+1)); done; \
+                  cut -d\" \" -f39 /proc/self/stat' > /tmp/$cpu & done; wait; \
+                  cd /tmp; for cpu in $(seq 0 31); do echo $cpu-$(cat $cpu); done";
+    let expected: Vec<String> = ["32".into(), "0-31".into()]
+        .into_iter()
+        .chain((0..32).map(|cpu| format!("{cpu}-{cpu}")))
+        .collect();
+    jiffy.ok(&[
+        "run", "-d", "--name", "many", "--cold", "--cpus", "32", "--", "sleep", "1000000",
     ]);
-    assert_eq!(answer, "done\ndone\ndone\ndone");
+    let works = |vm: &str| {
+        let answer = jiffy.ok(&["exec", vm, "sh", "-c", script]);
+        assert_eq!(answer.lines().collect::<Vec<_>>(), expected, "{vm}");
+    };
+    works("many");
+    jiffy.ok(&["snapshot", "create", "many", "all"]);
+    jiffy.ok(&["run", "--from", "all", "-d", "--name", "again"]);
+    works("again");
+    assert_eq!(jiffy.ok(&["exec", "many", "nproc"]), "32", "it went on");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Snapshots: made of a VM that goes on, and gone on from.
 
-use crate::support::{Jiffy, jiffy};
+use crate::support::{Jiffy, PYTHON, jiffy};
 use std::collections::HashSet;
 
 /// What no two VMs may share.
@@ -11,6 +11,8 @@ struct Identity {
     boot_id: String,
     uuid: String,
     cid: String,
+    /// `AT_RANDOM` of a process that is started now, and what it draws first.
+    seeds: [String; 2],
 }
 
 fn identity(jiffy: &Jiffy, vm: &str) -> Identity {
@@ -20,16 +22,18 @@ fn identity(jiffy: &Jiffy, vm: &str) -> Identity {
         "sh",
         "-c",
         "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id \
-         /proc/sys/kernel/random/uuid; witness cid",
+         /proc/sys/kernel/random/uuid; witness cid; witness seeds | tr ' ' '\\n'",
     ]);
     let lines: Vec<String> = text.lines().map(String::from).collect();
-    let [hostname, machine_id, boot_id, uuid, cid] = lines.try_into().expect("five lines");
+    let [hostname, machine_id, boot_id, uuid, cid, given, drawn] =
+        lines.try_into().expect("seven lines");
     Identity {
         hostname,
         machine_id,
         boot_id,
         uuid,
         cid,
+        seeds: [given, drawn],
     }
 }
 
@@ -40,6 +44,9 @@ fn differ(one: &Identity, other: &Identity) {
     assert_ne!(one.boot_id, other.boot_id, "{what}");
     assert_ne!(one.uuid, other.uuid, "{what}");
     assert_ne!(one.cid, other.cid, "{what}");
+    for at in 0..2 {
+        assert_ne!(one.seeds[at], other.seeds[at], "{what}");
+    }
 }
 
 /// The random numbers that a VM's witness has drawn.
@@ -55,6 +62,14 @@ fn in_common(one: &[String], other: &[String]) -> u64 {
     let all = other.iter().filter(|number| ours.contains(number)).count();
     assert_eq!(all, same, "a number was drawn twice");
     same as u64
+}
+
+/// What a Python that is started now makes of a word: its hashes have a seed.
+fn hash(jiffy: &Jiffy, vm: &str) -> String {
+    let script = format!("{PYTHON} -c 'print(hash(\"jiffy\"))'");
+    let hash = jiffy.ok(&["exec", vm, "sh", "-c", &script]);
+    assert!(hash.parse::<i64>().is_ok(), "{hash}");
+    hash
 }
 
 /// A VM's wall clock is the machine's, to 100 ms. Its answer lies between two
@@ -81,9 +96,18 @@ fn a_vm_goes_on_and_what_was_captured_goes_on_twice_as_two_others() {
     // The image has no machine id; one that has is given a new one.
     let script = "echo kept > /tmp/kept; echo uninitialized > /etc/machine-id";
     jiffy.ok(&["exec", "origin", "sh", "-c", script]);
+    jiffy.give_python("origin");
     jiffy.counts_beyond("origin", 2);
+    // A file whose pages the guest has then in memory.
+    let sum = |vm: &str| jiffy.ok(&["exec", vm, "md5sum", "/bin/busybox"]);
+    let read = sum("origin");
     let before = jiffy.counted("origin");
     assert_eq!(jiffy.ok(&["snapshot", "create", "origin", "one"]), "one");
+    let summary = jiffy.ok(&["snapshot", "inspect", "one"]);
+    let in_root = summary.lines().find_map(|line| line.strip_prefix("root "));
+    let chunks = in_root.and_then(|line| line.split_whitespace().next());
+    let chunks: Option<u64> = chunks.and_then(|number| number.parse().ok());
+    assert!(chunks > Some(20), "{summary}");
     let after = jiffy.counted("origin");
     jiffy.ok(&["exec", "origin", "sh", "-c", "echo late > /tmp/kept"]);
     jiffy.sh(
@@ -95,6 +119,7 @@ fn a_vm_goes_on_and_what_was_captured_goes_on_twice_as_two_others() {
     }
     for vm in ["left", "right"] {
         assert_eq!(jiffy.ok(&["exec", vm, "cat", "/tmp/kept"]), "kept");
+        assert_eq!(sum(vm), read);
         assert_eq!(jiffy.inspect(vm)["origin"]["from"], "one");
     }
     let [origin, left, right] =
@@ -107,10 +132,47 @@ fn a_vm_goes_on_and_what_was_captured_goes_on_twice_as_two_others() {
             "{same} random numbers are the same; {before} to {after} had been drawn"
         );
     }
+    let hashes: HashSet<String> = ["origin", "left", "right"]
+        .map(|vm| hash(&jiffy, vm))
+        .into();
+    assert_eq!(hashes.len(), 3, "{hashes:?}");
     assert_eq!(left.0.hostname, "left");
+    // What the witness itself was given before is the same in all.
+    let before =
+        ["origin", "left", "right"].map(|vm| jiffy.ok(&["exec", vm, "cat", "/tmp/n.seeds"]));
+    assert!(
+        before[0] == before[1] && before[0] == before[2],
+        "{before:?}"
+    );
+    assert!(!before[0].contains(&left.0.seeds[0]), "{before:?}");
     for vm in ["origin", "left", "right"] {
         tells_the_time(&jiffy, vm);
     }
+
+    // What is captured of a restored VM is what it changed, and needs nothing
+    // of what it came from.
+    let counted = jiffy.counted("left");
+    jiffy.ok(&["snapshot", "create", "left", "two"]);
+    let summary = jiffy.ok(&["snapshot", "inspect", "two"]);
+    assert!(
+        summary.contains("parent ") && summary.contains("built on"),
+        "{summary}"
+    );
+    jiffy.ok(&["rm", "-f", "left", "right"]);
+    let removed = jiffy.run(&["snapshot", "rm", "one"]);
+    assert_eq!(removed.code(), 0, "{}", removed.error_text());
+    assert!(
+        removed.error_text().contains("built on it: two"),
+        "{}",
+        removed.error_text()
+    );
+    jiffy.ok(&["run", "-d", "--name", "grandchild", "--from", "two"]);
+    assert_eq!(
+        jiffy.ok(&["exec", "grandchild", "cat", "/tmp/kept"]),
+        "kept"
+    );
+    assert_eq!(sum("grandchild"), read);
+    jiffy.counts_beyond("grandchild", counted + 3);
 }
 
 #[test]

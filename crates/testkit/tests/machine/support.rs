@@ -1,6 +1,6 @@
 //! The fixture: `jiffy` in the lab.
 
-use jiffy_testkit::{Lab, MOST_SHARED, Output, Run};
+use jiffy_testkit::{Lab, MOST_SHARED, Output, Run, slowest};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::{Condvar, Mutex, Once, PoisonError};
@@ -12,6 +12,10 @@ pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Seconds a guest has to get ready, for the daemon that a command starts.
 const START_TIMEOUT: &str = "250";
+
+/// How to start the Python of [`Jiffy::give_python`]; its options follow.
+pub const PYTHON: &str =
+    "PYTHONHOME=/python /python/ld.so --library-path /python /python/python3 -S";
 
 /// Milliseconds a VMM waits for another pager, for the same.
 const PAGER_PATIENCE: &str = "60000";
@@ -27,13 +31,23 @@ pub struct Jiffy {
 static FREE: Mutex<[bool; MOST_SHARED]> = Mutex::new([true; MOST_SHARED]);
 static FREED: Condvar = Condvar::new();
 
-/// A machine of one's own until this is dropped: that number of those shared,
-/// or another that one boots in its place.
-pub struct Turn(usize);
+/// A machine of one's own until this is dropped: one of those shared, or
+/// another that one boots in its place.
+pub struct Turn {
+    number: usize,
+    begin: Instant,
+    /// The shared machine, if it is that one, and what it had used at the beginning.
+    used: Option<(&'static Lab, Duration)>,
+}
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        FREE.lock().unwrap_or_else(PoisonError::into_inner)[self.0] = true;
+        let used = self.used.and_then(|(lab, before)| {
+            let now = lab.cpu_time().ok()?;
+            Some(now.saturating_sub(before))
+        });
+        slowest::note(self.begin.elapsed(), used);
+        FREE.lock().unwrap_or_else(PoisonError::into_inner)[self.number] = true;
         FREED.notify_one();
     }
 }
@@ -45,7 +59,11 @@ pub fn turn() -> Turn {
     loop {
         if let Some(number) = free.iter().take(cores).position(|free| *free) {
             free[number] = false;
-            return Turn(number);
+            return Turn {
+                number,
+                begin: Instant::now(),
+                used: None,
+            };
         }
         free = FREED.wait(free).unwrap_or_else(PoisonError::into_inner);
     }
@@ -53,8 +71,10 @@ pub fn turn() -> Turn {
 
 /// Takes a turn.
 pub fn jiffy() -> Jiffy {
-    let turn = turn();
-    let lab = Lab::shared_one(turn.0).unwrap_or_else(|error| panic!("{error:#}"));
+    let mut turn = turn();
+    let lab = Lab::shared_one(turn.number).unwrap_or_else(|error| panic!("{error:#}"));
+    turn.begin = Instant::now();
+    turn.used = lab.cpu_time().ok().map(|used| (lab, used));
     let jiffy = Jiffy { lab, turn };
     jiffy.remove_all();
     jiffy.warm_up();
@@ -65,6 +85,12 @@ impl Jiffy {
     /// `jiffy` with these arguments, not yet started.
     pub fn command(&self, arguments: &[&str]) -> Run<'static> {
         let argv = std::iter::once("/bin/jiffy").chain(arguments.iter().copied());
+        self.program(argv)
+    }
+
+    /// A program that is `jiffy`, or runs it: its first may start the daemon,
+    /// which keeps these limits.
+    fn program<'a>(&self, argv: impl IntoIterator<Item = &'a str>) -> Run<'static> {
         self.lab
             .command(argv)
             .env("JIFFY_MACHINE", "never")
@@ -74,7 +100,7 @@ impl Jiffy {
 
     /// Which of the shared machines this is.
     pub fn machine(&self) -> usize {
-        self.turn.0
+        self.turn.number
     }
 
     /// Runs `jiffy` to its end.
@@ -133,8 +159,8 @@ impl Jiffy {
     /// A line of shell in the machine, which must succeed; its stdout.
     pub fn sh(&self, script: &str) -> String {
         let output = self
-            .lab
-            .sh(script)
+            .program(["/bin/sh", "-c", script])
+            .output()
             .unwrap_or_else(|error| panic!("{script}: {error:#}"));
         assert_eq!(
             output.code(),
@@ -147,7 +173,7 @@ impl Jiffy {
     }
 
     /// Process ids of programs of this name in the machine, but for VMMs that
-    /// are restored ahead of a run.
+    /// are restored ahead of a run, or wait to be told which VM they are.
     pub fn pids(&self, program: &str) -> Vec<i32> {
         let found = self.lab.sh(&format!(
             "for pid in $(pidof {program}); do \
@@ -156,6 +182,7 @@ impl Jiffy {
         let text = found.expect("pidof runs").text();
         let standbys = self.standbys();
         text.lines()
+            .filter(|line| !line.contains("/vms/------------/"))
             .filter(|line| standbys.iter().all(|id| !line.contains(id)))
             .filter_map(|line| line.split(' ').next()?.parse().ok())
             .collect()
@@ -193,6 +220,33 @@ impl Jiffy {
         self.ok(&argv);
         self.ok(&["cp", "/tests/witness", &format!("{name}:/bin/witness")]);
         self.ok(&["exec", name, "touch", "/tmp/go"]);
+    }
+
+    /// Gives a VM this host's Python, to be started by [`PYTHON`].
+    pub fn give_python(&self, vm: &str) {
+        let script = r#"
+            real=$(readlink -f /usr/bin/python3)
+            encodings=lib/${real##*/}/encodings
+            mkdir -p "$0/python/$encodings"
+            cd "$0/python"
+            cp "$real" python3
+            cp /usr/"$encodings"/{__init__,aliases,utf_8}.py "$encodings"
+            ldd "$real" | grep -o '/[^ ]*' | xargs cp -Lt .
+            mv ld-linux* ld.so
+            tar -C .. -cf ../python.tar python"#;
+        let folder = tempfile::tempdir().expect("a folder");
+        let packed = std::process::Command::new("bash")
+            .args(["-e", "-c", script])
+            .arg(folder.path())
+            .output()
+            .expect("bash");
+        let said = String::from_utf8_lossy(&packed.stderr);
+        assert!(packed.status.success(), "{said}");
+        let tar = folder.path().join("python.tar");
+        self.lab.push(&tar, "/tests/python.tar").expect("copied");
+        self.ok(&["cp", "/tests/python.tar", &format!("{vm}:/tmp/python.tar")]);
+        let unpack = "tar -C / -xf /tmp/python.tar && rm /tmp/python.tar";
+        self.ok(&["exec", vm, "sh", "-c", unpack]);
     }
 
     /// How far `witness count /tmp/n` has counted. Its clock must be in order.
@@ -282,11 +336,10 @@ impl Jiffy {
 
     /// Removes every VM, and every snapshot that a user made.
     pub fn remove_all(&self) {
-        let script = "export JIFFY_MACHINE=never; \
-             ids=$(/bin/jiffy ps -aq) && [ -z \"$ids\" ] || /bin/jiffy rm -f $ids; \
+        let script = "ids=$(/bin/jiffy ps -aq) && [ -z \"$ids\" ] || /bin/jiffy rm -f $ids; \
              names=$(/bin/jiffy snapshot ls | awk 'NR > 1 { print $1 }'); \
              [ -z \"$names\" ] || /bin/jiffy snapshot rm $names; true";
-        if let Err(error) = self.lab.sh(script) {
+        if let Err(error) = self.program(["/bin/sh", "-c", script]).output() {
             eprintln!("removing what a test left behind: {error:#}");
         }
     }

@@ -1,6 +1,6 @@
 //! Freezing RAM: its files never change again, the VM goes on in private pages.
 
-use super::layers::{Layer, coarsen, union, visible};
+use super::layers::{Layer, coarsen, union, visible, without_hidden};
 use super::{GuestRam, Mapped, MemoryError, whole};
 use jiffy_sys::memfd::{self, Pages};
 use jiffy_sys::pagemap::Pagemap;
@@ -57,8 +57,11 @@ impl GuestRam {
                     (layer, copied) = self
                         .copy(&backing.layers, keep, &written, &backing.released)
                         .map_err(MemoryError::Freeze)?;
-                    backing.layers.truncate(keep);
-                    backing.layers.push(layer);
+                    let mut layers = std::mem::take(&mut backing.layers);
+                    layers.truncate(keep);
+                    layers.push(layer);
+                    // A guest writes to the same few pages again and again.
+                    backing.layers = without_hidden(layers);
                     backing.released.clear();
                 }
             }
@@ -261,6 +264,21 @@ mod tests {
     }
 
     #[test]
+    fn a_layer_of_which_nothing_shows_is_let_go() {
+        let parent = ram(64);
+        parent.freeze().unwrap();
+        for round in 0..10 {
+            write(&parent, 5, round);
+            assert_eq!(parent.freeze().unwrap().files.len(), 2);
+        }
+        write(&parent, 500, 1);
+        let frozen = parent.freeze().unwrap();
+        assert_eq!(frozen.files.len(), 3);
+        let child = GuestRam::from_layers(reopened(&frozen), parent.size()).unwrap();
+        assert_eq!((read(&child, 5), read(&child, 500)), (9, 1));
+    }
+
+    #[test]
     fn released_memory_is_zero_and_stays_so_in_what_is_frozen() {
         let parent = ram(64);
         for page in 0..1024 {
@@ -350,7 +368,12 @@ mod tests {
                     Step::Fork { vm } if count < 12 => {
                         let (ram, model) = &vms[vm % count];
                         let frozen = ram.freeze().unwrap();
-                        let child = GuestRam::from_layers(reopened(&frozen), ram.size()).unwrap();
+                        // Both ways to map them.
+                        let child = match vm % 2 {
+                            0 => GuestRam::from_layers(reopened(&frozen), ram.size()),
+                            _ => GuestRam::laid_over(reopened(&frozen), ram.size()),
+                        };
+                        let child = child.unwrap();
                         let model = model.clone();
                         vms.push((child, model));
                     }

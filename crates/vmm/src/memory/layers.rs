@@ -120,6 +120,23 @@ pub fn visible(layers: &[Layer]) -> Vec<Segment> {
     segments
 }
 
+/// The layers without what others hide: each covers what is to be seen of it,
+/// and those of which nothing is are gone, but for the lowest.
+pub fn without_hidden(mut layers: Vec<Layer>) -> Vec<Layer> {
+    let segments = visible(&layers);
+    for layer in &mut layers[1..] {
+        layer.covers.clear();
+    }
+    for Segment { extent, layer } in segments {
+        if layer > 0 {
+            layers[layer].covers.push(extent);
+        }
+    }
+    let mut lowest = true;
+    layers.retain(|layer| std::mem::take(&mut lowest) || !layer.covers.is_empty());
+    layers
+}
+
 /// `covers` of `layer` laid over `below`, which has no gaps.
 fn overlay(below: Vec<Segment>, covers: &[Extent], layer: usize) -> Vec<Segment> {
     let mut result = Vec::with_capacity(below.len() + 2 * covers.len());
@@ -235,6 +252,25 @@ mod tests {
                 }
             }
             prop_assert_eq!(reached, SIZE);
+        }
+
+        #[test]
+        fn what_is_hidden_goes_and_what_shows_stays(covers in proptest::collection::vec(extents(), 0..6)) {
+            let files = (0..=covers.len()).map(|_| file()).collect();
+            let layout = MemoryLayout { size: SIZE, covers };
+            let layers = assemble(files, Some(layout), SIZE).unwrap();
+            let shown = |layers: &[Layer]| -> Vec<_> {
+                visible(layers)
+                    .into_iter()
+                    .map(|segment| (segment.extent, Arc::as_ptr(&layers[segment.layer].file)))
+                    .collect()
+            };
+            let before = shown(&layers);
+            let fewer = without_hidden(layers);
+            prop_assert_eq!(shown(&fewer), before);
+            prop_assert!(fewer[1..].iter().all(|layer| !layer.covers.is_empty()));
+            let covered: u64 = fewer[1..].iter().flat_map(|layer| &layer.covers).map(|c| c.length).sum();
+            prop_assert!(covered <= SIZE, "each page once");
         }
 
         #[test]

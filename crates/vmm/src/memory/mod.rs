@@ -148,6 +148,29 @@ impl GuestRam {
     /// Nothing is read now.
     pub fn from_layers(layers: Vec<Layer>, size: u64) -> Result<GuestRam, MemoryError> {
         let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
+        if let [_] = layers.as_slice() {
+            let ram = GuestRam::map(layers, Mapped::Privately, size, Pages::Small, flags)?;
+            ram.allow_huge_pages();
+            return Ok(ram);
+        }
+        let ram = GuestRam::map(layers.clone(), Mapped::Privately, size, Pages::Small, flags)?;
+        match ram.map_in_order() {
+            Ok(()) => Ok(ram),
+            Err(error) => {
+                // Whose its addresses are now is not known: they stay as they
+                // are. Nothing refers to them.
+                std::mem::forget(ram);
+                match error.kind() {
+                    io::ErrorKind::AlreadyExists => GuestRam::laid_over(layers, size),
+                    _ => Err(MemoryError::Freeze(error)),
+                }
+            }
+        }
+    }
+
+    /// RAM as it was captured, each layer put over those below it.
+    fn laid_over(layers: Vec<Layer>, size: u64) -> Result<GuestRam, MemoryError> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
         let ram = GuestRam::map(layers, Mapped::Privately, size, Pages::Small, flags)?;
         let backing = ram.lock();
         for Segment { extent, layer } in visible(&backing.layers) {
@@ -157,8 +180,41 @@ impl GuestRam {
             }
         }
         drop(backing);
-        ram.allow_huge_pages();
         Ok(ram)
+    }
+
+    /// Maps what is to be seen of the layers anew, from the lowest address up
+    /// and where nothing is mapped any more: less work than
+    /// [`laid_over`](GuestRam::laid_over), for which the kernel cuts each piece
+    /// out of the layer below. `AlreadyExists` if another thread of this
+    /// process has mapped something there meanwhile.
+    #[allow(unsafe_code)] // munmap and mmap
+    fn map_in_order(&self) -> io::Result<()> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE | MapFlags::NORESERVE;
+        let backing = self.lock();
+        let segments = visible(&backing.layers);
+        for (address, _, length) in self.host_parts(whole(self.size)) {
+            // SAFETY: our own mapping, which nobody but us knows of yet.
+            unsafe { munmap(address.cast(), length as usize) }?;
+        }
+        for Segment { extent, layer } in segments {
+            let file = &backing.layers[layer].file;
+            for (address, offset, length) in self.host_parts(extent) {
+                let (address, length) = (address.cast(), length as usize);
+                // SAFETY: replaces nothing. What is put there is RAM, which
+                // only the guest and volatile accesses will use.
+                let at = unsafe { mmap(address, length, protection, flags, file, offset) }?;
+                if at != address {
+                    // Linux before 4.17 takes the address for a wish.
+                    // SAFETY: just mapped, and nobody else's.
+                    unsafe { munmap(at, length) }?;
+                    return Err(io::ErrorKind::AlreadyExists.into());
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Maps the lowest layer.

@@ -103,7 +103,8 @@ static VCPU: Filter = Filter::build(&[
     ],
 ]);
 
-const DISK: &[Rule] = &[
+/// What is done to a disk's file.
+const FILE: &[Rule] = &[
     call(libc::SYS_pread64),
     call(libc::SYS_pwrite64),
     call(libc::SYS_preadv),
@@ -113,6 +114,9 @@ const DISK: &[Rule] = &[
     call(libc::SYS_fallocate),
     call(libc::SYS_fdatasync),
     call(libc::SYS_fsync),
+];
+
+const DISK: &[Rule] = &[
     call(libc::SYS_poll),
     call(libc::SYS_ppoll),
     call(libc::SYS_epoll_wait),
@@ -123,10 +127,11 @@ const DISK: &[Rule] = &[
     call_with(libc::SYS_ioctl, 1, &[FIONBIO]),
 ];
 
-static BLOCK: Filter = Filter::build(&[COMMON, DISK]);
+static BLOCK: Filter = Filter::build(&[COMMON, FILE, DISK]);
 
 static BLOCK_ON_DEMAND: Filter = Filter::build(&[
     COMMON,
+    FILE,
     DISK,
     &[
         // Asking the pager.
@@ -170,6 +175,7 @@ static VSOCK: Filter = Filter::build(&[
 /// may do what any device's thread may do.
 static MAIN: Filter = Filter::build(&[
     COMMON,
+    FILE,
     &[
         call(libc::SYS_ppoll),
         call(libc::SYS_poll),
@@ -187,16 +193,6 @@ static MAIN: Filter = Filter::build(&[
         call(libc::SYS_prctl),
         call(libc::SYS_seccomp),
         call(libc::SYS_sched_getaffinity),
-        // Disks.
-        call(libc::SYS_pread64),
-        call(libc::SYS_pwrite64),
-        call(libc::SYS_preadv),
-        call(libc::SYS_pwritev),
-        call(libc::SYS_preadv2),
-        call(libc::SYS_pwritev2),
-        call(libc::SYS_fallocate),
-        call(libc::SYS_fdatasync),
-        call(libc::SYS_fsync),
         // What is captured goes into new files.
         call(libc::SYS_memfd_create),
         call(libc::SYS_ftruncate),

@@ -3,22 +3,20 @@
 use super::Vcpu;
 use super::exit::{self, Board, Ending, Next};
 use crate::mailbox::{Mailbox, Notice};
+use crate::workers::ThreadStarter;
+use jiffy_devices::virtio::device::Job;
 use jiffy_sys::{clock, kick};
 use jiffy_wire::vmm::ExitReason;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::{self, JoinHandle};
-
-/// Bytes of stack; only what is touched is memory.
-const STACK: usize = 256 << 10;
 
 type Errand = Box<dyn FnOnce(&Vcpu) + Send>;
 
 /// A running or parked vCPU.
 pub struct VcpuThread {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    job: Option<Job>,
 }
 
 struct Shared {
@@ -52,14 +50,14 @@ enum Work {
 }
 
 impl VcpuThread {
-    /// Starts the thread: `prepare` runs first on it, then the guest, or, if
-    /// `parked`, nothing until [`resume`](VcpuThread::resume).
-    pub fn spawn(
+    /// Has a thread run the guest, or, if `parked`, do nothing until
+    /// [`resume`](VcpuThread::resume).
+    pub fn start(
         vcpu: Vcpu,
         board: Board,
         mailbox: Arc<Mailbox>,
         parked: bool,
-        prepare: impl FnOnce() -> io::Result<()> + Send + 'static,
+        workers: &ThreadStarter,
     ) -> io::Result<VcpuThread> {
         let shared = Arc::new(Shared {
             control: Mutex::new(Control {
@@ -73,24 +71,23 @@ impl VcpuThread {
             mailbox,
         });
         let theirs = shared.clone();
-        let thread = thread::Builder::new()
-            .name(format!("vcpu {}", vcpu.index()))
-            .stack_size(STACK)
-            .spawn(move || {
-                let _ = theirs.target.set(kick::Target::current());
-                match prepare() {
-                    Ok(()) => run(vcpu, &board, &theirs),
-                    Err(error) => theirs.mailbox.push(Notice::Ended(Ending {
-                        reason: ExitReason::HostError,
-                        message: format!("a vCPU's thread could not be confined: {error}"),
-                    })),
-                }
-                theirs.lock().parked = true;
-                theirs.mailbox.push(Notice::Parked);
-            })?;
+        let name = format!("vcpu {}", vcpu.index());
+        let body = move |confined: io::Result<()>| {
+            let _ = theirs.target.set(kick::Target::current());
+            match confined {
+                Ok(()) => run(vcpu, &board, &theirs),
+                Err(error) => theirs.mailbox.push(Notice::Ended(Ending {
+                    reason: ExitReason::HostError,
+                    message: format!("a vCPU's thread could not be confined: {error}"),
+                })),
+            }
+            theirs.lock().parked = true;
+            theirs.mailbox.push(Notice::Parked);
+        };
+        let job = workers.for_vcpu(&name, Box::new(body))?;
         Ok(VcpuThread {
             shared,
-            thread: Some(thread),
+            job: Some(job),
         })
     }
 
@@ -122,9 +119,9 @@ impl VcpuThread {
 
     /// Waits for a thread that was asked to end.
     pub fn join(mut self) {
-        if let Some(thread) = self.thread.take() {
+        if let Some(job) = self.job.take() {
             // A panic has been reported where it happened.
-            let _ = thread.join();
+            let _ = job.join();
         }
     }
 }

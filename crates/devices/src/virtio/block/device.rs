@@ -7,10 +7,11 @@ use super::options::{BlockError, BlockOptions};
 use super::residency::Residency;
 use super::state::{BlockState, RestoreError};
 use super::worker::Worker;
-use crate::virtio::device::{ActivateError, Activation, ActiveQueue, VirtioDevice, WorkerRole};
+use crate::virtio::device::{
+    ActivateError, Activation, ActiveQueue, Job, VirtioDevice, WorkerRole,
+};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use vmm_sys_util::eventfd::EventFd;
@@ -24,12 +25,12 @@ pub struct Block {
     running: Option<Running>,
 }
 
-/// A worker thread and the means to end it.
+/// A worker's job and the means to end it.
 #[derive(Debug)]
 struct Running {
     stop: Arc<AtomicBool>,
     doorbell: EventFd,
-    thread: JoinHandle<()>,
+    job: Job,
     returned: Arc<Mutex<Option<ActiveQueue>>>,
 }
 
@@ -110,14 +111,14 @@ impl VirtioDevice for Block {
             let queue = worker.run();
             *slot.lock().expect("the slot of a disk's queue") = Some(queue);
         };
-        let thread = activation
+        let job = activation
             .workers
             .spawn(role, "block", Box::new(body))
             .map_err(ActivateError::Worker)?;
         self.running = Some(Running {
             stop,
             doorbell,
-            thread,
+            job,
             returned,
         });
         Ok(())
@@ -131,7 +132,7 @@ impl VirtioDevice for Block {
         if let Err(error) = running.doorbell.write(1) {
             tracing::error!(%error, "the doorbell of a disk can't be rung");
         }
-        if running.thread.join().is_err() {
+        if running.job.join().is_err() {
             tracing::error!("the thread of a disk ended badly");
         }
         let mut returned = match running.returned.lock() {

@@ -1,6 +1,7 @@
 //! Carries out requests, whoever's transport they came by.
 
 use super::SECTOR;
+use super::chain::Chain;
 use super::disk::{Disk, Scratch};
 use super::limit::Cost;
 use super::options::ID_BYTES;
@@ -11,7 +12,6 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
-use virtio_queue::DescriptorChain;
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -60,7 +60,7 @@ impl Executor {
     pub fn answer(
         &mut self,
         memory: &GuestMemory,
-        chain: DescriptorChain<&GuestMemory>,
+        chain: Chain,
         admit: &mut dyn FnMut(Cost) -> io::Result<()>,
     ) -> Option<u32> {
         let (address, status, data_written) = match self.buffers.parse(memory, chain) {

@@ -7,6 +7,8 @@
 //! * [`residency`]: disks whose file is filled as it is read.
 //! * [`state`]: what a snapshot keeps.
 //! * `config`: the configuration space.
+//! * [`chain`]: chains of descriptors, read many at a time.
+//! * `region`: where guest memory is mapped.
 //! * `request`: requests as guest memory has them, checked.
 //! * [`executor`]: carries requests out.
 //! * `worker`, `doorbell`: the thread that serves the queue, and what wakes it.
@@ -15,6 +17,7 @@
 
 pub mod backend;
 mod bounce;
+pub mod chain;
 mod config;
 pub mod device;
 mod disk;
@@ -22,6 +25,7 @@ mod doorbell;
 pub mod executor;
 pub mod limit;
 pub mod options;
+mod region;
 mod request;
 pub mod residency;
 pub mod state;
@@ -32,6 +36,7 @@ mod worker;
 mod tests;
 
 pub use backend::Backend;
+pub use chain::Chain;
 pub use device::Block;
 pub use executor::Executor;
 pub use limit::{Cost, RateLimit};

@@ -4,7 +4,9 @@
 //! 16 bytes, then data), then those it writes (data, then one byte of
 //! status). Where one buffer ends and the next begins means nothing (§2.7.4).
 
+use super::chain::{Chain, Walk};
 use super::limit::Cost;
+use super::region::Region;
 use super::{DISCARD_SECTORS_MAX, RANGES_MAX, SECTOR, SEGMENTS_MAX, WRITE_ZEROES_SECTORS_MAX};
 use crate::GuestMemory;
 use std::ops::Range;
@@ -14,8 +16,7 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
     VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
 };
-use virtio_queue::DescriptorChain;
-use vm_memory::{Bytes, GuestAddress, GuestMemory as _, Permissions};
+use vm_memory::{Bytes, GuestAddress};
 
 const HEADER_BYTES: usize = 16;
 const RANGE_BYTES: usize = 16;
@@ -130,11 +131,7 @@ impl Buffers {
     /// Takes a chain apart. On success the data segments are those of
     /// [`readable_data`](Buffers::readable_data) or
     /// [`writable_data`](Buffers::writable_data).
-    pub(super) fn parse(
-        &mut self,
-        memory: &GuestMemory,
-        chain: DescriptorChain<&GuestMemory>,
-    ) -> Result<Request, Refused> {
+    pub(super) fn parse(&mut self, memory: &GuestMemory, chain: Chain) -> Result<Request, Refused> {
         let gathered = self.gather(memory, chain);
         let status = self.take_status().ok_or(Refused::NoStatus)?;
         gathered.ok_or(Refused::Malformed(status))?;
@@ -171,29 +168,30 @@ impl Buffers {
 
     /// Sorts a chain's buffers. `None` if the chain breaks a rule; the
     /// writable ones are kept even so, for the status.
-    fn gather(&mut self, memory: &GuestMemory, chain: DescriptorChain<&GuestMemory>) -> Option<()> {
+    fn gather(&mut self, memory: &GuestMemory, chain: Chain) -> Option<()> {
         self.readable.clear();
         self.writable.clear();
         let mut sound = true;
         let mut cut_short = false;
-        for descriptor in chain {
+        let mut region = Region::default();
+        for descriptor in Walk::new(memory, chain) {
             cut_short = descriptor.has_next();
-            let length = descriptor.len() as usize;
+            let length = descriptor.length as usize;
             if length == 0 {
                 continue;
             }
-            let (list, access) = if descriptor.is_write_only() {
-                (&mut self.writable, Permissions::Write)
+            let list = if descriptor.is_writable() {
+                &mut self.writable
             } else {
                 // What the device reads comes first (§2.7.4.2).
                 sound &= self.writable.is_empty();
-                (&mut self.readable, Permissions::Read)
+                &mut self.readable
             };
             let segment = Segment {
-                address: descriptor.addr(),
+                address: descriptor.address,
                 length,
             };
-            if !memory.check_range(segment.address, length, access) {
+            if !region.reaches(memory, &segment) {
                 sound = false;
             } else if list.len() <= SEGMENTS_MAX {
                 list.push(segment);

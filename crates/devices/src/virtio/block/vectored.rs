@@ -1,12 +1,13 @@
 //! File bytes straight to and from guest memory.
 #![allow(unsafe_code)] // preadv and pwritev on memory that guests write at any time.
 
+use super::region::Region;
 use super::request::Segment;
 use crate::GuestMemory;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use vm_memory::{GuestMemory as _, Permissions};
+use vm_memory::GuestMemoryBackend as _;
 
 /// The kernel's limit on vectors per call (UIO_MAXIOV).
 const VECTORS_MAX: usize = 1024;
@@ -59,21 +60,34 @@ impl Vectors {
         Ok(true)
     }
 
+    /// Runs that lie side by side become one.
     fn gather(&mut self, memory: &GuestMemory, segments: &[Segment]) -> io::Result<()> {
         self.0.clear();
+        let mut region = Region::default();
         for segment in segments {
-            let slices = memory
-                .get_slices(segment.address, segment.length, Permissions::ReadWrite)
-                .map_err(io::Error::other)?;
-            for slice in slices {
-                let slice = slice.map_err(io::Error::other)?;
-                self.0.push(libc::iovec {
-                    iov_base: slice.ptr_guard_mut().as_ptr().cast(),
-                    iov_len: slice.len(),
-                });
+            if let Some(place) = region.place_of(segment) {
+                self.push(place, segment.length);
+                continue;
             }
+            for slice in memory.get_slices(segment.address, segment.length) {
+                let slice = slice.map_err(io::Error::other)?;
+                self.push(slice.ptr_guard_mut().as_ptr(), slice.len());
+            }
+            region = Region::of(memory, segment.address);
         }
         Ok(())
+    }
+
+    fn push(&mut self, place: *mut u8, length: usize) {
+        match self.0.last_mut() {
+            Some(last) if last.iov_base.wrapping_byte_add(last.iov_len) == place.cast() => {
+                last.iov_len += length;
+            }
+            _ => self.0.push(libc::iovec {
+                iov_base: place.cast(),
+                iov_len: length,
+            }),
+        }
     }
 }
 

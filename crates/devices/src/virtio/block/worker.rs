@@ -1,5 +1,6 @@
 //! The thread that serves the queue, one request after the other.
 
+use super::chain::Chain;
 use super::doorbell::{descriptor, make_blocking};
 use super::executor::Executor;
 use super::limit::Limiter;
@@ -73,6 +74,7 @@ impl Worker {
                     break;
                 };
                 let head = chain.head_index();
+                let chain = Chain::of(&self.active.queue, &chain);
                 let mut admit = |cost| {
                     self.limiter
                         .admit(cost, descriptor(&self.active.doorbell), &self.stop)

@@ -8,12 +8,11 @@ use super::rings::{QUEUE_SIZES, Rings};
 use super::state::VsockState;
 use crate::log_limit::LogLimit;
 use crate::virtio::device::{
-    ActivateError, Activation, ActiveQueue, VirtioDevice, WorkerRole, Workers,
+    ActivateError, Activation, ActiveQueue, Job, VirtioDevice, WorkerRole, Workers,
 };
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
@@ -88,10 +87,10 @@ pub struct Vsock {
     linger: Duration,
 }
 
-/// The thread that works, and the descriptor that ends it.
+/// The work, and the descriptor that ends it.
 struct Worker {
     stop: EventFd,
-    thread: JoinHandle<()>,
+    job: Job,
 }
 
 impl Vsock {
@@ -173,20 +172,20 @@ impl Vsock {
         self.poll.add(&stop, poll::STOP, EventSet::IN)?;
         let (engine, poll) = (self.engine.clone(), self.poll.clone());
         let body = Box::new(move || engine::run(&engine, &poll));
-        let thread = workers.spawn(WorkerRole::Vsock, "vsock", body)?;
-        self.worker = Some(Worker { stop, thread });
+        let job = workers.spawn(WorkerRole::Vsock, "vsock", body)?;
+        self.worker = Some(Worker { stop, job });
         Ok(())
     }
 
     fn stop_worker(&mut self) {
-        let Some(Worker { stop, thread }) = self.worker.take() else {
+        let Some(Worker { stop, job }) = self.worker.take() else {
             return;
         };
         if let Err(error) = stop.write(1) {
             // A count of one fits; only a closed descriptor could fail.
             tracing::error!(%error, "the vsock worker cannot be told to stop");
         }
-        if thread.join().is_err() {
+        if job.join().is_err() {
             tracing::error!("the vsock worker panicked");
         }
         // Else its token would be watched until the descriptor closes, below.

@@ -23,9 +23,12 @@ impl Access {
     pub fn new(wanted: &RegistryAccess, reference: &Reference, scratch: &Path) -> Result<Access> {
         let failed = |error: &io::Error| Error::io("prepare for the registry", scratch, error);
         let mut options = ClientOptions {
-            credentials: match &wanted.credentials {
-                Some((user, password)) => Credentials::basic(reference.registry(), user, password),
-                None => Credentials::of_this_user(),
+            credentials: match (&wanted.credentials, &wanted.identity_token) {
+                (Some((user, password)), _) => {
+                    Credentials::basic(reference.registry(), user, password)
+                }
+                (None, Some(token)) => Credentials::identity(reference.registry(), token),
+                (None, None) => Credentials::of_this_user(),
             },
             plain_http: match wanted.plain_http {
                 true => PlainHttp::Everywhere,
@@ -96,6 +99,14 @@ pub fn of_registry(error: &RegistryError, folder: &Path) -> Error {
         R::Unauthorised { .. } => {
             Error::invalid(text).hint("Log in with `docker login`, or give --creds USER:PASSWORD.")
         }
+        R::Insecure { source, .. } if source.to_string().contains("certificate") => Error::invalid(
+            text,
+        )
+        .hint(
+            "Give the file of the authority that signed the registry's certificate with --ca FILE.",
+        ),
+        R::Insecure { .. } => Error::invalid(text)
+            .hint("If the registry has no TLS and you trust the network, give --plain-http."),
         R::Unreachable { .. } | R::Refused { .. } | R::Protocol { .. } | R::Damaged { .. } => {
             Error::registry(text)
         }

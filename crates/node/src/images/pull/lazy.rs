@@ -3,26 +3,25 @@
 
 use super::client::of_registry;
 use super::job::Job;
-use super::work::Found;
+use super::keep;
+use super::work::{Found, Made, MadeSnapshot};
 use crate::clock::unix_seconds;
 use crate::error::{Error, Result};
 use crate::images::Images;
-use crate::images::artifact::{ImageArtifact, MAX_TAIL, TAIL};
+use crate::images::artifact::{ImageArtifact, MAX_TAIL, TAIL, file_of};
 use crate::images::chunks::Chunks;
 use crate::images::lazy::LazyDisk;
 use crate::images::record::ImageRecord;
+use crate::snapshots::disks::Pulled;
 use crate::snapshots::draft::Draft;
 use crate::snapshots::manifest::Manifest;
 use crate::snapshots::remote::{self, SnapshotArtifact};
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use jiffy_registry::artifact::IMAGE_TYPE;
 use jiffy_registry::{RemoteArtifact, RemoteFile};
+use jiffy_store::partial::is_partial;
 use jiffy_wire::api::{ImageSource, PullImage, RegistryAccess};
 use jiffy_wire::pager::{Origin, RegistryOrigin};
-use std::fs;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Begins the images of chunks of an image: blocking.
@@ -36,6 +35,7 @@ pub(super) fn begin(
         return begin_snapshot(images, wanted, artifact, job);
     }
     let image = ImageArtifact::read(artifact.config())?;
+    let held = images.chunks.hold(&image.chunks);
     job.doing("fetching where the chunks are");
     let mut fetched = artifact.config().len() as u64;
     // Parents first: a child is there only with all of them.
@@ -49,6 +49,7 @@ pub(super) fn begin(
         size: image.size,
         entries: image.entries,
         created: unix_seconds(),
+        ext4: image.ext4,
         config: image.config,
         chunks: image.chunks,
         source: Some(ImageSource {
@@ -57,7 +58,12 @@ pub(super) fn begin(
         }),
         ..ImageRecord::default()
     };
-    Ok(Found::Made(temporary, Box::new(record), fetched))
+    Ok(Found::Made(Box::new(Made {
+        folder: temporary,
+        record,
+        fetched,
+        _held: Some(held),
+    })))
 }
 
 /// Fetches a snapshot's state, and begins its memory and root file system.
@@ -68,6 +74,8 @@ fn begin_snapshot(
     job: &Arc<Job>,
 ) -> Result<Found> {
     let read = SnapshotArtifact::read(artifact.config())?;
+    let disks = disks_of(&read, artifact)?;
+    let held = images.chunks.hold(&read.chunks);
     let mut fetched = artifact.config().len() as u64;
     job.doing("fetching where the chunks are");
     for id in read.chunks.iter().rev() {
@@ -91,16 +99,23 @@ fn begin_snapshot(
         .map_err(|error| of_registry(&error, folder))?;
     let file = file_of(artifact, remote::MEMORY)?;
     let tail = tail_of(file, artifact, folder, job)?;
-    // Credentials are kept where the chunks of its root file system are.
-    let beside = images.chunks.path(&read.memory);
-    let origin = origin(artifact, file.name(), &wanted.access, &beside)?;
+    let origin = origin_of_memory(images, &read.chunks, &wanted.access, artifact)?;
     remote::begin_memory(folder, &read.memory, file.size(), &tail, &[origin])?;
     fetched += state.size() + tail.len() as u64;
+    let mut other_bytes = state.size();
+    for disk in &disks {
+        job.doing(format!("fetching the {}", disk.what()));
+        fetched += disk.fetch(&images.chunks, folder, job.as_ref())?;
+        other_bytes += disk.bytes_in(folder);
+    }
+    drop(disks);
     let manifest = Manifest {
         memory_bytes: tail.len() as u64,
-        other_bytes: state.size(),
+        other_bytes,
         lazy_root: Some(LazyDisk {
             chunks: read.chunks,
+            // Nobody mounts it anew.
+            ext4: false,
         }),
         source: Some(ImageSource {
             reference: artifact.reference().to_string(),
@@ -108,17 +123,55 @@ fn begin_snapshot(
         }),
         ..read.manifest
     };
-    Ok(Found::Snapshot(draft, Box::new(manifest), fetched))
+    Ok(Found::Snapshot(Box::new(MadeSnapshot {
+        draft,
+        manifest,
+        fetched,
+        _held: held,
+    })))
 }
 
-/// The file of this name, which must be there.
-pub(super) fn file_of<'a>(artifact: &'a RemoteArtifact, name: &str) -> Result<&'a RemoteFile> {
-    artifact.file(name).ok_or_else(|| {
-        Error::registry(format!(
-            "The artifact {} has no file {name}.",
-            artifact.reference()
-        ))
-    })
+/// The disks of a snapshot's VM that it writes to.
+fn disks_of<'a>(
+    read: &'a SnapshotArtifact,
+    artifact: &'a RemoteArtifact,
+) -> Result<Vec<Pulled<'a>>> {
+    let root = read
+        .root_disk
+        .as_ref()
+        .zip(read.manifest.spec.root_disk.as_ref());
+    let root = root.map(|(id, kind)| Pulled::root(artifact, kind, id, &read.chunks));
+    let volumes = read.volumes.iter();
+    let volumes = volumes.map(|volume| Pulled::volume(artifact, volume));
+    root.into_iter().chain(volumes).collect()
+}
+
+/// What is missing of this artifact's images is fetched so from now on; of a
+/// snapshot what is missing of its memory, too.
+pub(super) fn renew(
+    images: &Images,
+    access: &RegistryAccess,
+    artifact: &RemoteArtifact,
+    memory: Option<&Path>,
+) -> Result<()> {
+    let chunks = &images.chunks;
+    let ids = match artifact.artifact_type() {
+        IMAGE_TYPE => ImageArtifact::read(artifact.config())?.chunks,
+        _ => {
+            let ids = SnapshotArtifact::read(artifact.config())?.chunks;
+            if let Some(memory) = memory.filter(|memory| is_partial(memory)) {
+                let origin = origin_of_memory(images, &ids, access, artifact)?;
+                remote::add_origin(memory, origin)?;
+            }
+            ids
+        }
+    };
+    for id in ids.iter().filter(|id| chunks.is_partial(id)) {
+        let file = file_of(artifact, &Chunks::file_name(id))?;
+        let origin = origin(artifact, file.name(), access, &chunks.path(id))?;
+        chunks.add_origin(id, origin)?;
+    }
+    Ok(())
 }
 
 /// Begins one image of chunks, unless it is there; gives the bytes fetched.
@@ -130,10 +183,14 @@ pub(super) fn begin_file(
     access: &RegistryAccess,
     job: &Arc<Job>,
 ) -> Result<u64> {
+    let path = chunks.path(id);
     if chunks.has(id) {
+        // Who may have it by now, or how it is reached, may have changed.
+        if chunks.is_partial(id) {
+            chunks.add_origin(id, origin(artifact, file.name(), access, &path)?)?;
+        }
         return Ok(0);
     }
-    let path = chunks.path(id);
     let tail = tail_of(file, artifact, &path, job)?;
     let origin = origin(artifact, file.name(), access, &path)?;
     chunks.begin(id, file.size(), &tail, &[origin])?;
@@ -161,6 +218,18 @@ pub(super) fn tail_of(
         .map_err(|error| of_registry(&error, path))
 }
 
+/// Where the rest of a snapshot's memory can be had. How is kept with the chunks
+/// of its root file system, which stay as long as it does.
+fn origin_of_memory(
+    images: &Images,
+    chunks: &[String],
+    access: &RegistryAccess,
+    artifact: &RemoteArtifact,
+) -> Result<Origin> {
+    let beside = images.chunks.path(&chunks[0]);
+    origin(artifact, remote::MEMORY, access, &beside)
+}
+
 /// Where the rest of a file can be had.
 pub(super) fn origin(
     artifact: &RemoteArtifact,
@@ -171,33 +240,8 @@ pub(super) fn origin(
     Ok(Origin::Registry(RegistryOrigin {
         reference: artifact.reference().to_string(),
         file: file.to_owned(),
-        docker_config: credentials(artifact, access, beside)?,
+        docker_config: keep::credentials(access, artifact.reference().registry(), beside)?,
         plain_http: access.plain_http,
+        authorities: keep::authorities(access, beside)?,
     }))
-}
-
-/// Keeps credentials for as long as something may have to be fetched with
-/// them, in a file as Docker has it, beside that.
-fn credentials(
-    artifact: &RemoteArtifact,
-    access: &RegistryAccess,
-    beside: &Path,
-) -> Result<Option<PathBuf>> {
-    let Some((user, password)) = &access.credentials else {
-        return Ok(None);
-    };
-    let path = beside.with_extension("auth.json");
-    let failed = |error: &std::io::Error| Error::io("keep credentials", &path, error);
-    let auth = STANDARD.encode(format!("{user}:{password}"));
-    let host = artifact.reference().registry();
-    let text = serde_json::json!({ "auths": { host: { "auth": auth } } }).to_string();
-    let mut file = fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&path)
-        .map_err(|error| failed(&error))?;
-    std::io::Write::write_all(&mut file, text.as_bytes()).map_err(|error| failed(&error))?;
-    Ok(Some(path))
 }

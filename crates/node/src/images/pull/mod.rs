@@ -7,11 +7,13 @@
 //!
 //! * [`job`]: what is going on, and who watches.
 //! * [`client`]: how a registry is spoken to.
+//! * [`keep`]: what it was spoken to with, for later.
 //! * [`work`]: the steps of a pull.
 //! * [`lazy`]: those of a pull of what Jiffy has pushed.
 
 pub mod client;
 pub mod job;
+pub mod keep;
 mod lazy;
 mod work;
 
@@ -38,9 +40,14 @@ pub struct Pulls {
 }
 
 impl Pulls {
-    /// Removes what is left of pulls that nobody took up again.
+    /// Removes what is left of pulls that nobody took up again, and what an
+    /// earlier daemon had there for a moment.
     pub fn new(folder: PathBuf) -> Pulls {
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with('.') {
+                let _ = fs::remove_file(entry.path());
+                continue;
+            }
             let touched = entry.metadata().and_then(|data| data.modified());
             let old = touched.is_ok_and(|touched| {
                 let since = SystemTime::now().duration_since(touched);

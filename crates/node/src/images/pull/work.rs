@@ -4,6 +4,7 @@ use super::client::{Access, of_registry};
 use super::job::Job;
 use super::remove_blobs;
 use crate::error::{Error, Result};
+use crate::images::chunks::Held;
 use crate::images::import::{import_error, record_of};
 use crate::images::record::ImageRecord;
 use crate::images::{Images, ROOT};
@@ -17,7 +18,7 @@ use jiffy_registry::{
 use jiffy_rootfs::{Choice, Layer, Limits, Progress, Source, import};
 use jiffy_wire::api::{ImageSource, PullImage, PullStep};
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
 use tracing::info;
@@ -32,9 +33,37 @@ pub(super) enum Found {
     /// The image of this name is what the registry has.
     UpToDate,
     /// An image was made, and is not yet called anything.
-    Made(TempDir, Box<ImageRecord>, u64),
+    Made(Box<Made>),
     /// A snapshot is there, and is not yet called anything.
-    Snapshot(Draft, Box<Manifest>, u64),
+    Snapshot(Box<MadeSnapshot>),
+}
+
+/// An image without a name.
+pub(super) struct Made {
+    pub folder: TempDir,
+    pub record: ImageRecord,
+    /// Bytes that came from the registry.
+    pub fetched: u64,
+    /// Its images of chunks, until it has a name.
+    pub _held: Option<Held>,
+}
+
+/// A snapshot without a name.
+pub(super) struct MadeSnapshot {
+    pub draft: Draft,
+    pub manifest: Manifest,
+    /// Bytes that came from the registry.
+    pub fetched: u64,
+    /// Its images of chunks, until it has a name.
+    pub _held: Held,
+}
+
+/// What is here of the name that is pulled.
+struct Have {
+    /// The digest of its manifest.
+    manifest: Option<String>,
+    /// The image of RAM, if it is a snapshot.
+    memory: Option<PathBuf>,
 }
 
 /// Pulls one image.
@@ -66,44 +95,58 @@ pub(super) async fn pull(
         .and_then(|have| have.record.source.as_ref())
         .and_then(|source| source.manifest.clone())
         .or(snapshot.map(|(_, manifest)| manifest));
+    let memory = node.saved_snapshot(&name).ok();
+    let memory = memory.map(|saved| saved.memory());
     let (node_too, job_too) = (Arc::clone(node), Arc::clone(job));
     let wanted = wanted.clone();
     let made = tokio::task::spawn_blocking(move || {
         let images = node_too.images();
-        fetch(images, &wanted, &reference, &platform, manifest, &job_too)
+        let have = Have { manifest, memory };
+        fetch(images, &wanted, &reference, &platform, have, &job_too)
     });
     let made = made
         .await
         .map_err(|error| Error::internal(format!("A pull was cut short: {error}.")))??;
-    let (temporary, record, fetched) = match made {
+    let made = match made {
         Found::UpToDate => {
             if let Some((snapshot, _)) = node.pulled_snapshot(&name) {
+                node.renew_snapshot_origins(&name).await;
                 let fetched = 0;
                 return Ok(PullStep::PulledSnapshot { snapshot, fetched });
             }
-            let image = images.shown(&images.find(&name).await?)?;
+            let found = images.find(&name).await?;
+            if let Some(disk) = &found.root.lazy {
+                node.renew_origins(disk).await;
+            }
+            let image = images.shown(&found)?;
             return Ok(PullStep::Pulled { image, fetched: 0 });
         }
-        Found::Made(temporary, record, fetched) => (temporary, record, fetched),
-        Found::Snapshot(draft, manifest, fetched) => {
-            let snapshot = node.keep_snapshot(&name, draft, &manifest).await?;
+        Found::Made(made) => *made,
+        Found::Snapshot(made) => {
+            let fetched = made.fetched;
+            let kept = node.keep_snapshot(&name, made.draft, &made.manifest);
+            let snapshot = kept.await?;
             return Ok(PullStep::PulledSnapshot { snapshot, fetched });
         }
     };
-    images.complete(&temporary, &record)?;
+    images.complete(&made.folder, &made.record)?;
     node.let_image_go(&name).await;
     images
-        .publish(&name, temporary, || node.image_unused(&name))
+        .publish(&name, made.folder, || node.image_unused(&name))
         .await?;
     node.goldens().forget_image(&name);
+    node.caches_grew();
     info!(
         image = name,
-        digest = record.digest,
-        fetched,
+        digest = made.record.digest,
+        fetched = made.fetched,
         "image pulled"
     );
     let image = images.shown(&images.find(&name).await?)?;
-    Ok(PullStep::Pulled { image, fetched })
+    Ok(PullStep::Pulled {
+        image,
+        fetched: made.fetched,
+    })
 }
 
 /// Fetches what is missing and makes an image of it: blocking.
@@ -112,7 +155,7 @@ fn fetch(
     wanted: &PullImage,
     reference: &Reference,
     platform: &Platform,
-    have: Option<String>,
+    have: Have,
     job: &Arc<Job>,
 ) -> Result<Found> {
     let scratch = &images.pulls.folder;
@@ -129,10 +172,12 @@ fn fetch(
     let pinned = reference.with_digest(top.digest);
     if RemoteArtifact::is_one(&top) {
         let digest = top.digest.to_string();
-        if have.is_some_and(|have| have == digest) {
+        let artifact = RemoteArtifact::of(client, reference, top, job.as_ref()).map_err(failed)?;
+        if have.manifest.is_some_and(|have| have == digest) {
+            // What it is spoken to with may be new.
+            super::lazy::renew(images, &wanted.access, &artifact, have.memory.as_deref())?;
             return Ok(Found::UpToDate);
         }
-        let artifact = RemoteArtifact::of(client, reference, top, job.as_ref()).map_err(failed)?;
         return super::lazy::begin(images, wanted, &artifact, job);
     }
     if let Content::Image(manifest) = &top.content
@@ -147,7 +192,7 @@ fn fetch(
         .image(&pinned, platform, job.as_ref())
         .map_err(failed)?;
     let digest = image.fetched.digest;
-    if have.is_some_and(|have| have == digest.to_string()) {
+    if have.manifest.is_some_and(|have| have == digest.to_string()) {
         return Ok(Found::UpToDate);
     }
     let config = client
@@ -169,7 +214,12 @@ fn fetch(
         manifest: Some(digest.to_string()),
     });
     remove_blobs(&folder);
-    Ok(Found::Made(temporary, Box::new(record), fetched))
+    Ok(Found::Made(Box::new(Made {
+        folder: temporary,
+        record,
+        fetched,
+        _held: None,
+    })))
 }
 
 /// Layers that are here into an image.

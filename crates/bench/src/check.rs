@@ -1,0 +1,167 @@
+//! Has a figure got worse than the committed ones, or broken a promise?
+
+use crate::cases::{OWN_KERNEL, RUN_GOLDEN, SAME_KERNEL};
+use crate::disk;
+use crate::figure::{Clock, Figure, Verdict, judge, tell};
+use crate::image;
+use crate::plan::Outcome;
+
+/// How much worse a figure may get before the check fails: its median against
+/// nine of ten committed runs, so that a case whose runs differ by themselves
+/// does not fail by chance.
+const TOLERANCE: f64 = 1.02;
+
+/// What is wrong with a figure.
+pub struct Complaint {
+    /// The figure's case.
+    pub case: String,
+    /// The sentence for who reads the check.
+    pub line: String,
+}
+
+/// Our figures that got worse than committed, or vanished, and the promises they
+/// break.
+pub fn complaints(committed: &[Figure], now: &[Figure]) -> Vec<Complaint> {
+    let broken = judge(now).into_iter().filter(Verdict::is_broken);
+    let broken = broken.map(|verdict| Complaint {
+        case: verdict.case.to_owned(),
+        line: format!("goal missed: {}", verdict.line),
+    });
+    regressions(committed, now).chain(broken).collect()
+}
+
+/// Wall-clock figures are noise, peers are not ours, how guests read disks is
+/// measured beside QEMU only, and of a ratio both parts are compared themselves:
+/// none of these is.
+fn regressions<'a>(
+    committed: &'a [Figure],
+    now: &'a [Figure],
+) -> impl Iterator<Item = Complaint> + 'a {
+    let ours = committed
+        .iter()
+        .filter(|old| old.monitor == "jiffy" && old.clock != Clock::Wall)
+        .filter(|old| !disk::is_reading(&old.case) && old.unit != "times");
+    ours.filter_map(|old| {
+        let new = now.iter().find(|new| {
+            new.case == old.case && new.monitor == old.monitor && new.clock == old.clock
+        });
+        let line = match new {
+            None => format!("{}: committed, but not measured now", old.case),
+            Some(new) if new.median > old.p90 * TOLERANCE => format!(
+                "worse: {}: {} now, {} committed ({:+.1} %)",
+                old.case,
+                tell(new.median, &new.unit),
+                tell(old.median, &old.unit),
+                (new.median / old.median - 1.0) * 100.0
+            ),
+            Some(_) => return None,
+        };
+        Some(Complaint {
+            case: old.case.clone(),
+            line,
+        })
+    })
+}
+
+/// The cases that have to run for that figure.
+pub fn cases_of(figure: &str) -> Vec<&str> {
+    match figure {
+        image::PULLED_RATIO => vec![image::PULLED, RUN_GOLDEN],
+        image::LAZY_RATIO => vec![image::LAZY, RUN_GOLDEN],
+        "boot/vm-exits" | "boot/same-kernel/memory-overhead" => vec![SAME_KERNEL],
+        "vmm/memory-overhead" | "vmm/exec-to-first-run" => vec![OWN_KERNEL],
+        case => vec![case],
+    }
+}
+
+/// Adds the runs of cases that were measured again to those they had.
+pub fn join(outcomes: &mut [Outcome], again: Vec<Outcome>) {
+    for more in again {
+        let same = |it: &&mut Outcome| it.name == more.name && it.monitor == more.monitor;
+        if let Some(outcome) = outcomes.iter_mut().find(same) {
+            outcome.samples.extend(more.samples);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Sample;
+
+    fn spread(case: &str, monitor: &str, unit: &str, values: &[f64]) -> Figure {
+        Figure::of(case, monitor, Clock::Instructions, unit, values.to_vec()).unwrap()
+    }
+
+    fn figure(case: &str, monitor: &str, median: f64) -> Figure {
+        spread(case, monitor, "instructions", &[median])
+    }
+
+    fn worse(committed: &[Figure], now: &[Figure]) -> usize {
+        regressions(committed, now).count()
+    }
+
+    #[test]
+    fn runs_that_differ_by_themselves_are_no_regression() {
+        let of = |values: &[f64]| [spread("c", "jiffy", "instructions", values)];
+        let old = of(&[100.0, 100.0, 100.0, 150.0]);
+        assert_eq!(worse(&old, &of(&[151.0])), 0);
+        assert_eq!(worse(&old, &of(&[154.0])), 1);
+    }
+
+    #[test]
+    fn a_regression_is_more_than_two_percent_of_our_own() {
+        let old = [
+            figure("a", "jiffy", 100.0),
+            figure("b", "firecracker", 100.0),
+        ];
+        let now = |ours, theirs| {
+            [
+                figure("a", "jiffy", ours),
+                figure("b", "firecracker", theirs),
+            ]
+        };
+        assert_eq!(worse(&old, &now(102.0, 500.0)), 0);
+        assert_eq!(worse(&old, &now(102.1, 100.0)), 1);
+        assert_eq!(worse(&old, &[]), 1, "a vanished figure is told");
+    }
+
+    #[test]
+    fn a_ratio_is_held_to_its_promise_alone() {
+        let ratio = |value| spread(image::PULLED_RATIO, "jiffy", "times", &[value]);
+        let about = |now: f64| {
+            let complaints = complaints(&[ratio(0.9)], &[ratio(now)]);
+            let mut about = complaints.iter();
+            about.any(|complaint| complaint.case == image::PULLED_RATIO)
+        };
+        assert!(!about(1.09));
+        assert!(about(1.11));
+    }
+
+    #[test]
+    fn cases_measured_again_are_judged_by_all_their_runs() {
+        let outcome = |name: &str, times: &[u64]| Outcome {
+            name: name.into(),
+            monitor: "jiffy".into(),
+            samples: times
+                .iter()
+                .map(|nanoseconds| Sample {
+                    nanoseconds: *nanoseconds,
+                    ..Sample::default()
+                })
+                .collect(),
+            failure: None,
+        };
+        let mut outcomes = [outcome("a", &[1, 2]), outcome("b", &[3])];
+        join(&mut outcomes, vec![outcome("a", &[4])]);
+        assert_eq!(outcomes, [outcome("a", &[1, 2, 4]), outcome("b", &[3])]);
+    }
+
+    #[test]
+    fn a_figure_made_of_other_runs_names_their_cases() {
+        for name in ["boot/vm-exits", "vmm/memory-overhead", image::LAZY_RATIO] {
+            assert!(!cases_of(name).contains(&name), "{name} is no case");
+        }
+        assert_eq!(cases_of("fork/1/host"), ["fork/1/host"]);
+    }
+}

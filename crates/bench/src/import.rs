@@ -1,0 +1,46 @@
+//! What importing an image costs beside `umoci unpack` and `mkfs.erofs`, on
+//! this host: `crates/rootfs/examples/import_ratio.rs`, which runs both in
+//! turn.
+
+use crate::figure::{Clock, Figure};
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+use std::process::Command;
+
+/// CPU time of ours over that of the work by hand.
+pub const RATIO: &str = "image/import/ratio";
+/// The same of the time that passed.
+pub const WALL_RATIO: &str = "image/import/wall-ratio";
+
+/// Times that each is run.
+const ROUNDS: &str = "3";
+
+/// What the example prints: a value for each round.
+#[derive(Deserialize)]
+struct Report {
+    wall_ratios: Vec<f64>,
+    cpu_ratios: Vec<f64>,
+}
+
+/// Runs it; it lies in the folder `examples` beside this program.
+pub fn figures() -> Result<Vec<Figure>> {
+    let program = std::env::current_exe()?.with_file_name("examples");
+    let program = program.join("import_ratio");
+    let output = Command::new(&program)
+        .args(["--json", "--rounds", ROUNDS])
+        .output()
+        .with_context(|| format!("{}: run `make bench`", program.display()))?;
+    ensure!(
+        output.status.success(),
+        "{}: {}",
+        program.display(),
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    let report: Report = serde_json::from_slice(&output.stdout).context("import_ratio's answer")?;
+    let figure = |case, values| Figure::of(case, "jiffy", Clock::Wall, "times", values);
+    let figures = [
+        figure(RATIO, report.cpu_ratios),
+        figure(WALL_RATIO, report.wall_ratios),
+    ];
+    Ok(figures.into_iter().flatten().collect())
+}

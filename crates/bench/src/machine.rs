@@ -1,0 +1,93 @@
+//! The machine in which cases are measured, one after another.
+
+use crate::figure::Clock;
+use crate::plan::{Case, Outcome};
+use anyhow::{Context, Result};
+use jiffy_machine::image::build::Addition;
+use jiffy_testkit::{Lab, LabOptions};
+use std::time::Duration;
+
+/// In the machine, the program that measures a case.
+pub const PROBE: &str = "/bench/probe";
+/// Longest time for all runs of a case: several times what the longest takes.
+const CASE_TIME: Duration = Duration::from_secs(240);
+/// Machines in which a case is tried.
+const MOST_MACHINES: u32 = 2;
+
+/// Started when the first case wants it.
+pub struct Machine {
+    clock: Clock,
+    files: Vec<Addition>,
+    lab: Option<Lab>,
+}
+
+impl Machine {
+    /// On this clock, with these files besides its own.
+    pub fn new(clock: Clock, files: Vec<Addition>) -> Machine {
+        Machine {
+            clock,
+            files,
+            lab: None,
+        }
+    }
+
+    /// The one that runs; else one is started.
+    pub fn lab(&mut self) -> Result<&Lab> {
+        let lab = match self.lab.take() {
+            Some(lab) => lab,
+            None => self.boot()?,
+        };
+        Ok(self.lab.insert(lab))
+    }
+
+    /// Measures a case; one that can't be has the reason in its outcome.
+    ///
+    /// Under software emulation a guest gets stuck now and then, mostly one
+    /// that reads a disk, of either monitor: it takes an interrupt while it has
+    /// none enabled, and waits for a lock that it holds. Then another machine
+    /// is started, for this case and what comes after it.
+    pub fn measure(&mut self, case: &Case) -> Outcome {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let error = match self.probe(case) {
+                Ok(outcome) => return outcome,
+                Err(error) => error,
+            };
+            self.lab = None;
+            if tries == MOST_MACHINES {
+                return Outcome::failed(case, format!("{error:#}"));
+            }
+            eprint!("(once more, in another machine: {error:#}) ");
+        }
+    }
+
+    fn boot(&self) -> Result<Lab> {
+        let options = match self.clock {
+            Clock::Instructions => LabOptions::instruction_clock(),
+            _ => LabOptions {
+                disk_gib: None,
+                // Fifty VMs at once.
+                memory_mib: 8192,
+                ..LabOptions::default()
+            },
+        };
+        Lab::boot(LabOptions {
+            files: self.files.clone(),
+            ..options
+        })
+    }
+
+    fn probe(&mut self, case: &Case) -> Result<Outcome> {
+        let output = self
+            .lab()?
+            .command([PROBE])
+            .env("JIFFY_MACHINE", "never")
+            .stdin(serde_json::to_vec(case)?)
+            .time_limit(CASE_TIME)
+            .keep_output()
+            .output()?
+            .success()?;
+        serde_json::from_slice(&output.stdout).context("the probe's answer")
+    }
+}

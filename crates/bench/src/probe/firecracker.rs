@@ -1,0 +1,173 @@
+//! Firecracker's own restore, over its API (docs/snapshotting in its
+//! repository): a full snapshot, its memory mapped from the file.
+
+use super::restore::{SNAPSHOT, huge_tmpfs};
+use super::{Running, cpu_ns, kvm_counters, now_ns};
+use crate::plan::{MARKER, Sample};
+use anyhow::{Context, Result, bail, ensure};
+use jiffy_sys::clock::monotonic_ns;
+use rustix::fs::inotify;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+
+const FOLDER: &str = "/bench/firecracker-run";
+const SOCKET: &str = "/bench/firecracker-run/api.sock";
+/// What a request may take.
+const PATIENCE_NS: u64 = 120_000_000_000;
+
+/// What is booted, as paths in the machine.
+pub struct Guest<'a> {
+    pub program: &'a str,
+    pub kernel: &'a str,
+    pub initramfs: &'a str,
+    pub command_line: &'a str,
+    pub ram_mib: u64,
+}
+
+fn state() -> String {
+    format!("{SNAPSHOT}/firecracker.state")
+}
+
+fn memory() -> String {
+    format!("{SNAPSHOT}/firecracker.memory")
+}
+
+/// Boots the guest and makes a snapshot of it.
+pub fn prepare(guest: &Guest) -> Result<()> {
+    huge_tmpfs(SNAPSHOT)?;
+    for file in [state(), memory()] {
+        let _ = fs::remove_file(file);
+    }
+    let mut child = start(guest.program)?.0;
+    put(
+        "/machine-config",
+        &json!({"vcpu_count": 1, "mem_size_mib": guest.ram_mib}),
+    )?;
+    put(
+        "/boot-source",
+        &json!({
+            "kernel_image_path": guest.kernel,
+            "initrd_path": guest.initramfs,
+            "boot_args": guest.command_line,
+        }),
+    )?;
+    put("/actions", &json!({"action_type": "InstanceStart"}))?;
+    to_marker(&mut child)?;
+    request("PATCH", "/vm", &json!({"state": "Paused"}))?;
+    put(
+        "/snapshot/create",
+        &json!({
+            "snapshot_type": "Full",
+            "snapshot_path": state(),
+            "mem_file_path": memory(),
+        }),
+    )
+}
+
+/// One restore, from spawn to the next marker.
+pub fn restore(program: &str) -> Result<Sample> {
+    let start_ns = now_ns();
+    let (mut child, ready_ns) = start(program)?;
+    put(
+        "/snapshot/load",
+        &json!({
+            "snapshot_path": state(),
+            "mem_backend": {"backend_type": "File", "backend_path": memory()},
+            "resume_vm": true,
+        }),
+    )?;
+    let loaded_ns = now_ns();
+    to_marker(&mut child)?;
+    let end_ns = now_ns();
+    let mut counters = kvm_counters(child.0.id());
+    counters.insert("cpu_ns".into(), cpu_ns(child.0.id())?);
+    Ok(Sample {
+        nanoseconds: end_ns - start_ns,
+        counters,
+        spans: BTreeMap::from([
+            ("API ready".to_owned(), ready_ns - start_ns),
+            ("snapshot loaded".to_owned(), loaded_ns - ready_ns),
+        ]),
+    })
+}
+
+/// Starts it; when it listened. Nobody polls for that: it would be charged for
+/// who asks.
+fn start(program: &str) -> Result<(Running, u64)> {
+    fs::create_dir_all(FOLDER)?;
+    let _ = fs::remove_file(SOCKET);
+    let watch = inotify::init(inotify::CreateFlags::CLOEXEC)?;
+    inotify::add_watch(&watch, FOLDER, inotify::WatchFlags::CREATE)?;
+    let mut child = Running(
+        Command::new(program)
+            .args(["--api-sock", SOCKET])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| program.to_owned())?,
+    );
+    let mut buffer = [MaybeUninit::uninit(); 512];
+    inotify::Reader::new(&watch, &mut buffer).next()?;
+    // It is bound; it listens when it runs on.
+    let until = monotonic_ns() + PATIENCE_NS;
+    while let Err(error) = UnixStream::connect(SOCKET) {
+        let refused = error.kind() == ErrorKind::ConnectionRefused;
+        ensure!(refused && monotonic_ns() < until, "{SOCKET}: {error}");
+        if let Some(status) = child.0.try_wait()? {
+            bail!("{program} ended: {status}");
+        }
+        std::thread::yield_now();
+    }
+    Ok((child, now_ns()))
+}
+
+fn put(path: &str, body: &Value) -> Result<()> {
+    request("PUT", path, body)
+}
+
+/// One request, which must succeed.
+fn request(method: &str, path: &str, body: &Value) -> Result<()> {
+    let body = body.to_string();
+    let mut stream = UnixStream::connect(SOCKET).context(SOCKET)?;
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    )?;
+    let mut answer = Vec::new();
+    let mut piece = [0; 4096];
+    while !answer.windows(4).any(|window| window == b"\r\n\r\n") {
+        match stream.read(&mut piece)? {
+            0 => break,
+            count => answer.extend_from_slice(&piece[..count]),
+        }
+    }
+    let text = String::from_utf8_lossy(&answer);
+    ensure!(
+        text.starts_with("HTTP/1.1 2"),
+        "{method} {path}: {}",
+        text.trim()
+    );
+    Ok(())
+}
+
+fn to_marker(child: &mut Running) -> Result<()> {
+    let stdout = child.0.stdout.as_mut().context("stdout is piped")?;
+    // It writes log lines, too, which have no such byte alone at their start.
+    let mut bytes = [0; 4096];
+    loop {
+        let got = stdout.read(&mut bytes)?;
+        ensure!(got > 0, "it ended before the marker");
+        if bytes[..got].windows(2).any(|pair| pair == [MARKER, MARKER]) || bytes[..got] == [MARKER]
+        {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Captured and restored.
+
+use crate::{Vm, until_let_go};
+use jiffy_sys::fds::send_with_fds;
+use jiffy_wire::agent::Command;
+use jiffy_wire::trace;
+use jiffy_wire::vmm::{ControlResponse, ExitReason, Extent, MemoryLayout, SavedMemory, Source};
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+/// What a captured "VM" is: the contents of its state file.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+pub struct Saved {
+    id: String,
+    hostname: String,
+    /// The first command, if it ran.
+    main: Option<Command>,
+    /// How often it was captured, with those it came from.
+    depth: u32,
+}
+
+impl Vm {
+    pub fn ram_bytes(&self) -> u64 {
+        u64::from(self.config.memory.size_mib) << 20
+    }
+
+    pub fn capture(&self, stream: &mut UnixStream, resume: bool) -> io::Result<()> {
+        if self.script.held_capture {
+            File::create("capturing")?;
+            until_let_go();
+        }
+        if self.script.capture_fails {
+            let refusal = ControlResponse::Error("The disk is on fire.".into());
+            let mut answer = serde_json::to_vec(&refusal)?;
+            answer.push(b'\n');
+            return stream.write_all(&answer);
+        }
+        let depth = self.saved.as_ref().map_or(0, |saved| saved.depth) + 1;
+        let main = self.main.lock().unwrap();
+        let runs = main.program.is_some() && main.exit.is_none();
+        let state = Saved {
+            id: self.config.id.clone(),
+            hostname: self.guest.hostname.clone().unwrap_or_default(),
+            main: self.guest.main.clone().filter(|_| runs),
+            depth,
+        };
+        drop(main);
+        let state_file = memfd(&serde_json::to_vec(&state)?)?;
+        let mut layers = self.layers.lock().unwrap();
+        let first = layers.is_empty();
+        // A page at the start, and one that tells the layers apart.
+        let layer = memfd(&[])?;
+        layer.set_len(self.ram_bytes())?;
+        layer.write_all_at(&[0x55; 4096], if first { 0 } else { 1 << 20 })?;
+        layer.write_all_at(self.config.id.as_bytes(), 1 << 20)?;
+        layers.push(layer);
+        let covers = layers[1..].iter().map(|_| {
+            vec![Extent {
+                offset: 1 << 20,
+                length: 4096,
+            }]
+        });
+        let layout = MemoryLayout {
+            size: self.ram_bytes(),
+            covers: covers.collect(),
+        };
+        let layout_file = memfd(&serde_json::to_vec(&layout)?)?;
+        self.pause(!resume);
+        if self.script.held_capture {
+            File::create("captured")?;
+        }
+        let mut answer = serde_json::to_vec(&ControlResponse::Captured {
+            layers: layers.len() as u32,
+            pause_ns: 1_000_000,
+            copied_bytes: 4096,
+        })?;
+        answer.push(b'\n');
+        let mut files = vec![state_file.as_fd(), layout_file.as_fd()];
+        files.extend(layers.iter().map(AsFd::as_fd));
+        send_with_fds(&stream, &answer, &files)
+    }
+
+    pub fn restore(&mut self) {
+        let Some(restore) = self.config.restore.clone() else {
+            return;
+        };
+        let state = match open(&restore.state).and_then(|mut file| {
+            // A pipe of a test's has no beginning.
+            let _ = file.rewind();
+            let mut text = Vec::new();
+            file.read_to_end(&mut text)?;
+            Ok(serde_json::from_slice::<Saved>(&text)?)
+        }) {
+            Ok(state) => state,
+            Err(error) => {
+                let message = format!("The state can't be read: {error}.");
+                self.finish(ExitReason::StartFailed, &message)
+            }
+        };
+        // As it answers when it is asked what it has written.
+        for extent in &restore.prefault {
+            assert_eq!((extent.offset, extent.length), (1 << 20, 4096));
+            eprintln!("fake-vmm: prefault");
+        }
+        match &restore.memory {
+            SavedMemory::Mapped { layers, layout } => {
+                let layers: Vec<File> = layers.iter().map(|layer| open(layer).unwrap()).collect();
+                let mut layout_text = String::new();
+                if let Some(layout) = layout {
+                    let mut file = open(layout).unwrap();
+                    file.rewind().unwrap();
+                    file.read_to_string(&mut layout_text).unwrap();
+                    let layout: MemoryLayout = serde_json::from_str(&layout_text).unwrap();
+                    assert_eq!(layout.covers.len() + 1, layers.len());
+                }
+                for layer in &layers {
+                    assert_eq!(layer.metadata().unwrap().len(), self.ram_bytes());
+                }
+                let mut id = [0; 12];
+                layers
+                    .last()
+                    .unwrap()
+                    .read_exact_at(&mut id, 1 << 20)
+                    .unwrap();
+                assert_eq!(id, state.id.as_bytes(), "the memory is the state's");
+                *self.layers.lock().unwrap() = layers;
+            }
+            SavedMemory::Paged { socket } => {
+                let stream = UnixStream::connect(socket).unwrap();
+                std::mem::forget(stream);
+            }
+        }
+        self.saved = Some(state);
+    }
+
+    /// The clone gate.
+    pub fn enter(self: &Arc<Self>) {
+        let generation = self.config.restore.as_ref().unwrap().generation.clone();
+        let generation = generation.unwrap();
+        assert_eq!(generation.id.len(), 36);
+        self.mark(trace::MARK_GATE_ENTERED);
+        self.mark(trace::MARK_GATE_PASSED);
+        let main = match generation.start_main {
+            true => Some(self.guest.main.clone().expect("a command to start")),
+            false => self.saved.as_ref().unwrap().main.clone(),
+        };
+        if let Some(mut main) = main {
+            let depth = self.saved.as_ref().unwrap().depth;
+            main.env.push(format!("RESTORED={depth}"));
+            main.env.push(format!("GENERATION={}", generation.id));
+            let hostname = self.guest.hostname.clone().unwrap_or_default();
+            main.env.push(format!("HOSTNAME={hostname}"));
+            self.start_main(&main);
+        }
+    }
+}
+
+fn memfd(contents: &[u8]) -> io::Result<File> {
+    let mut file = jiffy_sys::memfd::create("fake", 0, jiffy_sys::memfd::Pages::Small)?;
+    file.write_all(contents)?;
+    Ok(file)
+}
+
+fn open(source: &Source) -> io::Result<File> {
+    match source {
+        Source::Path(path) => File::open(path),
+        Source::Fd(number) => jiffy_sys::fds::inherited(*number).map(File::from),
+    }
+}

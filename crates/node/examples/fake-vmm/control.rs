@@ -1,0 +1,73 @@
+//! The control socket.
+
+use crate::Vm;
+use jiffy_wire::vmm::{
+    BalloonStatus, ControlRequest, ControlResponse, ExitReason, Extent, ReadUnits,
+};
+use rustix::process::Signal;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread;
+
+impl Vm {
+    pub fn control(self: &Arc<Vm>, mut stream: UnixStream) -> io::Result<()> {
+        let mut line = String::new();
+        BufReader::new(stream.try_clone()?).read_line(&mut line)?;
+        if self.script.deaf {
+            thread::park();
+        }
+        let request: ControlRequest = serde_json::from_str(&line)?;
+        let response = match request {
+            ControlRequest::Status => ControlResponse::Status {
+                id: self.config.id.clone(),
+                pid: std::process::id(),
+                paused: *self.paused.lock().unwrap(),
+            },
+            ControlRequest::Capture { resume } => return self.capture(&mut stream, resume),
+            ControlRequest::Pause => self.pause(true),
+            ControlRequest::Resume => self.pause(false),
+            ControlRequest::SetBalloon { target_mib } => {
+                *self.balloon.lock().unwrap() = target_mib;
+                self.balloon()
+            }
+            ControlRequest::Balloon => self.balloon(),
+            ControlRequest::Reads => ControlResponse::Reads(ReadUnits {
+                unit: 16 << 10,
+                rows: vec![(3, 2), (0, 1)],
+            }),
+            ControlRequest::Written => ControlResponse::Written(vec![Extent {
+                offset: 1 << 20,
+                length: 4096,
+            }]),
+            _ => ControlResponse::Ok,
+        };
+        let mut answer = serde_json::to_vec(&response)?;
+        answer.push(b'\n');
+        stream.write_all(&answer)?;
+        if request == ControlRequest::Stop {
+            self.kill_main(Signal::KILL);
+            self.finish(ExitReason::Stopped, "Stopped.");
+        }
+        Ok(())
+    }
+
+    pub fn balloon(&self) -> ControlResponse {
+        let target = *self.balloon.lock().unwrap();
+        ControlResponse::Balloon(BalloonStatus {
+            target_mib: target,
+            actual_mib: target,
+            ..BalloonStatus::default()
+        })
+    }
+
+    /// The programs stand for the vCPUs.
+    pub fn pause(&self, paused: bool) -> ControlResponse {
+        *self.paused.lock().unwrap() = paused;
+        self.kill_main(match paused {
+            true => Signal::STOP,
+            false => Signal::CONT,
+        });
+        ControlResponse::Ok
+    }
+}

@@ -1,0 +1,244 @@
+//! A stand-in for `jiffy-vmm` and the guest in it, for the node's tests on
+//! hosts without KVM.
+//!
+//! It keeps both contracts: events, control socket and exit record of the
+//! VMM; supervisor channel and agent of the guest. The "guest's" programs are
+//! real programs on the host. Words `fake=…` of the kernel's command line
+//! make it misbehave; see [`Script`].
+
+mod agent;
+mod capture;
+mod channel;
+mod control;
+mod guest;
+mod program;
+mod script;
+
+use crate::capture::Saved;
+use crate::guest::Main;
+use crate::script::Script;
+use jiffy_sys::ahead::{self, Argument};
+use jiffy_wire::agent::CopyFrame;
+use jiffy_wire::guest::GuestConfig;
+use jiffy_wire::timeline::names;
+use jiffy_wire::vmm::{
+    ControlRequest, ExitReason, ExitRecord, FwCfgContents, TakeSpare, VmmConfig, VmmEvent,
+};
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+struct Vm {
+    config: VmmConfig,
+    guest: GuestConfig,
+    script: Script,
+    events: Mutex<File>,
+    begun: Instant,
+    main: Mutex<Main>,
+    changed: Condvar,
+    /// What it was restored from.
+    saved: Option<Saved>,
+    paused: Mutex<bool>,
+    /// Layers of RAM so far.
+    layers: Mutex<Vec<File>>,
+    balloon: Mutex<u32>,
+    copied: Mutex<HashMap<String, Vec<CopyFrame>>>,
+}
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let (file, events, sources) = match words[1..] {
+        ["run", "--config", config, "--events-fd", "3"] => (config.into(), third(), None),
+        ["run", "--config", config, "--spare-fd", "3"] => {
+            let (config, events, sources) = wait_as_spare(Path::new(config));
+            (config, events, Some(sources))
+        }
+        _ => {
+            eprintln!("fake-vmm: run --config FILE [--events-fd 3 | --spare-fd 3]");
+            std::process::exit(2);
+        }
+    };
+    let (mut config, guest) = read_config(&file);
+    if let (Some(sources), Some(restore)) = (&sources, &mut config.restore) {
+        for number in restore.descriptors() {
+            *number = sources[(*number - TakeSpare::FIRST_SOURCE) as usize].as_raw_fd();
+        }
+    }
+    let mut needed: Vec<&PathBuf> = config.disks.iter().map(|disk| &disk.path).collect();
+    if config.restore.is_none() {
+        needed.extend([&config.boot.kernel, config.boot.initrd.as_ref().unwrap()]);
+    }
+    for file in needed {
+        assert!(file.exists(), "{} is missing", file.display());
+    }
+    eprintln!("fake-vmm: VM {}", config.id);
+    let mut vm = Vm {
+        saved: None,
+        paused: Mutex::default(),
+        layers: Mutex::default(),
+        balloon: Mutex::default(),
+        script: Script::parse(&config.boot.command_line),
+        events: Mutex::new(events),
+        begun: Instant::now(),
+        main: Mutex::default(),
+        changed: Condvar::new(),
+        copied: Mutex::default(),
+        config,
+        guest,
+    };
+    vm.span("VMM main", 0);
+    vm.restore();
+    let control = UnixListener::bind(vm.config.control.as_ref().unwrap()).unwrap();
+    if vm
+        .config
+        .restore
+        .as_ref()
+        .is_some_and(|restore| restore.hold)
+    {
+        wait_to_begin(&control);
+        (vm.config, vm.guest) = read_config(&file);
+    }
+    let vm = Arc::new(vm);
+    if vm.script.start_failed {
+        vm.finish(ExitReason::StartFailed, "The kernel /x is not bootable.");
+    }
+    spawn(&vm, move |vm| serve(&control, vm, Vm::control));
+    let vsock = UnixListener::bind(&vm.config.vsock.as_ref().unwrap().path).unwrap();
+    spawn(&vm, move |vm| serve(&vsock, vm, Vm::vsock));
+    let steps: &[&str] = match vm.saved {
+        Some(_) => &[names::STATE_LOADED, names::MEMORY_ATTACHED],
+        None => &[
+            names::KVM_VM_CREATED,
+            names::MEMORY,
+            names::VCPUS,
+            names::DEVICES,
+            names::KERNEL_LOADED,
+        ],
+    };
+    for name in steps {
+        vm.span(name, 1000);
+    }
+    let last = match vm.saved {
+        Some(_) => names::VCPUS_RESUMED,
+        None => names::FIRST_KVM_RUN,
+    };
+    vm.span(last, 0);
+    vm.guest();
+}
+
+/// The descriptor that the node passes.
+fn third() -> File {
+    // SAFETY: the node leaves it open for us, and nothing else here has it.
+    #[allow(unsafe_code)]
+    unsafe {
+        File::from_raw_fd(3)
+    }
+}
+
+/// Waits to be told which VM it is: configuration, events, and descriptors.
+fn wait_as_spare(placeholder: &Path) -> (PathBuf, File, Vec<OwnedFd>) {
+    let argument = Argument::find(placeholder.as_os_str()).unwrap();
+    let socket = third();
+    let Some((message, mut fds)) = ahead::wait(socket.as_fd()).unwrap() else {
+        std::process::exit(0);
+    };
+    let sources = fds.split_off(2);
+    let events = fds.pop().unwrap();
+    ahead::write_to(fds[0].as_fd()).unwrap();
+    let TakeSpare { config } = serde_json::from_slice(&message).unwrap();
+    argument.replace(config.as_os_str()).unwrap();
+    std::env::set_current_dir(config.parent().unwrap()).unwrap();
+    (config, events.into(), sources)
+}
+
+fn read_config(file: &Path) -> (VmmConfig, GuestConfig) {
+    let config: VmmConfig = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+    let FwCfgContents::Text(guest) = &config.fw_cfg[0].contents else {
+        panic!("the guest's configuration is text");
+    };
+    let guest: GuestConfig = serde_json::from_str(guest).unwrap();
+    assert_eq!(guest.vm_id, config.id);
+    (config, guest)
+}
+
+/// Held until it is told to begin.
+fn wait_to_begin(control: &UnixListener) {
+    for stream in control.incoming() {
+        let mut line = String::new();
+        let _ = BufReader::new(stream.unwrap()).read_line(&mut line);
+        match serde_json::from_str(&line) {
+            Ok(ControlRequest::Begin) => return,
+            Ok(ControlRequest::Stop) => std::process::exit(0),
+            _ => {}
+        }
+    }
+}
+
+fn spawn(vm: &Arc<Vm>, work: impl FnOnce(&Arc<Vm>) + Send + 'static) {
+    let vm = Arc::clone(vm);
+    thread::spawn(move || work(&vm));
+}
+
+fn serve(
+    listener: &UnixListener,
+    vm: &Arc<Vm>,
+    handle: fn(&Arc<Vm>, UnixStream) -> io::Result<()>,
+) {
+    for stream in listener.incoming() {
+        let stream = stream.unwrap();
+        spawn(vm, move |vm| drop(handle(vm, stream)));
+    }
+}
+
+/// The working directory is the VM's folder.
+fn until_let_go() {
+    while !Path::new("go").exists() {
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn now_ns() -> u64 {
+    jiffy_sys::clock::monotonic_ns()
+}
+
+impl Vm {
+    fn event(&self, event: &VmmEvent) {
+        let mut line = serde_json::to_vec(event).unwrap();
+        line.push(b'\n');
+        // The daemon may be gone; the VM is not.
+        let _ = self.events.lock().unwrap().write_all(&line);
+    }
+
+    fn span(&self, name: &str, length: u64) {
+        let end_ns = now_ns();
+        self.event(&VmmEvent::Span {
+            name: name.into(),
+            start_ns: end_ns - length,
+            end_ns,
+            detail: None,
+        });
+    }
+
+    fn mark(&self, value: u8) {
+        let at_ns = now_ns();
+        self.event(&VmmEvent::Mark { value, at_ns });
+    }
+
+    fn finish(&self, reason: ExitReason, message: &str) -> ! {
+        let record = ExitRecord {
+            reason,
+            message: message.into(),
+            hint: (reason == ExitReason::StartFailed).then(|| "Give another.".into()),
+        };
+        let path = self.config.exit_record.as_ref().unwrap();
+        let _ = fs::write(path, serde_json::to_vec(&record).unwrap());
+        self.event(&VmmEvent::Exited(record));
+        std::process::exit(i32::from(reason != ExitReason::Shutdown));
+    }
+}

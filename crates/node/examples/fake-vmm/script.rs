@@ -1,0 +1,59 @@
+//! How the VM misbehaves.
+
+/// How it misbehaves.
+#[derive(Debug, Default)]
+pub struct Script {
+    /// The VMM can't build the VM.
+    pub start_failed: bool,
+    /// The guest never says anything.
+    pub mute: bool,
+    /// Neither the agent nor the control socket takes anything.
+    pub deaf: bool,
+    /// Other programs in the guest send nonsense to the supervisor port.
+    pub garbage: bool,
+    /// The agent answers `exec` with nonsense.
+    pub exec_garbage: bool,
+    /// The guest crashes once its command runs.
+    pub crash: bool,
+    /// The VMM dies by SIGKILL in the middle of a message of `exec`.
+    pub die_in_message: bool,
+    /// Init warns, and a service writes a line.
+    pub warn: bool,
+    /// The guest writes marks without end.
+    pub flood: bool,
+    /// The guest powers off before its command has ended.
+    pub early_off: bool,
+    /// The VMM can't capture the VM.
+    pub capture_fails: bool,
+    /// A capture makes the file `capturing` in the VM's folder, waits until
+    /// there is one called `go`, and makes `captured` at its end.
+    pub held_capture: bool,
+    /// The guest says nothing until there is a file `go` in the VM's folder.
+    pub held: bool,
+}
+
+impl Script {
+    pub fn parse(command_line: &str) -> Script {
+        let mut script = Script::default();
+        for word in command_line.split(' ') {
+            match word.strip_prefix("fake=") {
+                Some("start-failed") => script.start_failed = true,
+                Some("mute") => script.mute = true,
+                Some("deaf") => script.deaf = true,
+                Some("garbage") => script.garbage = true,
+                Some("exec-garbage") => script.exec_garbage = true,
+                Some("crash") => script.crash = true,
+                Some("die-in-message") => script.die_in_message = true,
+                Some("warn") => script.warn = true,
+                Some("flood") => script.flood = true,
+                Some("early-off") => script.early_off = true,
+                Some("capture-fails") => script.capture_fails = true,
+                Some("held-capture") => script.held_capture = true,
+                Some("held") => script.held = true,
+                Some(other) => panic!("fake={other}"),
+                None => {}
+            }
+        }
+        script
+    }
+}

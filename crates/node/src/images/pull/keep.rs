@@ -1,0 +1,121 @@
+//! What a registry was spoken to with, kept for as long as something may still
+//! have to be fetched from it: beside the image of chunks, readable by nobody
+//! else.
+
+use crate::error::{Error, Result};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use jiffy_wire::api::RegistryAccess;
+use serde_json::{Map, Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The largest file that is added to, bytes.
+const LARGEST: u64 = 1 << 20;
+
+/// The file of credentials beside an image of chunks, as Docker has it.
+pub fn credentials_beside(image: &Path) -> PathBuf {
+    image.with_extension("auth.json")
+}
+
+/// The file of authorities beside an image of chunks, PEM.
+pub fn authorities_beside(image: &Path) -> PathBuf {
+    image.with_extension("ca.pem")
+}
+
+/// Keeps the credentials for this registry, if there are any, beside those for
+/// others; where they are.
+pub fn credentials(
+    access: &RegistryAccess,
+    registry: &str,
+    image: &Path,
+) -> Result<Option<PathBuf>> {
+    let entry = match (&access.credentials, &access.identity_token) {
+        (Some((user, password)), _) => {
+            json!({ "auth": STANDARD.encode(format!("{user}:{password}")) })
+        }
+        (None, Some(token)) => json!({ "identitytoken": token }),
+        (None, None) => return Ok(None),
+    };
+    let path = credentials_beside(image);
+    let known = read(&path).and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let known: Value = known.unwrap_or_default();
+    let mut auths: Map<String, Value> = known["auths"].as_object().cloned().unwrap_or_default();
+    auths.insert(registry.to_owned(), entry);
+    write(&path, json!({ "auths": auths }).to_string().as_bytes())?;
+    Ok(Some(path))
+}
+
+/// Keeps the authorities that were named, beside earlier ones; where they are.
+pub fn authorities(access: &RegistryAccess, image: &Path) -> Result<Vec<PathBuf>> {
+    let Some(pem) = &access.ca else {
+        return Ok(Vec::new());
+    };
+    let path = authorities_beside(image);
+    let known = read(&path).and_then(|bytes| String::from_utf8(bytes).ok());
+    let known = known.unwrap_or_default();
+    if !known.contains(pem.trim()) {
+        write(&path, format!("{known}{}\n", pem.trim()).as_bytes())?;
+    }
+    Ok(vec![path])
+}
+
+fn read(path: &Path) -> Option<Vec<u8>> {
+    let small = fs::metadata(path).is_ok_and(|data| data.len() <= LARGEST);
+    small.then(|| fs::read(path).ok()).flatten()
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    jiffy_sys::durable::replace_private(path, bytes)
+        .map_err(|error| Error::io("keep how a registry is spoken to", path, &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn what_is_kept_adds_up_and_is_for_nobody_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("0123.jimg");
+        let nothing = RegistryAccess::default();
+        assert_eq!(credentials(&nothing, "a:1", &image).unwrap(), None);
+        assert!(authorities(&nothing, &image).unwrap().is_empty());
+        let user = |name: &str, ca: &str| RegistryAccess {
+            credentials: Some((name.into(), "p:w".into())),
+            ca: Some(ca.into()),
+            ..RegistryAccess::default()
+        };
+        let token = RegistryAccess {
+            identity_token: Some("t".into()),
+            ca: Some("ONE\n".into()),
+            ..RegistryAccess::default()
+        };
+        for (access, host) in [
+            (user("me", "ONE"), "a:1"),
+            (user("you", "TWO"), "b:2"),
+            (token, "c"),
+        ] {
+            credentials(&access, host, &image).unwrap().unwrap();
+            authorities(&access, &image).unwrap();
+        }
+        let path = credentials(&user("now", "ONE"), "a:1", &image)
+            .unwrap()
+            .unwrap();
+        let kept: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        let of = |text: &str| Value::from(STANDARD.encode(text));
+        assert_eq!(kept["auths"]["a:1"]["auth"], of("now:p:w"));
+        assert_eq!(kept["auths"]["b:2"]["auth"], of("you:p:w"));
+        assert_eq!(kept["auths"]["c"]["identitytoken"], "t");
+        let [pem] = &authorities(&user("me", "TWO"), &image).unwrap()[..] else {
+            panic!("one file");
+        };
+        assert_eq!(fs::read_to_string(pem).unwrap(), "ONE\nTWO\n");
+        for path in [&path, pem] {
+            let mode = fs::metadata(path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o077, 0, "{}", path.display());
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+}

@@ -1,0 +1,97 @@
+//! Images: listed, imported, looked into, removed.
+
+use super::Node;
+use crate::error::{Error, Result};
+use crate::images::base::BASE;
+use crate::images::import::Which;
+use crate::vm::record::Spec;
+use jiffy_wire::api::{Image, ImageSource, Pruned};
+use std::io::Read;
+use tracing::warn;
+
+impl Node {
+    /// All images; the built-in one is made if it isn't there.
+    pub async fn list_images(&self) -> Result<Vec<Image>> {
+        if let Err(error) = self.images.find(BASE).await {
+            warn!(%error, "the built-in image is missing");
+        }
+        self.images.list()
+    }
+
+    /// Makes an image of a tar.
+    pub async fn import_image(
+        &self,
+        name: &str,
+        registry: Option<&str>,
+        tar: impl Read + Send + 'static,
+        which: Which,
+        source: Option<ImageSource>,
+    ) -> Result<Image> {
+        let name = &self.images.new_name(name, registry)?;
+        self.let_image_go(name).await;
+        self.images
+            .import(name, tar, which, source, || self.image_unused(name))
+            .await
+            .inspect(|_| self.settings.goldens.forget_image(name))
+    }
+
+    /// One image, with who needs it.
+    pub async fn inspect_image(&self, name: &str, registry: Option<&str>) -> Result<Image> {
+        let found = self.images.resolve(name, registry).await?;
+        let mut image = self.images.shown(&found)?;
+        let users = self.registry.all();
+        let users = users
+            .iter()
+            .filter(|vm| vm.spec.image == image.name && !vm.spec.hidden);
+        image.used_by = users.map(|vm| vm.name.clone()).collect();
+        Ok(image)
+    }
+
+    /// Ends those VMs of an image that are there for nobody, or on their way
+    /// out.
+    pub(crate) async fn let_image_go(&self, name: &str) {
+        self.end_hidden(|spec| spec.image == name).await;
+        self.wait_for_leaving(|vm| vm.spec.image == name).await;
+    }
+
+    /// Removes images that can be pulled again and that no VM needs.
+    pub async fn prune_images(&self) -> Result<Pruned> {
+        self.end_hidden(|spec| spec.image.contains('/')).await;
+        let pruned = self.images.prune(|name| self.image_unused(name)).await?;
+        for name in &pruned.names {
+            self.settings.goldens.forget_image(name);
+        }
+        Ok(pruned)
+    }
+
+    /// Removes an image.
+    pub async fn remove_image(&self, name: &str, registry: Option<&str>) -> Result<()> {
+        let found = self.images.resolve(name, registry).await?;
+        let name = found.name.as_str();
+        self.let_image_go(name).await;
+        self.images.remove(name, || self.image_unused(name)).await?;
+        self.settings.goldens.forget_image(name);
+        Ok(())
+    }
+
+    /// Ends the node's own VMs for which this holds: users come first.
+    async fn end_hidden(&self, holds: impl Fn(&Spec) -> bool) {
+        let mut hidden = self.registry.all();
+        hidden.retain(|vm| vm.spec.hidden && holds(&vm.spec));
+        for vm in hidden {
+            self.discard(&vm).await;
+        }
+    }
+
+    /// Refuses if a VM needs the image.
+    pub(crate) fn image_unused(&self, name: &str) -> Result<()> {
+        match self.registry.any(|vm| vm.spec.image == name) {
+            None => Ok(()),
+            Some(vm) => Err(Error::conflict(format!(
+                "The image {name} is in use by the VM {}.",
+                vm.name
+            ))
+            .hint(format!("Remove that VM first with `jiffy rm {}`.", vm.name))),
+        }
+    }
+}

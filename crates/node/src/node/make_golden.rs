@@ -1,0 +1,155 @@
+//! Golden snapshots made: booted, warmed up, captured, tried. See
+//! [`crate::golden`].
+
+use super::Node;
+use super::operation::Stopwatch;
+use super::snapshot::write;
+use crate::agent;
+use crate::clock::monotonic_ns;
+use crate::error::{Error, Result};
+use crate::frames::FrameReader;
+use crate::golden;
+use crate::names as rules;
+use crate::proxy::ToClient;
+use crate::snapshots::draft::Draft;
+use crate::snapshots::saved::Saved;
+use crate::vm::record::{MainState, Root, Spec};
+use crate::vm::{Command, VmHandle, control};
+use jiffy_wire::agent::{Command as AgentCommand, ExecOutput, Request, VERSION};
+use jiffy_wire::api::{MemoryForm, VmState};
+use jiffy_wire::vmm::{ControlRequest, ControlResponse, Extent};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+use tracing::debug;
+
+/// What a program that does nothing may take.
+const WARM_UP_TIME: Duration = Duration::from_secs(20);
+
+impl Node {
+    /// Makes a golden snapshot of a VM made for that: see [`crate::golden`].
+    pub(crate) async fn make_golden(&self, shape: Spec, key: &str) -> Result<Saved> {
+        let name = || Some(format!("golden-{}", rules::new_id()));
+        let vm = self.make_vm(name(), shape.clone(), None).await?;
+        let made = self.golden_of(&vm, key).await;
+        self.discard(&vm).await;
+        let mut saved = made?;
+        let trial = Spec {
+            command: Some(nothing()),
+            ..shape
+        };
+        let vm = self.make_vm(name(), trial, None).await?;
+        let written = self.written_by(&vm, &saved).await;
+        self.discard(&vm).await;
+        let written = written.unwrap_or_else(|error| {
+            debug!(%error, "it is not known what a golden run writes to at once");
+            Vec::new()
+        });
+        saved
+            .keep_prefault(written)
+            .map_err(|error| Error::io("keep what a guest writes", &saved.folder, &error))?;
+        Ok(saved)
+    }
+
+    /// Tries a golden snapshot, and tells what its guest has written to by the
+    /// end of a command that does nothing.
+    async fn written_by(&self, vm: &Arc<VmHandle>, saved: &Saved) -> Result<Vec<Extent>> {
+        {
+            let _begins = self.begins().await;
+            let mut prepared = self.prepare(vm, monotonic_ns()).await?;
+            prepared.beginning = golden::beginning(saved, true);
+            vm.ask(|reply| Command::Start(Box::new(prepared), reply))
+                .await??;
+        }
+        let over = vm.when(|view| matches!(view.main, MainState::Ended(_)) || !view.is_active());
+        let view = timeout(WARM_UP_TIME, over)
+            .await
+            .map_err(|_| Error::vm_failed("The guest did not end its command in time."))?;
+        if let Some(failure) = view.failure {
+            return Err(Error::vm_failed(failure.message));
+        }
+        let socket = self.settings.paths.control_socket(&vm.id);
+        match control::request(&socket, ControlRequest::Written).await {
+            Ok(ControlResponse::Written(written)) => Ok(written),
+            Ok(ControlResponse::Error(why)) => Err(Error::vm_failed(why)),
+            Ok(_) => Err(Error::vm_failed("The VMM gave another answer.")),
+            Err(error) => Err(Error::vm_failed(format!(
+                "The VMM gave no answer: {error}."
+            ))),
+        }
+    }
+
+    async fn golden_of(&self, vm: &Arc<VmHandle>, key: &str) -> Result<Saved> {
+        let mut watch = Stopwatch::start(&self.settings.clock);
+        self.begin(vm, None, monotonic_ns()).await?;
+        let view = vm.when(|view| view.vm.state != VmState::Starting).await;
+        if view.vm.state != VmState::Running {
+            let why = view.failure.map(|failure| failure.message);
+            return Err(Error::vm_failed(
+                why.unwrap_or_else(|| "The VM ended before it was ready.".to_owned()),
+            ));
+        }
+        self.warm_up(vm).await;
+        let root = self.root_of(vm).await?;
+        if root.lazy.is_none() {
+            self.note_boot(vm, &root).await;
+        }
+        let mut manifest = self.manifest_of(vm, &root, MemoryForm::Raw).await?;
+        manifest.main = MainState::Pending;
+        manifest.lazy_root = root.lazy.clone();
+        let folder = self.settings.paths.golden();
+        let draft = Draft::new(&folder)?;
+        let taken = self.take(vm, false, &mut watch).await?;
+        let to = folder.join(key);
+        write(draft, taken.captured, root, manifest, to, true, &mut watch).await
+    }
+
+    /// Runs a program that does nothing: what every command needs is then in
+    /// the guest's memory, and in each that goes on from it. An image without
+    /// such a program is as good without.
+    async fn warm_up(&self, vm: &VmHandle) {
+        let socket = self.settings.paths.vsock_socket(&vm.id);
+        let request = Request::Exec {
+            version: VERSION,
+            command: nothing(),
+        };
+        let run = async {
+            let mut answers = FrameReader::new(agent::ask(&socket, &request).await.ok()?);
+            while let Ok(Some(message)) = answers.next::<ExecOutput>().await {
+                if message.is_last() {
+                    return Some(());
+                }
+            }
+            None
+        };
+        if !matches!(timeout(WARM_UP_TIME, run).await, Ok(Some(()))) {
+            debug!(vm = %vm.name, "the guest was not warmed up");
+        }
+    }
+
+    /// Keeps with its image what a guest has read of it until now: whoever
+    /// starts it from a registry fetches that first.
+    async fn note_boot(&self, vm: &VmHandle, root: &Root) {
+        let socket = self.settings.paths.control_socket(&vm.id);
+        let kept = match control::request(&socket, ControlRequest::Reads).await {
+            Ok(ControlResponse::Reads(reads)) => {
+                self.images.keep_boot(&vm.spec.image, &root.digest, &reads)
+            }
+            answer => {
+                debug!(vm = %vm.name, ?answer, "it is not known what a boot needs");
+                return;
+            }
+        };
+        if let Err(error) = kept {
+            debug!(vm = %vm.name, %error, "what a boot needs was not kept");
+        }
+    }
+}
+
+/// A program that does nothing.
+fn nothing() -> AgentCommand {
+    AgentCommand {
+        argv: vec!["true".to_owned()],
+        ..AgentCommand::default()
+    }
+}

@@ -1,0 +1,112 @@
+//! Volumes: listed, made, resized, removed.
+
+use super::{Node, operation};
+use crate::error::{Error, Result};
+use crate::vm::VmHandle;
+use jiffy_wire::api::{MakeVolume, ResizedVolume, VmState, Volume};
+use std::sync::Arc;
+
+impl Node {
+    /// All volumes, with the VMs they belong to.
+    pub fn list_volumes(&self) -> Result<Vec<Volume>> {
+        let mut volumes = self.volumes.list()?;
+        for volume in &mut volumes {
+            volume.attached_to = self.owners_of(&volume.name);
+        }
+        Ok(volumes)
+    }
+
+    /// Names of the VMs that a volume belongs to, whether they run or not.
+    fn owners_of(&self, volume: &str) -> Vec<String> {
+        let mut vms = self.registry.all();
+        vms.retain(|vm| uses_volume(vm, volume));
+        vms.iter().map(|vm| vm.name.clone()).collect()
+    }
+
+    /// Makes a volume.
+    pub fn make_volume(&self, name: &str, wanted: &MakeVolume) -> Result<Volume> {
+        self.volumes.create(name, wanted.size_mib, wanted.raw)?;
+        self.volume(name)
+    }
+
+    fn volume(&self, name: &str) -> Result<Volume> {
+        let mut volumes = self.list_volumes()?.into_iter();
+        volumes
+            .find(|volume| volume.name == name)
+            .ok_or_else(|| Error::not_found(format!("There is no volume {name}.")))
+    }
+
+    /// Changes the size of a volume that no VM uses.
+    pub async fn resize_volume(&self, name: &str, size_mib: u64) -> Result<ResizedVolume> {
+        self.wait_for_leaving(|vm| uses_volume(vm, name)).await;
+        // A VM that sleeps remembers how large its disk was.
+        let sleeps = |vm: &VmHandle| {
+            uses_volume(vm, name) && vm.view.borrow().vm.state == VmState::Hibernated
+        };
+        if let Some(vm) = self.registry.any(sleeps) {
+            return Err(Error::conflict(format!(
+                "The volume {name} is in use by the VM {}, which is hibernated.",
+                vm.name
+            ))
+            .hint(format!(
+                "Wake that VM with `jiffy wake {0}` and stop it with `jiffy stop {0}`.",
+                vm.name
+            )));
+        }
+        let volumes = Arc::clone(&self.volumes);
+        let wanted = name.to_owned();
+        let work = tokio::task::spawn_blocking(move || volumes.resize(&wanted, size_mib));
+        let note = operation::joined(work.await)?;
+        let volume = self.volume(name)?;
+        Ok(ResizedVolume { volume, note })
+    }
+
+    /// Why a disk can be neither attached to nor detached from a VM that is
+    /// there.
+    pub fn refuse_hot_plug(&self, vm: &str, volume: &str, attach: bool) -> Error {
+        let vm = match self.find(vm) {
+            Ok(vm) => vm,
+            Err(error) => return error,
+        };
+        if let Err(error) = self.volume(volume) {
+            return error;
+        }
+        let (what, hint) = match attach {
+            true => (
+                "attached to",
+                format!("Make a VM with --disk {volume}, or copy files with `jiffy cp`."),
+            ),
+            false => (
+                "detached from",
+                format!(
+                    "The volume is free again when the VM is removed with `jiffy rm {}`.",
+                    vm.name
+                ),
+            ),
+        };
+        Error::wrong_state(format!(
+            "The volume {volume} can't be {what} the VM {}: a guest finds its disks when it boots, because virtio-mmio has no hot-plug.",
+            vm.name
+        ))
+        .hint(hint)
+    }
+
+    /// Removes a volume.
+    pub async fn remove_volume(&self, name: &str) -> Result<()> {
+        let uses = |vm: &VmHandle| uses_volume(vm, name);
+        self.wait_for_leaving(uses).await;
+        match self.registry.any(uses) {
+            None => self.volumes.remove(name),
+            Some(vm) => Err(Error::conflict(format!(
+                "The volume {name} belongs to the VM {}.",
+                vm.name
+            ))
+            .hint(format!("Remove that VM first with `jiffy rm {}`.", vm.name))),
+        }
+    }
+}
+
+/// Is a volume, and not a copy of one, among this VM's disks?
+fn uses_volume(vm: &VmHandle, name: &str) -> bool {
+    !vm.spec.own_volumes && vm.spec.disks.iter().any(|disk| disk.name == name)
+}

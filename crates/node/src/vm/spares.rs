@@ -1,0 +1,236 @@
+//! VMMs that were started before it is known for which VM.
+//!
+//! Executing `jiffy-vmm`, opening KVM and making a VM in it is much of what a
+//! restore or a fork costs, and depends on nothing that is asked for. So a few
+//! are started ahead, while nothing else starts, and wait on a socket; the next
+//! VM that needs a VMM has one of them be its VMM, and what comes after that is
+//! as if it had been spawned.
+//!
+//! A spare has no id, no folder and no record. It ends when its socket does,
+//! which also is when the daemon is killed. Where there is none, or it can't
+//! be had, a VMM is spawned.
+
+use crate::digests::Stamp;
+use crate::node::Node;
+use crate::paths::Paths;
+use crate::vm::process::{VmmProcess, at_its_end};
+use jiffy_sys::ahead;
+use jiffy_sys::fds::send_with_fds;
+use jiffy_sys::spawn::{Detached, spawn_detached};
+use jiffy_wire::vmm::TakeSpare;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+use tracing::debug;
+
+/// Stands where the id of its VM will be; it is none.
+pub const NO_ID: &str = "------------";
+
+/// How long no VM must have been starting before a spare is made.
+const QUIET_TIME: Duration = Duration::from_millis(10);
+/// One that does not live that long is not replaced at once: the next may not
+/// either.
+const LIFE: Duration = Duration::from_secs(10);
+
+/// The spares of a node.
+#[derive(Debug)]
+pub struct Spares {
+    /// So many are kept.
+    room: usize,
+    ready: Mutex<Vec<Spare>>,
+    wanted: Notify,
+}
+
+/// A VMM that waits.
+#[derive(Debug)]
+struct Spare {
+    process: Option<VmmProcess>,
+    socket: OwnedFd,
+    /// The file that it executes, as it was.
+    program: Stamp,
+    made: Instant,
+}
+
+impl Spares {
+    /// None yet, and never more than this.
+    pub fn new(room: usize) -> Spares {
+        Spares {
+            room,
+            ready: Mutex::default(),
+            wanted: Notify::new(),
+        }
+    }
+
+    /// Has a spare be the VMM of the VM with this configuration: it gets the
+    /// VM's log, and descriptors as a spawned one would inherit them. None if
+    /// there is none, or it can't be had.
+    pub fn take(
+        &self,
+        paths: &Paths,
+        config: &Path,
+        log: BorrowedFd<'_>,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Option<VmmProcess> {
+        if self.room == 0 {
+            return None;
+        }
+        self.wanted.notify_one();
+        let spare = self.pop(paths)?;
+        match spare.be(config, log, descriptors) {
+            Ok(process) => Some(process),
+            Err(error) => {
+                debug!(%error, "a spare VMM can't be had");
+                None
+            }
+        }
+    }
+
+    fn pop(&self, paths: &Paths) -> Option<Spare> {
+        let program = Stamp::of(&fs::metadata(paths.vmm()).ok()?);
+        let mut ready = self.lock();
+        while let Some(spare) = ready.pop() {
+            // Another release may have been installed meanwhile.
+            if spare.lives() && spare.program == program {
+                return Some(spare);
+            }
+        }
+        None
+    }
+
+    /// Lets go of those that died. Does one have to be made?
+    fn bury(&self) {
+        let mut ready = self.lock();
+        let died_old = |spare: &Spare| !spare.lives() && spare.made.elapsed() > LIFE;
+        if ready.iter().any(died_old) {
+            self.wanted.notify_one();
+        }
+        ready.retain(Spare::lives);
+    }
+
+    fn lacks_one(&self) -> bool {
+        self.lock().len() < self.room
+    }
+
+    /// Ends them all.
+    pub async fn end(&self) {
+        let spares = std::mem::take(&mut *self.lock());
+        for mut spare in spares {
+            if let Some(process) = spare.process.take() {
+                process.kill();
+                process.ended().await;
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Spare>> {
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Spare {
+    fn start(paths: &Paths) -> io::Result<Spare> {
+        let path = paths.vmm();
+        let program = Stamp::of(&fs::metadata(&path)?);
+        let (socket, theirs) = ahead::pair()?;
+        let config = paths.vm(NO_ID).join("vmm.json");
+        // It has nothing to say: what keeps it from being a VMM keeps a
+        // spawned one from it too, and that one has a log.
+        let nowhere = File::options().write(true).open("/dev/null")?;
+        let pid = spawn_detached(&Detached {
+            program: &path,
+            arguments: &[
+                OsStr::new("run"),
+                OsStr::new("--config"),
+                config.as_os_str(),
+                OsStr::new("--spare-fd"),
+                OsStr::new("3"),
+            ],
+            directory: Path::new("/"),
+            output: nowhere.as_fd(),
+            descriptors: &[theirs.as_fd()],
+        })?;
+        Ok(Spare {
+            process: Some(VmmProcess::child(pid)?),
+            socket,
+            program,
+            made: Instant::now(),
+        })
+    }
+
+    fn lives(&self) -> bool {
+        self.process.as_ref().is_some_and(VmmProcess::lives)
+    }
+
+    fn be(
+        mut self,
+        config: &Path,
+        log: BorrowedFd<'_>,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<VmmProcess> {
+        let take = serde_json::to_vec(&TakeSpare {
+            config: config.to_owned(),
+        })?;
+        let all = [&[log], descriptors].concat();
+        send_with_fds(&self.socket, &take, &all)?;
+        self.process
+            .take()
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+impl Drop for Spare {
+    fn drop(&mut self) {
+        let Some(process) = self.process.take() else {
+            return;
+        };
+        process.kill();
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            // Until somebody waits for it, a process stays as a dead one.
+            runtime.spawn(async move { process.ended().await });
+        }
+    }
+}
+
+/// Makes spares that are missing, while no VM starts.
+pub async fn keep(node: Arc<Node>) {
+    let spares = node.spares();
+    if spares.room == 0 {
+        return;
+    }
+    loop {
+        while spares.lacks_one() {
+            quiet(&node).await;
+            match Spare::start(node.paths()) {
+                Ok(spare) => {
+                    let pid = spare.process.as_ref().map(|process| process.pid);
+                    spares.lock().push(spare);
+                    // Not before it is kept: it may have died by now.
+                    if let Some(pid) = pid {
+                        at_its_end(pid, &node, |node| node.spares().bury());
+                    }
+                }
+                Err(error) => {
+                    debug!(%error, "no spare VMM is kept");
+                    break;
+                }
+            }
+        }
+        spares.wanted.notified().await;
+    }
+}
+
+/// Waits until no VM has been starting for a while: what was asked for goes
+/// first, and what is done right after a start belongs to it.
+async fn quiet(node: &Node) {
+    loop {
+        tokio::time::sleep(QUIET_TIME).await;
+        if !node.is_starting() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,588 @@
+//! Pulls that meet with what a registry, a disk or a killed daemon can do.
+
+use crate::client::connect;
+use crate::daemon::{Daemon, command, eventually, vm};
+use crate::gate::{Gate, Hold};
+use crate::images::{by_name, encoded, noise, pull, push, steps};
+use crate::registry::Registry;
+use crate::room::{SmallDisk, daemon_on};
+use jiffy_registry::signature::{PrivateKey, sign};
+use jiffy_registry::testing::{LocalRegistry, PASSWORD, RegistryOptions, USER};
+use jiffy_registry::{
+    Client, ClientOptions, Credentials, Digest, Reference, RegistryError, RemoteArtifact,
+};
+use jiffy_wire::agent::ExitStatus;
+use jiffy_wire::api::{
+    ApiError, CreateVm, ErrorKind, Image, PullImage, PullStep, RegistryAccess, VmState,
+};
+use jiffy_wire::pager::{Origin, RegistryOrigin};
+use serde_json::json;
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Everything that lies in the data folder, but for what each daemon has.
+pub fn kept(daemon: &Daemon) -> BTreeSet<PathBuf> {
+    fn walk(folder: &Path, found: &mut BTreeSet<PathBuf>) {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            match path.is_dir() {
+                true => walk(&path, found),
+                false => drop(found.insert(path)),
+            }
+        }
+    }
+    let mut found = BTreeSet::new();
+    for folder in ["images", "chunks", "disks", "pulls", "snapshots"] {
+        walk(&daemon.data.join(folder), &mut found);
+    }
+    found.retain(|path| !path.starts_with(daemon.data.join("images/base")));
+    found
+}
+
+fn names(daemon: &Daemon) -> Vec<String> {
+    let images: Vec<Image> = daemon.get("/v1/images").json();
+    let names = images.into_iter().map(|image| image.name);
+    names.filter(|name| name != "base").collect()
+}
+
+fn remove(daemon: &Daemon, name: &str) {
+    let answer = daemon.delete(&format!("/v1/images/{}", encoded(name)));
+    assert_eq!(answer.status, 204);
+}
+
+/// Starts a pull and does not wait for it.
+fn begin(daemon: &Daemon, wanted: &PullImage, over: &'static AtomicBool) {
+    let body = serde_json::to_vec(wanted).unwrap();
+    let head = format!(
+        "POST /v1/pulls HTTP/1.1\r\nhost: jiffy\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    let mut stream = connect(&daemon.socket()).unwrap();
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(&body).unwrap();
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut stream, &mut std::io::sink());
+        over.store(true, Ordering::Release);
+    });
+}
+
+/// Kills the daemon at every request of a pull, before it is answered and in
+/// the middle of the answer.
+fn killed_at_every_step(daemon: &mut Daemon, gate: &Gate, name: &str) -> usize {
+    let wanted = by_name(name);
+    let before = kept(daemon);
+    for step in 2.. {
+        let how = if step % 2 == 0 {
+            Hold::Request
+        } else {
+            Hold::Answer
+        };
+        gate.hold(step / 2, how);
+        let over: &'static AtomicBool = Box::leak(Box::default());
+        begin(daemon, &wanted, over);
+        let reached = gate.reached(|| over.load(Ordering::Acquire));
+        if !reached {
+            assert_eq!(names(daemon), [name], "nothing was held, so it is there");
+            return step / 2 - 1;
+        }
+        daemon.killed();
+        gate.open();
+        daemon.up();
+        assert_eq!(names(daemon), [""; 0], "step {step}");
+        // What has been fetched may be kept, and nothing else.
+        let pulls = daemon.data.join("pulls");
+        let more: Vec<_> = kept(daemon)
+            .into_iter()
+            .filter(|path| !before.contains(path))
+            .collect();
+        assert!(
+            more.iter().all(|path| path.starts_with(&pulls)),
+            "step {step}: {more:?}"
+        );
+        let (image, _) = pull(daemon, &wanted).unwrap();
+        assert_eq!(image.name, name);
+        remove(daemon, name);
+        assert_eq!(kept(daemon), before, "step {step}");
+    }
+    unreachable!()
+}
+
+/// A node with an image `mine` that does not compress.
+fn maker() -> Daemon {
+    let maker = Daemon::start();
+    let tar = crate::daemon::tar_of(&[("noise", &noise(300 << 10))]);
+    maker
+        .post("/v1/images/mine?kind=root", &tar)
+        .json::<Image>();
+    maker
+}
+
+#[test]
+fn a_daemon_killed_at_any_step_of_a_pull_goes_on_where_it_was() {
+    let registry = Registry::start();
+    let gate = Gate::before(&registry.host);
+    let mut daemon = Daemon::start();
+    registry.put("web:1", &[("noise", &noise(300 << 10))], json!({}));
+    let requests = killed_at_every_step(&mut daemon, &gate, &gate.name("web:1"));
+    // Manifest, configuration, layer.
+    assert!(requests >= 3, "{requests}");
+}
+
+#[test]
+fn a_daemon_killed_at_any_step_of_a_lazy_pull_leaves_nothing() {
+    let registry = Registry::start();
+    let gate = Gate::before(&registry.host);
+    let maker = maker();
+    push(&maker, "mine", &registry.name("mine:1")).unwrap();
+    let mut daemon = Daemon::start();
+    let requests = killed_at_every_step(&mut daemon, &gate, &gate.name("mine:1"));
+    // Manifest, configuration, tables.
+    assert!(requests >= 3, "{requests}");
+
+    // What is partly here is so for the next daemon, too.
+    let before = kept(&daemon);
+    assert!(
+        before
+            .iter()
+            .any(|path| path.to_string_lossy().ends_with(".jimg.present"))
+    );
+    daemon.killed();
+    daemon.up();
+    assert_eq!(kept(&daemon), before);
+    let frames = daemon.run(CreateVm {
+        image: Some(gate.name("mine:1")),
+        remove: true,
+        ..vm(command(&["true"]))
+    });
+    assert_eq!(frames.finish().status(), ExitStatus::Code(0));
+}
+
+#[test]
+fn what_a_pull_has_begun_is_not_swept_away_under_it() {
+    let registry = Registry::start();
+    let gate = Gate::before(&registry.host);
+    let maker = maker();
+    for tag in ["mine:1", "mine:2"] {
+        push(&maker, "mine", &registry.name(tag)).unwrap();
+    }
+    let daemon = Daemon::start();
+    let (one, two) = (gate.name("mine:1"), gate.name("mine:2"));
+    pull(&daemon, &by_name(&one)).unwrap();
+    // The second has all chunks by the first, and asks for its configuration.
+    gate.hold(2, Hold::Request);
+    let over: &'static AtomicBool = Box::leak(Box::default());
+    begin(&daemon, &by_name(&two), over);
+    assert!(gate.reached(|| over.load(Ordering::Acquire)));
+    // Two at once are one, and what is being pulled is not there yet.
+    let late: &'static AtomicBool = Box::leak(Box::default());
+    begin(&daemon, &by_name(&two), late);
+    daemon
+        .delete(&format!("/v1/images/{}", encoded(&two)))
+        .error(ErrorKind::NotFound);
+    remove(&daemon, &one);
+    gate.open();
+    eventually("both pulls are over", || {
+        over.load(Ordering::Acquire) && late.load(Ordering::Acquire)
+    });
+    assert_eq!(names(&daemon), [two.as_str()]);
+    let frames = daemon.run(CreateVm {
+        image: Some(two.clone()),
+        name: Some("user".into()),
+        ..vm(command(&["true"]))
+    });
+    assert_eq!(frames.finish().status(), ExitStatus::Code(0));
+    let refused = daemon
+        .delete(&format!("/v1/images/{}", encoded(&two)))
+        .error(ErrorKind::Conflict);
+    assert!(refused.message.contains("user"), "{}", refused.message);
+    assert_eq!(daemon.delete("/v1/vms/user").status, 204);
+    remove(&daemon, &two);
+    assert_eq!(kept(&daemon), BTreeSet::new());
+}
+
+#[test]
+fn a_disk_that_is_full_during_a_pull_is_one_sentence_and_leaves_nothing() {
+    let Some(disk) = SmallDisk::new("24m") else {
+        return;
+    };
+    let registry = Registry::start();
+    let daemon = daemon_on(&disk);
+    let maker = Daemon::start();
+    registry.put("web:1", &[("noise", &noise(6 << 20))], json!({}));
+    let tar = crate::daemon::tar_of(&[("noise", &noise(6 << 20))]);
+    maker
+        .post("/v1/images/mine?kind=root", &tar)
+        .json::<Image>();
+    push(&maker, "mine", &registry.name("mine:1")).unwrap();
+    assert_eq!(names(&daemon), [""; 0]);
+    let before = kept(&daemon);
+    disk.fill();
+    for tag in ["web:1", "mine:1"] {
+        let error = pull(&daemon, &by_name(&registry.name(tag))).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::NoRoom, "{}", error.message);
+        assert!(error.message.ends_with('.'), "{}", error.message);
+    }
+    let files = |found: &BTreeSet<PathBuf>| {
+        // What was fetched of a layer may stay.
+        let pulls = daemon.data.join("pulls");
+        let found = found.iter().filter(|path| !path.starts_with(&pulls));
+        found.cloned().collect::<BTreeSet<_>>()
+    };
+    assert_eq!(files(&kept(&daemon)), files(&before));
+    disk.free();
+    for tag in ["web:1", "mine:1"] {
+        let name = registry.name(tag);
+        pull(&daemon, &by_name(&name)).unwrap();
+        remove(&daemon, &name);
+    }
+    assert_eq!(kept(&daemon), before);
+}
+
+#[test]
+fn what_a_boot_has_read_is_what_a_node_elsewhere_fetches_first() {
+    let registry = Registry::start();
+    let daemon = Daemon::start();
+    let tar = crate::daemon::tar_of(&[("noise", &noise(300 << 10))]);
+    daemon
+        .post("/v1/images/mine?kind=root", &tar)
+        .json::<Image>();
+    let frames = daemon.run(CreateVm {
+        image: Some("mine".into()),
+        ..vm(command(&["true"]))
+    });
+    assert_eq!(frames.finish().status(), ExitStatus::Code(0));
+    eventually("a guest that booted in the background was kept", || {
+        let all: Vec<jiffy_wire::api::Snapshot> = daemon.get("/v1/snapshots?all=true").json();
+        all.iter().any(|snapshot| snapshot.golden)
+    });
+    let name = registry.name("mine:1");
+    push(&daemon, "mine", &name).unwrap();
+    let other = Daemon::start();
+    pull(&other, &by_name(&name)).unwrap();
+    let mut file = kept(&other).into_iter();
+    let file = file.rfind(|path| path.extension().is_some_and(|end| end == "jimg"));
+    let image = jiffy_store::ImageReader::open(&file.unwrap()).unwrap();
+    // As the VMM has said, and together.
+    assert_eq!(image.working_set().unwrap(), [3..5, 0..1]);
+    assert!(image.hot_range().end > image.hot_range().start);
+}
+
+#[test]
+fn what_was_fetched_stays_within_its_bound() {
+    let registry = Registry::start();
+    let maker = Daemon::start();
+    let tar = crate::daemon::tar_of(&[("noise", &noise(3 << 20))]);
+    maker
+        .post("/v1/images/mine?kind=root", &tar)
+        .json::<Image>();
+    let name = registry.name("mine:1");
+    push(&maker, "mine", &name).unwrap();
+    let mut daemon = Daemon::with(&["--cache", "1M"]);
+    pull(&daemon, &by_name(&name)).unwrap();
+    daemon.shut_down();
+    // As a pager leaves it whose guest has read all.
+    let jimg = |path: &&PathBuf| path.extension().is_some_and(|end| end == "jimg");
+    let found = kept(&daemon);
+    let found = found.iter().find(jimg).unwrap();
+    let theirs = kept(&maker);
+    let image = jiffy_store::ImageReader::open(theirs.iter().find(jimg).unwrap()).unwrap();
+    let folder = daemon.data.join("disks").join(image.id().to_string());
+    assert_eq!(found.file_stem(), folder.file_name());
+    let cache = jiffy_store::DiskCache::open(&folder, &image).unwrap();
+    let mut bytes = vec![0; image.chunk_size() as usize];
+    for chunk in 0..image.chunks() {
+        image.read_chunk(chunk, &mut bytes).unwrap();
+        cache.put(chunk, &bytes).unwrap();
+    }
+    cache.close().unwrap();
+    drop(cache);
+    let stored = || {
+        std::os::unix::fs::MetadataExt::blocks(&fs::metadata(folder.join("contents")).unwrap())
+            * 512
+    };
+    assert!(stored() > 3 << 20);
+    // A VM of it that runs has it whole.
+    let vm = fs::File::open(folder.join("contents")).unwrap();
+    rustix::fs::flock(&vm, rustix::fs::FlockOperation::LockShared).unwrap();
+    daemon.up();
+    pull(&daemon, &by_name(&name)).unwrap();
+    assert!(stored() > 3 << 20);
+    drop(vm);
+    daemon.shut_down();
+    daemon.up();
+    eventually("it takes no more than its bound", || stored() <= 1 << 20);
+    let cache = jiffy_store::DiskCache::open(&folder, &image).unwrap();
+    assert!(!cache.is_full());
+    assert!(
+        names(&daemon).contains(&name),
+        "the image is there as before"
+    );
+}
+
+fn with(access: RegistryAccess, name: &str) -> PullImage {
+    PullImage {
+        access,
+        ..by_name(name)
+    }
+}
+
+/// Reads a part of a file as the pager does, with what the node told it.
+fn read_as_told(origin: &RegistryOrigin) -> Vec<u8> {
+    try_as_told(origin).unwrap()
+}
+
+fn try_as_told(origin: &RegistryOrigin) -> Result<Vec<u8>, RegistryError> {
+    let client = Client::new(ClientOptions {
+        credentials: Credentials::docker_config(origin.docker_config.clone().unwrap()),
+        authorities: origin.authorities.clone(),
+        ..ClientOptions::default()
+    });
+    let reference = Reference::parse(&origin.reference, None).unwrap();
+    let artifact = RemoteArtifact::open(&client?, &reference, &())?;
+    artifact.file(&origin.file).unwrap().read(0..64, &())
+}
+
+#[test]
+fn what_a_private_registry_wants_is_kept_for_later_and_for_nobody_else() {
+    let registry = LocalRegistry::start(&RegistryOptions {
+        password: true,
+        tls: true,
+    })
+    .unwrap();
+    let name = format!("{}/team/mine:1", registry.host());
+    let access = |password: &str, ca: bool| RegistryAccess {
+        credentials: Some((USER.into(), password.into())),
+        ca: ca.then(|| fs::read_to_string(registry.certificate()).unwrap()),
+        ..RegistryAccess::default()
+    };
+    let maker = maker();
+    let wanted = jiffy_wire::api::PushArtifact {
+        name: "mine".into(),
+        kind: None,
+        reference: name.clone(),
+        access: access(PASSWORD, true),
+    };
+    let pushed = maker.post("/v1/pushes", &serde_json::to_vec(&wanted).unwrap());
+    assert!(String::from_utf8_lossy(&pushed.body).contains("sha256:"));
+
+    let mut daemon = Daemon::start();
+    let refused = |wanted: PullImage| -> ApiError {
+        let error = pull(&daemon, &wanted).unwrap_err();
+        assert!(!error.message.contains("sesame"), "{}", error.message);
+        assert!(kept(&daemon).is_empty(), "{:?}", kept(&daemon));
+        error
+    };
+    let wrong = refused(with(access("open barley", true), &name));
+    assert!(wrong.message.contains(registry.host()), "{}", wrong.message);
+    assert!(wrong.hint.unwrap().contains("--creds"));
+    let nobody = RegistryAccess {
+        credentials: None,
+        ..access("", true)
+    };
+    assert_eq!(refused(with(nobody, &name)).kind, ErrorKind::Invalid);
+    let distrusted = refused(with(access(PASSWORD, false), &name));
+    assert!(
+        distrusted
+            .hint
+            .is_some_and(|hint| hint.contains("authority"))
+    );
+
+    pull(&daemon, &with(access(PASSWORD, true), &name)).unwrap();
+    daemon.killed();
+    daemon.up();
+    let chunks = daemon.data.join("chunks");
+    let secrets: Vec<PathBuf> = kept(&daemon)
+        .into_iter()
+        .filter(|path| path.to_string_lossy().ends_with(".auth.json"))
+        .collect();
+    assert_eq!(secrets.len(), 1, "{secrets:?}");
+    let mode = fs::metadata(&secrets[0]).unwrap().permissions().mode();
+    assert_eq!(mode & 0o077, 0, "{mode:o}");
+    let origins = fs::read_dir(&chunks).unwrap().flatten();
+    let origins = origins.map(|entry| entry.path());
+    let [file] = &origins
+        .filter(|path| path.to_string_lossy().ends_with(".origins.json"))
+        .collect::<Vec<_>>()[..]
+    else {
+        panic!("one image");
+    };
+    let origins = origins_in(file);
+    let [Origin::Registry(origin)] = &origins[..] else {
+        panic!("{origins:?}");
+    };
+    assert_eq!(read_as_told(origin).len(), 64);
+    // A new password is known by pulling again.
+    fs::write(&secrets[0], "{}").unwrap();
+    let (_, fetched) = pull(&daemon, &with(access(PASSWORD, true), &name)).unwrap();
+    assert_eq!(fetched, 0);
+    assert_eq!(read_as_told(origin).len(), 64);
+    remove(&daemon, &name);
+    assert_eq!(kept(&daemon), BTreeSet::new(), "secrets go with the image");
+}
+
+/// Where the bytes of an image are, as a node has written it down.
+fn origins_in(file: &Path) -> Vec<Origin> {
+    let file: serde_json::Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+    serde_json::from_value(file["content"].clone()).unwrap()
+}
+
+#[test]
+fn what_a_private_registry_wants_anew_is_known_of_a_snapshots_memory() {
+    let registry = LocalRegistry::start(&RegistryOptions {
+        password: true,
+        tls: true,
+    })
+    .unwrap();
+    let name = format!("{}/team/ready:1", registry.host());
+    let access = RegistryAccess {
+        credentials: Some((USER.into(), PASSWORD.into())),
+        ca: Some(fs::read_to_string(registry.certificate()).unwrap()),
+        ..RegistryAccess::default()
+    };
+    let maker = Daemon::start();
+    let frames = maker.run(CreateVm {
+        name: Some("box".into()),
+        ..vm(command(&["/bin/sleep", "1000"]))
+    });
+    maker.when("box", VmState::Running);
+    let made = maker.post("/v1/vms/box/snapshots", br#"{"name":"ready"}"#);
+    assert_eq!(made.status, 200);
+    let wanted = jiffy_wire::api::PushArtifact {
+        name: "ready".into(),
+        kind: None,
+        reference: name.clone(),
+        access: access.clone(),
+    };
+    let pushed = maker.post("/v1/pushes", &serde_json::to_vec(&wanted).unwrap());
+    assert!(String::from_utf8_lossy(&pushed.body).contains("sha256:"));
+    drop(frames);
+
+    let mut daemon = Daemon::start();
+    let pulled = |daemon: &Daemon, access: &RegistryAccess| {
+        let wanted = with(access.clone(), &name);
+        let answer = daemon.post("/v1/pulls", &serde_json::to_vec(&wanted).unwrap());
+        match steps(&answer).pop().unwrap() {
+            PullStep::PulledSnapshot { fetched, .. } => fetched,
+            step => panic!("{step:?}"),
+        }
+    };
+    assert!(pulled(&daemon, &access) > 0);
+    let find = |daemon: &Daemon, end: &str| -> Vec<PathBuf> {
+        let ends = |path: &PathBuf| path.to_string_lossy().ends_with(end);
+        kept(daemon).into_iter().filter(ends).collect()
+    };
+    let file = find(&daemon, "/origins.json").remove(0);
+    let told = file.with_file_name("ram.told");
+    assert!(!told.exists(), "no VM has it");
+    let vm: jiffy_wire::api::Vm = daemon
+        .run_detached(CreateVm {
+            from: Some(name.clone()),
+            ..CreateVm::default()
+        })
+        .json();
+    fs::remove_file(&told).unwrap();
+    // The root file system is all here, and what was kept of the registry is of
+    // no use any more.
+    for present in find(&daemon, ".jimg.present") {
+        fs::remove_file(present).unwrap();
+    }
+    for secret in find(&daemon, ".auth.json") {
+        fs::write(secret, "{}").unwrap();
+    }
+    for authority in find(&daemon, ".ca.pem") {
+        fs::write(authority, "").unwrap();
+    }
+    let as_told = |file: &Path| {
+        let [Origin::Registry(origin)] = &origins_in(file)[..] else {
+            panic!("one registry");
+        };
+        assert_eq!(origin.file, "ram.image");
+        try_as_told(origin)
+    };
+    assert!(as_told(&file).is_err());
+    // A password that is wrong changes nothing.
+    let wrong = RegistryAccess {
+        credentials: Some((USER.into(), "open barley".into())),
+        ..access.clone()
+    };
+    let refused = daemon.post(
+        "/v1/pulls",
+        &serde_json::to_vec(&with(wrong, &name)).unwrap(),
+    );
+    assert!(matches!(steps(&refused).pop(), Some(PullStep::Failed(_))));
+    assert!(as_told(&file).is_err());
+    assert!(!told.exists());
+    assert_eq!(pulled(&daemon, &access), 0);
+    assert_eq!(as_told(&file).unwrap().len(), 64);
+    assert!(told.exists(), "the pager of the VM that runs knows, too");
+    // So does the one of the next daemon, if that VM starts again.
+    daemon.killed();
+    daemon.up();
+    assert_eq!(as_told(&file).unwrap().len(), 64);
+    let path = format!("/v1/vms/{}?force=true", vm.id);
+    assert_eq!(daemon.delete(&path).status, 204);
+}
+
+/// A key of OpenSSL's, and the public half as it writes it.
+fn key(folder: &Path) -> (PrivateKey, String) {
+    let openssl = |arguments: &[&str]| {
+        let output = Command::new("openssl").args(arguments).output().unwrap();
+        assert!(output.status.success());
+        output.stdout
+    };
+    let kind = ["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"];
+    let private = openssl(&[&["genpkey"], &kind[..]].concat());
+    let path = folder.join("key");
+    fs::write(&path, &private).unwrap();
+    let public = openssl(&["pkey", "-pubout", "-in", path.to_str().unwrap()]);
+    (
+        PrivateKey::from_pem(&private).unwrap(),
+        String::from_utf8(public).unwrap(),
+    )
+}
+
+#[test]
+fn only_what_the_key_has_signed_is_pulled() {
+    let registry = Registry::start();
+    let daemon = Daemon::start();
+    let folder = tempfile::tempdir().unwrap();
+    let digest: Digest = registry
+        .put("web:1", &[("a", b"b")], json!({}))
+        .parse()
+        .unwrap();
+    let name = registry.name("web:1");
+    let (ours, public) = key(folder.path());
+    let (others, _) = key(folder.path());
+    let client = Client::new(ClientOptions::default()).unwrap();
+    let reference = Reference::parse(&name, None).unwrap();
+    let wanted = with(
+        RegistryAccess {
+            verify_key: Some(public),
+            ..RegistryAccess::default()
+        },
+        &name,
+    );
+    for what in ["nobody signed it", "by others"] {
+        let error = pull(&daemon, &wanted).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Invalid);
+        assert!(error.message.contains(what), "{}", error.message);
+        assert_eq!(kept(&daemon), BTreeSet::new());
+        sign(&client, &reference, &digest, &others, &()).unwrap();
+    }
+    let nonsense = with(
+        RegistryAccess {
+            verify_key: Some("no key".into()),
+            ..RegistryAccess::default()
+        },
+        &name,
+    );
+    let error = pull(&daemon, &nonsense).unwrap_err();
+    assert!(error.message.contains("key"), "{}", error.message);
+    sign(&client, &reference, &digest, &ours, &()).unwrap();
+    pull(&daemon, &wanted).unwrap();
+}

@@ -1,0 +1,133 @@
+//! VMs that hibernate and wake.
+
+use crate::daemon::is_alive;
+use crate::daemon::{Daemon, eventually, named, shell, vmms};
+use crate::snapshots::{counter, in_order};
+use jiffy_wire::api::{CreateVm, ErrorKind, Hibernated, Vm, VmState, VolumeUse};
+use jiffy_wire::timeline::names;
+use std::fs;
+
+#[test]
+fn a_vm_sleeps_and_wakes_as_the_same() {
+    let mut daemon = Daemon::start();
+    let mut frames = daemon.run(named("box", counter()));
+    frames.until("\n3\n");
+    let before = daemon.vm("box");
+    let slept: Hibernated = daemon.post("/v1/vms/box/hibernate", b"").json();
+    in_order(
+        &slept.timeline,
+        &[
+            names::QUIESCE,
+            names::BALLOON,
+            names::CAPTURE,
+            names::IMAGE_WRITTEN,
+            names::SNAPSHOT_NAMED,
+        ],
+    );
+    assert!(slept.bytes > 0);
+    assert_eq!(slept.vm.state, VmState::Hibernated);
+    assert_eq!(slept.vm.pid, None);
+    assert!(!is_alive(before.pid.unwrap()));
+    assert!(!daemon.run_folder(&before.id).exists());
+    // It is shown with those that run, and it can't be used or lost.
+    let shown: Vec<Vm> = daemon.get("/v1/vms").json();
+    assert_eq!(shown.len(), 1);
+    let error = daemon.exec("box", &shell("true")).unwrap_err();
+    let error = error.error(ErrorKind::WrongState);
+    assert!(error.hint.unwrap().contains("jiffy wake box"));
+    daemon
+        .post("/v1/vms/box/stop", b"")
+        .error(ErrorKind::WrongState);
+    daemon.delete("/v1/vms/box").error(ErrorKind::WrongState);
+    daemon.delete("/v1/images/base").error(ErrorKind::Conflict);
+    let woken: Vm = daemon.post("/v1/vms/box/wake", b"").json();
+    assert_eq!(woken.state, VmState::Running);
+    assert_eq!((woken.id, woken.cid), (before.id.clone(), before.cid));
+    assert_ne!(woken.pid, before.pid);
+    assert_eq!(woken.origin, None, "it is the same VM");
+    // The client of `run` stayed: what comes now comes to it.
+    frames.until("begun 1\n1\n2\n");
+    // Over a daemon's end too.
+    daemon
+        .post("/v1/vms/box/hibernate", b"")
+        .json::<Hibernated>();
+    daemon.killed();
+    daemon.up();
+    assert_eq!(daemon.vm("box").state, VmState::Hibernated);
+    assert!(vmms(&daemon.data).is_empty());
+    assert!(daemon.logs("box", "").0.starts_with("begun\n1\n2\n3\n"));
+    // `start` wakes as well.
+    let woken: Vm = daemon.post("/v1/vms/box/start", b"").json();
+    assert_eq!(woken.state, VmState::Running);
+    eventually("it goes on", || {
+        daemon.logs("box", "").0.contains("begun 2")
+    });
+    daemon.post("/v1/vms/box/wake", b"").json::<Vm>();
+    // A sleeping VM can be ended for good.
+    daemon
+        .post("/v1/vms/box/hibernate", b"")
+        .json::<Hibernated>();
+    let killed: Vm = daemon.post("/v1/vms/box/kill", b"").json();
+    assert_eq!(killed.state, VmState::Exited);
+    assert!(!daemon.vm_folder(&before.id).join("hibernated").exists());
+    daemon
+        .post("/v1/vms/box/wake", b"")
+        .error(ErrorKind::WrongState);
+    assert_eq!(daemon.delete("/v1/vms/box").status, 204);
+    daemon.nothing_left();
+}
+
+#[test]
+fn a_sleeping_vm_keeps_its_volumes_to_itself() {
+    let mut daemon = Daemon::start();
+    let with_volume = |name: &str| CreateVm {
+        disks: vec![VolumeUse {
+            name: "data".into(),
+            size_mib: Some(1),
+            read_only: false,
+            ..VolumeUse::default()
+        }],
+        ..named(name, CreateVm::default())
+    };
+    daemon.run_detached(with_volume("one")).json::<Vm>();
+    daemon
+        .post("/v1/vms/one/hibernate", b"")
+        .json::<Hibernated>();
+    daemon
+        .run_detached(with_volume("two"))
+        .error(ErrorKind::Conflict);
+    daemon.killed();
+    daemon.up();
+    daemon
+        .run_detached(with_volume("two"))
+        .error(ErrorKind::Conflict);
+    let woken: Vm = daemon.post("/v1/vms/one/wake", b"").json();
+    assert_eq!(woken.state, VmState::Running);
+    assert_eq!(daemon.delete("/v1/vms/one?force=true").status, 204);
+    daemon.run_detached(with_volume("two")).json::<Vm>();
+}
+
+#[test]
+fn a_wake_that_fails_leaves_a_sleeping_vm() {
+    let daemon = Daemon::start();
+    daemon.run_detached(named("box", counter()));
+    daemon
+        .post("/v1/vms/box/hibernate", b"")
+        .json::<Hibernated>();
+    let id = daemon.vm("box").id;
+    let state = daemon.vm_folder(&id).join("hibernated/state");
+    let good = fs::read(&state).unwrap();
+    fs::write(&state, b"nonsense").unwrap();
+    let error = daemon
+        .post("/v1/vms/box/wake", b"")
+        .error(ErrorKind::VmFailed);
+    assert!(
+        error.message.contains("could not be woken"),
+        "{}",
+        error.message
+    );
+    assert_eq!(daemon.vm("box").state, VmState::Hibernated);
+    fs::write(&state, good).unwrap();
+    let woken: Vm = daemon.post("/v1/vms/box/wake", b"").json();
+    assert_eq!((woken.state, woken.error), (VmState::Running, None));
+}

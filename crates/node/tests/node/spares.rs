@@ -1,0 +1,146 @@
+//! VMMs that were started ahead: taken by what starts next, never seen before
+//! that, and gone with their daemon.
+
+use crate::daemon::{
+    Daemon, bad_vm, eventually, id_of, kill, let_go, named, shell, spares, vm, vmms,
+};
+use jiffy_wire::api::{CreateVm, ForkVm, Forked, Vm, VmState};
+use jiffy_wire::timeline::{Timeline, names};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The one that waits.
+fn spare(daemon: &Daemon) -> u32 {
+    eventually("a VMM waits", || spares(&daemon.data).len() == 1);
+    spares(&daemon.data)[0]
+}
+
+fn timeline(daemon: &Daemon, vm: &Vm) -> Timeline {
+    daemon.get(&format!("/v1/vms/{}/timeline", vm.id)).json()
+}
+
+fn link(pid: u32, name: &str) -> PathBuf {
+    fs::read_link(format!("/proc/{pid}/{name}")).unwrap()
+}
+
+#[test]
+fn what_starts_next_takes_it() {
+    let mut daemon = Daemon::start();
+    let first = spare(&daemon);
+    let seen: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
+    assert!(seen.is_empty() && vmms(&daemon.data).is_empty());
+    daemon.nothing_left();
+
+    daemon.run_detached(named("idle", CreateVm::default()));
+    let idle = daemon.vm("idle");
+    assert_eq!(idle.pid, Some(first));
+    assert_eq!(vmms(&daemon.data), [first], "its command line names its VM");
+    let folder = daemon.vm_folder(&idle.id);
+    assert_eq!(link(first, "cwd"), folder);
+    for stream in ["fd/1", "fd/2"] {
+        assert_eq!(link(first, stream), folder.join("vmm.log"));
+    }
+    let log = fs::read_to_string(folder.join("vmm.log")).unwrap();
+    assert!(log.contains(&format!("fake-vmm: VM {}", idle.id)), "{log}");
+    let timeline = timeline(&daemon, &idle);
+    let spawned = timeline.find(names::VMM_SPAWNED).unwrap();
+    assert_eq!(spawned.detail.as_deref(), Some("a spare"));
+    let received = timeline.find(names::REQUEST_RECEIVED).unwrap().start_ns;
+    assert!(timeline.spans.iter().all(|span| span.start_ns >= received));
+
+    // Descriptors come with a fork.
+    let second = spare(&daemon);
+    assert_ne!(second, first);
+    let body = serde_json::to_vec(&ForkVm {
+        count: Some(2),
+        name: Some("child".into()),
+    })
+    .unwrap();
+    let forked: Forked = daemon.post("/v1/vms/idle/fork", &body).json();
+    let pids: Vec<_> = forked.vms.iter().filter_map(|vm| vm.pid).collect();
+    assert_eq!(pids.len(), 2);
+    assert!(pids.contains(&second), "one takes it, one is spawned");
+
+    // A daemon that is killed leaves VMs, and no spare.
+    let third = spare(&daemon);
+    daemon.killed();
+    let process = format!("/proc/{third}");
+    eventually("it ends by itself", || !Path::new(&process).exists());
+    daemon.up();
+    assert_eq!(daemon.vm("idle").pid, Some(first));
+    spare(&daemon);
+
+    // It is its daemon's child, and waited for.
+    for vm in ["idle", "child-1", "child-2"] {
+        assert_eq!(
+            daemon.delete(&format!("/v1/vms/{vm}?force=true")).status,
+            204
+        );
+    }
+    daemon.nothing_left();
+    daemon.run_detached(named("own", CreateVm::default()));
+    let own = daemon.vm("own").pid.unwrap();
+    assert_eq!(daemon.delete("/v1/vms/own?force=true").status, 204);
+    let process = format!("/proc/{own}");
+    eventually("it is buried", || !Path::new(&process).exists());
+    spare(&daemon);
+    daemon.shut_down();
+    assert!(
+        spares(&daemon.data).is_empty(),
+        "an orderly end takes it along"
+    );
+}
+
+#[test]
+fn one_that_died_is_not_used_and_not_missed() {
+    let daemon = Daemon::start();
+    let dead = spare(&daemon);
+    kill(dead);
+    let process = format!("/proc/{dead}");
+    eventually("it is buried", || !Path::new(&process).exists());
+    let frames = daemon.run(CreateVm {
+        remove: false,
+        ..vm(shell("echo hello"))
+    });
+    let id = id_of(&frames);
+    assert_eq!(frames.finish().text(), "hello\n");
+    let spawned = timeline(&daemon, &daemon.vm(&id));
+    let spawned = spawned.find(names::VMM_SPAWNED).unwrap();
+    assert_eq!(spawned.detail, None);
+    spare(&daemon);
+}
+
+#[test]
+fn one_that_was_told_what_it_is_outlives_its_daemon() {
+    let mut daemon = Daemon::start();
+    let pid = spare(&daemon);
+    let signal = |signal| {
+        let pid = Pid::from_raw(pid as i32).unwrap();
+        kill_process(pid, signal).unwrap();
+    };
+    // It hears of it only when its daemon is gone.
+    signal(Signal::STOP);
+    let frames = daemon.run(named("slow", bad_vm("held", Some(shell("sleep 100")))));
+    let id = id_of(&frames);
+    eventually("its record is written", || {
+        daemon.vm_folder(&id).join("vm.json").exists()
+    });
+    daemon.killed();
+    assert!(vmms(&daemon.data).is_empty());
+    signal(Signal::CONT);
+    daemon.up();
+    assert_eq!(daemon.vm("slow").state, VmState::Starting);
+    let_go(&daemon.vm_folder(&id));
+    let slow = daemon.when("slow", VmState::Running);
+    assert_eq!(slow.pid, Some(pid));
+}
+
+#[test]
+fn there_is_none_if_none_is_wanted() {
+    let daemon = Daemon::with(&["--spare", "0"]);
+    for _ in 0..2 {
+        daemon.run(vm(shell("true"))).finish();
+        assert!(spares(&daemon.data).is_empty());
+    }
+}

@@ -1,0 +1,83 @@
+//! Finds chunks in a file, wherever they begin at a multiple of 4 KiB.
+
+use crate::codec::is_zero;
+use crate::format::backing::BLOCK;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+const BLOCK_BYTES: usize = BLOCK as usize;
+/// Read at once, bytes.
+const PIECE: usize = 1 << 20;
+/// Most places of one first block that are looked at: there may be very many
+/// blocks that are the same.
+const LOOKED_AT: usize = 1024;
+/// Most of them whose bytes are read.
+const COMPARED: usize = 8;
+
+/// The checksums of a file's blocks of 4 KiB: eight bytes of memory for each.
+pub struct BlockTable {
+    /// By block. A last one that is not whole is left out.
+    checksums: Vec<u32>,
+    /// The blocks that are not zero, by checksum, then by number.
+    order: Vec<u32>,
+}
+
+impl BlockTable {
+    /// Reads all of a file, which must have less than 16 TiB.
+    pub fn of(file: &File) -> io::Result<BlockTable> {
+        let blocks = file.metadata()?.len() / BLOCK;
+        if u32::try_from(blocks).is_err() {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        let mut checksums = Vec::with_capacity(blocks as usize);
+        let mut order = Vec::with_capacity(blocks as usize);
+        let mut piece = vec![0; PIECE];
+        let mut at = 0;
+        while at < blocks * BLOCK {
+            let count = (blocks * BLOCK - at).min(PIECE as u64);
+            let piece = &mut piece[..count as usize];
+            file.read_exact_at(piece, at)?;
+            for block in piece.chunks_exact(BLOCK_BYTES) {
+                if !is_zero(block) {
+                    order.push(checksums.len() as u32);
+                }
+                checksums.push(crc32c::crc32c(block));
+            }
+            at += count;
+        }
+        order.sort_unstable_by_key(|block| (checksums[*block as usize], *block));
+        order.shrink_to_fit();
+        Ok(BlockTable { checksums, order })
+    }
+
+    /// Where `file`, of which this is the table, has these bytes, a multiple of
+    /// 4 KiB. What can't be read is not found, and neither is what begins with a
+    /// block of zeros.
+    pub(super) fn find(&self, file: &File, chunk: &[u8]) -> Option<u64> {
+        let sums: Vec<u32> = chunk.chunks(BLOCK_BYTES).map(crc32c::crc32c).collect();
+        let first = *sums.first()?;
+        let of = |block: &u32| self.checksums[*block as usize];
+        let start = self.order.partition_point(|block| of(block) < first);
+        self.order[start..]
+            .iter()
+            .take(LOOKED_AT)
+            .take_while(|block| of(block) == first)
+            .filter(|block| self.checksums[**block as usize..].starts_with(&sums))
+            .take(COMPARED)
+            .map(|block| u64::from(*block) * BLOCK)
+            .find(|offset| {
+                let mut there = vec![0; chunk.len()];
+                file.read_exact_at(&mut there, *offset).is_ok() && there == chunk
+            })
+    }
+}
+
+impl fmt::Debug for BlockTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BlockTable")
+            .field("blocks", &self.checksums.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,96 @@
+//! A file of which images name parts instead of storing them.
+//!
+//! A guest that has read files of its root file system has their bytes in RAM, page
+//! by page as they lie in the image it was booted from. An image of its RAM need
+//! not store those: it says where in that file they are. The file lies beside the
+//! image under the name that the image has for it, and is never changed.
+//!
+//! * [`file`]: the file, open for a reader of the image.
+//! * [`blocks`]: finds chunks in such a file.
+
+pub mod blocks;
+pub mod file;
+#[cfg(test)]
+mod tests;
+
+pub use blocks::BlockTable;
+pub use file::BackingFile;
+
+use crate::error::ImageError;
+use crate::format::{BackingRef, Kind};
+use crate::reader::{ImageReader, Place};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A backing file for an image that is to be written.
+#[derive(Debug, Clone)]
+pub struct Backing {
+    /// What the image says of it.
+    pub reference: BackingRef,
+    places: Arc<Places>,
+}
+
+/// Where chunks are in the file.
+#[derive(Debug)]
+enum Places {
+    /// Wherever they are found.
+    Search(Arc<BlockTable>, File),
+    /// As they were found before, by their numbers.
+    Known(HashMap<u32, u64>),
+}
+
+impl Backing {
+    /// Looks for chunks in `file`, of which `table` is.
+    pub fn search(reference: BackingRef, table: Arc<BlockTable>, file: File) -> Backing {
+        Backing {
+            reference,
+            places: Arc::new(Places::Search(table, file)),
+        }
+    }
+
+    /// Looks for chunks in the file at this path, which is read twice for that.
+    pub fn open(path: &Path) -> io::Result<Backing> {
+        let file = File::open(path)?;
+        let name = path.file_name().unwrap_or_default();
+        let reference = BackingRef {
+            digest: *blake3::Hasher::new()
+                .update_reader(&file)?
+                .finalize()
+                .as_bytes(),
+            size: file.metadata()?.len(),
+            name: name.to_string_lossy().into_owned(),
+        };
+        let table = BlockTable::of(&file)?;
+        Ok(Backing::search(reference, Arc::new(table), file))
+    }
+
+    /// As an image has it; only for the same chunks.
+    pub(crate) fn of(image: &ImageReader) -> Result<Option<Backing>, ImageError> {
+        let Some(backing) = image.backing() else {
+            return Ok(None);
+        };
+        let mut known = HashMap::new();
+        for index in 0..image.chunks() {
+            if let Place::Entry(entry) = image.place(index)?
+                && entry.kind == Kind::Backing
+            {
+                known.insert(index, entry.offset);
+            }
+        }
+        Ok(Some(Backing {
+            reference: backing.reference().clone(),
+            places: Arc::new(Places::Known(known)),
+        }))
+    }
+
+    /// Where in the file the chunk of this number is.
+    pub(crate) fn find(&self, index: u32, chunk: &[u8]) -> Option<u64> {
+        match &*self.places {
+            Places::Search(table, file) => table.find(file, chunk),
+            Places::Known(known) => known.get(&index).copied(),
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Parts of a cache that are given up.
+
+use super::{boot_id, lock_alone, remove};
+use crate::presence::{PresenceFault, PresenceMap};
+use jiffy_wire::disk::{CONTENTS, PRESENT};
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSliceMut};
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// Bytes that are given up or kept together.
+const RANGE: u64 = 256 << 10;
+/// Bytes of a page of the page cache.
+const PAGE: u64 = 4096;
+
+/// Which parts may go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parts {
+    /// Those that the host's page cache does not hold any more: nobody has read
+    /// them for some time.
+    Cold,
+    /// All.
+    Any,
+}
+
+/// Gives up parts of a cache that nobody uses, about so many bytes if it has
+/// them, and none of the chunks in `keep`. The bytes it gave back; `None` if it
+/// is in use, is none, or shares its bytes with somebody.
+///
+/// Nobody may have it open meanwhile: a VMM that has once seen a bit reads the
+/// bytes it stands for without looking again. VMMs hold a lock on the file as
+/// long as they live, which is why it is enough to have that alone.
+pub fn trim(folder: &Path, parts: Parts, bytes: u64, keep: &[u32]) -> io::Result<Option<u64>> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(folder.join(CONTENTS));
+    let contents = match file {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    // A snapshot's root file system is a further name of the same bytes.
+    if !lock_alone(&contents)? || contents.metadata()?.nlink() != 1 {
+        return Ok(None);
+    }
+    let map = match PresenceMap::open(&folder.join(PRESENT)) {
+        Ok(map) => map,
+        Err(error) => {
+            return match error.fault {
+                PresenceFault::InUse => Ok(None),
+                PresenceFault::Io(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                // It means nothing.
+                _ => {
+                    drop(contents);
+                    remove(folder)
+                }
+            };
+        }
+    };
+    let head = *map.header();
+    let length = contents.metadata()?.len();
+    if head.length != length || (head.boot != [0; 16] && head.boot != boot_id()?) {
+        drop((map, contents));
+        return remove(folder);
+    }
+    let unit = u64::from(head.unit);
+    let kept: Vec<Range<u64>> = keep
+        .iter()
+        .map(|chunk| u64::from(*chunk) * unit..(u64::from(*chunk) + 1) * unit)
+        .collect();
+    let before = contents.metadata()?.blocks() * 512;
+    let mut chosen: Vec<Range<u64>> = Vec::new();
+    let mut sum = 0;
+    let mut at = 0;
+    while sum < bytes
+        && let Some(data) = next_data(&contents, at)?
+    {
+        // Whole units: their bits say that all of each is there.
+        let size = RANGE.max(unit);
+        let start = data.start / size * size;
+        at = (start + size).min(length);
+        let range = start..at;
+        let needed = kept
+            .iter()
+            .any(|kept| kept.start < range.end && range.start < kept.end);
+        if !needed && (parts == Parts::Any || !is_cached(&contents, &range)?) {
+            sum += range.end.min(data.end.max(range.start)) - data.start.max(range.start);
+            chosen.push(range);
+        }
+        if at >= length {
+            break;
+        }
+    }
+    if chosen.is_empty() {
+        return Ok(Some(0));
+    }
+    for range in &chosen {
+        map.clear(map.units_of(range))?;
+    }
+    // After a loss of power no bit may stand for a hole.
+    map.sync()?;
+    let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    for range in &chosen {
+        fallocate(&contents, how, range.start, range.end - range.start)?;
+    }
+    let after = contents.metadata()?.blocks() * 512;
+    Ok(Some(before.saturating_sub(after)))
+}
+
+/// The next bytes that are no hole.
+fn next_data(file: &File, at: u64) -> io::Result<Option<Range<u64>>> {
+    let start = match seek(file, SeekFrom::Data(at)) {
+        Ok(start) => start,
+        Err(Errno::NXIO) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let end = seek(file, SeekFrom::Hole(start))?;
+    Ok(Some(start..end))
+}
+
+/// Whether the host's page cache holds any of these bytes. One that can't tell
+/// (a tmpfs, an old kernel) holds none.
+fn is_cached(file: &File, bytes: &Range<u64>) -> io::Result<bool> {
+    for page in (bytes.start..bytes.end).step_by(PAGE as usize) {
+        let mut byte = [0];
+        let mut into = [IoSliceMut::new(&mut byte)];
+        match preadv2(file, &mut into, page, ReadWriteFlags::NOWAIT) {
+            Ok(0) => break,
+            Ok(_) => {
+                // A hole is there without being anywhere.
+                if next_data(file, page)?.is_some_and(|data| data.start < page + PAGE) {
+                    return Ok(true);
+                }
+            }
+            Err(Errno::AGAIN) => {}
+            Err(Errno::OPNOTSUPP | Errno::INVAL) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(false)
+}

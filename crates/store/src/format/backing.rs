@@ -1,0 +1,46 @@
+//! What an image says of its backing file.
+
+use super::footer::is_name;
+use super::{Fields, MAX_NAME};
+use std::ops::RangeInclusive;
+
+/// Chunks of a backing file begin at multiples of this, bytes.
+pub const BLOCK: u64 = 4096;
+
+/// A file of which an image names parts instead of storing them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BackingRef {
+    /// BLAKE3 of its contents.
+    pub digest: [u8; 32],
+    /// Its bytes.
+    pub size: u64,
+    /// Its name in the image's folder: 1 to 255 bytes, no `/`, not `.` or `..`.
+    pub name: String,
+}
+
+impl BackingRef {
+    /// Bytes that one takes.
+    pub(super) const LENGTHS: RangeInclusive<u64> = 41..=40 + MAX_NAME as u64;
+
+    /// As written.
+    pub fn encode(&self) -> Vec<u8> {
+        [
+            &self.digest[..],
+            &self.size.to_le_bytes(),
+            self.name.as_bytes(),
+        ]
+        .concat()
+    }
+
+    /// As read; `None` if the name is not one.
+    pub fn decode(bytes: &[u8]) -> Option<BackingRef> {
+        let (head, name) = bytes.split_at_checked(40)?;
+        let mut fields = Fields(head);
+        let name = str::from_utf8(name).ok()?;
+        is_name(name).then(|| BackingRef {
+            digest: fields.array(),
+            size: fields.u64(),
+            name: name.to_owned(),
+        })
+    }
+}

@@ -1,0 +1,198 @@
+//! A process that was started before it is known what for.
+//!
+//! Whoever starts it keeps one end of a pair of sockets ([`pair`]) and passes
+//! the other on. One message with descriptors says what to do; the end of the
+//! connection says that there will be nothing to do.
+
+#![allow(unsafe_code)] // dup2, madvise, and this process's own arguments.
+
+use crate::fds::{self, recv_with_fds};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Longest message, bytes.
+pub const MAX_MESSAGE: usize = 8 << 10;
+
+/// Two ends of a connection that keeps messages apart, closed on exec.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
+}
+
+/// Waits for the message; none if the other end was closed instead.
+pub fn wait(socket: BorrowedFd<'_>) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
+    let mut bytes = vec![0; MAX_MESSAGE];
+    let mut fds = Vec::with_capacity(fds::MOST);
+    let length = match recv_with_fds(socket, &mut bytes, &mut fds) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => 0,
+        other => other?,
+    };
+    bytes.truncate(length);
+    Ok((length > 0).then_some((bytes, fds)))
+}
+
+/// Makes this file standard output and standard error.
+pub fn write_to(output: BorrowedFd<'_>) -> io::Result<()> {
+    for stream in [libc::STDOUT_FILENO, libc::STDERR_FILENO] {
+        // SAFETY: both are open; that of a standard stream is replaced as one
+        // step, for all that write to it.
+        if unsafe { libc::dup2(output.as_raw_fd(), stream) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// An argument of this process, where the kernel shows it to others
+/// (`/proc/PID/cmdline`).
+#[derive(Debug)]
+pub struct Argument(&'static [AtomicU8]);
+
+impl Argument {
+    /// The first argument that says this.
+    pub fn find(text: &OsStr) -> io::Result<Argument> {
+        let text = text.as_bytes();
+        let area = arguments()?;
+        let begins = |at: usize| at == 0 || area[at - 1].load(Ordering::Relaxed) == 0;
+        let says = |at: usize| {
+            let here = area[at..].iter().map(|byte| byte.load(Ordering::Relaxed));
+            here.take(text.len()).eq(text.iter().copied())
+        };
+        let last = area.len().checked_sub(text.len() + 1);
+        (0..=last.ok_or(io::ErrorKind::NotFound)?)
+            .find(|at| {
+                let end = area[at + text.len()].load(Ordering::Relaxed);
+                begins(*at) && end == 0 && says(*at)
+            })
+            .map(|at| Argument(&area[at..at + text.len()]))
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Replaces it; `InvalidInput` for a text of another length.
+    pub fn replace(&self, text: &OsStr) -> io::Result<()> {
+        let text = text.as_bytes();
+        if text.len() != self.0.len() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        for (to, byte) in self.0.iter().zip(text) {
+            to.store(*byte, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+/// All arguments as the kernel laid them out, each with its final zero.
+fn arguments() -> io::Result<&'static [AtomicU8]> {
+    let stat = fs::read_to_string("/proc/self/stat")?;
+    // proc_pid_stat(5): the name, in brackets, is the second; arg_start and
+    // arg_end are fields 48 and 49.
+    let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
+    let mut ends = fields.split(' ').skip(48 - 3).map(str::parse::<usize>);
+    match (ends.next(), ends.next()) {
+        (Some(Ok(start)), Some(Ok(end))) if start > 0 && start < end => {
+            // SAFETY: the kernel put the arguments there, on the first stack,
+            // which is writable and stays for as long as the process lives.
+            // Nothing else of it is there; whoever reads them as a program's
+            // arguments does that before this is called.
+            Ok(unsafe { std::slice::from_raw_parts(start as *const AtomicU8, end - start) })
+        }
+        _ => Err(io::Error::from(io::ErrorKind::Unsupported)),
+    }
+}
+
+/// Maps what this process has of its program, and gives it pages of its own
+/// where it may write: what runs next faults there no more. Only about time;
+/// Linux before 5.14 can't.
+pub fn touch_program() -> io::Result<()> {
+    let Ok(program) = fs::read_link("/proc/self/exe") else {
+        return Ok(());
+    };
+    let mut is_program = false;
+    for line in fs::read_to_string("/proc/self/maps")?.lines() {
+        let mut fields = line.split_ascii_whitespace();
+        let (Some(range), Some(may)) = (fields.next(), fields.next()) else {
+            continue;
+        };
+        let file = fields.nth(3).unwrap_or_default();
+        // What is zero at first follows, and has no name.
+        is_program = file == program.as_os_str() || (is_program && file.is_empty());
+        let ends = range.split_once('-').map(|(start, end)| {
+            let number = |text| usize::from_str_radix(text, 16);
+            (number(start), number(end))
+        });
+        let Some((Ok(start), Ok(end))) = ends.filter(|_| is_program || file == "[heap]") else {
+            continue;
+        };
+        let advice = match may.as_bytes() {
+            [_, b'w', ..] => libc::MADV_POPULATE_WRITE,
+            [b'r', ..] => libc::MADV_POPULATE_READ,
+            _ => continue,
+        };
+        // SAFETY: changes nothing of what is in these pages.
+        unsafe { libc::madvise(start as *mut libc::c_void, end - start, advice) };
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fds::send_with_fds;
+    use std::fs::File;
+    use std::io::{Read, Seek, Write};
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn one_message_comes_whole_with_its_descriptors_or_the_end_does() {
+        let (ours, theirs) = pair().unwrap();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"passed").unwrap();
+        file.rewind().unwrap();
+        let text = vec![b'x'; 5000];
+        send_with_fds(&ours, &text, &[file.as_fd()]).unwrap();
+        drop(ours);
+        let (bytes, mut fds) = wait(theirs.as_fd()).unwrap().unwrap();
+        assert_eq!((bytes, fds.len()), (text, 1));
+        let mut passed = String::new();
+        let mut file = File::from(fds.remove(0));
+        file.read_to_string(&mut passed).unwrap();
+        assert_eq!(passed, "passed");
+        assert!(wait(theirs.as_fd()).unwrap().is_none());
+    }
+
+    #[test]
+    fn an_argument_is_replaced_for_others_to_see() {
+        let line = || fs::read("/proc/self/cmdline").unwrap();
+        let before = line();
+        let first = before.split(|byte| *byte == 0).next().unwrap().to_vec();
+        let argument = Argument::find(OsStr::from_bytes(&first)).unwrap();
+        let other = vec![b'y'; first.len()];
+        argument.replace(OsStr::from_bytes(&other)).unwrap();
+        let after = line();
+        argument.replace(OsStr::from_bytes(&first)).unwrap();
+        assert_eq!(after.len(), before.len());
+        assert_eq!(after[..first.len()], other);
+        assert_eq!(after[first.len()..], before[first.len()..]);
+        assert_eq!(line(), before);
+
+        let longer = [&first[..], b"y"].concat();
+        let error = argument.replace(OsStr::from_bytes(&longer)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        let inside = OsStr::from_bytes(&first[1..]);
+        assert!(Argument::find(inside).is_err(), "a part is no argument");
+    }
+
+    #[test]
+    fn a_program_that_is_touched_goes_on() {
+        touch_program().unwrap();
+    }
+}

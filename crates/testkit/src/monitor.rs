@@ -1,0 +1,78 @@
+//! A `jiffy-vmm` asked directly, without a node in between.
+
+use anyhow::{Context, Result, bail};
+use jiffy_sys::fds::recv_with_fds;
+use jiffy_wire::vmm::{ControlRequest, ControlResponse, Restore, TakeSpare};
+use std::io::Write;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long a monitor may take until its control socket is there.
+const START_TIME: Duration = Duration::from_secs(10);
+
+/// What a capture hands over.
+#[derive(Debug)]
+pub struct Captured {
+    /// How long the vCPUs stood still, nanoseconds.
+    pub pause_ns: u64,
+    /// State, layout, layers of RAM.
+    pub fds: Vec<OwnedFd>,
+}
+
+impl Captured {
+    /// What a child is told of it, which has the descriptors from its parent.
+    pub fn for_child(&self) -> Result<Restore> {
+        for fd in &self.fds {
+            rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?;
+        }
+        let fds: Vec<i32> = self.fds.iter().map(AsRawFd::as_raw_fd).collect();
+        Restore::of_captured(&fds).context("too few descriptors were captured")
+    }
+
+    /// What a spare VMM is told of it, which gets the descriptors after its
+    /// output and its events.
+    pub fn for_spare(&self) -> Result<Restore> {
+        let fds: Vec<i32> = (TakeSpare::FIRST_SOURCE..).take(self.fds.len()).collect();
+        Restore::of_captured(&fds).context("too few descriptors were captured")
+    }
+}
+
+/// Captures the VM with this control socket, which goes on if it is to.
+pub fn capture(control: &Path, resume: bool) -> Result<Captured> {
+    let mut fds = Vec::new();
+    match ask(control, &ControlRequest::Capture { resume }, &mut fds)? {
+        ControlResponse::Captured { pause_ns, .. } => Ok(Captured { pause_ns, fds }),
+        other => bail!("{other:?}"),
+    }
+}
+
+/// Asks the monitor with this control socket, which may be about to make it;
+/// descriptors that come with the answer are added to `fds`.
+pub fn ask(
+    control: &Path,
+    request: &ControlRequest,
+    fds: &mut Vec<OwnedFd>,
+) -> Result<ControlResponse> {
+    let until = Instant::now() + START_TIME;
+    let mut stream = loop {
+        match UnixStream::connect(control) {
+            Ok(stream) => break stream,
+            Err(error) if Instant::now() > until => return Err(error.into()),
+            Err(_) => std::thread::yield_now(),
+        }
+    };
+    let mut line = serde_json::to_vec(request)?;
+    line.push(b'\n');
+    stream.write_all(&line)?;
+    let mut answer = Vec::new();
+    let mut piece = vec![0; 64 << 10];
+    while !answer.ends_with(b"\n") {
+        match recv_with_fds(&stream, &mut piece, fds)? {
+            0 => bail!("the monitor ended while it was asked"),
+            count => answer.extend_from_slice(&piece[..count]),
+        }
+    }
+    Ok(serde_json::from_slice(&answer)?)
+}

@@ -1,0 +1,76 @@
+//! Which tests took longest, as the last words of a run.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// How many are named.
+const NAMED: usize = 10;
+
+struct Took {
+    test: String,
+    time: Duration,
+    used: Option<Duration>,
+}
+
+static TOOK: Mutex<Vec<Took>> = Mutex::new(Vec::new());
+
+/// Notes how long the test of this thread took, and how much CPU time of that
+/// its machine used: a test that takes long and uses little, waits. The slowest
+/// are printed when the process ends.
+#[allow(unsafe_code)]
+pub fn note(time: Duration, used: Option<Duration>) {
+    let test = std::thread::current().name().unwrap_or_default().to_owned();
+    let mut took = TOOK.lock().unwrap_or_else(PoisonError::into_inner);
+    if took.is_empty() {
+        // SAFETY: `print` is a plain function that lives for ever.
+        unsafe {
+            libc::atexit(print);
+        }
+    }
+    took.push(Took { test, time, used });
+}
+
+extern "C" fn print() {
+    let took = TOOK.lock().unwrap_or_else(PoisonError::into_inner);
+    // One or two tests were asked for by name.
+    if took.len() > 2 {
+        print!("{}", table(&took));
+    }
+}
+
+fn table(took: &[Took]) -> String {
+    let mut slowest: Vec<&Took> = took.iter().collect();
+    slowest.sort_by_key(|took| std::cmp::Reverse(took.time));
+    let mut text = String::from("the slowest tests; seconds, and CPU seconds of the machine:\n");
+    for took in slowest.into_iter().take(NAMED) {
+        let used = took.used.map_or_else(
+            || "    -".to_owned(),
+            |used| format!("{:5.1}", used.as_secs_f64()),
+        );
+        let seconds = took.time.as_secs_f64();
+        text += &format!("{seconds:6.1} {used}  {}\n", took.test);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slowest_come_first_and_only_ten() {
+        let took: Vec<_> = (0..12)
+            .map(|n| Took {
+                test: format!("test {n}"),
+                time: Duration::from_millis(n * 1500),
+                used: (n == 10).then_some(Duration::from_millis(700)),
+            })
+            .collect();
+        let text = table(&took);
+        let lines: Vec<_> = text.lines().skip(1).collect();
+        assert_eq!(lines.len(), NAMED);
+        assert_eq!(lines[0], "  16.5     -  test 11");
+        assert_eq!(lines[1], "  15.0   0.7  test 10");
+        assert_eq!(lines[9], "   3.0     -  test 2");
+    }
+}

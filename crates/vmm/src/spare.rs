@@ -1,0 +1,159 @@
+//! A VMM that was started before it is known for which VM.
+//!
+//! It does what every VM needs, and waits to be told which one it is
+//! ([`TakeSpare`]). From then on nothing tells it from one that was started
+//! for that VM: not its command line, its folder, its output or its
+//! descriptors. If whoever keeps it is gone it ends, and leaves nothing.
+
+use crate::builder::Groundwork;
+use crate::error::StartError;
+use crate::sandbox::Sandbox;
+use jiffy_sys::ahead::{self, Argument};
+use jiffy_wire::vmm::{TakeSpare, VmmConfig};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// A spare can't become a VM.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SpareError {
+    /// The descriptor to wait on.
+    #[error("nothing can be heard on the inherited socket")]
+    Socket(#[source] io::Error),
+    /// What is done ahead.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The message.
+    #[error("what the VM is to be can't be understood")]
+    Message(#[from] serde_json::Error),
+    /// Output and events belong to every VM.
+    #[error("no output or no events came with what the VM is to be")]
+    Descriptors,
+    /// Another length.
+    #[error("the configuration {} has no room on the command line", .0.display())]
+    NoRoom(PathBuf),
+    /// A call of the host.
+    #[error("the host could not {what}")]
+    Host {
+        /// What, after "could not".
+        what: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+/// What a spare was told.
+#[derive(Debug)]
+pub struct Taken {
+    /// Its configuration's file.
+    pub config: PathBuf,
+    /// Where events go.
+    pub events: File,
+    /// What it has for its VM.
+    pub ahead: Ahead,
+}
+
+/// What was done ahead, and what came with the order.
+#[derive(Debug)]
+pub struct Ahead {
+    /// Of KVM's.
+    pub groundwork: Groundwork,
+    sources: Vec<RawFd>,
+}
+
+/// Gets ready, and waits on the inherited socket; none if there is nothing to
+/// do any more. `placeholder` is the argument in whose place the
+/// configuration's name is put.
+pub fn wait(
+    socket: OwnedFd,
+    placeholder: &Path,
+    sandbox: Sandbox,
+) -> Result<Option<Taken>, SpareError> {
+    let host = |what| move |source| SpareError::Host { what, source };
+    let argument = Argument::find(placeholder.as_os_str()).map_err(host("find its arguments"))?;
+    let groundwork = Groundwork::ahead(sandbox)?;
+    ahead::touch_program().map_err(host("look at its own memory"))?;
+    match ahead::wait(socket.as_fd()).map_err(SpareError::Socket)? {
+        Some((message, descriptors)) => be(&message, descriptors, &argument, groundwork).map(Some),
+        None => Ok(None),
+    }
+}
+
+fn be(
+    message: &[u8],
+    descriptors: Vec<OwnedFd>,
+    argument: &Argument,
+    groundwork: Groundwork,
+) -> Result<Taken, SpareError> {
+    let host = |what| move |source| SpareError::Host { what, source };
+    let mut descriptors = descriptors.into_iter();
+    let (Some(output), Some(events)) = (descriptors.next(), descriptors.next()) else {
+        return Err(SpareError::Descriptors);
+    };
+    // What goes wrong from here on is in the VM's log.
+    ahead::write_to(output.as_fd()).map_err(host("write to the VM's log"))?;
+    let TakeSpare { config } = serde_json::from_slice(message)?;
+    if argument.replace(config.as_os_str()).is_err() {
+        return Err(SpareError::NoRoom(config));
+    }
+    if let Some(folder) = config.parent() {
+        std::env::set_current_dir(folder).map_err(host("enter the VM's folder"))?;
+    }
+    Ok(Taken {
+        config,
+        events: events.into(),
+        ahead: Ahead {
+            groundwork,
+            // As if inherited: open until the end.
+            sources: descriptors.map(IntoRawFd::into_raw_fd).collect(),
+        },
+    })
+}
+
+impl Ahead {
+    /// Puts the numbers that the descriptors have here into the configuration.
+    /// One that did not come is then none.
+    pub fn name_sources(&self, config: &mut VmmConfig) {
+        let restore = config.restore.iter_mut();
+        for number in restore.flat_map(|restore| restore.descriptors()) {
+            *number = number_of(&self.sources, *number);
+        }
+    }
+}
+
+fn number_of(sources: &[RawFd], named: i32) -> RawFd {
+    let at = named.checked_sub(TakeSpare::FIRST_SOURCE);
+    let at = at.and_then(|at| usize::try_from(at).ok());
+    at.and_then(|at| sources.get(at).copied()).unwrap_or(-1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_wire::vmm::{Restore, SavedMemory, Source};
+
+    #[test]
+    fn a_configuration_gets_the_numbers_that_descriptors_have_here() {
+        let sources = [50, 60, 70];
+        let number = |given: i32| {
+            let mut restore = Restore::of_captured(&[given, given, given]).unwrap();
+            for number in restore.descriptors() {
+                *number = number_of(&sources, *number);
+            }
+            let SavedMemory::Mapped { layers, layout } = restore.memory else {
+                panic!("it is mapped");
+            };
+            assert_eq!(layers, [restore.state.clone()]);
+            assert_eq!(layout, Some(restore.state.clone()));
+            restore.state
+        };
+        assert_eq!(number(4), Source::Fd(50));
+        assert_eq!(number(6), Source::Fd(70));
+        for wrong in [7, 3, 0, -1, i32::MIN, i32::MAX] {
+            assert_eq!(number(wrong), Source::Fd(-1));
+        }
+    }
+}

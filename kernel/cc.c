@@ -1,0 +1,310 @@
+/*
+ * The C compiler of kernel/build: gcc with precompiled kernel headers.
+ *
+ * Half of the time and more in which gcc compiles a typical file of the kernel goes
+ * into reading the same headers again. This program stands in for gcc and lets it
+ * read them precompiled (JIFFY_PCH names the folder); where that could change the
+ * meaning of a file it runs gcc as it was called. kernel/build --verify compares the
+ * result with that of plain gcc, byte by byte.
+ *
+ * The folder holds
+ *   NAME.all.h         the headers that are precompiled under that name
+ * and for each level of optimization
+ *   LEVEL/NAME.h       what gcc reads when it refuses the precompiled header
+ *   LEVEL/NAME.h.gch   the precompiled header
+ *   LEVEL/NAME.words   every identifier in it, each between two newlines
+ * The last two are made here before the first objects that JIFFY_PCH_MAKE lists.
+ *
+ * A precompiled header is used only when
+ * - it is an ordinary file of the 64-bit kernel, compiled with the common flags
+ *   (gcc itself refuses the header when a flag that matters differs);
+ * - no macro that the file defines before its last #include is mentioned in the
+ *   headers that were read already;
+ * - no function of theirs that the file uses prints with the file's prefix or names
+ *   its module: those were precompiled with MARK, and an object that holds it is
+ *   compiled again.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* What kernel/build has the precompiled headers take for prefix and module. */
+#define MARK "jiffy-precompiled"
+
+/* Files whose functions gcc would put in another order: the same code, but not the
+ * same bytes as from plain gcc. */
+static const char *const reordered[] = {
+    "kernel/seccomp.o", "fs/iomap/buffered-io.o", "io_uring/io_uring.o",
+};
+
+static char **called;
+
+static void fail(const char *what, const char *which)
+{
+    fprintf(stderr, "kernel/cc: %s %s\n", what, which);
+    exit(1);
+}
+
+static void plain(void)
+{
+    called[0] = "gcc";
+    execvp("gcc", called);
+    fail("cannot run", "gcc");
+}
+
+static char *text(const char *format, ...)
+{
+    va_list arguments;
+    char *result;
+
+    va_start(arguments, format);
+    if (vasprintf(&result, format, arguments) < 0)
+        fail("there is no memory for", format);
+    va_end(arguments);
+    return result;
+}
+
+static int starts(const char *string, const char *with)
+{
+    return strncmp(string, with, strlen(with)) == 0;
+}
+
+static int ends(const char *string, const char *with)
+{
+    size_t length = strlen(string), tail = strlen(with);
+
+    return length >= tail && strcmp(string + length - tail, with) == 0;
+}
+
+/* The whole file and a zero after it, or NULL. */
+static char *read_file(const char *path, size_t *length)
+{
+    struct stat status;
+    char *contents = NULL;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+
+    if (file < 0)
+        return NULL;
+    if (fstat(file, &status) == 0 && (contents = calloc(1, status.st_size + 1)) &&
+        read(file, contents, status.st_size) == status.st_size) {
+        *length = status.st_size;
+    } else {
+        free(contents);
+        contents = NULL;
+    }
+    close(file);
+    return contents;
+}
+
+static int is_marked(const char *object)
+{
+    size_t length;
+    char *contents = read_file(object, &length);
+
+    return !contents || memmem(contents, length, MARK, strlen(MARK));
+}
+
+static void write_file(const char *path, const char *contents)
+{
+    FILE *file = fopen(path, "we");
+
+    if (!file || fputs(contents, file) < 0 || fclose(file) != 0)
+        fail("cannot write", path);
+}
+
+static int run(char **arguments)
+{
+    int status;
+    pid_t child = vfork();
+
+    if (child == 0) {
+        execvp(arguments[0], arguments);
+        _exit(127);
+    }
+    if (child < 0 || waitpid(child, &status, 0) != child)
+        fail("cannot run", arguments[0]);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+}
+
+/* Whether the headers' meaning does not depend on what the file defines. */
+static int harmless(const char *source, const char *words)
+{
+    size_t length;
+    char *contents = read_file(source, &length), *line, *next;
+    char *defined[256];
+    int count = 0, until_include = 0;
+
+    if (!contents)
+        return 0;
+    for (line = contents; line; line = next) {
+        next = strchr(line, '\n');
+        if (next)
+            *next++ = '\0';
+        line += strspn(line, " \t");
+        if (*line++ != '#')
+            continue;
+        line += strspn(line, " \t");
+        if (starts(line, "include")) {
+            until_include = count;
+            continue;
+        }
+        if (starts(line, "define"))
+            line += strlen("define");
+        else if (starts(line, "undef"))
+            line += strlen("undef");
+        else
+            continue;
+        line += strspn(line, " \t");
+        line[strspn(line, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789")] = '\0';
+        /* A table at the end of a file may be longer; nothing is included after it. */
+        if (count < 256)
+            defined[count] = line;
+        count++;
+    }
+    if (until_include > 256)
+        return 0;
+    for (int i = 0; i < until_include; i++) {
+        /* The first two are marked; a header of trace events is read again, by
+         * itself, for the file that creates them. */
+        if (!strcmp(defined[i], "pr_fmt") || !strcmp(defined[i], "dev_fmt") ||
+            !strcmp(defined[i], "CREATE_TRACE_POINTS"))
+            continue;
+        if (strstr(words, text("\n%s\n", defined[i])))
+            return 0;
+    }
+    return 1;
+}
+
+/* Makes a precompiled header with the flags of an ordinary file, and its list of words. */
+static void precompile(const char *path, const char *headers, char **flags, int count)
+{
+    char **command = calloc(count + 10, sizeof *command);
+    char *depends = text("%s.d", path), *fresh = text("%s.new", path);
+    int n = 0;
+
+    command[n++] = "gcc";
+    for (int i = 0; i < count; i++)
+        /* Folders of headers, but not the file's own folder. */
+        if (!starts(flags[i], "-I") || strstr(flags[i], "/include"))
+            command[n++] = flags[i];
+    char *rest[] = { "-MD", "-MF", depends, "-x", "c-header", "-o", fresh, (char *)headers };
+    for (int i = 0; i < 8; i++)
+        command[n++] = rest[i];
+    if (run(command) != 0 || rename(fresh, text("%s.h.gch", path)) != 0)
+        fail("cannot precompile", headers);
+    /* The prerequisites of a rule: what stands after its colon, less the backslashes. */
+    char *words[] = { "sh", "-c",
+        "tr -s ' \\\\\\n' '\\n' <\"$0\" | grep '\\.h$' | xargs cat | "
+        "LC_ALL=C tr -cs A-Za-z0-9_ '\\n' | awk 'BEGIN { print \"\" } !seen[$0]++' >\"$1\"",
+        depends, text("%s.words", path), NULL };
+    if (run(words) != 0)
+        fail("cannot list the words of", headers);
+}
+
+int main(int count, char **arguments)
+{
+    const char *folder = getenv("JIFFY_PCH"), *source = arguments[count - 1];
+    const char *object = NULL, *depends = NULL, *level = NULL, *name, *path, *make, *words;
+    char **flags = calloc(count + 16, sizeof *flags), *names, defines[4096] = "";
+    int n = 0, defined = 0, compiles = 0, i;
+    size_t length;
+
+    called = arguments;
+    if (!folder || count < 20 || !ends(source, ".c"))
+        plain();
+    for (i = 1; i < count - 1; i++) {
+        char *argument = arguments[i];
+
+        if (starts(argument, "-DKBUILD_MODFILE=") || starts(argument, "-DKBUILD_BASENAME=") ||
+            starts(argument, "-DKBUILD_MODNAME=") || starts(argument, "-D__KBUILD_MODNAME=")) {
+            int length = strcspn(argument, "=");
+            size_t used = strlen(defines);
+
+            snprintf(defines + used, sizeof defines - used, "#undef %.*s\n#define %.*s %s\n",
+                     length - 2, argument + 2, length - 2, argument + 2, argument + length + 1);
+            defined++;
+        } else if (!strcmp(argument, "-include")) {
+            char *header = arguments[++i];
+
+            /* The three that begin every file are in the precompiled header. */
+            if (ends(header, "/linux/compiler-version.h") || ends(header, "/linux/kconfig.h") ||
+                ends(header, "/linux/compiler_types.h"))
+                continue;
+            flags[n++] = argument;
+            flags[n++] = header;
+        } else if (!strcmp(argument, "-o")) {
+            object = arguments[++i];
+        } else if (!strcmp(argument, "-c")) {
+            compiles = 1;
+        } else if (starts(argument, "-Wp,-MMD,")) {
+            depends = argument + strlen("-Wp,-MMD,");
+        } else if (!strcmp(argument, "-m16") || !strcmp(argument, "-m32") ||
+                   !strcasecmp(argument, "-fpic") || !strcasecmp(argument, "-fpie") ||
+                   !strcmp(argument, "-D__DISABLE_EXPORTS")) {
+            plain();
+        } else {
+            if (!strcmp(argument, "-O2"))
+                level = "speed";
+            else if (!strcmp(argument, "-Os"))
+                level = "size";
+            flags[n++] = argument;
+        }
+    }
+    if (!compiles || defined != 4 || !object || !depends || !level || strlen(defines) > sizeof defines - 2)
+        plain();
+    name = "common";
+    make = getenv("JIFFY_PCH_MAKE");
+    make = make && strstr(make, text(" %s ", object)) ? object : NULL;
+    /* Where few files of the network are compiled at this level, it has no header of its own. */
+    if ((starts(object, "net/") || starts(object, "drivers/net/")) &&
+        (make || access(text("%s/%s/network.words", folder, level), R_OK) == 0))
+        name = "network";
+    flags[n++] = "-w";
+    path = text("%s/%s/%s", folder, level, name);
+    if (make)
+        precompile(path, text("%s/%s.all.h", folder, name), flags, n);
+    words = read_file(text("%s.words", path), &length);
+    if (!words || !harmless(source, words))
+        plain();
+
+    for (i = 0; i < (int)(sizeof reordered / sizeof *reordered); i++)
+        if (!strcmp(object, reordered[i]))
+            plain();
+
+    names = text("%s.names.h", object);
+    /* The prefix of a file that sets none of its own. */
+    write_file(names, text("%s#define pr_fmt(fmt) fmt\n#define dev_fmt(fmt) fmt\n", defines));
+    {
+        char **command = calloc(n + 16, sizeof *command);
+        int m = 0;
+
+        command[m++] = "gcc";
+        for (i = 0; i < n; i++)
+            command[m++] = flags[i];
+        /* Before everything else, as gcc wants it: -include files are read in order. */
+        for (i = 1; i < m && strcmp(command[i], "-include"); i++)
+            ;
+        memmove(command + i + 2, command + i, (m - i) * sizeof *command);
+        command[i] = "-include";
+        command[i + 1] = text("%s.h", path);
+        m += 2;
+        char *rest[] = { "-include", names, "-c", "-o", (char *)object, (char *)source };
+        for (i = 0; i < 6; i++)
+            command[m++] = rest[i];
+        i = run(command);
+    }
+    unlink(names);
+    /* The file may count on not seeing a header: compile it as ever. */
+    if (i != 0 || is_marked(object))
+        plain();
+    /* Each build begins anew, in an empty folder: dependencies are of no use, and those
+     * of a precompiled header would be tens of megabytes to read. */
+    write_file(depends, text("%s: %s\n", object, source));
+    return 0;
+}
