@@ -7,10 +7,14 @@ use jiffy_devices::virtio::block::{Backend, BlockError, BlockOptions, RateLimit}
 use jiffy_sys::fork::{Child, Fork, fork};
 use jiffy_sys::termination::TerminationFd;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{RenameFlags, renameat_with};
 use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use thiserror::Error;
@@ -136,31 +140,56 @@ struct Socket {
 }
 
 impl Socket {
+    /// A socket that is at its place only once it listens: who waits for the
+    /// file may connect.
     fn bind(path: &Path) -> Result<Socket, ServeError> {
-        let failed = |error| ServeError::Socket(path.to_owned(), error);
-        let bound = match UnixListener::bind(path) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                // What a server that was killed has left behind may go, but
-                // nothing else: a plain file refuses connections, too.
-                let facts = std::fs::symlink_metadata(path).map_err(failed)?;
-                if !facts.file_type().is_socket() {
-                    return Err(ServeError::Taken(path.to_owned()));
-                }
-                match UnixStream::connect(path) {
-                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                        std::fs::remove_file(path).map_err(failed)?;
-                        UnixListener::bind(path)
-                    }
-                    _ => return Err(ServeError::Taken(path.to_owned())),
-                }
-            }
-            bound => bound,
+        let failed = |error: io::Error| ServeError::Socket(path.to_owned(), error);
+        // Nobody could connect to a longer name.
+        SocketAddr::from_pathname(path).map_err(failed)?;
+        let name = path
+            .file_name()
+            .ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
+        let folder = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
         };
+        let folder = File::open(folder).map_err(failed)?;
+        let hidden = format!(".jiffy-disk-{}", std::process::id());
+        // By its folder's descriptor, this is not too long for a socket.
+        let there = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(&hidden);
+        let listener = UnixListener::bind(&there).map_err(failed)?;
+        let mut placed = place(&folder, &hidden, name);
+        if matches!(placed, Err(Errno::EXIST)) && is_left_behind(path).map_err(failed)? {
+            std::fs::remove_file(path).map_err(failed)?;
+            placed = place(&folder, &hidden, name);
+        }
+        if let Err(error) = placed {
+            let _ = std::fs::remove_file(&there);
+            return Err(match error {
+                Errno::EXIST => ServeError::Taken(path.to_owned()),
+                error => failed(error.into()),
+            });
+        }
         Ok(Socket {
-            listener: bound.map_err(failed)?,
+            listener,
             path: path.to_owned(),
         })
     }
+}
+
+fn place(folder: &File, hidden: &str, name: &OsStr) -> Result<(), Errno> {
+    renameat_with(folder, hidden, folder, name, RenameFlags::NOREPLACE)
+}
+
+/// Is there what a server that was killed has left behind? Nothing else may go:
+/// a plain file refuses connections, too.
+fn is_left_behind(path: &Path) -> io::Result<bool> {
+    let is_socket = std::fs::symlink_metadata(path)?.file_type().is_socket();
+    let refuses = || {
+        UnixStream::connect(path)
+            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    };
+    Ok(is_socket && refuses())
 }
 
 impl Drop for Socket {

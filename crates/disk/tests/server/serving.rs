@@ -118,6 +118,24 @@ fn the_socket_goes_with_the_server_and_that_of_a_dead_one_is_replaced() {
 }
 
 #[test]
+fn a_socket_that_is_there_listens() {
+    for _ in 0..20 {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("disk.img"), [0; 512]).unwrap();
+        let mut server = command(folder.path(), &[]).spawn().unwrap();
+        let socket = folder.path().join("disk.sock");
+        wait("the socket appears", || {
+            (0..100_000).any(|_| socket.exists())
+        });
+        UnixStream::connect(&socket).unwrap();
+        let names = std::fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(names, 2, "the disk and the socket");
+        server.kill().unwrap();
+        server.wait().unwrap();
+    }
+}
+
+#[test]
 fn what_can_t_be_served_is_refused_with_a_sentence() {
     let server = Server::start(8, &["--writable"]);
     let refused = |command: &mut std::process::Command| {
