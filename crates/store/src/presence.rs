@@ -5,8 +5,8 @@
 //! Who has a map open has it alone: the file is locked (flock), so a file has
 //! one filler.
 
+use crate::locked::Locked;
 use jiffy_wire::disk::{MAP_HEADER, MapError, MapHeader};
-use rustix::fs::{FlockOperation, flock};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
@@ -45,7 +45,7 @@ pub enum PresenceFault {
 /// A map, open and locked.
 #[derive(Debug)]
 pub struct PresenceMap {
-    file: File,
+    file: Locked,
     path: PathBuf,
     header: MapHeader,
     words: Box<[AtomicU64]>,
@@ -85,7 +85,7 @@ impl PresenceMap {
         Ok(PresenceMap::new(file, path, header, &bits))
     }
 
-    fn new(file: File, path: &Path, header: MapHeader, bits: &[u8]) -> PresenceMap {
+    fn new(file: Locked, path: &Path, header: MapHeader, bits: &[u8]) -> PresenceMap {
         let words = header.units().div_ceil(64) as usize;
         let (given, _) = bits.as_chunks();
         let given = given.iter().map(|bytes| u64::from_le_bytes(*bytes));
@@ -243,18 +243,14 @@ fn words_of(units: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
-fn open_locked(path: &Path, create: bool) -> Result<File, PresenceFault> {
+fn open_locked(path: &Path, create: bool) -> Result<Locked, PresenceFault> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
         .create(create)
         .truncate(false)
         .open(path)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(PresenceFault::InUse),
-        Err(error) => Err(PresenceFault::Io(error.into())),
-    }
+    Locked::alone(file)?.ok_or(PresenceFault::InUse)
 }
 
 /// Reads the first bytes of a file; those it does not have are zeros.

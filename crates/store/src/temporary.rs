@@ -5,7 +5,8 @@
 //! writer left behind.
 
 use crate::error::WriteError;
-use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+use crate::locked::Locked;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 /// A file on its way. Dropped before [`Temporary::commit`], it is removed.
 #[derive(Debug)]
 pub struct Temporary {
-    file: File,
+    file: Locked,
     path: PathBuf,
     target: PathBuf,
     done: bool,
@@ -61,13 +62,15 @@ impl Temporary {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             };
+            let file = Locked::exclusive(file).inspect_err(|_| {
+                let _ = fs::remove_file(&path);
+            })?;
             let temporary = Temporary {
                 file,
                 path,
                 target: target.to_owned(),
                 done: false,
             };
-            flock(&temporary.file, FlockOperation::LockExclusive)?;
             // A collector may have come between creation and lock.
             if temporary.file.metadata()?.nlink() > 0 {
                 return Ok(temporary);
@@ -136,11 +139,9 @@ pub(crate) fn remove_unheld(
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
         Err(error) => return Err(error),
     };
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => return Ok(false),
-        Err(error) => return Err(error.into()),
-    }
+    let Some(file) = Locked::alone(file)? else {
+        return Ok(false);
+    };
     // Another file may have taken the name before the lock was had.
     let named = match fs::symlink_metadata(path) {
         Ok(metadata) => metadata,

@@ -15,6 +15,7 @@ pub use trim::{Parts, trim};
 
 use crate::error::ImageError;
 use crate::format::{ImageId, Kind};
+use crate::locked::Locked;
 use crate::presence::{PresenceError, PresenceFault, PresenceMap};
 use crate::reader::ImageReader;
 use jiffy_wire::disk::{CONTENTS, MAP_HEADER, MapHeader, PRESENT};
@@ -227,9 +228,9 @@ pub fn remove(folder: &Path) -> io::Result<Option<u64>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
-    if !lock_alone(&contents)? {
+    let Some(contents) = Locked::alone(contents)? else {
         return Ok(None);
-    }
+    };
     match PresenceMap::open(&folder.join(PRESENT)) {
         Err(error) if matches!(error.fault, PresenceFault::InUse) => return Ok(None),
         // Whatever is there means nothing without the other.

@@ -1,6 +1,7 @@
 //! Parts of a cache that are given up.
 
-use super::{boot_id, lock_alone, remove};
+use super::{boot_id, remove};
+use crate::locked::Locked;
 use crate::presence::{PresenceFault, PresenceMap};
 use jiffy_wire::disk::{CONTENTS, PRESENT};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
@@ -44,9 +45,10 @@ pub fn trim(folder: &Path, parts: Parts, bytes: u64, keep: &[u32]) -> io::Result
         Err(error) => return Err(error),
     };
     // A snapshot's root file system is a further name of the same bytes.
-    if !lock_alone(&contents)? || contents.metadata()?.nlink() != 1 {
-        return Ok(None);
-    }
+    let contents = match Locked::alone(contents)? {
+        Some(contents) if contents.metadata()?.nlink() == 1 => contents,
+        _ => return Ok(None),
+    };
     let map = match PresenceMap::open(&folder.join(PRESENT)) {
         Ok(map) => map,
         Err(error) => {
@@ -105,7 +107,7 @@ pub fn trim(folder: &Path, parts: Parts, bytes: u64, keep: &[u32]) -> io::Result
     map.sync()?;
     let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     for range in &chosen {
-        fallocate(&contents, how, range.start, range.end - range.start)?;
+        fallocate(&*contents, how, range.start, range.end - range.start)?;
     }
     let after = contents.metadata()?.blocks() * 512;
     Ok(Some(before.saturating_sub(after)))

@@ -4,11 +4,11 @@ use super::blocks::{BLOCK, punch};
 use super::map_path;
 use crate::error::{Fault, ImageError, WriteError};
 use crate::format::{Fields, Footer, Header, ImageId, footer, header};
+use crate::locked::Locked;
 use crate::presence::{PresenceFault, PresenceMap};
 use crate::reader::manifest_id;
 use crate::temporary::{Existing, Temporary};
 use jiffy_wire::disk::MapHeader;
-use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -106,11 +106,9 @@ fn ends(length: u64, tail: &[u8]) -> Result<(Header, Footer), Fault> {
 /// use, or not partial.
 pub fn shrink(path: &Path) -> io::Result<Option<u64>> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    }
+    let Some(file) = Locked::alone(file)? else {
+        return Ok(None);
+    };
     if !super::is_partial(path) {
         return Ok(None);
     }

@@ -24,6 +24,7 @@ use crate::error::{Fault, ImageError};
 use crate::format::{
     ContentHash, Entry, Footer, ImageId, Kind, ParentRef, Section, chunks, header, manifest::Limits,
 };
+use crate::locked::Locked;
 use crate::partial::blocks::PartialFile;
 use crate::partial::{self, Origins};
 use crate::presence::PresenceMap;
@@ -31,7 +32,6 @@ use groups::Groups;
 pub use outline::Outline;
 pub(crate) use outline::manifest_id;
 use parents::Resolve;
-use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -43,7 +43,7 @@ use zstd::zstd_safe::DDict;
 
 /// An open image. It stays readable when its file is removed.
 pub struct ImageReader {
-    file: File,
+    file: Locked,
     /// Chunks come through this, if it is not all here.
     partial: Option<Box<PartialFile>>,
     path: PathBuf,
@@ -139,7 +139,7 @@ impl ImageReader {
             resolve,
             ..Opening::default()
         };
-        ImageReader::read(file, None, path, &opening, 0)
+        ImageReader::read(Locked::by_others(file), None, path, &opening, 0)
     }
 
     fn open_at_depth(
@@ -154,7 +154,7 @@ impl ImageReader {
     }
 
     fn read(
-        file: File,
+        file: Locked,
         map: Option<PresenceMap>,
         path: &Path,
         opening: &Opening<'_>,
@@ -551,9 +551,8 @@ impl std::fmt::Debug for ImageReader {
 
 /// Opens a file and locks it, shared, for as long as it is open: a collector
 /// leaves it alone.
-fn open_locked(path: &Path) -> io::Result<File> {
-    let file = File::open(path)?;
-    flock(&file, FlockOperation::LockShared)?;
+fn open_locked(path: &Path) -> io::Result<Locked> {
+    let file = Locked::shared(File::open(path)?)?;
     if file.metadata()?.nlink() == 0 {
         return Err(io::ErrorKind::NotFound.into());
     }

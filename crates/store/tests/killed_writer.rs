@@ -1,0 +1,150 @@
+//! A writer that is killed, for real, at many moments.
+//!
+//! In a test binary of its own: between fork and exec a child has its parent's
+//! files open, and with them the locks of whatever test runs beside this one.
+
+use jiffy_store::source::ChunkSource;
+use jiffy_store::{Fault, ImageError, Store, WriteOptions};
+use std::fs;
+use std::io::{self, BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Bytes of a chunk.
+const CHUNK: usize = 4096;
+
+fn small() -> WriteOptions {
+    WriteOptions {
+        chunk_size: CHUNK as u32,
+        ..WriteOptions::default()
+    }
+}
+
+/// Chunks that pack, that do not, that are zero, and that are there twice.
+fn contents() -> Vec<u8> {
+    let mut noise = blake3::Hasher::new().finalize_xof();
+    let mut bytes = Vec::new();
+    for round in 0..40 {
+        let mut chunk = [0; CHUNK];
+        let text = |seed: u32| format!("{seed}: one line of many\n").into_bytes();
+        bytes.extend(text(round).iter().cycle().take(CHUNK));
+        noise.fill(&mut chunk);
+        bytes.extend(chunk);
+        bytes.extend([0; CHUNK]);
+        bytes.extend(text(1_000_000).iter().cycle().take(CHUNK));
+        bytes.extend(text(1_000 + round).iter().cycle().take(CHUNK));
+    }
+    bytes
+}
+
+/// The images, by name.
+fn names(store: &Store) -> Vec<String> {
+    let listed = store.list().unwrap().into_iter();
+    listed.map(|listed| listed.unwrap().name).collect()
+}
+
+/// Whatever is in the folder.
+fn files(folder: &Path) -> Vec<String> {
+    fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect()
+}
+
+fn is_gone(error: &ImageError) -> bool {
+    matches!(&*error.fault, Fault::Open(source) if source.kind() == io::ErrorKind::NotFound)
+}
+
+/// Says so and never goes on once a writer has read half of it.
+struct Stalls(Vec<u8>);
+
+impl ChunkSource for Stalls {
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        if offset >= self.size() / 2 {
+            println!("stalled");
+            loop {
+                std::thread::park();
+            }
+        }
+        self.0.read_at(offset, buffer)
+    }
+}
+
+/// The writer of the test. Every third one is caught in the middle of an
+/// image; the others write images until they are killed.
+fn write_until_killed(store: &Store, stalls: bool) -> ! {
+    let bytes = contents();
+    println!("begun");
+    if stalls {
+        let _ = store.remove("image-0");
+        let _ = store.put("image-0", &Stalls(bytes.clone()), &small());
+        panic!("an image was read whole from what stalls");
+    }
+    for number in 0.. {
+        let name = format!("image-{}", number % 3);
+        let _ = store.remove(&name);
+        store.put(&name, &bytes, &small()).unwrap();
+    }
+    unreachable!("numbers do not end");
+}
+
+#[test]
+fn a_killed_writer_leaves_the_image_whole_or_absent() {
+    if let Some(path) = std::env::var_os("JIFFY_STORE_KILLED_WRITER") {
+        let stalls = std::env::var_os("JIFFY_STORE_WRITER_STALLS").is_some();
+        write_until_killed(&Store::open(Path::new(&path)).unwrap(), stalls);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path()).unwrap();
+    for round in 0..18 {
+        let stalls = round % 3 == 0;
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        if stalls {
+            child.env("JIFFY_STORE_WRITER_STALLS", "1");
+        }
+        let mut child = child
+            .args(["--exact", "--nocapture"])
+            .arg("a_killed_writer_leaves_the_image_whole_or_absent")
+            .env("JIFFY_STORE_KILLED_WRITER", folder.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        while !line.contains(if stalls { "stalled" } else { "begun" }) {
+            line.clear();
+            assert!(output.read_line(&mut line).unwrap() > 0);
+        }
+        if !stalls {
+            std::thread::sleep(Duration::from_micros(5_000 + round * 7_300));
+        }
+        // Beside it, somebody collects and reads.
+        store.collect().unwrap();
+        for name in names(&store) {
+            match store.get(&name) {
+                Ok(image) => image.verify().unwrap(),
+                Err(error) => assert!(is_gone(&error), "{error}"),
+            }
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        if stalls {
+            let hidden = |name: &&String| name.starts_with('.');
+            let left_behind = files(folder.path()).iter().filter(hidden).count();
+            assert_eq!(left_behind, 1, "{:?}", files(folder.path()));
+            assert!(!names(&store).contains(&"image-0".to_owned()));
+        }
+        for name in names(&store) {
+            store.get(&name).unwrap().verify().unwrap();
+        }
+        store.collect().unwrap();
+        let left_over = files(folder.path());
+        assert!(left_over.iter().all(|name| !name.starts_with('.')));
+    }
+}
