@@ -28,7 +28,15 @@ pub struct BlobFolder {
 /// While it lives, [`BlobFolder::remove_unused`] removes nothing.
 #[derive(Debug)]
 pub struct Hold {
-    _lock: File,
+    lock: File,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // Closing it is not enough: a child of another thread has the file, too,
+        // from fork to exec.
+        let _ = rustix::fs::flock(&self.lock, FlockOperation::Unlock);
+    }
 }
 
 /// What [`BlobFolder::remove_unused`] removed.
@@ -145,7 +153,7 @@ impl BlobFolder {
         let (path, lock) = self.lock()?;
         rustix::fs::flock(&lock, FlockOperation::LockShared)
             .map_err(|error| RegistryError::file("lock", path, error.into()))?;
-        Ok(Hold { _lock: lock })
+        Ok(Hold { lock })
     }
 
     /// Removes blobs that `keep` does not want and what unfinished fetches left. `None`
@@ -157,6 +165,7 @@ impl BlobFolder {
         {
             return Ok(None);
         }
+        let _alone = Hold { lock };
         let mut removed = Removed::default();
         let kept = |name: &str| {
             let digest = format!("sha256:{name}").parse();
