@@ -19,16 +19,16 @@ use tracing::info;
 impl Images {
     /// Makes an image of a tar. `in_use` tells whether a VM needs the image
     /// that is replaced.
-    pub async fn import(
+    pub async fn import<F: Future<Output = Result<()>>>(
         &self,
         name: &str,
         tar: impl Read + Send + 'static,
         which: Which,
         source: Option<ImageSource>,
-        in_use: impl Fn() -> Result<()>,
+        in_use: impl Fn() -> F,
     ) -> Result<Image> {
         if self.folder_of(name)?.exists() {
-            in_use()?;
+            in_use().await?;
         }
         let (temporary, mut record) = self.make(tar, which).await?;
         record.source = source;
@@ -149,11 +149,11 @@ impl Images {
     }
 
     /// Gives what was made its name.
-    pub async fn keep(
+    pub async fn keep<F: Future<Output = Result<()>>>(
         &self,
         name: &str,
         made: Made,
-        in_use: impl Fn() -> Result<()>,
+        in_use: impl Fn() -> F,
     ) -> Result<Image> {
         self.complete(&made.folder, &made.record)?;
         self.publish(name, made.folder, in_use).await?;

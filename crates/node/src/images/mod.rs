@@ -228,13 +228,17 @@ impl Images {
     }
 
     /// Removes an image; `in_use` refuses if a VM needs it.
-    pub async fn remove(&self, name: &str, in_use: impl Fn() -> Result<()>) -> Result<()> {
+    pub async fn remove<F: Future<Output = Result<()>>>(
+        &self,
+        name: &str,
+        in_use: impl Fn() -> F,
+    ) -> Result<()> {
         let path = self.folder_of(name)?;
         let _one = self.changing.lock().await;
         if !path.exists() {
             return Err(missing(name));
         }
-        in_use()?;
+        in_use().await?;
         self.forget(&path);
         if name == BASE {
             self.base_ready.store(false, Ordering::Release);
@@ -312,12 +316,15 @@ impl Images {
 
     /// Removes the images of references that `in_use` lets go: they can be
     /// pulled again. What has a name of its owner's stays.
-    pub async fn prune(&self, in_use: impl Fn(&str) -> Result<()>) -> Result<Pruned> {
+    pub async fn prune<F: Future<Output = Result<()>>>(
+        &self,
+        in_use: impl Fn(String) -> F,
+    ) -> Result<Pruned> {
         let mut pruned = Pruned::default();
         for image in self.list()? {
             let can_be_pulled = image.name.contains('/')
                 && (image.source.as_ref()).is_some_and(|source| source.manifest.is_some());
-            let gone = || self.remove(&image.name, || in_use(&image.name));
+            let gone = || self.remove(&image.name, || in_use(image.name.clone()));
             if can_be_pulled && gone().await.is_ok() {
                 pruned.bytes += image.stored;
                 pruned.names.push(image.name);
@@ -363,15 +370,15 @@ impl Images {
 
     /// Makes a finished image the one of this name, if whoever needs the one
     /// before lets it go.
-    async fn publish(
+    async fn publish<F: Future<Output = Result<()>>>(
         &self,
         name: &str,
         temporary: TempDir,
-        in_use: impl Fn() -> Result<()>,
+        in_use: impl Fn() -> F,
     ) -> Result<()> {
         let _one = self.changing.lock().await;
         if self.folder_of(name)?.exists() {
-            in_use()?;
+            in_use().await?;
         }
         self.put(name, temporary)
     }

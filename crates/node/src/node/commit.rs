@@ -23,7 +23,7 @@ impl Node {
         let name = self.images.new_name(&wanted.image, None)?;
         if self.images.has(&name) {
             self.let_image_go(&name).await;
-            self.image_unused(&name)?;
+            self.image_unused(&name).await?;
         }
         if let Some(RootDisk::Copy { .. }) = &vm.spec.root_disk {
             return Err(Error::wrong_state(format!(

@@ -1,6 +1,6 @@
 //! Images: listed, imported, looked into, removed.
 
-use super::Node;
+use super::{LEASE_POLL, NAME_TIME, Node};
 use crate::error::{Error, Result};
 use crate::images::base::BASE;
 use crate::images::import::Which;
@@ -57,7 +57,10 @@ impl Node {
     /// Removes images that can be pulled again and that no VM needs.
     pub async fn prune_images(&self) -> Result<Pruned> {
         self.end_hidden(|spec| spec.image.contains('/')).await;
-        let pruned = self.images.prune(|name| self.image_unused(name)).await?;
+        let pruned = self
+            .images
+            .prune(|name| async move { self.image_unused(&name).await })
+            .await?;
         for name in &pruned.names {
             self.settings.goldens.forget_image(name);
         }
@@ -83,15 +86,21 @@ impl Node {
         }
     }
 
-    /// Refuses if a VM needs the image.
-    pub(crate) fn image_unused(&self, name: &str) -> Result<()> {
-        match self.registry.any(|vm| vm.spec.image == name) {
-            None => Ok(()),
-            Some(vm) => Err(Error::conflict(format!(
-                "The image {name} is in use by the VM {}.",
-                vm.name
-            ))
-            .hint(format!("Remove that VM first with `jiffy rm {}`.", vm.name))),
+    /// Refuses if a VM needs the image. One of the node's own is ended: it may
+    /// have come since [`Node::let_image_go`].
+    pub(crate) async fn image_unused(&self, name: &str) -> Result<()> {
+        let deadline = tokio::time::Instant::now() + NAME_TIME;
+        while let Some(vm) = self.registry.any(|vm| vm.spec.image == name) {
+            if !vm.spec.hidden || tokio::time::Instant::now() >= deadline {
+                return Err(Error::conflict(format!(
+                    "The image {name} is in use by the VM {}.",
+                    vm.name
+                ))
+                .hint(format!("Remove that VM first with `jiffy rm {}`.", vm.name)));
+            }
+            self.discard(&vm).await;
+            tokio::time::sleep(LEASE_POLL).await;
         }
+        Ok(())
     }
 }
