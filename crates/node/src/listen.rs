@@ -37,6 +37,8 @@ const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
 /// What the last child of a daemon that was killed has to let go of its lock.
 const DYING_TIME: Duration = Duration::from_secs(10);
+/// What it has to close its socket, which is next to the lock.
+const CLOSING_TIME: Duration = Duration::from_secs(1);
 /// How often it is looked whether it has.
 const DYING_POLL: Duration = Duration::from_millis(2);
 
@@ -112,7 +114,7 @@ impl Listeners {
             }
         };
         let socket = &paths.socket;
-        if std::os::unix::net::UnixStream::connect(socket).is_ok() {
+        if is_answered(socket).await {
             bail!("Another jiffyd already answers on {}.", socket.display());
         }
         let _ = fs::remove_file(socket);
@@ -173,6 +175,20 @@ impl Listeners {
     pub fn inode(&self) -> u64 {
         self.inode
     }
+}
+
+/// Whether somebody listens, and goes on to. As with the lock, a process that a
+/// daemon spawned when it was killed has its socket until it executes its program.
+async fn is_answered(socket: &Path) -> bool {
+    let until = Instant::now() + CLOSING_TIME;
+    while std::os::unix::net::UnixStream::connect(socket).is_ok() {
+        if Instant::now() >= until {
+            return true;
+        }
+        // Not too often: each of these waits to be accepted.
+        tokio::time::sleep(CLOSING_TIME / 50).await;
+    }
+    false
 }
 
 /// Removes the socket at the daemon's end, unless it is another's by now.
