@@ -5,20 +5,19 @@ use crate::daemon::{Daemon, eventually, tar_of};
 use jiffy_wire::api::{CreateVm, ErrorKind, Image, KernelInfo};
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 
 #[test]
 fn tcp_needs_the_token() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("token");
     fs::write(&file, "s3cret\n").unwrap();
-    let port = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
-    let listen = format!("tcp:127.0.0.1:{port}");
-    let daemon = Daemon::with(&["--listen", &listen, "--token-file", file.to_str().unwrap()]);
+    let token_file = file.to_str().unwrap();
+    let daemon = Daemon::with(&["--listen", "tcp:127.0.0.1:0", "--token-file", token_file]);
+    let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
+    let port = log.split("127.0.0.1:").nth(1).unwrap();
+    let port = port.split(|end: char| !end.is_ascii_digit()).next();
+    let port: u16 = port.unwrap().parse().unwrap();
     let ask = |header: &str| -> Answer {
         let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
         stream

@@ -1,25 +1,45 @@
 //! A daemon that is killed wherever it changes a file.
 
-use crate::client::{Answer, connect, request};
+use crate::client::{Answer, PATIENCE, connect, request};
 use crate::daemon::{Daemon, eventually, named, shell, tar_of, vm};
 use crate::pulls::kept;
 use jiffy_wire::api::{CreateVm, Image, Snapshot, Vm, VmState};
 use std::fs;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// System calls after which a file, a name or a folder is another.
 const CALLS: &str = "rename,renameat,renameat2,link,linkat,unlink,unlinkat,mkdir,mkdirat,rmdir,\
                      fsync,fdatasync,ftruncate,copy_file_range";
 /// More than any operation's thread makes of them.
 const MOST: u32 = 60;
+/// What strace has to find all threads: it looks once, and does not see one that
+/// a thread makes just before it is found itself.
+const ATTACHING: Duration = Duration::from_secs(10);
 
 /// Somebody who waits for the daemon to make its so-manieth call; who is made
 /// by it is followed, too.
 struct Doom(Child);
 
 impl Doom {
-    fn at(daemon: &Daemon, nth: u32) -> Doom {
-        let pid = daemon.pid();
+    fn at(daemon: &mut Daemon, nth: u32) -> Doom {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let doom = Doom::begin(daemon.pid(), nth);
+            if doom.watches_all(daemon) {
+                return doom;
+            }
+            assert!(Instant::now() < until, "never: all threads are watched");
+            drop(doom);
+            // What it does by itself after its start makes such calls, too.
+            if !daemon.is_up() {
+                daemon.killed();
+                daemon.up();
+            }
+        }
+    }
+
+    fn begin(pid: u32, nth: u32) -> Doom {
         let strace = Command::new("strace")
             .args(["-f", "-qq", "-o", "/dev/null", "-e"])
             .arg(format!("trace={CALLS}"))
@@ -31,18 +51,26 @@ impl Doom {
             .stderr(Stdio::null())
             .spawn()
             .expect("strace is installed");
-        let doom = Doom(strace);
-        eventually("all threads are watched", || {
-            fs::read_dir(format!("/proc/{pid}/task"))
-                .unwrap()
-                .all(|task| {
-                    let status = task.unwrap().path().join("status");
-                    // It may just have ended.
-                    let text = fs::read_to_string(status).unwrap_or_default();
-                    !text.contains("TracerPid:\t0\n")
-                })
-        });
-        doom
+        Doom(strace)
+    }
+
+    /// False if some thread is overlooked, or the daemon is dead already.
+    fn watches_all(&self, daemon: &mut Daemon) -> bool {
+        let until = Instant::now() + ATTACHING;
+        let tasks = format!("/proc/{}/task", daemon.pid());
+        while daemon.is_up() && Instant::now() < until {
+            let all = fs::read_dir(&tasks).unwrap().all(|task| {
+                let status = task.unwrap().path().join("status");
+                // It may just have ended.
+                let text = fs::read_to_string(status).unwrap_or_default();
+                !text.contains("TracerPid:\t0\n")
+            });
+            if all {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        false
     }
 }
 

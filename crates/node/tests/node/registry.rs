@@ -1,66 +1,23 @@
 //! Debian's `docker-registry` on loopback, with images of the test's making.
 
 use crate::daemon::tar_of;
+use jiffy_registry::testing::{LocalRegistry, RegistryOptions};
 use jiffy_registry::{Client, ClientOptions, Descriptor, ImageManifest, Reference, media_type};
 use serde_json::json;
-use std::fs;
 use std::io::Cursor;
-use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-use tempfile::TempDir;
-
-/// Longest wait for the registry to listen.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A registry; it goes when this is dropped.
 pub struct Registry {
     pub host: String,
-    _folder: TempDir,
-    process: Child,
+    _registry: LocalRegistry,
 }
 
 impl Registry {
     pub fn start() -> Registry {
-        let folder = tempfile::tempdir().unwrap();
-        let until = Instant::now() + PATIENCE;
-        loop {
-            // Somebody else may take the port in between: then another one.
-            let port = TcpListener::bind("127.0.0.1:0")
-                .unwrap()
-                .local_addr()
-                .unwrap()
-                .port();
-            let host = format!("127.0.0.1:{port}");
-            let config = folder.path().join("config.yml");
-            let storage = folder.path().join("storage");
-            fs::write(
-                &config,
-                format!(
-                    "version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n    rootdirectory: {}\n  delete:\n    enabled: true\nhttp:\n  addr: {host}\n",
-                    storage.display()
-                ),
-            )
-            .unwrap();
-            let mut process = Command::new("docker-registry")
-                .arg("serve")
-                .arg(&config)
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .expect("docker-registry is installed (apt install docker-registry)");
-            while process.try_wait().unwrap().is_none() {
-                if TcpStream::connect(&host).is_ok() {
-                    return Registry {
-                        host,
-                        _folder: folder,
-                        process,
-                    };
-                }
-                assert!(Instant::now() < until, "the registry does not listen");
-                std::thread::sleep(Duration::from_millis(20));
-            }
+        let registry = LocalRegistry::start(&RegistryOptions::default()).unwrap();
+        Registry {
+            host: registry.host().to_owned(),
+            _registry: registry,
         }
     }
 
@@ -100,12 +57,5 @@ impl Registry {
             .put_manifest(&reference, media_type::OCI_MANIFEST, &bytes, &())
             .unwrap()
             .to_string()
-    }
-}
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
