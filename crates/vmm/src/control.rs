@@ -275,7 +275,10 @@ mod tests {
     fn a_stale_socket_is_replaced_and_a_file_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control.sock");
-        drop(UnixListener::bind(&path).unwrap());
+        let stale = UnixListener::bind(&path).unwrap();
+        // To close it is not enough: a child of another test has it, too, from
+        // fork to exec.
+        rustix::net::shutdown(&stale, rustix::net::Shutdown::Both).unwrap();
         drop(ControlSocket::listen(&path).unwrap());
         std::fs::write(&path, "precious").unwrap();
         assert!(matches!(
