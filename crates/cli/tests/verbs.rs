@@ -452,7 +452,10 @@ fn a_stale_socket_is_no_node() {
     let run = root.path().join("run");
     std::fs::create_dir(&run).unwrap();
     std::fs::set_permissions(&run, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
-    drop(std::os::unix::net::UnixListener::bind(run.join("jiffyd.sock")).unwrap());
+    let stale = std::os::unix::net::UnixListener::bind(run.join("jiffyd.sock")).unwrap();
+    // To close it is not enough: a child of another test has it, too, from fork
+    // to exec.
+    rustix::net::shutdown(&stale, rustix::net::Shutdown::Both).unwrap();
     install(root.path(), "jiffyd", "echo started >&2; exit 1");
     let output = jiffy_in(root.path()).arg("ps").output().unwrap();
     assert!(

@@ -186,9 +186,18 @@ fn what_cannot_start_says_why() {
     std::fs::write(&file, "text").unwrap();
     let plain = file.to_str().unwrap();
     let script = agent.path("script");
-    std::fs::write(&script, "#!/no/such/interpreter\n").unwrap();
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(&script, mode).unwrap();
+    // By another process: what a child of another test has open for writing, as
+    // it does from fork to exec, can't be executed.
+    let write = "echo '#!/no/such/interpreter' > \"$0\" && chmod 755 \"$0\"";
+    let mut writer = std::process::Command::new("sh");
+    assert!(
+        writer
+            .args(["-c", write])
+            .arg(&script)
+            .status()
+            .unwrap()
+            .success()
+    );
 
     let cases = [
         (

@@ -120,16 +120,17 @@ fn parse(line: &str) -> Option<Progress> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
+    /// Another process writes it: what a child of another test has open for
+    /// writing, as it does from fork to exec, can't be executed.
     fn script(text: &str) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("build");
-        fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod 755 \"$0\"";
+        let mut shell = Command::new("sh");
+        let status = shell.args(["-c", write]).arg(path).arg(text).status();
+        assert!(status.unwrap().success());
         folder
     }
 

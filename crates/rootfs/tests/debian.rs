@@ -99,11 +99,16 @@ fn fails(spec: &Debian) -> DebianError {
     result.unwrap_err()
 }
 
-/// A program in place of mmdebstrap.
+/// A program in place of mmdebstrap. Another process writes it: what a child of
+/// another test has open for writing, as it does from fork to exec, can't be
+/// executed.
 fn stand_in(at: &Path, script: &str) -> Debian {
     let program = at.join("stand-in");
-    fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod 755 \"$0\"";
+    run(Command::new("sh")
+        .args(["-c", write])
+        .arg(&program)
+        .arg(script));
     Debian {
         sources: vec!["deb http://archive.example/ x main".into()],
         mmdebstrap: program,

@@ -145,19 +145,19 @@ fn remembered(file: &Path) -> Option<Verdict> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
     use std::path::PathBuf;
 
-    /// Folders with a `jiffy-vmm` that answers so, and notes each time.
+    /// Folders with a `jiffy-vmm` that answers so, and notes each time. Another
+    /// process writes it: what a child of another test has open for writing, as
+    /// it does from fork to exec, can't be executed.
     fn folders(root: &Path, answer: &str) -> Folders {
         let lib = root.join("lib");
         fs::create_dir_all(&lib).unwrap();
-        let script = format!(
-            "#!/bin/sh\necho \"$@\" >> {}\n{answer}\n",
-            root.join("asked").display()
-        );
-        fs::write(lib.join("jiffy-vmm"), script).unwrap();
-        fs::set_permissions(lib.join("jiffy-vmm"), fs::Permissions::from_mode(0o755)).unwrap();
+        let script = format!("echo \"$@\" >> {}\n{answer}", root.join("asked").display());
+        let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod 755 \"$0\"";
+        let mut shell = Command::new("sh");
+        let shell = shell.args(["-c", write]).arg(lib.join("jiffy-vmm"));
+        assert!(shell.arg(script).status().unwrap().success());
         Folders {
             data: root.join("data"),
             run: root.join("run"),

@@ -300,13 +300,17 @@ pub fn vm() -> Vm {
     .unwrap()
 }
 
-/// A script in the place of one of Jiffy's programs.
+/// A script in the place of one of Jiffy's programs. Another process writes it:
+/// what a child of another test has open for writing, as it does from fork to
+/// exec, can't be executed.
 pub fn install(root: &Path, program: &str, script: &str) -> PathBuf {
     let lib = root.join("lib");
     fs::create_dir_all(&lib).unwrap();
     let path = lib.join(program);
-    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod 755 \"$0\"";
+    let mut shell = Command::new("sh");
+    let status = shell.args(["-c", write]).arg(&path).arg(script).status();
+    assert!(status.unwrap().success());
     path
 }
 

@@ -108,7 +108,10 @@ fn the_socket_goes_with_the_server_and_that_of_a_dead_one_is_replaced() {
     monitor.is_turned_away();
 
     // What a server that was killed leaves behind.
-    drop(std::os::unix::net::UnixListener::bind(server.socket()).unwrap());
+    let stale = std::os::unix::net::UnixListener::bind(server.socket()).unwrap();
+    // To close it is not enough: a child of another test has it, too, from fork
+    // to exec.
+    rustix::net::shutdown(&stale, rustix::net::Shutdown::Both).unwrap();
     let mut next = command(server.folder.path(), &[]).spawn().unwrap();
     wait("it listens again", || {
         UnixStream::connect(server.socket()).is_ok()
