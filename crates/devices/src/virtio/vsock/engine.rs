@@ -23,7 +23,7 @@ const LAST_TURNS: usize = 8;
 const EVENT_TRANSPORT_RESET: u32 = 0;
 
 /// For the driver to act on a reset before programs are let in all the same.
-const RESET_TIME: Duration = Duration::from_millis(500);
+pub(super) const RESET_TIME: Duration = Duration::from_millis(500);
 
 /// Where telling the guest of a lost transport stands. Linux works through
 /// events and packets side by side and would drop a connection made too early

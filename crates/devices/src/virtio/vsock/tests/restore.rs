@@ -1,5 +1,6 @@
 //! Snapshots: what the restored guest hears, and what the saved one keeps.
 
+use super::super::engine::RESET_TIME;
 use super::super::packet::Op;
 use super::super::rings::QUEUE_SIZES;
 use super::super::testing::{EVENT_IDX, GUEST_CID, Guest};
@@ -12,7 +13,7 @@ use crate::virtio::testing::{Buffer, DriverQueue, ThreadWorkers, memory};
 use std::io::{Read, Write};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// A guest with connections, saved; the guest lives on with its memory.
@@ -70,6 +71,7 @@ fn a_restored_guest_is_told_that_its_connections_are_gone() {
 fn programs_wait_until_the_restored_guest_has_seen_the_reset() {
     let host = Host::new();
     let (mut guest, queues, state) = saved(&host);
+    let begun = Instant::now();
     restore(&host, &mut guest, &state);
     let mut program =
         std::os::unix::net::UnixStream::connect(host.folder.path().join("w")).unwrap();
@@ -81,7 +83,9 @@ fn programs_wait_until_the_restored_guest_has_seen_the_reset() {
         guest.pump();
         thread::sleep(Duration::from_millis(1));
     }
-    assert!(guest.requests.is_empty(), "too early");
+    // On a busy host all of that may take longer than they wait.
+    let is_over = begun.elapsed() >= RESET_TIME;
+    assert!(is_over || guest.requests.is_empty(), "too early");
     guest.restock_event(0);
     let ports = guest.accept(80);
     read_ok(&mut program);
