@@ -5,7 +5,7 @@ use crate::figure::{Clock, Figure};
 use crate::image::{self, Images};
 use crate::machine::{Machine, PROBE};
 use crate::peers::{Boot, Peer};
-use crate::plan::{BYTES, Case, IMAGE, Kind, Outcome, RECORDING, Sample};
+use crate::plan::{BYTES, Case, IMAGE, Kind, Lazily, Outcome, RECORDING, Sample};
 use crate::replay;
 use anyhow::{Context, Result, ensure};
 use jiffy_machine::image::build::Addition;
@@ -42,9 +42,11 @@ pub const RESTORE_512: &str = "restore/mapped/512/visible";
 /// is told what it is until its vCPUs go on: what the node does when it has a
 /// spare.
 pub const RESTORE_SPARE: &str = "restore/spare/128/resumed";
-/// The same as for 128 MiB, RAM in a compressed image that a pager serves,
-/// with what the first restore touched fetched in one go.
+/// The same as for 128 MiB, RAM in a compressed image that a pager serves, not
+/// for the first time: what restores touch first it has in memory.
 pub const LAZY: &str = "restore/lazy/128/visible";
+/// The same for the first time: that much is fetched in one go.
+pub const LAZY_FIRST: &str = "restore/lazy-first/128/visible";
 /// The same with every chunk fetched when it is asked for.
 pub const LAZY_DEMAND: &str = "restore/lazy-demand/128/visible";
 /// A snapshot of an idle VM, on disk.
@@ -380,11 +382,15 @@ fn restore_cases(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result
         })?,
         case(LAZY, 128, |config| Kind::Lazy {
             config,
-            optimised: true,
+            how: Lazily::Again,
+        })?,
+        case(LAZY_FIRST, 128, |config| Kind::Lazy {
+            config,
+            how: Lazily::First,
         })?,
         case(LAZY_DEMAND, 128, |config| Kind::Lazy {
             config,
-            optimised: false,
+            how: Lazily::OnDemand,
         })?,
         case(PAUSE, 128, |config| Kind::Pause { config })?,
         case(FORK, 128, |config| Kind::Fork { config })?,

@@ -52,9 +52,8 @@ pub enum Kind {
     Lazy {
         /// As for `Restore`.
         config: String,
-        /// What a first restore touched, [`RECORDING`], is stored first and
-        /// fetched before it is asked for.
-        optimised: bool,
+        /// What is known of what it needs.
+        how: Lazily,
     },
     /// Firecracker boots a VM and makes a snapshot of it; then, from the spawn
     /// of another that restores it to the next byte on its stdout.
@@ -157,6 +156,19 @@ pub const BYTES: &str = "bytes";
 
 /// The counter of what [`BYTES`] are a part of.
 pub const WHOLE: &str = "whole_bytes";
+
+/// What a pager knows of a restore's needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Lazily {
+    /// Nothing: every chunk is fetched when it is asked for.
+    OnDemand,
+    /// What an earlier restore touched, [`RECORDING`], is stored first; this
+    /// pager has not served the image before.
+    First,
+    /// The same, and it has: it has that much in memory.
+    Again,
+}
 
 /// In the machine, the image that lazy restores are served from.
 pub const IMAGE: &str = "/bench/snapshot/ram.image";

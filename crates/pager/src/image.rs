@@ -122,10 +122,20 @@ pub trait ChunkImage: Send + Sync {
     }
 }
 
+/// What an image says it holds, and which file it is. A file that was removed may
+/// have its number used anew, later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ImageKey {
+    /// What it says.
+    pub id: ImageId,
+    /// Device, inode, and when it was written, nanoseconds since 1970.
+    pub file: (u64, u64, i128),
+}
+
 /// An image of the store.
 pub struct StoredImage {
     reader: Arc<ImageReader>,
-    /// Only to give advice about it.
+    /// Only to give advice about it, and to know it.
     file: File,
 }
 
@@ -153,6 +163,16 @@ impl StoredImage {
     pub fn identity(path: &Path) -> Option<(u64, u64)> {
         let meta = std::fs::metadata(path).ok()?;
         Some((meta.dev(), meta.ino()))
+    }
+
+    /// Tells it apart from every other, also from one that says it is the same.
+    pub fn key(&self) -> Option<ImageKey> {
+        let meta = self.file.metadata().ok()?;
+        let modified = i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec());
+        Some(ImageKey {
+            id: self.reader.id(),
+            file: (meta.dev(), meta.ino(), modified),
+        })
     }
 
     /// The image itself.

@@ -5,6 +5,7 @@
 //! * [`handshake`]: what a VMM says about its memory, checked.
 //! * [`vm`]: one VM's memory: what is filled, what was given up.
 //! * [`pool`]: the workers, for all VMs: faults first, prefetch after.
+//! * [`working_set`]: what many restores need, in memory once for all.
 //! * [`errands`]: threads for what may have to wait for others.
 //! * [`origins`]: who has what is missing of an image.
 //! * [`disk`]: a disk whose cache is filled as its VMMs ask for it.
@@ -22,3 +23,4 @@ pub mod replay;
 pub mod server;
 pub mod vm;
 mod window;
+pub mod working_set;

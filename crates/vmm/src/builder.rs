@@ -105,9 +105,16 @@ impl Builder {
         let vm = ground.vm.clone();
         let ram = events.step(names::MEMORY_ATTACHED, || {
             let ram = restore::memory(restore, config)?;
+            if let SavedMemory::Paged {
+                socket,
+                working_set,
+            } = &restore.memory
+            {
+                common.paged = Some(PagedMemory::attach(&ram, socket, *working_set)?);
+            }
             ram.register(&vm)?;
-            if let SavedMemory::Paged { socket } = &restore.memory {
-                common.paged = Some(PagedMemory::attach(&ram, socket)?);
+            if common.paged.is_some() {
+                // The pager knows what comes first.
             } else if restore.hold {
                 // Nobody waits for this VM yet.
                 ram.copy_ahead(&restore.prefault);

@@ -5,16 +5,22 @@
 //! then single lines from the pager: [`PagerWord`]. When it breaks, the VM connects
 //! again for a while: threads that wait for a page wait on. A VM whose memory
 //! can't be had any more must end without looking at it again.
+//!
+//! Before that, a VM whose image has a working set asks what the pager has of
+//! that in memory, and maps it: no fault is taken there.
 
-use crate::memory::GuestRam;
+use crate::memory::{GuestRam, MemoryError};
 use crate::vcpu::exit::Ending;
 use jiffy_sys::fds;
 use jiffy_sys::userfaultfd::{Features, Userfaultfd};
-use jiffy_wire::pager::{Mapping, PagerWord};
-use jiffy_wire::vmm::ExitReason;
+use jiffy_wire::pager::{
+    Mapping, PagerWord, WORKING_SET_LINE, WORKING_SET_QUESTION, WORKING_SET_RANGES,
+};
+use jiffy_wire::vmm::{ExitReason, Extent};
 use rustix::net::RecvFlags;
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -40,6 +46,12 @@ pub enum PagerError {
     /// No pager.
     #[error("the pager at {} can't be reached", .0.display())]
     Connect(PathBuf, #[source] io::Error),
+    /// No answer, or none that makes sense.
+    #[error("the pager at {} does not say what it has of the memory", .0.display())]
+    WorkingSet(PathBuf, #[source] io::Error),
+    /// What it has can't be used.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
 }
 
 impl PagerError {
@@ -49,7 +61,8 @@ impl PagerError {
             PagerError::Userfaultfd(_) => Some(
                 "let this user open /dev/userfaultfd, or set vm.unprivileged_userfaultfd=1".into(),
             ),
-            PagerError::Connect(..) => None,
+            PagerError::Memory(error) => error.hint(),
+            PagerError::Connect(..) | PagerError::WorkingSet(..) => None,
         }
     }
 }
@@ -60,6 +73,9 @@ pub struct PagedMemory {
     socket: PathBuf,
     uffd: Userfaultfd,
     mappings: Vec<Mapping>,
+    /// What the userfaultfd is for, `(address, length)`: all of the mappings but
+    /// what the pager shares with others.
+    served: Vec<(u64, u64)>,
     link: Link,
     line: Vec<u8>,
     /// How long it waits for another pager.
@@ -83,16 +99,30 @@ enum Link {
 }
 
 impl PagedMemory {
-    /// Hands the RAM, which is still untouched, to the pager at `socket`.
-    pub fn attach(ram: &GuestRam, socket: &Path) -> Result<PagedMemory, PagerError> {
+    /// Hands the RAM, which is still untouched, to the pager at `socket`. With
+    /// `working_set` the pager may already have a part of it in memory.
+    pub fn attach(
+        ram: &GuestRam,
+        socket: &Path,
+        working_set: bool,
+    ) -> Result<PagedMemory, PagerError> {
+        let unreachable = |error| PagerError::Connect(socket.into(), error);
         let uffd = Userfaultfd::create(Features::GUEST_MEMORY).map_err(PagerError::Userfaultfd)?;
         let mappings = ram.serve_by(&uffd).map_err(PagerError::Userfaultfd)?;
-        let stream = hand_over(socket, &uffd, &mappings)
-            .map_err(|error| PagerError::Connect(socket.into(), error))?;
+        let stream = UnixStream::connect(socket).map_err(unreachable)?;
+        if working_set {
+            let answer = ask_for_working_set(&stream)
+                .map_err(|error| PagerError::WorkingSet(socket.into(), error))?;
+            if let Some((file, covers)) = answer {
+                ram.share(file, covers)?;
+            }
+        }
+        hand_over(&stream, &uffd, &mappings).map_err(unreachable)?;
         Ok(PagedMemory {
             socket: socket.into(),
             uffd,
             mappings,
+            served: ram.unshared(),
             link: Link::Up(stream),
             line: Vec::new(),
             patience: std::env::var(PATIENCE_VARIABLE)
@@ -149,7 +179,7 @@ impl PagedMemory {
                         }
                     }
                 }
-                Link::Down { until } => match hand_over(&self.socket, &self.uffd, &self.mappings) {
+                Link::Down { until } => match self.connect_again() {
                     Ok(stream) => self.link = Link::Up(stream),
                     Err(_) if Instant::now() < *until => return None,
                     Err(error) => {
@@ -161,6 +191,14 @@ impl PagedMemory {
                 Link::Done { .. } | Link::Lost => return None,
             }
         }
+    }
+
+    /// To a pager that knows nothing of this VM. It may try to fill what is
+    /// shared, too, and learns that nothing is missing there.
+    fn connect_again(&self) -> io::Result<UnixStream> {
+        let stream = UnixStream::connect(&self.socket)?;
+        hand_over(&stream, &self.uffd, &self.mappings)?;
+        Ok(stream)
     }
 
     fn hear(&mut self, bytes: &[u8]) -> Option<Ending> {
@@ -175,9 +213,8 @@ impl PagedMemory {
             match serde_json::from_slice(&std::mem::take(&mut self.line)) {
                 Ok(PagerWord::Complete(true)) => {
                     // What is missing now is zero.
-                    for mapping in &self.mappings {
-                        let (start, length) = (mapping.base_host_virt_addr, mapping.size);
-                        if let Err(error) = self.uffd.unregister(start, length) {
+                    for (start, length) in &self.served {
+                        if let Err(error) = self.uffd.unregister(*start, *length) {
                             return Some(self.lose(&format!(
                                 "memory could not be taken back from the pager: {error}"
                             )));
@@ -192,7 +229,9 @@ impl PagedMemory {
                 }
                 Ok(PagerWord::Complete(false)) => {}
                 Ok(PagerWord::Failed(why)) => return Some(self.lose(&why)),
-                Err(_) => return Some(self.lose("the pager does not keep to its protocol")),
+                Ok(PagerWord::WorkingSet(_)) | Err(_) => {
+                    return Some(self.lose("the pager does not keep to its protocol"));
+                }
             }
         }
         None
@@ -207,11 +246,34 @@ impl PagedMemory {
     }
 }
 
-fn hand_over(socket: &Path, uffd: &Userfaultfd, mappings: &[Mapping]) -> io::Result<UnixStream> {
-    let stream = UnixStream::connect(socket)?;
+fn hand_over(stream: &UnixStream, uffd: &Userfaultfd, mappings: &[Mapping]) -> io::Result<()> {
     let message = serde_json::to_vec(mappings).expect("mappings are plain data");
-    fds::send_with_fds(&stream, &message, &[uffd.as_fd()])?;
-    Ok(stream)
+    fds::send_with_fds(stream, &message, &[uffd.as_fd()])
+}
+
+/// What the pager has in memory: a file as long as RAM, and which ranges of it
+/// count.
+fn ask_for_working_set(mut stream: &UnixStream) -> io::Result<Option<(File, Vec<Extent>)>> {
+    let wrong = || io::Error::other("it does not keep to its protocol");
+    stream.write_all(WORKING_SET_QUESTION)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut answer = Vec::new();
+    let mut files: Vec<OwnedFd> = Vec::new();
+    while answer.last() != Some(&b'\n') {
+        let mut bytes = [0; 4096];
+        let count = fds::recv_with_fds(stream, &mut bytes, &mut files)?;
+        if count == 0 || answer.len() + count > WORKING_SET_LINE || files.len() > 1 {
+            return Err(wrong());
+        }
+        answer.extend(&bytes[..count]);
+    }
+    match serde_json::from_slice(&answer) {
+        Ok(PagerWord::WorkingSet(covers)) if covers.len() <= WORKING_SET_RANGES => {
+            Ok(files.pop().map(|file| (File::from(file), covers)))
+        }
+        Ok(PagerWord::Failed(why)) => Err(io::Error::other(why)),
+        _ => Err(wrong()),
+    }
 }
 
 #[cfg(test)]
@@ -246,7 +308,7 @@ mod tests {
         let socket = folder.path().join("pager.sock");
         let listener = UnixListener::bind(&socket).unwrap();
         let ram = ram();
-        let mut memory = PagedMemory::attach(&ram, &socket).unwrap();
+        let mut memory = PagedMemory::attach(&ram, &socket, false).unwrap();
         let (mut stream, uffd, mappings) = accept(&listener);
         assert_eq!((mappings.len(), mappings[0].size), (1, 64 << 20));
         let base = mappings[0].base_host_virt_addr;
@@ -264,7 +326,7 @@ mod tests {
         let socket = folder.path().join("pager.sock");
         let listener = UnixListener::bind(&socket).unwrap();
         let ram = ram();
-        let mut memory = PagedMemory::attach(&ram, &socket).unwrap();
+        let mut memory = PagedMemory::attach(&ram, &socket, false).unwrap();
         assert_eq!(memory.patience, PATIENCE);
         memory.patience = Duration::from_secs(600);
         drop(accept(&listener));
@@ -297,7 +359,7 @@ mod tests {
             let socket = folder.path().join("pager.sock");
             let listener = UnixListener::bind(&socket).unwrap();
             let ram = ram();
-            let mut memory = PagedMemory::attach(&ram, &socket).unwrap();
+            let mut memory = PagedMemory::attach(&ram, &socket, false).unwrap();
             let (mut stream, ..) = accept(&listener);
             stream.write_all(said).unwrap();
             let ending = memory.attend().unwrap();

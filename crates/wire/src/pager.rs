@@ -11,8 +11,14 @@
 //! handshake, it says so with one [`PagerWord`] as a line of JSON on the
 //! connection and closes it: the VMM must end.
 //!
+//! A VMM of ours may ask first, with [`WORKING_SET_QUESTION`], for the part of the
+//! working set that the pager keeps in memory: the answer is
+//! [`PagerWord::WorkingSet`]. What it maps of that the pager never fills.
+//!
 //! On that connection the pager says, one JSON object a line:
 //!
+//! * `{"working_set":[{"offset":…,"length":…},…]}`: the answer, with a sealed
+//!   memfd as long as RAM attached that holds these ranges of it; none without.
 //! * `{"failed":"…"}`: a chunk can't be had; the VM ends with these words.
 //! * `{"complete":true}`: all that is not zero is in memory (`Complete` asked
 //!   for it; it is said before that is answered). The VMM unregisters its
@@ -22,8 +28,16 @@
 //! control socket: one [`PagerRequest`] a line as JSON, one [`PagerResponse`]
 //! back.
 
+use crate::vmm::Extent;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+
+/// What is there of the image's working set? A line before the handshake.
+pub const WORKING_SET_QUESTION: &[u8] = b"{\"working_set\":true}\n";
+/// Ranges of a [`PagerWord::WorkingSet`], at most.
+pub const WORKING_SET_RANGES: usize = 1024;
+/// Bytes of its line, at most.
+pub const WORKING_SET_LINE: usize = 96 << 10;
 
 /// One range of guest RAM in the VMM's address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +60,9 @@ pub struct Mapping {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PagerWord {
+    /// These ranges of RAM, sorted, in whole pages and apart from another, are
+    /// in the memfd that comes with the line.
+    WorkingSet(Vec<Extent>),
     /// All that is not zero is in memory: faults need no pager any more.
     Complete(bool),
     /// A chunk can't be had, in one sentence: the last line of a connection
@@ -190,6 +207,10 @@ pub struct PagerStats {
     pub fault_ns: u64,
     /// Chunks filled before they were asked for.
     pub prefetched_chunks: u64,
+    /// Bytes that the VM maps of what the pager keeps in memory of the image's
+    /// working set, and shares with others.
+    #[serde(default)]
+    pub bytes_shared: u64,
     /// Bytes read from the image file.
     pub bytes_read: u64,
     /// Bytes put into the guest's memory.

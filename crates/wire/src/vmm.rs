@@ -165,6 +165,9 @@ pub enum SavedMemory {
     Paged {
         /// The Unix socket the pager listens on for this VM.
         socket: PathBuf,
+        /// Ask the pager for what it has in memory of the image's working set.
+        #[serde(default)]
+        working_set: bool,
     },
 }
 

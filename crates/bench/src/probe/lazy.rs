@@ -2,7 +2,7 @@
 
 use super::Running;
 use super::restore::{self, Memory, RAM, SNAPSHOT, Stage};
-use crate::plan::{IMAGE, RECORDING, Sample};
+use crate::plan::{IMAGE, Lazily, RECORDING, Sample};
 use anyhow::{Context, Result, bail};
 use jiffy_store::{ImageReader, Recording, WriteOptions, optimise, write_image};
 use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
@@ -23,14 +23,15 @@ const NAME: &str = "bench";
 /// A pager, and the image it serves.
 pub struct Pager {
     _process: Running,
-    /// Written anew with what the recorded restore touched first.
+    how: Lazily,
+    /// The image was written anew with what the recorded restore touched first.
     optimised: bool,
 }
 
 impl Pager {
-    /// Writes what was captured as an image; with `optimised`, restores from
-    /// it once to see what that touches, and puts this first.
-    pub fn start(stage: &Stage, optimised: bool) -> Result<Pager> {
+    /// Writes what was captured as an image, and, where something is to be known
+    /// of it, restores from it once to see what that touches, and puts this first.
+    pub fn start(stage: &Stage, how: Lazily) -> Result<Pager> {
         write_image(
             Path::new(IMAGE),
             &File::open(RAM)?,
@@ -39,19 +40,31 @@ impl Pager {
         .context(IMAGE)?;
         let mut pager = Pager {
             _process: start()?,
+            how,
             optimised: false,
         };
-        if optimised {
+        if how != Lazily::OnDemand {
             pager.record(stage)?;
             pager.optimised = true;
         }
         Ok(pager)
     }
 
+    /// Another that has served nothing yet.
+    pub fn anew(self) -> Result<Pager> {
+        let (how, optimised) = (self.how, self.optimised);
+        drop(self);
+        Ok(Pager {
+            _process: start()?,
+            how,
+            optimised,
+        })
+    }
+
     /// A restore that is recorded.
     fn record(&self, stage: &Stage) -> Result<()> {
         self.serve(Some(RECORDING.into()))?;
-        let (_, child) = restore::timed(stage, &memory())?;
+        let (_, child) = restore::timed(stage, &memory(false))?;
         // What it touches right after it was seen, the next one will too.
         std::thread::sleep(Duration::from_millis(20));
         drop(child);
@@ -90,11 +103,15 @@ impl Pager {
         let start = super::now_ns();
         self.serve(None)?;
         let told = super::now_ns() - start;
-        let (mut sample, child) = restore::timed(stage, &memory())?;
+        let (mut sample, child) = restore::timed(stage, &memory(self.optimised))?;
         let stats = match ask(&PagerRequest::Stats { name: NAME.into() })? {
             PagerResponse::Stats(stats) => stats,
             other => bail!("the pager answers {other:?}"),
         };
+        if self.how == Lazily::Again {
+            // What is filled now is put into memory for the next.
+            std::thread::sleep(Duration::from_millis(50));
+        }
         drop(child);
         self.forget()?;
         sample.spans.insert("pager told".into(), told);
@@ -103,8 +120,8 @@ impl Pager {
     }
 }
 
-fn memory() -> Memory {
-    Memory::Paged(SOCKET.into())
+fn memory(working_set: bool) -> Memory {
+    Memory::Paged(SOCKET.into(), working_set)
 }
 
 fn counters(stats: &PagerStats) -> BTreeMap<String, u64> {
@@ -114,6 +131,7 @@ fn counters(stats: &PagerStats) -> BTreeMap<String, u64> {
         ("pager_prefetched_chunks", stats.prefetched_chunks),
         ("pager_bytes_read", stats.bytes_read),
         ("pager_bytes_filled", stats.bytes_filled),
+        ("pager_bytes_shared", stats.bytes_shared),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into()

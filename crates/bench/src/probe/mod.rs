@@ -53,7 +53,7 @@ pub fn run(case: &Case) -> Outcome {
 fn run_once(kind: &Kind, run: u32, stage: &mut Option<Stage>) -> Result<Vec<Sample>> {
     let sample = match kind {
         Kind::Restore { config, spare } => restore::restore(Stage::of(stage, config)?, *spare),
-        Kind::Lazy { config, optimised } => restore::lazy(Stage::of(stage, config)?, *optimised),
+        Kind::Lazy { config, how } => restore::lazy(Stage::of(stage, config)?, *how),
         Kind::FirecrackerRestore {
             program,
             kernel,

@@ -2,7 +2,7 @@
 
 use super::lazy::Pager;
 use super::{Running, event_spans, kvm_counters, now_ns};
-use crate::plan::{MARKER, Sample};
+use crate::plan::{Lazily, MARKER, Sample};
 use anyhow::{Context, Result, bail};
 use jiffy_sys::ahead;
 use jiffy_sys::fds::send_with_fds;
@@ -41,8 +41,8 @@ pub struct Stage {
 pub enum Memory {
     /// The raw file.
     Mapped,
-    /// A pager that listens there.
-    Paged(PathBuf),
+    /// A pager that listens there; it may have the working set.
+    Paged(PathBuf, bool),
 }
 
 impl Stage {
@@ -95,13 +95,16 @@ pub fn restore(stage: &mut Stage, spare: bool) -> Result<Sample> {
 }
 
 /// One restore by a pager.
-pub fn lazy(stage: &mut Stage, optimised: bool) -> Result<Sample> {
+pub fn lazy(stage: &mut Stage, how: Lazily) -> Result<Sample> {
     stage.end_parent();
-    if stage.pager.is_none() {
-        stage.pager = Some(Pager::start(stage, optimised)?);
-    }
-    let pager = stage.pager.as_ref().expect("just started");
-    pager.restore(stage)
+    let pager = match stage.pager.take() {
+        None => Pager::start(stage, how)?,
+        Some(pager) if how == Lazily::First => pager.anew()?,
+        Some(pager) => pager,
+    };
+    let sample = pager.restore(stage);
+    stage.pager = Some(pager);
+    sample
 }
 
 /// The configuration of a restore.
@@ -115,13 +118,14 @@ fn restored(stage: &Stage, memory: &Memory) -> VmmConfig {
                 layers: vec![Source::Path(RAM.into())],
                 layout: None,
             },
-            Memory::Paged(socket) => SavedMemory::Paged {
+            Memory::Paged(socket, working_set) => SavedMemory::Paged {
                 socket: socket.clone(),
+                working_set: *working_set,
             },
         },
         prefault: match memory {
             Memory::Mapped => stage.prefault.clone(),
-            Memory::Paged(_) => Vec::new(),
+            Memory::Paged(..) => Vec::new(),
         },
         generation: None,
         hold: false,

@@ -129,7 +129,7 @@ impl Vm {
                 assert_eq!(id, state.id.as_bytes(), "the memory is the state's");
                 *self.layers.lock().unwrap() = layers;
             }
-            SavedMemory::Paged { socket } => {
+            SavedMemory::Paged { socket, .. } => {
                 let stream = UnixStream::connect(socket).unwrap();
                 std::mem::forget(stream);
             }

@@ -474,8 +474,9 @@ fn restore<'a>(
                 layers: descriptors.sources(layers),
                 layout: layout.as_ref().map(|layout| descriptors.source(layout)),
             },
-            SavedRam::Paged { serving, .. } => SavedMemory::Paged {
+            SavedRam::Paged { serving, paged } => SavedMemory::Paged {
                 socket: serving.socket.clone(),
+                working_set: paged.prefetch,
             },
         },
         prefault: restoring.prefault.clone(),

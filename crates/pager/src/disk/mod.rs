@@ -314,6 +314,7 @@ impl Disk {
             prefetched_chunks: of(&counters.ahead_chunks),
             bytes_read: of(&counters.bytes_read),
             bytes_filled: of(&counters.bytes_filled),
+            bytes_shared: 0,
             failed: None,
             bytes_fetched: self.image.reader().fetched_bytes(),
             first_fault_ns: of(&counters.first_ns),

@@ -49,8 +49,9 @@ impl Job {
         Job::new(vm, Kind::Complete(units), pieces, done)
     }
 
-    /// Fills these chunks, which are here; `None` if there are none.
-    pub fn prefetch(vm: Arc<Vm>, chunks: Vec<u32>) -> Option<Job> {
+    /// Fills these chunks, which are here; `None` if there are none. `then` is
+    /// called if they all are in memory.
+    pub fn prefetch(vm: Arc<Vm>, chunks: Vec<u32>, then: Box<dyn FnOnce() + Send>) -> Option<Job> {
         let parts = parts(&vm, chunks);
         if parts.is_empty() {
             return None;
@@ -58,7 +59,10 @@ impl Job {
         let pieces = parts.len();
         let of = vm.clone();
         let done = Box::new(move |problem: Option<String>| match problem {
-            None => tracing::debug!(vm = of.name(), "the working set is there"),
+            None => {
+                tracing::debug!(vm = of.name(), "the working set is there");
+                then();
+            }
             // It needs none any more.
             Some(_) if of.has_ended() && of.failure().is_none() => {}
             Some(problem) => {

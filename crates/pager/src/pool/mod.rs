@@ -156,11 +156,12 @@ impl Pool {
         self.shared.push(Arc::new(job));
     }
 
-    /// Fills the image's working set, if it has one, when no fault waits.
-    pub fn prefetch(&self, vm: &Arc<Vm>) {
+    /// Fills the image's working set, if it has one, when no fault waits. `then`
+    /// is called if all of it was here, and is in memory now.
+    pub fn prefetch(&self, vm: &Arc<Vm>, then: impl FnOnce() + Send + 'static) {
         let chunks = vm.working_set();
         if vm.image().is_whole() {
-            if let Some(job) = Job::prefetch(vm.clone(), chunks) {
+            if let Some(job) = Job::prefetch(vm.clone(), chunks, Box::new(then)) {
                 self.push(job);
             }
             return;
@@ -180,7 +181,8 @@ impl Pool {
                     .into_iter()
                     .filter(|chunk| vm.image().is_here(*chunk))
                     .collect();
-                if let (Some(shared), Some(job)) = (shared.upgrade(), Job::prefetch(vm, here)) {
+                let job = Job::prefetch(vm, here, Box::new(|| {}));
+                if let (Some(shared), Some(job)) = (shared.upgrade(), job) {
                     shared.push(Arc::new(job));
                 }
             });

@@ -58,7 +58,7 @@ pub(super) fn run(
     let mut meter = Meter::start(touches);
     pool.attach(vm.clone())?;
     if strategy.prefetch {
-        pool.prefetch(&vm);
+        pool.prefetch(&vm, || {});
     }
     for offset in &touches.offsets {
         meter.begin();

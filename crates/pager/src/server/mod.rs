@@ -17,8 +17,10 @@ mod requests;
 mod scribe;
 mod served;
 
-use crate::errands::Errands;
+use crate::errands::{Errands, Urgency};
+use crate::image::ImageKey;
 use crate::pool::{Pool, Settings};
+use crate::working_set::{WorkingSet, WorkingSets};
 use client::Client;
 use disks::ServedDisk;
 use images::Images;
@@ -53,6 +55,13 @@ enum Notice {
         client: u64,
         problem: Option<String>,
     },
+    /// A VM has the working set of its image, all of which is here.
+    Prefetched { name: String },
+    /// The working set of an image was put into memory for all, or could not be.
+    WorkingSet {
+        image: ImageKey,
+        set: Option<WorkingSet>,
+    },
     /// What a VMM asked for is in its disk's cache, or cannot be had.
     DiskAnswer {
         name: String,
@@ -85,6 +94,7 @@ pub struct Server {
     served: BTreeMap<String, Served>,
     disks: BTreeMap<String, ServedDisk>,
     images: Images,
+    working_sets: WorkingSets,
     pool: Pool,
     errands: Arc<Errands>,
     scribe: Scribe,
@@ -125,6 +135,7 @@ impl Server {
             served: BTreeMap::new(),
             disks: BTreeMap::new(),
             images: Images::default(),
+            working_sets: WorkingSets::default(),
             pool: Pool::start(settings, errands.clone())?,
             errands,
             scribe: Scribe::start(notifier.clone())?,
@@ -251,6 +262,8 @@ impl Server {
                     }
                     self.continue_client(client);
                 }
+                Notice::Prefetched { name } => self.keep_working_set(&name),
+                Notice::WorkingSet { image, set } => self.working_sets.keep(image, set),
                 Notice::DiskAnswer { name, peer, answer } => {
                     self.answer_disk_peer(&name, peer, &answer);
                 }
@@ -262,6 +275,25 @@ impl Server {
                 }
             }
         }
+    }
+
+    /// Has the working set of a VM's image put into memory for those to come.
+    fn keep_working_set(&mut self, name: &str) {
+        let Some((key, image)) = self.served.get(name).and_then(Served::image) else {
+            return;
+        };
+        if !self.working_sets.is_wanted(key) {
+            return;
+        }
+        let notifier = self.notifier.clone();
+        self.errands.push(Urgency::Ahead, move |hands| {
+            let set = image
+                .working_set()
+                .and_then(|chunks| WorkingSet::read(&*image, &chunks, hands));
+            let set = set.inspect_err(|error| tracing::warn!("no working set: {error}"));
+            let set = set.ok();
+            notifier.send(Notice::WorkingSet { image: key, set });
+        });
     }
 
     fn with_served(&mut self, name: &str, what: impl FnOnce(&mut Served)) {
@@ -276,7 +308,8 @@ impl Server {
             return;
         };
         let token = self.next;
-        match served.hear(&self.pool, &self.notifier, token) {
+        let sets = &mut self.working_sets;
+        match served.hear(&self.pool, &self.notifier, sets, token) {
             served::Heard::Nothing => {}
             served::Heard::Attached => self.next += 1,
             served::Heard::Gone => self.scribe.write(served.recording(), None),

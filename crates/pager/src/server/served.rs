@@ -2,13 +2,14 @@
 
 use super::{Notice, Notifier, listen};
 use crate::handshake::{self, HandshakeError, Layout, Progress};
-use crate::image::ChunkImage;
+use crate::image::{ChunkImage, ImageKey, StoredImage};
 use crate::pool::Pool;
 use crate::vm::{Counters, Owner, Removed, Touched, Vm, VmParts};
+use crate::working_set::{WorkingSet, WorkingSets};
 use jiffy_store::Recording;
-use jiffy_sys::fds::recv_with_fds;
+use jiffy_sys::fds::{recv_with_fds, send_with_fds};
 use jiffy_sys::userfaultfd::Userfaultfd;
-use jiffy_wire::pager::{Mapping, PagerRequest, PagerStats, PagerWord};
+use jiffy_wire::pager::{Mapping, PagerRequest, PagerStats, PagerWord, WORKING_SET_QUESTION};
 use std::fs;
 use std::io::{self, Write};
 use std::net::Shutdown;
@@ -28,6 +29,7 @@ pub(super) struct Served {
     record: Option<PathBuf>,
     prefetch: bool,
     image: Arc<dyn ChunkImage>,
+    key: Option<ImageKey>,
     listener: UnixListener,
     peer: Option<Peer>,
     counters: Arc<Counters>,
@@ -46,7 +48,19 @@ struct Greeting {
     stream: UnixStream,
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
+    /// What it was given to map.
+    shared: Option<Arc<WorkingSet>>,
     deadline: Instant,
+}
+
+/// What a VMM said.
+enum Said {
+    /// Nothing whole yet.
+    Part,
+    /// It wants what is there of the working set.
+    Question,
+    /// Its memory.
+    Mappings(Vec<Mapping>),
 }
 
 /// What came of hearing a VMM.
@@ -60,7 +74,7 @@ pub(super) enum Heard {
 
 impl Served {
     /// Listens. `request` is a `Serve`.
-    pub fn new(request: PagerRequest, image: Arc<dyn ChunkImage>) -> Result<Served, String> {
+    pub fn new(request: PagerRequest, image: Arc<StoredImage>) -> Result<Served, String> {
         let PagerRequest::Serve {
             name,
             socket,
@@ -82,6 +96,7 @@ impl Served {
             socket,
             record,
             prefetch,
+            key: image.key(),
             image,
             listener,
             peer: None,
@@ -112,6 +127,11 @@ impl Served {
             bytes_fetched: self.image.fetched(),
             ..self.counters.stats(self.failed.clone())
         }
+    }
+
+    /// The image and what tells it from others.
+    pub fn image(&self) -> Option<(ImageKey, Arc<dyn ChunkImage>)> {
+        Some((self.key?, self.image.clone()))
     }
 
     pub fn vm(&self) -> Option<&Arc<Vm>> {
@@ -147,6 +167,7 @@ impl Served {
                 stream,
                 bytes: Vec::new(),
                 fds: Vec::new(),
+                shared: None,
                 deadline: Instant::now() + PATIENCE,
             })
         });
@@ -159,7 +180,13 @@ impl Served {
     }
 
     /// Hears what the VMM says, if it says something.
-    pub fn hear(&mut self, pool: &Pool, notifier: &Notifier, token: u64) -> Heard {
+    pub fn hear(
+        &mut self,
+        pool: &Pool,
+        notifier: &Notifier,
+        sets: &mut WorkingSets,
+        token: u64,
+    ) -> Heard {
         match &mut self.peer {
             None => Heard::Nothing,
             Some(Peer::Attached { stream, .. }) => {
@@ -177,21 +204,38 @@ impl Served {
                 self.let_go(pool);
                 Heard::Gone
             }
-            Some(Peer::Greeting(greeting)) => match greeting.hear() {
-                Ok(None) => Heard::Nothing,
-                Ok(Some(mappings)) => match self.attach(&mappings, pool, notifier, token) {
-                    Ok(()) => Heard::Attached,
-                    Err(sentence) => {
-                        self.refuse(&sentence);
-                        Heard::Nothing
-                    }
-                },
-                Err(sentence) => {
+            Some(Peer::Greeting(greeting)) => {
+                let outcome = match greeting.hear() {
+                    Ok(Said::Part) => Ok(Heard::Nothing),
+                    Ok(Said::Question) => self.answer(sets).map(|()| Heard::Nothing),
+                    Ok(Said::Mappings(mappings)) => self
+                        .attach(&mappings, pool, notifier, token)
+                        .map(|()| Heard::Attached),
+                    Err(sentence) => Err(sentence),
+                };
+                outcome.unwrap_or_else(|sentence| {
                     self.refuse(&sentence);
                     Heard::Nothing
-                }
-            },
+                })
+            }
         }
+    }
+
+    /// Gives the VMM what is there of the working set.
+    fn answer(&mut self, sets: &mut WorkingSets) -> Result<(), String> {
+        // What a recorded VM touches has to come to the pager.
+        let wanted = self.prefetch && self.touched.is_none();
+        let set = self.key.filter(|_| wanted).and_then(|key| sets.of(key));
+        let Some(Peer::Greeting(greeting)) = &mut self.peer else {
+            return Ok(());
+        };
+        let covers = set.as_ref().map_or(&[][..], |set| set.covers());
+        let line = line(&PagerWord::WorkingSet(covers.to_vec()));
+        let files: Vec<BorrowedFd<'_>> = set.iter().map(|set| set.as_fd()).collect();
+        send_with_fds(&greeting.stream, &line, &files)
+            .map_err(|error| format!("the VMM does not take an answer: {error}"))?;
+        greeting.shared = set;
+        Ok(())
     }
 
     fn attach(
@@ -201,9 +245,16 @@ impl Served {
         notifier: &Notifier,
         token: u64,
     ) -> Result<(), String> {
-        let Some(Peer::Greeting(Greeting { stream, fds, .. })) = &mut self.peer else {
+        let Some(Peer::Greeting(Greeting {
+            stream,
+            fds,
+            shared,
+            ..
+        })) = &mut self.peer
+        else {
             return Ok(());
         };
+        let shared = shared.take();
         if fds.len() != 1 {
             return Err(format!(
                 "the handshake came with {} descriptors instead of one",
@@ -233,11 +284,15 @@ impl Served {
         });
         let vm = vm.map_err(|error| format!("the userfaultfd cannot be used: {error}"))?;
         let vm = Arc::new(vm);
+        if let Some(set) = &shared {
+            vm.note_shared(set.covers());
+        }
         pool.attach(vm.clone())
             .map_err(|error| format!("the userfaultfd cannot be watched: {error}"))?;
         tracing::info!(vm = self.name, prefetch = self.prefetch, "its VMM is here");
         if self.prefetch {
-            pool.prefetch(&vm);
+            let (notifier, name) = (notifier.clone(), self.name.clone());
+            pool.prefetch(&vm, move || notifier.send(Notice::Prefetched { name }));
         }
         self.failed = None;
         self.peer = Some(Peer::Attached { stream, vm });
@@ -318,22 +373,31 @@ impl Served {
 }
 
 impl Greeting {
-    /// The mappings, once all have come. An error ends the connection.
-    fn hear(&mut self) -> Result<Option<Vec<Mapping>>, String> {
+    /// A question, or the mappings once all have come. An error ends the
+    /// connection.
+    fn hear(&mut self) -> Result<Said, String> {
         let mut buffer = [0; 4096];
         let bytes = match recv_with_fds(&self.stream, &mut buffer, &mut self.fds) {
             Ok(0) => return Err("the VMM hung up in its handshake".into()),
             Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Said::Part),
             Err(error) => return Err(format!("the handshake cannot be read: {error}")),
         };
         self.bytes.extend(&buffer[..bytes]);
         if self.fds.len() > 1 {
             return Err("the handshake came with more than one descriptor".into());
         }
+        // Who asks waits for the answer, and says nothing behind it.
+        if self.bytes == WORKING_SET_QUESTION {
+            self.bytes.clear();
+            return Ok(Said::Question);
+        }
+        if WORKING_SET_QUESTION.starts_with(&self.bytes) {
+            return Ok(Said::Part);
+        }
         match handshake::parse(&self.bytes) {
-            Ok(Progress::More) => Ok(None),
-            Ok(Progress::Mappings(mappings)) => Ok(Some(mappings)),
+            Ok(Progress::More) => Ok(Said::Part),
+            Ok(Progress::Mappings(mappings)) => Ok(Said::Mappings(mappings)),
             Err(error @ HandshakeError::Json(_)) if self.fds.is_empty() => {
                 Err(format!("{error}, and came without a userfaultfd"))
             }
@@ -349,8 +413,12 @@ pub(super) fn say_failed(stream: &UnixStream, sentence: &str) {
 }
 
 fn say(mut stream: &UnixStream, word: &PagerWord) {
+    // The VMM may have gone.
+    let _ = stream.write_all(&line(word));
+}
+
+fn line(word: &PagerWord) -> Vec<u8> {
     let mut line = serde_json::to_vec(word).expect("a word is plain data");
     line.push(b'\n');
-    // The VMM may have gone.
-    let _ = stream.write_all(&line);
+    line
 }

@@ -16,6 +16,7 @@ use crate::image::ChunkImage;
 use jiffy_sys::clock::monotonic_ns;
 use jiffy_sys::userfaultfd::{EVENTS, Event, Userfaultfd};
 use jiffy_wire::pager::PagerStats;
+use jiffy_wire::vmm::Extent;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -126,12 +127,16 @@ impl Vm {
         &self.image
     }
 
-    /// The chunks that a restore needs, as far as the image knows them.
+    /// The chunks that a restore needs, as far as the image knows them, and that
+    /// are still missing.
     pub(crate) fn working_set(&self) -> Vec<u32> {
-        self.image.working_set().unwrap_or_else(|error| {
+        let mut chunks = self.image.working_set().unwrap_or_else(|error| {
             tracing::warn!(vm = self.name, "no working set: {error}");
             Vec::new()
-        })
+        });
+        let size = self.image.chunk_size() as u64;
+        chunks.retain(|chunk| !self.is_filled(u64::from(*chunk) * size / self.unit));
+        chunks
     }
 
     /// Bytes that are filled at once.
@@ -151,6 +156,21 @@ impl Vm {
 
     pub(crate) fn is_filled(&self, unit: u64) -> bool {
         self.filled.get(unit)
+    }
+
+    /// The VM maps these ranges of the image and wants no page of them.
+    pub(crate) fn note_shared(&self, covers: &[Extent]) {
+        for extent in covers {
+            let end = extent.offset + extent.length;
+            // The last unit may be longer than the image.
+            let until = match end >= self.layout.end() {
+                true => self.units(),
+                false => end / self.unit,
+            };
+            self.filled
+                .set_range(extent.offset.div_ceil(self.unit)..until);
+            self.counters.shared(extent.length);
+        }
     }
 
     /// A job fills its memory from now on.
@@ -311,6 +331,7 @@ pub struct Counters {
     prefetched_chunks: AtomicU64,
     bytes_read: AtomicU64,
     bytes_filled: AtomicU64,
+    bytes_shared: AtomicU64,
     first_fault_ns: AtomicU64,
 }
 
@@ -341,6 +362,10 @@ impl Counters {
         self.bytes_filled.fetch_add(bytes, Ordering::Relaxed);
     }
 
+    fn shared(&self, bytes: u64) {
+        self.bytes_shared.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// As they are now.
     pub fn stats(&self, failed: Option<String>) -> PagerStats {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -350,6 +375,7 @@ impl Counters {
             prefetched_chunks: of(&self.prefetched_chunks),
             bytes_read: of(&self.bytes_read),
             bytes_filled: of(&self.bytes_filled),
+            bytes_shared: of(&self.bytes_shared),
             failed,
             bytes_fetched: 0,
             first_fault_ns: of(&self.first_fault_ns),

@@ -1,7 +1,15 @@
 //! Prefetch and completion.
 
 use super::support::*;
-use jiffy_wire::pager::PagerResponse;
+use jiffy_sys::fds::recv_with_fds;
+use jiffy_wire::pager::{PagerResponse, PagerWord, WORKING_SET_QUESTION};
+use jiffy_wire::vmm::Extent;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 /// Chunks of 8 KiB.
 const CHUNK: usize = 2 * PAGE;
@@ -50,6 +58,85 @@ fn a_working_set_is_there_before_it_is_asked_for() {
         }
     }
     assert!(memory.read_page(0).is_stuck());
+}
+
+/// Asks as a VMM of ours does; what it is given.
+fn ask_for_working_set(memory: &Memory, socket: &Path) -> (Vec<Extent>, Vec<OwnedFd>, UnixStream) {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.write_all(WORKING_SET_QUESTION).unwrap();
+    let mut line = vec![0; 64 << 10];
+    let mut files = Vec::new();
+    let count = recv_with_fds(&stream, &mut line, &mut files).unwrap();
+    let Ok(PagerWord::WorkingSet(covers)) = serde_json::from_slice(&line[..count]) else {
+        panic!("{}", String::from_utf8_lossy(&line[..count]));
+    };
+    greet(
+        &stream,
+        &format!("[{}]", memory.mapping()),
+        &[memory.uffd()],
+    );
+    (covers, files, stream)
+}
+
+#[test]
+fn a_working_set_is_in_memory_once_for_all_who_come_later() {
+    let folder = tempfile::tempdir().unwrap();
+    let set: Vec<u32> = (100..200).chain([7, 5, 900]).collect();
+    let working_set = set.clone();
+    let path = image(folder.path(), 8 * MIB, |options| {
+        options.working_set = Some(working_set);
+    });
+    let pager = Pager::start(folder.path(), &[]);
+    let first = Memory::new(8 * MIB);
+    let socket = pager.serve_as("first", &path, None, true);
+    let (covers, files, _first) = ask_for_working_set(&first, &socket);
+    assert!(covers.is_empty() && files.is_empty());
+    // It is read when the first VM has it.
+    let mut number = 0;
+    let (covers, files, memory, _stream) = loop {
+        number += 1;
+        let name = format!("later-{number}");
+        let memory = Memory::new(8 * MIB);
+        let socket = pager.serve_as(&name, &path, None, true);
+        let (covers, files, stream) = ask_for_working_set(&memory, &socket);
+        pager.wait_for(&memory);
+        if !covers.is_empty() {
+            break (covers, files, memory, stream);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    };
+    let [file] = <[OwnedFd; 1]>::try_from(files).unwrap();
+    let file = File::from(file);
+    let mut bytes = vec![0; PAGE];
+    for chunk in &set {
+        let start = u64::from(*chunk) * CHUNK as u64;
+        let holds = |extent: &&Extent| {
+            extent.offset <= start && start + CHUNK as u64 <= extent.offset + extent.length
+        };
+        assert!(covers.iter().find(holds).is_some(), "chunk {chunk}");
+        for number in [*chunk as usize * 2, *chunk as usize * 2 + 1] {
+            file.read_exact_at(&mut bytes, (number * PAGE) as u64)
+                .unwrap();
+            assert_page(&bytes, page(number));
+        }
+    }
+    assert!(file.write_all_at(b"x", 0).is_err(), "it is sealed");
+    // Nothing of it is filled, all else is.
+    let name = format!("later-{number}");
+    let shared: u64 = covers.iter().map(|extent| extent.length).sum();
+    assert_eq!(pager.stats(&name).bytes_shared, shared);
+    assert_eq!(pager.complete(&name), PagerResponse::Ok);
+    let stats = pager.stats(&name);
+    assert_eq!((stats.prefetched_chunks, stats.faults), (0, 1));
+    assert_eq!(stats.bytes_filled + shared, 8 * MIB as u64);
+    drop(memory);
+
+    // One that is recorded has to fault.
+    let memory = Memory::new(8 * MIB);
+    let record = folder.path().join("recording");
+    let socket = pager.serve_as("recorded", &path, Some(record), true);
+    let (covers, files, _stream) = ask_for_working_set(&memory, &socket);
+    assert!(covers.is_empty() && files.is_empty());
 }
 
 #[test]

@@ -83,6 +83,9 @@ pub enum MemoryError {
     /// RAM could not be frozen.
     #[error("the guest's memory could not be frozen")]
     Freeze(#[source] io::Error),
+    /// What a pager shares could not be mapped.
+    #[error("what the pager has of the guest's memory could not be mapped")]
+    Share(#[source] io::Error),
     /// The pager has not filled everything yet.
     #[error("the guest's memory is not all here yet; the pager has to fill it first")]
     Incomplete,

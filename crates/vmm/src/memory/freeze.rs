@@ -1,7 +1,7 @@
 //! Freezing RAM: its files never change again, the VM goes on in private pages.
 
-use super::layers::{Layer, coarsen, union, visible, without_hidden};
-use super::{GuestRam, Mapped, MemoryError, whole};
+use super::layers::{Layer, Segment, coarsen, union, visible, without_hidden};
+use super::{Backing, GuestRam, Mapped, MemoryError, whole};
 use jiffy_sys::memfd::{self, Pages};
 use jiffy_sys::pagemap::Pagemap;
 use jiffy_wire::vmm::{Extent, MemoryLayout};
@@ -38,32 +38,24 @@ impl GuestRam {
         }
         let mut backing = self.lock();
         let mut copied = 0;
-        match backing.mapped {
-            Mapped::Shared => {
-                let file = backing.layers[0].file.clone();
-                self.map_over(whole(self.size), Some(&file))
-                    .map_err(MemoryError::Freeze)?;
-                backing.mapped = Mapped::Privately;
-                seal(&file).map_err(MemoryError::Freeze)?;
-            }
-            Mapped::Privately => {
-                let written = self.written().map_err(MemoryError::Written)?;
-                if !written.is_empty() || !backing.released.is_empty() {
-                    let keep = match backing.layers.len() {
-                        ..=LAYERS_MAX => backing.layers.len(),
-                        _ => 1,
-                    };
-                    let layer;
-                    (layer, copied) = self
-                        .copy(&backing.layers, keep, &written, &backing.released)
+        let mut private = true;
+        if backing.mapped == Mapped::Shared {
+            let file = backing.layers[0].file.clone();
+            for Segment { extent, layer } in visible(&backing.layers) {
+                if layer == 0 {
+                    self.map_over(extent, Some(&file))
                         .map_err(MemoryError::Freeze)?;
-                    let mut layers = std::mem::take(&mut backing.layers);
-                    layers.truncate(keep);
-                    layers.push(layer);
-                    // A guest writes to the same few pages again and again.
-                    backing.layers = without_hidden(layers);
-                    backing.released.clear();
                 }
+            }
+            // What was written of a part that is shared with others is private.
+            private = backing.layers.len() > 1;
+            backing.mapped = Mapped::Privately;
+            seal(&file).map_err(MemoryError::Freeze)?;
+        }
+        if private {
+            let written = self.written().map_err(MemoryError::Written)?;
+            if !written.is_empty() || !backing.released.is_empty() {
+                copied = self.put_on_top(&mut backing, &written)?;
             }
         }
         Ok(Frozen {
@@ -81,6 +73,24 @@ impl GuestRam {
             },
             copied,
         })
+    }
+
+    /// Makes what was written and released a layer. The bytes that were copied.
+    fn put_on_top(&self, backing: &mut Backing, written: &[Extent]) -> Result<u64, MemoryError> {
+        let keep = match backing.layers.len() {
+            ..=LAYERS_MAX => backing.layers.len(),
+            _ => 1,
+        };
+        let (layer, copied) = self
+            .copy(&backing.layers, keep, written, &backing.released)
+            .map_err(MemoryError::Freeze)?;
+        let mut layers = std::mem::take(&mut backing.layers);
+        layers.truncate(keep);
+        layers.push(layer);
+        // A guest writes to the same few pages again and again.
+        backing.layers = without_hidden(layers);
+        backing.released.clear();
+        Ok(copied)
     }
 
     /// The ranges of RAM this process has written since the last freeze, or
@@ -302,6 +312,76 @@ mod tests {
             assert!(parent.release(GuestAddress(start), length).is_err());
         }
         assert_eq!(read(&parent, 768), 9);
+    }
+
+    /// RAM of 64 MiB whose pages 10 to 19 and 4000 to 4001 a pager shares, with
+    /// their number in each. The other pages are zero.
+    fn partly_shared() -> GuestRam {
+        let ram = GuestRam::to_be_paged(64 << 20).unwrap();
+        let file = memfd::create("test", ram.size(), Pages::Small).unwrap();
+        for page in (10..20).chain([4000, 4001]) {
+            let bytes = u64::to_le_bytes(page);
+            std::os::unix::fs::FileExt::write_all_at(&file, &bytes, page * PAGE).unwrap();
+        }
+        rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::WRITE).unwrap();
+        let covers = [(10, 10), (4000, 2)].map(|(offset, length)| Extent {
+            offset: offset * PAGE,
+            length: length * PAGE,
+        });
+        ram.share(file, covers.into()).unwrap();
+        ram
+    }
+
+    #[test]
+    fn what_is_shared_and_what_is_not_is_frozen_alike() {
+        let parent = partly_shared();
+        let expected = |page: u64, value| assert_eq!(read(&parent, page), value, "page {page}");
+        write(&parent, 9, 1);
+        write(&parent, 12, 2);
+        write(&parent, 4002, 3);
+        let frozen = parent.freeze().unwrap();
+        // Of what was not shared nothing was copied.
+        assert_eq!((frozen.copied, frozen.files.len()), (GRANULE, 3));
+        let child = GuestRam::from_layers(reopened(&frozen), parent.size()).unwrap();
+        write(&child, 10, 4);
+        write(&parent, 11, 5);
+        for (page, value) in [(9, 1), (10, 10), (11, 5), (12, 2), (4001, 4001), (4002, 3)] {
+            expected(page, value);
+        }
+        let pages = [9, 10, 11, 12, 19, 20, 4000, 4002].map(|page| read(&child, page));
+        assert_eq!(pages, [1, 4, 11, 2, 19, 0, 4000, 3]);
+        let again = parent.freeze().unwrap();
+        let other = GuestRam::from_layers(reopened(&again), parent.size()).unwrap();
+        assert_eq!([10, 11, 12].map(|page| read(&other, page)), [10, 5, 2]);
+    }
+
+    #[test]
+    fn what_is_shared_is_the_vm_s_own_to_write_and_to_give_back() {
+        let (one, other) = (partly_shared(), partly_shared());
+        write(&one, 12, 2);
+        write(&one, 20, 2);
+        assert_eq!(read(&other, 12), 12);
+        one.release(GuestAddress(5 * PAGE), 16 * PAGE).unwrap();
+        assert_eq!(read(&one, 20), 0);
+        assert_eq!(read(&one, 12), 12, "as when it was restored");
+        let frozen = one.freeze().unwrap();
+        assert_eq!(frozen.files.len(), 2, "nothing is written");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_not_shared() {
+        let ram = GuestRam::to_be_paged(64 << 20).unwrap();
+        let extent = |offset, length| vec![Extent { offset, length }];
+        for (size, covers) in [
+            (32 << 20, extent(0, PAGE)),
+            (64 << 20, extent(1, PAGE)),
+            (64 << 20, extent(64 << 20, PAGE)),
+        ] {
+            let file = memfd::create("test", size, Pages::Small).unwrap();
+            assert!(ram.share(file, covers).is_err());
+        }
+        write(&ram, 0, 1);
+        assert_eq!(read(&ram, 0), 1);
     }
 
     #[test]

@@ -64,24 +64,29 @@ pub fn assemble(
     std::iter::once(whole)
         .chain(layout.covers)
         .zip(files)
-        .map(|(covers, file)| {
-            check(&covers, size)?;
-            let actual = file
-                .metadata()
-                .map_err(|source| MemoryError::Open("of a layer".into(), source))?
-                .len();
-            if actual != size {
-                return Err(MemoryError::Length {
-                    expected: size,
-                    actual,
-                });
-            }
-            Ok(Layer {
-                file: Arc::new(file),
-                covers,
-            })
-        })
+        .map(|(covers, file)| Layer::new(file, covers, size))
         .collect()
+}
+
+impl Layer {
+    /// Refuses what does not fit RAM of `size` bytes.
+    pub fn new(file: File, covers: Vec<Extent>, size: u64) -> Result<Layer, MemoryError> {
+        check(&covers, size)?;
+        let actual = file
+            .metadata()
+            .map_err(|source| MemoryError::Open("of a layer".into(), source))?
+            .len();
+        if actual != size {
+            return Err(MemoryError::Length {
+                expected: size,
+                actual,
+            });
+        }
+        Ok(Layer {
+            file: Arc::new(file),
+            covers,
+        })
+    }
 }
 
 fn check(covers: &[Extent], size: u64) -> Result<(), MemoryError> {
@@ -118,6 +123,19 @@ pub fn visible(layers: &[Layer]) -> Vec<Segment> {
         }
     }
     segments
+}
+
+/// What of each layer is to be seen in a range.
+pub fn within(layers: &[Layer], range: Extent) -> Vec<Segment> {
+    let end = range.offset + range.length;
+    visible(layers)
+        .into_iter()
+        .filter_map(|Segment { extent, layer }| {
+            let from = extent.offset.max(range.offset);
+            let to = (extent.offset + extent.length).min(end);
+            (from < to).then(|| segment(from, to, layer))
+        })
+        .collect()
 }
 
 /// The layers without what others hide: each covers what is to be seen of it,
@@ -173,12 +191,17 @@ fn segment(from: u64, to: u64, layer: usize) -> Segment {
 }
 
 /// Ranges joined where they touch or overlap, sorted.
-pub fn union(mut ranges: Vec<Extent>) -> Vec<Extent> {
+pub fn union(ranges: Vec<Extent>) -> Vec<Extent> {
+    joined(ranges, 0)
+}
+
+/// Ranges joined where they are at most so many bytes apart, sorted.
+pub fn joined(mut ranges: Vec<Extent>, gap: u64) -> Vec<Extent> {
     ranges.sort_by_key(|extent| extent.offset);
     let mut joined: Vec<Extent> = Vec::with_capacity(ranges.len());
     for extent in ranges {
         match joined.last_mut() {
-            Some(last) if extent.offset <= last.offset + last.length => {
+            Some(last) if extent.offset <= last.offset + last.length + gap => {
                 let end = (last.offset + last.length).max(extent.offset + extent.length);
                 last.length = end - last.offset;
             }
@@ -188,9 +211,10 @@ pub fn union(mut ranges: Vec<Extent>) -> Vec<Extent> {
     joined
 }
 
-/// The ranges grown to whole multiples of `granule`, at most to `size`.
+/// The ranges grown to whole multiples of `granule`, at most to `size`, and joined
+/// where they are at most as much apart.
 pub fn coarsen(ranges: &[Extent], granule: u64, size: u64) -> Vec<Extent> {
-    union(
+    joined(
         ranges
             .iter()
             .map(|extent| {
@@ -202,6 +226,7 @@ pub fn coarsen(ranges: &[Extent], granule: u64, size: u64) -> Vec<Extent> {
                 }
             })
             .collect(),
+        granule,
     )
 }
 

@@ -2,6 +2,7 @@
 //!
 //! * [`layers`]: RAM as a stack of files.
 //! * [`freeze`](GuestRam::freeze): from now on the files never change.
+//! * [`GuestRam::share`]: a part of RAM that a pager has in memory for many VMs.
 //! * [`Reclaim`]: memory the guest does not need.
 //!
 //! A booted VM writes into its one file, a memfd mapped shared. Freezing maps
@@ -24,7 +25,7 @@ use jiffy_wire::pager::Mapping;
 use jiffy_wire::vmm::{Extent, Memory, PageSize};
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
-use layers::{Layer, Segment, visible};
+use layers::{Layer, Segment, visible, within};
 use rustix::mm::Advice;
 use std::fs::{self, File};
 use std::io;
@@ -65,7 +66,8 @@ struct Backing {
 /// How the layers are mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mapped {
-    /// One layer, shared: the file is the memory.
+    /// The lowest layer shared: that file is the memory. What a pager shares
+    /// with others is a layer above it, mapped privately.
     Shared,
     /// Privately: written pages are this process's own.
     Privately,
@@ -343,6 +345,31 @@ impl GuestRam {
         GuestRam::map_memfd(size, Pages::Small)
     }
 
+    /// Maps these ranges privately of a file as long as RAM, which others map,
+    /// too, instead of having them filled.
+    pub fn share(&self, file: File, covers: Vec<Extent>) -> Result<(), MemoryError> {
+        let layer = Layer::new(file, covers, self.size)?;
+        let mut backing = self.lock();
+        debug_assert!(backing.mapped == Mapped::Shared && backing.layers.len() == 1);
+        for extent in &layer.covers {
+            self.map_over(*extent, Some(&layer.file))
+                .map_err(MemoryError::Share)?;
+        }
+        backing.layers.push(layer);
+        Ok(())
+    }
+
+    /// The parts of memory that are one's own, as host addresses: all but those
+    /// of [`share`](GuestRam::share). `(address, length)`
+    pub fn unshared(&self) -> Vec<(u64, u64)> {
+        let segments = visible(&self.lock().layers);
+        let lowest = segments.into_iter().filter(|segment| segment.layer == 0);
+        lowest
+            .flat_map(|segment| self.host_parts(segment.extent))
+            .map(|(address, _, length)| (address as u64, length))
+            .collect()
+    }
+
     /// Lets `uffd` serve all of it; returns what the pager is to be told.
     #[allow(unsafe_code)] // Memory gets contents that others decide.
     pub fn serve_by(&self, uffd: &Userfaultfd) -> io::Result<Vec<Mapping>> {
@@ -427,17 +454,14 @@ impl GuestRam {
         Ok(())
     }
 
-    fn punch(&self, extent: Extent) -> io::Result<()> {
-        self.advise(extent, Advice::LinuxRemove)
-    }
-
     /// One of the uses above: which bytes it changes is for the caller to know.
     #[allow(unsafe_code)] // madvise
     fn advise(&self, extent: Extent, advice: Advice) -> io::Result<()> {
         for (address, _, length) in self.host_parts(extent) {
             // SAFETY: the range lies in our own mapping, which stays as it is.
-            // Its bytes change only with `LinuxRemove`, of memory that the
-            // guest has said it does not need; nothing else refers to them.
+            // Its bytes change only with `LinuxRemove` and `LinuxDontNeed`, of
+            // memory that the guest has said it does not need; nothing else
+            // refers to them.
             unsafe { rustix::mm::madvise(address.cast(), length as usize, advice) }?;
         }
         Ok(())
@@ -450,7 +474,7 @@ impl GuestRam {
 
 impl Reclaim for GuestRam {
     /// From now on the range reads as zero, or, where that would take too many
-    /// mappings, as before.
+    /// mappings, as before, or as when it was restored.
     fn release(&self, start: GuestAddress, length: u64) -> io::Result<()> {
         let Some(offset) = self.offset_of(start, length) else {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -458,7 +482,17 @@ impl Reclaim for GuestRam {
         let extent = Extent { offset, length };
         let mut backing = self.lock();
         match backing.mapped {
-            Mapped::Shared => self.punch(extent),
+            Mapped::Shared => {
+                for Segment { extent, layer } in within(&backing.layers, extent) {
+                    // What is shared has its first bytes again, whatever they are.
+                    let advice = match layer {
+                        0 => Advice::LinuxRemove,
+                        _ => Advice::LinuxDontNeed,
+                    };
+                    self.advise(extent, advice)?;
+                }
+                Ok(())
+            }
             Mapped::Privately if length < RELEASE_MIN || backing.released.len() >= RELEASES_MAX => {
                 Ok(())
             }
