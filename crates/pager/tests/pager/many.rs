@@ -31,7 +31,8 @@ fn fifty_vms_share_the_workers() {
     // And one that puts the working set into memory for all.
     assert!(pager.count("task") <= threads + 1);
     for (name, _, connection) in vms {
-        assert_eq!(pager.stats(&name).bytes_filled, MIB as u64, "{name}");
+        let stats = pager.filled(&name, MIB);
+        assert_eq!(stats.bytes_filled, MIB as u64, "{name}");
         drop(connection);
         assert_eq!(pager.forget(&name), PagerResponse::Ok);
     }

@@ -157,6 +157,24 @@ impl Pager {
         }
     }
 
+    /// What it counts once it has counted so much: a page is there, and who
+    /// faulted goes on, a moment before that.
+    pub fn stats_once(&self, name: &str, counted: impl Fn(&PagerStats) -> bool) -> PagerStats {
+        let mut stats = self.stats(name);
+        let begun = Instant::now();
+        while !counted(&stats) {
+            assert!(begun.elapsed() < PATIENCE, "{stats:?}");
+            thread::sleep(Duration::from_millis(2));
+            stats = self.stats(name);
+        }
+        stats
+    }
+
+    /// Once it has counted so many bytes.
+    pub fn filled(&self, name: &str, bytes: usize) -> PagerStats {
+        self.stats_once(name, |stats| stats.bytes_filled >= bytes as u64)
+    }
+
     pub fn forget(&self, name: &str) -> PagerResponse {
         self.ask(&PagerRequest::Forget { name: name.into() })
     }
