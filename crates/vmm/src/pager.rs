@@ -281,6 +281,7 @@ mod tests {
     use super::*;
     use jiffy_wire::vmm::{Memory, PageSize};
     use std::io::Write;
+    use std::net::Shutdown;
     use std::os::unix::net::UnixListener;
     use vm_memory::{Bytes, GuestAddress};
 
@@ -329,10 +330,13 @@ mod tests {
         let mut memory = PagedMemory::attach(&ram, &socket, false).unwrap();
         assert_eq!(memory.patience, PATIENCE);
         memory.patience = Duration::from_secs(600);
-        drop(accept(&listener));
+        // To close them is not enough: a child of another test has them, too,
+        // from fork to exec.
+        let hang_up = || accept(&listener).0.shutdown(Shutdown::Both).unwrap();
+        hang_up();
         assert!(memory.attend().is_none(), "there is another");
-        drop(accept(&listener));
-        drop(listener);
+        hang_up();
+        rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
         assert!(memory.attend().is_none(), "it may come back");
         assert!(memory.patience().is_some() && !memory.is_lost());
         let Link::Down { until } = &mut memory.link else {
