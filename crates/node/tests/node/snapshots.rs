@@ -83,10 +83,17 @@ pub fn times_run(pid: u32) -> u64 {
 
 /// Waits until a process is stopped; how often it has run by then.
 pub fn stands_still(pid: u32) -> u64 {
-    eventually("it is stopped", || {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        stat.rsplit(')').next().unwrap().starts_with(" T")
-    });
+    let is = |pid: u32, state: &str| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit(") ").next().unwrap().starts_with(state)
+    };
+    // From vfork to exec a shell waits for its child, and can't be stopped itself.
+    let waits_for_one_that_is = || {
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        let mut children = children.split_whitespace();
+        is(pid, "D") && children.any(|child| is(child.parse().unwrap(), "T"))
+    };
+    eventually("it is stopped", || is(pid, "T") || waits_for_one_that_is());
     times_run(pid)
 }
 
