@@ -241,9 +241,12 @@ impl Peer {
                 return Ok(Some(message));
             }
             let mut buffer = [0; 4096];
-            match self.stream.read(&mut buffer)? {
-                0 => return Ok(None),
-                count => self.decoder.push(&buffer[..count]),
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return Ok(None),
+                Ok(count) => self.decoder.push(&buffer[..count]),
+                // With a time limit nobody goes on by itself after a signal.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
             }
         }
     }
