@@ -253,7 +253,15 @@ impl Drop for Daemon {
             let _ = process.kill();
             let _ = process.wait();
         }
-        for pid in [vmms(&self.data), spares(&self.data)].concat() {
+        // What it was spawning has its command line until it executes its program.
+        let own = format!("--data\0{}\0", self.data.display());
+        let until = Instant::now() + Duration::from_secs(10);
+        while !processes(|line| line.contains(&own)).is_empty() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // A spare may just become a VM.
+        let marker = self.data.join("vms").display().to_string();
+        for pid in processes(|line| line.contains("jiffy-vmm\0run\0") && line.contains(&marker)) {
             kill(pid);
         }
         for pid in pagers(self.folder.path()) {
