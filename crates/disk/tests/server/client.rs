@@ -18,7 +18,7 @@ use vm_memory::{FileOffset, GuestAddress, GuestRegionMmap};
 use vmm_sys_util::eventfd::EventFd;
 
 /// How long anything may take on a busy host.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 pub const GET_FEATURES: u32 = 1;
 pub const SET_FEATURES: u32 = 2;

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const CHUNK: usize = 64 << 10;
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// An origin that waits until it is let, and notes what was asked.
 struct Held {

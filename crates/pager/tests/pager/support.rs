@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 pub const PAGE: usize = 4096;
 pub const MIB: usize = 1 << 20;
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What page `page` of every test image holds: every fifth nothing, every
 /// seventh noise, the others something that compresses.
