@@ -22,9 +22,13 @@ use std::sync::Arc;
 const MOST: u64 = 16 << 20;
 /// Bytes of all together, at most; those used longest ago go.
 const ALL: u64 = 64 << 20;
-/// Bytes between two chunks that are taken along: a further range costs a VM more
-/// to map.
-const GAP: u64 = 16 << 10;
+/// Ranges below which none are joined. Each costs a VM some 8,000 instructions to
+/// map; what is between two of them costs only memory, once.
+const FEW: usize = 16;
+/// Bytes between ranges that are taken along, beyond as many as the chunks have.
+const ROOM: u64 = 2 << 20;
+/// So many are read at once; others wait for a later restore.
+const AT_ONCE: usize = 2;
 const PAGE: u64 = 4096;
 
 /// The working set of an image, or the first of it.
@@ -91,70 +95,129 @@ impl AsFd for WorkingSet {
     }
 }
 
-/// Whole pages around the first of these chunks, few enough to be mapped.
+/// Whole pages around the first of these chunks. Ranges are joined over what is
+/// between them, the least first, until they are few or that is too much.
 fn ranges(chunks: &[u32], chunk_size: u64, image_size: u64) -> Vec<Extent> {
     let end = image_size / PAGE * PAGE;
-    let mut sorted = chunks[..chunks.len().min((MOST / chunk_size) as usize)].to_vec();
-    sorted.sort_unstable();
-    let mut gap = GAP;
-    loop {
-        let mut covers: Vec<Extent> = Vec::new();
-        for chunk in &sorted {
-            let offset = u64::from(*chunk) * chunk_size;
-            let until = (offset + chunk_size).min(end);
-            match covers.last_mut() {
-                _ if until <= offset => {}
-                Some(last) if offset <= last.offset + last.length + gap => {
-                    last.length = until - last.offset;
-                }
-                _ => covers.push(Extent {
-                    offset,
-                    length: until - offset,
-                }),
-            }
+    let mut chunks = chunks[..chunks.len().min((MOST / chunk_size) as usize)].to_vec();
+    chunks.sort_unstable();
+    chunks.dedup();
+    let mut covers: Vec<Extent> = Vec::new();
+    for chunk in chunks {
+        let offset = u64::from(chunk) * chunk_size;
+        let until = (offset + chunk_size).min(end);
+        match covers.last_mut() {
+            _ if until <= offset => {}
+            Some(last) if offset == last.offset + last.length => last.length = until - last.offset,
+            _ => covers.push(Extent {
+                offset,
+                length: until - offset,
+            }),
         }
-        if covers.len() <= WORKING_SET_RANGES {
-            return covers;
-        }
-        gap *= 2;
     }
+    let gap = |index: usize| {
+        let (one, next): (&Extent, &Extent) = (&covers[index - 1], &covers[index]);
+        next.offset - (one.offset + one.length)
+    };
+    let mut narrowest_first: Vec<usize> = (1..covers.len()).collect();
+    narrowest_first.sort_by_key(|index| gap(*index));
+    let mut room = covers.iter().map(|extent| extent.length).sum::<u64>() + ROOM;
+    let mut left = covers.len();
+    let mut is_joined = vec![false; covers.len()];
+    for index in narrowest_first {
+        if left <= FEW || (left <= WORKING_SET_RANGES && gap(index) > room) {
+            break;
+        }
+        left -= 1;
+        is_joined[index] = true;
+        room = room.saturating_sub(gap(index));
+    }
+    let mut joined: Vec<Extent> = Vec::new();
+    for (extent, with_last) in covers.into_iter().zip(is_joined) {
+        match joined.last_mut() {
+            Some(last) if with_last => last.length = extent.offset + extent.length - last.offset,
+            _ => joined.push(extent),
+        }
+    }
+    joined
 }
+
+/// What a VM may map, and what of it another wrote at once, if that is known.
+pub type Offer = (Arc<WorkingSet>, Option<Vec<Extent>>);
 
 /// Those that are kept.
 #[derive(Debug, Default)]
 pub struct WorkingSets {
     /// The one used last is the last.
-    kept: Vec<(ImageKey, Arc<WorkingSet>)>,
+    kept: Vec<(ImageKey, Offer)>,
     /// Being read.
     coming: Vec<ImageKey>,
 }
 
 impl WorkingSets {
     /// That of an image, if it is here.
-    pub fn of(&mut self, image: ImageKey) -> Option<Arc<WorkingSet>> {
+    pub fn of(&mut self, image: ImageKey) -> Option<Offer> {
         let index = self.kept.iter().position(|(key, _)| *key == image)?;
         let entry = self.kept.remove(index);
         self.kept.push(entry);
-        self.kept.last().map(|(_, set)| set.clone())
+        self.kept.last().map(|(_, offer)| offer.clone())
     }
 
     /// Whether it is to be read now; then [`WorkingSets::keep`] has to follow.
     pub fn is_wanted(&mut self, image: ImageKey) -> bool {
         let known = self.coming.contains(&image) || self.kept.iter().any(|(key, _)| *key == image);
-        if !known {
+        let wanted = !known && self.coming.len() < AT_ONCE;
+        if wanted {
             self.coming.push(image);
         }
-        !known
+        wanted
     }
 
     /// It was read, or could not be.
     pub fn keep(&mut self, image: ImageKey, set: Option<WorkingSet>) {
         self.coming.retain(|key| *key != image);
-        self.kept.extend(set.map(|set| (image, Arc::new(set))));
-        let mut all: u64 = self.kept.iter().map(|(_, set)| set.bytes).sum();
+        self.kept
+            .extend(set.map(|set| (image, (Arc::new(set), None))));
+        let mut all: u64 = self.kept.iter().map(|(_, (set, _))| set.bytes).sum();
         while all > ALL {
-            all -= self.kept.remove(0).1.bytes;
+            all -= self.kept.remove(0).1.0.bytes;
         }
+    }
+
+    /// A VM says what of it its guest wrote. The first counts, and of that only what
+    /// makes sense: VMs that come will have these pages copied.
+    pub fn note_written(&mut self, image: ImageKey, mut ranges: Vec<Extent>) {
+        let Some((_, (set, written))) = self.kept.iter_mut().find(|(key, _)| *key == image) else {
+            return;
+        };
+        ranges.truncate(WORKING_SET_RANGES);
+        let is_covered = |range: &Extent| {
+            set.covers.iter().any(|extent| {
+                let before = range.offset.wrapping_sub(extent.offset);
+                before < extent.length && range.length <= extent.length - before
+            })
+        };
+        let mut told: Vec<Extent> = Vec::new();
+        for range in ranges {
+            let reached = told.last().map_or(0, |last| last.offset + last.length);
+            let makes_sense = range.offset >= reached
+                && range.length > 0
+                && (range.offset | range.length).is_multiple_of(PAGE)
+                && is_covered(&range);
+            if !makes_sense {
+                continue;
+            }
+            // To copy a page between two costs less than one range more.
+            let with_last = told.last().map(|last| Extent {
+                offset: last.offset,
+                length: range.offset + range.length - last.offset,
+            });
+            match with_last.filter(|both| range.offset - reached <= PAGE && is_covered(both)) {
+                Some(both) => *told.last_mut().expect("there is one") = both,
+                None => told.push(range),
+            }
+        }
+        written.get_or_insert(told);
     }
 }
 
@@ -234,24 +297,81 @@ mod tests {
             offset: first * CHUNK,
             length,
         };
-        assert_eq!(
-            set.covers(),
-            [
-                extent(3, 3 * CHUNK),
-                extent(15, CHUNK),
-                extent(19, CHUNK + PAGE)
-            ]
-        );
-        let mut bytes = vec![9; 3 * CHUNK as usize];
-        set.file.read_exact_at(&mut bytes, 3 * CHUNK).unwrap();
-        let expected: Vec<u8> = [3, 0, 5]
-            .into_iter()
-            .flat_map(|byte| vec![byte; CHUNK as usize])
-            .collect();
-        assert!(bytes == expected);
+        let expected = [
+            extent(3, CHUNK),
+            extent(5, CHUNK),
+            extent(15, CHUNK),
+            extent(19, CHUNK + PAGE),
+        ];
+        assert_eq!(set.covers(), expected);
+        for chunk in [3, 5, 15, 19] {
+            let mut bytes = [0; CHUNK as usize];
+            set.file.read_exact_at(&mut bytes, chunk * CHUNK).unwrap();
+            assert_eq!(bytes, [chunk as u8; CHUNK as usize]);
+        }
         assert!(set.file.write_all_at(b"x", 0).is_err());
         assert!(set.file.set_len(1).is_err());
         assert_eq!(set.bytes, 4 * CHUNK);
+    }
+
+    #[test]
+    fn what_is_scattered_is_taken_with_what_is_between() {
+        // 200 single chunks, two apart and once far apart.
+        let chunks: Vec<u32> = (0..100).chain(9000..9100).map(|n| n * 2).collect();
+        let joined = ranges(&chunks, CHUNK, 1 << 30);
+        assert_eq!(joined.len(), FEW);
+        let between = |pair: &[Extent]| pair[1].offset - pair[0].offset > 10_000 * CHUNK;
+        assert_eq!(joined.windows(2).filter(|pair| between(pair)).count(), 1);
+        // Too far apart for all to be joined.
+        let chunks: Vec<u32> = (0..200).map(|n| n * 50).collect();
+        let joined = ranges(&chunks, CHUNK, 1 << 30);
+        assert!((100..200).contains(&joined.len()), "{}", joined.len());
+        let all: u64 = joined.iter().map(|extent| extent.length).sum();
+        assert!(all <= 2 * 200 * CHUNK + ROOM);
+    }
+
+    #[test]
+    fn what_was_written_is_what_the_first_says_and_only_of_the_working_set() {
+        let key = ImageKey {
+            id: ImageId([1; 16]),
+            file: (0, 0, 0),
+        };
+        let extent = |page, pages| Extent {
+            offset: page * PAGE,
+            length: pages * PAGE,
+        };
+        let mut sets = WorkingSets::default();
+        sets.note_written(key, vec![extent(1, 1)]);
+        let image = Numbers(64 * CHUNK);
+        let set = WorkingSet::read(&image, &[1, 2, 3, 40], &mut Hands::default()).unwrap();
+        sets.keep(key, Some(set));
+        assert_eq!(sets.of(key).unwrap().1, None);
+        let odd = Extent {
+            offset: 5 * PAGE + 1,
+            length: PAGE,
+        };
+        let endless = Extent {
+            offset: 3 * PAGE,
+            length: u64::MAX - PAGE + 1,
+        };
+        let said = vec![
+            extent(1, 1),
+            extent(2, 1),
+            odd,
+            endless,
+            extent(4, 0),
+            extent(4, 2),
+            extent(3, 1),
+            extent(7, 2),
+            extent(81, 1),
+            extent(90, 1),
+        ];
+        sets.note_written(key, said);
+        // One page apart, 2 and 4 are told as one.
+        let known = Some(vec![extent(2, 4), extent(81, 1)]);
+        assert_eq!(sets.of(key).unwrap().1, known);
+        sets.note_written(key, Vec::new());
+        assert_eq!(sets.of(key).unwrap().1, known);
     }
 
     #[test]
@@ -275,6 +395,9 @@ mod tests {
         assert!(sets.is_wanted(id(5)));
         sets.keep(id(5), Some(set(1)));
         assert!(sets.of(id(2)).is_none() && sets.of(id(1)).is_some());
+        // No more than two at once.
+        assert!(sets.is_wanted(id(7)) && sets.is_wanted(id(8)) && !sets.is_wanted(id(6)));
+        sets.keep(id(7), None);
         // One that can't be read may be tried again.
         assert!(sets.is_wanted(id(6)));
         sets.keep(id(6), None);

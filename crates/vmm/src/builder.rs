@@ -110,7 +110,9 @@ impl Builder {
                 working_set,
             } = &restore.memory
             {
-                common.paged = Some(PagedMemory::attach(&ram, socket, *working_set)?);
+                let (paged, written_soon) = PagedMemory::attach(&ram, socket, *working_set)?;
+                common.paged = Some(paged);
+                common.written_soon = written_soon;
             }
             ram.register(&vm)?;
             if common.paged.is_some() {

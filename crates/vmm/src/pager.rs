@@ -7,14 +7,16 @@
 //! can't be had any more must end without looking at it again.
 //!
 //! Before that, a VM whose image has a working set asks what the pager has of
-//! that in memory, and maps it: no fault is taken there.
+//! that in memory, and maps it: no fault is taken there. What its guest writes of that
+//! in its first moments it tells, if nobody has yet: those who come later copy it in
+//! one go.
 
 use crate::memory::{GuestRam, MemoryError};
 use crate::vcpu::exit::Ending;
 use jiffy_sys::fds;
 use jiffy_sys::userfaultfd::{Features, Userfaultfd};
 use jiffy_wire::pager::{
-    Mapping, PagerWord, WORKING_SET_LINE, WORKING_SET_QUESTION, WORKING_SET_RANGES,
+    Mapping, PagerWord, VmmWord, WORKING_SET_LINE, WORKING_SET_QUESTION, WORKING_SET_RANGES,
 };
 use jiffy_wire::vmm::{ExitReason, Extent};
 use rustix::net::RecvFlags;
@@ -31,6 +33,8 @@ use thiserror::Error;
 const PATIENCE: Duration = Duration::from_millis(900);
 /// Milliseconds, for hosts on which another pager takes longer to start.
 const PATIENCE_VARIABLE: &str = "JIFFY_PAGER_PATIENCE_MS";
+/// How long the guest has run when it is looked at what it has written.
+const FIRST_MOMENTS: Duration = Duration::from_millis(20);
 /// How often it looks.
 const RETRY: Duration = Duration::from_millis(20);
 /// Longest line of a pager, bytes.
@@ -77,9 +81,20 @@ pub struct PagedMemory {
     /// what the pager shares with others.
     served: Vec<(u64, u64)>,
     link: Link,
+    telling: Telling,
     line: Vec<u8>,
     /// How long it waits for another pager.
     patience: Duration,
+}
+
+/// Is the pager to be told what the guest writes?
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Telling {
+    No,
+    /// Some time after the guest was entered.
+    Wanted,
+    /// Then.
+    At(Instant),
 }
 
 #[derive(Debug)]
@@ -100,36 +115,44 @@ enum Link {
 
 impl PagedMemory {
     /// Hands the RAM, which is still untouched, to the pager at `socket`. With
-    /// `working_set` the pager may already have a part of it in memory.
+    /// `working_set` the pager may already have a part of it in memory, and know what
+    /// of that is written at once: that is returned, too.
     pub fn attach(
         ram: &GuestRam,
         socket: &Path,
         working_set: bool,
-    ) -> Result<PagedMemory, PagerError> {
+    ) -> Result<(PagedMemory, Vec<Extent>), PagerError> {
         let unreachable = |error| PagerError::Connect(socket.into(), error);
         let uffd = Userfaultfd::create(Features::GUEST_MEMORY).map_err(PagerError::Userfaultfd)?;
         let mappings = ram.serve_by(&uffd).map_err(PagerError::Userfaultfd)?;
         let stream = UnixStream::connect(socket).map_err(unreachable)?;
+        let (mut telling, mut written_soon) = (Telling::No, Vec::new());
         if working_set {
             let answer = ask_for_working_set(&stream)
                 .map_err(|error| PagerError::WorkingSet(socket.into(), error))?;
-            if let Some((file, covers)) = answer {
+            if let Some((file, covers, written)) = answer {
                 ram.share(file, covers)?;
+                match written {
+                    Some(written) => written_soon = written,
+                    None => telling = Telling::Wanted,
+                }
             }
         }
         hand_over(&stream, &uffd, &mappings).map_err(unreachable)?;
-        Ok(PagedMemory {
+        let memory = PagedMemory {
             socket: socket.into(),
             uffd,
             mappings,
             served: ram.unshared(),
             link: Link::Up(stream),
+            telling,
             line: Vec::new(),
             patience: std::env::var(PATIENCE_VARIABLE)
                 .ok()
                 .and_then(|text| text.parse().ok())
                 .map_or(PATIENCE, Duration::from_millis),
-        })
+        };
+        Ok((memory, written_soon))
     }
 
     /// Readable when there is something to [`attend`](PagedMemory::attend) to.
@@ -142,7 +165,44 @@ impl PagedMemory {
 
     /// When to attend at the latest, from now.
     pub fn patience(&self) -> Option<Duration> {
-        matches!(self.link, Link::Down { .. }).then_some(RETRY)
+        let retry = matches!(self.link, Link::Down { .. }).then_some(RETRY);
+        let telling = match self.telling {
+            Telling::At(time) => Some(time.saturating_duration_since(Instant::now())),
+            _ => None,
+        };
+        [retry, telling].into_iter().flatten().min()
+    }
+
+    /// The guest runs from now on.
+    pub fn has_begun(&mut self) {
+        if self.telling == Telling::Wanted {
+            self.telling = Telling::At(Instant::now() + FIRST_MOMENTS);
+        }
+    }
+
+    /// Tells the pager what the guest has written, when it is time. It is only about
+    /// time for others.
+    pub fn tell_written(&mut self, ram: &GuestRam) {
+        let Telling::At(time) = self.telling else {
+            return;
+        };
+        if Instant::now() < time {
+            return;
+        }
+        self.telling = Telling::No;
+        let Link::Up(stream) = &self.link else {
+            return;
+        };
+        let told = ram.written().and_then(|mut ranges| {
+            ranges.truncate(WORKING_SET_RANGES);
+            let word = VmmWord::Written(ranges);
+            let mut line = serde_json::to_vec(&word).expect("a word is plain data");
+            line.push(b'\n');
+            fds::send_with_fds(stream, &line, &[])
+        });
+        if let Err(error) = told {
+            tracing::debug!(%error, "the pager is not told what is written at once");
+        }
     }
 
     /// Everything is in memory.
@@ -229,7 +289,7 @@ impl PagedMemory {
                 }
                 Ok(PagerWord::Complete(false)) => {}
                 Ok(PagerWord::Failed(why)) => return Some(self.lose(&why)),
-                Ok(PagerWord::WorkingSet(_)) | Err(_) => {
+                Ok(PagerWord::WorkingSet { .. }) | Err(_) => {
                     return Some(self.lose("the pager does not keep to its protocol"));
                 }
             }
@@ -251,9 +311,12 @@ fn hand_over(stream: &UnixStream, uffd: &Userfaultfd, mappings: &[Mapping]) -> i
     fds::send_with_fds(stream, &message, &[uffd.as_fd()])
 }
 
-/// What the pager has in memory: a file as long as RAM, and which ranges of it
-/// count.
-fn ask_for_working_set(mut stream: &UnixStream) -> io::Result<Option<(File, Vec<Extent>)>> {
+/// A file as long as RAM, which ranges of it count, and what of these is written at
+/// once.
+type WorkingSet = (File, Vec<Extent>, Option<Vec<Extent>>);
+
+/// What the pager has in memory.
+fn ask_for_working_set(mut stream: &UnixStream) -> io::Result<Option<WorkingSet>> {
     let wrong = || io::Error::other("it does not keep to its protocol");
     stream.write_all(WORKING_SET_QUESTION)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -268,8 +331,8 @@ fn ask_for_working_set(mut stream: &UnixStream) -> io::Result<Option<(File, Vec<
         answer.extend(&bytes[..count]);
     }
     match serde_json::from_slice(&answer) {
-        Ok(PagerWord::WorkingSet(covers)) if covers.len() <= WORKING_SET_RANGES => {
-            Ok(files.pop().map(|file| (File::from(file), covers)))
+        Ok(PagerWord::WorkingSet { ranges, written }) if ranges.len() <= WORKING_SET_RANGES => {
+            Ok(files.pop().map(|file| (File::from(file), ranges, written)))
         }
         Ok(PagerWord::Failed(why)) => Err(io::Error::other(why)),
         _ => Err(wrong()),
@@ -309,7 +372,7 @@ mod tests {
         let socket = folder.path().join("pager.sock");
         let listener = UnixListener::bind(&socket).unwrap();
         let ram = ram();
-        let mut memory = PagedMemory::attach(&ram, &socket, false).unwrap();
+        let mut memory = PagedMemory::attach(&ram, &socket, false).unwrap().0;
         let (mut stream, uffd, mappings) = accept(&listener);
         assert_eq!((mappings.len(), mappings[0].size), (1, 64 << 20));
         let base = mappings[0].base_host_virt_addr;
@@ -327,7 +390,7 @@ mod tests {
         let socket = folder.path().join("pager.sock");
         let listener = UnixListener::bind(&socket).unwrap();
         let ram = ram();
-        let mut memory = PagedMemory::attach(&ram, &socket, false).unwrap();
+        let mut memory = PagedMemory::attach(&ram, &socket, false).unwrap().0;
         assert_eq!(memory.patience, PATIENCE);
         memory.patience = Duration::from_secs(600);
         // To close them is not enough: a child of another test has them, too,
@@ -363,7 +426,7 @@ mod tests {
             let socket = folder.path().join("pager.sock");
             let listener = UnixListener::bind(&socket).unwrap();
             let ram = ram();
-            let mut memory = PagedMemory::attach(&ram, &socket, false).unwrap();
+            let mut memory = PagedMemory::attach(&ram, &socket, false).unwrap().0;
             let (mut stream, ..) = accept(&listener);
             stream.write_all(said).unwrap();
             let ending = memory.attend().unwrap();

@@ -343,6 +343,9 @@ impl Vmm {
                     // While it runs: which of the two comes first to a page
                     // does not matter.
                     self.ram.copy_ahead(&std::mem::take(&mut self.written_soon));
+                    if let Some(paged) = &mut self.paged {
+                        paged.has_begun();
+                    }
                 }
                 Notice::Gate { passed } => {
                     if let Some(ending) = self.gate.spoken(passed) {
@@ -365,6 +368,9 @@ impl Vmm {
                 reason: ExitReason::Shutdown,
                 message: message.into(),
             });
+        }
+        if let Some(paged) = &mut self.paged {
+            paged.tell_written(&self.ram);
         }
         if let Some(ending) = self.paged.as_mut().and_then(PagedMemory::attend) {
             self.ending.get_or_insert(ending);

@@ -17,8 +17,10 @@
 //!
 //! On that connection the pager says, one JSON object a line:
 //!
-//! * `{"working_set":[{"offset":…,"length":…},…]}`: the answer, with a sealed
-//!   memfd as long as RAM attached that holds these ranges of it; none without.
+//! * `{"working_set":{"ranges":[{"offset":…,"length":…},…],"written":null}}`: the
+//!   answer, with a sealed memfd as long as RAM attached that holds these ranges of
+//!   it; none without. Where it does not know what of that is written at once, the VMM
+//!   says so with a [`VmmWord`] when its guest has run for a moment.
 //! * `{"failed":"…"}`: a chunk can't be had; the VM ends with these words.
 //! * `{"complete":true}`: all that is not zero is in memory (`Complete` asked
 //!   for it; it is said before that is answered). The VMM unregisters its
@@ -34,10 +36,10 @@ use std::path::PathBuf;
 
 /// What is there of the image's working set? A line before the handshake.
 pub const WORKING_SET_QUESTION: &[u8] = b"{\"working_set\":true}\n";
-/// Ranges of a [`PagerWord::WorkingSet`], at most.
+/// Ranges in one list, at most.
 pub const WORKING_SET_RANGES: usize = 1024;
-/// Bytes of its line, at most.
-pub const WORKING_SET_LINE: usize = 96 << 10;
+/// Bytes of a line with such lists, at most.
+pub const WORKING_SET_LINE: usize = 128 << 10;
 
 /// One range of guest RAM in the VMM's address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,13 +58,27 @@ pub struct Mapping {
     pub page_size_kib: u64,
 }
 
+/// VMM to pager, a line after the handshake.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VmmWord {
+    /// These ranges of the working set were written, sorted, in whole pages and
+    /// apart from another.
+    Written(Vec<Extent>),
+}
+
 /// Pager to VMM, one a line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PagerWord {
-    /// These ranges of RAM, sorted, in whole pages and apart from another, are
-    /// in the memfd that comes with the line.
-    WorkingSet(Vec<Extent>),
+    /// What there is of the working set.
+    WorkingSet {
+        /// Ranges of RAM, sorted, in whole pages and apart from another, that are
+        /// in the memfd that comes with the line.
+        ranges: Vec<Extent>,
+        /// What of these an earlier VM wrote at once, if that is known.
+        written: Option<Vec<Extent>>,
+    },
     /// All that is not zero is in memory: faults need no pager any more.
     Complete(bool),
     /// A chunk can't be had, in one sentence: the last line of a connection

@@ -17,7 +17,7 @@ mod requests;
 mod scribe;
 mod served;
 
-use crate::errands::{Errands, Urgency};
+use crate::errands::{Errands, Hands};
 use crate::image::ImageKey;
 use crate::pool::{Pool, Settings};
 use crate::working_set::{WorkingSet, WorkingSets};
@@ -35,6 +35,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// Connections to the control socket at once; more have to wait.
@@ -286,14 +287,22 @@ impl Server {
             return;
         }
         let notifier = self.notifier.clone();
-        self.errands.push(Urgency::Ahead, move |hands| {
+        // A thread of its own, which gives way to all others: the VM has only just
+        // begun, and nobody waits for this.
+        let thread = thread::Builder::new().name("working-set".into());
+        let begun = thread.spawn(move || {
+            let _ = rustix::process::setpriority_process(None, 19);
             let set = image
                 .working_set()
-                .and_then(|chunks| WorkingSet::read(&*image, &chunks, hands));
+                .and_then(|chunks| WorkingSet::read(&*image, &chunks, &mut Hands::default()));
             let set = set.inspect_err(|error| tracing::warn!("no working set: {error}"));
             let set = set.ok();
             notifier.send(Notice::WorkingSet { image: key, set });
         });
+        if let Err(error) = begun {
+            tracing::warn!(%error, "a working set is not kept in memory");
+            self.working_sets.keep(key, None);
+        }
     }
 
     fn with_served(&mut self, name: &str, what: impl FnOnce(&mut Served)) {
@@ -312,6 +321,7 @@ impl Server {
         match served.hear(&self.pool, &self.notifier, sets, token) {
             served::Heard::Nothing => {}
             served::Heard::Attached => self.next += 1,
+            served::Heard::Wrote(key, ranges) => self.working_sets.note_written(key, ranges),
             served::Heard::Gone => self.scribe.write(served.recording(), None),
         }
     }

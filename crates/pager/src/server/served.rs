@@ -5,11 +5,14 @@ use crate::handshake::{self, HandshakeError, Layout, Progress};
 use crate::image::{ChunkImage, ImageKey, StoredImage};
 use crate::pool::Pool;
 use crate::vm::{Counters, Owner, Removed, Touched, Vm, VmParts};
-use crate::working_set::{WorkingSet, WorkingSets};
+use crate::working_set::{Offer, WorkingSets};
 use jiffy_store::Recording;
 use jiffy_sys::fds::{recv_with_fds, send_with_fds};
 use jiffy_sys::userfaultfd::Userfaultfd;
-use jiffy_wire::pager::{Mapping, PagerRequest, PagerStats, PagerWord, WORKING_SET_QUESTION};
+use jiffy_wire::pager::{
+    Mapping, PagerRequest, PagerStats, PagerWord, VmmWord, WORKING_SET_LINE, WORKING_SET_QUESTION,
+};
+use jiffy_wire::vmm::Extent;
 use std::fs;
 use std::io::{self, Write};
 use std::net::Shutdown;
@@ -41,7 +44,12 @@ enum Peer {
     /// It has not said all yet.
     Greeting(Greeting),
     /// It is served.
-    Attached { stream: UnixStream, vm: Arc<Vm> },
+    Attached {
+        stream: UnixStream,
+        vm: Arc<Vm>,
+        /// What came of the line that it was asked for.
+        telling: Option<Vec<u8>>,
+    },
 }
 
 struct Greeting {
@@ -49,7 +57,7 @@ struct Greeting {
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
     /// What it was given to map.
-    shared: Option<Arc<WorkingSet>>,
+    shared: Option<Offer>,
     deadline: Instant,
 }
 
@@ -68,6 +76,8 @@ pub(super) enum Heard {
     Nothing,
     /// It is served from now on.
     Attached,
+    /// Its guest has written these ranges of the working set.
+    Wrote(ImageKey, Vec<Extent>),
     /// It was served, and has gone.
     Gone,
 }
@@ -189,12 +199,17 @@ impl Served {
     ) -> Heard {
         match &mut self.peer {
             None => Heard::Nothing,
-            Some(Peer::Attached { stream, .. }) => {
-                // It has nothing to say; only its end matters.
-                let mut ignored = [0; 4096];
-                match io::Read::read(stream, &mut ignored) {
+            Some(Peer::Attached {
+                stream, telling, ..
+            }) => {
+                // If it was not asked, only its end matters.
+                let mut bytes = [0; 4096];
+                match io::Read::read(stream, &mut bytes) {
                     Ok(0) => {}
-                    Ok(_) => return Heard::Nothing,
+                    Ok(count) => {
+                        let told = self.key.zip(hear_written(telling, &bytes[..count]));
+                        return told.map_or(Heard::Nothing, |(key, what)| Heard::Wrote(key, what));
+                    }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                         return Heard::Nothing;
                     }
@@ -225,16 +240,24 @@ impl Served {
     fn answer(&mut self, sets: &mut WorkingSets) -> Result<(), String> {
         // What a recorded VM touches has to come to the pager.
         let wanted = self.prefetch && self.touched.is_none();
-        let set = self.key.filter(|_| wanted).and_then(|key| sets.of(key));
+        let offer = self.key.filter(|_| wanted).and_then(|key| sets.of(key));
         let Some(Peer::Greeting(greeting)) = &mut self.peer else {
             return Ok(());
         };
-        let covers = set.as_ref().map_or(&[][..], |set| set.covers());
-        let line = line(&PagerWord::WorkingSet(covers.to_vec()));
-        let files: Vec<BorrowedFd<'_>> = set.iter().map(|set| set.as_fd()).collect();
-        send_with_fds(&greeting.stream, &line, &files)
+        let word = match &offer {
+            Some((set, written)) => PagerWord::WorkingSet {
+                ranges: set.covers().to_vec(),
+                written: written.clone(),
+            },
+            None => PagerWord::WorkingSet {
+                ranges: Vec::new(),
+                written: None,
+            },
+        };
+        let files: Vec<BorrowedFd<'_>> = offer.iter().map(|(set, _)| set.as_fd()).collect();
+        send_with_fds(&greeting.stream, &line(&word), &files)
             .map_err(|error| format!("the VMM does not take an answer: {error}"))?;
-        greeting.shared = set;
+        greeting.shared = offer;
         Ok(())
     }
 
@@ -284,8 +307,10 @@ impl Served {
         });
         let vm = vm.map_err(|error| format!("the userfaultfd cannot be used: {error}"))?;
         let vm = Arc::new(vm);
-        if let Some(set) = &shared {
+        let mut telling = None;
+        if let Some((set, written)) = &shared {
             vm.note_shared(set.covers());
+            telling = written.is_none().then(Vec::new);
         }
         pool.attach(vm.clone())
             .map_err(|error| format!("the userfaultfd cannot be watched: {error}"))?;
@@ -295,7 +320,11 @@ impl Served {
             pool.prefetch(&vm, move || notifier.send(Notice::Prefetched { name }));
         }
         self.failed = None;
-        self.peer = Some(Peer::Attached { stream, vm });
+        self.peer = Some(Peer::Attached {
+            stream,
+            vm,
+            telling,
+        });
         Ok(())
     }
 
@@ -325,7 +354,7 @@ impl Served {
     /// The VM can be served no longer.
     pub fn fail(&mut self, pool: &Pool, sentence: &str) {
         self.failed = Some(sentence.to_owned());
-        if let Some(Peer::Attached { stream, vm }) = self.peer.take() {
+        if let Some(Peer::Attached { stream, vm, .. }) = self.peer.take() {
             pool.detach(&vm);
             say_failed(&stream, sentence);
         }
@@ -404,6 +433,19 @@ impl Greeting {
             Err(error) => Err(error.to_string()),
         }
     }
+}
+
+/// What the line says that the VMM was asked for, when it is whole. It is read once,
+/// and what is no such line, or too long, not at all.
+fn hear_written(telling: &mut Option<Vec<u8>>, bytes: &[u8]) -> Option<Vec<Extent>> {
+    let line = telling.as_mut()?;
+    line.extend(bytes);
+    if line.last() != Some(&b'\n') && line.len() < WORKING_SET_LINE {
+        return None;
+    }
+    let line = telling.take()?;
+    let VmmWord::Written(ranges) = serde_json::from_slice(&line).ok()?;
+    Some(ranges)
 }
 
 /// Says why a connection ends, and closes it.

@@ -2,7 +2,7 @@
 
 use super::support::*;
 use jiffy_sys::fds::recv_with_fds;
-use jiffy_wire::pager::{PagerResponse, PagerWord, WORKING_SET_QUESTION};
+use jiffy_wire::pager::{PagerResponse, PagerWord, VmmWord, WORKING_SET_QUESTION};
 use jiffy_wire::vmm::Extent;
 use std::fs::File;
 use std::io::Write;
@@ -60,14 +60,23 @@ fn a_working_set_is_there_before_it_is_asked_for() {
     assert!(memory.read_page(0).is_stuck());
 }
 
-/// Asks as a VMM of ours does; what it is given.
-fn ask_for_working_set(memory: &Memory, socket: &Path) -> (Vec<Extent>, Vec<OwnedFd>, UnixStream) {
+/// What a VMM is given.
+struct Given {
+    ranges: Vec<Extent>,
+    written: Option<Vec<Extent>>,
+    files: Vec<OwnedFd>,
+    stream: UnixStream,
+}
+
+/// Asks as a VMM of ours does, and shakes hands.
+fn ask_for_working_set(memory: &Memory, socket: &Path) -> Given {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.write_all(WORKING_SET_QUESTION).unwrap();
     let mut line = vec![0; 64 << 10];
     let mut files = Vec::new();
     let count = recv_with_fds(&stream, &mut line, &mut files).unwrap();
-    let Ok(PagerWord::WorkingSet(covers)) = serde_json::from_slice(&line[..count]) else {
+    let word = serde_json::from_slice(&line[..count]);
+    let Ok(PagerWord::WorkingSet { ranges, written }) = word else {
         panic!("{}", String::from_utf8_lossy(&line[..count]));
     };
     greet(
@@ -75,7 +84,12 @@ fn ask_for_working_set(memory: &Memory, socket: &Path) -> (Vec<Extent>, Vec<Owne
         &format!("[{}]", memory.mapping()),
         &[memory.uffd()],
     );
-    (covers, files, stream)
+    Given {
+        ranges,
+        written,
+        files,
+        stream,
+    }
 }
 
 #[test]
@@ -89,22 +103,28 @@ fn a_working_set_is_in_memory_once_for_all_who_come_later() {
     let pager = Pager::start(folder.path(), &[]);
     let first = Memory::new(8 * MIB);
     let socket = pager.serve_as("first", &path, None, true);
-    let (covers, files, _first) = ask_for_working_set(&first, &socket);
-    assert!(covers.is_empty() && files.is_empty());
+    let nothing = ask_for_working_set(&first, &socket);
+    assert!(nothing.ranges.is_empty() && nothing.files.is_empty());
     // It is read when the first VM has it.
     let mut number = 0;
-    let (covers, files, memory, _stream) = loop {
+    let mut next = || {
         number += 1;
         let name = format!("later-{number}");
         let memory = Memory::new(8 * MIB);
         let socket = pager.serve_as(&name, &path, None, true);
-        let (covers, files, stream) = ask_for_working_set(&memory, &socket);
+        let given = ask_for_working_set(&memory, &socket);
         pager.wait_for(&memory);
-        if !covers.is_empty() {
-            break (covers, files, memory, stream);
+        (name, memory, given)
+    };
+    let (name, memory, mut given) = loop {
+        let (name, memory, given) = next();
+        if !given.ranges.is_empty() {
+            break (name, memory, given);
         }
         std::thread::sleep(std::time::Duration::from_millis(10));
     };
+    let covers = given.ranges;
+    let files = given.files;
     let [file] = <[OwnedFd; 1]>::try_from(files).unwrap();
     let file = File::from(file);
     let mut bytes = vec![0; PAGE];
@@ -122,7 +142,6 @@ fn a_working_set_is_in_memory_once_for_all_who_come_later() {
     }
     assert!(file.write_all_at(b"x", 0).is_err(), "it is sealed");
     // Nothing of it is filled, all else is.
-    let name = format!("later-{number}");
     let shared: u64 = covers.iter().map(|extent| extent.length).sum();
     assert_eq!(pager.stats(&name).bytes_shared, shared);
     assert_eq!(pager.complete(&name), PagerResponse::Ok);
@@ -131,14 +150,27 @@ fn a_working_set_is_in_memory_once_for_all_who_come_later() {
     });
     assert_eq!((stats.prefetched_chunks, stats.faults), (0, 1));
     assert_eq!(stats.bytes_filled + shared, 8 * MIB as u64);
+
+    // What its guest wrote at once, those who come later hear.
+    assert_eq!(given.written, None);
+    let wrote = vec![Extent {
+        offset: 200 * PAGE as u64,
+        length: PAGE as u64,
+    }];
+    let word = VmmWord::Written(wrote.clone());
+    let line = format!("{}\n", serde_json::to_string(&word).unwrap());
+    given.stream.write_all(line.as_bytes()).unwrap();
+    eventually("it is not heard", || {
+        next().2.written == Some(wrote.clone())
+    });
     drop(memory);
 
     // One that is recorded has to fault.
     let memory = Memory::new(8 * MIB);
     let record = folder.path().join("recording");
     let socket = pager.serve_as("recorded", &path, Some(record), true);
-    let (covers, files, _stream) = ask_for_working_set(&memory, &socket);
-    assert!(covers.is_empty() && files.is_empty());
+    let nothing = ask_for_working_set(&memory, &socket);
+    assert!(nothing.ranges.is_empty() && nothing.files.is_empty());
 }
 
 #[test]

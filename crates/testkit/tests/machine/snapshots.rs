@@ -176,6 +176,53 @@ fn a_vm_goes_on_and_what_was_captured_goes_on_twice_as_two_others() {
 }
 
 #[test]
+fn restores_of_an_optimised_snapshot_share_what_they_need_first() {
+    let jiffy = jiffy();
+    jiffy.ok(&["run", "-d", "--name", "origin"]);
+    let script = "seq 100000 > /tmp/data";
+    jiffy.ok(&["exec", "origin", "sh", "-c", script]);
+    let sum = |vm: &str| jiffy.ok(&["exec", vm, "md5sum", "/tmp/data", "/bin/busybox"]);
+    let expected = sum("origin");
+    jiffy.ok(&["snapshot", "create", "--stop", "origin", "one"]);
+    let restore = |name: &str| {
+        jiffy.ok(&["run", "-d", "--name", name, "--from", "one"]);
+        assert_eq!(sum(name), expected, "{name}");
+    };
+    // The first shows what restores need; it is recorded when it ends.
+    restore("recorded");
+    jiffy.ok(&["rm", "-f", "recorded"]);
+    jiffy.ok(&["snapshot", "optimise", "one"]);
+    let sharing = || {
+        let list = jiffy.sh("cat /proc/[0-9]*/maps | grep -c 'jiffy working set' || true");
+        list.trim().parse::<u32>().unwrap()
+    };
+    // The pager keeps what the next one needed, for those that follow.
+    let mut number = 0;
+    while sharing() == 0 {
+        number += 1;
+        assert!(number < 10, "nothing is shared");
+        restore(&format!("early-{number}"));
+    }
+    let before = sharing();
+    restore("last");
+    assert!(sharing() > before);
+
+    // What one of them writes is its own, and goes with it wherever it goes.
+    jiffy.ok(&["exec", "last", "sh", "-c", "echo mine >> /tmp/data"]);
+    let changed = sum("last");
+    assert_ne!(changed, expected);
+    assert_eq!(sum(&format!("early-{number}")), expected);
+    let child = jiffy.ok(&["fork", "last"]);
+    jiffy.ok(&["snapshot", "create", "last", "two"]);
+    jiffy.ok(&["hibernate", "last"]);
+    jiffy.ok(&["wake", "last"]);
+    jiffy.ok(&["run", "-d", "--name", "later", "--from", "two"]);
+    for vm in [child.as_str(), "last", "later"] {
+        assert_eq!(sum(vm), changed, "{vm}");
+    }
+}
+
+#[test]
 fn a_snapshot_is_listed_looked_into_used_and_removed() {
     let jiffy = jiffy();
     let nothing = jiffy.at_rest();

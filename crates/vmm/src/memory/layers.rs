@@ -212,7 +212,7 @@ pub fn joined(mut ranges: Vec<Extent>, gap: u64) -> Vec<Extent> {
 }
 
 /// The ranges grown to whole multiples of `granule`, at most to `size`, and joined
-/// where they are at most as much apart.
+/// where they are at most twice as much apart.
 pub fn coarsen(ranges: &[Extent], granule: u64, size: u64) -> Vec<Extent> {
     joined(
         ranges
@@ -226,7 +226,7 @@ pub fn coarsen(ranges: &[Extent], granule: u64, size: u64) -> Vec<Extent> {
                 }
             })
             .collect(),
-        granule,
+        2 * granule,
     )
 }
 
