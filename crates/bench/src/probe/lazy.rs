@@ -54,8 +54,11 @@ impl Pager {
     pub fn anew(self) -> Result<Pager> {
         let (how, optimised) = (self.how, self.optimised);
         drop(self);
+        let process = start()?;
+        // Who has just worked is not let in at once when it wakes.
+        std::thread::sleep(Duration::from_millis(50));
         Ok(Pager {
-            _process: start()?,
+            _process: process,
             how,
             optimised,
         })
