@@ -178,6 +178,11 @@ pub const GOALS: &[Goal] = &[
         Bound::AtMost(1.5e6),
     ),
     aim("restore/lazy/128/visible", INSTRUCTIONS, Bound::AtMost(6e6)),
+    promise(
+        "restore/lazy-first/128/visible",
+        INSTRUCTIONS,
+        Bound::AtMost(12e6),
+    ),
     promise("snapshot/full/128/pause", INSTRUCTIONS, Bound::AtMost(25e6)),
     aim("run/golden/answer", INSTRUCTIONS, Bound::AtMost(8e6)),
     aim("fork/1/host", INSTRUCTIONS, Bound::AtMost(1.5e6)),

@@ -36,7 +36,6 @@ const PAGE: u64 = 4096;
 pub struct WorkingSet {
     file: File,
     covers: Vec<Extent>,
-    bytes: u64,
 }
 
 impl WorkingSet {
@@ -52,10 +51,9 @@ impl WorkingSet {
                 "a working set could not be kept in memory: {error}"
             ))
         };
-        let covers = ranges(chunks, size, image.size());
+        let covers = joined(touching(chunks, size, image.size()));
         let file =
             memfd::create("jiffy working set", image.size(), Pages::Small).map_err(failed)?;
-        let mut bytes = 0;
         for extent in &covers {
             let end = extent.offset + extent.length;
             for offset in (extent.offset..end).step_by(size as usize) {
@@ -64,18 +62,13 @@ impl WorkingSet {
                 if let Content::Bytes { .. } = image.read(&mut hands.decoder, chunk, buffer)? {
                     let buffer = &buffer[..size.min(end - offset) as usize];
                     file.write_all_at(buffer, offset).map_err(failed)?;
-                    bytes += buffer.len() as u64;
                 }
             }
         }
         // Nobody it is given to can change it for the others.
         let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         fcntl_add_seals(&file, seals).map_err(|error| failed(error.into()))?;
-        Ok(WorkingSet {
-            file,
-            covers,
-            bytes,
-        })
+        Ok(WorkingSet { file, covers })
     }
 
     /// The ranges of the image that it holds, sorted, apart from another.
@@ -83,8 +76,8 @@ impl WorkingSet {
         &self.covers
     }
 
-    /// Bytes of all ranges.
-    pub fn length(&self) -> u64 {
+    /// Bytes it may take: what is zero in it takes a page when it is read.
+    fn bytes(&self) -> u64 {
         self.covers.iter().map(|extent| extent.length).sum()
     }
 }
@@ -95,50 +88,55 @@ impl AsFd for WorkingSet {
     }
 }
 
-/// Whole pages around the first of these chunks. Ranges are joined over what is
-/// between them, the least first, until they are few or that is too much.
-fn ranges(chunks: &[u32], chunk_size: u64, image_size: u64) -> Vec<Extent> {
+/// The first of these chunks, in whole pages, put together where they touch.
+fn touching(chunks: &[u32], chunk_size: u64, image_size: u64) -> Vec<Extent> {
     let end = image_size / PAGE * PAGE;
     let mut chunks = chunks[..chunks.len().min((MOST / chunk_size) as usize)].to_vec();
     chunks.sort_unstable();
     chunks.dedup();
-    let mut covers: Vec<Extent> = Vec::new();
+    let mut ranges: Vec<Extent> = Vec::new();
     for chunk in chunks {
         let offset = u64::from(chunk) * chunk_size;
         let until = (offset + chunk_size).min(end);
-        match covers.last_mut() {
+        match ranges.last_mut() {
             _ if until <= offset => {}
             Some(last) if offset == last.offset + last.length => last.length = until - last.offset,
-            _ => covers.push(Extent {
+            _ => ranges.push(Extent {
                 offset,
                 length: until - offset,
             }),
         }
     }
+    ranges
+}
+
+/// Ranges joined over what is between them, the narrowest gaps first, until they are
+/// few or that is too much. Those that are too many even then are left to be filled.
+fn joined(ranges: Vec<Extent>) -> Vec<Extent> {
     let gap = |index: usize| {
-        let (one, next): (&Extent, &Extent) = (&covers[index - 1], &covers[index]);
+        let (one, next) = (&ranges[index - 1], &ranges[index]);
         next.offset - (one.offset + one.length)
     };
-    let mut narrowest_first: Vec<usize> = (1..covers.len()).collect();
+    let mut narrowest_first: Vec<usize> = (1..ranges.len()).collect();
     narrowest_first.sort_by_key(|index| gap(*index));
-    let mut room = covers.iter().map(|extent| extent.length).sum::<u64>() + ROOM;
-    let mut left = covers.len();
-    let mut is_joined = vec![false; covers.len()];
+    narrowest_first.truncate(ranges.len().saturating_sub(FEW));
+    let mut room = ranges.iter().map(|extent| extent.length).sum::<u64>() + ROOM;
+    let mut with_last = vec![false; ranges.len()];
     for index in narrowest_first {
-        if left <= FEW || (left <= WORKING_SET_RANGES && gap(index) > room) {
+        let Some(left) = room.checked_sub(gap(index)) else {
             break;
-        }
-        left -= 1;
-        is_joined[index] = true;
-        room = room.saturating_sub(gap(index));
+        };
+        room = left;
+        with_last[index] = true;
     }
     let mut joined: Vec<Extent> = Vec::new();
-    for (extent, with_last) in covers.into_iter().zip(is_joined) {
+    for (extent, with_last) in ranges.into_iter().zip(with_last) {
         match joined.last_mut() {
             Some(last) if with_last => last.length = extent.offset + extent.length - last.offset,
             _ => joined.push(extent),
         }
     }
+    joined.truncate(WORKING_SET_RANGES);
     joined
 }
 
@@ -178,9 +176,9 @@ impl WorkingSets {
         self.coming.retain(|key| *key != image);
         self.kept
             .extend(set.map(|set| (image, (Arc::new(set), None))));
-        let mut all: u64 = self.kept.iter().map(|(_, (set, _))| set.bytes).sum();
+        let mut all: u64 = self.kept.iter().map(|(_, (set, _))| set.bytes()).sum();
         while all > ALL {
-            all -= self.kept.remove(0).1.0.bytes;
+            all -= self.kept.remove(0).1.0.bytes();
         }
     }
 
@@ -266,8 +264,12 @@ mod tests {
             pages in 1_u64..90_000,
         ) {
             let size = pages * PAGE;
-            let ranges = ranges(&chunks, CHUNK, size);
+            let single = touching(&chunks, CHUNK, size);
+            let all: u64 = single.iter().map(|extent| extent.length).sum();
+            let ranges = joined(single);
             prop_assert!(ranges.len() <= WORKING_SET_RANGES);
+            let length: u64 = ranges.iter().map(|extent| extent.length).sum();
+            prop_assert!(length <= 2 * all + ROOM);
             let mut reached = None;
             for extent in &ranges {
                 prop_assert!(extent.length > 0 && (extent.offset | extent.length) % PAGE == 0);
@@ -282,7 +284,8 @@ mod tests {
                 let holds = |extent: &Extent| {
                     extent.offset <= start && end <= extent.offset + extent.length
                 };
-                prop_assert!(start >= size || ranges.iter().any(holds));
+                let is_left_out = ranges.len() == WORKING_SET_RANGES;
+                prop_assert!(start >= size || is_left_out || ranges.iter().any(holds));
             }
         }
     }
@@ -311,23 +314,22 @@ mod tests {
         }
         assert!(set.file.write_all_at(b"x", 0).is_err());
         assert!(set.file.set_len(1).is_err());
-        assert_eq!(set.bytes, 4 * CHUNK);
+        assert_eq!(set.bytes(), 4 * CHUNK + PAGE);
     }
 
     #[test]
     fn what_is_scattered_is_taken_with_what_is_between() {
         // 200 single chunks, two apart and once far apart.
         let chunks: Vec<u32> = (0..100).chain(9000..9100).map(|n| n * 2).collect();
-        let joined = ranges(&chunks, CHUNK, 1 << 30);
-        assert_eq!(joined.len(), FEW);
+        let of = |chunks: &[u32]| joined(touching(chunks, CHUNK, 1 << 30));
+        let few = of(&chunks);
+        assert_eq!(few.len(), FEW);
         let between = |pair: &[Extent]| pair[1].offset - pair[0].offset > 10_000 * CHUNK;
-        assert_eq!(joined.windows(2).filter(|pair| between(pair)).count(), 1);
+        assert_eq!(few.windows(2).filter(|pair| between(pair)).count(), 1);
         // Too far apart for all to be joined.
         let chunks: Vec<u32> = (0..200).map(|n| n * 50).collect();
-        let joined = ranges(&chunks, CHUNK, 1 << 30);
-        assert!((100..200).contains(&joined.len()), "{}", joined.len());
-        let all: u64 = joined.iter().map(|extent| extent.length).sum();
-        assert!(all <= 2 * 200 * CHUNK + ROOM);
+        let many = of(&chunks);
+        assert!((100..200).contains(&many.len()), "{}", many.len());
     }
 
     #[test]
@@ -376,10 +378,9 @@ mod tests {
 
     #[test]
     fn those_used_longest_ago_go_first() {
-        let set = |bytes| WorkingSet {
+        let set = |length| WorkingSet {
             file: memfd::create("test", PAGE, Pages::Small).unwrap(),
-            covers: Vec::new(),
-            bytes,
+            covers: vec![Extent { offset: 0, length }],
         };
         let id = |number: u8| ImageKey {
             id: ImageId([number; 16]),
