@@ -10,6 +10,7 @@ mod image;
 mod lazy;
 mod node;
 mod restore;
+mod seen;
 
 use crate::plan::{Case, Kind, MARKER, Outcome, Sample};
 use anyhow::{Context, Result, bail};

@@ -1,8 +1,9 @@
 //! Capture, restore and fork of `jiffy-vmm`, without a node in between.
 
 use super::lazy::Pager;
+use super::seen::Output;
 use super::{Running, event_spans, kvm_counters, now_ns};
-use crate::plan::{Lazily, MARKER, Sample};
+use crate::plan::{Lazily, Sample};
 use anyhow::{Context, Result, bail};
 use jiffy_sys::ahead;
 use jiffy_sys::fds::send_with_fds;
@@ -29,12 +30,21 @@ const STATE: &str = "/bench/snapshot/state";
 pub const RAM: &str = "/bench/snapshot/ram.raw";
 const CONFIG: &str = "/bench/restore.json";
 
+/// What a guest does between its marker and a capture: it comes to rest.
+pub const SETTLING: Duration = Duration::from_millis(100);
+
 /// A booted VM, and what was captured of it.
 pub struct Stage {
     config: VmmConfig,
-    parent: Running,
+    parent: Seen,
     prefault: Vec<Extent>,
     pager: Option<Pager>,
+}
+
+/// A monitor whose guest was seen.
+pub struct Seen {
+    process: Running,
+    _output: Output,
 }
 
 /// Where the RAM of a restore comes from.
@@ -80,8 +90,8 @@ impl Stage {
 impl Stage {
     /// Nothing else may run while restores are measured.
     fn end_parent(&mut self) {
-        let _ = self.parent.0.kill();
-        let _ = self.parent.0.wait();
+        let _ = self.parent.process.0.kill();
+        let _ = self.parent.process.0.wait();
     }
 }
 
@@ -134,21 +144,25 @@ fn restored(stage: &Stage, memory: &Memory) -> VmmConfig {
 }
 
 /// A restore to the marker, and what it restored.
-pub fn timed(stage: &Stage, memory: &Memory) -> Result<(Sample, Running)> {
+pub fn timed(stage: &Stage, memory: &Memory) -> Result<(Sample, Seen)> {
     let config = restored(stage, memory);
     fs::write(CONFIG, serde_json::to_vec(&config)?)?;
     let (events, events_end) = rustix::pipe::pipe()?;
+    let (mut output, output_end) = Output::new()?;
     let start = now_ns();
-    let mut child = spawn(CONFIG, &events_end)?;
+    let mut process = spawn(output_end, Some(&events_end))?;
     drop(events_end);
-    to_marker(&mut child)?;
-    let end = now_ns();
+    let end = seen(&mut output, &mut process)?;
     let sample = Sample {
         nanoseconds: end - start,
-        counters: kvm_counters(child.0.id()),
+        counters: kvm_counters(process.0.id()),
         spans: spans_so_far(events, start)?,
     };
-    Ok((sample, child))
+    let seen = Seen {
+        process,
+        _output: output,
+    };
+    Ok((sample, seen))
 }
 
 /// What was told until now; who tells still lives.
@@ -277,40 +291,34 @@ pub fn pause(config: &str) -> Result<Sample> {
     })
 }
 
-fn boot(config: &VmmConfig) -> Result<Running> {
+/// Boots a guest, and gives it time to come to rest.
+fn boot(config: &VmmConfig) -> Result<Seen> {
     fs::write(CONFIG, serde_json::to_vec(config)?)?;
-    let mut child = Running(command(CONFIG).spawn()?);
-    to_marker(&mut child)?;
-    Ok(child)
+    let (mut output, output_end) = Output::new()?;
+    let mut process = spawn(output_end, None)?;
+    seen(&mut output, &mut process)?;
+    std::thread::sleep(SETTLING);
+    Ok(Seen {
+        process,
+        _output: output,
+    })
 }
 
-fn command(config: &str) -> Command {
+fn spawn(output: Stdio, events: Option<&OwnedFd>) -> Result<Running> {
     let mut command = Command::new(VMM);
     command
-        .args(["run", "--config", config])
+        .args(["run", "--config", CONFIG])
         .stdin(Stdio::null())
-        .stdout(Stdio::piped())
+        .stdout(output)
         .stderr(Stdio::piped());
-    command
-}
-
-fn spawn(config: &str, events: &OwnedFd) -> Result<Running> {
-    let number = events.as_raw_fd().to_string();
-    let mut command = command(config);
-    Ok(Running(command.args(["--events-fd", &number]).spawn()?))
-}
-
-/// Waits for the marker. What the guest writes later nobody reads: the pipe
-/// stays open and the serial port drops what it can't write.
-fn to_marker(child: &mut Running) -> Result<()> {
-    let stdout = child.0.stdout.as_mut().context("stdout is piped")?;
-    let mut byte = [0];
-    while byte[0] != MARKER {
-        if stdout.read(&mut byte)? == 0 {
-            bail!("it ended before the marker: {}", complaint(&mut child.0));
-        }
+    if let Some(events) = events {
+        command.args(["--events-fd", &events.as_raw_fd().to_string()]);
     }
-    Ok(())
+    Ok(Running(command.spawn()?))
+}
+
+fn seen(output: &mut Output, process: &mut Running) -> Result<u64> {
+    output.seen().with_context(|| complaint(&mut process.0))
 }
 
 fn complaint(child: &mut Child) -> String {
@@ -321,8 +329,8 @@ fn complaint(child: &mut Child) -> String {
     message.trim().into()
 }
 
-fn capture(config: &VmmConfig, parent: &mut Running) -> Result<Captured> {
-    monitor::capture(control(config)?, true).with_context(|| complaint(&mut parent.0))
+fn capture(config: &VmmConfig, parent: &mut Seen) -> Result<Captured> {
+    monitor::capture(control(config)?, true).with_context(|| complaint(&mut parent.process.0))
 }
 
 /// What the VM has written in its first milliseconds after the capture.

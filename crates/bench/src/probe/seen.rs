@@ -1,0 +1,126 @@
+//! When a guest was seen: the moment at which its marker woke who waits for it,
+//! as the kernel's trace of wake-ups has it.
+//!
+//! Who is woken is not let in at once: on one processor a guest that never rests
+//! keeps it until its turn is over, milliseconds later, and those are neither the
+//! monitor's work nor what was waited for.
+
+use crate::plan::MARKER;
+use anyhow::{Context, Result, ensure};
+use rustix::mount::{MountFlags, mount};
+use rustix::thread::gettid;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
+
+const TRACING: &str = "/sys/kernel/tracing";
+/// A trace of its own, in which nothing but wake-ups of one thread is written.
+const WAKE_UPS: &str = "/sys/kernel/tracing/instances/jiffy";
+
+/// The standard output of a monitor, and who waits for the marker on it.
+///
+/// Once it was seen nobody reads what its guest writes, but the pipe stays open:
+/// a monitor that can't write would do other things.
+pub struct Output {
+    _kept: OwnedFd,
+    waiting: Option<JoinHandle<Result<u64>>>,
+}
+
+impl Output {
+    /// What waits, and what the monitor is to write to.
+    pub fn new() -> Result<(Output, Stdio)> {
+        let (output, output_end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        let kept = output.try_clone()?;
+        let (ready, is_ready) = sync_channel(1);
+        let waiting = std::thread::spawn(move || {
+            let prepared = trace_this_thread();
+            let failed = prepared.is_err();
+            ready.send(prepared)?;
+            ensure!(!failed, "no trace");
+            until_marker(output.into())?;
+            last_wake_up()
+        });
+        is_ready.recv()??;
+        let output = Output {
+            _kept: kept,
+            waiting: Some(waiting),
+        };
+        Ok((output, output_end.into()))
+    }
+
+    /// Waits for the marker; when it was there, nanoseconds of the monotonic
+    /// clock.
+    pub fn seen(&mut self) -> Result<u64> {
+        let waiting = self.waiting.take().context("it was seen before")?;
+        waiting.join().expect("the thread does not panic")
+    }
+}
+
+fn until_marker(mut output: File) -> Result<()> {
+    let mut bytes = [0; 4096];
+    loop {
+        let got = output.read(&mut bytes)?;
+        ensure!(got > 0, "it ended before the marker");
+        // A line of a log may have such a letter, too, but none alone.
+        let got = &bytes[..got];
+        if got == [MARKER] || got.windows(2).any(|pair| pair == [MARKER; 2]) {
+            return Ok(());
+        }
+    }
+}
+
+fn trace_this_thread() -> Result<()> {
+    if !Path::new(TRACING).join("instances").exists() {
+        mount("tracefs", TRACING, "tracefs", MountFlags::empty(), c"").context(TRACING)?;
+    }
+    fs::create_dir_all(WAKE_UPS).context(WAKE_UPS)?;
+    let thread = gettid().as_raw_nonzero();
+    write("trace_clock", "mono")?;
+    write(
+        "events/sched/sched_waking/filter",
+        &format!("pid=={thread}"),
+    )?;
+    write("events/sched/sched_waking/enable", "1")?;
+    // What was traced before is forgotten when this is opened for writing.
+    write("trace", "")
+}
+
+fn write(file: &str, text: &str) -> Result<()> {
+    let path = Path::new(WAKE_UPS).join(file);
+    fs::write(&path, text).with_context(|| path.display().to_string())
+}
+
+fn last_wake_up() -> Result<u64> {
+    let path = Path::new(WAKE_UPS).join("trace");
+    let trace = fs::read_to_string(&path)?;
+    moment_of_last(&trace).with_context(|| format!("no wake-up in the trace: {trace}"))
+}
+
+/// The time in the last line of a trace: `… 12.345678: sched_waking: …`, seconds.
+fn moment_of_last(trace: &str) -> Option<u64> {
+    let line = trace
+        .lines()
+        .rfind(|line| line.contains(": sched_waking: "))?;
+    let (before, _) = line.split_once(": sched_waking: ")?;
+    let (seconds, micros) = before.rsplit(' ').next()?.split_once('.')?;
+    let micros: u64 = format!("{micros:0<6}").get(..6)?.parse().ok()?;
+    Some((seconds.parse::<u64>().ok()? * 1_000_000 + micros) * 1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_moment_is_that_of_the_last_wake_up() {
+        let trace = "# tracer: nop\n#\n\
+            \x20         <idle>-0       [000] d.h4.     7.000001: sched_waking: comm=probe pid=7 prio=120 target_cpu=000\n\
+            \x20         vcpu 0-123     [000] d..4.    12.345678: sched_waking: comm=probe pid=7 prio=120 target_cpu=000\n";
+        assert_eq!(moment_of_last(trace), Some(12_345_678_000));
+        assert_eq!(moment_of_last("# tracer: nop\n"), None);
+    }
+}
