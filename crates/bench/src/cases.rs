@@ -340,10 +340,10 @@ fn usual(kernel: &str) -> vmm::VmmConfig {
     }
 }
 
-/// A VM as the node makes it, with a control socket. Its guest is seen to run
-/// for ever, or idles after it was seen once.
-fn controlled(ram_mib: u32, initramfs: &str) -> vmm::VmmConfig {
-    let mut config = usual(BASE_KERNEL);
+/// A VM with a control socket. Its guest is seen to run for ever, or idles after
+/// it was seen once.
+fn controlled(config: vmm::VmmConfig, ram_mib: u32, initramfs: &str) -> vmm::VmmConfig {
+    let mut config = config;
     config.memory.size_mib = ram_mib;
     config.boot.initrd = Some(initramfs.into());
     config.control = Some("/tmp/bench-control.sock".into());
@@ -356,7 +356,12 @@ fn restore_cases(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result
         let guest = format!("/bench/{file}");
         // On one processor a busy parent would take half of its child's time.
         let initramfs = if name == FORK { INITRAMFS } else { BEATING };
-        let config = controlled(ram_mib, initramfs);
+        // Peers restore a VM with a serial port and no more.
+        let devices = match name.ends_with("/visible") {
+            true => vmm_config(BASE_KERNEL),
+            false => usual(BASE_KERNEL),
+        };
+        let config = controlled(devices, ram_mib, initramfs);
         std::fs::write(scratch.join(&file), serde_json::to_vec(&config)?)?;
         files.push(addition(scratch.join(&file), &guest));
         anyhow::Ok(Case {

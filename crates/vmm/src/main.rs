@@ -1,11 +1,12 @@
 //! `jiffy-vmm`: one process, one VM.
+#![cfg_attr(not(test), no_main)]
 
 mod arguments;
+mod logging;
 mod run;
 
 use arguments::Command;
 use jiffy_vmm::error::sentence;
-use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: jiffy-vmm run --config FILE [--events-fd N | --spare-fd N] [--seccomp on|off]
@@ -13,30 +14,47 @@ usage: jiffy-vmm run --config FILE [--events-fd N | --spare-fd N] [--seccomp on|
        jiffy-vmm --version
 ";
 
-fn main() -> ExitCode {
+const SUCCESS: i32 = 0;
+const FAILURE: i32 = 1;
+const MISUSE: i32 = 2;
+
+/// Called by the C library, without Rust's runtime in between: to name a stack
+/// that overflows, it reads `/proc/self/maps` and gives each thread a second
+/// stack. Here such a thread ends at the guard page below its own, by SIGSEGV.
+#[allow(unsafe_code)]
+// The name, and a signal's disposition.
+// SAFETY: it is the only `main` of this program, of the type that C expects.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+extern "C" fn main(_count: libc::c_int, _arguments: *const *const libc::c_char) -> libc::c_int {
     let begun = jiffy_sys::clock::monotonic_ns();
+    // SAFETY: no handler is installed; who reads a pipe no more is an error of
+    // the write.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     match arguments::parse(std::env::args_os().skip(1)) {
-        Ok(Command::Run(options)) => run::run(&options, begun),
+        Ok(Command::Run(options)) => match run::run(&options, begun) {
+            true => SUCCESS,
+            false => FAILURE,
+        },
         Ok(Command::Probe) => {
             let probe = jiffy_vmm::probe::probe();
             println!(
                 "{}",
                 serde_json::to_string(&probe).expect("a probe is plain data")
             );
-            ExitCode::SUCCESS
+            SUCCESS
         }
         Ok(Command::Version) => {
             println!("jiffy-vmm {}", env!("CARGO_PKG_VERSION"));
-            ExitCode::SUCCESS
+            SUCCESS
         }
         Ok(Command::Help) => {
             print!("{USAGE}");
-            ExitCode::SUCCESS
+            SUCCESS
         }
         Err(error) => {
             eprintln!("jiffy-vmm: {}", sentence(&error));
             eprint!("{USAGE}");
-            ExitCode::from(2)
+            MISUSE
         }
     }
 }

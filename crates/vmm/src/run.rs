@@ -1,6 +1,7 @@
 //! `jiffy-vmm run`.
 
 use crate::arguments::RunOptions;
+use crate::logging;
 use anyhow::{Context, anyhow};
 use jiffy_sys::clock;
 use jiffy_sys::termination::TerminationFd;
@@ -12,15 +13,15 @@ use jiffy_wire::vmm::{ExitReason, ExitRecord, Serial};
 use std::fs::File;
 use std::os::fd::FromRawFd;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 
 /// The span whose start is this process's first instruction in `main`.
 const VMM_MAIN: &str = "VMM main";
 
-/// Runs a VM to its end and leaves the record of it.
-pub fn run(options: &RunOptions, begun_ns: u64) -> ExitCode {
-    set_up_logging();
+/// Runs a VM to its end and leaves the record of it. Whether it ended as it was
+/// meant to.
+pub fn run(options: &RunOptions, begun_ns: u64) -> bool {
+    logging::set_up();
     limit_arenas();
     let Some(spare_fd) = options.spare_fd else {
         let events = options.events_fd.map(|fd| inherited("--events-fd", fd));
@@ -36,10 +37,10 @@ pub fn run(options: &RunOptions, begun_ns: u64) -> ExitCode {
             let events = Ok(Some(taken.events));
             run_from(options, &taken.config, Some(taken.ahead), events, begun_ns)
         }
-        Ok(None) => ExitCode::SUCCESS,
+        Ok(None) => true,
         Err(error) => {
             eprintln!("jiffy-vmm: {error:#}");
-            ExitCode::FAILURE
+            false
         }
     }
 }
@@ -50,7 +51,7 @@ fn run_from(
     ahead: Option<Ahead>,
     events: anyhow::Result<Option<File>>,
     begun_ns: u64,
-) -> ExitCode {
+) -> bool {
     let mut exit_record = None;
     let events = events
         .and_then(|events| Events::new(events).context("the events descriptor can't be used"));
@@ -74,13 +75,13 @@ fn run_from(
         events.exited(&record);
     }
     match record.reason {
-        ExitReason::Shutdown | ExitReason::Stopped => ExitCode::SUCCESS,
+        ExitReason::Shutdown | ExitReason::Stopped => true,
         _ => {
             eprintln!("jiffy-vmm: {}", record.message);
             if let Some(hint) = &record.hint {
                 eprintln!("  hint: {hint}");
             }
-            ExitCode::FAILURE
+            false
         }
     }
 }
@@ -175,22 +176,6 @@ fn inherited(option: &str, fd: i32) -> anyhow::Result<File> {
     // SAFETY: it is open, was left for us by our parent, and nothing in this
     // process has opened a descriptor yet.
     Ok(unsafe { File::from_raw_fd(fd) })
-}
-
-/// Warnings and errors go to stderr; RUST_LOG asks for more.
-fn set_up_logging() {
-    if std::env::var_os("RUST_LOG").is_some() {
-        tracing_subscriber::fmt()
-            .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
-            .with_writer(std::io::stderr)
-            .init();
-    } else {
-        tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::WARN)
-            .with_writer(std::io::stderr)
-            .with_ansi(false)
-            .init();
-    }
 }
 
 /// One heap for all threads: a VMM's few allocations need no more, and each

@@ -214,6 +214,8 @@ impl Vmm {
         {
             self.wait_for_threads();
         }
+        // Where they share a processor, the guest need not wait for that.
+        std::thread::yield_now();
         self.sandbox
             .enter(Role::Main)
             .map_err(|source| StartError::Host {

@@ -1,0 +1,107 @@
+//! Where the log goes.
+
+use std::io;
+use std::sync::OnceLock;
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::{Interest, set_global_default};
+use tracing::{Event, Metadata, Subscriber};
+use tracing_subscriber::EnvFilter;
+
+const USUAL: LevelFilter = LevelFilter::WARN;
+
+/// Warnings and errors go to stderr; RUST_LOG asks for more.
+pub fn set_up() {
+    if std::env::var_os("RUST_LOG").is_some() {
+        tracing_subscriber::fmt()
+            .with_env_filter(EnvFilter::from_default_env())
+            .with_writer(io::stderr)
+            .init();
+    } else {
+        set_global_default(Late::default()).expect("nothing else sets it");
+    }
+}
+
+/// The log of a VMM that mostly has nothing to say: made when there is something.
+/// Its tables would cost as much as a twentieth of a restore.
+#[derive(Default)]
+struct Late(OnceLock<Box<dyn Subscriber + Send + Sync>>);
+
+impl Late {
+    fn made(&self) -> &(dyn Subscriber + Send + Sync) {
+        self.0
+            .get_or_init(|| {
+                let log = tracing_subscriber::fmt()
+                    .with_max_level(USUAL)
+                    .with_writer(io::stderr)
+                    .with_ansi(false);
+                Box::new(log.finish())
+            })
+            .as_ref()
+    }
+}
+
+impl Subscriber for Late {
+    fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
+        match self.enabled(metadata) {
+            true => Interest::always(),
+            false => Interest::never(),
+        }
+    }
+
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.level() <= &USUAL
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(USUAL)
+    }
+
+    fn new_span(&self, attributes: &Attributes<'_>) -> Id {
+        self.made().new_span(attributes)
+    }
+
+    fn record(&self, span: &Id, values: &Record<'_>) {
+        self.made().record(span, values);
+    }
+
+    fn record_follows_from(&self, span: &Id, follows: &Id) {
+        self.made().record_follows_from(span, follows);
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        self.made().event(event);
+    }
+
+    fn enter(&self, span: &Id) {
+        self.made().enter(span);
+    }
+
+    fn exit(&self, span: &Id) {
+        self.made().exit(span);
+    }
+
+    fn clone_span(&self, span: &Id) -> Id {
+        self.made().clone_span(span)
+    }
+
+    fn try_close(&self, span: Id) -> bool {
+        self.made().try_close(span)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_made_by_the_first_warning() {
+        let log = std::sync::Arc::new(Late::default());
+        tracing::subscriber::with_default(log.clone(), || {
+            tracing::info!("not for operators");
+            assert!(log.0.get().is_none());
+            tracing::warn!("this is how a warning of a test looks");
+            assert!(log.0.get().is_some());
+        });
+    }
+}
