@@ -6,16 +6,23 @@ use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{Interest, set_global_default};
 use tracing::{Event, Metadata, Subscriber};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::layer;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 const USUAL: LevelFilter = LevelFilter::WARN;
 
-/// Warnings and errors go to stderr; RUST_LOG asks for more.
+/// Warnings and errors go to stderr; RUST_LOG asks for more, as `debug` or
+/// `warn,jiffy_vmm::pager=debug`. Spans and fields are not chosen by: the regular
+/// expressions for that would be a tenth of this program.
 pub fn set_up() {
-    if std::env::var_os("RUST_LOG").is_some() {
-        tracing_subscriber::fmt()
-            .with_env_filter(EnvFilter::from_default_env())
-            .with_writer(io::stderr)
+    let asked = std::env::var("RUST_LOG").ok();
+    if let Some(targets) = asked.and_then(|asked| asked.parse::<Targets>().ok()) {
+        let log = layer().with_writer(io::stderr);
+        tracing_subscriber::registry()
+            .with(log)
+            .with(targets)
             .init();
     } else {
         set_global_default(Late::default()).expect("nothing else sets it");

@@ -343,7 +343,9 @@ impl Vmm {
                     self.events.moment(self.first_run, at_ns);
                     self.events.flush();
                     // While it runs: which of the two comes first to a page
-                    // does not matter.
+                    // does not matter. Where they share a processor, the guest
+                    // comes first.
+                    std::thread::yield_now();
                     self.ram.copy_ahead(&std::mem::take(&mut self.written_soon));
                     if let Some(paged) = &mut self.paged {
                         paged.has_begun();
