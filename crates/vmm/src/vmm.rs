@@ -339,13 +339,13 @@ impl Vmm {
                 Notice::Parked => {}
                 Notice::FirstRun { at_ns } => {
                     self.running = true;
+                    // The rest is done while the guest runs: where they share a
+                    // processor, it comes first.
+                    std::thread::yield_now();
                     self.workers.let_devices_begin();
                     self.events.moment(self.first_run, at_ns);
                     self.events.flush();
-                    // While it runs: which of the two comes first to a page
-                    // does not matter. Where they share a processor, the guest
-                    // comes first.
-                    std::thread::yield_now();
+                    // Which of the two comes first to a page does not matter.
                     self.ram.copy_ahead(&std::mem::take(&mut self.written_soon));
                     if let Some(paged) = &mut self.paged {
                         paged.has_begun();

@@ -17,7 +17,7 @@
 //!
 //! On that connection the pager says, one JSON object a line:
 //!
-//! * `{"working_set":{"ranges":[{"offset":…,"length":…},…],"written":null}}`: the
+//! * `{"working_set":{"ranges":[[offset,length],…],"written":null}}`: the
 //!   answer, with a sealed memfd as long as RAM attached that holds these ranges of
 //!   it; none without. Where it does not know what of that is written at once, the VMM
 //!   says so with a [`VmmWord`] when its guest has run for a moment.

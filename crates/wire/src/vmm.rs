@@ -12,7 +12,7 @@
 //! With [`VmmConfig::restore`] the VM is not booted but goes on where a
 //! captured one was ([`ControlRequest::Capture`]).
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 
@@ -183,14 +183,21 @@ pub struct MemoryLayout {
     pub covers: Vec<Vec<Extent>>,
 }
 
-/// A range of RAM.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// A range of RAM. Written as `[offset, length]`: there may be hundreds, which a
+/// VMM reads before its guest runs. With names it is read as well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Extent {
     /// First byte.
     pub offset: u64,
     /// Bytes.
     pub length: u64,
+}
+
+impl Serialize for Extent {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        (self.offset, self.length).serialize(serializer)
+    }
 }
 
 /// The identity a restored guest takes on. The VMM adds a seed and the time,
@@ -534,4 +541,23 @@ pub enum KvmKind {
     Emulated,
     /// There is none, or it can't be opened.
     None,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_read_as_it_is_written_and_as_it_was() {
+        let range = Extent {
+            offset: 8192,
+            length: 4096,
+        };
+        let text = serde_json::to_string(&range).unwrap();
+        assert_eq!(text, "[8192,4096]");
+        for text in [&*text, r#"{"offset":8192,"length":4096}"#] {
+            assert_eq!(serde_json::from_str::<Extent>(text).unwrap(), range);
+        }
+        assert!(serde_json::from_str::<Extent>("[8192]").is_err());
+    }
 }
