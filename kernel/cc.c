@@ -10,10 +10,15 @@
  * The folder holds
  *   NAME.all.h         the headers that are precompiled under that name
  * and for each level of optimization
- *   LEVEL/NAME.h       what gcc reads when it refuses the precompiled header
+ *   LEVEL/NAME.h       what gcc reads when it refuses the precompiled header: an error
  *   LEVEL/NAME.h.gch   the precompiled header
  *   LEVEL/NAME.words   every identifier in it, each between two newlines
- * The last two are made here before the first objects that JIFFY_PCH_MAKE lists.
+ *   LEVEL/NAME.seen/   an empty file for each header in it that guards itself
+ * The last three are made here before the first objects that JIFFY_PCH_MAKE lists.
+ *
+ * gcc does not remember which headers a precompiled one holds: at each #include it would
+ * read such a file again to find that its guard is defined, a megabyte and more for a
+ * typical file. It finds the empty files first.
  *
  * A precompiled header is used only when
  * - it is an ordinary file of the 64-bit kernel, compiled with the common flags
@@ -181,6 +186,102 @@ static int harmless(const char *source, const char *words)
     return 1;
 }
 
+/* Whether all of a header stands between "#ifndef NAME" and its "#endif", with a
+ * "#define NAME" there: read once more, it is nothing. */
+static int guarded(const char *header)
+{
+    size_t length;
+    char *contents = read_file(header, &length), *c, *line, *next;
+    char guard[100] = "", name[100], more;
+    int depth = 0, defined = 0;
+
+    if (!contents)
+        return 0;
+    for (c = contents; *c; c++) {
+        char *end = NULL;
+
+        if (c[0] == '/' && c[1] == '*')
+            end = (end = strstr(c + 2, "*/")) ? end + 2 : contents + length;
+        else if (c[0] == '/' && c[1] == '/')
+            end = c + strcspn(c, "\n");
+        else if (c[0] == '\\' && c[1] == '\n')
+            end = c + 2;
+        if (end) {
+            memset(c, ' ', end - c);
+            c = end - 1;
+        }
+    }
+    for (line = contents; line; line = next) {
+        next = strchr(line, '\n');
+        if (next)
+            *next++ = '\0';
+        line += strspn(line, " \t");
+        if (*line == '\0')
+            continue;
+        /* Nothing comes before the guard, and nothing after it. */
+        if (depth == 0 && (*guard || *line != '#'))
+            return 0;
+        if (*line++ != '#')
+            continue;
+        line += strspn(line, " \t");
+        if (!*guard) {
+            if (sscanf(line, "ifndef %99[A-Za-z0-9_] %c", guard, &more) != 1 &&
+                sscanf(line, "if ! defined ( %99[A-Za-z0-9_] ) %c", guard, &more) != 1)
+                return 0;
+            depth = 1;
+        } else if (starts(line, "if")) {
+            depth++;
+        } else if (starts(line, "endif")) {
+            depth--;
+        } else if (starts(line, "el") && depth == 1) {
+            return 0;
+        } else if (sscanf(line, "define %99[A-Za-z0-9_]", name) == 1 && !strcmp(name, guard)) {
+            defined = 1;
+        }
+    }
+    free(contents);
+    return *guard && depth == 0 && defined;
+}
+
+/* Makes empty files of the names under which the file includes what was precompiled. */
+static void hide(const char *seen, const char *depends, char **flags, int count)
+{
+    size_t length;
+    char *header = read_file(depends, &length), *rest = NULL;
+    const char *folders[64];
+    int n = 0;
+
+    if (!header)
+        fail("cannot read", depends);
+    for (int i = 0; i < count && n < 64; i++)
+        if (starts(flags[i], "-I") && strstr(flags[i], "/include"))
+            folders[n++] = flags[i] + strlen(starts(flags[i], "-I./") ? "-I./" : "-I");
+    for (header = strtok_r(header, " \\\n", &rest); header; header = strtok_r(NULL, " \\\n", &rest)) {
+        if (!ends(header, ".h") || strstr(header, "/../") || !guarded(header))
+            continue;
+        for (int i = 0; i < n; i++) {
+            const char *name = header + strlen(folders[i]) + 1;
+            char *path;
+            int first = 0;
+
+            if (!starts(header, folders[i]) || name[-1] != '/')
+                continue;
+            /* Another file of that name may come first. */
+            while (access(text("%s/%s", folders[first], name), F_OK) != 0)
+                first++;
+            if (first != i)
+                continue;
+            path = text("%s/%s", seen, name);
+            for (char *slash = path + strlen(seen); slash; slash = strchr(slash + 1, '/')) {
+                *slash = '\0';
+                mkdir(path, 0777);
+                *slash = '/';
+            }
+            write_file(path, "");
+        }
+    }
+}
+
 /* Makes a precompiled header with the flags of an ordinary file, and its list of words. */
 static void precompile(const char *path, const char *headers, char **flags, int count)
 {
@@ -198,6 +299,7 @@ static void precompile(const char *path, const char *headers, char **flags, int 
         command[n++] = rest[i];
     if (run(command) != 0 || rename(fresh, text("%s.h.gch", path)) != 0)
         fail("cannot precompile", headers);
+    hide(text("%s.seen", path), depends, flags, count);
     /* The prerequisites of a rule: what stands after its colon, less the backslashes. */
     char *words[] = { "sh", "-c",
         "tr -s ' \\\\\\n' '\\n' <\"$0\" | grep '\\.h$' | xargs cat | "
@@ -285,6 +387,7 @@ int main(int count, char **arguments)
         int m = 0;
 
         command[m++] = "gcc";
+        command[m++] = text("-I%s.seen", path);
         for (i = 0; i < n; i++)
             command[m++] = flags[i];
         /* Before everything else, as gcc wants it: -include files are read in order. */
