@@ -3,6 +3,7 @@
 use jiffy_testkit::{Lab, MOST_SHARED, Output, Run, slowest};
 use serde_json::Value;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,8 @@ pub struct Jiffy {
 /// Machines that no test uses now.
 static FREE: Mutex<[bool; MOST_SHARED]> = Mutex::new([true; MOST_SHARED]);
 static FREED: Condvar = Condvar::new();
+/// Shared machines whose last test has removed what it left behind.
+static CLEAN: [AtomicBool; MOST_SHARED] = [const { AtomicBool::new(false) }; MOST_SHARED];
 
 /// A machine of one's own until this is dropped: one of those shared, or
 /// another that one boots in its place.
@@ -76,7 +79,9 @@ pub fn jiffy() -> Jiffy {
     turn.begin = Instant::now();
     turn.used = lab.cpu_time().ok().map(|used| (lab, used));
     let jiffy = Jiffy { lab, turn };
-    jiffy.remove_all();
+    if !CLEAN[jiffy.machine()].swap(false, Ordering::Relaxed) {
+        jiffy.remove_all();
+    }
     jiffy.warm_up();
     jiffy
 }
@@ -175,9 +180,10 @@ impl Jiffy {
     /// Process ids of programs of this name in the machine, but for VMMs that
     /// are restored ahead of a run, or wait to be told which VM they are.
     pub fn pids(&self, program: &str) -> Vec<i32> {
+        // `read` leaves out the zeros between arguments, and starts no process.
         let found = self.lab.sh(&format!(
-            "for pid in $(pidof {program}); do \
-             echo $pid $(tr '\\0' ' ' < /proc/$pid/cmdline); done; true"
+            "for pid in $(pidof {program}); do line=; read -r line < /proc/$pid/cmdline; \
+             echo \"$pid $line\"; done 2>/dev/null; true"
         ));
         let text = found.expect("pidof runs").text();
         let standbys = self.standbys();
@@ -388,6 +394,7 @@ impl Jiffy {
 impl Drop for Jiffy {
     fn drop(&mut self) {
         self.remove_all();
+        CLEAN[self.machine()].store(!std::thread::panicking(), Ordering::Relaxed);
     }
 }
 
