@@ -356,8 +356,8 @@ fn restore_cases(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result
         let guest = format!("/bench/{file}");
         // On one processor a busy parent would take half of its child's time.
         let initramfs = if name == FORK { INITRAMFS } else { BEATING };
-        // Peers restore a VM with a serial port and no more.
-        let devices = match name.ends_with("/visible") {
+        // A peer restores a VM with a serial port and no more.
+        let devices = match [RESTORE_128, RESTORE_512].contains(&name) {
             true => vmm_config(BASE_KERNEL),
             false => usual(BASE_KERNEL),
         };
