@@ -342,8 +342,7 @@ fn usual(kernel: &str) -> vmm::VmmConfig {
 
 /// A VM with a control socket. Its guest is seen to run for ever, or idles after
 /// it was seen once.
-fn controlled(config: vmm::VmmConfig, ram_mib: u32, initramfs: &str) -> vmm::VmmConfig {
-    let mut config = config;
+fn controlled(mut config: vmm::VmmConfig, ram_mib: u32, initramfs: &str) -> vmm::VmmConfig {
     config.memory.size_mib = ram_mib;
     config.boot.initrd = Some(initramfs.into());
     config.control = Some("/tmp/bench-control.sock".into());

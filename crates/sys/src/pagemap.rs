@@ -52,6 +52,32 @@ struct Region {
     categories: u64,
 }
 
+/// Pages to look for, in the words of `PAGEMAP_SCAN`: their categories, and what the
+/// kernel does to those it finds.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wanted {
+    /// `PM_SCAN_…`
+    pub flags: u64,
+    /// Categories that count where a page does not have them.
+    pub inverted: u64,
+    /// A page has all of these,
+    pub all_of: u64,
+    /// and one of these, if there are any.
+    pub any_of: u64,
+    /// Those in which neighbours differ are not joined by the kernel.
+    pub told: u64,
+}
+
+/// What is in memory, or swapped, and of no file.
+const OWN: Wanted = Wanted {
+    flags: 0,
+    inverted: IS_FILE,
+    all_of: IS_FILE,
+    any_of: IS_PRESENT | IS_SWAPPED,
+    // One region a run: present or swapped does not matter.
+    told: IS_FILE,
+};
+
 /// The page map of this process, kept open.
 #[derive(Debug)]
 pub struct Pagemap {
@@ -70,7 +96,7 @@ impl Pagemap {
     /// to this process alone: in a private mapping of a file, those written
     /// since it was mapped. Sorted, neighbours joined.
     pub fn own_pages(&self, addresses: Range<u64>) -> io::Result<Vec<Range<u64>>> {
-        match self.scan(addresses.clone()) {
+        match self.scan(addresses.clone(), &OWN) {
             Err(error)
                 if matches!(
                     error.raw_os_error(),
@@ -83,22 +109,24 @@ impl Pagemap {
         }
     }
 
-    fn scan(&self, addresses: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+    /// The pages in `addresses` that are wanted. Sorted, neighbours joined. Fails
+    /// where the kernel has no such scan.
+    pub fn scan(&self, addresses: Range<u64>, wanted: &Wanted) -> io::Result<Vec<Range<u64>>> {
         let mut found = Vec::new();
         let mut regions = [Region::default(); BATCH];
         let mut at = addresses.start;
         while at < addresses.end {
             let mut argument = ScanArgument {
                 size: size_of::<ScanArgument>() as u64,
+                flags: wanted.flags,
                 start: at,
                 end: addresses.end,
                 regions: regions.as_mut_ptr() as u64,
                 regions_length: BATCH as u64,
-                category_inverted: IS_FILE,
-                category_mask: IS_FILE,
-                category_any_of_mask: IS_PRESENT | IS_SWAPPED,
-                // One region a run: which of the two it is does not matter.
-                return_mask: IS_FILE,
+                category_inverted: wanted.inverted,
+                category_mask: wanted.all_of,
+                category_any_of_mask: wanted.any_of,
+                return_mask: wanted.told,
                 ..ScanArgument::default()
             };
             // SAFETY: the argument has the size it says and points to BATCH
@@ -143,7 +171,8 @@ impl Pagemap {
     }
 }
 
-fn push(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
+/// Adds a range behind all others; what touches the last is joined to it.
+pub fn push(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
     match ranges.last_mut() {
         Some(last) if last.end == range.start => last.end = range.end,
         _ => ranges.push(range),

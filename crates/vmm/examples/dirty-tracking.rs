@@ -21,7 +21,7 @@
 use anyhow::{Context, Result, ensure};
 use jiffy_sys::clock::monotonic_ns;
 use jiffy_sys::memfd::{self, Pages};
-use jiffy_sys::pagemap::{PAGEMAP_SCAN, Pagemap};
+use jiffy_sys::pagemap::{Pagemap, Wanted, push};
 use jiffy_vmm::hypervisor::Hypervisor;
 use jiffy_vmm::memory::{Frozen, GuestRam, layers};
 use jiffy_wire::vmm::{Extent, Memory, PageSize};
@@ -408,6 +408,7 @@ impl Guest {
 /// What a way keeps.
 struct Tracker {
     way: Way,
+    map: Pagemap,
     pagemap: File,
     clear_refs: Option<File>,
     uffd: Option<OwnedFd>,
@@ -431,6 +432,7 @@ impl Tracker {
         }
         Ok(Tracker {
             way,
+            map: Pagemap::open()?,
             pagemap: File::open("/proc/self/pagemap")?,
             clear_refs: clear_refs.transpose()?,
             uffd: uffd.transpose()?,
@@ -493,43 +495,9 @@ impl Tracker {
                 ranges_of(&self.log)
             }
             Way::SoftDirtyRead => guest.offsets(self.read_soft_dirty(addresses)?),
-            Way::SoftDirtyScan => guest.offsets(self.scan(addresses, PAGE_IS_SOFT_DIRTY, 0)?),
-            Way::WriteProtect => {
-                let flags = PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC;
-                guest.offsets(self.scan(addresses, PAGE_IS_WRITTEN, flags)?)
-            }
+            Way::SoftDirtyScan => guest.offsets(self.map.scan(addresses, &SOFT_DIRTY)?),
+            Way::WriteProtect => guest.offsets(self.map.scan(addresses, &WRITTEN)?),
         })
-    }
-
-    fn scan(&self, addresses: Range<u64>, category: u64, flags: u64) -> Result<Vec<Range<u64>>> {
-        let mut found = Vec::new();
-        let mut regions = [[0_u64; 3]; 256];
-        let mut at = addresses.start;
-        while at < addresses.end {
-            // `struct pm_scan_arg`
-            let mut argument = [
-                96,
-                flags,
-                at,
-                addresses.end,
-                0,
-                regions.as_mut_ptr() as u64,
-                regions.len() as u64,
-                0,
-                0,
-                category,
-                0,
-                category,
-            ];
-            // SAFETY: both outlive the call.
-            let count = unsafe { call(&self.pagemap, PAGEMAP_SCAN, argument.as_mut_ptr()) }?;
-            for [start, end, _] in &regions[..count as usize] {
-                push(&mut found, *start..*end);
-            }
-            ensure!(argument[4] > at, "the scan stands still");
-            at = argument[4];
-        }
-        Ok(found)
     }
 
     fn read_soft_dirty(&self, addresses: Range<u64>) -> Result<Vec<Range<u64>>> {
@@ -578,13 +546,6 @@ fn ranges_of(log: &[u64]) -> Vec<Range<u64>> {
     found
 }
 
-fn push(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
-    match ranges.last_mut() {
-        Some(last) if last.end == range.start => last.end = range.end,
-        _ => ranges.push(range),
-    }
-}
-
 const KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2: u32 = 168;
 /// `_IOWR(0xae, 0xc0, struct kvm_clear_dirty_log)`
 const KVM_CLEAR_DIRTY_LOG: u32 = 0xc018_aec0;
@@ -600,10 +561,22 @@ const UFFDIO_WRITEPROTECT_MODE_WP: u64 = 1;
 /// Shared memory, pages not there yet, and nobody who has to answer.
 const FEATURES: u64 = 1 << 12 | 1 << 13 | 1 << 15;
 
-const PAGE_IS_WRITTEN: u64 = 1 << 1;
-const PAGE_IS_SOFT_DIRTY: u64 = 1 << 7;
-const PM_SCAN_WP_MATCHING: u64 = 1;
-const PM_SCAN_CHECK_WPASYNC: u64 = 1 << 1;
+/// `PAGE_IS_SOFT_DIRTY`
+const SOFT_DIRTY: Wanted = Wanted {
+    flags: 0,
+    inverted: 0,
+    all_of: 1 << 7,
+    any_of: 0,
+    told: 1 << 7,
+};
+/// `PAGE_IS_WRITTEN`, with `PM_SCAN_WP_MATCHING` and `PM_SCAN_CHECK_WPASYNC`
+const WRITTEN: Wanted = Wanted {
+    flags: 1 << 0 | 1 << 1,
+    inverted: 0,
+    all_of: 1 << 1,
+    any_of: 0,
+    told: 1 << 1,
+};
 
 fn userfaultfd() -> Result<OwnedFd> {
     // SAFETY: takes flags alone.

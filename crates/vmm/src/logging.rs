@@ -17,16 +17,20 @@ const USUAL: LevelFilter = LevelFilter::WARN;
 /// `warn,jiffy_vmm::pager=debug`. Spans and fields are not chosen by: the regular
 /// expressions for that would be a tenth of this program.
 pub fn set_up() {
-    let asked = std::env::var("RUST_LOG").ok();
-    if let Some(targets) = asked.and_then(|asked| asked.parse::<Targets>().ok()) {
-        let log = layer().with_writer(io::stderr);
-        tracing_subscriber::registry()
-            .with(log)
-            .with(targets)
-            .init();
-    } else {
-        set_global_default(Late::default()).expect("nothing else sets it");
+    let asked = std::env::var_os("RUST_LOG");
+    match asked.map(|asked| asked.to_string_lossy().parse::<Targets>()) {
+        Some(Ok(targets)) => {
+            let log = layer().with_writer(io::stderr);
+            tracing_subscriber::registry()
+                .with(log)
+                .with(targets)
+                .init();
+            return;
+        }
+        Some(Err(error)) => eprintln!("jiffy-vmm: RUST_LOG can't be understood here: {error}"),
+        None => {}
     }
+    set_global_default(Late::default()).expect("nothing else sets it");
 }
 
 /// The log of a VMM that mostly has nothing to say: made when there is something.

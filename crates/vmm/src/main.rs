@@ -21,10 +21,9 @@ const MISUSE: i32 = 2;
 /// Called by the C library, without Rust's runtime in between: to name a stack
 /// that overflows, it reads `/proc/self/maps` and gives each thread a second
 /// stack. Here such a thread ends at the guard page below its own, by SIGSEGV.
-#[allow(unsafe_code)]
-// The name, and a signal's disposition.
 // SAFETY: it is the only `main` of this program, of the type that C expects.
 #[cfg_attr(not(test), unsafe(no_mangle))]
+#[allow(unsafe_code)] // The name, and a signal's disposition.
 extern "C" fn main(_count: libc::c_int, _arguments: *const *const libc::c_char) -> libc::c_int {
     let begun = jiffy_sys::clock::monotonic_ns();
     // SAFETY: no handler is installed; who reads a pipe no more is an error of

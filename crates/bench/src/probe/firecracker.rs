@@ -15,11 +15,15 @@ use std::io::{ErrorKind, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 const FOLDER: &str = "/bench/firecracker-run";
 const SOCKET: &str = "/bench/firecracker-run/api.sock";
 /// What a request may take.
 const PATIENCE_NS: u64 = 120_000_000_000;
+
+/// How often it is knocked at between binding its socket and listening.
+const KNOCK_EVERY: Duration = Duration::from_micros(50);
 
 /// What is booted, as paths in the machine.
 pub struct Guest<'a> {
@@ -44,7 +48,7 @@ pub fn prepare(guest: &Guest) -> Result<()> {
     for file in [state(), memory()] {
         let _ = fs::remove_file(file);
     }
-    let (mut output, output_end) = Output::new()?;
+    let (output, output_end) = Output::new()?;
     let _child = start(guest.program, output_end)?;
     put(
         "/machine-config",
@@ -59,7 +63,7 @@ pub fn prepare(guest: &Guest) -> Result<()> {
         }),
     )?;
     put("/actions", &json!({"action_type": "InstanceStart"}))?;
-    output.seen()?;
+    let _seen = output.seen()?;
     std::thread::sleep(SETTLING);
     request("PATCH", "/vm", &json!({"state": "Paused"}))?;
     put(
@@ -74,7 +78,7 @@ pub fn prepare(guest: &Guest) -> Result<()> {
 
 /// One restore, from spawn to the next marker.
 pub fn restore(program: &str) -> Result<Sample> {
-    let (mut output, output_end) = Output::new()?;
+    let (output, output_end) = Output::new()?;
     let (start_ns, start_busy_ns) = (now_ns(), busy_ns()?);
     let child = start(program, output_end)?;
     let (ready_ns, ready_busy_ns) = (now_ns(), busy_ns()?);
@@ -89,7 +93,7 @@ pub fn restore(program: &str) -> Result<Sample> {
         }),
     )?;
     let loaded_ns = now_ns();
-    let end_ns = output.seen()?;
+    let (end_ns, _output) = output.seen()?;
     let mut counters = kvm_counters(child.0.id());
     counters.insert("cpu_ns".into(), cpu_ns(child.0.id())?);
     Ok(Sample {
@@ -138,7 +142,7 @@ fn start(program: &str, output: Stdio) -> Result<Running> {
         if let Some(status) = child.0.try_wait()? {
             bail!("{program} ended: {status}");
         }
-        std::thread::sleep(std::time::Duration::from_micros(50));
+        std::thread::sleep(KNOCK_EVERY);
     }
     Ok(child)
 }

@@ -44,7 +44,7 @@ pub struct Stage {
 /// A monitor whose guest was seen.
 pub struct Seen {
     process: Running,
-    _output: Output,
+    _output: OwnedFd,
 }
 
 /// Where the RAM of a restore comes from.
@@ -148,21 +148,13 @@ pub fn timed(stage: &Stage, memory: &Memory) -> Result<(Sample, Seen)> {
     let config = restored(stage, memory);
     fs::write(CONFIG, serde_json::to_vec(&config)?)?;
     let (events, events_end) = rustix::pipe::pipe()?;
-    let (mut output, output_end) = Output::new()?;
-    let start = now_ns();
-    let mut process = spawn(output_end, Some(&events_end))?;
-    drop(events_end);
-    let end = seen(&mut output, &mut process)?;
+    let (child, start, end) = until_seen(Some(events_end))?;
     let sample = Sample {
         nanoseconds: end - start,
-        counters: kvm_counters(process.0.id()),
+        counters: kvm_counters(child.process.0.id()),
         spans: spans_so_far(events, start)?,
     };
-    let seen = Seen {
-        process,
-        _output: output,
-    };
-    Ok((sample, seen))
+    Ok((sample, child))
 }
 
 /// What was told until now; who tells still lives.
@@ -294,14 +286,24 @@ pub fn pause(config: &str) -> Result<Sample> {
 /// Boots a guest, and gives it time to come to rest.
 fn boot(config: &VmmConfig) -> Result<Seen> {
     fs::write(CONFIG, serde_json::to_vec(config)?)?;
-    let (mut output, output_end) = Output::new()?;
-    let mut process = spawn(output_end, None)?;
-    seen(&mut output, &mut process)?;
+    let (parent, ..) = until_seen(None)?;
     std::thread::sleep(SETTLING);
-    Ok(Seen {
+    Ok(parent)
+}
+
+/// The VM of [`CONFIG`] from its spawn to its marker, and when these were.
+fn until_seen(events: Option<OwnedFd>) -> Result<(Seen, u64, u64)> {
+    let (output, output_end) = Output::new()?;
+    let start = now_ns();
+    let mut process = spawn(output_end, events.as_ref())?;
+    drop(events);
+    let seen = output.seen();
+    let (end, output) = seen.with_context(|| complaint(&mut process.0))?;
+    let seen = Seen {
         process,
         _output: output,
-    })
+    };
+    Ok((seen, start, end))
 }
 
 fn spawn(output: Stdio, events: Option<&OwnedFd>) -> Result<Running> {
@@ -315,10 +317,6 @@ fn spawn(output: Stdio, events: Option<&OwnedFd>) -> Result<Running> {
         command.args(["--events-fd", &events.as_raw_fd().to_string()]);
     }
     Ok(Running(command.spawn()?))
-}
-
-fn seen(output: &mut Output, process: &mut Running) -> Result<u64> {
-    output.seen().with_context(|| complaint(&mut process.0))
 }
 
 fn complaint(child: &mut Child) -> String {

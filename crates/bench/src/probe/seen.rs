@@ -22,12 +22,9 @@ const TRACING: &str = "/sys/kernel/tracing";
 const WAKE_UPS: &str = "/sys/kernel/tracing/instances/jiffy";
 
 /// The standard output of a monitor, and who waits for the marker on it.
-///
-/// Once it was seen nobody reads what its guest writes, but the pipe stays open:
-/// a monitor that can't write would do other things.
 pub struct Output {
-    _kept: OwnedFd,
-    waiting: Option<JoinHandle<Result<u64>>>,
+    kept: OwnedFd,
+    waiting: JoinHandle<Result<u64>>,
 }
 
 impl Output {
@@ -45,18 +42,15 @@ impl Output {
             last_wake_up()
         });
         is_ready.recv()??;
-        let output = Output {
-            _kept: kept,
-            waiting: Some(waiting),
-        };
-        Ok((output, output_end.into()))
+        Ok((Output { kept, waiting }, output_end.into()))
     }
 
     /// Waits for the marker; when it was there, nanoseconds of the monotonic
-    /// clock.
-    pub fn seen(&mut self) -> Result<u64> {
-        let waiting = self.waiting.take().context("it was seen before")?;
-        waiting.join().expect("the thread does not panic")
+    /// clock, and the pipe. Nobody reads any more what the guest writes, but the
+    /// pipe has to stay open: a monitor that can't write would do other things.
+    pub fn seen(self) -> Result<(u64, OwnedFd)> {
+        let at_ns = self.waiting.join().expect("the thread does not panic")?;
+        Ok((at_ns, self.kept))
     }
 }
 
