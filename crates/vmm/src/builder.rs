@@ -8,7 +8,7 @@ use crate::gate::Gate;
 use crate::hypervisor::{Hypervisor, HypervisorError};
 use crate::mailbox::Mailbox;
 use crate::memory::GuestRam;
-use crate::pager::PagedMemory;
+use crate::pager::{Attendant, PagedMemory};
 use crate::restore;
 use crate::sandbox::Sandbox;
 use crate::stats::StatsFile;
@@ -97,8 +97,25 @@ impl Builder {
         let mut common = self.common()?;
         common.gate = Gate::of(restore);
         common.first_run = names::VCPUS_RESUMED;
+        let mut attendant = None;
+        let restored = self.restore_parts(restore, &mut common, &mut attendant);
+        // If memory was lost, this is why the rest went wrong.
+        common.paged = attendant.map(Attendant::end).transpose()?;
+        let (ground, ram, vcpus, devices) = restored?;
+        Ok(self.assemble(ground, ram, vcpus, devices, common))
+    }
+
+    /// What it is made of. The pager of memory that is served by one has an
+    /// attendant from the moment it has that memory.
+    fn restore_parts(
+        &mut self,
+        restore: &Restore,
+        common: &mut Common,
+        attendant: &mut Option<Attendant>,
+    ) -> Result<Restored, StartError> {
         let groundwork = self.groundwork.take();
         let (config, events) = (&self.config, &self.events);
+        let paged = matches!(restore.memory, SavedMemory::Paged { .. });
         let state = events.step(names::STATE_LOADED, || restore::state(restore, config))?;
 
         let ground = events.step(names::KVM_VM_CREATED, || lay(groundwork))?;
@@ -110,12 +127,12 @@ impl Builder {
                 working_set,
             } = &restore.memory
             {
-                let (paged, written_soon) = PagedMemory::attach(&ram, socket, *working_set)?;
-                common.paged = Some(paged);
+                let (memory, written_soon) = PagedMemory::attach(&ram, socket, *working_set)?;
+                *attendant = Some(Attendant::start(memory)?);
                 common.written_soon = written_soon;
             }
             ram.register(&vm)?;
-            if common.paged.is_some() {
+            if paged {
                 // The pager knows what comes first.
             } else if restore.hold {
                 // Nobody waits for this VM yet.
@@ -135,7 +152,7 @@ impl Builder {
                 })
                 .collect::<Result<Vec<_>, HypervisorError>>()
         })?;
-        if restore.hold && common.paged.is_none() {
+        if restore.hold && !paged {
             for extent in &restore.prefault {
                 for (address, length) in ram.guest_parts(*extent) {
                     vcpus[0].map_ahead(address, length);
@@ -149,7 +166,7 @@ impl Builder {
                 .map(restore::generation)
                 .transpose()?;
             let state = restore::devices(config, generation.as_mut(), state.devices)?;
-            let args = self.device_args(&vm, &ram, &common);
+            let args = self.device_args(&vm, &ram, common);
             let devices = Devices::create(&args, Some(&state))?;
             if let Some(generation) = generation {
                 devices.refresh_fw_cfg(GENERATION_NAME, generation);
@@ -157,7 +174,7 @@ impl Builder {
             Ok::<_, StartError>(devices)
         })?;
         state.chips.restore(&vm, &devices.board.pit)?;
-        Ok(self.assemble(ground, ram, vcpus, devices, common))
+        Ok((ground, ram, vcpus, devices))
     }
 
     fn common(&mut self) -> Result<Common, StartError> {
@@ -226,6 +243,9 @@ impl Builder {
         })
     }
 }
+
+/// The parts of a VM as they were captured.
+type Restored = (Groundwork, Arc<GuestRam>, Vec<Vcpu>, Devices);
 
 struct Common {
     gate: Gate,

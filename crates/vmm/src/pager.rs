@@ -28,6 +28,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
+mod attendant;
+
+pub use attendant::Attendant;
+
 /// How long a VM waits for a pager to come back, unless [`PATIENCE_VARIABLE`]
 /// says otherwise.
 const PATIENCE: Duration = Duration::from_millis(900);
@@ -56,6 +60,12 @@ pub enum PagerError {
     /// What it has can't be used.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// Nobody can watch it while the VM is built.
+    #[error("the pager can't be watched")]
+    Attendant(#[source] io::Error),
+    /// It went, and no other came, while the VM was built.
+    #[error("{0}")]
+    Lost(String),
 }
 
 impl PagerError {
@@ -66,7 +76,10 @@ impl PagerError {
                 "let this user open /dev/userfaultfd, or set vm.unprivileged_userfaultfd=1".into(),
             ),
             PagerError::Memory(error) => error.hint(),
-            PagerError::Connect(..) | PagerError::WorkingSet(..) => None,
+            PagerError::Connect(..)
+            | PagerError::WorkingSet(..)
+            | PagerError::Attendant(_)
+            | PagerError::Lost(_) => None,
         }
     }
 }
@@ -272,13 +285,10 @@ impl PagedMemory {
             }
             match serde_json::from_slice(&std::mem::take(&mut self.line)) {
                 Ok(PagerWord::Complete(true)) => {
-                    // What is missing now is zero.
-                    for (start, length) in &self.served {
-                        if let Err(error) = self.uffd.unregister(*start, *length) {
-                            return Some(self.lose(&format!(
-                                "memory could not be taken back from the pager: {error}"
-                            )));
-                        }
+                    if let Err(error) = self.take_back() {
+                        return Some(self.lose(&format!(
+                            "memory could not be taken back from the pager: {error}"
+                        )));
                     }
                     if let Link::Up(stream) = std::mem::replace(&mut self.link, Link::Lost) {
                         self.link = Link::Done {
@@ -295,6 +305,19 @@ impl PagedMemory {
             }
         }
         None
+    }
+
+    /// What is missing now is zero.
+    fn take_back(&self) -> io::Result<()> {
+        let mut served = self.served.iter();
+        served.try_for_each(|(start, length)| self.uffd.unregister(*start, *length))
+    }
+
+    /// Lets go who waits for memory that is lost. The guest must not be among them.
+    fn give_up(&self) {
+        if let Err(error) = self.take_back() {
+            tracing::error!(%error, "threads wait for memory that is lost");
+        }
     }
 
     fn lose(&mut self, message: &str) -> Ending {
@@ -410,6 +433,46 @@ mod tests {
         let ending = memory.attend().expect("it is time");
         assert!(ending.message.contains("is gone"), "{}", ending.message);
         assert!(memory.is_lost());
+    }
+
+    #[test]
+    fn who_builds_a_vm_waits_for_the_next_pager() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("pager.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let ram = ram();
+        let mut memory = PagedMemory::attach(&ram, &socket, false).unwrap().0;
+        memory.patience = Duration::from_secs(600);
+        let attendant = Attendant::start(memory).unwrap();
+        let seen: u8 = std::thread::scope(|scope| {
+            let builder = scope.spawn(|| ram.memory().read_obj(GuestAddress(8192)).unwrap());
+            accept(&listener).0.shutdown(Shutdown::Both).unwrap();
+            let (_stream, uffd, mappings) = accept(&listener);
+            let base = mappings[0].base_host_virt_addr;
+            uffd.copy(base + 8192, &[7; 4096]).unwrap();
+            builder.join().unwrap()
+        });
+        assert_eq!(seen, 7);
+        let memory = attendant.end().unwrap();
+        assert!(!memory.is_lost() && !memory.is_complete());
+    }
+
+    #[test]
+    fn who_builds_a_vm_does_not_wait_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("pager.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let ram = ram();
+        let mut memory = PagedMemory::attach(&ram, &socket, false).unwrap().0;
+        memory.patience = Duration::from_millis(50);
+        let attendant = Attendant::start(memory).unwrap();
+        let first = accept(&listener).0;
+        rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
+        first.shutdown(Shutdown::Both).unwrap();
+        let seen: u8 = ram.memory().read_obj(GuestAddress(8192)).unwrap();
+        assert_eq!(seen, 0, "let go, so that it can end");
+        let error = attendant.end().unwrap_err();
+        assert!(matches!(&error, PagerError::Lost(why) if why.contains("is gone")));
     }
 
     #[test]
