@@ -10,6 +10,7 @@
 //! * [`memfd`]: memory with a descriptor, in small or huge pages.
 //! * [`pagemap`]: which pages of a mapping were written.
 //! * [`kick`]: a signal that makes one thread leave a blocking call.
+//! * [`priority`]: which thread comes first.
 //! * [`spawn`]: a program in a session of its own.
 //! * [`termination`]: SIGTERM and SIGINT as a descriptor.
 //! * [`userfaultfd`]: page faults of one process, served by another.
@@ -24,6 +25,7 @@ pub mod kick;
 pub mod mapped;
 pub mod memfd;
 pub mod pagemap;
+pub mod priority;
 pub mod spawn;
 pub mod termination;
 pub mod userfaultfd;

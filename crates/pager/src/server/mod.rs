@@ -24,6 +24,7 @@ use crate::working_set::{WorkingSet, WorkingSets};
 use client::Client;
 use disks::ServedDisk;
 use images::Images;
+use jiffy_sys::priority;
 use jiffy_wire::disk::ChunkAnswer;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use scribe::Scribe;
@@ -291,7 +292,9 @@ impl Server {
         // begun, and nobody waits for this.
         let thread = thread::Builder::new().name("working-set".into());
         let begun = thread.spawn(move || {
-            let _ = rustix::process::setpriority_process(None, 19);
+            if let Err(error) = priority::give_way() {
+                tracing::debug!(%error, "a working set is read beside others' work");
+            }
             let set = image
                 .working_set()
                 .and_then(|chunks| WorkingSet::read(&*image, &chunks, &mut Hands::default()));
