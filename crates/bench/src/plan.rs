@@ -144,6 +144,19 @@ pub enum Kind {
     },
 }
 
+impl Kind {
+    /// Whether its first run captures a VM, of which the others are made.
+    pub fn is_of_a_capture(&self) -> bool {
+        matches!(
+            self,
+            Kind::Restore { .. }
+                | Kind::Lazy { .. }
+                | Kind::FirecrackerRestore { .. }
+                | Kind::Fork { .. }
+        )
+    }
+}
+
 /// The byte PID 1 of the benchmark's initramfs writes to COM1.
 pub const MARKER: u8 = b'J';
 
