@@ -245,7 +245,7 @@ impl Node {
     }
 
     /// Is a VM of this name on its way out, or gone?
-    fn is_ending(&self, name: &str) -> bool {
+    pub(super) fn is_ending(&self, name: &str) -> bool {
         self.registry.find(name).map_or(true, |vm| {
             let view = vm.view.borrow();
             let over = matches!(view.main, MainState::Ended(_));

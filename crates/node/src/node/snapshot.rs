@@ -19,7 +19,12 @@ use jiffy_wire::api::{
 use jiffy_wire::timeline::{Track, names};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use tracing::{info, warn};
+
+/// How long a VM whose command has ended may take to end, and what was recorded of it
+/// to be written down.
+const RECORDING_TIME: Duration = Duration::from_secs(2);
 
 impl Node {
     /// Makes a snapshot of a running VM, which goes on unless it is to stop.
@@ -276,28 +281,7 @@ impl Node {
                 "The snapshot {name} is mapped as it is: there is nothing to optimise."
             )));
         }
-        if !saved.recording().exists() {
-            return Err(Error::wrong_state(format!(
-                "Nothing is known yet of what a VM from the snapshot {name} needs."
-            ))
-            .hint(format!(
-                "Run one with `jiffy run --from {name}` until it has done what counts, then try again."
-            )));
-        }
-        // A VM that is being served reads the old image by its old offsets.
-        if let Some(user) = self.registry.any(|vm| {
-            let uses = vm.spec.from.as_ref().is_some_and(|from| from.name == name);
-            uses && vm.view.borrow().is_active()
-        }) {
-            return Err(Error::conflict(format!(
-                "The snapshot {name} is being used by the VM {}.",
-                user.name
-            ))
-            .hint(format!(
-                "Stop that VM first with `jiffy stop {}`.",
-                user.name
-            )));
-        }
+        self.when_known(&saved, &name).await?;
         let work = tokio::task::spawn_blocking(move || {
             memory::optimise(&saved)?;
             let mut manifest = saved.manifest.clone();
@@ -310,6 +294,42 @@ impl Node {
         });
         joined(work.await)?;
         self.inspect_snapshot(&name)
+    }
+
+    /// Waits until it is known what a VM from a snapshot needs, and none is served from
+    /// it: that one would read the old image by its old offsets. A command's answer
+    /// comes before its VM's end, and what was recorded of it after that.
+    async fn when_known(&self, saved: &Saved, name: &str) -> Result<()> {
+        let deadline = tokio::time::Instant::now() + RECORDING_TIME;
+        loop {
+            let user = self.registry.any(|vm| {
+                let uses = vm.spec.from.as_ref().is_some_and(|from| from.name == name);
+                uses && vm.view.borrow().is_active()
+            });
+            let is_ending = |user: &Arc<VmHandle>| self.is_ending(&user.name);
+            let wait = user.as_ref().is_none_or(is_ending);
+            let error = match user {
+                Some(user) => Error::conflict(format!(
+                    "The snapshot {name} is being used by the VM {}.",
+                    user.name
+                ))
+                .hint(format!(
+                    "Stop that VM first with `jiffy stop {}`.",
+                    user.name
+                )),
+                None if saved.recording().exists() => return Ok(()),
+                None => Error::wrong_state(format!(
+                    "Nothing is known yet of what a VM from the snapshot {name} needs."
+                ))
+                .hint(format!(
+                    "Run one with `jiffy run --from {name}` until it has done what counts, then try again."
+                )),
+            };
+            if !wait || tokio::time::Instant::now() >= deadline {
+                return Err(error);
+            }
+            tokio::time::sleep(LEASE_POLL).await;
+        }
     }
 }
 

@@ -188,9 +188,11 @@ fn restores_of_an_optimised_snapshot_share_what_they_need_first() {
         jiffy.ok(&["run", "-d", "--name", name, "--from", "one"]);
         assert_eq!(sum(name), expected, "{name}");
     };
-    // The first shows what restores need; it is recorded when it ends.
-    restore("recorded");
-    jiffy.ok(&["rm", "-f", "recorded"]);
+    // The first shows what restores need; it is recorded when it ends, which is soon
+    // after its command.
+    let look = ["md5sum", "/tmp/data", "/bin/busybox"];
+    let run = ["run", "--rm", "--from", "one", "--"];
+    assert_eq!(jiffy.ok(&[&run[..], &look].concat()), expected);
     jiffy.ok(&["snapshot", "optimise", "one"]);
     let sharing = || {
         let list = jiffy.sh("cat /proc/[0-9]*/maps | grep -c 'jiffy working set' || true");
