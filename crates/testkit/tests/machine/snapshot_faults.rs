@@ -4,7 +4,7 @@
 use crate::support::{Jiffy, Traces, jiffy};
 use jiffy_testkit::Output;
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A VM that counts, from the shell: `/tmp/n`.
 const COUNT: &str = "n=0; while :; do n=$((n+1)); echo $n > /tmp/n; sleep 0.1; done";
@@ -32,6 +32,9 @@ fn interrupted(jiffy: &Jiffy, arguments: &[&str], after: Duration, program: &str
     );
     output
 }
+
+/// Well before the time limit of a start.
+const SOON: Duration = Duration::from_secs(150);
 
 /// Moments in an operation that takes about a second and a half here.
 fn moments() -> impl Iterator<Item = Duration> {
@@ -162,10 +165,14 @@ fn a_vm_goes_on_when_the_pager_is_killed() {
     let script = "head -c 2000000 /dev/urandom > /tmp/blob; md5sum < /tmp/blob";
     let sum = jiffy.ok(&["exec", "origin", "sh", "-c", script]);
     jiffy.ok(&["snapshot", "create", "--stop", "origin", "one"]);
-    for after in [0, 200, 500].map(Duration::from_millis) {
-        // Killed while a VM is restored: it comes up, or says why not.
+    // Not so often that the daemon takes it for a pager that can only die.
+    for after in [0, 150, 300, 500].map(Duration::from_millis) {
+        // Killed while a VM is restored: it comes up, or says why not, and does not
+        // wait until it is taken for dead.
         let arguments = ["run", "--rm", "--from", "one", "--", "echo", "up"];
+        let begun = Instant::now();
         interrupted(&jiffy, &arguments, after, "jiffy-pager");
+        assert!(begun.elapsed() < SOON, "killed after {after:?}");
     }
     jiffy.ok(&["run", "-d", "--name", "lazy", "--from", "one"]);
     let pager = jiffy.pids("jiffy-pager");
