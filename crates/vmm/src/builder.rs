@@ -97,21 +97,23 @@ impl Builder {
         let mut common = self.common()?;
         common.gate = Gate::of(restore);
         common.first_run = names::VCPUS_RESUMED;
-        let mut attendant = None;
-        let restored = self.restore_parts(restore, &mut common, &mut attendant);
-        // If memory was lost, this is why the rest went wrong.
-        common.paged = attendant.map(Attendant::end).transpose()?;
-        let (ground, ram, vcpus, devices) = restored?;
-        Ok(self.assemble(ground, ram, vcpus, devices, common))
+        match self.restore_parts(restore, &mut common) {
+            Ok((ground, ram, vcpus, devices)) => {
+                Ok(self.assemble(ground, ram, vcpus, devices, common))
+            }
+            Err(error) => {
+                // If memory was lost, this is why the rest went wrong.
+                common.attendant.map(Attendant::end).transpose()?;
+                Err(error)
+            }
+        }
     }
 
-    /// What it is made of. The pager of memory that is served by one has an
-    /// attendant from the moment it has that memory.
+    /// What it is made of.
     fn restore_parts(
         &mut self,
         restore: &Restore,
         common: &mut Common,
-        attendant: &mut Option<Attendant>,
     ) -> Result<Restored, StartError> {
         let groundwork = self.groundwork.take();
         let (config, events) = (&self.config, &self.events);
@@ -128,7 +130,7 @@ impl Builder {
             } = &restore.memory
             {
                 let (memory, written_soon) = PagedMemory::attach(&ram, socket, *working_set)?;
-                *attendant = Some(Attendant::start(memory)?);
+                common.attendant = Some(Attendant::start(memory)?);
                 common.written_soon = written_soon;
             }
             ram.register(&vm)?;
@@ -191,7 +193,7 @@ impl Builder {
         let workers = Arc::new(ThreadStarter::new(mailbox.clone(), self.sandbox, crew));
         Ok(Common {
             gate: Gate::default(),
-            paged: None,
+            attendant: None,
             written_soon: Vec::new(),
             first_run: names::FIRST_KVM_RUN,
             mailbox,
@@ -235,7 +237,7 @@ impl Builder {
             mailbox: common.mailbox,
             workers: common.workers,
             gate: common.gate,
-            paged: common.paged,
+            attendant: common.attendant,
             written_soon: common.written_soon,
             first_run: common.first_run,
             events: self.events,
@@ -249,7 +251,8 @@ type Restored = (Groundwork, Arc<GuestRam>, Vec<Vcpu>, Devices);
 
 struct Common {
     gate: Gate,
-    paged: Option<PagedMemory>,
+    /// From the moment a pager has the memory.
+    attendant: Option<Attendant>,
     /// What is to be copied as soon as the guest runs.
     written_soon: Vec<Extent>,
     /// What the first entry into the guest is called on the timeline.

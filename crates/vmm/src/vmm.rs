@@ -9,7 +9,7 @@ use crate::hypervisor::{Hypervisor, HypervisorError};
 use crate::irq::ChipsState;
 use crate::mailbox::{Mailbox, Notice};
 use crate::memory::{GuestRam, MemoryError};
-use crate::pager::PagedMemory;
+use crate::pager::{Attendant, PagedMemory};
 use crate::readable::{readable, timespec};
 use crate::restore;
 use crate::sandbox::{Role, Sandbox, violation};
@@ -48,6 +48,8 @@ pub struct Vmm {
     events: Arc<Events>,
     sandbox: Sandbox,
     gate: Gate,
+    /// Until the vCPUs' threads start.
+    attendant: Option<Attendant>,
     paged: Option<PagedMemory>,
     /// Pages the guest will write at once, not copied yet.
     written_soon: Vec<Extent>,
@@ -74,7 +76,7 @@ pub(crate) struct Parts {
     pub workers: Arc<ThreadStarter>,
     pub events: Arc<Events>,
     pub gate: Gate,
-    pub paged: Option<PagedMemory>,
+    pub attendant: Option<Attendant>,
     pub written_soon: Vec<Extent>,
     pub first_run: &'static str,
     pub sandbox: Sandbox,
@@ -126,7 +128,8 @@ impl Vmm {
             events: parts.events,
             sandbox: parts.sandbox,
             gate: parts.gate,
-            paged: parts.paged,
+            attendant: parts.attendant,
+            paged: None,
             written_soon: parts.written_soon,
             first_run: parts.first_run,
             running: false,
@@ -185,6 +188,8 @@ impl Vmm {
     }
 
     fn start_vcpus(&mut self, paused: bool) -> Result<(), StartError> {
+        // From here on this thread looks into no RAM that may be missing.
+        self.paged = self.attendant.take().map(Attendant::end).transpose()?;
         for vcpu in self.waiting.drain(..) {
             let thread = VcpuThread::start(
                 vcpu,

@@ -1,7 +1,7 @@
 //! Who attends to the pager while the VM is built.
 //!
-//! The thread that builds a VM looks into RAM that may be missing, and so can't see
-//! that the pager is gone that it waits for.
+//! The thread that builds a VM, and has its devices go on, looks into RAM that may be
+//! missing, and so can't see that the pager is gone that it waits for.
 
 use super::{PagedMemory, PagerError};
 use crate::readable::{readable, timespec};
