@@ -14,8 +14,8 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
-/// Bytes of stack; only what is touched is memory.
-const STACK: usize = 256 << 10;
+/// Bytes of a thread's stack; only what is touched is memory.
+pub(crate) const STACK: usize = 256 << 10;
 
 /// What nearly every VM needs a thread for.
 const USUAL: [(Role, &str); 3] = [

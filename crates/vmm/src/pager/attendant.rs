@@ -6,15 +6,13 @@
 use super::{PagedMemory, PagerError};
 use crate::readable::{readable, timespec};
 use crate::vcpu::exit::Ending;
+use crate::workers::STACK;
 use jiffy_sys::termination;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
-
-/// It calls little, and keeps less.
-const STACK: usize = 64 << 10;
 
 /// A thread that attends to the pager, until it is told to [`end`](Attendant::end).
 #[derive(Debug)]
