@@ -369,6 +369,7 @@ mod tests {
     use std::io::Write;
     use std::net::Shutdown;
     use std::os::unix::net::UnixListener;
+    use tempfile::TempDir;
     use vm_memory::{Bytes, GuestAddress};
 
     fn ram() -> GuestRam {
@@ -378,6 +379,16 @@ mod tests {
             prefault: false,
         })
         .unwrap()
+    }
+
+    /// RAM that is handed to a pager that listens; its socket is in the folder.
+    fn attached() -> (TempDir, UnixListener, GuestRam, PagedMemory) {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("pager.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let ram = ram();
+        let (memory, _) = PagedMemory::attach(&ram, &socket, false).unwrap();
+        (folder, listener, ram, memory)
     }
 
     fn accept(listener: &UnixListener) -> (UnixStream, Userfaultfd, Vec<Mapping>) {
@@ -391,11 +402,7 @@ mod tests {
 
     #[test]
     fn a_pager_fills_and_is_let_go_when_all_is_there() {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("pager.sock");
-        let listener = UnixListener::bind(&socket).unwrap();
-        let ram = ram();
-        let mut memory = PagedMemory::attach(&ram, &socket, false).unwrap().0;
+        let (_folder, listener, ram, mut memory) = attached();
         let (mut stream, uffd, mappings) = accept(&listener);
         assert_eq!((mappings.len(), mappings[0].size), (1, 64 << 20));
         let base = mappings[0].base_host_virt_addr;
@@ -409,11 +416,7 @@ mod tests {
 
     #[test]
     fn a_new_pager_is_found_and_a_missing_one_ends_the_vm() {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("pager.sock");
-        let listener = UnixListener::bind(&socket).unwrap();
-        let ram = ram();
-        let mut memory = PagedMemory::attach(&ram, &socket, false).unwrap().0;
+        let (_folder, listener, _ram, mut memory) = attached();
         assert_eq!(memory.patience, PATIENCE);
         memory.patience = Duration::from_secs(600);
         // To close them is not enough: a child of another test has them, too,
@@ -437,11 +440,7 @@ mod tests {
 
     #[test]
     fn who_builds_a_vm_waits_for_the_next_pager() {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("pager.sock");
-        let listener = UnixListener::bind(&socket).unwrap();
-        let ram = ram();
-        let mut memory = PagedMemory::attach(&ram, &socket, false).unwrap().0;
+        let (_folder, listener, ram, mut memory) = attached();
         memory.patience = Duration::from_secs(600);
         let attendant = Attendant::start(memory).unwrap();
         let seen: u8 = std::thread::scope(|scope| {
@@ -459,11 +458,7 @@ mod tests {
 
     #[test]
     fn who_builds_a_vm_does_not_wait_for_ever() {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("pager.sock");
-        let listener = UnixListener::bind(&socket).unwrap();
-        let ram = ram();
-        let mut memory = PagedMemory::attach(&ram, &socket, false).unwrap().0;
+        let (_folder, listener, ram, mut memory) = attached();
         memory.patience = Duration::from_millis(50);
         let attendant = Attendant::start(memory).unwrap();
         let first = accept(&listener).0;
@@ -485,11 +480,7 @@ mod tests {
             (b"hello\n", "protocol"),
             (&[b'x'; LINE_MAX + 1], "protocol"),
         ] {
-            let folder = tempfile::tempdir().unwrap();
-            let socket = folder.path().join("pager.sock");
-            let listener = UnixListener::bind(&socket).unwrap();
-            let ram = ram();
-            let mut memory = PagedMemory::attach(&ram, &socket, false).unwrap().0;
+            let (_folder, listener, _ram, mut memory) = attached();
             let (mut stream, ..) = accept(&listener);
             stream.write_all(said).unwrap();
             let ending = memory.attend().unwrap();

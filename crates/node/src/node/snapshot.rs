@@ -219,9 +219,8 @@ impl Node {
     /// Names of the VMs that go on from a snapshot at each start.
     fn users_of(&self, name: &str) -> Vec<String> {
         let all = self.registry.all();
-        let uses =
-            |vm: &&Arc<VmHandle>| vm.spec.from.as_ref().is_some_and(|from| from.name == name);
-        all.iter().filter(uses).map(|vm| vm.name.clone()).collect()
+        let users = all.iter().filter(|vm| is_from(vm, name));
+        users.map(|vm| vm.name.clone()).collect()
     }
 
     /// Removes a snapshot that no VM needs, or a golden one.
@@ -229,8 +228,7 @@ impl Node {
         if self.settings.goldens.remove(name) {
             return Ok(());
         }
-        self.wait_for_leaving(|vm| vm.spec.from.as_ref().is_some_and(|from| from.name == name))
-            .await;
+        self.wait_for_leaving(|vm| is_from(vm, name)).await;
         let deadline = tokio::time::Instant::now() + NAME_TIME;
         loop {
             let users = self.users_of(name);
@@ -302,10 +300,8 @@ impl Node {
     async fn when_known(&self, saved: &Saved, name: &str) -> Result<()> {
         let deadline = tokio::time::Instant::now() + RECORDING_TIME;
         loop {
-            let user = self.registry.any(|vm| {
-                let uses = vm.spec.from.as_ref().is_some_and(|from| from.name == name);
-                uses && vm.view.borrow().is_active()
-            });
+            let is_served = |vm: &VmHandle| is_from(vm, name) && vm.view.borrow().is_active();
+            let user = self.registry.any(is_served);
             let is_ending = |user: &Arc<VmHandle>| self.is_ending(&user.name);
             let wait = user.as_ref().is_none_or(is_ending);
             let error = match user {
@@ -331,6 +327,11 @@ impl Node {
             tokio::time::sleep(LEASE_POLL).await;
         }
     }
+}
+
+/// Whether a VM goes on from the snapshot of this name.
+fn is_from(vm: &VmHandle, name: &str) -> bool {
+    vm.spec.from.as_ref().is_some_and(|from| from.name == name)
 }
 
 async fn cloned(draft: Draft, volumes: Vec<(String, PathBuf)>) -> Result<Draft> {
