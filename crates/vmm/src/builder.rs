@@ -12,7 +12,7 @@ use crate::pager::{Attendant, PagedMemory};
 use crate::restore;
 use crate::sandbox::Sandbox;
 use crate::stats::StatsFile;
-use crate::vcpu::{MAX_VCPUS, Vcpu, cpuid};
+use crate::vcpu::{MAX_VCPUS, Vcpu, cpuid, tsc};
 use crate::vmm::{Parts, Vmm};
 use crate::workers::{Crew, ThreadStarter};
 use jiffy_devices::virtio::device::Workers;
@@ -65,16 +65,14 @@ impl Builder {
         let groundwork = self.groundwork.take();
         let (config, events) = (&self.config, &self.events);
 
-        let ground = events.step(names::KVM_VM_CREATED, || lay(groundwork))?;
+        let mut ground = events.step(names::KVM_VM_CREATED, || lay(groundwork))?;
         let vm = ground.vm.clone();
         let ram = events.step(names::MEMORY, || {
             let ram = GuestRam::create(&config.memory)?;
             ram.register(&vm)?;
             Ok::<_, StartError>(Arc::new(ram))
         })?;
-        let vcpus = events.step(names::VCPUS, || {
-            create_vcpus(config, &ground.hypervisor, &vm)
-        })?;
+        let vcpus = events.step(names::VCPUS, || create_vcpus(config, &mut ground))?;
         let devices = events.step(names::DEVICES, || {
             Devices::create(&self.device_args(&vm, &ram, &common), None)
         })?;
@@ -120,7 +118,7 @@ impl Builder {
         let paged = matches!(restore.memory, SavedMemory::Paged { .. });
         let state = events.step(names::STATE_LOADED, || restore::state(restore, config))?;
 
-        let ground = events.step(names::KVM_VM_CREATED, || lay(groundwork))?;
+        let mut ground = events.step(names::KVM_VM_CREATED, || lay(groundwork))?;
         let vm = ground.vm.clone();
         let ram = events.step(names::MEMORY_ATTACHED, || {
             let ram = restore::memory(restore, config)?;
@@ -148,7 +146,7 @@ impl Builder {
             (0..)
                 .zip(&state.vcpus)
                 .map(|(index, state)| {
-                    let vcpu = Vcpu::create(&vm, index)?;
+                    let vcpu = ground.vcpu(index)?;
                     vcpu.restore(state)?;
                     Ok(vcpu)
                 })
@@ -263,14 +261,14 @@ struct Common {
 }
 
 /// What every VM has, whatever it is: KVM's VM with its interrupt controllers,
-/// and threads.
-///
-/// No vCPU: its TSC begins with it, and KVM takes what is written to that soon
-/// after for an attempt to synchronise it.
+/// a vCPU, and threads.
 #[derive(Debug)]
 pub struct Groundwork {
     hypervisor: Hypervisor,
     vm: Arc<VmFd>,
+    /// If it was done ahead, by a KVM that lets a time stamp counter be set which
+    /// has counted for a while.
+    first_vcpu: Option<Vcpu>,
     /// Threads that wait for work, if it was done ahead.
     crew: Crew,
 }
@@ -279,8 +277,20 @@ impl Groundwork {
     /// Does it ahead, before it is known for which VM, and prepares the process.
     pub fn ahead(sandbox: Sandbox) -> Result<Groundwork, StartError> {
         prepare_process(sandbox)?;
-        let crew = Crew::usual(sandbox).map_err(host("a thread"))?;
-        Ok(Groundwork { crew, ..lay(None)? })
+        let mut ground = lay(None)?;
+        if tsc::has_offset(&ground.vm) {
+            ground.first_vcpu = Some(ground.vcpu(0)?);
+        }
+        ground.crew = Crew::usual(sandbox).map_err(host("a thread"))?;
+        Ok(ground)
+    }
+
+    /// The vCPU of that number, which nobody has had yet.
+    fn vcpu(&mut self, index: u8) -> Result<Vcpu, HypervisorError> {
+        match self.first_vcpu.take_if(|vcpu| vcpu.index() == index) {
+            Some(vcpu) => Ok(vcpu),
+            None => Vcpu::create(&self.vm, index),
+        }
     }
 }
 
@@ -311,20 +321,18 @@ fn lay(groundwork: Option<Groundwork>) -> Result<Groundwork, HypervisorError> {
     Ok(Groundwork {
         hypervisor,
         vm,
+        first_vcpu: None,
         crew: Crew::default(),
     })
 }
 
-fn create_vcpus(
-    config: &VmmConfig,
-    hypervisor: &Hypervisor,
-    vm: &VmFd,
-) -> Result<Vec<Vcpu>, HypervisorError> {
+fn create_vcpus(config: &VmmConfig, ground: &mut Groundwork) -> Result<Vec<Vcpu>, HypervisorError> {
+    let hypervisor = &ground.hypervisor;
     let supported = hypervisor.supported_cpuid()?;
     let mut cpuid = cpuid::for_vm(&supported, config.vcpus, hypervisor.has_tsc_deadline());
     (0..config.vcpus)
         .map(|index| {
-            let vcpu = Vcpu::create(vm, index)?;
+            let vcpu = ground.vcpu(index)?;
             vcpu.configure(&mut cpuid, config.vcpus)?;
             Ok(vcpu)
         })

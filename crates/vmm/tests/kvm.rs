@@ -379,6 +379,44 @@ fn a_vm_is_built_on_what_was_done_ahead() {
 
 #[test]
 #[ignore = "needs a real KVM"]
+fn time_stamp_counters_go_on_where_they_were() {
+    const IA32_TIME_STAMP_COUNTER: u32 = 0x10;
+    let counters = |state: &VmState| -> Vec<u64> {
+        let msrs = state.vcpus.iter().flat_map(|vcpu| &vcpu.msrs);
+        let counters = msrs.filter(|msr| msr.index == IA32_TIME_STAMP_COUNTER);
+        counters.map(|msr| msr.data).collect()
+    };
+    let mut case = Case::new("quiet count");
+    case.config.vcpus = 2;
+    let mut vmm = case.builder().build().unwrap();
+    vmm.start(false).unwrap();
+    counted_beyond(&mut vmm, 1000);
+    let capture = vmm.capture(false).unwrap();
+    drop(vmm);
+    let state = VmState::decode(&contents(&capture.state)).unwrap();
+    let khz = u64::from(state.vcpus[0].tsc_khz.unwrap());
+    let saved = counters(&state)[0];
+
+    case.config.restore = Some(from(&capture));
+    let ahead = Groundwork::ahead(Sandbox::Off).unwrap();
+    // It counts much further than what is restored.
+    std::thread::sleep(Duration::from_secs(3));
+    for groundwork in [Some(ahead), None] {
+        let begun = Instant::now();
+        let mut vmm = case.builder().groundwork(groundwork).build().unwrap();
+        vmm.start(true).unwrap();
+        let restored = counters(&vmm.save().unwrap());
+        let elapsed = begun.elapsed().as_micros() as u64 * khz / 1000;
+        assert_eq!(restored.len(), 2);
+        for counter in restored {
+            let expected = saved..saved + elapsed;
+            assert!(expected.contains(&counter), "{counter} of {expected:?}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a real KVM"]
 fn a_state_that_is_damaged_or_of_another_vm_is_refused() {
     let case = Case::new("quiet count");
     let mut vmm = case.builder().build().unwrap();

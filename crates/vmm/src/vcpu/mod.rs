@@ -5,12 +5,14 @@
 //! * [`exit`]: what makes a vCPU leave the guest, answered.
 //! * [`state`]: everything a snapshot keeps of one.
 //! * [`thread`]: the thread that runs one, and its pause and resume.
+//! * [`tsc`]: its time stamp counter, put where it was.
 
 pub mod cpuid;
 pub mod entry;
 pub mod exit;
 pub mod state;
 pub mod thread;
+pub mod tsc;
 
 use crate::boot::Entry;
 use crate::hypervisor::{HypervisorError, failed_to};

@@ -1,6 +1,7 @@
 //! Everything a snapshot keeps of a vCPU.
 
 use super::Vcpu;
+use super::tsc::MSR_IA32_TSC;
 use crate::hypervisor::{HypervisorError, failed_to};
 use kvm_bindings::{
     CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_cpuid_entry2, kvm_debugregs, kvm_lapic_state,
@@ -94,7 +95,7 @@ impl Vcpu {
     pub fn restore(&self, state: &VcpuState) -> Result<(), HypervisorError> {
         let fd = &self.fd;
         let write = |what| failed_to(what);
-        let too_many = |_| HypervisorError::Capability("room for the saved CPUID or MSRs");
+        let too_many = |_| HypervisorError::Capability("room for the saved CPUID");
         let cpuid = CpuId::from_entries(&state.cpuid).map_err(too_many)?;
         fd.set_cpuid2(&cpuid).map_err(write("set a vCPU's CPUID"))?;
         if let Some(khz) = state.tsc_khz
@@ -116,15 +117,7 @@ impl Vcpu {
             .map_err(write("set a vCPU's debug registers"))?;
         fd.set_lapic(&state.lapic)
             .map_err(write("set a vCPU's local APIC"))?;
-        let msrs = Msrs::from_entries(&state.msrs).map_err(too_many)?;
-        let set = fd.set_msrs(&msrs).map_err(write("set a vCPU's MSRs"))?;
-        if set < state.msrs.len() {
-            tracing::warn!(
-                msr = format!("{:#x}", state.msrs[set].index),
-                "this host does not take a saved MSR"
-            );
-            return Err(HypervisorError::Capability("an MSR the saved guest uses"));
-        }
+        self.write_msrs(&state.msrs)?;
         fd.set_vcpu_events(&state.events)
             .map_err(write("set a vCPU's pending events"))
     }
@@ -153,6 +146,30 @@ impl Vcpu {
             rest = rest.get(count + 1..).unwrap_or(&[]);
         }
         Ok(read)
+    }
+
+    /// The time stamp counter first: the deadline timer counts on it.
+    fn write_msrs(&self, saved: &[kvm_msr_entry]) -> Result<(), HypervisorError> {
+        let mut entries = saved.to_vec();
+        if let Some(at) = saved.iter().position(|msr| msr.index == MSR_IA32_TSC)
+            && self.set_tsc(saved[at].data)?
+        {
+            entries.remove(at);
+        }
+        let msrs = Msrs::from_entries(&entries)
+            .map_err(|_| HypervisorError::Capability("room for the saved MSRs"))?;
+        let set = self
+            .fd
+            .set_msrs(&msrs)
+            .map_err(failed_to("set a vCPU's MSRs"))?;
+        if let Some(refused) = entries.get(set) {
+            tracing::warn!(
+                msr = format!("{:#x}", refused.index),
+                "this host does not take a saved MSR"
+            );
+            return Err(HypervisorError::Capability("an MSR the saved guest uses"));
+        }
+        Ok(())
     }
 
     #[allow(unsafe_code)] // KVM reads as many bytes as the guest's features need.

@@ -138,10 +138,13 @@ impl Shared {
             control.parked = false;
         }
         drop(control);
-        self.pending.store(true, Ordering::SeqCst);
         self.changed.notify_one();
-        if let Some(target) = self.target.get() {
-            target.kick();
+        // Who is in the guest need not leave it to stay.
+        if want != Want::Run {
+            self.pending.store(true, Ordering::SeqCst);
+            if let Some(target) = self.target.get() {
+                target.kick();
+            }
         }
     }
 
