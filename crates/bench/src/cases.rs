@@ -5,7 +5,7 @@ use crate::figure::{Clock, Figure};
 use crate::image::{self, Images};
 use crate::machine::{Machine, PROBE};
 use crate::peers::{Boot, Peer};
-use crate::plan::{BYTES, Case, IMAGE, Kind, Lazily, Outcome, RECORDING, Sample};
+use crate::plan::{BYTES, Case, IMAGE, Kind, Lazily, Outcome, RECORDING, Sample, VSOCK};
 use crate::replay;
 use anyhow::{Context, Result, ensure};
 use jiffy_machine::image::build::Addition;
@@ -329,7 +329,7 @@ fn usual(kernel: &str) -> vmm::VmmConfig {
         }],
         vsock: Some(vmm::Vsock {
             cid: 3,
-            path: "/tmp/bench-vsock.sock".into(),
+            path: VSOCK.into(),
         }),
         rng: true,
         fw_cfg: vec![vmm::FwCfgFile {

@@ -164,6 +164,9 @@ pub const MARKER: u8 = b'J';
 /// line follows.
 pub const FAILURE: u8 = b'!';
 
+/// Vsock's socket of a VMM without a node.
+pub const VSOCK: &str = "/tmp/bench-vsock.sock";
+
 /// The counter of cases that measure no time.
 pub const BYTES: &str = "bytes";
 

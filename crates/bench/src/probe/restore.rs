@@ -2,8 +2,8 @@
 
 use super::lazy::Pager;
 use super::seen::Output;
-use super::{Running, event_spans, kvm_counters, now_ns};
-use crate::plan::{Lazily, Sample};
+use super::{Running, event_spans, kvm_counters, now_ns, remove_socket};
+use crate::plan::{Lazily, Sample, VSOCK};
 use anyhow::{Context, Result, bail};
 use jiffy_sys::ahead;
 use jiffy_sys::fds::send_with_fds;
@@ -29,6 +29,7 @@ pub const SNAPSHOT: &str = "/bench/snapshot";
 const STATE: &str = "/bench/snapshot/state";
 pub const RAM: &str = "/bench/snapshot/ram.raw";
 const CONFIG: &str = "/bench/restore.json";
+const CHILD_VSOCK: &str = "/tmp/bench-vsock-child.sock";
 
 /// What a guest does between its marker and a capture: it comes to rest.
 pub const SETTLING: Duration = Duration::from_millis(100);
@@ -89,15 +90,16 @@ impl Stage {
 
 impl Stage {
     /// Nothing else may run while restores are measured.
-    fn end_parent(&mut self) {
+    fn end_parent(&mut self) -> Result<()> {
         let _ = self.parent.process.0.kill();
         let _ = self.parent.process.0.wait();
+        remove_socket(VSOCK)
     }
 }
 
 /// One restore from the files, by a VMM that is spawned, or that was before.
 pub fn restore(stage: &mut Stage, spare: bool) -> Result<Sample> {
-    stage.end_parent();
+    stage.end_parent()?;
     match spare {
         true => restore_by_spare(stage),
         false => Ok(timed(stage, &Memory::Mapped)?.0),
@@ -106,7 +108,7 @@ pub fn restore(stage: &mut Stage, spare: bool) -> Result<Sample> {
 
 /// One restore by a pager.
 pub fn lazy(stage: &mut Stage, how: Lazily) -> Result<Sample> {
-    stage.end_parent();
+    stage.end_parent()?;
     let pager = match stage.pager.take() {
         None => Pager::start(stage, how)?,
         Some(pager) if how == Lazily::First => pager.anew()?,
@@ -177,8 +179,9 @@ pub fn fork(stage: &mut Stage) -> Result<Sample> {
     let mut config = stage.config.clone();
     config.control = None;
     if let Some(vsock) = &mut config.vsock {
-        vsock.path = "/tmp/bench-vsock-child.sock".into();
+        vsock.path = CHILD_VSOCK.into();
     }
+    remove_socket(CHILD_VSOCK)?;
     let spare = Spare::ready()?;
     let start = now_ns();
     let captured = capture(&stage.config, &mut stage.parent)?;
