@@ -14,8 +14,10 @@ use crate::sandbox::Sandbox;
 use crate::stats::StatsFile;
 use crate::vcpu::{MAX_VCPUS, Vcpu, cpuid, tsc};
 use crate::vmm::{Parts, Vmm};
+use crate::wiring;
 use crate::workers::{Crew, ThreadStarter};
 use jiffy_devices::virtio::device::Workers;
+use jiffy_devices::virtio::mmio::Wires;
 use jiffy_sys::{fds, kick};
 use jiffy_wire::guest::GENERATION_NAME;
 use jiffy_wire::timeline::names;
@@ -74,7 +76,8 @@ impl Builder {
         })?;
         let vcpus = events.step(names::VCPUS, || create_vcpus(config, &mut ground))?;
         let devices = events.step(names::DEVICES, || {
-            Devices::create(&self.device_args(&vm, &ram, &common), None)
+            let wires = std::mem::take(&mut ground.wires);
+            Devices::create(&self.device_args(&vm, &ram, &common), wires, None)
         })?;
         let entry = events.step(names::KERNEL_LOADED, || {
             let images = Images {
@@ -167,7 +170,8 @@ impl Builder {
                 .transpose()?;
             let state = restore::devices(config, generation.as_mut(), state.devices)?;
             let args = self.device_args(&vm, &ram, common);
-            let devices = Devices::create(&args, Some(&state))?;
+            let wires = std::mem::take(&mut ground.wires);
+            let devices = Devices::create(&args, wires, Some(&state))?;
             if let Some(generation) = generation {
                 devices.refresh_fw_cfg(GENERATION_NAME, generation);
             }
@@ -261,7 +265,7 @@ struct Common {
 }
 
 /// What every VM has, whatever it is: KVM's VM with its interrupt controllers,
-/// a vCPU, and threads.
+/// a vCPU, devices' wires, and threads.
 #[derive(Debug)]
 pub struct Groundwork {
     hypervisor: Hypervisor,
@@ -269,6 +273,8 @@ pub struct Groundwork {
     /// If it was done ahead, by a KVM that lets a time stamp counter be set which
     /// has counted for a while.
     first_vcpu: Option<Vcpu>,
+    /// Of its first devices, if it was done ahead.
+    wires: Vec<Wires>,
     /// Threads that wait for work, if it was done ahead.
     crew: Crew,
 }
@@ -281,6 +287,7 @@ impl Groundwork {
         if tsc::has_offset(&ground.vm) {
             ground.first_vcpu = Some(ground.vcpu(0)?);
         }
+        ground.wires = wiring::ahead(&ground.vm)?;
         ground.crew = Crew::usual(sandbox).map_err(host("a thread"))?;
         Ok(ground)
     }
@@ -322,6 +329,7 @@ fn lay(groundwork: Option<Groundwork>) -> Result<Groundwork, HypervisorError> {
         hypervisor,
         vm,
         first_vcpu: None,
+        wires: Vec::new(),
         crew: Crew::default(),
     })
 }

@@ -5,48 +5,45 @@ use crate::disk_chunks::DiskChunks;
 use crate::error::DeviceError;
 use crate::events::Events;
 use crate::gate;
-use crate::hypervisor::failed_to;
 use crate::irq::LazyPit;
-use crate::layout;
 use crate::mailbox::{Mailbox, Notice};
 use crate::memory::GuestRam;
 use crate::read_notes::ReadNotes;
 use crate::vcpu::exit::Board;
-use jiffy_devices::bus::{Bus, BusDevice};
+use crate::wiring::Wiring;
+use jiffy_devices::bus::BusDevice;
 use jiffy_devices::fw_cfg::{self, FwCfg, FwCfgFile, FwCfgState};
 use jiffy_devices::power::{
     KeyboardController, KeyboardControllerState, PowerPort, PowerSwitch, keyboard_controller,
     power_port,
 };
 use jiffy_devices::rtc::{self, Rtc, RtcState};
-use jiffy_devices::serial::{self, ConsoleLog, Serial, SerialState};
+use jiffy_devices::serial::{Serial, SerialState};
 use jiffy_devices::trace::{TracePort, TraceState};
 use jiffy_devices::virtio::balloon::{Balloon, BalloonArgs, BalloonState, TargetError};
 use jiffy_devices::virtio::block::{Block, BlockOptions, BlockState, RateLimit};
 use jiffy_devices::virtio::device::{VirtioDevice, Workers};
 use jiffy_devices::virtio::entropy::{Entropy, EntropyState};
-use jiffy_devices::virtio::mmio::{MmioTransport, MmioTransportState, registers::QUEUE_NOTIFY};
+use jiffy_devices::virtio::mmio::{MmioTransport, MmioTransportState, Wires};
 use jiffy_devices::virtio::vsock::{Vsock, VsockArgs, VsockState};
 use jiffy_sys::clock;
 use jiffy_wire::trace::TRACE_PORT;
-use jiffy_wire::vmm::{
-    BalloonStatus, Disk, FwCfgContents, ReadUnits, Serial as SerialConfig, VmmConfig,
-};
-use kvm_ioctls::{IoEventAddress, VmFd};
+use jiffy_wire::vmm::{BalloonStatus, Disk, FwCfgContents, ReadUnits, VmmConfig};
+use kvm_ioctls::VmFd;
 use serde::{Deserialize, Serialize};
-use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Read};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// Marks a guest may write in its life; more are counted, not passed on.
 const MARKS_MAX: u64 = 4096;
 /// Largest fw_cfg file read from disk.
 const FW_CFG_FILE_MAX: u64 = 64 << 20;
 
-type Shared<D> = Arc<Mutex<D>>;
-type Virtio<D> = Shared<MmioTransport<D>>;
+/// A device that a bus and others hold.
+pub(crate) type Shared<D> = Arc<Mutex<D>>;
+/// A virtio device on its bus.
+pub(crate) type Virtio<D> = Shared<MmioTransport<D>>;
 
 /// What devices are made from.
 pub struct DeviceArgs<'a> {
@@ -108,8 +105,10 @@ pub struct DevicesState {
 
 impl Devices {
     /// Makes them, or, given a state, makes them as they were saved: paused.
+    /// `wires` are those made [ahead](crate::wiring::ahead), or none.
     pub fn create(
         args: &DeviceArgs<'_>,
+        wires: Vec<Wires>,
         state: Option<&DevicesState>,
     ) -> Result<Devices, DeviceError> {
         let config = args.config;
@@ -117,7 +116,7 @@ impl Devices {
             state.fits(config)?;
         }
         let power = Arc::new(PowerSwitch::new().map_err(DeviceError::Event)?);
-        let mut wiring = Wiring::new(args);
+        let mut wiring = Wiring::new(args, wires);
 
         let mut disks = Vec::with_capacity(config.disks.len());
         let mut reads = None;
@@ -390,103 +389,6 @@ impl<D: VirtioDevice> Transport for MmioTransport<D> {
     }
 }
 
-/// Buses while they fill, and the next free window and interrupt.
-struct Wiring<'a> {
-    args: &'a DeviceArgs<'a>,
-    ports: Bus,
-    mmio: Bus,
-    parameters: String,
-    count: usize,
-}
-
-impl<'a> Wiring<'a> {
-    fn new(args: &'a DeviceArgs<'a>) -> Wiring<'a> {
-        Wiring {
-            args,
-            ports: Bus::new(),
-            mmio: Bus::new(),
-            parameters: String::new(),
-            count: 0,
-        }
-    }
-
-    /// Gives a virtio device its window, interrupt and doorbells.
-    fn add<D: VirtioDevice + 'static>(
-        &mut self,
-        device: D,
-        state: Option<&MmioTransportState>,
-    ) -> Result<Virtio<D>, DeviceError> {
-        let args = self.args;
-        let window = layout::MMIO_START + self.count as u64 * layout::MMIO_SIZE;
-        let irq = layout::VIRTIO_IRQS[self.count % layout::VIRTIO_IRQS.len()];
-        self.count += 1;
-
-        let line = self.interrupt(irq)?;
-        let (memory, workers) = (args.ram.memory().clone(), args.workers.clone());
-        let transport = match state {
-            None => {
-                MmioTransport::new(device, memory, workers, line).map_err(DeviceError::Event)?
-            }
-            Some(state) => MmioTransport::restore(device, memory, workers, line, state)?,
-        };
-        for (queue, doorbell) in (0u32..).zip(transport.doorbells()) {
-            args.vm
-                .register_ioevent(
-                    doorbell,
-                    &IoEventAddress::Mmio(window + QUEUE_NOTIFY),
-                    queue,
-                )
-                .map_err(failed_to("connect a device's doorbell"))?;
-        }
-        let transport = shared(transport);
-        self.mmio
-            .insert(window, layout::MMIO_SIZE, transport.clone())?;
-        let separator = if self.parameters.is_empty() { "" } else { " " };
-        write!(
-            self.parameters,
-            "{separator}virtio_mmio.device=4K@{window:#x}:{irq}"
-        )
-        .expect("writing to a string");
-        Ok(transport)
-    }
-
-    fn add_serial(
-        &mut self,
-        config: &SerialConfig,
-        state: Option<&SerialState>,
-    ) -> Result<Shared<Serial>, DeviceError> {
-        let output: Box<dyn io::Write + Send> = match config {
-            SerialConfig::Stdio => Box::new(io::stdout()),
-            SerialConfig::File(path) => {
-                let log = ConsoleLog::open(path).map_err(|source| DeviceError::Console {
-                    path: path.clone(),
-                    source,
-                })?;
-                Box::new(log)
-            }
-        };
-        let line = self.interrupt(serial::IRQ)?;
-        let serial = match state {
-            None => Serial::new(line, output)?,
-            Some(state) => Serial::restore(line, output, state)?,
-        };
-        let serial = shared(serial);
-        self.ports
-            .insert(serial::PORT, serial::PORTS, serial.clone())?;
-        Ok(serial)
-    }
-
-    /// A descriptor that raises an edge on an interrupt line.
-    fn interrupt(&self, irq: u32) -> Result<EventFd, DeviceError> {
-        let line = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(DeviceError::Event)?;
-        self.args
-            .vm
-            .register_irqfd(&line, irq)
-            .map_err(failed_to("connect a device's interrupt"))?;
-        Ok(line)
-    }
-}
-
 fn block_options(disk: &Disk) -> BlockOptions {
     BlockOptions {
         path: disk.path.clone(),
@@ -537,7 +439,7 @@ fn read_bounded(path: &std::path::Path) -> io::Result<Vec<u8>> {
     Ok(contents)
 }
 
-fn shared<D>(device: D) -> Shared<D> {
+pub(crate) fn shared<D>(device: D) -> Shared<D> {
     Arc::new(Mutex::new(device))
 }
 

@@ -8,7 +8,7 @@
 //! * [`memory`]: guest RAM; [`layout`]: where things lie in it.
 //! * [`pager`]: RAM that a pager serves; [`disk_chunks`]: disks that one fills.
 //! * [`vcpu`]: vCPUs and their threads; [`irq`]: interrupt controllers.
-//! * [`devices`]: the devices, wired to KVM.
+//! * [`devices`]: the devices; `wiring`: on the buses, and connected with KVM.
 //! * [`read_notes`]: what a guest reads of a disk.
 //! * [`boot`]: kernels and boot protocols.
 //! * [`capture`]: a VM at one moment, in files.
@@ -47,6 +47,7 @@ pub mod stats;
 pub mod vcpu;
 pub mod vmm;
 pub mod watch;
+mod wiring;
 pub mod workers;
 
 pub use builder::{Builder, Groundwork};

@@ -38,29 +38,51 @@ pub struct MmioTransport<D: VirtioDevice> {
     log: LogLimit,
 }
 
+/// What a transport and its driver reach one another by.
+#[derive(Debug)]
+pub struct Wires {
+    /// Carries the device's interrupt: an irqfd without resampling (edge).
+    pub line: EventFd,
+    /// Rung by the driver, one for each queue, the first first. Those that are
+    /// missing are made with the transport.
+    pub doorbells: Vec<EventFd>,
+}
+
+impl From<EventFd> for Wires {
+    fn from(line: EventFd) -> Wires {
+        Wires {
+            line,
+            doorbells: Vec::new(),
+        }
+    }
+}
+
 /// A transport can only be saved while its device is at rest.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("a virtio device must be paused before it can be saved")]
 pub struct StillRunning;
 
 impl<D: VirtioDevice> MmioTransport<D> {
-    /// A transport after reset. `line` carries the device's interrupt: an
-    /// irqfd without resampling (edge).
+    /// A transport after reset.
     pub fn new(
         device: D,
         memory: Arc<GuestMemory>,
         workers: Arc<dyn Workers>,
-        line: EventFd,
+        wires: impl Into<Wires>,
     ) -> io::Result<MmioTransport<D>> {
         let queues: Vec<QueueRegisters> = device
             .queue_max_sizes()
             .iter()
             .map(|max_size| QueueRegisters::new(*max_size))
             .collect();
-        let doorbells = queues
-            .iter()
-            .map(|_| EventFd::new(EFD_NONBLOCK))
-            .collect::<io::Result<Vec<EventFd>>>()?;
+        let Wires {
+            line,
+            mut doorbells,
+        } = wires.into();
+        doorbells.truncate(queues.len());
+        while doorbells.len() < queues.len() {
+            doorbells.push(EventFd::new(EFD_NONBLOCK)?);
+        }
         Ok(MmioTransport {
             device,
             memory,
@@ -85,7 +107,7 @@ impl<D: VirtioDevice> MmioTransport<D> {
         device: D,
         memory: Arc<GuestMemory>,
         workers: Arc<dyn Workers>,
-        line: EventFd,
+        wires: impl Into<Wires>,
         state: &MmioTransportState,
     ) -> Result<MmioTransport<D>, RestoreError> {
         let actual = device.device_type();
@@ -108,7 +130,7 @@ impl<D: VirtioDevice> MmioTransport<D> {
         }
 
         let mut transport =
-            MmioTransport::new(device, memory, workers, line).map_err(RestoreError::Event)?;
+            MmioTransport::new(device, memory, workers, wires).map_err(RestoreError::Event)?;
         let line = transport
             .interrupt
             .line()

@@ -1,0 +1,234 @@
+//! Devices on the buses, wired to KVM: windows, interrupts, doorbells.
+
+use crate::devices::{DeviceArgs, Shared, Virtio, shared};
+use crate::error::DeviceError;
+use crate::hypervisor::failed_to;
+use crate::layout;
+use jiffy_devices::bus::Bus;
+use jiffy_devices::serial::{self, ConsoleLog, Serial, SerialState};
+use jiffy_devices::virtio::device::VirtioDevice;
+use jiffy_devices::virtio::mmio::registers::QUEUE_NOTIFY;
+use jiffy_devices::virtio::mmio::{MmioTransport, MmioTransportState, Wires};
+use jiffy_wire::vmm::Serial as SerialConfig;
+use kvm_ioctls::{IoEventAddress, VmFd};
+use std::fmt::Write as _;
+use std::io;
+use std::vec;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+/// How many doorbells there are in each of the first windows of a usual VM: those
+/// of its disk, of vsock, and of two devices that have none.
+const USUAL_DOORBELLS: [usize; 4] = [1, 3, 0, 0];
+
+/// The wires of the first windows, before it is known which devices there are:
+/// for each doorbell KVM waits until no vCPU looks at its bus.
+pub fn ahead(vm: &VmFd) -> Result<Vec<Wires>, DeviceError> {
+    let wires = |(number, count)| {
+        let doorbells = (0..count)
+            .map(|_| EventFd::new(EFD_NONBLOCK))
+            .collect::<io::Result<Vec<_>>>()
+            .map_err(DeviceError::Event)?;
+        let slot = Slot::new(number);
+        for (queue, doorbell) in (0..).zip(&doorbells) {
+            slot.connect(vm, queue, doorbell)?;
+        }
+        let line = interrupt(vm, slot.irq)?;
+        Ok(Wires { line, doorbells })
+    };
+    USUAL_DOORBELLS.into_iter().enumerate().map(wires).collect()
+}
+
+/// Where a virtio device is.
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    window: u64,
+    irq: u32,
+}
+
+impl Slot {
+    fn new(number: usize) -> Slot {
+        Slot {
+            window: layout::MMIO_START + number as u64 * layout::MMIO_SIZE,
+            irq: layout::VIRTIO_IRQS[number % layout::VIRTIO_IRQS.len()],
+        }
+    }
+
+    fn notify(self) -> IoEventAddress {
+        IoEventAddress::Mmio(self.window + QUEUE_NOTIFY)
+    }
+
+    fn connect(self, vm: &VmFd, queue: u32, doorbell: &EventFd) -> Result<(), DeviceError> {
+        vm.register_ioevent(doorbell, &self.notify(), queue)
+            .map_err(failed_to("connect a device's doorbell"))?;
+        Ok(())
+    }
+
+    fn disconnect(self, vm: &VmFd, queue: u32, doorbell: &EventFd) -> Result<(), DeviceError> {
+        vm.unregister_ioevent(doorbell, &self.notify(), queue)
+            .map_err(failed_to("disconnect a doorbell"))?;
+        Ok(())
+    }
+}
+
+/// Buses while they fill, and the next free window and interrupt.
+pub struct Wiring<'a> {
+    args: &'a DeviceArgs<'a>,
+    /// Made ahead, for the first windows.
+    wires: vec::IntoIter<Wires>,
+    /// I/O ports.
+    pub ports: Bus,
+    /// Memory-mapped registers.
+    pub mmio: Bus,
+    /// A `virtio_mmio.device=` parameter for each virtio device.
+    pub parameters: String,
+    count: usize,
+}
+
+impl<'a> Wiring<'a> {
+    /// Nothing yet but the wires that were made ahead.
+    pub fn new(args: &'a DeviceArgs<'a>, wires: Vec<Wires>) -> Wiring<'a> {
+        Wiring {
+            args,
+            wires: wires.into_iter(),
+            ports: Bus::new(),
+            mmio: Bus::new(),
+            parameters: String::new(),
+            count: 0,
+        }
+    }
+
+    /// Gives a virtio device its window, interrupt and doorbells.
+    pub fn add<D: VirtioDevice + 'static>(
+        &mut self,
+        device: D,
+        state: Option<&MmioTransportState>,
+    ) -> Result<Virtio<D>, DeviceError> {
+        let args = self.args;
+        let slot = Slot::new(self.count);
+        self.count += 1;
+
+        let mut wires = match self.wires.next() {
+            Some(wires) => wires,
+            None => interrupt(args.vm, slot.irq)?.into(),
+        };
+        if !device.waits_on_doorbells() {
+            for (queue, doorbell) in (0..).zip(wires.doorbells.drain(..)) {
+                slot.disconnect(args.vm, queue, &doorbell)?;
+            }
+        }
+        let connected = wires.doorbells.len();
+        let (memory, workers) = (args.ram.memory().clone(), args.workers.clone());
+        let transport = match state {
+            None => {
+                MmioTransport::new(device, memory, workers, wires).map_err(DeviceError::Event)?
+            }
+            Some(state) => MmioTransport::restore(device, memory, workers, wires, state)?,
+        };
+        for (queue, doorbell) in (0..).zip(transport.doorbells()).skip(connected) {
+            slot.connect(args.vm, queue, doorbell)?;
+        }
+        let transport = shared(transport);
+        self.mmio
+            .insert(slot.window, layout::MMIO_SIZE, transport.clone())?;
+        let separator = if self.parameters.is_empty() { "" } else { " " };
+        write!(
+            self.parameters,
+            "{separator}virtio_mmio.device=4K@{:#x}:{}",
+            slot.window, slot.irq
+        )
+        .expect("writing to a string");
+        Ok(transport)
+    }
+
+    /// Gives COM1 its ports and interrupt.
+    pub fn add_serial(
+        &mut self,
+        config: &SerialConfig,
+        state: Option<&SerialState>,
+    ) -> Result<Shared<Serial>, DeviceError> {
+        let output: Box<dyn io::Write + Send> = match config {
+            SerialConfig::Stdio => Box::new(io::stdout()),
+            SerialConfig::File(path) => {
+                let log = ConsoleLog::open(path).map_err(|source| DeviceError::Console {
+                    path: path.clone(),
+                    source,
+                })?;
+                Box::new(log)
+            }
+        };
+        let line = interrupt(self.args.vm, serial::IRQ)?;
+        let serial = match state {
+            None => Serial::new(line, output)?,
+            Some(state) => Serial::restore(line, output, state)?,
+        };
+        let serial = shared(serial);
+        self.ports
+            .insert(serial::PORT, serial::PORTS, serial.clone())?;
+        Ok(serial)
+    }
+}
+
+/// A descriptor that raises an edge on an interrupt line.
+fn interrupt(vm: &VmFd, irq: u32) -> Result<EventFd, DeviceError> {
+    let line = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(DeviceError::Event)?;
+    vm.register_irqfd(&line, irq)
+        .map_err(failed_to("connect a device's interrupt"))?;
+    Ok(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::devices::Devices;
+    use crate::events::Events;
+    use crate::hypervisor::Hypervisor;
+    use crate::mailbox::Mailbox;
+    use crate::memory::GuestRam;
+    use crate::sandbox::Sandbox;
+    use crate::workers::{Crew, ThreadStarter};
+    use jiffy_devices::virtio::device::Workers;
+    use jiffy_wire::vmm::VmmConfig;
+    use std::sync::Arc;
+
+    #[test]
+    #[ignore = "needs a real KVM"]
+    fn devices_other_than_the_usual_get_no_doorbell_that_nobody_waits_on() {
+        let folder = tempfile::tempdir().unwrap();
+        // vsock is where a disk would be, and entropy where vsock would be.
+        let config: VmmConfig = serde_json::from_value(serde_json::json!({
+            "version": jiffy_wire::vmm::VERSION,
+            "id": "wires",
+            "vcpus": 1,
+            "memory": { "size_mib": 64 },
+            "boot": { "kernel": "/kernel", "command_line": "" },
+            "vsock": { "cid": 3, "path": folder.path().join("vsock") },
+            "rng": true,
+        }))
+        .unwrap();
+        let vm = Arc::new(Hypervisor::open().unwrap().create_vm().unwrap());
+        let mailbox = Arc::new(Mailbox::new().unwrap());
+        let workers: Arc<dyn Workers> = Arc::new(ThreadStarter::new(
+            mailbox.clone(),
+            Sandbox::Off,
+            Crew::default(),
+        ));
+        let args = DeviceArgs {
+            config: &config,
+            vm: &vm,
+            ram: &Arc::new(GuestRam::create(&config.memory).unwrap()),
+            mailbox: &mailbox,
+            workers: &workers,
+            events: &Arc::new(Events::new(None).unwrap()),
+        };
+        let devices = Devices::create(&args, ahead(&vm).unwrap(), None).unwrap();
+        let windows = "virtio_mmio.device=4K@0xd0000000:5 virtio_mmio.device=4K@0xd0001000:6";
+        assert_eq!(devices.parameters, windows);
+
+        let probe = EventFd::new(EFD_NONBLOCK).unwrap();
+        let is_free = |slot, queue| Slot::new(slot).connect(&vm, queue, &probe).is_ok();
+        let connected: Vec<bool> = (0..3).map(|queue| !is_free(0, queue)).collect();
+        assert_eq!(connected, [true; 3]);
+        let connected: Vec<bool> = (0..3).map(|queue| !is_free(1, queue)).collect();
+        assert_eq!(connected, [false; 3]);
+    }
+}
