@@ -53,7 +53,9 @@ pub const CAPACITY: usize = 256;
 
 /// Words of 32 calls each: up to number 479.
 const WORDS: usize = 15;
-const MAX_CONDITIONAL: usize = 16;
+const MAX_CONDITIONAL: usize = 40;
+/// So many calls of a word cost less one by one.
+const FEW: u32 = 2;
 
 /// A BPF program.
 pub struct Filter {
@@ -89,6 +91,8 @@ const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
 /// Jumps to the two answers, whose distance is not known yet.
 const TO_ALLOW: u8 = 254;
 const TO_REFUSE: u8 = 255;
+/// To the calls that are not looked up as bits.
+const TO_REST: u8 = 253;
 /// And to the look at a bit.
 const TO_BIT: u32 = u32::MAX;
 
@@ -98,12 +102,13 @@ impl Filter {
     ///
     /// The kernel translates every program when a thread installs it, at a
     /// cost of some thousand instructions for each of the program's own: so
-    /// calls are looked up as bits of a few words. It would also try every
+    /// calls are looked up as bits of a few words, and those that are alone in
+    /// theirs one by one. It would also try every
     /// system call in advance, to remember those that always pass, at ten
     /// times the cost of what a VM's few calls could save: it does not with a
     /// program that uses X at its start.
     pub const fn build(lists: &[&[Rule]]) -> Filter {
-        let mut words = [0; WORDS];
+        let mut words = [0_u32; WORDS];
         let mut conditional = [call(0); MAX_CONDITIONAL];
         let mut conditions = 0;
         let mut list = 0;
@@ -115,15 +120,31 @@ impl Filter {
                 assert!(word < WORDS, "a call beyond the table");
                 let bit = 1 << (rule.number % 32);
                 assert!(words[word] & bit == 0, "two rules for one call");
-                if let Check::Any = rule.check {
-                    words[word] |= bit;
-                } else {
+                words[word] |= bit;
+                i += 1;
+            }
+            list += 1;
+        }
+        list = 0;
+        while list < lists.len() {
+            let mut i = 0;
+            while i < lists[list].len() {
+                let rule = lists[list][i];
+                let word = rule.number as usize / 32;
+                let few = words[word].count_ones() <= FEW;
+                if few || !matches!(rule.check, Check::Any) {
                     conditional[conditions] = rule;
                     conditions += 1;
                 }
                 i += 1;
             }
             list += 1;
+        }
+        let mut i = 0;
+        while i < conditions {
+            let number = conditional[i].number;
+            words[number as usize / 32] &= !(1 << (number % 32));
+            i += 1;
         }
         let mut filter = Filter {
             code: [instruction(RETURN, 0, 0, KILL); CAPACITY],
@@ -137,9 +158,7 @@ impl Filter {
         filter.push(instruction(AND, 0, 0, 31));
         filter.push(instruction(TO_X, 0, 0, 0));
         filter.push(instruction(LOAD, 0, 0, NUMBER));
-        let beyond = 32 * WORDS as u32;
-        filter.push(instruction(JUMP_GREATER_OR_EQUAL, TO_REFUSE, 0, beyond));
-        filter.find_word(&words, 0, WORDS);
+        filter.find_word(&words);
         filter.look_at_bit();
         let mut i = 0;
         while i < conditions {
@@ -157,25 +176,33 @@ impl Filter {
         self.code.split_at(self.length).0
     }
 
-    /// Loads the word of the number in the accumulator, one of
-    /// `words[from..to]`, by binary search.
-    const fn find_word(&mut self, words: &[u32; WORDS], from: usize, to: usize) {
-        if to - from == 1 {
-            self.push(instruction(LOAD_NUMBER, 0, 0, words[from]));
-            // Where to is not known yet.
-            self.push(instruction(JUMP, 0, 0, TO_BIT));
-            return;
+    /// Loads the word of the number in the accumulator, and goes on to look at
+    /// its bit, or where all of its word is without a bit, behind that.
+    const fn find_word(&mut self, words: &[u32; WORDS]) {
+        let mut from = 0;
+        while from < WORDS {
+            let word = words[from];
+            let mut to = from + 1;
+            while word == 0 && to < WORDS && words[to] == 0 {
+                to += 1;
+            }
+            let beyond = 32 * to as u32;
+            if word != 0 {
+                self.push(instruction(JUMP_GREATER_OR_EQUAL, 2, 0, beyond));
+                self.push(instruction(LOAD_NUMBER, 0, 0, word));
+                // Where to is not known yet.
+                self.push(instruction(JUMP, 0, 0, TO_BIT));
+            } else if to < WORDS {
+                self.push(instruction(JUMP_GREATER_OR_EQUAL, 0, TO_REST, beyond));
+            }
+            from = to;
         }
-        let middle = from + (to - from) / 2;
-        let first = 32 * middle as u32;
-        let fork = self.push(instruction(JUMP_GREATER_OR_EQUAL, 0, 0, first));
-        self.find_word(words, from, middle);
-        self.code[fork].jt = short(self.length - fork - 1);
-        self.find_word(words, middle, to);
     }
 
     /// Every word's jump arrives here: is the number's bit set in it?
     const fn look_at_bit(&mut self) {
+        // A number that no word is for has no bit: behind the look at it.
+        self.push(instruction(JUMP, 0, 0, 2));
         let at = self.length;
         let mut i = 0;
         while i < at {
@@ -187,11 +214,17 @@ impl Filter {
         }
         self.push(instruction(SHIFT_BY_X, 0, 0, 0));
         self.push(instruction(JUMP_SET, TO_ALLOW, 0, 1));
-        self.push(instruction(LOAD, 0, 0, NUMBER));
+        let rest = self.push(instruction(LOAD, 0, 0, NUMBER));
+        self.point(TO_REST, rest);
     }
 
-    /// A call whose argument counts; for another one goes on behind it.
+    /// A call whose argument counts, or that is alone in its word; for another
+    /// one goes on behind it.
     const fn condition(&mut self, rule: &Rule) {
+        if let Check::Any = rule.check {
+            self.push(instruction(JUMP_EQUAL, TO_ALLOW, 0, rule.number));
+            return;
+        }
         let argument = ARGUMENTS + 8 * rule.argument as u32;
         let unlike = self.push(instruction(JUMP_EQUAL, 0, 0, rule.number));
         self.push(instruction(LOAD, 0, 0, argument));
@@ -215,6 +248,11 @@ impl Filter {
     /// Appends an answer and points the jumps that want it here.
     const fn answer(&mut self, wanted: u8, verdict: u32) {
         let at = self.push(instruction(RETURN, 0, 0, verdict));
+        self.point(wanted, at);
+    }
+
+    /// Points the jumps that want it to this instruction.
+    const fn point(&mut self, wanted: u8, at: usize) {
         let mut i = 0;
         while i < at {
             let distance = at - i - 1;
@@ -242,7 +280,7 @@ impl Filter {
 /// A distance that a conditional jump can have.
 const fn short(distance: usize) -> u8 {
     assert!(
-        distance < TO_ALLOW as usize,
+        distance < TO_REST as usize,
         "too many rules for a short jump"
     );
     distance as u8
@@ -255,6 +293,8 @@ const fn instruction(code: u16, jt: u8, jf: u8, k: u32) -> sock_filter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
 
     static FILTER: Filter = Filter::build(&[
         &[
@@ -270,7 +310,7 @@ mod tests {
     ]);
 
     /// Interprets the few instructions used.
-    fn verdict(number: u32, arguments: [u64; 6]) -> u32 {
+    fn verdict(filter: &Filter, number: u32, arguments: [u64; 6]) -> u32 {
         let mut data = Vec::new();
         data.extend(number.to_le_bytes());
         data.extend(AUDIT_ARCH_X86_64.to_le_bytes());
@@ -278,7 +318,7 @@ mod tests {
         arguments
             .iter()
             .for_each(|argument| data.extend(argument.to_le_bytes()));
-        let code = FILTER.as_slice();
+        let code = filter.as_slice();
         let (mut at, mut accumulator, mut x) = (0, 0u32, 0);
         loop {
             let instruction = code[at];
@@ -316,27 +356,57 @@ mod tests {
             libc::SYS_open,
             libc::SYS_epoll_ctl,
         ];
+        let verdict = |number| verdict(&FILTER, number, [0; 6]);
         for number in 0..1000 {
             let expected = if allowed.contains(&number) || number == libc::SYS_mmap {
                 ALLOW
             } else {
                 REFUSE
             };
-            assert_eq!(verdict(number as u32, [0; 6]), expected, "{number}");
+            assert_eq!(verdict(number as u32), expected, "{number}");
         }
         // The x32 variants of the same calls.
-        assert_eq!(verdict(0x4000_0000, [0; 6]), REFUSE);
-        assert_eq!(verdict(u32::MAX, [0; 6]), REFUSE);
+        assert_eq!(verdict(0x4000_0000), REFUSE);
+        assert_eq!(verdict(u32::MAX), REFUSE);
     }
 
     #[test]
     fn arguments_are_looked_at() {
-        let ioctl = |request| verdict(libc::SYS_ioctl as u32, [0, request, 0, 0, 0, 0]);
+        let verdict = |number: libc::c_long, arguments| verdict(&FILTER, number as u32, arguments);
+        let ioctl = |request| verdict(libc::SYS_ioctl, [0, request, 0, 0, 0, 0]);
         assert_eq!(ioctl(7), ALLOW);
         assert_eq!(ioctl(9), ALLOW);
         assert_eq!(ioctl(8), REFUSE);
-        let mmap = |protection| verdict(libc::SYS_mmap as u32, [0, 0, protection, 0, 0, 0]);
+        let mmap = |protection| verdict(libc::SYS_mmap, [0, 0, protection, 0, 0, 0]);
         assert_eq!(mmap(3), ALLOW);
         assert_eq!(mmap(7), REFUSE);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        /// However many calls share a word, from none to all.
+        #[test]
+        fn any_list_passes_and_nothing_else(
+            calls in proptest::collection::btree_set(0_u32..480, 0..25),
+            word in 0_u32..15,
+            conditional in proptest::collection::btree_set(0_u32..480, 0..4),
+        ) {
+            let whole = (32 * word..32 * word + 32).collect();
+            let calls: BTreeSet<u32> = &(&calls | &whole) - &conditional;
+            let rules: Vec<Rule> = calls.iter().map(|number| call((*number).into())).collect();
+            let looked_at: Vec<Rule> = conditional
+                .iter()
+                .map(|number| call_with((*number).into(), 2, &[5]))
+                .collect();
+            let filter = Filter::build(&[&rules, &looked_at]);
+            for number in (0..520).chain([0x4000_0000, u32::MAX]) {
+                let named = conditional.contains(&number);
+                for (third, expected) in [(5, named), (6, false)] {
+                    let passes = verdict(&filter, number, [0, 0, third, 0, 0, 0]) == ALLOW;
+                    prop_assert_eq!(passes, expected || calls.contains(&number), "{}", number);
+                }
+            }
+        }
     }
 }
