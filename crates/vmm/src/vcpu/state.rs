@@ -149,9 +149,10 @@ impl Vcpu {
     }
 
     /// The time stamp counter first: the deadline timer counts on it.
-    fn write_msrs(&self, saved: &[kvm_msr_entry]) -> Result<(), HypervisorError> {
+    pub(super) fn write_msrs(&self, saved: &[kvm_msr_entry]) -> Result<(), HypervisorError> {
         let mut entries = saved.to_vec();
-        if let Some(at) = saved.iter().position(|msr| msr.index == MSR_IA32_TSC)
+        if self.index == 0
+            && let Some(at) = saved.iter().position(|msr| msr.index == MSR_IA32_TSC)
             && self.set_tsc(saved[at].data)?
         {
             entries.remove(at);

@@ -1,9 +1,10 @@
 //! A vCPU's time stamp counter.
 //!
 //! KVM takes what is written to the register for an attempt to synchronise it
-//! with what it would be anyway, if that is less than a second away: what was
-//! saved soon after a boot is then lost in a vCPU that has existed as long. The
-//! offset to the host's counter is taken as it is.
+//! with what it would be anyway, if that is less than a second away. What was
+//! saved soon after a boot would be lost so: the first vCPU's counter is set by
+//! its offset to the host's, which is taken as it is. Those of the others, which
+//! were read one after the other, are then written, and so synchronised with it.
 
 use super::Vcpu;
 use crate::hypervisor::{HypervisorError, failed_to};
@@ -70,6 +71,37 @@ impl Vcpu {
         match unsafe { libc::ioctl(self.fd.as_raw_fd(), request, &raw const attr) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hypervisor::Hypervisor;
+
+    #[test]
+    #[ignore = "needs a real KVM"]
+    fn counters_that_were_read_one_after_the_other_are_set_alike() {
+        let hypervisor = Hypervisor::open().unwrap();
+        // In its first second, and later.
+        for saved in [1_000_000, 60_000_000_000] {
+            let vm = hypervisor.create_vm().unwrap();
+            let vcpus = [0, 1].map(|index| Vcpu::create(&vm, index).unwrap());
+            let offsets = [0, 1].map(|number: usize| {
+                let entry = kvm_msr_entry {
+                    index: MSR_IA32_TSC,
+                    data: saved + 100_000 * number as u64,
+                    ..Default::default()
+                };
+                vcpus[number].write_msrs(&[entry]).unwrap();
+                let mut offset = 0;
+                vcpus[number]
+                    .device_attr(KVM_GET_DEVICE_ATTR, &mut offset)
+                    .unwrap();
+                offset
+            });
+            assert_eq!(offsets[0], offsets[1]);
         }
     }
 }
