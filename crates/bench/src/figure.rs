@@ -177,7 +177,7 @@ pub const GOALS: &[Goal] = &[
         INSTRUCTIONS,
         Bound::AtMost(1.5e6),
     ),
-    aim("restore/lazy/128/visible", INSTRUCTIONS, Bound::AtMost(6e6)),
+    promise("restore/lazy/128/visible", INSTRUCTIONS, Bound::AtMost(6e6)),
     promise(
         "restore/lazy-first/128/visible",
         INSTRUCTIONS,
