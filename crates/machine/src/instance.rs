@@ -414,10 +414,7 @@ fn write_private(path: &Path, contents: &[u8]) -> Result<(), MachineError> {
     write().map_err(|error| MachineError::file(path, error))
 }
 
-fn remove(path: &Path) -> Result<(), MachineError> {
-    match std::fs::remove_file(path) {
-        Ok(()) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(MachineError::file(path, error)),
-    }
+/// Removes a file, which may be gone already.
+pub(crate) fn remove(path: &Path) -> Result<(), MachineError> {
+    jiffy_sys::durable::remove(path).map_err(|error| MachineError::file(path, error))
 }

@@ -3,7 +3,7 @@
 use crate::client::AgentAddress;
 use crate::disk;
 use crate::error::MachineError;
-use crate::instance::{self, Role};
+use crate::instance::{self, Role, remove};
 use crate::options::{Accelerator, Options, Size};
 use crate::protocol::Ready;
 use crate::qemu::Setup;
@@ -11,9 +11,8 @@ use crate::qmp::Control;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
-use std::io;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 /// How long a machine may take to be ready. Software emulation on a busy
@@ -433,14 +432,5 @@ impl Machine {
 
     fn running_file(&self) -> PathBuf {
         self.run_folder().join("running.json")
-    }
-}
-
-fn remove(path: &Path) -> Result<(), MachineError> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(MachineError::file(path, error))
-        }
-        _ => Ok(()),
     }
 }

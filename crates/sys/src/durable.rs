@@ -30,6 +30,14 @@ fn replace_with(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
     sync_folder_of(path)
 }
 
+/// Removes a file, which may be gone already.
+pub fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Syncs the folder that holds `path`, so that a rename or removal lasts.
 pub fn sync_folder_of(path: &Path) -> io::Result<()> {
     let folder = match path.parent() {

@@ -14,12 +14,13 @@ mod seen;
 
 use crate::plan::{Case, Kind, MARKER, Outcome, Sample, VSOCK};
 use anyhow::{Context, Result, bail};
+use jiffy_sys::durable;
 use jiffy_wire::timeline::Timeline;
 use jiffy_wire::vmm::VmmEvent;
 use restore::Stage;
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -168,10 +169,7 @@ impl Drop for Running {
 /// Removes the socket of a VM that was killed: each VM of a node has a folder of
 /// its own, in which nothing is in its way.
 fn remove_socket(path: &str) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error).context(path.to_owned()),
-        _ => Ok(()),
-    }
+    durable::remove(Path::new(path)).context(path.to_owned())
 }
 
 fn to_marker(argv: &[String], ram_mib: u64) -> Result<Sample> {

@@ -4,6 +4,7 @@
 
 use crate::bitmap::Bitmap;
 use crate::handshake::Layout;
+use jiffy_sys::durable;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::ops::Range;
@@ -46,10 +47,7 @@ impl Removed {
             removed.file = Some(OpenOptions::new().write(true).open(path)?);
             return Ok(removed);
         }
-        match fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        durable::remove(path)?;
         let file = OpenOptions::new()
             .write(true)
             .create_new(true)

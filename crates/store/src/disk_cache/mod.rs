@@ -18,6 +18,7 @@ use crate::format::{ImageId, Kind};
 use crate::locked::Locked;
 use crate::presence::{PresenceError, PresenceFault, PresenceMap};
 use crate::reader::ImageReader;
+use jiffy_sys::durable;
 use jiffy_wire::disk::{CONTENTS, MAP_HEADER, MapHeader, PRESENT};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -237,10 +238,7 @@ pub fn remove(folder: &Path) -> io::Result<Option<u64>> {
         _ => {}
     }
     let bytes = std::os::unix::fs::MetadataExt::blocks(&contents.metadata()?) * 512;
-    match fs::remove_file(folder.join(PRESENT)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    durable::remove(&folder.join(PRESENT))?;
     fs::remove_file(folder.join(CONTENTS))?;
     // Others may keep files there.
     let _ = fs::remove_dir(folder);
