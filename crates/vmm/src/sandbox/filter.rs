@@ -21,6 +21,13 @@ enum Check {
     NoneOf(u32),
 }
 
+impl Rule {
+    /// Its word, and its bit in that.
+    const fn place(&self) -> (usize, u32) {
+        (self.number as usize / 32, 1 << (self.number % 32))
+    }
+}
+
 /// The call, whatever its arguments.
 pub const fn call(number: libc::c_long) -> Rule {
     Rule {
@@ -53,8 +60,8 @@ pub const CAPACITY: usize = 256;
 
 /// Words of 32 calls each: up to number 479.
 const WORDS: usize = 15;
-const MAX_CONDITIONAL: usize = 40;
-/// So many calls of a word cost less one by one.
+const MAX_COMPARED: usize = 40;
+/// So many calls of a word cost less compared one by one.
 const FEW: u32 = 2;
 
 /// A BPF program.
@@ -102,49 +109,43 @@ impl Filter {
     ///
     /// The kernel translates every program when a thread installs it, at a
     /// cost of some thousand instructions for each of the program's own: so
-    /// calls are looked up as bits of a few words, and those that are alone in
-    /// theirs one by one. It would also try every
-    /// system call in advance, to remember those that always pass, at ten
-    /// times the cost of what a VM's few calls could save: it does not with a
-    /// program that uses X at its start.
+    /// calls are looked up as bits of a few words, and those that are nearly
+    /// alone in theirs are compared one by one. It would also try every system
+    /// call in advance, to remember those that always pass, at ten times the
+    /// cost of what a VM's few calls could save: it does not with a program that
+    /// uses X at its start.
     pub const fn build(lists: &[&[Rule]]) -> Filter {
-        let mut words = [0_u32; WORDS];
-        let mut conditional = [call(0); MAX_CONDITIONAL];
-        let mut conditions = 0;
+        let mut listed = [0_u32; WORDS];
         let mut list = 0;
         while list < lists.len() {
             let mut i = 0;
             while i < lists[list].len() {
-                let rule = lists[list][i];
-                let word = rule.number as usize / 32;
+                let (word, bit) = lists[list][i].place();
                 assert!(word < WORDS, "a call beyond the table");
-                let bit = 1 << (rule.number % 32);
-                assert!(words[word] & bit == 0, "two rules for one call");
-                words[word] |= bit;
+                assert!(listed[word] & bit == 0, "two rules for one call");
+                listed[word] |= bit;
                 i += 1;
             }
             list += 1;
         }
+        let mut words = [0; WORDS];
+        let mut compared = [call(0); MAX_COMPARED];
+        let mut comparisons = 0;
         list = 0;
         while list < lists.len() {
             let mut i = 0;
             while i < lists[list].len() {
                 let rule = lists[list][i];
-                let word = rule.number as usize / 32;
-                let few = words[word].count_ones() <= FEW;
-                if few || !matches!(rule.check, Check::Any) {
-                    conditional[conditions] = rule;
-                    conditions += 1;
+                let (word, bit) = rule.place();
+                if listed[word].count_ones() > FEW && matches!(rule.check, Check::Any) {
+                    words[word] |= bit;
+                } else {
+                    compared[comparisons] = rule;
+                    comparisons += 1;
                 }
                 i += 1;
             }
             list += 1;
-        }
-        let mut i = 0;
-        while i < conditions {
-            let number = conditional[i].number;
-            words[number as usize / 32] &= !(1 << (number % 32));
-            i += 1;
         }
         let mut filter = Filter {
             code: [instruction(RETURN, 0, 0, KILL); CAPACITY],
@@ -161,8 +162,8 @@ impl Filter {
         filter.find_word(&words);
         filter.look_at_bit();
         let mut i = 0;
-        while i < conditions {
-            filter.condition(&conditional[i]);
+        while i < comparisons {
+            filter.compare(&compared[i]);
             i += 1;
         }
         filter.push(instruction(JUMP, 0, 0, 1));
@@ -218,22 +219,19 @@ impl Filter {
         self.point(TO_REST, rest);
     }
 
-    /// A call whose argument counts, or that is alone in its word; for another
-    /// one goes on behind it.
-    const fn condition(&mut self, rule: &Rule) {
-        if let Check::Any = rule.check {
-            self.push(instruction(JUMP_EQUAL, TO_ALLOW, 0, rule.number));
-            return;
-        }
-        let argument = ARGUMENTS + 8 * rule.argument as u32;
-        let unlike = self.push(instruction(JUMP_EQUAL, 0, 0, rule.number));
-        self.push(instruction(LOAD, 0, 0, argument));
+    /// One call, and its argument if that counts; for another call goes on
+    /// behind it.
+    const fn compare(&mut self, rule: &Rule) {
+        let load = instruction(LOAD, 0, 0, ARGUMENTS + 8 * rule.argument as u32);
+        let call = self.push(instruction(JUMP_EQUAL, 0, 0, rule.number));
         match rule.check {
-            Check::Any => {}
+            Check::Any => self.code[call].jt = TO_ALLOW,
             Check::NoneOf(bits) => {
+                self.push(load);
                 self.push(instruction(JUMP_SET, TO_REFUSE, TO_ALLOW, bits));
             }
             Check::OneOf(values) => {
+                self.push(load);
                 let mut i = 0;
                 while i < values.len() {
                     let otherwise = if i + 1 == values.len() { TO_REFUSE } else { 0 };
@@ -242,7 +240,7 @@ impl Filter {
                 }
             }
         }
-        self.code[unlike].jf = short(self.length - unlike - 1);
+        self.code[call].jf = short(self.length - call - 1);
     }
 
     /// Appends an answer and points the jumps that want it here.
