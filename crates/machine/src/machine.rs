@@ -8,9 +8,9 @@ use crate::options::{Accelerator, Options, Size};
 use crate::protocol::Ready;
 use crate::qemu::Setup;
 use crate::qmp::Control;
-use rustix::fs::FlockOperation;
+use jiffy_sys::locked::Locked;
 use serde::{Deserialize, Serialize};
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
@@ -393,21 +393,19 @@ impl Machine {
     }
 
     /// Held while the machine is started, stopped or removed.
-    fn lock(&self) -> Result<File, MachineError> {
+    fn lock(&self) -> Result<Locked, MachineError> {
         use std::os::unix::fs::OpenOptionsExt;
         instance::private_folder(&self.data_folder())?;
         instance::private_folder(&self.run_folder())?;
         let path = self.data_folder().join("lock");
-        let file = OpenOptions::new()
+        OpenOptions::new()
             .create(true)
             .truncate(false)
             .write(true)
             .mode(0o600)
             .open(&path)
-            .map_err(|error| MachineError::file(&path, error))?;
-        rustix::fs::flock(&file, FlockOperation::LockExclusive)
-            .map_err(|error| MachineError::file(&path, error.into()))?;
-        Ok(file)
+            .and_then(Locked::exclusive)
+            .map_err(|error| MachineError::file(&path, error))
     }
 
     fn data_folder(&self) -> PathBuf {

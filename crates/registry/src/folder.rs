@@ -10,9 +10,9 @@
 //! left in `partial` is taken up by the next one.
 
 use crate::error::Result;
-use crate::lock::{is_at, open_locked, try_lock};
+use crate::lock::{is_at, open_locked};
 use crate::{Client, Descriptor, Digest, Progress, Reference, RegistryError, parallel};
-use rustix::fs::FlockOperation;
+use jiffy_sys::locked::Locked;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -28,15 +28,7 @@ pub struct BlobFolder {
 /// While it lives, [`BlobFolder::remove_unused`] removes nothing.
 #[derive(Debug)]
 pub struct Hold {
-    lock: File,
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        // Closing it is not enough: a child of another thread has the file, too,
-        // from fork to exec.
-        let _ = rustix::fs::flock(&self.lock, FlockOperation::Unlock);
-    }
+    _lock: Locked,
 }
 
 /// What [`BlobFolder::remove_unused`] removed.
@@ -151,21 +143,19 @@ impl BlobFolder {
     /// fetched until a record says that they are used. Waits while something is removed.
     pub fn hold(&self) -> Result<Hold> {
         let (path, lock) = self.lock()?;
-        rustix::fs::flock(&lock, FlockOperation::LockShared)
-            .map_err(|error| RegistryError::file("lock", path, error.into()))?;
-        Ok(Hold { lock })
+        let lock =
+            Locked::shared(lock).map_err(|error| RegistryError::file("lock", path, error))?;
+        Ok(Hold { _lock: lock })
     }
 
     /// Removes blobs that `keep` does not want and what unfinished fetches left. `None`
     /// if somebody [holds](Self::hold) the folder: nothing was removed, try again later.
     pub fn remove_unused(&self, keep: &dyn Fn(&Digest) -> bool) -> Result<Option<Removed>> {
         let (path, lock) = self.lock()?;
-        if !try_lock(&lock, FlockOperation::NonBlockingLockExclusive)
-            .map_err(|error| RegistryError::file("lock", path, error))?
-        {
+        let lock = Locked::alone(lock).map_err(|error| RegistryError::file("lock", path, error))?;
+        let Some(_alone) = lock else {
             return Ok(None);
-        }
-        let _alone = Hold { lock };
+        };
         let mut removed = Removed::default();
         let kept = |name: &str| {
             let digest = format!("sha256:{name}").parse();

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::{Progress, RegistryError};
-use rustix::fs::{FlockOperation, flock};
+use jiffy_sys::locked::lock_alone;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -27,9 +27,7 @@ pub(crate) fn open_locked(
             return Ok(None);
         }
         let file = open(path).map_err(|error| RegistryError::file("open", path, error))?;
-        if try_lock(&file, FlockOperation::NonBlockingLockExclusive)
-            .map_err(|error| RegistryError::file("lock", path, error))?
-        {
+        if lock_alone(&file).map_err(|error| RegistryError::file("lock", path, error))? {
             // Who had it before may have renamed or removed it.
             if is_at(&file, path) {
                 if done() {
@@ -46,15 +44,6 @@ pub(crate) fn open_locked(
             });
         }
         std::thread::sleep(POLL);
-    }
-}
-
-/// Locks a file unless another has it.
-pub(crate) fn try_lock(file: &File, operation: FlockOperation) -> io::Result<bool> {
-    match flock(file, operation) {
-        Ok(()) => Ok(true),
-        Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
-        Err(error) => Err(error.into()),
     }
 }
 

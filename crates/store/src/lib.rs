@@ -29,7 +29,6 @@ pub mod error;
 pub mod folder;
 pub mod format;
 pub mod inspect;
-mod locked;
 pub mod optimise;
 pub mod partial;
 pub mod presence;

@@ -5,7 +5,7 @@
 //! Who has a map open has it alone: the file is locked (flock), so a file has
 //! one filler.
 
-use crate::locked::Locked;
+use jiffy_sys::locked::Locked;
 use jiffy_wire::disk::{MAP_HEADER, MapError, MapHeader};
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -5,7 +5,7 @@
 //! writer left behind.
 
 use crate::error::WriteError;
-use crate::locked::Locked;
+use jiffy_sys::locked::Locked;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs::{self, File, OpenOptions};
 use std::io;

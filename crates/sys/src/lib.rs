@@ -6,6 +6,7 @@
 //! * [`durable`]: files replaced whole or not at all.
 //! * [`fds`]: descriptors sent over a Unix socket.
 //! * [`mod@fork`]: a process that goes on as a copy of this one.
+//! * [`locked`]: files locked as long as they are open.
 //! * [`mapped`]: a file that another process writes, mapped to be read.
 //! * [`memfd`]: memory with a descriptor, in small or huge pages.
 //! * [`pagemap`]: which pages of a mapping were written.
@@ -22,6 +23,7 @@ pub mod durable;
 pub mod fds;
 pub mod fork;
 pub mod kick;
+pub mod locked;
 pub mod mapped;
 pub mod memfd;
 pub mod pagemap;

@@ -3,12 +3,11 @@
 use super::folders::Folders;
 use super::wait::read_until;
 use crate::failure::{Failure, Result, reason};
+use jiffy_sys::locked::Locked;
 use jiffy_sys::spawn::{Detached, spawn_detached};
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
@@ -111,24 +110,18 @@ fn start(folders: &Folders) -> Result<()> {
 }
 
 /// One starter at a time; released when dropped.
-fn spawn_lock(folders: &Folders) -> Result<File> {
+fn spawn_lock(folders: &Folders) -> Result<Locked> {
     let path = folders.run.join("jiffyd.start");
     let failed =
         |error: io::Error| Failure::io(format_args!("{} can't be locked", path.display()), error);
-    let file = OpenOptions::new()
+    OpenOptions::new()
         .create(true)
         .truncate(false)
         .write(true)
         .mode(0o600)
         .open(&path)
-        .map_err(failed)?;
-    loop {
-        match flock(&file, FlockOperation::LockExclusive) {
-            Ok(()) => return Ok(file),
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(failed(error.into())),
-        }
-    }
+        .and_then(Locked::exclusive)
+        .map_err(failed)
 }
 
 /// Waits for the daemon's byte; false when it ended without one.

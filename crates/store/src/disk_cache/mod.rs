@@ -15,10 +15,10 @@ pub use trim::{Parts, trim};
 
 use crate::error::ImageError;
 use crate::format::{ImageId, Kind};
-use crate::locked::Locked;
 use crate::presence::{PresenceError, PresenceFault, PresenceMap};
 use crate::reader::ImageReader;
 use jiffy_sys::durable;
+use jiffy_sys::locked::{Locked, lock_alone};
 use jiffy_wire::disk::{CONTENTS, MAP_HEADER, MapHeader, PRESENT};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -287,15 +287,6 @@ fn make_folder(folder: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(folder) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         result => result,
-    }
-}
-
-/// False if somebody has it open and locked.
-fn lock_alone(file: &File) -> io::Result<bool> {
-    match flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(true),
-        Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
-        Err(error) => Err(error.into()),
     }
 }
 

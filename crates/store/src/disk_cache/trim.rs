@@ -1,8 +1,8 @@
 //! Parts of a cache that are given up.
 
 use super::{boot_id, remove};
-use crate::locked::Locked;
 use crate::presence::{PresenceFault, PresenceMap};
+use jiffy_sys::locked::Locked;
 use jiffy_wire::disk::{CONTENTS, PRESENT};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};

@@ -24,11 +24,11 @@ use crate::error::{Fault, ImageError};
 use crate::format::{
     ContentHash, Entry, Footer, ImageId, Kind, ParentRef, Section, chunks, header, manifest::Limits,
 };
-use crate::locked::Locked;
 use crate::partial::blocks::PartialFile;
 use crate::partial::{self, Origins};
 use crate::presence::PresenceMap;
 use groups::Groups;
+use jiffy_sys::locked::Locked;
 pub use outline::Outline;
 pub(crate) use outline::manifest_id;
 use parents::Resolve;

@@ -12,7 +12,7 @@ use std::ops::Deref;
 
 /// A locked file. The lock ends when this is dropped, whoever else has the file.
 #[derive(Debug)]
-pub(crate) struct Locked {
+pub struct Locked {
     file: File,
     /// Whether the lock is ours to end.
     is_ours: bool,
@@ -20,7 +20,7 @@ pub(crate) struct Locked {
 
 impl Locked {
     /// Somebody else's, with whatever lock that has on it.
-    pub(crate) fn by_others(file: File) -> Locked {
+    pub fn by_others(file: File) -> Locked {
         Locked {
             file,
             is_ours: false,
@@ -28,24 +28,20 @@ impl Locked {
     }
 
     /// Locks it with others; waits for who has it alone.
-    pub(crate) fn shared(file: File) -> io::Result<Locked> {
-        flock(&file, FlockOperation::LockShared)?;
+    pub fn shared(file: File) -> io::Result<Locked> {
+        wait_for(&file, FlockOperation::LockShared)?;
         Ok(Locked::by_us(file))
     }
 
     /// Locks it alone; waits for who has it.
-    pub(crate) fn exclusive(file: File) -> io::Result<Locked> {
-        flock(&file, FlockOperation::LockExclusive)?;
+    pub fn exclusive(file: File) -> io::Result<Locked> {
+        wait_for(&file, FlockOperation::LockExclusive)?;
         Ok(Locked::by_us(file))
     }
 
     /// Locks it alone; `None` if somebody has it.
-    pub(crate) fn alone(file: File) -> io::Result<Option<Locked>> {
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Locked::by_us(file))),
-            Err(Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+    pub fn alone(file: File) -> io::Result<Option<Locked>> {
+        Ok(lock_alone(&file)?.then(|| Locked::by_us(file)))
     }
 
     fn by_us(file: File) -> Locked {
@@ -69,6 +65,24 @@ impl Drop for Locked {
         if self.is_ours {
             // Else it ends when the last one closes the file.
             let _ = flock(&self.file, FlockOperation::Unlock);
+        }
+    }
+}
+
+/// Locks a file until its last holder closes it; false if somebody has it locked.
+pub fn lock_alone(file: &File) -> io::Result<bool> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn wait_for(file: &File, lock: FlockOperation) -> io::Result<()> {
+    loop {
+        match flock(file, lock) {
+            Err(Errno::INTR) => {}
+            result => return Ok(result?),
         }
     }
 }
