@@ -42,10 +42,15 @@
 /* What kernel/build has the precompiled headers take for prefix and module. */
 #define MARK "jiffy-precompiled"
 
-/* Files whose functions gcc would put in another order: the same code, but not the
- * same bytes as from plain gcc. */
-static const char *const reordered[] = {
+/* Files for which plain gcc is asked at once. */
+static const char *const alone[] = {
+    /* gcc would put their functions in another order: the same code, but not the same
+     * bytes. */
     "kernel/seccomp.o", "fs/iomap/buffered-io.o", "io_uring/io_uring.o",
+    /* Their objects hold MARK, or they do not compile: known, to save the attempt. */
+    "kernel/printk/printk.o", "lib/lz4/lz4_decompress.o", "lib/sort.o", "mm/page_alloc.o",
+    "mm/slub.o", "mm/vmalloc.o", "net/core/dev.o", "net/core/skbuff.o", "net/ipv4/ping.o",
+    "net/packet/af_packet.o",
 };
 
 static char **called;
@@ -309,28 +314,42 @@ static void precompile(const char *path, const char *headers, char **flags, int 
         fail("cannot list the words of", headers);
 }
 
-int main(int count, char **arguments)
-{
-    const char *folder = getenv("JIFFY_PCH"), *source = arguments[count - 1];
-    const char *object = NULL, *depends = NULL, *level = NULL, *name, *path, *make, *words;
-    char **flags = calloc(count + 16, sizeof *flags), *names, defines[4096] = "";
-    int n = 0, defined = 0, compiles = 0, i;
-    size_t length;
+/* What kbuild asks for when it has an ordinary file compiled. */
+struct call {
+    const char *source, *object, *depends, *level;
+    /* What is passed on, with room for what is added. */
+    char **flags;
+    int count;
+    /* The names of the file's module, as lines of C. */
+    char defines[4096];
+};
 
-    called = arguments;
-    if (!folder || count < 20 || !ends(source, ".c"))
-        plain();
-    for (i = 1; i < count - 1; i++) {
+/* Notes one of these names: a precompiled header has its own, so -D comes too early. */
+static void note_name(struct call *call, const char *argument)
+{
+    size_t used = strlen(call->defines);
+    int name = strcspn(argument, "=") - 2;
+
+    if (used < sizeof call->defines - 1)
+        snprintf(call->defines + used, sizeof call->defines - used,
+                 "#undef %.*s\n#define %.*s %s\n", name, argument + 2, name, argument + 2,
+                 argument + 2 + name + 1);
+}
+
+/* Whether the call is one for an ordinary file, which goes with precompiled headers. */
+static int understood(struct call *call, int count, char **arguments)
+{
+    int names = 0, compiles = 0;
+
+    call->source = arguments[count - 1];
+    call->flags = calloc(count + 1, sizeof *call->flags);
+    for (int i = 1; i < count - 1; i++) {
         char *argument = arguments[i];
 
         if (starts(argument, "-DKBUILD_MODFILE=") || starts(argument, "-DKBUILD_BASENAME=") ||
             starts(argument, "-DKBUILD_MODNAME=") || starts(argument, "-D__KBUILD_MODNAME=")) {
-            int length = strcspn(argument, "=");
-            size_t used = strlen(defines);
-
-            snprintf(defines + used, sizeof defines - used, "#undef %.*s\n#define %.*s %s\n",
-                     length - 2, argument + 2, length - 2, argument + 2, argument + length + 1);
-            defined++;
+            note_name(call, argument);
+            names++;
         } else if (!strcmp(argument, "-include")) {
             char *header = arguments[++i];
 
@@ -338,76 +357,96 @@ int main(int count, char **arguments)
             if (ends(header, "/linux/compiler-version.h") || ends(header, "/linux/kconfig.h") ||
                 ends(header, "/linux/compiler_types.h"))
                 continue;
-            flags[n++] = argument;
-            flags[n++] = header;
+            call->flags[call->count++] = argument;
+            call->flags[call->count++] = header;
         } else if (!strcmp(argument, "-o")) {
-            object = arguments[++i];
+            call->object = arguments[++i];
         } else if (!strcmp(argument, "-c")) {
             compiles = 1;
         } else if (starts(argument, "-Wp,-MMD,")) {
-            depends = argument + strlen("-Wp,-MMD,");
+            call->depends = argument + strlen("-Wp,-MMD,");
         } else if (!strcmp(argument, "-m16") || !strcmp(argument, "-m32") ||
                    !strcasecmp(argument, "-fpic") || !strcasecmp(argument, "-fpie") ||
                    !strcmp(argument, "-D__DISABLE_EXPORTS")) {
-            plain();
+            return 0;
+        } else if (starts(argument, "-W") && !starts(argument, "-Werror=") &&
+                   !starts(argument, "-Wp,") && !starts(argument, "-Wa,")) {
+            /* Nobody reads warnings, and gcc would look for what to warn of. */
         } else {
             if (!strcmp(argument, "-O2"))
-                level = "speed";
+                call->level = "speed";
             else if (!strcmp(argument, "-Os"))
-                level = "size";
-            flags[n++] = argument;
+                call->level = "size";
+            call->flags[call->count++] = argument;
         }
     }
-    if (!compiles || defined != 4 || !object || !depends || !level || strlen(defines) > sizeof defines - 2)
-        plain();
-    name = "common";
-    make = getenv("JIFFY_PCH_MAKE");
-    make = make && strstr(make, text(" %s ", object)) ? object : NULL;
-    /* Where few files of the network are compiled at this level, it has no header of its own. */
-    if ((starts(object, "net/") || starts(object, "drivers/net/")) &&
-        (make || access(text("%s/%s/network.words", folder, level), R_OK) == 0))
-        name = "network";
-    flags[n++] = "-w";
-    path = text("%s/%s/%s", folder, level, name);
-    if (make)
-        precompile(path, text("%s/%s.all.h", folder, name), flags, n);
-    words = read_file(text("%s.words", path), &length);
-    if (!words || !harmless(source, words))
-        plain();
+    call->flags[call->count++] = "-w";
+    return compiles && names == 4 && call->object && call->depends && call->level &&
+           strlen(call->defines) < sizeof call->defines - 1;
+}
 
-    for (i = 0; i < (int)(sizeof reordered / sizeof *reordered); i++)
-        if (!strcmp(object, reordered[i]))
-            plain();
+static int is_alone(const char *object)
+{
+    for (size_t i = 0; i < sizeof alone / sizeof *alone; i++)
+        if (!strcmp(object, alone[i]))
+            return 1;
+    return 0;
+}
 
-    names = text("%s.names.h", object);
+/* Compiles with what is precompiled under that path; gcc's status. */
+static int compile(const struct call *call, const char *path)
+{
+    char **command = calloc(call->count + 12, sizeof *command);
+    char *names = text("%s.names.h", call->object);
+    int n = 0, i, status;
+
     /* The prefix of a file that sets none of its own. */
-    write_file(names, text("%s#define pr_fmt(fmt) fmt\n#define dev_fmt(fmt) fmt\n", defines));
-    {
-        char **command = calloc(n + 16, sizeof *command);
-        int m = 0;
-
-        command[m++] = "gcc";
-        command[m++] = text("-I%s.seen", path);
-        for (i = 0; i < n; i++)
-            command[m++] = flags[i];
-        /* Before everything else, as gcc wants it: -include files are read in order. */
-        for (i = 1; i < m && strcmp(command[i], "-include"); i++)
-            ;
-        memmove(command + i + 2, command + i, (m - i) * sizeof *command);
-        command[i] = "-include";
-        command[i + 1] = text("%s.h", path);
-        m += 2;
-        char *rest[] = { "-include", names, "-c", "-o", (char *)object, (char *)source };
-        for (i = 0; i < 6; i++)
-            command[m++] = rest[i];
-        i = run(command);
-    }
+    write_file(names,
+               text("%s#define pr_fmt(fmt) fmt\n#define dev_fmt(fmt) fmt\n", call->defines));
+    command[n++] = "gcc";
+    command[n++] = text("-I%s.seen", path);
+    /* Before all other -include, as gcc wants it: they are read in order. */
+    for (i = 0; i < call->count && strcmp(call->flags[i], "-include"); i++)
+        command[n++] = call->flags[i];
+    command[n++] = "-include";
+    command[n++] = text("%s.h", path);
+    for (; i < call->count; i++)
+        command[n++] = call->flags[i];
+    char *rest[] = { "-include", names, "-c", "-o", (char *)call->object, (char *)call->source };
+    for (i = 0; i < 6; i++)
+        command[n++] = rest[i];
+    status = run(command);
     unlink(names);
+    return status;
+}
+
+int main(int count, char **arguments)
+{
+    const char *folder = getenv("JIFFY_PCH"), *make = getenv("JIFFY_PCH_MAKE"), *name = "common";
+    struct call call = { 0 };
+    char *path, *words;
+    size_t length;
+
+    called = arguments;
+    if (!folder || count < 20 || !ends(arguments[count - 1], ".c") ||
+        !understood(&call, count, arguments) || is_alone(call.object))
+        plain();
+    make = make && strstr(make, text(" %s ", call.object)) ? make : NULL;
+    /* Where few files of the network are compiled at this level, it has no header of its own. */
+    if ((starts(call.object, "net/") || starts(call.object, "drivers/net/")) &&
+        (make || access(text("%s/%s/network.words", folder, call.level), R_OK) == 0))
+        name = "network";
+    path = text("%s/%s/%s", folder, call.level, name);
+    if (make)
+        precompile(path, text("%s/%s.all.h", folder, name), call.flags, call.count);
+    words = read_file(text("%s.words", path), &length);
+    if (!words || !harmless(call.source, words))
+        plain();
     /* The file may count on not seeing a header: compile it as ever. */
-    if (i != 0 || is_marked(object))
+    if (compile(&call, path) != 0 || is_marked(call.object))
         plain();
     /* Each build begins anew, in an empty folder: dependencies are of no use, and those
      * of a precompiled header would be tens of megabytes to read. */
-    write_file(depends, text("%s: %s\n", object, source));
+    write_file(call.depends, text("%s: %s\n", call.object, call.source));
     return 0;
 }
