@@ -20,6 +20,8 @@ pub const FAULT: &str = "pager/fault/p50";
 /// each fault of a host that is itself a VM waits for two of its processors to
 /// wake, and the sparse file, with most faults, comes off worst.
 pub const TIMES_SPARSE: &str = "pager/fault/times-sparse";
+/// The same with files that have yet to be read from the disk.
+pub const TIMES_SPARSE_COLD: &str = "pager/fault/times-sparse-cold";
 
 const READ: &str = "read/lz4/8K/prefetch";
 const SERVED: &str = "fault/lz4/8K";
@@ -29,6 +31,15 @@ const SPARSE: &str = "fault/sparse/4K";
 const REPLAYS: usize = 7;
 /// Turns of a strategy in a replay; the pager reports the one in the middle.
 const TURNS: &str = "9";
+
+/// Where a strategy's files are when a turn begins.
+#[derive(Clone, Copy, PartialEq)]
+enum Files {
+    /// In the page cache.
+    InMemory,
+    /// Nowhere else.
+    OnDisk,
+}
 
 /// What `jiffy-pager replay --format json` prints, as far as it is of use.
 #[derive(Deserialize)]
@@ -68,18 +79,23 @@ impl Report {
 
 /// Replays with that program.
 pub fn figures(program: &Path, recording: &Path, image: &Path) -> Result<Vec<Figure>> {
-    let (mut throughput, mut fault, mut times) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut throughput, mut fault) = (Vec::new(), Vec::new());
+    let (mut times, mut times_cold) = (Vec::new(), Vec::new());
     for _ in 0..REPLAYS {
         let all = [READ, SPARSE, SERVED, AHEAD];
-        let report = on_one_core(|| replay(program, recording, image, &all))?;
+        let report = on_one_core(|| replay(program, recording, image, &all, Files::InMemory))?;
         throughput.push(report.mib_per_cpu_second()?);
         fault.push(report.fault_us()?);
         times.push(report.times_sparse()?);
+        let both = [SPARSE, AHEAD];
+        let report = on_one_core(|| replay(program, recording, image, &both, Files::OnDisk))?;
+        times_cold.push(report.times_sparse()?);
     }
     let figures = [
         Figure::of(THROUGHPUT, "jiffy", Clock::Wall, "MiB/s", throughput),
         Figure::of(FAULT, "jiffy", Clock::Wall, "us", fault),
         Figure::of(TIMES_SPARSE, "jiffy", Clock::Wall, "times", times),
+        Figure::of(TIMES_SPARSE_COLD, "jiffy", Clock::Wall, "times", times_cold),
     ];
     Ok(figures.into_iter().flatten().collect())
 }
@@ -96,7 +112,13 @@ fn on_one_core<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     done
 }
 
-fn replay(program: &Path, recording: &Path, image: &Path, only: &[&str]) -> Result<Report> {
+fn replay(
+    program: &Path,
+    recording: &Path,
+    image: &Path,
+    only: &[&str],
+    files: Files,
+) -> Result<Report> {
     let output = Command::new(program)
         .arg("replay")
         .arg(recording)
@@ -104,6 +126,7 @@ fn replay(program: &Path, recording: &Path, image: &Path, only: &[&str]) -> Resu
         .arg(image)
         .args(["--only", &only.join(","), "--repeat", TURNS])
         .args(["--format", "json"])
+        .args((files == Files::OnDisk).then_some("--cold"))
         .output()
         .with_context(|| program.display().to_string())?;
     ensure!(
