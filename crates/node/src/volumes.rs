@@ -6,7 +6,7 @@ use crate::roots;
 use jiffy_ext4::layout::{LEAST_BYTES, Layout, MOST_BYTES};
 use jiffy_wire::api::{Volume, VolumeUse};
 use rustix::fs::{AtFlags, CWD, RenameFlags, SeekFrom};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -22,7 +22,15 @@ pub const MAX_PER_VM: usize = 24;
 #[derive(Debug)]
 pub struct Volumes {
     folder: PathBuf,
-    uses: Mutex<HashMap<String, Vec<Use>>>,
+    uses: Mutex<Uses>,
+}
+
+#[derive(Debug, Default)]
+struct Uses {
+    /// By running VMs, of each volume.
+    of: HashMap<String, Vec<Use>>,
+    /// Volumes that change their size just now.
+    resized: HashSet<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,10 +53,13 @@ pub struct Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         let mut uses = self.volumes.lock();
-        if let Some(users) = uses.get_mut(&self.name) {
-            users.retain(|user| user.vm != self.vm);
+        if let Some(users) = uses.of.get_mut(&self.name) {
+            // One use: the VM may have others.
+            if let Some(ours) = users.iter().position(|user| user.vm == self.vm) {
+                users.remove(ours);
+            }
             if users.is_empty() {
-                uses.remove(&self.name);
+                uses.of.remove(&self.name);
             }
         }
     }
@@ -167,7 +178,10 @@ impl Volumes {
                 return Err(Error::not_found(format!("The volume {name} is gone.")));
             }
             let mut uses = self.lock();
-            let users = uses.entry(name.clone()).or_default();
+            if uses.resized.contains(name) {
+                return Err(being_resized(name));
+            }
+            let users = uses.of.entry(name.clone()).or_default();
             if let Some(other) = users
                 .iter()
                 .find(|other| !(other.read_only && volume.read_only))
@@ -204,7 +218,7 @@ impl Volumes {
         let uses = self.lock();
         wanted
             .iter()
-            .filter_map(|volume| uses.get(&volume.name))
+            .filter_map(|volume| uses.of.get(&volume.name))
             .flatten()
             .map(|user| user.vm.clone())
             .collect()
@@ -228,6 +242,7 @@ impl Volumes {
             };
             let used_by = self
                 .lock()
+                .of
                 .get(name)
                 .map(|users| users.iter().map(|user| user.vm.clone()).collect())
                 .unwrap_or_default();
@@ -249,15 +264,26 @@ impl Volumes {
     pub fn resize(&self, name: &str, mib: u64) -> Result<Option<String>> {
         names::check("volume", name)?;
         check_size(mib)?;
-        // Nobody may begin to use it meanwhile.
-        let uses = self.lock();
-        if let Some(user) = uses.get(name).and_then(|users| users.first()) {
+        let mut uses = self.lock();
+        if let Some(user) = uses.of.get(name).and_then(|users| users.first()) {
             return Err(Error::conflict(format!(
                 "The volume {name} is in use by the VM {}.",
                 user.vm
             ))
             .hint(format!("Stop that VM first with `jiffy stop {}`.", user.vm)));
         }
+        // Nobody may begin to use it meanwhile. The disk is not waited for under the
+        // lock: VMs that start and end need it.
+        if !uses.resized.insert(name.to_owned()) {
+            return Err(being_resized(name));
+        }
+        drop(uses);
+        let resized = self.resize_unused(name, mib);
+        self.lock().resized.remove(name);
+        resized
+    }
+
+    fn resize_unused(&self, name: &str, mib: u64) -> Result<Option<String>> {
         let path = self.path(name);
         let failed = |error: io::Error| Error::io("resize a volume", &path, &error);
         let file = match OpenOptions::new().read(true).write(true).open(&path) {
@@ -285,7 +311,6 @@ impl Volumes {
         file.set_len(new)
             .and_then(|()| file.sync_all())
             .map_err(failed)?;
-        drop(uses);
         let grows = found.is_some_and(|found| found.bytes < new);
         Ok((new > old && grows).then(|| {
             "Its file system grows when a VM mounts it with `--disk NAME,mount=PATH`; a guest that mounts it by itself runs resize2fs.".to_owned()
@@ -318,9 +343,14 @@ impl Volumes {
         Path::new(&self.folder).join(format!("{name}.img"))
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Vec<Use>>> {
+    fn lock(&self) -> MutexGuard<'_, Uses> {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn being_resized(name: &str) -> Error {
+    Error::conflict(format!("The volume {name} is being resized."))
+        .hint("Try again when that is done.")
 }
 
 fn check_size(mib: u64) -> Result<()> {
@@ -386,6 +416,12 @@ mod tests {
         assert!(volumes.hold(&read, "one").is_err());
         drop(writer);
         assert!(volumes.list().unwrap()[0].used_by.is_empty());
+        // A start that comes to nothing takes nothing from the one that runs.
+        let runs = volumes.hold(&read, "one").unwrap();
+        drop(volumes.hold(&read, "one").unwrap());
+        assert!(volumes.hold(&write, "two").is_err());
+        drop(runs);
+        volumes.hold(&write, "two").unwrap();
     }
 
     #[test]

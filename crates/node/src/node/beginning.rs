@@ -25,6 +25,11 @@ impl Node {
         if vm.view.borrow().vm.state == VmState::Hibernated {
             return self.wake(vm, received_ns).await;
         }
+        // What is prepared for one start is taken away from another.
+        let _one = vm.operation.lock().await;
+        if vm.view.borrow().is_active() {
+            return Ok(());
+        }
         self.begin(vm, None, received_ns).await
     }
 

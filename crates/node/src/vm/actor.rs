@@ -261,7 +261,10 @@ impl Actor {
     /// Must the guest wait before more of its output is taken?
     fn is_held_up(&self) -> bool {
         self.running.as_ref().is_some_and(|running| {
-            running.unstored.is_some() || self.clients.lag(running.log.end())
+            // The little that is left in the connection of a VMM that has ended fits
+            // into the log, however slow a client is.
+            let lags = running.ended.is_none() && self.clients.lag(running.log.end());
+            running.unstored.is_some() || lags
         })
     }
 
@@ -515,10 +518,14 @@ impl Actor {
     /// taken in: what is in the connection outlives the VMM.
     fn finish_if_over(&mut self) {
         let over = self.running.as_ref().is_some_and(|running| {
-            running.ended.is_some()
-                && running.unstored.is_none()
+            let taken_in = running.unstored.is_none()
                 && running.link.is_none()
-                && running.supervisor.messages.is_empty()
+                && running.supervisor.messages.is_empty();
+            // Who kills or removes it may do so to make room for what can't be stored.
+            let killed = |stopping: Stopping| stopping.reason == EndReason::Killed;
+            let unwanted = running.stopping.is_some_and(killed) || !self.removal.is_empty();
+            let given_up = running.unstored.is_some() && unwanted;
+            running.ended.is_some() && (taken_in || given_up)
         });
         if over {
             self.vmm_events();

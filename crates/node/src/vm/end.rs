@@ -210,9 +210,11 @@ impl Actor {
         if self.removed || is_active(self.record.state) || !self.saver.is_idle() {
             return;
         }
-        // A VM of `run --rm` waits until everybody has read its output.
-        let by_itself =
-            self.record.spec.remove && self.record.ended.is_some() && self.clients.is_empty();
+        // A VM of `run --rm` waits until everybody has read its output. One that
+        // sleeps is not over.
+        let by_itself = self.record.spec.remove
+            && self.record.state == VmState::Exited
+            && self.clients.is_empty();
         if !by_itself && self.removal.is_empty() {
             return;
         }

@@ -6,7 +6,7 @@ use crate::daemon::{
 use jiffy_wire::agent::{
     CopyDone, CopyEntry, CopyFrame, CopyKind, ExecInput, ExecOutput, ExitStatus, StartFailure,
 };
-use jiffy_wire::api::{CreateVm, ErrorKind, VmState};
+use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState};
 use std::fs;
 use std::time::Duration;
 
@@ -152,9 +152,19 @@ fn a_client_that_does_not_read_slows_the_command_and_loses_nothing() {
     ))));
     let id = id_of(&frames);
     started(&mut frames);
-    // The log stops growing well before everything is written.
+    let kept = held_up(&daemon, &id);
+    assert!(kept < 20 << 20, "{kept} bytes are kept");
+    assert_eq!(daemon.vm(&id).state, VmState::Running);
+    let finished = frames.finish();
+    assert_eq!(finished.stdout.len(), BYTES);
+    assert_eq!(finished.stderr, b"end\n");
+    assert_eq!(finished.status(), ExitStatus::Code(0));
+}
+
+/// Waits until the log stops growing, well before everything is written; its bytes.
+fn held_up(daemon: &Daemon, id: &str) -> u64 {
     let log = || {
-        let files = fs::read_dir(daemon.vm_folder(&id)).unwrap();
+        let files = fs::read_dir(daemon.vm_folder(id)).unwrap();
         let logs = files.map(|file| file.unwrap()).filter(|file| {
             file.file_name()
                 .to_string_lossy()
@@ -168,12 +178,19 @@ fn a_client_that_does_not_read_slows_the_command_and_loses_nothing() {
         std::thread::sleep(Duration::from_millis(300));
         last > 16 << 20 && last == before
     });
-    assert!(last < 20 << 20, "{last} bytes are kept");
-    assert_eq!(daemon.vm(&id).state, VmState::Running);
-    let finished = frames.finish();
-    assert_eq!(finished.stdout.len(), BYTES);
-    assert_eq!(finished.stderr, b"end\n");
-    assert_eq!(finished.status(), ExitStatus::Code(0));
+    last
+}
+
+#[test]
+fn a_vm_whose_client_does_not_read_can_be_ended_all_the_same() {
+    let daemon = Daemon::start();
+    let mut frames = daemon.run(vm(shell("exec cat /dev/zero")));
+    let id = id_of(&frames);
+    started(&mut frames);
+    held_up(&daemon, &id);
+    let killed: Vm = daemon.post(&format!("/v1/vms/{id}/kill"), b"").json();
+    assert_eq!(killed.state, VmState::Exited);
+    assert_eq!(frames.finish().status(), ExitStatus::Signal(9));
 }
 
 #[test]

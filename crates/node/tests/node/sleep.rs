@@ -78,6 +78,27 @@ fn a_vm_sleeps_and_wakes_as_the_same() {
 }
 
 #[test]
+fn a_vm_that_is_removed_at_its_end_has_not_ended_when_it_sleeps() {
+    let mut daemon = Daemon::start();
+    let vm = CreateVm {
+        remove: true,
+        ..named("box", counter())
+    };
+    daemon.run_detached(vm).json::<Vm>();
+    daemon
+        .post("/v1/vms/box/hibernate", b"")
+        .json::<Hibernated>();
+    daemon.killed();
+    daemon.up();
+    assert_eq!(daemon.vm("box").state, VmState::Hibernated);
+    let woken: Vm = daemon.post("/v1/vms/box/wake", b"").json();
+    assert_eq!(woken.state, VmState::Running);
+    daemon.post("/v1/vms/box/kill", b"");
+    daemon.gone("box");
+    daemon.nothing_left();
+}
+
+#[test]
 fn a_sleeping_vm_keeps_its_volumes_to_itself() {
     let mut daemon = Daemon::start();
     let with_volume = |name: &str| CreateVm {
