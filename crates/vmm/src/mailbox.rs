@@ -11,6 +11,8 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 pub enum Notice {
     /// A vCPU has parked, or its thread is about to end.
     Parked,
+    /// What was done aside is done.
+    DoneAside,
     /// The first vCPU is about to enter the guest for the first time.
     FirstRun {
         /// When, CLOCK_MONOTONIC nanoseconds.

@@ -28,8 +28,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
+mod aside;
 mod attendant;
 
+pub use aside::aside;
 pub use attendant::Attendant;
 
 /// How long a VM waits for a pager to come back, unless [`PATIENCE_VARIABLE`]

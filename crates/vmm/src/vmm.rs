@@ -9,7 +9,7 @@ use crate::hypervisor::{Hypervisor, HypervisorError};
 use crate::irq::ChipsState;
 use crate::mailbox::{Mailbox, Notice};
 use crate::memory::{GuestRam, MemoryError};
-use crate::pager::{Attendant, PagedMemory};
+use crate::pager::{Attendant, PagedMemory, aside};
 use crate::readable::{readable, timespec};
 use crate::restore;
 use crate::sandbox::{Role, Sandbox, violation};
@@ -38,7 +38,7 @@ pub struct Vmm {
     // Threads first: they end before what they use.
     vcpus: Vec<VcpuThread>,
     waiting: Vec<Vcpu>,
-    devices: Devices,
+    devices: Arc<Devices>,
     stats: Vec<StatsFile>,
     hypervisor: Hypervisor,
     vm: Arc<VmFd>,
@@ -118,7 +118,7 @@ impl Vmm {
             id: parts.id,
             vcpus: Vec::with_capacity(waiting.len()),
             waiting,
-            devices: parts.devices,
+            devices: Arc::new(parts.devices),
             stats,
             hypervisor: parts.hypervisor,
             vm: parts.vm,
@@ -241,8 +241,7 @@ impl Vmm {
         if self.is_stuck() {
             return;
         }
-        self.devices.pause();
-        self.paused = true;
+        self.paused = self.with_devices(Devices::pause).is_some();
     }
 
     /// Lets devices and vCPUs go on.
@@ -251,7 +250,9 @@ impl Vmm {
             return;
         }
         self.workers.let_devices_begin();
-        self.devices.resume();
+        if self.with_devices(Devices::resume).is_none() {
+            return;
+        }
         self.paused = false;
         // Not after they were told: a guest that runs may hold up this thread.
         self.resumed_at_ns = clock::monotonic_ns();
@@ -341,7 +342,7 @@ impl Vmm {
     pub fn attend(&mut self) -> Option<Ending> {
         for notice in self.mailbox.take() {
             match notice {
-                Notice::Parked => {}
+                Notice::Parked | Notice::DoneAside => {}
                 Notice::FirstRun { at_ns } => {
                     self.running = true;
                     // The rest is done while the guest runs: where they share a
@@ -438,6 +439,32 @@ impl Vmm {
         &self.ram
     }
 
+    /// Does something with the devices that may need memory which the pager has yet to
+    /// bring. `None` if that will not come: then the VM ends.
+    pub(crate) fn with_devices<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&Devices) -> T + Send + 'static,
+    ) -> Option<T> {
+        let is_there = |paged: &PagedMemory| paged.is_complete();
+        if self.paged.as_ref().is_none_or(is_there) {
+            return Some(work(&self.devices));
+        }
+        let (devices, mailbox) = (self.devices.clone(), self.mailbox.clone());
+        let done = aside(
+            &mailbox,
+            move || work(&devices),
+            || {
+                self.wait_for_threads();
+                self.attend();
+                !self.is_stuck()
+            },
+        );
+        done.unwrap_or_else(|error| {
+            self.fail(format!("the devices can't be seen to: {error}"));
+            None
+        })
+    }
+
     /// Waits until no vCPU is in the guest. Meanwhile one may be waiting for a
     /// device's thread, which only this thread can start.
     fn wait_parked(&mut self) {
@@ -465,11 +492,14 @@ impl Drop for Vmm {
     fn drop(&mut self) {
         self.vcpus.iter().for_each(VcpuThread::end);
         self.wait_parked();
-        if self.is_stuck() {
-            return;
+        if !self.is_stuck() {
+            self.vcpus.drain(..).for_each(VcpuThread::join);
+            self.workers.let_devices_begin();
+            self.with_devices(Devices::pause);
         }
-        self.vcpus.drain(..).for_each(VcpuThread::join);
-        self.workers.let_devices_begin();
-        self.devices.pause();
+        if self.is_stuck() {
+            // Threads are still at it.
+            std::mem::forget((self.ram.clone(), self.devices.clone()));
+        }
     }
 }

@@ -4,6 +4,7 @@
 use crate::capture::Capture;
 use crate::config;
 use crate::control::{Answer, ControlSocket};
+use crate::devices::Devices;
 use crate::error::{StartError, sentence};
 use crate::readable::{readable, timespec};
 use crate::sandbox::violation;
@@ -182,10 +183,12 @@ fn answer(vmm: &mut Vmm, config: &Path, request: ControlRequest, stop: &mut bool
             Some(reads) => ControlResponse::Reads(reads),
             None => ControlResponse::Error("no disk's reads are noted".to_owned()),
         },
-        ControlRequest::SetBalloon { target_mib } => match vmm.devices().set_balloon(target_mib) {
-            Some(Err(error)) => ControlResponse::Error(error.to_string()),
-            _ => balloon(vmm),
-        },
+        ControlRequest::SetBalloon { target_mib } => {
+            match vmm.with_devices(move |devices| devices.set_balloon(target_mib)) {
+                Some(Some(Err(error))) => ControlResponse::Error(error.to_string()),
+                _ => balloon(vmm),
+            }
+        }
         ControlRequest::Balloon => balloon(vmm),
     };
     response.into()
@@ -195,10 +198,11 @@ fn begin(vmm: &mut Vmm, config: &Path) -> Result<(), StartError> {
     vmm.begin(&config::read(config)?)
 }
 
-fn balloon(vmm: &Vmm) -> ControlResponse {
-    match vmm.devices().balloon() {
-        Some(status) => ControlResponse::Balloon(status),
-        None => ControlResponse::Error("this VM has no balloon".into()),
+fn balloon(vmm: &mut Vmm) -> ControlResponse {
+    match vmm.with_devices(Devices::balloon) {
+        Some(Some(status)) => ControlResponse::Balloon(status),
+        Some(None) => ControlResponse::Error("this VM has no balloon".into()),
+        None => ControlResponse::Error("this VM's memory is lost".into()),
     }
 }
 
