@@ -7,10 +7,19 @@
 use crate::frames::{self, FrameReader, ReadError};
 use crate::vm::attach::close;
 use jiffy_wire::agent::{CopyDone, CopyFrame, ExecInput, ExecOutput};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Serialize, de::DeserializeOwned};
 use std::future::Future;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+/// How long an agent may take no input before it is looked whether the client is
+/// still there.
+const STUCK: Duration = Duration::from_secs(1);
 
 /// What flows to a client.
 pub trait ToClient: Serialize + DeserializeOwned + Send + Sync + 'static {
@@ -80,11 +89,33 @@ impl ToClient for CopyDone {
     }
 }
 
+/// The other end of a client's connection.
+#[derive(Debug)]
+pub struct Peer(OwnedFd);
+
+impl Peer {
+    /// Of this connection.
+    pub fn of(connection: &impl AsFd) -> io::Result<Peer> {
+        connection.as_fd().try_clone_to_owned().map(Peer)
+    }
+
+    /// Does nothing more come from it, but for what is on the way? That is seen
+    /// without reading what comes before the end.
+    fn has_left(&self) -> bool {
+        let left = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        let mut look = [PollFd::new(&self.0, PollFlags::RDHUP)];
+        let now = Timespec::default();
+        poll(&mut look, Some(&now)).is_ok() && look[0].revents().intersects(left)
+    }
+}
+
 /// Passes messages until the last one, or until either side is gone. A client
-/// that goes takes the agent's connection with it, which ends the program.
+/// that goes takes the agent's connection with it, which ends the program;
+/// also one of whose input the program does not read the rest.
 /// `why` is asked for a sentence when the guest is cut off.
 pub async fn run<T: ToClient>(
     client: impl AsyncRead + AsyncWrite,
+    peer: Peer,
     agent: UnixStream,
     why: impl Future<Output = Option<String>>,
 ) {
@@ -121,7 +152,16 @@ pub async fn run<T: ToClient>(
     };
     let up = async {
         while let Ok(Some(message)) = from_client.next::<T::FromClient>().await {
-            if frames::write(&mut to_agent, &message).await.is_err() {
+            let passed = frames::write(&mut to_agent, &message);
+            tokio::pin!(passed);
+            let passed = loop {
+                match timeout(STUCK, &mut passed).await {
+                    Ok(passed) => break passed,
+                    Err(_) if peer.has_left() => return,
+                    Err(_) => {}
+                }
+            };
+            if passed.is_err() {
                 // The agent may have said why; `down` finds out.
                 std::future::pending::<()>().await;
             }
@@ -150,7 +190,8 @@ mod tests {
         guest.write_all(bytes).await.unwrap();
         drop(guest);
         let why = async { Some("The VM is gone.".to_owned()) };
-        let proxy = tokio::spawn(run::<ExecOutput>(ours, agent, why));
+        let peer = Peer::of(&ours).unwrap();
+        let proxy = tokio::spawn(run::<ExecOutput>(ours, peer, agent, why));
         let mut decoder = Decoder::new();
         let mut seen = Vec::new();
         let mut buffer = [0; 1000];
@@ -213,9 +254,26 @@ mod tests {
     async fn a_client_that_goes_takes_the_agents_connection_along() {
         let (client, ours) = UnixStream::pair().unwrap();
         let (mut guest, agent) = UnixStream::pair().unwrap();
-        let proxy = tokio::spawn(run::<ExecOutput>(ours, agent, async { None }));
+        let peer = Peer::of(&ours).unwrap();
+        let proxy = tokio::spawn(run::<ExecOutput>(ours, peer, agent, async { None }));
         drop(client);
         assert_eq!(guest.read(&mut [0]).await.unwrap(), 0);
         proxy.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn so_does_one_whose_input_nobody_reads() {
+        let (mut client, ours) = UnixStream::pair().unwrap();
+        let (guest, agent) = UnixStream::pair().unwrap();
+        let peer = Peer::of(&ours).unwrap();
+        let proxy = tokio::spawn(run::<ExecOutput>(ours, peer, agent, async { None }));
+        let input = frame::to_vec(&ExecInput::Stdin(vec![7; 10_000])).unwrap();
+        // More than the sockets hold.
+        let until = Duration::from_millis(200);
+        while timeout(until, client.write_all(&input)).await.is_ok() {}
+        assert!(!proxy.is_finished());
+        drop(client);
+        timeout(10 * STUCK, proxy).await.unwrap().unwrap();
+        drop(guest);
     }
 }

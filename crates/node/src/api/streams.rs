@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::follow::{Log, MAX_TAIL, Source};
 use crate::images::config;
 use crate::node::Node;
-use crate::proxy::{self, ToClient};
+use crate::proxy::{self, Peer, ToClient};
 use crate::spec::check_command;
 use crate::vm::clients::Cursor;
 use crate::vm::{VmHandle, attach};
@@ -17,12 +17,18 @@ use axum::extract::{Path, Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, Uri};
 use axum::response::{IntoResponse, Response};
+use hyper::upgrade::Parts;
+use hyper_util::rt::TokioIo;
 use jiffy_wire::agent::{self as wire, CopyDone, CopyFrame, ExecOutput, VERSION};
 use jiffy_wire::api::{NoCommand, RunVm, VM_ID_HEADER, VmState};
 use jiffy_wire::frame;
 use serde::Deserialize;
+use std::io::Cursor as Kept;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
 /// Longest path in a guest.
@@ -162,8 +168,29 @@ async fn proxied<T: ToClient>(
         .await
         .map_err(|error| agent_failed(&vm.name, &error))?;
     Ok(switch(stream, move |stream| async move {
-        proxy::run::<T>(stream, agent, why_ended(vm)).await;
+        // As it was accepted: of what is in between, it can't be seen who is gone.
+        match stream.into_inner().downcast::<TokioIo<UnixStream>>() {
+            Ok(unix) => pass::<T, _>(unix, agent, vm).await,
+            Err(other) => match other.downcast::<TokioIo<TcpStream>>() {
+                Ok(tcp) => pass::<T, _>(tcp, agent, vm).await,
+                Err(_) => tracing::error!("a connection is of no known kind"),
+            },
+        }
     }))
+}
+
+async fn pass<T: ToClient, S>(client: Parts<TokioIo<S>>, agent: UnixStream, vm: Arc<VmHandle>)
+where
+    S: AsyncRead + AsyncWrite + AsFd,
+{
+    let stream = client.io.into_inner();
+    let peer = match Peer::of(&stream) {
+        Ok(peer) => peer,
+        Err(error) => return tracing::warn!(%error, "a client's connection can't be watched"),
+    };
+    let (from, to) = tokio::io::split(stream);
+    let from = Kept::new(client.read_buf).chain(from);
+    proxy::run::<T>(tokio::io::join(from, to), peer, agent, why_ended(vm)).await;
 }
 
 /// A sentence, if the VM ends within a moment.
