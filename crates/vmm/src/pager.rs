@@ -367,8 +367,11 @@ fn ask_for_working_set(mut stream: &UnixStream) -> io::Result<Option<WorkingSet>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use jiffy_devices::virtio::balloon::Reclaim;
+    use jiffy_sys::memfd::{self, Pages};
+    use jiffy_sys::userfaultfd::FillError;
     use jiffy_wire::vmm::{Memory, PageSize};
-    use std::io::Write;
+    use std::io::{Read, Write};
     use std::net::Shutdown;
     use std::os::unix::net::UnixListener;
     use tempfile::TempDir;
@@ -395,11 +398,18 @@ mod tests {
 
     fn accept(listener: &UnixListener) -> (UnixStream, Userfaultfd, Vec<Mapping>) {
         let stream = listener.accept().unwrap().0;
-        let (mut message, mut received) = (vec![0; 4096], Vec::new());
-        let count = fds::recv_with_fds(&stream, &mut message, &mut received).unwrap();
-        let mappings = serde_json::from_slice(&message[..count]).unwrap();
-        let uffd = Userfaultfd::from_received(received.remove(0)).unwrap();
+        let (uffd, mappings) = handed_over(&stream);
         (stream, uffd, mappings)
+    }
+
+    fn handed_over(stream: &UnixStream) -> (Userfaultfd, Vec<Mapping>) {
+        let (mut message, mut received) = (vec![0; 4096], Vec::new());
+        let count = fds::recv_with_fds(stream, &mut message, &mut received).unwrap();
+        let mappings = serde_json::from_slice(&message[..count]).unwrap();
+        (
+            Userfaultfd::from_received(received.remove(0)).unwrap(),
+            mappings,
+        )
     }
 
     #[test]
@@ -414,6 +424,46 @@ mod tests {
         assert!(memory.is_complete() && memory.descriptor().is_none());
         let word = |page: u64| -> u8 { ram.memory().read_obj(GuestAddress(page * 4096)).unwrap() };
         assert_eq!((word(2), word(3)), (7, 0), "what is missing is zero now");
+    }
+
+    #[test]
+    fn of_a_working_set_that_is_given_back_the_pager_hears_nothing() {
+        const SHARED: u64 = 512 << 10;
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("pager.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let ram = GuestRam::to_be_paged(64 << 20).unwrap();
+        let working_set = memfd::create("test", ram.size(), Pages::Small).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&working_set, &[9; SHARED as usize], 0).unwrap();
+        let (mut memory, mut stream, uffd, base) = std::thread::scope(|scope| {
+            let pager = scope.spawn(|| {
+                let mut stream = listener.accept().unwrap().0;
+                let mut question = [0; WORKING_SET_QUESTION.len()];
+                stream.read_exact(&mut question).unwrap();
+                let answer =
+                    format!("{{\"working_set\":{{\"ranges\":[[0,{SHARED}]],\"written\":[]}}}}\n");
+                fds::send_with_fds(&stream, answer.as_bytes(), &[working_set.as_fd()]).unwrap();
+                let (uffd, mappings) = handed_over(&stream);
+                (stream, uffd, mappings[0].base_host_virt_addr)
+            });
+            let (memory, _) = PagedMemory::attach(&ram, &socket, true).unwrap();
+            let (stream, uffd, base) = pager.join().unwrap();
+            (memory, stream, uffd, base)
+        });
+        let word = |at| -> u8 { ram.memory().read_obj(GuestAddress(at)).unwrap() };
+        assert_eq!((word(0), word(SHARED - 1)), (9, 9));
+        ram.release(GuestAddress(0), SHARED / 2).unwrap();
+        assert_eq!((word(0), word(SHARED / 2)), (0, 9));
+        ram.memory().write_obj(3_u8, GuestAddress(4096)).unwrap();
+        assert!(uffd.next_event().unwrap().is_none());
+        // As one that comes later would try.
+        for at in [4096, 8192, SHARED - 4096] {
+            let filled = uffd.copy(base + at, &[7; 4096]);
+            assert!(matches!(filled, Err(FillError::Unmapped)), "{filled:?}");
+        }
+        stream.write_all(b"{\"complete\":true}\n").unwrap();
+        assert!(memory.attend().is_none() && memory.is_complete());
+        assert_eq!([0, 4096, SHARED].map(word), [0, 3, 0]);
     }
 
     #[test]

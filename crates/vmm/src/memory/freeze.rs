@@ -314,17 +314,17 @@ mod tests {
         assert_eq!(read(&parent, 768), 9);
     }
 
-    /// RAM of 64 MiB whose pages 10 to 19 and 4000 to 4001 a pager shares, with
-    /// their number in each. The other pages are zero.
+    /// RAM of 64 MiB whose pages 10 to 19, 4000 to 4001 and 5000 to 5127 a pager
+    /// shares, with their number in each. The other pages are zero.
     fn partly_shared() -> GuestRam {
         let ram = GuestRam::to_be_paged(64 << 20).unwrap();
         let file = memfd::create("test", ram.size(), Pages::Small).unwrap();
-        for page in (10..20).chain([4000, 4001]) {
+        for page in (10..20).chain([4000, 4001]).chain(5000..5128) {
             let bytes = u64::to_le_bytes(page);
             std::os::unix::fs::FileExt::write_all_at(&file, &bytes, page * PAGE).unwrap();
         }
         rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::WRITE).unwrap();
-        let covers = [(10, 10), (4000, 2)].map(|(offset, length)| Extent {
+        let covers = [(10, 10), (4000, 2), (5000, 128)].map(|(offset, length)| Extent {
             offset: offset * PAGE,
             length: length * PAGE,
         });
@@ -363,9 +363,21 @@ mod tests {
         assert_eq!(read(&other, 12), 12);
         one.release(GuestAddress(5 * PAGE), 16 * PAGE).unwrap();
         assert_eq!(read(&one, 20), 0);
-        assert_eq!(read(&one, 12), 12, "as when it was restored");
+        assert_eq!(read(&one, 12), 2, "too little to be a mapping of its own");
+        write(&one, 5001, 2);
+        one.release(GuestAddress(4990 * PAGE), 128 * PAGE).unwrap();
+        assert_eq!([5000, 5001, 5117].map(|page| read(&one, page)), [0; 3]);
+        assert_eq!((read(&one, 5118), read(&other, 5001)), (5118, 5001));
+        write(&one, 5050, 3);
         let frozen = one.freeze().unwrap();
-        assert_eq!(frozen.files.len(), 2, "nothing is written");
+        assert!(
+            frozen.copied <= 4 * GRANULE,
+            "what is untouched is not copied"
+        );
+        let child = GuestRam::from_layers(reopened(&frozen), one.size()).unwrap();
+        for page in [10, 12, 20, 5000, 5001, 5050, 5117, 5118] {
+            assert_eq!(read(&child, page), read(&one, page), "page {page}");
+        }
     }
 
     #[test]

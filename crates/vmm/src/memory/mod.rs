@@ -34,8 +34,8 @@ use vm_memory::{
     FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap, MmapRegion,
 };
 
-/// Smallest range released from a VM whose files are frozen: each such range
-/// is a mapping of its own, and those are counted.
+/// Smallest range released of what is mapped privately: each such range is a
+/// mapping of its own, and those are counted.
 const RELEASE_MIN: u64 = 256 << 10;
 /// Most such ranges.
 const RELEASES_MAX: usize = 4096;
@@ -459,11 +459,21 @@ impl GuestRam {
     fn advise(&self, extent: Extent, advice: Advice) -> io::Result<()> {
         for (address, _, length) in self.host_parts(extent) {
             // SAFETY: the range lies in our own mapping, which stays as it is.
-            // Its bytes change only with `LinuxRemove` and `LinuxDontNeed`, of
-            // memory that the guest has said it does not need; nothing else
-            // refers to them.
+            // Its bytes change only with `LinuxRemove`, of memory that the guest
+            // has said it does not need; nothing else refers to them.
             unsafe { rustix::mm::madvise(address.cast(), length as usize, advice) }?;
         }
+        Ok(())
+    }
+
+    /// Puts zeros over a range of private mappings. Without them it would have
+    /// the bytes of its file again, which are neither zero nor what was there.
+    fn release_private(&self, backing: &mut Backing, extent: Extent) -> io::Result<()> {
+        if extent.length < RELEASE_MIN || backing.released.len() >= RELEASES_MAX {
+            return Ok(());
+        }
+        self.map_over(extent, None)?;
+        backing.released.push(extent);
         Ok(())
     }
 
@@ -474,7 +484,7 @@ impl GuestRam {
 
 impl Reclaim for GuestRam {
     /// From now on the range reads as zero, or, where that would take too many
-    /// mappings, as before, or as when it was restored.
+    /// mappings, as before.
     fn release(&self, start: GuestAddress, length: u64) -> io::Result<()> {
         let Some(offset) = self.offset_of(start, length) else {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -484,23 +494,14 @@ impl Reclaim for GuestRam {
         match backing.mapped {
             Mapped::Shared => {
                 for Segment { extent, layer } in within(&backing.layers, extent) {
-                    // What is shared has its first bytes again, whatever they are.
-                    let advice = match layer {
-                        0 => Advice::LinuxRemove,
-                        _ => Advice::LinuxDontNeed,
-                    };
-                    self.advise(extent, advice)?;
+                    match layer {
+                        0 => self.advise(extent, Advice::LinuxRemove)?,
+                        _ => self.release_private(&mut backing, extent)?,
+                    }
                 }
                 Ok(())
             }
-            Mapped::Privately if length < RELEASE_MIN || backing.released.len() >= RELEASES_MAX => {
-                Ok(())
-            }
-            Mapped::Privately => {
-                self.map_over(extent, None)?;
-                backing.released.push(extent);
-                Ok(())
-            }
+            Mapped::Privately => self.release_private(&mut backing, extent),
         }
     }
 }
