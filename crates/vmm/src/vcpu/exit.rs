@@ -78,11 +78,18 @@ pub fn step(fd: &mut VcpuFd, board: &Board) -> Next {
     }
 }
 
-/// Lets KVM finish the exit that was answered last, without entering the guest.
-pub fn complete(fd: &mut VcpuFd) {
+/// Lets KVM finish what was answered last, without entering the guest. An
+/// access of many parts (over eight bytes, across pages, `rep movs`) leaves once
+/// more for each, and what is not answered would be taken as it lies there.
+pub fn complete(fd: &mut VcpuFd, board: &Board) -> Next {
     fd.set_kvm_immediate_exit(1);
-    // With the flag set this never enters the guest; it returns EINTR.
-    let _ = fd.run();
+    // With the flag set KVM finishes, and then returns EINTR.
+    loop {
+        match step(fd, board) {
+            Next::Run => {}
+            next => return next,
+        }
+    }
 }
 
 /// One access, or a string of them (`rep ins`, `rep outs`) to one port.
@@ -149,4 +156,73 @@ fn failed(errno: i32) -> Next {
         ),
     };
     end(ExitReason::HostError, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hypervisor::Hypervisor;
+    use crate::memory::GuestRam;
+    use jiffy_devices::bus::BusDevice;
+    use jiffy_wire::vmm::{Memory, PageSize};
+    use std::sync::Mutex;
+    use vm_memory::{Bytes, GuestAddress};
+
+    const CODE: u64 = 0x1000;
+    const BUFFER: u64 = 0x2000;
+    const DEVICE: u64 = 0xd000_0000;
+
+    /// Says how often it was read.
+    struct Counter(u8);
+
+    impl BusDevice for Counter {
+        fn read(&mut self, _offset: u64, data: &mut [u8]) {
+            self.0 += 1;
+            data.fill(self.0);
+        }
+        fn write(&mut self, _offset: u64, _data: &[u8]) {}
+    }
+
+    #[test]
+    #[ignore = "needs a real KVM"]
+    fn a_copy_from_a_device_is_finished_before_the_vcpu_stands_still() {
+        let ram = GuestRam::create(&Memory {
+            size_mib: 64,
+            pages: PageSize::Small,
+            prefault: false,
+        })
+        .unwrap();
+        let vm = Arc::new(Hypervisor::open().unwrap().create_vm().unwrap());
+        ram.register(&vm).unwrap();
+        // rep movsb; hlt
+        let code = [0xf3, 0xa4, 0xf4];
+        ram.memory().write_slice(&code, GuestAddress(CODE)).unwrap();
+        let mut mmio = Bus::new();
+        let device = Arc::new(Mutex::new(Counter(0)));
+        mmio.insert(DEVICE, 4096, device).unwrap();
+        let board = Board {
+            ports: Arc::default(),
+            mmio: Arc::new(mmio),
+            pit: Arc::new(LazyPit::new(vm.clone())),
+            power: Arc::new(PowerSwitch::new().unwrap()),
+        };
+        // Real mode, as after reset, but for the bases.
+        let mut fd = vm.create_vcpu(0).unwrap();
+        let mut sregs = fd.get_sregs().unwrap();
+        (sregs.cs.base, sregs.cs.selector) = (0, 0);
+        sregs.ds.base = DEVICE;
+        fd.set_sregs(&sregs).unwrap();
+        let mut regs = fd.get_regs().unwrap();
+        (regs.rip, regs.rflags) = (CODE, 2);
+        (regs.rsi, regs.rdi, regs.rcx) = (0, BUFFER, 5);
+        fd.set_regs(&regs).unwrap();
+
+        assert_eq!(step(&mut fd, &board), Next::Run);
+        assert_eq!(complete(&mut fd, &board), Next::Look);
+        assert_eq!(fd.get_regs().unwrap().rcx, 0);
+        let mut copied = [0; 6];
+        let at = GuestAddress(BUFFER);
+        ram.memory().read_slice(&mut copied, at).unwrap();
+        assert_eq!(copied, [1, 2, 3, 4, 5, 0]);
+    }
 }

@@ -201,7 +201,9 @@ fn run(mut vcpu: Vcpu, board: &Board, shared: &Shared) {
                 });
             }
             stay_in_guest(vcpu, board, shared, flag);
-            exit::complete(&mut vcpu.fd);
+            if let Next::End(ending) = exit::complete(&mut vcpu.fd, board) {
+                end(ending, shared);
+            }
         }
     });
 }
@@ -218,12 +220,15 @@ fn stay_in_guest(vcpu: &mut Vcpu, board: &Board, shared: &Shared, flag: &AtomicU
             // The guest asked for the end and must not run on until it comes.
             Next::Look if board.power.request().is_some() => return shared.park(),
             Next::Look => {}
-            Next::End(ending) => {
-                shared.mailbox.push(Notice::Ended(ending));
-                return shared.park();
-            }
+            Next::End(ending) => return end(ending, shared),
         }
     }
+}
+
+/// The VM ends, and this vCPU stays out of the guest until then.
+fn end(ending: Ending, shared: &Shared) {
+    shared.mailbox.push(Notice::Ended(ending));
+    shared.park();
 }
 
 /// Lets kicks of this thread set the vCPU's `immediate_exit`.
