@@ -32,6 +32,10 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 use thiserror::Error;
 
+/// Of a pause as long as this the guest is told. What looks for stuck processors in
+/// it is more patient, and captures take less.
+const LONG_PAUSE_NS: u64 = 1_000_000_000;
+
 /// A VM. All its methods are for the thread that built it.
 pub struct Vmm {
     id: String,
@@ -258,6 +262,11 @@ impl Vmm {
         self.resumed_at_ns = clock::monotonic_ns();
         if self.held {
             return;
+        }
+        // One that was started paused has not been in the guest yet.
+        if self.paused_at_ns > 0 && self.resumed_at_ns - self.paused_at_ns >= LONG_PAUSE_NS {
+            let vcpus = self.vcpus.iter();
+            vcpus.for_each(|vcpu| vcpu.send(Vcpu::excuse_pause));
         }
         self.vcpus.iter().for_each(VcpuThread::resume);
         self.gate.running();

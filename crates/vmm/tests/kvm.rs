@@ -212,6 +212,21 @@ fn a_paused_vm_stands_still_and_goes_on() {
     }
 }
 
+/// And is told of it in a way that its sandbox allows.
+#[test]
+#[ignore = "needs a real KVM"]
+fn a_vm_that_was_paused_for_long_goes_on() {
+    let mut case = Case::new("quiet count");
+    case.config.vcpus = 2;
+    let mut vmm = case.start();
+    counted_beyond(&mut vmm, 0);
+    vmm.pause();
+    let paused = counter(&vmm);
+    std::thread::sleep(Duration::from_millis(1100));
+    vmm.resume();
+    counted_beyond(&mut vmm, paused);
+}
+
 fn with_every_device(case: &mut Case) {
     case.config.vcpus = 2;
     case.config.rng = true;

@@ -63,6 +63,8 @@ const VCPU_IOCTLS: &[u32] = &[
     read(0xa4, size_of::<kvm_bindings::kvm_xsave>()),
     read(0xa6, size_of::<kvm_bindings::kvm_xcrs>()),
     KVM | 0xa3,
+    // Telling the guest that it was paused.
+    KVM | 0xad,
     write(0x77, size_of::<kvm_bindings::kvm_pit_config>()),
     read(0x9f, size_of::<kvm_bindings::kvm_pit_state2>()),
     write(0xa0, size_of::<kvm_bindings::kvm_pit_state2>()),

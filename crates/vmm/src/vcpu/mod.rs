@@ -139,6 +139,16 @@ impl Vcpu {
         }
     }
 
+    /// Lets the guest know that it stood still while its clock went on, so that
+    /// it does not take itself for stuck. One without kvm-clock can't be told.
+    pub fn excuse_pause(&self) {
+        if let Err(error) = self.fd.kvmclock_ctrl()
+            && error.errno() != libc::EINVAL
+        {
+            tracing::warn!(%error, "a guest can't be told that it was paused");
+        }
+    }
+
     /// Its number, from 0.
     pub fn index(&self) -> u8 {
         self.index
