@@ -200,7 +200,7 @@ impl Devices {
         });
         let trace = match state {
             None => TracePort::new(MARKS_MAX, sink),
-            Some(state) => TracePort::restore(sink, &state.trace),
+            Some(state) => TracePort::restore(MARKS_MAX, sink, &state.trace),
         };
         let keyboard = state.map(|state| state.keyboard).unwrap_or_default();
         let rtc = state.map(|state| state.rtc).unwrap_or_default();

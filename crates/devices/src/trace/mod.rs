@@ -31,14 +31,15 @@ pub struct TraceState {
 impl TracePort {
     /// A port that passes on the first `limit` marks.
     pub fn new(limit: u64, sink: MarkSink) -> TracePort {
-        TracePort::restore(sink, &TraceState { limit, written: 0 })
+        TracePort::restore(limit, sink, &TraceState { limit, written: 0 })
     }
 
-    /// A port as it was saved: what is left of the limit stays.
-    pub fn restore(sink: MarkSink, state: &TraceState) -> TracePort {
+    /// A port as it was saved: what is left of its limit stays, but no state
+    /// allows more than `limit`.
+    pub fn restore(limit: u64, sink: MarkSink, state: &TraceState) -> TracePort {
         TracePort {
             sink,
-            limit: state.limit,
+            limit: state.limit.min(limit),
             written: state.written,
         }
     }

@@ -44,6 +44,7 @@ fn a_restored_port_has_what_was_left_of_its_limit() {
     let marks = Arc::new(Mutex::new(Vec::new()));
     let sink = marks.clone();
     let mut restored = TracePort::restore(
+        100,
         Box::new(move |mark| sink.lock().unwrap().push(mark)),
         &state,
     );
@@ -51,4 +52,22 @@ fn a_restored_port_has_what_was_left_of_its_limit() {
     restored.write(0, &[3, 4]);
     assert_eq!(*marks.lock().unwrap(), [3]);
     assert_eq!(restored.dropped(), 1);
+}
+
+#[test]
+fn no_state_allows_more_marks_than_there_may_be() {
+    let state = TraceState {
+        limit: u64::MAX,
+        written: 0,
+    };
+    let marks = Arc::new(Mutex::new(Vec::new()));
+    let sink = marks.clone();
+    let mut restored = TracePort::restore(
+        3,
+        Box::new(move |mark| sink.lock().unwrap().push(mark)),
+        &state,
+    );
+    restored.write(0, &[1; 100]);
+    assert_eq!(marks.lock().unwrap().len(), 3);
+    assert_eq!(restored.save().limit, 3);
 }
