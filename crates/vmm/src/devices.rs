@@ -260,6 +260,9 @@ impl Devices {
     /// Starts them again. A device that can't start tells its driver.
     pub fn resume(&self) {
         self.each_transport(|transport| transport.resume());
+        if let Some(serial) = &self.serial {
+            lock(serial).repeat();
+        }
     }
 
     /// The state of all devices, which are paused.

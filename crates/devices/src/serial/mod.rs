@@ -124,6 +124,21 @@ impl Serial {
         }
     }
 
+    /// Rings again if there is an interrupt that the guest has not looked at: the
+    /// edge may have been lost with the interrupt controller's old state.
+    pub fn repeat(&self) {
+        let state = self.uart.state();
+        let (enabled, identified) = (state.interrupt_enable, state.interrupt_identification);
+        // Their bits differ from register to register.
+        let received = enabled & 1 != 0 && identified & 4 != 0;
+        let transmitted = enabled & 2 != 0 && identified & 2 != 0;
+        if (received || transmitted)
+            && let Err(error) = self.uart.interrupt_evt().trigger()
+        {
+            tracing::error!(%error, "the serial port's interrupt could not be delivered");
+        }
+    }
+
     /// Readable after the guest read the last received byte.
     pub fn drained(&self) -> &EventFd {
         &self.events.drained

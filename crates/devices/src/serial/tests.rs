@@ -5,8 +5,10 @@ use vmm_sys_util::eventfd::EFD_NONBLOCK;
 
 const DATA: u64 = 0;
 const IER: u64 = 1;
+const IIR: u64 = 2;
 const LSR: u64 = 5;
 const RECEIVED_INTERRUPT: u8 = 1;
+const TRANSMITTED_INTERRUPT: u8 = 2;
 const DATA_READY: u8 = 1;
 const FIFO_BYTES: usize = 64;
 
@@ -109,6 +111,29 @@ fn a_restored_port_has_its_registers_and_its_unread_input() {
     let mut got = [0; 3];
     restored.read(DATA, &mut got);
     assert_eq!(&got, b"ls\n");
+}
+
+#[test]
+fn an_interrupt_that_was_lost_is_raised_again_until_the_guest_looks() {
+    let (mut serial, line, _) = port();
+    let rings = |serial: &Serial| {
+        serial.repeat();
+        line.read().is_ok()
+    };
+    serial.input(b"a");
+    assert!(!rings(&serial), "nobody wants to know");
+    serial.read(DATA, &mut [0]);
+    serial.write(IER, &[RECEIVED_INTERRUPT]);
+    serial.input(b"b");
+    assert!(rings(&serial) && rings(&serial));
+    serial.read(DATA, &mut [0]);
+    assert!(!rings(&serial), "all is read");
+
+    serial.write(IER, &[TRANSMITTED_INTERRUPT]);
+    serial.write(DATA, b"c");
+    assert!(rings(&serial));
+    read(&mut serial, IIR);
+    assert!(!rings(&serial), "the guest has looked");
 }
 
 #[test]
