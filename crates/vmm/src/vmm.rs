@@ -169,7 +169,7 @@ impl Vmm {
         Ok(())
     }
 
-    /// Enters a guest that is held. Only fw_cfg files and generation of this
+    /// Enters a guest that is held, and not paused as well. Only fw_cfg files and generation of this
     /// configuration count: the rest was needed to build the VM.
     pub fn begin(&mut self, config: &VmmConfig) -> Result<(), StartError> {
         self.devices.replace_fw_cfg(fw_cfg_files(config)?)?;
@@ -181,6 +181,10 @@ impl Vmm {
             self.gate = Gate::of(restore);
         }
         self.held = false;
+        // Its devices stand still, too: it enters the guest when it is resumed.
+        if self.paused {
+            return Ok(());
+        }
         self.vcpus.iter().for_each(VcpuThread::resume);
         self.gate.running();
         Ok(())

@@ -358,9 +358,13 @@ fn a_vm_that_is_held_begins_with_the_configuration_it_finds_then() {
     assert!(vmm.is_held() && vmm.is_paused());
     vmm.resume();
     assert_eq!(counter(&vmm), count, "nothing runs before it begins");
+    vmm.pause();
     let mut own = case.config.clone();
     own.fw_cfg[0].contents = FwCfgContents::Text("of this one, and longer".into());
     vmm.begin(&own).unwrap();
+    assert!(!vmm.is_held() && vmm.is_paused());
+    assert_eq!(counter(&vmm), count, "nor while it is paused");
+    vmm.resume();
     counted_beyond(&mut vmm, count);
     vmm.pause();
     let files = vmm.save().unwrap().devices.fw_cfg.files;

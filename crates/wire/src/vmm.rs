@@ -426,7 +426,8 @@ pub enum ControlRequest {
     Resume,
     /// Let a VM that is held ([`Restore::hold`]) begin. Its configuration is
     /// read once more, from the file the VMM was started with: fw_cfg files
-    /// and generation are taken from it, all else stays.
+    /// and generation are taken from it, all else stays. One that is paused as well
+    /// enters its guest when it is resumed.
     Begin,
     /// End the VM at once. Answered before it ends.
     Stop,
