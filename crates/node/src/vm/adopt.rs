@@ -68,11 +68,13 @@ pub async fn all(
                 continue;
             }
             Ok(_) => {
-                unreadable(settings, registry, &id, &LoadError::Checksum);
+                let pid = alive.remove(&id);
+                unreadable(settings, registry, &id, pid, &LoadError::Checksum).await;
                 continue;
             }
             Err(error) => {
-                unreadable(settings, registry, &id, &error);
+                let pid = alive.remove(&id);
+                unreadable(settings, registry, &id, pid, &error).await;
                 continue;
             }
         };
@@ -90,10 +92,7 @@ pub async fn all(
         }
     }
     for (id, pid) in alive {
-        // An unreadable VM keeps running; it can be removed by force only.
-        if registry.find(&id).is_err() {
-            end_orphan(settings, &id, pid).await;
-        }
+        end_orphan(settings, &id, pid).await;
     }
     let paged = registry.all().into_iter().filter_map(|vm| {
         let paged = vm.view.borrow().paged.clone();
@@ -140,8 +139,20 @@ fn settle(
     tokio::spawn(actor.run());
 }
 
-fn unreadable(settings: &Arc<Settings>, registry: &Arc<Registry>, id: &str, error: &LoadError) {
+/// A VM of which nobody knows what it is made of. It can't go on: its volumes
+/// would be anybody's, and nothing could be asked of it.
+async fn unreadable(
+    settings: &Arc<Settings>,
+    registry: &Arc<Registry>,
+    id: &str,
+    pid: Option<u32>,
+    error: &LoadError,
+) {
     warn!(id, %error, "a VM's record can't be read");
+    if let Some(pid) = pid {
+        warn!(id, pid, "ending the VMM of a VM whose record can't be read");
+        end_vmm(settings, id, pid).await;
+    }
     let record = VmRecord::unreadable(id, error);
     let handle = actor::create(Arc::clone(settings), Arc::clone(registry), record, true);
     let _ = registry.insert(handle);
@@ -225,11 +236,18 @@ async fn end_sleeper(pid: u32, id: &str, settings: &Settings) {
 
 async fn end_orphan(settings: &Settings, id: &str, pid: u32) {
     warn!(id, pid, "ending the VMM of a VM that is not known");
+    if end_vmm(settings, id, pid).await {
+        discard(settings, id, "its VMM was unknown");
+    }
+}
+
+/// Ends a VMM; false if this process is none of this VM's any more.
+async fn end_vmm(settings: &Settings, id: &str, pid: u32) -> bool {
     let Ok(process) = VmmProcess::adopted(pid) else {
-        return;
+        return false;
     };
     if vmm_id(pid, &settings.paths.vms()).as_deref() != Some(id) {
-        return;
+        return false;
     }
     let socket = settings.paths.control_socket(id);
     let stopped = async {
@@ -240,7 +258,7 @@ async fn end_orphan(settings: &Settings, id: &str, pid: u32) {
         process.kill();
         let _ = timeout(STOP_TIME, process.ended()).await;
     }
-    discard(settings, id, "its VMM was unknown");
+    true
 }
 
 impl Actor {

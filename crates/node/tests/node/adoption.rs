@@ -6,7 +6,7 @@ use crate::daemon::{
     vmms,
 };
 use jiffy_wire::agent::ExitStatus;
-use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState};
+use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState, VolumeUse};
 use std::fs;
 use std::time::Duration;
 
@@ -163,6 +163,42 @@ fn a_record_that_can_not_be_read_is_shown_and_can_be_removed() {
         .post(&format!("/v1/vms/{}/start", broken.id), b"")
         .error(ErrorKind::NotFound);
     for vm in [&broken, &newer, &whole] {
+        assert_eq!(daemon.delete(&format!("/v1/vms/{}", vm.id)).status, 204);
+    }
+    daemon.nothing_left();
+}
+
+#[test]
+fn a_vm_whose_record_can_not_be_read_does_not_run_on_unseen() {
+    let mut daemon = Daemon::start();
+    for name in ["broken", "newer"] {
+        let with_volume = CreateVm {
+            disks: vec![VolumeUse {
+                name: name.into(),
+                size_mib: Some(1),
+                ..VolumeUse::default()
+            }],
+            ..named(name, CreateVm::default())
+        };
+        daemon.run_detached(with_volume).json::<Vm>();
+    }
+    let [broken, newer] = ["broken", "newer"].map(|name| daemon.vm(name));
+    daemon.killed();
+    for (vm, before, after) in [
+        (&broken, "\"broken\"", "\"bloken\""),
+        (&newer, "\"version\":1", "\"version\":2"),
+    ] {
+        let record = daemon.vm_folder(&vm.id).join("vm.json");
+        let text = fs::read_to_string(&record).unwrap();
+        assert!(text.contains(before));
+        fs::write(&record, text.replace(before, after)).unwrap();
+    }
+    daemon.up();
+    assert!(vmms(&daemon.data).is_empty());
+    for vm in [&broken, &newer] {
+        let shown = daemon.vm(&vm.id);
+        assert_eq!((shown.state, shown.pid), (VmState::Exited, None));
+        assert!(!daemon.run_folder(&vm.id).exists());
         assert_eq!(daemon.delete(&format!("/v1/vms/{}", vm.id)).status, 204);
     }
     daemon.nothing_left();
