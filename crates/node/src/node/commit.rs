@@ -8,13 +8,23 @@ use crate::error::{Error, Result};
 use crate::frames::{FrameReader, ReadError};
 use crate::images::Made;
 use crate::vm::VmHandle;
+use crate::vm::record::Spec;
 use crate::vm::timeline::short;
 use jiffy_wire::agent::{CopyFrame, Request, VERSION};
 use jiffy_wire::api::{CommitVm, Committed, ImageSource, RootDisk};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use tokio::io::AsyncWriteExt;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::time::timeout;
 use tracing::info;
+
+/// What an agent has to send the next of a VM's changes: it reads its disk,
+/// which may be a slow one.
+const FRAME_TIME: Duration = Duration::from_secs(60);
+/// What a tar may have beside its files even if there is hardly room for any.
+const HEADERS_MIB: u64 = 16;
 
 impl Node {
     /// Makes an image of a VM's root file system as it is now. Its programs
@@ -66,8 +76,8 @@ impl Node {
 
     /// Writes a VM's changes into a file, as a tar; gives its bytes.
     async fn changes(&self, vm: &VmHandle, socket: &Path, to: &Path) -> Result<u64> {
-        let full = |error: &std::io::Error| Error::io("keep what a VM has changed", to, error);
-        let failed = |why: String| {
+        let full = |error: &io::Error| Error::io("keep what a VM has changed", to, error);
+        let failed = |why: &str| {
             Error::vm_failed(format!(
                 "What the VM {} has changed can't be read: {}.",
                 vm.name,
@@ -77,32 +87,151 @@ impl Node {
         let request = Request::Changes { version: VERSION };
         let stream = agent::ask(socket, &request)
             .await
-            .map_err(|error| failed(error.sentence()))?;
-        let mut frames = FrameReader::new(stream);
+            .map_err(|error| failed(&error.sentence()))?;
         let mut file = tokio::fs::File::create(to)
             .await
             .map_err(|error| full(&error))?;
-        let mut bytes = 0;
-        loop {
-            let frame = frames.next().await.map_err(|error| match error {
-                ReadError::Io(error) => failed(error.to_string()),
-                ReadError::Frame(error) => failed(error.to_string()),
+        let most = most_changes(&vm.spec);
+        let taken = take_changes(stream, &mut file, most, FRAME_TIME).await;
+        taken.map_err(|error| match error {
+            ChangesError::Guest(why) => failed(&why),
+            ChangesError::File(error) => full(&error),
+            ChangesError::TooMuch => failed(&format!("it sends more than {} MiB", most >> 20))
+                .hint(
+                    "It has room for less, but files with holes are sent whole: remove such files.",
+                ),
+        })
+    }
+}
+
+/// Why changes were not taken.
+#[derive(Debug)]
+enum ChangesError {
+    /// The guest, as what follows a colon.
+    Guest(String),
+    /// The file they go into.
+    File(io::Error),
+    /// They have no end.
+    TooMuch,
+}
+
+/// Most bytes that the changes of a VM can be: what there is room for on the
+/// disk that keeps them, or in memory, and what a tar says of files.
+fn most_changes(spec: &Spec) -> u64 {
+    let mib = match &spec.root_disk {
+        Some(RootDisk::Layer { size_mib }) => *size_mib,
+        _ => spec.memory_mib.into(),
+    };
+    (mib + mib / 4 + HEADERS_MIB) << 20
+}
+
+/// Writes what an agent sends into a file, as long as it is no more than that
+/// and it goes on in time; gives its bytes. Whoever is in the guest may be the
+/// agent.
+async fn take_changes(
+    from: impl AsyncRead + Unpin,
+    to: &mut (impl AsyncWrite + Unpin),
+    most: u64,
+    frame_time: Duration,
+) -> std::result::Result<u64, ChangesError> {
+    let guest = |why: &str| ChangesError::Guest(why.to_owned());
+    let mut frames = FrameReader::new(from);
+    let mut bytes = 0;
+    loop {
+        let frame = timeout(frame_time, frames.next())
+            .await
+            .map_err(|_| guest("its agent sends nothing any more"))?
+            .map_err(|error| match error {
+                ReadError::Io(error) => guest(&error.to_string()),
+                ReadError::Frame(error) => guest(&error.to_string()),
             })?;
-            match frame {
-                Some(CopyFrame::Data(data)) => {
-                    bytes += data.len() as u64;
-                    file.write_all(&data).await.map_err(|error| full(&error))?;
+        match frame {
+            Some(CopyFrame::Data(data)) if !data.is_empty() => {
+                bytes += data.len() as u64;
+                if bytes > most {
+                    return Err(ChangesError::TooMuch);
                 }
-                Some(CopyFrame::End) => {
-                    file.flush().await.map_err(|error| full(&error))?;
-                    return Ok(bytes);
-                }
-                Some(CopyFrame::Failed { message }) => return Err(failed(message)),
-                Some(CopyFrame::Entry(_)) => {
-                    return Err(failed("it does not follow the protocol".into()));
-                }
-                None => return Err(failed("the connection to its agent ended".into())),
+                to.write_all(&data).await.map_err(ChangesError::File)?;
             }
+            Some(CopyFrame::End) => {
+                to.flush().await.map_err(ChangesError::File)?;
+                return Ok(bytes);
+            }
+            Some(CopyFrame::Failed { message }) => return Err(ChangesError::Guest(message)),
+            // Data of no bytes would never be too much.
+            Some(CopyFrame::Entry(_) | CopyFrame::Data(_)) => {
+                return Err(guest("it does not follow the protocol"));
+            }
+            None => return Err(guest("the connection to its agent ended")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{frames, spec};
+    use jiffy_wire::api::CreateVm;
+    use tokio::io::duplex;
+
+    /// What is taken of these and then of one of them without end, or of silence.
+    async fn taken(
+        first: &[CopyFrame],
+        forever: Option<CopyFrame>,
+        frame_time: Duration,
+    ) -> (std::result::Result<u64, ChangesError>, usize) {
+        let (mut agent, ours) = duplex(1 << 16);
+        let mut file = Vec::new();
+        let sends = async {
+            for frame in first {
+                frames::write(&mut agent, frame).await.unwrap();
+            }
+            while let Some(frame) = &forever {
+                frames::write(&mut agent, frame).await.unwrap();
+            }
+            std::future::pending().await
+        };
+        let taken = tokio::select! {
+            taken = take_changes(ours, &mut file, 10_000, frame_time) => taken,
+            () = sends => unreachable!(),
+        };
+        (taken, file.len())
+    }
+
+    #[tokio::test]
+    async fn a_guest_sends_its_changes_to_the_end_or_they_are_not_taken() {
+        let data = |bytes| CopyFrame::Data(vec![1; bytes]);
+        let all = [data(6000), data(4000), CopyFrame::End];
+        let (whole, kept) = taken(&all, None, FRAME_TIME).await;
+        assert_eq!((whole.unwrap(), kept), (10_000, 10_000));
+
+        let (without_end, kept) = taken(&[], Some(data(3000)), FRAME_TIME).await;
+        assert!(matches!(without_end, Err(ChangesError::TooMuch)));
+        assert_eq!(kept, 9000);
+
+        for (forever, frame_time, why) in [
+            (None, Duration::from_millis(20), "sends nothing any more"),
+            (Some(data(0)), FRAME_TIME, "protocol"),
+        ] {
+            let (refused, _) = taken(&[data(5)], forever, frame_time).await;
+            let Err(ChangesError::Guest(said)) = refused else {
+                panic!("{refused:?}");
+            };
+            assert!(said.contains(why), "{said}");
+        }
+    }
+
+    #[test]
+    fn changes_fit_where_they_are_kept() {
+        let most = |root_disk| {
+            let wanted = CreateVm {
+                memory_mib: Some(128),
+                root_disk,
+                ..CreateVm::default()
+            };
+            most_changes(&spec::of_base(wanted)) >> 20
+        };
+        assert_eq!(most(None), 176);
+        assert_eq!(most(Some(RootDisk::Layer { size_mib: 4096 })), 5136);
     }
 }
