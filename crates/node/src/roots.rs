@@ -11,14 +11,14 @@
 
 use crate::clock::unix_seconds;
 use crate::error::{Error, Result};
-use crate::snapshots::saved::volume_in;
+use crate::snapshots::saved::{make_volumes, volume_in};
 use crate::vm::record::{Root, Spec};
 use jiffy_ext4::layout::MOST_BYTES;
 use jiffy_wire::api::RootDisk;
 use jiffy_wire::vmm::{Disk, DiskLimit};
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Its name among a VM's volumes.
@@ -53,13 +53,7 @@ pub fn make(folder: &Path, spec: &Spec, image: &Path) -> Result<()> {
     };
     let path = file_in(folder);
     let failed = |error: io::Error| Error::io("make the VM's root disk", &path, &error);
-    if let Some(parent) = path.parent() {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(parent)
-            .map_err(failed)?;
-    }
+    make_volumes(folder).map_err(failed)?;
     let made = match wanted {
         // It lives as long as its VM, at this size: nothing is to be mended
         // from copies, and nothing grows.
@@ -256,6 +250,7 @@ mod tests {
         let image = folder.path().join("image");
         empty(&image, 16 << 20, "x", true).unwrap();
         let vm = folder.path().join("vm");
+        fs::create_dir(&vm).unwrap();
         let clone = make(&vm, &spec(RootDisk::Copy { plainly: false }), &image);
         match clone {
             Ok(()) => fs::remove_file(file_in(&vm)).unwrap(),

@@ -3,7 +3,7 @@
 use super::manifest::Manifest;
 use super::memory::Elsewhere;
 use super::root_tables::RootTables;
-use super::saved::{ROOT, Saved, memory_in, volume_in};
+use super::saved::{ROOT, Saved, make_volumes, memory_in, volume_in};
 use super::{memory, taken};
 use crate::error::{Error, Result};
 use crate::vm::capture::Captured;
@@ -12,7 +12,7 @@ use jiffy_wire::api::MemoryForm;
 use rustix::fs::{CWD, RenameFlags};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -172,20 +172,10 @@ pub fn clone_volumes<'a>(
 ) -> Result<()> {
     for (name, from) in volumes {
         let to = volume_in(folder, name);
-        make_parent(&to).map_err(|error| Error::io("clone a volume", &to, &error))?;
+        make_volumes(folder).map_err(|error| Error::io("clone a volume", &to, &error))?;
         clone_volume(name, from, &to)?;
     }
     Ok(())
-}
-
-fn make_parent(path: &Path) -> io::Result<()> {
-    match path.parent() {
-        Some(parent) => fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(parent),
-        None => Ok(()),
-    }
 }
 
 /// A copy that shares its blocks with the original until one of them changes

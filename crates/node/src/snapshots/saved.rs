@@ -6,7 +6,9 @@ use crate::durable;
 use crate::vm::start::{Handle, SavedRam};
 use jiffy_wire::api::{MemoryForm, Snapshot};
 use jiffy_wire::vmm::Extent;
+use std::fs;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// The root file system's file in such a folder.
@@ -199,9 +201,34 @@ pub fn volume_in(folder: &Path, name: &str) -> PathBuf {
     folder.join("volumes").join(format!("{name}.img"))
 }
 
+/// Makes the folder that [`volume_in`] names files in. The one around it is not
+/// made: if that is gone, its VM was removed just now, and nobody would remove
+/// it again.
+pub fn make_volumes(folder: &Path) -> io::Result<()> {
+    let made = fs::DirBuilder::new()
+        .mode(0o700)
+        .create(folder.join("volumes"));
+    match made {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_removed_vm_gets_no_folder_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let removed = folder.path().join("vm");
+        assert!(make_volumes(&removed).is_err());
+        assert!(!removed.exists());
+        for _ in 0..2 {
+            make_volumes(folder.path()).unwrap();
+        }
+        assert!(volume_in(folder.path(), "data").parent().unwrap().is_dir());
+    }
 
     #[test]
     fn ranges_are_merged_and_bounded() {
