@@ -49,13 +49,26 @@ impl Node {
         let boots = matches!(prepared.beginning, Beginning::Boot);
         // Its snapshot may have been dropped since.
         prepared.standby = standby.filter(|_| !boots);
-        vm.ask(|reply| Command::Start(Box::new(prepared), reply))
-            .await??;
+        self.hand_over(vm, prepared).await?;
         self.settings.goldens.note_run();
         if boots {
             self.settings.goldens.want(vm);
         }
         Ok(())
+    }
+
+    /// Has a VM begin with this. If it does not, the pager need not go on
+    /// serving its memory.
+    pub(super) async fn hand_over(&self, vm: &VmHandle, prepared: Prepared) -> Result<()> {
+        let ticket = prepared.ticket();
+        let begun = vm
+            .ask(|reply| Command::Start(Box::new(prepared), reply))
+            .await
+            .and_then(|begun| begun);
+        if let (Some(ticket), true) = (ticket, begun.is_err()) {
+            self.settings.pager.forget(&vm.id, ticket).await;
+        }
+        begun
     }
 
     /// A VM that boots, or goes on from a golden snapshot.

@@ -10,7 +10,7 @@ use crate::snapshots::draft::Draft;
 use crate::snapshots::saved::Saved;
 use crate::snapshots::{check_processor, remove_whole};
 use crate::vm::record::Root;
-use crate::vm::start::{Beginning, Handle, Prepared, Restoring, SavedRam, volume_disk};
+use crate::vm::start::{Beginning, Handle, Prepared, Restoring, volume_disk};
 use crate::vm::{Command, VmHandle, control, hibernate};
 use jiffy_wire::agent::{Request, Stat, VERSION};
 use jiffy_wire::api::{Hibernated, MemoryForm, Vm, VmState};
@@ -140,10 +140,6 @@ impl Node {
         };
         let disks = self.disks(vm, saved.root(), volume_disks);
         let memory = self.memory_of(vm, &saved, false).await?;
-        let ticket = match &memory {
-            SavedRam::Paged { serving, .. } => Some(serving.ticket),
-            SavedRam::Mapped { .. } => None,
-        };
         let prepared = Prepared {
             kernel: self.kernel_file(&vm.spec.kernel),
             root: Root {
@@ -167,15 +163,7 @@ impl Node {
             lookup_ns,
             ready_ns: monotonic_ns(),
         };
-        let begun = vm
-            .ask(|reply| Command::Start(Box::new(prepared), reply))
-            .await;
-        if let Some(ticket) = ticket
-            && !matches!(begun, Ok(Ok(())))
-        {
-            self.settings.pager.forget(&vm.id, ticket).await;
-        }
-        begun?
+        self.hand_over(vm, prepared).await
     }
 
     /// Wakes a VM that sleeps; it is ready when this returns.

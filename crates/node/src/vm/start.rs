@@ -121,6 +121,17 @@ impl Prepared {
         matches!(&self.beginning, Beginning::Restore(restoring) if restoring.origin.is_none())
     }
 
+    /// For [`crate::pager::Pager::forget`], if the pager serves its memory.
+    pub fn ticket(&self) -> Option<u64> {
+        match &self.beginning {
+            Beginning::Restore(Restoring {
+                memory: SavedRam::Paged { serving, .. },
+                ..
+            }) => Some(serving.ticket),
+            _ => None,
+        }
+    }
+
     /// What to do if the golden snapshot turns out to be none: boot.
     pub fn fallback(&self) -> Option<Prepared> {
         match &self.beginning {

@@ -736,6 +736,24 @@ fn another_pager_takes_over_from_one_that_died() {
 }
 
 #[test]
+fn what_does_not_begin_is_not_served() {
+    // A spare would begin without the VMM's file.
+    let daemon = Daemon::with(&["--spare", "0"]);
+    daemon.run_detached(named("box", counter()));
+    snapshot(&daemon, "box", "one", true).json::<SnapshotMade>();
+    fs::remove_file(daemon.folder.path().join("lib/jiffy-vmm")).unwrap();
+    let error = daemon
+        .run_detached(named("two", from("one")))
+        .error(ErrorKind::Internal);
+    assert!(error.message.contains("jiffy-vmm"), "{}", error.message);
+    assert_eq!(pagers(daemon.folder.path()).len(), 1);
+    assert_eq!(
+        entries(&daemon.folder.path().join("run/pager")),
+        Vec::<String>::new()
+    );
+}
+
+#[test]
 fn optimising_needs_a_recording() {
     let daemon = Daemon::start();
     daemon.run_detached(named("idle", CreateVm::default()));
