@@ -29,6 +29,8 @@ use tracing::{error, info, warn};
 
 /// What a pager has to listen after its start.
 const START_TIME: Duration = Duration::from_secs(10);
+/// What a pager has to end when it is killed.
+const END_TIME: Duration = Duration::from_secs(2);
 /// How often a new pager is knocked at.
 const KNOCK_EVERY: Duration = Duration::from_millis(2);
 /// What a pager has to answer a small question.
@@ -242,7 +244,7 @@ impl Pager {
             }
             Some(pid) => {
                 info!(pid, "pager adopted");
-                self.watch(&mut state, VmmProcess::adopted(pid), pid);
+                self.watch(&mut state, VmmProcess::adopted(pid).map(Arc::new), pid);
             }
             None if !needed => {
                 self.remove_files(|_| false);
@@ -345,12 +347,19 @@ impl Pager {
             return Ok(());
         }
         let pid = self.spawn()?;
-        self.watch(state, VmmProcess::child(pid), pid);
+        let process = VmmProcess::child(pid).map(Arc::new);
+        let spawned = process.as_ref().ok().cloned();
+        self.watch(state, process, pid);
         let until = Instant::now() + START_TIME;
         while self.ping().await.is_none() {
             let died = !is_alive(pid);
             if died || Instant::now() >= until {
                 state.pid = None;
+                // The next one takes its socket: nothing would ever end it.
+                if let Some(process) = spawned {
+                    process.kill();
+                    let _ = timeout(END_TIME, process.ended()).await;
+                }
                 return Err(Error::internal(format!(
                     "The pager {}; {} may say why.",
                     if died {
@@ -402,7 +411,7 @@ impl Pager {
     }
 
     /// Notices its end.
-    fn watch(&self, state: &mut State, process: io::Result<VmmProcess>, pid: u32) {
+    fn watch(&self, state: &mut State, process: io::Result<Arc<VmmProcess>>, pid: u32) {
         state.pid = Some(pid);
         let this = self.this.clone();
         match process {

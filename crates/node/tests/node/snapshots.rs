@@ -11,6 +11,7 @@ use jiffy_wire::timeline::{Timeline, names};
 use std::collections::HashSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -733,6 +734,37 @@ fn another_pager_takes_over_from_one_that_died() {
     eventually("an idle pager ends with its daemon", || {
         pagers(daemon.folder.path()).is_empty()
     });
+}
+
+#[test]
+fn a_pager_that_does_not_listen_is_ended() {
+    let mut daemon = Daemon::prepared(&[]);
+    let lib = daemon.folder.path().join("lib");
+    fs::create_dir(lib.join("real")).unwrap();
+    fs::rename(lib.join("jiffy-pager"), lib.join("real/jiffy-pager")).unwrap();
+    // The first one is deaf.
+    let script = format!(
+        "#!/bin/sh\nif mkdir {0}/once; then while :; do sleep 1; done; fi\n\
+         exec {0}/real/jiffy-pager \"$@\"\n",
+        lib.display()
+    );
+    fs::write(lib.join("jiffy-pager"), script).unwrap();
+    let executable = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(lib.join("jiffy-pager"), executable).unwrap();
+    daemon.up();
+    daemon.run_detached(named("box", counter()));
+    snapshot(&daemon, "box", "one", true).json::<SnapshotMade>();
+    let error = daemon
+        .run_detached(named("two", from("one")))
+        .error(ErrorKind::Internal);
+    assert!(
+        error.message.contains("does not listen"),
+        "{}",
+        error.message
+    );
+    assert!(pagers(daemon.folder.path()).is_empty());
+    daemon.run_detached(named("two", from("one"))).json::<Vm>();
+    assert_eq!(pagers(daemon.folder.path()).len(), 1);
 }
 
 #[test]
