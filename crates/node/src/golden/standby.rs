@@ -109,6 +109,16 @@ impl Standby {
         }
     }
 
+    /// Ends it, but for its folder: that is the one of the VM that has its id by
+    /// now, and begins in another way.
+    pub async fn give_up(mut self) {
+        if let Some(spawned) = self.spawned.take() {
+            spawned.process.kill();
+            spawned.process.ended().await;
+            let _ = fs::remove_dir_all(self.paths.vm_run(&self.id));
+        }
+    }
+
     /// Its process and sockets, for whoever takes it over.
     pub fn into_spawned(mut self) -> Option<Spawned> {
         self.spawned.take()

@@ -47,8 +47,11 @@ impl Node {
             None => self.prepare(vm, received_ns).await?,
         };
         let boots = matches!(prepared.beginning, Beginning::Boot);
-        // Its snapshot may have been dropped since.
-        prepared.standby = standby.filter(|_| !boots);
+        match standby {
+            // Its snapshot was dropped since.
+            Some(standby) if boots => standby.give_up().await,
+            standby => prepared.standby = standby,
+        }
         self.hand_over(vm, prepared).await?;
         self.settings.goldens.note_run();
         if boots {

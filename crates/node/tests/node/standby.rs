@@ -2,10 +2,12 @@
 //! that, and gone when they are of no more use.
 
 use crate::daemon::{Daemon, eventually, id_of, kill, shell, tar_of, vm, vmms};
-use jiffy_wire::api::{CreateVm, Image, Origin, Pruned, Snapshot, Vm};
+use jiffy_wire::api::{CreateVm, Image, NodeInfo, Origin, Pruned, Snapshot, Vm};
 use jiffy_wire::timeline::{Timeline, names};
 use std::fs;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 fn says() -> CreateVm {
     CreateVm {
@@ -113,6 +115,38 @@ fn one_that_died_is_not_missed() {
     );
     assert!(timeline(&daemon, &vm).find(names::VMM_SPAWNED).is_some());
     standby(&daemon);
+}
+
+#[test]
+fn a_run_that_took_it_goes_on_without_its_snapshot() {
+    let daemon = with_standby();
+    let named = |wanted| CreateVm {
+        name: Some("box".into()),
+        ..wanted
+    };
+    // It has ended and can't go before its output is read: until then whoever
+    // wants its name waits.
+    let unread = daemon.run(named(CreateVm {
+        remove: true,
+        ..vm(shell("head -c 4000000 /dev/zero"))
+    }));
+    standby(&daemon);
+    let standbys = || daemon.get("/v1/info").json::<NodeInfo>().standbys;
+    let id = standbys().remove(0);
+    // Its process is there a moment before it can be taken over.
+    thread::sleep(Duration::from_millis(200));
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| run(&daemon, named(says())));
+        eventually("the run has it", || !standbys().contains(&id));
+        daemon.post("/v1/snapshots/prune", b"").json::<Pruned>();
+        drop(unread);
+        let (vm, text) = waiting.join().unwrap();
+        assert_eq!((&vm.id, text), (&id, ",\n".to_owned()));
+        assert_eq!((vm.origin, vm.error), (None, None));
+    });
+    eventually("no VMM is left", || vmms(&daemon.data).is_empty());
+    assert!(daemon.vm_folder(&id).join("vm.json").exists());
+    remove_all(&daemon);
 }
 
 #[test]
