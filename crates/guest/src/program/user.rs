@@ -1,6 +1,9 @@
 //! Looks a user up in the image's /etc/passwd and /etc/group, with the rules
 //! docker users know: a number needs no entry, a name does; supplementary
 //! groups come from /etc/group unless a group was given.
+//!
+//! The largest number is no id: it means "unchanged" to the kernel, and who
+//! asked for it would run as root.
 
 use crate::syscalls::spawn::Ids;
 use alloc::{string::String, vec::Vec};
@@ -32,7 +35,7 @@ pub fn find(wanted: &str, passwd: &str, group: &str) -> Result<User, Unknown> {
         Some((user, group)) => (user, Some(group).filter(|group| !group.is_empty())),
         None => (wanted, None),
     };
-    let number = user.parse::<u32>().ok();
+    let number = id(user);
     let mut entries = passwd.lines().filter_map(PasswdEntry::parse);
     // A name that is all digits is a name first.
     let entry = entries
@@ -59,6 +62,11 @@ pub fn find(wanted: &str, passwd: &str, group: &str) -> Result<User, Unknown> {
     })
 }
 
+/// A number that names a user or group.
+fn id(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|id| *id != u32::MAX)
+}
+
 struct PasswdEntry<'a> {
     name: &'a str,
     uid: u32,
@@ -71,8 +79,8 @@ impl<'a> PasswdEntry<'a> {
     fn parse(line: &'a str) -> Option<PasswdEntry<'a>> {
         let mut fields = line.split(':');
         let name = fields.next().filter(|name| !name.is_empty())?;
-        let uid = fields.nth(1)?.parse().ok()?;
-        let gid = fields.next()?.parse().ok()?;
+        let uid = id(fields.nth(1)?)?;
+        let gid = id(fields.next()?)?;
         let home = fields.nth(1).unwrap_or("");
         Some(PasswdEntry {
             name,
@@ -87,7 +95,7 @@ impl<'a> PasswdEntry<'a> {
 fn parse_group(line: &str) -> Option<(&str, u32, &str)> {
     let mut fields = line.split(':');
     let name = fields.next().filter(|name| !name.is_empty())?;
-    let gid = fields.nth(1)?.parse().ok()?;
+    let gid = id(fields.nth(1)?)?;
     Some((name, gid, fields.next().unwrap_or("")))
 }
 
@@ -97,7 +105,7 @@ fn find_group(wanted: &str, group: &str) -> Result<u32, Unknown> {
         .filter_map(parse_group)
         .find(|(name, ..)| *name == wanted)
         .map(|(_, gid, _)| gid)
-        .or_else(|| wanted.parse().ok())
+        .or_else(|| id(wanted))
         .ok_or_else(|| Unknown::Group(wanted.into()))
 }
 
@@ -199,6 +207,25 @@ mod tests {
     }
 
     #[test]
+    fn the_number_that_means_unchanged_is_nobody() {
+        let unchanged = "4294967295";
+        let user = Err(Unknown::User(unchanged.into()));
+        let group = Err(Unknown::Group(unchanged.into()));
+        assert_eq!(find(unchanged, PASSWD, GROUP), user);
+        assert_eq!(find("web:4294967295", PASSWD, GROUP), group);
+        // Nor do the image's own files make it anybody.
+        let passwd = "a:x:4294967295:0::/:\nb:x:5:4294967295::/:\nweb:x:33:34::/:\n";
+        let groups = "all:x:4294967295:web\n";
+        assert_eq!(find("a", passwd, groups), Err(Unknown::User("a".into())));
+        assert_eq!(find("b", passwd, groups), Err(Unknown::User("b".into())));
+        assert_eq!(
+            find("web:all", passwd, groups),
+            Err(Unknown::Group("all".into()))
+        );
+        assert_eq!(find("web", passwd, groups).unwrap().ids, ids(33, 34, &[]));
+    }
+
+    #[test]
     fn an_empty_home_is_slash() {
         assert_eq!(find("nohome", PASSWD, GROUP).unwrap().home, "/");
     }
@@ -214,7 +241,7 @@ mod tests {
         }
 
         #[test]
-        fn every_listed_user_is_found(uids in proptest::collection::vec(any::<u32>(), 1..20)) {
+        fn every_listed_user_is_found(uids in proptest::collection::vec(0..u32::MAX, 1..20)) {
             let passwd: String = uids.iter().enumerate()
                 .map(|(index, uid)| std::format!("u{index}:x:{uid}:{uid}::/h{index}:\n"))
                 .collect();
