@@ -17,9 +17,21 @@ pub(super) struct Pax {
     pub segments: Vec<Segment>,
     /// An offset whose length is still to come.
     offset: Option<u64>,
+    /// They are for all entries to come.
+    global: bool,
+    /// Bytes of what is kept: headers are limited, their number is not.
+    pub kept: u64,
 }
 
 impl Pax {
+    /// Records of global headers.
+    pub fn global() -> Pax {
+        Pax {
+            global: true,
+            ..Pax::default()
+        }
+    }
+
     pub fn get(&self, key: &[u8]) -> Option<&[u8]> {
         self.values.get(key).map(Vec::as_slice)
     }
@@ -38,11 +50,13 @@ impl Pax {
     }
 
     /// Keeps what an entry may need. The rest is left out: records of a global
-    /// header are looked at again for every entry.
+    /// header are looked at again for every entry. Those are no attributes, which
+    /// nobody writes there, and can't say where holes are.
     fn add(&mut self, key: &[u8], value: &[u8]) -> Option<()> {
         let attribute = key.starts_with(b"SCHILY.xattr.");
         let sparse = key.starts_with(b"GNU.sparse.");
-        if !attribute && !sparse && !USED.contains(&key) {
+        let of_one_entry = (attribute || sparse) && !self.global;
+        if !of_one_entry && !USED.contains(&key) {
             return Some(());
         }
         if !attribute && key != b"GNU.sparse.map" && value.len() > MAX_VALUE {
@@ -50,27 +64,34 @@ impl Pax {
         }
         match key {
             b"GNU.sparse.offset" => self.offset = Some(decimal(value)?),
-            b"GNU.sparse.numbytes" => self.segments.push(Segment {
-                offset: self.offset.take()?,
-                len: decimal(value)?,
-            }),
+            b"GNU.sparse.numbytes" => {
+                self.segments.push(Segment {
+                    offset: self.offset.take()?,
+                    len: decimal(value)?,
+                });
+                self.kept += size_of::<Segment>() as u64;
+            }
             // An empty value takes the key back, as POSIX has it; an empty
             // attribute is an attribute nevertheless.
             _ if value.is_empty() && !attribute => {
-                self.values.remove(key);
+                if let Some(old) = self.values.remove(key) {
+                    self.kept -= (key.len() + old.len()) as u64;
+                }
             }
             _ => {
-                self.values.insert(key.to_vec(), value.to_vec());
+                if let Some(old) = self.values.insert(key.to_vec(), value.to_vec()) {
+                    self.kept -= (key.len() + old.len()) as u64;
+                }
+                self.kept += (key.len() + value.len()) as u64;
             }
         }
         Some(())
     }
 
-    /// These records over those of a global header, which can't say where
-    /// holes are.
+    /// These records over those of a global header.
     pub fn over(mut self, global: &Pax) -> Pax {
         for (key, value) in &global.values {
-            if !self.values.contains_key(key) && !key.starts_with(b"GNU.sparse.") {
+            if !self.values.contains_key(key) {
                 self.values.insert(key.clone(), value.clone());
             }
         }
