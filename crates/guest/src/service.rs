@@ -136,12 +136,13 @@ impl Service {
         }
     }
 
-    /// Notes its end once its output is complete.
-    pub fn settle(&mut self, now: u64, log: &mut Vec<Line>) {
+    /// Notes its end once its output is complete. Programs that are held cannot
+    /// be silent.
+    pub fn settle(&mut self, held: bool, now: u64, log: &mut Vec<Line>) {
         let State::Running { program, since } = &mut self.state else {
             return;
         };
-        let Some(status) = program.finished([true; 2], now) else {
+        let Some(status) = program.finished([!held; 2], now) else {
             return;
         };
         let ran_ns = now.saturating_sub(*since);

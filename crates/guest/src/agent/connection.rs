@@ -336,9 +336,9 @@ impl Connection {
     }
 
     /// Ends an exec whose output is complete, sends what can be sent; true
-    /// once there is nothing left to do.
-    pub fn settle(&mut self, now: u64) -> bool {
-        let room = [self.stream.has_room(); 2];
+    /// once there is nothing left to do. Programs that are held cannot be silent.
+    pub fn settle(&mut self, held: bool, now: u64) -> bool {
+        let room = [self.stream.has_room() && !held; 2];
         if let Work::Exec(program) = &mut self.work
             && let Some(status) = program.finished(room, now)
         {

@@ -513,19 +513,21 @@ impl Agent {
         if self.gate_failed {
             return Some(self.end(Reason::PowerOff));
         }
+        let held = self.hold.is_some();
         let mut lines = Vec::new();
         self.services
             .iter_mut()
-            .for_each(|service| service.settle(now, &mut lines));
+            .for_each(|service| service.settle(held, now, &mut lines));
         self.log_lines(lines);
-        if self.first.as_mut().is_some_and(|first| first.settle(now)) {
+        let first = self.first.as_mut();
+        if first.is_some_and(|first| first.settle(held, now)) {
             self.options.trace.mark(MARK_COMMAND_DONE);
         }
         // After the first command was started, before the host hears its end.
         kmsg::report(&mut self.milestones, &mut self.options.report);
         let mut index = 0;
         while index < self.connections.len() {
-            if self.connections[index].settle(now) {
+            if self.connections[index].settle(held, now) {
                 let id = self.connections[index].id();
                 self.drop_connection(index, now);
                 // Its peer went before it heard that all is still.

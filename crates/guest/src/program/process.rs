@@ -6,13 +6,13 @@
 use super::prepare::{Prepared, reason};
 use crate::poll::{Channel, PollSet, Token};
 use crate::syscalls;
-use alloc::{collections::VecDeque, format};
+use alloc::{collections::VecDeque, format, vec::Vec};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, Ordering};
 use jiffy_wire::agent::{
     Command, ExecInput, ExitStatus, StartError, StartFailure, Stream, WindowSize,
 };
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
@@ -46,8 +46,9 @@ pub struct Program {
     /// to look again, and the pause after that.
     unplugged: Option<u64>,
     pause_ns: u64,
-    /// Since when nothing was read although it was polled for.
-    quiet_since: u64,
+    /// Since when nothing was read although it was polled for; none while it
+    /// is not.
+    quiet_since: Option<u64>,
 }
 
 /// What a read gave.
@@ -110,7 +111,7 @@ impl Program {
             exit: None,
             unplugged: None,
             pause_ns: FIRST_PAUSE_NS,
-            quiet_since: 0,
+            quiet_since: None,
         })
     }
 
@@ -239,7 +240,7 @@ impl Program {
         let Some(fd) = end else { return Output::Closed };
         match rustix::io::read(&*fd, space) {
             Ok((bytes, _)) if !bytes.is_empty() => {
-                self.quiet_since = now;
+                self.quiet_since = Some(now);
                 return Output::Data(bytes);
             }
             Ok(_) => {}
@@ -262,7 +263,7 @@ impl Program {
     pub fn reaped(&mut self, status: ExitStatus, now: u64) {
         self.exit = Some(status);
         self.unplugged = None;
-        self.quiet_since = now;
+        self.quiet_since = Some(now);
         self.stdin = None;
         self.input.clear();
     }
@@ -274,28 +275,45 @@ impl Program {
             self.unplugged = None;
         }
         let exit = self.exit?;
-        let stuck = (self.stdout.is_some() && !room[0]) || (self.stderr.is_some() && !room[1]);
-        if stuck {
-            self.quiet_since = now;
-        }
-        if self.is_silent() && !stuck || now.saturating_sub(self.quiet_since) >= QUIET_AFTER_EXIT_NS
-        {
-            self.stdout = None;
-            self.stderr = None;
+        if self.stdout.is_none() && self.stderr.is_none() {
             return Some(exit);
         }
-        None
+        let stuck = (self.stdout.is_some() && !room[0]) || (self.stderr.is_some() && !room[1]);
+        if stuck {
+            self.quiet_since = None;
+            return None;
+        }
+        let since = *self.quiet_since.get_or_insert(now);
+        if now.saturating_sub(since) < QUIET_AFTER_EXIT_NS {
+            return None;
+        }
+        // The owner may be late itself, and not have looked since.
+        if self.has_output() {
+            self.quiet_since = Some(now);
+            return None;
+        }
+        self.stdout = None;
+        self.stderr = None;
+        Some(exit)
     }
 
-    fn is_silent(&self) -> bool {
-        self.stdout.is_none() && self.stderr.is_none()
+    fn has_output(&self) -> bool {
+        let open = [&self.stdout, &self.stderr].into_iter().flatten();
+        let mut open: Vec<_> = open.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        let at_once = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        poll(&mut open, Some(&at_once)).is_ok()
+            && open.iter().any(|it| it.revents().contains(PollFlags::IN))
     }
 
     /// When [`Self::finished`] is worth asking again.
     pub fn deadline(&self) -> Option<u64> {
-        self.exit
-            .map(|_| self.quiet_since + QUIET_AFTER_EXIT_NS)
-            .or(self.unplugged)
+        match self.exit {
+            Some(_) => Some(self.quiet_since? + QUIET_AFTER_EXIT_NS),
+            None => self.unplugged,
+        }
     }
 }
 
@@ -358,5 +376,86 @@ pub fn exit_status(status: rustix::process::WaitStatus) -> Option<ExitStatus> {
         (Some(code), _) => Some(ExitStatus::Code(code)),
         (None, Some(signal)) => Some(ExitStatus::Signal(signal)),
         (None, None) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::pipe::{PipeFlags, pipe_with};
+
+    const END: ExitStatus = ExitStatus::Code(0);
+    const QUIET: u64 = QUIET_AFTER_EXIT_NS;
+
+    /// A program that has ended at 0, and the pipe that another process still
+    /// holds open.
+    fn ended() -> (Program, OwnedFd) {
+        let (stdout, held) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let mut program = Program {
+            pid: rustix::process::getpid(),
+            terminal: false,
+            stdin: None,
+            input: VecDeque::new(),
+            input_ends: false,
+            stdout: Some(stdout),
+            stderr: None,
+            exit: None,
+            unplugged: None,
+            pause_ns: FIRST_PAUSE_NS,
+            quiet_since: None,
+        };
+        program.reaped(END, 0);
+        (program, held)
+    }
+
+    fn read(program: &mut Program, now: u64) -> usize {
+        let mut space = [MaybeUninit::uninit(); 16];
+        match program.read(Stream::Stdout, &mut space, now) {
+            Output::Data(bytes) => bytes.len(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn silence_ends_it_although_somebody_holds_its_pipe() {
+        let (mut program, _held) = ended();
+        assert_eq!(program.finished([true; 2], 0), None);
+        assert_eq!(program.finished([true; 2], QUIET - 1), None);
+        assert_eq!(program.deadline(), Some(QUIET));
+        assert_eq!(program.finished([true; 2], QUIET), Some(END));
+    }
+
+    #[test]
+    fn what_stands_in_its_pipe_is_read_however_slow_the_reader() {
+        let (mut program, held) = ended();
+        rustix::io::write(&held, b"rest").unwrap();
+        assert_eq!(program.finished([false; 2], 0), None);
+        // Only now is there room again.
+        assert_eq!(program.finished([true; 2], QUIET), None);
+        assert_eq!(read(&mut program, QUIET), 4);
+        assert_eq!(program.finished([true; 2], QUIET + 1), None);
+        assert_eq!(program.finished([true; 2], 2 * QUIET + 1), Some(END));
+    }
+
+    #[test]
+    fn what_stands_in_its_pipe_is_read_however_late_the_owner() {
+        let (mut program, held) = ended();
+        assert_eq!(program.finished([true; 2], 0), None);
+        rustix::io::write(&held, b"rest").unwrap();
+        assert_eq!(program.finished([true; 2], 10 * QUIET), None);
+        assert_eq!(read(&mut program, 10 * QUIET), 4);
+    }
+
+    #[test]
+    fn time_in_which_nobody_polls_is_no_silence() {
+        let (mut program, held) = ended();
+        assert_eq!(program.finished([true; 2], 0), None);
+        assert_eq!(program.finished([false; 2], QUIET / 2), None);
+        assert_eq!(program.finished([false; 2], 9 * QUIET), None);
+        // Whoever holds the pipe has its time from here on.
+        assert_eq!(program.finished([true; 2], 20 * QUIET), None);
+        assert_eq!(program.finished([true; 2], 21 * QUIET - 1), None);
+        rustix::io::write(&held, b"late").unwrap();
+        assert_eq!(read(&mut program, 21 * QUIET - 1), 4);
     }
 }

@@ -185,8 +185,9 @@ impl First {
     }
 
     /// Notes its end once its output is complete; true when that happens.
-    pub fn settle(&mut self, now: u64) -> bool {
-        let room = self.room();
+    /// Programs that are held cannot be silent.
+    pub fn settle(&mut self, held: bool, now: u64) -> bool {
+        let room = self.room().map(|room| room && !held);
         if let State::Running(program) = &mut self.state
             && let Some(status) = program.finished(room, now)
         {
