@@ -329,6 +329,30 @@ fn the_kernel_s_files_leave_with_their_content() {
 }
 
 #[test]
+fn the_kernel_s_attributes_are_as_long_as_they_are() {
+    let agent = Agent::start();
+    // It says a page.
+    let attribute = "/sys/class/net/lo/address";
+    let entries = fetch(&agent, attribute).unwrap();
+    assert_eq!(entries[0].1, fs::read(attribute).unwrap());
+    assert_eq!(entries[0].0.kind, CopyKind::File(entries[0].1.len() as u64));
+}
+
+#[test]
+fn the_kernel_s_files_do_not_leave_empty_when_they_cannot_be_read() {
+    let agent = Agent::start();
+    // It says nothing, and has eight bytes for each page of address space.
+    let message = fetch(&agent, "/proc/self/pagemap").unwrap_err();
+    assert!(message.contains("more than"), "{message}");
+    // The first page is never mapped.
+    let message = fetch(&agent, "/proc/self/mem").unwrap_err();
+    assert!(message.starts_with("/proc/self/mem: "), "{message}");
+    // Those that are in a tree do not stop it.
+    let entries = fetch(&agent, "/proc/self/attr").unwrap();
+    assert!(entries.len() > 1);
+}
+
+#[test]
 fn a_folder_is_recognised_by_its_dot() {
     let agent = Agent::start();
     let folder = format!("{}/.", agent.folder.path().display());

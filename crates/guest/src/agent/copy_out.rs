@@ -72,9 +72,10 @@ impl Pipe {
 
 /// The deepest tree sent; one descriptor is open for each level.
 const DEEPEST: usize = 256;
-/// Files that say they are empty may be the kernel's and have content; so much
-/// of it is looked for.
+/// The kernel's files say that they are empty, or a page, and have what they
+/// have; so much of it is looked for.
 const KERNEL_FILE: usize = 1024 * 1024;
+const PAGE: u64 = 4096;
 
 /// Why a copy stopped.
 enum Stop {
@@ -204,8 +205,18 @@ fn send_file(pipe: &mut Pipe, file: &OwnedFd, whole: &str, path: &str) -> Result
         return Err(Stop::Failed(format!("{whole} changed while it was copied")));
     }
     let size = status.st_size as u64;
-    if size == 0 {
-        let content = files::read_all(file, KERNEL_FILE).unwrap_or_default();
+    if size <= PAGE {
+        let content = match files::read_all(file, KERNEL_FILE) {
+            Ok(content) => content,
+            Err(Errno::FBIG) => {
+                return Err(Stop::Failed(format!(
+                    "{whole} says that it has {size} bytes and has more than {KERNEL_FILE}: a program can read it"
+                )));
+            }
+            // Some of the kernel's can't be read; a tree of them goes on.
+            Err(_) if size == 0 && !path.is_empty() => Vec::new(),
+            Err(error) => return Err(failed(error)),
+        };
         let kind = CopyKind::File(content.len() as u64);
         pipe.send(&CopyFrame::Entry(entry(&status, path, kind)))?;
         for piece in content.chunks(MAX_DATA) {
