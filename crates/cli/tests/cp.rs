@@ -395,7 +395,7 @@ fn a_tree_goes_in() {
     assert_eq!(
         shown(&kept.lock().unwrap()),
         [
-            " Folder 750 0",
+            "tree Folder 750 0",
             "a-link Symlink(\"nowhere\") 777 0",
             "b Folder 755 0",
             "b/big File(100000) 600 0",
@@ -408,7 +408,7 @@ fn a_tree_goes_in() {
         node.lines(),
         [
             "POST /v1/vms/web/copy-out?path=%2Froot%2F.",
-            "POST /v1/vms/web/copy-in?path=%2Froot%2Ftree"
+            "POST /v1/vms/web/copy-in?path=%2Froot"
         ]
     );
 }
@@ -435,12 +435,13 @@ fn where_it_goes_in_the_vm() {
     };
     let (line, first, said) = case("f", "web:/root/");
     assert_eq!(said, "");
-    assert_eq!(line, "POST /v1/vms/web/copy-in?path=%2Froot%2Ff");
+    // The name goes beside the folder, so that what has that name in it already
+    // is not followed, should it be a link.
+    assert_eq!(line, "POST /v1/vms/web/copy-in?path=%2Froot%2F");
+    assert!(first.unwrap().starts_with("f File(1)"));
+    let (line, first, _) = case("f", "web:/new");
+    assert_eq!(line, "POST /v1/vms/web/copy-in?path=%2Fnew");
     assert!(first.unwrap().starts_with(" File(1)"));
-    assert_eq!(
-        case("f", "web:/new").0,
-        "POST /v1/vms/web/copy-in?path=%2Fnew"
-    );
     let (line, first, said) = case(".", "web:/root");
     assert_eq!(said, "");
     assert_eq!(line, "POST /v1/vms/web/copy-in?path=%2Froot");

@@ -233,6 +233,33 @@ fn a_link_that_was_there_is_not_entered() {
 }
 
 #[test]
+fn a_link_in_the_named_folder_is_not_entered() {
+    let agent = Agent::start();
+    let (outside, target) = (agent.path("outside"), agent.path("target"));
+    fs::create_dir(&outside).unwrap();
+    fs::create_dir(&target).unwrap();
+    symlink(&outside, target.join("site")).unwrap();
+    let mut frames = vec![entry("site", CopyKind::Folder)];
+    frames.extend(file("x", b"!"));
+    let message = refused(&agent, &target, frames);
+    assert!(
+        message.contains("target/site: something there is not a folder"),
+        "{message}"
+    );
+    assert!(names(&outside).is_empty());
+    // A file or a link takes its place.
+    assert_eq!(send(&agent, &target, file("site", b"new")).error, None);
+    assert_eq!(fs::read(target.join("site")).unwrap(), b"new");
+    // The folder itself may be a link: the user named it.
+    let way = agent.path("way");
+    symlink(&target, &way).unwrap();
+    let mut frames = vec![entry("other", CopyKind::Folder)];
+    frames.extend(file("x", b"1"));
+    assert_eq!(send(&agent, &way, frames).error, None);
+    assert_eq!(fs::read(target.join("other/x")).unwrap(), b"1");
+}
+
+#[test]
 fn a_broken_copy_leaves_no_half_of_a_file() {
     let agent = Agent::start();
     let folder = agent.path("f");

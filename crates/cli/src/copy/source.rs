@@ -12,12 +12,14 @@ use std::path::{Path, PathBuf};
 /// Sends `root` and all below it, without the end. Sockets, pipes and devices
 /// are left out; each gives a note.
 ///
+/// `name` is what the root will be called in a folder that exists, or empty.
 /// `as_root` replaces the facts of the root: for the contents of a folder that
 /// go into one that exists and must not change.
 pub async fn send_tree(
     frames: &mut FrameWriter,
     root: &Path,
     keep_owners: bool,
+    name: &str,
     as_root: Option<CopyEntry>,
     mut note: impl FnMut(&str),
 ) -> Result<()> {
@@ -38,7 +40,10 @@ pub async fn send_tree(
         let entry = match &as_root {
             Some(entry) if inside.is_empty() => entry.clone(),
             _ => CopyEntry {
-                path: inside,
+                path: match inside.is_empty() {
+                    true => name.to_owned(),
+                    false => inside,
+                },
                 mode: facts.mode() & 0o7777,
                 uid: if keep_owners { facts.uid() } else { 0 },
                 gid: if keep_owners { facts.gid() } else { 0 },

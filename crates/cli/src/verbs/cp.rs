@@ -110,12 +110,10 @@ async fn send_here(
         name => name.and_then(|name| name.to_str()),
     };
     let folder = folder_in(client, vm, destination).await?;
-    let (target, as_root) = match (folder, name) {
-        (Some(_), Some(name)) => (
-            format!("{}/{name}", destination.trim_end_matches('/')),
-            None,
-        ),
-        (Some(folder), None) if facts.is_dir() => (destination.to_owned(), Some(folder)),
+    let (name, as_root) = match (folder, name) {
+        // Not one path: the guest follows links in what the user wrote only.
+        (Some(_), Some(name)) => (name, None),
+        (Some(folder), None) if facts.is_dir() => ("", Some(folder)),
         (Some(_), None) => {
             return Err(Failure::new(format!(
                 "{} has no name to give it in {vm}:{destination}",
@@ -127,7 +125,7 @@ async fn send_here(
                 "there is no folder {destination} in {vm}"
             )));
         }
-        (None, _) => (destination.to_owned(), None),
+        (None, _) => ("", None),
     };
     let here = match facts.is_dir() {
         // Read through the link, if it is one.
@@ -135,10 +133,10 @@ async fn send_here(
         false => here.to_owned(),
     };
     let mut notes = 0u32;
-    let Upgraded { frames, .. } = copy_in(client, vm, &target).await?;
+    let Upgraded { frames, .. } = copy_in(client, vm, destination).await?;
     let (mut reader, mut writer) = (frames.reader, frames.writer);
     let sending = async {
-        send_tree(&mut writer, &here, archive, as_root, |note| {
+        send_tree(&mut writer, &here, archive, name, as_root, |note| {
             notes += 1;
             report(note, None);
         })

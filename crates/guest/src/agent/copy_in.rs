@@ -135,10 +135,21 @@ impl Target {
         let existing = fs::stat(self.path.as_str()).ok();
         let is_folder = existing
             .is_some_and(|status| FileType::from_raw_mode(status.st_mode) == FileType::Directory);
+        let entry = CopyEntry {
+            path: String::new(),
+            ..entry
+        };
         if is_folder && !given.is_empty() {
+            // The folder may be reached by a link, as the user named it. What
+            // has the given name in it may be anybody's.
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let folder = fs::open(self.path.as_str(), flags, Mode::empty())
+                .map_err(|error| self.failure("", error))?;
             let base = self.path.trim_end_matches('/');
             self.path = format!("{base}/{given}");
-        } else if is_folder && entry.kind != CopyKind::Folder {
+            return self.make(Some(folder), &given, entry);
+        }
+        if is_folder && entry.kind != CopyKind::Folder {
             return Err(format!(
                 "{} is a folder: give the name of the new file",
                 self.path
@@ -151,14 +162,7 @@ impl Target {
             path => path,
         };
         let path = path.to_string();
-        self.make(
-            None,
-            &path,
-            CopyEntry {
-                path: String::new(),
-                ..entry
-            },
-        )
+        self.make(None, &path, entry)
     }
 
     fn make(
@@ -321,7 +325,7 @@ fn temporary_name(name: &str) -> String {
 }
 
 /// Opens a folder, made when missing. A link there is not followed, except for
-/// the copy's own target, which the user named.
+/// the copy's own target, if the user named all of it.
 fn enter_folder(at: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> {
     match fs::mkdirat(at, name, Mode::from_raw_mode(0o700)) {
         Ok(()) | Err(Errno::EXIST) => {}
