@@ -15,6 +15,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -50,10 +51,15 @@ pub fn run(
             std::thread::spawn(move || copy_out(which, source, &output, &over))
         })
         .collect();
-    let pid = child.id();
-    std::thread::spawn(move || feed(receiver, started.input, pid));
+    let group = Group {
+        pid: child.id(),
+        ended: Arc::default(),
+    };
+    let ended = Arc::clone(&group.ended);
+    std::thread::spawn(move || feed(receiver, started.input, &group));
 
     let status = child.wait()?;
+    ended.store(true, Ordering::SeqCst);
     drop(runs);
     for copy in copies {
         let _ = copy.join();
@@ -194,8 +200,23 @@ enum Input {
     Terminal(File),
 }
 
+/// A program with its children. Once it has ended they are left alone: they
+/// may be servers it was to start, or its number another's.
+struct Group {
+    pid: u32,
+    ended: Arc<AtomicBool>,
+}
+
+impl Group {
+    fn signal(&self, signal: i32) {
+        if !self.ended.load(Ordering::SeqCst) {
+            signal_group(self.pid, signal);
+        }
+    }
+}
+
 /// Passes input, signals and sizes on until the host goes away.
-fn feed(mut receiver: Receiver<TcpStream>, mut input: Input, pid: u32) {
+fn feed(mut receiver: Receiver<TcpStream>, mut input: Input, group: &Group) {
     while let Ok(Some(message)) = receiver.receive::<ExecInput>() {
         match message {
             ExecInput::Stdin(data) => {
@@ -215,7 +236,7 @@ fn feed(mut receiver: Receiver<TcpStream>, mut input: Input, pid: u32) {
                 }
                 _ => input = Input::None,
             },
-            ExecInput::Signal(signal) => signal_group(pid, signal),
+            ExecInput::Signal(signal) => group.signal(signal),
             ExecInput::Resize(size) => {
                 if let Input::Terminal(terminal) = &input {
                     resize(terminal, size);
@@ -223,8 +244,8 @@ fn feed(mut receiver: Receiver<TcpStream>, mut input: Input, pid: u32) {
             }
         }
     }
-    // The host is gone, or the program has ended and this changes nothing.
-    signal_group(pid, libc::SIGHUP);
+    // The host is gone, or the program has ended.
+    group.signal(libc::SIGHUP);
 }
 
 #[allow(unsafe_code)]
@@ -360,6 +381,35 @@ fn on_terminal(mut process: std::process::Command, size: WindowSize) -> io::Resu
 mod tests {
     use super::*;
     use std::net::TcpListener;
+
+    /// As a shell would leave it running whose end is no terminal's.
+    #[test]
+    fn what_a_program_leaves_in_the_background_goes_on() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let host = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let stream = listener.accept().unwrap().0;
+        let script = "sleep 1000 >/dev/null 2>&1 & echo $!";
+        let command = Command {
+            argv: ["sh", "-c", script].map(String::from).to_vec(),
+            ..Command::default()
+        };
+        let receiver = Receiver::new(stream.try_clone().unwrap());
+        run(receiver, stream, &command, false).unwrap();
+        let mut receiver = Receiver::new(host);
+        let mut left = String::new();
+        while let Some(message) = receiver.receive::<ExecOutput>().unwrap() {
+            if let ExecOutput::Output { data, .. } = message {
+                left.push_str(&String::from_utf8(data).unwrap());
+            }
+        }
+        // The connection is closed, which the thread that reads it sees now.
+        std::thread::sleep(Duration::from_millis(300));
+        let left = left.trim();
+        let stat = std::fs::read_to_string(format!("/proc/{left}/stat")).unwrap_or_default();
+        let pid = rustix::process::Pid::from_raw(left.parse().unwrap()).unwrap();
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        assert!(!stat.is_empty() && !stat.contains(") Z "), "{stat:?}");
+    }
 
     /// The host may be slow to take output: what was written before the end is
     /// delivered when the time for more has long passed.
