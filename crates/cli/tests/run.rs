@@ -611,6 +611,22 @@ fn a_timeline_can_be_a_trace_of_a_vm_that_is_removed() {
 }
 
 #[test]
+fn a_timeline_that_cannot_be_written_changes_nothing_else() {
+    let node = with_timeline();
+    let output = node
+        .jiffy()
+        .args(["run", "--timeline=json:/no/such/x", "--format", "json", "x"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    let told = "jiffy: the timeline can't be written to /no/such/x: No such file or directory\n";
+    assert_eq!(stderr(&output), told);
+    let shown: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(shown["stdout"], "answer\n");
+    assert_eq!(shown["status"], 0);
+}
+
+#[test]
 fn json_collects_the_output() {
     let node = ends_with(9);
     let output = node

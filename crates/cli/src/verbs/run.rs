@@ -336,8 +336,10 @@ async fn finish(
     timeline: Option<(&TimelineOutput, Timeline)>,
     result: &Result<Outcome>,
 ) -> Result<()> {
-    if let Some((shown, timeline)) = &timeline {
-        super::timeline::write(timeline, shown)?;
+    if let Some((shown, timeline)) = &timeline
+        && let Err(failure) = super::timeline::write(timeline, shown)
+    {
+        failure.report();
     }
     let Some(output) = output else { return Ok(()) };
     let vm = tokio::time::timeout(LAST_WORDS, client.post::<Vm>(&path(id, "/wait"))).await;
