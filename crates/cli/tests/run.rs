@@ -154,6 +154,29 @@ fn an_idle_stdin_does_not_hold_the_end_up() {
 }
 
 #[test]
+fn an_endless_stdin_does_not_hold_the_end_up() {
+    let node = FakeNode::playing(|peer| {
+        let _ = peer.receive::<ExecInput>();
+        peer.exit(3);
+    });
+    // Whether it hears the end before it finds that nobody reads is chance.
+    for _ in 0..20 {
+        let mut child = node
+            .jiffy()
+            .args(["exec", "web", "head", "-c1"])
+            .stdin(std::fs::File::open("/dev/zero").unwrap())
+            .spawn()
+            .unwrap();
+        let mut status = None;
+        eventually("it ends", || {
+            status = child.try_wait().unwrap();
+            status.is_some()
+        });
+        assert_eq!(status.unwrap().code(), Some(3));
+    }
+}
+
+#[test]
 fn signals_reach_the_command() {
     for signal in [
         Signal::TERM,

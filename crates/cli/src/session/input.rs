@@ -85,6 +85,9 @@ impl<'a> Input<'a> {
             self.resize();
         }
         loop {
+            // Where stdin is always ready and the node has hung up, nothing below
+            // ever waits, and its last words would not be heard.
+            tokio::task::coop::consume_budget().await;
             // One full frame waits at most, so that back-pressure reaches stdin.
             let hungry = self.sent == self.unsent.len() && !self.closed;
             let event = tokio::select! {
