@@ -331,6 +331,73 @@ fn a_signal_overtakes_stdin_that_nobody_reads() {
 }
 
 #[test]
+fn an_exec_whose_stdin_nobody_reads_is_left_at_a_signal() {
+    let (over, is_over) = mpsc::channel::<()>();
+    let is_over = std::sync::Mutex::new(is_over);
+    let node = FakeNode::playing(move |peer| {
+        peer.output(Stream::Stdout, b"ready\n");
+        let _ = is_over.lock().unwrap().recv();
+    });
+    let mut child = node
+        .jiffy()
+        .args(["exec", "web", "sleep", "1000"])
+        .stdin(std::fs::File::open("/dev/zero").unwrap())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ready = [0; 6];
+    child
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut ready)
+        .unwrap();
+    // The first may find room, and wait in the connection for ever.
+    let mut status = None;
+    eventually("it ends", || {
+        let _ = kill_process(pid(&child), Signal::TERM);
+        std::thread::sleep(Duration::from_millis(300));
+        status = child.try_wait().unwrap();
+        status.is_some()
+    });
+    assert_eq!(status.unwrap().code(), Some(143));
+    assert_eq!(node.lines(), ["POST /v1/vms/web/exec"]);
+    drop(over);
+}
+
+#[test]
+fn an_exec_that_is_only_slow_to_read_stdin_gets_the_signal() {
+    let (sent, is_sent) = mpsc::channel::<()>();
+    let is_sent = std::sync::Mutex::new(is_sent);
+    let node = FakeNode::playing(move |peer| {
+        peer.output(Stream::Stdout, b"ready\n");
+        is_sent.lock().unwrap().recv().unwrap();
+        let signal = peer.signal();
+        peer.exit(signal);
+    });
+    let mut child = node
+        .jiffy()
+        .args(["exec", "web", "dd"])
+        .stdin(std::fs::File::open("/dev/zero").unwrap())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ready = [0; 6];
+    child
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut ready)
+        .unwrap();
+    // By now the connection is full.
+    std::thread::sleep(Duration::from_millis(300));
+    kill_process(pid(&child), Signal::USR1).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    sent.send(()).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(10));
+}
+
+#[test]
 fn a_command_that_cannot_start_is_named() {
     for (kind, code) in [
         (StartFailure::NotFound, 127),
@@ -464,6 +531,50 @@ fn a_reader_that_leaves_gives_the_command_a_broken_pipe() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(128 + 13));
     assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn a_broken_pipe_overtakes_stdin_that_nobody_reads() {
+    let (told, hears) = mpsc::channel::<()>();
+    let (told, hears) = (std::sync::Mutex::new(told), std::sync::Mutex::new(hears));
+    let node = FakeNode::new(move |request, peer| {
+        if is_session(request) {
+            peer.upgrade();
+            // As `yes` does: writes for ever, and reads nothing.
+            let hears = hears.lock().unwrap();
+            while hears.try_recv().is_err() {
+                peer.output(Stream::Stdout, b"y\n");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            peer.send(&ExecOutput::Exited(ExitStatus::Signal(13)));
+            let _ = hears.recv_timeout(Duration::from_secs(5));
+        } else {
+            let _ = told.lock().unwrap().send(());
+            peer.json(200, &vm());
+        }
+    });
+    let mut child = node
+        .jiffy()
+        .args(["run", "yes"])
+        .stdin(std::fs::File::open("/dev/zero").unwrap())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = [0; 2];
+    child.stdout.take().unwrap().read_exact(&mut first).unwrap();
+    let mut status = None;
+    eventually("it ends", || {
+        status = child.try_wait().unwrap();
+        status.is_some()
+    });
+    assert_eq!(status.unwrap().code(), Some(128 + 13));
+    assert_eq!(
+        node.lines(),
+        [
+            "POST /v1/run".to_owned(),
+            format!("POST /v1/vms/{VM_ID}/kill?signal=13")
+        ]
+    );
 }
 
 #[test]

@@ -13,7 +13,8 @@ use std::io;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// A second Ctrl-C within this time gives up on the command.
+/// A second Ctrl-C within this time gives up on the command, and so does a
+/// signal that has no way past stdin for as long.
 const IMPATIENCE: Duration = Duration::from_secs(1);
 /// Ctrl-P Ctrl-Q, as in docker.
 const DETACH_KEYS: [u8; 2] = [0x10, 0x11];
@@ -23,7 +24,7 @@ const DETACH_KEYS: [u8; 2] = [0x10, 0x11];
 pub enum Left {
     /// By the detach keys.
     Detached,
-    /// By this signal, twice.
+    /// By this signal, twice or when it could not be sent.
     GaveUp(i32),
 }
 
@@ -58,6 +59,10 @@ pub struct Input<'a> {
     /// The node reads no more; what it has to say comes by the other way.
     closed: bool,
     last_interrupt: Option<Instant>,
+    /// A signal behind stdin that may never be read, and when to give up.
+    waiting: Option<(i32, Instant)>,
+    /// Some of stdin was sent; nobody knows how much of it was read.
+    stdin_sent: bool,
     keys: Keys,
 }
 
@@ -74,6 +79,8 @@ impl<'a> Input<'a> {
             sent: 0,
             closed: false,
             last_interrupt: None,
+            waiting: None,
+            stdin_sent: false,
         }
     }
 
@@ -94,6 +101,7 @@ impl<'a> Input<'a> {
                 biased;
                 signal = self.signals.next() => Event::Signal(signal),
                 () = reader_gone.notified() => Event::ReaderGone,
+                signal = overdue(self.waiting) => return Ok(Left::GaveUp(signal)),
                 sent = self.frames.send_some(&self.unsent[self.sent..]),
                     if self.sent < self.unsent.len() => Event::Sent(sent),
                 read = read(&mut self.stdin, &mut buffer), if hungry => Event::Stdin(read),
@@ -105,7 +113,7 @@ impl<'a> Input<'a> {
                     }
                 }
                 // What the command would have got as the writer of that pipe.
-                Event::ReaderGone => self.queue(&ExecInput::Signal(signals::PIPE)),
+                Event::ReaderGone => self.send_signal(signals::PIPE),
                 Event::Sent(Ok(count)) if count > 0 => self.sent(count),
                 Event::Sent(_) => self.close(),
                 Event::Stdin(Ok(0)) => {
@@ -117,6 +125,7 @@ impl<'a> Input<'a> {
                     if self.options.detach_keys && self.keys.detach(typed) {
                         return Ok(Left::Detached);
                     }
+                    self.stdin_sent = true;
                     self.queue(&ExecInput::Stdin(typed.to_vec()));
                 }
                 Event::Stdin(Err(error)) => {
@@ -155,16 +164,25 @@ impl<'a> Input<'a> {
 
     fn send_signal(&mut self, signal: i32) {
         let stuck = self.sent < self.unsent.len();
+        // That one comes once, and early: what will be stuck may be on its way.
+        let stuck_soon = signal == signals::PIPE && self.stdin_sent;
         match self.options.vm {
             // Behind stdin that nobody reads, it would never arrive.
-            Some(vm) if stuck => {
+            Some(vm) if stuck || stuck_soon => {
                 let client = self.options.client.clone();
                 let path = format!("/v1/vms/{}/kill?signal={signal}", encoded(vm));
                 tokio::spawn(async move {
                     let _ = client.post::<Vm>(&path).await;
                 });
             }
-            _ => self.queue(&ExecInput::Signal(signal)),
+            vm => {
+                self.queue(&ExecInput::Signal(signal));
+                // There is no other way: the end of the connection says it, too.
+                if vm.is_none() && stuck {
+                    self.waiting
+                        .get_or_insert((signal, Instant::now() + IMPATIENCE));
+                }
+            }
         }
     }
 
@@ -188,11 +206,13 @@ impl<'a> Input<'a> {
         if self.sent == self.unsent.len() {
             self.unsent.clear();
             self.sent = 0;
+            self.waiting = None;
         }
     }
 
     fn close(&mut self) {
         self.closed = true;
+        self.waiting = None;
         self.unsent.clear();
         self.sent = 0;
     }
@@ -203,6 +223,17 @@ enum Event {
     ReaderGone,
     Sent(io::Result<usize>),
     Stdin(io::Result<usize>),
+}
+
+/// The signal that waits, once it has waited long enough.
+async fn overdue(waiting: Option<(i32, Instant)>) -> i32 {
+    match waiting {
+        Some((signal, until)) => {
+            tokio::time::sleep_until(until.into()).await;
+            signal
+        }
+        None => pending().await,
+    }
 }
 
 /// Waits for ever when there is no stdin.
