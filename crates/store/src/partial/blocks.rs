@@ -25,8 +25,9 @@ const ROUNDS: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(100);
 /// Said of an origin whose bytes do not have the image's hash.
 const WRONG: &str = "it gave bytes that are not the image's";
-/// Times a read begins anew because others have dropped its blocks.
-const TRIES: u32 = 16;
+/// Times a read begins anew because others have dropped its blocks, and a whole image is
+/// checked anew because a part of it was wrong.
+pub(crate) const TRIES: u32 = 16;
 
 /// The file of a partial image, and who has the rest. Used by many threads.
 pub struct PartialFile {
@@ -40,6 +41,7 @@ pub struct PartialFile {
     /// while some are dropped: nobody reads a hole for a block.
     gate: RwLock<()>,
     fetched: AtomicU64,
+    rejected: AtomicU64,
     whole: AtomicBool,
 }
 
@@ -102,6 +104,7 @@ impl PartialFile {
             landed: Condvar::new(),
             gate: RwLock::default(),
             fetched: AtomicU64::new(0),
+            rejected: AtomicU64::new(0),
             whole: AtomicBool::new(false),
         })
     }
@@ -190,14 +193,26 @@ impl PartialFile {
     /// Drops what is here of these bytes: they are not the image's.
     pub(crate) fn reject(&self, bytes: &Range<u64>) {
         let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
+        self.rejected.fetch_add(1, Ordering::Relaxed);
         let blocks = self.blocks(bytes);
         // If the map's file cannot be written, the hash tells again later.
         let _ = self.map.clear(blocks.clone());
         let _ = punch(&self.file, &self.bytes_of(&blocks));
     }
 
+    /// How often something was found wrong. Waits until nothing is being fetched: if
+    /// all is here, what is found from then on stays unless this grows.
+    pub(crate) fn rejections(&self) -> u64 {
+        let flights = lock(&self.flights);
+        let none = self
+            .landed
+            .wait_while(flights, |flights| !flights.is_empty());
+        drop(none.unwrap_or_else(PoisonError::into_inner));
+        self.rejected.load(Ordering::Relaxed)
+    }
+
     /// Fetches bytes anew, from one origin after the other, until `right` says
-    /// yes to them; only those are kept.
+    /// yes to them; only those are kept, and what is in the same blocks.
     pub(crate) fn replace(
         &self,
         bytes: &Range<u64>,
@@ -205,6 +220,12 @@ impl PartialFile {
     ) -> Result<(), Missing> {
         let blocks = self.blocks(bytes);
         let around = self.bytes_of(&blocks);
+        if bytes.start < around.start || bytes.end > around.end {
+            return Err(Missing {
+                bytes: bytes.clone(),
+                tried: "they came with the image's tables, and are not the image's".into(),
+            });
+        }
         let wanted = (bytes.start - around.start) as usize..(bytes.end - around.start) as usize;
         self.ask(&around, &mut |given| {
             if !right(&given[wanted.clone()]) {

@@ -68,6 +68,11 @@ pub fn create(path: &Path, length: u64, tail: &[u8], id: ImageId) -> Result<(), 
                 what: "its manifest is not that of the image that was asked for",
             }));
         }
+        // A sparse file without its map would be taken for the whole image.
+        map.sync().map_err(|source| WriteError::Target {
+            path: map.path().to_owned(),
+            source,
+        })?;
         temporary.commit(Existing::Keep)
     };
     let written = written();

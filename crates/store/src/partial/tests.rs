@@ -315,6 +315,57 @@ fn readers_and_lies_at_the_same_time_end_with_the_truth() {
     image.verify().unwrap();
 }
 
+/// A block that is fetched anew for one chunk has others, too.
+#[test]
+fn what_came_along_with_a_mended_chunk_is_checked_as_well() {
+    let pair = Pair::new(&many(120), &small());
+    let whole = ImageReader::open(&pair.folder.file("whole")).unwrap();
+    let place = |index| whole.stored_range(index).unwrap().unwrap();
+    let (one, other) = (place(0), place(1));
+    let count = AtomicUsize::new(0);
+    let origin = Scripted::new("changeable", pair.whole.clone(), move |range, mut bytes| {
+        let wrong = match count.fetch_add(1, Ordering::SeqCst) {
+            0 => &other,
+            1 => &one,
+            _ => return Ok(bytes),
+        };
+        bytes[(wrong.start - range.start) as usize] ^= 1;
+        Ok(bytes)
+    });
+    let image = pair.open(std::slice::from_ref(&origin)).unwrap();
+    image.complete().unwrap();
+    assert!(origin.asked().len() > 2, "both were found");
+    assert_eq!(fs::read(pair.path()).unwrap(), pair.whole);
+}
+
+#[test]
+fn wrong_chunks_that_come_with_the_tables_are_refused() {
+    let pair = Pair::new(&many(120), &small());
+    let whole = ImageReader::open(&pair.folder.file("whole")).unwrap();
+    let last = (0..whole.chunks())
+        .filter_map(|index| Some((index, whole.stored_range(index).unwrap()?)))
+        .max_by_key(|(_, place)| place.start);
+    let (last, place) = last.unwrap();
+    // All of the chunk, or its end only.
+    for start in [place.start, place.start + 1] {
+        let mut tail = pair.whole[start as usize..].to_vec();
+        tail[(place.end - start) as usize - 1] ^= 1;
+        let path = pair.path().with_extension(start.to_string());
+        create(&path, pair.whole.len() as u64, &tail, whole.id()).unwrap();
+        let honest = Scripted::honest(&pair.whole) as Arc<dyn Origin>;
+        let image = ImageReader::open_with(
+            &path,
+            &Opening {
+                origins: &|_, _| vec![honest.clone()],
+                ..Opening::default()
+            },
+        )
+        .unwrap();
+        let error = read(&image, last).unwrap_err();
+        assert!(sentence(&error).contains("tables"), "{error}");
+    }
+}
+
 /// Chunks lie across blocks: what one gave for one block says nothing of what
 /// it gave for the next.
 #[test]

@@ -5,7 +5,7 @@ use super::{ImageReader, Opening, manifest_id};
 use crate::codec::Decoder;
 use crate::error::{Fault, ImageError};
 use crate::format::{Entry, Footer, Kind, content_hash};
-use crate::partial::blocks::{FETCH_MAX, PartialFile};
+use crate::partial::blocks::{FETCH_MAX, Missing, PartialFile, TRIES};
 use crate::partial::{Origin, map_path};
 use crate::presence::{PresenceFault, PresenceMap};
 use std::fs::OpenOptions;
@@ -190,13 +190,30 @@ impl ImageReader {
             }
             outcome
         })?;
-        self.verify()?;
+        self.verify_all(partial)?;
         partial.finish().map_err(|source| {
             self.failed(Fault::Map {
                 path: map_path(&self.path),
                 why: source.to_string(),
             })
         })
+    }
+
+    /// As [`verify`](ImageReader::verify), until a pass finds nothing wrong: a chunk that
+    /// is fetched anew brings others of its block along, which were right before.
+    fn verify_all(&self, partial: &PartialFile) -> Result<(), ImageError> {
+        for _ in 0..TRIES {
+            let before = partial.rejections();
+            self.verify()?;
+            if partial.rejections() == before {
+                return Ok(());
+            }
+        }
+        let missing = Missing {
+            bytes: partial.bytes_of(&partial.all_blocks()),
+            tried: "a part of them is wrong again and again".into(),
+        };
+        Err(self.failed(missing.into()))
     }
 
     pub(super) fn check_hash(
