@@ -169,8 +169,8 @@ impl Vmm {
         Ok(())
     }
 
-    /// Enters a guest that is held, and not paused as well. Only fw_cfg files and generation of this
-    /// configuration count: the rest was needed to build the VM.
+    /// Enters a guest that is held, unless it is paused as well. Only fw_cfg files and
+    /// generation of this configuration count: the rest was needed to build the VM.
     pub fn begin(&mut self, config: &VmmConfig) -> Result<(), StartError> {
         self.devices.replace_fw_cfg(fw_cfg_files(config)?)?;
         if let Some(restore) = &config.restore {
