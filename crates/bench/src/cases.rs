@@ -38,6 +38,8 @@ pub const RUN_GOLDEN: &str = "run/golden/answer";
 pub const RESTORE_128: &str = "restore/mapped/128/visible";
 /// The same with four times the RAM.
 pub const RESTORE_512: &str = "restore/mapped/512/visible";
+/// The same with 32 times the RAM.
+pub const RESTORE_4096: &str = "restore/mapped/4096/visible";
 /// The same as for 128 MiB by a monitor that was spawned before, from when it
 /// is told what it is until its vCPUs go on: what the node does when it has a
 /// spare.
@@ -356,7 +358,7 @@ fn restore_cases(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result
         // On one processor a busy parent would take half of its child's time.
         let initramfs = if name == FORK { INITRAMFS } else { BEATING };
         // A peer restores a VM with a serial port and no more.
-        let devices = match [RESTORE_128, RESTORE_512].contains(&name) {
+        let devices = match [RESTORE_128, RESTORE_512, RESTORE_4096].contains(&name) {
             true => vmm_config(BASE_KERNEL),
             false => usual(BASE_KERNEL),
         };
@@ -378,6 +380,10 @@ fn restore_cases(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result
             spare: false,
         })?,
         case(RESTORE_512, 512, |config| Kind::Restore {
+            config,
+            spare: false,
+        })?,
+        case(RESTORE_4096, 4096, |config| Kind::Restore {
             config,
             spare: false,
         })?,
