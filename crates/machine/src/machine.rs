@@ -8,9 +8,8 @@ use crate::options::{Accelerator, Options, Size};
 use crate::protocol::Ready;
 use crate::qemu::Setup;
 use crate::qmp::Control;
-use jiffy_sys::locked::Locked;
+use jiffy_sys::locked::{self, Locked};
 use serde::{Deserialize, Serialize};
-use std::fs::OpenOptions;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
@@ -394,16 +393,10 @@ impl Machine {
 
     /// Held while the machine is started, stopped or removed.
     fn lock(&self) -> Result<Locked, MachineError> {
-        use std::os::unix::fs::OpenOptionsExt;
         instance::private_folder(&self.data_folder())?;
         instance::private_folder(&self.run_folder())?;
         let path = self.data_folder().join("lock");
-        OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .mode(0o600)
-            .open(&path)
+        locked::open(&path)
             .and_then(Locked::exclusive)
             .map_err(|error| MachineError::file(&path, error))
     }

@@ -12,10 +12,10 @@
 use crate::error::Result;
 use crate::lock::{is_at, open_locked};
 use crate::{Client, Descriptor, Digest, Progress, Reference, RegistryError, parallel};
-use jiffy_sys::locked::Locked;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use jiffy_sys::locked::{self, Locked};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// A folder of blobs named by their digests, `blobs/sha256/HEX`, as in an OCI layout.
@@ -170,13 +170,8 @@ impl BlobFolder {
 
     fn lock(&self) -> Result<(PathBuf, File)> {
         let path = self.root.join("lock");
-        let lock = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)
-            .map_err(|error| RegistryError::file("open", &path, error))?;
+        let lock =
+            locked::open(&path).map_err(|error| RegistryError::file("open", &path, error))?;
         Ok((path, lock))
     }
 

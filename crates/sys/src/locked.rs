@@ -6,9 +6,11 @@
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Deref;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
 /// A locked file. The lock ends when this is dropped, whoever else has the file.
 #[derive(Debug)]
@@ -67,6 +69,16 @@ impl Drop for Locked {
             let _ = flock(&self.file, FlockOperation::Unlock);
         }
     }
+}
+
+/// Opens a file that is there to be locked, and made if it is not.
+pub fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
 }
 
 /// Locks a file until its last holder closes it; false if somebody has it locked.

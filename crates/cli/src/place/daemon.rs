@@ -3,7 +3,7 @@
 use super::folders::Folders;
 use super::wait::read_until;
 use crate::failure::{Failure, Result, reason};
-use jiffy_sys::locked::Locked;
+use jiffy_sys::locked::{self, Locked};
 use jiffy_sys::spawn::{Detached, spawn_detached};
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::ffi::OsStr;
@@ -114,12 +114,7 @@ fn spawn_lock(folders: &Folders) -> Result<Locked> {
     let path = folders.run.join("jiffyd.start");
     let failed =
         |error: io::Error| Failure::io(format_args!("{} can't be locked", path.display()), error);
-    OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .mode(0o600)
-        .open(&path)
+    locked::open(&path)
         .and_then(Locked::exclusive)
         .map_err(failed)
 }
