@@ -16,6 +16,13 @@ fn pid(child: &Child) -> Pid {
     Pid::from_child(child)
 }
 
+/// Reads what the command says first.
+fn until_ready(child: &mut Child) {
+    let mut ready = [0; 6];
+    let stdout = child.stdout.as_mut().unwrap();
+    stdout.read_exact(&mut ready).unwrap();
+}
+
 fn ends_with(code: i32) -> FakeNode {
     FakeNode::playing(move |peer| {
         peer.send(&ExecOutput::Started { pid: 7 });
@@ -198,13 +205,7 @@ fn signals_reach_the_command() {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut ready = [0; 6];
-        child
-            .stdout
-            .as_mut()
-            .unwrap()
-            .read_exact(&mut ready)
-            .unwrap();
+        until_ready(&mut child);
         kill_process(pid(&child), signal).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(128 + number));
     }
@@ -234,13 +235,7 @@ fn interrupted_twice(node: &FakeNode, arguments: &[&str]) -> Option<i32> {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let mut ready = [0; 6];
-    child
-        .stdout
-        .as_mut()
-        .unwrap()
-        .read_exact(&mut ready)
-        .unwrap();
+    until_ready(&mut child);
     kill_process(pid(&child), Signal::INT).unwrap();
     std::thread::sleep(Duration::from_millis(100));
     assert!(child.try_wait().unwrap().is_none(), "once is not enough");
@@ -307,13 +302,7 @@ fn a_signal_overtakes_stdin_that_nobody_reads() {
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
     std::thread::spawn(move || while stdin.write_all(&[0; 65536]).is_ok() {});
-    let mut ready = [0; 6];
-    child
-        .stdout
-        .as_mut()
-        .unwrap()
-        .read_exact(&mut ready)
-        .unwrap();
+    until_ready(&mut child);
     // As long as the connection is not full, it is the signal's way, too.
     let mut line = None;
     eventually("a signal takes the other way", || {
@@ -345,13 +334,7 @@ fn an_exec_whose_stdin_nobody_reads_is_left_at_a_signal() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut ready = [0; 6];
-    child
-        .stdout
-        .as_mut()
-        .unwrap()
-        .read_exact(&mut ready)
-        .unwrap();
+    until_ready(&mut child);
     // The first may find room, and wait in the connection for ever.
     let mut status = None;
     eventually("it ends", || {
@@ -382,13 +365,7 @@ fn an_exec_that_is_only_slow_to_read_stdin_gets_the_signal() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut ready = [0; 6];
-    child
-        .stdout
-        .as_mut()
-        .unwrap()
-        .read_exact(&mut ready)
-        .unwrap();
+    until_ready(&mut child);
     // By now the connection is full.
     std::thread::sleep(Duration::from_millis(300));
     kill_process(pid(&child), Signal::USR1).unwrap();
@@ -841,13 +818,7 @@ fn a_killed_jiffy_leaves_the_connection_closed() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut ready = [0; 6];
-    child
-        .stdout
-        .as_mut()
-        .unwrap()
-        .read_exact(&mut ready)
-        .unwrap();
+    until_ready(&mut child);
     child.kill().unwrap();
     child.wait().unwrap();
     hears.recv_timeout(PATIENCE).unwrap();
