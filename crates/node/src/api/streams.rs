@@ -23,7 +23,6 @@ use jiffy_wire::agent::{self as wire, CopyDone, CopyFrame, ExecOutput, VERSION};
 use jiffy_wire::api::{NoCommand, RunVm, VM_ID_HEADER, VmState};
 use jiffy_wire::frame;
 use serde::Deserialize;
-use std::io::Cursor as Kept;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -189,7 +188,7 @@ where
         Err(error) => return tracing::warn!(%error, "a client's connection can't be watched"),
     };
     let (from, to) = tokio::io::split(stream);
-    let from = Kept::new(client.read_buf).chain(from);
+    let from = (&client.read_buf[..]).chain(from);
     proxy::run::<T>(tokio::io::join(from, to), peer, agent, why_ended(vm)).await;
 }
 
