@@ -5,6 +5,7 @@ use super::seen::Output;
 use super::{Running, event_spans, kvm_counters, now_ns, remove_socket};
 use crate::plan::{Lazily, Sample, VSOCK};
 use anyhow::{Context, Result, bail};
+use jiffy_store::write_raw;
 use jiffy_sys::ahead;
 use jiffy_sys::fds::send_with_fds;
 use jiffy_testkit::monitor::{self, Captured};
@@ -75,7 +76,7 @@ impl Stage {
         };
         huge_tmpfs(SNAPSHOT)?;
         fs::write(STATE, contents(state)?)?;
-        copy_sparse(&File::from(ram.try_clone()?), Path::new(RAM))?;
+        write_raw(Path::new(RAM), &File::from(ram.try_clone()?))?;
         // As the node does for golden snapshots: what the parent writes when
         // it goes on, its children will write too.
         let prefault = written(&config)?;
@@ -368,22 +369,5 @@ pub fn huge_tmpfs(folder: &str) -> Result<()> {
         rustix::mount::MountFlags::empty(),
         options,
     )?;
-    Ok(())
-}
-
-/// Copies all that is not zero.
-fn copy_sparse(from: &File, to: &Path) -> Result<()> {
-    const BLOCK: usize = 2 << 20;
-    let size = from.metadata()?.len();
-    let target = File::create(to)?;
-    target.set_len(size)?;
-    let mut block = vec![0; BLOCK];
-    for at in (0..size).step_by(BLOCK) {
-        let length = BLOCK.min((size - at) as usize);
-        from.read_exact_at(&mut block[..length], at)?;
-        if block[..length].iter().any(|byte| *byte != 0) {
-            target.write_all_at(&block[..length], at)?;
-        }
-    }
     Ok(())
 }
