@@ -8,6 +8,7 @@
 //! * [`trace`]: the port on which guest code marks events.
 //! * [`power`]: reset and power off.
 //! * [`rtc`]: the PC's clock.
+//! * [`write_log`]: pages of guest memory that they have written.
 
 pub mod bus;
 pub mod fw_cfg;
@@ -17,6 +18,7 @@ pub mod rtc;
 pub mod serial;
 pub mod trace;
 pub mod virtio;
+pub mod write_log;
 
 /// Guest RAM as every device sees it.
-pub type GuestMemory = vm_memory::GuestMemoryMmap<()>;
+pub type GuestMemory = vm_memory::GuestMemoryMmap<write_log::WriteLog>;

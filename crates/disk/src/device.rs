@@ -3,6 +3,7 @@
 use jiffy_devices::GuestMemory;
 use jiffy_devices::virtio::block::{Backend, Chain, Executor};
 use jiffy_devices::virtio::signal::driver_wants_interrupt;
+use jiffy_devices::write_log::WriteLog;
 use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,7 +44,7 @@ impl Disk {
     }
 
     /// Answers all there is in a queue.
-    fn serve(&self, vring: &VringMutex, thread: usize) -> io::Result<()> {
+    fn serve(&self, vring: &VringMutex<SharedMemory>, thread: usize) -> io::Result<()> {
         let Some(executor) = self.executors.get(thread) else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
@@ -96,8 +97,8 @@ fn executor(backend: &Backend, write_through: bool) -> Executor {
 }
 
 impl VhostUserBackend for Disk {
-    type Bitmap = ();
-    type Vring = VringMutex;
+    type Bitmap = WriteLog;
+    type Vring = VringMutex<SharedMemory>;
 
     fn num_queues(&self) -> usize {
         self.executors.len()
@@ -156,7 +157,7 @@ impl VhostUserBackend for Disk {
         &self,
         _event: u16,
         events: EventSet,
-        vrings: &[VringMutex],
+        vrings: &[VringMutex<SharedMemory>],
         thread: usize,
     ) -> io::Result<()> {
         let [vring] = vrings else {

@@ -341,6 +341,14 @@ impl Vmm {
         Capture::new(&state, frozen, pause_ns)
     }
 
+    /// Once it has been captured again and again: has KVM log what its guest writes,
+    /// while that runs, so that the next captures are shorter.
+    pub fn prepare_captures(&mut self) {
+        if !self.is_paused() && self.ending.is_none() && self.ram.wants_log() {
+            self.ram.keep_log(&self.vm);
+        }
+    }
+
     /// KVM's counters, summed over the vCPUs and the VM.
     pub fn stats(&self) -> Result<BTreeMap<String, u64>, std::io::Error> {
         let mut sums = BTreeMap::new();

@@ -66,6 +66,8 @@ pub fn watch(
             if stop {
                 return stopped("over the control socket");
             }
+            // Who asked has the answer by now.
+            vmm.prepare_captures();
         }
     }
 }

@@ -1,9 +1,11 @@
 //! Guests on a real KVM. Marked `#[ignore]` because a development host may
 //! have none; `make test` runs them in the machine.
 
+use jiffy_sys::pagemap::Pagemap;
 use jiffy_sys::termination::TerminationFd;
 use jiffy_vmm::capture::Capture;
 use jiffy_vmm::control::ControlSocket;
+use jiffy_vmm::memory::{GuestRam, layers};
 use jiffy_vmm::sandbox::Sandbox;
 use jiffy_vmm::vcpu::exit::Ending;
 use jiffy_vmm::watch::watch;
@@ -19,7 +21,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
 const TEST_KERNEL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/testkernel"));
 /// Where the test kernel counts.
@@ -305,7 +307,6 @@ fn a_vm_without_any_device_is_settled_when_it_runs() {
             std::process::abort();
         }
     });
-    vmm.settle().unwrap();
     drop(settled);
     counted_beyond(&mut vmm, 0);
 }
@@ -513,6 +514,60 @@ fn forks_of_forks_count_on_apart_from_another() {
         let count = counter(vmm);
         counted_beyond(vmm, count);
     }
+}
+
+#[test]
+#[ignore = "needs a real KVM"]
+fn a_guest_that_is_captured_again_and_again_is_captured_whole_each_time() {
+    let mut case = Case::new("quiet count");
+    with_every_device(&mut case);
+    let mut vmm = case.start();
+    for round in 0..12 {
+        let count = counter(&vmm);
+        counted_beyond(&mut vmm, count);
+        let by_monitor = GuestAddress(0x100_0000 + round % 3 * 4096);
+        vmm.ram().memory().write_obj(round, by_monitor).unwrap();
+        let capture = vmm.capture(false).unwrap();
+        let files = capture.layers.iter();
+        let child = GuestRam::from_layers(
+            layers::assemble(
+                files.map(|file| file.try_clone().unwrap()).collect(),
+                Some(serde_json::from_slice(&contents(&capture.layout)).unwrap()),
+                vmm.ram().size(),
+            )
+            .unwrap(),
+            vmm.ram().size(),
+        )
+        .unwrap();
+        assert_eq!(differing_pages(vmm.ram(), &child), [0_u64; 0]);
+        // What is copied stays this process's own from the third capture on: those
+        // after it go by KVM's log.
+        assert_eq!(own_pages(vmm.ram()) > 0, round >= 2, "capture {round}");
+        assert!(capture.copied_bytes < 1 << 20, "{}", capture.copied_bytes);
+        vmm.resume();
+        vmm.prepare_captures();
+        assert!(!vmm.ram().wants_log());
+    }
+}
+
+fn differing_pages(one: &GuestRam, other: &GuestRam) -> Vec<u64> {
+    let page = |ram: &GuestRam, at| {
+        let mut bytes = [0; 4096];
+        ram.memory()
+            .read_slice(&mut bytes, GuestAddress(at))
+            .unwrap();
+        bytes
+    };
+    let mut all = (0..one.size()).step_by(4096).collect::<Vec<_>>();
+    all.retain(|at| page(one, *at) != page(other, *at));
+    all
+}
+
+fn own_pages(ram: &GuestRam) -> usize {
+    let region = ram.memory().iter().next().unwrap();
+    let start = region.as_ptr() as u64;
+    let pages = Pagemap::open().unwrap();
+    pages.own_pages(start..start + ram.size()).unwrap().len()
 }
 
 #[test]

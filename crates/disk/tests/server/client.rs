@@ -230,7 +230,7 @@ impl Guest {
         let features = monitor.greet();
         let memory_file = memfd::create("guest", MEMORY, Pages::Small).unwrap();
         let (kick, call) = (EventFd::new(0).unwrap(), EventFd::new(0).unwrap());
-        let region = GuestRegionMmap::<()>::from_range(
+        let region = GuestRegionMmap::from_range(
             GuestAddress(0),
             MEMORY as usize,
             Some(FileOffset::new(memory_file.try_clone().unwrap(), 0)),

@@ -1,9 +1,9 @@
 //! Freezing RAM: its files never change again, the VM goes on in private pages.
 
 use super::layers::{Layer, Segment, coarsen, union, visible, without_hidden};
-use super::{Backing, GuestRam, Mapped, MemoryError, whole};
+use super::release::RELEASES_MAX;
+use super::{Backing, GuestRam, Mapped, MemoryError};
 use jiffy_sys::memfd::{self, Pages};
-use jiffy_sys::pagemap::Pagemap;
 use jiffy_wire::vmm::{Extent, MemoryLayout};
 use std::fs::File;
 use std::io;
@@ -53,11 +53,14 @@ impl GuestRam {
             seal(&file).map_err(MemoryError::Freeze)?;
         }
         if private {
-            let written = self.written().map_err(MemoryError::Written)?;
+            let written = self
+                .find_written(&mut backing)
+                .map_err(MemoryError::Written)?;
             if !written.is_empty() || !backing.released.is_empty() {
                 copied = self.put_on_top(&mut backing, &written)?;
             }
         }
+        backing.tracking.frozen();
         Ok(Frozen {
             files: backing
                 .layers
@@ -77,13 +80,26 @@ impl GuestRam {
 
     /// Makes what was written and released a layer. The bytes that were copied.
     fn put_on_top(&self, backing: &mut Backing, written: &[Extent]) -> Result<u64, MemoryError> {
-        let keep = match backing.layers.len() {
-            ..=LAYERS_MAX => backing.layers.len(),
-            _ => 1,
-        };
+        let few = backing.layers.len() <= LAYERS_MAX && backing.cuts < RELEASES_MAX;
+        let keep = if few { backing.layers.len() } else { 1 };
         let (layer, copied) = self
             .copy(&backing.layers, keep, written, &backing.released)
             .map_err(MemoryError::Freeze)?;
+        // The bytes are the same before and after: if this ends half way, the
+        // VM has lost nothing but the tracking of what it wrote, so it is told.
+        let by_log = few && backing.tracking.is_by_log();
+        let in_place = match by_log {
+            true => &backing.released,
+            false => &layer.covers,
+        };
+        for extent in in_place {
+            self.map_over(*extent, Some(&layer.file))
+                .map_err(MemoryError::Freeze)?;
+        }
+        backing.cuts = match by_log {
+            true => backing.cuts + backing.released.len(),
+            false => 0,
+        };
         let mut layers = std::mem::take(&mut backing.layers);
         layers.truncate(keep);
         layers.push(layer);
@@ -93,35 +109,8 @@ impl GuestRam {
         Ok(copied)
     }
 
-    /// The ranges of RAM this process has written since the last freeze, or
-    /// since it mapped what was frozen elsewhere. All of it, before the first.
-    pub fn written(&self) -> io::Result<Vec<Extent>> {
-        // Opened for each question: at every boot, for hardly any VM is ever
-        // asked, it would be the most expensive file of all.
-        let pagemap = Pagemap::open().map_err(|error| {
-            io::Error::new(
-                error.kind(),
-                format!(
-                    "/proc/self/pagemap, which tells what was written, can't be opened: {error}"
-                ),
-            )
-        })?;
-        let mut written = Vec::new();
-        for (address, offset, length) in self.host_parts(whole(self.size)) {
-            let start = address as u64;
-            for range in pagemap.own_pages(start..start + length)? {
-                written.push(Extent {
-                    offset: offset + (range.start - start),
-                    length: range.end - range.start,
-                });
-            }
-        }
-        Ok(written)
-    }
-
-    /// A new layer, mapped in place, of what was written and released, and of
-    /// all old layers but the first `keep`. Also says how many bytes went into
-    /// it.
+    /// A new layer of what was written and released, and of all old layers but the
+    /// first `keep`. Also says how many bytes went into it.
     fn copy(
         &self,
         old: &[Layer],
@@ -156,11 +145,6 @@ impl GuestRam {
             self.write_out(&file, *extent)?;
         }
         seal(&file)?;
-        // The bytes are the same before and after: if this ends half way, the
-        // VM has lost nothing but the tracking of what it wrote, so it is told.
-        for extent in &covers {
-            self.map_over(*extent, Some(&file))?;
-        }
         Ok((Layer { file, covers }, copied))
     }
 
@@ -205,7 +189,9 @@ fn seal(file: &File) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout;
     use crate::memory::layers::{PAGE, assemble};
+    use crate::memory::release::RELEASE_MIN;
     use jiffy_devices::virtio::balloon::Reclaim;
     use jiffy_wire::vmm::{Memory, PageSize};
     use proptest::prelude::*;
@@ -412,9 +398,78 @@ mod tests {
     }
 
     #[test]
+    fn with_a_log_pages_stay_and_only_what_is_written_again_is_copied() {
+        let parent = ram(3100);
+        let high = layout::HIGH_RAM / PAGE + 8;
+        for round in 0..3 {
+            assert_eq!(parent.wants_log(), round > 1);
+            write(&parent, 5, round);
+            write(&parent, high, round);
+            parent.freeze().unwrap();
+        }
+        parent.keep_log_of_monitor();
+        assert!(!parent.wants_log());
+        let mut before = parent.freeze().unwrap().files.len();
+        for round in 10..20 {
+            write(&parent, 5, round);
+            assert_eq!(parent.written().unwrap().len(), 1);
+            assert_eq!(parent.written().unwrap().len(), 1, "asking changes nothing");
+            if round > 14 {
+                write(&parent, high, round);
+            }
+            let frozen = parent.freeze().unwrap();
+            let pages = if round > 14 { 2 } else { 1 };
+            assert_eq!(frozen.copied, pages * GRANULE);
+            assert!(frozen.files.len() <= before + 1);
+            before = frozen.files.len();
+            let child = GuestRam::from_layers(reopened(&frozen), parent.size()).unwrap();
+            for page in [5, 6, high] {
+                assert_eq!(read(&child, page), read(&parent, page), "page {page}");
+            }
+        }
+        assert!(parent.written().unwrap().is_empty());
+        assert_eq!(parent.freeze().unwrap().copied, 0);
+    }
+
+    #[test]
+    fn with_a_log_mappings_stay_bounded_and_memory_is_given_back() {
+        let parent = ram(2048);
+        for _ in 0..2 {
+            parent.freeze().unwrap();
+        }
+        parent.keep_log_of_monitor();
+        parent.freeze().unwrap();
+        let block = 2 * RELEASE_MIN / PAGE;
+        for round in 0..6 {
+            for number in 0..2000 {
+                let page = number * block + round % 2 * 64;
+                write(&parent, page, 7);
+                write(&parent, page + 1, round);
+                parent
+                    .release(GuestAddress(page * PAGE), RELEASE_MIN)
+                    .unwrap();
+                if number % 100 == 0 {
+                    write(&parent, page + 1, 9);
+                }
+            }
+            let frozen = parent.freeze().unwrap();
+            assert!(parent.lock().cuts <= RELEASES_MAX);
+            assert_eq!(read(&parent, round % 2 * 64 + 1), 9);
+            let child = GuestRam::from_layers(reopened(&frozen), parent.size()).unwrap();
+            for page in (0..2000 * block).step_by(32) {
+                for page in [page, page + 1] {
+                    assert_eq!(read(&child, page), read(&parent, page), "page {page}");
+                }
+            }
+        }
+        let mappings = std::fs::read_to_string("/proc/self/maps").unwrap();
+        assert!(mappings.lines().count() < 30_000);
+    }
+
+    #[test]
     fn memory_above_the_hole_freezes_too() {
         let parent = ram(3100);
-        let high = GuestAddress(crate::layout::HIGH_RAM + 8 * PAGE);
+        let high = GuestAddress(layout::HIGH_RAM + 8 * PAGE);
         parent.freeze().unwrap();
         parent.memory().write_obj(77_u64, high).unwrap();
         let frozen = parent.freeze().unwrap();
@@ -426,6 +481,7 @@ mod tests {
     enum Step {
         Write { vm: usize, page: u64, value: u64 },
         Fork { vm: usize },
+        KeepLog { vm: usize },
         Release { vm: usize, block: u64 },
         End { vm: usize },
     }
@@ -434,7 +490,8 @@ mod tests {
         prop_oneof![
             8 => (any::<usize>(), 0_u64..1024, any::<u64>())
                 .prop_map(|(vm, page, value)| Step::Write { vm, page, value }),
-            3 => any::<usize>().prop_map(|vm| Step::Fork { vm }),
+            4 => any::<usize>().prop_map(|vm| Step::Fork { vm }),
+            1 => any::<usize>().prop_map(|vm| Step::KeepLog { vm }),
             1 => (any::<usize>(), 0_u64..16).prop_map(|(vm, block)| Step::Release { vm, block }),
             1 => any::<usize>().prop_map(|vm| Step::End { vm }),
         ]
@@ -457,7 +514,7 @@ mod tests {
                         write(ram, page, value);
                         model[page as usize] = value;
                     }
-                    Step::Fork { vm } if count < 12 => {
+                    Step::Fork { vm } => {
                         let (ram, model) = &vms[vm % count];
                         let frozen = ram.freeze().unwrap();
                         // Both ways to map them.
@@ -466,13 +523,24 @@ mod tests {
                             _ => GuestRam::laid_over(reopened(&frozen), ram.size()),
                         };
                         let child = child.unwrap();
+                        for (page, value) in (0..).zip(model) {
+                            prop_assert_eq!(read(&child, page), *value, "page {}", page);
+                        }
                         let model = model.clone();
-                        vms.push((child, model));
+                        if count < 6 {
+                            vms.push((child, model));
+                        }
                     }
                     Step::Release { vm, block } => {
                         let (ram, model) = &mut vms[vm % count];
                         ram.release(GuestAddress(block * 64 * PAGE), 64 * PAGE).unwrap();
                         model[block as usize * 64..][..64].fill(0);
+                    }
+                    Step::KeepLog { vm } => {
+                        let ram = &vms[vm % count].0;
+                        if ram.wants_log() {
+                            ram.keep_log_of_monitor();
+                        }
                     }
                     Step::End { vm } if count > 1 => {
                         vms.remove(vm % count);

@@ -2,8 +2,9 @@
 //!
 //! * [`layers`]: RAM as a stack of files.
 //! * [`freeze`](GuestRam::freeze): from now on the files never change.
+//! * [`written`](GuestRam::written): what has changed since.
 //! * [`GuestRam::share`]: a part of RAM that a pager has in memory for many VMs.
-//! * [`Reclaim`]: memory the guest does not need.
+//! * [`Reclaim`](jiffy_devices::virtio::balloon::Reclaim): memory the guest does not need.
 //!
 //! A booted VM writes into its one file, a memfd mapped shared. Freezing maps
 //! the file privately instead, over the same addresses: what the VM writes from
@@ -13,19 +14,20 @@
 mod error;
 mod freeze;
 pub mod layers;
+mod release;
+mod written;
 
 use crate::layout;
 pub use error::MemoryError;
 pub use freeze::Frozen;
 use jiffy_devices::GuestMemory;
-use jiffy_devices::virtio::balloon::Reclaim;
 use jiffy_sys::memfd::{self, Pages};
 use jiffy_sys::userfaultfd::Userfaultfd;
 use jiffy_wire::pager::Mapping;
 use jiffy_wire::vmm::{Extent, Memory, PageSize};
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
-use layers::{Layer, Segment, visible, within};
+use layers::{Layer, Segment, visible};
 use rustix::mm::Advice;
 use std::fs::{self, File};
 use std::io;
@@ -33,12 +35,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use vm_memory::{
     FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap, MmapRegion,
 };
-
-/// Smallest range released of what is mapped privately: each such range is a
-/// mapping of its own, and those are counted.
-const RELEASE_MIN: u64 = 256 << 10;
-/// Most such ranges.
-const RELEASES_MAX: usize = 4096;
+use written::Tracking;
 
 /// Most bytes copied before a restored VM runs.
 const COPY_AHEAD_MAX: u64 = 64 << 20;
@@ -61,6 +58,9 @@ struct Backing {
     /// Ranges that the guest gave back since the last freeze: zero, whatever
     /// the layers say.
     released: Vec<Extent>,
+    /// Ranges mapped apart from their surroundings that no layer tells of.
+    cuts: usize,
+    tracking: Tracking,
 }
 
 /// How the layers are mapped.
@@ -251,6 +251,8 @@ impl GuestRam {
                 layers,
                 mapped,
                 released: Vec::new(),
+                cuts: 0,
+                tracking: Tracking::default(),
             }),
         })
     }
@@ -266,19 +268,23 @@ impl GuestRam {
     }
 
     /// Gives the memory to KVM, one slot a range. The VM must not outlive it.
-    #[allow(unsafe_code)] // KVM keeps the host addresses.
     pub fn register(&self, vm: &VmFd) -> Result<(), MemoryError> {
+        self.give_to(vm, 0).map_err(MemoryError::Register)
+    }
+
+    #[allow(unsafe_code)] // KVM keeps the host addresses.
+    fn give_to(&self, vm: &VmFd, flags: u32) -> Result<(), kvm_ioctls::Error> {
         for (slot, region) in (0..).zip(self.memory.iter()) {
             let slot = kvm_userspace_memory_region {
                 slot,
-                flags: 0,
+                flags,
                 guest_phys_addr: region.start_addr().0,
                 memory_size: region.len(),
                 userspace_addr: region.as_ptr() as u64,
             };
             // SAFETY: the range is a mapping of exactly this size, which only
             // the guest and volatile accesses use, and which outlives the VM.
-            unsafe { vm.set_user_memory_region(slot) }.map_err(MemoryError::Register)?;
+            unsafe { vm.set_user_memory_region(slot) }?;
         }
         Ok(())
     }
@@ -390,22 +396,6 @@ impl GuestRam {
             .collect()
     }
 
-    /// Where a range of guest memory lies in the files; none if it is not all
-    /// RAM.
-    fn offset_of(&self, start: GuestAddress, length: u64) -> Option<u64> {
-        let mut offset = 0;
-        for region in self.memory.iter() {
-            let first = region.start_addr().0;
-            if start.0 >= first && start.0 - first < region.len() {
-                let inside = start.0 - first;
-                let fits = length > 0 && length <= region.len() - inside;
-                return fits.then_some(offset + inside);
-            }
-            offset += region.len();
-        }
-        None
-    }
-
     /// The parts of a range of the files, as host addresses: `(address,
     /// offset, length)`.
     fn host_parts(&self, extent: Extent) -> impl Iterator<Item = (*mut u8, u64, u64)> + '_ {
@@ -466,43 +456,8 @@ impl GuestRam {
         Ok(())
     }
 
-    /// Puts zeros over a range of private mappings. Without them it would have
-    /// the bytes of its file again, which are neither zero nor what was there.
-    fn release_private(&self, backing: &mut Backing, extent: Extent) -> io::Result<()> {
-        if extent.length < RELEASE_MIN || backing.released.len() >= RELEASES_MAX {
-            return Ok(());
-        }
-        self.map_over(extent, None)?;
-        backing.released.push(extent);
-        Ok(())
-    }
-
     fn lock(&self) -> std::sync::MutexGuard<'_, Backing> {
         self.backing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Reclaim for GuestRam {
-    /// From now on the range reads as zero, or, where that would take too many
-    /// mappings, as before.
-    fn release(&self, start: GuestAddress, length: u64) -> io::Result<()> {
-        let Some(offset) = self.offset_of(start, length) else {
-            return Err(io::ErrorKind::InvalidInput.into());
-        };
-        let extent = Extent { offset, length };
-        let mut backing = self.lock();
-        match backing.mapped {
-            Mapped::Shared => {
-                for Segment { extent, layer } in within(&backing.layers, extent) {
-                    match layer {
-                        0 => self.advise(extent, Advice::LinuxRemove)?,
-                        _ => self.release_private(&mut backing, extent)?,
-                    }
-                }
-                Ok(())
-            }
-            Mapped::Privately => self.release_private(&mut backing, extent),
-        }
     }
 }
 

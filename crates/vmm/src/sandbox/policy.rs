@@ -80,8 +80,10 @@ const MAIN_IOCTLS: &[u32] = &[
     read(0x9f, size_of::<kvm_bindings::kvm_pit_state2>()),
     FIONBIO,
     FIONREAD,
-    // Which pages were written, for a capture.
+    // Which pages were written, for a capture: KVM has a log kept, and tells.
     jiffy_sys::pagemap::PAGEMAP_SCAN,
+    write(0x46, size_of::<kvm_bindings::kvm_userspace_memory_region>()),
+    write(0x42, size_of::<kvm_bindings::kvm_dirty_log>()),
     // Memory that a pager has filled.
     jiffy_sys::userfaultfd::UNREGISTER,
 ];

@@ -4,10 +4,12 @@
 use super::region::Region;
 use super::request::Segment;
 use crate::GuestMemory;
+use crate::write_log::WriteLog;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use vm_memory::GuestMemoryBackend as _;
+use vm_memory::bitmap::Bitmap as _;
 
 /// The kernel's limit on vectors per call (UIO_MAXIOV).
 const VECTORS_MAX: usize = 1024;
@@ -51,6 +53,9 @@ impl Vectors {
         if !self.0.iter().all(aligned) {
             return Ok(false);
         }
+        if direction == Direction::Read {
+            log_writes(memory, segments);
+        }
         let mut vectors = self.0.as_mut_slice();
         while !vectors.is_empty() {
             let moved = once(file, direction, offset, vectors)?;
@@ -87,6 +92,19 @@ impl Vectors {
                 iov_base: place.cast(),
                 iov_len: length,
             }),
+        }
+    }
+}
+
+/// Notes that segments are written, which the kernel does through bare pointers.
+fn log_writes(memory: &GuestMemory, segments: &[Segment]) {
+    if !memory.iter().any(|region| WriteLog::of(region).is_kept()) {
+        return;
+    }
+    for segment in segments {
+        let slices = memory.get_slices(segment.address, segment.length);
+        for slice in slices.flatten() {
+            slice.bitmap().mark_dirty(0, slice.len());
         }
     }
 }

@@ -10,6 +10,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use thiserror::Error;
 use virtio_queue::DescriptorChain;
+use vm_memory::bitmap::MS;
 use vm_memory::{GuestMemory as _, Permissions, ReadVolatile, VolatileMemoryError, VolatileSlice};
 
 /// Bytes of a header.
@@ -172,10 +173,13 @@ pub enum Malformed {
     ForeignSource(u64),
 }
 
+/// A piece of guest memory, whose log notes what is written.
+type Slice<'m> = VolatileSlice<'m, MS<'m, GuestMemory>>;
+
 /// The memory of one descriptor chain, in order. Reused from chain to chain.
 #[derive(Default)]
 pub struct Buffers<'m> {
-    slices: Vec<VolatileSlice<'m>>,
+    slices: Vec<Slice<'m>>,
     len: usize,
 }
 
@@ -228,7 +232,7 @@ impl<'m> Buffers<'m> {
     }
 
     /// The slices that cover `length` bytes from `offset`, or as many as there are.
-    fn cover(&self, offset: usize, length: usize) -> impl Iterator<Item = VolatileSlice<'m>> + '_ {
+    fn cover(&self, offset: usize, length: usize) -> impl Iterator<Item = Slice<'m>> + '_ {
         let mut skip = offset;
         let mut left = length;
         self.slices.iter().filter_map(move |slice| {
@@ -312,7 +316,7 @@ impl<'m> Buffers<'m> {
 /// Sends guest memory without a copy. A program that is gone is an error, not
 /// a SIGPIPE.
 #[allow(unsafe_code)] // Guests write their memory at any time: there is no `&[u8]` of it.
-fn send_slice(stream: &UnixStream, slice: &VolatileSlice<'_>) -> io::Result<usize> {
+fn send_slice(stream: &UnixStream, slice: &Slice<'_>) -> io::Result<usize> {
     let memory = slice.ptr_guard();
     loop {
         // SAFETY: `memory` points at `slice.len()` mapped bytes for as long as

@@ -2,10 +2,12 @@ use super::driver::*;
 use crate::virtio::block::{Block, SECTOR};
 use crate::virtio::device::VirtioDevice;
 use crate::virtio::testing::Buffer;
+use crate::write_log::WriteLog;
 use std::os::unix::fs::MetadataExt;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_WRITE_ZEROES,
 };
+use vm_memory::GuestMemoryBackend as _;
 
 #[test]
 fn a_read_gives_what_the_file_holds() {
@@ -23,6 +25,36 @@ fn a_read_gives_what_the_file_holds() {
             .needs_reset,
         0
     );
+}
+
+#[test]
+fn what_a_request_writes_is_in_the_log_of_guest_memory() {
+    let disk = Fixture::new(16);
+    let mut guest = Guest::start(&disk.options());
+    let memory = guest.memory.clone();
+    let log = WriteLog::of(memory.iter().next().unwrap());
+    let pages = |log: &WriteLog| -> Vec<usize> {
+        let words = log.take();
+        let is_set = |page: &usize| words[page / 64] >> (page % 64) & 1 == 1;
+        (0..words.len() * 64).filter(is_set).collect()
+    };
+    let used_ring = 1;
+    let [status, data] = [STATUS, DATA].map(|address| address as usize / 4096);
+    guest.write_header(IN, 3);
+    guest
+        .driver
+        .add(&usual(&[Buffer::writable(DATA + 4090, 512)]));
+    log.keep();
+    guest.device.ring(0);
+    guest.driver.wait_used();
+    assert_eq!(pages(log), [used_ring, status, data, data + 1]);
+
+    guest.write_header(OUT, 3);
+    guest.driver.add(&usual(&[Buffer::readable(DATA, 512)]));
+    pages(log);
+    guest.device.ring(0);
+    guest.driver.wait_used();
+    assert_eq!(pages(log), [used_ring, status]);
 }
 
 #[test]

@@ -1,0 +1,284 @@
+//! What was written since the last freeze.
+//!
+//! At first a page was written if it is this process's own: that costs nothing until
+//! it is asked. For a VM that is captured again and again KVM keeps a log, which is
+//! cheaper to ask, and then its pages may stay what they are
+//! (`docs/dirty-tracking.md`).
+
+use super::layers::{PAGE, union};
+use super::{Backing, GuestRam, whole};
+use jiffy_devices::write_log::WriteLog;
+use jiffy_sys::pagemap::Pagemap;
+use jiffy_wire::vmm::Extent;
+use kvm_ioctls::VmFd;
+use std::fmt::Debug;
+use std::io;
+use std::sync::Arc;
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+
+/// Freezes after which a VM is one that is captured again and again.
+const FREEZES: u32 = 2;
+
+/// The log of what a guest writes.
+pub(super) trait GuestLog: Debug + Send {
+    /// The pages of the slot, which has so many bytes, that were written since this was
+    /// asked the last time, one bit each, lowest first.
+    fn take(&self, slot: u32, size: u64) -> io::Result<Vec<u64>>;
+}
+
+impl GuestLog for Arc<VmFd> {
+    fn take(&self, slot: u32, size: u64) -> io::Result<Vec<u64>> {
+        Ok(self.get_dirty_log(slot, size as usize)?)
+    }
+}
+
+/// How it is known what was written.
+#[derive(Debug, Default)]
+pub(super) struct Tracking {
+    freezes: u32,
+    log: Log,
+    /// What the log told since the last freeze.
+    told: Vec<Extent>,
+}
+
+#[derive(Debug, Default)]
+enum Log {
+    #[default]
+    None,
+    /// It could not be had, and is not asked for again.
+    Refused,
+    /// It began after the last freeze.
+    Begun(Box<dyn GuestLog>),
+    /// It has all since the last freeze.
+    Whole(Box<dyn GuestLog>),
+}
+
+impl Log {
+    fn kept(&self) -> Option<&dyn GuestLog> {
+        match self {
+            Log::None | Log::Refused => None,
+            Log::Begun(log) | Log::Whole(log) => Some(&**log),
+        }
+    }
+}
+
+impl Tracking {
+    /// Whether pages that are copied by a freeze may stay this process's own.
+    pub fn is_by_log(&self) -> bool {
+        self.log.kept().is_some()
+    }
+
+    /// A freeze has all that was written until now.
+    pub fn frozen(&mut self) {
+        self.freezes += 1;
+        self.told.clear();
+        self.log = match std::mem::take(&mut self.log) {
+            Log::Begun(log) => Log::Whole(log),
+            other => other,
+        };
+    }
+}
+
+impl GuestRam {
+    /// Whether it was captured often enough for a log to be worth what it costs.
+    pub fn wants_log(&self) -> bool {
+        let tracking = &self.lock().tracking;
+        tracking.freezes >= FREEZES && matches!(tracking.log, Log::None)
+    }
+
+    /// Has KVM log what the guest writes from now on: it takes the guest's pages
+    /// their right to be written, so it is better done while the guest runs.
+    pub fn keep_log(&self, vm: &Arc<VmFd>) {
+        let mut backing = self.lock();
+        backing.tracking.log = match self.give_to(vm, kvm_bindings::KVM_MEM_LOG_DIRTY_PAGES) {
+            Ok(()) => self.begin(Box::new(vm.clone())),
+            Err(error) => {
+                tracing::warn!(%error, "KVM keeps no log of what is written; captures take longer");
+                Log::Refused
+            }
+        };
+    }
+
+    fn begin(&self, log: Box<dyn GuestLog>) -> Log {
+        self.memory
+            .iter()
+            .for_each(|region| WriteLog::of(region).keep());
+        Log::Begun(log)
+    }
+
+    /// The ranges of RAM that this VM has written since the last freeze, or
+    /// since it mapped what was frozen elsewhere. All of it, before the first.
+    pub fn written(&self) -> io::Result<Vec<Extent>> {
+        self.find_written(&mut self.lock())
+    }
+
+    pub(super) fn find_written(&self, backing: &mut Backing) -> io::Result<Vec<Extent>> {
+        self.ask_log(&mut backing.tracking)?;
+        if !matches!(backing.tracking.log, Log::Whole(_)) {
+            return self.own_pages(&[whole(self.size)]);
+        }
+        // What was released was mapped anew.
+        let released = union(backing.released.clone());
+        let mut written = outside(&backing.tracking.told, &released);
+        if !released.is_empty() {
+            written.extend(self.own_pages(&released)?);
+        }
+        Ok(written)
+    }
+
+    /// What the log tells is told once, so it is kept until the next freeze.
+    fn ask_log(&self, tracking: &mut Tracking) -> io::Result<()> {
+        let Some(log) = tracking.log.kept() else {
+            return Ok(());
+        };
+        let mut offset = 0;
+        for (slot, region) in (0..).zip(self.memory.iter()) {
+            let mut pages = log.take(slot, region.len())?;
+            for (pages, ours) in pages.iter_mut().zip(WriteLog::of(region).take()) {
+                *pages |= ours;
+            }
+            push_ranges(&mut tracking.told, &pages, offset);
+            offset += region.len();
+        }
+        tracking.told = union(std::mem::take(&mut tracking.told));
+        Ok(())
+    }
+
+    fn own_pages(&self, extents: &[Extent]) -> io::Result<Vec<Extent>> {
+        // Opened for each question: at every boot, for hardly any VM is ever
+        // asked, it would be the most expensive file of all.
+        let pagemap = Pagemap::open().map_err(|error| {
+            io::Error::new(
+                error.kind(),
+                format!(
+                    "/proc/self/pagemap, which tells what was written, can't be opened: {error}"
+                ),
+            )
+        })?;
+        let mut written = Vec::new();
+        for extent in extents {
+            for (address, offset, length) in self.host_parts(*extent) {
+                let start = address as u64;
+                for range in pagemap.own_pages(start..start + length)? {
+                    written.push(Extent {
+                        offset: offset + (range.start - start),
+                        length: range.end - range.start,
+                    });
+                }
+            }
+        }
+        Ok(written)
+    }
+}
+
+/// Adds the ranges whose bits are set; the first bit is the page at `offset`.
+fn push_ranges(ranges: &mut Vec<Extent>, pages: &[u64], offset: u64) {
+    for (word, mut bits) in (0..).zip(pages.iter().copied()) {
+        while bits != 0 {
+            let first = bits.trailing_zeros();
+            let count = (bits >> first).trailing_ones();
+            ranges.push(Extent {
+                offset: offset + (word * 64 + u64::from(first)) * PAGE,
+                length: u64::from(count) * PAGE,
+            });
+            bits &= u64::MAX.checked_shl(first + count).unwrap_or(0);
+        }
+    }
+}
+
+/// What of `ranges` is not in `holes`; both are sorted and do not touch.
+fn outside(ranges: &[Extent], holes: &[Extent]) -> Vec<Extent> {
+    let mut rest = Vec::with_capacity(ranges.len());
+    let mut holes = holes.iter().peekable();
+    for range in ranges {
+        let (mut at, end) = (range.offset, range.offset + range.length);
+        while at < end {
+            // Those that end before this can't matter any more.
+            while holes
+                .next_if(|hole| hole.offset + hole.length <= at)
+                .is_some()
+            {}
+            let hole = holes.peek().filter(|hole| hole.offset < end);
+            let until = hole.map_or(end, |hole| hole.offset.max(at));
+            if until > at {
+                rest.push(Extent {
+                    offset: at,
+                    length: until - at,
+                });
+            }
+            at = hole.map_or(end, |hole| hole.offset + hole.length);
+        }
+    }
+    rest
+}
+
+#[cfg(test)]
+impl GuestRam {
+    /// A log without a guest: only the monitor writes.
+    pub(super) fn keep_log_of_monitor(&self) {
+        #[derive(Debug)]
+        struct NoGuest;
+        impl GuestLog for NoGuest {
+            fn take(&self, _slot: u32, size: u64) -> io::Result<Vec<u64>> {
+                Ok(vec![0; (size / PAGE).div_ceil(64) as usize])
+            }
+        }
+        let log = self.begin(Box::new(NoGuest));
+        self.lock().tracking.log = log;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn pages_of(ranges: &[Extent]) -> Vec<u64> {
+        let pages = |range: &Extent| {
+            let first = range.offset / PAGE;
+            first..first + range.length / PAGE
+        };
+        ranges.iter().flat_map(pages).collect()
+    }
+
+    fn ranges_of(words: &[u64]) -> Vec<Extent> {
+        let mut ranges = Vec::new();
+        push_ranges(&mut ranges, words, 0);
+        union(ranges)
+    }
+
+    proptest! {
+        #[test]
+        fn each_bit_is_a_page(words in proptest::collection::vec(any::<u64>(), 0..4)) {
+            let bit = |page: &u64| words[(page / 64) as usize] >> (page % 64) & 1 == 1;
+            let expected: Vec<u64> = (0..words.len() as u64 * 64).filter(bit).collect();
+            prop_assert_eq!(pages_of(&ranges_of(&words)), expected);
+        }
+
+        #[test]
+        fn what_is_outside_of_holes_is_left(
+            words in proptest::collection::vec(any::<u64>(), 3),
+            holes in proptest::collection::vec(any::<u64>() , 3),
+            coarse in any::<bool>(),
+        ) {
+            let holes = match coarse {
+                true => holes.iter().map(|word| word & word >> 1 & word >> 2).collect(),
+                false => holes,
+            };
+            let left: Vec<u64> = words.iter().zip(&holes).map(|(word, hole)| word & !hole).collect();
+            let outside = outside(&ranges_of(&words), &ranges_of(&holes));
+            prop_assert_eq!(pages_of(&outside), pages_of(&ranges_of(&left)));
+        }
+    }
+
+    #[test]
+    fn whole_words_are_whole_ranges() {
+        assert_eq!(
+            ranges_of(&[u64::MAX, 1]),
+            [Extent {
+                offset: 0,
+                length: 65 * PAGE
+            }]
+        );
+    }
+}
