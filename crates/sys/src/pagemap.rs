@@ -19,6 +19,7 @@ pub const PAGEMAP_SCAN: u32 = 3 << 30 | (size_of::<ScanArgument>() as u32) << 16
 const IS_FILE: u64 = 1 << 2;
 const IS_PRESENT: u64 = 1 << 3;
 const IS_SWAPPED: u64 = 1 << 4;
+const IS_ZERO_PAGE: u64 = 1 << 5;
 
 const ENTRY_FILE: u64 = 1 << 61;
 const ENTRY_SWAPPED: u64 = 1 << 62;
@@ -68,11 +69,12 @@ pub struct Wanted {
     pub told: u64,
 }
 
-/// What is in memory, or swapped, and of no file.
+/// What is in memory, or swapped, of no file, and not the page of zeros that all
+/// share who have only read.
 const OWN: Wanted = Wanted {
     flags: 0,
-    inverted: IS_FILE,
-    all_of: IS_FILE,
+    inverted: IS_FILE | IS_ZERO_PAGE,
+    all_of: IS_FILE | IS_ZERO_PAGE,
     any_of: IS_PRESENT | IS_SWAPPED,
     // One region a run: present or swapped does not matter.
     told: IS_FILE,

@@ -36,6 +36,7 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::slice;
+use std::sync::Arc;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
 const PAGE: u64 = 4096;
@@ -54,9 +55,11 @@ const BY_MONITOR: u64 = 2;
 enum Way {
     /// They are not.
     Nothing,
-    /// As Jiffy does it: a page of a private mapping that is the process's own
-    /// was written. Arming is `GuestRam::freeze`.
+    /// As Jiffy does it for the first captures: a page of a private mapping that is
+    /// the process's own was written. Arming is `GuestRam::freeze`.
     OwnPages,
+    /// As Jiffy does it for those after them: KVM's log, and the monitor's own.
+    Logs,
     /// `KVM_GET_DIRTY_LOG`, which arms anew.
     KvmLog,
     /// The same with `KVM_CLEAR_DIRTY_LOG`, and all pages dirty at first.
@@ -70,9 +73,10 @@ enum Way {
 }
 
 impl Way {
-    const ALL: [Way; 7] = [
+    const ALL: [Way; 8] = [
         Way::Nothing,
         Way::OwnPages,
+        Way::Logs,
         Way::KvmLog,
         Way::KvmLogManual,
         Way::SoftDirtyRead,
@@ -80,10 +84,16 @@ impl Way {
         Way::WriteProtect,
     ];
 
+    /// Whether to arm is to freeze, which also finds and copies.
+    fn is_freeze(self) -> bool {
+        matches!(self, Way::OwnPages | Way::Logs)
+    }
+
     fn name(self) -> &'static str {
         match self {
             Way::Nothing => "nothing",
-            Way::OwnPages => "own pages (Jiffy)",
+            Way::OwnPages => "own pages (Jiffy, at first)",
+            Way::Logs => "logs (Jiffy, later)",
             Way::KvmLog => "KVM log",
             Way::KvmLogManual => "KVM log, manual",
             Way::SoftDirtyRead => "soft-dirty, pagemap",
@@ -142,7 +152,7 @@ fn main() -> Result<()> {
             whole.took
         );
         let base = base.ram.freeze()?;
-        let shared = ways.iter().filter(|way| **way != Way::OwnPages);
+        let shared = ways.iter().filter(|way| !way.is_freeze());
         let shared = shared.map(|way| (*way, Mapping::Shared));
         let private = ways.iter().map(|way| (*way, Mapping::Private));
         let mut measured = Vec::new();
@@ -194,7 +204,7 @@ fn rounds_of(
     let size = base.layout.size;
     let mut guest = match (way, mapping) {
         // Its first freeze is from a shared mapping.
-        (_, Mapping::Shared) | (Way::OwnPages, _) => {
+        (_, Mapping::Shared) | (Way::OwnPages | Way::Logs, _) => {
             let mut guest = Guest::create(hypervisor, (size >> 20) as u32)?;
             guest.fill()?;
             guest
@@ -214,6 +224,13 @@ fn rounds_of(
         }
     };
     let mut tracker = Tracker::new(way, &guest)?;
+    if way == Way::Logs {
+        while !guest.ram.wants_log() {
+            guest.ram.freeze()?;
+        }
+        guest.ram.keep_log(&guest.vm);
+        guest.ram.freeze()?;
+    }
     let mut rounds: Vec<Round> = Vec::new();
     for pages in PAGES {
         let stride = size / pages;
@@ -224,8 +241,10 @@ fn rounds_of(
             // A freeze found and copied, too, in pieces as it chose.
             let mut pieces = None;
             if let Some(frozen) = frozen {
-                let found = rounds.last().map_or(0, |last| last.find);
-                round.arm = round.arm.saturating_sub(found);
+                if way == Way::OwnPages {
+                    let found = rounds.last().map_or(0, |last| last.find);
+                    round.arm = round.arm.saturating_sub(found);
+                }
                 let covers = frozen.layout.covers.last().into_iter().flatten();
                 let range = |extent: &Extent| extent.offset..extent.offset + extent.length;
                 pieces = Some(covers.map(range).collect::<Vec<_>>());
@@ -256,7 +275,7 @@ fn rounds_of(
                     [range] if range.end - range.start == size => whole,
                     _ => copy(&guest, pieces)?,
                 };
-                if way == Way::OwnPages {
+                if way.is_freeze() {
                     round.arm = round.arm.saturating_sub(round.copy.took);
                 }
             }
@@ -306,7 +325,7 @@ fn write_out(guest: &Guest, file: &File, range: Range<u64>) -> Result<()> {
 /// A VM with one vCPU and no devices.
 struct Guest {
     vcpu: VcpuFd,
-    vm: VmFd,
+    vm: Arc<VmFd>,
     ram: GuestRam,
     /// Where RAM is mapped here.
     base: u64,
@@ -356,7 +375,7 @@ impl Guest {
         let base = regions[0].as_ptr() as u64;
         Ok(Guest {
             vcpu,
-            vm,
+            vm: Arc::new(vm),
             ram,
             base,
             value: 7,
@@ -446,7 +465,7 @@ impl Tracker {
         let first = !std::mem::replace(&mut self.armed, true);
         match self.way {
             Way::Nothing => {}
-            Way::OwnPages => return Ok(Some(guest.ram.freeze()?)),
+            Way::OwnPages | Way::Logs => return Ok(Some(guest.ram.freeze()?)),
             Way::KvmLog if first => log_writes(guest)?,
             Way::KvmLog => {}
             Way::KvmLogManual => {
@@ -462,7 +481,7 @@ impl Tracker {
                     ..kvm_clear_dirty_log::default()
                 };
                 // SAFETY: the log has a bit for each page.
-                unsafe { call(&guest.vm, KVM_CLEAR_DIRTY_LOG, &raw const argument) }?;
+                unsafe { call(&*guest.vm, KVM_CLEAR_DIRTY_LOG, &raw const argument) }?;
             }
             Way::SoftDirtyRead | Way::SoftDirtyScan => {
                 let file = self.clear_refs.as_ref().context("no clear_refs")?;
@@ -490,6 +509,11 @@ impl Tracker {
         Ok(match self.way {
             Way::Nothing => Vec::new(),
             Way::OwnPages => guest.offsets(Pagemap::open()?.own_pages(addresses)?),
+            Way::Logs => {
+                let written = guest.ram.written()?.into_iter();
+                let range = |extent: Extent| extent.offset..extent.offset + extent.length;
+                written.map(range).collect()
+            }
             Way::KvmLog | Way::KvmLogManual => {
                 self.log = guest.vm.get_dirty_log(0, guest.ram.size() as usize)?;
                 ranges_of(&self.log)

@@ -211,25 +211,6 @@ pub fn joined(mut ranges: Vec<Extent>, gap: u64) -> Vec<Extent> {
     joined
 }
 
-/// The ranges grown to whole multiples of `granule`, at most to `size`, and joined
-/// where they are at most twice as much apart.
-pub fn coarsen(ranges: &[Extent], granule: u64, size: u64) -> Vec<Extent> {
-    joined(
-        ranges
-            .iter()
-            .map(|extent| {
-                let offset = extent.offset / granule * granule;
-                let end = (extent.offset + extent.length).next_multiple_of(granule);
-                Extent {
-                    offset,
-                    length: end.min(size) - offset,
-                }
-            })
-            .collect(),
-        2 * granule,
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -299,16 +280,21 @@ mod tests {
         }
 
         #[test]
-        fn coarse_ranges_hold_the_fine_ones(fine in extents(), shift in 0_u32..5) {
-            let granule = PAGE << shift;
-            let coarse = coarsen(&fine, granule, SIZE);
+        fn joined_ranges_hold_all_and_are_apart(fine in extents(), gap in 0_u64..6) {
+            let gap = gap * PAGE;
+            let joined = joined(fine.clone(), gap);
             for extent in &fine {
-                prop_assert!(coarse.iter().any(|c| c.offset <= extent.offset
+                prop_assert!(joined.iter().any(|c| c.offset <= extent.offset
                     && extent.offset + extent.length <= c.offset + c.length));
             }
-            for pair in coarse.windows(2) {
-                prop_assert!(pair[0].offset + pair[0].length < pair[1].offset);
+            for pair in joined.windows(2) {
+                prop_assert!(pair[0].offset + pair[0].length + gap < pair[1].offset);
             }
+            let ends = |ranges: &[Extent]| {
+                let last = ranges.last().map(|c| c.offset + c.length);
+                (ranges.first().map(|c| c.offset), last)
+            };
+            prop_assert_eq!(ends(&joined), ends(&fine));
         }
     }
 
