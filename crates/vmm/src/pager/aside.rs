@@ -7,8 +7,8 @@ use crate::mailbox::{Mailbox, Notice};
 use crate::workers::STACK;
 use jiffy_sys::termination;
 use std::io;
-use std::sync::Arc;
 use std::sync::mpsc::{TryRecvError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 /// Rings the main thread's bell at the end, however that comes.
@@ -28,6 +28,23 @@ pub fn aside<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
     mut meanwhile: impl FnMut() -> bool,
 ) -> io::Result<Option<T>> {
+    let result = Arc::new(Mutex::new(None));
+    let place = result.clone();
+    let put = move || {
+        let done = work();
+        *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(done);
+    };
+    on_a_thread(mailbox, Box::new(put), &mut meanwhile)?;
+    let result = result.lock().unwrap_or_else(PoisonError::into_inner).take();
+    Ok(result)
+}
+
+/// The same whatever the work is: there is one of it in the program.
+fn on_a_thread(
+    mailbox: &Arc<Mailbox>,
+    work: Box<dyn FnOnce() + Send>,
+    meanwhile: &mut dyn FnMut() -> bool,
+) -> io::Result<()> {
     let (tell, done) = sync_channel(1);
     let mailbox = mailbox.clone();
     thread::Builder::new()
@@ -38,16 +55,17 @@ pub fn aside<T: Send + 'static>(
             let _rings = Rings(mailbox);
             let tell = tell;
             termination::leave_to_others();
-            let _ = tell.send(work());
+            work();
+            let _ = tell.send(());
         })?;
     loop {
         match done.try_recv() {
-            Ok(result) => return Ok(Some(result)),
+            Ok(()) => return Ok(()),
             Err(TryRecvError::Disconnected) => return Err(io::Error::other("it panicked")),
             Err(TryRecvError::Empty) => {}
         }
         if !meanwhile() {
-            return Ok(None);
+            return Ok(());
         }
     }
 }
