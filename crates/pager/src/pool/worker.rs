@@ -44,6 +44,8 @@ pub(super) fn run(shared: &Arc<Shared>, is_ready: Sender<()>) {
         }
         if worker.turns >= PATIENCE && shared.has_jobs() {
             shared.work(&mut worker);
+            // What it was woken for meanwhile is looked for before it sleeps.
+            continue;
         }
         let timeout = shared.timeout();
         if !shared.wait_and_serve(&mut worker, timeout) {

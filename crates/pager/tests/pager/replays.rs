@@ -121,3 +121,22 @@ fn what_cannot_be_replayed_is_refused_with_a_sentence() {
     let empty = record(folder.path(), &path, vec![]);
     assert!(refused(&empty, &path).contains("no chunks"));
 }
+
+/// A worker that is told to end while it prefetches, when faults are slow.
+#[test]
+fn workers_that_are_told_to_end_at_work_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), 8 * MIB, |_| {});
+    let recording = record(folder.path(), &image, (100..220).collect());
+    let ended = Command::new("timeout")
+        .arg("60")
+        .arg(env!("CARGO_BIN_EXE_jiffy-pager"))
+        .arg("replay")
+        .arg(recording)
+        .arg("--image")
+        .arg(image)
+        .args(["--only", "fault/lz4/8K", "--cold", "--repeat", "40"])
+        .output()
+        .unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+}
