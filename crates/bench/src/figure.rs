@@ -115,6 +115,8 @@ pub enum Bound {
     /// No more than this share of a peer's figure of the same run, where the
     /// peer was there.
     OfPeer(&'static str, f64),
+    /// No more than so many times our own figure of another case of the same run.
+    OfCase(&'static str, f64),
 }
 
 const MIB: f64 = 1024.0 * 1024.0;
@@ -171,6 +173,12 @@ pub const GOALS: &[Goal] = &[
         "restore/mapped/512/visible",
         INSTRUCTIONS,
         Bound::AtMost(2e6),
+    ),
+    // The cost of a restore does not grow with RAM.
+    promise(
+        "restore/mapped/4096/visible",
+        INSTRUCTIONS,
+        Bound::OfCase("restore/mapped/128/visible", 1.1),
     ),
     promise(
         "restore/spare/128/resumed",
@@ -254,11 +262,12 @@ pub fn judge(figures: &[Figure]) -> Vec<Verdict> {
 }
 
 fn judge_one(goal: &Goal, figures: &[Figure]) -> Option<Verdict> {
-    let find = |monitor: &str| {
+    let of = |case: &str, monitor: &str| {
         figures.iter().find(|figure| {
-            figure.case == goal.case && figure.monitor == monitor && figure.unit == goal.unit
+            figure.case == case && figure.monitor == monitor && figure.unit == goal.unit
         })
     };
+    let find = |monitor: &str| of(goal.case, monitor);
     let (least, bound, words) = match goal.bound {
         Bound::AtMost(bound) => (false, bound, String::new()),
         Bound::AtLeast(bound) => (true, bound, String::new()),
@@ -266,6 +275,11 @@ fn judge_one(goal: &Goal, figures: &[Figure]) -> Option<Verdict> {
             false,
             find(peer)?.median * share,
             format!(" ({share} of {peer})"),
+        ),
+        Bound::OfCase(other, times) => (
+            false,
+            of(other, "jiffy")?.median * times,
+            format!(" ({times} × {other})"),
         ),
     };
     let (line, reached) = match find("jiffy") {
@@ -369,5 +383,17 @@ mod tests {
         assert_eq!(verdicts(std::slice::from_ref(&ours)), [true]);
         let peer = figure("boot/same-kernel/pid1", "firecracker", 44e6);
         assert_eq!(verdicts(&[ours, peer]), [true, false]);
+    }
+
+    #[test]
+    fn a_goal_beside_another_case_is_that_case_s_figure_and_a_share() {
+        let small = figure("restore/mapped/128/visible", "jiffy", 1.9e6);
+        let reached = |large| {
+            let large = figure("restore/mapped/4096/visible", "jiffy", large);
+            let mut verdicts = judge(&[small.clone(), large]).into_iter();
+            let of_large = verdicts.find(|verdict| verdict.case.contains("4096"));
+            of_large.unwrap().reached
+        };
+        assert!(reached(2.0e6) && !reached(2.1e6));
     }
 }
