@@ -10,7 +10,7 @@ use std::time::Duration;
 /// In the machine, the program that measures a case.
 pub const PROBE: &str = "/bench/probe";
 /// Longest time for all runs of a case: several times what the longest takes.
-const CASE_TIME: Duration = Duration::from_secs(240);
+const CASE_TIME: Duration = Duration::from_secs(150);
 /// Machines in which a case is tried.
 const MOST_MACHINES: u32 = 3;
 
