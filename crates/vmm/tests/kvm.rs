@@ -307,6 +307,7 @@ fn a_vm_without_any_device_is_settled_when_it_runs() {
             std::process::abort();
         }
     });
+    vmm.settle().unwrap();
     drop(settled);
     counted_beyond(&mut vmm, 0);
 }

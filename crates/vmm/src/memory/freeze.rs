@@ -528,7 +528,7 @@ mod tests {
                             prop_assert_eq!(read(&child, page), *value, "page {}", page);
                         }
                         let model = model.clone();
-                        if count < 6 {
+                        if count < 12 {
                             vms.push((child, model));
                         }
                     }
