@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod disk;
 pub mod image;
+mod quick;
 pub mod snapshot;
 mod values;
 
@@ -44,13 +45,9 @@ pub struct Cli {
 
 impl Cli {
     /// This process's command line; ends the process if it makes no sense.
-    ///
-    /// Making the definitions of all verbs takes longer than anything else a
-    /// quick `jiffy run` does: its own are tried first. Whatever they don't
-    /// take, help and mistakes among it, is for all of them.
     pub fn of_this_process() -> Cli {
         let words: Vec<OsString> = std::env::args_os().collect();
-        let mut cli = Cli::as_run(&words).unwrap_or_else(|| Cli::parse_from(&words));
+        let mut cli = quick::parse(&words).unwrap_or_else(|| Cli::parse_from(&words));
         cli.settle(&words);
         cli
     }
@@ -75,45 +72,6 @@ impl Cli {
             argv.remove(0);
         }
     }
-
-    fn as_run(words: &[OsString]) -> Option<Cli> {
-        if words.get(1)? != "run" {
-            return None;
-        }
-        let alone = RunAlone::try_parse_from(words).ok()?;
-        let OnlyRun::Run(run) = alone.verb;
-        Some(Cli {
-            machine: alone.machine.machine,
-            verb: Verb::Run(*run),
-        })
-    }
-}
-
-/// [`Cli`] with one verb.
-#[derive(Debug, Parser)]
-#[command(name = "jiffy", disable_help_subcommand = true)]
-struct RunAlone {
-    #[command(flatten)]
-    machine: WhichMachine,
-    #[command(subcommand)]
-    verb: OnlyRun,
-}
-
-#[derive(Debug, Args)]
-struct WhichMachine {
-    #[arg(
-        long,
-        global = true,
-        env = "JIFFY_MACHINE",
-        value_enum,
-        default_value = "auto"
-    )]
-    machine: MachineUse,
-}
-
-#[derive(Debug, Subcommand)]
-enum OnlyRun {
-    Run(Box<Run>),
 }
 
 /// The verbs.

@@ -305,7 +305,7 @@ fn snapshots_are_made_and_looked_into() {
 }
 
 #[test]
-fn a_run_alone_means_what_it_means_among_all_verbs() {
+fn a_quick_verb_alone_means_what_it_means_among_all() {
     let words = |line: &str| -> Vec<std::ffi::OsString> {
         line.split_whitespace().map(Into::into).collect()
     };
@@ -313,8 +313,10 @@ fn a_run_alone_means_what_it_means_among_all_verbs() {
         "jiffy run true",
         "jiffy run --machine never --rm -it --name box -e A=1 -- sh -c date --machine x",
         "jiffy run --from one --timeline=json:/t -d",
+        "jiffy exec box true",
+        "jiffy exec -it -w /tmp -u nobody --machine always box -- sh -c date --machine x",
     ] {
-        let mut alone = Cli::as_run(&words(line)).unwrap();
+        let mut alone = quick::parse(&words(line)).unwrap();
         alone.settle(&words(line));
         assert_eq!(format!("{alone:?}"), format!("{:?}", parse(line)), "{line}");
     }
@@ -325,8 +327,11 @@ fn a_run_alone_means_what_it_means_among_all_verbs() {
         "jiffy run --nonsense",
         "jiffy run --cold --from one",
         "jiffy --machine never run true",
+        "jiffy exec box",
+        "jiffy exec --help",
+        "jiffy exec --cold box true",
     ] {
-        assert!(Cli::as_run(&words(other)).is_none(), "{other}");
+        assert!(quick::parse(&words(other)).is_none(), "{other}");
     }
 }
 
