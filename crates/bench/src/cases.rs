@@ -7,6 +7,7 @@ use crate::machine::{Machine, PROBE};
 use crate::peers::{Boot, Peer};
 use crate::plan::{BYTES, Case, IMAGE, Kind, Lazily, Outcome, RECORDING, Sample, VSOCK};
 use crate::replay;
+use crate::verbs;
 use anyhow::{Context, Result, ensure};
 use jiffy_machine::image::build::Addition;
 use jiffy_testkit::Lab;
@@ -18,7 +19,6 @@ use std::time::Instant;
 
 const VMM: &str = "/lib/jiffy/jiffy-vmm";
 const PAGER: &str = "/lib/jiffy/jiffy-pager";
-const JIFFY: &str = "/bin/jiffy";
 const INITRAMFS: &str = "/bench/marker.cpio";
 const BEATING: &str = "/bench/beating.cpio";
 const BASE_KERNEL: &str = "/bench/vmlinux-base";
@@ -30,10 +30,6 @@ const RAM_MIB: u64 = 128;
 pub const SAME_KERNEL: &str = "boot/same-kernel/pid1";
 /// The same with our own kernel and a VM's usual devices.
 pub const OWN_KERNEL: &str = "boot/own-kernel/pid1";
-/// `jiffy run -- true`, the daemon being up.
-pub const RUN: &str = "run/cold/answer";
-/// The same from a golden snapshot.
-pub const RUN_GOLDEN: &str = "run/golden/answer";
 /// Spawn of the VMM to the restored guest visibly running, RAM in a raw file.
 pub const RESTORE_128: &str = "restore/mapped/128/visible";
 /// The same with four times the RAM.
@@ -51,17 +47,6 @@ pub const LAZY: &str = "restore/lazy/128/visible";
 pub const LAZY_FIRST: &str = "restore/lazy-first/128/visible";
 /// The same with every chunk fetched when it is asked for.
 pub const LAZY_DEMAND: &str = "restore/lazy-demand/128/visible";
-/// A snapshot of an idle VM, on disk.
-pub const SNAPSHOT_BYTES: &str = "snapshot/idle-128/bytes";
-/// Memory that only an idle clone has.
-pub const CLONE_MEMORY: &str = "clone/unique-memory";
-/// `jiffy run` from a golden snapshot to the first byte of the answer, so many
-/// at once.
-pub const AT_ONCE: [(u32, &str); 3] = [
-    (1, "restore/concurrent/1/answer"),
-    (10, "restore/concurrent/10/answer"),
-    (50, "restore/concurrent/50/answer"),
-];
 /// How long a VM stands still while it is captured whole.
 pub const PAUSE: &str = "snapshot/full/128/pause";
 /// A running VM's capture, to a child whose vCPUs run.
@@ -172,13 +157,18 @@ fn measure_in(
         }
     }
     cases.extend(restore_cases(scratch, &mut files, runs)?);
-    cases.push(run_case(RUN, true, runs));
-    cases.push(run_case(RUN_GOLDEN, false, runs * SPREAD));
+    cases.push(verbs::run_case(verbs::RUN, true, runs));
+    cases.push(verbs::run_case(
+        verbs::RUN_GOLDEN,
+        false,
+        runs * verbs::SPREAD,
+    ));
+    cases.push(verbs::exec_case(runs));
     match clock {
-        Clock::Wall => cases.extend(AT_ONCE.map(at_once)),
+        Clock::Wall => cases.extend(verbs::AT_ONCE.map(verbs::at_once)),
         // Counts are the same on any clock.
         _ => {
-            cases.extend(count_cases(runs));
+            cases.extend(verbs::count_cases(runs));
             cases.push(disk::create_root(runs));
             cases.push(disk::clone_root(runs));
             // Programs and modules are looked for and unpacked for them.
@@ -191,7 +181,7 @@ fn measure_in(
                 .any(|case| wanted(&format!("{case} jiffy")))
             {
                 let images = Images::prepare(scratch)?;
-                cases.extend(images.cases(HAS_GOLDEN, runs));
+                cases.extend(images.cases(verbs::HAS_GOLDEN, runs));
                 files.extend(images.additions);
             }
             // They take as long as all others together, and come last.
@@ -449,81 +439,6 @@ fn firecracker_restore(peer: Peer, runs: u32) -> Case {
     }
 }
 
-/// `jiffy run -- true`, from nothing or from a golden snapshot, which the
-/// first run has left behind.
-fn run_case(name: &str, cold: bool, runs: u32) -> Case {
-    let words = |list: &[&str]| Some(list.iter().map(|word| word.to_string()).collect());
-    let vm = format!("{}-{{run}}", name.replace('/', "-"));
-    let mut argv = vec![JIFFY, "run", "--name", &vm];
-    if cold {
-        argv.push("--cold");
-    }
-    argv.extend(["--", "true"]);
-    Case {
-        name: name.into(),
-        monitor: "jiffy".into(),
-        kind: Kind::ToExit {
-            once: (!cold)
-                .then(|| words(&["/bin/sh", "-c", HAS_GOLDEN]))
-                .flatten(),
-            pull: None,
-            argv: argv.into_iter().map(String::from).collect(),
-            timeline: words(&[JIFFY, "timeline", &vm, "--format", "json"]),
-            after: words(&[JIFFY, "rm", "--force", &vm]),
-        },
-        runs,
-        // The first starts the daemon and imports the image.
-        warm_up: 2,
-    }
-}
-
-/// How many times as many runs it takes to tell the median of runs that differ: on
-/// one CPU, now and then, the end of one run's VM is in the way of the next.
-pub const SPREAD: u32 = 3;
-
-/// How to ask whether there is a golden snapshot.
-const HAS_GOLDEN: &str = "jiffy snapshot ls --all --format json | grep -q golden";
-
-/// Cases that count bytes.
-fn count_cases(runs: u32) -> [Case; 2] {
-    [
-        (SNAPSHOT_BYTES, Kind::SnapshotBytes),
-        (CLONE_MEMORY, Kind::CloneMemory),
-    ]
-    .map(|(name, kind)| Case {
-        name: name.into(),
-        monitor: "jiffy".into(),
-        kind,
-        // They boot a VM each, and vary little.
-        runs: runs.min(5),
-        warm_up: 1,
-    })
-}
-
-/// The VMs stay until all have answered, so that one can look at them.
-fn at_once((count, name): (u32, &str)) -> Case {
-    let words = |list: &[&str]| list.iter().map(|word| word.to_string()).collect();
-    let vm = format!("at-once-{count}-{{run}}");
-    let script = "echo J; exec sleep 1000";
-    Case {
-        name: name.into(),
-        monitor: "jiffy".into(),
-        kind: Kind::AtOnce {
-            count,
-            argv: words(&[JIFFY, "run", "--name", &vm, "--", "sh", "-c", script]),
-            once: words(&["/bin/sh", "-c", HAS_GOLDEN]),
-            after: words(&[JIFFY, "rm", "--force", &vm]),
-        },
-        // About as many samples of each.
-        runs: match count {
-            1 => 20,
-            10 => 4,
-            _ => 2,
-        },
-        warm_up: if count == 1 { 2 } else { 1 },
-    }
-}
-
 /// Figures of measured cases; those that failed have none.
 pub fn figures(clock: Clock, outcomes: &[Outcome]) -> Vec<Figure> {
     let mut figures = Vec::new();
@@ -532,7 +447,7 @@ pub fn figures(clock: Clock, outcomes: &[Outcome]) -> Vec<Figure> {
         if case == image::FIRST_ANSWER {
             continue;
         }
-        if [SNAPSHOT_BYTES, CLONE_MEMORY].contains(&case.as_str()) {
+        if [verbs::SNAPSHOT_BYTES, verbs::CLONE_MEMORY].contains(&case.as_str()) {
             figures.extend(Figure::of_counter(case, monitor, "bytes", samples, BYTES));
             continue;
         }
@@ -571,7 +486,7 @@ pub fn figures(clock: Clock, outcomes: &[Outcome]) -> Vec<Figure> {
     }
     figures.extend(disk::ratios(outcomes));
     if clock == Clock::Instructions {
-        figures.extend(image::figures(outcomes, RUN_GOLDEN));
+        figures.extend(image::figures(outcomes, verbs::RUN_GOLDEN));
     }
     figures
 }

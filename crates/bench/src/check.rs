@@ -1,10 +1,11 @@
 //! Has a figure got worse than the committed ones, or broken a promise?
 
-use crate::cases::{OWN_KERNEL, RUN_GOLDEN, SAME_KERNEL};
+use crate::cases::{OWN_KERNEL, SAME_KERNEL};
 use crate::disk;
 use crate::figure::{Clock, Figure, Verdict, judge, tell};
 use crate::image;
 use crate::plan::Outcome;
+use crate::verbs::RUN_GOLDEN;
 
 /// How much worse a figure may get before the check fails: its median against
 /// nine of ten committed runs, so that a case whose runs differ by themselves

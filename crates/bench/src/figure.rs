@@ -193,6 +193,7 @@ pub const GOALS: &[Goal] = &[
     ),
     promise("snapshot/full/128/pause", INSTRUCTIONS, Bound::AtMost(25e6)),
     aim("run/golden/answer", INSTRUCTIONS, Bound::AtMost(8e6)),
+    promise("exec/answer", INSTRUCTIONS, Bound::AtMost(6e6)),
     promise("fork/1/host", INSTRUCTIONS, Bound::AtMost(1.5e6)),
     promise("snapshot/idle-128/bytes", "bytes", Bound::AtMost(8.0 * MIB)),
     promise("clone/unique-memory", "bytes", Bound::AtMost(4.0 * MIB)),

@@ -6,10 +6,10 @@
 //! and a small image, once as an ordinary layer, pushed by skopeo, and once pushed
 //! by Jiffy, of which nodes have parts only.
 
-use crate::cases::SPREAD;
 use crate::figure::{Clock, Figure};
 use crate::plan::{BYTES, Case, Kind, Outcome, Sample, WHOLE};
 use crate::probe::Running;
+use crate::verbs::SPREAD;
 use anyhow::{Context, Result, ensure};
 use jiffy_machine::image::build::Addition;
 use jiffy_registry::testing::{LocalRegistry, RegistryOptions, missing};
@@ -110,6 +110,7 @@ impl Images {
                 kind: Kind::ToExit {
                     pull: Some(image.clone()),
                     once: Some(words(&["/bin/sh", "-c", &golden])),
+                    before: None,
                     argv: words(&["/bin/jiffy", "run", "--name", vm, &image, "--", "true"]),
                     timeline: Some(words(&["/bin/jiffy", "timeline", vm, "--format", "json"])),
                     after: Some(words(&["/bin/jiffy", "rm", "--force", vm])),

@@ -4,6 +4,7 @@
 //! * [`machine`]: has it run there, in another one should one get stuck.
 //! * [`probe`]: runs it there and takes the time to a marker the guest writes.
 //! * [`cases`]: how each case is set up and read back.
+//! * [`verbs`]: those of the verbs that a user types.
 //! * [`disk`]: those about disks.
 //! * [`image`]: those about images of registries.
 //! * [`figure`]: medians and percentiles, the goals.
@@ -28,3 +29,4 @@ pub mod plot;
 pub mod probe;
 pub mod replay;
 pub mod report;
+pub mod verbs;

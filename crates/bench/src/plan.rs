@@ -135,6 +135,8 @@ pub enum Kind {
         pull: Option<String>,
         /// Run again and again before each until it succeeds.
         once: Option<Vec<String>>,
+        /// Run before each; what it starts is given the time to come to rest.
+        before: Option<Vec<String>>,
         /// Program and arguments.
         argv: Vec<String>,
         /// Run after it; prints a timeline as JSON.

@@ -5,6 +5,7 @@ use crate::figure::{Clock, Figure, Verdict, tell};
 use crate::peers::Peer;
 use crate::plan::{Outcome, Sample};
 use crate::plot;
+use crate::verbs::AT_ONCE;
 use anyhow::Result;
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -65,7 +66,7 @@ pub fn markdown(
     at_once_table(&mut out, outcomes);
     counters_table(&mut out, outcomes);
     for outcome in outcomes {
-        let at_once = cases::AT_ONCE.iter().any(|(_, case)| outcome.name == *case);
+        let at_once = AT_ONCE.iter().any(|(_, case)| outcome.name == *case);
         if !at_once && outcome.samples.iter().any(|s| !s.spans.is_empty()) {
             span_table(&mut out, outcome);
         }
@@ -99,7 +100,7 @@ pub fn all_counters(outcome: &Outcome) -> String {
 /// What many restores at once took, each.
 fn at_once_table(out: &mut String, outcomes: &[Outcome]) {
     let mut rows = String::new();
-    for (count, case) in cases::AT_ONCE {
+    for (count, case) in AT_ONCE {
         let found = outcomes.iter().find(|outcome| outcome.name == case);
         let Some(outcome) = found.filter(|outcome| !outcome.samples.is_empty()) else {
             continue;

@@ -132,7 +132,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
         figures.extend(import::figures()?);
         // The report's other tables are of the instruction clock.
         let at_once = |outcome: &Outcome| {
-            let mut cases = cases::AT_ONCE.iter();
+            let mut cases = jiffy_bench::verbs::AT_ONCE.iter();
             cases.any(|(_, case)| outcome.name == *case)
         };
         outcomes.extend(wall.outcomes.into_iter().filter(at_once));

@@ -109,6 +109,7 @@ fn run_once(kind: &Kind, run: u32, stage: &mut Option<Stage>) -> Result<Vec<Samp
         Kind::ToExit {
             pull,
             once,
+            before,
             argv,
             timeline,
             after,
@@ -118,6 +119,10 @@ fn run_once(kind: &Kind, run: u32, stage: &mut Option<Stage>) -> Result<Vec<Samp
             let registry = registry.transpose()?;
             if let Some(once) = once.as_ref().filter(|_| run > 0) {
                 wait_for(&fill_in(once, run))?;
+                until_idle()?;
+            }
+            if let Some(argv) = before {
+                to_exit(&fill_in(argv, run))?;
                 until_idle()?;
             }
             let mut sample = to_exit(&fill_in(argv, run))?;

@@ -1,0 +1,119 @@
+//! Cases that go through the node, by the verbs that a user types.
+
+use crate::plan::{Case, Kind};
+
+/// `jiffy run -- true`, the daemon being up.
+pub const RUN: &str = "run/cold/answer";
+/// The same from a golden snapshot.
+pub const RUN_GOLDEN: &str = "run/golden/answer";
+/// `jiffy exec VM -- true`, the VM having nothing else to do.
+pub const EXEC: &str = "exec/answer";
+/// A snapshot of an idle VM, on disk.
+pub const SNAPSHOT_BYTES: &str = "snapshot/idle-128/bytes";
+/// Memory that only an idle clone has.
+pub const CLONE_MEMORY: &str = "clone/unique-memory";
+/// `jiffy run` from a golden snapshot to the first byte of the answer, so many
+/// at once.
+pub const AT_ONCE: [(u32, &str); 3] = [
+    (1, "restore/concurrent/1/answer"),
+    (10, "restore/concurrent/10/answer"),
+    (50, "restore/concurrent/50/answer"),
+];
+
+const JIFFY: &str = "/bin/jiffy";
+
+/// `jiffy run -- true`, from nothing or from a golden snapshot, which the
+/// first run has left behind.
+pub(crate) fn run_case(name: &str, cold: bool, runs: u32) -> Case {
+    let words = |list: &[&str]| Some(list.iter().map(|word| word.to_string()).collect());
+    let vm = format!("{}-{{run}}", name.replace('/', "-"));
+    let mut argv = vec![JIFFY, "run", "--name", &vm];
+    if cold {
+        argv.push("--cold");
+    }
+    argv.extend(["--", "true"]);
+    Case {
+        name: name.into(),
+        monitor: "jiffy".into(),
+        kind: Kind::ToExit {
+            once: (!cold)
+                .then(|| words(&["/bin/sh", "-c", HAS_GOLDEN]))
+                .flatten(),
+            pull: None,
+            before: None,
+            argv: argv.into_iter().map(String::from).collect(),
+            timeline: words(&[JIFFY, "timeline", &vm, "--format", "json"]),
+            after: words(&[JIFFY, "rm", "--force", &vm]),
+        },
+        runs,
+        // The first starts the daemon and imports the image.
+        warm_up: 2,
+    }
+}
+
+pub(crate) fn exec_case(runs: u32) -> Case {
+    let vm = "exec-{run}";
+    let words = |list: &[&str]| list.iter().map(|word| word.to_string()).collect();
+    Case {
+        name: EXEC.into(),
+        monitor: "jiffy".into(),
+        kind: Kind::ToExit {
+            pull: None,
+            once: None,
+            before: Some(words(&[JIFFY, "run", "--detach", "--name", vm])),
+            argv: words(&[JIFFY, "exec", vm, "--", "true"]),
+            timeline: None,
+            after: Some(words(&[JIFFY, "rm", "--force", vm])),
+        },
+        runs,
+        // The first boots, and starts the daemon if nobody has.
+        warm_up: 2,
+    }
+}
+
+/// How many times as many runs it takes to tell the median of runs that differ: on
+/// one CPU, now and then, the end of one run's VM is in the way of the next.
+pub const SPREAD: u32 = 3;
+
+/// How to ask whether there is a golden snapshot.
+pub(crate) const HAS_GOLDEN: &str = "jiffy snapshot ls --all --format json | grep -q golden";
+
+/// Cases that count bytes.
+pub(crate) fn count_cases(runs: u32) -> [Case; 2] {
+    [
+        (SNAPSHOT_BYTES, Kind::SnapshotBytes),
+        (CLONE_MEMORY, Kind::CloneMemory),
+    ]
+    .map(|(name, kind)| Case {
+        name: name.into(),
+        monitor: "jiffy".into(),
+        kind,
+        // They boot a VM each, and vary little.
+        runs: runs.min(5),
+        warm_up: 1,
+    })
+}
+
+/// The VMs stay until all have answered, so that one can look at them.
+pub(crate) fn at_once((count, name): (u32, &str)) -> Case {
+    let words = |list: &[&str]| list.iter().map(|word| word.to_string()).collect();
+    let vm = format!("at-once-{count}-{{run}}");
+    let script = "echo J; exec sleep 1000";
+    Case {
+        name: name.into(),
+        monitor: "jiffy".into(),
+        kind: Kind::AtOnce {
+            count,
+            argv: words(&[JIFFY, "run", "--name", &vm, "--", "sh", "-c", script]),
+            once: words(&["/bin/sh", "-c", HAS_GOLDEN]),
+            after: words(&[JIFFY, "rm", "--force", &vm]),
+        },
+        // About as many samples of each.
+        runs: match count {
+            1 => 20,
+            10 => 4,
+            _ => 2,
+        },
+        warm_up: if count == 1 { 2 } else { 1 },
+    }
+}
