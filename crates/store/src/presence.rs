@@ -58,6 +58,7 @@ impl PresenceMap {
     /// in use.
     pub fn create(path: &Path, header: MapHeader) -> Result<PresenceMap, PresenceError> {
         let make = || {
+            header.check_units()?;
             let file = open_locked(path, true)?;
             file.set_len(0)?;
             file.set_len(header.file_bytes())?;
@@ -314,6 +315,13 @@ mod tests {
         let path = folder.path().join("present");
         drop(PresenceMap::create(&path, header(200)).unwrap());
         let good = fs::read(&path).unwrap();
+        let huge = MapHeader {
+            length: 1 << 62,
+            ..header(1)
+        };
+        let error = PresenceMap::create(&path, huge).unwrap_err();
+        assert!(matches!(error.fault, PresenceFault::Map(_)), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), good, "nothing was touched");
         for cut in [0, 1, MAP_HEADER, good.len() - 1] {
             fs::write(&path, &good[..cut]).unwrap();
             let error = PresenceMap::open(&path).unwrap_err();

@@ -81,6 +81,14 @@ impl MapHeader {
         self.length.div_ceil(u64::from(self.unit))
     }
 
+    /// Refuses more units than [`MAP_UNITS_MAX`].
+    pub fn check_units(&self) -> Result<(), MapError> {
+        match self.units() > MAP_UNITS_MAX {
+            true => Err(MapError::Field("it has more than 2^32 - 1 units")),
+            false => Ok(()),
+        }
+    }
+
     /// Bytes of the whole file: header and bits, in whole words of 64.
     pub fn file_bytes(&self) -> u64 {
         MAP_HEADER as u64 + self.units().div_ceil(64) * 8
@@ -136,9 +144,7 @@ impl MapHeader {
                 "its unit is not a power of two from 4 KiB to 2 MiB",
             ));
         }
-        if header.units() > MAP_UNITS_MAX {
-            return Err(MapError::Field("it has more than 2^32 - 1 units"));
-        }
+        header.check_units()?;
         if header.tail > header.length {
             return Err(MapError::Field("its tail begins behind its end"));
         }

@@ -3,6 +3,7 @@
 use super::blocks::{BLOCK, punch};
 use super::map_path;
 use crate::error::{Fault, ImageError, WriteError};
+use crate::format::manifest::ENTRY_BYTES;
 use crate::format::{Fields, Footer, Header, ImageId, footer, header};
 use crate::presence::{PresenceFault, PresenceMap};
 use crate::reader::manifest_id;
@@ -13,6 +14,9 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
+
+/// Where the first chunk begins at the latest; each follows the one before.
+const FIRST_CHUNK: u64 = 4096;
 
 /// Makes a partial image at `path`: as long as the whole file, with its header
 /// and its last bytes, `tail`, which must hold the whole manifest. They are
@@ -33,6 +37,14 @@ pub fn create(path: &Path, length: u64, tail: &[u8], id: ImageId) -> Result<(), 
             path.display(),
             length - footer.data_end()
         )));
+    }
+    // The map is as long as the file says it is. The entries are in the tail.
+    let entries = footer.entries.length / ENTRY_BYTES as u64;
+    if footer.data_end() > FIRST_CHUNK + entries * u64::from(footer.chunk_size) {
+        return Err(failed(Fault::Damaged {
+            offset: length - footer::BYTES as u64,
+            what: "its chunks cannot fill the place that they have in the file",
+        }));
     }
     // Held until the image has its name: two that begin one image at once.
     let map = MapHeader {
@@ -101,8 +113,8 @@ fn ends(length: u64, tail: &[u8]) -> Result<(Header, Footer), Fault> {
         chunk_size: fields.u32(),
         size: fields.u64(),
     };
-    let footer = Footer::decode(last, length, &header)?;
     let header = Header::decode(&header.encode())?;
+    let footer = Footer::decode(last, length, &header)?;
     Ok((header, footer))
 }
 

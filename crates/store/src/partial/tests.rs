@@ -1,6 +1,6 @@
 use super::*;
-use crate::error::{Fault, ImageError};
-use crate::format::Kind;
+use crate::error::{Fault, ImageError, WriteError};
+use crate::format::{IdHasher, Kind, Section, footer};
 use crate::reader::{ImageReader, Opening};
 use crate::samples::{CHUNK, Folder, contents, read_all, small};
 use crate::writer::{WriteOptions, write_image};
@@ -431,6 +431,63 @@ fn a_manifest_that_is_another_s_is_refused_and_leaves_nothing() {
     create(&target, length, &pair.whole, id).unwrap();
     let whole = ImageReader::open(&target).unwrap();
     assert_eq!(read_all(&whole), pair.bytes, "all of it was in the tail");
+}
+
+/// The tail of a file of one chunk that claims to be `length` bytes long, in order by
+/// itself.
+fn claiming(length: u64) -> (Vec<u8>, ImageId) {
+    let (group, entry, hash) = ([1; 16], [0; 16], [3; 16]);
+    let chunk_size = CHUNK as u32;
+    let tables: Vec<u8> = [group, entry, hash].concat();
+    let start = length - (tables.len() + footer::BYTES) as u64;
+    let mut id = IdHasher::new(1, chunk_size);
+    id.bitmap(u64::from_le_bytes([1; 8]));
+    id.chunk(&hash);
+    let section = |index: u64, length| Section {
+        offset: start + index * 16,
+        length,
+        checksum: 0,
+    };
+    let footer = Footer {
+        chunk_size,
+        size: 1,
+        id: id.finish(),
+        hot: 0..0,
+        dictionary: section(0, 0),
+        parent: section(0, 0),
+        working_set: section(0, 0),
+        groups: section(0, 16),
+        entries: section(1, 16),
+        hashes: section(2, 16),
+        backing: section(3, 0),
+    };
+    ([&tables[..], &footer.encode()].concat(), footer.id)
+}
+
+#[test]
+fn no_more_is_believed_of_a_length_than_the_tables_have_chunks_for() {
+    let folder = Folder::new();
+    let path = folder.file("image");
+    let refused = |made: Result<(), WriteError>| match made.unwrap_err() {
+        WriteError::Image(error) => error.to_string(),
+        other => other.to_string(),
+    };
+    let room = 4096 + CHUNK as u64 + (3 * 16 + footer::BYTES) as u64;
+    for length in [1 << 62, 1 << 40, room + 1] {
+        let (tail, id) = claiming(length);
+        let error = refused(create(&path, length, &tail, id));
+        assert!(error.contains("cannot fill the place"), "{error}");
+        assert_eq!(folder.names(), [""; 0], "{length}");
+    }
+    let (tail, id) = claiming(room);
+    create(&path, room, &tail, id).unwrap();
+    // Of this one nothing can be computed.
+    let (mut tail, id) = claiming(room);
+    let footer: &mut [u8; footer::BYTES] = tail.last_chunk_mut().unwrap();
+    footer[12..16].fill(0);
+    crate::format::seal(footer);
+    let error = refused(create(&folder.file("other"), room, &tail, id));
+    assert!(error.contains("power of two"), "{error}");
 }
 
 #[test]
