@@ -122,7 +122,13 @@ impl Draft {
     fn elsewhere<'a>(&'a self, root: Option<&'a Root>) -> Result<Elsewhere<'a>> {
         let link = self.path().join(ROOT);
         if let Some(root) = root {
-            fs::hard_link(&root.path, &link)
+            // One that was filled as it was read is only in the page cache yet.
+            let synced = match root.lazy {
+                Some(_) => File::open(&root.path).and_then(|file| file.sync_data()),
+                None => Ok(()),
+            };
+            synced
+                .and_then(|()| fs::hard_link(&root.path, &link))
                 .map_err(|error| Error::io("keep the image", &link, &error))?;
         }
         let tables = self.root_tables.as_ref().zip(root);

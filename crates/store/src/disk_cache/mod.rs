@@ -24,7 +24,7 @@ use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
@@ -78,17 +78,13 @@ impl DiskCache {
             image: image.id().0,
             boot,
         };
-        let contents = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(folder.join(CONTENTS))
-            .map_err(failed)?;
+        let mut contents = open_contents(folder).map_err(failed)?;
+        let mut of_another_boot = false;
         let known = match PresenceMap::open(&folder.join(PRESENT)) {
             Ok(map) => Some(map).filter(|map| {
                 let head = map.header();
                 let valid = head.boot == boot || head.boot == [0; 16];
+                of_another_boot = !valid;
                 let fits = MapHeader { boot, ..*head } == wanted;
                 valid && fits && contents.metadata().is_ok_and(|meta| meta.len() == length)
             }),
@@ -104,7 +100,10 @@ impl DiskCache {
                 map.bind(boot).map_err(failed)?;
                 map
             }
-            None => begin(folder, &contents, wanted, image)?,
+            None => {
+                contents = own_contents(folder, contents, of_another_boot)?;
+                begin(folder, &contents, wanted, image)?
+            }
         };
         map.touch();
         Ok(DiskCache {
@@ -237,7 +236,7 @@ pub fn remove(folder: &Path) -> io::Result<Option<u64>> {
         // Whatever is there means nothing without the other.
         _ => {}
     }
-    let bytes = std::os::unix::fs::MetadataExt::blocks(&contents.metadata()?) * 512;
+    let bytes = contents.metadata()?.blocks() * 512;
     durable::remove(&folder.join(PRESENT))?;
     fs::remove_file(folder.join(CONTENTS))?;
     // Others may keep files there.
@@ -245,7 +244,39 @@ pub fn remove(folder: &Path) -> io::Result<Option<u64>> {
     Ok(Some(bytes))
 }
 
-/// Begins anew: nothing is there but what is zero.
+fn open_contents(folder: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(folder.join(CONTENTS))
+}
+
+/// The file, or a new one in its place if a snapshot's root file system is a
+/// further name of the same bytes: those are not the cache's to drop. Locked
+/// alone.
+fn own_contents(folder: &Path, contents: File, of_another_boot: bool) -> Result<File, CacheError> {
+    let failed = |error| CacheError::Io(folder.to_owned(), error);
+    let linked = contents.metadata().map_err(failed)?.nlink() > 1;
+    // Who has it open when its map is of another boot is a VM of the snapshot.
+    let of_a_snapshot = linked && of_another_boot;
+    if !lock_alone(&contents).map_err(failed)? && !of_a_snapshot {
+        return Err(CacheError::OtherImage(folder.to_owned()));
+    }
+    if !linked {
+        return Ok(contents);
+    }
+    flock(&contents, FlockOperation::Unlock).map_err(|error| failed(error.into()))?;
+    fs::remove_file(folder.join(CONTENTS)).map_err(failed)?;
+    let contents = open_contents(folder).map_err(failed)?;
+    match lock_alone(&contents).map_err(failed)? {
+        true => Ok(contents),
+        false => Err(CacheError::InUse(folder.to_owned())),
+    }
+}
+
+/// Begins anew: nothing is there but what is zero. The file is locked alone.
 fn begin(
     folder: &Path,
     contents: &File,
@@ -253,9 +284,6 @@ fn begin(
     image: &ImageReader,
 ) -> Result<PresenceMap, CacheError> {
     let failed = |error| CacheError::Io(folder.to_owned(), error);
-    if !lock_alone(contents).map_err(failed)? {
-        return Err(CacheError::OtherImage(folder.to_owned()));
-    }
     let map =
         PresenceMap::create(&folder.join(PRESENT), wanted).map_err(|error| match error.fault {
             PresenceFault::Io(error) => failed(error),

@@ -92,6 +92,39 @@ fn bits_of_another_boot_mean_nothing_unless_all_was_synced() {
 }
 
 #[test]
+fn what_a_snapshot_has_of_another_boot_stays_its_own() {
+    let folder = Folder::new();
+    let (path, image, bytes) = full(&folder);
+    let link = folder.file("root");
+    fs::hard_link(path.join(CONTENTS), &link).unwrap();
+    // The host lost its power, and a VM of the snapshot runs already.
+    let map = PresenceMap::open(&path.join(PRESENT)).unwrap();
+    map.bind([9; 16]).unwrap();
+    drop(map);
+    let vm = File::open(&link).unwrap();
+    flock(&vm, FlockOperation::LockShared).unwrap();
+    assert!(!check(&path, &image, &bytes).contains(&true));
+    assert_eq!(fs::read(&link).unwrap(), bytes);
+    drop(vm);
+    let nlink = |path: &Path| fs::metadata(path).unwrap().nlink();
+    assert_eq!((nlink(&link), nlink(&path.join(CONTENTS))), (1, 1));
+    // A map that is damaged tells nothing of who has it.
+    fs::remove_file(&link).unwrap();
+    fs::hard_link(path.join(CONTENTS), &link).unwrap();
+    let cache = DiskCache::open(&path, &image).unwrap();
+    cache.put(0, &bytes).unwrap();
+    drop(cache);
+    fs::write(path.join(PRESENT), b"no map").unwrap();
+    let vm = File::open(&link).unwrap();
+    flock(&vm, FlockOperation::LockShared).unwrap();
+    let error = DiskCache::open(&path, &image).unwrap_err();
+    assert!(error.to_string().contains("a VM uses it"), "{error}");
+    drop(vm);
+    assert!(!check(&path, &image, &bytes).contains(&true));
+    assert_eq!(fs::read(&link).unwrap(), bytes);
+}
+
+#[test]
 fn another_image_begins_anew_but_not_under_a_vm() {
     let folder = Folder::new();
     let one = folder.image("one", &contents("nt"), &small());
@@ -159,8 +192,7 @@ fn check(path: &Path, image: &ImageReader, bytes: &[u8]) -> Vec<bool> {
 fn parts_are_given_up_and_filled_again() {
     let folder = Folder::new();
     let (path, image, bytes) = full(&folder);
-    let blocks =
-        || std::os::unix::fs::MetadataExt::blocks(&fs::metadata(path.join(CONTENTS)).unwrap());
+    let blocks = || fs::metadata(path.join(CONTENTS)).unwrap().blocks();
     let before = blocks();
     let last = (bytes.len() / CHUNK - 1) as u32;
     let freed = trim(&path, Parts::Any, 600 << 10, &[0, last])
