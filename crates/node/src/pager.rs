@@ -10,11 +10,12 @@ use crate::paths::Paths;
 use crate::vm::process::{VmmProcess, is_alive};
 use crate::vm::record::Paged;
 use crate::vm::timeline::short;
+use jiffy_sys::locked::Locked;
 use jiffy_sys::spawn::{Detached, spawn_detached};
 use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
@@ -119,7 +120,11 @@ impl Pager {
     /// Fills a disk from now on, as its VMMs ask for it.
     pub async fn open_disk(&self, disk: &LazyDisk) -> Result<()> {
         let mut state = self.state.lock().await;
-        self.run(&mut state).await?;
+        self.open_in(&mut state, disk).await
+    }
+
+    async fn open_in(&self, state: &mut State, disk: &LazyDisk) -> Result<()> {
+        self.run(state).await?;
         if state.disks.contains_key(&disk.name()) {
             if disk.contents(&self.paths).exists() {
                 return Ok(());
@@ -202,20 +207,27 @@ impl Pager {
         tokio::task::spawn_blocking(work).await.ok()
     }
 
-    /// Fetches all that is missing of a disk.
-    pub async fn complete_disk(&self, disk: &LazyDisk) -> Result<()> {
-        self.open_disk(disk).await?;
+    /// Fetches all that is missing of a disk. Nothing of it is given up while
+    /// what this gives is held, whatever becomes of the VMs that have it.
+    pub async fn complete_disk(&self, disk: &LazyDisk) -> Result<Locked> {
+        let held = {
+            // Opened and locked before anybody can close it.
+            let mut state = self.state.lock().await;
+            self.open_in(&mut state, disk).await?;
+            hold(disk.contents(&self.paths)).await?
+        };
         self.complete(&disk.name()).await.map_err(|why| {
             Error::registry(format!(
                 "What is missing of the VM's root file system can't be had: {why}."
             ))
-        })
+        })?;
+        Ok(held)
     }
 
     /// Fetches all that is missing of a disk's image, so that another can be
-    /// made beside it.
-    pub async fn complete_image(&self, disk: &LazyDisk) -> Result<()> {
-        self.complete_disk(disk).await?;
+    /// made beside it. As [`Pager::complete_disk`].
+    pub async fn complete_image(&self, disk: &LazyDisk) -> Result<Locked> {
+        let held = self.complete_disk(disk).await?;
         for image in disk.images(&self.paths) {
             let request = PagerRequest::CompleteImage { image };
             done(self.ask(&request, COMPLETE_TIME).await).map_err(|why| {
@@ -224,7 +236,7 @@ impl Pager {
                 ))
             })?;
         }
-        Ok(())
+        Ok(held)
     }
 
     /// Takes over VMs of an earlier daemon, whose pager may run or not, and
@@ -525,6 +537,17 @@ impl Pager {
     }
 }
 
+/// Locks a cache's file as a VMM does that reads it.
+async fn hold(contents: PathBuf) -> Result<Locked> {
+    let work = tokio::task::spawn_blocking(move || {
+        File::open(&contents)
+            .and_then(Locked::shared)
+            .map_err(|error| Error::io("hold a VM's root file system", &contents, &error))
+    });
+    work.await
+        .map_err(|error| Error::internal(format!("A task was cut short: {error}.")))?
+}
+
 async fn exchange(mut stream: UnixStream, request: &PagerRequest) -> io::Result<PagerResponse> {
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
@@ -544,3 +567,6 @@ fn done(answer: io::Result<PagerResponse>) -> std::result::Result<(), String> {
         Err(error) => Err(format!("it does not answer: {error}")),
     }
 }
+
+#[cfg(test)]
+mod tests;

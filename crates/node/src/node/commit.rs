@@ -44,9 +44,10 @@ impl Node {
         let _one = vm.operation.lock().await;
         let socket = self.capturable(&vm).await?;
         let root = self.root_of(&vm).await?;
-        if let Some(disk) = &root.lazy {
-            self.settings.pager.complete_image(disk).await?;
-        }
+        let _whole = match &root.lazy {
+            Some(disk) => Some(self.settings.pager.complete_image(disk).await?),
+            None => None,
+        };
         let draft = self.images.draft()?;
         let begun = monotonic_ns();
         let changes = draft.path().join("changes.tar");

@@ -9,6 +9,7 @@ use crate::snapshots::saved::Saved;
 use crate::vm::VmHandle;
 use crate::vm::record::Root;
 use jiffy_store::bounded::{keep_within, usage};
+use jiffy_sys::locked::Locked;
 use jiffy_wire::api::{Snapshot, VmState};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -127,11 +128,12 @@ impl Node {
     }
 
     /// Fetches all that is missing of a root file system: what is kept of a VM
-    /// must not need a registry.
-    pub(super) async fn complete_root(&self, root: &Root) -> Result<()> {
+    /// must not need a registry. It stays whole while what this gives is held;
+    /// the VM may end meanwhile.
+    pub(super) async fn complete_root(&self, root: &Root) -> Result<Option<Locked>> {
         match &root.lazy {
-            Some(disk) => self.settings.pager.complete_disk(disk).await,
-            None => Ok(()),
+            Some(disk) => self.settings.pager.complete_disk(disk).await.map(Some),
+            None => Ok(None),
         }
     }
 

@@ -42,7 +42,7 @@ impl Node {
         let _one = vm.operation.lock().await;
         let socket = self.capturable(&vm).await?;
         let root = self.root_of(&vm).await?;
-        self.complete_root(&root).await?;
+        let _whole = self.complete_root(&root).await?;
         let folder = self.settings.paths.vm(&vm.id);
         let manifest = self.manifest_of(&vm, &root, MemoryForm::Image).await?;
         let draft = Draft::new(&folder)?;

@@ -39,7 +39,7 @@ impl Node {
         let _one = vm.operation.lock().await;
         self.capturable(&vm).await?;
         let root = self.root_of(&vm).await?;
-        self.complete_root(&root).await?;
+        let _whole = self.complete_root(&root).await?;
         let mut manifest = self.manifest_of(&vm, &root, MemoryForm::Image).await?;
         let mut draft = Draft::new(self.snapshots.folder())?;
         let started = vm.view.borrow().vm.started.unwrap_or(0);
