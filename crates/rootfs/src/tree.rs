@@ -192,8 +192,9 @@ pub enum NameError {
     /// There is no room for more entries (the limit).
     #[error("with the folders on its way there are more than {0} entries")]
     TooMany(u64),
-    /// Names, links and attributes take more than the limit, in bytes.
-    #[error("names and attributes take more than {0} bytes")]
+    /// Names, links, attributes and maps of holes take more than the limit, in
+    /// bytes.
+    #[error("names, attributes and maps of holes take more than {0} bytes")]
     TooLarge(u64),
 }
 
@@ -539,13 +540,16 @@ impl Tree {
     }
 }
 
-/// What a node's kind takes of the limit for names and attributes.
+/// What a node's kind takes of the limit for names, attributes and maps of
+/// holes.
 pub(crate) fn weight(kind: &Kind) -> u64 {
     match kind {
         Kind::Symlink(target) => target.len() as u64,
         Kind::File(content) => {
             let path = content.path.as_ref().map_or(0, |file| file.path.len());
-            (content.pieces.len() * size_of::<Piece>() + path) as u64
+            let runs = content.pieces.len() * size_of::<Piece>();
+            // It is in memory for all files at once, before any is written.
+            (runs + path) as u64 + crate::erofs::table_bytes(content)
         }
         _ => 0,
     }

@@ -362,6 +362,15 @@ fn chunk_bits(size: u64) -> Result<u32, PlanError> {
         .ok_or(PlanError::FileTooLarge(size))
 }
 
+/// Bytes of the table of chunks that a file needs for its holes, here and in
+/// the image.
+pub(crate) fn table_bytes(content: &Content) -> u64 {
+    match (chunk_bits(content.size), holes(content)) {
+        (Ok(bits), Ok(HOLES_WORTH_A_TABLE..)) => 4 * content.size.div_ceil(BLOCK_SIZE << bits),
+        _ => 0,
+    }
+}
+
 /// Bytes of the chunks in which nothing is: so the image can be read back and
 /// written again the same.
 fn holes(content: &Content) -> Result<u64, PlanError> {

@@ -179,6 +179,45 @@ fn implied_folders_count_against_the_limit() {
     assert_eq!(result, Err(NameError::TooLarge(1000)));
 }
 
+#[test]
+fn a_large_hole_counts_with_its_table_of_chunks() {
+    let holes = |size: u64| {
+        Kind::File(Content {
+            size,
+            ..Content::default()
+        })
+    };
+    // Of a gibibyte it has 2^18 chunks; of more no more, but larger ones.
+    for (size, table) in [
+        (0, 0),
+        ((1 << 20) - 4096, 0),
+        (1 << 20, 1 << 10),
+        (1 << 30, 1 << 20),
+        (1 << 40, 1 << 20),
+        (u64::MAX, 0),
+    ] {
+        assert_eq!(weight(&holes(size)), table, "{size}");
+    }
+    let piece = Piece {
+        at: 0,
+        len: 1 << 30,
+        from: 0,
+        input: Input::File(0),
+    };
+    let full = Kind::File(Content {
+        size: 1 << 30,
+        pieces: Box::from([piece]),
+        path: None,
+    });
+    assert_eq!(weight(&full), size_of::<Piece>() as u64);
+    let mut tree = Tree::new(u64::MAX, 3 << 20);
+    tree.begin_layer();
+    let mut add = |name: &[u8]| tree.insert(name, holes(1 << 30), Attributes::default());
+    add(b"a").unwrap();
+    add(b"b").unwrap();
+    assert_eq!(add(b"c"), Err(NameError::TooLarge(3 << 20)));
+}
+
 /// The same in the plainest way: a map of paths.
 #[derive(Clone, Default)]
 struct Model(BTreeMap<String, (bool, u16)>);
