@@ -226,7 +226,8 @@ fn share(tree: &mut Tree, inputs: &Inputs) -> Result<(), ImportError> {
 /// The new file with pieces of the old one where they are alike; `None` if
 /// less than half is.
 fn shared(new: &Content, old: &Content, inputs: &Inputs) -> Result<Option<Content>, ImportError> {
-    if new.size == 0 {
+    // Behind the old file's end nothing is alike.
+    if new.size == 0 || new.size / 2 > old.size {
         return Ok(None);
     }
     let mut pieces: Vec<Piece> = Vec::new();
@@ -234,9 +235,23 @@ fn shared(new: &Content, old: &Content, inputs: &Inputs) -> Result<Option<Conten
     let (mut left, mut right) = (Vec::new(), Vec::new());
     let mut at = 0;
     while at < new.size {
+        // A size costs nothing: where both have a hole there is nothing to read.
+        let data = new.next_data(at).min(old.next_data(at));
+        let hole = match data < new.size {
+            true => data / STRIDE * STRIDE,
+            false => new.size,
+        };
+        if hole > at {
+            let known = match hole <= old.size {
+                true => hole,
+                false => old.size / BLOCK * BLOCK,
+            };
+            alike += known.saturating_sub(at);
+            at = hole;
+            continue;
+        }
         let len = STRIDE.min(new.size - at);
         inputs.read(new, at, len, &mut left)?;
-        // Behind the old file's end nothing is alike.
         let known = old.size.saturating_sub(at).min(len);
         inputs.read(old, at, known, &mut right)?;
         for start in (0..len).step_by(BLOCK as usize) {
@@ -249,7 +264,7 @@ fn shared(new: &Content, old: &Content, inputs: &Inputs) -> Result<Option<Conten
         }
         at += len;
     }
-    if alike * 2 < new.size {
+    if alike < new.size.div_ceil(2) {
         return Ok(None);
     }
     Ok(Some(Content {
@@ -260,6 +275,16 @@ fn shared(new: &Content, old: &Content, inputs: &Inputs) -> Result<Option<Conten
 }
 
 impl Content {
+    /// The first byte from there on that is in no hole.
+    fn next_data(&self, at: u64) -> u64 {
+        let next = self
+            .pieces
+            .partition_point(|piece| piece.at + piece.len <= at);
+        self.pieces
+            .get(next)
+            .map_or(u64::MAX, |piece| piece.at.max(at))
+    }
+
     /// Adds the pieces of a range to those of another content.
     fn slice(&self, range: std::ops::Range<u64>, to: &mut Vec<Piece>) {
         let first = self
@@ -286,6 +311,95 @@ impl Content {
                     from,
                     input: piece.input,
                 }),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::Input;
+    use proptest::prelude::*;
+    use std::io::Write;
+
+    const HUGE: u64 = 1 << 60;
+
+    /// Bytes of one file at these places of another: offset there, offset here,
+    /// count.
+    fn content(size: u64, runs: &[(u64, u64, u64)]) -> Content {
+        let piece = |&(from, at, len): &(u64, u64, u64)| Piece {
+            at,
+            len,
+            from,
+            input: Input::File(0),
+        };
+        Content {
+            size,
+            pieces: runs.iter().map(piece).collect(),
+            path: None,
+        }
+    }
+
+    fn inputs(bytes: &[u8]) -> Inputs {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        Inputs {
+            files: vec![Arc::new(file)],
+            ..Inputs::default()
+        }
+    }
+
+    #[test]
+    fn holes_are_compared_without_being_read() {
+        let inputs = inputs(&[7; 2 * BLOCK as usize]);
+        let data = |at| [(0, at, BLOCK)];
+        let hole = content(HUGE, &[]);
+        let sharing = |new: &Content, old: &Content| shared(new, old, &inputs).unwrap();
+        assert_eq!(sharing(&hole, &content(100, &[])), None);
+        assert_eq!(sharing(&hole, &content(HUGE / 2 - 1, &[])), None);
+        assert_eq!(sharing(&content(u64::MAX, &[]), &content(100, &[])), None);
+        assert_eq!(sharing(&hole, &hole), Some(hole.clone()));
+        // With data at their ends, of which one has moved by a block.
+        let (one, other) = (
+            content(HUGE, &data(HUGE - BLOCK)),
+            content(HUGE, &data(HUGE - 2 * BLOCK)),
+        );
+        assert_eq!(sharing(&one, &one), Some(one.clone()));
+        assert_eq!(sharing(&one, &other), Some(one.clone()));
+        assert_eq!(sharing(&one, &hole), Some(one));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// As many bytes as are alike, block by block, decide.
+        #[test]
+        fn what_is_alike_is_what_its_bytes_say(
+            sizes in (1..4 * STRIDE, 1..4 * STRIDE),
+            runs in (prop::option::of(0..4 * STRIDE), prop::option::of(0..4 * STRIDE)),
+        ) {
+            let inputs = inputs(&[7; 100]);
+            let make = |size: u64, run: Option<u64>| match run {
+                Some(at) if at < size => content(size, &[(0, at, (size - at).min(100))]),
+                _ => content(size, &[]),
+            };
+            let (new, old) = (make(sizes.0, runs.0), make(sizes.1, runs.1));
+            let bytes = |content: &Content| {
+                let mut bytes = Vec::new();
+                inputs.read(content, 0, content.size, &mut bytes).unwrap();
+                bytes
+            };
+            let (left, right) = (bytes(&new), bytes(&old));
+            let blocks = left.chunks(BLOCK as usize).zip((0..).step_by(BLOCK as usize));
+            let alike: usize = blocks
+                .filter(|(block, at)| right.get(*at..at + block.len()) == Some(*block))
+                .map(|(block, _)| block.len())
+                .sum();
+            let found = shared(&new, &old, &inputs).unwrap();
+            prop_assert_eq!(found.is_some(), alike * 2 >= left.len());
+            if let Some(found) = found {
+                prop_assert_eq!(bytes(&found), left);
             }
         }
     }
