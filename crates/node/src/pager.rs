@@ -10,6 +10,7 @@ use crate::paths::Paths;
 use crate::vm::process::{VmmProcess, is_alive};
 use crate::vm::record::Paged;
 use crate::vm::timeline::short;
+use jiffy_store::partial::is_partial;
 use jiffy_sys::locked::Locked;
 use jiffy_sys::spawn::{Detached, spawn_detached};
 use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
@@ -237,6 +238,30 @@ impl Pager {
             })?;
         }
         Ok(held)
+    }
+
+    /// Fetches all that is missing of a snapshot's memory, which no VM is served
+    /// from, so that it can be written anew.
+    pub async fn complete_memory(&self, image: &Path) -> Result<()> {
+        if !is_partial(image) {
+            return Ok(());
+        }
+        self.run(&mut *self.state.lock().await).await?;
+        let origins = PagerRequest::Origins {
+            image: image.to_owned(),
+            origins: crate::snapshots::remote::origins(image, &self.paths),
+        };
+        let complete = PagerRequest::CompleteImage {
+            image: image.to_owned(),
+        };
+        for (request, within) in [(origins, ANSWER_TIME), (complete, COMPLETE_TIME)] {
+            done(self.ask(&request, within).await).map_err(|why| {
+                Error::registry(format!(
+                    "What is missing of the snapshot's memory can't be had: {why}."
+                ))
+            })?;
+        }
+        Ok(())
     }
 
     /// Takes over VMs of an earlier daemon, whose pager may run or not, and

@@ -105,7 +105,8 @@ pub fn options_of(image: &ImageReader) -> Result<WriteOptions, WriteError> {
 /// Writes `image` anew as `target`, with the recorded chunks first and one
 /// after the other, those of the parent and the backing file among them, so that
 /// they are had quickly ([`WriteOptions::quick_working_set`]). Its id stays the same, so its
-/// children do not mind. `target` may be the image itself.
+/// children do not mind. `target` may be the image itself, so one of which
+/// parts are elsewhere is completed first: its map is that of the old file.
 pub fn optimise(
     image: &ImageReader,
     recording: &Recording,
@@ -120,6 +121,7 @@ pub fn optimise(
             image.id()
         )));
     }
+    image.complete()?;
     options.working_set = Some(recording.chunks.clone());
     options.quick_working_set = true;
     write_image(target, &Contents(image), &options)

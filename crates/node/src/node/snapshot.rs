@@ -280,6 +280,8 @@ impl Node {
             )));
         }
         self.when_known(&saved, &name).await?;
+        let pager = &self.settings.pager;
+        pager.complete_memory(&saved.memory()).await?;
         let work = tokio::task::spawn_blocking(move || {
             memory::optimise(&saved)?;
             let mut manifest = saved.manifest.clone();

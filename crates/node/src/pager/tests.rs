@@ -1,28 +1,29 @@
 use super::*;
+use jiffy_store::partial::map_path;
 use tokio::net::UnixListener;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-#[tokio::test]
-async fn nobody_has_a_disk_alone_that_was_completed_for_somebody() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().to_owned();
+/// Asks somebody who does whatever it is told; and what that is.
+async fn obeyed(folder: &Path) -> (Arc<Pager>, UnboundedReceiver<PagerRequest>) {
     let paths = Paths {
-        data: path.clone(),
-        run: path.clone(),
-        lib: path.clone(),
-        share: path.clone(),
-        socket: path.join("api"),
+        data: folder.to_owned(),
+        run: folder.to_owned(),
+        lib: folder.to_owned(),
+        share: folder.to_owned(),
+        socket: folder.join("api"),
         peer: None,
     };
-    let disk = LazyDisk {
-        chunks: vec!["0123456789abcdef0123456789abcdef".to_owned()],
-        ext4: false,
-    };
-    let contents = disk.contents(&paths);
-    fs::create_dir_all(contents.parent().unwrap()).unwrap();
-    fs::write(&contents, "").unwrap();
     let listener = UnixListener::bind(paths.pager_socket()).unwrap();
+    let (told, asked) = unbounded_channel();
     tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
+        while let Ok((stream, _)) = listener.accept().await {
+            let mut stream = BufReader::new(stream);
+            let mut line = Vec::new();
+            stream.read_until(b'\n', &mut line).await.unwrap();
+            // A knock says nothing.
+            if let Ok(request) = serde_json::from_slice(&line) {
+                let _ = told.send(request);
+            }
             let mut ok = serde_json::to_vec(&PagerResponse::Ok).unwrap();
             ok.push(b'\n');
             stream.write_all(&ok).await.unwrap();
@@ -30,6 +31,20 @@ async fn nobody_has_a_disk_alone_that_was_completed_for_somebody() {
     });
     let pager = Pager::new(paths);
     pager.state.lock().await.pid = Some(std::process::id());
+    (pager, asked)
+}
+
+#[tokio::test]
+async fn nobody_has_a_disk_alone_that_was_completed_for_somebody() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pager, _asked) = obeyed(folder.path()).await;
+    let disk = LazyDisk {
+        chunks: vec!["0123456789abcdef0123456789abcdef".to_owned()],
+        ext4: false,
+    };
+    let contents = disk.contents(&pager.paths);
+    fs::create_dir_all(contents.parent().unwrap()).unwrap();
+    fs::write(&contents, "").unwrap();
     let alone = || Locked::alone(File::open(&contents).unwrap()).unwrap();
     let held = pager.complete_image(&disk).await.unwrap();
     assert!(alone().is_none());
@@ -37,4 +52,29 @@ async fn nobody_has_a_disk_alone_that_was_completed_for_somebody() {
     assert!(alone().is_none(), "a VM has ended");
     drop(held);
     assert!(alone().is_some());
+}
+
+#[tokio::test]
+async fn memory_that_is_here_in_parts_is_completed_from_where_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pager, mut asked) = obeyed(folder.path()).await;
+    let memory = folder.path().join("ram.image");
+    fs::write(&memory, "").unwrap();
+    pager.complete_memory(&memory).await.unwrap();
+    assert!(asked.try_recv().is_err(), "it is whole");
+    fs::write(map_path(&memory), "").unwrap();
+    let origin = jiffy_wire::pager::Origin::Folder {
+        folder: "/peer".into(),
+    };
+    crate::snapshots::remote::add_origin(&memory, origin.clone()).unwrap();
+    pager.complete_memory(&memory).await.unwrap();
+    let image = memory.clone();
+    let origins = vec![origin];
+    let expected = [
+        PagerRequest::Origins { image, origins },
+        PagerRequest::CompleteImage { image: memory },
+    ];
+    for request in expected {
+        assert_eq!(asked.try_recv().unwrap(), request);
+    }
 }

@@ -2,6 +2,7 @@ use super::*;
 use crate::error::{Fault, ImageError, WriteError};
 use crate::format::{IdHasher, Kind, Section, footer};
 use crate::reader::{ImageReader, Opening};
+use crate::recording::Recording;
 use crate::samples::{CHUNK, Folder, contents, read_all, small};
 use crate::writer::{WriteOptions, write_image};
 use proptest::prelude::*;
@@ -260,6 +261,32 @@ fn complete_makes_an_ordinary_image_byte_for_byte() {
     // Large reads: 300 chunks are not asked for one by one.
     let most = pair.whole.len() / (4 << 20) + 1;
     assert!(honest.asked().len() <= most, "{:?}", honest.asked());
+}
+
+#[test]
+fn what_is_optimised_over_itself_is_completed_first() {
+    let pair = Pair::new(&many(300), &small());
+    let optimise = |image: &ImageReader| {
+        let recording = Recording {
+            image: image.id(),
+            chunk_size: image.chunk_size(),
+            chunks: vec![200, 100],
+        };
+        crate::optimise(image, &recording, &pair.path())
+    };
+    let before = fs::read(pair.path()).unwrap();
+    optimise(&pair.open(&[]).unwrap()).unwrap_err();
+    assert_eq!(fs::read(pair.path()).unwrap(), before);
+    // All that it says was read is here, and its map is there yet.
+    let image = pair.open(&[Scripted::honest(&pair.whole)]).unwrap();
+    assert_eq!(read_all(&image), pair.bytes);
+    drop(image);
+    assert!(is_partial(&pair.path()));
+    optimise(&pair.open(&[]).unwrap()).unwrap();
+    assert!(!is_partial(&pair.path()));
+    let image = pair.open(&[]).unwrap();
+    assert_eq!(image.working_set().unwrap(), [200..201, 100..101]);
+    assert_eq!(read_all(&image), pair.bytes);
 }
 
 #[test]
