@@ -46,6 +46,7 @@ mod fork;
 mod images;
 mod lazy;
 mod make_golden;
+mod making;
 mod operation;
 mod sleep;
 mod snapshot;
@@ -282,33 +283,33 @@ impl Node {
     }
 
     /// Makes a VM; it is on disk when this returns.
-    pub async fn create(&self, wanted: CreateVm) -> Result<Arc<VmHandle>> {
+    pub async fn create(self: &Arc<Self>, wanted: CreateVm) -> Result<Arc<VmHandle>> {
         let (chosen, spec) = self.specify(wanted).await?;
-        let vm = self.make_vm(chosen, spec, None).await?;
-        match vm.ask(Command::Save).await? {
-            Ok(()) => Ok(vm),
-            Err(error) => {
-                self.discard(&vm).await;
-                Err(error)
-            }
-        }
+        let vm = self.known_vm(chosen, spec, None).await?;
+        let (node, made) = (Arc::clone(self), Arc::clone(&vm));
+        let rest = async move {
+            node.provide(&made, false).await?;
+            made.ask(Command::Save).await?
+        };
+        self.made_for_somebody(&vm, rest).await?;
+        Ok(vm)
     }
 
     /// Makes a VM and starts it, with a client attached from the start. Its
     /// record reaches the disk while the guest boots.
-    pub async fn run(&self, wanted: CreateVm) -> Result<(Arc<VmHandle>, Cursor)> {
+    pub async fn run(self: &Arc<Self>, wanted: CreateVm) -> Result<(Arc<VmHandle>, Cursor)> {
         let received_ns = monotonic_ns();
         let (chosen, spec) = self.specify(wanted).await?;
         let standby = self.standby_for(&spec).await;
-        let vm = self.make_vm(chosen, spec, standby.as_ref()).await?;
+        let vm = self.known_vm(chosen, spec, standby.as_ref()).await?;
         let cursor = Cursor::new(&vm.clients);
-        match self.begin(&vm, standby, received_ns).await {
-            Ok(()) => Ok((vm, cursor)),
-            Err(error) => {
-                self.discard(&vm).await;
-                Err(error)
-            }
-        }
+        let (node, made) = (Arc::clone(self), Arc::clone(&vm));
+        let rest = async move {
+            node.provide(&made, standby.is_some()).await?;
+            node.begin(&made, standby, received_ns).await
+        };
+        self.made_for_somebody(&vm, rest).await?;
+        Ok((vm, cursor))
     }
 
     /// The name that was chosen for a VM, if one was, and what it is made of.
@@ -353,15 +354,7 @@ impl Node {
         spec: Spec,
         standby: Option<&Standby>,
     ) -> Result<Arc<VmHandle>> {
-        let (id, cid) = match standby {
-            Some(standby) => (standby.id.clone(), standby.cid),
-            None => (names::new_id(), self.new_cid()),
-        };
-        let name = chosen.clone().unwrap_or_else(names::made_up);
-        let record = VmRecord::new(id, name, spec, cid);
-        // The VM is known before its image is looked up: from here on the
-        // image can't be removed.
-        let vm = self.register(record, chosen.is_some()).await?;
+        let vm = self.known_vm(chosen, spec, standby).await?;
         match self.provide(&vm, standby.is_some()).await {
             Ok(()) => Ok(vm),
             Err(error) => {
@@ -369,6 +362,23 @@ impl Node {
                 Err(error)
             }
         }
+    }
+
+    /// A VM that has nothing yet. It is known before its image is looked up:
+    /// from here on the image can't be removed.
+    async fn known_vm(
+        &self,
+        chosen: Option<String>,
+        spec: Spec,
+        standby: Option<&Standby>,
+    ) -> Result<Arc<VmHandle>> {
+        let (id, cid) = match standby {
+            Some(standby) => (standby.id.clone(), standby.cid),
+            None => (names::new_id(), self.new_cid()),
+        };
+        let name = chosen.clone().unwrap_or_else(names::made_up);
+        let record = VmRecord::new(id, name, spec, cid);
+        self.register(record, chosen.is_some()).await
     }
 
     async fn register(&self, mut record: VmRecord, chosen: bool) -> Result<Arc<VmHandle>> {
@@ -445,10 +455,6 @@ impl Node {
         let (spec, image) = (Arc::clone(&vm.spec), image.path.clone());
         let work = tokio::task::spawn_blocking(move || roots::make(&folder, &spec, &image));
         operation::joined(work.await)
-    }
-
-    async fn discard(&self, vm: &VmHandle) {
-        let _ = vm.ask(|reply| Command::Remove(true, reply)).await;
     }
 
     /// Waits until a VM that was started is ready, or has ended, and that is

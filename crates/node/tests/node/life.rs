@@ -1,8 +1,9 @@
 //! VMs from creation to removal.
 
+use crate::client::connect;
 use crate::daemon::{Daemon, command, eventually, shell, started, vm};
 use jiffy_wire::agent::{ExitStatus, Stat};
-use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState};
+use jiffy_wire::api::{CreateVm, ErrorKind, RootDisk, RunVm, Vm, VmState};
 use jiffy_wire::timeline::{Timeline, names};
 use std::fs;
 use std::io::Write;
@@ -238,6 +239,48 @@ fn a_vm_can_be_removed_in_every_state() {
     daemon.when("e", VmState::Exited);
     assert_eq!(daemon.delete("/v1/vms/e").status, 204);
     daemon.delete("/v1/vms/e").error(ErrorKind::NotFound);
+    daemon.nothing_left();
+}
+
+#[test]
+fn a_client_that_leaves_while_its_vm_is_made_leaves_no_vm() {
+    let daemon = Daemon::start();
+    daemon.create(&idle("a"));
+    assert_eq!(daemon.delete("/v1/vms/a").status, 204);
+    // Whoever opens this image to copy it waits until somebody writes.
+    let image = daemon.data.join("images/base/image.erofs");
+    fs::remove_file(&image).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, &image, rustix::fs::Mode::RWXU).unwrap();
+    let copied = |remove| CreateVm {
+        name: Some("box".into()),
+        root_disk: Some(RootDisk::Copy { plainly: true }),
+        remove,
+        ..vm(command(&["true"]))
+    };
+    let run = |vm, detach| serde_json::to_vec(&RunVm { vm, detach }).unwrap();
+    let requests = [
+        ("run", run(copied(true), false)),
+        ("run", run(copied(false), true)),
+        ("vms", serde_json::to_vec(&copied(false)).unwrap()),
+    ];
+    for (path, body) in requests {
+        let mut stream = connect(&daemon.socket()).unwrap();
+        let head = "Host: node\r\nConnection: upgrade\r\nUpgrade: jiffy-frames";
+        let length = body.len();
+        write!(
+            stream,
+            "POST /v1/{path} HTTP/1.1\r\n{head}\r\nContent-Length: {length}\r\n\r\n"
+        )
+        .unwrap();
+        stream.write_all(&body).unwrap();
+        eventually("the VM is there", || {
+            daemon.get("/v1/vms/box").status == 200
+        });
+        drop(stream);
+        daemon.gone("box");
+    }
+    let copying = fs::File::options().write(true).open(&image).unwrap();
+    drop(copying);
     daemon.nothing_left();
 }
 
