@@ -414,6 +414,70 @@ fn a_tree_goes_in() {
 }
 
 #[test]
+fn what_goes_in_is_roots_and_without_its_bits_unless_it_is_said() {
+    let modes = [(0o4755, "suid"), (0o2755, "sgid"), (0o1644, "sticky")];
+    let owned_by = |path: &std::path::Path| fs::metadata(path).unwrap().uid();
+    for archive in [false, true] {
+        let (node, kept) = receives(None);
+        let tree = node.folder.path().join("tree");
+        fs::create_dir(&tree).unwrap();
+        let mut tar = tar::Builder::new(Vec::new());
+        for (mode, name) in modes {
+            let path = tree.join(name);
+            fs::write(&path, "").unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            let mut header = tar::Header::new_gnu();
+            header.set_size(0);
+            header.set_mode(mode);
+            header.set_uid(1000);
+            header.set_gid(1000);
+            tar.append_data(&mut header, format!("in/{name}"), &b""[..])
+                .unwrap();
+        }
+        let options = if archive { &["-a"][..] } else { &[] };
+        let mut from_files = node.jiffy();
+        from_files
+            .arg("cp")
+            .args(options)
+            .arg(&tree)
+            .arg("web:/root");
+        assert!(from_files.output().unwrap().status.success());
+        let mut from_tar = node.jiffy();
+        let mut from_tar = from_tar
+            .arg("cp")
+            .args(options)
+            .args(["-", "web:/root"])
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let tar = tar.into_inner().unwrap();
+        from_tar.stdin.take().unwrap().write_all(&tar).unwrap();
+        assert!(from_tar.wait().unwrap().success());
+        let kept = kept.lock().unwrap();
+        let entry = |path: &str| {
+            let entries = kept.iter().filter_map(|frame| match frame {
+                CopyFrame::Entry(entry) => Some(entry),
+                _ => None,
+            });
+            let found = entries.into_iter().find(|entry| entry.path == path);
+            let found = found.unwrap_or_else(|| panic!("{path}"));
+            (found.mode, found.uid, found.gid)
+        };
+        for (mode, name) in modes {
+            let mode = if archive { mode } else { mode & 0o1777 };
+            let (uid, gid) = if archive { (1000, 1000) } else { (0, 0) };
+            assert_eq!(entry(&format!("in/{name}")), (mode, uid, gid), "{archive}");
+            let uid = if archive { owned_by(&tree) } else { 0 };
+            let (there, owner, _) = entry(name);
+            assert_eq!((there, owner), (mode, uid), "{archive}");
+        }
+        // A folder that the tar has not named.
+        let folder = if archive { 1234 } else { 0 };
+        assert_eq!(entry("in").1, folder);
+    }
+}
+
+#[test]
 fn where_it_goes_in_the_vm() {
     let case = |source: &str, to: &str| {
         let (node, kept) = receives(None);

@@ -1,6 +1,6 @@
 //! Tars on stdin and stdout.
 
-use super::check_path;
+use super::{check_path, mode};
 use crate::failure::{Failure, Result};
 use jiffy_wire::agent::{CopyEntry, CopyFrame, CopyKind};
 use jiffy_wire::frame::MAX_DATA;
@@ -119,6 +119,7 @@ fn unwritable(error: io::Error) -> Failure {
 /// Reads a tar as the frames of a copy into an existing folder.
 pub struct TarReader {
     root: CopyEntry,
+    keep_owners: bool,
     /// Folders the tar has named, to name them again where its order needs it.
     folders: HashMap<String, CopyEntry>,
     /// The folder of the last entry.
@@ -127,9 +128,10 @@ pub struct TarReader {
 
 impl TarReader {
     /// `root` is the folder as it is; the copy does not change it.
-    pub fn new(root: CopyEntry) -> TarReader {
+    pub fn new(root: CopyEntry, keep_owners: bool) -> TarReader {
         TarReader {
             root,
+            keep_owners,
             folders: HashMap::new(),
             current: String::new(),
         }
@@ -169,11 +171,13 @@ impl TarReader {
                     continue;
                 }
             };
+            // Some tools leave these empty.
+            let uid = header.uid().unwrap_or(0) as u32;
+            let gid = header.gid().unwrap_or(0) as u32;
             let copied = CopyEntry {
-                mode: header.mode().map_err(failed)? & 0o7777,
-                // Some tools leave these empty.
-                uid: header.uid().unwrap_or(0) as u32,
-                gid: header.gid().unwrap_or(0) as u32,
+                mode: mode(header.mode().map_err(failed)?, self.keep_owners),
+                uid: if self.keep_owners { uid } else { 0 },
+                gid: if self.keep_owners { gid } else { 0 },
                 mtime: header.mtime().unwrap_or(0) as i64,
                 path,
                 kind,
@@ -218,8 +222,8 @@ impl TarReader {
                 path: folder.to_owned(),
                 kind: CopyKind::Folder,
                 mode: 0o755,
-                uid: self.root.uid,
-                gid: self.root.gid,
+                uid: if self.keep_owners { self.root.uid } else { 0 },
+                gid: if self.keep_owners { self.root.gid } else { 0 },
                 mtime: self.root.mtime,
             });
             send(CopyFrame::Entry(entry.clone()))?;

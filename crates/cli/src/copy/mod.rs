@@ -41,6 +41,13 @@ fn is_name(name: &str) -> bool {
     !name.is_empty() && name != "." && name != ".." && name.len() <= MAX_NAME
 }
 
+/// The bits of a mode that a copy has. Set-user-ID and set-group-ID are kept only
+/// with owners, as was asked for: else a program of one user would run as
+/// another, who owns the copy.
+fn mode(mode: u32, keep_owners: bool) -> u32 {
+    mode & if keep_owners { 0o7777 } else { 0o1777 }
+}
+
 /// The last part of a path as the user wrote it; none for `/`, `.` and `..`.
 pub fn base_name(path: &str) -> Option<&str> {
     path.trim_end_matches('/')

@@ -4,7 +4,7 @@
 //! through a symbolic link, and never above the root (openat2(2)); a file gets
 //! its name only when it is whole.
 
-use super::check_path;
+use super::{check_path, mode};
 use crate::failure::{Failure, Result, reason};
 use jiffy_wire::agent::{CopyEntry, CopyFrame, CopyKind};
 use rustix::fd::{AsFd, OwnedFd};
@@ -271,7 +271,11 @@ impl Sink {
             let (uid, gid) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
             fchown(&unfinished.file, Some(uid), Some(gid)).map_err(failed)?;
         }
-        fchmod(&unfinished.file, mode(entry, self.keep_owners)).map_err(failed)?;
+        fchmod(
+            &unfinished.file,
+            Mode::from_raw_mode(mode(entry.mode, self.keep_owners)),
+        )
+        .map_err(failed)?;
         let _ = futimens(&unfinished.file, &times(entry.mtime));
         renameat(folder, temporary.as_str(), folder, name.as_str()).map_err(failed)?;
         unfinished.place = None;
@@ -296,7 +300,7 @@ impl Sink {
             chmodat(
                 &folder,
                 ".",
-                mode(&entry, self.keep_owners),
+                Mode::from_raw_mode(mode(entry.mode, self.keep_owners)),
                 AtFlags::empty(),
             )
             .map_err(failed)?;
@@ -422,13 +426,6 @@ fn own(folder: &OwnedFd, name: &str, entry: &CopyEntry, target: &Path) -> Result
     let flags = AtFlags::SYMLINK_NOFOLLOW;
     chownat(folder.as_fd(), name, Some(uid), Some(gid), flags)
         .map_err(|error| unwritable(target, error))
-}
-
-/// Set-user-ID and set-group-ID would let a guest's program run as the user
-/// here; they are kept only when owners are, as was asked for.
-fn mode(entry: &CopyEntry, keep_owners: bool) -> Mode {
-    let mask = if keep_owners { 0o7777 } else { 0o1777 };
-    Mode::from_raw_mode(entry.mode & mask)
 }
 
 fn times(mtime: i64) -> Timestamps {

@@ -1,5 +1,6 @@
 //! A file or folder here becomes frames.
 
+use super::mode;
 use crate::client::FrameWriter;
 use crate::failure::{Failure, Result};
 use jiffy_wire::agent::{CopyEntry, CopyFrame, CopyKind};
@@ -44,7 +45,7 @@ pub async fn send_tree(
                     true => name.to_owned(),
                     false => inside,
                 },
-                mode: facts.mode() & 0o7777,
+                mode: mode(facts.mode(), keep_owners),
                 uid: if keep_owners { facts.uid() } else { 0 },
                 gid: if keep_owners { facts.gid() } else { 0 },
                 mtime: facts.mtime(),

@@ -35,7 +35,7 @@ pub async fn cp(context: &Context, cp: Cp) -> Result<Outcome> {
         (Place::Here(here), Place::Vm { vm, path }) => {
             send_here(&client, here, vm, path, archive).await
         }
-        (Place::Tar, Place::Vm { vm, path }) => send_tar(&client, vm, path).await,
+        (Place::Tar, Place::Vm { vm, path }) => send_tar(&client, vm, path, archive).await,
         (Place::Vm { .. }, Place::Vm { .. }) => Err(Failure::new(
             "a copy from one VM to another goes through this host",
         )
@@ -152,7 +152,7 @@ async fn send_here(
 }
 
 /// Unpacks a tar from stdin into a folder of a VM.
-async fn send_tar(client: &Client, vm: &str, destination: &str) -> Result<Outcome> {
+async fn send_tar(client: &Client, vm: &str, destination: &str, archive: bool) -> Result<Outcome> {
     let Some(folder) = folder_in(client, vm, destination).await? else {
         return Err(
             Failure::new(format!("there is no folder {destination} in {vm}"))
@@ -170,7 +170,7 @@ async fn send_tar(client: &Client, vm: &str, destination: &str) -> Result<Outcom
     let noted = left_out.clone();
     // Reading stdin blocks, so it has a thread of its own.
     let reading = std::thread::spawn(move || {
-        TarReader::new(root).read(
+        TarReader::new(root, archive).read(
             std::io::stdin().lock(),
             |frame| {
                 pieces
