@@ -2,7 +2,7 @@
 
 use super::artifact::{ImageArtifact, local_file};
 use super::boot;
-use super::chunks::Chunks;
+use super::chunks::{Chunks, Held};
 use super::pull::client::{Access, of_registry};
 use super::pull::job::{Job, Watcher};
 use super::record::ImageRecord;
@@ -88,7 +88,7 @@ fn push_image(
     job: &Arc<Job>,
 ) -> Result<PullStep> {
     job.doing("cutting the image into chunks");
-    let record = images.with_chunks(&found.name)?;
+    let (record, _held) = images.with_chunks(&found.name)?;
     let artifact = ImageArtifact::of(&record);
     artifact.check()?;
     let scratch = &images.pulls.folder;
@@ -120,10 +120,13 @@ fn push_snapshot(
         .into_iter()
         .find(|image| image.digest == *digest);
     let (chunks, _held) = match same {
-        Some(image) => (images.with_chunks(&image.name)?.chunks, None),
+        Some(image) => {
+            let (record, held) = images.with_chunks(&image.name)?;
+            (record.chunks, held)
+        }
         None => {
             let (id, held) = images.chunks.make(&saved.root(), None, None)?;
-            (vec![id], Some(held))
+            (vec![id], held)
         }
     };
     let scratch = &images.pulls.folder;
@@ -252,31 +255,51 @@ pub(crate) fn remote_file(
 
 impl Images {
     /// The record of an image with its chunks, which are made if there are
-    /// none: blocking.
-    pub(crate) fn with_chunks(&self, name: &str) -> Result<ImageRecord> {
+    /// none, and are kept until the hold is dropped: blocking.
+    pub(crate) fn with_chunks(&self, name: &str) -> Result<(ImageRecord, Held)> {
         let mut record = (*self.record(name)?).clone();
+        let held = self.chunks.hold(&record.chunks);
         if !record.chunks.is_empty() && record.chunks.iter().all(|id| self.chunks.has(id)) {
-            return Ok(record);
+            return Ok((record, held));
         }
-        let parents = match self.parent_of(&record)? {
-            Some(parent) if parent != name => self.with_chunks(&parent)?.chunks,
-            _ => Vec::new(),
+        let above = match self.parent_of(&record)? {
+            Some(parent) if parent != name => Some(self.with_chunks(&parent)?),
+            _ => None,
         };
+        let parents = above.iter().flat_map(|(parent, _)| &parent.chunks);
+        let parent = parents.clone().next();
+        let parent = parent.filter(|id| !self.chunks.is_partial(id));
         let folder = self.folder_of(name)?;
-        let parent = parents.first().filter(|id| !self.chunks.is_partial(id));
         let root = folder.join(ROOT);
         let boot = boot::load(&folder, &record.digest);
-        let parent_id = parent.map(String::as_str);
-        let (id, _held) = self.chunks.make(&root, parent_id, boot)?;
+        let (id, _made) = self.chunks.make(&root, parent.map(String::as_str), boot)?;
         record.chunks = vec![id];
         if parent.is_some() {
-            record.chunks.extend(parents);
+            record.chunks.extend(parents.cloned());
         }
-        record
-            .save(&folder)
+        let held = self.chunks.hold(&record.chunks);
+        self.keep_chunks(name, &record)?;
+        Ok((record, held))
+    }
+
+    /// Notes the chunks that were made of an image with it, unless another has
+    /// its name by now: blocking.
+    fn keep_chunks(&self, name: &str, made: &ImageRecord) -> Result<()> {
+        let folder = self.folder_of(name)?;
+        let _one = self.changing.blocking_lock();
+        let now = ImageRecord::load(&folder).ok();
+        let Some(mut now) = now.filter(|now| now.digest == made.digest) else {
+            // Nobody knows of which of the two the chunks are.
+            return Err(Error::conflict(format!(
+                "The image {name} was replaced or removed while it was cut into chunks."
+            ))
+            .hint("Push it again."));
+        };
+        now.chunks.clone_from(&made.chunks);
+        now.save(&folder)
             .map_err(|error| Error::io("write an image's record", &folder, &error))?;
         self.forget(&folder);
-        Ok(record)
+        Ok(())
     }
 
     /// The image that this one was made of, if it is here.
@@ -287,5 +310,94 @@ impl Images {
         let images = self.list()?;
         let parent = images.into_iter().find(|image| image.digest == *parent);
         Ok(parent.map(|image| image.name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Options;
+    use crate::paths::Paths;
+    use clap::Parser;
+    use std::fs;
+    use std::path::Path;
+
+    /// Images in this folder, of which one is called `web`.
+    fn images(folder: &Path) -> (Images, ImageRecord) {
+        let [data, run] = ["data", "run"].map(|name| folder.join(name));
+        let words = ["jiffyd".as_ref(), "--data".as_ref(), data.as_os_str()];
+        let words = words.into_iter().chain(["--run".as_ref(), run.as_os_str()]);
+        let paths = Paths::resolve(&Options::parse_from(words)).unwrap();
+        paths.prepare().unwrap();
+        let images = Images::new(&paths, None);
+        let record = ImageRecord {
+            digest: "0".repeat(64),
+            size: 8192,
+            ..ImageRecord::default()
+        };
+        let web = images.folder_of("web").unwrap();
+        fs::create_dir(&web).unwrap();
+        fs::write(web.join(ROOT), [7; 8192]).unwrap();
+        record.save(&web).unwrap();
+        (images, record)
+    }
+
+    #[test]
+    fn chunks_of_an_image_are_not_noted_with_the_one_that_took_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let (images, old) = images(folder.path());
+        let web = images.folder_of("web").unwrap();
+        let cut = ImageRecord {
+            chunks: vec!["1".repeat(32)],
+            ..old.clone()
+        };
+        let new = ImageRecord {
+            digest: "2".repeat(64),
+            ..old.clone()
+        };
+        new.save(&web).unwrap();
+        let refused = images.keep_chunks("web", &cut).unwrap_err();
+        assert!(refused.0.message.contains("web"), "{}", refused.0.message);
+        assert_eq!(ImageRecord::load(&web).unwrap(), new);
+
+        // The same file system with another configuration: that one stays.
+        let again = ImageRecord {
+            created: 7,
+            ..old.clone()
+        };
+        again.save(&web).unwrap();
+        images.keep_chunks("web", &cut).unwrap();
+        let kept = ImageRecord::load(&web).unwrap();
+        assert_eq!((kept.created, &kept.chunks), (7, &cut.chunks));
+        fs::remove_dir_all(&web).unwrap();
+        assert!(images.keep_chunks("web", &cut).is_err());
+        assert!(!web.exists());
+    }
+
+    #[test]
+    fn chunks_that_are_being_pushed_outlive_their_image() {
+        let folder = tempfile::tempdir().unwrap();
+        let (images, _) = images(folder.path());
+        // Made for the first push, found by the second.
+        for _ in 0..2 {
+            let (record, held) = images.with_chunks("web").unwrap();
+            let web = images.folder_of("web").unwrap();
+            let aside = folder.path().join("aside");
+            fs::rename(&web, &aside).unwrap();
+            images.forget(&web);
+            images.collect();
+            assert!(images.chunks.has(&record.chunks[0]));
+            fs::rename(&aside, &web).unwrap();
+            drop(held);
+        }
+        fs::remove_dir_all(images.folder_of("web").unwrap()).unwrap();
+        images.collect();
+        assert!(images.chunks.held().is_empty());
+        assert_eq!(
+            fs::read_dir(folder.path().join("data/chunks"))
+                .unwrap()
+                .count(),
+            0
+        );
     }
 }
