@@ -3,6 +3,7 @@
 use super::artifact::{ImageArtifact, local_file};
 use super::boot;
 use super::chunks::{Chunks, Held};
+use super::lazy::cache_in;
 use super::pull::client::{Access, of_registry};
 use super::pull::job::{Job, Watcher};
 use super::record::ImageRecord;
@@ -15,9 +16,13 @@ use crate::snapshots::remote::{self, SnapshotArtifact};
 use crate::snapshots::saved::Saved;
 use jiffy_registry::artifact::{Artifact, FileToPush, IMAGE_TYPE, SNAPSHOT_TYPE};
 use jiffy_registry::{Client, Reference, RemoteArtifact, RemoteFile};
-use jiffy_wire::api::{ArtifactKind, PullStep, PushArtifact};
+use jiffy_wire::api::{ArtifactKind, Image, PullStep, PushArtifact};
+use jiffy_wire::disk::CONTENTS;
 use jiffy_wire::pager::Origin;
 use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 use tracing::info;
 
@@ -114,14 +119,9 @@ fn push_snapshot(
 ) -> Result<PullStep> {
     SnapshotArtifact::check(saved)?;
     job.doing("cutting the root file system into chunks");
-    let digest = &saved.manifest.image_digest;
-    let same = images
-        .list()?
-        .into_iter()
-        .find(|image| image.digest == *digest);
-    let (chunks, _held) = match same {
-        Some(image) => {
-            let (record, held) = images.with_chunks(&image.name)?;
+    let (chunks, _held) = match images.with_file(&saved.root())? {
+        Some(name) => {
+            let (record, held) = images.with_chunks(&name)?;
             (record.chunks, held)
         }
         None => {
@@ -243,7 +243,7 @@ pub(crate) fn remote_file(
         };
         let from = super::name::reference(&origin.reference, None)?;
         let artifact = RemoteArtifact::open(client, &from, job.as_ref())
-            .map_err(|error| of_registry(&error, std::path::Path::new(name)))?;
+            .map_err(|error| of_registry(&error, Path::new(name)))?;
         if let Some(file) = artifact.file(&origin.file) {
             return Ok(file.clone());
         }
@@ -302,6 +302,22 @@ impl Images {
         Ok(())
     }
 
+    /// The image whose file system is in this file: the same file, by another
+    /// name. Digests would not do: that of an image that is not all here is what
+    /// whoever pushed it says.
+    fn with_file(&self, file: &Path) -> Result<Option<String>> {
+        let number = |path: &Path| fs::metadata(path).ok().map(|it| (it.dev(), it.ino()));
+        let Some(wanted) = number(file) else {
+            return Ok(None);
+        };
+        let is_same = |image: &Image| {
+            let lazy = || cache_in(&self.disks, image.chunks.as_slice()).join(CONTENTS);
+            number(&image.file.clone().unwrap_or_else(lazy)) == Some(wanted)
+        };
+        let same = self.list()?.into_iter().find(is_same);
+        Ok(same.map(|image| image.name))
+    }
+
     /// The image that this one was made of, if it is here.
     fn parent_of(&self, record: &ImageRecord) -> Result<Option<String>> {
         let Some(parent) = &record.parent else {
@@ -319,8 +335,6 @@ mod tests {
     use crate::options::Options;
     use crate::paths::Paths;
     use clap::Parser;
-    use std::fs;
-    use std::path::Path;
 
     /// Images in this folder, of which one is called `web`.
     fn images(folder: &Path) -> (Images, ImageRecord) {

@@ -13,6 +13,7 @@ mod golden;
 mod images;
 mod life;
 mod pulls;
+mod pushes;
 mod registry;
 mod room;
 mod running;

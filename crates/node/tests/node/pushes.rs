@@ -1,0 +1,82 @@
+//! What is pushed, and from where.
+
+use crate::daemon::{Daemon, command, tar_of, vm};
+use crate::images::{by_name, noise, pull, push};
+use crate::registry::Registry;
+use jiffy_registry::{Client, ClientOptions, Reference, RemoteArtifact};
+use jiffy_wire::api::{CreateVm, Image, VmState};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+
+/// Has an image's record say that its file system has this digest.
+fn claim(folder: &Path, digest: &str) {
+    let path = folder.join("image.json");
+    let text = fs::read_to_string(&path).unwrap();
+    let (_, content) = text.split_once("\"content\":").unwrap();
+    let content = content.trim_end().strip_suffix('}').unwrap();
+    let of = |text: &str| format!("{:08x}", crc32c::crc32c(text.as_bytes()));
+    let record: Value = serde_json::from_str(content).unwrap();
+    let claimed = content.replace(record["digest"].as_str().unwrap(), digest);
+    let text = text.replace(content, &claimed);
+    let text = text.replace(&of(content), &of(&claimed));
+    // Another file: the daemon looks at its number.
+    let new = folder.join("new");
+    fs::write(&new, text).unwrap();
+    fs::rename(&new, &path).unwrap();
+}
+
+/// What the configuration of a pushed artifact says.
+fn config(reference: &str) -> Value {
+    let client = Client::new(ClientOptions::default()).unwrap();
+    let reference = Reference::parse(reference, None).unwrap();
+    let artifact = RemoteArtifact::open(&client, &reference, &()).unwrap();
+    serde_json::from_slice(artifact.config()).unwrap()
+}
+
+#[test]
+fn a_pushed_snapshot_has_its_own_root_whatever_others_claim_to_be() {
+    let registry = Registry::start();
+    let daemon = Daemon::start();
+    let tar = tar_of(&[("noise", &noise(64 << 10))]);
+    let mine: Image = daemon.post("/v1/images/mine?kind=root", &tar).json();
+
+    let stranger = Daemon::start();
+    let tar = tar_of(&[("evil", b"evil")]);
+    stranger
+        .post("/v1/images/evil?kind=root", &tar)
+        .json::<Image>();
+    claim(&stranger.data.join("images/evil"), &mine.digest);
+    let name = registry.name("a/evil:1");
+    push(&stranger, "evil", &name).unwrap();
+    let (evil, _) = pull(&daemon, &by_name(&name)).unwrap();
+    assert_eq!(evil.digest, mine.digest);
+    assert!(evil.name < mine.name, "it is the first of that digest");
+
+    let snapshot_of = |image: &str, vm_name: &str| {
+        let frames = daemon.run(CreateVm {
+            name: Some(vm_name.into()),
+            image: Some(image.into()),
+            ..vm(command(&["/bin/sleep", "1000"]))
+        });
+        daemon.when(vm_name, VmState::Running);
+        let body = format!(r#"{{"name":"of-{vm_name}"}}"#);
+        let path = format!("/v1/vms/{vm_name}/snapshots");
+        let made = daemon.post(&path, body.as_bytes());
+        assert_eq!(made.status, 200, "{}", String::from_utf8_lossy(&made.body));
+        drop(frames);
+        let to = registry.name(&format!("{vm_name}:1"));
+        push(&daemon, &format!("of-{vm_name}"), &to).unwrap();
+        config(&to)["chunks"].clone()
+    };
+    let pushed = snapshot_of("mine", "box");
+    let shown: Image = daemon.get("/v1/images/mine").json();
+    assert_eq!(
+        pushed[0],
+        shown.chunks.unwrap(),
+        "as the image itself has it"
+    );
+    // And the other way round.
+    let pushed = snapshot_of(&name, "other");
+    assert_eq!(pushed, config(&name)["chunks"]);
+}
