@@ -15,10 +15,10 @@ use crate::snapshots::disks;
 use crate::snapshots::remote::{self, SnapshotArtifact};
 use crate::snapshots::saved::Saved;
 use jiffy_registry::artifact::{Artifact, FileToPush, IMAGE_TYPE, SNAPSHOT_TYPE};
-use jiffy_registry::{Client, Reference, RemoteArtifact, RemoteFile};
+use jiffy_registry::{Client, ClientOptions, Reference, RemoteArtifact, RemoteFile};
 use jiffy_wire::api::{ArtifactKind, Image, PullStep, PushArtifact};
 use jiffy_wire::disk::CONTENTS;
-use jiffy_wire::pager::Origin;
+use jiffy_wire::pager::{Origin, RegistryOrigin};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -98,7 +98,8 @@ fn push_image(
     artifact.check()?;
     let scratch = &images.pulls.folder;
     let access = Access::new(&wanted.access, reference, scratch)?;
-    let files = chunk_files(&images.chunks, &record.chunks, &access.client, job)?;
+    let to = (&access.client, reference);
+    let files = chunk_files(&images.chunks, &record.chunks, to, job)?;
     send(
         IMAGE_TYPE,
         artifact.blob()?,
@@ -163,12 +164,8 @@ fn push_snapshot(
     let mut files = remote::files(saved, draft.path())?;
     files.extend(disk_file);
     files.extend(volume_files);
-    files.extend(chunk_files(
-        &images.chunks,
-        &artifact.chunks,
-        &access.client,
-        job,
-    )?);
+    let to = (&access.client, reference);
+    files.extend(chunk_files(&images.chunks, &artifact.chunks, to, job)?);
     send(
         SNAPSHOT_TYPE,
         artifact.blob()?,
@@ -210,12 +207,12 @@ pub(crate) fn send(
     })
 }
 
-/// The files of these images of chunks: those that are here from here, the
-/// others from the registry they came from.
-pub(crate) fn chunk_files(
+/// The files of these images of chunks, to be pushed there: those that are here
+/// from here, the others from the registry they came from.
+fn chunk_files(
     chunks: &Chunks,
     ids: &[String],
-    client: &Client,
+    to: (&Client, &Reference),
     job: &Arc<Job>,
 ) -> Result<Vec<FileToPush>> {
     ids.iter()
@@ -223,34 +220,56 @@ pub(crate) fn chunk_files(
             false => local_file(chunks, id),
             true => {
                 let name = Chunks::file_name(id);
-                let remote = remote_file(&chunks.origins(id), &name, client, job)?;
+                let remote = remote_file(&chunks.origins(id), &name, to, job)?;
                 Ok(FileToPush::remote(&name, &remote))
             }
         })
         .collect()
 }
 
-/// A file where it came from.
-pub(crate) fn remote_file(
+/// A file where it came from: the first place that has it still.
+fn remote_file(
     origins: &[Origin],
     name: &str,
-    client: &Client,
+    to: (&Client, &Reference),
     job: &Arc<Job>,
 ) -> Result<RemoteFile> {
+    let mut failed = None;
     for origin in origins {
         let Origin::Registry(origin) = origin else {
             continue;
         };
-        let from = super::name::reference(&origin.reference, None)?;
-        let artifact = RemoteArtifact::open(client, &from, job.as_ref())
-            .map_err(|error| of_registry(&error, Path::new(name)))?;
-        if let Some(file) = artifact.file(&origin.file) {
-            return Ok(file.clone());
+        match file_at(origin, to, job) {
+            Ok(Some(file)) => return Ok(file),
+            Ok(None) => {}
+            Err(error) => failed = failed.or(Some(error)),
         }
     }
-    Err(Error::internal(format!(
-        "Only parts of {name} are here, and nobody is known who has the rest."
-    )))
+    Err(failed.unwrap_or_else(|| {
+        Error::internal(format!(
+            "Only parts of {name} are here, and nobody is known who has the rest."
+        ))
+    }))
+}
+
+/// A file of an artifact, if that has it: reached as it was when it was pulled, or
+/// else, in the registry that is pushed to, as that is now.
+fn file_at(
+    origin: &RegistryOrigin,
+    (client, to): (&Client, &Reference),
+    job: &Arc<Job>,
+) -> Result<Option<RemoteFile>> {
+    let from = super::name::reference(&origin.reference, None)?;
+    let config = origin.docker_config.as_deref();
+    let noted = ClientOptions::noted(config, origin.plain_http, &origin.authorities);
+    let opened = Client::new(noted)
+        .and_then(|client| RemoteArtifact::open(&client, &from, job.as_ref()))
+        .or_else(|error| match from.registry() == to.registry() {
+            true => RemoteArtifact::open(client, &from, job.as_ref()),
+            false => Err(error),
+        });
+    let artifact = opened.map_err(|error| of_registry(&error, Path::new(&origin.file)))?;
+    Ok(artifact.file(&origin.file).cloned())
 }
 
 impl Images {

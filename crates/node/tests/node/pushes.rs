@@ -1,10 +1,13 @@
 //! What is pushed, and from where.
 
 use crate::daemon::{Daemon, command, tar_of, vm};
-use crate::images::{by_name, noise, pull, push};
+use crate::images::{by_name, noise, pull, push, steps};
 use crate::registry::Registry;
+use jiffy_registry::testing::{LocalRegistry, PASSWORD, RegistryOptions, USER};
 use jiffy_registry::{Client, ClientOptions, Reference, RemoteArtifact};
-use jiffy_wire::api::{CreateVm, Image, VmState};
+use jiffy_wire::api::{
+    CreateVm, Image, PullImage, PullStep, PushArtifact, RegistryAccess, VmState,
+};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -79,4 +82,61 @@ fn a_pushed_snapshot_has_its_own_root_whatever_others_claim_to_be() {
     // And the other way round.
     let pushed = snapshot_of(&name, "other");
     assert_eq!(pushed, config(&name)["chunks"]);
+}
+
+#[test]
+fn what_is_elsewhere_is_had_as_it_was_pulled_and_from_whoever_still_has_it() {
+    let private = LocalRegistry::start(&RegistryOptions {
+        password: true,
+        tls: true,
+    })
+    .unwrap();
+    let gone = LocalRegistry::start(&RegistryOptions::default()).unwrap();
+    let target = Registry::start();
+    let named = |registry: &LocalRegistry| format!("{}/team/mine:1", registry.host());
+    let access = RegistryAccess {
+        credentials: Some((USER.into(), PASSWORD.into())),
+        ca: Some(fs::read_to_string(private.certificate()).unwrap()),
+        ..RegistryAccess::default()
+    };
+    let maker = Daemon::start();
+    let tar = tar_of(&[("noise", &noise(64 << 10))]);
+    maker
+        .post("/v1/images/mine?kind=root", &tar)
+        .json::<Image>();
+    let wanted = PushArtifact {
+        name: "mine".into(),
+        kind: None,
+        reference: named(&private),
+        access: access.clone(),
+    };
+    let pushed = maker.post("/v1/pushes", &serde_json::to_vec(&wanted).unwrap());
+    assert!(matches!(
+        steps(&pushed).pop(),
+        Some(PullStep::Pushed { .. })
+    ));
+    push(&maker, "mine", &named(&gone)).unwrap();
+
+    let daemon = Daemon::start();
+    let with_access = PullImage {
+        access,
+        ..by_name(&named(&private))
+    };
+    pull(&daemon, &with_access).unwrap();
+    // From the next it can be had, too, and would be; but that has lost it.
+    pull(&daemon, &by_name(&named(&gone))).unwrap();
+    let lose = |registry: &LocalRegistry| {
+        let repositories = registry.storage().join("docker/registry/v2/repositories");
+        fs::remove_dir_all(repositories).unwrap();
+    };
+    lose(&gone);
+    let to = target.name("other:1");
+    let (_, sent, _) = push(&daemon, &named(&private), &to).unwrap();
+    assert!(sent > 64 << 10, "{sent}");
+    let other = Daemon::start();
+    pull(&other, &by_name(&to)).unwrap();
+    // Who has none of it says why.
+    lose(&private);
+    let failed = push(&daemon, &named(&gone), &target.name("more:1")).unwrap_err();
+    assert!(failed.message.contains(gone.host()), "{}", failed.message);
 }

@@ -1,8 +1,8 @@
 //! A file of an artifact in a registry, read by ranges.
 
 use jiffy_registry::artifact::{RemoteArtifact, RemoteFile};
-use jiffy_registry::client::{PlainHttp, Retries};
-use jiffy_registry::{Client, ClientOptions, Credentials, Reference, RegistryError};
+use jiffy_registry::client::Retries;
+use jiffy_registry::{Client, ClientOptions, Reference, RegistryError};
 use jiffy_store::{Origin, OriginError};
 use jiffy_wire::pager::RegistryOrigin;
 use std::error::Error;
@@ -53,16 +53,8 @@ impl RegistryFile {
 }
 
 fn options(described: &RegistryOrigin) -> ClientOptions {
+    let config = described.docker_config.as_deref();
     ClientOptions {
-        credentials: match &described.docker_config {
-            Some(path) => Credentials::docker_config(path.clone()),
-            None => Credentials::of_this_user(),
-        },
-        plain_http: match described.plain_http {
-            true => PlainHttp::Everywhere,
-            false => PlainHttp::Loopback,
-        },
-        authorities: described.authorities.clone(),
         connect_timeout: STALL,
         stall_timeout: STALL,
         retries: Retries {
@@ -70,7 +62,7 @@ fn options(described: &RegistryOrigin) -> ClientOptions {
             longest_wait: LONGEST_WAIT,
             ..Retries::default()
         },
-        ..ClientOptions::default()
+        ..ClientOptions::noted(config, described.plain_http, &described.authorities)
     }
 }
 

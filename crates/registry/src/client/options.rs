@@ -2,7 +2,7 @@
 
 use crate::Credentials;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,6 +39,29 @@ impl Default for ClientOptions {
             stall_timeout: Duration::from_secs(30),
             retries: Retries::default(),
             user_agent: concat!("jiffy/", env!("CARGO_PKG_VERSION")).to_owned(),
+        }
+    }
+}
+
+impl ClientOptions {
+    /// As it was noted how a registry is reached: with the credentials in a file as
+    /// Docker's, or else this user's, by plain HTTP or not, and with these authorities.
+    pub fn noted(
+        docker_config: Option<&Path>,
+        plain_http: bool,
+        authorities: &[PathBuf],
+    ) -> ClientOptions {
+        ClientOptions {
+            credentials: match docker_config {
+                Some(path) => Credentials::docker_config(path),
+                None => Credentials::of_this_user(),
+            },
+            plain_http: match plain_http {
+                true => PlainHttp::Everywhere,
+                false => PlainHttp::Loopback,
+            },
+            authorities: authorities.to_vec(),
+            ..ClientOptions::default()
         }
     }
 }
