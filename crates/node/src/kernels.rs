@@ -73,12 +73,9 @@ impl Kernels {
         names::check("kernel", name)?;
         let folder = self.own.join(name);
         let failed = |error: io::Error| Error::io("keep a kernel", &folder, &error);
-        let existed = folder.exists();
         let kept = self.write(&folder, contents, &failed);
-        if kept.is_err() && !existed {
-            let _ = fs::remove_dir_all(&folder);
-        }
-        kept?;
+        // Unless it has a kernel.
+        kept.inspect_err(|_| drop(fs::remove_dir(&folder)))?;
         self.info(name.to_owned(), &folder.join(FILE))
     }
 
@@ -88,10 +85,10 @@ impl Kernels {
         contents: impl Read,
         failed: &impl Fn(io::Error) -> Error,
     ) -> Result<()> {
-        fs::create_dir_all(folder).map_err(failed)?;
+        // Where the next daemon removes what has a dot.
         let mut temporary = tempfile::Builder::new()
             .prefix(".new-")
-            .tempfile_in(folder)
+            .tempfile_in(&self.own)
             .map_err(failed)?;
         let size =
             io::copy(&mut contents.take(MAX_KERNEL + 1), &mut temporary).map_err(|error| {
@@ -110,6 +107,7 @@ impl Kernels {
         }
         check(temporary.path())?;
         temporary.as_file().sync_all().map_err(failed)?;
+        fs::create_dir_all(folder).map_err(failed)?;
         let to = folder.join(FILE);
         temporary
             .persist(&to)
@@ -149,4 +147,45 @@ fn check(path: &Path) -> Result<()> {
         Error::invalid(format!("This is no kernel that Jiffy can boot: {problem}."))
             .hint("Give an ELF kernel with a PVH note (vmlinux, CONFIG_PVH=y), or a bzImage."),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+    use jiffy_wire::api::ErrorKind;
+
+    /// Looks around when it is read.
+    struct Spy<'a>(&'a Path, Vec<String>);
+
+    impl Read for Spy<'_> {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            let entries = fs::read_dir(self.0)?.flatten();
+            let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+            self.1.extend(names);
+            Ok(0)
+        }
+    }
+
+    #[test]
+    fn what_is_half_here_lies_where_the_next_daemon_sweeps() {
+        let folder = tempfile::tempdir().unwrap();
+        let kernels = Kernels {
+            own: folder.path().to_owned(),
+            share: folder.path().join("share"),
+            digests: Arc::default(),
+        };
+        let mut spy = Spy(folder.path(), Vec::new());
+        let refused: Error = kernels.put("mine", &mut spy).unwrap_err();
+        assert_eq!(refused.0.kind, ErrorKind::Invalid);
+        assert_eq!(spy.1.len(), 1, "{:?}", spy.1);
+        assert!(spy.1[0].starts_with(".new-"), "{:?}", spy.1);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        // One that is there stays.
+        let known = folder.path().join("mine").join(FILE);
+        fs::create_dir(known.parent().unwrap()).unwrap();
+        fs::write(&known, "a kernel").unwrap();
+        kernels.put("mine", &b"none"[..]).unwrap_err();
+        assert!(known.exists());
+    }
 }

@@ -45,7 +45,9 @@ impl Pulls {
     pub fn new(folder: PathBuf) -> Pulls {
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with('.') {
-                let _ = fs::remove_file(entry.path());
+                // What was to be pushed is a folder.
+                let path = entry.path();
+                let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
                 continue;
             }
             let touched = entry.metadata().and_then(|data| data.modified());
@@ -108,5 +110,25 @@ fn remove_blobs(folder: &Path) {
         && error.kind() != std::io::ErrorKind::NotFound
     {
         warn!(folder = %folder.display(), %error, "blobs that are not needed any more could not be removed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_there_for_a_moment_goes_and_blobs_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        for name in [".push-abc", "0123"] {
+            fs::create_dir(path(name)).unwrap();
+            fs::write(path(name).join("ram.image"), "ram").unwrap();
+        }
+        fs::write(path(".authorities"), "pem").unwrap();
+        let pulls = Pulls::new(folder.path().to_owned());
+        let left = fs::read_dir(&pulls.folder).unwrap().flatten();
+        let left: Vec<_> = left.map(|entry| entry.file_name()).collect();
+        assert_eq!(left, ["0123"]);
     }
 }
