@@ -249,10 +249,21 @@ fn first_existing(folders: &[&Path], file: &str) -> PathBuf {
         .map_or_else(PathBuf::new, |folder| folder.to_path_buf())
 }
 
+/// The path without links. VMMs are found by it, also by a daemon that comes when
+/// all of it is there: what is not there yet is below what is.
 fn absolute(path: &Path) -> PathBuf {
-    fs::canonicalize(path)
-        .or_else(|_| std::path::absolute(path))
-        .unwrap_or_else(|_| path.to_path_buf())
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    path.ancestors()
+        .find_map(|there| {
+            let real = fs::canonicalize(there).ok()?;
+            let below = path.strip_prefix(there).ok()?;
+            // Joining nothing would add a slash.
+            Some(match below.as_os_str().is_empty() {
+                true => real,
+                false => real.join(below),
+            })
+        })
+        .unwrap_or(path)
 }
 
 fn make_private(folder: &Path) -> anyhow::Result<()> {
@@ -263,5 +274,27 @@ fn make_private(folder: &Path) -> anyhow::Result<()> {
     {
         Ok(()) => Ok(()),
         Err(error) => bail!("The folder {} can't be made: {error}.", folder.display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_path_is_the_same_before_and_after_its_folders_are_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().canonicalize().unwrap();
+        let (real, link) = (folder.join("real"), folder.join("link"));
+        fs::create_dir(&real).unwrap();
+        symlink(&real, &link).unwrap();
+        let wanted = link.join("u/.local/share/jiffy");
+        let first = absolute(&wanted);
+        assert_eq!(first, real.join("u/.local/share/jiffy"));
+        make_private(&first).unwrap();
+        assert_eq!(absolute(&wanted), first);
+        assert_eq!(absolute(&link).as_os_str(), real.as_os_str());
+        assert!(absolute(Path::new("not/there")).is_absolute());
     }
 }
