@@ -16,7 +16,8 @@ pub fn end(reason: Reason, teardown: Teardown) {
     off(reason);
 }
 
-/// How long a distribution's init has to end everything in its order.
+/// How long a distribution's init has to end everything in its order. The node
+/// ends a VM that was asked to stop no sooner (`WRITE_BACK_TIME`).
 const INIT_PATIENCE_NS: u64 = 90_000_000_000;
 
 /// Asks the init that is PID 1, in the way every one of them understands: by

@@ -193,7 +193,8 @@ pub enum FromGuest {
         #[serde(with = "serde_bytes")]
         line: Vec<u8>,
     },
-    /// Orderly end: file systems are synced; the power goes now.
+    /// Orderly end: no program is left but those that nothing ends. File systems
+    /// are synced after this, then the power goes.
     PoweringOff,
     /// The first command's standard input has room for this many more bytes,
     /// counted from the hello; at first for [`crate::frame::MAX_DATA`] or

@@ -304,6 +304,11 @@ impl Vm {
             let over = main.end_stored && self.guest.power_off_after_main;
             if over || main.powering_off && (main.exit.is_none() || told_end) {
                 send(stream, &FromGuest::PoweringOff)?;
+                if self.script.slow_off {
+                    drop(main);
+                    until_let_go();
+                    std::fs::write("written", "")?;
+                }
                 thread::sleep(Duration::from_millis(5));
                 self.finish(ExitReason::Shutdown, "The guest powered off.");
             }

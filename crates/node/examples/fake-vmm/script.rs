@@ -30,6 +30,9 @@ pub struct Script {
     pub held_capture: bool,
     /// The guest says nothing until there is a file `go` in the VM's folder.
     pub held: bool,
+    /// The guest that powers off writes back until there is a file `go` in the
+    /// VM's folder, and makes `written` then.
+    pub slow_off: bool,
 }
 
 impl Script {
@@ -49,6 +52,7 @@ impl Script {
                 Some("early-off") => script.early_off = true,
                 Some("capture-fails") => script.capture_fails = true,
                 Some("held-capture") => script.held_capture = true,
+                Some("slow-off") => script.slow_off = true,
                 Some("held") => script.held = true,
                 Some(other) => panic!("fake={other}"),
                 None => {}

@@ -77,6 +77,8 @@ pub(super) struct Running {
     pub(super) acknowledge_at_once: bool,
     pub(super) deadline: Option<Instant>,
     pub(super) stopping: Option<Stopping>,
+    /// The guest said that its programs are over: it writes back.
+    pub(super) powering_off: bool,
     pub(super) ended: Option<Ended>,
     pub(super) adopted: bool,
     /// Where it is on its way from a captured VM to itself.
@@ -641,6 +643,7 @@ impl Running {
             acknowledge_at_once: false,
             deadline: Some(deadline),
             stopping: None,
+            powering_off: false,
             ended: None,
             adopted: false,
             gate: Gate::Open,

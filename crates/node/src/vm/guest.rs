@@ -126,6 +126,7 @@ impl Actor {
                 if self.record.state != VmState::Paused {
                     self.record.state = VmState::Stopping;
                 }
+                self.powering_off();
                 self.publish();
             }
             FromGuest::MainInputRoom { bytes } => {

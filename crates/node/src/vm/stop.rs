@@ -15,9 +15,13 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
-/// What the agent has to take the request, and the guest to sync and power
-/// off after its programs' grace.
+/// What the agent has to take the request, and the guest to say that it powers off
+/// after its programs' grace.
 const POWER_OFF_TIME: Duration = Duration::from_secs(5);
+/// What a guest that said that it powers off has for its last words, to write its
+/// disks back and to unmount them; or the init that it handed PID 1 to, which has
+/// 90 s of it (`guest::power`).
+const WRITE_BACK_TIME: Duration = Duration::from_secs(120);
 /// What the VMM has to end itself.
 const VMM_TIME: Duration = Duration::from_secs(2);
 
@@ -33,6 +37,8 @@ pub(super) struct Stopping {
 enum Phase {
     /// The agent was asked to shut the guest down.
     Agent,
+    /// The guest's programs are over: it writes back.
+    PoweringOff,
     /// The VMM was asked to stop.
     Control,
     /// The VMM was sent SIGKILL.
@@ -50,6 +56,14 @@ impl Actor {
         let Some(running) = &mut self.running else {
             return Ok(());
         };
+        if running.stopping.is_none() && running.powering_off {
+            // It is about to end by itself, and hears nothing any more.
+            running.stopping = Some(Stopping {
+                reason: EndReason::Stopped,
+                phase: Phase::PoweringOff,
+            });
+            running.deadline = Some(Instant::now() + WRITE_BACK_TIME);
+        }
         if running.stopping.is_none() {
             running.stopping = Some(Stopping {
                 reason: EndReason::Stopped,
@@ -88,11 +102,29 @@ impl Actor {
                 }
             });
         }
-        let until = Instant::now() + grace + POWER_OFF_TIME;
-        running.deadline = Some(running.deadline.map_or(until, |old| old.min(until)));
+        // What it writes back is not cut short by being asked again.
+        if running.stopping.is_some_and(|it| it.phase == Phase::Agent) {
+            let until = Instant::now() + grace + POWER_OFF_TIME;
+            running.deadline = Some(running.deadline.map_or(until, |old| old.min(until)));
+        }
         self.record.state = VmState::Stopping;
         self.changed();
         Ok(())
+    }
+
+    /// The guest says that its programs are over. It counts once: else a guest
+    /// could put its end off for ever.
+    pub(super) fn powering_off(&mut self) {
+        let Some(running) = &mut self.running else {
+            return;
+        };
+        running.powering_off = true;
+        if let Some(stopping) = &mut running.stopping
+            && stopping.phase == Phase::Agent
+        {
+            stopping.phase = Phase::PoweringOff;
+            running.deadline = Some(Instant::now() + WRITE_BACK_TIME);
+        }
     }
 
     /// The quick end: the VMM is asked, and killed if that takes too long.
@@ -141,7 +173,7 @@ impl Actor {
             return;
         }
         match stopping.phase {
-            Phase::Agent => {
+            Phase::Agent | Phase::PoweringOff => {
                 stopping.phase = Phase::Control;
                 running.deadline = Some(Instant::now() + VMM_TIME);
                 let socket = self.settings.paths.control_socket(&self.record.id);

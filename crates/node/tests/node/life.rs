@@ -1,7 +1,7 @@
 //! VMs from creation to removal.
 
 use crate::client::connect;
-use crate::daemon::{Daemon, command, eventually, shell, started, vm};
+use crate::daemon::{Daemon, bad_vm, command, eventually, let_go, shell, started, vm};
 use jiffy_wire::agent::{ExitStatus, Stat};
 use jiffy_wire::api::{CreateVm, ErrorKind, RootDisk, RunVm, Vm, VmState};
 use jiffy_wire::timeline::{Timeline, names};
@@ -129,7 +129,7 @@ fn an_agent_that_does_not_answer_does_not_keep_its_vm_from_stopping() {
     let daemon = Daemon::start();
     daemon.run_detached(CreateVm {
         name: Some("deaf".into()),
-        ..crate::daemon::bad_vm("deaf", Some(command(&["sleep", "100"])))
+        ..bad_vm("deaf", Some(command(&["sleep", "100"])))
     });
     // It would have a day.
     let stopped: Vm = daemon
@@ -137,6 +137,35 @@ fn an_agent_that_does_not_answer_does_not_keep_its_vm_from_stopping() {
         .json();
     assert_eq!(stopped.state, VmState::Exited);
     assert_eq!(stopped.error, None);
+}
+
+#[test]
+fn a_guest_that_powers_off_writes_its_disks_back_before_it_is_ended() {
+    let daemon = Daemon::start();
+    let slow = |name: &str, program: &[&str]| CreateVm {
+        name: Some(name.into()),
+        ..bad_vm("slow-off", Some(command(program)))
+    };
+    // One powers off because it is asked to, one was about to when it is asked.
+    let asked: Vm = daemon.run_detached(slow("asked", &["sleep", "100"])).json();
+    let mut frames = daemon.run(slow("itself", &["true"]));
+    started(&mut frames);
+    let itself = daemon.when("itself", VmState::Stopping);
+    std::thread::scope(|scope| {
+        let stop = |name: &str| daemon.post(&format!("/v1/vms/{name}/stop?grace_ms=0"), b"");
+        let stops = ["asked", "itself", "asked"].map(|name| scope.spawn(move || stop(name)));
+        // A guest that said nothing would be ended after five seconds.
+        std::thread::sleep(Duration::from_millis(5500));
+        for vm in [&asked, &itself] {
+            assert_eq!(daemon.vm(&vm.id).state, VmState::Stopping, "{}", vm.name);
+            let_go(&daemon.vm_folder(&vm.id));
+        }
+        for stop in stops {
+            let stopped: Vm = stop.join().unwrap().json();
+            assert_eq!((stopped.state, stopped.error), (VmState::Exited, None));
+            assert!(daemon.vm_folder(&stopped.id).join("written").exists());
+        }
+    });
 }
 
 #[test]
@@ -202,7 +231,7 @@ fn a_vm_can_be_removed_in_every_state() {
     // Starting.
     daemon.create(&CreateVm {
         name: Some("b".into()),
-        ..crate::daemon::bad_vm("mute", None)
+        ..bad_vm("mute", None)
     });
     std::thread::scope(|scope| {
         let starting = scope.spawn(|| daemon.post("/v1/vms/b/start", b""));
