@@ -9,6 +9,7 @@
 //! * [`locked`]: files locked as long as they are open.
 //! * [`mapped`]: a file that another process writes, mapped to be read.
 //! * [`memfd`]: memory with a descriptor, in small or huge pages.
+//! * [`ownership`]: whose a folder is.
 //! * [`pagemap`]: which pages of a mapping were written.
 //! * [`kick`]: a signal that makes one thread leave a blocking call.
 //! * [`priority`]: which thread comes first.
@@ -26,6 +27,7 @@ pub mod kick;
 pub mod locked;
 pub mod mapped;
 pub mod memfd;
+pub mod ownership;
 pub mod pagemap;
 pub mod priority;
 pub mod spawn;

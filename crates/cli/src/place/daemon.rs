@@ -25,12 +25,12 @@ pub fn connect(folders: &Folders) -> Option<UnixStream> {
     UnixStream::connect(folders.socket()).ok()
 }
 
-/// A connection to the node, which is started if it does not run.
+/// A connection to the node, which is started if it does not run. The run folder is
+/// there, and ours.
 pub fn connect_or_start(folders: &Folders) -> Result<UnixStream> {
     if let Some(connection) = connect(folders) {
         return Ok(connection);
     }
-    folders.make_run()?;
     let lock = spawn_lock(folders)?;
     // Whoever had the lock before may have started it.
     if let Some(connection) = connect(folders) {

@@ -1,10 +1,12 @@
 //! Jiffy's folders on this host.
 
 use crate::failure::{Failure, Result};
+use jiffy_sys::ownership::is_mine_alone;
 use std::env;
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::io::ErrorKind;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// The longest path of a Unix socket, in bytes (unix(7)).
@@ -72,6 +74,21 @@ impl Folders {
         .hint("install Jiffy whole (`make install`), or set JIFFY_LIB to the folder it is in"))
     }
 
+    /// Whether the run folder is there. One that somebody else could have put
+    /// there is refused: of what is in it nothing is to be believed.
+    pub fn has_run(&self) -> Result<bool> {
+        let run = self.run.display();
+        match is_mine_alone(&self.run) {
+            Ok(true) => Ok(true),
+            Ok(false) => Err(Failure::new(format!(
+                "{run} is not a folder that only you can write to"
+            ))
+            .hint("remove it, or set JIFFY_RUN to another folder")),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(Failure::io(format_args!("{run} can't be read"), error)),
+        }
+    }
+
     /// Makes the run folder if need be, and refuses one that somebody else
     /// could have put there.
     pub fn make_run(&self) -> Result<()> {
@@ -84,22 +101,18 @@ impl Folders {
             ))
             .hint("set JIFFY_RUN to a shorter path"));
         }
-        let run = self.run.display();
+        if self.has_run()? {
+            return Ok(());
+        }
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(&self.run)
-            .map_err(|error| Failure::io(format_args!("{run} can't be made"), error))?;
-        let facts = fs::symlink_metadata(&self.run)
-            .map_err(|error| Failure::io(format_args!("{run} can't be read"), error))?;
-        let mine = facts.uid() == rustix::process::geteuid().as_raw();
-        if !facts.is_dir() || !mine || facts.permissions().mode() & 0o022 != 0 {
-            return Err(
-                Failure::new(format!("{run} is not a folder that only you can write to"))
-                    .hint("remove it, or set JIFFY_RUN to another folder"),
-            );
-        }
-        Ok(())
+            .map_err(|error| {
+                Failure::io(format_args!("{} can't be made", self.run.display()), error)
+            })?;
+        // Somebody else may have been quicker.
+        self.has_run().map(|_| ())
     }
 }
 
@@ -145,6 +158,7 @@ fn first_existing(folders: &[PathBuf], file: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     fn folders(run: &Path) -> Folders {
         Folders {

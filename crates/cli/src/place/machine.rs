@@ -34,7 +34,6 @@ pub fn reach(folders: &Folders) -> Result<Reached> {
             started: false,
         });
     }
-    folders.make_run()?;
     start(
         folders,
         Options::default(),

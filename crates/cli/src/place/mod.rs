@@ -27,6 +27,7 @@ pub struct Found {
 
 /// The node for this command; started if it does not run.
 pub fn find(choice: MachineUse, folders: &Folders) -> Result<Found> {
+    folders.make_run()?;
     if in_machine(choice, folders)? {
         let began = jiffy_sys::clock::monotonic_ns();
         let reached = machine::reach(folders)?;
@@ -50,9 +51,13 @@ pub fn find(choice: MachineUse, folders: &Folders) -> Result<Found> {
 
 /// The node for this command if it runs; nothing is started.
 pub fn find_running(choice: MachineUse, folders: &Folders) -> Result<Option<Client>> {
+    let has_run = folders.has_run()?;
     if in_machine(choice, folders)? {
         let endpoint = machine::running(folders);
         return Ok(endpoint.map(|endpoint| in_machine_client(endpoint, folders)));
+    }
+    if !has_run {
+        return Ok(None);
     }
     daemon::connect(folders)
         .map(|connection| Client::connected(Endpoint::Unix(folders.socket()), connection))
@@ -77,5 +82,40 @@ fn in_machine(choice: MachineUse, folders: &Folders) -> Result<bool> {
                 }),
                 ..failure
             }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn a_node_in_a_folder_that_somebody_else_could_have_made_is_not_spoken_to() {
+        let root = tempfile::tempdir().unwrap();
+        let folders = Folders {
+            data: root.path().join("data"),
+            run: root.path().join("run"),
+            lib: root.path().join("lib"),
+            share: root.path().join("share"),
+        };
+        fs::create_dir(&folders.run).unwrap();
+        fs::set_permissions(&folders.run, fs::Permissions::from_mode(0o777)).unwrap();
+        let listener = UnixListener::bind(folders.socket()).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        for choice in [MachineUse::Never, MachineUse::Always, MachineUse::Auto] {
+            let failures = [
+                find(choice, &folders).map(|_| ()).unwrap_err(),
+                find_running(choice, &folders).map(|_| ()).unwrap_err(),
+            ];
+            for failure in failures {
+                assert!(failure.message.contains("only you"), "{failure}");
+            }
+        }
+        assert!(listener.accept().is_err(), "nobody came");
+        fs::set_permissions(&folders.run, fs::Permissions::from_mode(0o700)).unwrap();
+        assert!(find_running(MachineUse::Never, &folders).unwrap().is_some());
     }
 }
