@@ -155,7 +155,25 @@ fn users_are_looked_up_in_the_image() {
     assert_eq!(run("daemon"), "1\n1\n1\n/usr/sbin\n");
     assert_eq!(run("daemon:adm"), "1\n4\n4\n/usr/sbin\n");
     assert_eq!(run("12345:54321"), "12345\n54321\n54321\n/\n");
-    // A terminal belongs to whoever uses it.
+    // Streams belong to whoever uses them: so does the name they have in /dev.
+    let mut connection = agent.exec(Command {
+        stdin: true,
+        user: Some("daemon".into()),
+        ..shell("cat /dev/stdin >/dev/stdout; echo err >/dev/stderr")
+    });
+    connection.input(b"in\n");
+    connection.send(&ExecInput::StdinClosed);
+    let outcome = connection.finish();
+    assert_eq!(
+        (&outcome.stdout[..], &outcome.stderr[..]),
+        (&b"in\n"[..], &b"err\n"[..])
+    );
+    let command = Command {
+        user: Some("daemon".into()),
+        ..shell("stat -c %U /dev/null")
+    };
+    assert_eq!(agent.exec(command).finish().text(), "root\n");
+    // So does a terminal.
     let tty = Some(WindowSize {
         rows: 5,
         columns: 5,

@@ -90,7 +90,7 @@ impl Program {
         let prepared = Prepared::new(command)?;
         let streams = match command.tty {
             Some(size) => open_terminal(size, command.stdin, prepared.uid()),
-            None => open_pipes(command.stdin),
+            None => open_pipes(command.stdin, prepared.uid()),
         }
         .map_err(|errno| StartError {
             kind: StartFailure::Other,
@@ -317,7 +317,7 @@ impl Program {
     }
 }
 
-fn open_pipes(with_stdin: bool) -> Result<Streams> {
+fn open_pipes(with_stdin: bool, owner: Option<u32>) -> Result<Streams> {
     use rustix::pipe::{PipeFlags, pipe_with};
     let (child_stdin, stdin) = if with_stdin {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -330,6 +330,13 @@ fn open_pipes(with_stdin: bool) -> Result<Streams> {
     // after poll has found something.
     let (stdout, child_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
     let (stderr, child_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
+    // Only a pipe's owner may open it anew, as /dev/stderr. Root may anyhow.
+    if let Some(uid) = owner.filter(|uid| *uid != 0) {
+        let pipes = [&child_stdout, &child_stderr];
+        for pipe in pipes.into_iter().chain(with_stdin.then_some(&child_stdin)) {
+            rustix::fs::fchown(pipe, Some(rustix::fs::Uid::from_raw(uid)), None)?;
+        }
+    }
     Ok(Streams {
         child: [child_stdin, child_stdout, child_stderr],
         stdin,
