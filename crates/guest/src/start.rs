@@ -162,7 +162,10 @@ fn hand_over(argv: &[String], report: &mut Report) -> bool {
         Ok(Some(_agent)) => {
             syscalls::block_only(SignalSet(0));
             boot::open_console();
-            let error = syscalls::exec(&path, &argv, &envp);
+            // The agent keeps the ports; no program is to have them.
+            let error = syscalls::ports::give_up()
+                .err()
+                .unwrap_or_else(|| syscalls::exec(&path, &argv, &envp));
             report::log(&format!(
                 "{} cannot be executed: {}",
                 path.to_string_lossy(),

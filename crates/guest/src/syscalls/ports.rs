@@ -2,6 +2,28 @@
 
 use super::raw::{number, syscall};
 use core::arch::asm;
+use rustix::io::{Errno, Result};
+
+/// The arguments of ioperm(2) that take all ports away, in one call.
+pub(super) const GIVE_UP: [usize; 5] = [0, 0x1_0000, 0, 0, 0];
+
+/// Gives up the right to all ports: it would be had by whatever this process
+/// executes.
+pub fn give_up() -> Result<()> {
+    // SAFETY: takes numbers.
+    given_up(unsafe { syscall(number::IOPERM, GIVE_UP) })
+}
+
+/// What came of giving up: where any were had it fails for want of memory only. A
+/// kernel without the call has given none away.
+pub(super) fn given_up(result: isize) -> Result<()> {
+    let no_memory = -(Errno::NOMEM.raw_os_error() as isize);
+    if result == no_memory {
+        Err(Errno::NOMEM)
+    } else {
+        Ok(())
+    }
+}
 
 /// The right to use `count` ports from `first`. Later calls add to it.
 #[derive(Debug, Clone, Copy)]
@@ -53,5 +75,19 @@ impl Ports {
                  inout("rcx") bytes.len() => _,
                  options(nostack, preserves_flags));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_given_up_or_memory_is_short() {
+        for harmless in [0, -38, -1] {
+            assert_eq!(given_up(harmless), Ok(()));
+        }
+        assert_eq!(given_up(-12), Err(Errno::NOMEM));
+        assert_eq!(give_up(), Ok(()));
     }
 }

@@ -2,6 +2,7 @@
 //! until it has executed the program (`clone` with `CLONE_VM | CLONE_VFORK`),
 //! so no page table is copied and an error needs no pipe to come back.
 
+use super::ports;
 use super::raw::{number, syscall};
 use alloc::{boxed::Box, ffi::CString, vec::Vec};
 use core::arch::asm;
@@ -215,6 +216,11 @@ unsafe fn prepare_and_exec(plan: &Plan<'_>) -> core::result::Result<(), (Step, i
             [signal, default_action.as_ptr() as usize, 0, 8, 0],
         )?;
     }
+    // Init's ports stay a program's over fork and execve, whoever it runs as, and
+    // fw_cfg behind them has the configuration, with the first command's environment.
+    // SAFETY: takes numbers.
+    let result = unsafe { syscall(number::IOPERM, ports::GIVE_UP) };
+    ports::given_up(result).map_err(|_| (Step::Prepare, result))?;
     if let Some(ids) = plan.ids {
         let (uid, gid) = (ids.uid as usize, ids.gid as usize);
         let groups = [ids.groups.len(), ids.groups.as_ptr() as usize, 0, 0, 0];

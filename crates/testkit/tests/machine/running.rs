@@ -33,6 +33,43 @@ fn the_exit_status_is_the_commands_own() {
     }
 }
 
+/// A program that reads a byte from port 0x511, where fw_cfg has the guest's
+/// configuration, and ends with 0.
+fn reads_a_port() -> Vec<u8> {
+    const CODE: [u8; 14] = [
+        0x66, 0xba, 0x11, 0x05, // mov dx, 0x511
+        0xec, // in al, dx
+        0x31, 0xff, // xor edi, edi
+        0xb8, 60, 0, 0, 0, // mov eax, exit
+        0x0f, 0x05, // syscall
+    ];
+    const BASE: u64 = 0x40_0000;
+    const HEADERS: u64 = 64 + 56;
+    let length = HEADERS + CODE.len() as u64;
+    let mut elf = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x3e\0\x01\0\0\0".to_vec();
+    // Entry, program headers, no section headers.
+    elf.extend([BASE + HEADERS, 64, 0].map(u64::to_le_bytes).concat());
+    elf.extend(b"\0\0\0\0\x40\0\x38\0\x01\0\x40\0\0\0\0\0");
+    // PT_LOAD, readable and executable, the whole file.
+    elf.extend(b"\x01\0\0\0\x05\0\0\0");
+    let segment = [0, BASE, BASE, length, length, 0x1000];
+    elf.extend(segment.map(u64::to_le_bytes).concat());
+    elf.extend(CODE);
+    elf
+}
+
+#[test]
+fn no_program_has_the_ports_of_init() {
+    let jiffy = jiffy();
+    let script = "cat >/tmp/reads && chmod 755 /tmp/reads && exec /tmp/reads";
+    for user in ["root", "nobody"] {
+        let run = ["run", "--rm", "-i", "-u", user, "--", "sh", "-c", script];
+        let output = jiffy.command(&run).stdin(reads_a_port()).output();
+        let output = output.expect("it runs");
+        assert_eq!(output.code(), 139, "{user}: {}", output.error_text());
+    }
+}
+
 #[test]
 fn a_command_that_is_not_there_or_not_executable_is_told_apart() {
     let jiffy = jiffy();
