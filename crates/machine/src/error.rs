@@ -75,6 +75,12 @@ pub enum MachineError {
         /// QEMU's process.
         pid: i32,
     },
+    /// Another process uses the disk, and it is not the machine we know of.
+    #[error("the machine's disk {} is in use by a process that jiffy did not find", path.display())]
+    DiskInUse {
+        /// The disk.
+        path: PathBuf,
+    },
     /// A socket's path is too long for the kernel.
     #[error("the path of a socket is longer than 107 bytes: {}", path.display())]
     LongPath {
@@ -140,6 +146,11 @@ impl MachineError {
             MachineError::NotRunning => "jiffy machine start".into(),
             MachineError::HostDiskFull { .. } => {
                 "free some space, then `jiffy machine start` lets it go on".into()
+            }
+            MachineError::DiskInUse { .. } => {
+                "if a machine runs that was started with another JIFFY_RUN or XDG_RUNTIME_DIR, \
+                 `jiffy machine stop` with that one ends it"
+                    .into()
             }
             MachineError::LongPath { .. } => "set JIFFY_RUN to a folder with a shorter path".into(),
             MachineError::Saved { .. } => "remove the file to go back to the defaults".into(),

@@ -317,7 +317,18 @@ pub fn last_words(console: &Path) -> String {
 /// The process that holds the lock QEMU keeps on its pid file, if it lives:
 /// unlike the number in the file, it can't be some other program by now.
 pub fn running_pid(pid_file: &Path) -> Option<Pid> {
-    let file = File::open(pid_file).ok()?;
+    let pid = foreign_lock(pid_file)?.pid?;
+    // An open-file-description lock has the owner -1, which to kill(2) is everybody.
+    (pid.as_raw_nonzero().get() > 1).then_some(pid)
+}
+
+/// Whether another process has a lock on a file: a QEMU on its disk has.
+pub fn is_locked(path: &Path) -> bool {
+    foreign_lock(path).is_some()
+}
+
+fn foreign_lock(path: &Path) -> Option<Flock> {
+    let file = File::open(path).ok()?;
     let whole = Flock {
         start: 0,
         length: 0,
@@ -325,9 +336,7 @@ pub fn running_pid(pid_file: &Path) -> Option<Pid> {
         typ: FlockType::WriteLock,
         offset_type: FlockOffsetType::Set,
     };
-    let pid = rustix::process::fcntl_getlk(&file, &whole).ok()??.pid?;
-    // An open-file-description lock has the owner -1, which to kill(2) is everybody.
-    (pid.as_raw_nonzero().get() > 1).then_some(pid)
+    rustix::process::fcntl_getlk(&file, &whole).ok()?
 }
 
 /// Ends QEMU at once and waits until it is gone.

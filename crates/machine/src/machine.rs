@@ -9,9 +9,12 @@ use crate::protocol::Ready;
 use crate::qemu::Setup;
 use crate::qmp::Control;
 use jiffy_sys::locked::{self, Locked};
+use jiffy_sys::ownership::is_mine_alone;
 use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 /// How long a machine may take to be ready. Software emulation on a busy
@@ -24,13 +27,16 @@ const LEAST_SPACE: u64 = 1 << 20;
 const STOP_GRACE: Duration = Duration::from_secs(5);
 /// How long the machine may take to be gone after that.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
+/// How long a QEMU that ends may still have its disk: its pid file goes first.
+const DISK_LIMIT: Duration = Duration::from_millis(300);
 
 /// Folders the machine uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paths {
     /// Jiffy's data folder; the machine lives in `machine/` there.
     pub data: PathBuf,
-    /// Jiffy's run folder; its sockets are in `machine/` there.
+    /// Jiffy's run folder; its sockets are in `machine/` there. A machine that runs
+    /// stays with the one it was started with.
     pub run: PathBuf,
     /// Jiffy's share folder, with `machine/vmlinux` and `machine/initramfs.cpio`.
     pub share: PathBuf,
@@ -153,16 +159,18 @@ impl Machine {
             // Its starter died half-way; nobody else waits for it.
             instance::kill(&setup.pid_file())?;
         }
-        self.start_anew(&size, &setup, progress)
+        self.start_anew(&size, progress)
     }
 
     fn start_anew(
         &self,
         size: &Size,
-        setup: &Setup,
         progress: &mut dyn FnMut(Stage),
     ) -> Result<Endpoint, MachineError> {
-        remove(&self.running_file())?;
+        self.check_disk_is_free()?;
+        let run = self.own_run_folder();
+        let setup = &self.setup_in(run.clone(), size);
+        remove(&running_file(&run))?;
         instance::check(setup)?;
         if !self.disk_file().exists() {
             disk::find_mkfs()?;
@@ -178,6 +186,7 @@ impl Machine {
             intel: !instance::is_software(size.accelerator) && instance::host_is_intel(),
             debugfs: false,
         });
+        self.note_run()?;
         instance::launch(setup, &config, &token)?;
         let ready = instance::wait_until_ready(setup, None, START_LIMIT, |ready| {
             let after = begin.elapsed();
@@ -211,7 +220,7 @@ impl Machine {
             token: token.clone(),
             started,
         };
-        let path = self.running_file();
+        let path = running_file(&setup.run);
         let bytes = serde_json::to_vec(&running)
             .map_err(|error| MachineError::file(&path, error.into()))?;
         // Its folder is closed to others, and so is the token with it.
@@ -268,9 +277,12 @@ impl Machine {
                 instance::wait_for_end(&pid_file, STOP_LIMIT);
             }
             instance::kill(&pid_file)?;
+        } else {
+            self.check_disk_is_free()?;
         }
         for file in [
-            self.running_file(),
+            running_file(&setup.run),
+            self.note_file(),
             setup.control_socket(),
             setup.ready_socket(),
             setup.token_file(),
@@ -365,14 +377,19 @@ impl Machine {
     }
 
     fn running(&self) -> Option<Running> {
-        let bytes = std::fs::read(self.running_file()).ok()?;
+        let run = self.run_folder();
+        let bytes = std::fs::read(running_file(&run)).ok()?;
         let running: Running = serde_json::from_slice(&bytes).ok()?;
-        let pid_file = self.run_folder().join("pid");
+        let pid_file = run.join("pid");
         let pid = instance::running_pid(&pid_file)?.as_raw_nonzero().get();
         (running.format == 1 && running.pid == pid).then_some(running)
     }
 
     fn setup(&self, size: &Size) -> Setup {
+        self.setup_in(self.run_folder(), size)
+    }
+
+    fn setup_in(&self, run: PathBuf, size: &Size) -> Setup {
         let image = self.paths.share.join("machine");
         Setup {
             kernel: image.join("vmlinux"),
@@ -385,7 +402,7 @@ impl Machine {
                 other => other,
             },
             disk: Some(self.disk_file()),
-            run: self.run_folder(),
+            run,
             console: self.console_file(),
             daemonize: true,
         }
@@ -394,7 +411,7 @@ impl Machine {
     /// Held while the machine is started, stopped or removed.
     fn lock(&self) -> Result<Locked, MachineError> {
         instance::private_folder(&self.data_folder())?;
-        instance::private_folder(&self.run_folder())?;
+        instance::private_folder(&self.own_run_folder())?;
         let path = self.data_folder().join("lock");
         locked::open(&path)
             .and_then(Locked::exclusive)
@@ -405,8 +422,46 @@ impl Machine {
         self.paths.data.join("machine")
     }
 
+    /// Where a machine that we start has its sockets.
+    fn own_run_folder(&self) -> PathBuf {
+        in_run(&self.paths.run)
+    }
+
+    /// Where the machine that runs has its sockets; else our own. Whoever started it
+    /// may have had another run folder: a login has one, a job of cron has none.
     fn run_folder(&self) -> PathBuf {
-        self.paths.run.join("machine")
+        let noted = std::fs::read(self.note_file()).map(|bytes| OsString::from_vec(bytes).into());
+        noted
+            .ok()
+            .filter(|run: &PathBuf| is_mine_alone(run).unwrap_or(false))
+            .map(|run| in_run(&run))
+            .filter(|run| instance::running_pid(&run.join("pid")).is_some())
+            .unwrap_or_else(|| self.own_run_folder())
+    }
+
+    fn note_run(&self) -> Result<(), MachineError> {
+        let note = self.note_file();
+        jiffy_sys::durable::replace_private(&note, self.paths.run.as_os_str().as_bytes())
+            .map_err(|error| MachineError::file(&note, error))
+    }
+
+    /// Refuses a disk that somebody uses: a machine that an older Jiffy started with
+    /// another run folder, which it did not note.
+    fn check_disk_is_free(&self) -> Result<(), MachineError> {
+        let path = self.disk_file();
+        let deadline = Instant::now() + DISK_LIMIT;
+        while instance::is_locked(&path) {
+            if Instant::now() > deadline {
+                return Err(MachineError::DiskInUse { path });
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// Which run folder the machine was started with.
+    fn note_file(&self) -> PathBuf {
+        self.data_folder().join("run")
     }
 
     fn disk_file(&self) -> PathBuf {
@@ -420,8 +475,16 @@ impl Machine {
     fn console_file(&self) -> PathBuf {
         self.data_folder().join("console.log")
     }
-
-    fn running_file(&self) -> PathBuf {
-        self.run_folder().join("running.json")
-    }
 }
+
+/// The machine's part of a run folder.
+fn in_run(run: &Path) -> PathBuf {
+    run.join("machine")
+}
+
+fn running_file(run: &Path) -> PathBuf {
+    run.join("running.json")
+}
+
+#[cfg(test)]
+mod tests;
