@@ -4,39 +4,11 @@ mod support;
 
 use jiffy_wire::agent::{ExecOutput, Stream};
 use jiffy_wire::api::{
-    ChunkKind, ChunkRange, ErrorKind, ForkVm, Forked, MakeSnapshot, MemoryForm, MemoryReport,
-    RunVm, Snapshot, SnapshotMade, Vm,
+    ChunkKind, ChunkRange, ErrorKind, ForkVm, Forked, MakeSnapshot, MemoryReport, RunVm,
+    SnapshotMade, Vm,
 };
 use jiffy_wire::timeline::{Span, Timeline, Track, names};
-use support::{FakeNode, is_session, stderr, stdout, vm};
-
-fn snapshot(command: Option<&[&str]>) -> Snapshot {
-    Snapshot {
-        name: "one".into(),
-        golden: false,
-        created: 100,
-        vm: "box".into(),
-        parent: None,
-        image: "base".into(),
-        image_digest: "0123456789abcdef".into(),
-        kernel: "base".into(),
-        kernel_digest: "fedcba9876543210".into(),
-        initramfs_digest: "00".into(),
-        cpus: 1,
-        memory_mib: 128,
-        command: command.map(|argv| argv.iter().map(|word| word.to_string()).collect()),
-        tty: false,
-        volumes: Vec::new(),
-        cpu_features: vec!["fpu".into()],
-        memory: MemoryForm::Image,
-        memory_bytes: 4 << 20,
-        other_bytes: 1 << 20,
-        optimised: false,
-        used_by: Vec::new(),
-        shared_bytes: 0,
-        children: Vec::new(),
-    }
-}
+use support::{FakeNode, is_session, snapshot, stderr, stdout, vm};
 
 fn timeline() -> Timeline {
     let clock = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();

@@ -11,7 +11,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
-use support::{FakeNode, VM_ID, eventually, vm};
+use support::{FakeNode, VM_ID, eventually, is_session, snapshot, vm};
 
 /// Both ends of a pseudo-terminal.
 struct Terminal {
@@ -119,6 +119,10 @@ fn shell() -> FakeNode {
     })
 }
 
+fn size(rows: u16, columns: u16) -> ExecInput {
+    ExecInput::Resize(WindowSize { rows, columns })
+}
+
 #[test]
 fn a_terminal_is_detected_made_raw_and_restored() {
     let mut terminal = Terminal::new(33, 101);
@@ -127,7 +131,8 @@ fn a_terminal_is_detected_made_raw_and_restored() {
     let mut jiffy = node.jiffy();
     jiffy.arg("run");
     let mut child = terminal.spawn(&jiffy);
-    terminal.shows("$");
+    // Also what the request had: it may have changed since.
+    terminal.shows("$<33x101>");
     eventually("raw mode", || terminal.is_raw());
     terminal.type_keys(b"ls\r");
     // Not echoed by the terminal itself, and the newline came as typed.
@@ -159,6 +164,27 @@ fn a_terminal_is_detected_made_raw_and_restored() {
 }
 
 #[test]
+fn a_captured_command_is_told_this_terminals_size() {
+    let terminal = Terminal::new(50, 200);
+    let node = FakeNode::new(|request, peer| {
+        if !is_session(request) {
+            let mut snapshot = snapshot(Some(&["sh"]));
+            snapshot.tty = true;
+            return peer.json(200, &snapshot);
+        }
+        peer.upgrade();
+        peer.send(&ExecOutput::Started { pid: 2 });
+        assert_eq!(peer.receive(), Some(size(50, 200)));
+        peer.exit(0);
+    });
+    let mut jiffy = node.jiffy();
+    jiffy.args(["run", "--from", "ready"]);
+    assert_eq!(terminal.spawn(&jiffy).wait().unwrap().code(), Some(0));
+    let run: RunVm = node.requests().pop().unwrap().json();
+    assert!(run.vm.command.is_none(), "nothing that could have a size");
+}
+
+#[test]
 fn the_terminal_is_restored_when_a_signal_comes_from_outside() {
     for signal in [Signal::TERM, Signal::HUP, Signal::QUIT] {
         let mut terminal = Terminal::new(24, 80);
@@ -179,7 +205,7 @@ fn the_terminal_is_restored_when_the_node_goes() {
     let mut terminal = Terminal::new(24, 80);
     let node = FakeNode::playing(|peer| {
         peer.output(Stream::Stdout, b"$");
-        peer.receive::<ExecInput>();
+        while matches!(peer.receive(), Some(ExecInput::Resize(_))) {}
     });
     let mut jiffy = node.jiffy();
     jiffy.args(["exec", "web", "sh"]);
@@ -214,15 +240,11 @@ fn attach_is_raw_only_for_a_command_on_a_terminal() {
     for tty in [true, false] {
         let mut terminal = Terminal::new(24, 80);
         let node = FakeNode::new(move |request, peer| {
-            if support::is_session(request) {
+            if is_session(request) {
                 peer.upgrade();
                 peer.output(Stream::Stdout, b"$");
                 if tty {
-                    let size = WindowSize {
-                        rows: 24,
-                        columns: 80,
-                    };
-                    assert_eq!(peer.receive(), Some(ExecInput::Resize(size)));
+                    assert_eq!(peer.receive(), Some(size(24, 80)));
                 }
                 peer.receive::<ExecInput>();
                 peer.exit(0);

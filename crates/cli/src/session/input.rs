@@ -36,8 +36,6 @@ pub struct Options<'a> {
     pub tty: bool,
     /// That terminal is ours, and raw.
     pub raw: bool,
-    /// The command was started with another terminal's size.
-    pub tell_size: bool,
     /// Watch for the detach keys.
     pub detach_keys: bool,
     /// The VM whose first command this is: signals can take another way when
@@ -88,7 +86,9 @@ impl<'a> Input<'a> {
     /// output side.
     pub async fn forward(&mut self, reader_gone: &Notify) -> Result<Left> {
         let mut buffer = vec![0; MAX_DATA];
-        if self.options.tell_size {
+        // The command may have been started with another terminal's size, by whom it was
+        // captured or left; ours may have changed while its image was pulled.
+        if self.options.raw {
             self.resize();
         }
         loop {

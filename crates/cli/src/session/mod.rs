@@ -63,7 +63,6 @@ pub async fn run(
             stdin: stdio.stdin,
             tty: stdio.tty,
             raw,
-            tell_size: raw && leaving == Leaving::LeavesIt,
             detach_keys: raw && leaving != Leaving::HangsUp,
             vm: vm.as_deref().filter(|_| leaving != Leaving::HangsUp),
             client,

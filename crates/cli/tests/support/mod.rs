@@ -3,7 +3,7 @@
 #![allow(dead_code)] // Every test program uses its own part of this.
 
 use jiffy_wire::agent::{ExecInput, ExecOutput, ExitStatus, Stream};
-use jiffy_wire::api::{ApiError, ErrorKind, Vm};
+use jiffy_wire::api::{ApiError, ErrorKind, MemoryForm, Snapshot, Vm};
 use jiffy_wire::frame::{Decoder, to_vec};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -290,6 +290,35 @@ impl Peer {
         };
         self.stream.set_read_timeout(Some(PATIENCE)).unwrap();
         signal
+    }
+}
+
+/// A snapshot of the VM `box` in which this command runs, without a terminal.
+pub fn snapshot(command: Option<&[&str]>) -> Snapshot {
+    Snapshot {
+        name: "one".into(),
+        golden: false,
+        created: 100,
+        vm: "box".into(),
+        parent: None,
+        image: "base".into(),
+        image_digest: "0123456789abcdef".into(),
+        kernel: "base".into(),
+        kernel_digest: "fedcba9876543210".into(),
+        initramfs_digest: "00".into(),
+        cpus: 1,
+        memory_mib: 128,
+        command: command.map(|argv| argv.iter().map(|word| word.to_string()).collect()),
+        tty: false,
+        volumes: Vec::new(),
+        cpu_features: vec!["fpu".into()],
+        memory: MemoryForm::Image,
+        memory_bytes: 4 << 20,
+        other_bytes: 1 << 20,
+        optimised: false,
+        used_by: Vec::new(),
+        shared_bytes: 0,
+        children: Vec::new(),
     }
 }
 

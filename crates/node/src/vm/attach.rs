@@ -168,8 +168,24 @@ fn ended_without(view: &View) -> ExecOutput {
 
 /// Returns when the client has gone, or talks nonsense.
 async fn take_input(input: &mut FrameReader<impl AsyncRead + Unpin>, vm: &VmHandle) {
+    let mut view = vm.view.clone();
+    let mut runs = async || {
+        let _ = view.wait_for(|view| view.main != MainState::Pending).await;
+    };
+    // One that came before the command runs: what comes behind may end the VM.
+    let mut size = None;
     loop {
-        let message = match input.next::<ExecInput>().await {
+        let message = tokio::select! {
+            biased;
+            () = runs(), if size.is_some() => {
+                if let Some(size) = size.take() {
+                    send(vm, size).await;
+                }
+                continue;
+            }
+            message = input.next::<ExecInput>() => message,
+        };
+        let message = match message {
             Ok(Some(message)) => message,
             Ok(None) => return,
             Err(error) => {
@@ -182,6 +198,10 @@ async fn take_input(input: &mut FrameReader<impl AsyncRead + Unpin>, vm: &VmHand
             && pending
         {
             vm.tell(Command::Interrupt(signal)).await;
+            continue;
+        }
+        if pending && matches!(message, ExecInput::Resize(_)) {
+            size = Some(message);
             continue;
         }
         send(vm, message).await;

@@ -5,6 +5,7 @@ use crate::daemon::{
 };
 use jiffy_wire::agent::{
     CopyDone, CopyEntry, CopyFrame, CopyKind, ExecInput, ExecOutput, ExitStatus, StartFailure,
+    WindowSize,
 };
 use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState};
 use std::fs;
@@ -111,6 +112,11 @@ fn ctrl_c_before_the_command_runs_ends_the_vm() {
     let daemon = Daemon::start();
     let mut frames = daemon.run(bad_vm("held", Some(command(&["true"]))));
     let id = id_of(&frames);
+    // The size of a terminal, which waits for the command, does not hold it up.
+    frames.send(&ExecInput::Resize(WindowSize {
+        rows: 24,
+        columns: 80,
+    }));
     frames.send(&ExecInput::Signal(2));
     assert_eq!(frames.finish().status(), ExitStatus::Signal(2));
     daemon.when(&id, VmState::Exited);
