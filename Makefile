@@ -47,7 +47,7 @@ fuzz: setup
 	@fuzz/run $(FUZZ_SECONDS)
 
 install:
-	@scripts/install $(DESTDIR)$(PREFIX)
+	@scripts/install "$(DESTDIR)$(PREFIX)"
 
 clean:
 	@rm -rf dist

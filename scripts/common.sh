@@ -1,6 +1,8 @@
 # Sourced by the other scripts: sentences, steps and their times.
 
 set -euo pipefail
+# What is built is for others, too: programs of any user read the files of an image.
+umask 022
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/jiffy

@@ -100,6 +100,31 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
+fn a_blank_in_the_checkouts_path_changes_nothing() {
+    let _alone = alone();
+    let above = tempfile::tempdir().unwrap();
+    let cache = above.path().join("cache");
+    let plain = Checkout::new(above.path(), "project");
+    let blank = Checkout::new(above.path(), "my projects");
+    for flavour in ["base", "full"] {
+        let hashes = [&plain, &blank].map(|checkout| {
+            let output = checkout.build(&["--hash", flavour], &cache);
+            assert!(output.status.success(), "{}", said(&output));
+            assert_eq!(output.stderr, b"");
+            output.stdout
+        });
+        assert_eq!(hashes[0], hashes[1]);
+        let output = blank.build(&[flavour], &cache);
+        assert!(output.status.success(), "{}", said(&output));
+        // Another fragment, another kernel.
+        fs::write(blank.root.join("kernel/base.config"), "CONFIG_SMP=y\n").unwrap();
+        let other = blank.build(&["--hash", flavour], &cache);
+        assert_ne!(other.stdout, hashes[1]);
+        fs::write(blank.root.join("kernel/base.config"), "CONFIG_64BIT=y\n").unwrap();
+    }
+}
+
+#[test]
 fn a_count_of_objects_that_was_cut_short_is_not_believed() {
     let _alone = alone();
     let above = tempfile::tempdir().unwrap();
