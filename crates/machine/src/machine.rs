@@ -172,7 +172,7 @@ impl Machine {
         let setup = &self.setup_in(run.clone(), size);
         remove(&running_file(&run))?;
         instance::check(setup)?;
-        if !self.disk_file().exists() {
+        if !self.has_disk() {
             disk::find_mkfs()?;
             progress(Stage::Disk);
             disk::ensure(&self.disk_file(), size.disk_gib)?;
@@ -334,7 +334,7 @@ impl Machine {
     /// and its options; true if there was anything.
     pub fn remove(&self) -> Result<bool, MachineError> {
         let _lock = self.lock()?;
-        let was = self.stop_locked()? | self.disk_file().exists() | self.size_file().exists();
+        let was = self.stop_locked()? | self.has_disk() | self.size_file().exists();
         for file in [
             self.disk_file(),
             self.disk_file().with_extension("img.tmp"),
@@ -344,6 +344,11 @@ impl Machine {
             remove(&file)?;
         }
         Ok(was)
+    }
+
+    /// Whether it has been started before: then its disk is there.
+    pub fn has_disk(&self) -> bool {
+        self.disk_file().exists()
     }
 
     /// Where programs can be run in the running machine.

@@ -2,8 +2,11 @@
 
 use super::report::{Check, Needed, State};
 use crate::failure::reason;
+use crate::place::machine::machine;
 use crate::place::{Folders, kvm};
 use crate::render::size;
+use jiffy_machine::MachineError;
+use jiffy_machine::disk::find_mkfs;
 use jiffy_wire::vmm::{KvmKind, KvmProbe};
 use rustix::fs::{Access, CWD, Mode, OFlags, accessat, ioctl_ficlone, openat, statfs, statvfs};
 use rustix::io::Errno;
@@ -284,6 +287,29 @@ pub fn qemu() -> Check {
     .needed(Needed::InMachine)
 }
 
+/// What formats the machine's disk before its first start.
+pub fn mkfs(folders: &Folders) -> Check {
+    mkfs_for(machine(folders).has_disk(), find_mkfs())
+}
+
+fn mkfs_for(has_disk: bool, mkfs: Result<PathBuf, MachineError>) -> Check {
+    let check = |state, detail: String| {
+        Check::new("mkfs", "mkfs.xfs", state, detail).needed(Needed::InMachine)
+    };
+    match mkfs {
+        Ok(file) => check(State::Good, file.display().to_string()),
+        Err(_) if has_disk => check(
+            State::Neutral,
+            "there is none on PATH, and the machine has its disk".to_owned(),
+        ),
+        Err(error) => {
+            let mut check = check(State::Bad, error.to_string());
+            check.hint = error.hint();
+            check
+        }
+    }
+}
+
 /// The machine's kernel and initramfs.
 pub fn machine_image(folders: &Folders) -> Check {
     let folder = folders.share.join("machine");
@@ -333,4 +359,20 @@ fn existing(folder: &Path) -> PathBuf {
         .find(|above| above.is_dir())
         .unwrap_or(Path::new("/"))
         .to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_needs_mkfs_until_it_has_its_disk() {
+        let there = |has_disk| mkfs_for(has_disk, Ok("/sbin/mkfs.xfs".into())).state;
+        assert_eq!([there(false), there(true)], [State::Good; 2]);
+        let missing = |has_disk| mkfs_for(has_disk, Err(MachineError::NoMkfs));
+        let check = missing(false);
+        assert_eq!((check.state, check.needed), (State::Bad, Needed::InMachine));
+        assert!(check.hint.unwrap().contains("xfsprogs"));
+        assert_eq!(missing(true).state, State::Neutral);
+    }
 }

@@ -24,6 +24,7 @@ pub fn examine(folders: &Folders) -> Report {
             checks::reflink(folders),
             checks::space(folders),
             checks::qemu(),
+            checks::mkfs(folders),
             checks::machine_image(folders),
         ];
         let kvm = kvm.join().unwrap_or_else(|_| checks::no_probe("it failed"));
