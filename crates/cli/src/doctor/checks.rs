@@ -34,8 +34,7 @@ pub fn kvm(folders: &Folders) -> (Check, Option<KvmProbe>) {
         return (check, Some(no_kvm("there is no /dev/kvm")));
     }
     if !kvm::usable(device) {
-        let check = check(State::Bad, "/dev/kvm is there, and you may not use it")
-            .hint("join its group: `usermod -aG kvm $USER`, then log in again");
+        let check = check(State::Bad, "/dev/kvm is there, and you may not use it").hint(kvm::JOIN);
         return (check, Some(no_kvm("/dev/kvm can't be opened")));
     }
     match kvm::probe(folders) {

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// The device.
 pub const DEVICE: &str = "/dev/kvm";
+/// What helps where it is there and may not be used.
+pub const JOIN: &str = "join its group: `usermod -aG kvm $USER`, then log in again";
 /// A probe that takes longer has hung.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Its answer is a few hundred bytes.
@@ -78,6 +80,12 @@ pub fn usable(device: &Path) -> bool {
         AtFlags::EACCESS,
     )
     .is_ok()
+}
+
+/// Whether the device is there and this process may not open it.
+pub fn is_refused() -> bool {
+    let device = Path::new(DEVICE);
+    device.exists() && !usable(device)
 }
 
 /// Asks `jiffy-vmm`, which runs a tiny guest.

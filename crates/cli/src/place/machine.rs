@@ -26,19 +26,15 @@ pub fn machine(folders: &Folders) -> Machine {
 }
 
 /// The machine's node; the machine is started if it does not run, which is
-/// said once on stderr.
-pub fn reach(folders: &Folders) -> Result<Reached> {
+/// said once on stderr, with `why` VMs run there.
+pub fn reach(folders: &Folders, why: &str) -> Result<Reached> {
     if let Some(endpoint) = running(folders) {
         return Ok(Reached {
             endpoint,
             started: false,
         });
     }
-    start(
-        folders,
-        Options::default(),
-        "this host has no real KVM, so VMs run in the machine; ",
-    )
+    start(folders, Options::default(), &format!("{why}; "))
 }
 
 /// Starts the machine, or finds it running.

@@ -28,9 +28,9 @@ pub struct Found {
 /// The node for this command; started if it does not run.
 pub fn find(choice: MachineUse, folders: &Folders) -> Result<Found> {
     folders.make_run()?;
-    if in_machine(choice, folders)? {
+    if let Some(why) = in_machine(choice, folders)? {
         let began = jiffy_sys::clock::monotonic_ns();
-        let reached = machine::reach(folders)?;
+        let reached = machine::reach(folders, &why)?;
         let machine_start = reached.started.then(|| {
             let now = jiffy_sys::clock::monotonic_ns();
             Span::new(Track::Cli, names::MACHINE_START, began, now)
@@ -52,7 +52,7 @@ pub fn find(choice: MachineUse, folders: &Folders) -> Result<Found> {
 /// The node for this command if it runs; nothing is started.
 pub fn find_running(choice: MachineUse, folders: &Folders) -> Result<Option<Client>> {
     let has_run = folders.has_run()?;
-    if in_machine(choice, folders)? {
+    if in_machine(choice, folders)?.is_some() {
         let endpoint = machine::running(folders);
         return Ok(endpoint.map(|endpoint| in_machine_client(endpoint, folders)));
     }
@@ -69,13 +69,13 @@ fn in_machine_client(endpoint: Endpoint, folders: &Folders) -> Client {
     Client::new(endpoint).when_slow(move || machine::nudge(&folders))
 }
 
-/// Whether VMs run in the machine.
-fn in_machine(choice: MachineUse, folders: &Folders) -> Result<bool> {
+/// Why VMs run in the machine, if they do.
+fn in_machine(choice: MachineUse, folders: &Folders) -> Result<Option<String>> {
     match choice {
-        MachineUse::Always => Ok(true),
-        MachineUse::Never => Ok(false),
+        MachineUse::Always => Ok(Some("VMs run in the machine, as was asked for".into())),
+        MachineUse::Never => Ok(None),
         MachineUse::Auto => kvm::kind(folders)
-            .map(|kind| kind != KvmKind::Real)
+            .map(|kind| (kind != KvmKind::Real).then(|| no_kvm(kvm::is_refused())))
             .map_err(|failure: Failure| Failure {
                 hint: failure.hint.or_else(|| {
                     Some("`--machine never` or `--machine always` decides without asking".into())
@@ -85,12 +85,38 @@ fn in_machine(choice: MachineUse, folders: &Folders) -> Result<bool> {
     }
 }
 
+fn no_kvm(is_refused: bool) -> String {
+    if is_refused {
+        let (device, join) = (kvm::DEVICE, kvm::JOIN);
+        return format!("you may not use {device} ({join}), so VMs run in the machine");
+    }
+    "this host has no real KVM, so VMs run in the machine".into()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn why_the_machine_is_started_is_true() {
+        let root = tempfile::tempdir().unwrap();
+        let folders = Folders {
+            data: root.path().join("data"),
+            run: root.path().join("run"),
+            lib: root.path().join("lib"),
+            share: root.path().join("share"),
+        };
+        let asked = in_machine(MachineUse::Always, &folders).unwrap().unwrap();
+        assert!(asked.contains("as was asked for"), "{asked}");
+        assert_eq!(in_machine(MachineUse::Never, &folders).unwrap(), None);
+        assert!(no_kvm(false).contains("no real KVM"));
+        let refused = no_kvm(true);
+        assert!(refused.contains("usermod -aG kvm"), "{refused}");
+        assert!(!refused.contains("no real KVM"), "{refused}");
+    }
 
     #[test]
     fn a_node_in_a_folder_that_somebody_else_could_have_made_is_not_spoken_to() {
