@@ -168,16 +168,20 @@ pub fn figures(outcomes: &[Outcome], base: &str) -> Vec<Figure> {
 
 /// The fastest over the fastest, and so on to the slowest. On one CPU a run
 /// takes longer now and then because the end of its VM comes first; where the
-/// medians of few runs fall is then luck.
+/// medians of few runs fall is then luck. Of cases with unequally many runs, as after
+/// one was measured again, those of the same rank among their own are compared.
 fn by_rank(these: &[Sample], those: &[Sample]) -> Vec<f64> {
     let sorted = |samples: &[Sample]| {
         let mut times: Vec<u64> = samples.iter().map(|it| it.nanoseconds).collect();
         times.sort_unstable();
         times
     };
-    let pairs = sorted(these).into_iter().zip(sorted(those));
-    pairs
-        .map(|(this, that)| this as f64 / that as f64)
+    let (these, those) = (sorted(these), sorted(those));
+    let pairs = these.len().min(those.len());
+    // The middle of each of as many equal parts as there are pairs.
+    let at = |times: &[u64], pair: usize| times[(2 * pair + 1) * times.len() / (2 * pairs)];
+    (0..pairs)
+        .map(|pair| at(&these, pair) as f64 / at(&those, pair) as f64)
         .collect()
 }
 
@@ -382,6 +386,15 @@ mod tests {
         };
         let (base, slower) = (samples(&[10, 20, 10]), samples(&[22, 11, 11]));
         assert_eq!(by_rank(&slower, &base), [1.1, 1.1, 1.1]);
+        // One of them was measured again, and takes as long as before.
+        let once: Vec<u64> = (100..160).collect();
+        let twice = [&once[..], &once[..]].concat();
+        for (these, those) in [(&once, &twice), (&twice, &once)] {
+            let ratios = by_rank(&samples(these), &samples(those));
+            assert_eq!(ratios, [1.0; 60]);
+        }
+        let none = by_rank(&samples(&once), &[]);
+        assert!(none.is_empty());
     }
 
     #[test]
