@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// take the time first, and be brief.
 pub type MarkSink = Box<dyn FnMut(u8) + Send>;
 
-/// The port. It passes on a fixed number of marks over the VM's life and
+/// The port. It passes on a fixed number of marks from boot or restore on and
 /// counts the rest, so that a guest that writes for ever fills nobody's
 /// memory.
 pub struct TracePort {
@@ -24,7 +24,7 @@ pub struct TracePort {
 pub struct TraceState {
     /// The most marks passed on.
     pub limit: u64,
-    /// Marks written so far, passed on or not.
+    /// Marks written since boot or restore, passed on or not.
     pub written: u64,
 }
 
@@ -34,13 +34,14 @@ impl TracePort {
         TracePort::restore(limit, sink, &TraceState { limit, written: 0 })
     }
 
-    /// A port as it was saved: what is left of its limit stays, but no state
-    /// allows more than `limit`.
+    /// A port as it was saved, but no state allows more than `limit`. Marks count
+    /// from here on: the timeline begins anew, and a guest that wrote many before
+    /// it was saved must still be heard at the clone gate.
     pub fn restore(limit: u64, sink: MarkSink, state: &TraceState) -> TracePort {
         TracePort {
             sink,
             limit: state.limit.min(limit),
-            written: state.written,
+            written: 0,
         }
     }
 

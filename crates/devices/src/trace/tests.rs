@@ -37,9 +37,9 @@ fn there_is_nothing_to_read() {
 }
 
 #[test]
-fn a_restored_port_has_what_was_left_of_its_limit() {
+fn a_restored_port_hears_marks_however_many_were_written_before() {
     let (mut port, _) = port(3);
-    port.write(0, &[1, 2]);
+    port.write(0, &[1; 5]);
     let state = port.save();
     let marks = Arc::new(Mutex::new(Vec::new()));
     let sink = marks.clone();
@@ -48,9 +48,9 @@ fn a_restored_port_has_what_was_left_of_its_limit() {
         Box::new(move |mark| sink.lock().unwrap().push(mark)),
         &state,
     );
-    assert_eq!(restored.save(), state);
+    restored.write(0, &[1, 2]);
     restored.write(0, &[3, 4]);
-    assert_eq!(*marks.lock().unwrap(), [3]);
+    assert_eq!(*marks.lock().unwrap(), [1, 2, 3]);
     assert_eq!(restored.dropped(), 1);
 }
 
