@@ -3,6 +3,7 @@
 use super::layers::{Segment, within};
 use super::{Backing, GuestRam, Mapped};
 use jiffy_devices::virtio::balloon::Reclaim;
+use jiffy_sys::memfd::Pages;
 use jiffy_wire::vmm::Extent;
 use rustix::mm::Advice;
 use std::io;
@@ -16,11 +17,16 @@ pub(super) const RELEASES_MAX: usize = 4096;
 
 impl Reclaim for GuestRam {
     /// From now on the range reads as zero, or, where that would take too many
-    /// mappings, as before.
+    /// mappings or RAM is in huge pages, as before.
     fn release(&self, start: GuestAddress, length: u64) -> io::Result<()> {
         let Some(offset) = self.offset_of(start, length) else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
+        // Huge pages are reserved, and the reservation would go with them: the guest's
+        // next access may find the pool empty. What was there is an answer, too.
+        if self.pages != Pages::Small {
+            return Ok(());
+        }
         let extent = Extent { offset, length };
         let mut backing = self.lock();
         match backing.mapped {
@@ -64,5 +70,26 @@ impl GuestRam {
             offset += region.len();
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm_memory::Bytes;
+
+    #[test]
+    fn huge_pages_stay_where_they_are_reserved() {
+        // Of a host that need not have any.
+        let mut ram = GuestRam::to_be_paged(64 << 20).unwrap();
+        ram.pages = Pages::Huge2M;
+        let start = GuestAddress(2 << 20);
+        ram.memory().write_obj(7u64, start).unwrap();
+        ram.release(start, 2 << 20).unwrap();
+        assert_eq!(ram.memory().read_obj::<u64>(start).unwrap(), 7);
+        assert!(ram.release(GuestAddress(63 << 20), 2 << 20).is_err());
+        ram.pages = Pages::Small;
+        ram.release(start, 2 << 20).unwrap();
+        assert_eq!(ram.memory().read_obj::<u64>(start).unwrap(), 0);
     }
 }
