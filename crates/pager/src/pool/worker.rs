@@ -79,8 +79,8 @@ impl Shared {
             tv_nsec: timeout.subsec_nanos().into(),
         });
         let mut room = [MaybeUninit::uninit()];
-        let token = match epoll::wait(&self.epoll, &mut room, timeout.as_ref()) {
-            Ok(([event], _)) => event.data.u64(),
+        let (token, flags) = match epoll::wait(&self.epoll, &mut room, timeout.as_ref()) {
+            Ok(([event], _)) => (event.data.u64(), event.flags),
             _ => return false,
         };
         if token == WAKE {
@@ -92,9 +92,16 @@ impl Shared {
             .unwrap_or_else(PoisonError::into_inner)
             .get(&token)
             .cloned();
-        if let Some(vm) = vm {
-            worker.turns += 1;
-            self.serve_turn(&vm, worker);
+        match vm {
+            None => {}
+            // As long as it is so there would always be an event, and nothing to read.
+            Some(vm) if flags.contains(epoll::EventFlags::ERR) => {
+                vm.fail("its VMM has made the userfaultfd blocking".into());
+            }
+            Some(vm) => {
+                worker.turns += 1;
+                self.serve_turn(&vm, worker);
+            }
         }
         true
     }

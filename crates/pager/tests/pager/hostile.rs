@@ -167,6 +167,22 @@ fn a_fault_outside_of_the_mappings_ends_the_vm_with_a_sentence() {
     assert!(last_words(&stream).contains("in no mapping"));
 }
 
+/// The flag is of the open file, which both have.
+#[test]
+fn a_vmm_that_makes_its_userfaultfd_blocking_ends_and_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), MIB, |_| {});
+    let pager = Pager::start(folder.path(), &["--workers", "1"]);
+    let (one, other) = (Memory::new(MIB), Memory::new(MIB));
+    let connection = one.connect(&pager.serve("one", &image));
+    let _connection = other.connect(&pager.serve("other", &image));
+    assert_page(one.read_page(3).bytes(), page(3));
+    rustix::fs::fcntl_setfl(one.uffd(), rustix::fs::OFlags::empty()).unwrap();
+    let _stuck = one.read_page(100);
+    join(other.check(1));
+    assert!(last_words(&connection).contains("blocking"));
+}
+
 #[test]
 fn a_second_pager_does_not_take_the_control_socket_of_a_first() {
     let folder = tempfile::tempdir().unwrap();

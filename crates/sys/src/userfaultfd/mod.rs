@@ -17,8 +17,10 @@ pub use arena::Arena;
 
 use ioctl::call;
 use rustix::fs::{Mode, OFlags};
-use std::io;
+use rustix::io::{Errno, ReadWriteFlags};
+use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What a userfaultfd is asked to report or to be able to do; the kernel's
 /// `UFFD_FEATURE_*` bits.
@@ -118,6 +120,9 @@ pub const UNREGISTER: u32 = ioctl::UNREGISTER_NUMBER;
 /// Events [`Userfaultfd::read_events`] takes at once.
 pub const EVENTS: usize = 8;
 
+/// This kernel (Debian 12's 6.1) can't be told at each read that it must not wait.
+static WAITS: AtomicBool = AtomicBool::new(false);
+
 /// A userfaultfd: of this process, or received from another.
 #[derive(Debug)]
 pub struct Userfaultfd(OwnedFd);
@@ -159,9 +164,9 @@ impl Userfaultfd {
                 "the descriptor is no userfaultfd",
             ));
         }
-        let flags = rustix::fs::fcntl_getfl(&fd)?;
-        rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
-        Ok(Userfaultfd(fd))
+        let received = Userfaultfd(fd);
+        received.make_non_blocking()?;
+        Ok(received)
     }
 
     /// Another descriptor for the same.
@@ -235,9 +240,9 @@ impl Userfaultfd {
     /// no more use.
     pub fn read_events(&self, into: &mut Vec<Event>) -> io::Result<usize> {
         let mut messages = [0; ioctl::MESSAGE * EVENTS];
-        let bytes = match rustix::io::read(&self.0, &mut messages) {
+        let bytes = match self.read(&mut messages) {
             Ok(bytes) => bytes,
-            Err(rustix::io::Errno::AGAIN) => return Ok(0),
+            Err(Errno::AGAIN) => return Ok(0),
             Err(error) => return Err(error.into()),
         };
         into.extend(
@@ -251,12 +256,37 @@ impl Userfaultfd {
     /// The next event, if there is one; errors as above.
     pub fn next_event(&self) -> io::Result<Option<Event>> {
         let mut message = [0; ioctl::MESSAGE];
-        match rustix::io::read(&self.0, &mut message) {
+        match self.read(&mut message) {
             Ok(ioctl::MESSAGE) => Ok(Some(parse(&message))),
             Ok(_) => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
-            Err(rustix::io::Errno::AGAIN) => Ok(None),
+            Err(Errno::AGAIN) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Does not wait, whatever the process it came from has made of the flag that
+    /// both share.
+    fn read(&self, into: &mut [u8]) -> Result<usize, Errno> {
+        if !WAITS.load(Ordering::Relaxed) {
+            let at_the_cursor = u64::MAX;
+            let mut room = [IoSliceMut::new(into)];
+            match rustix::io::preadv2(&self.0, &mut room, at_the_cursor, ReadWriteFlags::NOWAIT) {
+                Err(Errno::OPNOTSUPP) => WAITS.store(true, Ordering::Relaxed),
+                outcome => return outcome,
+            }
+        }
+        self.read_by_flag(into)
+    }
+
+    /// The same where the flag is all there is: set again right before each read.
+    fn read_by_flag(&self, into: &mut [u8]) -> Result<usize, Errno> {
+        self.make_non_blocking()?;
+        rustix::io::read(&self.0, into)
+    }
+
+    fn make_non_blocking(&self) -> Result<(), Errno> {
+        // The only flag of its that matters.
+        rustix::fs::fcntl_setfl(&self.0, OFlags::NONBLOCK)
     }
 }
 

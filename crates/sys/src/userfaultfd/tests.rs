@@ -173,6 +173,29 @@ fn only_a_userfaultfd_is_taken() {
 }
 
 #[test]
+fn who_shares_it_cannot_make_a_read_wait() {
+    let made = Userfaultfd::create(Features::GUEST_MEMORY).unwrap();
+    let taken = Userfaultfd::from_received(made.try_clone().unwrap().into()).unwrap();
+    let block = || rustix::fs::fcntl_setfl(&made, OFlags::empty()).unwrap();
+    block();
+    let (told, answer) = std::sync::mpsc::channel();
+    let reader = thread::spawn(move || {
+        told.send(taken.read_events(&mut Vec::new())).unwrap();
+        taken
+    });
+    let patience = Duration::from_secs(10);
+    let read = answer.recv_timeout(patience).expect("it waits");
+    assert_eq!(read.unwrap(), 0);
+    // As on a kernel that knows only the flag.
+    block();
+    let taken = reader.join().unwrap();
+    let (told, answer) = std::sync::mpsc::channel();
+    thread::spawn(move || told.send(taken.read_by_flag(&mut [0; ioctl::MESSAGE])));
+    let read = answer.recv_timeout(patience).expect("it waits");
+    assert_eq!(read, Err(Errno::AGAIN));
+}
+
+#[test]
 fn features_nobody_knows_are_refused() {
     let error = Userfaultfd::create(Features(1 << 60)).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
