@@ -251,9 +251,13 @@ impl Vm {
         if self.image.is_whole() {
             return Vec::new();
         }
-        let Some((offset, _)) = self.layout.find(fault.address) else {
+        let Some((offset, region)) = self.layout.find(fault.address) else {
             return Vec::new();
         };
+        if self.removed.contains(offset - offset % region.page) {
+            // It reads as zero, whatever the image has.
+            return Vec::new();
+        }
         let size = self.image.chunk_size() as u64;
         let start = offset / self.unit * self.unit;
         let end = (start + self.unit).min(self.image.size());

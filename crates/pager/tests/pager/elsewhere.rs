@@ -91,6 +91,22 @@ fn a_page_that_cannot_be_had_ends_its_vm_and_no_other() {
 }
 
 #[test]
+fn a_page_that_was_given_up_is_not_fetched() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, here, theirs) = elsewhere(folder.path(), None);
+    let pager = Pager::start(folder.path(), &["--workers", "1"]);
+    origins(&pager, &here, vec![folder_of(&theirs)]);
+    let memory = Memory::new(MIB);
+    let _connection = memory.connect(&pager.serve("vm", &here));
+    assert_page(memory.read_page(3).bytes(), page(3));
+    fs::remove_file(&theirs).unwrap();
+    memory.arena.discard(251 * PAGE, PAGE).unwrap();
+    assert!(251 % 5 != 0, "the image has contents here");
+    assert_page(memory.read_page(251).bytes(), [0; PAGE]);
+    assert_eq!(pager.stats("vm").failed, None);
+}
+
+#[test]
 fn completing_a_vm_fetches_all_of_it() {
     let folder = tempfile::tempdir().unwrap();
     let (_, here, theirs) = elsewhere(folder.path(), None);
