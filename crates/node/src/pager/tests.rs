@@ -78,3 +78,34 @@ async fn memory_that_is_here_in_parts_is_completed_from_where_it_is() {
         assert_eq!(asked.try_recv().unwrap(), request);
     }
 }
+
+#[tokio::test]
+async fn the_next_pager_hears_of_memory_before_disks() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pager, mut asked) = obeyed(folder.path()).await;
+    let mut state = State::default();
+    for number in 0..3 {
+        let served = Served {
+            paged: Paged {
+                image: folder.path().join("ram.image"),
+                record: None,
+                prefetch: false,
+            },
+            ticket: number,
+        };
+        state.served.insert(format!("vm{number}"), served);
+        let disk = LazyDisk {
+            chunks: vec![format!("{number:064x}")],
+            ext4: false,
+        };
+        state.disks.insert(number.to_string(), disk);
+    }
+    pager.tell_all(&state).await;
+    for (position, is_memory) in [true, true, true, false, false, false].iter().enumerate() {
+        match asked.try_recv().unwrap() {
+            PagerRequest::Serve { .. } => assert!(is_memory, "{position}"),
+            PagerRequest::OpenDisk(_) => assert!(!is_memory, "{position}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -145,6 +145,20 @@ fn set_origins(pager: &Pager, image: &Path, origins: Vec<Origin>) {
     assert_eq!(answer, PagerResponse::Ok);
 }
 
+/// Others wait for that meanwhile.
+#[test]
+fn what_a_predecessor_had_open_is_opened_without_waiting_for_the_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), SIZE, |_| {});
+    let pager = Pager::start(folder.path(), &[]);
+    let request = request(folder.path(), &image);
+    open(&pager, &request).have(0, CHUNK);
+    pager.kill();
+    let mut pager = Pager::start_doomed(folder.path(), "fsync,fdatasync", 1);
+    let answer = pager.try_ask(&PagerRequest::OpenDisk(request));
+    assert_eq!(answer.unwrap(), PagerResponse::Ok);
+}
+
 #[test]
 fn vmms_share_a_cache_and_what_it_has_outlives_the_pager() {
     let folder = tempfile::tempdir().unwrap();

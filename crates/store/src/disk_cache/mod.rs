@@ -97,7 +97,10 @@ impl DiskCache {
         };
         let map = match known {
             Some(map) => {
-                map.bind(boot).map_err(failed)?;
+                // That waits for the disk.
+                if map.header().boot != boot {
+                    map.bind(boot).map_err(failed)?;
+                }
                 map
             }
             None => {
