@@ -39,6 +39,9 @@ pub use attendant::Attendant;
 const PATIENCE: Duration = Duration::from_millis(900);
 /// Milliseconds, for hosts on which another pager takes longer to start.
 const PATIENCE_VARIABLE: &str = "JIFFY_PAGER_PATIENCE_MS";
+/// The least it waits for what a pager has in memory, which may have much to do: without
+/// an answer there is no VM.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 /// How long the guest has run when it is looked at what it has written.
 const FIRST_MOMENTS: Duration = Duration::from_millis(20);
 /// How often it looks.
@@ -141,9 +144,13 @@ impl PagedMemory {
         let uffd = Userfaultfd::create(Features::GUEST_MEMORY).map_err(PagerError::Userfaultfd)?;
         let mappings = ram.serve_by(&uffd).map_err(PagerError::Userfaultfd)?;
         let stream = UnixStream::connect(socket).map_err(unreachable)?;
+        let patience = std::env::var(PATIENCE_VARIABLE)
+            .ok()
+            .and_then(|text| text.parse().ok())
+            .map_or(PATIENCE, Duration::from_millis);
         let (mut telling, mut written_soon) = (Telling::No, Vec::new());
         if working_set {
-            let answer = ask_for_working_set(&stream)
+            let answer = ask_for_working_set(&stream, patience.max(ANSWER_PATIENCE))
                 .map_err(|error| PagerError::WorkingSet(socket.into(), error))?;
             if let Some((file, covers, written)) = answer {
                 ram.share(file, covers)?;
@@ -162,10 +169,7 @@ impl PagedMemory {
             link: Link::Up(stream),
             telling,
             line: Vec::new(),
-            patience: std::env::var(PATIENCE_VARIABLE)
-                .ok()
-                .and_then(|text| text.parse().ok())
-                .map_or(PATIENCE, Duration::from_millis),
+            patience,
         };
         Ok((memory, written_soon))
     }
@@ -341,10 +345,13 @@ fn hand_over(stream: &UnixStream, uffd: &Userfaultfd, mappings: &[Mapping]) -> i
 type WorkingSet = (File, Vec<Extent>, Option<Vec<Extent>>);
 
 /// What the pager has in memory.
-fn ask_for_working_set(mut stream: &UnixStream) -> io::Result<Option<WorkingSet>> {
+fn ask_for_working_set(
+    mut stream: &UnixStream,
+    patience: Duration,
+) -> io::Result<Option<WorkingSet>> {
     let wrong = || io::Error::other("it does not keep to its protocol");
     stream.write_all(WORKING_SET_QUESTION)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(patience))?;
     let mut answer = Vec::new();
     let mut files: Vec<OwnedFd> = Vec::new();
     while answer.last() != Some(&b'\n') {
@@ -464,6 +471,26 @@ mod tests {
         stream.write_all(b"{\"complete\":true}\n").unwrap();
         assert!(memory.attend().is_none() && memory.is_complete());
         assert_eq!([0, 4096, SHARED].map(word), [0, 3, 0]);
+    }
+
+    #[test]
+    fn a_pager_that_has_much_to_do_may_answer_late() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("pager.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let ram = GuestRam::to_be_paged(64 << 20).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut stream = listener.accept().unwrap().0;
+                let mut question = [0; WORKING_SET_QUESTION.len()];
+                stream.read_exact(&mut question).unwrap();
+                std::thread::sleep(PATIENCE + Duration::from_millis(300));
+                let answer = b"{\"working_set\":{\"ranges\":[]}}\n";
+                let _ = fds::send_with_fds(&stream, answer, &[]);
+                let _ = stream.read(&mut question);
+            });
+            PagedMemory::attach(&ram, &socket, true).unwrap();
+        });
     }
 
     #[test]

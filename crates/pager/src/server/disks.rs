@@ -1,5 +1,6 @@
 //! Disks that are filled on demand, and the VMMs that have them.
 
+use super::requests::Answer;
 use super::served::say_failed;
 use super::{Notice, Notifier, Server, listen};
 use crate::disk::{Disk, Unavailable};
@@ -27,6 +28,13 @@ pub(super) struct ServedDisk {
     pub disk: Arc<Disk>,
     listener: UnixListener,
     pub peers: BTreeMap<u64, DiskPeer>,
+}
+
+/// A disk that is being opened: its cache may have to be begun anew, chunk by chunk.
+pub(super) struct Opening {
+    request: OpenDisk,
+    /// Who waits for that.
+    clients: Vec<u64>,
 }
 
 /// A VMM.
@@ -131,37 +139,68 @@ fn is_nothing(error: &std::io::Error) -> bool {
 }
 
 impl Server {
-    pub(super) fn open_disk(&mut self, request: OpenDisk) -> Result<PagerResponse, String> {
+    pub(super) fn open_disk(&mut self, request: OpenDisk, client: u64) -> Result<Answer, String> {
+        let otherwise = format!(
+            "disk {} is open already, otherwise; forget it first",
+            request.name
+        );
+        // A node that was started anew may ask again.
         if let Some(open) = self.disks.get(&request.name) {
-            // A node that was started anew may ask again.
             return match open.request == request {
-                true => Ok(PagerResponse::Ok),
-                false => Err(format!(
-                    "disk {} is open already, otherwise; forget it first",
-                    request.name
-                )),
+                true => Ok(Some(PagerResponse::Ok)),
+                false => Err(otherwise),
             };
+        }
+        if let Some(opening) = self.opening.get_mut(&request.name) {
+            if opening.request != request {
+                return Err(otherwise);
+            }
+            opening.clients.push(client);
+            return Ok(None);
         }
         if self.served.contains_key(&request.name) {
             return Err(format!("{} is a VM that is served here", request.name));
         }
         self.check_socket(&request.socket)?;
         if let Some(other) = self
-            .disks
-            .values()
-            .find(|other| other.request.cache == request.cache)
+            .disk_requests()
+            .find(|other| other.cache == request.cache)
         {
             return Err(format!(
                 "the cache {} is that of the disk {}, which is open",
                 request.cache.display(),
-                other.request.name
+                other.name
             ));
         }
         let image = self.images.open(&request.image)?;
-        let record = request.record.is_some();
-        let disk = Disk::open(&request.name, image, &request.cache, record)
-            .map_err(|error| Unreadable::from_error(&error).0)?;
-        let disk = Arc::new(disk);
+        let name = request.name.clone();
+        let opening = Opening {
+            request: request.clone(),
+            clients: vec![client],
+        };
+        self.opening.insert(name.clone(), opening);
+        let notifier = self.notifier.clone();
+        self.errands.push(Urgency::Now, move |_| {
+            let record = request.record.is_some();
+            let outcome = Disk::open(&name, image, &request.cache, record)
+                .map_err(|error| Unreadable::from_error(&error).0);
+            notifier.send(Notice::Opened { name, outcome });
+        });
+        Ok(None)
+    }
+
+    /// Lets VMMs have it, and tells who waits.
+    pub(super) fn opened_disk(&mut self, name: &str, outcome: Result<Disk, String>) {
+        let Some(Opening { request, clients }) = self.opening.remove(name) else {
+            return;
+        };
+        let outcome = outcome.and_then(|disk| self.serve_disk(request, Arc::new(disk)));
+        for client in clients {
+            self.answer_late(client, outcome.clone().err());
+        }
+    }
+
+    fn serve_disk(&mut self, request: OpenDisk, disk: Arc<Disk>) -> Result<(), String> {
         let listener = listen::anew(&request.socket).map_err(|error| {
             format!(
                 "{} cannot be listened on: {error}",
@@ -180,16 +219,19 @@ impl Server {
             peers: BTreeMap::new(),
         };
         self.disks.insert(name, served);
-        Ok(PagerResponse::Ok)
+        Ok(())
+    }
+
+    /// Of disks that are open or being opened.
+    fn disk_requests(&self) -> impl Iterator<Item = &OpenDisk> {
+        let open = self.disks.values().map(|served| &served.request);
+        open.chain(self.opening.values().map(|opening| &opening.request))
     }
 
     /// A socket that serves nothing yet.
     pub(super) fn check_socket(&self, socket: &std::path::Path) -> Result<(), String> {
         let vm = self.served.values().any(|other| other.socket() == socket);
-        let disk = self
-            .disks
-            .values()
-            .any(|other| other.request.socket == socket);
+        let disk = self.disk_requests().any(|other| other.socket == socket);
         match vm || disk {
             true => Err(format!("{} serves another VM", socket.display())),
             false => Ok(()),

@@ -17,12 +17,13 @@ mod requests;
 mod scribe;
 mod served;
 
+use crate::disk::Disk;
 use crate::errands::{Errands, Hands};
 use crate::image::ImageKey;
 use crate::pool::{Pool, Settings};
 use crate::working_set::{WorkingSet, WorkingSets};
 use client::Client;
-use disks::ServedDisk;
+use disks::{Opening, ServedDisk};
 use images::Images;
 use jiffy_sys::priority;
 use jiffy_wire::disk::ChunkAnswer;
@@ -64,6 +65,11 @@ enum Notice {
         image: ImageKey,
         set: Option<WorkingSet>,
     },
+    /// A disk is open, or could not be opened.
+    Opened {
+        name: String,
+        outcome: Result<Disk, String>,
+    },
     /// What a VMM asked for is in its disk's cache, or cannot be had.
     DiskAnswer {
         name: String,
@@ -95,6 +101,7 @@ pub struct Server {
     clients: BTreeMap<u64, Client>,
     served: BTreeMap<String, Served>,
     disks: BTreeMap<String, ServedDisk>,
+    opening: BTreeMap<String, Opening>,
     images: Images,
     working_sets: WorkingSets,
     pool: Pool,
@@ -136,6 +143,7 @@ impl Server {
             clients: BTreeMap::new(),
             served: BTreeMap::new(),
             disks: BTreeMap::new(),
+            opening: BTreeMap::new(),
             images: Images::default(),
             working_sets: WorkingSets::default(),
             pool: Pool::start(settings, errands.clone())?,
@@ -152,6 +160,8 @@ impl Server {
     pub fn run(mut self, stop: BorrowedFd<'_>) -> io::Result<()> {
         loop {
             let ready = self.wait(stop)?;
+            // What came while others were served counts as in time.
+            let looked = Instant::now();
             for (source, events) in ready {
                 match source {
                     Source::Stop => {
@@ -171,7 +181,7 @@ impl Server {
                 }
             }
             for served in self.served.values_mut() {
-                served.hang_up_if_late(Instant::now());
+                served.hang_up_if_late(looked);
             }
         }
     }
@@ -259,24 +269,24 @@ impl Server {
                     if problem.is_none() {
                         self.with_served(&name, |served| served.say_complete());
                     }
-                    if let Some(client) = self.clients.get_mut(&client) {
-                        client.answer_late(problem);
-                    }
-                    self.continue_client(client);
+                    self.answer_late(client, problem);
                 }
                 Notice::Prefetched { name } => self.keep_working_set(&name),
                 Notice::WorkingSet { image, set } => self.working_sets.keep(image, set),
+                Notice::Opened { name, outcome } => self.opened_disk(&name, outcome),
                 Notice::DiskAnswer { name, peer, answer } => {
                     self.answer_disk_peer(&name, peer, &answer);
                 }
-                Notice::Answer { client, problem } => {
-                    if let Some(client) = self.clients.get_mut(&client) {
-                        client.answer_late(problem);
-                    }
-                    self.continue_client(client);
-                }
+                Notice::Answer { client, problem } => self.answer_late(client, problem),
             }
         }
+    }
+
+    fn answer_late(&mut self, client: u64, problem: Option<String>) {
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.answer_late(problem);
+        }
+        self.continue_client(client);
     }
 
     /// Has the working set of a VM's image put into memory for those to come.

@@ -8,7 +8,7 @@ use jiffy_wire::pager::{PagerRequest, PagerResponse};
 use std::path::Path;
 
 /// An answer, unless it comes later.
-type Answer = Option<PagerResponse>;
+pub(super) type Answer = Option<PagerResponse>;
 
 impl Server {
     pub(super) fn accept_client(&mut self) {
@@ -59,7 +59,7 @@ impl Server {
                 .images
                 .set_origins(&image, origins)
                 .map(|()| Some(PagerResponse::Ok)),
-            PagerRequest::OpenDisk(request) => self.open_disk(request).map(Some),
+            PagerRequest::OpenDisk(request) => self.open_disk(request, client),
             PagerRequest::EndRecording { name } => self.end_recording(&name, client),
             PagerRequest::CompleteImage { image } => self.complete_image(&image, client),
             PagerRequest::Complete { name } => self.complete(&name, client),
@@ -100,7 +100,7 @@ impl Server {
                 ))
             };
         }
-        if self.disks.contains_key(name) {
+        if self.disks.contains_key(name) || self.opening.contains_key(name) {
             return Err(format!("{name} is a disk that is open here"));
         }
         self.check_socket(socket)?;

@@ -159,6 +159,46 @@ fn what_a_predecessor_had_open_is_opened_without_waiting_for_the_disk() {
     assert_eq!(answer.unwrap(), PagerResponse::Ok);
 }
 
+/// The cache of a large disk takes a while to be begun.
+#[test]
+fn while_a_disk_is_opened_others_are_heard() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), SIZE, |_| {});
+    let pager = Pager::start_traced(folder.path(), "ftruncate", "delay_enter=3s:when=1");
+    let request = request(folder.path(), &image);
+    let line = serde_json::to_string(&PagerRequest::OpenDisk(request.clone())).unwrap();
+    eventually("it does not listen", || {
+        UnixStream::connect(&pager.control).is_ok()
+    });
+    let [one, other] = [(); 2].map(|()| UnixStream::connect(&pager.control).unwrap());
+    for mut client in [&one, &other] {
+        writeln!(client, "{line}").unwrap();
+    }
+    eventually("it does not begin", || {
+        request.cache.join("present").exists()
+    });
+    let memory = Memory::new(SIZE);
+    let _connection = memory.connect(&pager.serve("vm", &image));
+    assert_page(memory.read_page(3).bytes(), page(3));
+    let taken = OpenDisk {
+        name: "other".into(),
+        ..request.clone()
+    };
+    let sentence = error(pager.ask(&PagerRequest::OpenDisk(taken)));
+    assert!(sentence.contains("root.sock serves another"), "{sentence}");
+    one.set_nonblocking(true).unwrap();
+    let early = (&one).read(&mut [0]).unwrap_err();
+    assert_eq!(early.kind(), std::io::ErrorKind::WouldBlock);
+    one.set_nonblocking(false).unwrap();
+    for client in [one, other] {
+        let mut answer = String::new();
+        BufReader::new(client).read_line(&mut answer).unwrap();
+        let answer: PagerResponse = serde_json::from_str(&answer).unwrap();
+        assert_eq!(answer, PagerResponse::Ok);
+    }
+    Vmm::connect(&request.socket).have(0, CHUNK);
+}
+
 #[test]
 fn vmms_share_a_cache_and_what_it_has_outlives_the_pager() {
     let folder = tempfile::tempdir().unwrap();

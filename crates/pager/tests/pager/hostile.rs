@@ -3,6 +3,7 @@
 use super::support::*;
 use jiffy_wire::pager::{PagerRequest, PagerResponse};
 use std::fs::{self, File, OpenOptions};
+use std::io::BufRead;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
@@ -46,6 +47,42 @@ fn senseless_handshakes_are_refused_with_a_sentence_and_cost_nothing() {
 
     eventually("descriptors stay open", || pager.count("fd") <= before);
     let _connection = memory.connect(&socket);
+    assert_page(memory.read_page(8).bytes(), page(8));
+}
+
+#[test]
+fn a_handshake_that_comes_while_others_are_served_is_in_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), MIB, |_| {});
+    let pager = Pager::start(folder.path(), &[]);
+    let stream = UnixStream::connect(pager.serve("vm", &image)).unwrap();
+    let mut words = std::io::BufReader::new(&stream);
+    greet(&stream, "{\"working_set\":true}\n", &[]);
+    words.read_line(&mut String::new()).unwrap();
+    // To open a pipe takes until somebody writes to it.
+    let pipe = folder.path().join("pipe");
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).unwrap();
+    let request = PagerRequest::Serve {
+        name: "pipe".into(),
+        socket: folder.path().join("pipe.sock"),
+        image: pipe.clone(),
+        record: None,
+        prefetch: false,
+    };
+    let mut control = Control::connect(&pager.control);
+    let asking = std::thread::spawn(move || control.ask(&request));
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let memory = Memory::new(MIB);
+    let mappings = format!("[{}]", memory.mapping());
+    greet(&stream, &mappings, &[memory.uffd()]);
+    std::thread::sleep(std::time::Duration::from_millis(2100));
+    let _pipe = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&pipe)
+        .unwrap();
+    assert!(matches!(asking.join().unwrap(), PagerResponse::Error(_)));
     assert_page(memory.read_page(8).bytes(), page(8));
 }
 

@@ -85,13 +85,18 @@ impl Pager {
     /// One that strace(1) kills at the `nth` system call of this name that a
     /// thread of its makes. It may never listen.
     pub fn start_doomed(folder: &Path, call: &str, nth: u32) -> Pager {
+        Pager::start_traced(folder, call, &format!("signal=KILL:when={nth}"))
+    }
+
+    /// One to whose system calls of this name strace(1) does this.
+    pub fn start_traced(folder: &Path, call: &str, what: &str) -> Pager {
         let control = folder.join("control");
         let child = Command::new("strace")
             // It is then the pager that is our child.
             .args(["-D", "-f", "-qq", "-o", "/dev/null", "-e"])
             .arg(format!("trace={call}"))
             .arg("-e")
-            .arg(format!("inject={call}:signal=KILL:when={nth}"))
+            .arg(format!("inject={call}:{what}"))
             .arg(env!("CARGO_BIN_EXE_jiffy-pager"))
             .args(["serve", "--control"])
             .arg(&control)
