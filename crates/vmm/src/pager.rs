@@ -212,7 +212,7 @@ impl PagedMemory {
         let Link::Up(stream) = &self.link else {
             return;
         };
-        let told = ram.written().and_then(|mut ranges| {
+        let told = ram.written_at_once().and_then(|mut ranges| {
             ranges.truncate(WORKING_SET_RANGES);
             let word = VmmWord::Written(ranges);
             let mut line = serde_json::to_vec(&word).expect("a word is plain data");
@@ -378,6 +378,7 @@ mod tests {
     use jiffy_sys::memfd::{self, Pages};
     use jiffy_sys::userfaultfd::FillError;
     use jiffy_wire::vmm::{Memory, PageSize};
+    use rustix::event::{PollFd, PollFlags, poll};
     use std::io::{Read, Write};
     use std::net::Shutdown;
     use std::os::unix::net::UnixListener;
@@ -471,6 +472,29 @@ mod tests {
         stream.write_all(b"{\"complete\":true}\n").unwrap();
         assert!(memory.attend().is_none() && memory.is_complete());
         assert_eq!([0, 4096, SHARED].map(word), [0, 3, 0]);
+    }
+
+    /// A vCPU holds what `written` needs until its event is read.
+    #[test]
+    fn while_the_guest_gives_memory_back_nobody_waits_to_tell_what_it_wrote() {
+        let (_folder, listener, ram, mut memory) = attached();
+        let (_stream, uffd, _) = accept(&listener);
+        memory.telling = Telling::At(Instant::now());
+        let (tell, told) = std::sync::mpsc::channel();
+        let told = std::thread::scope(|scope| {
+            scope.spawn(|| ram.release(GuestAddress(0), 4096).unwrap());
+            let mut event = [PollFd::new(&uffd, PollFlags::IN)];
+            poll(&mut event, None).unwrap();
+            scope.spawn(|| {
+                memory.tell_written(&ram);
+                tell.send(()).unwrap();
+            });
+            let told = told.recv_timeout(Duration::from_secs(10));
+            assert!(uffd.next_event().unwrap().is_some());
+            told
+        });
+        told.expect("it waits");
+        assert!(ram.written_at_once().is_ok());
     }
 
     #[test]

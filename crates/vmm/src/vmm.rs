@@ -26,6 +26,7 @@ use jiffy_wire::vmm::{ExitReason, Extent, VmmConfig};
 use kvm_ioctls::VmFd;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::BTreeMap;
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -107,7 +108,7 @@ pub enum SaveError {
     Memory(#[from] MemoryError),
     /// A file for what was saved.
     #[error("a file for the captured state could not be made")]
-    File(#[source] std::io::Error),
+    File(#[source] io::Error),
 }
 
 impl Vmm {
@@ -310,11 +311,7 @@ impl Vmm {
     pub fn capture(&mut self, resume: bool) -> Result<Capture, SaveError> {
         // A pager says so on its own connection before anybody asks for this.
         self.attend();
-        if self
-            .paged
-            .as_ref()
-            .is_some_and(|paged| !paged.is_complete())
-        {
+        if !self.is_all_here() {
             return Err(MemoryError::Incomplete.into());
         }
         let resume = resume && !self.paused;
@@ -344,13 +341,28 @@ impl Vmm {
     /// Once it has been captured again and again: has KVM log what its guest writes,
     /// while that runs, so that the next captures are shorter.
     pub fn prepare_captures(&mut self) {
-        if !self.is_paused() && self.ending.is_none() && self.ram.wants_log() {
+        // A vCPU may hold what this asks for until a pager comes.
+        let may_ask = self.is_all_here() && !self.is_paused() && self.ending.is_none();
+        if may_ask && self.ram.wants_log() {
             self.ram.keep_log(&self.vm);
         }
     }
 
+    /// What its guest has written since it was captured, or came from a capture.
+    pub fn written(&self) -> io::Result<Vec<Extent>> {
+        match self.is_all_here() {
+            true => self.ram.written(),
+            false => self.ram.written_at_once(),
+        }
+    }
+
+    /// None of its memory is missing.
+    fn is_all_here(&self) -> bool {
+        self.paged.as_ref().is_none_or(PagedMemory::is_complete)
+    }
+
     /// KVM's counters, summed over the vCPUs and the VM.
-    pub fn stats(&self) -> Result<BTreeMap<String, u64>, std::io::Error> {
+    pub fn stats(&self) -> Result<BTreeMap<String, u64>, io::Error> {
         let mut sums = BTreeMap::new();
         for stats in &self.stats {
             stats.add_to(&mut sums)?;
@@ -466,8 +478,7 @@ impl Vmm {
         &mut self,
         work: impl FnOnce(&Devices) -> T + Send + 'static,
     ) -> Option<T> {
-        let is_there = |paged: &PagedMemory| paged.is_complete();
-        if self.paged.as_ref().is_none_or(is_there) {
+        if self.is_all_here() {
             return Some(work(&self.devices));
         }
         let (devices, mailbox) = (self.devices.clone(), self.mailbox.clone());

@@ -175,7 +175,7 @@ fn answer(vmm: &mut Vmm, config: &Path, request: ControlRequest, stop: &mut bool
             Ok(capture) => return captured(capture),
             Err(error) => ControlResponse::Error(sentence(&error)),
         },
-        ControlRequest::Written => match vmm.ram().written() {
+        ControlRequest::Written => match vmm.written() {
             Ok(extents) => ControlResponse::Written(extents),
             Err(error) => {
                 ControlResponse::Error(format!("what was written can't be told: {error}"))

@@ -13,7 +13,7 @@ use jiffy_wire::vmm::Extent;
 use kvm_ioctls::VmFd;
 use std::fmt::Debug;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, TryLockError};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 /// Freezes after which a VM is one that is captured again and again.
@@ -110,6 +110,19 @@ impl GuestRam {
     /// since it mapped what was frozen elsewhere. All of it, before the first.
     pub fn written(&self) -> io::Result<Vec<Extent>> {
         self.find_written(&mut self.lock())
+    }
+
+    /// The same for who must not wait: a vCPU that gives memory back may be waiting for
+    /// a pager that is gone.
+    pub fn written_at_once(&self) -> io::Result<Vec<Extent>> {
+        match self.backing.try_lock() {
+            Ok(mut backing) => self.find_written(&mut backing),
+            Err(TryLockError::Poisoned(poisoned)) => self.find_written(&mut poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(io::Error::new(
+                io::ErrorKind::WouldBlock,
+                "the guest is giving memory back; ask again",
+            )),
+        }
     }
 
     pub(super) fn find_written(&self, backing: &mut Backing) -> io::Result<Vec<Extent>> {
