@@ -1,7 +1,7 @@
 //! A console's output in a file that stays small.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -21,7 +21,7 @@ const LAST_BYTES: u64 = 2 << 20;
 ///
 /// A path that is no regular file (a terminal, a pipe) is written through.
 ///
-/// Besides `write`, the thread that writes needs `pread64` and `ftruncate`.
+/// Besides `write`, the thread that writes needs `pread64`, `ftruncate` and `lseek`.
 #[derive(Debug)]
 pub struct ConsoleLog {
     file: File,
@@ -79,6 +79,15 @@ impl ConsoleLog {
         })
     }
 
+    /// Somebody has cut the file: what is there now is what there is.
+    fn look_anew(&mut self) -> io::Result<()> {
+        self.end = self.file.seek(SeekFrom::End(0))?;
+        self.first_end = self.end.min(self.limits.first);
+        self.rest_start = self.first_end;
+        self.left_out = 0;
+        Ok(())
+    }
+
     /// Cuts the middle out.
     fn cut(&mut self) -> io::Result<()> {
         let last = self.line_start(self.end.saturating_sub(self.limits.last))?;
@@ -114,8 +123,11 @@ impl Write for ConsoleLog {
         if !self.regular {
             return self.file.write(bytes);
         }
-        if self.end >= self.limits.most {
-            self.cut()?;
+        while self.end >= self.limits.most {
+            match self.cut() {
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => self.look_anew()?,
+                result => result?,
+            }
         }
         let room = usize::try_from(self.limits.most - self.end).unwrap_or(usize::MAX);
         let written = self
@@ -230,6 +242,22 @@ mod tests {
         let mut log = ConsoleLog::with(&path, SMALL).unwrap();
         log.write_all(b"x").unwrap();
         assert!(fs::metadata(&path).unwrap().len() < 2500);
+    }
+
+    #[test]
+    fn a_file_that_somebody_truncates_is_gone_on_with() {
+        let (_folder, path, _) = small();
+        for (length, cut_to) in [(3500, 0), (3500, 100), (3500, 1000), (100_000, 50_000)] {
+            fs::write(&path, vec![b'a'; length]).unwrap();
+            let mut log = ConsoleLog::with(&path, SMALL).unwrap();
+            let file = OpenOptions::new().write(true).open(&path).unwrap();
+            file.set_len(cut_to).unwrap();
+            for number in 0..1000 {
+                writeln!(log, "line {number:04}").unwrap();
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            assert!(text.len() <= 4100 && text.ends_with("line 0998\nline 0999\n"));
+        }
     }
 
     #[test]
