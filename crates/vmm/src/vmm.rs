@@ -56,6 +56,8 @@ pub struct Vmm {
     /// Until the vCPUs' threads start.
     attendant: Option<Attendant>,
     paged: Option<PagedMemory>,
+    /// Memory was lost before the vCPUs' threads started, and reads as zero.
+    lost_early: bool,
     /// Pages the guest will write at once, not copied yet.
     written_soon: Vec<Extent>,
     first_run: &'static str,
@@ -135,6 +137,7 @@ impl Vmm {
             gate: parts.gate,
             attendant: parts.attendant,
             paged: None,
+            lost_early: false,
             written_soon: parts.written_soon,
             first_run: parts.first_run,
             running: false,
@@ -164,8 +167,9 @@ impl Vmm {
         self.held = true;
         self.paused = false;
         self.devices.resume();
-        self.workers.let_devices_begin();
+        // First, as it tells whether the memory is there that devices will look at.
         self.start_vcpus(true)?;
+        self.workers.let_devices_begin();
         self.events.flush();
         Ok(())
     }
@@ -198,7 +202,10 @@ impl Vmm {
 
     fn start_vcpus(&mut self, paused: bool) -> Result<(), StartError> {
         // From here on this thread looks into no RAM that may be missing.
-        self.paged = self.attendant.take().map(Attendant::end).transpose()?;
+        let paged = self.attendant.take().map(Attendant::end).transpose();
+        // Where it is lost, devices would carry out requests with zeros for their data.
+        self.lost_early = paged.is_err();
+        self.paged = paged?;
         for vcpu in self.waiting.drain(..) {
             let thread = VcpuThread::start(
                 vcpu,
@@ -448,7 +455,9 @@ impl Vmm {
     /// sandbox, or memory is missing that nobody has. Then nothing may wait
     /// for them, or look at the guest's memory, any more.
     pub fn is_stuck(&self) -> bool {
-        violation::first().is_some() || self.paged.as_ref().is_some_and(PagedMemory::is_lost)
+        violation::first().is_some()
+            || self.lost_early
+            || self.paged.as_ref().is_some_and(PagedMemory::is_lost)
     }
 
     /// Readable when [`attend`](Vmm::attend) has something to do: notices of
