@@ -74,6 +74,9 @@ pub enum MemoryError {
     /// The description of the layers.
     #[error("the layout of the saved memory is not valid: {0}")]
     Layout(String),
+    /// Its layers could not be put where they belong.
+    #[error("the saved memory could not be mapped")]
+    MapSaved(#[source] io::Error),
     /// Huge pages come from a pool that has none for the copies.
     #[error("the memory of a VM in huge pages can't be captured")]
     HugePages,
@@ -108,6 +111,9 @@ impl MemoryError {
             MemoryError::NoHugePages { .. } => Some("use 4K pages".into()),
             MemoryError::NotWholePages { page, .. } => {
                 Some(format!("use a multiple of {} MiB", page >> 20))
+            }
+            MemoryError::MapSaved(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
+                Some("raise vm.max_map_count (sysctl): it is mapped in many pieces".into())
             }
             MemoryError::NotAvailable { .. } => Some("use less memory, or no prefault".into()),
             _ => None,

@@ -164,7 +164,7 @@ impl GuestRam {
                 std::mem::forget(ram);
                 match error.kind() {
                     io::ErrorKind::AlreadyExists => GuestRam::laid_over(layers, size),
-                    _ => Err(MemoryError::Freeze(error)),
+                    _ => Err(MemoryError::MapSaved(error)),
                 }
             }
         }
@@ -178,7 +178,7 @@ impl GuestRam {
         for Segment { extent, layer } in visible(&backing.layers) {
             if layer > 0 {
                 ram.map_over(extent, Some(&backing.layers[layer].file))
-                    .map_err(MemoryError::Freeze)?;
+                    .map_err(MemoryError::MapSaved)?;
             }
         }
         drop(backing);
@@ -533,6 +533,29 @@ mod tests {
             "{error}"
         );
         assert!(error.hint().is_some());
+    }
+
+    #[test]
+    fn saved_memory_that_cannot_be_mapped_is_told_as_such() {
+        let size = 64 << 20;
+        let file = memfd::create("test", size, Pages::Small).unwrap();
+        let lowest = Layer {
+            file: Arc::new(file),
+            covers: vec![whole(size)],
+        };
+        // The kernel maps no file that can't be read.
+        let folder = tempfile::tempdir().unwrap();
+        let file = File::create(folder.path().join("layer")).unwrap();
+        file.set_len(size).unwrap();
+        let covers = vec![Extent {
+            offset: layers::PAGE,
+            length: layers::PAGE,
+        }];
+        let upper = Layer::new(file, covers, size).unwrap();
+        let error = GuestRam::from_layers(vec![lowest, upper], size).unwrap_err();
+        assert!(matches!(error, MemoryError::MapSaved(_)), "{error}");
+        let full = MemoryError::MapSaved(io::Error::from_raw_os_error(libc::ENOMEM));
+        assert!(full.hint().unwrap().contains("vm.max_map_count"));
     }
 
     #[test]
