@@ -5,7 +5,11 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError, ReadVolatile};
+
+/// Most bytes read at once. Each piece is one read(2), of which Linux does no more than
+/// 2 GiB less a page.
+const PIECE: u64 = 1 << 30;
 
 /// Bytes that can be read from any offset.
 pub trait Source {
@@ -78,10 +82,65 @@ pub fn copy(
 ) -> io::Result<()> {
     let mut file = &source.file;
     file.seek(SeekFrom::Start(offset))?;
-    memory
-        .read_exact_volatile_from(GuestAddress(address), &mut file, size as usize)
-        .map_err(|error| match error {
-            GuestMemoryError::IOError(error) => error,
-            other => io::Error::other(other),
-        })
+    copy_in_pieces(&mut file, size, memory, address, PIECE)
+}
+
+fn copy_in_pieces(
+    from: &mut impl ReadVolatile,
+    size: u64,
+    memory: &GuestMemory,
+    address: u64,
+    piece: u64,
+) -> io::Result<()> {
+    let mut done = 0;
+    while done < size {
+        let length = piece.min(size - done);
+        memory
+            .read_exact_volatile_from(GuestAddress(address + done), from, length as usize)
+            .map_err(|error| match error {
+                GuestMemoryError::IOError(error) => error,
+                other => io::Error::other(other),
+            })?;
+        done += length;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm_memory::bitmap::BitmapSlice;
+    use vm_memory::{VolatileMemoryError, VolatileSlice};
+
+    /// Reads no more at once than the kernel would.
+    struct AtMost(File, usize);
+
+    impl ReadVolatile for AtMost {
+        fn read_volatile<B: BitmapSlice>(
+            &mut self,
+            buffer: &mut VolatileSlice<'_, B>,
+        ) -> Result<usize, VolatileMemoryError> {
+            let most = buffer.len().min(self.1);
+            self.0.read_volatile(&mut buffer.subslice(0, most)?)
+        }
+    }
+
+    #[test]
+    fn more_is_copied_than_one_read_gives() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("initrd");
+        let bytes: Vec<u8> = (0..10_000u32).map(|at| (at % 251) as u8).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        let memory = GuestMemory::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
+        let copied = |piece| {
+            let mut file = AtMost(File::open(&path).unwrap(), 4096);
+            copy_in_pieces(&mut file, 10_000, &memory, 4000, piece)
+        };
+        assert!(copied(10_000).is_err());
+        copied(4096).unwrap();
+        let mut found = vec![0; 10_000];
+        memory.read_slice(&mut found, GuestAddress(4000)).unwrap();
+        assert!(found == bytes);
+        assert!(PIECE < 0x7fff_f000, "of Linux");
+    }
 }
