@@ -183,6 +183,7 @@ impl Server {
         self.errands.push(Urgency::Now, move |_| {
             let record = request.record.is_some();
             let outcome = Disk::open(&name, image, &request.cache, record)
+                .map(Arc::new)
                 .map_err(|error| Unreadable::from_error(&error).0);
             notifier.send(Notice::Opened { name, outcome });
         });
@@ -190,11 +191,11 @@ impl Server {
     }
 
     /// Lets VMMs have it, and tells who waits.
-    pub(super) fn opened_disk(&mut self, name: &str, outcome: Result<Disk, String>) {
+    pub(super) fn opened_disk(&mut self, name: &str, outcome: Result<Arc<Disk>, String>) {
         let Some(Opening { request, clients }) = self.opening.remove(name) else {
             return;
         };
-        let outcome = outcome.and_then(|disk| self.serve_disk(request, Arc::new(disk)));
+        let outcome = outcome.and_then(|disk| self.serve_disk(request, disk));
         for client in clients {
             self.answer_late(client, outcome.clone().err());
         }

@@ -68,7 +68,7 @@ enum Notice {
     /// A disk is open, or could not be opened.
     Opened {
         name: String,
-        outcome: Result<Disk, String>,
+        outcome: Result<Arc<Disk>, String>,
     },
     /// What a VMM asked for is in its disk's cache, or cannot be had.
     DiskAnswer {
