@@ -100,8 +100,8 @@ fn a_page_that_was_given_up_is_not_fetched() {
     let _connection = memory.connect(&pager.serve("vm", &here));
     assert_page(memory.read_page(3).bytes(), page(3));
     fs::remove_file(&theirs).unwrap();
+    assert_ne!(page(251), vec![0; PAGE], "the image has contents here");
     memory.arena.discard(251 * PAGE, PAGE).unwrap();
-    assert!(251 % 5 != 0, "the image has contents here");
     assert_page(memory.read_page(251).bytes(), [0; PAGE]);
     assert_eq!(pager.stats("vm").failed, None);
 }
