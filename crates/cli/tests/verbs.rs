@@ -367,6 +367,7 @@ fn version_and_doctor_need_no_node() {
             "reflink",
             "space",
             "qemu",
+            "mkfs",
             "machine"
         ]
     );

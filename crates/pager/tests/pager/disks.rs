@@ -363,6 +363,8 @@ fn hostile_vmms_are_refused_and_others_do_not_notice() {
     let pager = Pager::start(folder.path(), &[]);
     let disk = request(folder.path(), &image);
     let mut good = open(&pager, &disk);
+    // Its connection is among them.
+    good.have(120 * CHUNK, CHUNK);
     let before = pager.count("fd");
     for (offset, length) in [
         (0, 0),
