@@ -274,8 +274,10 @@ fn a_captured_vm_goes_on_in_a_new_one() {
     drop(vmm);
 
     let bytes = contents(&capture.state);
-    let state = VmState::decode(&bytes).unwrap();
+    let mut state = VmState::decode(&bytes).unwrap();
     assert_eq!(state.encode(), bytes, "a state survives its own format");
+    // Marks are counted anew.
+    assert_eq!(std::mem::take(&mut state.devices.trace.written), 1);
     case.config.restore = Some(from(&capture));
     let mut vmm = case.builder().build().unwrap();
     vmm.start(true).unwrap();
