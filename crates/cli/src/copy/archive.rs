@@ -1,6 +1,6 @@
 //! Tars on stdin and stdout.
 
-use super::{check_path, mode};
+use super::{check_path, mode, owner};
 use crate::failure::{Failure, Result};
 use jiffy_wire::agent::{CopyEntry, CopyFrame, CopyKind};
 use jiffy_wire::frame::MAX_DATA;
@@ -171,13 +171,11 @@ impl TarReader {
                     continue;
                 }
             };
-            // Some tools leave these empty.
-            let uid = header.uid().unwrap_or(0) as u32;
-            let gid = header.gid().unwrap_or(0) as u32;
             let copied = CopyEntry {
                 mode: mode(header.mode().map_err(failed)?, self.keep_owners),
-                uid: if self.keep_owners { uid } else { 0 },
-                gid: if self.keep_owners { gid } else { 0 },
+                // Some tools leave these empty.
+                uid: owner(header.uid().unwrap_or(0) as u32, self.keep_owners),
+                gid: owner(header.gid().unwrap_or(0) as u32, self.keep_owners),
                 mtime: header.mtime().unwrap_or(0) as i64,
                 path,
                 kind,
@@ -222,8 +220,8 @@ impl TarReader {
                 path: folder.to_owned(),
                 kind: CopyKind::Folder,
                 mode: 0o755,
-                uid: if self.keep_owners { self.root.uid } else { 0 },
-                gid: if self.keep_owners { self.root.gid } else { 0 },
+                uid: owner(self.root.uid, self.keep_owners),
+                gid: owner(self.root.gid, self.keep_owners),
                 mtime: self.root.mtime,
             });
             send(CopyFrame::Entry(entry.clone()))?;

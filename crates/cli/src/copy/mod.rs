@@ -48,6 +48,11 @@ fn mode(mode: u32, keep_owners: bool) -> u32 {
     mode & if keep_owners { 0o7777 } else { 0o1777 }
 }
 
+/// Whose a copy is, by user or by group: root's, unless owners are kept.
+fn owner(id: u32, keep_owners: bool) -> u32 {
+    if keep_owners { id } else { 0 }
+}
+
 /// The last part of a path as the user wrote it; none for `/`, `.` and `..`.
 pub fn base_name(path: &str) -> Option<&str> {
     path.trim_end_matches('/')

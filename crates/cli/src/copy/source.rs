@@ -1,6 +1,6 @@
 //! A file or folder here becomes frames.
 
-use super::mode;
+use super::{mode, owner};
 use crate::client::FrameWriter;
 use crate::failure::{Failure, Result};
 use jiffy_wire::agent::{CopyEntry, CopyFrame, CopyKind};
@@ -46,8 +46,8 @@ pub async fn send_tree(
                     false => inside,
                 },
                 mode: mode(facts.mode(), keep_owners),
-                uid: if keep_owners { facts.uid() } else { 0 },
-                gid: if keep_owners { facts.gid() } else { 0 },
+                uid: owner(facts.uid(), keep_owners),
+                gid: owner(facts.gid(), keep_owners),
                 mtime: facts.mtime(),
                 kind,
             },

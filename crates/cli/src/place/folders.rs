@@ -74,6 +74,18 @@ impl Folders {
         .hint("install Jiffy whole (`make install`), or set JIFFY_LIB to the folder it is in"))
     }
 
+    /// For a test: all of them in a folder of its own.
+    #[cfg(test)]
+    pub fn below(root: &Path) -> Folders {
+        let [data, run, lib, share] = ["data", "run", "lib", "share"].map(|name| root.join(name));
+        Folders {
+            data,
+            run,
+            lib,
+            share,
+        }
+    }
+
     /// Whether the run folder is there. One that somebody else could have put
     /// there is refused: of what is in it nothing is to be believed.
     pub fn has_run(&self) -> Result<bool> {

@@ -166,12 +166,7 @@ mod tests {
         let mut shell = Command::new("sh");
         let shell = shell.args(["-c", write]).arg(lib.join("jiffy-vmm"));
         assert!(shell.arg(script).status().unwrap().success());
-        Folders {
-            data: root.join("data"),
-            run: root.join("run"),
-            lib,
-            share: root.join("share"),
-        }
+        Folders::below(root)
     }
 
     fn probe_says(kind: &str) -> String {

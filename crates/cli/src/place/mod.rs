@@ -103,12 +103,7 @@ mod tests {
     #[test]
     fn why_the_machine_is_started_is_true() {
         let root = tempfile::tempdir().unwrap();
-        let folders = Folders {
-            data: root.path().join("data"),
-            run: root.path().join("run"),
-            lib: root.path().join("lib"),
-            share: root.path().join("share"),
-        };
+        let folders = Folders::below(root.path());
         let asked = in_machine(MachineUse::Always, &folders).unwrap().unwrap();
         assert!(asked.contains("as was asked for"), "{asked}");
         assert_eq!(in_machine(MachineUse::Never, &folders).unwrap(), None);
@@ -121,12 +116,7 @@ mod tests {
     #[test]
     fn a_node_in_a_folder_that_somebody_else_could_have_made_is_not_spoken_to() {
         let root = tempfile::tempdir().unwrap();
-        let folders = Folders {
-            data: root.path().join("data"),
-            run: root.path().join("run"),
-            lib: root.path().join("lib"),
-            share: root.path().join("share"),
-        };
+        let folders = Folders::below(root.path());
         fs::create_dir(&folders.run).unwrap();
         fs::set_permissions(&folders.run, fs::Permissions::from_mode(0o777)).unwrap();
         let listener = UnixListener::bind(folders.socket()).unwrap();
