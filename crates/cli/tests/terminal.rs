@@ -4,6 +4,7 @@ mod support;
 
 use jiffy_wire::agent::{ExecInput, ExecOutput, ExitStatus, Stream, WindowSize};
 use jiffy_wire::api::{NoCommand, RunVm};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Termios, Winsize, tcgetattr, tcsetwinsize};
@@ -11,7 +12,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
-use support::{FakeNode, VM_ID, eventually, is_session, snapshot, vm};
+use support::{FakeNode, PATIENCE, VM_ID, eventually, is_session, snapshot, vm};
 
 /// Both ends of a pseudo-terminal.
 struct Terminal {
@@ -80,7 +81,11 @@ impl Terminal {
     fn shows(&mut self, wanted: &str) -> String {
         let mut screen = Vec::new();
         let mut buffer = [0; 4096];
+        let patience = PATIENCE.try_into().unwrap();
         loop {
+            // The test holds the other end too: that jiffy has ended is not heard.
+            let mut ready = [PollFd::new(&self.keyboard, PollFlags::IN)];
+            assert_eq!(poll(&mut ready, Some(&patience)), Ok(1), "no {wanted:?}");
             let count = self.keyboard.read(&mut buffer).unwrap();
             screen.extend_from_slice(&buffer[..count]);
             let text = String::from_utf8_lossy(&screen).into_owned();

@@ -25,9 +25,11 @@ use tracing::{debug, info};
 /// What a guest keeps for itself when its balloon takes the rest, in MiB: it
 /// has to run its init until it is captured.
 const LEFT_FREE: u64 = 8;
-/// How long a balloon may take altogether, and without getting on.
+/// How long a balloon may take altogether.
 const SQUEEZE_TIME: Duration = Duration::from_secs(30);
-const SQUEEZE_STALL: Duration = Duration::from_millis(500);
+/// How often it may be looked at without getting on: half a second, but of time in
+/// which the guest runs too. A whole host that stands still is no reason to give up.
+const SQUEEZE_LOOKS: u32 = 100;
 /// What counts as getting on, MiB: a guest at its limit inches on for long.
 const SQUEEZE_STEP: u32 = 2;
 /// How often a balloon is looked at while it grows.
@@ -98,17 +100,15 @@ impl Node {
             return;
         };
         let until = Instant::now() + SQUEEZE_TIME;
-        let mut moved = (Instant::now(), last.actual_mib);
-        while last.actual_mib < target_mib
-            && Instant::now() < until
-            && moved.0.elapsed() < SQUEEZE_STALL
-        {
+        let (mut moved_to, mut unmoved) = (last.actual_mib, 0);
+        while last.actual_mib < target_mib && Instant::now() < until && unmoved < SQUEEZE_LOOKS {
             sleep(SQUEEZE_POLL).await;
             let Some(now) = balloon(&control).await else {
                 return;
             };
-            if now.actual_mib >= moved.1 + SQUEEZE_STEP {
-                moved = (Instant::now(), now.actual_mib);
+            unmoved += 1;
+            if now.actual_mib >= moved_to + SQUEEZE_STEP {
+                (moved_to, unmoved) = (now.actual_mib, 0);
             }
             last = now;
         }

@@ -187,8 +187,10 @@ fn a_commit_makes_a_whole_image_or_none() {
     daemon
         .post("/v1/images/mine?kind=root", &tar)
         .json::<Image>();
+    // Cold: it leaves nothing of a boot with the image, at whatever moment.
     let of_mine = CreateVm {
         image: Some("mine".into()),
+        cold: true,
         ..counter()
     };
     daemon.run_detached(named("box", of_mine)).json::<Vm>();

@@ -129,7 +129,7 @@ fn workers_that_are_told_to_end_at_work_do() {
     let image = image(folder.path(), 8 * MIB, |_| {});
     let recording = record(folder.path(), &image, (100..220).collect());
     let ended = Command::new("timeout")
-        .arg("60")
+        .arg("300")
         .arg(env!("CARGO_BIN_EXE_jiffy-pager"))
         .arg("replay")
         .arg(recording)

@@ -85,7 +85,7 @@ fn a_vm_survives_the_daemon_and_is_adopted() {
     ]);
     let vmm = jiffy.pids("jiffy-vmm");
     let daemon = jiffy.pids("jiffyd");
-    jiffy.sh("killall -9 jiffyd");
+    jiffy.kill_all("jiffyd");
     let inspected = jiffy.json(&["inspect", "survivor"]);
     let vm = if inspected.is_array() {
         &inspected[0]

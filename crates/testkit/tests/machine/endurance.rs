@@ -3,6 +3,7 @@
 use crate::support::{Jiffy, jiffy};
 use jiffy_machine::image::cpio::Archive;
 use std::path::Path;
+use std::time::Duration;
 
 /// The witness's lines up to the last whole one: numbered without a gap, and
 /// each with the sum that its work leads to.
@@ -124,7 +125,14 @@ fn no_byte_is_lost_or_doubled_by_a_hundred_restores_in_a_row() {
     let write = |path, mode, contents| jiffy.lab.write(path, mode, contents).expect("written");
     write("/tests/endurance", 0o755, init);
     write("/tests/endurance.cpio", 0o600, initramfs);
-    let said = jiffy.sh("/tests/endurance host 100 128");
+    let restores = ["/tests/endurance", "host", "100", "128"];
+    let restores = jiffy
+        .lab
+        .command(restores)
+        .time_limit(Duration::from_secs(3600));
+    let output = restores.output().expect("it runs");
+    let said = output.text();
+    assert_eq!(output.code(), 0, "{said} {}", output.error_text());
     jiffy.sh("rm /tests/endurance /tests/endurance.cpio");
     assert!(
         said.starts_with("100 restores, ") && said.ends_with("lines are right"),

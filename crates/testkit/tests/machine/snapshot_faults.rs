@@ -14,7 +14,7 @@ const COUNT: &str = "n=0; while :; do n=$((n+1)); echo $n > /tmp/n; sleep 0.1; d
 fn interrupted(jiffy: &Jiffy, arguments: &[&str], after: Duration, program: &str) -> Output {
     let running = jiffy.command(arguments).start().expect("it starts");
     std::thread::sleep(after);
-    jiffy.sh(&format!("killall -9 {program} 2>/dev/null; true"));
+    jiffy.kill_all(program);
     let what = format!(
         "{} while {program} is killed after {after:?}",
         arguments.join(" ")

@@ -193,6 +193,10 @@ fn restores_of_an_optimised_snapshot_share_what_they_need_first() {
     let look = ["md5sum", "/tmp/data", "/bin/busybox"];
     let run = ["run", "--rm", "--from", "one", "--"];
     assert_eq!(jiffy.ok(&[&run[..], &look].concat()), expected);
+    jiffy.eventually("what it needed is recorded", || {
+        let files = jiffy.sh("ls /var/lib/jiffy/snapshots/one");
+        files.lines().any(|file| file == "recording")
+    });
     jiffy.ok(&["snapshot", "optimise", "one"]);
     let sharing = || {
         let list = jiffy.sh("cat /proc/[0-9]*/maps | grep -c 'jiffy working set' || true");

@@ -1,7 +1,6 @@
 //! Standard streams, terminals, signals.
 
 use crate::support::jiffy;
-use std::time::Duration;
 
 #[test]
 fn stdout_and_stderr_stay_apart() {
@@ -62,7 +61,7 @@ fn a_terminal_has_its_size_and_follows_it() {
 fn control_c_on_a_terminal_interrupts_the_command_not_the_vm() {
     let jiffy = jiffy();
     let mut session = jiffy
-        .command(&["run", "--rm", "-it", "--", "sh"])
+        .command(&["run", "--rm", "--name", "keys", "-it", "--", "sh"])
         .tty(24, 80)
         .start()
         .expect("it starts");
@@ -70,7 +69,10 @@ fn control_c_on_a_terminal_interrupts_the_command_not_the_vm() {
         .write("echo 'wait''ing'; sleep 1000\n")
         .expect("typed");
     session.read_until("waiting").expect("it runs");
-    std::thread::sleep(Duration::from_millis(300));
+    // Before that the terminal is still the shell's, and so would be the signal.
+    jiffy.eventually("it sleeps", || {
+        jiffy.run(&["exec", "keys", "pidof", "sleep"]).code() == 0
+    });
     session.write([3]).expect("Ctrl-C");
     session.write("echo 'still ''here'\n").expect("typed");
     // Not before the prompt: a terminal that still collects lines makes of

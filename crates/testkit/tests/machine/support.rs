@@ -196,7 +196,7 @@ impl Jiffy {
 
     /// The ids that VMs restored ahead will have. Ask after looking for what
     /// they have: one that is taken over meanwhile is a VM.
-    fn standbys(&self) -> Vec<String> {
+    pub fn standbys(&self) -> Vec<String> {
         let version = self.json(&["version", "--format", "json"]);
         let ids = version["node"]["standbys"].as_array();
         let ids = ids.into_iter().flatten().filter_map(Value::as_str);

@@ -175,12 +175,15 @@ mod tests {
             let used = clock_gettime(ClockId::ThreadCPUTime);
             used.tv_sec * 1_000_000 + used.tv_nsec / 1000
         };
-        let before = used_us();
-        let probe = probe();
-        assert!(!probe.detail.is_empty());
-        // How long that takes depends on what else the host does.
-        let used = used_us() - before;
-        assert!(used < 500_000, "{used} us: {probe:?}");
-        assert!(probe.took_us < 60_000_000, "{probe:?}");
+        let probe_once = || {
+            let before = used_us();
+            let probe = probe();
+            assert!(!probe.detail.is_empty());
+            assert!(probe.took_us < 60_000_000, "{probe:?}");
+            used_us() - before
+        };
+        // A host that is a VM may be charged for time in which it did not run.
+        let used = (0..3).map(|_| probe_once()).min().unwrap();
+        assert!(used < 500_000, "{used} us");
     }
 }
