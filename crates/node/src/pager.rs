@@ -10,6 +10,7 @@ use crate::paths::Paths;
 use crate::vm::process::{VmmProcess, is_alive};
 use crate::vm::record::Paged;
 use crate::vm::timeline::short;
+use futures_util::stream::{self, StreamExt};
 use jiffy_store::partial::is_partial;
 use jiffy_sys::locked::Locked;
 use jiffy_sys::spawn::{Detached, spawn_detached};
@@ -39,6 +40,8 @@ const KNOCK_EVERY: Duration = Duration::from_millis(2);
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// What it has to open a disk, which may mean a look into a registry.
 const DISK_TIME: Duration = Duration::from_secs(120);
+/// Disks that a new pager is told of at once; its socket's queue is short.
+const DISKS_AT_ONCE: usize = 8;
 /// What it has to fill all of a VM's memory.
 const COMPLETE_TIME: Duration = Duration::from_secs(600);
 /// Longest line from a pager.
@@ -268,7 +271,7 @@ impl Pager {
     /// their disks.
     pub async fn adopt(&self, vms: Vec<(String, Paged)>, disks: Vec<LazyDisk>) {
         let mut state = self.state.lock().await;
-        let found = self.find().await;
+        let found = self.ping().await;
         let needed = !vms.is_empty() || !disks.is_empty();
         match found {
             Some(pid) if !needed => {
@@ -494,11 +497,6 @@ impl Pager {
     }
 
     /// The process that answers on the control socket, if one does.
-    async fn find(&self) -> Option<u32> {
-        self.ping().await
-    }
-
-    /// The process id of who answers.
     async fn ping(&self) -> Option<u32> {
         let stream = UnixStream::connect(self.paths.pager_socket()).await.ok()?;
         let pid = stream.peer_cred().ok()?.pid()?;
@@ -539,17 +537,20 @@ impl Pager {
     }
 
     /// Memory first: a read of a disk waits ten times as long for the next pager.
+    /// Disks several at once: the cache of one may have to be begun anew.
     async fn tell_all(&self, state: &State) {
         for (id, served) in &state.served {
             if let Err(why) = self.tell(id, &served.paged).await {
                 error!(id, why, "a VM's memory can't be served any more");
             }
         }
-        for (name, disk) in &state.disks {
+        let disks = stream::iter(&state.disks);
+        let told = disks.for_each_concurrent(DISKS_AT_ONCE, |(name, disk)| async move {
             if let Err(why) = self.tell_of_disk(disk).await {
                 error!(name, why, "a VM's disk can't be filled any more");
             }
-        }
+        });
+        told.await;
     }
 
     async fn ask(&self, request: &PagerRequest, within: Duration) -> io::Result<PagerResponse> {

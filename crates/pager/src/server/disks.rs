@@ -2,7 +2,7 @@
 
 use super::requests::Answer;
 use super::served::say_failed;
-use super::{Notice, Notifier, Server, listen};
+use super::{Notice, Notifier, Server, aside, listen};
 use crate::disk::{Disk, Unavailable};
 use crate::errands::{Errands, Urgency};
 use crate::image::Unreadable;
@@ -173,20 +173,21 @@ impl Server {
             ));
         }
         let image = self.images.open(&request.image)?;
-        let name = request.name.clone();
         let opening = Opening {
             request: request.clone(),
             clients: vec![client],
         };
-        self.opening.insert(name.clone(), opening);
         let notifier = self.notifier.clone();
-        self.errands.push(Urgency::Now, move |_| {
+        aside("disk-open", move || {
+            let name = request.name;
             let record = request.record.is_some();
             let outcome = Disk::open(&name, image, &request.cache, record)
                 .map(Arc::new)
                 .map_err(|error| Unreadable::from_error(&error).0);
             notifier.send(Notice::Opened { name, outcome });
-        });
+        })?;
+        let name = opening.request.name.clone();
+        self.opening.insert(name, opening);
         Ok(None)
     }
 
@@ -324,15 +325,16 @@ impl Server {
         }
     }
 
-    pub(super) fn forget_disk(&mut self, name: &str, client: u64) -> bool {
+    /// False if there is no such disk.
+    pub(super) fn forget_disk(&mut self, name: &str, client: u64) -> Result<bool, String> {
         let Some(served) = self.disks.remove(name) else {
-            return false;
+            return Ok(false);
         };
         served.remove_socket();
         served.disk.end();
         tracing::info!(disk = name, "forgotten");
         let notifier = self.notifier.clone();
-        self.errands.push(Urgency::Now, move |_| {
+        aside("disk-close", move || {
             let mut problem = served.disk.close().err().map(|error| {
                 // It is filled anew after the next boot of the host.
                 Unreadable::from_error(&error).0
@@ -346,8 +348,8 @@ impl Server {
             // Before the answer: whoever hears it may open the files.
             drop(served);
             notifier.send(Notice::Answer { client, problem });
-        });
-        true
+        })?;
+        Ok(true)
     }
 
     /// Lets all disks go.

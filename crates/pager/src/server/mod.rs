@@ -298,10 +298,9 @@ impl Server {
             return;
         }
         let notifier = self.notifier.clone();
-        // A thread of its own, which gives way to all others: the VM has only just
-        // begun, and nobody waits for this.
-        let thread = thread::Builder::new().name("working-set".into());
-        let begun = thread.spawn(move || {
+        // It gives way to all others: the VM has only just begun, and nobody waits
+        // for this.
+        let begun = aside("working-set", move || {
             if let Err(error) = priority::give_way() {
                 tracing::debug!(%error, "a working set is read beside others' work");
             }
@@ -313,7 +312,7 @@ impl Server {
             notifier.send(Notice::WorkingSet { image: key, set });
         });
         if let Err(error) = begun {
-            tracing::warn!(%error, "a working set is not kept in memory");
+            tracing::warn!(error, "a working set is not kept in memory");
             self.working_sets.keep(key, None);
         }
     }
@@ -350,4 +349,13 @@ impl Server {
         let _ = std::fs::remove_file(&self.control_path);
         self.scribe.finish();
     }
+}
+
+/// Has something done in a thread of its own: all errands may wait for registries.
+fn aside(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), String> {
+    thread::Builder::new()
+        .name(name.into())
+        .spawn(work)
+        .map(drop)
+        .map_err(|error| format!("the thread {name} cannot be started: {error}"))
 }

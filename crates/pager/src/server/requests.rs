@@ -168,7 +168,7 @@ impl Server {
     }
 
     fn forget(&mut self, name: &str, client: u64) -> Result<Answer, String> {
-        if self.forget_disk(name, client) {
+        if self.forget_disk(name, client)? {
             return Ok(None);
         }
         let Some(mut served) = self.served.remove(name) else {

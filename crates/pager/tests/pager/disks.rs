@@ -4,9 +4,10 @@ use super::support::*;
 use jiffy_store::disk_cache::is_full;
 use jiffy_store::{ImageReader, Kind, PeerFolder, Recording, partial};
 use jiffy_wire::disk::{ChunkAnswer, ChunkRequest, MAP_HEADER};
-use jiffy_wire::pager::{OpenDisk, Origin, PagerRequest, PagerResponse};
+use jiffy_wire::pager::{OpenDisk, Origin, PagerRequest, PagerResponse, RegistryOrigin};
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -188,7 +189,7 @@ fn while_a_disk_is_opened_others_are_heard() {
     assert!(sentence.contains("root.sock serves another"), "{sentence}");
     one.set_nonblocking(true).unwrap();
     let early = (&one).read(&mut [0]).unwrap_err();
-    assert_eq!(early.kind(), std::io::ErrorKind::WouldBlock);
+    assert_eq!(early.kind(), ErrorKind::WouldBlock);
     one.set_nonblocking(false).unwrap();
     for client in [one, other] {
         let mut answer = String::new();
@@ -354,6 +355,41 @@ fn missing_blocks_come_from_peers_and_lies_are_told() {
     assert_eq!(fs::read(&partial).unwrap(), fs::read(&image).unwrap());
     vmm.have(0, SIZE as u64);
     check(&disk.cache, 0, SIZE as u64);
+}
+
+#[test]
+fn a_disk_is_opened_and_closed_while_a_registry_says_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), SIZE, |_| {});
+    let partial = without_chunks(&image);
+    let pager = Pager::start(folder.path(), &[]);
+    // Takes connections, and no more.
+    let deaf = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = deaf.local_addr().unwrap();
+    let registry = Origin::Registry(RegistryOrigin {
+        reference: format!("{address}/a@sha256:{}", "0".repeat(64)),
+        file: "image.jimg".into(),
+        docker_config: None,
+        plain_http: true,
+        authorities: Vec::new(),
+    });
+    set_origins(&pager, &partial, vec![registry]);
+    let mut waiting = open(&pager, &request(folder.path(), &partial));
+    // More than there are threads for it.
+    for chunk in 0..12 {
+        waiting.ask(chunk * 16 * CHUNK, CHUNK);
+    }
+    let other = OpenDisk {
+        name: "other".into(),
+        socket: folder.path().join("other.sock"),
+        cache: folder.path().join("other"),
+        ..request(folder.path(), &image)
+    };
+    open(&pager, &other);
+    assert_eq!(pager.forget("other"), PagerResponse::Ok);
+    waiting.stream.get_mut().set_nonblocking(true).unwrap();
+    let early = waiting.stream.read(&mut [0]).unwrap_err();
+    assert_eq!(early.kind(), ErrorKind::WouldBlock, "it was waited for");
 }
 
 #[test]
