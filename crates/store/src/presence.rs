@@ -151,16 +151,25 @@ impl PresenceMap {
 
     /// Says that units are there. What they stand for must be written.
     pub fn set(&self, units: Range<u64>) -> io::Result<()> {
-        self.change(units, |word, mask| {
-            word.fetch_or(mask, Ordering::AcqRel);
-        })
+        let units = units.start..units.end.min(self.units());
+        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        // In memory last: others are told of a bit that is seen there, and look for
+        // it in the file.
+        self.write(units.clone(), |word, mask| word | mask)?;
+        for (word, mask) in words_of(units) {
+            self.words[word].fetch_or(mask, Ordering::AcqRel);
+        }
+        Ok(())
     }
 
     /// Says that units are not there.
     pub fn clear(&self, units: Range<u64>) -> io::Result<()> {
-        self.change(units, |word, mask| {
-            word.fetch_and(!mask, Ordering::AcqRel);
-        })
+        let units = units.start..units.end.min(self.units());
+        for (word, mask) in words_of(units.clone()) {
+            self.words[word].fetch_and(!mask, Ordering::AcqRel);
+        }
+        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.write(units, |word, _| word)
     }
 
     /// The next run of units that are not there, within `units`.
@@ -210,22 +219,15 @@ impl PresenceMap {
             .map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    fn change(&self, units: Range<u64>, apply: impl Fn(&AtomicU64, u64)) -> io::Result<()> {
-        let units = units.start..units.end.min(self.units());
-        let (first, last) = match (units.start / 64, units.end.div_ceil(64)) {
-            (first, last) if units.start < units.end => (first as usize, last as usize),
-            _ => return Ok(()),
-        };
-        for (word, mask) in words_of(units) {
-            apply(&self.words[word], mask);
-        }
-        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes: Vec<u8> = self.words[first..last]
-            .iter()
-            .flat_map(|word| word.load(Ordering::Acquire).to_le_bytes())
+    /// Writes the words that hold these units; `adapt` is given each, and which of its
+    /// bits are theirs. `writing` is held.
+    fn write(&self, units: Range<u64>, adapt: impl Fn(u64, u64) -> u64) -> io::Result<()> {
+        let first = units.start / 64;
+        let bytes: Vec<u8> = words_of(units)
+            .flat_map(|(word, mask)| adapt(self.word(word), mask).to_le_bytes())
             .collect();
         self.file
-            .write_all_at(&bytes, MAP_HEADER as u64 + first as u64 * 8)
+            .write_all_at(&bytes, MAP_HEADER as u64 + first * 8)
     }
 }
 
@@ -307,6 +309,20 @@ mod tests {
         assert_eq!(map.next_missing(3..200), Some(64..66));
         assert_eq!(map.next_missing(66..200), Some(130..200));
         assert_eq!(map.next_missing(10..20), None);
+    }
+
+    #[test]
+    fn nothing_is_there_that_the_file_does_not_say() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("present");
+        let mut map = PresenceMap::create(&path, header(200)).unwrap();
+        map.set(3..5).unwrap();
+        map.file = Locked::by_others(File::open(&path).unwrap());
+        map.set(2..130).unwrap_err();
+        assert_eq!(map.next_missing(0..200), Some(0..3));
+        assert_eq!(map.count(), 2);
+        drop(map);
+        assert_eq!(PresenceMap::open(&path).unwrap().count(), 2);
     }
 
     #[test]
