@@ -90,6 +90,24 @@ fn request(folder: &Path, image: &Path) -> OpenDisk {
     }
 }
 
+/// A pager that takes so long to begin a disk's cache, and a disk.
+fn opening_for(seconds: u32, folder: &Path, image: &Path) -> (Pager, OpenDisk) {
+    let delay = format!("delay_enter={seconds}s:when=1");
+    let pager = Pager::start_traced(folder, "ftruncate", &delay);
+    eventually("it does not listen", || {
+        UnixStream::connect(&pager.control).is_ok()
+    });
+    (pager, request(folder, image))
+}
+
+/// Whether nothing was answered yet.
+fn is_waiting(mut client: &UnixStream) -> bool {
+    client.set_nonblocking(true).unwrap();
+    let read = client.read(&mut [0]);
+    client.set_nonblocking(false).unwrap();
+    read.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+}
+
 fn open(pager: &Pager, request: &OpenDisk) -> Vmm {
     let answer = pager.ask(&PagerRequest::OpenDisk(request.clone()));
     assert_eq!(answer, PagerResponse::Ok);
@@ -163,14 +181,19 @@ fn what_a_predecessor_had_open_is_opened_without_waiting_for_the_disk() {
 /// The cache of a large disk takes a while to be begun.
 #[test]
 fn while_a_disk_is_opened_others_are_heard() {
+    // On a computer that has much else to do the first may be over too soon.
+    let heard = [3, 60]
+        .into_iter()
+        .any(others_are_heard_while_a_disk_is_opened_for);
+    assert!(heard, "they waited for the disk");
+}
+
+/// False if the disk was open before all were heard.
+fn others_are_heard_while_a_disk_is_opened_for(seconds: u32) -> bool {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
-    let pager = Pager::start_traced(folder.path(), "ftruncate", "delay_enter=3s:when=1");
-    let request = request(folder.path(), &image);
+    let (pager, request) = opening_for(seconds, folder.path(), &image);
     let line = serde_json::to_string(&PagerRequest::OpenDisk(request.clone())).unwrap();
-    eventually("it does not listen", || {
-        UnixStream::connect(&pager.control).is_ok()
-    });
     let [one, other] = [(); 2].map(|()| UnixStream::connect(&pager.control).unwrap());
     for mut client in [&one, &other] {
         writeln!(client, "{line}").unwrap();
@@ -187,10 +210,9 @@ fn while_a_disk_is_opened_others_are_heard() {
     };
     let sentence = error(pager.ask(&PagerRequest::OpenDisk(taken)));
     assert!(sentence.contains("root.sock serves another"), "{sentence}");
-    one.set_nonblocking(true).unwrap();
-    let early = (&one).read(&mut [0]).unwrap_err();
-    assert_eq!(early.kind(), ErrorKind::WouldBlock);
-    one.set_nonblocking(false).unwrap();
+    if !is_waiting(&one) {
+        return false;
+    }
     for client in [one, other] {
         let mut answer = String::new();
         BufReader::new(client).read_line(&mut answer).unwrap();
@@ -198,6 +220,7 @@ fn while_a_disk_is_opened_others_are_heard() {
         assert_eq!(answer, PagerResponse::Ok);
     }
     Vmm::connect(&request.socket).have(0, CHUNK);
+    true
 }
 
 #[test]
@@ -387,9 +410,7 @@ fn a_disk_is_opened_and_closed_while_a_registry_says_nothing() {
     };
     open(&pager, &other);
     assert_eq!(pager.forget("other"), PagerResponse::Ok);
-    waiting.stream.get_mut().set_nonblocking(true).unwrap();
-    let early = waiting.stream.read(&mut [0]).unwrap_err();
-    assert_eq!(early.kind(), ErrorKind::WouldBlock, "it was waited for");
+    assert!(is_waiting(waiting.stream.get_ref()), "it was waited for");
 }
 
 #[test]
