@@ -136,9 +136,13 @@ impl Pager {
             // Its cache went with an image; this is another one's.
             self.let_go(&disk.name()).await;
         }
-        self.tell_of_disk(disk)
-            .await
-            .map_err(|why| Error::internal(format!("The pager can't fill a VM's disk: {why}.")))?;
+        if let Err(why) = self.tell_of_disk(disk).await {
+            // It may be opened yet, and nobody would use it.
+            state.disks.remove(&disk.name());
+            self.let_go(&disk.name()).await;
+            let sentence = format!("The pager can't fill a VM's disk: {why}.");
+            return Err(Error::internal(sentence));
+        }
         state.disks.insert(disk.name(), disk.clone());
         Ok(())
     }
@@ -273,24 +277,17 @@ impl Pager {
         let mut state = self.state.lock().await;
         let found = self.ping().await;
         let needed = !vms.is_empty() || !disks.is_empty();
-        match found {
-            Some(pid) if !needed => {
+        if !needed {
+            if let Some(pid) = found {
                 info!(pid, "ending a pager that nobody needs");
-                if let Ok(process) = VmmProcess::adopted(pid) {
-                    process.kill();
-                }
-                self.remove_files(|_| false);
-                return;
+                let _ = VmmProcess::adopted(pid).map(|process| process.kill());
             }
-            Some(pid) => {
-                info!(pid, "pager adopted");
-                self.watch(&mut state, VmmProcess::adopted(pid).map(Arc::new), pid);
-            }
-            None if !needed => {
-                self.remove_files(|_| false);
-                return;
-            }
-            None => {}
+            self.remove_files(|_| false);
+            return;
+        }
+        if let Some(pid) = found {
+            info!(pid, "pager adopted");
+            self.watch(&mut state, VmmProcess::adopted(pid).map(Arc::new), pid);
         }
         let disks = disks.into_iter().map(|disk| (disk.name(), disk));
         state.disks = disks.collect();
@@ -529,7 +526,6 @@ impl Pager {
     }
 
     async fn tell_of_disk(&self, disk: &LazyDisk) -> std::result::Result<(), String> {
-        let _ = fs::remove_file(self.paths.pager_vm_socket(&disk.name()));
         for request in disk.requests(&self.paths) {
             done(self.ask(&request, DISK_TIME).await)?;
         }

@@ -5,6 +5,14 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 /// Asks somebody who does whatever it is told; and what that is.
 async fn obeyed(folder: &Path) -> (Arc<Pager>, UnboundedReceiver<PagerRequest>) {
+    answered(folder, PagerResponse::Ok).await
+}
+
+/// Asks somebody who always answers this; and what is asked.
+async fn answered(
+    folder: &Path,
+    answer: PagerResponse,
+) -> (Arc<Pager>, UnboundedReceiver<PagerRequest>) {
     let paths = Paths {
         data: folder.to_owned(),
         run: folder.to_owned(),
@@ -24,9 +32,9 @@ async fn obeyed(folder: &Path) -> (Arc<Pager>, UnboundedReceiver<PagerRequest>) 
             if let Ok(request) = serde_json::from_slice(&line) {
                 let _ = told.send(request);
             }
-            let mut ok = serde_json::to_vec(&PagerResponse::Ok).unwrap();
-            ok.push(b'\n');
-            stream.write_all(&ok).await.unwrap();
+            let mut line = serde_json::to_vec(&answer).unwrap();
+            line.push(b'\n');
+            stream.write_all(&line).await.unwrap();
         }
     });
     let pager = Pager::new(paths);
@@ -52,6 +60,24 @@ async fn nobody_has_a_disk_alone_that_was_completed_for_somebody() {
     assert!(alone().is_none(), "a VM has ended");
     drop(held);
     assert!(alone().is_some());
+}
+
+#[tokio::test]
+async fn a_disk_that_is_not_opened_in_time_is_let_go_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let busy = PagerResponse::Error("it is busy".into());
+    let (pager, mut asked) = answered(folder.path(), busy).await;
+    let disk = LazyDisk {
+        chunks: vec!["0123456789abcdef0123456789abcdef".to_owned()],
+        ext4: false,
+    };
+    pager.open_disk(&disk).await.unwrap_err();
+    assert!(matches!(
+        asked.try_recv().unwrap(),
+        PagerRequest::OpenDisk(_)
+    ));
+    let name = disk.name();
+    assert_eq!(asked.try_recv().unwrap(), PagerRequest::Forget { name });
 }
 
 #[tokio::test]

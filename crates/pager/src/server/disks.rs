@@ -13,6 +13,7 @@ use rustix::event::PollFlags;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
+use std::mem;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -33,8 +34,10 @@ pub(super) struct ServedDisk {
 /// A disk that is being opened: its cache may have to be begun anew, chunk by chunk.
 pub(super) struct Opening {
     request: OpenDisk,
-    /// Who waits for that.
+    /// Who waits for that; nobody if it was forgotten.
     clients: Vec<u64>,
+    /// Who forgot it.
+    forgetting: Vec<u64>,
 }
 
 /// A VMM.
@@ -176,6 +179,7 @@ impl Server {
         let opening = Opening {
             request: request.clone(),
             clients: vec![client],
+            forgetting: Vec::new(),
         };
         let notifier = self.notifier.clone();
         aside("disk-open", move || {
@@ -193,12 +197,20 @@ impl Server {
 
     /// Lets VMMs have it, and tells who waits.
     pub(super) fn opened_disk(&mut self, name: &str, outcome: Result<Arc<Disk>, String>) {
-        let Some(Opening { request, clients }) = self.opening.remove(name) else {
+        let Some(opening) = self.opening.remove(name) else {
             return;
         };
-        let outcome = outcome.and_then(|disk| self.serve_disk(request, disk));
-        for client in clients {
-            self.answer_late(client, outcome.clone().err());
+        if opening.clients.is_empty() {
+            // Before the answer: whoever hears it may open the files.
+            drop(outcome);
+        } else {
+            let outcome = outcome.and_then(|disk| self.serve_disk(opening.request, disk));
+            for client in opening.clients {
+                self.answer_late(client, outcome.clone().err());
+            }
+        }
+        for client in opening.forgetting {
+            self.answer_late(client, None);
         }
     }
 
@@ -327,6 +339,13 @@ impl Server {
 
     /// False if there is no such disk.
     pub(super) fn forget_disk(&mut self, name: &str, client: u64) -> Result<bool, String> {
+        if let Some(opening) = self.opening.get_mut(name) {
+            opening.forgetting.push(client);
+            for client in mem::take(&mut opening.clients) {
+                self.answer_late(client, Some(format!("the disk {name} was forgotten")));
+            }
+            return Ok(true);
+        }
         let Some(served) = self.disks.remove(name) else {
             return Ok(false);
         };

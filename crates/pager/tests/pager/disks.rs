@@ -8,7 +8,7 @@ use jiffy_wire::pager::{OpenDisk, Origin, PagerRequest, PagerResponse, RegistryO
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpListener;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 /// Bytes of a chunk of the tests' images.
@@ -221,6 +221,30 @@ fn others_are_heard_while_a_disk_is_opened_for(seconds: u32) -> bool {
     }
     Vmm::connect(&request.socket).have(0, CHUNK);
     true
+}
+
+#[test]
+fn a_disk_that_is_being_opened_is_forgotten_and_opened_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), SIZE, |_| {});
+    let (pager, request) = opening_for(3, folder.path(), &image);
+    let mut client = UnixStream::connect(&pager.control).unwrap();
+    let line = serde_json::to_string(&PagerRequest::OpenDisk(request.clone())).unwrap();
+    writeln!(client, "{line}").unwrap();
+    eventually("it does not begin", || {
+        request.cache.join("present").exists()
+    });
+    assert_eq!(pager.forget("root"), PagerResponse::Ok);
+    let mut answer = String::new();
+    BufReader::new(client).read_line(&mut answer).unwrap();
+    // On a computer that has much else to do it may have been open before.
+    if let PagerResponse::Error(sentence) = serde_json::from_str(&answer).unwrap() {
+        assert!(sentence.contains("was forgotten"), "{sentence}");
+    }
+    assert!(!request.socket.exists());
+    // Nobody has its cache, and a socket that is left from others is no hindrance.
+    drop(UnixListener::bind(&request.socket).unwrap());
+    open(&pager, &request).have(0, CHUNK);
 }
 
 #[test]
