@@ -206,6 +206,11 @@ impl PresenceMap {
         self.file.sync_all()
     }
 
+    /// Lets another have the file, in which nothing may be changed any more.
+    pub(crate) fn release(&self) {
+        self.file.unlock();
+    }
+
     /// Notes that it was used now: a bounded cache forgets what was not used
     /// for long.
     pub(crate) fn touch(&self) {

@@ -12,7 +12,8 @@ use std::ops::Deref;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// A locked file. The lock ends when this is dropped, whoever else has the file.
+/// A locked file. The lock ends when this is dropped, if not before, whoever else has the
+/// file.
 #[derive(Debug)]
 pub struct Locked {
     file: File,
@@ -46,6 +47,14 @@ impl Locked {
         Ok(lock_alone(&file)?.then(|| Locked::by_us(file)))
     }
 
+    /// Ends the lock, if it is ours, before the file is closed.
+    pub fn unlock(&self) {
+        if self.is_ours {
+            // Else it ends when the last one closes the file.
+            let _ = flock(&self.file, FlockOperation::Unlock);
+        }
+    }
+
     fn by_us(file: File) -> Locked {
         Locked {
             file,
@@ -64,10 +73,7 @@ impl Deref for Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        if self.is_ours {
-            // Else it ends when the last one closes the file.
-            let _ = flock(&self.file, FlockOperation::Unlock);
-        }
+        self.unlock();
     }
 }
 

@@ -180,17 +180,20 @@ impl DiskCache {
     }
 
     /// Syncs what is there, so that it outlives a loss of power. Nobody puts
-    /// chunks there from then on.
+    /// chunks there from then on, and others may open the cache although this is
+    /// not dropped yet.
     pub fn close(&self) -> Result<(), CacheError> {
         let mut closed = self.closed.write().unwrap_or_else(PoisonError::into_inner);
         if *closed {
             return Ok(());
         }
         *closed = true;
-        self.contents
+        let synced = self
+            .contents
             .sync_data()
-            .and_then(|()| self.map.bind([0; 16]))
-            .map_err(|error| CacheError::Io(self.folder.clone(), error))
+            .and_then(|()| self.map.bind([0; 16]));
+        self.map.release();
+        synced.map_err(|error| CacheError::Io(self.folder.clone(), error))
     }
 }
 
