@@ -7,8 +7,9 @@
 
 use jiffy_sys::locked::Locked;
 use jiffy_wire::disk::{MAP_HEADER, MapError, MapHeader};
+use rustix::io::{ReadWriteFlags, pwritev2};
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -192,13 +193,25 @@ impl PresenceMap {
 
     /// Binds the bits to a boot of the host, or to none ([`MapHeader::boot`]),
     /// durably.
+    ///
+    /// With one call: who is killed has the file locked until it is over, so nobody
+    /// finds a header there that the disk may not have.
     pub(crate) fn bind(&self, boot: [u8; 16]) -> io::Result<()> {
         let header = MapHeader {
             boot,
             ..self.header
         };
-        self.file.write_all_at(&header.encode(), 0)?;
-        self.file.sync_all()
+        let bytes = header.encode();
+        let written = pwritev2(
+            &*self.file,
+            &[IoSlice::new(&bytes)],
+            0,
+            ReadWriteFlags::DSYNC,
+        )?;
+        match written == bytes.len() {
+            true => Ok(()),
+            false => Err(io::ErrorKind::WriteZero.into()),
+        }
     }
 
     /// Has all bits on the disk.

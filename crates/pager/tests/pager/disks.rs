@@ -178,6 +178,24 @@ fn what_a_predecessor_had_open_is_opened_without_waiting_for_the_disk() {
     assert_eq!(answer.unwrap(), PagerResponse::Ok);
 }
 
+/// Else the next pager would find its own boot there, and the disk might not.
+#[test]
+fn nobody_is_killed_between_a_cache_s_boot_in_memory_and_on_the_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), SIZE, |_| {});
+    let pager = Pager::start(folder.path(), &[]);
+    let request = request(folder.path(), &image);
+    open(&pager, &request).have(0, CHUNK);
+    assert_eq!(pager.forget("root"), PagerResponse::Ok);
+    pager.kill();
+    let boot = || fs::read(request.cache.join("present")).unwrap()[48..64].to_vec();
+    assert_eq!(boot(), [0; 16]);
+    let mut pager = Pager::start_doomed(folder.path(), "fsync,fdatasync", 1);
+    let answer = pager.try_ask(&PagerRequest::OpenDisk(request.clone()));
+    assert_eq!(answer.unwrap(), PagerResponse::Ok);
+    assert_ne!(boot(), [0; 16]);
+}
+
 /// The cache of a large disk takes a while to be begun.
 #[test]
 fn while_a_disk_is_opened_others_are_heard() {

@@ -191,7 +191,8 @@ impl DiskCache {
         let synced = self
             .contents
             .sync_data()
-            .and_then(|()| self.map.bind([0; 16]));
+            .and_then(|()| self.map.bind([0; 16]))
+            .and_then(|()| self.map.sync());
         self.map.release();
         synced.map_err(|error| CacheError::Io(self.folder.clone(), error))
     }
