@@ -15,6 +15,7 @@ use jiffy_wire::pager::{
 use jiffy_wire::vmm::Extent;
 use std::fs;
 use std::io::{self, Write};
+use std::mem;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -22,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a VMM may take for its handshake.
+/// How long a VMM may take for its handshake, and to go on with it after an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 pub(super) struct Served {
@@ -58,6 +59,7 @@ struct Greeting {
     fds: Vec<OwnedFd>,
     /// What it was given to map.
     shared: Option<Offer>,
+    answered: bool,
     deadline: Instant,
 }
 
@@ -178,6 +180,7 @@ impl Served {
                 bytes: Vec::new(),
                 fds: Vec::new(),
                 shared: None,
+                answered: false,
                 deadline: Instant::now() + PATIENCE,
             })
         });
@@ -258,6 +261,11 @@ impl Served {
         send_with_fds(&greeting.stream, &line(&word), &files)
             .map_err(|error| format!("the VMM does not take an answer: {error}"))?;
         greeting.shared = offer;
+        // It could say no more before it heard this, however late that was. Once: who
+        // asks again and again is not waited for.
+        if !mem::replace(&mut greeting.answered, true) {
+            greeting.deadline = Instant::now() + PATIENCE;
+        }
         Ok(())
     }
 

@@ -3,10 +3,16 @@
 use super::support::*;
 use jiffy_wire::pager::{PagerRequest, PagerResponse};
 use std::fs::{self, File, OpenOptions};
-use std::io::BufRead;
+use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+/// Of a VMM that would map a working set.
+const QUESTION: &str = "{\"working_set\":true}\n";
 
 #[test]
 fn senseless_handshakes_are_refused_with_a_sentence_and_cost_nothing() {
@@ -39,7 +45,7 @@ fn senseless_handshakes_are_refused_with_a_sentence_and_cost_nothing() {
     assert!(refused(&format!("[{odd}]"), &[uffd]).contains("whole pages"));
     let spaces = " ".repeat(70 << 10);
     let stream = UnixStream::connect(&socket).unwrap();
-    let _ = std::io::Write::write_all(&mut &stream, spaces.as_bytes());
+    let _ = (&stream).write_all(spaces.as_bytes());
     assert!(last_words(&stream).contains("longer than"));
     // One that says nothing is given up after a while.
     let silent = UnixStream::connect(&socket).unwrap();
@@ -50,40 +56,74 @@ fn senseless_handshakes_are_refused_with_a_sentence_and_cost_nothing() {
     assert_page(memory.read_page(8).bytes(), page(8));
 }
 
+/// Has the pager's only thread that hears anybody wait for longer than a handshake may
+/// take, while something is done.
+fn while_nobody_is_heard(pager: &Pager, folder: &Path, work: impl FnOnce()) {
+    // To open a pipe takes until somebody writes to it.
+    let pipe = folder.join("pipe");
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).unwrap();
+    let request = PagerRequest::Serve {
+        name: "pipe".into(),
+        socket: folder.join("pipe.sock"),
+        image: pipe.clone(),
+        record: None,
+        prefetch: false,
+    };
+    let mut control = Control::connect(&pager.control);
+    let asking = thread::spawn(move || control.ask(&request));
+    thread::sleep(Duration::from_millis(100));
+    work();
+    thread::sleep(Duration::from_millis(2100));
+    let both = OpenOptions::new().read(true).write(true).open(&pipe);
+    assert!(matches!(asking.join().unwrap(), PagerResponse::Error(_)));
+    drop(both.unwrap());
+}
+
 #[test]
 fn a_handshake_that_comes_while_others_are_served_is_in_time() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |_| {});
     let pager = Pager::start(folder.path(), &[]);
     let stream = UnixStream::connect(pager.serve("vm", &image)).unwrap();
-    let mut words = std::io::BufReader::new(&stream);
-    greet(&stream, "{\"working_set\":true}\n", &[]);
+    let mut words = BufReader::new(&stream);
+    greet(&stream, QUESTION, &[]);
     words.read_line(&mut String::new()).unwrap();
-    // To open a pipe takes until somebody writes to it.
-    let pipe = folder.path().join("pipe");
-    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
-    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).unwrap();
-    let request = PagerRequest::Serve {
-        name: "pipe".into(),
-        socket: folder.path().join("pipe.sock"),
-        image: pipe.clone(),
-        record: None,
-        prefetch: false,
-    };
-    let mut control = Control::connect(&pager.control);
-    let asking = std::thread::spawn(move || control.ask(&request));
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    let memory = Memory::new(MIB);
+    while_nobody_is_heard(&pager, folder.path(), || {
+        let mappings = format!("[{}]", memory.mapping());
+        greet(&stream, &mappings, &[memory.uffd()]);
+    });
+    assert_page(memory.read_page(8).bytes(), page(8));
+}
+
+#[test]
+fn who_was_answered_late_has_time_to_go_on_but_not_for_ever() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), MIB, |_| {});
+    let pager = Pager::start(folder.path(), &[]);
+    let stream = UnixStream::connect(pager.serve("vm", &image)).unwrap();
+    let mut words = BufReader::new(&stream);
+    while_nobody_is_heard(&pager, folder.path(), || greet(&stream, QUESTION, &[]));
+    words.read_line(&mut String::new()).unwrap();
+    thread::sleep(Duration::from_millis(200));
     let memory = Memory::new(MIB);
     let mappings = format!("[{}]", memory.mapping());
     greet(&stream, &mappings, &[memory.uffd()]);
-    std::thread::sleep(std::time::Duration::from_millis(2100));
-    let _pipe = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(&pipe)
-        .unwrap();
-    assert!(matches!(asking.join().unwrap(), PagerResponse::Error(_)));
     assert_page(memory.read_page(8).bytes(), page(8));
+
+    let asking = UnixStream::connect(pager.serve("other", &image)).unwrap();
+    let mut words = BufReader::new(&asking);
+    let mut answer = String::new();
+    eventually("it may ask for ever", || {
+        thread::sleep(Duration::from_millis(100));
+        answer.clear();
+        // When it was refused, what is asked goes nowhere.
+        let _ = (&asking).write_all(QUESTION.as_bytes());
+        words.read_line(&mut answer).unwrap();
+        !answer.contains("working_set")
+    });
+    assert!(answer.contains("too long"), "{answer}");
 }
 
 #[test]
@@ -108,7 +148,7 @@ fn senseless_requests_are_answered_with_a_sentence() {
             assert!(refused(control.ask(&request)).contains("is served here"));
         }
     }
-    let serve = |name: &str, socket: &str, image: &std::path::Path| PagerRequest::Serve {
+    let serve = |name: &str, socket: &str, image: &Path| PagerRequest::Serve {
         name: name.into(),
         socket: folder.path().join(socket),
         image: image.into(),
