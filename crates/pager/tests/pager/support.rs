@@ -4,10 +4,11 @@
 use jiffy_store::{Codec, WriteOptions, write_image};
 use jiffy_sys::userfaultfd::{Arena, Features, Userfaultfd};
 use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
-use std::io::{self, BufRead, BufReader, IoSlice, Read, Write};
+use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -299,6 +300,15 @@ impl Memory {
 
     pub fn uffd(&self) -> BorrowedFd<'_> {
         self.uffd.as_fd()
+    }
+
+    /// Whether the kernel can be told at each read of events that it must not wait.
+    pub fn knows_nowait(&self) -> bool {
+        let (at_the_cursor, mut bytes) = (u64::MAX, [0; 32]);
+        let mut room = [IoSliceMut::new(&mut bytes)];
+        let flags = ReadWriteFlags::NOWAIT;
+        // There is no event yet.
+        preadv2(self.uffd(), &mut room, at_the_cursor, flags) != Err(Errno::OPNOTSUPP)
     }
 
     /// Reads a page in a thread of its own: the fault may never be served.

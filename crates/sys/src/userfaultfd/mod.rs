@@ -265,7 +265,7 @@ impl Userfaultfd {
     }
 
     /// Does not wait, whatever the process it came from has made of the flag that
-    /// both share.
+    /// both share, if the kernel can be told so at each read.
     fn read(&self, into: &mut [u8]) -> Result<usize, Errno> {
         if !WAITS.load(Ordering::Relaxed) {
             let at_the_cursor = u64::MAX;
@@ -278,7 +278,8 @@ impl Userfaultfd {
         self.read_by_flag(into)
     }
 
-    /// The same where the flag is all there is: set again right before each read.
+    /// Where the flag is all there is it is set again right before each read. Who takes
+    /// it away in that moment makes the read wait.
     fn read_by_flag(&self, into: &mut [u8]) -> Result<usize, Errno> {
         self.make_non_blocking()?;
         rustix::io::read(&self.0, into)
