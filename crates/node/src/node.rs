@@ -419,30 +419,28 @@ impl Node {
     }
 
     async fn provide(&self, vm: &VmHandle, has_folder: bool) -> Result<()> {
-        let mut made = Vec::new();
         let mut image = None;
         if vm.spec.from.is_none() && !vm.spec.own_volumes {
             image = Some(self.images.find(&vm.spec.image).await?.root);
             self.kernels.find(&vm.spec.kernel)?;
-            made = self.volumes.provide(&vm.spec.disks)?;
+            self.volumes.check(&vm.spec.disks)?;
         }
-        if has_folder {
-            return Ok(());
+        if !has_folder {
+            let folder = self.settings.paths.vm(&vm.id);
+            fs::DirBuilder::new()
+                .mode(0o700)
+                .create(&folder)
+                .map_err(|error| Error::io("make the VM's folder", &folder, &error))?;
+            if let (Some(image), true) = (&image, vm.spec.root_disk.is_some()) {
+                // The folder goes with the VM.
+                self.make_root_disk(vm, folder, image).await?;
+            }
         }
-        let folder = self.settings.paths.vm(&vm.id);
-        fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&folder)
-            .map_err(|error| {
-                self.volumes.discard(&made);
-                Error::io("make the VM's folder", &folder, &error)
-            })?;
-        let (Some(image), true) = (image, vm.spec.root_disk.is_some()) else {
-            return Ok(());
-        };
-        // The folder goes with the VM.
-        let made_root = self.make_root_disk(vm, folder, &image).await;
-        made_root.inspect_err(|_| self.volumes.discard(&made))
+        if image.is_some() {
+            // Not before what takes long: others use them as soon as they are there.
+            self.volumes.provide(&vm.spec.disks)?;
+        }
+        Ok(())
     }
 
     /// A copy is one of the whole image, and all of it must be there.

@@ -74,8 +74,15 @@ impl Volumes {
         }
     }
 
+    /// Refuses what [`Volumes::provide`] would, before anything is made.
+    pub fn check(&self, wanted: &[VolumeUse]) -> Result<()> {
+        let mut all = wanted.iter();
+        all.try_for_each(|volume| self.missing(volume).map(drop))
+    }
+
     /// Makes the volumes a new VM asks for that don't exist; gives the names
-    /// of those made. After an error none is left.
+    /// of those made. After an error none is left. What was made is anybody's from
+    /// then on, and can't be taken back: it comes last.
     pub fn provide(&self, wanted: &[VolumeUse]) -> Result<Vec<String>> {
         let mut made = Vec::new();
         for volume in wanted {
@@ -91,14 +98,25 @@ impl Volumes {
         Ok(made)
     }
 
-    /// Removes volumes that [`Volumes::provide`] made in vain.
-    pub fn discard(&self, made: &[String]) {
-        for name in made {
+    /// Removes volumes that were made just now in vain; not one that a VM has by now.
+    fn discard(&self, made: &[String]) {
+        let uses = self.lock();
+        for name in made.iter().filter(|name| !uses.of.contains_key(*name)) {
             let _ = fs::remove_file(self.path(name));
         }
     }
 
     fn provide_one(&self, wanted: &VolumeUse) -> Result<bool> {
+        let Some(mib) = self.missing(wanted)? else {
+            return Ok(false);
+        };
+        let name = &wanted.name;
+        self.make(name, mib << 20, false)
+            .map_err(|error| Error::io("make a volume", &self.path(name), &error))
+    }
+
+    /// The size in MiB of a volume that must be made for this use.
+    fn missing(&self, wanted: &VolumeUse) -> Result<Option<u64>> {
         let name = &wanted.name;
         names::check("volume", name)?;
         if let Some(size) = self.size(name)? {
@@ -108,7 +126,7 @@ impl Volumes {
                     size >> 20
                 ))
                 .hint("Leave the size out to use the volume as it is.")),
-                _ => Ok(false),
+                _ => Ok(None),
             };
         }
         let Some(mib) = wanted.size_mib else {
@@ -119,8 +137,7 @@ impl Volumes {
             );
         };
         check_size(mib)?;
-        self.make(name, mib << 20, false)
-            .map_err(|error| Error::io("make a volume", &self.path(name), &error))
+        Ok(Some(mib))
     }
 
     /// Makes a volume that must not exist yet, with an ext4 file system unless
@@ -440,6 +457,20 @@ mod tests {
             assert!(error.0.message.len() > 10);
             assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
         }
+    }
+
+    #[test]
+    fn a_volume_that_another_vm_has_by_now_is_not_discarded() {
+        let folder = tempfile::tempdir().unwrap();
+        let volumes = Arc::new(Volumes::new(folder.path().into()));
+        let wanted = [volume("data", Some(1), false)];
+        let made = volumes.provide(&wanted).unwrap();
+        let leases = volumes.hold(&wanted, "other").unwrap();
+        volumes.discard(&made);
+        assert!(volumes.file("data").exists());
+        drop(leases);
+        volumes.discard(&made);
+        assert!(!volumes.file("data").exists());
     }
 
     #[test]

@@ -5,8 +5,10 @@ use crate::daemon::{Daemon, bad_vm, command, eventually, let_go, shell, started,
 use jiffy_wire::agent::{ExitStatus, Stat};
 use jiffy_wire::api::{CreateVm, ErrorKind, RootDisk, RunVm, Vm, VmState};
 use jiffy_wire::timeline::{Timeline, names};
+use rustix::fs::{CWD, Mode, OFlags, mkfifoat, open};
 use std::fs;
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 fn idle(name: &str) -> CreateVm {
@@ -271,15 +273,25 @@ fn a_vm_can_be_removed_in_every_state() {
     daemon.nothing_left();
 }
 
+/// The base image's file, as one that whoever opens it to copy it waits at.
+fn stalled_image(daemon: &Daemon) -> PathBuf {
+    let image = daemon.data.join("images/base/image.erofs");
+    fs::remove_file(&image).unwrap();
+    mkfifoat(CWD, &image, Mode::RWXU).unwrap();
+    image
+}
+
+/// Those that wait there now read an empty image. Others may come later.
+fn let_copies_go_on(image: &Path) {
+    let _ = open(image, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty());
+}
+
 #[test]
 fn a_client_that_leaves_while_its_vm_is_made_leaves_no_vm() {
     let daemon = Daemon::start();
     daemon.create(&idle("a"));
     assert_eq!(daemon.delete("/v1/vms/a").status, 204);
-    // Whoever opens this image to copy it waits until somebody writes.
-    let image = daemon.data.join("images/base/image.erofs");
-    fs::remove_file(&image).unwrap();
-    rustix::fs::mkfifoat(rustix::fs::CWD, &image, rustix::fs::Mode::RWXU).unwrap();
+    let image = stalled_image(&daemon);
     let copied = |remove| CreateVm {
         name: Some("box".into()),
         root_disk: Some(RootDisk::Copy { plainly: true }),
@@ -311,6 +323,39 @@ fn a_client_that_leaves_while_its_vm_is_made_leaves_no_vm() {
     let copying = fs::File::options().write(true).open(&image).unwrap();
     drop(copying);
     daemon.nothing_left();
+}
+
+#[test]
+fn a_request_that_fails_late_leaves_the_volume_that_another_vm_has() {
+    let daemon = Daemon::start();
+    daemon.create(&idle("a"));
+    assert_eq!(daemon.delete("/v1/vms/a").status, 204);
+    let image = stalled_image(&daemon);
+    let with_data = |name: &str, root_disk| CreateVm {
+        disks: vec![jiffy_wire::api::VolumeUse {
+            name: "data".into(),
+            size_mib: Some(64),
+            ..Default::default()
+        }],
+        root_disk,
+        ..idle(name)
+    };
+    let copied = with_data("first", Some(RootDisk::Copy { plainly: true }));
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| daemon.create(&copied));
+        eventually("the first VM has a folder", || {
+            let found = daemon.get("/v1/vms/first");
+            found.status == 200 && daemon.vm_folder(&found.json::<Vm>().id).exists()
+        });
+        assert_eq!(daemon.create(&with_data("second", None)).status, 200);
+        eventually("the first VM is refused", || {
+            let_copies_go_on(&image);
+            first.is_finished()
+        });
+        first.join().unwrap().error(ErrorKind::Invalid);
+    });
+    let volumes: Vec<jiffy_wire::api::Volume> = daemon.get("/v1/volumes").json();
+    assert_eq!(volumes[0].attached_to, ["second"]);
 }
 
 #[test]
