@@ -8,10 +8,10 @@
 use jiffy_sys::locked::Locked;
 use jiffy_wire::disk::{MAP_HEADER, MapError, MapHeader};
 use rustix::io::{ReadWriteFlags, pwritev2};
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -107,6 +107,16 @@ impl PresenceMap {
     /// The file's name.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether the file of its name is still this one.
+    pub(crate) fn has_its_name(&self) -> io::Result<bool> {
+        let own = self.file.metadata()?;
+        match fs::metadata(&self.path) {
+            Ok(named) => Ok((named.dev(), named.ino()) == (own.dev(), own.ino())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// What the map is of, as it was when it was opened.
@@ -299,7 +309,6 @@ fn failed(path: &Path, fault: PresenceFault) -> PresenceError {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::fs;
 
     fn header(units: u64) -> MapHeader {
         MapHeader {

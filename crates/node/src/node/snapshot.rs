@@ -273,6 +273,8 @@ impl Node {
 
     /// Rewrites a snapshot's RAM with its working set first.
     pub async fn optimise_snapshot(self: Arc<Self>, name: String) -> Result<Snapshot> {
+        // What is fetched and written is of this one, not of one that takes its name.
+        let _one = self.snapshots.rewrite(&name)?;
         let saved = self.snapshots.find(&name)?;
         if saved.manifest.memory == MemoryForm::Raw {
             return Err(Error::wrong_state(format!(
@@ -282,6 +284,8 @@ impl Node {
         self.when_known(&saved, &name).await?;
         let pager = &self.settings.pager;
         pager.complete_memory(&saved.memory()).await?;
+        // That may have taken minutes, and a VM may have come.
+        self.when_known(&saved, &name).await?;
         let work = tokio::task::spawn_blocking(move || {
             memory::optimise(&saved)?;
             let mut manifest = saved.manifest.clone();

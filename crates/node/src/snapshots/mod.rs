@@ -42,9 +42,10 @@ use crate::images::name as image_name;
 use crate::names;
 use root_tables::RootTables;
 use saved::Saved;
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tracing::warn;
 
 /// The snapshots of a node's users.
@@ -52,6 +53,22 @@ use tracing::warn;
 pub struct Snapshots {
     folder: PathBuf,
     root_tables: Arc<RootTables>,
+    /// Folders of those that are being rewritten.
+    rewritten: Mutex<HashSet<PathBuf>>,
+}
+
+/// A snapshot that is being rewritten: until this is dropped it is neither removed nor
+/// replaced, nor rewritten by somebody else.
+#[derive(Debug)]
+pub struct Rewriting<'a> {
+    snapshots: &'a Snapshots,
+    folder: PathBuf,
+}
+
+impl Drop for Rewriting<'_> {
+    fn drop(&mut self) {
+        self.snapshots.rewritten().remove(&self.folder);
+    }
 }
 
 impl Snapshots {
@@ -60,6 +77,7 @@ impl Snapshots {
         Snapshots {
             folder,
             root_tables: Arc::default(),
+            rewritten: Mutex::default(),
         }
     }
 
@@ -134,12 +152,35 @@ impl Snapshots {
         Ok(last.map(|saved| saved.folder))
     }
 
+    /// Has a snapshot stay as it is but for what the caller does to it.
+    pub fn rewrite(&self, name: &str) -> Result<Rewriting<'_>> {
+        let folder = self.path(name);
+        match self.rewritten().insert(folder.clone()) {
+            true => Ok(Rewriting {
+                snapshots: self,
+                folder,
+            }),
+            false => Err(being_rewritten(name)),
+        }
+    }
+
+    fn rewritten(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
+        self.rewritten
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Removes a snapshot: blocking. It is there whole or not at all.
     pub fn remove(&self, name: &str) -> Result<()> {
         check(name)?;
         let path = self.path(name);
         if !path.exists() {
             return Err(missing(name));
+        }
+        // Held to the end: nobody begins to rewrite what is going.
+        let rewritten = self.rewritten();
+        if rewritten.contains(&path) {
+            return Err(being_rewritten(name));
         }
         remove_whole(&path).map_err(|error| Error::io("remove a snapshot", &path, &error))
     }
@@ -187,4 +228,34 @@ fn taken(name: &str) -> Error {
     Error::conflict(format!("There is a snapshot {name} already.")).hint(format!(
         "Choose another name, or remove it with `jiffy snapshot rm {name}`."
     ))
+}
+
+fn being_rewritten(name: &str) -> Error {
+    Error::conflict(format!("The snapshot {name} is being optimised."))
+        .hint("Try again when that is done.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_wire::api::ErrorKind;
+
+    #[test]
+    fn what_is_being_rewritten_is_not_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let snapshots = Snapshots::new(folder.path().to_owned());
+        fs::create_dir(snapshots.path("one")).unwrap();
+        let rewriting = snapshots.rewrite("one").unwrap();
+        let refused = [
+            snapshots.remove("one").unwrap_err(),
+            snapshots.rewrite("one").unwrap_err(),
+        ];
+        for error in refused {
+            assert_eq!(error.0.kind, ErrorKind::Conflict);
+        }
+        assert!(snapshots.path("one").exists());
+        drop(rewriting);
+        snapshots.remove("one").unwrap();
+        assert!(!snapshots.path("one").exists());
+    }
 }

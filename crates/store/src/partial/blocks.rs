@@ -238,7 +238,8 @@ impl PartialFile {
     /// All was found here and right: the file is an ordinary image now.
     pub(crate) fn finish(&self) -> io::Result<()> {
         self.file.sync_all()?;
-        if !self.whole.swap(true, Ordering::AcqRel) {
+        // Another image may have taken this one's name, with a map that it needs.
+        if !self.whole.swap(true, Ordering::AcqRel) && self.map.has_its_name()? {
             std::fs::remove_file(self.map.path())?;
             jiffy_sys::durable::sync_folder_of(self.map.path())?;
         }

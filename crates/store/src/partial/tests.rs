@@ -264,6 +264,24 @@ fn complete_makes_an_ordinary_image_byte_for_byte() {
 }
 
 #[test]
+fn completing_leaves_the_map_of_an_image_that_took_the_name() {
+    let pair = Pair::new(&many(300), &small());
+    let image = pair.open(&[Scripted::honest(&pair.whole)]).unwrap();
+    let here = pair.folder.file("here");
+    fs::rename(&here, pair.folder.file("gone")).unwrap();
+    fs::create_dir(&here).unwrap();
+    pair.begin();
+    image.complete().unwrap();
+    assert_eq!(read_all(&image), pair.bytes);
+    assert!(is_partial(&pair.path()));
+    let other = pair.open(&[Scripted::honest(&pair.whole)]).unwrap();
+    assert_eq!(read_all(&other), pair.bytes, "no hole is taken for zeros");
+    // Nor is it missed that there is none any more.
+    fs::remove_dir_all(&here).unwrap();
+    other.complete().unwrap();
+}
+
+#[test]
 fn what_is_optimised_over_itself_is_completed_first() {
     let pair = Pair::new(&many(300), &small());
     let optimise = |image: &ImageReader| {
