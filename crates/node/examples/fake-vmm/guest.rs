@@ -18,6 +18,8 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
+/// The file that says that there is no agent any more.
+pub const OFF: &str = "off";
 /// Most input kept for a program that doesn't read.
 const INPUT_WINDOW: usize = 128 * 1024;
 
@@ -306,6 +308,7 @@ impl Vm {
                 send(stream, &FromGuest::PoweringOff)?;
                 if self.script.slow_off {
                     drop(main);
+                    std::fs::write(OFF, "")?;
                     until_let_go();
                     std::fs::write("written", "")?;
                 }

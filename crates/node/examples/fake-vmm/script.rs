@@ -30,8 +30,8 @@ pub struct Script {
     pub held_capture: bool,
     /// The guest says nothing until there is a file `go` in the VM's folder.
     pub held: bool,
-    /// The guest that powers off writes back until there is a file `go` in the
-    /// VM's folder, and makes `written` then.
+    /// The guest that powers off makes the file `off` in the VM's folder, writes back
+    /// until there is one called `go`, and makes `written` then.
     pub slow_off: bool,
 }
 

@@ -153,6 +153,9 @@ fn a_guest_that_powers_off_writes_its_disks_back_before_it_is_ended() {
     let mut frames = daemon.run(slow("itself", &["true"]));
     started(&mut frames);
     let itself = daemon.when("itself", VmState::Stopping);
+    eventually("it powers off", || {
+        daemon.vm_folder(&itself.id).join("off").exists()
+    });
     std::thread::scope(|scope| {
         let stop = |name: &str| daemon.post(&format!("/v1/vms/{name}/stop?grace_ms=0"), b"");
         let stops = ["asked", "itself", "asked"].map(|name| scope.spawn(move || stop(name)));
