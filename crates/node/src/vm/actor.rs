@@ -77,8 +77,6 @@ pub(super) struct Running {
     pub(super) acknowledge_at_once: bool,
     pub(super) deadline: Option<Instant>,
     pub(super) stopping: Option<Stopping>,
-    /// The guest said that its programs are over: it writes back.
-    pub(super) powering_off: bool,
     pub(super) ended: Option<Ended>,
     pub(super) adopted: bool,
     /// Where it is on its way from a captured VM to itself.
@@ -261,7 +259,7 @@ impl Actor {
     }
 
     /// Must the guest wait before more of its output is taken?
-    fn is_held_up(&self) -> bool {
+    pub(super) fn is_held_up(&self) -> bool {
         self.running.as_ref().is_some_and(|running| {
             // The little that is left in the connection of a VMM that has ended fits
             // into the log, however slow a client is.
@@ -401,6 +399,7 @@ impl Actor {
         record.ended = None;
         record.failure = None;
         record.pid = Some(spawned.process.pid);
+        record.powering_off = false;
         let mut running = Running::new(
             spawned.process,
             Some(spawned.events),
@@ -576,7 +575,7 @@ impl Actor {
         };
         running.deadline = None;
         if running.stopping.is_some() {
-            self.escalate();
+            self.escalate_in_time();
         } else if self.record.state == VmState::Starting {
             warn!(vm = %self.record.name, "the guest wasn't ready in time");
             let _ = self.kill(EndReason::StartTimeout);
@@ -643,7 +642,6 @@ impl Running {
             acknowledge_at_once: false,
             deadline: Some(deadline),
             stopping: None,
-            powering_off: false,
             ended: None,
             adopted: false,
             gate: Gate::Open,

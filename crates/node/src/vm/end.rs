@@ -79,6 +79,7 @@ impl Actor {
         self.record.state = VmState::Exited;
         self.record.ended = Some(unix_seconds());
         self.record.pid = None;
+        self.record.powering_off = false;
         self.input.send_replace(None);
         let _ = fs::remove_dir_all(self.settings.paths.vm_run(&self.record.id));
         self.forget_memory();

@@ -127,7 +127,8 @@ impl Actor {
                     self.record.state = VmState::Stopping;
                 }
                 self.powering_off();
-                self.publish();
+                // The next daemon does not hear it.
+                self.changed();
             }
             FromGuest::MainInputRoom { bytes } => {
                 if let Some(running) = &mut self.running

@@ -197,6 +197,9 @@ pub struct VmRecord {
     /// Who serves its memory, if it is not mapped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paged: Option<Paged>,
+    /// Its guest said that its programs are over: it writes its disks back.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub powering_off: bool,
 }
 
 impl VmRecord {
@@ -220,6 +223,7 @@ impl VmRecord {
             origin: None,
             root: None,
             paged: None,
+            powering_off: false,
         }
     }
 

@@ -56,7 +56,7 @@ impl Actor {
         let Some(running) = &mut self.running else {
             return Ok(());
         };
-        if running.stopping.is_none() && running.powering_off {
+        if running.stopping.is_none() && self.record.powering_off {
             // It is about to end by itself, and hears nothing any more.
             running.stopping = Some(Stopping {
                 reason: EndReason::Stopped,
@@ -115,11 +115,13 @@ impl Actor {
     /// The guest says that its programs are over. It counts once: else a guest
     /// could put its end off for ever.
     pub(super) fn powering_off(&mut self) {
-        let Some(running) = &mut self.running else {
-            return;
-        };
-        running.powering_off = true;
-        if let Some(stopping) = &mut running.stopping
+        self.record.powering_off = true;
+        self.writes_back();
+    }
+
+    fn writes_back(&mut self) {
+        if let Some(running) = &mut self.running
+            && let Some(stopping) = &mut running.stopping
             && stopping.phase == Phase::Agent
         {
             stopping.phase = Phase::PoweringOff;
@@ -195,9 +197,25 @@ impl Actor {
         }
     }
 
+    /// The agent didn't take the request.
     pub(super) fn escalate_from_agent(&mut self) {
-        if self.phase() == Some(Phase::Agent) {
-            self.escalate();
+        if self.phase() != Some(Phase::Agent) {
+            return;
+        }
+        // A guest whose command has ended powers off; it may have said so to the daemon
+        // before this one.
+        match self.record.main {
+            MainState::Ended(_) => self.writes_back(),
+            _ => self.escalate_in_time(),
+        }
+    }
+
+    /// The time of this step is over.
+    pub(super) fn escalate_in_time(&mut self) {
+        // That it powers off may stand behind output that waits for a client.
+        match self.phase() {
+            Some(Phase::Agent) if self.is_held_up() => self.writes_back(),
+            _ => self.escalate(),
         }
     }
 

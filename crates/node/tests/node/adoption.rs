@@ -8,6 +8,7 @@ use crate::daemon::{
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState, VolumeUse};
 use std::fs;
+use std::io::Write;
 use std::time::Duration;
 
 #[test]
@@ -101,6 +102,49 @@ fn a_vm_that_was_starting_gets_ready_under_the_next_daemon() {
     daemon.when("slow", VmState::Running);
     eventually("its output is there", || {
         daemon.logs("slow", "").0 == "hello\n"
+    });
+}
+
+#[test]
+fn a_guest_that_writes_back_is_not_cut_short_by_the_next_daemon() {
+    let mut daemon = Daemon::start();
+    let asked = command(&["sleep", "100"]);
+    let asked: Vm = daemon
+        .run_detached(named("asked", bad_vm("slow-off", Some(asked))))
+        .json();
+    let itself = command(&["true"]);
+    let frames = daemon.run(named("itself", bad_vm("slow-off", Some(itself))));
+    let vms = [asked.id, id_of(&frames)];
+    let stopping = connect(&daemon.socket()).unwrap();
+    let request = format!(
+        "POST /v1/vms/{}/stop?grace_ms=0 HTTP/1.1\r\nHost: node",
+        vms[0]
+    );
+    (&stopping)
+        .write_all(format!("{request}\r\nContent-Length: 0\r\n\r\n").as_bytes())
+        .unwrap();
+    eventually("both power off, and that is written", || {
+        vms.iter().all(|id| {
+            let record = fs::read_to_string(daemon.vm_folder(id).join("vm.json"));
+            record.is_ok_and(|record| record.contains(r#""powering_off":true"#))
+        })
+    });
+    daemon.killed();
+    daemon.up();
+    std::thread::scope(|scope| {
+        let stop = |id: &str| daemon.post(&format!("/v1/vms/{id}/stop?grace_ms=0"), b"");
+        let stops = [&vms[0], &vms[1]].map(|id| scope.spawn(move || stop(id)));
+        // There is no agent any more: one that ran would be ended at once.
+        std::thread::sleep(Duration::from_millis(500));
+        for id in &vms {
+            assert_eq!(daemon.vm(id).state, VmState::Stopping);
+            let_go(&daemon.vm_folder(id));
+        }
+        for stop in stops {
+            let stopped: Vm = stop.join().unwrap().json();
+            assert_eq!((stopped.state, stopped.error), (VmState::Exited, None));
+            assert!(daemon.vm_folder(&stopped.id).join("written").exists());
+        }
     });
 }
 

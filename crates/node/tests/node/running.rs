@@ -200,6 +200,25 @@ fn a_vm_whose_client_does_not_read_can_be_ended_all_the_same() {
 }
 
 #[test]
+fn stop_waits_for_a_guest_whose_last_words_stand_behind_output() {
+    let daemon = Daemon::start();
+    let zeros = Some(shell("exec cat /dev/zero"));
+    let mut frames = daemon.run(bad_vm("deaf", zeros));
+    let id = id_of(&frames);
+    started(&mut frames);
+    held_up(&daemon, &id);
+    std::thread::scope(|scope| {
+        let stop = scope.spawn(|| daemon.post(&format!("/v1/vms/{id}/stop?grace_ms=0"), b""));
+        // The agent refuses, and the VMM would be killed after two seconds.
+        std::thread::sleep(Duration::from_millis(2500));
+        assert_eq!(daemon.vm(&id).state, VmState::Stopping);
+        daemon.post(&format!("/v1/vms/{id}/kill"), b"");
+        let stopped: Vm = stop.join().unwrap().json();
+        assert_eq!(stopped.state, VmState::Exited);
+    });
+}
+
+#[test]
 fn output_that_nobody_reads_is_kept_up_to_a_bound() {
     let daemon = Daemon::start();
     daemon.run_detached(CreateVm {
