@@ -19,7 +19,7 @@ pub const DATA: &str = "data";
 /// The tables that say where each chunk is.
 pub const TAIL: &str = "tail";
 /// Most generations of an image.
-const MAX_CHAIN: usize = 64;
+pub const MAX_CHAIN: usize = 64;
 /// Largest file system of an image: as an import may make it, twice over.
 pub const MAX_SIZE: u64 = 256 << 30;
 /// Largest tables that are taken, bytes.

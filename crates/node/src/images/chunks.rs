@@ -6,9 +6,11 @@
 //! here; `ID.origins.json` says where the rest is. The folder is one that
 //! other nodes can be told to look into first.
 
+use super::artifact::MAX_CHAIN;
 use crate::durable;
 use crate::error::{Error, Result, is_full};
 use jiffy_store::partial::is_partial;
+use jiffy_store::reader::Outline;
 use jiffy_store::{Codec, ImageId, ImageReader, ParentRef, WriteError, WriteOptions, write_image};
 use jiffy_wire::pager::Origin;
 use std::fs::{self, File};
@@ -77,29 +79,51 @@ impl Chunks {
         fs::metadata(self.path(id)).map_or(0, |data| data.blocks() * 512)
     }
 
-    /// Writes the image of chunks of a file system, and gives its id, which is
-    /// held: blocking. What a boot needs of it, if that is known, lies together and
+    /// Writes the image of chunks of a file system, and gives its id and those of its
+    /// parents, which are held: blocking. What a boot needs of it, if that is known, lies together and
     /// is fetched in one go.
     pub fn make(
         &self,
         root: &Path,
         parent: Option<&str>,
         boot: Option<Vec<u32>>,
-    ) -> Result<(String, Held)> {
+    ) -> Result<(Vec<String>, Held)> {
         let draft = tempfile::Builder::new()
             .prefix(".new-")
             .tempdir_in(&self.folder)
             .map_err(|error| cut_failed(root, &error))?;
         let path = draft.path().join("image.jimg");
         let id = self.write(root, parent, boot, &path)?;
-        let held = self.hold(std::slice::from_ref(&id));
+        let _held = self.hold(std::slice::from_ref(&id));
         let to = self.path(&id);
         if !to.exists() {
             fs::rename(&path, &to)
                 .and_then(|()| jiffy_sys::durable::sync_folder_of(&to))
                 .map_err(|error| Error::io("name an image of chunks", &to, &error))?;
         }
-        Ok((id, held))
+        // One that was here before has the same id, whatever its parents are.
+        let chain = self.with_parents(id)?;
+        let held = self.hold(&chain);
+        Ok((chain, held))
+    }
+
+    /// The image with this id and then its parents.
+    fn with_parents(&self, id: String) -> Result<Vec<String>> {
+        let mut chain = vec![id];
+        while let Some(last) = chain.last() {
+            let outline = Outline::read(&self.path(last)).map_err(|error| damaged(&error))?;
+            let Some(parent) = outline.parent else {
+                break;
+            };
+            if chain.len() == MAX_CHAIN {
+                return Err(Error::internal(format!(
+                    "The image of chunks {} has more than {MAX_CHAIN} generations.",
+                    chain[0]
+                )));
+            }
+            chain.push(parent.id.to_string());
+        }
+        Ok(chain)
     }
 
     /// The same into a file of its own, for what is not kept here.
@@ -373,11 +397,19 @@ mod tests {
             .map(|at| blake3::hash(&(at / 32).to_le_bytes()).as_bytes()[at % 32])
             .collect();
         fs::write(&root, &noise).unwrap();
-        let (parent, held) = chunks.make(&root, None, None).unwrap();
-        assert_eq!(chunks.make(&root, None, None).unwrap().0, parent);
+        let (made, held) = chunks.make(&root, None, None).unwrap();
+        assert_eq!(chunks.make(&root, None, None).unwrap().0, made);
+        let parent = made.into_iter().next().unwrap();
         let changed = [&noise[..], &[7; 5000]].concat();
         fs::write(&root, &changed).unwrap();
-        let (child, _) = chunks.make(&root, Some(&parent), None).unwrap();
+        let (made, _) = chunks.make(&root, Some(&parent), None).unwrap();
+        let child = made[0].clone();
+        assert_eq!(made, [child.clone(), parent.clone()]);
+        // It stays a child, whoever makes it again without a parent.
+        let (again, both_held) = chunks.make(&root, None, None).unwrap();
+        assert_eq!(again, made);
+        assert!(made.iter().all(|id| chunks.held().contains(id)));
+        drop(both_held);
         assert!(chunks.stored(&child) * 4 < chunks.stored(&parent));
         let image = ImageReader::open(&chunks.path(&child)).unwrap();
         let mut last = vec![0; CHUNK as usize];

@@ -125,10 +125,7 @@ fn push_snapshot(
             let (record, held) = images.with_chunks(&name)?;
             (record.chunks, held)
         }
-        None => {
-            let (id, held) = images.chunks.make(&saved.root(), None, None)?;
-            (vec![id], held)
-        }
+        None => images.chunks.make(&saved.root(), None, None)?,
     };
     let scratch = &images.pulls.folder;
     let draft = tempfile::Builder::new()
@@ -285,18 +282,13 @@ impl Images {
             Some(parent) if parent != name => Some(self.with_chunks(&parent)?),
             _ => None,
         };
-        let parents = above.iter().flat_map(|(parent, _)| &parent.chunks);
-        let parent = parents.clone().next();
+        let parent = above.iter().find_map(|(parent, _)| parent.chunks.first());
         let parent = parent.filter(|id| !self.chunks.is_partial(id));
         let folder = self.folder_of(name)?;
         let root = folder.join(ROOT);
         let boot = boot::load(&folder, &record.digest);
-        let (id, _made) = self.chunks.make(&root, parent.map(String::as_str), boot)?;
-        record.chunks = vec![id];
-        if parent.is_some() {
-            record.chunks.extend(parents.cloned());
-        }
-        let held = self.chunks.hold(&record.chunks);
+        let (made, held) = self.chunks.make(&root, parent.map(String::as_str), boot)?;
+        record.chunks = made;
         self.keep_chunks(name, &record)?;
         Ok((record, held))
     }

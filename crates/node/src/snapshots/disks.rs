@@ -285,7 +285,7 @@ mod tests {
             blake3::Hasher::new().finalize_xof().fill(&mut noise);
             let image = folder.path().join("image");
             fs::write(&image, &noise).unwrap();
-            let image = vec![chunks.make(&image, None, None).unwrap().0];
+            let image = chunks.make(&image, None, None).unwrap().0;
             Stage {
                 _registry: registry,
                 folder,
