@@ -120,13 +120,7 @@ fn push_snapshot(
 ) -> Result<PullStep> {
     SnapshotArtifact::check(saved)?;
     job.doing("cutting the root file system into chunks");
-    let (chunks, _held) = match images.with_file(&saved.root())? {
-        Some(name) => {
-            let (record, held) = images.with_chunks(&name)?;
-            (record.chunks, held)
-        }
-        None => images.chunks.make(&saved.root(), None, None)?,
-    };
+    let (chunks, _held) = images.chunks_of_root(saved)?;
     let scratch = &images.pulls.folder;
     let draft = tempfile::Builder::new()
         .prefix(".push-")
@@ -291,6 +285,22 @@ impl Images {
         record.chunks = made;
         self.keep_chunks(name, &record)?;
         Ok((record, held))
+    }
+
+    /// The image of chunks of a snapshot's root file system, and its parents, which are
+    /// kept until the hold is dropped: blocking.
+    fn chunks_of_root(&self, saved: &Saved) -> Result<(Vec<String>, Held)> {
+        // Of one that was pulled there are chunks, here or elsewhere, and no file.
+        if let Some(disk) = &saved.manifest.lazy_root {
+            return Ok((disk.chunks.clone(), self.chunks.hold(&disk.chunks)));
+        }
+        match self.with_file(&saved.root())? {
+            Some(name) => {
+                let (record, held) = self.with_chunks(&name)?;
+                Ok((record.chunks, held))
+            }
+            None => self.chunks.make(&saved.root(), None, None),
+        }
     }
 
     /// Notes the chunks that were made of an image with it, unless another has

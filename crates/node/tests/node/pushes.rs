@@ -85,6 +85,40 @@ fn a_pushed_snapshot_has_its_own_root_whatever_others_claim_to_be() {
 }
 
 #[test]
+fn a_pulled_snapshot_is_pushed_once_all_of_its_memory_is_here() {
+    let registry = Registry::start();
+    let maker = Daemon::start();
+    let frames = maker.run(CreateVm {
+        name: Some("box".into()),
+        ..vm(command(&["/bin/sleep", "1000"]))
+    });
+    maker.when("box", VmState::Running);
+    let made = maker.post("/v1/vms/box/snapshots", br#"{"name":"ready"}"#);
+    assert_eq!(made.status, 200);
+    drop(frames);
+    let name = registry.name("ready:1");
+    push(&maker, "ready", &name).unwrap();
+
+    let daemon = Daemon::start();
+    let wanted = serde_json::to_vec(&by_name(&name)).unwrap();
+    let pulled = steps(&daemon.post("/v1/pulls", &wanted)).pop();
+    assert!(matches!(pulled, Some(PullStep::PulledSnapshot { .. })));
+    let to = registry.name("again:1");
+    let refused = push(&daemon, &name, &to).unwrap_err();
+    assert!(refused.message.contains("parts"), "{}", refused.message);
+    // As `optimise` leaves it.
+    let snapshots = fs::read_dir(daemon.data.join("snapshots")).unwrap();
+    let folder = snapshots.last().unwrap().unwrap().path();
+    let whole = maker.data.join("snapshots/ready/ram.image");
+    fs::copy(whole, folder.join("ram.image")).unwrap();
+    fs::remove_file(folder.join(".ram.image.present")).unwrap();
+    push(&daemon, &name, &to).unwrap();
+    for key in ["chunks", "memory"] {
+        assert_eq!(config(&to)[key], config(&name)[key], "{key}");
+    }
+}
+
+#[test]
 fn what_is_elsewhere_is_had_as_it_was_pulled_and_from_whoever_still_has_it() {
     let private = LocalRegistry::start(&RegistryOptions {
         password: true,
