@@ -323,8 +323,11 @@ fn a_client_that_leaves_while_its_vm_is_made_leaves_no_vm() {
         drop(stream);
         daemon.gone("box");
     }
-    let copying = fs::File::options().write(true).open(&image).unwrap();
-    drop(copying);
+    // A copy that comes late waits anew, and what is made of its VM with it.
+    eventually("nothing is made any more", || {
+        let_copies_go_on(&image);
+        fs::read_dir(daemon.data.join("vms")).unwrap().count() == 0
+    });
     daemon.nothing_left();
 }
 
