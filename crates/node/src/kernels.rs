@@ -73,10 +73,16 @@ impl Kernels {
         names::check("kernel", name)?;
         let folder = self.own.join(name);
         let failed = |error: io::Error| Error::io("keep a kernel", &folder, &error);
-        let kept = self.write(&folder, contents, &failed);
-        // Unless it has a kernel.
-        kept.inspect_err(|_| drop(fs::remove_dir(&folder)))?;
+        self.write(&folder, contents, &failed)?;
         self.info(name.to_owned(), &folder.join(FILE))
+    }
+
+    /// Removes folders with nothing in them, which a daemon that ended in the middle
+    /// leaves. [`Kernels::put`] removes none: another call may just put its kernel there.
+    pub fn sweep(&self) {
+        for entry in fs::read_dir(&self.own).into_iter().flatten().flatten() {
+            let _ = fs::remove_dir(entry.path());
+        }
     }
 
     fn write(
@@ -187,5 +193,12 @@ mod tests {
         fs::write(&known, "a kernel").unwrap();
         kernels.put("mine", &b"none"[..]).unwrap_err();
         assert!(known.exists());
+        // Nor does the folder go that another upload has made for the same name.
+        let other = folder.path().join("other");
+        fs::create_dir(&other).unwrap();
+        kernels.put("other", &b"none"[..]).unwrap_err();
+        assert!(other.exists());
+        kernels.sweep();
+        assert!(known.exists() && !other.exists());
     }
 }

@@ -157,6 +157,7 @@ impl Node {
                 let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
             }
         }
+        self.kernels.sweep();
         self.images.sweep();
     }
 
