@@ -80,8 +80,8 @@ impl Chunks {
     }
 
     /// Writes the image of chunks of a file system, and gives its id and those of its
-    /// parents, which are held: blocking. What a boot needs of it, if that is known, lies together and
-    /// is fetched in one go.
+    /// parents, which are held: blocking. What a boot needs of it, if that is known,
+    /// lies together and is fetched in one go.
     pub fn make(
         &self,
         root: &Path,
