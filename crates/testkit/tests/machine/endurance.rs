@@ -70,7 +70,7 @@ fn no_line_is_lost_or_doubled_by_six_captures_and_a_restore() {
             jiffy.ok(&["snapshot", "rm", &format!("at{n}")]);
         }
     }
-    jiffy.ok(&["exec", "worker", "killall", "witness"]);
+    jiffy.kill_witnesses("worker");
     let streamed = stream.wait().expect("it ends");
     let text = String::from_utf8(streamed.stdout).expect("text");
     let (_, last) = checked("what was streamed", &text, Some(1));

@@ -89,7 +89,7 @@ fn three_children_at_once_are_others_and_go_on_by_themselves() {
     }
     assert_eq!(jiffy.inspect("child-2")["origin"]["forked_from"], "parent");
     // Each has its command: stopped, it ends, and no other with it.
-    jiffy.ok(&["exec", "child-1", "killall", "witness"]);
+    jiffy.kill_witnesses("child-1");
     jiffy.ok(&["wait", "child-1"]);
     jiffy.counts_beyond("child-2", counted + 5);
     let sentence = jiffy.refuses(125, &["fork", "nobody"]);

@@ -228,6 +228,14 @@ impl Jiffy {
         self.ok(&["exec", name, "touch", "/tmp/go"]);
     }
 
+    /// Ends the witnesses in a VM whose command is one: it powers off.
+    pub fn kill_witnesses(&self, vm: &str) {
+        let killed = self.run(&["exec", vm, "killall", "witness"]);
+        // What runs in it then is ended, too: 143 if that is still who killed them.
+        let (code, said) = (killed.code(), killed.error_text());
+        assert!([0, 143].contains(&code), "{vm}: {code} {said}");
+    }
+
     /// Gives a VM this host's Python, to be started by [`PYTHON`].
     pub fn give_python(&self, vm: &str) {
         let script = r#"
