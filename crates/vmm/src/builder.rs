@@ -1,6 +1,8 @@
 //! A VM, step by step.
 
 use crate::boot::{self, Images};
+use crate::cpu::tsc::SharedOffset;
+use crate::cpu::{cpuid, tsc};
 use crate::devices::{DeviceArgs, Devices};
 use crate::error::StartError;
 use crate::events::Events;
@@ -12,7 +14,7 @@ use crate::pager::{Attendant, PagedMemory};
 use crate::restore;
 use crate::sandbox::Sandbox;
 use crate::stats::StatsFile;
-use crate::vcpu::{MAX_VCPUS, Vcpu, cpuid, tsc};
+use crate::vcpu::{MAX_VCPUS, Vcpu};
 use crate::vmm::{Parts, Vmm};
 use crate::wiring;
 use crate::workers::{Crew, ThreadStarter};
@@ -68,6 +70,7 @@ impl Builder {
         let (config, events) = (&self.config, &self.events);
 
         let mut ground = events.step(names::KVM_VM_CREATED, || lay(groundwork))?;
+        ground.hypervisor.check_vcpus(config.vcpus)?;
         let vm = ground.vm.clone();
         let ram = events.step(names::MEMORY, || {
             let ram = GuestRam::create(&config.memory)?;
@@ -122,6 +125,7 @@ impl Builder {
         let state = events.step(names::STATE_LOADED, || restore::state(restore, config))?;
 
         let mut ground = events.step(names::KVM_VM_CREATED, || lay(groundwork))?;
+        ground.hypervisor.check_vcpus(config.vcpus)?;
         let vm = ground.vm.clone();
         let ram = events.step(names::MEMORY_ATTACHED, || {
             let ram = restore::memory(restore, config)?;
@@ -146,11 +150,12 @@ impl Builder {
             Ok::<_, StartError>(Arc::new(ram))
         })?;
         let vcpus = events.step(names::VCPUS, || {
+            let mut tsc = SharedOffset::default();
             (0..)
                 .zip(&state.vcpus)
                 .map(|(index, state)| {
                     let vcpu = ground.vcpu(index)?;
-                    vcpu.restore(state)?;
+                    vcpu.restore(state, &mut tsc)?;
                     Ok(vcpu)
                 })
                 .collect::<Result<Vec<_>, HypervisorError>>()
@@ -337,7 +342,8 @@ fn lay(groundwork: Option<Groundwork>) -> Result<Groundwork, HypervisorError> {
 fn create_vcpus(config: &VmmConfig, ground: &mut Groundwork) -> Result<Vec<Vcpu>, HypervisorError> {
     let hypervisor = &ground.hypervisor;
     let supported = hypervisor.supported_cpuid()?;
-    let mut cpuid = cpuid::for_vm(&supported, config.vcpus, hypervisor.has_tsc_deadline());
+    let host = cpuid::Host::read(hypervisor.has_tsc_deadline());
+    let mut cpuid = cpuid::for_vm(&supported, config.vcpus, host);
     (0..config.vcpus)
         .map(|index| {
             let vcpu = ground.vcpu(index)?;

@@ -9,6 +9,43 @@ use thiserror::Error;
 /// The KVM API every Linux since 2.6.22 has.
 const API_VERSION: i32 = 12;
 
+/// OSXSAVE's neighbour in ECX of leaf 1: the processor has XSAVE.
+const ECX_XSAVE: u32 = 1 << 26;
+
+/// What is needed of KVM, now or at the first capture.
+const NEEDED: [(Cap, &str); 14] = [
+    (Cap::UserMemory, "user memory"),
+    (Cap::Irqchip, "interrupt controllers"),
+    (Cap::SetTssAddr, "a place for its task state segment"),
+    (Cap::ExtCpuid, "CPUID as user space sets it"),
+    (Cap::Irqfd, "irqfd"),
+    (Cap::Ioeventfd, "ioeventfd"),
+    (Cap::ImmediateExit, "immediate exit"),
+    (Cap::PitState2, "the timer chip's state"),
+    (Cap::AdjustClock, "kvm-clock's adjustment"),
+    (Cap::MpState, "vCPUs' activity"),
+    (Cap::VcpuEvents, "vCPUs' pending events"),
+    (Cap::Debugregs, "debug registers"),
+    (Cap::Xsave, "XSAVE state"),
+    (Cap::GetTscKhz, "the TSC's frequency"),
+];
+
+/// Names all that is missing. KVM has extended control registers where the
+/// processor has XSAVE.
+fn check(xsave: bool, has: impl Fn(Cap) -> bool) -> Result<(), HypervisorError> {
+    let xcrs = xsave.then_some((Cap::Xcrs, "extended control registers"));
+    let missing: Vec<&str> = NEEDED
+        .into_iter()
+        .chain(xcrs)
+        .filter(|(capability, _)| !has(*capability))
+        .map(|(_, name)| name)
+        .collect();
+    match missing.is_empty() {
+        true => Ok(()),
+        false => Err(HypervisorError::Capability(missing.join(", "))),
+    }
+}
+
 /// KVM can't be used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -19,9 +56,29 @@ pub enum HypervisorError {
     /// Not the API of Linux's KVM.
     #[error("/dev/kvm speaks API version {0}; 12 is needed")]
     Version(i32),
-    /// A capability every KVM of the last ten years has.
+    /// What every KVM of the last ten years has.
     #[error("this host's KVM lacks {0}")]
-    Capability(&'static str),
+    Capability(String),
+    /// More vCPUs than it takes.
+    #[error("this host's KVM gives a VM at most {most} vCPUs, not {wanted}")]
+    Vcpus {
+        /// Asked for.
+        wanted: u8,
+        /// `KVM_CAP_MAX_VCPUS`.
+        most: usize,
+    },
+    /// A register of a saved guest.
+    #[error(
+        "this host's KVM does not take {value:#x} for the saved guest's {name} (MSR {index:#x})"
+    )]
+    Msr {
+        /// Which.
+        index: u32,
+        /// Its name.
+        name: &'static str,
+        /// What was saved.
+        value: u64,
+    },
     /// A system call failed.
     #[error("KVM failed to {what}")]
     Call {
@@ -64,7 +121,21 @@ impl Hypervisor {
         if version != API_VERSION {
             return Err(HypervisorError::Version(version));
         }
+        let xsave = std::arch::x86_64::__cpuid(1).ecx & ECX_XSAVE != 0;
+        check(xsave, |capability| kvm.check_extension(capability))?;
         Ok(Hypervisor { kvm })
+    }
+
+    /// Whether a VM may have so many vCPUs.
+    pub fn check_vcpus(&self, wanted: u8) -> Result<(), HypervisorError> {
+        // Every VM has one.
+        if wanted > 1 {
+            let most = self.kvm.get_max_vcpus();
+            if usize::from(wanted) > most {
+                return Err(HypervisorError::Vcpus { wanted, most });
+            }
+        }
+        Ok(())
     }
 
     /// A VM without interrupt controllers.
@@ -79,16 +150,6 @@ impl Hypervisor {
     /// guest asks for one.
     pub fn create_vm(&self) -> Result<VmFd, HypervisorError> {
         let vm = self.create_bare_vm()?;
-        for (cap, name) in [
-            (Cap::UserMemory, "user memory"),
-            (Cap::ImmediateExit, "immediate exit"),
-            (Cap::Ioeventfd, "ioeventfd"),
-            (Cap::Irqfd, "irqfd"),
-        ] {
-            if !vm.check_extension(cap) {
-                return Err(HypervisorError::Capability(name));
-            }
-        }
         vm.create_irq_chip()
             .map_err(failed_to("create interrupt controllers"))?;
         Ok(vm)
@@ -106,12 +167,28 @@ impl Hypervisor {
         self.kvm.check_extension(Cap::TscDeadlineTimer)
     }
 
-    /// MSRs that a snapshot must keep.
-    pub fn msrs_to_save(&self) -> Result<Vec<u32>, HypervisorError> {
+    /// MSRs that KVM lists as a guest's state: most that a snapshot keeps, and more.
+    pub fn listed_msrs(&self) -> Result<Vec<u32>, HypervisorError> {
         let list = self
             .kvm
             .get_msr_index_list()
             .map_err(failed_to("list MSRs"))?;
         Ok(list.as_slice().to_vec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_kvm_lacks_is_named_in_one_sentence() {
+        check(true, |_| true).unwrap();
+        check(false, |capability| capability != Cap::Xcrs).unwrap();
+        let lacks = |capability| ![Cap::Xcrs, Cap::VcpuEvents].contains(&capability);
+        assert_eq!(
+            check(true, lacks).unwrap_err().to_string(),
+            "this host's KVM lacks vCPUs' pending events, extended control registers"
+        );
     }
 }

@@ -7,6 +7,7 @@
 //! * [`hypervisor`]: the KVM device.
 //! * [`memory`]: guest RAM; [`layout`]: where things lie in it.
 //! * [`pager`]: RAM that a pager serves; [`disk_chunks`]: disks that one fills.
+//! * [`cpu`]: what a guest's processor is.
 //! * [`vcpu`]: vCPUs and their threads; [`irq`]: interrupt controllers.
 //! * [`devices`]: the devices; `wiring`: on the buses, and connected with KVM.
 //! * [`read_notes`]: what a guest reads of a disk.
@@ -25,6 +26,7 @@ pub mod builder;
 pub mod capture;
 pub mod config;
 pub mod control;
+pub mod cpu;
 pub mod devices;
 pub mod disk_chunks;
 pub mod error;

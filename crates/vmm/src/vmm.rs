@@ -295,13 +295,13 @@ impl Vmm {
             return Err(SaveError::Running);
         }
         self.wait_parked();
-        let msrs: Arc<[u32]> = self.hypervisor.msrs_to_save()?.into();
+        let listed: Arc<[u32]> = self.hypervisor.listed_msrs()?.into();
         let mut vcpus = Vec::with_capacity(self.vcpus.len());
         for (index, vcpu) in self.vcpus.iter().enumerate() {
             let (reply, answer) = sync_channel::<Result<VcpuState, HypervisorError>>(1);
-            let msrs = msrs.clone();
+            let listed = listed.clone();
             vcpu.send(move |vcpu| {
-                let _ = reply.send(vcpu.save(&msrs));
+                let _ = reply.send(vcpu.save(&listed));
             });
             vcpus.push(answer.recv().map_err(|_| SaveError::VcpuGone(index))??);
         }

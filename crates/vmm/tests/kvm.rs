@@ -343,6 +343,45 @@ fn a_vm_saved_in_the_format_before_goes_on() {
 
 #[test]
 #[ignore = "needs a real KVM"]
+fn a_state_with_registers_that_are_kept_no_more_goes_on() {
+    const IA32_PERF_CAPABILITIES: u32 = 0x345;
+    const IA32_MTRR_DEF_TYPE: u32 = 0x2ff;
+    const ECX_PDCM: u32 = 1 << 15;
+    let mut case = Case::new("quiet count");
+    let mut vmm = case.start();
+    counted_beyond(&mut vmm, 1000);
+    let capture = vmm.capture(false).unwrap();
+    let count = counter(&vmm);
+    drop(vmm);
+    let mut state = VmState::decode(&contents(&capture.state)).unwrap();
+    let vcpu = &mut state.vcpus[0];
+    let of = |index| vcpu.msrs.iter().find(|msr| msr.index == index);
+    assert!(of(IA32_PERF_CAPABILITIES).is_none());
+    // What firmware leaves on a PC.
+    assert_eq!(of(IA32_MTRR_DEF_TYPE).unwrap().data, 0xc06);
+    let leaf_1 = vcpu.cpuid.iter().find(|leaf| leaf.function == 1).unwrap();
+    assert_eq!(leaf_1.ecx & ECX_PDCM, 0);
+
+    // As KVM with performance counters lists it, and refuses it.
+    let mut refused = vcpu.msrs[0];
+    (refused.index, refused.data) = (IA32_PERF_CAPABILITIES, 0x2000);
+    vcpu.msrs.insert(0, refused);
+    let file = case.path("state");
+    std::fs::write(&file, state.encode()).unwrap();
+    let mut restore = from(&capture);
+    restore.state = Source::Path(file);
+    case.config.restore = Some(restore);
+    let mut vmm = case.start();
+    counted_beyond(&mut vmm, count);
+    let again = vmm.capture(false).unwrap();
+    let again = VmState::decode(&contents(&again.state)).unwrap();
+    let mut msrs = again.vcpus[0].msrs.iter();
+    let types = msrs.find(|msr| msr.index == IA32_MTRR_DEF_TYPE);
+    assert_eq!(types.unwrap().data, 0xc06);
+}
+
+#[test]
+#[ignore = "needs a real KVM"]
 fn a_vm_that_is_held_begins_with_the_configuration_it_finds_then() {
     let mut case = Case::new("quiet count");
     with_every_device(&mut case);
@@ -623,6 +662,19 @@ fn ask(path: &Path, request: ControlRequest) -> ControlResponse {
     serde_json::from_str(&answer).unwrap()
 }
 
+/// Asks a VM to stop when it goes, and takes any answer.
+struct StopOnDrop<'a>(&'a Path);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        let stopped = UnixStream::connect(self.0).and_then(|mut stream| {
+            stream.write_all(b"\"stop\"\n")?;
+            stream.read_to_end(&mut Vec::new())
+        });
+        drop(stopped);
+    }
+}
+
 #[test]
 #[ignore = "needs a real KVM"]
 fn the_control_socket_pauses_resumes_and_stops() {
@@ -632,6 +684,8 @@ fn the_control_socket_pauses_resumes_and_stops() {
     let mut vmm = case.start();
     let mut control = Some(ControlSocket::listen(&path).unwrap());
     let client = std::thread::spawn(move || {
+        // However the client ends, the VM is not waited for any longer.
+        let _stop = StopOnDrop(&path);
         let paused = |path: &Path| match ask(path, ControlRequest::Status) {
             ControlResponse::Status { id, paused, .. } => {
                 assert_eq!(id, "test");
@@ -645,10 +699,12 @@ fn the_control_socket_pauses_resumes_and_stops() {
         assert!(paused(&path));
         assert_eq!(ask(&path, ControlRequest::Resume), ControlResponse::Ok);
         assert!(!paused(&path));
-        assert!(matches!(
-            ask(&path, ControlRequest::Stats),
-            ControlResponse::Stats(stats) if stats["exits"] > 0
-        ));
+        wait_for("the guest to have left once", || {
+            match ask(&path, ControlRequest::Stats) {
+                ControlResponse::Stats(stats) => (stats["exits"] > 0).then_some(()),
+                other => panic!("{other:?}"),
+            }
+        });
         assert_eq!(ask(&path, ControlRequest::Stop), ControlResponse::Ok);
     });
     let ending = watch(
@@ -658,6 +714,8 @@ fn the_control_socket_pauses_resumes_and_stops() {
         &mut control,
         None,
     );
+    // What the client asks from now on is not answered any more.
+    drop(control);
     client.join().unwrap();
     assert_eq!(ending.reason, ExitReason::Stopped);
 }

@@ -111,7 +111,7 @@ pub(super) struct ProbeGuest {
 impl ProbeGuest {
     pub(super) fn create(hypervisor: &Hypervisor) -> Result<ProbeGuest, HypervisorError> {
         let memory = GuestMemory::from_ranges(&[(GuestAddress(0), SIZE)])
-            .map_err(|_| HypervisorError::Capability("64 KiB of memory"))?;
+            .map_err(|_| HypervisorError::Capability("64 KiB of memory".into()))?;
         let syscall = write_program(&memory);
         let vm = hypervisor.create_bare_vm()?;
         let region = memory.iter().next().expect("one range was made");

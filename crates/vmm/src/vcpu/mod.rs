@@ -1,29 +1,25 @@
 //! vCPUs.
 //!
-//! * [`cpuid`]: what CPUID shows each of them.
 //! * [`entry`]: registers at a kernel's entry point.
 //! * [`exit`]: what makes a vCPU leave the guest, answered.
 //! * [`state`]: everything a snapshot keeps of one.
 //! * [`thread`]: the thread that runs one, and its pause and resume.
-//! * [`tsc`]: its time stamp counter, put where it was.
 
-pub mod cpuid;
 pub mod entry;
 pub mod exit;
 pub mod state;
 pub mod thread;
-pub mod tsc;
 
 use crate::boot::Entry;
+use crate::cpu::{cpuid, msrs, mtrr, tcg};
 use crate::hypervisor::{HypervisorError, failed_to};
 use crate::stats::StatsFile;
-use kvm_bindings::{CpuId, Msrs, kvm_msr_entry, kvm_xcrs};
+use kvm_bindings::CpuId;
 use kvm_ioctls::{VcpuFd, VmFd};
 pub use state::VcpuState;
 use std::os::fd::AsRawFd;
 
 /// Intel SDM volume 4, IA32_MISC_ENABLE.
-const MSR_IA32_MISC_ENABLE: u32 = 0x1a0;
 const FAST_STRINGS: u64 = 1;
 const NO_BRANCH_TRACE: u64 = 1 << 11;
 const NO_PRECISE_SAMPLING: u64 = 1 << 12;
@@ -70,46 +66,22 @@ impl Vcpu {
         self.fd
             .set_cpuid2(cpuid)
             .map_err(failed_to("set a vCPU's CPUID"))?;
-        if cpuid::host_is_tcg() {
-            self.enable_all_states(cpuid)?;
-        }
+        tcg::enable_all_states(&self.fd, cpuid)?;
+        self.set_firmware_msrs(cpuid)
+    }
+
+    /// A firmware's work: memory types, and on Intel's processors fast strings,
+    /// without which Linux does not use `rep movsb` for its copies.
+    fn set_firmware_msrs(&self, cpuid: &CpuId) -> Result<(), HypervisorError> {
+        let mut all = Vec::with_capacity(16);
         if cpuid::is_intel(cpuid) {
-            self.enable_fast_strings()?;
+            let features = FAST_STRINGS | NO_BRANCH_TRACE | NO_PRECISE_SAMPLING;
+            all.push(msrs::entry(msrs::MISC_ENABLE, features));
         }
-        Ok(())
-    }
-
-    /// QEMU's TCG does not tell the KVM inside it when a guest sets XCR0, so
-    /// KVM would put its own value back at every entry, and the guest would
-    /// lose vector registers. With all states on from the start both agree.
-    fn enable_all_states(&self, cpuid: &CpuId) -> Result<(), HypervisorError> {
-        let supported = cpuid::supported_states(cpuid);
-        if supported == 0 {
-            return Ok(());
+        if cpuid::has_mtrrs(cpuid) {
+            all.extend(mtrr::at_boot(cpuid::physical_address_bits(cpuid)));
         }
-        let mut xcrs = kvm_xcrs {
-            nr_xcrs: 1,
-            ..Default::default()
-        };
-        xcrs.xcrs[0].value = supported;
-        self.fd
-            .set_xcrs(&xcrs)
-            .map_err(failed_to("set a vCPU's extended control registers"))
-    }
-
-    /// Firmware's work on Intel's processors: without it Linux does not use
-    /// `rep movsb` for its copies.
-    fn enable_fast_strings(&self) -> Result<(), HypervisorError> {
-        let msr = kvm_msr_entry {
-            index: MSR_IA32_MISC_ENABLE,
-            data: FAST_STRINGS | NO_BRANCH_TRACE | NO_PRECISE_SAMPLING,
-            ..Default::default()
-        };
-        let msrs = Msrs::from_entries(&[msr]).expect("one MSR");
-        self.fd
-            .set_msrs(&msrs)
-            .map(drop)
-            .map_err(failed_to("set a vCPU's MSRs"))
+        msrs::set_at_boot(&self.fd, &all)
     }
 
     /// Puts the first vCPU at a kernel's entry point. The others wait for the

@@ -1,0 +1,13 @@
+//! What a guest's processor is.
+//!
+//! * [`cpuid`]: what CPUID shows each vCPU.
+//! * [`msrs`]: the MSRs that a snapshot keeps, and their order; [`mtrr`]: memory
+//!   types as firmware leaves them.
+//! * [`tsc`]: the time stamp counter, put where it was.
+//! * [`tcg`]: what differs where QEMU's TCG is the processor.
+
+pub mod cpuid;
+pub mod msrs;
+pub mod mtrr;
+pub mod tcg;
+pub mod tsc;

@@ -1,0 +1,109 @@
+//! A vCPU's time stamp counter.
+//!
+//! KVM takes what is written to the register for an attempt to synchronise it
+//! with what it would be anyway, if that is less than a second away. What was
+//! saved soon after a boot would be lost so, and vCPUs that are restored more than
+//! a second apart (a page that a pager brings may come between them) would count
+//! differently for ever. So the first vCPU's counter is set by its offset to the
+//! host's, which is taken as it is, and all others get the same offset.
+
+use super::msrs;
+use crate::hypervisor::{HypervisorError, failed_to};
+use kvm_bindings::{
+    KVM_CAP_VCPU_ATTRIBUTES, KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr,
+};
+use kvm_ioctls::{VcpuFd, VmFd};
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// `_IOW(KVMIO, 0xe1, struct kvm_device_attr)` (Linux,
+/// `Documentation/virt/kvm/api.rst`).
+const KVM_SET_DEVICE_ATTR: libc::Ioctl = device_attr_ioctl(0xe1);
+/// `_IOW(KVMIO, 0xe2, struct kvm_device_attr)`.
+const KVM_GET_DEVICE_ATTR: libc::Ioctl = device_attr_ioctl(0xe2);
+
+const fn device_attr_ioctl(number: libc::Ioctl) -> libc::Ioctl {
+    1 << 30 | (size_of::<kvm_device_attr>() as libc::Ioctl) << 16 | 0xae << 8 | number
+}
+
+/// Whether a VM's vCPUs let their offset be set: from Linux 5.16 on.
+pub fn has_offset(vm: &VmFd) -> bool {
+    vm.check_extension_raw(KVM_CAP_VCPU_ATTRIBUTES.into()) > 0
+}
+
+/// The offset to the host's counter that all vCPUs of a VM have: none before the
+/// first was set, or where KVM can't set it.
+#[derive(Debug, Default)]
+pub struct SharedOffset(Option<u64>);
+
+impl SharedOffset {
+    /// Sets a vCPU's counter: of the first so that it reads `value` now, of the
+    /// others by the first's offset. Their frequency is set already. False if KVM
+    /// does not let the offset be set.
+    pub fn apply(&mut self, vcpu: &VcpuFd, value: u64) -> Result<bool, HypervisorError> {
+        let mut offset = match self.0 {
+            Some(offset) => offset,
+            None => {
+                let mut offset = 0;
+                if device_attr(vcpu, KVM_GET_DEVICE_ATTR, &mut offset).is_err() {
+                    return Ok(false);
+                }
+                let read = msrs::read(vcpu, &[msrs::TSC])?;
+                let Some(reads) = read.first().map(|msr| msr.data) else {
+                    return Ok(false);
+                };
+                // Not the host's counter and its frequency: KVM may scale it.
+                offset.wrapping_add(value).wrapping_sub(reads)
+            }
+        };
+        device_attr(vcpu, KVM_SET_DEVICE_ATTR, &mut offset)
+            .map_err(|error| failed_to("set a vCPU's time stamp counter")(error.into()))?;
+        self.0 = Some(offset);
+        Ok(true)
+    }
+}
+
+#[allow(unsafe_code)] // ioctls that kvm-ioctls has for another processor only.
+fn device_attr(vcpu: &VcpuFd, request: libc::Ioctl, offset: &mut u64) -> io::Result<()> {
+    let attr = kvm_device_attr {
+        group: KVM_VCPU_TSC_CTRL,
+        attr: KVM_VCPU_TSC_OFFSET.into(),
+        addr: (&raw mut *offset) as u64,
+        flags: 0,
+    };
+    // SAFETY: the structure is the one both ioctls read, and the address in it is
+    // that of the eight bytes which this attribute has.
+    match unsafe { libc::ioctl(vcpu.as_raw_fd(), request, &raw const attr) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hypervisor::Hypervisor;
+
+    #[test]
+    #[ignore = "needs a real KVM"]
+    fn all_vcpus_get_the_offset_of_the_first_however_far_apart_they_were_read() {
+        let hypervisor = Hypervisor::open().unwrap();
+        // In the guest's first second, and later; read at once, and seconds apart.
+        for saved in [1_000_000, 60_000_000_000] {
+            for apart in [100_000, 60_000_000_000] {
+                let vm = hypervisor.create_vm().unwrap();
+                let mut shared = SharedOffset::default();
+                let offsets = [0, 1].map(|number| {
+                    let vcpu = vm.create_vcpu(number).unwrap();
+                    assert!(shared.apply(&vcpu, saved + apart * number).unwrap());
+                    let mut offset = 0;
+                    device_attr(&vcpu, KVM_GET_DEVICE_ATTR, &mut offset).unwrap();
+                    let reads = msrs::read(&vcpu, &[msrs::TSC]).unwrap()[0].data;
+                    assert!(reads >= saved, "{reads} after {saved}");
+                    offset
+                });
+                assert_eq!(offsets[0], offsets[1]);
+            }
+        }
+    }
+}
