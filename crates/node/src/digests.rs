@@ -1,7 +1,6 @@
 //! BLAKE3 digests of files, each computed once for as long as it is the same
 //! file by its inode, size and times.
 
-use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -10,14 +9,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What changes whenever a file's contents do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stamp {
-    device: u64,
-    inode: u64,
-    size: u64,
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
+    pub(crate) size: u64,
     /// Seconds and nanoseconds of the last change of contents, and of the
     /// last change of anything.
-    times: [i64; 4],
+    pub(crate) times: [i64; 4],
 }
 
 impl Stamp {
@@ -38,7 +37,7 @@ impl Stamp {
 }
 
 /// A digest somebody wrote down, and of which file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Known {
     /// The file.
     pub path: PathBuf,

@@ -49,6 +49,22 @@ pub enum LoadError {
     Checksum,
 }
 
+impl LoadError {
+    /// Was it written by a newer release? Then nothing is wrong with it, and
+    /// that release will want it back.
+    pub fn is_newer(&self) -> bool {
+        matches!(self, LoadError::OtherVersion { found, expected } if found > expected)
+    }
+
+    /// One sentence, without its full stop, with its cause.
+    pub fn sentence(&self) -> String {
+        match std::error::Error::source(self) {
+            Some(source) => format!("{self}: {source}"),
+            None => self.to_string(),
+        }
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 struct Envelope<'a> {
     format: &'a str,
@@ -92,14 +108,18 @@ pub fn load<T: DeserializeOwned>(
     format: &'static str,
     version: u32,
 ) -> Result<T, LoadError> {
-    load_any(path, format, &[version])
+    load_with(path, format, version, |found, content| {
+        (found == version).then(|| serde_json::from_str(content))
+    })
 }
 
-/// As [`load`], of any of these versions, the newest last.
-pub fn load_any<T: DeserializeOwned>(
+/// As [`load`], of several versions up to `newest`: `parse` gets the version and
+/// the content, and gives nothing for a version that it does not know.
+pub fn load_with<T>(
     path: &Path,
     format: &'static str,
-    versions: &[u32],
+    newest: u32,
+    parse: impl FnOnce(u32, &str) -> Option<serde_json::Result<T>>,
 ) -> Result<T, LoadError> {
     let bytes = fs::read(path).map_err(LoadError::Io)?;
     if bytes.is_empty() {
@@ -112,17 +132,30 @@ pub fn load_any<T: DeserializeOwned>(
             expected: format,
         });
     }
-    if !versions.contains(&envelope.version) {
-        return Err(LoadError::OtherVersion {
-            found: envelope.version,
-            expected: versions.last().copied().unwrap_or_default(),
-        });
-    }
     let content = envelope.content.get();
-    if u32::from_str_radix(envelope.crc32c, 16) != Ok(crc32c::crc32c(content.as_bytes())) {
-        return Err(LoadError::Checksum);
+    let sum = u32::from_str_radix(envelope.crc32c, 16);
+    let whole = sum == Ok(crc32c::crc32c(content.as_bytes()));
+    let known = match whole {
+        true => parse(envelope.version, content),
+        // Damaged or not, another version is another version.
+        false if envelope.version > newest => None,
+        false => return Err(LoadError::Checksum),
+    };
+    match known {
+        Some(parsed) => parsed.map_err(LoadError::Malformed),
+        None => Err(LoadError::OtherVersion {
+            found: envelope.version,
+            expected: newest,
+        }),
     }
-    serde_json::from_str(content).map_err(LoadError::Malformed)
+}
+
+/// A few fields of a file's content, whatever its version, if they are there.
+pub fn peek<T: DeserializeOwned>(path: &Path, format: &'static str) -> Option<T> {
+    let bytes = fs::read(path).ok()?;
+    let envelope: Envelope<'_> = serde_json::from_slice(&bytes).ok()?;
+    (envelope.format == format).then_some(())?;
+    serde_json::from_str(envelope.content.get()).ok()
 }
 
 #[cfg(test)]
@@ -141,7 +174,8 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         let read = |format, version| load::<Vec<i32>>(&path, format, version).unwrap_err();
         assert!(matches!(read("other", 1), LoadError::OtherFormat { .. }));
-        assert!(matches!(read("thing", 2), LoadError::OtherVersion { .. }));
+        assert!(!read("thing", 2).is_newer());
+        assert!(read("thing", 0).is_newer());
         let good = fs::read_to_string(&path).unwrap();
         fs::write(&path, good.replace("[1,2,3]", "[1,2,4]")).unwrap();
         assert!(matches!(read("thing", 1), LoadError::Checksum));

@@ -35,6 +35,7 @@ pub mod options;
 mod pager;
 mod paths;
 mod proxy;
+mod records;
 mod registry;
 mod roots;
 mod snapshots;

@@ -20,6 +20,7 @@ pub mod standby;
 use crate::clock::monotonic_ns;
 use crate::digests::Digests;
 use crate::node::Node;
+use crate::snapshots::manifest::Manifest;
 use crate::snapshots::remove_whole;
 use crate::snapshots::saved::Saved;
 use crate::vm::VmHandle;
@@ -93,17 +94,26 @@ impl Goldens {
             if key.starts_with('.') {
                 continue;
             }
-            match Saved::open(entry.path()) {
-                // The daemon that made it was stopped before it was tried.
-                Ok(saved) if !saved.was_tried() => {
-                    self.discard(&entry.path(), "it was never tried");
+            let folder = entry.path();
+            let saved = match Manifest::load(&folder) {
+                Ok(manifest) => Saved::new(folder, manifest),
+                Err(error) if error.is_newer() => {
+                    info!(key, %error, "a golden snapshot of a newer release is left alone");
+                    continue;
                 }
-                Ok(saved) if cpu::missing(&saved.manifest.cpu_features).is_empty() => {
-                    digests.remember(&saved.manifest.files);
-                    self.lock().by_key.insert(key, Arc::new(saved));
+                Err(error) => {
+                    self.discard(&folder, &error.sentence());
+                    continue;
                 }
-                Ok(_) => self.discard(&entry.path(), "this host has other processors"),
-                Err(why) => self.discard(&entry.path(), &why),
+            };
+            // The daemon that made it was stopped before it was tried.
+            if !saved.was_tried() {
+                self.discard(&saved.folder, "it was never tried");
+            } else if !cpu::missing(&saved.manifest.cpu_features).is_empty() {
+                self.discard(&saved.folder, "this host has other processors");
+            } else {
+                digests.remember(&saved.manifest.files);
+                self.lock().by_key.insert(key, Arc::new(saved));
             }
         }
     }

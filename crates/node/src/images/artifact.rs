@@ -5,10 +5,11 @@ use super::chunks::{Chunks, parse_id};
 use super::config;
 use super::record::ImageRecord;
 use crate::error::{Error, Result};
+use crate::records;
 use jiffy_registry::artifact::{Config, FileToPush};
 use jiffy_registry::{RemoteArtifact, RemoteFile};
 use jiffy_wire::api::ImageConfig;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// The media type of the configuration blob.
 pub const CONFIG_TYPE: &str = "application/vnd.jiffy.image.config.v1+json";
@@ -26,7 +27,7 @@ pub const MAX_SIZE: u64 = 256 << 30;
 pub const MAX_TAIL: u64 = 1 << 30;
 
 /// The configuration blob.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageArtifact {
     /// `linux`.
     pub os: String,
@@ -41,10 +42,8 @@ pub struct ImageArtifact {
     /// Unix time.
     pub created: u64,
     /// The file system is ext4, not EROFS.
-    #[serde(default)]
     pub ext4: bool,
     /// What its commands are started with.
-    #[serde(default)]
     pub config: ImageConfig,
     /// Ids of the image of chunks and then of its parents. Each is the file
     /// `ID.jimg` of the artifact.
@@ -69,11 +68,13 @@ impl ImageArtifact {
 
     /// Reads and checks what a registry gave.
     pub fn read(bytes: &[u8]) -> Result<ImageArtifact> {
-        let read: ImageArtifact = serde_json::from_slice(bytes).map_err(|error| {
-            Error::invalid(format!(
-                "The artifact's configuration is no image's: {error}."
-            ))
-        })?;
+        let read: records::artifact::ImageArtifact =
+            serde_json::from_slice(bytes).map_err(|error| {
+                Error::invalid(format!(
+                    "The artifact's configuration is no image's: {error}."
+                ))
+            })?;
+        let read = ImageArtifact::from(read);
         read.check()?;
         Ok(read)
     }
@@ -109,7 +110,7 @@ impl ImageArtifact {
     pub fn blob(&self) -> Result<Config> {
         Ok(Config {
             media_type: CONFIG_TYPE.to_owned(),
-            bytes: json(self)?,
+            bytes: json(&records::artifact::ImageArtifact::from(self.clone()))?,
         })
     }
 }

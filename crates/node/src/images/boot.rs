@@ -5,22 +5,21 @@
 
 use super::Images;
 use super::chunks::CHUNK;
-use crate::durable;
 use crate::error::{Error, Result};
+use crate::records;
 use jiffy_wire::vmm::ReadUnits;
-use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-const FORMAT: &str = "jiffy-boot-set";
-const VERSION: u32 = 1;
 /// Most chunks taken, 256 MiB: a VMM notes no more.
 const MOST: usize = 16 << 10;
 
-#[derive(Serialize, Deserialize)]
-struct BootSet {
+/// What was read, and of what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BootSet {
     /// Of the file system that was read.
-    digest: String,
-    reads: ReadUnits,
+    pub digest: String,
+    /// What was read of it, in order.
+    pub reads: ReadUnits,
 }
 
 /// Where it is in an image's folder.
@@ -31,7 +30,7 @@ fn file(folder: &Path) -> PathBuf {
 /// The chunks, in the order in which they were read; none if they are not
 /// known of this file system.
 pub fn load(folder: &Path, digest: &str) -> Option<Vec<u32>> {
-    let known: BootSet = durable::load(&file(folder), FORMAT, VERSION).ok()?;
+    let known = records::boot_set::load(&file(folder)).ok()?;
     let fits = known.digest == digest && known.reads.unit == CHUNK;
     let rows = known.reads.rows.into_iter().filter(|_| fits);
     let chunks: Vec<u32> = rows
@@ -54,7 +53,7 @@ impl Images {
             digest: digest.to_owned(),
             reads: reads.clone(),
         };
-        durable::save(&path, FORMAT, VERSION, &known, false)
+        records::boot_set::save(&path, known)
             .map_err(|error| Error::io("keep what a boot needs", &path, &error))
     }
 }
@@ -72,7 +71,7 @@ mod tests {
                 digest: "d".into(),
                 reads: ReadUnits { unit, rows },
             };
-            durable::save(&file(folder.path()), FORMAT, VERSION, &set, false).unwrap();
+            records::boot_set::save(&file(folder.path()), set).unwrap();
         };
         save(CHUNK, vec![(7, 2), (0, 1)]);
         assert_eq!(load(folder.path(), "d").unwrap(), [7, 8, 0]);

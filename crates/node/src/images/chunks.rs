@@ -7,8 +7,8 @@
 //! other nodes can be told to look into first.
 
 use super::artifact::MAX_CHAIN;
-use crate::durable;
 use crate::error::{Error, Result, is_full};
+use crate::records;
 use jiffy_store::partial::is_partial;
 use jiffy_store::reader::Outline;
 use jiffy_store::{Codec, ImageId, ImageReader, ParentRef, WriteError, WriteOptions, write_image};
@@ -26,8 +26,6 @@ pub const CHUNK: u32 = 16 << 10;
 const LEVEL: i32 = 3;
 /// How the name of an image of chunks ends.
 const SUFFIX: &str = ".jimg";
-const FORMAT: &str = "jiffy-origins";
-const VERSION: u32 = 1;
 /// Registries that are remembered of an image; each may cost a guest a wait.
 const MAX_ORIGINS: usize = 4;
 
@@ -70,7 +68,7 @@ impl Chunks {
 
     /// Where what is missing of it can be had.
     pub fn origins(&self, id: &str) -> Vec<Origin> {
-        durable::load(&self.origins_file(id), FORMAT, VERSION).unwrap_or_default()
+        records::origins::load(&self.origins_file(id)).unwrap_or_default()
     }
 
     /// Bytes of it that are here.
@@ -189,7 +187,7 @@ impl Chunks {
 
     fn save_origins(&self, id: &str, origins: &[Origin]) -> Result<()> {
         let path = self.origins_file(id);
-        durable::save(&path, FORMAT, VERSION, &origins, true)
+        records::origins::save(&path, origins)
             .map_err(|error| Error::io("write where an image's bytes are", &path, &error))
     }
 

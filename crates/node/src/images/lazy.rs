@@ -11,7 +11,6 @@ use jiffy_store::bounded::Cached;
 use jiffy_wire::disk::{CONTENTS, PRESENT};
 use jiffy_wire::pager::{OpenDisk, Origin, PagerRequest};
 use jiffy_wire::vmm::Residency;
-use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -19,13 +18,12 @@ use std::path::{Path, PathBuf};
 const NAME_DIGITS: usize = 16;
 
 /// What a VM's disk is that is filled on demand.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LazyDisk {
     /// The image of chunks, and then its parents, by their ids.
     pub chunks: Vec<String>,
     /// What is on it is ext4, not EROFS: it can't be looked at before it is
     /// there.
-    #[serde(default)]
     pub ext4: bool,
 }
 

@@ -42,7 +42,7 @@ mod push;
 pub mod record;
 mod writable;
 
-use crate::durable;
+use crate::durable::LoadError;
 use crate::error::{Error, Result};
 use crate::paths::Paths;
 use crate::snapshots::manifest::Manifest;
@@ -296,10 +296,18 @@ impl Images {
             }
         }
         for entry in fs::read_dir(&self.vms).into_iter().flatten().flatten() {
-            // One whose record can't be read does not run any more.
-            let record = VmRecord::load(&entry.path()).ok();
-            let active = record.filter(|record| is_active(record.state));
-            let root = active.and_then(|it| it.root);
+            if entry.file_name().to_string_lossy().starts_with('.') {
+                continue;
+            }
+            let record = match VmRecord::load(&entry.path()) {
+                Ok(record) => record,
+                // It never began.
+                Err(LoadError::Empty) => continue,
+                Err(LoadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => continue,
+                // It may run, and what it needs is not known.
+                Err(_) => return,
+            };
+            let root = is_active(record.state).then_some(record.root).flatten();
             let disk = root.and_then(|root| root.lazy);
             wanted.extend(disk.into_iter().flat_map(|disk| disk.chunks));
         }
@@ -434,11 +442,11 @@ fn missing(name: &str) -> Error {
     )
 }
 
-fn unreadable(name: &str, error: &durable::LoadError) -> Error {
-    Error::internal(format!(
-        "The record of the image {name} can't be read: {error}."
-    ))
-    .hint(format!(
-        "Import the image again with `jiffy image import {name}`."
-    ))
+fn unreadable(name: &str, error: &LoadError) -> Error {
+    let why = error.sentence();
+    let message = format!("The record of the image {name} can't be read: {why}.");
+    Error::internal(message).hint(match error.is_newer() {
+        true => "A newer release of Jiffy made it, and can use it.".to_owned(),
+        false => format!("Import the image again with `jiffy image import {name}`."),
+    })
 }

@@ -16,7 +16,6 @@ use jiffy_registry::{RemoteArtifact, RemoteFile};
 use jiffy_store::optimise::Contents;
 use jiffy_store::{ImageReader, write_raw};
 use jiffy_wire::api::RootDisk;
-use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -33,7 +32,7 @@ const TABLES: u64 = 64;
 const ENDS: u64 = 4 << 20;
 
 /// A volume as an artifact has it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeArtifact {
     /// The name that its VM knows it by.
     pub name: String,

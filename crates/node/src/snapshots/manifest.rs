@@ -1,20 +1,16 @@
 //! `snapshot.json`: what a captured VM is and what it needs.
 
 use crate::digests::Known;
-use crate::durable::{self, LoadError};
+use crate::durable::LoadError;
 use crate::images::lazy::LazyDisk;
+use crate::records;
 use crate::vm::record::{MainState, Spec};
 use jiffy_wire::api::{ImageSource, MemoryForm};
-use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::Path;
 
-const FORMAT: &str = "jiffy-snapshot";
-const VERSION: u32 = 1;
-const FILE: &str = "snapshot.json";
-
 /// A captured VM.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
     /// Unix time, seconds.
     pub created: u64,
@@ -43,34 +39,29 @@ pub struct Manifest {
     /// Bytes it takes on disk.
     pub memory_bytes: u64,
     /// Bytes of the memory of others that it is built on, and keeps.
-    #[serde(default)]
     pub shared_bytes: u64,
     /// Bytes of all else that takes room of its own.
     pub other_bytes: u64,
     /// Its working set comes first in the image.
-    #[serde(default)]
     pub optimised: bool,
     /// Its root file system is filled as it is read; there is no file of it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lazy_root: Option<LazyDisk>,
     /// Where it was pulled from, and by which manifest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<ImageSource>,
     /// Files whose digests were computed for it, so that the next daemon
     /// need not.
-    #[serde(default)]
     pub files: Vec<Known>,
 }
 
 impl Manifest {
     /// Writes it into the folder.
     pub fn save(&self, folder: &Path) -> io::Result<()> {
-        durable::save(&folder.join(FILE), FORMAT, VERSION, self, true)
+        records::snapshot::save(folder, self.clone())
     }
 
     /// Reads what [`Manifest::save`] wrote.
     pub fn load(folder: &Path) -> Result<Manifest, LoadError> {
-        durable::load(&folder.join(FILE), FORMAT, VERSION)
+        records::snapshot::load(folder)
     }
 
     /// Was the first command running?

@@ -40,6 +40,7 @@ use crate::cpu;
 use crate::error::{Error, Result};
 use crate::images::name as image_name;
 use crate::names;
+use manifest::Manifest;
 use root_tables::RootTables;
 use saved::Saved;
 use std::collections::HashSet;
@@ -114,10 +115,16 @@ impl Snapshots {
         if !folder.exists() {
             return Err(missing(name));
         }
-        Saved::open(folder).map_err(|why| {
-            Error::internal(format!("The snapshot {name} can't be read: {why}."))
-                .hint(format!("Remove it with `jiffy snapshot rm {name}`."))
-        })
+        let manifest = Manifest::load(&folder).map_err(|error| {
+            let why = error.sentence();
+            Error::internal(format!("The snapshot {name} can't be read: {why}.")).hint(match error
+                .is_newer()
+            {
+                true => "A newer release of Jiffy made it, and can use it.".to_owned(),
+                false => format!("Remove it with `jiffy snapshot rm {name}`."),
+            })
+        })?;
+        Ok(Saved::new(folder, manifest))
     }
 
     /// All of them, by name.

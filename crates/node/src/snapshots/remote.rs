@@ -8,17 +8,16 @@ use super::disks::{MAX_SIZE, VolumeArtifact};
 use super::manifest::Manifest;
 use super::memory;
 use super::saved::{Saved, memory_in};
-use crate::durable;
 use crate::error::{Error, Result};
 use crate::images::artifact::{self, json};
 use crate::images::chunks::{parse_id, with_origin};
 use crate::paths::Paths;
+use crate::records;
 use jiffy_registry::artifact::{Config, FileToPush};
 use jiffy_store::ImageReader;
 use jiffy_store::partial::is_partial;
 use jiffy_wire::api::MemoryForm;
 use jiffy_wire::pager::Origin;
-use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
 /// The media type of the configuration blob.
@@ -31,11 +30,9 @@ pub const MEMORY: &str = "ram.image";
 pub const MAX_STATE: u64 = 64 << 20;
 /// Disks have whole sectors.
 const SECTOR: u64 = 512;
-const FORMAT: &str = "jiffy-origins";
-const VERSION: u32 = 1;
 
 /// The configuration blob.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotArtifact {
     /// What it is and needs.
     pub manifest: Manifest,
@@ -44,10 +41,8 @@ pub struct SnapshotArtifact {
     /// Ids of the image of chunks of the root file system and of its parents.
     pub chunks: Vec<String>,
     /// Id of the image of the VM's own root disk, if it has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root_disk: Option<String>,
     /// The VM's volumes, in its order.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<VolumeArtifact>,
 }
 
@@ -98,11 +93,13 @@ impl SnapshotArtifact {
 
     /// Reads and checks what a registry gave.
     pub fn read(bytes: &[u8]) -> Result<SnapshotArtifact> {
-        let read: SnapshotArtifact = serde_json::from_slice(bytes).map_err(|error| {
-            Error::invalid(format!(
-                "The artifact's configuration is no snapshot's: {error}."
-            ))
-        })?;
+        let read: records::artifact::SnapshotArtifact =
+            serde_json::from_slice(bytes).map_err(|error| {
+                Error::invalid(format!(
+                    "The artifact's configuration is no snapshot's: {error}."
+                ))
+            })?;
+        let read = SnapshotArtifact::from(read);
         let wrong = |what: &str| Err(Error::invalid(format!("The snapshot {what}.")));
         let spec = &read.manifest.spec;
         crate::spec::check_volumes(&spec.disks)?;
@@ -142,7 +139,7 @@ impl SnapshotArtifact {
     pub fn blob(&self) -> Result<Config> {
         Ok(Config {
             media_type: CONFIG_TYPE.to_owned(),
-            bytes: json(self)?,
+            bytes: json(&records::artifact::SnapshotArtifact::from(self.clone()))?,
         })
     }
 }
@@ -200,11 +197,11 @@ pub fn add_origin(memory: &Path, origin: Origin) -> Result<()> {
 }
 
 fn known_origins(memory: &Path) -> Vec<Origin> {
-    durable::load(&origins_file(memory), FORMAT, VERSION).unwrap_or_default()
+    records::origins::load(&origins_file(memory)).unwrap_or_default()
 }
 
 fn save_origins(memory: &Path, origins: &[Origin]) -> Result<()> {
-    durable::save(&origins_file(memory), FORMAT, VERSION, &origins, true)
+    records::origins::save(&origins_file(memory), origins)
         .map_err(|error| Error::io("write where a snapshot's bytes are", memory, &error))
 }
 

@@ -2,7 +2,7 @@
 
 use super::manifest::Manifest;
 use super::memory;
-use crate::durable;
+use crate::records;
 use crate::vm::start::{Handle, SavedRam};
 use jiffy_wire::api::{MemoryForm, Snapshot};
 use jiffy_wire::vmm::Extent;
@@ -25,8 +25,6 @@ pub struct Saved {
     pub prefault: Vec<Extent>,
 }
 
-const PREFAULT_FORMAT: &str = "jiffy-prefault";
-const PREFAULT_VERSION: u32 = 1;
 /// Most of RAM that is given to a guest in advance, as a part of all.
 const MOST_PREFAULT: u64 = 8;
 /// Ranges closer than this are one: a page too many costs less than a range.
@@ -37,18 +35,14 @@ impl Saved {
     pub fn open(folder: PathBuf) -> Result<Saved, String> {
         match Manifest::load(&folder) {
             Ok(manifest) => Ok(Saved::new(folder, manifest)),
-            Err(error) => Err(match std::error::Error::source(&error) {
-                Some(source) => format!("{error}: {source}"),
-                None => error.to_string(),
-            }),
+            Err(error) => Err(error.sentence()),
         }
     }
 
     /// The captured VM in this folder.
     pub fn new(folder: PathBuf, manifest: Manifest) -> Saved {
         let path = prefault_in(&folder);
-        let prefault: Vec<Extent> =
-            durable::load(&path, PREFAULT_FORMAT, PREFAULT_VERSION).unwrap_or_default();
+        let prefault = records::prefault::load(&path).unwrap_or_default();
         let ram = u64::from(manifest.spec.memory_mib) << 20;
         let prefault = bearable(prefault, ram);
         Saved {
@@ -64,7 +58,7 @@ impl Saved {
         let ram = u64::from(self.manifest.spec.memory_mib) << 20;
         let prefault = bearable(written, ram);
         let path = prefault_in(&self.folder);
-        durable::save(&path, PREFAULT_FORMAT, PREFAULT_VERSION, &prefault, true)?;
+        records::prefault::save(&path, &prefault)?;
         self.prefault = prefault;
         Ok(())
     }

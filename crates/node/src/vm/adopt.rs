@@ -8,6 +8,7 @@ use crate::durable::LoadError;
 use crate::error::Error;
 use crate::names;
 use crate::node::Settings;
+use crate::records;
 use crate::registry::Registry;
 use crate::vm::actor::{self, Actor, Gate, Running};
 use crate::vm::log::{self, Writer};
@@ -153,7 +154,9 @@ async fn unreadable(
         warn!(id, pid, "ending the VMM of a VM whose record can't be read");
         end_vmm(settings, id, pid).await;
     }
-    let record = VmRecord::unreadable(id, error);
+    let name = records::vm::name_in_any(&settings.paths.vm(id));
+    let name = name.as_deref().unwrap_or(id);
+    let record = VmRecord::unreadable(id, name, error);
     let handle = actor::create(Arc::clone(settings), Arc::clone(registry), record, true);
     let _ = registry.insert(handle);
 }

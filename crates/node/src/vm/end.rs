@@ -1,8 +1,8 @@
 //! What is left to do when a VMM is gone, and when a VM is removed.
 
 use crate::clock::unix_seconds;
-use crate::durable;
 use crate::error::{Error, Result};
+use crate::records;
 use crate::vm::actor::Actor;
 use crate::vm::process::Ended;
 use crate::vm::record::{Failure, MainEnd, MainState};
@@ -18,8 +18,6 @@ use std::path::Path;
 use tokio::sync::oneshot;
 use tracing::{info, warn};
 
-const TIMELINE_FORMAT: &str = "jiffy-timeline";
-const TIMELINE_VERSION: u32 = 1;
 /// How much of the end of a log is searched for its last line.
 const TAIL: u64 = 4096;
 /// Largest exit record that is read.
@@ -264,7 +262,7 @@ impl Actor {
             return;
         }
         // Lost with the host, it is not missed: no sync.
-        let saved = durable::save(&path, TIMELINE_FORMAT, TIMELINE_VERSION, &timeline, false);
+        let saved = records::timeline::save(&path, timeline);
         if let Err(error) = saved {
             warn!(vm = %self.record.name, %error, "a VM's timeline could not be written");
         }
@@ -272,7 +270,7 @@ impl Actor {
 
     pub(super) fn kept_timeline(&self) -> Option<Timeline> {
         let path = self.folder().join("timeline.json");
-        durable::load(&path, TIMELINE_FORMAT, TIMELINE_VERSION).ok()
+        records::timeline::load(&path).ok()
     }
 }
 

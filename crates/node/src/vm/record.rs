@@ -1,27 +1,24 @@
 //! A VM as it is kept on disk, `vm.json`.
 
 use crate::clock::unix_seconds;
-use crate::durable::{self, LoadError};
+use crate::durable::LoadError;
 use crate::images::lazy::LazyDisk;
+use crate::records;
 use jiffy_wire::agent::{Command, ExitStatus, StartError};
 use jiffy_wire::api::{ImageConfig, Origin, RootDisk, Vm, VmState, VolumeUse};
 use jiffy_wire::vmm::{DiskLimit, PageSize};
-use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};
 
-const FORMAT: &str = "jiffy-vm";
-const VERSION: u32 = 1;
 /// Most warnings of a guest that are kept.
 pub const MAX_WARNINGS: usize = 100;
 
 /// What a VM is made of; fixed when it is created.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
     /// Image by name.
     pub image: String,
     /// What that image says its commands are started with.
-    #[serde(default)]
     pub config: ImageConfig,
     /// Kernel by name.
     pub kernel: String,
@@ -48,30 +45,23 @@ pub struct Spec {
     /// Report the kernel's milestones?
     pub timeline: bool,
     /// The snapshot it goes on from at each start.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<FromSnapshot>,
     /// Never start from a golden snapshot.
-    #[serde(default, skip_serializing_if = "is_false")]
     pub cold: bool,
     /// The node's own: only there to be captured, and shown to nobody.
-    #[serde(default, skip_serializing_if = "is_false")]
     pub hidden: bool,
     /// Programs to have in memory before it is captured.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub preload: Vec<String>,
     /// The disk of its own for what it changes in its root.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root_disk: Option<RootDisk>,
     /// How fast it may use the disks of its root, each.
-    #[serde(default, skip_serializing_if = "DiskLimit::is_none")]
     pub root_limit: DiskLimit,
     /// Its volumes are copies of its own, in its folder.
-    #[serde(default, skip_serializing_if = "is_false")]
     pub own_volumes: bool,
 }
 
 /// A snapshot to go on from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FromSnapshot {
     /// Its name.
     pub name: String,
@@ -79,19 +69,14 @@ pub struct FromSnapshot {
     pub start_main: bool,
 }
 
-fn is_false(flag: &bool) -> bool {
-    !*flag
-}
-
 /// The image a VM's root file system was last started from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Root {
     /// The image's file.
     pub path: PathBuf,
     /// BLAKE3 of its contents, hexadecimal.
     pub digest: String,
     /// It is filled as guests read it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lazy: Option<LazyDisk>,
 }
 
@@ -112,21 +97,18 @@ impl Root {
 }
 
 /// Memory that the pager serves to a VM.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paged {
     /// The image of RAM.
     pub image: PathBuf,
     /// Where the chunks it touches are recorded, if they are.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<PathBuf>,
     /// Fetch the image's working set in advance.
-    #[serde(default)]
     pub prefetch: bool,
 }
 
 /// What became of the first command.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MainState {
     /// It has not been started yet (or there is none).
     Pending,
@@ -137,8 +119,7 @@ pub enum MainState {
 }
 
 /// How the first command ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MainEnd {
     /// By itself or by a signal.
     Exited(ExitStatus),
@@ -149,7 +130,7 @@ pub enum MainEnd {
 }
 
 /// Why a VM ended out of order.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     /// One sentence.
     pub message: String,
@@ -158,7 +139,7 @@ pub struct Failure {
 }
 
 /// All that is known of a VM.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmRecord {
     /// 12 hexadecimal digits.
     pub id: String,
@@ -189,16 +170,12 @@ pub struct VmRecord {
     /// Position in the log of what the last start wrote.
     pub log_start: u64,
     /// Where its memory came from at the last start, if it did not boot.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Origin>,
     /// What its root file system is.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<Root>,
     /// Who serves its memory, if it is not mapped.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paged: Option<Paged>,
     /// Its guest said that its programs are over: it writes its disks back.
-    #[serde(default, skip_serializing_if = "is_false")]
     pub powering_off: bool,
 }
 
@@ -275,26 +252,17 @@ impl VmRecord {
     /// Writes it into the VM's folder. A VM that is removed at its end anyway
     /// need not survive a crash of the host, which ends it.
     pub fn save(&self, folder: &Path) -> io::Result<()> {
-        durable::save(
-            &folder.join("vm.json"),
-            FORMAT,
-            VERSION,
-            self,
-            !self.spec.remove,
-        )
+        records::vm::save(folder, self.clone(), !self.spec.remove)
     }
 
     /// Reads what [`VmRecord::save`] wrote.
     pub fn load(folder: &Path) -> Result<VmRecord, LoadError> {
-        durable::load(&folder.join("vm.json"), FORMAT, VERSION)
+        records::vm::load(folder)
     }
 
     /// What is shown in place of a record that can't be read.
-    pub fn unreadable(id: &str, error: &LoadError) -> VmRecord {
-        let mut message = error.to_string();
-        if let Some(source) = std::error::Error::source(error) {
-            message = format!("{message}: {source}");
-        }
+    pub fn unreadable(id: &str, name: &str, error: &LoadError) -> VmRecord {
+        let message = error.sentence();
         let spec = Spec {
             image: String::new(),
             config: ImageConfig::default(),
@@ -325,7 +293,7 @@ impl VmRecord {
                 message: format!("The VM's record can't be read: {message}."),
                 hint: Some(format!("Remove it with `jiffy rm {id}`.")),
             }),
-            ..VmRecord::new(id.to_owned(), id.to_owned(), spec, 0)
+            ..VmRecord::new(id.to_owned(), name.to_owned(), spec, 0)
         }
     }
 }

@@ -21,4 +21,5 @@ mod sleep;
 mod snapshots;
 mod spares;
 mod standby;
+mod upgrade;
 mod volume_artifacts;

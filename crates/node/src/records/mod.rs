@@ -1,0 +1,102 @@
+//! What the node keeps on disk, in types of its own.
+//!
+//! The types of the program and of the API change with every release; what is
+//! saved changes only together with its version. So each file has types here
+//! that are nothing else, and conversions to and from what the program uses.
+//! The conversions name every field: one that is added to either side does not
+//! compile until somebody has decided whether it is saved.
+//!
+//! * A field may be added within a version if it has a default and an older
+//!   release may ignore it. Fields that are not known are ignored.
+//! * Anything else is another version: the types as they were stay here under
+//!   the number of their version, and are read by this release and the next.
+//! * A file in `golden/` beside the sources has each version's bytes, and the
+//!   tests hold the types against it (`docs/upgrades.md`).
+//!
+//! | module | files |
+//! |---|---|
+//! | [`vm`] | `vms/ID/vm.json` |
+//! | [`snapshot`] | `snapshot.json` of captured VMs |
+//! | [`image`] | `images/NAME/image.json` |
+//! | [`origins`] | `chunks/ID.origins.json`, `origins.json` beside `ram.image` |
+//! | [`boot_set`] | `images/NAME/boot.json` |
+//! | [`prefault`] | `prefault.json` of golden snapshots |
+//! | [`timeline`] | `vms/ID/timeline.json` |
+//! | [`artifact`] | configurations of artifacts in registries |
+//! | [`spec`] | what VMs are made of, a part of several of them |
+
+pub mod artifact;
+pub mod boot_set;
+pub mod image;
+pub mod origins;
+pub mod prefault;
+pub mod snapshot;
+pub mod spec;
+#[cfg(test)]
+mod tests;
+pub mod timeline;
+pub mod vm;
+
+/// Converts a saved type into the program's, and back, field by field, each in
+/// the way that is named: [`same`], [`into`], [`opt`] or [`list`].
+macro_rules! both_ways {
+    ($saved:path, $live:path { $($field:ident: $how:ident),* $(,)? }) => {
+        impl From<$live> for $saved {
+            fn from(live: $live) -> Self {
+                let $live { $($field),* } = live;
+                $saved { $($field: crate::records::$how($field)),* }
+            }
+        }
+        impl From<$saved> for $live {
+            fn from(saved: $saved) -> Self {
+                let $saved { $($field),* } = saved;
+                $live { $($field: crate::records::$how($field)),* }
+            }
+        }
+    };
+}
+pub(crate) use both_ways;
+
+/// The same of an enum whose variants have nothing in them.
+macro_rules! both_ways_enum {
+    ($saved:ident, $live:path { $($variant:ident),* $(,)? }) => {
+        impl From<$live> for $saved {
+            fn from(live: $live) -> Self {
+                type Live = $live;
+                match live { $(Live::$variant => $saved::$variant),* }
+            }
+        }
+        impl From<$saved> for $live {
+            fn from(saved: $saved) -> Self {
+                type Live = $live;
+                match saved { $($saved::$variant => Live::$variant),* }
+            }
+        }
+    };
+}
+pub(crate) use both_ways_enum;
+
+/// A field that is saved as it is.
+fn same<T>(field: T) -> T {
+    field
+}
+
+/// A field with a saved type of its own.
+fn into<A: Into<B>, B>(field: A) -> B {
+    field.into()
+}
+
+/// One that may be missing.
+fn opt<A: Into<B>, B>(field: Option<A>) -> Option<B> {
+    field.map(Into::into)
+}
+
+/// A list of such.
+fn list<A: Into<B>, B>(field: Vec<A>) -> Vec<B> {
+    field.into_iter().map(Into::into).collect()
+}
+
+/// For fields that are left out when they are false.
+fn is_false(flag: &bool) -> bool {
+    !*flag
+}

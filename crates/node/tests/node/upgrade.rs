@@ -1,0 +1,111 @@
+//! Data of release 0.1 under this daemon (`tests/fixtures/release-0.1/make` says
+//! how it was made, of real VMs).
+
+use crate::daemon::Daemon;
+use jiffy_wire::agent::ExitStatus;
+use jiffy_wire::api::{Image, Snapshot, Vm, VmState, Volume};
+use jiffy_wire::timeline::Timeline;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+/// A name of the fixture's, from its registry.
+const REGISTRY: &str = "127.0.0.1:5000/tests";
+
+fn fixture() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/release-0.1/data.tar.zst")
+}
+
+/// A daemon that has not begun, on this data.
+fn on_old_data() -> Daemon {
+    let daemon = Daemon::prepared(&[]);
+    fs::create_dir(&daemon.data).unwrap();
+    let packed = zstd::Decoder::new(File::open(fixture()).unwrap()).unwrap();
+    tar::Archive::new(packed).unpack(&daemon.data).unwrap();
+    daemon
+}
+
+/// All files below a folder, with their sizes.
+fn files(folder: &Path, found: &mut BTreeMap<PathBuf, u64>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => files(&path, found),
+            false => drop(found.insert(path.clone(), fs::metadata(&path).unwrap().len())),
+        }
+    }
+}
+
+#[test]
+fn the_data_of_release_0_1_is_taken_over() {
+    let mut daemon = on_old_data();
+    let kept = ["chunks", "snapshots", "vms", "volumes"];
+    let found = |daemon: &Daemon| {
+        let mut all = BTreeMap::new();
+        for folder in kept {
+            files(&daemon.data.join(folder), &mut all);
+        }
+        all
+    };
+    let before = found(&daemon);
+    daemon.up();
+
+    let vms: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
+    let states: BTreeMap<&str, VmState> =
+        vms.iter().map(|vm| (vm.name.as_str(), vm.state)).collect();
+    let expected = [
+        ("created", VmState::Created),
+        ("layered", VmState::Exited),
+        ("parent", VmState::Exited),
+        // It ran when its host went.
+        ("running", VmState::Exited),
+        ("sleeper", VmState::Hibernated),
+        ("stopped", VmState::Exited),
+    ];
+    assert_eq!(states, BTreeMap::from(expected));
+    let stopped = daemon.vm("stopped");
+    assert_eq!(
+        (stopped.exit, stopped.error),
+        (Some(ExitStatus::Code(3)), None)
+    );
+    assert_eq!(stopped.disks[0].mount.as_deref(), Some("/data"));
+    assert_eq!(daemon.logs("stopped", ""), ("out\n".into(), "err\n".into()));
+    let timeline: Timeline = daemon.get("/v1/vms/stopped/timeline").json();
+    assert!(timeline.find("PID 1").is_some() || timeline.find("gate entered").is_some());
+    assert!(daemon.vm("running").error.unwrap().contains("VMM"));
+
+    let snapshots: Vec<Snapshot> = daemon.get("/v1/snapshots").json();
+    let names: Vec<&str> = snapshots.iter().map(|it| it.name.as_str()).collect();
+    let pulled = format!("{REGISTRY}/whole:1");
+    assert_eq!(names, [pulled.as_str(), "second", "whole"]);
+    let whole = snapshots.iter().find(|it| it.name == "whole").unwrap();
+    assert_eq!(whole.children, ["second"]);
+    assert_eq!(whole.used_by, ["sleeper"]);
+
+    let images: Vec<Image> = daemon.get("/v1/images").json();
+    let mine = images
+        .iter()
+        .find(|it| it.name == format!("{REGISTRY}/mine:1"))
+        .unwrap();
+    assert!(mine.source.as_ref().unwrap().manifest.is_some());
+    assert!(mine.present < mine.size, "most of it is elsewhere");
+    let volumes: Vec<Volume> = daemon.get("/v1/volumes").json();
+    assert_eq!(
+        (volumes[0].name.as_str(), volumes[0].size_mib),
+        ("data", 16)
+    );
+    assert_eq!(volumes[0].attached_to, ["stopped"]);
+
+    // Nothing of it went, and one of it can be started.
+    daemon.post("/v1/vms/created/start", b"").json::<Vm>();
+    daemon.when("created", VmState::Exited);
+    let after = found(&daemon);
+    let gone: Vec<_> = before
+        .keys()
+        .filter(|path| !after.contains_key(*path))
+        .collect();
+    assert!(gone.is_empty(), "{gone:?}");
+    daemon.killed();
+    daemon.up();
+    assert_eq!(daemon.vm("sleeper").state, VmState::Hibernated);
+}
