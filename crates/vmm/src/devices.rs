@@ -30,7 +30,6 @@ use jiffy_sys::clock;
 use jiffy_wire::trace::TRACE_PORT;
 use jiffy_wire::vmm::{BalloonStatus, Disk, FwCfgContents, ReadUnits, VmmConfig};
 use kvm_ioctls::VmFd;
-use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, Read};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -81,7 +80,7 @@ pub struct Devices {
 }
 
 /// What a snapshot keeps of all devices.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DevicesState {
     /// In the order of the configuration.
     pub disks: Vec<(MmioTransportState, BlockState)>,

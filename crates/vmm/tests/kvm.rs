@@ -325,13 +325,24 @@ fn a_vm_saved_in_the_format_before_goes_on() {
     let count = counter(&vmm);
     drop(vmm);
 
-    // Version 1: no release, and a checksum of the body alone.
+    // Version 1: no release, a checksum of the body alone, and that one tree.
     let now = contents(&capture.state);
-    let (header, body) = (&now[..24], &now[40..]);
-    let mut before = header.to_vec();
-    before[8..12].copy_from_slice(&1u32.to_le_bytes());
-    before[12..16].copy_from_slice(&crc32c::crc32c(body).to_le_bytes());
-    before.extend_from_slice(body);
+    let state = VmState::decode(&now).unwrap();
+    let devices = state.devices;
+    let body = postcard::to_allocvec(&(
+        state.memory_size,
+        state.vcpus,
+        state.chips,
+        (devices.disks, devices.vsock, devices.entropy),
+        (devices.balloon, devices.serial, devices.fw_cfg),
+        (devices.keyboard, devices.rtc, devices.trace),
+    ))
+    .unwrap();
+    let mut before = now[..8].to_vec();
+    before.extend(1_u32.to_le_bytes());
+    before.extend(crc32c::crc32c(&body).to_le_bytes());
+    before.extend((body.len() as u64).to_le_bytes());
+    before.extend(body);
     let state = case.path("state");
     std::fs::write(&state, before).unwrap();
     let mut restore = from(&capture);

@@ -2,8 +2,11 @@ use super::*;
 
 const V1: &[u8] = include_bytes!("../../golden/state-1");
 const V2: &[u8] = include_bytes!("../../golden/state-2");
+const V3: &[u8] = include_bytes!("../../golden/state-3");
+/// Where the body of versions 2 and 3 begins.
+const BODY: usize = HEADER + RELEASE;
 
-/// What both golden files say: a guest of one vCPU with every device.
+/// What all golden files say: a guest of one vCPU with every device.
 fn is_the_golden_vm(state: &VmState) {
     assert_eq!(state.memory_size, 128 << 20);
     assert_eq!(state.vcpus.len(), 1);
@@ -39,41 +42,103 @@ fn is_the_golden_vm(state: &VmState) {
 /// If one of these fails, files written before can't be read, or mean
 /// something else: see the head of the module.
 #[test]
-fn version_1_does_not_drift() {
-    let state = VmState::decode(V1).expect("the golden state is read");
-    is_the_golden_vm(&state);
-    // Its body is still written as it was.
-    assert_eq!(state.encode()[HEADER + RELEASE..], V1[HEADER..]);
+fn versions_1_and_2_do_not_drift() {
+    for golden in [V1, V2] {
+        let state = VmState::decode(golden).expect("the golden state is read");
+        is_the_golden_vm(&state);
+    }
 }
 
 #[test]
-fn version_2_does_not_drift() {
-    let state = VmState::decode(V2).expect("the golden state is read");
+fn version_3_does_not_drift() {
+    let state = VmState::decode(V3).expect("the golden state is read");
     is_the_golden_vm(&state);
     let again = state.encode();
-    assert_eq!(again[HEADER + RELEASE..], V2[HEADER + RELEASE..]);
-    assert_eq!(again[8..12], V2[8..12]);
+    assert_eq!(again[8..12], V3[8..12]);
+    assert_eq!(again[BODY..], V3[BODY..]);
+    // It is the VM of version 2, part by part.
+    let before = VmState::decode(V2).unwrap();
+    assert_eq!(format!("{before:?}"), format!("{state:?}"));
+}
+
+/// `body` in an envelope of version 3.
+fn enveloped(body: &[u8]) -> Vec<u8> {
+    let release = &V3[HEADER..BODY];
+    let mut bytes = V3[..BODY].to_vec();
+    let checksum = crc32c::crc32c_append(crc32c::crc32c(release), body);
+    bytes[12..16].copy_from_slice(&checksum.to_le_bytes());
+    bytes[16..24].copy_from_slice(&(body.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+#[test]
+fn a_part_that_is_unknown_newer_missing_or_there_twice_is_named() {
+    let refused = |body: &[u8]| VmState::decode(&enveloped(body)).unwrap_err().to_string();
+    let body = &V3[BODY..];
+    assert!(VmState::decode(&enveloped(body)).is_ok());
+    let with = |tag: &str, version: u32, bytes: &[u8]| {
+        let mut more = body.to_vec();
+        more.extend(format!("{tag:\0<16}").into_bytes());
+        more.extend(version.to_le_bytes());
+        more.extend((bytes.len() as u64).to_le_bytes());
+        more.extend(bytes);
+        refused(&more)
+    };
+    assert_eq!(
+        with("net", 1, b"what it needs"),
+        "the VM was saved by jiffy 0.1.0 with a part that this jiffy does not know: net"
+    );
+    assert_eq!(
+        with("disk", 7, b"x"),
+        "the VM was saved by jiffy 0.1.0 with version 7 of its disk, this jiffy reads versions up to 1"
+    );
+    let damaged = "the saved VM state is damaged: ";
+    let twice = format!("{damaged}it has 2 sections rtc, and there can be one");
+    let rtc = postcard::to_allocvec(&VmState::decode(V3).unwrap().devices.rtc).unwrap();
+    assert_eq!(with("rtc", 1, &rtc), twice);
+    let odd = format!("{damaged}a section of it is cut short or has no name");
+    for tag in ["", "\u{7}", "a b"] {
+        assert_eq!(with(tag, 1, b""), odd);
+    }
+    // The last section is the trace port's: head and what it holds.
+    let trace = body.windows(5).rposition(|tag| tag == b"trace").unwrap();
+    assert_eq!(
+        refused(&body[..trace]),
+        format!("{damaged}it has no section trace")
+    );
+    assert_eq!(refused(&body[..body.len() - 1]), odd);
+    assert!(with("vcpu", 1, b"").starts_with(&format!("{damaged}section vcpu: ")));
+}
+
+#[test]
+fn what_kvm_could_not_have_given_is_refused() {
+    let mut state = VmState::decode(V3).unwrap();
+    let msr = state.vcpus[0].msrs[0];
+    state.vcpus[0].msrs = vec![msr; MAX_MSRS + 1];
+    let error = VmState::decode(&state.encode()).unwrap_err();
+    assert!(matches!(error, StateError::Contents(_)), "{error}");
 }
 
 #[test]
 fn a_later_version_is_refused_and_its_release_named() {
     let refused = |bytes: &[u8]| VmState::decode(bytes).unwrap_err().to_string();
-    let mut later = V2.to_vec();
+    let mut later = V3.to_vec();
     later[8] = 9;
-    later[HEADER..HEADER + RELEASE].copy_from_slice(b"7.1.0-rc.2\0\0\0\0\0\0");
+    later[HEADER..BODY].copy_from_slice(b"7.1.0-rc.2\0\0\0\0\0\0");
     assert_eq!(
         refused(&later),
-        "the VM was saved in format 9 by jiffy 7.1.0-rc.2, this jiffy reads formats 1 and 2"
+        "the VM was saved in format 9 by jiffy 7.1.0-rc.2, this jiffy reads formats 1 to 3"
     );
     // It need not say so there, and nothing is believed of it.
     later[HEADER] = 0x1b;
     assert_eq!(
         refused(&later),
-        "the VM was saved in format 9, this jiffy reads formats 1 and 2"
+        "the VM was saved in format 9, this jiffy reads formats 1 to 3"
     );
     assert_eq!(
         refused(&later[..HEADER]),
-        "the VM was saved in format 9, this jiffy reads formats 1 and 2"
+        "the VM was saved in format 9, this jiffy reads formats 1 to 3"
     );
     later[8] = 0;
     assert!(refused(&later).contains("format 0"));
@@ -81,7 +146,7 @@ fn a_later_version_is_refused_and_its_release_named() {
 
 #[test]
 fn every_flipped_bit_and_every_cut_is_noticed() {
-    for golden in [V1, V2] {
+    for golden in [V1, V2, V3] {
         for at in (0..golden.len()).step_by(7) {
             let mut bytes = golden.to_vec();
             bytes[at] ^= 1 << (at % 8);

@@ -1,26 +1,35 @@
 //! Everything a snapshot keeps of a VM beside its RAM and disks, and the
 //! envelope it travels in.
 //!
-//! This version and the one before are read. Their files in `golden/` must be
-//! read for ever as they are now: a test fails when a change to any part of
-//! [`VmState`] makes them mean something else, or nothing. Such a change needs
-//! a new [`VERSION`], a golden file of it, and the parts as they were, by which
-//! the version before is read and made into what it is now.
+//! Since version 3 the body is sections, each with a tag, a version of its own and a
+//! length: a changed or a new device changes its own section and nothing else. A
+//! section that is unknown, or of a later version, is refused by name. What each
+//! section holds is in [`VmState::encode`] and, for devices, in `devices`.
+//!
+//! All files in `golden/` must be read for ever as they are now: a test fails when a
+//! change to any part of [`VmState`] makes them mean something else, or nothing. Such
+//! a change takes a new version of that part's section, a golden file with it, and the
+//! part as it was, by which the version before is read and made into what it is now.
 //!
 //! | version | what follows the magic, all little endian |
 //! |---|---|
-//! | 1 | version u32, CRC-32C of the body u32, its length u64, body |
-//! | 2 | version u32, CRC-32C of all that follows u32, length of the body u64, the release that wrote it (16 bytes of ASCII, zeros at the end), body |
+//! | 1 | version u32, CRC-32C of the body u32, its length u64, body: one tree (`before`) |
+//! | 2 | version u32, CRC-32C of all that follows u32, length of the body u64, the release that wrote it (16 bytes of ASCII, zeros at the end), body: as in version 1 |
+//! | 3 | as version 2; body: sections of a tag (16 bytes of ASCII, zeros at the end), version u32, length u64, and so many bytes in postcard's format |
+
+mod before;
+mod devices;
+mod sections;
 
 use crate::devices::DevicesState;
 use crate::irq::ChipsState;
-use crate::vcpu::VcpuState;
-use serde::{Deserialize, Serialize};
+use crate::vcpu::{MAX_VCPUS, VcpuState};
+use sections::{Sections, Writer};
 use thiserror::Error;
 
 const MAGIC: [u8; 8] = *b"JIFFYVMS";
 /// The version written.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The oldest version read.
 pub const OLDEST: u32 = 1;
 /// Magic, version, checksum, length: the same in every version.
@@ -28,11 +37,13 @@ const HEADER: usize = 24;
 const RELEASE: usize = 16;
 /// A VM of 32 vCPUs has about half a MiB; fw_cfg files come on top.
 const MAX_BODY: u64 = 512 << 20;
+/// More MSRs than KVM lists on any processor.
+const MAX_MSRS: usize = 4096;
 /// The longest state [`VmState::decode`] takes, bytes.
 pub const MAX_ENCODED: u64 = MAX_BODY + (HEADER + RELEASE) as u64;
 
 /// A VM at rest.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug)]
 pub struct VmState {
     /// Bytes of guest RAM.
     pub memory_size: u64,
@@ -53,13 +64,36 @@ pub enum StateError {
     Magic,
     /// Written by another release.
     #[error(
-        "the VM was saved in format {version}{}, this jiffy reads formats {OLDEST} and {VERSION}",
+        "the VM was saved in format {version}{}, this jiffy reads formats {OLDEST} to {VERSION}",
         by(.release)
     )]
     Version {
         /// Its format.
         version: u32,
         /// What release that was, if it says so.
+        release: Option<String>,
+    },
+    /// A device or another part of a later release.
+    #[error("the VM was saved{} with a part that this jiffy does not know: {tag}", by(.release))]
+    UnknownSection {
+        /// Its tag.
+        tag: String,
+        /// What release that was.
+        release: Option<String>,
+    },
+    /// A part as a later release has it.
+    #[error(
+        "the VM was saved{} with version {version} of its {tag}, this jiffy reads versions up to {newest}",
+        by(.release)
+    )]
+    SectionVersion {
+        /// Its tag.
+        tag: &'static str,
+        /// Its version.
+        version: u32,
+        /// The newest that is read.
+        newest: u32,
+        /// What release that was.
         release: Option<String>,
     },
     /// Shorter or longer than it says.
@@ -86,9 +120,16 @@ fn by(release: &Option<String>) -> String {
 }
 
 impl VmState {
-    /// In the format of this [`VERSION`]; the body is in postcard's.
+    /// In the format of this [`VERSION`].
     pub fn encode(&self) -> Vec<u8> {
-        let body = postcard::to_allocvec(self).expect("states are plain data");
+        let mut parts = Writer::default();
+        parts.put(sections::MEMORY, &self.memory_size);
+        for vcpu in &self.vcpus {
+            parts.put(sections::VCPU, vcpu);
+        }
+        parts.put(sections::CHIPS, &self.chips);
+        devices::write(&self.devices, &mut parts);
+        let body = parts.finish();
         let mut release = [0; RELEASE];
         let name = env!("CARGO_PKG_VERSION").as_bytes();
         let length = name.len().min(RELEASE);
@@ -104,8 +145,8 @@ impl VmState {
         bytes
     }
 
-    /// Reads what [`encode`](VmState::encode) writes or the release before
-    /// wrote, and nothing else.
+    /// Reads what [`encode`](VmState::encode) writes or earlier releases wrote, and
+    /// nothing else.
     pub fn decode(bytes: &[u8]) -> Result<VmState, StateError> {
         let Some((header, rest)) = bytes.split_at_checked(HEADER) else {
             return Err(StateError::Magic);
@@ -114,9 +155,10 @@ impl VmState {
             return Err(StateError::Magic);
         }
         let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("4 bytes"));
-        let body = match word(8) {
+        let version = word(8);
+        let body = match version {
             1 => rest,
-            VERSION => rest.get(RELEASE..).ok_or(StateError::Magic)?,
+            2 | VERSION => rest.get(RELEASE..).ok_or(StateError::Magic)?,
             version => {
                 let release = release_in(rest);
                 return Err(StateError::Version { version, release });
@@ -130,12 +172,35 @@ impl VmState {
         if word(12) != crc32c::crc32c(rest) {
             return Err(StateError::Checksum);
         }
-        let (state, rest) = postcard::take_from_bytes(body)
-            .map_err(|error| StateError::Contents(error.to_string()))?;
-        if !rest.is_empty() {
-            return Err(StateError::Contents("bytes are left over".into()));
+        let state = match version {
+            VERSION => VmState::from_sections(body, release_in(rest))?,
+            _ => before::read(body)?,
+        };
+        state.check()
+    }
+
+    fn from_sections(body: &[u8], release: Option<String>) -> Result<VmState, StateError> {
+        let mut parts = Sections::read(body)?;
+        let state = VmState {
+            memory_size: parts.one(sections::MEMORY, &release)?,
+            vcpus: parts.all(sections::VCPU, &release)?,
+            chips: parts.one(sections::CHIPS, &release)?,
+            devices: devices::read(&mut parts, &release)?,
+        };
+        match parts.left() {
+            None => Ok(state),
+            Some(tag) => Err(StateError::UnknownSection { tag, release }),
         }
-        Ok(state)
+    }
+
+    /// Nothing is in it more often than KVM could have given it.
+    fn check(self) -> Result<VmState, StateError> {
+        let many = |vcpu: &VcpuState| vcpu.msrs.len() > MAX_MSRS;
+        if self.vcpus.len() > MAX_VCPUS.into() || self.vcpus.iter().any(many) {
+            let what = "it has more vCPUs or MSRs than there can be";
+            return Err(StateError::Contents(what.into()));
+        }
+        Ok(self)
     }
 }
 

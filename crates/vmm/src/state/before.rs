@@ -1,0 +1,66 @@
+//! The body of versions 1 and 2: one tree, in postcard's format, whose fields have no
+//! names. Nothing here changes any more; a part whose section gets a new version is
+//! kept as it was for this, too.
+
+use super::{StateError, VmState};
+use crate::devices::DevicesState;
+use crate::irq::ChipsState;
+use crate::vcpu::VcpuState;
+use jiffy_devices::fw_cfg::FwCfgState;
+use jiffy_devices::power::KeyboardControllerState;
+use jiffy_devices::rtc::RtcState;
+use jiffy_devices::serial::SerialState;
+use jiffy_devices::trace::TraceState;
+use jiffy_devices::virtio::balloon::BalloonState;
+use jiffy_devices::virtio::block::BlockState;
+use jiffy_devices::virtio::entropy::EntropyState;
+use jiffy_devices::virtio::mmio::MmioTransportState;
+use jiffy_devices::virtio::vsock::VsockState;
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Tree {
+    memory_size: u64,
+    vcpus: Vec<VcpuState>,
+    chips: ChipsState,
+    devices: Devices,
+}
+
+#[derive(Deserialize)]
+struct Devices {
+    disks: Vec<(MmioTransportState, BlockState)>,
+    vsock: Option<(MmioTransportState, VsockState)>,
+    entropy: Option<(MmioTransportState, EntropyState)>,
+    balloon: Option<(MmioTransportState, BalloonState)>,
+    serial: Option<SerialState>,
+    fw_cfg: FwCfgState,
+    keyboard: KeyboardControllerState,
+    rtc: RtcState,
+    trace: TraceState,
+}
+
+/// Reads such a body.
+pub fn read(body: &[u8]) -> Result<VmState, StateError> {
+    let (tree, rest): (Tree, _) =
+        postcard::take_from_bytes(body).map_err(|error| StateError::Contents(error.to_string()))?;
+    if !rest.is_empty() {
+        return Err(StateError::Contents("bytes are left over".into()));
+    }
+    let devices = tree.devices;
+    Ok(VmState {
+        memory_size: tree.memory_size,
+        vcpus: tree.vcpus,
+        chips: tree.chips,
+        devices: DevicesState {
+            disks: devices.disks,
+            vsock: devices.vsock,
+            entropy: devices.entropy,
+            balloon: devices.balloon,
+            serial: devices.serial,
+            fw_cfg: devices.fw_cfg,
+            keyboard: devices.keyboard,
+            rtc: devices.rtc,
+            trace: devices.trace,
+        },
+    })
+}
