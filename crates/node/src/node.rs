@@ -263,8 +263,16 @@ impl Node {
         }
     }
 
-    /// A VM by name, id or unique beginning of an id.
+    /// A VM by name, id or unique beginning of an id, of which something can be
+    /// asked.
     pub fn find(&self, wanted: &str) -> Result<Arc<VmHandle>> {
+        let vm = self.find_any(wanted)?;
+        let refusal = vm.view.borrow().refusal.clone();
+        refusal.map_or(Ok(vm), Err)
+    }
+
+    /// As [`Node::find`], also one whose record can't be read.
+    pub fn find_any(&self, wanted: &str) -> Result<Arc<VmHandle>> {
         let vm = self.registry.find(wanted)?;
         match vm.spec.hidden {
             false => Ok(vm),
@@ -390,7 +398,6 @@ impl Node {
                 Arc::clone(&self.settings),
                 Arc::clone(&self.registry),
                 record.clone(),
-                false,
             );
             let holder = match self.registry.insert(Arc::clone(&vm)) {
                 Ok(()) => return Ok(vm),
@@ -487,7 +494,7 @@ impl Node {
 
     /// The timeline of a VM, also of one that was removed not long ago.
     pub async fn timeline(&self, wanted: &str) -> Result<Timeline> {
-        let missing = match self.find(wanted) {
+        let missing = match self.find_any(wanted) {
             Ok(vm) => match vm.ask(Command::Timeline).await {
                 Ok(timeline) => return Ok(timeline),
                 Err(error) => error,
@@ -502,7 +509,7 @@ impl Node {
 
     /// A VM, also one that was removed not long ago.
     pub fn last_seen(&self, wanted: &str) -> Result<Vm> {
-        match self.find(wanted) {
+        match self.find_any(wanted) {
             Ok(vm) => Ok(vm.vm()),
             Err(error) => match self.registry.remembered(wanted) {
                 Some((vm, _)) => Ok(vm),

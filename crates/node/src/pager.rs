@@ -84,6 +84,8 @@ struct State {
     served: HashMap<String, Served>,
     /// The disks that it fills, by their names.
     disks: HashMap<String, LazyDisk>,
+    /// VMs run whose records can't be read: they may need the pager that runs.
+    others: bool,
     /// The last ticket given.
     tickets: u64,
     deaths: Vec<Instant>,
@@ -272,17 +274,21 @@ impl Pager {
     }
 
     /// Takes over VMs of an earlier daemon, whose pager may run or not, and
-    /// their disks.
-    pub async fn adopt(&self, vms: Vec<(String, Paged)>, disks: Vec<LazyDisk>) {
+    /// their disks. With `others` there are VMs of which it is not known what
+    /// they need: nothing is taken from them.
+    pub async fn adopt(&self, vms: Vec<(String, Paged)>, disks: Vec<LazyDisk>, others: bool) {
         let mut state = self.state.lock().await;
+        state.others = others;
         let found = self.ping().await;
-        let needed = !vms.is_empty() || !disks.is_empty();
+        let needed = !vms.is_empty() || !disks.is_empty() || (others && found.is_some());
         if !needed {
             if let Some(pid) = found {
                 info!(pid, "ending a pager that nobody needs");
                 let _ = VmmProcess::adopted(pid).map(|process| process.kill());
             }
-            self.remove_files(|_| false);
+            if !others {
+                self.remove_files(|_| false);
+            }
             return;
         }
         if let Some(pid) = found {
@@ -299,6 +305,9 @@ impl Pager {
         }
         if found.is_none() {
             self.tell_all(&state).await;
+        }
+        if others {
+            return;
         }
         // VMs that ended while no daemon looked.
         let sockets = fs::read_dir(self.paths.run.join("pager"));
@@ -369,7 +378,7 @@ impl Pager {
         let state = self.state.lock().await;
         if let Some(pid) = state
             .pid
-            .filter(|_| state.served.is_empty() && state.disks.is_empty())
+            .filter(|_| state.served.is_empty() && state.disks.is_empty() && !state.others)
             && let Ok(process) = VmmProcess::adopted(pid)
         {
             process.kill();

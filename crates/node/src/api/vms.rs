@@ -47,7 +47,7 @@ pub(super) async fn create(State(node): Shared, body: Body) -> Result<Json<Vm>> 
 }
 
 pub(super) async fn inspect(State(node): Shared, Path(vm): Path<String>) -> Result<Json<Vm>> {
-    Ok(Json(node.find(&vm)?.vm()))
+    Ok(Json(node.find_any(&vm)?.vm()))
 }
 
 #[derive(Deserialize)]
@@ -63,7 +63,7 @@ pub(super) async fn remove(
     uri: Uri,
 ) -> Result<Response> {
     let RemoveQuery { force } = query(&uri)?;
-    node.find(&vm)?
+    node.find_any(&vm)?
         .ask(|reply| Command::Remove(force, reply))
         .await??;
     Ok(no_content())
@@ -130,12 +130,13 @@ pub(super) async fn kill(
     uri: Uri,
 ) -> Result<Json<Vm>> {
     let KillQuery { signal } = query(&uri)?;
-    let vm = node.find(&vm)?;
     let Some(signal) = signal else {
+        let vm = node.find_any(&vm)?;
         vm.ask(Command::Kill).await??;
         let view = vm.when(|view| !view.lives()).await;
         return Ok(Json(view.vm));
     };
+    let vm = node.find(&vm)?;
     if !(1..=64).contains(&signal) {
         return Err(Error::invalid(format!(
             "{signal} is no signal; signals are 1 to 64."
@@ -165,7 +166,7 @@ pub(super) async fn kill(
 }
 
 pub(super) async fn wait(State(node): Shared, Path(vm): Path<String>) -> Result<Json<Vm>> {
-    let vm = match node.find(&vm) {
+    let vm = match node.find_any(&vm) {
         Ok(vm) => vm,
         Err(_) => return Ok(Json(node.last_seen(&vm)?)),
     };

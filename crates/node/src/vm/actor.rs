@@ -52,8 +52,6 @@ pub(super) struct Actor {
     /// Somebody asked for removal; with force it does not wait for clients.
     pub(super) removal: Vec<oneshot::Sender<Result<()>>>,
     pub(super) removed: bool,
-    /// The record on disk can't be read and is never written over.
-    pub(super) unreadable: bool,
     /// Volumes of a VM that sleeps: nobody else may write to them.
     pub(super) kept_volumes: Vec<Lease>,
     /// For letting go of the pager.
@@ -143,7 +141,6 @@ pub(super) fn new(
     settings: Arc<Settings>,
     registry: Arc<Registry>,
     record: VmRecord,
-    unreadable: bool,
 ) -> (Actor, Arc<VmHandle>) {
     let (mailbox_in, mailbox) = mpsc::channel(MAILBOX);
     let (view, view_out) = watch::channel(view_of(&record));
@@ -176,7 +173,6 @@ pub(super) fn new(
         saver: Saver::default(),
         removal: Vec::new(),
         removed: false,
-        unreadable,
         kept_volumes: Vec::new(),
         rousing: None,
         pager_ticket: 0,
@@ -185,13 +181,8 @@ pub(super) fn new(
 }
 
 /// Makes a VM's task and starts it.
-pub fn create(
-    settings: Arc<Settings>,
-    registry: Arc<Registry>,
-    record: VmRecord,
-    unreadable: bool,
-) -> Arc<VmHandle> {
-    let (actor, handle) = new(settings, registry, record, unreadable);
+pub fn create(settings: Arc<Settings>, registry: Arc<Registry>, record: VmRecord) -> Arc<VmHandle> {
+    let (actor, handle) = new(settings, registry, record);
     tokio::spawn(actor.run());
     handle
 }
@@ -209,6 +200,7 @@ fn view_of(record: &VmRecord) -> View {
         leaving: record.spec.remove
             && (record.state == VmState::Exited || matches!(record.main, MainState::Ended(_))),
         removed: false,
+        refusal: None,
     }
 }
 
@@ -302,7 +294,7 @@ impl Actor {
                 let _ = reply.send(self.timeline());
             }
             Command::Flush(reply) => {
-                if !self.unreadable && is_active(self.record.state) {
+                if is_active(self.record.state) {
                     self.save_timeline();
                     let _ = self.record.save(&self.folder());
                 }
@@ -319,11 +311,6 @@ impl Actor {
 
     fn start(&mut self, prepared: Prepared) -> Result<()> {
         let name = &self.record.name;
-        if self.unreadable {
-            return Err(Error::wrong_state(format!(
-                "The VM {name} can't be started: its record can't be read."
-            )));
-        }
         if is_active(self.record.state) {
             return Err(Error::wrong_state(format!("The VM {name} already runs.")));
         }
@@ -609,6 +596,7 @@ impl Actor {
         view.leaving |= !self.removal.is_empty();
         self.view.send_modify(|old| {
             view.held_up = old.held_up.take();
+            view.refusal = old.refusal.take();
             *old = view;
         });
     }

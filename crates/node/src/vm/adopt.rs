@@ -8,7 +8,6 @@ use crate::durable::LoadError;
 use crate::error::Error;
 use crate::names;
 use crate::node::Settings;
-use crate::records;
 use crate::registry::Registry;
 use crate::vm::actor::{self, Actor, Gate, Running};
 use crate::vm::log::{self, Writer};
@@ -16,7 +15,7 @@ use crate::vm::process::VmmProcess;
 use crate::vm::record::{MainState, VmRecord};
 use crate::vm::spares::NO_ID;
 use crate::vm::supervisor::Supervisor;
-use crate::vm::{control, end, hibernate, is_active};
+use crate::vm::{control, end, hibernate, is_active, unreadable};
 use crate::volumes::{Lease, Volumes};
 use anyhow::Context;
 use jiffy_wire::api::VmState;
@@ -55,7 +54,6 @@ pub async fn all(
     };
     for id in ids_in(&paths.vms()) {
         let folder = paths.vm(&id);
-        remove_temporaries(&folder);
         let record = match VmRecord::load(&folder) {
             Ok(record) if record.id == id => record,
             // A VM to be removed at its end, or one just being created, when
@@ -70,15 +68,16 @@ pub async fn all(
             }
             Ok(_) => {
                 let pid = alive.remove(&id);
-                unreadable(settings, registry, &id, pid, &LoadError::Checksum).await;
+                unreadable(settings, registry, volumes, &id, pid, &LoadError::Checksum);
                 continue;
             }
             Err(error) => {
                 let pid = alive.remove(&id);
-                unreadable(settings, registry, &id, pid, &error).await;
+                unreadable(settings, registry, volumes, &id, pid, &error);
                 continue;
             }
         };
+        remove_temporaries(&folder);
         match alive.remove(&id) {
             // Made to be captured by the daemon before this one.
             Some(pid) if record.spec.hidden => end_orphan(settings, &id, pid).await,
@@ -104,7 +103,12 @@ pub async fn all(
         let root = view.root.as_ref().filter(|_| view.is_active());
         root?.lazy.clone()
     });
-    settings.pager.adopt(paged.collect(), disks.collect()).await;
+    let unknown =
+        registry.any(|vm| vm.view.borrow().refusal.is_some() && vm.view.borrow().is_active());
+    let pager = &settings.pager;
+    pager
+        .adopt(paged.collect(), disks.collect(), unknown.is_some())
+        .await;
     for id in run_folders {
         let runs = registry
             .find(&id)
@@ -124,7 +128,7 @@ fn settle(
     record: VmRecord,
 ) {
     let was_active = is_active(record.state);
-    let (mut actor, handle) = actor::new(Arc::clone(settings), Arc::clone(registry), record, false);
+    let (mut actor, handle) = actor::new(Arc::clone(settings), Arc::clone(registry), record);
     if was_active {
         actor.vmm_is_gone();
     }
@@ -140,25 +144,23 @@ fn settle(
     tokio::spawn(actor.run());
 }
 
-/// A VM of which nobody knows what it is made of. It can't go on: its volumes
-/// would be anybody's, and nothing could be asked of it.
-async fn unreadable(
+/// A VM of which this daemon doesn't know what it is made of.
+fn unreadable(
     settings: &Arc<Settings>,
     registry: &Arc<Registry>,
+    volumes: &Arc<Volumes>,
     id: &str,
     pid: Option<u32>,
     error: &LoadError,
 ) {
-    warn!(id, %error, "a VM's record can't be read");
-    if let Some(pid) = pid {
-        warn!(id, pid, "ending the VMM of a VM whose record can't be read");
-        end_vmm(settings, id, pid).await;
-    }
-    let name = records::vm::name_in_any(&settings.paths.vm(id));
-    let name = name.as_deref().unwrap_or(id);
-    let record = VmRecord::unreadable(id, name, error);
-    let handle = actor::create(Arc::clone(settings), Arc::clone(registry), record, true);
-    let _ = registry.insert(handle);
+    let is_its = |_: &VmmProcess| {
+        pid.and_then(|pid| vmm_id(pid, &settings.paths.vms()))
+            .as_deref()
+            == Some(id)
+    };
+    let process = pid.and_then(|pid| VmmProcess::adopted(pid).ok());
+    let process = process.filter(is_its);
+    unreadable::register(settings, registry, volumes, id, error, process);
 }
 
 fn discard(settings: &Settings, id: &str, why: &str) {
@@ -201,7 +203,7 @@ async fn adopt(
         held,
     );
     running.adopted = true;
-    let (mut actor, handle) = actor::new(Arc::clone(settings), Arc::clone(registry), record, false);
+    let (mut actor, handle) = actor::new(Arc::clone(settings), Arc::clone(registry), record);
     info!(vm = %actor.record.name, pid, "VM adopted");
     actor.take_over(running, pid);
     if registry.insert(handle).is_err() {
@@ -245,7 +247,7 @@ async fn end_orphan(settings: &Settings, id: &str, pid: u32) {
 }
 
 /// Ends a VMM; false if this process is none of this VM's any more.
-async fn end_vmm(settings: &Settings, id: &str, pid: u32) -> bool {
+pub(super) async fn end_vmm(settings: &Settings, id: &str, pid: u32) -> bool {
     let Ok(process) = VmmProcess::adopted(pid) else {
         return false;
     };

@@ -18,6 +18,7 @@
 //! * [`attach`]: clients of the first command.
 //! * [`timeline`]: what was measured.
 //! * [`adopt`]: VMs that outlived a daemon.
+//! * [`unreadable`]: those whose record can't be read.
 
 pub mod actor;
 pub mod adopt;
@@ -37,6 +38,7 @@ pub mod start;
 pub mod stop;
 pub mod supervisor;
 pub mod timeline;
+pub mod unreadable;
 
 use crate::error::{Error, Result};
 use clients::Clients;
@@ -72,6 +74,8 @@ pub struct View {
     pub leaving: bool,
     /// The VM is gone.
     pub removed: bool,
+    /// Why nothing can be asked of it but its end: its record can't be read.
+    pub refusal: Option<Error>,
 }
 
 impl View {

@@ -130,7 +130,7 @@ pub enum MainEnd {
 }
 
 /// Why a VM ended out of order.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Failure {
     /// One sentence.
     pub message: String,
@@ -262,7 +262,23 @@ impl VmRecord {
 
     /// What is shown in place of a record that can't be read.
     pub fn unreadable(id: &str, name: &str, error: &LoadError) -> VmRecord {
-        let message = error.sentence();
+        let why = error.sentence();
+        let failure = match error.is_newer() {
+            true => Failure {
+                message: format!(
+                    "The record of the VM {name} was written by a newer release of Jiffy, and the VM is left as it is: {why}."
+                ),
+                hint: Some(format!(
+                    "Go back to that release, or remove the VM with `jiffy rm --force {name}`."
+                )),
+            },
+            false => Failure {
+                message: format!(
+                    "The record of the VM {name} can't be read, and the VM is left as it is: {why}."
+                ),
+                hint: Some(format!("Remove it with `jiffy rm --force {name}`.")),
+            },
+        };
         let spec = Spec {
             image: String::new(),
             config: ImageConfig::default(),
@@ -289,10 +305,7 @@ impl VmRecord {
         VmRecord {
             created: 0,
             state: VmState::Exited,
-            failure: Some(Failure {
-                message: format!("The VM's record can't be read: {message}."),
-                hint: Some(format!("Remove it with `jiffy rm {id}`.")),
-            }),
+            failure: Some(failure),
             ..VmRecord::new(id.to_owned(), name.to_owned(), spec, 0)
         }
     }

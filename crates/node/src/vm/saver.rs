@@ -38,7 +38,7 @@ impl Saver {
 
 impl Actor {
     pub(super) fn write_record(&mut self) {
-        if !self.saver.dirty || self.saver.writing.is_some() || self.unreadable || self.removed {
+        if !self.saver.dirty || self.saver.writing.is_some() || self.removed {
             return;
         }
         self.saver.dirty = false;

@@ -189,7 +189,8 @@ fn a_record_that_can_not_be_read_is_shown_and_can_be_removed() {
     let newer: Vm = daemon.create(&named("newer", CreateVm::default())).json();
     let whole: Vm = daemon.create(&named("whole", CreateVm::default())).json();
     daemon.killed();
-    let record = |vm: &Vm| daemon.vm_folder(&vm.id).join("vm.json");
+    let data = daemon.data.clone();
+    let record = |vm: &Vm| data.join("vms").join(&vm.id).join("vm.json");
     let text = fs::read_to_string(record(&broken)).unwrap();
     fs::write(record(&broken), text.replace("\"broken\"", "\"bloken\"")).unwrap();
     let text = fs::read_to_string(record(&newer)).unwrap();
@@ -203,47 +204,182 @@ fn a_record_that_can_not_be_read_is_shown_and_can_be_removed() {
     let shown = daemon.vm(&broken.id);
     assert!(shown.error.unwrap().contains("checksum"));
     assert!(daemon.vm(&newer.id).error.unwrap().contains("version 2"));
-    daemon
-        .post(&format!("/v1/vms/{}/start", broken.id), b"")
-        .error(ErrorKind::NotFound);
-    for vm in [&broken, &newer, &whole] {
+    assert_eq!(daemon.vm("newer").id, newer.id, "its name is believed");
+    for vm in [&broken, &newer] {
+        daemon
+            .post(&format!("/v1/vms/{}/start", vm.id), b"")
+            .error(ErrorKind::WrongState);
+    }
+    let refused = daemon.delete(&format!("/v1/vms/{}", newer.id));
+    let refused = refused.error(ErrorKind::WrongState);
+    assert!(refused.message.contains("newer release"), "{refused:?}");
+    assert!(record(&newer).exists());
+    for vm in [&broken, &whole] {
         assert_eq!(daemon.delete(&format!("/v1/vms/{}", vm.id)).status, 204);
+    }
+    let forced = daemon.delete(&format!("/v1/vms/{}?force=true", newer.id));
+    assert_eq!(forced.status, 204);
+    daemon.nothing_left();
+}
+
+/// A VM with a volume of its name, so that its record says something of use.
+fn with_volume(name: &str) -> CreateVm {
+    let volume = VolumeUse {
+        name: name.into(),
+        size_mib: Some(1),
+        ..VolumeUse::default()
+    };
+    CreateVm {
+        disks: vec![volume],
+        ..named(name, CreateVm::default())
+    }
+}
+
+#[test]
+fn a_vm_whose_record_can_not_be_read_runs_on_and_is_seen() {
+    let mut daemon = Daemon::start();
+    for name in ["broken", "newer"] {
+        daemon.run_detached(with_volume(name)).json::<Vm>();
+    }
+    let [broken, newer] = ["broken", "newer"].map(|name| daemon.vm(name));
+    daemon.killed();
+    let data = daemon.data.clone();
+    let record = |vm: &Vm| data.join("vms").join(&vm.id).join("vm.json");
+    let whole = fs::read_to_string(record(&newer)).unwrap();
+    for (vm, before, after) in [
+        (&broken, "\"broken\"", "\"bloken\""),
+        (&newer, "\"version\":1", "\"version\":2"),
+    ] {
+        let text = fs::read_to_string(record(vm)).unwrap();
+        assert!(text.contains(before));
+        fs::write(record(vm), text.replace(before, after)).unwrap();
+    }
+    let records = [&broken, &newer].map(|vm| fs::read(record(vm)).unwrap());
+    daemon.up();
+    for (vm, why) in [(&broken, "checksum"), (&newer, "newer release")] {
+        let path = format!("/v1/vms/{}", vm.id);
+        let shown = daemon.vm(&vm.id);
+        assert_eq!((shown.state, shown.pid), (VmState::Running, vm.pid));
+        assert!(shown.error.unwrap().contains(why));
+        assert!(is_alive(vm.pid.unwrap()));
+        assert!(daemon.run_folder(&vm.id).exists());
+        for order in ["start", "stop", "pause", "hibernate", "fork"] {
+            let refused = daemon.post(&format!("{path}/{order}"), b"{}");
+            let refused = refused.error(ErrorKind::WrongState);
+            assert!(refused.message.contains(why), "{order}: {refused:?}");
+        }
+        let refused = daemon.exec(&vm.id, &shell("true")).err().unwrap();
+        refused.error(ErrorKind::WrongState);
+        daemon.delete(&path).error(ErrorKind::WrongState);
+        // Nobody else writes to its volume.
+        let other = CreateVm {
+            name: Some(format!("not-{}", vm.id)),
+            ..with_volume(if vm.id == newer.id { "newer" } else { "broken" })
+        };
+        let refused = daemon.run_detached(other).error(ErrorKind::Conflict);
+        assert!(refused.message.contains("volume"), "{refused:?}");
+    }
+    assert_eq!(daemon.vm("newer").id, newer.id);
+    daemon.shut_down();
+    assert_eq!(
+        records,
+        [&broken, &newer].map(|vm| fs::read(record(vm)).unwrap())
+    );
+
+    // The release that wrote it finds it as it was.
+    fs::write(record(&newer), whole).unwrap();
+    daemon.up();
+    let shown = daemon.vm("newer");
+    assert_eq!(
+        (shown.state, shown.pid, shown.error),
+        (VmState::Running, newer.pid, None)
+    );
+    let finished = daemon
+        .exec("newer", &shell("echo still here"))
+        .unwrap()
+        .finish();
+    assert_eq!(finished.text(), "still here\n");
+
+    // Who says so ends the other.
+    let killed: Vm = daemon
+        .post(&format!("/v1/vms/{}/kill", broken.id), b"")
+        .json();
+    assert_eq!((killed.state, killed.pid), (VmState::Exited, None));
+    assert!(!is_alive(broken.pid.unwrap()));
+    for id in [&broken.id, &newer.id] {
+        let removed = daemon.delete(&format!("/v1/vms/{id}?force=true"));
+        assert_eq!(removed.status, 204);
+    }
+    let names: Vec<String> = daemon
+        .get("/v1/vms?all=true")
+        .json::<Vec<Vm>>()
+        .into_iter()
+        .map(|vm| vm.name)
+        .collect();
+    assert!(
+        names.iter().all(|name| name.starts_with("not-")),
+        "{names:?}"
+    );
+    for name in names {
+        daemon.delete(&format!("/v1/vms/{name}"));
     }
     daemon.nothing_left();
 }
 
 #[test]
-fn a_vm_whose_record_can_not_be_read_does_not_run_on_unseen() {
+fn a_vm_of_a_newer_release_that_ends_or_sleeps_is_kept() {
     let mut daemon = Daemon::start();
-    for name in ["broken", "newer"] {
-        let with_volume = CreateVm {
-            disks: vec![VolumeUse {
-                name: name.into(),
-                size_mib: Some(1),
-                ..VolumeUse::default()
-            }],
-            ..named(name, CreateVm::default())
-        };
-        daemon.run_detached(with_volume).json::<Vm>();
+    for name in ["shot", "asleep"] {
+        daemon.run_detached(with_volume(name)).json::<Vm>();
     }
-    let [broken, newer] = ["broken", "newer"].map(|name| daemon.vm(name));
+    daemon
+        .post("/v1/vms/asleep/hibernate", b"")
+        .json::<jiffy_wire::api::Hibernated>();
+    let [shot, asleep] = ["shot", "asleep"].map(|name| daemon.vm(name));
     daemon.killed();
-    for (vm, before, after) in [
-        (&broken, "\"broken\"", "\"bloken\""),
-        (&newer, "\"version\":1", "\"version\":2"),
-    ] {
+    for vm in [&shot, &asleep] {
         let record = daemon.vm_folder(&vm.id).join("vm.json");
         let text = fs::read_to_string(&record).unwrap();
-        assert!(text.contains(before));
-        fs::write(&record, text.replace(before, after)).unwrap();
+        fs::write(&record, text.replace("\"version\":1", "\"version\":2")).unwrap();
     }
     daemon.up();
-    assert!(vmms(&daemon.data).is_empty());
-    for vm in [&broken, &newer] {
-        let shown = daemon.vm(&vm.id);
-        assert_eq!((shown.state, shown.pid), (VmState::Exited, None));
-        assert!(!daemon.run_folder(&vm.id).exists());
-        assert_eq!(daemon.delete(&format!("/v1/vms/{}", vm.id)).status, 204);
+    assert_eq!(daemon.vm("asleep").state, VmState::Hibernated);
+    daemon
+        .post("/v1/vms/asleep/wake", b"")
+        .error(ErrorKind::WrongState);
+    daemon
+        .post("/v1/vms/asleep/kill", b"")
+        .error(ErrorKind::WrongState);
+    daemon.delete("/v1/vms/asleep").error(ErrorKind::WrongState);
+    let other = CreateVm {
+        name: Some("other".into()),
+        ..with_volume("asleep")
+    };
+    daemon.run_detached(other).error(ErrorKind::Conflict);
+    kill(shot.pid.unwrap());
+    daemon.when("shot", VmState::Exited);
+    daemon.delete("/v1/vms/shot").error(ErrorKind::WrongState);
+    daemon.shut_down();
+    daemon.up();
+    assert_eq!(daemon.vm("shot").state, VmState::Exited);
+    assert_eq!(daemon.vm("asleep").state, VmState::Hibernated);
+    assert!(
+        daemon
+            .vm_folder(&asleep.id)
+            .join("hibernated/state")
+            .exists()
+    );
+    let again = CreateVm {
+        name: Some("again".into()),
+        ..with_volume("shot")
+    };
+    daemon.run_detached(again).json::<Vm>();
+    for name in ["shot", "asleep"] {
+        let removed = daemon.delete(&format!("/v1/vms/{name}?force=true"));
+        assert_eq!(removed.status, 204, "{name}");
+    }
+    for name in ["other", "again"] {
+        daemon.delete(&format!("/v1/vms/{name}?force=true"));
     }
     daemon.nothing_left();
 }

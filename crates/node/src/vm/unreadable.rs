@@ -1,0 +1,210 @@
+//! A VM whose record this daemon can't read: a newer release wrote it, or it is
+//! damaged.
+//!
+//! The VM is left as it is. If it runs it goes on, and if it is hibernated it
+//! stays so: the release that wrote its record adopts it again. It is shown with
+//! the reason, and the volumes that its VMM's configuration names are held. Only
+//! a user can end it (`kill`), or remove it (`rm --force`).
+
+use crate::durable::LoadError;
+use crate::error::{Error, Result};
+use crate::node::Settings;
+use crate::records;
+use crate::registry::Registry;
+use crate::vm::actor::{self, Actor};
+use crate::vm::process::VmmProcess;
+use crate::vm::record::VmRecord;
+use crate::vm::{Command, adopt, hibernate, is_active};
+use crate::volumes::{Lease, Volumes};
+use jiffy_wire::api::{VmState, VolumeUse};
+use serde::Deserialize;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tracing::{info, warn};
+
+/// Its task: an actor that does nothing by itself.
+struct Unreadable {
+    actor: Actor,
+    /// Why nothing can be asked of it.
+    refusal: Error,
+    newer: bool,
+    process: Option<VmmProcess>,
+}
+
+/// Registers such a VM; `process` is its VMM, if that runs.
+pub(super) fn register(
+    settings: &Arc<Settings>,
+    registry: &Arc<Registry>,
+    volumes: &Arc<Volumes>,
+    id: &str,
+    error: &LoadError,
+    process: Option<VmmProcess>,
+) {
+    let folder = settings.paths.vm(id);
+    // By its id, if its name can't be had.
+    let name = records::vm::name_in_any(&folder)
+        .filter(|name| registry.find(name).is_err())
+        .unwrap_or_else(|| id.to_owned());
+    let mut record = VmRecord::unreadable(id, &name, error);
+    record.pid = process.as_ref().map(|process| process.pid);
+    record.state = state_of(&folder, process.is_some());
+    warn!(id, name, %error, state = ?record.state, "a VM's record can't be read: the VM is left as it is");
+    let failure = record.failure.clone().unwrap_or_default();
+    let mut refusal = Error::wrong_state(failure.message);
+    refusal.0.hint = failure.hint;
+    let held = match record.state {
+        VmState::Exited => Vec::new(),
+        _ => hold_volumes(volumes, &folder, &name),
+    };
+    let (mut actor, handle) = actor::new(Arc::clone(settings), Arc::clone(registry), record);
+    actor.kept_volumes = held;
+    let shown = refusal.clone();
+    actor.view.send_modify(|view| view.refusal = Some(shown));
+    if registry.insert(handle).is_err() {
+        warn!(
+            id,
+            "a VM has the name that is this one's id; this one is not shown"
+        );
+    }
+    let vm = Unreadable {
+        actor,
+        refusal,
+        newer: error.is_newer(),
+        process,
+    };
+    tokio::spawn(vm.run());
+}
+
+/// What can be told without the record.
+fn state_of(folder: &Path, runs: bool) -> VmState {
+    match runs {
+        true => VmState::Running,
+        false if hibernate::is_asleep(folder) => VmState::Hibernated,
+        false => VmState::Exited,
+    }
+}
+
+impl Unreadable {
+    async fn run(mut self) {
+        loop {
+            self.actor.forget_if_over();
+            if self.actor.removed {
+                return;
+            }
+            let process = &self.process;
+            let ended = async {
+                match process {
+                    Some(process) => process.ended().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                command = self.actor.mailbox.recv() => match command {
+                    Some(command) => self.command(command).await,
+                    None => return,
+                },
+                _ = ended => self.ended(),
+            }
+        }
+    }
+
+    async fn command(&mut self, command: Command) {
+        match command {
+            Command::Remove(force, reply) => match self.may_be_removed(force) {
+                Ok(()) => {
+                    self.end().await;
+                    self.actor.record.state = VmState::Exited;
+                    self.actor.removal.push(reply);
+                    self.actor.publish();
+                }
+                Err(error) => drop(reply.send(Err(error))),
+            },
+            Command::Kill(reply) if self.process.is_some() => {
+                self.end().await;
+                let _ = reply.send(Ok(()));
+            }
+            Command::Timeline(reply) => {
+                let _ = reply.send(self.actor.kept_timeline().unwrap_or_default());
+            }
+            Command::MemoryWhole(_, reply) | Command::Flush(reply) => drop(reply.send(())),
+            Command::Save(reply)
+            | Command::Start(_, reply)
+            | Command::Stop(_, reply)
+            | Command::Kill(reply)
+            | Command::Paused(_, reply)
+            | Command::Hibernate(reply) => drop(reply.send(Err(self.refusal.clone()))),
+            Command::Interrupt(_) | Command::Deliver(_) => {}
+        }
+    }
+
+    fn may_be_removed(&self, force: bool) -> Result<()> {
+        let over = self.actor.record.state == VmState::Exited;
+        match force || (over && !self.newer) {
+            true => Ok(()),
+            false => Err(self.refusal.clone()),
+        }
+    }
+
+    /// Ends its VMM, which somebody asked for.
+    async fn end(&mut self) {
+        if let Some(process) = &self.process {
+            let id = self.actor.record.id.clone();
+            adopt::end_vmm(&self.actor.settings, &id, process.pid).await;
+            self.ended();
+        }
+    }
+
+    fn ended(&mut self) {
+        info!(
+            id = self.actor.record.id,
+            "a VM whose record can't be read has ended"
+        );
+        self.process = None;
+        let actor = &mut self.actor;
+        actor.record.pid = None;
+        actor.record.state = state_of(&actor.folder(), false);
+        if !is_active(actor.record.state) && actor.record.state != VmState::Hibernated {
+            actor.kept_volumes.clear();
+        }
+        let _ = fs::remove_dir_all(actor.settings.paths.vm_run(&actor.record.id));
+        actor.publish();
+    }
+}
+
+/// Holds the volumes that a VMM's configuration names, of whatever version that
+/// is.
+fn hold_volumes(volumes: &Arc<Volumes>, folder: &Path, name: &str) -> Vec<Lease> {
+    #[derive(Deserialize)]
+    struct Config {
+        disks: Vec<Disk>,
+    }
+    #[derive(Deserialize)]
+    struct Disk {
+        path: PathBuf,
+        #[serde(default)]
+        read_only: bool,
+    }
+    let config = fs::read(folder.join("vmm.json")).unwrap_or_default();
+    let Ok(config) = serde_json::from_slice::<Config>(&config) else {
+        return Vec::new();
+    };
+    let mut held = Vec::new();
+    for disk in config.disks {
+        let volume = disk.path.file_stem().and_then(|stem| stem.to_str());
+        let Some(volume) = volume.filter(|it| volumes.file(it) == disk.path) else {
+            continue;
+        };
+        let wanted = VolumeUse {
+            name: volume.to_owned(),
+            read_only: disk.read_only,
+            ..VolumeUse::default()
+        };
+        match volumes.hold(&[wanted], name) {
+            Ok(leases) => held.extend(leases),
+            Err(error) => warn!(name, %error, "a VM's volumes are not all its own"),
+        }
+    }
+    held
+}
