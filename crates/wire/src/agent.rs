@@ -11,6 +11,14 @@
 //!   sends one [`Request`]; what follows depends on the request.
 //!
 //! Order on the supervisor channel: `Hello` → `Welcome` → anything.
+//!
+//! A guest may be older than its node, in the memory of a captured VM by many
+//! releases, and, when an upgrade was taken back, newer. The hello has the
+//! newest version that the guest speaks, the welcome the newest that both do
+//! ([`common`]). A [`Request`] has the version in which it came to be, and the
+//! guest takes what it speaks ([`is_spoken`]). Messages never change: one that
+//! is to say more is another message, at the end of its enum, of a new version,
+//! and is sent to nobody who did not say that he speaks it.
 
 use alloc::{string::String, vec::Vec};
 use serde::{Deserialize, Serialize};
@@ -19,10 +27,22 @@ use serde::{Deserialize, Serialize};
 pub const SUPERVISOR_PORT: u32 = 1024;
 /// The guest listens on this port.
 pub const AGENT_PORT: u32 = 1025;
-/// Version of everything in this module; another is refused at the hello.
+/// The newest version that is spoken.
 pub const VERSION: u16 = 1;
+/// The oldest: guests that release 0.1 started, or captured, speak it.
+pub const OLDEST: u16 = 1;
 /// Most output of the first command kept for a node that is away, per stream.
 pub const MAIN_OUTPUT_WINDOW: usize = 256 * 1024;
+
+/// The newest version that both speak, if the other's newest is `newest`.
+pub fn common(newest: u16) -> Option<u16> {
+    (newest >= OLDEST).then(|| newest.min(VERSION))
+}
+
+/// Is this version spoken?
+pub fn is_spoken(version: u16) -> bool {
+    (OLDEST..=VERSION).contains(&version)
+}
 
 /// A program to run in the guest.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -144,7 +164,7 @@ pub struct GuestSpan {
 pub enum FromGuest {
     /// First message of each connection.
     Hello {
-        /// [`VERSION`].
+        /// The newest that the guest speaks.
         version: u16,
         /// The id from the guest's configuration.
         vm_id: String,
@@ -210,9 +230,9 @@ pub enum FromGuest {
 /// Host to guest, on the supervisor channel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToGuest {
-    /// Answers a hello of a known version.
+    /// Answers a hello.
     Welcome {
-        /// [`VERSION`].
+        /// The newest that both speak.
         version: u16,
         /// How much of the first command's stdout the host has stored.
         stdout_offset: u64,
@@ -239,14 +259,14 @@ pub enum Request {
     /// Run a program. Then [`ExecInput`] in, [`ExecOutput`] out, until
     /// `Exited` or `Failed`. A connection lost early ends it with SIGHUP.
     Exec {
-        /// [`VERSION`].
+        /// [`OLDEST`].
         version: u16,
         /// What to run.
         command: Command,
     },
     /// Copy into the guest. [`CopyFrame`]s in; one [`CopyDone`] out.
     CopyIn {
-        /// [`VERSION`].
+        /// [`OLDEST`].
         version: u16,
         /// Existing folder or the new name, as `cp -r` understands it.
         path: String,
@@ -254,20 +274,20 @@ pub enum Request {
     /// Copy out of the guest. [`CopyFrame`]s out, then one `CopyFrame::End`,
     /// or `CopyFrame::Failed`.
     CopyOut {
-        /// [`VERSION`].
+        /// [`OLDEST`].
         version: u16,
         /// File or folder.
         path: String,
     },
     /// One [`Stat`] out.
     Stat {
-        /// [`VERSION`].
+        /// [`OLDEST`].
         version: u16,
     },
     /// End the VM in order: TERM to all, sync, power off (or reboot). One
     /// [`Done`] out before it begins.
     Shutdown {
-        /// [`VERSION`].
+        /// [`OLDEST`].
         version: u16,
         /// How long programs have after SIGTERM, milliseconds.
         grace_ms: u32,
@@ -283,7 +303,7 @@ pub enum Request {
     /// Until programs go on other connections are accepted by the kernel, but
     /// not served. Nothing may be sent on this one.
     Quiesce {
-        /// [`VERSION`].
+        /// [`OLDEST`].
         version: u16,
         /// Give up page cache, dentries and inodes, and compact memory, so
         /// that the capture is small.
@@ -291,7 +311,7 @@ pub enum Request {
     },
     /// Send a signal to the first command. One [`Done`] out.
     SignalMain {
-        /// [`VERSION`].
+        /// [`OLDEST`].
         version: u16,
         /// Signal number.
         signal: i32,
@@ -300,13 +320,14 @@ pub enum Request {
     /// a tar, with whiteouts and opaque folders as overlayfs has them. Programs
     /// stand still meanwhile. [`CopyFrame::Data`] out, then `End`, or `Failed`.
     Changes {
-        /// [`VERSION`].
+        /// [`OLDEST`].
         version: u16,
     },
 }
 
 impl Request {
-    /// The version it was made for.
+    /// The version in which it came to be: whoever speaks that, or a later one,
+    /// knows it.
     pub fn version(&self) -> u16 {
         match self {
             Request::Exec { version, .. }

@@ -27,5 +27,7 @@ pub mod pager;
 #[cfg(feature = "std")]
 pub mod timeline;
 pub mod trace;
+#[cfg(test)]
+mod transcripts;
 #[cfg(feature = "std")]
 pub mod vmm;

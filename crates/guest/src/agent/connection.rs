@@ -7,8 +7,8 @@ use crate::stream::{FrameStream, Received};
 use alloc::{format, string::String};
 use core::mem::MaybeUninit;
 use jiffy_wire::agent::{
-    CopyDone, CopyFrame, Done, ExecInput, ExecOutput, ExitStatus, Request, StartError,
-    StartFailure, Stream, VERSION,
+    CopyDone, CopyFrame, Done, ExecInput, ExecOutput, ExitStatus, OLDEST, Request, StartError,
+    StartFailure, Stream, VERSION, is_spoken,
 };
 use rustix::event::PollFlags;
 use rustix::fd::OwnedFd;
@@ -236,9 +236,9 @@ impl Connection {
     }
 
     fn begin(&mut self, request: Request, now: u64) -> Need {
-        if request.version() != VERSION {
+        if !is_spoken(request.version()) {
             let message = format!(
-                "protocol version {} was asked for; this jiffy-init speaks version {VERSION}",
+                "protocol version {} was asked for; this jiffy-init speaks versions {OLDEST} to {VERSION}",
                 request.version()
             );
             self.refuse(&request, message, now);

@@ -7,7 +7,7 @@ use crate::syscalls::{self, vsock::VsockAddress};
 use alloc::string::String;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicI32, Ordering};
-use jiffy_wire::agent::{FromGuest, SUPERVISOR_PORT, ToGuest, VERSION};
+use jiffy_wire::agent::{self, FromGuest, SUPERVISOR_PORT, ToGuest, VERSION};
 use rustix::event::PollFlags;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::{Errno, Result};
@@ -290,7 +290,7 @@ impl Link {
                     stdout_offset,
                     stderr_offset,
                 } if greeting => {
-                    if version != VERSION {
+                    if !agent::is_spoken(version) {
                         return Err(());
                     }
                     self.welcome();

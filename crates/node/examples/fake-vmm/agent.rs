@@ -6,7 +6,6 @@ use crate::guest::OFF;
 use crate::program::{Program, feed, start};
 use jiffy_wire::agent::{
     AGENT_PORT, Command, CopyDone, CopyFrame, Done, ExecInput, ExecOutput, Request, Stat, Stream,
-    VERSION,
 };
 use jiffy_wire::frame::{self, MAX_DATA};
 use rustix::process::{Pid, Signal, kill_process};
@@ -35,7 +34,8 @@ impl Vm {
         let Some(request) = reader.next::<Request>()? else {
             return Ok(());
         };
-        assert_eq!(request.version(), VERSION);
+        // The init of release 0.1 takes no other.
+        assert_eq!(request.version(), 1);
         match request {
             Request::Exec { command, .. } => self.exec(stream, reader, &command),
             Request::Stat { .. } => send(

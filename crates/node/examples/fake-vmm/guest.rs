@@ -110,7 +110,7 @@ impl Vm {
             vec![0xff; 4096],
             b"GET / HTTP/1.1\r\n\r\n".to_vec(),
             hello("ffffffffffff", VERSION),
-            hello(&self.config.id, VERSION + 1),
+            hello(&self.config.id, 0),
             frame::to_vec(&FromGuest::MainExited(ExitStatus::Code(99))).unwrap(),
         ] {
             let mut stream = UnixStream::connect(self.supervisor()).unwrap();
@@ -193,7 +193,7 @@ impl Vm {
         send(
             &mut stream,
             &FromGuest::Hello {
-                version: VERSION,
+                version: VERSION + u16::from(self.script.newer),
                 vm_id: self.config.id.clone(),
                 pid1_ns: 5_000_000,
                 attempt,
@@ -201,9 +201,9 @@ impl Vm {
         )?;
         let mut reader = Messages::new(stream.try_clone()?);
         let Some(ToGuest::Welcome {
+            version: VERSION,
             stdout_offset,
             stderr_offset,
-            ..
         }) = reader.next()?
         else {
             return Err(io::ErrorKind::InvalidData.into());

@@ -33,6 +33,8 @@ pub struct Script {
     /// The guest that powers off makes the file `off` in the VM's folder, writes back
     /// until there is one called `go`, and makes `written` then.
     pub slow_off: bool,
+    /// The guest's init is of the release after this one.
+    pub newer: bool,
 }
 
 impl Script {
@@ -53,6 +55,7 @@ impl Script {
                 Some("capture-fails") => script.capture_fails = true,
                 Some("held-capture") => script.held_capture = true,
                 Some("slow-off") => script.slow_off = true,
+                Some("newer") => script.newer = true,
                 Some("held") => script.held = true,
                 Some(other) => panic!("fake={other}"),
                 None => {}

@@ -19,7 +19,7 @@ use axum::http::{HeaderValue, Uri};
 use axum::response::{IntoResponse, Response};
 use hyper::upgrade::Parts;
 use hyper_util::rt::TokioIo;
-use jiffy_wire::agent::{self as wire, CopyDone, CopyFrame, ExecOutput, VERSION};
+use jiffy_wire::agent::{self as wire, CopyDone, CopyFrame, ExecOutput, OLDEST};
 use jiffy_wire::api::{NoCommand, RunVm, VM_ID_HEADER, VmState};
 use jiffy_wire::frame;
 use serde::Deserialize;
@@ -103,7 +103,7 @@ pub(super) async fn exec(
     config::fill(&mut command, &vm.spec.config);
     check_command(&command)?;
     let request = wire::Request::Exec {
-        version: VERSION,
+        version: OLDEST,
         command,
     };
     proxied::<ExecOutput>(&node, vm, stream, request).await
@@ -124,7 +124,7 @@ pub(super) async fn copy_in(
     let stream = upgrade(&mut request)?;
     let vm = node.find(&vm)?;
     let request = wire::Request::CopyIn {
-        version: VERSION,
+        version: OLDEST,
         path,
     };
     proxied::<CopyDone>(&node, vm, stream, request).await
@@ -139,7 +139,7 @@ pub(super) async fn copy_out(
     let stream = upgrade(&mut request)?;
     let vm = node.find(&vm)?;
     let request = wire::Request::CopyOut {
-        version: VERSION,
+        version: OLDEST,
         path,
     };
     proxied::<CopyFrame>(&node, vm, stream, request).await

@@ -12,7 +12,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::Uri;
 use axum::response::Response;
-use jiffy_wire::agent::{Request, Stat, VERSION};
+use jiffy_wire::agent::{OLDEST, Request, Stat};
 use jiffy_wire::api::{CreateVm, Vm, VmState};
 use jiffy_wire::timeline::Timeline;
 use serde::Deserialize;
@@ -151,7 +151,7 @@ pub(super) async fn kill(
     }
     let socket = node.agent_socket(&vm).await?;
     let request = Request::SignalMain {
-        version: VERSION,
+        version: OLDEST,
         signal,
     };
     agent::tell(&socket, &request, ANSWER_TIME)
@@ -177,7 +177,7 @@ pub(super) async fn wait(State(node): Shared, Path(vm): Path<String>) -> Result<
 pub(super) async fn stat(State(node): Shared, Path(vm): Path<String>) -> Result<Json<Stat>> {
     let vm = node.find(&vm)?;
     let socket = node.agent_socket(&vm).await?;
-    let request = Request::Stat { version: VERSION };
+    let request = Request::Stat { version: OLDEST };
     let stat = agent::ask_once(&socket, &request, ANSWER_TIME)
         .await
         .map_err(|error| agent_failed(&vm.name, &error))?;

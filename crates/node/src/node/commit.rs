@@ -10,7 +10,7 @@ use crate::images::Made;
 use crate::vm::VmHandle;
 use crate::vm::record::Spec;
 use crate::vm::timeline::short;
-use jiffy_wire::agent::{CopyFrame, Request, VERSION};
+use jiffy_wire::agent::{CopyFrame, OLDEST, Request};
 use jiffy_wire::api::{CommitVm, Committed, ImageSource, RootDisk};
 use std::io;
 use std::path::Path;
@@ -85,7 +85,7 @@ impl Node {
                 short(why.trim_end_matches('.'))
             ))
         };
-        let request = Request::Changes { version: VERSION };
+        let request = Request::Changes { version: OLDEST };
         let stream = agent::ask(socket, &request)
             .await
             .map_err(|error| failed(&error.sentence()))?;

@@ -15,7 +15,7 @@ use crate::snapshots::draft::Draft;
 use crate::snapshots::saved::Saved;
 use crate::vm::record::{MainState, Root, Spec};
 use crate::vm::{Command, VmHandle, control};
-use jiffy_wire::agent::{Command as AgentCommand, ExecOutput, Request, VERSION};
+use jiffy_wire::agent::{Command as AgentCommand, ExecOutput, OLDEST, Request};
 use jiffy_wire::api::{MemoryForm, VmState};
 use jiffy_wire::vmm::{ControlRequest, ControlResponse, Extent};
 use std::sync::Arc;
@@ -110,7 +110,7 @@ impl Node {
     async fn warm_up(&self, vm: &VmHandle) {
         let socket = self.settings.paths.vsock_socket(&vm.id);
         let request = Request::Exec {
-            version: VERSION,
+            version: OLDEST,
             command: nothing(),
         };
         let run = async {

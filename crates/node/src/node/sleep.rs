@@ -12,7 +12,7 @@ use crate::snapshots::{check_processor, remove_whole};
 use crate::vm::record::Root;
 use crate::vm::start::{Beginning, Handle, Prepared, Restoring, volume_disk};
 use crate::vm::{Command, VmHandle, control, hibernate};
-use jiffy_wire::agent::{Request, Stat, VERSION};
+use jiffy_wire::agent::{OLDEST, Request, Stat};
 use jiffy_wire::api::{Hibernated, MemoryForm, Vm, VmState};
 use jiffy_wire::timeline::names;
 use jiffy_wire::vmm::{BalloonStatus, ControlRequest, ControlResponse};
@@ -188,7 +188,7 @@ impl Node {
 
 /// MiB that a guest has to spare.
 async fn spare_mib(agent_socket: &Path) -> u32 {
-    let request = Request::Stat { version: VERSION };
+    let request = Request::Stat { version: OLDEST };
     match agent::ask_once::<Stat>(agent_socket, &request, STAT_TIME).await {
         Ok(stat) => {
             let spare = (stat.memory_available >> 20).saturating_sub(LEFT_FREE);

@@ -4,7 +4,7 @@ use crate::agent::{self, AgentError};
 use crate::frames::{FrameReader, ReadError};
 use crate::vm::control;
 use crate::vm::timeline::short;
-use jiffy_wire::agent::{Done, Request, VERSION};
+use jiffy_wire::agent::{Done, OLDEST, Request};
 use jiffy_wire::vmm::{ControlRequest, ControlResponse, MemoryLayout};
 use std::fs::File;
 use std::io;
@@ -34,7 +34,7 @@ pub struct Quiet {
 /// stop.
 pub async fn quiesce(vsock: &Path, drop_caches: bool) -> Result<Quiet, String> {
     let request = Request::Quiesce {
-        version: VERSION,
+        version: OLDEST,
         drop_caches,
     };
     let exchange = async {

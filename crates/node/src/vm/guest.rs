@@ -8,7 +8,7 @@ use crate::vm::log::Kind;
 use crate::vm::record::{MAX_WARNINGS, MainEnd, MainState};
 use crate::vm::supervisor::{FromLink, Link, Stored};
 use crate::vm::timeline::short;
-use jiffy_wire::agent::{ExitStatus, FromGuest, MAIN_OUTPUT_WINDOW, Stream, ToGuest, VERSION};
+use jiffy_wire::agent::{ExitStatus, FromGuest, MAIN_OUTPUT_WINDOW, Stream, ToGuest};
 use jiffy_wire::api::VmState;
 use jiffy_wire::frame::MAX_DATA;
 use tokio::time::Instant;
@@ -57,7 +57,7 @@ impl Actor {
         self.recorder.pid1_guest(pid1_ns);
         let offset = |stream| running.log.offset(stream);
         let welcome = ToGuest::Welcome {
-            version: VERSION,
+            version: link.version,
             stdout_offset: offset(Stream::Stdout),
             stderr_offset: offset(Stream::Stderr),
         };

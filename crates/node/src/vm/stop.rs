@@ -8,7 +8,7 @@ use crate::vm::control;
 use crate::vm::end::EndReason;
 use crate::vm::is_active;
 use crate::vm::record::MainState;
-use jiffy_wire::agent::{Request, Stat, VERSION};
+use jiffy_wire::agent::{OLDEST, Request, Stat};
 use jiffy_wire::api::VmState;
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use std::time::Duration;
@@ -72,7 +72,7 @@ impl Actor {
             let vsock = self.settings.paths.vsock_socket(&self.record.id);
             let notify = running.notify.clone();
             let shutdown = |grace: Duration| Request::Shutdown {
-                version: VERSION,
+                version: OLDEST,
                 grace_ms: grace.as_millis().try_into().unwrap_or(u32::MAX),
             };
             // A first command that ends powers the VM off. With a signal of
@@ -85,7 +85,7 @@ impl Actor {
             };
             tokio::spawn(async move {
                 if let Some(signal) = own_signal {
-                    let version = VERSION;
+                    let version = OLDEST;
                     let ask = Request::SignalMain { version, signal };
                     match agent::tell(&vsock, &ask, POWER_OFF_TIME).await {
                         Ok(()) => tokio::select! {
@@ -239,7 +239,7 @@ impl Actor {
         let notify = running.notify.clone();
         let within = self.settings.start_timeout;
         tokio::spawn(async move {
-            let request = Request::Stat { version: VERSION };
+            let request = Request::Stat { version: OLDEST };
             if agent::ask_once::<Stat>(&vsock, &request, within)
                 .await
                 .is_ok()

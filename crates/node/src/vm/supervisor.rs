@@ -4,7 +4,7 @@
 //! after a valid hello; nonsense closes that connection and nothing else.
 
 use crate::frames::{self, FrameReader};
-use jiffy_wire::agent::{ExecInput, FromGuest, ToGuest, VERSION};
+use jiffy_wire::agent::{self, ExecInput, FromGuest, ToGuest};
 use jiffy_wire::frame;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,6 +39,8 @@ pub struct Stored {
 pub struct Link {
     /// Which connection, in the order of their hellos.
     pub serial: u64,
+    /// The newest version of the protocol that both ends speak.
+    pub version: u16,
     /// Messages to the guest, with back-pressure. Dropping it (and every
     /// clone) closes the connection.
     pub send: mpsc::Sender<ToGuest>,
@@ -174,13 +176,17 @@ async fn connection(
     let (input, mut output) = stream.into_split();
     let mut input = FrameReader::new(input);
     let hello = timeout(HELLO_TIME, input.next()).await;
-    let (pid1_ns, attempt) = match hello {
+    let (version, pid1_ns, attempt) = match hello {
         Ok(Ok(Some(FromGuest::Hello {
-            version: VERSION,
+            version,
             vm_id: said,
             pid1_ns,
             attempt,
-        }))) if said == vm_id => (pid1_ns, attempt),
+        }))) if said == vm_id
+            && let Some(version) = agent::common(version) =>
+        {
+            (version, pid1_ns, attempt)
+        }
         Ok(Ok(Some(FromGuest::Hello { version, .. }))) => {
             warn!(
                 vm = vm_id,
@@ -201,6 +207,7 @@ async fn connection(
     let (stored, stored_seen) = watch::channel(Stored::default());
     let link = Link {
         serial,
+        version,
         send,
         stored,
         room: None,
@@ -298,13 +305,45 @@ mod tests {
     use tokio::io::AsyncReadExt;
 
     fn hello(vm_id: &str) -> Vec<u8> {
+        hello_of(agent::VERSION, vm_id)
+    }
+
+    fn hello_of(version: u16, vm_id: &str) -> Vec<u8> {
         frame::to_vec(&FromGuest::Hello {
-            version: VERSION,
+            version,
             vm_id: vm_id.into(),
             pid1_ns: 7,
             attempt: 0,
         })
         .unwrap()
+    }
+
+    #[tokio::test]
+    async fn older_and_newer_guests_are_spoken_to_in_what_both_know() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sock");
+        let mut supervisor = Supervisor::new(UnixListener::bind(&path).unwrap(), "0123456789ab");
+        // What the init of release 0.1 says, byte for byte.
+        let old = include_str!("../../../wire/golden/agent-1.txt")
+            .lines()
+            .next();
+        let hex = old.unwrap().split(' ').nth(1).unwrap();
+        let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+        let old = (0..hex.len()).step_by(2).map(byte).collect();
+        let newer = hello_of(agent::VERSION + 1, "0123456789ab");
+        for (hello, spoken) in [(old, 1), (newer, agent::VERSION)] {
+            let mut guest = UnixStream::connect(&path).await.unwrap();
+            guest.write_all(&hello).await.unwrap();
+            let Some(FromLink::Hello { link, .. }) = supervisor.messages.recv().await else {
+                panic!("no hello");
+            };
+            assert_eq!(link.version, spoken);
+            drop(link);
+            assert!(matches!(
+                supervisor.messages.recv().await,
+                Some(FromLink::Gone(_))
+            ));
+        }
     }
 
     #[tokio::test]
@@ -322,6 +361,7 @@ mod tests {
             &b"GET / HTTP/1.1\r\n\r\n"[..],
             &[0xff; 64],
             &hello("somebody else"),
+            &hello_of(0, "me"),
             &frame::to_vec(&FromGuest::Ready).unwrap(),
         ] {
             let mut bad = UnixStream::connect(&path).await.unwrap();
@@ -355,7 +395,7 @@ mod tests {
             panic!("no hello");
         };
         let welcome = ToGuest::Welcome {
-            version: VERSION,
+            version: agent::VERSION,
             stdout_offset: 0,
             stderr_offset: 0,
         };

@@ -1,7 +1,7 @@
 //! Data of release 0.1 under this daemon (`tests/fixtures/release-0.1/make` says
 //! how it was made, of real VMs).
 
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, bad_vm, named, shell};
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{Image, Snapshot, Vm, VmState, Volume};
 use jiffy_wire::timeline::Timeline;
@@ -108,4 +108,24 @@ fn the_data_of_release_0_1_is_taken_over() {
     daemon.killed();
     daemon.up();
     assert_eq!(daemon.vm("sleeper").state, VmState::Hibernated);
+}
+
+#[test]
+fn a_guest_of_the_next_release_is_spoken_to_as_this_one_can() {
+    let mut daemon = Daemon::start();
+    daemon
+        .run_detached(named("newer", bad_vm("newer", None)))
+        .json::<Vm>();
+    for _ in 0..2 {
+        let finished = daemon
+            .exec("newer", &shell("echo understood"))
+            .unwrap()
+            .finish();
+        assert_eq!(finished.text(), "understood\n");
+        daemon.killed();
+        daemon.up();
+        daemon.when("newer", VmState::Running);
+    }
+    let stopped: Vm = daemon.post("/v1/vms/newer/stop", b"").json();
+    assert_eq!((stopped.state, stopped.error), (VmState::Exited, None));
 }
