@@ -7,6 +7,8 @@ use tracing_subscriber::EnvFilter;
 
 /// Requests are small and VMs' tasks mostly sleep.
 const WORKERS: usize = 2;
+/// A running VM takes five descriptors, and some more while it is started.
+const DESCRIPTORS: u64 = 1 << 16;
 
 fn main() -> ExitCode {
     let options = Options::parse();
@@ -16,6 +18,7 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .init();
+    jiffy_sys::descriptors::raise_limit(DESCRIPTORS);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .enable_all()

@@ -7,13 +7,15 @@ use jiffy_pager::replay;
 use jiffy_pager::server::Server;
 use jiffy_sys::fds;
 use jiffy_sys::termination::TerminationFd;
-use rustix::process::{Resource, getrlimit, setrlimit};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
+
+/// A VM takes three descriptors.
+const DESCRIPTORS: u64 = 1 << 16;
 
 /// Serves page faults out of the store.
 #[derive(Debug, Parser)]
@@ -110,7 +112,7 @@ fn run(serve: &Serve) -> Result<()> {
             fds::inherited(number).with_context(|| format!("--ready-fd {number} is not open"))
         })
         .transpose()?;
-    raise_file_limit();
+    jiffy_sys::descriptors::raise_limit(DESCRIPTORS);
     let server = Server::start(&serve.control, settings(serve)?)
         .with_context(|| format!("{} cannot be listened on", serve.control.display()))?;
     if let Some(ready) = ready {
@@ -156,11 +158,4 @@ fn settings(serve: &Serve) -> Result<Settings> {
         settings.fault_around = u64::from(kib) << 10;
     }
     Ok(settings)
-}
-
-/// Three descriptors a VM: as many as may be had.
-fn raise_file_limit() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    let _ = setrlimit(Resource::Nofile, limit);
 }

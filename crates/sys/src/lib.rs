@@ -3,6 +3,7 @@
 //! * [`ahead`]: a process that waits to be told what it is for.
 //! * [`clock`]: the monotonic clock every timeline uses.
 //! * [`contents`]: all of a small file.
+//! * [`descriptors`]: how many files a process may have open.
 //! * [`durable`]: files replaced whole or not at all.
 //! * [`fds`]: descriptors sent over a Unix socket.
 //! * [`mod@fork`]: a process that goes on as a copy of this one.
@@ -20,6 +21,7 @@
 pub mod ahead;
 pub mod clock;
 pub mod contents;
+pub mod descriptors;
 pub mod durable;
 pub mod fds;
 pub mod fork;

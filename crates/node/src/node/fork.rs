@@ -10,15 +10,18 @@ use crate::vm::capture::Captured;
 use crate::vm::record::{MainState, Root, Spec};
 use crate::vm::start::{Beginning, Handle, Prepared, Restoring, SavedRam};
 use crate::vm::{Command, VmHandle};
+use futures_util::{StreamExt, TryStreamExt, stream};
 use jiffy_wire::api::{ForkVm, Forked, Origin, Vm};
 use jiffy_wire::timeline::{Track, names};
 use std::path::PathBuf;
 use std::sync::Arc;
-use tokio::task::JoinSet;
 use tracing::info;
 
 /// Most children of one request.
 const MAX_CHILDREN: u32 = 1000;
+/// Most children that are starting at the same time: each has a time limit to get
+/// ready, and all of a thousand would share the host's processors until then.
+const STARTING_AT_ONCE: usize = 64;
 
 impl Node {
     /// Makes live clones of a running VM; all of them are ready, or none is
@@ -105,27 +108,28 @@ impl Node {
         let captured = taken.captured;
         let pause_ns = captured.pause_ns;
         let start = monotonic_ns();
-        let mut spawned = JoinSet::new();
-        for child in children {
-            let prepared = self.prepare_child(vm, child, &root, &captured, received_ns);
-            let child = Arc::clone(child);
-            spawned.spawn(async move {
-                child
-                    .ask(|reply| Command::Start(Box::new(prepared), reply))
-                    .await?
-            });
-        }
-        while let Some(result) = spawned.join_next().await {
-            joined(result)?;
-        }
-        // The VMMs have their own.
-        drop(captured.layers);
-        watch.span(Track::Node, names::CHILDREN_SPAWNED, start, monotonic_ns());
-        let mut vms = Vec::with_capacity(children.len());
-        for child in children {
-            vms.push(self.started(child).await?);
-        }
+        let (root, captured) = (&root, &captured);
+        let starts = children.iter().cloned().map(|child| async move {
+            let prepared = self.prepare_child(vm, &child, root, captured, received_ns);
+            child
+                .ask(|reply| Command::Start(Box::new(prepared), reply))
+                .await??;
+            let spawned = monotonic_ns();
+            Ok((self.started(&child).await?, spawned))
+        });
+        let started: Vec<(Vm, u64)> = stream::iter(starts)
+            .buffered(STARTING_AT_ONCE)
+            .try_collect()
+            .await?;
+        let spawned = started.iter().map(|(_, spawned)| *spawned).max();
+        watch.span(
+            Track::Node,
+            names::CHILDREN_SPAWNED,
+            start,
+            spawned.unwrap_or(start),
+        );
         watch.span(Track::Node, names::CHILDREN_READY, start, monotonic_ns());
+        let vms = started.into_iter().map(|(vm, _)| vm).collect();
         Ok((vms, pause_ns))
     }
 

@@ -31,6 +31,8 @@ use std::time::Duration;
 use tokio::net::UnixListener;
 use tracing::debug;
 
+/// Descriptors of the daemon that no VM gets: for requests, disks, and what makes room.
+const KEPT_DESCRIPTORS: u64 = 128;
 /// The nice value of VMs that are made for later.
 const LOW_PRIORITY: i32 = 19;
 /// Longest kernel command line Linux takes on x86, less what the VMM appends.
@@ -288,6 +290,7 @@ fn spawn_process(
         .map_err(|error| Error::io("listen for the guest", &supervisor, &error))?;
     let (events, their_end) =
         Events::new().map_err(|error| Error::io("make a pipe for the VMM", &folder, &error))?;
+    check_descriptors(their_end.as_fd())?;
     let mut descriptors = Descriptors::new(their_end.as_fd());
     let config = write_config(paths, record, prepared, gate_time, hold, &mut descriptors)?;
     let log = open_log(&folder.join("vmm.log"))
@@ -316,6 +319,17 @@ fn spawn_process(
         was_standby: false,
         was_spare,
     })
+}
+
+/// Refuses a further VM before its descriptors are missing for what ends others.
+fn check_descriptors(newest: BorrowedFd<'_>) -> Result<()> {
+    let Some(limit) = jiffy_sys::descriptors::are_short(newest, KEPT_DESCRIPTORS) else {
+        return Ok(());
+    };
+    Err(Error::no_room(format!(
+        "The node may open {limit} files, and its VMs have nearly all of them: no further VM can be started."
+    ))
+    .hint("End VMs, or start jiffyd with a higher limit (`ulimit -n`, LimitNOFILE= in its unit)."))
 }
 
 fn spawn_vmm(

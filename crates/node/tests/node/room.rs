@@ -162,3 +162,46 @@ fn a_snapshot_that_finds_no_room_leaves_a_running_vm_and_nothing_else() {
     assert_eq!(daemon.post("/v1/vms/box/hibernate", b"").status, 200);
     assert_eq!(daemon.post("/v1/vms/box/wake", b"").status, 200);
 }
+
+#[test]
+fn a_node_without_descriptors_refuses_vms_and_serves_all_else() {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    let daemon = Daemon::with(&["--spare", "0", "--standby", "0"]);
+    let open = fs::read_dir(format!("/proc/{}/fd", daemon.pid()))
+        .unwrap()
+        .count() as u64;
+    let limit = Some(open + 128 + 40);
+    let limit = Rlimit {
+        current: limit,
+        maximum: limit,
+    };
+    let pid = Pid::from_raw(daemon.pid() as i32);
+    prlimit(pid, Resource::Nofile, limit).unwrap();
+    let mut started = Vec::new();
+    let error = loop {
+        let name = format!("vm{}", started.len());
+        assert_eq!(
+            daemon.create(&named(&name, CreateVm::default())).status,
+            200
+        );
+        let answer = daemon.post(&format!("/v1/vms/{name}/start"), b"");
+        if answer.status != 200 {
+            break answer.error(ErrorKind::NoRoom);
+        }
+        started.push(name);
+        assert!(started.len() < 100, "nothing ever refuses");
+    };
+    assert!(error.message.contains("files"), "{}", error.message);
+    assert!(!started.is_empty());
+    // What runs answers, and room can be made.
+    for name in &started {
+        assert_eq!(daemon.get(&format!("/v1/vms/{name}/stat")).status, 200);
+    }
+    let gone = started.pop().unwrap();
+    daemon.post(&format!("/v1/vms/{gone}/kill"), b"");
+    daemon.when(&gone, VmState::Exited);
+    assert_eq!(
+        daemon.post(&format!("/v1/vms/{gone}/start"), b"").status,
+        200
+    );
+}

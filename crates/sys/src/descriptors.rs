@@ -1,0 +1,62 @@
+//! How many files this process may have open.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Raises the limit of open files (RLIMIT_NOFILE, getrlimit(2)) to `wanted` where
+/// this process is privileged to, else to the most that it may have. Returns what
+/// the limit is now. Programs started later inherit it.
+pub fn raise_limit(wanted: u64) -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let enough = |limit: Option<u64>| limit.is_none_or(|limit| limit >= wanted);
+    let targets = [
+        limit.maximum.map(|maximum| maximum.max(wanted)),
+        limit.maximum,
+    ];
+    for maximum in targets {
+        if enough(limit.current) {
+            break;
+        }
+        let raised = Rlimit {
+            current: maximum,
+            maximum,
+        };
+        if setrlimit(Resource::Nofile, raised).is_ok() {
+            break;
+        }
+    }
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// Whether fewer than `reserve` descriptors are left below the limit, as the newest
+/// one tells: it has the lowest number that was free. The limit comes with a "yes".
+pub fn are_short(newest: BorrowedFd<'_>, reserve: u64) -> Option<u64> {
+    let limit = getrlimit(Resource::Nofile).current?;
+    let open = u64::try_from(newest.as_raw_fd()).unwrap_or(0);
+    (open.saturating_add(reserve) >= limit).then_some(limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn the_newest_descriptor_tells_how_many_are_left() {
+        let newest = std::fs::File::open("/").unwrap();
+        let limit = getrlimit(Resource::Nofile).current.unwrap();
+        assert_eq!(are_short(newest.as_fd(), 0), None);
+        assert_eq!(are_short(newest.as_fd(), limit), Some(limit));
+    }
+
+    #[test]
+    fn the_limit_is_raised_and_never_lowered() {
+        let before = getrlimit(Resource::Nofile);
+        let now = raise_limit(before.current.unwrap_or(1) + 1);
+        assert!(before.current.is_none_or(|before| now >= before));
+        assert_eq!(raise_limit(1), now, "less is no reason to lower it");
+        if before.maximum != before.current {
+            assert!(before.current.is_none_or(|before| now > before));
+        }
+    }
+}
