@@ -165,7 +165,10 @@ fn measure_in(
     ));
     cases.push(verbs::exec_case(runs));
     match clock {
-        Clock::Wall => cases.extend(verbs::AT_ONCE.map(verbs::at_once)),
+        Clock::Wall => {
+            cases.extend(verbs::AT_ONCE.map(verbs::at_once));
+            cases.push(verbs::clones_case());
+        }
         // Counts are the same on any clock.
         _ => {
             cases.extend(verbs::count_cases(runs));
@@ -447,8 +450,17 @@ pub fn figures(clock: Clock, outcomes: &[Outcome]) -> Vec<Figure> {
         if case == image::FIRST_ANSWER {
             continue;
         }
-        if [verbs::SNAPSHOT_BYTES, verbs::CLONE_MEMORY].contains(&case.as_str()) {
+        let bytes = [
+            verbs::SNAPSHOT_BYTES,
+            verbs::CLONE_MEMORY,
+            verbs::CLONES_MEMORY,
+        ];
+        if bytes.contains(&case.as_str()) {
             figures.extend(Figure::of_counter(case, monitor, "bytes", samples, BYTES));
+            continue;
+        }
+        if case == verbs::IDLE {
+            figures.extend(verbs::idle_figures(monitor, samples));
             continue;
         }
         figures.extend(Figure::of_times(case, monitor, clock, samples));

@@ -197,6 +197,17 @@ pub const GOALS: &[Goal] = &[
     promise("fork/1/host", INSTRUCTIONS, Bound::AtMost(1.5e6)),
     promise("snapshot/idle-128/bytes", "bytes", Bound::AtMost(8.0 * MIB)),
     promise("clone/unique-memory", "bytes", Bound::AtMost(4.0 * MIB)),
+    aim("node/clones/1000/memory", "bytes", Bound::AtMost(4.0 * MIB)),
+    promise(
+        "vm/idle/instructions-per-second",
+        INSTRUCTIONS,
+        Bound::AtMost(1e6),
+    ),
+    promise(
+        "vm/idle/wake-ups-per-second",
+        "wake-ups",
+        Bound::AtMost(2.0),
+    ),
     promise(
         "disk/create-root/instructions",
         INSTRUCTIONS,
@@ -316,6 +327,7 @@ pub fn tell(value: f64, unit: &str) -> String {
         "us" => format!("{value:.1} µs"),
         "times" => format!("{value:.2} ×"),
         "share" => format!("{:.1} %", value * 100.0),
+        "wake-ups" => format!("{value:.1} wake-ups"),
         other => format!("{value:.0} {other}"),
     }
 }

@@ -1,7 +1,7 @@
 //! The machine in which cases are measured, one after another.
 
 use crate::figure::Clock;
-use crate::plan::{Case, Outcome};
+use crate::plan::{Case, Kind, Outcome};
 use anyhow::{Context, Result};
 use jiffy_machine::image::build::Addition;
 use jiffy_testkit::{Lab, LabOptions};
@@ -11,6 +11,8 @@ use std::time::Duration;
 pub const PROBE: &str = "/bench/probe";
 /// Longest time for all runs of a case: several times what the longest takes.
 const CASE_TIME: Duration = Duration::from_secs(150);
+/// The same for a case of a thousand VMs.
+const MANY_TIME: Duration = Duration::from_secs(900);
 /// Machines in which a case is tried.
 const MOST_MACHINES: u32 = 3;
 
@@ -67,7 +69,7 @@ impl Machine {
             Clock::Instructions => LabOptions::instruction_clock(),
             _ => LabOptions {
                 disk_gib: None,
-                // Fifty VMs at once.
+                // A thousand clones, or fifty VMs at once.
                 memory_mib: 8192,
                 ..LabOptions::default()
             },
@@ -84,7 +86,10 @@ impl Machine {
             .command([PROBE])
             .env("JIFFY_MACHINE", "never")
             .stdin(serde_json::to_vec(case)?)
-            .time_limit(CASE_TIME)
+            .time_limit(match case.kind {
+                Kind::Clones { .. } => MANY_TIME,
+                _ => CASE_TIME,
+            })
             .keep_output()
             .output()?
             .success()?;

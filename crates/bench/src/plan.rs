@@ -75,6 +75,15 @@ pub enum Kind {
     /// An idle VM of the node is forked: the counter [`BYTES`], memory that
     /// only the child's monitor has mapped once it idles.
     CloneMemory,
+    /// A VM of the node that does nothing, watched: the counters [`INSTRUCTIONS`]
+    /// and [`WAKE_UPS`].
+    Idle,
+    /// An idle VM of the node is forked into many, which then answer: the counter
+    /// [`BYTES`], memory of the host that went with each of them, all told.
+    Clones {
+        /// How many.
+        count: u32,
+    },
     /// Many at the same moment, each from spawn to its first byte of output:
     /// one sample each.
     AtOnce {
@@ -171,6 +180,12 @@ pub const VSOCK: &str = "/tmp/bench-vsock.sock";
 
 /// The counter of cases that measure no time.
 pub const BYTES: &str = "bytes";
+
+/// The counter of instructions a second.
+pub const INSTRUCTIONS: &str = "instructions_per_second";
+
+/// The counter of wake-ups in a thousand seconds.
+pub const WAKE_UPS: &str = "wake_ups_per_thousand_seconds";
 
 /// The counter of what [`BYTES`] are a part of.
 pub const WHOLE: &str = "whole_bytes";

@@ -1,6 +1,7 @@
 //! Cases that go through the node, by the verbs that a user types.
 
-use crate::plan::{Case, Kind};
+use crate::figure::{Clock, Figure};
+use crate::plan::{Case, INSTRUCTIONS, Kind, Sample, WAKE_UPS};
 
 /// `jiffy run -- true`, the daemon being up.
 pub const RUN: &str = "run/cold/answer";
@@ -12,6 +13,12 @@ pub const EXEC: &str = "exec/answer";
 pub const SNAPSHOT_BYTES: &str = "snapshot/idle-128/bytes";
 /// Memory that only an idle clone has.
 pub const CLONE_MEMORY: &str = "clone/unique-memory";
+/// Memory of the host that goes with each of a thousand idle clones, all told.
+pub const CLONES_MEMORY: &str = "node/clones/1000/memory";
+/// What a VM executes that does nothing: guest, monitor, daemon, host kernel.
+pub const IDLE: &str = "vm/idle/instructions-per-second";
+/// How often it wakes a thread.
+pub const IDLE_WAKE_UPS: &str = "vm/idle/wake-ups-per-second";
 /// `jiffy run` from a golden snapshot to the first byte of the answer, so many
 /// at once.
 pub const AT_ONCE: [(u32, &str); 3] = [
@@ -80,10 +87,11 @@ pub const SPREAD: u32 = 3;
 pub(crate) const HAS_GOLDEN: &str = "jiffy snapshot ls --all --format json | grep -q golden";
 
 /// Cases that count bytes.
-pub(crate) fn count_cases(runs: u32) -> [Case; 2] {
+pub(crate) fn count_cases(runs: u32) -> [Case; 3] {
     [
         (SNAPSHOT_BYTES, Kind::SnapshotBytes),
         (CLONE_MEMORY, Kind::CloneMemory),
+        (IDLE, Kind::Idle),
     ]
     .map(|(name, kind)| Case {
         name: name.into(),
@@ -93,6 +101,33 @@ pub(crate) fn count_cases(runs: u32) -> [Case; 2] {
         runs: runs.min(5),
         warm_up: 1,
     })
+}
+
+/// A node full of clones, once: it takes minutes.
+pub(crate) fn clones_case() -> Case {
+    Case {
+        name: CLONES_MEMORY.into(),
+        monitor: "jiffy".into(),
+        kind: Kind::Clones { count: 1000 },
+        runs: 1,
+        warm_up: 0,
+    }
+}
+
+/// What [`Kind::Idle`] counted.
+pub(crate) fn idle_figures(monitor: &str, samples: &[Sample]) -> Vec<Figure> {
+    let values = |counter: &str, share: f64| {
+        let counters = samples
+            .iter()
+            .filter_map(|sample| sample.counters.get(counter));
+        counters.map(|value| *value as f64 * share).collect()
+    };
+    let figure = |case: &str, unit: &str, values: Vec<f64>| {
+        Figure::of(case, monitor, Clock::Count, unit, values)
+    };
+    let instructions = figure(IDLE, "instructions", values(INSTRUCTIONS, 1.0));
+    let wake_ups = figure(IDLE_WAKE_UPS, "wake-ups", values(WAKE_UPS, 1e-3));
+    instructions.into_iter().chain(wake_ups).collect()
 }
 
 /// The VMs stay until all have answered, so that one can look at them.

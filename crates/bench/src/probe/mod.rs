@@ -8,6 +8,7 @@ mod disk;
 mod firecracker;
 mod image;
 mod lazy;
+mod many;
 mod node;
 mod restore;
 mod seen;
@@ -90,6 +91,8 @@ fn run_once(kind: &Kind, run: u32, stage: &mut Option<Stage>) -> Result<Vec<Samp
         Kind::Pause { config } => restore::pause(config),
         Kind::SnapshotBytes => node::snapshot_bytes(run),
         Kind::CloneMemory => node::clone_memory(run),
+        Kind::Idle => many::idle_vm(run),
+        Kind::Clones { count } => many::clones(run, *count),
         Kind::Disk { argv, warm } => disk::read(argv, *warm),
         Kind::CreateRoot { bytes } => disk::create_root(*bytes),
         Kind::CloneRoot { bytes } => disk::clone_root(run, *bytes),

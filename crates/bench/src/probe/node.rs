@@ -50,7 +50,7 @@ pub fn clone_memory(run: u32) -> Result<Sample> {
     found
 }
 
-fn counted(counters: BTreeMap<String, u64>) -> Sample {
+pub fn counted(counters: BTreeMap<String, u64>) -> Sample {
     Sample {
         counters,
         ..Sample::default()
@@ -58,7 +58,7 @@ fn counted(counters: BTreeMap<String, u64>) -> Sample {
 }
 
 /// A VM without a command, booted and let alone.
-fn boot_idle(name: &str) -> Result<()> {
+pub fn boot_idle(name: &str) -> Result<()> {
     jiffy(&[
         "run", "--cold", "--detach", "--memory", "128", "--name", name,
     ])?;
@@ -87,7 +87,7 @@ fn field(rollup: &str, name: &str) -> u64 {
     kib.and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
-fn output(words: &[&str]) -> Result<Output> {
+pub fn output(words: &[&str]) -> Result<Output> {
     let mut command = Command::new(JIFFY);
     command.args(words).stdin(Stdio::null());
     command.output().context(JIFFY)
