@@ -40,6 +40,19 @@ pub fn check(what: &str, name: &str) -> Result<()> {
     )
 }
 
+/// Checks a name the user chose for a VM: one that looks like another VM's id
+/// could be taken for it.
+pub fn check_vm(name: &str) -> Result<()> {
+    check("VM", name)?;
+    if is_id(name) {
+        return Err(Error::invalid(format!(
+            "{name:?} can't be the name of a VM: it looks like the id of one."
+        ))
+        .hint("VMs' ids are 12 digits and letters from a to f: use any other letter, or another length."));
+    }
+    Ok(())
+}
+
 /// A name nobody chose, like `swift-heron`.
 pub fn made_up() -> String {
     let [first, second] = random::<2>();
@@ -120,9 +133,20 @@ mod tests {
     }
 
     #[test]
+    fn no_vm_has_an_id_for_a_name() {
+        for good in ["0123456789a", "0123456789abc", "0123456789aB", "deadbeef"] {
+            check_vm(good).unwrap();
+        }
+        for bad in ["0123456789ab", "deadbeefcafe", "123456789012"] {
+            let error = check_vm(bad).unwrap_err();
+            assert!(error.0.message.contains("looks like the id"), "{bad}");
+        }
+    }
+
+    #[test]
     fn made_up_names_and_ids_are_valid() {
         for _ in 0..200 {
-            check("VM", &made_up()).unwrap();
+            check_vm(&made_up()).unwrap();
             assert!(is_id(&new_id()));
         }
         assert!(!is_id("0123456789aB"));

@@ -123,7 +123,7 @@ impl Node {
             shutdown: Notify::new(),
         };
         node.sweep();
-        adopt::all(&node.settings, &node.registry, &node.volumes).await?;
+        adopt::all(&node.settings, &node.registry, &node.volumes).await;
         node.settings.goldens.read(&node.digests);
         let node = Arc::new(node);
         node.trim.notify_one();
@@ -297,6 +297,7 @@ impl Node {
         let vm = self.known_vm(chosen, spec, None).await?;
         let (node, made) = (Arc::clone(self), Arc::clone(&vm));
         let rest = async move {
+            let _one = made.operate().await;
             node.provide(&made, false).await?;
             made.ask(Command::Save).await?
         };
@@ -314,8 +315,9 @@ impl Node {
         let cursor = Cursor::new(&vm.clients);
         let (node, made) = (Arc::clone(self), Arc::clone(&vm));
         let rest = async move {
+            let one = made.operate().await;
             node.provide(&made, standby.is_some()).await?;
-            node.begin(&made, standby, received_ns).await
+            node.begin(&made, &one, standby, received_ns).await
         };
         self.made_for_somebody(&vm, rest).await?;
         Ok((vm, cursor))
@@ -473,8 +475,10 @@ impl Node {
             })
             .await;
         let failed = match (&view.failure, &view.main) {
-            (Some(failure), _) => Some((failure.message.clone(), failure.hint.clone())),
-            (None, MainState::Ended(MainEnd::Failed(error))) => Some((error.message.clone(), None)),
+            (Some(failure), _) if !view.is_active() => {
+                Some((failure.message.clone(), failure.hint.clone()))
+            }
+            (_, MainState::Ended(MainEnd::Failed(error))) => Some((error.message.clone(), None)),
             _ => None,
         };
         match failed {
@@ -539,6 +543,21 @@ impl Node {
     /// A VM's folder.
     pub fn folder(&self, vm: &VmHandle) -> PathBuf {
         self.settings.paths.vm(&vm.id)
+    }
+
+    /// As [`Node::agent_socket`]; a VM that sleeps, or is about to, is woken.
+    pub async fn awake_socket(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<PathBuf> {
+        self.rouse(vm).await?;
+        self.agent_socket(vm).await
+    }
+
+    /// Wakes a VM if it sleeps, or is about to.
+    pub async fn rouse(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
+        vm.settled().await;
+        if vm.view.borrow().vm.state == VmState::Hibernated {
+            to_the_end(Arc::clone(self).woken(Arc::clone(vm))).await?;
+        }
+        Ok(())
     }
 
     /// A VM's vsock socket, once its agent is ready.

@@ -76,13 +76,22 @@ impl Registry {
         }
     }
 
-    /// The VM of this name, id, or unique beginning of an id.
+    /// The VM with this id.
+    pub fn get(&self, id: &str) -> Option<Arc<VmHandle>> {
+        self.lock().by_id.get(id).cloned()
+    }
+
+    /// The VM of this name.
+    pub fn named(&self, name: &str) -> Option<Arc<VmHandle>> {
+        self.lock().named(name)
+    }
+
+    /// The VM of this id, name, or unique beginning of an id. An id comes first:
+    /// an earlier release let names be like ids.
     pub fn find(&self, wanted: &str) -> Result<Arc<VmHandle>> {
         let index = self.lock();
-        if let Some(vm) = index
-            .named(wanted)
-            .or_else(|| index.by_id.get(wanted).cloned())
-        {
+        let whole = index.by_id.get(wanted).cloned();
+        if let Some(vm) = whole.or_else(|| index.named(wanted)) {
             return Ok(vm);
         }
         let mut matches = index
@@ -107,12 +116,11 @@ impl Registry {
     /// Was there a VM of this name or id, a little while ago?
     pub fn remembered(&self, wanted: &str) -> Option<(Vm, Timeline)> {
         let index = self.lock();
-        let found = index
-            .gone
-            .iter()
-            .rev()
-            .find(|(vm, _)| vm.id == wanted || vm.name == wanted);
-        found.cloned()
+        let newest = |is_it: fn(&Vm, &str) -> bool| {
+            let mut gone = index.gone.iter().rev();
+            gone.find(|(vm, _)| is_it(vm, wanted)).cloned()
+        };
+        newest(|vm, id| vm.id == id).or_else(|| newest(|vm, name| vm.name == name))
     }
 
     /// All of them, the oldest first.

@@ -37,7 +37,7 @@ pub fn of_base(wanted: CreateVm) -> Spec {
 
 fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Result<Spec> {
     if let Some(name) = &wanted.name {
-        names::check("VM", name)?;
+        names::check_vm(name)?;
     }
     let kernel = wanted.kernel.unwrap_or_else(|| BASE.into());
     names::check("kernel", &kernel)?;
@@ -106,7 +106,7 @@ fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Result
 /// decides what it is made of.
 pub fn from_snapshot(name: &str, manifest: &Manifest, wanted: CreateVm) -> Result<Spec> {
     if let Some(name) = &wanted.name {
-        names::check("VM", name)?;
+        names::check_vm(name)?;
     }
     let mut command = wanted.command;
     if let Some(command) = &mut command {

@@ -266,7 +266,8 @@ pub struct Vm {
     pub cid: u32,
     /// How the first command ended.
     pub exit: Option<ExitStatus>,
-    /// How the VM ended, in one sentence, if not in order.
+    /// How the VM ended, in one sentence, if not in order; or what is wrong
+    /// with one that runs or sleeps.
     pub error: Option<String>,
     /// Removed once it has ended.
     pub remove: bool,

@@ -74,7 +74,12 @@ fn origin(vm: &Vm) -> String {
 
 fn status(vm: &Vm, now: u64) -> String {
     let since = |time: Option<u64>| age(time.unwrap_or(vm.created), now);
-    match vm.state {
+    // Of a VM that has ended the status says so anyway.
+    let trouble = match (&vm.error, vm.state) {
+        (None, _) | (_, VmState::Exited) => "",
+        (Some(_), _) => " (error)",
+    };
+    let status = match vm.state {
         VmState::Created => "Created".to_owned(),
         VmState::Starting => "Starting".to_owned(),
         VmState::Running => format!("Up {}", since(vm.started)),
@@ -89,7 +94,8 @@ fn status(vm: &Vm, now: u64) -> String {
             };
             format!("{how} {} ago", since(vm.ended))
         }
-    }
+    };
+    status + trouble
 }
 
 /// `jiffy inspect`
@@ -237,6 +243,9 @@ mod tests {
         let mut asleep = vm(VmState::Hibernated);
         asleep.ended = Some(215);
         assert_eq!(status(&asleep, 220), "Hibernated 5 seconds ago");
+        let mut unheard = vm(VmState::Running);
+        unheard.error = Some("its guest can't be heard".into());
+        assert_eq!(status(&unheard, 220), "Up 1 minute (error)");
         let mut ended = vm(VmState::Exited);
         ended.ended = Some(215);
         assert_eq!(status(&ended, 220), "Ended 5 seconds ago");

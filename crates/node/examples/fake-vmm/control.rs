@@ -8,6 +8,7 @@ use rustix::process::Signal;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 
 impl Vm {
@@ -63,7 +64,18 @@ impl Vm {
 
     /// The programs stand for the vCPUs.
     pub fn pause(&self, paused: bool) -> ControlResponse {
+        let refusals = || self.refused.fetch_add(1, Ordering::Relaxed);
+        if self.script.resume_fails && !paused && refusals() < 2 {
+            return ControlResponse::Error("not now".into());
+        }
         *self.paused.lock().unwrap() = paused;
+        if self.script.end_at_pause && paused {
+            self.kill_main(Signal::TERM);
+            let mut main = self.main.lock().unwrap();
+            while !main.end_stored {
+                main = self.changed.wait(main).unwrap();
+            }
+        }
         self.kill_main(match paused {
             true => Signal::STOP,
             false => Signal::CONT,

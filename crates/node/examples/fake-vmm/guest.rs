@@ -306,13 +306,16 @@ impl Vm {
             let over = main.end_stored && self.guest.power_off_after_main;
             if over || main.powering_off && (main.exit.is_none() || told_end) {
                 send(stream, &FromGuest::PoweringOff)?;
+                drop(main);
                 if self.script.slow_off {
-                    drop(main);
                     std::fs::write(OFF, "")?;
                     until_let_go();
                     std::fs::write("written", "")?;
                 }
                 thread::sleep(Duration::from_millis(5));
+                while self.script.end_at_pause && *self.paused.lock().unwrap() {
+                    thread::sleep(Duration::from_millis(2));
+                }
                 self.finish(ExitReason::Shutdown, "The guest powered off.");
             }
             main = self.changed.wait(main).unwrap();

@@ -30,6 +30,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -45,6 +46,8 @@ struct Vm {
     /// What it was restored from.
     saved: Option<Saved>,
     paused: Mutex<bool>,
+    /// How often it would not go on.
+    refused: AtomicU32,
     /// Layers of RAM so far.
     layers: Mutex<Vec<File>>,
     balloon: Mutex<u32>,
@@ -81,6 +84,7 @@ fn main() {
     let mut vm = Vm {
         saved: None,
         paused: Mutex::default(),
+        refused: AtomicU32::new(0),
         layers: Mutex::default(),
         balloon: Mutex::default(),
         script: Script::parse(&config.boot.command_line),

@@ -35,6 +35,10 @@ pub struct Script {
     pub slow_off: bool,
     /// The guest's init is of the release after this one.
     pub newer: bool,
+    /// The command ends while the vCPUs are being stopped.
+    pub end_at_pause: bool,
+    /// The VMM refuses twice to let the vCPUs go on.
+    pub resume_fails: bool,
 }
 
 impl Script {
@@ -56,6 +60,8 @@ impl Script {
                 Some("held-capture") => script.held_capture = true,
                 Some("slow-off") => script.slow_off = true,
                 Some("newer") => script.newer = true,
+                Some("end-at-pause") => script.end_at_pause = true,
+                Some("resume-fails") => script.resume_fails = true,
                 Some("held") => script.held = true,
                 Some(other) => panic!("fake={other}"),
                 None => {}

@@ -85,6 +85,7 @@ pub(super) async fn attach(
                 .hint(format!("Start it with `jiffy start {}`.", vm.name)),
         );
     }
+    node.rouse(&vm).await?;
     let cursor = Cursor::new(&vm.clients);
     let folder = node.folder(&vm);
     Ok(switch(stream, move |stream| async move {
@@ -157,12 +158,12 @@ fn copy_path(uri: &Uri) -> Result<String> {
 
 /// Asks the VM's agent, then passes messages between it and the client.
 async fn proxied<T: ToClient>(
-    node: &Node,
+    node: &Arc<Node>,
     vm: Arc<VmHandle>,
     stream: hyper::upgrade::OnUpgrade,
     request: wire::Request,
 ) -> Result<Response> {
-    let socket = node.agent_socket(&vm).await?;
+    let socket = node.awake_socket(&vm).await?;
     let agent = agent::ask(&socket, &request)
         .await
         .map_err(|error| agent_failed(&vm.name, &error))?;

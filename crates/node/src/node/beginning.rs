@@ -12,7 +12,7 @@ use crate::snapshots::{check_processor, remove_whole};
 use crate::spec;
 use crate::vm::record::{FromSnapshot, MainState, Paged, Root};
 use crate::vm::start::{Beginning, Handle, Prepared, Restoring, SavedRam, volume_disk};
-use crate::vm::{Command, VmHandle};
+use crate::vm::{Command, Operation, VmHandle, is_active};
 use crate::volumes::Lease;
 use jiffy_wire::api::{Origin, RootDisk, VmState};
 use jiffy_wire::vmm::Disk;
@@ -22,21 +22,20 @@ use std::sync::Arc;
 impl Node {
     /// Starts a VM; returns when its VMM is spawned.
     pub async fn start(&self, vm: &Arc<VmHandle>, received_ns: u64) -> Result<()> {
-        if vm.view.borrow().vm.state == VmState::Hibernated {
-            return self.wake(vm, received_ns).await;
-        }
         // What is prepared for one start is taken away from another.
-        let _one = vm.operation.lock().await;
-        if vm.view.borrow().is_active() {
-            return Ok(());
+        let operation = vm.operate().await;
+        match operation.state {
+            VmState::Hibernated => self.wake(vm, &operation, received_ns).await,
+            state if is_active(state) => Ok(()),
+            _ => self.begin(vm, &operation, None, received_ns).await,
         }
-        self.begin(vm, None, received_ns).await
     }
 
     /// As [`Node::start`], of a VM that does not sleep.
     pub(super) async fn begin(
         &self,
         vm: &Arc<VmHandle>,
+        _one: &Operation<'_>,
         standby: Option<Standby>,
         received_ns: u64,
     ) -> Result<()> {
@@ -267,7 +266,7 @@ impl Node {
 
     /// Is a VM of this name on its way out, or gone?
     pub(super) fn is_ending(&self, name: &str) -> bool {
-        self.registry.find(name).map_or(true, |vm| {
+        self.registry.named(name).is_none_or(|vm| {
             let view = vm.view.borrow();
             let over = matches!(view.main, MainState::Ended(_));
             over || view.vm.state == VmState::Stopping || !view.lives()

@@ -41,7 +41,7 @@ impl Node {
                 vm.name
             )));
         }
-        let _one = vm.operation.lock().await;
+        let _one = vm.operate().await;
         let socket = self.capturable(&vm).await?;
         let root = self.root_of(&vm).await?;
         let _whole = match &root.lazy {

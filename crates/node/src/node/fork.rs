@@ -29,7 +29,7 @@ impl Node {
     pub async fn fork(self: Arc<Self>, vm: Arc<VmHandle>, wanted: ForkVm) -> Result<Forked> {
         let mut watch = Stopwatch::start(&self.settings.clock);
         let names = names_of(&wanted)?;
-        let _one = vm.operation.lock().await;
+        let _one = vm.operate().await;
         self.capturable(&vm).await?;
         let root = self.root_of(&vm).await?;
         // The parent may be removed before the children's records name it.
@@ -110,10 +110,12 @@ impl Node {
         let start = monotonic_ns();
         let (root, captured) = (&root, &captured);
         let starts = children.iter().cloned().map(|child| async move {
+            let one = child.operate().await;
             let prepared = self.prepare_child(vm, &child, root, captured, received_ns);
             child
                 .ask(|reply| Command::Start(Box::new(prepared), reply))
                 .await??;
+            drop(one);
             let spawned = monotonic_ns();
             Ok((self.started(&child).await?, spawned))
         });
@@ -212,7 +214,7 @@ fn names_of(wanted: &ForkVm) -> Result<Vec<Option<String>>> {
             .collect(),
     };
     for name in &names {
-        rules::check("VM", name)?;
+        rules::check_vm(name)?;
     }
     Ok(names.into_iter().map(Some).collect())
 }
@@ -235,6 +237,7 @@ mod tests {
         let two = fork(Some(2), Some("a")).unwrap();
         assert_eq!(two, [Some("a-1".into()), Some("a-2".into())]);
         assert!(fork(Some(0), None).is_err());
+        assert!(fork(None, Some("0123456789ab")).is_err());
         assert!(fork(Some(1001), None).is_err());
         assert!(fork(Some(2), Some(&"x".repeat(63))).is_err());
     }

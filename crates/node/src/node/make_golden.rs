@@ -81,7 +81,8 @@ impl Node {
 
     async fn golden_of(&self, vm: &Arc<VmHandle>, key: &str) -> Result<Saved> {
         let mut watch = Stopwatch::start(&self.settings.clock);
-        self.begin(vm, None, monotonic_ns()).await?;
+        let one = vm.operate().await;
+        self.begin(vm, &one, None, monotonic_ns()).await?;
         let view = vm.when(|view| view.vm.state != VmState::Starting).await;
         if view.vm.state != VmState::Running {
             let why = view.failure.map(|failure| failure.message);

@@ -74,21 +74,28 @@ pub(super) struct Taken {
 impl Node {
     /// Stops a VM's vCPUs.
     pub async fn pause(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Vm> {
-        let _one = vm.operation.lock().await;
-        if vm.view.borrow().vm.state == VmState::Paused {
+        let one = vm.operate().await;
+        if one.state == VmState::Paused {
             return Ok(vm.vm());
         }
         self.agent_socket(&vm).await?;
-        self.order(&vm, "paused", ControlRequest::Pause).await?;
-        vm.ask(|reply| Command::Paused(true, reply)).await??;
+        let paused = async {
+            self.order(&vm, "paused", ControlRequest::Pause).await?;
+            vm.ask(|reply| Command::Paused(true, reply)).await?
+        };
+        if let Err(error) = paused.await {
+            // One that ends meanwhile has to run for that.
+            let _ = self.go_on(&vm).await;
+            return Err(error);
+        }
         self.saved(&vm).await?;
         Ok(vm.vm())
     }
 
     /// Lets them go on.
     pub async fn resume(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Vm> {
-        let _one = vm.operation.lock().await;
-        if vm.view.borrow().vm.state != VmState::Paused {
+        let one = vm.operate().await;
+        if one.state != VmState::Paused {
             // As for pausing: what is so already is no error. But nothing
             // that has no vCPUs can be resumed.
             self.agent_socket(&vm).await?;
@@ -192,7 +199,7 @@ impl Node {
             }
             Err(why) => {
                 // Whatever state it is in, it must not stay paused.
-                let _ = control::order(&control, ControlRequest::Resume).await;
+                let _ = self.go_on(vm).await;
                 Err(could_not(vm, &why))
             }
         }
@@ -215,9 +222,18 @@ impl Node {
             .await
     }
 
-    /// Lets a VM go on that was captured without.
+    /// Lets a VM go on that was stopped. One that does not is shown as paused:
+    /// it can be resumed, or ended, later.
     pub(super) async fn go_on(&self, vm: &VmHandle) -> Result<()> {
-        self.order(vm, "resumed", ControlRequest::Resume).await
+        let resume = || self.order(vm, "resumed", ControlRequest::Resume);
+        if resume().await.is_ok() {
+            return Ok(());
+        }
+        let again = resume().await;
+        if again.is_err() {
+            let _ = vm.ask(|reply| Command::Paused(true, reply)).await;
+        }
+        again
     }
 }
 

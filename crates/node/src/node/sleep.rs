@@ -11,7 +11,7 @@ use crate::snapshots::saved::Saved;
 use crate::snapshots::{check_processor, remove_whole};
 use crate::vm::record::Root;
 use crate::vm::start::{Beginning, Handle, Prepared, Restoring, volume_disk};
-use crate::vm::{Command, VmHandle, control, hibernate};
+use crate::vm::{Command, Operation, VmHandle, control, hibernate};
 use jiffy_wire::agent::{OLDEST, Request, Stat};
 use jiffy_wire::api::{Hibernated, MemoryForm, Vm, VmState};
 use jiffy_wire::timeline::names;
@@ -41,8 +41,9 @@ impl Node {
     /// Writes a VM's memory to disk and ends its VMM.
     pub async fn hibernate(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Hibernated> {
         let mut watch = Stopwatch::start(&self.settings.clock);
-        let _one = vm.operation.lock().await;
+        let one = vm.operate().await;
         let socket = self.capturable(&vm).await?;
+        let _falls_asleep = vm.fall_asleep(&one);
         let root = self.root_of(&vm).await?;
         let _whole = self.complete_root(&root).await?;
         let folder = self.settings.paths.vm(&vm.id);
@@ -116,9 +117,13 @@ impl Node {
     }
 
     /// Wakes a VM that sleeps; returns when its VMM is spawned.
-    pub(super) async fn wake(&self, vm: &Arc<VmHandle>, received_ns: u64) -> Result<()> {
+    pub(super) async fn wake(
+        &self,
+        vm: &Arc<VmHandle>,
+        _one: &Operation<'_>,
+        received_ns: u64,
+    ) -> Result<()> {
         let lookup_ns = monotonic_ns();
-        let _one = vm.operation.lock().await;
         let folder = hibernate::folder(&self.settings.paths.vm(&vm.id));
         let saved = Saved::open(folder).map_err(|why| {
             Error::internal(format!(
@@ -168,9 +173,10 @@ impl Node {
 
     /// Wakes a VM that sleeps; it is ready when this returns.
     pub async fn woken(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Vm> {
-        let state = vm.view.borrow().vm.state;
-        match state {
-            VmState::Hibernated => self.wake(&vm, monotonic_ns()).await?,
+        let received_ns = monotonic_ns();
+        let one = vm.operate().await;
+        match one.state {
+            VmState::Hibernated => self.wake(&vm, &one, received_ns).await?,
             // As `start`: what is awake is awake.
             VmState::Starting | VmState::Running | VmState::Paused => {}
             _ => {
@@ -180,6 +186,7 @@ impl Node {
                 )));
             }
         }
+        drop(one);
         let vm = self.started(&vm).await?;
         info!(vm = %vm.name, "VM woken");
         Ok(vm)

@@ -36,7 +36,7 @@ impl Node {
         let mut watch = Stopwatch::start(&self.settings.clock);
         let name = wanted.name;
         self.snapshots.check_free(&name)?;
-        let _one = vm.operation.lock().await;
+        let _one = vm.operate().await;
         self.capturable(&vm).await?;
         let root = self.root_of(&vm).await?;
         let _whole = self.complete_root(&root).await?;

@@ -52,6 +52,8 @@ pub(super) struct Actor {
     /// Somebody asked for removal; with force it does not wait for clients.
     pub(super) removal: Vec<oneshot::Sender<Result<()>>>,
     pub(super) removed: bool,
+    /// Why the record on disk is not what it is here.
+    pub(super) unsaved: Option<String>,
     /// Volumes of a VM that sleeps: nobody else may write to them.
     pub(super) kept_volumes: Vec<Lease>,
     /// For letting go of the pager.
@@ -153,6 +155,7 @@ pub(super) fn new(
         spec: Arc::new(record.spec.clone()),
         cid: record.cid,
         operation: tokio::sync::Mutex::new(()),
+        falls_asleep: watch::Sender::new(false),
         view: view_out,
         log_end: log_end_out,
         clients: Arc::clone(&clients),
@@ -173,6 +176,7 @@ pub(super) fn new(
         saver: Saver::default(),
         removal: Vec::new(),
         removed: false,
+        unsaved: None,
         kept_volumes: Vec::new(),
         rousing: None,
         pager_ticket: 0,
@@ -594,6 +598,7 @@ impl Actor {
     pub(super) fn publish(&self) {
         let mut view = view_of(&self.record);
         view.leaving |= !self.removal.is_empty();
+        view.vm.error = view.vm.error.or_else(|| self.unsaved.clone());
         self.view.send_modify(|old| {
             view.held_up = old.held_up.take();
             view.refusal = old.refusal.take();

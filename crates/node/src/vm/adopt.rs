@@ -8,26 +8,26 @@ use crate::durable::LoadError;
 use crate::error::Error;
 use crate::names;
 use crate::node::Settings;
+use crate::paths::Paths;
 use crate::registry::Registry;
 use crate::vm::actor::{self, Actor, Gate, Running};
 use crate::vm::log::{self, Writer};
 use crate::vm::process::VmmProcess;
-use crate::vm::record::{MainState, VmRecord};
+use crate::vm::record::{Failure, MainState, VmRecord};
 use crate::vm::spares::NO_ID;
-use crate::vm::supervisor::Supervisor;
+use crate::vm::supervisor::{self, Supervisor};
 use crate::vm::{control, end, hibernate, is_active, unreadable};
 use crate::volumes::{Lease, Volumes};
-use anyhow::Context;
 use jiffy_wire::api::VmState;
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::UnixListener;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
@@ -37,22 +37,20 @@ const STOP_TIME: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(2);
 
 /// Registers every VM on disk, adopts those whose VMM lives, and ends VMMs
-/// that belong to none.
-pub async fn all(
-    settings: &Arc<Settings>,
-    registry: &Arc<Registry>,
-    volumes: &Arc<Volumes>,
-) -> anyhow::Result<()> {
+/// that belong to none. Whatever is wrong with a VM is that VM's failure.
+pub async fn all(settings: &Arc<Settings>, registry: &Arc<Registry>, volumes: &Arc<Volumes>) {
     let paths = &settings.paths;
     let run_folders = ids_in(&paths.run.join("vms"));
-    // Looking through /proc is only worth it if something may run.
-    let mut alive = if run_folders.is_empty() {
+    let ids = ids_in(&paths.vms());
+    // Looking through /proc is only worth it if something may run. Run folders
+    // alone do not tell: they go when their user logs out.
+    let mut alive = if run_folders.is_empty() && ids.is_empty() {
         HashMap::new()
     } else {
         settle_spares(&paths.vms()).await;
         vmms(&paths.vms())
     };
-    for id in ids_in(&paths.vms()) {
+    for id in ids {
         let folder = paths.vm(&id);
         let record = match VmRecord::load(&folder) {
             Ok(record) if record.id == id => record,
@@ -86,7 +84,7 @@ pub async fn all(
                 end_sleeper(pid, &id, settings).await;
                 settle(settings, registry, volumes, record);
             }
-            Some(pid) => adopt(settings, registry, volumes, record, pid).await?,
+            Some(pid) => adopt(settings, registry, volumes, record, pid),
             None if record.spec.hidden => discard(settings, &id, "nobody waits for it"),
             None => settle(settings, registry, volumes, record),
         }
@@ -111,13 +109,12 @@ pub async fn all(
         .await;
     for id in run_folders {
         let runs = registry
-            .find(&id)
-            .is_ok_and(|vm| vm.view.borrow().is_active());
+            .get(&id)
+            .is_some_and(|vm| vm.view.borrow().is_active());
         if !runs {
             let _ = fs::remove_dir_all(paths.vm_run(&id));
         }
     }
-    Ok(())
 }
 
 /// A VM whose VMM is not there: it ended while no daemon looked, or sleeps.
@@ -125,8 +122,9 @@ fn settle(
     settings: &Arc<Settings>,
     registry: &Arc<Registry>,
     volumes: &Arc<Volumes>,
-    record: VmRecord,
+    mut record: VmRecord,
 ) {
+    with_its_own_name(registry, &mut record);
     let was_active = is_active(record.state);
     let (mut actor, handle) = actor::new(Arc::clone(settings), Arc::clone(registry), record);
     if was_active {
@@ -137,10 +135,7 @@ fn settle(
         let end = log::end_of(&paths_of(&actor)).unwrap_or(0);
         actor.log_end.send_replace(end);
     }
-    if registry.insert(handle).is_err() {
-        warn!(vm = %actor.record.name, "two VMs have one name; the newer is not shown");
-        return;
-    }
+    let _ = registry.insert(handle);
     tokio::spawn(actor.run());
 }
 
@@ -170,34 +165,31 @@ fn discard(settings: &Settings, id: &str, why: &str) {
     }
 }
 
-async fn adopt(
+fn adopt(
     settings: &Arc<Settings>,
     registry: &Arc<Registry>,
     volumes: &Arc<Volumes>,
-    record: VmRecord,
+    mut record: VmRecord,
     pid: u32,
-) -> anyhow::Result<()> {
+) {
     let paths = &settings.paths;
     let process = match VmmProcess::adopted(pid) {
         Ok(process) if vmm_id(pid, &paths.vms()).as_deref() == Some(&record.id) => process,
         // It ended between the two looks.
         _ => {
             settle(settings, registry, volumes, record);
-            return Ok(());
+            return;
         }
     };
-    let socket = paths.supervisor_socket(&record.id);
-    let _ = fs::remove_file(&socket);
-    let listener = UnixListener::bind(&socket)
-        .with_context(|| format!("listening on {}", socket.display()))?;
-    let folder = paths.vm(&record.id);
-    let log = Writer::open(&folder)
-        .with_context(|| format!("reading the log in {}", folder.display()))?;
+    record.failure = None;
+    with_its_own_name(registry, &mut record);
+    let supervisor = listen(paths, &mut record);
+    let log = open_log(&paths.vm(&record.id), &mut record);
     let held = hold_volumes(volumes, &record);
     let mut running = Running::new(
         process,
         None,
-        Supervisor::new(listener, &record.id),
+        supervisor,
         log,
         Instant::now() + settings.start_timeout,
         held,
@@ -206,11 +198,74 @@ async fn adopt(
     let (mut actor, handle) = actor::new(Arc::clone(settings), Arc::clone(registry), record);
     info!(vm = %actor.record.name, pid, "VM adopted");
     actor.take_over(running, pid);
-    if registry.insert(handle).is_err() {
-        warn!(vm = %actor.record.name, "two VMs have one name; the newer is not shown");
-    }
+    let _ = registry.insert(handle);
     tokio::spawn(actor.run());
-    Ok(())
+}
+
+/// Where the guest's init connects. If that can't be had now it is tried again
+/// later: the VM goes on.
+fn listen(paths: &Paths, record: &mut VmRecord) -> Supervisor {
+    let run = paths.vm_run(&record.id);
+    if fs::DirBuilder::new().mode(0o700).create(&run).is_ok() {
+        let message = format!(
+            "The run folder {} of the VM {} was removed while it ran: it can't be reached any more, only its command goes on.",
+            run.display(),
+            record.name
+        );
+        in_trouble(record, message);
+    }
+    let socket = paths.supervisor_socket(&record.id);
+    match supervisor::bind(&socket) {
+        Ok(listener) => Supervisor::new(listener, &record.id),
+        Err(error) => {
+            let message = format!(
+                "The guest of the VM {} can't be heard: listening on {} failed: {error}.",
+                record.name,
+                socket.display()
+            );
+            in_trouble(record, message);
+            Supervisor::when_it_can_listen(socket, &record.id)
+        }
+    }
+}
+
+/// The command's log. If it can't be had now it is tried again when the guest
+/// connects.
+fn open_log(folder: &Path, record: &mut VmRecord) -> Writer {
+    Writer::open(folder).unwrap_or_else(|error| {
+        let message = format!(
+            "The command's log of the VM {} in {} can't be opened: {error}.",
+            record.name,
+            folder.display()
+        );
+        in_trouble(record, message);
+        Writer::unopened(folder)
+    })
+}
+
+/// Of two VMs with one name the second is known by its id.
+fn with_its_own_name(registry: &Registry, record: &mut VmRecord) {
+    if let Some(holder) = registry.named(&record.name) {
+        let message = format!(
+            "The name {} is also that of the VM {}: this one is called by its id.",
+            record.name, holder.id
+        );
+        record.name = record.id.clone();
+        in_trouble(record, message);
+    }
+}
+
+/// The first that goes wrong with a VM is shown; all of it is logged.
+fn in_trouble(record: &mut VmRecord, message: String) {
+    warn!(vm = %record.name, id = %record.id, error = %message, "a VM was not adopted in full");
+    let hint = format!(
+        "End it with `jiffy kill {}` and start it again.",
+        record.name
+    );
+    record.failure.get_or_insert(Failure {
+        message,
+        hint: Some(hint),
+    });
 }
 
 fn hold_volumes(volumes: &Arc<Volumes>, record: &VmRecord) -> Vec<Lease> {

@@ -71,9 +71,9 @@ impl Actor {
     fn concluded(&mut self, wanted: Option<EndReason>, failure: Option<Failure>) {
         if let Some(failure) = &failure {
             warn!(vm = %self.record.name, error = %failure.message, "VM ended out of order");
-            self.record.failure = Some(failure.clone());
         }
         self.end_main(wanted, failure.as_ref());
+        self.record.failure = failure;
         self.record.state = VmState::Exited;
         self.record.ended = Some(unix_seconds());
         self.record.pid = None;

@@ -18,6 +18,9 @@ use tracing::{debug, info, warn};
 /// keeps it until told; a quarter of what the guest can keep.
 const ACKNOWLEDGE_EVERY: u64 = MAIN_OUTPUT_WINDOW as u64 / 4;
 
+/// More output than a command can have written: offsets never overflow.
+const MAX_OFFSET: u64 = 1 << 62;
+
 impl Actor {
     pub(super) fn link(&mut self, message: FromLink) {
         match message {
@@ -53,6 +56,11 @@ impl Actor {
         let Some(running) = &mut self.running else {
             return;
         };
+        if let Err(error) = running.log.reopen() {
+            // It keeps what is not stored, and dials again.
+            debug!(vm = %self.record.name, %error, "a guest's output can't be stored yet");
+            return;
+        }
         debug!(vm = %self.record.name, attempt, "the guest's init connected");
         self.recorder.pid1_guest(pid1_ns);
         let offset = |stream| running.log.offset(stream);
@@ -73,9 +81,16 @@ impl Actor {
             link.stored.send_replace(stored);
         }
         running.link = Some(link);
-        if running.adopted && self.record.state == VmState::Starting {
+        let adopted = running.adopted;
+        if adopted && self.record.state == VmState::Starting {
             // Its `Ready` may have been for the daemon before this one.
             self.probe_agent();
+        }
+        let is_reachable = || self.settings.paths.vsock_socket(&self.record.id).exists();
+        if adopted && self.record.failure.is_some() && is_reachable() {
+            info!(vm = %self.record.name, "the VM is adopted in full");
+            self.record.failure = None;
+            self.changed();
         }
     }
 
@@ -181,7 +196,17 @@ impl Actor {
         let Some(running) = &mut self.running else {
             return;
         };
-        let stored = running.log.offset(stream);
+        let mut stored = running.log.offset(stream);
+        if running.adopted && (stored + 1..MAX_OFFSET).contains(&offset) {
+            // An earlier daemon stored it, and its log was damaged or removed.
+            let lost = offset - stored;
+            running.log.skip_to(stream, offset);
+            stored = offset;
+            self.note(&format!("[node] {lost} bytes of output are lost\n"));
+        }
+        let Some(running) = &mut self.running else {
+            return;
+        };
         let repeated = stored.saturating_sub(offset);
         if offset > stored || data.len() > MAX_DATA {
             warn!(vm = %self.record.name, "the guest left out some output; its connection is closed");

@@ -87,7 +87,7 @@ pub struct Record {
     pub position: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct SegmentStart {
     position: u64,
     stdout: u64,
@@ -148,7 +148,8 @@ fn previous(folder: &Path) -> PathBuf {
 #[derive(Debug)]
 pub struct Writer {
     folder: PathBuf,
-    file: File,
+    /// None as long as it could not be opened.
+    file: Option<File>,
     start: SegmentStart,
     /// Bytes of the current segment's file.
     length: u64,
@@ -159,17 +160,35 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// A new, empty log.
-    pub fn create(folder: &Path) -> io::Result<Writer> {
-        let start = SegmentStart {
-            position: 0,
+    /// A log that can't be opened now; see [`Writer::reopen`].
+    pub fn unopened(folder: &Path) -> Writer {
+        Writer {
+            folder: folder.to_owned(),
+            file: None,
+            start: SegmentStart::default(),
+            length: SEGMENT_HEADER,
             stdout: 0,
             stderr: 0,
-        };
+            segment: SEGMENT,
+            buffer: Vec::new(),
+        }
+    }
+
+    /// Opens a log that could not be opened before.
+    pub fn reopen(&mut self) -> io::Result<()> {
+        if self.file.is_none() {
+            *self = Writer::open(&self.folder)?;
+        }
+        Ok(())
+    }
+
+    /// A new, empty log.
+    pub fn create(folder: &Path) -> io::Result<Writer> {
+        let start = SegmentStart::default();
         let file = new_segment(&current(folder), &start)?;
         Ok(Writer {
             folder: folder.to_owned(),
-            file,
+            file: Some(file),
             start,
             length: SEGMENT_HEADER,
             stdout: 0,
@@ -221,7 +240,7 @@ impl Writer {
         file.set_len(length)?;
         Ok(Writer {
             folder: folder.to_owned(),
-            file,
+            file: Some(file),
             start,
             length,
             stdout,
@@ -252,6 +271,14 @@ impl Writer {
         }
     }
 
+    /// What comes next of a stream is this byte: those before it are lost.
+    pub fn skip_to(&mut self, stream: Stream, offset: u64) {
+        match stream {
+            Stream::Stdout => self.stdout = offset,
+            Stream::Stderr => self.stderr = offset,
+        }
+    }
+
     /// Appends one record, or nothing. `data` is at most [`MAX_DATA`] bytes.
     /// Returns the log's new end.
     pub fn append(&mut self, kind: Kind, data: &[u8]) -> io::Result<u64> {
@@ -267,8 +294,9 @@ impl Writer {
         let sum = crc32c::crc32c_append(crc32c::crc32c(&self.buffer), data);
         self.buffer.extend_from_slice(&sum.to_le_bytes());
         self.buffer.extend_from_slice(data);
-        if let Err(error) = self.file.write_all_at(&self.buffer, self.length) {
-            let _ = self.file.set_len(self.length);
+        let file = self.file.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        if let Err(error) = file.write_all_at(&self.buffer, self.length) {
+            let _ = file.set_len(self.length);
             return Err(error);
         }
         self.length += size;
@@ -290,7 +318,7 @@ impl Writer {
         let file = new_segment(&fresh, &start)?;
         fs::rename(current(&self.folder), previous(&self.folder))?;
         fs::rename(&fresh, current(&self.folder))?;
-        self.file = file;
+        self.file = Some(file);
         self.start = start;
         self.length = SEGMENT_HEADER;
         Ok(())
@@ -516,7 +544,8 @@ mod tests {
         log.append(OUT, b"whole").unwrap();
         let end = log.end();
         log.append(OUT, b"torn").unwrap();
-        log.file.set_len(log.length - 2).unwrap();
+        let file = log.file.as_ref().unwrap();
+        file.set_len(log.length - 2).unwrap();
         let mut log = Writer::open(folder.path()).unwrap();
         assert_eq!(log.end(), end);
         log.append(OUT, b" again").unwrap();
@@ -528,7 +557,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut log = Writer::create(folder.path()).unwrap();
         log.append(OUT, b"some bytes").unwrap();
-        log.file.write_all_at(b"X", log.length - 3).unwrap();
+        let file = log.file.as_ref().unwrap();
+        file.write_all_at(b"X", log.length - 3).unwrap();
         let error = Reader::new(folder.path(), 0).batch(u64::MAX).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
     }

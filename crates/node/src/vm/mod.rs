@@ -49,7 +49,7 @@ use start::Prepared;
 use std::sync::Arc;
 use std::time::Duration;
 use supervisor::InputPort;
-use tokio::sync::{Mutex, mpsc, oneshot, watch};
+use tokio::sync::{Mutex, MutexGuard, mpsc, oneshot, watch};
 
 /// What everybody may see of a VM; published by its task.
 #[derive(Debug, Clone)]
@@ -149,12 +149,55 @@ pub struct VmHandle {
     pub clients: Arc<Clients>,
     /// The way to the first command's input, while there is one.
     pub input: watch::Receiver<Option<InputPort>>,
-    /// Held by who pauses, captures, hibernates or wakes it: one at a time.
-    pub operation: Mutex<()>,
+    /// See [`VmHandle::operate`].
+    operation: Mutex<()>,
+    /// It is being hibernated.
+    falls_asleep: watch::Sender<bool>,
     mailbox: mpsc::Sender<Command>,
 }
 
+/// The right to start, pause, capture, hibernate or wake a VM.
+#[derive(Debug)]
+#[must_use = "the operation is over when this is dropped"]
+pub struct Operation<'a> {
+    /// The VM's state now that nothing else is done to it. What was seen before
+    /// may be out of date; it can still end at any time.
+    pub state: VmState,
+    _one: MutexGuard<'a, ()>,
+}
+
+/// A VM is being hibernated as long as this is kept.
+#[derive(Debug)]
+pub struct FallingAsleep<'a>(&'a VmHandle);
+
+impl Drop for FallingAsleep<'_> {
+    fn drop(&mut self) {
+        self.0.falls_asleep.send_replace(false);
+    }
+}
+
 impl VmHandle {
+    /// Waits until nobody else starts, pauses, captures, hibernates or wakes it.
+    pub async fn operate(&self) -> Operation<'_> {
+        let one = self.operation.lock().await;
+        Operation {
+            state: self.view.borrow().vm.state,
+            _one: one,
+        }
+    }
+
+    /// Whoever wants to use it waits from now on until it sleeps, or does not.
+    pub fn fall_asleep(&self, _one: &Operation<'_>) -> FallingAsleep<'_> {
+        self.falls_asleep.send_replace(true);
+        FallingAsleep(self)
+    }
+
+    /// Waits while it is being hibernated.
+    pub async fn settled(&self) {
+        // The sender is this handle's own.
+        let _ = self.falls_asleep.subscribe().wait_for(|falls| !falls).await;
+    }
+
     /// Sends a command and waits for its answer.
     pub async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T> {
         let (reply, answer) = oneshot::channel();

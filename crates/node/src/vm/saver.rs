@@ -53,6 +53,11 @@ impl Actor {
         if let Err(error) = &result {
             warn!(vm = %self.record.name, %error, "a VM's record could not be written");
         }
+        let unsaved = result.as_ref().err().map(Error::to_string);
+        if self.unsaved != unsaved {
+            self.unsaved = unsaved;
+            self.publish();
+        }
         for waiting in self.saver.written_for.drain(..) {
             let _ = waiting.send(result.clone());
         }

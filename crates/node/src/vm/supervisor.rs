@@ -6,13 +6,16 @@
 use crate::frames::{self, FrameReader};
 use jiffy_wire::agent::{self, ExecInput, FromGuest, ToGuest};
 use jiffy_wire::frame;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 /// How long a connection has to say hello.
 const HELLO_TIME: Duration = Duration::from_secs(10);
@@ -22,6 +25,9 @@ const MAX_CONNECTIONS: usize = 8;
 const QUEUE: usize = 4;
 /// Most room for input that a guest is believed to have, in bytes.
 const MAX_ROOM: usize = 16 << 20;
+
+/// How often it is tried again to listen where that failed.
+const RETRY_LISTENING: Duration = Duration::from_secs(1);
 
 /// What the node has stored, and the guest may forget.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -133,6 +139,32 @@ impl Supervisor {
             accepting,
         }
     }
+
+    /// Starts to take connections as soon as it can listen there.
+    pub fn when_it_can_listen(socket: PathBuf, vm_id: &str) -> Supervisor {
+        let (send, messages) = mpsc::channel(QUEUE);
+        let vm_id = vm_id.to_owned();
+        let accepting = tokio::spawn(async move {
+            let listener = loop {
+                tokio::time::sleep(RETRY_LISTENING).await;
+                if let Ok(listener) = bind(&socket) {
+                    break listener;
+                }
+            };
+            info!(vm = %vm_id, "the guest can be heard again");
+            accept(listener, vm_id, send).await;
+        });
+        Supervisor {
+            messages,
+            accepting,
+        }
+    }
+}
+
+/// Listens on this socket, whatever is in its place.
+pub fn bind(socket: &Path) -> io::Result<UnixListener> {
+    let _ = fs::remove_file(socket).or_else(|_| fs::remove_dir_all(socket));
+    UnixListener::bind(socket)
 }
 
 impl Drop for Supervisor {

@@ -9,6 +9,8 @@ use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState, VolumeUse};
 use std::fs;
 use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 #[test]
@@ -451,4 +453,220 @@ fn random_kills_of_the_daemon_leak_nothing() {
     started(&mut frames);
     assert_eq!(frames.finish().status(), ExitStatus::Code(0));
     daemon.nothing_left();
+}
+
+/// Starts the daemon, and does something when it is at its first such call with
+/// this path.
+fn up_with_a_stop(daemon: &mut Daemon, call: &str, path: &Path, act: impl FnOnce()) {
+    let untraced = daemon.command();
+    let mut traced = Command::new("strace");
+    let seen = daemon.folder.path().join("strace");
+    let _ = fs::remove_file(&seen);
+    // The tracer is the daemon's grandchild: the process that is spawned is the daemon.
+    traced.args(["-D", "-f", "-qq", "-o"]).arg(&seen);
+    traced.arg("-e").arg(format!("trace={call}"));
+    traced
+        .arg("-e")
+        .arg(format!("inject={call}:signal=STOP:when=1"));
+    traced.arg("-P").arg(path).arg(untraced.get_program());
+    traced.args(untraced.get_args());
+    for (name, value) in untraced.get_envs() {
+        traced.env(name, value.unwrap_or_default());
+    }
+    traced.stdin(std::process::Stdio::null());
+    daemon.begin(traced);
+    eventually("the daemon is at that call", || {
+        let seen = fs::read_to_string(&seen).unwrap_or_default();
+        seen.contains("--- stopped by SIGSTOP ---")
+    });
+    act();
+    // Each thread would stop at its first such call.
+    let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
+    let tracer = status.split("TracerPid:\t").nth(1).unwrap();
+    kill(tracer.lines().next().unwrap().parse().unwrap());
+    let pid = rustix::process::Pid::from_raw(daemon.pid() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    daemon.answers();
+}
+
+#[test]
+fn a_vm_whose_folder_goes_while_it_is_adopted_ends_no_daemon() {
+    let mut daemon = Daemon::start();
+    daemon
+        .run_detached(named("beside", CreateVm::default()))
+        .json::<Vm>();
+    let [vms, runs] = ["data/vms", "run/vms"].map(|name| daemon.folder.path().join(name));
+    // Before it is looked for; when it is known; when its record is; and when
+    // its guest can be heard.
+    let points = [
+        ("openat", "run/vms".to_owned()),
+        ("openat", "data/vms/ID/vm.json".to_owned()),
+        ("unlink", "run/vms/ID/vsock.sock_1024".to_owned()),
+        ("openat", "data/vms/ID/command.log".to_owned()),
+    ];
+    for (call, path) in &points {
+        for folder in [&vms, &runs] {
+            if path.ends_with("command.log") && folder == &runs {
+                // It is adopted by then.
+                continue;
+            }
+            let vm: Vm = daemon
+                .run_detached(named("box", vm(command(&["sleep", "1000"]))))
+                .json();
+            daemon.killed();
+            let at = daemon.folder.path().join(path.replace("ID", &vm.id));
+            let gone = folder.join(&vm.id);
+            up_with_a_stop(&mut daemon, call, &at, || {
+                fs::remove_dir_all(&gone).unwrap();
+            });
+            let what = format!("{} removed at {path}", gone.display());
+            assert_eq!(daemon.vm("beside").state, VmState::Running, "{what}");
+            let answer = daemon.get("/v1/vms/box");
+            // Nobody knows a VM without a record.
+            if answer.status != 404 {
+                eventually(&what, || daemon.vm("box").error.is_some());
+                let seen = daemon.vm("box");
+                assert_eq!((seen.state, seen.pid), (VmState::Running, vm.pid), "{what}");
+                let error = seen.error.expect(&what);
+                assert!(error.contains(&vm.id), "{what}: {error}");
+                let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
+                assert!(log.contains(&error), "{what}: {error}");
+                let removed = daemon.delete("/v1/vms/box?force=true");
+                assert_eq!(removed.status, 204, "{what}");
+            }
+            eventually(&what, || !is_alive(vm.pid.unwrap()));
+            assert!(!vms.join(&vm.id).exists(), "{what}");
+            eventually(&what, || !runs.join(&vm.id).exists());
+        }
+    }
+    assert_eq!(daemon.delete("/v1/vms/beside?force=true").status, 204);
+    daemon.nothing_left();
+}
+
+#[test]
+fn what_a_daemon_cannot_adopt_goes_on_and_is_adopted_when_it_can_be() {
+    let mut daemon = Daemon::start();
+    let go = daemon.folder.path().join("go");
+    let script = format!(
+        "echo before; while ! test -e {}; do sleep 0.02; done; echo after",
+        go.display()
+    );
+    let vm: Vm = daemon.run_detached(named("box", vm(shell(&script)))).json();
+    eventually("the first output is stored", || {
+        daemon.logs("box", "").0 == "before\n"
+    });
+    let kept = daemon.folder.path().join("kept.log");
+    let log: PathBuf = daemon.vm_folder(&vm.id).join("command.log");
+    let socket = daemon.run_folder(&vm.id).join("vsock.sock_1024");
+    daemon.killed();
+    fs::rename(&log, &kept).unwrap();
+    fs::create_dir(&log).unwrap();
+    fs::remove_file(&socket).unwrap();
+    fs::create_dir(&socket).unwrap();
+    fs::write(socket.join("inside"), "").unwrap();
+    daemon.up();
+    let seen = daemon.vm("box");
+    assert_eq!((seen.state, seen.pid), (VmState::Running, vm.pid));
+    let error = seen.error.unwrap();
+    assert!(error.contains("log of the VM box"), "{error}");
+    let listed: Vec<Vm> = daemon.get("/v1/vms").json();
+    assert!(listed[0].error.is_some());
+    // Nothing that it says meanwhile is lost.
+    fs::write(&go, "").unwrap();
+    fs::remove_dir(&log).unwrap();
+    fs::rename(&kept, &log).unwrap();
+    let ended = daemon.when("box", VmState::Exited);
+    assert_eq!((ended.exit, ended.error), (Some(ExitStatus::Code(0)), None));
+    assert_eq!(daemon.logs("box", "").0, "before\nafter\n");
+}
+
+#[test]
+fn output_after_a_log_that_was_lost_is_kept() {
+    let mut daemon = Daemon::start();
+    let go = daemon.folder.path().join("go");
+    let script = format!(
+        "echo before; while ! test -e {}; do sleep 0.02; done; echo after; exit 3",
+        go.display()
+    );
+    let vm: Vm = daemon.run_detached(named("box", vm(shell(&script)))).json();
+    eventually("the first output is stored", || {
+        daemon.logs("box", "").0 == "before\n"
+    });
+    // The guest gives up what it said only when it hears that it is stored.
+    daemon.post("/v1/vms/box/snapshots", b"{\"name\":\"one\"}");
+    daemon.killed();
+    fs::remove_file(daemon.vm_folder(&vm.id).join("command.log")).unwrap();
+    daemon.up();
+    fs::write(&go, "").unwrap();
+    let ended = daemon.when("box", VmState::Exited);
+    assert_eq!((ended.exit, ended.error), (Some(ExitStatus::Code(3)), None));
+    let (stdout, stderr) = daemon.logs("box", "");
+    assert_eq!(stdout, "after\n");
+    assert!(stderr.contains("7 bytes of output are lost"), "{stderr}");
+}
+
+#[test]
+fn of_two_vms_with_one_name_both_are_known() {
+    let mut daemon = Daemon::start();
+    let first: Vm = daemon.create(&named("box", CreateVm::default())).json();
+    daemon.killed();
+    let second = "0123456789ab";
+    let text = fs::read_to_string(daemon.vm_folder(&first.id).join("vm.json")).unwrap();
+    let (_, content) = text.split_once("\"content\":").unwrap();
+    let content = content
+        .strip_suffix('}')
+        .unwrap()
+        .replace(&first.id, second);
+    let sum = crc32c::crc32c(content.as_bytes());
+    fs::create_dir(daemon.vm_folder(second)).unwrap();
+    fs::write(
+        daemon.vm_folder(second).join("vm.json"),
+        format!(
+            "{{\"format\":\"jiffy-vm\",\"version\":1,\"crc32c\":\"{sum:08x}\",\"content\":{content}}}"
+        ),
+    )
+    .unwrap();
+    daemon.up();
+    let both: Vec<Vm> = [&first.id, second].map(|id| daemon.vm(id)).into();
+    assert_eq!(both[0].id, first.id);
+    assert_eq!(both[1].id, second);
+    let renamed: Vec<&Vm> = both.iter().filter(|vm| vm.name == vm.id).collect();
+    assert_eq!(renamed.len(), 1);
+    let error = renamed[0].error.as_ref().unwrap();
+    assert!(error.contains("The name box is also that of the VM"));
+    for vm in &both {
+        assert_eq!(daemon.delete(&format!("/v1/vms/{}", vm.id)).status, 204);
+    }
+    daemon.nothing_left();
+}
+
+#[test]
+fn a_name_like_an_id_is_refused_and_an_old_one_hides_no_vm() {
+    let mut daemon = Daemon::start();
+    let vm: Vm = daemon.create(&named("box", CreateVm::default())).json();
+    let error = daemon
+        .create(&named(&vm.id, CreateVm::default()))
+        .error(ErrorKind::Invalid);
+    assert!(error.message.contains("looks like the id"), "{error:?}");
+    // As an earlier release made it.
+    let old: Vm = daemon
+        .create(&named("xxxxxxxxxxxx", CreateVm::default()))
+        .json();
+    daemon.killed();
+    let record = daemon.vm_folder(&old.id).join("vm.json");
+    let text = fs::read_to_string(&record).unwrap();
+    let (head, content) = text.split_once("\"content\":").unwrap();
+    let content = content.strip_suffix('}').unwrap();
+    let sum = crc32c::crc32c(content.as_bytes());
+    let content = content.replace("xxxxxxxxxxxx", &vm.id);
+    let head = head.replace(
+        &format!("{sum:08x}"),
+        &format!("{:08x}", crc32c::crc32c(content.as_bytes())),
+    );
+    fs::write(&record, format!("{head}\"content\":{content}}}")).unwrap();
+    daemon.up();
+    assert_eq!(daemon.vm(&old.id).name, vm.id);
+    assert_eq!(daemon.vm(&vm.id).name, "box");
+    assert_eq!(daemon.delete(&format!("/v1/vms/{}", vm.id)).status, 204);
+    assert_eq!(daemon.vm(&old.id).name, vm.id);
 }

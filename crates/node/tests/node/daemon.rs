@@ -90,12 +90,21 @@ impl Daemon {
     }
 
     pub fn up(&mut self) {
+        self.begin(self.command());
+        self.answers();
+    }
+
+    /// Has this be the daemon's process.
+    pub fn begin(&mut self, mut command: std::process::Command) {
         let log = File::options()
             .create(true)
             .append(true)
             .open(self.folder.path().join("jiffyd.log"))
             .unwrap();
-        self.process = Some(self.command().stderr(log).spawn().unwrap());
+        self.process = Some(command.stderr(log).spawn().unwrap());
+    }
+
+    pub fn answers(&self) {
         eventually("the daemon answers", || {
             connect(&self.socket())
                 .and_then(|stream| request(stream, "GET /v1/info HTTP/1.1", b""))

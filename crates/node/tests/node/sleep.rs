@@ -1,11 +1,12 @@
 //! VMs that hibernate and wake.
 
 use crate::daemon::is_alive;
-use crate::daemon::{Daemon, eventually, named, shell, vmms};
+use crate::daemon::{Daemon, bad_vm, eventually, let_go, named, shell, vmms};
 use crate::snapshots::{counter, in_order};
 use jiffy_wire::api::{CreateVm, ErrorKind, Hibernated, Vm, VmState, VolumeUse};
 use jiffy_wire::timeline::names;
 use std::fs;
+use std::thread;
 
 #[test]
 fn a_vm_sleeps_and_wakes_as_the_same() {
@@ -29,12 +30,9 @@ fn a_vm_sleeps_and_wakes_as_the_same() {
     assert_eq!(slept.vm.pid, None);
     assert!(!is_alive(before.pid.unwrap()));
     assert!(!daemon.run_folder(&before.id).exists());
-    // It is shown with those that run, and it can't be used or lost.
+    // It is shown with those that run, and it can't be lost.
     let shown: Vec<Vm> = daemon.get("/v1/vms").json();
     assert_eq!(shown.len(), 1);
-    let error = daemon.exec("box", &shell("true")).unwrap_err();
-    let error = error.error(ErrorKind::WrongState);
-    assert!(error.hint.unwrap().contains("jiffy wake box"));
     daemon
         .post("/v1/vms/box/stop", b"")
         .error(ErrorKind::WrongState);
@@ -151,4 +149,139 @@ fn a_wake_that_fails_leaves_a_sleeping_vm() {
     fs::write(&state, good).unwrap();
     let woken: Vm = daemon.post("/v1/vms/box/wake", b"").json();
     assert_eq!((woken.state, woken.error), (VmState::Running, None));
+}
+
+/// How often this VM was started or woken.
+fn starts(daemon: &Daemon, name: &str) -> usize {
+    let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
+    let of_it = format!("VM starting vm={name} ");
+    log.lines().filter(|line| line.contains(&of_it)).count()
+}
+
+#[test]
+fn many_who_want_a_sleeping_vm_wake_it_once() {
+    let daemon = Daemon::start();
+    let command = shell("echo begun; while true; do sleep 0.02; done");
+    let frames = daemon.run(named("box", bad_vm("held", Some(command))));
+    let id = daemon.vm("box").id;
+    let_go(&daemon.vm_folder(&id));
+    daemon.when("box", VmState::Running);
+    drop(frames);
+    for round in 2..5 {
+        daemon
+            .post("/v1/vms/box/hibernate", b"")
+            .json::<Hibernated>();
+        // Its guest takes its time, so that all of them come while it wakes.
+        fs::remove_file(daemon.vm_folder(&id).join("go")).unwrap();
+        thread::scope(|scope| {
+            let mut all = Vec::new();
+            for path in ["wake", "start", "wake"] {
+                let path = format!("/v1/vms/box/{path}");
+                let daemon = &daemon;
+                all.push(scope.spawn(move || {
+                    let woken: Vm = daemon.post(&path, b"").json();
+                    assert_eq!(woken.state, VmState::Running);
+                }));
+            }
+            for _ in 0..3 {
+                all.push(scope.spawn(|| {
+                    let done = daemon.exec("box", &shell("echo here")).unwrap().finish();
+                    assert_eq!(done.text(), "here\n");
+                }));
+            }
+            all.push(scope.spawn(|| drop(daemon.stream("/v1/vms/box/attach", b"").unwrap())));
+            let state = || daemon.vm("box").state;
+            eventually("it wakes", || state() == VmState::Starting);
+            let_go(&daemon.vm_folder(&id));
+            for one in all {
+                one.join().unwrap();
+            }
+        });
+        assert_eq!(starts(&daemon, "box"), round);
+        assert_eq!(daemon.vm("box").error, None);
+    }
+    // What is being hibernated is waited for, and woken.
+    thread::scope(|scope| {
+        let sleeps = scope.spawn(|| daemon.post("/v1/vms/box/hibernate", b"").status);
+        let log = daemon.folder.path().join("jiffyd.log");
+        while !sleeps.is_finished() {
+            let exec = daemon.exec("box", &shell("echo here"));
+            // Those that came before it was begun are those of a VM that ends.
+            if sleeps.is_finished() {
+                assert_eq!(exec.unwrap().finish().text(), "here\n", "{}", log.display());
+            }
+        }
+        assert_eq!(sleeps.join().unwrap(), 200);
+    });
+}
+
+#[test]
+fn a_vm_that_can_not_be_woken_says_so_to_whoever_wants_it() {
+    let daemon = Daemon::start();
+    daemon.run_detached(named("box", counter()));
+    daemon
+        .post("/v1/vms/box/hibernate", b"")
+        .json::<Hibernated>();
+    let id = daemon.vm("box").id;
+    let state = daemon.vm_folder(&id).join("hibernated/state");
+    let good = fs::read(&state).unwrap();
+    fs::write(&state, b"nonsense").unwrap();
+    let refused = [
+        daemon.exec("box", &shell("true")).unwrap_err(),
+        daemon.stream("/v1/vms/box/attach", b"").unwrap_err(),
+        daemon
+            .stream("/v1/vms/box/copy-out?path=/etc/hostname", b"")
+            .unwrap_err(),
+    ];
+    for answer in refused {
+        let error = answer.error(ErrorKind::VmFailed);
+        assert!(error.message.contains("could not be woken"), "{error:?}");
+        assert_eq!(daemon.vm("box").state, VmState::Hibernated);
+    }
+    fs::write(&state, good).unwrap();
+    let done = daemon.exec("box", &shell("echo here")).unwrap().finish();
+    assert_eq!(done.text(), "here\n");
+    assert_eq!(daemon.vm("box").error, None);
+}
+
+#[test]
+fn a_vm_whose_command_ends_as_it_is_paused_ends() {
+    let daemon = Daemon::start();
+    daemon.run_detached(named(
+        "box",
+        bad_vm("end-at-pause", Some(shell("sleep 1000"))),
+    ));
+    let error = daemon
+        .post("/v1/vms/box/pause", b"")
+        .error(ErrorKind::WrongState);
+    assert!(error.message.contains("ended meanwhile"), "{error:?}");
+    daemon.when("box", VmState::Exited);
+}
+
+#[test]
+fn a_forks_parent_that_does_not_go_on_is_paused_and_can_be_resumed() {
+    let daemon = Daemon::start();
+    let with_volume = CreateVm {
+        disks: vec![VolumeUse {
+            name: "data".into(),
+            size_mib: Some(1),
+            ..VolumeUse::default()
+        }],
+        ..named("box", bad_vm("resume-fails", Some(counter_command())))
+    };
+    daemon.run_detached(with_volume).json::<Vm>();
+    let error = daemon
+        .post("/v1/vms/box/fork", b"{}")
+        .error(ErrorKind::VmFailed);
+    assert!(error.message.contains("could not be resumed"), "{error:?}");
+    assert_eq!(daemon.vm("box").state, VmState::Paused);
+    let resumed: Vm = daemon.post("/v1/vms/box/resume", b"").json();
+    assert_eq!(resumed.state, VmState::Running);
+    let seen = daemon.logs("box", "").0.len();
+    eventually("it goes on", || daemon.logs("box", "").0.len() > seen);
+    assert_eq!(daemon.get("/v1/vms").json::<Vec<Vm>>().len(), 1);
+}
+
+fn counter_command() -> jiffy_wire::agent::Command {
+    counter().command.unwrap()
 }
