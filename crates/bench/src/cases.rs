@@ -276,6 +276,7 @@ fn vmm_config(kernel: &str) -> vmm::VmmConfig {
         control: None,
         exit_record: None,
         balloon: false,
+        cpu_profile: None,
         restore: None,
     }
 }

@@ -13,6 +13,8 @@ pub enum Command {
     Run(RunOptions),
     /// Look at the host's KVM.
     Probe,
+    /// Say what processor the host can give a VM.
+    Cpu,
     /// Say which version this is.
     Version,
     /// Say how to use it.
@@ -67,6 +69,7 @@ pub fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Command, U
     let parsed = match command.to_str() {
         Some("run") => return parse_run(arguments).map(Command::Run),
         Some("probe") => Command::Probe,
+        Some("cpu") => Command::Cpu,
         Some("--version" | "-V") => Command::Version,
         Some("--help" | "-h") => Command::Help,
         _ => return Err(UsageError::Unknown(command)),
@@ -167,7 +170,7 @@ mod tests {
             Err(UsageError::SpareEvents)
         );
         assert_eq!(parsed("run --config"), Err(UsageError::NoValue("--config")));
-        for line in ["fly", "probe now", "run --colour red"] {
+        for line in ["fly", "probe now", "cpu now", "run --colour red"] {
             assert!(
                 matches!(parsed(line), Err(UsageError::Unknown(_))),
                 "{line}"

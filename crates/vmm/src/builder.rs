@@ -1,8 +1,10 @@
 //! A VM, step by step.
 
 use crate::boot::{self, Images};
+use crate::cpu::cpuid::{self, Host};
+use crate::cpu::profile::{Most, ProfileError};
+use crate::cpu::tsc;
 use crate::cpu::tsc::SharedOffset;
-use crate::cpu::{cpuid, tsc};
 use crate::devices::{DeviceArgs, Devices};
 use crate::error::StartError;
 use crate::events::Events;
@@ -14,7 +16,7 @@ use crate::pager::{Attendant, PagedMemory};
 use crate::restore;
 use crate::sandbox::Sandbox;
 use crate::stats::StatsFile;
-use crate::vcpu::{MAX_VCPUS, Vcpu};
+use crate::vcpu::{MAX_VCPUS, Vcpu, VcpuState};
 use crate::vmm::{Parts, Vmm};
 use crate::wiring;
 use crate::workers::{Crew, ThreadStarter};
@@ -24,6 +26,7 @@ use jiffy_sys::{fds, kick};
 use jiffy_wire::guest::GENERATION_NAME;
 use jiffy_wire::timeline::names;
 use jiffy_wire::vmm::{Extent, Restore, SavedMemory, VmmConfig};
+use kvm_bindings::CpuId;
 use kvm_ioctls::VmFd;
 use std::io;
 use std::sync::Arc;
@@ -124,7 +127,11 @@ impl Builder {
         let paged = matches!(restore.memory, SavedMemory::Paged { .. });
         let state = events.step(names::STATE_LOADED, || restore::state(restore, config))?;
 
-        let mut ground = events.step(names::KVM_VM_CREATED, || lay(groundwork))?;
+        let mut ground = events.step(names::KVM_VM_CREATED, || {
+            let mut ground = lay(groundwork)?;
+            ground.check(&state.vcpus[0])?;
+            Ok::<_, StartError>(ground)
+        })?;
         ground.hypervisor.check_vcpus(config.vcpus)?;
         let vm = ground.vm.clone();
         let ram = events.step(names::MEMORY_ATTACHED, || {
@@ -278,6 +285,8 @@ pub struct Groundwork {
     /// If it was done ahead, by a KVM that lets a time stamp counter be set which
     /// has counted for a while.
     first_vcpu: Option<Vcpu>,
+    /// What this host can give a guest, if it was asked for ahead.
+    most: Option<Most>,
     /// Of its first devices, if it was done ahead.
     wires: Vec<Wires>,
     /// Threads that wait for work, if it was done ahead.
@@ -289,12 +298,38 @@ impl Groundwork {
     pub fn ahead(sandbox: Sandbox) -> Result<Groundwork, StartError> {
         prepare_process(sandbox)?;
         let mut ground = lay(None)?;
+        ground.most = Some(Most::of(&ground.hypervisor)?);
         if tsc::has_offset(&ground.vm) {
             ground.first_vcpu = Some(ground.vcpu(0)?);
         }
         ground.wires = wiring::ahead(&ground.vm)?;
         ground.crew = Crew::usual(sandbox).map_err(host("a thread"))?;
         Ok(ground)
+    }
+
+    /// What this host can give a guest.
+    fn most(&mut self) -> Result<Most, HypervisorError> {
+        match self.most.take() {
+            Some(most) => Ok(most),
+            None => Most::of(&self.hypervisor),
+        }
+    }
+
+    /// What of that is needed of a guest that gets all of it.
+    fn supported(&mut self) -> Result<(CpuId, Host), HypervisorError> {
+        if let Some(most) = self.most.take() {
+            return Ok((most.supported, most.host));
+        }
+        let host = Host::read(self.hypervisor.has_tsc_deadline());
+        Ok((self.hypervisor.supported_cpuid()?, host))
+    }
+
+    /// Refuses a captured guest that can't go on here.
+    fn check(&mut self, guest: &VcpuState) -> Result<(), StartError> {
+        let vcpu = self.vcpu(0)?;
+        self.most()?.check(guest, vcpu.tsc_khz())?;
+        self.first_vcpu = Some(vcpu);
+        Ok(())
     }
 
     /// The vCPU of that number, which nobody has had yet.
@@ -334,20 +369,29 @@ fn lay(groundwork: Option<Groundwork>) -> Result<Groundwork, HypervisorError> {
         hypervisor,
         vm,
         first_vcpu: None,
+        most: None,
         wires: Vec::new(),
         crew: Crew::default(),
     })
 }
 
-fn create_vcpus(config: &VmmConfig, ground: &mut Groundwork) -> Result<Vec<Vcpu>, HypervisorError> {
-    let hypervisor = &ground.hypervisor;
-    let supported = hypervisor.supported_cpuid()?;
-    let host = cpuid::Host::read(hypervisor.has_tsc_deadline());
-    let mut cpuid = cpuid::for_vm(&supported, config.vcpus, host);
+fn create_vcpus(config: &VmmConfig, ground: &mut Groundwork) -> Result<Vec<Vcpu>, StartError> {
+    let (mut cpuid, profile) = match &config.cpu_profile {
+        None => {
+            let (supported, host) = ground.supported()?;
+            (cpuid::for_vm(&supported, config.vcpus, host, None), None)
+        }
+        Some(wanted) => {
+            let most = ground.most()?;
+            let profile = wanted.of(&most.profile).map_err(ProfileError::Wanted)?;
+            let cpuid = cpuid::for_vm(&most.supported, config.vcpus, most.host, Some(&profile));
+            (cpuid, Some(profile))
+        }
+    };
     (0..config.vcpus)
         .map(|index| {
             let vcpu = ground.vcpu(index)?;
-            vcpu.configure(&mut cpuid, config.vcpus)?;
+            vcpu.configure(&mut cpuid, config.vcpus, profile.as_ref())?;
             Ok(vcpu)
         })
         .collect()

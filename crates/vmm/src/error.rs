@@ -2,6 +2,7 @@
 
 use crate::boot::BootError;
 use crate::config::ConfigError;
+use crate::cpu::profile::ProfileError;
 use crate::disk_chunks::ResidencyError;
 use crate::hypervisor::HypervisorError;
 use crate::memory::MemoryError;
@@ -56,6 +57,9 @@ pub enum StartError {
         /// In the configuration.
         configured: u64,
     },
+    /// The saved guest's processor, or that which a VM is to have.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
     /// A descriptor or thread.
     #[error("the host could not provide {what}")]
     Host {
@@ -75,6 +79,7 @@ impl StartError {
             StartError::Pager(error) => error.hint(),
             StartError::Device(error) => error.hint(),
             StartError::Boot(error) => error.hint(),
+            StartError::Profile(error) => error.hint(),
             StartError::Config(_)
             | StartError::Vcpus(_)
             | StartError::State(_)

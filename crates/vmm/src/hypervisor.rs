@@ -1,7 +1,8 @@
 //! The KVM device and a VM's descriptor with its interrupt controllers.
 
+use crate::cpu::msrs;
 use crate::layout;
-use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, Msrs};
 use kvm_ioctls::{Cap, Kvm, VmFd};
 use std::io;
 use thiserror::Error;
@@ -165,6 +166,24 @@ impl Hypervisor {
     /// Whether KVM emulates the TSC deadline timer.
     pub fn has_tsc_deadline(&self) -> bool {
         self.kvm.check_extension(Cap::TscDeadlineTimer)
+    }
+
+    /// Whether a guest's TSC may have any frequency.
+    pub fn has_tsc_scaling(&self) -> bool {
+        self.kvm.check_extension(Cap::TscControl)
+    }
+
+    /// An MSR that says what the processor is, with all that KVM can give a guest.
+    pub fn feature_msr(&self, index: u32) -> Result<Option<u64>, HypervisorError> {
+        if !self.kvm.check_extension(Cap::GetMsrFeatures) {
+            return Ok(None);
+        }
+        let mut msrs = Msrs::from_entries(&[msrs::entry(index, 0)]).expect("one MSR");
+        let count = self
+            .kvm
+            .get_msrs(&mut msrs)
+            .map_err(failed_to("read what the processor is"))?;
+        Ok(msrs.as_slice()[..count].first().map(|msr| msr.data))
     }
 
     /// MSRs that KVM lists as a guest's state: most that a snapshot keeps, and more.

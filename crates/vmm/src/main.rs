@@ -11,6 +11,7 @@ use jiffy_vmm::error::sentence;
 const USAGE: &str = "\
 usage: jiffy-vmm run --config FILE [--events-fd N | --spare-fd N] [--seccomp on|off]
        jiffy-vmm probe
+       jiffy-vmm cpu
        jiffy-vmm --version
 ";
 
@@ -42,6 +43,19 @@ extern "C" fn main(_count: libc::c_int, _arguments: *const *const libc::c_char) 
             );
             SUCCESS
         }
+        Ok(Command::Cpu) => match jiffy_vmm::cpu::profile::of_host() {
+            Ok(profile) => {
+                println!(
+                    "{}",
+                    serde_json::to_string(&profile).expect("a profile is plain data")
+                );
+                SUCCESS
+            }
+            Err(error) => {
+                eprintln!("jiffy-vmm: {}", sentence(&error));
+                FAILURE
+            }
+        },
         Ok(Command::Version) => {
             println!("jiffy-vmm {}", env!("CARGO_PKG_VERSION"));
             SUCCESS

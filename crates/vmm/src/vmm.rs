@@ -1,6 +1,7 @@
 //! A built VM: start, pause, save, resume, end.
 
 use crate::capture::Capture;
+use crate::cpu::profile;
 use crate::devices::{Devices, fw_cfg_files};
 use crate::error::{DeviceError, StartError};
 use crate::events::Events;
@@ -21,6 +22,7 @@ use crate::vcpu::{Vcpu, VcpuState};
 use crate::workers::ThreadStarter;
 use jiffy_devices::power::PowerRequest;
 use jiffy_sys::clock;
+use jiffy_wire::cpu::Profile;
 use jiffy_wire::guest::GENERATION_NAME;
 use jiffy_wire::vmm::{ExitReason, Extent, VmmConfig};
 use kvm_ioctls::VmFd;
@@ -68,6 +70,8 @@ pub struct Vmm {
     paused_at_ns: u64,
     resumed_at_ns: u64,
     ending: Option<Ending>,
+    /// Its guest's processor, as it was saved last.
+    profile: Option<Profile>,
 }
 
 /// What the builder made.
@@ -146,6 +150,7 @@ impl Vmm {
             paused_at_ns: 0,
             resumed_at_ns: 0,
             ending: None,
+            profile: None,
         }
     }
 
@@ -305,6 +310,7 @@ impl Vmm {
             });
             vcpus.push(answer.recv().map_err(|_| SaveError::VcpuGone(index))??);
         }
+        self.profile = vcpus.first().map(profile::of_guest);
         Ok(VmState {
             memory_size: self.ram.size(),
             vcpus,
@@ -366,6 +372,11 @@ impl Vmm {
     /// None of its memory is missing.
     fn is_all_here(&self) -> bool {
         self.paged.as_ref().is_none_or(PagedMemory::is_complete)
+    }
+
+    /// Its guest's processor, once it was saved.
+    pub fn cpu_profile(&self) -> Option<&Profile> {
+        self.profile.as_ref()
     }
 
     /// KVM's counters, summed over the vCPUs and the VM.

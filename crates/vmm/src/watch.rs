@@ -181,6 +181,10 @@ fn answer(vmm: &mut Vmm, config: &Path, request: ControlRequest, stop: &mut bool
                 ControlResponse::Error(format!("what was written can't be told: {error}"))
             }
         },
+        ControlRequest::CpuProfile => match vmm.cpu_profile() {
+            Some(profile) => ControlResponse::CpuProfile(Box::new(profile.clone())),
+            None => ControlResponse::Error("this VM was not captured yet".to_owned()),
+        },
         ControlRequest::Reads => match vmm.devices().reads() {
             Some(reads) => ControlResponse::Reads(reads),
             None => ControlResponse::Error("no disk's reads are noted".to_owned()),

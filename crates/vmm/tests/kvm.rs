@@ -5,11 +5,13 @@ use jiffy_sys::pagemap::Pagemap;
 use jiffy_sys::termination::TerminationFd;
 use jiffy_vmm::capture::Capture;
 use jiffy_vmm::control::ControlSocket;
+use jiffy_vmm::hypervisor::Hypervisor;
 use jiffy_vmm::memory::{GuestRam, layers};
 use jiffy_vmm::sandbox::Sandbox;
 use jiffy_vmm::vcpu::exit::Ending;
 use jiffy_vmm::watch::watch;
 use jiffy_vmm::{Builder, Events, Groundwork, StateError, VmState, Vmm};
+use jiffy_wire::cpu::Wanted;
 use jiffy_wire::vmm::{
     Boot, ControlRequest, ControlResponse, Disk, ExitReason, FwCfgContents, FwCfgFile, KvmKind,
     Memory, NewGeneration, PageSize, Restore, Serial, Source, VERSION, VmmConfig, VmmEvent, Vsock,
@@ -61,6 +63,7 @@ impl Case {
             control: None,
             exit_record: None,
             balloon: false,
+            cpu_profile: None,
             restore: None,
         };
         Case { folder, config }
@@ -389,6 +392,108 @@ fn a_state_with_registers_that_are_kept_no_more_goes_on() {
     let mut msrs = again.vcpus[0].msrs.iter();
     let types = msrs.find(|msr| msr.index == IA32_MTRR_DEF_TYPE);
     assert_eq!(types.unwrap().data, 0xc06);
+}
+
+#[test]
+#[ignore = "needs a real KVM"]
+fn a_guest_of_another_processor_is_refused_with_what_is_missing() {
+    let mut case = Case::new("quiet count");
+    let mut vmm = case.builder().build().unwrap();
+    vmm.start(true).unwrap();
+    let capture = vmm.capture(false).unwrap();
+    let profile = vmm.cpu_profile().unwrap().clone();
+    drop(vmm);
+    assert!(profile.features().iter().any(|name| name == "sse2"));
+    let bytes = contents(&capture.state);
+    let file = case.path("state");
+    let mut restore = from(&capture);
+    restore.state = Source::Path(file.clone());
+    case.config.restore = Some(restore);
+    let refused = |change: &dyn Fn(&mut VmState)| {
+        let mut state = VmState::decode(&bytes).unwrap();
+        change(&mut state);
+        std::fs::write(&file, state.encode()).unwrap();
+        let error = case.builder().build().err().unwrap();
+        assert!(error.hint().unwrap().contains("restore it on a host"));
+        // The same with what was done ahead.
+        let ahead = Groundwork::ahead(Sandbox::Off).unwrap();
+        let again = case.builder().groundwork(Some(ahead)).build();
+        assert_eq!(again.err().unwrap().to_string(), error.to_string());
+        error.to_string()
+    };
+    let leaf = |state: &mut VmState, leaf: u32, change: &dyn Fn(&mut [u32; 2])| {
+        let mut leaves = state.vcpus[0].cpuid.iter_mut();
+        let entry = leaves.find(|entry| entry.function == leaf).unwrap();
+        let mut registers = [entry.ebx, entry.ecx];
+        change(&mut registers);
+        [entry.ebx, entry.ecx] = registers;
+    };
+    // Memory encryption and key locker: no KVM shows them.
+    assert_eq!(
+        refused(&|state| leaf(state, 7, &|[_, ecx]| *ecx |= 1 << 13 | 1 << 23)),
+        "this host can't go on with the saved VM: it lacks tme, kl"
+    );
+    let vendor = &profile.vendor;
+    let other = "Xeon".to_owned() + &vendor[4..];
+    assert_eq!(
+        refused(&|state| leaf(state, 0, &|[ebx, _]| *ebx = u32::from_le_bytes(*b"Xeon"))),
+        format!(
+            "this host can't go on with the saved VM: it lacks a processor of {other} (this is one of {vendor})"
+        )
+    );
+    if Hypervisor::open().unwrap().has_tsc_scaling() {
+        return;
+    }
+    let slow = refused(&|state| state.vcpus[0].tsc_khz = Some(1000));
+    assert!(
+        slow.contains("it lacks a time stamp counter of 1000 kHz"),
+        "{slow}"
+    );
+}
+
+#[test]
+#[ignore = "needs a real KVM"]
+fn a_guest_has_no_more_than_the_profile_it_is_to_have() {
+    let mut case = Case::new("quiet count");
+    case.config.vcpus = 2;
+    case.config.cpu_profile = Some(Wanted::Named("x86-64-v2".into()));
+    let mut vmm = case.start();
+    counted_beyond(&mut vmm, 1000);
+    let capture = vmm.capture(false).unwrap();
+    let count = counter(&vmm);
+    let profile = vmm.cpu_profile().unwrap().clone();
+    drop(vmm);
+    let features = profile.features();
+    let has = |wanted: &str| features.iter().any(|name| name == wanted);
+    assert!(has("popcnt") && has("kvm_clocksource2"), "{features:?}");
+    assert!(
+        !has("xsave") && !has("avx2") && !has("smep"),
+        "{features:?}"
+    );
+
+    case.config.restore = Some(from(&capture));
+    let mut vmm = case.start();
+    counted_beyond(&mut vmm, count);
+    drop(vmm);
+
+    case.config.restore = None;
+    // What one guest has, another can be given.
+    case.config.cpu_profile = Some(Wanted::Given(Box::new(profile.clone())));
+    let mut vmm = case.start();
+    vmm.pause();
+    vmm.save().unwrap();
+    assert_eq!(vmm.cpu_profile().unwrap().features(), features);
+    drop(vmm);
+    let mut more = profile;
+    let mut leaves = more.cpuid.iter_mut();
+    let leaf = leaves.find(|entry| entry.leaf == 7 && entry.index == 0);
+    leaf.unwrap().registers[2] |= 1 << 13;
+    case.config.cpu_profile = Some(Wanted::Given(Box::new(more)));
+    let error = case.builder().build().err().unwrap();
+    assert_eq!(
+        error.to_string(),
+        "this host can't give a VM the CPU profile that was given: it lacks tme"
+    );
 }
 
 #[test]

@@ -7,6 +7,7 @@
 //! * [`vmm`]: the configuration and control messages of `jiffy-vmm`.
 //! * [`pager`]: how memory is handed to `jiffy-pager`, and what it is told to serve.
 //! * [`disk`]: disks whose bytes come when they are asked for.
+//! * [`cpu`]: a guest's processor, and whether a host can give it.
 //! * [`api`]: the node's HTTP API as `jiffy` and others see it.
 //! * [`timeline`]: named spans on one monotonic clock.
 //! * [`trace`]: the marks a guest writes to the trace port.
@@ -18,6 +19,8 @@ extern crate alloc;
 pub mod agent;
 #[cfg(feature = "std")]
 pub mod api;
+#[cfg(feature = "std")]
+pub mod cpu;
 #[cfg(feature = "std")]
 pub mod disk;
 pub mod frame;

@@ -12,6 +12,7 @@
 //! With [`VmmConfig::restore`] the VM is not booted but goes on where a
 //! captured one was ([`ControlRequest::Capture`]).
 
+use crate::cpu::{Profile, Wanted};
 use serde::{Deserialize, Serialize, Serializer};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -74,7 +75,10 @@ pub struct VmmConfig {
     /// A memory balloon, which also takes back pages the guest reports free.
     #[serde(default)]
     pub balloon: bool,
-    /// Go on from a captured VM. `boot` is then not used.
+    /// What of this host's processor a VM that boots is shown; none for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_profile: Option<Wanted>,
+    /// Go on from a captured VM. `boot` and `cpu_profile` are then not used.
     #[serde(default)]
     pub restore: Option<Restore>,
 }
@@ -443,6 +447,8 @@ pub enum ControlRequest {
     /// Which pages the VM has written since it was last captured, or restored.
     /// Answered with `Written`.
     Written,
+    /// The processor of the guest as it was captured last. Answered with `CpuProfile`.
+    CpuProfile,
     /// What the guest has read of the first disk whose reads are noted.
     /// Answered with `Reads`.
     Reads,
@@ -486,6 +492,8 @@ pub enum ControlResponse {
     },
     /// Ranges of RAM, sorted.
     Written(Vec<Extent>),
+    /// The guest's processor.
+    CpuProfile(Box<Profile>),
     /// Parts of a disk.
     Reads(ReadUnits),
     /// The balloon.

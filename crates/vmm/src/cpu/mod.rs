@@ -4,10 +4,12 @@
 //! * [`msrs`]: the MSRs that a snapshot keeps, and their order; [`mtrr`]: memory
 //!   types as firmware leaves them.
 //! * [`tsc`]: the time stamp counter, put where it was.
+//! * [`profile`]: what a snapshot is held against.
 //! * [`tcg`]: what differs where QEMU's TCG is the processor.
 
 pub mod cpuid;
 pub mod msrs;
 pub mod mtrr;
+pub mod profile;
 pub mod tcg;
 pub mod tsc;

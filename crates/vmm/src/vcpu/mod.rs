@@ -14,6 +14,7 @@ use crate::boot::Entry;
 use crate::cpu::{cpuid, msrs, mtrr, tcg};
 use crate::hypervisor::{HypervisorError, failed_to};
 use crate::stats::StatsFile;
+use jiffy_wire::cpu::Profile;
 use kvm_bindings::CpuId;
 use kvm_ioctls::{VcpuFd, VmFd};
 pub use state::VcpuState;
@@ -60,20 +61,39 @@ impl Vcpu {
         Ok(Vcpu { fd, index, stats })
     }
 
-    /// Sets what it is; `cpuid` is changed to this vCPU's own.
-    pub fn configure(&self, cpuid: &mut CpuId, vcpus: u8) -> Result<(), HypervisorError> {
+    /// What its time stamp counter counts with.
+    pub fn tsc_khz(&self) -> Option<u32> {
+        self.fd.get_tsc_khz().ok()
+    }
+
+    /// Sets what it is; `cpuid` is changed to this vCPU's own, and `profile` is what it
+    /// was limited to.
+    pub fn configure(
+        &self,
+        cpuid: &mut CpuId,
+        vcpus: u8,
+        profile: Option<&Profile>,
+    ) -> Result<(), HypervisorError> {
         cpuid::specialise(cpuid, self.index, vcpus);
         self.fd
             .set_cpuid2(cpuid)
             .map_err(failed_to("set a vCPU's CPUID"))?;
         tcg::enable_all_states(&self.fd, cpuid)?;
-        self.set_firmware_msrs(cpuid)
+        self.set_firmware_msrs(cpuid, profile)
     }
 
     /// A firmware's work: memory types, and on Intel's processors fast strings,
     /// without which Linux does not use `rep movsb` for its copies.
-    fn set_firmware_msrs(&self, cpuid: &CpuId) -> Result<(), HypervisorError> {
+    fn set_firmware_msrs(
+        &self,
+        cpuid: &CpuId,
+        profile: Option<&Profile>,
+    ) -> Result<(), HypervisorError> {
         let mut all = Vec::with_capacity(16);
+        let given = profile.and_then(|profile| profile.msrs.get(&msrs::ARCH_CAPABILITIES));
+        if let Some(given) = given.filter(|_| cpuid::has_arch_capabilities(cpuid.as_slice())) {
+            all.push(msrs::entry(msrs::ARCH_CAPABILITIES, *given));
+        }
         if cpuid::is_intel(cpuid) {
             let features = FAST_STRINGS | NO_BRANCH_TRACE | NO_PRECISE_SAMPLING;
             all.push(msrs::entry(msrs::MISC_ENABLE, features));

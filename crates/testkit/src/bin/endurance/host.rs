@@ -175,6 +175,7 @@ fn config(size_mib: u32, folder: &Path) -> VmmConfig {
         control: Some(folder.join(CONTROL)),
         exit_record: None,
         balloon: true,
+        cpu_profile: None,
         restore: None,
     }
 }

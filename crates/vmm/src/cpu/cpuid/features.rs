@@ -1,6 +1,8 @@
 //! What of KVM's list no guest is shown.
 
 use super::Vendor;
+use jiffy_wire::cpu::Profile;
+use jiffy_wire::cpu::features::FEATURES;
 use kvm_bindings::kvm_cpuid_entry2;
 
 /// Bits of the four registers of a leaf.
@@ -103,6 +105,38 @@ pub fn hide(entry: &mut kvm_cpuid_entry2, vendor: Vendor) {
     entry.ebx &= !hidden.ebx;
     entry.ecx &= !hidden.ecx;
     entry.edx &= !hidden.edx;
+}
+
+/// Takes out what a profile has not.
+pub fn limit(entries: &mut Vec<kvm_cpuid_entry2>, profile: &Profile) {
+    let mut states = 0;
+    for entry in entries.iter_mut() {
+        let here = (entry.function, entry.index);
+        for group in FEATURES {
+            if (group.register.leaf, group.register.index) != here {
+                continue;
+            }
+            let mut registers = [
+                &mut entry.eax,
+                &mut entry.ebx,
+                &mut entry.ecx,
+                &mut entry.edx,
+            ];
+            let bits = &mut registers[group.register.register];
+            **bits &= profile.register(group.register) | group.ignored;
+        }
+        match here {
+            (0xd, 0) => states = u64::from(entry.edx) << 32 | u64::from(entry.eax),
+            (0x8000_0008, _) => {
+                let most = profile.physical_address_bits();
+                entry.eax = entry.eax & !0xff | (entry.eax & 0xff).min(most);
+            }
+            _ => {}
+        }
+    }
+    entries.retain(|entry| {
+        entry.function != 0xd || entry.index < 2 || states >> entry.index.min(63) & 1 == 1
+    });
 }
 
 /// Says how much XSAVE needs for the states that are left. What those need that

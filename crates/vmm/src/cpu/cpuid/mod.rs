@@ -11,6 +11,7 @@
 mod features;
 mod topology;
 
+use jiffy_wire::cpu::Profile;
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use std::arch::x86_64::{__cpuid, __cpuid_count};
 pub use topology::specialise;
@@ -18,6 +19,7 @@ pub use topology::specialise;
 const ECX_HYPERVISOR: u32 = 1 << 31;
 const ECX_TSC_DEADLINE: u32 = 1 << 24;
 const EDX_MTRR: u32 = 1 << 12;
+const EDX_ARCH_CAPABILITIES: u32 = 1 << 29;
 
 /// FDP_EXCPTN_ONLY and ZERO_FCS_FDS in EBX of leaf 7: what the processor does,
 /// whatever a guest is told.
@@ -78,8 +80,9 @@ impl Host {
     }
 }
 
-/// What the vCPUs of a VM share, from what KVM supports on this host.
-pub fn for_vm(supported: &CpuId, vcpus: u8, host: Host) -> CpuId {
+/// What the vCPUs of a VM share, from what KVM supports on this host, and of that no
+/// more than `profile` has.
+pub fn for_vm(supported: &CpuId, vcpus: u8, host: Host, profile: Option<&Profile>) -> CpuId {
     let supported = supported.as_slice();
     let vendor = Vendor::of(supported);
     let mut entries = Vec::with_capacity(supported.len() + 3);
@@ -102,6 +105,9 @@ pub fn for_vm(supported: &CpuId, vcpus: u8, host: Host) -> CpuId {
             _ => {}
         }
         topology::set(entry, vendor, vcpus);
+    }
+    if let Some(profile) = profile {
+        features::limit(&mut entries, profile);
     }
     features::size_xsave(&mut entries);
     topology::add_levels(&mut entries, vcpus);
@@ -133,6 +139,13 @@ pub fn supported_states(cpuid: &CpuId) -> u64 {
 /// Whether the guest sees a processor of Intel's.
 pub fn is_intel(cpuid: &CpuId) -> bool {
     Vendor::of(cpuid.as_slice()) == Vendor::Intel
+}
+
+/// Whether the guest has IA32_ARCH_CAPABILITIES.
+pub fn has_arch_capabilities(entries: &[kvm_cpuid_entry2]) -> bool {
+    let mut leaves = entries.iter();
+    let leaf = leaves.find(|entry| entry.function == 7 && entry.index == 0);
+    leaf.is_some_and(|entry| entry.edx & EDX_ARCH_CAPABILITIES != 0)
 }
 
 /// Whether the guest sees memory type range registers.

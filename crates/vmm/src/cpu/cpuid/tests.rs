@@ -1,4 +1,5 @@
 use super::*;
+use jiffy_wire::cpu::Leaf;
 
 const HTT: u32 = 1 << 28;
 
@@ -79,11 +80,11 @@ const HOST: Host = Host {
 };
 
 fn intel(vcpus: u8) -> CpuId {
-    for_vm(&everything(b"GenuineIntel"), vcpus, HOST)
+    for_vm(&everything(b"GenuineIntel"), vcpus, HOST, None)
 }
 
 fn amd(vcpus: u8) -> CpuId {
-    for_vm(&everything(b"AuthenticAMD"), vcpus, HOST)
+    for_vm(&everything(b"AuthenticAMD"), vcpus, HOST, None)
 }
 
 fn find(cpuid: &CpuId, function: u32, index: u32) -> Option<kvm_cpuid_entry2> {
@@ -148,7 +149,10 @@ fn a_guest_sees_a_hypervisor_and_its_timer_and_no_performance_counters() {
     };
     let mut kvm = everything(b"GenuineIntel");
     kvm.as_mut_slice()[1].ecx = 0;
-    assert_eq!(of(&for_vm(&kvm, 1, without), 1, 0).ecx, ECX_HYPERVISOR);
+    assert_eq!(
+        of(&for_vm(&kvm, 1, without, None), 1, 0).ecx,
+        ECX_HYPERVISOR
+    );
 }
 
 #[test]
@@ -182,8 +186,8 @@ fn what_the_processor_does_anyway_is_said() {
         leaf_7_ebx: u32::MAX,
         ..HOST
     };
-    assert_eq!(of(&for_vm(&kvm, 1, host), 7, 0).ebx, 1 << 6 | 1 << 13);
-    assert_eq!(of(&for_vm(&kvm, 1, HOST), 7, 0).ebx, 0);
+    assert_eq!(of(&for_vm(&kvm, 1, host, None), 7, 0).ebx, 1 << 6 | 1 << 13);
+    assert_eq!(of(&for_vm(&kvm, 1, HOST, None), 7, 0).ebx, 0);
 }
 
 #[test]
@@ -210,4 +214,36 @@ fn leaf_order_is_kept() {
         let functions: Vec<u32> = cpuid.as_slice().iter().map(|e| e.function).collect();
         assert!(functions.is_sorted(), "{functions:x?}");
     }
+}
+
+#[test]
+fn a_profile_limits_features_states_and_addresses() {
+    let mut kvm = everything(b"GenuineIntel");
+    for leaf in kvm.as_mut_slice() {
+        if leaf.function == 0x8000_0008 {
+            leaf.eax = 46;
+        }
+    }
+    let leaf = |leaf, index, registers| Leaf {
+        leaf,
+        index,
+        registers,
+    };
+    let profile = Profile::new(vec![
+        leaf(1, 0, [0, 0, 1 << 31 | 1, 1]),
+        leaf(7, 0, [0, 0, 0, 1 << 10]),
+        leaf(0xd, 0, [3, 0, 0, 0]),
+        leaf(0x8000_0008, 0, [39, 0, 0, 0]),
+    ]);
+    let limited = for_vm(&kvm, 1, HOST, Some(&profile));
+    let first = of(&limited, 1, 0);
+    assert_eq!((first.ecx & !(1 << 27), first.edx), (1 << 31 | 1, 1));
+    let seventh = of(&limited, 7, 0);
+    assert_eq!(seventh.edx, 1 << 10);
+    assert_eq!(seventh.ebx, 1 << 6 | 1 << 13, "what the x87 does anyway");
+    assert_eq!(supported_states(&limited), 3);
+    assert_eq!(find(&limited, 0xd, 2), None, "AVX's state is not there");
+    assert_eq!(of(&limited, 0xd, 0).ecx, 576);
+    assert_eq!(physical_address_bits(&limited), 39);
+    assert_eq!(of(&limited, 0x8000_0001, 0).edx & 1 << 29, 0);
 }

@@ -1,0 +1,144 @@
+//! The profile of a guest's processor, and that of the most a host can give one.
+
+use super::cpuid::{self, Host};
+use super::msrs;
+use crate::hypervisor::{Hypervisor, HypervisorError, failed_to};
+use crate::vcpu::VcpuState;
+use jiffy_wire::cpu::{Leaf, Profile};
+use kvm_bindings::{CpuId, kvm_cpuid_entry2};
+use thiserror::Error;
+
+/// A host's processor is not what a guest needs.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ProfileError {
+    /// Of a captured guest.
+    #[error("this host can't go on with the saved VM: it lacks {}", .0.join(", "))]
+    Lacking(Vec<String>),
+    /// Of a profile that a VM is to have.
+    #[error("{0}")]
+    Wanted(String),
+}
+
+impl ProfileError {
+    /// What the user can do.
+    pub fn hint(&self) -> Option<String> {
+        Some(match self {
+            ProfileError::Lacking(_) => "restore it on a host with such a processor, or boot the VM anew; VMs that are to move get `--cpu-profile`".into(),
+            ProfileError::Wanted(_) => "`jiffy doctor --cpu` says what this host can give".into(),
+        })
+    }
+}
+
+/// What this host can give a guest, and what that is made from.
+#[derive(Debug)]
+pub struct Most {
+    /// CPUID as KVM supports it.
+    pub supported: CpuId,
+    /// What it depends on besides.
+    pub host: Host,
+    /// The profile of a guest that has it all.
+    pub profile: Profile,
+}
+
+impl Most {
+    /// Asks KVM.
+    pub fn of(hypervisor: &Hypervisor) -> Result<Most, HypervisorError> {
+        let supported = hypervisor.supported_cpuid()?;
+        let host = Host::read(hypervisor.has_tsc_deadline());
+        let all = cpuid::for_vm(&supported, 1, host, None);
+        let mut profile = of_cpuid(all.as_slice());
+        if cpuid::has_arch_capabilities(all.as_slice())
+            && let Some(value) = hypervisor.feature_msr(msrs::ARCH_CAPABILITIES)?
+        {
+            profile.msrs.insert(msrs::ARCH_CAPABILITIES, value);
+        }
+        profile.tsc_scaling = hypervisor.has_tsc_scaling();
+        Ok(Most {
+            supported,
+            host,
+            profile,
+        })
+    }
+
+    /// Whether a captured guest can go on here. `tsc_khz` is what a new vCPU counts
+    /// with.
+    pub fn check(&self, vcpu: &VcpuState, tsc_khz: Option<u32>) -> Result<(), ProfileError> {
+        let mut host = self.profile.clone();
+        host.tsc_khz = tsc_khz;
+        let lacking = of_guest(vcpu).lacking(&host);
+        match lacking.is_empty() {
+            true => Ok(()),
+            false => Err(ProfileError::Lacking(lacking)),
+        }
+    }
+}
+
+/// The profile of this host, as `jiffy-vmm cpu` prints it.
+pub fn of_host() -> Result<Profile, HypervisorError> {
+    let hypervisor = Hypervisor::open()?;
+    let mut profile = Most::of(&hypervisor)?.profile;
+    let vm = hypervisor.create_bare_vm()?;
+    let vcpu = vm.create_vcpu(0).map_err(failed_to("create a vCPU"))?;
+    profile.tsc_khz = vcpu.get_tsc_khz().ok();
+    Ok(profile)
+}
+
+/// The profile of a captured guest, by any of its vCPUs.
+pub fn of_guest(vcpu: &VcpuState) -> Profile {
+    let mut profile = of_cpuid(&vcpu.cpuid);
+    let capabilities = vcpu.msrs.iter();
+    profile.msrs = capabilities
+        .filter(|msr| msr.index == msrs::ARCH_CAPABILITIES)
+        .filter(|_| cpuid::has_arch_capabilities(&vcpu.cpuid))
+        .map(|msr| (msr.index, msr.data))
+        .collect();
+    profile.tsc_khz = vcpu.tsc_khz;
+    profile
+}
+
+fn of_cpuid(entries: &[kvm_cpuid_entry2]) -> Profile {
+    let leaf = |entry: &kvm_cpuid_entry2| {
+        let mut leaf = Leaf {
+            leaf: entry.function,
+            index: entry.index,
+            registers: [entry.eax, entry.ebx, entry.ecx, entry.edx],
+        };
+        // Ids are each vCPU's own.
+        match entry.function {
+            0x1 => leaf.registers[1] &= 0x00ff_ffff,
+            0xb => leaf.registers[3] = 0,
+            0x8000_001e => leaf.registers[..2].fill(0),
+            _ => {}
+        }
+        leaf
+    };
+    Profile::new(entries.iter().map(leaf).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[ignore = "needs a real KVM"]
+    fn a_host_can_give_what_it_gives() {
+        let profile = of_host().unwrap();
+        assert!(profile.tsc_khz.is_some_and(|khz| khz > 0));
+        profile.check().unwrap();
+        assert_eq!(profile.lacking(&profile), [""; 0]);
+        let features = profile.features();
+        for feature in ["sse2", "lm", "nx", "hypervisor", "kvm_clocksource2"] {
+            assert!(features.iter().any(|name| name == feature), "{feature}");
+        }
+        assert!(
+            !features
+                .iter()
+                .any(|name| name == "pdcm" || name == "waitpkg")
+        );
+        let text = serde_json::to_string(&profile).unwrap();
+        let mut sorted = profile;
+        sorted.cpuid.sort_by_key(|leaf| (leaf.leaf, leaf.index));
+        assert_eq!(serde_json::from_str::<Profile>(&text).unwrap(), sorted);
+    }
+}

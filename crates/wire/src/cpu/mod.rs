@@ -1,0 +1,254 @@
+//! What a guest's processor is, so that a snapshot can be held against a host.
+//!
+//! A [`Profile`] is CPUID as a guest sees it, less what differs from vCPU to vCPU, with
+//! the MSRs that say what a processor is and the frequency of its time stamp counter. A
+//! guest has one; so has a host: what its KVM gives a guest at most. A guest fits a host
+//! if [`Profile::lacking`] names nothing.
+//!
+//! * [`features`]: bits and their names.
+//! * `compare`: what a host lacks.
+//! * [`levels`]: profiles with a name, that processors of many makes have in common.
+
+mod compare;
+pub mod features;
+pub mod levels;
+
+pub use compare::TSC_TOLERANCE_PPM;
+
+use features::{FEATURES, Register};
+use serde::de::{Deserializer, Error as _};
+use serde::ser::Serializer;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The version written and the only one read.
+pub const VERSION: u32 = 1;
+/// IA32_ARCH_CAPABILITIES: which flaws a processor does not have (Intel).
+pub const ARCH_CAPABILITIES: u32 = 0x10a;
+/// More leaves than any processor has.
+const MAX_LEAVES: usize = 256;
+/// Where bits of addresses are counted.
+const ADDRESSES: Register = Register::new(0x8000_0008, 0, 0);
+
+/// A processor, as a guest sees it or as a host can show it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// [`VERSION`].
+    pub version: u32,
+    /// As CPUID says: `GenuineIntel`, `AuthenticAMD`.
+    pub vendor: String,
+    /// Leaves by number and index.
+    #[serde(serialize_with = "write_leaves", deserialize_with = "read_leaves")]
+    pub cpuid: Vec<Leaf>,
+    /// MSRs that say what the processor is.
+    #[serde(
+        default,
+        serialize_with = "write_msrs",
+        deserialize_with = "read_msrs",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
+    pub msrs: BTreeMap<u32, u64>,
+    /// Frequency of the time stamp counter, if KVM knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tsc_khz: Option<u32>,
+    /// Of a host: a guest's counter may have any frequency.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tsc_scaling: bool,
+}
+
+/// A leaf of CPUID.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Leaf {
+    /// Its number.
+    pub leaf: u32,
+    /// Its index (ECX of the instruction).
+    pub index: u32,
+    /// EAX, EBX, ECX, EDX.
+    pub registers: [u32; 4],
+}
+
+/// A profile that a VM is to have.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Wanted {
+    /// One of [`levels`], by name.
+    Named(String),
+    /// This one, or less where a VM never has all.
+    Given(Box<Profile>),
+}
+
+impl Profile {
+    /// Of a processor with these leaves.
+    pub fn new(cpuid: Vec<Leaf>) -> Profile {
+        let mut profile = Profile {
+            version: VERSION,
+            cpuid,
+            ..Profile::default()
+        };
+        profile.vendor = profile.vendor_by_cpuid();
+        profile
+    }
+
+    fn vendor_by_cpuid(&self) -> String {
+        let [_, ebx, ecx, edx] = self.leaf(0, 0).unwrap_or_default();
+        let vendor = [ebx, edx, ecx].map(u32::to_le_bytes);
+        String::from_utf8_lossy(vendor.as_flattened()).into_owned()
+    }
+
+    /// The registers of a leaf, if there is one.
+    pub fn leaf(&self, leaf: u32, index: u32) -> Option<[u32; 4]> {
+        let mut all = self.cpuid.iter();
+        let found = all.find(|entry| entry.leaf == leaf && entry.index == index)?;
+        Some(found.registers)
+    }
+
+    /// A register; 0 where there is no such leaf.
+    pub fn register(&self, register: Register) -> u32 {
+        let leaf = self.leaf(register.leaf, register.index);
+        leaf.map_or(0, |registers| registers[register.register])
+    }
+
+    fn register_mut(&mut self, register: Register) -> Option<&mut u32> {
+        let mut all = self.cpuid.iter_mut();
+        let found = all.find(|entry| (entry.leaf, entry.index) == (register.leaf, register.index));
+        found.map(|entry| &mut entry.registers[register.register])
+    }
+
+    /// Bits of a physical address; 36 where no leaf says so.
+    pub fn physical_address_bits(&self) -> u32 {
+        let leaf = self.leaf(ADDRESSES.leaf, ADDRESSES.index);
+        leaf.map_or(36, |registers| registers[ADDRESSES.register] & 0xff)
+    }
+
+    /// The names of all its features, in the order of their leaves.
+    pub fn features(&self) -> Vec<String> {
+        FEATURES
+            .iter()
+            .flat_map(|group| group.names_of(self.register(group.register)))
+            .collect()
+    }
+
+    /// What both have: of features the common ones, of everything else what is less.
+    /// None if they are of different vendors.
+    #[must_use]
+    pub fn common(&self, other: &Profile) -> Option<Profile> {
+        if self.vendor != other.vendor {
+            return None;
+        }
+        let mut common = self.clone();
+        for group in FEATURES {
+            if let Some(bits) = common.register_mut(group.register) {
+                *bits &= other.register(group.register) | group.ignored;
+            }
+        }
+        let most = self
+            .physical_address_bits()
+            .min(other.physical_address_bits());
+        if let Some(bits) = common.register_mut(ADDRESSES) {
+            *bits = *bits & !0xff | most;
+        }
+        common.msrs = match (
+            self.msrs.get(&ARCH_CAPABILITIES),
+            other.msrs.get(&ARCH_CAPABILITIES),
+        ) {
+            (Some(one), Some(two)) => {
+                let both = features::common_capabilities(*one, *two);
+                BTreeMap::from([(ARCH_CAPABILITIES, both)])
+            }
+            _ => BTreeMap::new(),
+        };
+        common.tsc_khz = None;
+        common.tsc_scaling = false;
+        Some(common)
+    }
+
+    /// Whether it can be believed to be one, for a profile that somebody wrote.
+    pub fn check(&self) -> Result<(), String> {
+        if self.version != VERSION {
+            let version = self.version;
+            return Err(format!(
+                "the CPU profile is of version {version}, this jiffy reads version {VERSION}"
+            ));
+        }
+        if self.vendor.len() != 12 || !self.vendor.is_ascii() {
+            return Err("the CPU profile names no vendor as CPUID does (GenuineIntel)".into());
+        }
+        if self.cpuid.len() > MAX_LEAVES || self.vendor_by_cpuid() != self.vendor {
+            return Err("the CPU profile's CPUID is not that of one processor".into());
+        }
+        Ok(())
+    }
+}
+
+impl Wanted {
+    /// What of `host` a VM is shown, or all that the host lacks in one sentence.
+    pub fn of(&self, host: &Profile) -> Result<Profile, String> {
+        let (what, lacking, profile) = match self {
+            Wanted::Named(name) => {
+                let level = levels::find(name)?;
+                (level.name, level.lacking(host), level.of(host))
+            }
+            Wanted::Given(given) => {
+                given.check()?;
+                // A VM that boots counts as the host does.
+                let mut given = given.clone();
+                given.tsc_khz = None;
+                let lacking = given.lacking(host);
+                let common = given.common(host).unwrap_or_default();
+                ("that was given", lacking, common)
+            }
+        };
+        match lacking.is_empty() {
+            true => Ok(profile),
+            false => Err(format!(
+                "this host can't give a VM the CPU profile {what}: it lacks {}",
+                lacking.join(", ")
+            )),
+        }
+    }
+}
+
+fn write_leaves<S: Serializer>(leaves: &[Leaf], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(leaves.iter().map(|entry| {
+        let Leaf { leaf, index, .. } = entry;
+        let [eax, ebx, ecx, edx] = entry.registers;
+        let key = format!("{leaf:08x}.{index}");
+        (key, format!("{eax:08x} {ebx:08x} {ecx:08x} {edx:08x}"))
+    }))
+}
+
+fn read_leaves<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Leaf>, D::Error> {
+    let text = BTreeMap::<String, String>::deserialize(deserializer)?;
+    let leaf = |(key, value): (String, String)| {
+        let (leaf, index) = key.split_once('.')?;
+        let words = value
+            .split(' ')
+            .map(|word| u32::from_str_radix(word, 16).ok());
+        Some(Leaf {
+            leaf: u32::from_str_radix(leaf, 16).ok()?,
+            index: index.parse().ok()?,
+            registers: words.collect::<Option<Vec<u32>>>()?.try_into().ok()?,
+        })
+    };
+    let leaves = text.into_iter().map(leaf).collect::<Option<_>>();
+    leaves.ok_or_else(|| D::Error::custom("a leaf of CPUID is not `LEAF.INDEX: EAX EBX ECX EDX`"))
+}
+
+fn write_msrs<S: Serializer>(msrs: &BTreeMap<u32, u64>, serializer: S) -> Result<S::Ok, S::Error> {
+    let text = |(index, value): (&u32, &u64)| (format!("{index:x}"), format!("{value:x}"));
+    serializer.collect_map(msrs.iter().map(text))
+}
+
+fn read_msrs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<u32, u64>, D::Error> {
+    let text = BTreeMap::<String, String>::deserialize(deserializer)?;
+    let msr = |(index, value): (String, String)| {
+        let index = u32::from_str_radix(&index, 16).ok()?;
+        Some((index, u64::from_str_radix(&value, 16).ok()?))
+    };
+    let msrs = text.into_iter().map(msr).collect::<Option<_>>();
+    msrs.ok_or_else(|| D::Error::custom("an MSR is not `INDEX: VALUE`, both hexadecimal"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,252 @@
+use super::*;
+
+/// A processor of Intel's with these features, by name.
+fn processor(features: &[&str]) -> Profile {
+    let word = |text: &[u8; 4]| u32::from_le_bytes(*text);
+    let first = [0x16, word(b"Genu"), word(b"ntel"), word(b"ineI")];
+    let mut profile = Profile::default();
+    set(&mut profile, 0, 0, first);
+    set(&mut profile, 0x8000_0008, 0, [46, 0, 0, 0]);
+    set(&mut profile, 0xd, 2, [256, 576, 0, 0]);
+    let mut profile = Profile::new(profile.cpuid);
+    for name in features {
+        let (register, bit) = features::find(name).unwrap_or_else(|| panic!("{name}"));
+        add(&mut profile, register, bit);
+    }
+    profile
+}
+
+fn add(profile: &mut Profile, register: Register, bit: u32) {
+    let mut registers = profile
+        .leaf(register.leaf, register.index)
+        .unwrap_or_default();
+    registers[register.register] |= bit;
+    set(profile, register.leaf, register.index, registers);
+}
+
+/// In the order of leaves, as they are read.
+fn set(profile: &mut Profile, leaf: u32, index: u32, registers: [u32; 4]) {
+    let same = |entry: &Leaf| (entry.leaf, entry.index) == (leaf, index);
+    profile.cpuid.retain(|entry| !same(entry));
+    profile.cpuid.push(Leaf {
+        leaf,
+        index,
+        registers,
+    });
+    profile.cpuid.sort_by_key(|entry| (entry.leaf, entry.index));
+}
+
+#[test]
+fn names_are_given_once_and_each_bit_once() {
+    let mut names = Vec::new();
+    let mut places = Vec::new();
+    for group in FEATURES {
+        places.push(group.register);
+        let all = group.names_of(u32::MAX);
+        assert_eq!(all.len() as u32, 32 - group.ignored.count_ones());
+        names.extend(all);
+    }
+    let count = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), count);
+    assert!(places.is_sorted());
+    places.dedup();
+    assert_eq!(places.len(), FEATURES.len());
+}
+
+#[test]
+fn what_a_host_lacks_is_named() {
+    let guest = processor(&["sse2", "avx2", "md_clear"]);
+    assert_eq!(guest.lacking(&guest), [""; 0]);
+    assert_eq!(guest.features(), ["sse2", "avx2", "md_clear"]);
+    let richer = processor(&["sse2", "avx2", "md_clear", "avx512f"]);
+    assert_eq!(guest.lacking(&richer), [""; 0]);
+    assert_eq!(richer.lacking(&guest), ["avx512f"]);
+    // What follows the guest's own doing, or the x87's, does not count.
+    let running = processor(&[
+        "sse2",
+        "avx2",
+        "md_clear",
+        "osxsave",
+        "ospke",
+        "zero_fcs_fds",
+    ]);
+    assert_eq!(running.lacking(&guest), [""; 0]);
+    // A bit that nobody has named yet.
+    let mut newer = guest.clone();
+    add(&mut newer, Register::new(7, 1, 1), 1 << 30);
+    assert_eq!(newer.lacking(&guest), [""; 0], "EBX of that leaf has none");
+    add(&mut newer, Register::new(7, 1, 0), 1 << 30);
+    assert_eq!(newer.lacking(&guest), ["cpuid_7_1_eax_30"]);
+}
+
+#[test]
+fn vendor_addresses_states_and_counter_are_held_against_the_host() {
+    let guest = processor(&["sse2"]);
+    let mut host = guest.clone();
+    host.vendor = "AuthenticAMD".into();
+    assert_eq!(
+        guest.lacking(&host),
+        ["a processor of GenuineIntel (this is one of AuthenticAMD)"]
+    );
+    let mut host = guest.clone();
+    set(&mut host, 0x8000_0008, 0, [39, 0, 0, 0]);
+    assert_eq!(
+        guest.lacking(&host),
+        ["46 bits of physical addresses (it has 39)"]
+    );
+    assert_eq!(host.lacking(&guest), [""; 0]);
+    let mut host = guest.clone();
+    set(&mut host, 0xd, 2, [256, 832, 0, 0]);
+    assert_eq!(guest.lacking(&host), ["XSAVE's state 2 at the same place"]);
+
+    let counting = |khz| Profile {
+        tsc_khz: Some(khz),
+        ..guest.clone()
+    };
+    let (slow, fast) = (counting(2_000_000), counting(2_400_000));
+    assert_eq!(slow.lacking(&counting(2_000_500)), [""; 0]);
+    assert_eq!(fast.lacking(&slow), [""; 0], "KVM makes it catch up");
+    assert_eq!(
+        slow.lacking(&fast),
+        ["a time stamp counter of 2000000 kHz (it counts with 2400000, and can't scale)"]
+    );
+    let scaling = Profile {
+        tsc_scaling: true,
+        ..fast
+    };
+    assert_eq!(slow.lacking(&scaling), [""; 0]);
+}
+
+#[test]
+fn promises_of_the_processor_are_kept_and_warnings_are_not_lost() {
+    let with = |capabilities: u64| Profile {
+        msrs: BTreeMap::from([(ARCH_CAPABILITIES, capabilities)]),
+        ..processor(&["arch_capabilities"])
+    };
+    let (rdcl_no, rsba, skip) = (1, 1 << 2, 1 << 3);
+    assert_eq!(with(rdcl_no).lacking(&with(rdcl_no)), [""; 0]);
+    assert_eq!(
+        with(rdcl_no | skip).lacking(&with(rsba)),
+        ["arch_capabilities_rdcl_no", "no_arch_capabilities_rsba"]
+    );
+    assert_eq!(with(rsba).lacking(&with(0)), [""; 0]);
+    assert_eq!(
+        with(rdcl_no).lacking(&processor(&["arch_capabilities"])),
+        ["arch_capabilities_rdcl_no"]
+    );
+    assert_eq!(with(1 << 40).lacking(&with(0)), ["arch_capabilities_40"]);
+    let both = with(rdcl_no | 1 << 5)
+        .common(&with(rdcl_no | rsba))
+        .unwrap();
+    assert_eq!(both.msrs[&ARCH_CAPABILITIES], rdcl_no | rsba);
+}
+
+#[test]
+fn what_two_hosts_have_in_common_both_can_give() {
+    let mut one = processor(&["sse2", "avx2", "erms", "avx", "ht"]);
+    let two = processor(&["sse2", "avx2", "avx512f", "avx"]);
+    set(&mut one, 0x8000_0008, 0, [39, 0, 0, 0]);
+    let common = one.common(&two).unwrap();
+    assert_eq!(common.features(), ["avx", "sse2", "avx2"]);
+    assert_eq!(common.physical_address_bits(), 39);
+    for host in [&one, &two] {
+        assert_eq!(common.lacking(host), [""; 0]);
+        let wanted = Wanted::Given(Box::new(common.clone()));
+        assert_eq!(wanted.of(host).unwrap().features(), common.features());
+    }
+    assert_eq!(
+        Wanted::Given(Box::new(two)).of(&one).unwrap_err(),
+        "this host can't give a VM the CPU profile that was given: it lacks avx512f, 46 bits of physical addresses (it has 39)"
+    );
+    let mut other = common.clone();
+    other.vendor = "AuthenticAMD".into();
+    assert_eq!(one.common(&other), None);
+}
+
+#[test]
+fn a_level_has_its_features_and_the_hosts_mitigations() {
+    for level in &levels::LEVELS {
+        // Each of its names is a feature's.
+        let all: Vec<String> = level.lacking(&processor(&[]));
+        let names: Vec<&str> = all.iter().map(String::as_str).collect();
+        let exactly = processor(&names);
+        assert_eq!(level.lacking(&exactly), [""; 0]);
+        let mut more = names.clone();
+        more.extend(["md_clear", "bhi_ctrl", "amd_ibpb", "kvm_clocksource"]);
+        more.extend(["clzero", "avx512_vnni", "umip", "sha_ni"]);
+        let more = processor(&more);
+        let profile = Wanted::Named(level.name.into()).of(&more).unwrap();
+        let mitigated = ["md_clear", "bhi_ctrl", "amd_ibpb", "kvm_clocksource"];
+        assert!(
+            mitigated
+                .iter()
+                .all(|name| profile.features().contains(&(*name).to_owned()))
+        );
+        assert_eq!(profile.features().len(), names.len() + mitigated.len());
+    }
+    let old = processor(&["sse2"]);
+    let refused = Wanted::Named("x86-64-v2".into()).of(&old).unwrap_err();
+    let begin = "this host can't give a VM the CPU profile x86-64-v2: it lacks fpu, de, ";
+    assert!(refused.starts_with(begin), "{refused}");
+    assert!(refused.ends_with(", popcnt, lahf_lm"), "{refused}");
+    assert_eq!(
+        Wanted::Named("i486".into()).of(&old).unwrap_err(),
+        "there is no CPU profile \"i486\"; those with a name are x86-64-v2, x86-64-v3, x86-64-v4"
+    );
+}
+
+#[test]
+fn a_profile_is_read_as_it_is_written() {
+    let mut profile = processor(&["sse2", "md_clear"]);
+    profile.msrs.insert(ARCH_CAPABILITIES, 1 << 62 | 1);
+    profile.tsc_khz = Some(2_100_000);
+    let text = serde_json::to_string(&profile).unwrap();
+    assert!(
+        text.contains(r#""00000007.0":"00000000 00000000 00000000 00000400""#),
+        "{text}"
+    );
+    assert!(
+        text.contains(r#""msrs":{"10a":"4000000000000001"}"#),
+        "{text}"
+    );
+    assert_eq!(serde_json::from_str::<Profile>(&text).unwrap(), profile);
+    profile.check().unwrap();
+    for (from, to) in [
+        ("00000007.0", "7"),
+        ("00000000 00000400", "00000400"),
+        ("00000000 00000400", "00000000 00000000 00000400"),
+        ("00000000 00000400", "00000000 x"),
+        ("10a", "0x10a"),
+        ("tsc_khz", "tsc_mhz"),
+    ] {
+        assert!(text.contains(from));
+        let damaged = text.replacen(from, to, 1);
+        assert!(
+            serde_json::from_str::<Profile>(&damaged).is_err(),
+            "{damaged}"
+        );
+    }
+    let wanted = |text: &str| serde_json::from_str::<Wanted>(text).unwrap();
+    assert_eq!(wanted(&text), Wanted::Given(Box::new(profile.clone())));
+    assert_eq!(wanted(r#""x86-64-v3""#), Wanted::Named("x86-64-v3".into()));
+
+    let refused = |change: &dyn Fn(&mut Profile)| {
+        let mut profile = profile.clone();
+        change(&mut profile);
+        profile.check().unwrap_err()
+    };
+    assert!(refused(&|profile| profile.version = 2).contains("version 2"));
+    assert!(refused(&|profile| profile.vendor = "x".into()).contains("vendor"));
+    assert!(refused(&|profile| profile.vendor = "AuthenticAMD".into()).contains("CPUID"));
+    assert!(refused(&|profile| profile.cpuid.clear()).contains("CPUID"));
+    assert!(
+        refused(&|profile| {
+            for leaf in 1..300 {
+                set(profile, leaf, 9, [0; 4]);
+            }
+        })
+        .contains("CPUID")
+    );
+}
