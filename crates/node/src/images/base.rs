@@ -1,7 +1,7 @@
 //! The image that comes with Jiffy.
 
 use super::import::Which;
-use super::record::ImageRecord;
+use super::record::{self, ImageRecord};
 use super::{Images, ROOT};
 use crate::clock::unix_seconds;
 use crate::error::{Error, Result};
@@ -30,9 +30,14 @@ impl Images {
         };
         let stamp = fs::metadata(&source).map(|data| (data.len(), data.mtime()));
         let folder = self.folder_of(BASE)?;
-        let have = ImageRecord::load(&folder)
-            .ok()
-            .filter(|_| folder.join(ROOT).exists());
+        let have = match ImageRecord::load(&folder) {
+            Ok(record) => Some(record).filter(|_| folder.join(ROOT).exists()),
+            // One of a user's stays; that of a release each makes anew.
+            Err(error) if error.is_newer() && !record::was_built_in(&folder) => {
+                return Err(super::unreadable(BASE, &error));
+            }
+            Err(_) => None,
+        };
         let up_to_date = match (&have, &stamp) {
             // One that the user imported under this name stays.
             (Some(have), _) if have.built_in.is_none() => true,

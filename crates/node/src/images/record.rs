@@ -71,6 +71,12 @@ impl ImageRecord {
     }
 }
 
+/// Is the image in this folder one that came with a release, also if its record
+/// is of one that is not known?
+pub fn was_built_in(folder: &Path) -> bool {
+    records::image::was_built_in(&file(folder))
+}
+
 /// Where the record is.
 pub fn file(folder: &Path) -> std::path::PathBuf {
     folder.join(FILE)

@@ -98,3 +98,12 @@ pub fn load(path: &Path) -> Result<ImageRecord, LoadError> {
         _ => None,
     })
 }
+
+/// Does a record of whatever version say that its image came with a release?
+pub fn was_built_in(path: &Path) -> bool {
+    #[derive(Deserialize)]
+    struct BuiltIn {
+        built_in: Option<serde::de::IgnoredAny>,
+    }
+    durable::peek::<BuiltIn>(path, FORMAT).is_some_and(|it| it.built_in.is_some())
+}

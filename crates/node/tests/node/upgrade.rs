@@ -1,9 +1,9 @@
 //! Data of release 0.1 under this daemon (`tests/fixtures/release-0.1/make` says
 //! how it was made, of real VMs).
 
-use crate::daemon::{Daemon, bad_vm, named, shell};
+use crate::daemon::{Daemon, bad_vm, command, named, shell, tar_of, vm};
 use jiffy_wire::agent::ExitStatus;
-use jiffy_wire::api::{Image, Snapshot, Vm, VmState, Volume};
+use jiffy_wire::api::{CreateVm, ErrorKind, Image, Snapshot, Vm, VmState, Volume};
 use jiffy_wire::timeline::Timeline;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -128,4 +128,92 @@ fn a_guest_of_the_next_release_is_spoken_to_as_this_one_can() {
     }
     let stopped: Vm = daemon.post("/v1/vms/newer/stop", b"").json();
     assert_eq!((stopped.state, stopped.error), (VmState::Exited, None));
+}
+
+/// Gives a record the version after its own.
+fn make_newer(record: &Path) {
+    let text = fs::read_to_string(record).unwrap();
+    let version = [1, 2]
+        .into_iter()
+        .find(|it| text.contains(&format!("\"version\":{it},")));
+    let version = version.unwrap();
+    let newer = text.replace(
+        &format!("\"version\":{version},"),
+        &format!("\"version\":{},", version + 1),
+    );
+    fs::write(record, newer).unwrap();
+}
+
+#[test]
+fn what_is_too_new_is_refused_with_a_sentence_and_kept() {
+    let mut daemon = on_old_data();
+    daemon.up();
+    let tar = tar_of(&[("mine", b"here")]);
+    daemon
+        .post("/v1/images/own?kind=root&from=test", &tar)
+        .json::<Image>();
+    daemon.killed();
+    let records = [
+        "images/own/image.json",
+        "snapshots/second/snapshot.json",
+        "vms/45cb419d7d16/vm.json",
+        // Of the release that wrote it: this one makes its own.
+        "images/base/image.json",
+    ]
+    .map(|name| daemon.data.join(name));
+    records.iter().for_each(|record| make_newer(record));
+    let before = records.clone().map(|record| fs::read(record).unwrap());
+    let mut chunks = BTreeMap::new();
+    files(&daemon.data.join("chunks"), &mut chunks);
+    daemon.up();
+
+    let own = CreateVm {
+        image: Some("own".into()),
+        ..vm(command(&["true"]))
+    };
+    let refused = daemon.run_detached(own).error(ErrorKind::Internal);
+    assert!(refused.message.contains("version 3"), "{refused:?}");
+    assert!(refused.hint.unwrap().contains("newer release"));
+    let from = CreateVm {
+        from: Some("second".into()),
+        ..CreateVm::default()
+    };
+    let refused = daemon.run_detached(from).error(ErrorKind::Internal);
+    assert!(refused.hint.unwrap().contains("newer release"));
+    let sleeper = daemon.vm("sleeper");
+    assert_eq!(sleeper.state, VmState::Hibernated);
+    assert!(sleeper.error.unwrap().contains("newer release"));
+
+    // The rest goes on, and an image that goes takes nothing along.
+    daemon
+        .run_detached(named("next", vm(command(&["true"]))))
+        .json::<Vm>();
+    let other = "/v1/images/127.0.0.1%3A5000%2Ftests%2Fmine%3A1";
+    assert_eq!(daemon.delete(other).status, 204);
+    daemon.shut_down();
+    daemon.up();
+    let mut kept = BTreeMap::new();
+    files(&daemon.data.join("chunks"), &mut kept);
+    assert_eq!(kept, chunks, "any of it may be needed");
+    for (record, before) in records.iter().zip(before).take(3) {
+        assert_eq!(fs::read(record).unwrap(), before, "{}", record.display());
+    }
+}
+
+#[test]
+fn a_base_image_of_its_owner_is_kept_though_its_record_is_newer() {
+    let mut daemon = Daemon::start();
+    let tar = tar_of(&[("mine", b"here")]);
+    daemon
+        .post("/v1/images/base?kind=root&from=test", &tar)
+        .json::<Image>();
+    daemon.killed();
+    let record = daemon.data.join("images/base/image.json");
+    make_newer(&record);
+    let before = fs::read(&record).unwrap();
+    daemon.up();
+    let refused = daemon.run_detached(vm(command(&["true"])));
+    let refused = refused.error(ErrorKind::Internal);
+    assert!(refused.message.contains("version 3"), "{refused:?}");
+    assert_eq!(fs::read(&record).unwrap(), before);
 }
