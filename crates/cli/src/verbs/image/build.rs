@@ -10,6 +10,9 @@ use std::process::{Command, Stdio};
 
 /// Most of what mmdebstrap says that is kept for a sentence, bytes.
 const MAX_WORDS: usize = 64 * 1024;
+/// Run at the end of a build. mmdebstrap copies both files from this host, so that it
+/// can reach mirrors; in an image they would be another host's.
+const FORGET_HOST: &str = r#"rm -f "$1/etc/hostname" "$1/etc/resolv.conf""#;
 
 pub async fn build(client: &Client, wanted: Build) -> Result<Outcome> {
     let mut command = mmdebstrap(&wanted)?;
@@ -73,7 +76,8 @@ fn mmdebstrap(wanted: &Build) -> Result<Command> {
     command
         .arg(format!("--variant={}", wanted.variant))
         .arg("--format=tar")
-        .arg("--quiet");
+        .arg("--quiet")
+        .arg(format!("--customize-hook={FORGET_HOST}"));
     if !wanted.include.is_empty() {
         command.arg(format!("--include={}", wanted.include.join(",")));
     }
@@ -139,6 +143,7 @@ mod tests {
                 "--variant=minbase",
                 "--format=tar",
                 "--quiet",
+                r#"--customize-hook=rm -f "$1/etc/hostname" "$1/etc/resolv.conf""#,
                 "--include=curl,git",
                 "trixie",
                 "-",
