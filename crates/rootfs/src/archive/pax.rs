@@ -8,6 +8,10 @@ const USED: [&[u8]; 6] = [b"path", b"linkpath", b"size", b"uid", b"gid", b"mtime
 /// The longest value of a record that is no attribute, bytes.
 const MAX_VALUE: usize = 8192;
 
+/// Those that say what one entry is: from a global header they would give one name or
+/// one length to all that follow, and contents would be read as headers.
+const OF_ONE_ENTRY: [&[u8]; 3] = [b"path", b"linkpath", b"size"];
+
 /// Records that hold for an entry.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Pax {
@@ -51,12 +55,13 @@ impl Pax {
 
     /// Keeps what an entry may need. The rest is left out: records of a global
     /// header are looked at again for every entry. Those are no attributes, which
-    /// nobody writes there, and can't say where holes are.
+    /// nobody writes there, and can't say what one entry is or where its holes are.
     fn add(&mut self, key: &[u8], value: &[u8]) -> Option<()> {
         let attribute = key.starts_with(b"SCHILY.xattr.");
         let sparse = key.starts_with(b"GNU.sparse.");
-        let of_one_entry = (attribute || sparse) && !self.global;
-        if !of_one_entry && !USED.contains(&key) {
+        let of_one_entry = attribute || sparse || OF_ONE_ENTRY.contains(&key);
+        let is_used = attribute || sparse || USED.contains(&key);
+        if !is_used || of_one_entry && self.global {
             return Some(());
         }
         if !attribute && key != b"GNU.sparse.map" && value.len() > MAX_VALUE {
