@@ -5,7 +5,7 @@ use jiffy_devices::virtio::block::{Backend, Chain, Executor};
 use jiffy_devices::virtio::signal::driver_wants_interrupt;
 use jiffy_devices::write_log::WriteLog;
 use std::io;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 use vhost_user_backend::{VhostUserBackend, VringMutex, VringState, VringT};
@@ -30,6 +30,7 @@ pub struct Disk {
     backend: Arc<Backend>,
     memory: SharedMemory,
     executors: Vec<Mutex<Executor>>,
+    greeted: Arc<AtomicBool>,
 }
 
 impl Disk {
@@ -40,7 +41,13 @@ impl Disk {
             executors: (0..queues).map(executor).collect(),
             backend,
             memory,
+            greeted: Arc::default(),
         }
+    }
+
+    /// Becomes true when the monitor has asked what is offered, which it does first.
+    pub fn greeted(&self) -> Arc<AtomicBool> {
+        self.greeted.clone()
     }
 
     /// Answers all there is in a queue.
@@ -109,6 +116,7 @@ impl VhostUserBackend for Disk {
     }
 
     fn features(&self) -> u64 {
+        self.greeted.store(true, Ordering::Release);
         self.backend.features()
             | 1 << VIRTIO_F_VERSION_1
             | 1 << VIRTIO_BLK_F_MQ
@@ -124,6 +132,7 @@ impl VhostUserBackend for Disk {
     }
 
     fn protocol_features(&self) -> VhostUserProtocolFeatures {
+        self.greeted.store(true, Ordering::Release);
         VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::REPLY_ACK

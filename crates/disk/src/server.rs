@@ -5,6 +5,7 @@ use crate::options::Serve;
 use jiffy_devices::GuestMemory;
 use jiffy_devices::virtio::block::{Backend, BlockError, BlockOptions, RateLimit};
 use jiffy_sys::fork::{Child, Fork, fork};
+use jiffy_sys::private_socket::bind_private;
 use jiffy_sys::termination::TerminationFd;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{RenameFlags, renameat_with};
@@ -17,11 +18,19 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 use thiserror::Error;
 use tracing::{info, warn};
 use vhost::vhost_user::{Error as VhostUserError, Listener};
 use vhost_user_backend::{Error as DaemonError, VhostUserDaemon};
 use vm_memory::GuestMemoryAtomic;
+
+/// Monitors that wait to be served, at most.
+const BACKLOG: i32 = 16;
+/// How long a monitor may take for its first message: others wait for it.
+const GREETING_TIME: Duration = Duration::from_secs(5);
 
 /// A disk can't be served.
 #[derive(Debug, Error)]
@@ -112,9 +121,11 @@ fn one(listener: &UnixListener, backend: Arc<Backend>, queues: u16) -> i32 {
         .and_then(|listener| {
             let memory = GuestMemoryAtomic::new(GuestMemory::new());
             let disk = Arc::new(Disk::new(backend, queues, memory.clone()));
+            let greeted = disk.greeted();
             let mut daemon = VhostUserDaemon::new("disk".to_owned(), disk, memory)?;
             daemon.start(&mut Listener::from(listener))?;
             info!("a monitor has connected");
+            end_if_silent(greeted)?;
             let end = daemon.wait();
             // It would wait for its threads; they end with this process.
             std::mem::forget(daemon);
@@ -131,6 +142,23 @@ fn one(listener: &UnixListener, backend: Arc<Backend>, queues: u16) -> i32 {
             1
         }
     }
+}
+
+/// Ends this process if the monitor says nothing whole in time. One that has begun to
+/// speak may take any time: its guest may not have looked for the disk yet.
+fn end_if_silent(greeted: Arc<AtomicBool>) -> Result<(), DaemonError> {
+    let watch = move || {
+        thread::sleep(GREETING_TIME);
+        if !greeted.load(Ordering::Acquire) {
+            warn!("a monitor was turned away: it said nothing");
+            std::process::exit(1);
+        }
+    };
+    thread::Builder::new()
+        .name("greeting".into())
+        .spawn(watch)
+        .map(drop)
+        .map_err(DaemonError::StartDaemon)
 }
 
 /// A socket that goes with this value.
@@ -157,7 +185,7 @@ impl Socket {
         let hidden = format!(".jiffy-disk-{}", std::process::id());
         // By its folder's descriptor, this is not too long for a socket.
         let there = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(&hidden);
-        let listener = UnixListener::bind(&there).map_err(failed)?;
+        let listener = bind_private(&there, BACKLOG).map_err(failed)?;
         let mut placed = place(&folder, &hidden, name);
         if matches!(placed, Err(Errno::EXIST)) && is_left_behind(path).map_err(failed)? {
             std::fs::remove_file(path).map_err(failed)?;

@@ -14,6 +14,7 @@
 //! * [`pagemap`]: which pages of a mapping were written.
 //! * [`kick`]: a signal that makes one thread leave a blocking call.
 //! * [`priority`]: which thread comes first.
+//! * [`private_socket`]: a Unix socket that only its owner may connect to.
 //! * [`spawn`]: a program in a session of its own.
 //! * [`termination`]: SIGTERM and SIGINT as a descriptor.
 //! * [`userfaultfd`]: page faults of one process, served by another.
@@ -32,6 +33,7 @@ pub mod memfd;
 pub mod ownership;
 pub mod pagemap;
 pub mod priority;
+pub mod private_socket;
 pub mod spawn;
 pub mod termination;
 pub mod userfaultfd;

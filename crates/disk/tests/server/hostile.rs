@@ -34,6 +34,18 @@ fn bytes_that_are_no_messages() {
 }
 
 #[test]
+fn a_monitor_that_says_nothing_or_half_a_word_is_not_waited_for() {
+    let server = Server::start(64, &[]);
+    let mut silent = server.connect();
+    let mut slow = server.connect();
+    slow.stream.write_all(&[1, 0, 0]).unwrap();
+    // They are first, and stay.
+    goes_on(&server);
+    silent.is_turned_away();
+    slow.is_turned_away();
+}
+
+#[test]
 fn messages_that_make_no_sense() {
     let server = Server::start(64, &[]);
     let odd: [(u32, Vec<u8>); 7] = [

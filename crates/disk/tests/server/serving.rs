@@ -1,6 +1,7 @@
 use super::client::*;
 use jiffy_devices::virtio::testing::Buffer;
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 
@@ -136,6 +137,26 @@ fn a_socket_that_is_there_listens() {
         server.kill().unwrap();
         server.wait().unwrap();
     }
+}
+
+#[test]
+fn nobody_else_may_connect() {
+    // Whatever the umask of who starts it.
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("disk.img"), [0; 512]).unwrap();
+    let program = command(folder.path(), &[]);
+    let mut server = std::process::Command::new("sh")
+        .args(["-c", "umask 0; exec \"$0\" \"$@\""])
+        .arg(program.get_program())
+        .args(program.get_args())
+        .spawn()
+        .unwrap();
+    let socket = folder.path().join("disk.sock");
+    wait("the socket appears", || socket.exists());
+    let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert_eq!(mode & 0o777, 0o600);
 }
 
 #[test]

@@ -1,9 +1,6 @@
 //! Sockets only their owner may connect to.
 
-use rustix::fs::{Mode, fchmod};
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
-};
+use jiffy_sys::private_socket::bind_private;
 use std::fs;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -26,17 +23,9 @@ pub(super) fn anew(path: &Path) -> io::Result<UnixListener> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
-    let socket = socket_with(
-        AddressFamily::UNIX,
-        SocketType::STREAM,
-        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-        None,
-    )?;
-    // Before it has a name: its file never has another mode.
-    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    bind(&socket, &SocketAddrUnix::new(path)?)?;
-    listen(&socket, 16)?;
-    Ok(UnixListener::from(socket))
+    let listener = bind_private(path, 16)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }
 
 /// As [`anew`], but refuses when somebody answers there.

@@ -1,0 +1,47 @@
+//! Unix sockets that only their owner may connect to.
+
+use rustix::fs::{Mode, fchmod};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+};
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+
+/// Listens on `path`, where nothing may be yet, with mode 0600. So many connections wait
+/// until they are accepted.
+pub fn bind_private(path: &Path, backlog: i32) -> io::Result<UnixListener> {
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    // Before it has a name: its file never has another mode (unix(7) takes it from the
+    // socket, less the umask).
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    listen(&socket, backlog)?;
+    Ok(UnixListener::from(socket))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn its_file_is_the_owners_alone_and_takes_no_place_of_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = bind_private(&path, 4).unwrap();
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        UnixStream::connect(&path).unwrap();
+        listener.accept().unwrap();
+        let error = bind_private(&path, 4).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    }
+}
