@@ -1,12 +1,15 @@
 //! Volumes: raw, sparse disk files that outlive VMs.
 
+#[cfg(test)]
+mod tests;
+
 use crate::error::{Error, Result};
 use crate::names;
 use crate::roots;
 use jiffy_ext4::layout::{LEAST_BYTES, Layout, MOST_BYTES};
 use jiffy_wire::api::{Volume, VolumeUse};
 use rustix::fs::{AtFlags, CWD, RenameFlags, SeekFrom};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -29,8 +32,15 @@ pub struct Volumes {
 struct Uses {
     /// By running VMs, of each volume.
     of: HashMap<String, Vec<Use>>,
-    /// Volumes that change their size just now.
-    resized: HashSet<String>,
+    /// Volumes that change their size or are removed just now: no VM gets them.
+    changing: HashMap<String, Change>,
+}
+
+/// What is done to a volume that no VM has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Change {
+    Resized,
+    Removed,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,7 +111,9 @@ impl Volumes {
     /// Removes volumes that were made just now in vain; not one that a VM has by now.
     fn discard(&self, made: &[String]) {
         let uses = self.lock();
-        for name in made.iter().filter(|name| !uses.of.contains_key(*name)) {
+        let is_free =
+            |name: &&String| !uses.of.contains_key(*name) && !uses.changing.contains_key(*name);
+        for name in made.iter().filter(is_free) {
             let _ = fs::remove_file(self.path(name));
         }
     }
@@ -191,12 +203,9 @@ impl Volumes {
         let mut leases = Vec::with_capacity(wanted.len());
         for volume in wanted {
             let name = &volume.name;
-            if self.size(name)?.is_none() {
-                return Err(Error::not_found(format!("The volume {name} is gone.")));
-            }
             let mut uses = self.lock();
-            if uses.resized.contains(name) {
-                return Err(being_resized(name));
+            if let Some(change) = uses.changing.get(name) {
+                return Err(being_changed(name, *change));
             }
             let users = uses.of.entry(name.clone()).or_default();
             if let Some(other) = users
@@ -221,6 +230,10 @@ impl Volumes {
                 vm: vm.to_owned(),
                 volumes: Arc::clone(self),
             });
+            // Now nobody removes it.
+            if self.size(name)?.is_none() {
+                return Err(Error::not_found(format!("The volume {name} is gone.")));
+            }
         }
         Ok(leases)
     }
@@ -281,6 +294,11 @@ impl Volumes {
     pub fn resize(&self, name: &str, mib: u64) -> Result<Option<String>> {
         names::check("volume", name)?;
         check_size(mib)?;
+        self.change(name, Change::Resized, || self.resize_unused(name, mib))
+    }
+
+    /// Does something to a volume that no VM holds and nobody else changes.
+    fn change<T>(&self, name: &str, change: Change, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let mut uses = self.lock();
         if let Some(user) = uses.of.get(name).and_then(|users| users.first()) {
             return Err(Error::conflict(format!(
@@ -291,13 +309,14 @@ impl Volumes {
         }
         // Nobody may begin to use it meanwhile. The disk is not waited for under the
         // lock: VMs that start and end need it.
-        if !uses.resized.insert(name.to_owned()) {
-            return Err(being_resized(name));
+        if let Some(other) = uses.changing.get(name) {
+            return Err(being_changed(name, *other));
         }
+        uses.changing.insert(name.to_owned(), change);
         drop(uses);
-        let resized = self.resize_unused(name, mib);
-        self.lock().resized.remove(name);
-        resized
+        let done = work();
+        self.lock().changing.remove(name);
+        done
     }
 
     fn resize_unused(&self, name: &str, mib: u64) -> Result<Option<String>> {
@@ -334,9 +353,13 @@ impl Volumes {
         }))
     }
 
-    /// Removes a volume that no VM has.
+    /// Removes a volume that no VM holds.
     pub fn remove(&self, name: &str) -> Result<()> {
         names::check("volume", name)?;
+        self.change(name, Change::Removed, || self.remove_unused(name))
+    }
+
+    fn remove_unused(&self, name: &str) -> Result<()> {
         let path = self.path(name);
         match rustix::fs::unlinkat(CWD, &path, AtFlags::empty()) {
             Ok(()) => Ok(()),
@@ -365,8 +388,12 @@ impl Volumes {
     }
 }
 
-fn being_resized(name: &str) -> Error {
-    Error::conflict(format!("The volume {name} is being resized."))
+fn being_changed(name: &str, change: Change) -> Error {
+    let how = match change {
+        Change::Resized => "resized",
+        Change::Removed => "removed",
+    };
+    Error::conflict(format!("The volume {name} is being {how}."))
         .hint("Try again when that is done.")
 }
 
@@ -399,156 +426,5 @@ fn has_data(file: &File, from: u64) -> io::Result<bool> {
         Ok(_) => Ok(true),
         Err(rustix::io::Errno::NXIO) => Ok(false),
         Err(error) => Err(error.into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use jiffy_wire::api::ErrorKind;
-
-    fn volume(name: &str, size_mib: Option<u64>, read_only: bool) -> VolumeUse {
-        VolumeUse {
-            name: name.into(),
-            size_mib,
-            read_only,
-            ..VolumeUse::default()
-        }
-    }
-
-    #[test]
-    fn one_writer_or_many_readers() {
-        let folder = tempfile::tempdir().unwrap();
-        let volumes = Arc::new(Volumes::new(folder.path().into()));
-        volumes.provide(&[volume("data", Some(2), false)]).unwrap();
-        let read = [volume("data", None, true)];
-        let write = [volume("data", None, false)];
-        let one = volumes.hold(&read, "one").unwrap();
-        let two = volumes.hold(&read, "two").unwrap();
-        assert_eq!(volumes.list().unwrap()[0].used_by, ["one", "two"]);
-        let refused = volumes.hold(&write, "three").unwrap_err();
-        assert_eq!(refused.0.kind, ErrorKind::Conflict);
-        drop((one, two));
-        let writer = volumes.hold(&write, "three").unwrap();
-        assert!(volumes.hold(&read, "one").is_err());
-        drop(writer);
-        assert!(volumes.list().unwrap()[0].used_by.is_empty());
-        // A start that comes to nothing takes nothing from the one that runs.
-        let runs = volumes.hold(&read, "one").unwrap();
-        drop(volumes.hold(&read, "one").unwrap());
-        assert!(volumes.hold(&write, "two").is_err());
-        drop(runs);
-        volumes.hold(&write, "two").unwrap();
-    }
-
-    #[test]
-    fn a_failed_request_leaves_no_volume() {
-        let folder = tempfile::tempdir().unwrap();
-        let volumes = Volumes::new(folder.path().into());
-        for bad in [
-            volume("absent", None, false),
-            volume("none", Some(0), false),
-            volume("../up", Some(1), false),
-            volume("huge", Some(u64::MAX), false),
-        ] {
-            let error = volumes
-                .provide(&[volume("first", Some(1), false), bad])
-                .unwrap_err();
-            assert!(error.0.message.len() > 10);
-            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
-        }
-    }
-
-    #[test]
-    fn a_volume_that_another_vm_has_by_now_is_not_discarded() {
-        let folder = tempfile::tempdir().unwrap();
-        let volumes = Arc::new(Volumes::new(folder.path().into()));
-        let wanted = [volume("data", Some(1), false)];
-        let made = volumes.provide(&wanted).unwrap();
-        let leases = volumes.hold(&wanted, "other").unwrap();
-        volumes.discard(&made);
-        assert!(volumes.file("data").exists());
-        drop(leases);
-        volumes.discard(&made);
-        assert!(!volumes.file("data").exists());
-    }
-
-    #[test]
-    fn an_existing_volume_keeps_its_size() {
-        let folder = tempfile::tempdir().unwrap();
-        let volumes = Volumes::new(folder.path().into());
-        let make = |size| volumes.provide(&[volume("data", size, false)]);
-        assert_eq!(make(Some(2)).unwrap(), ["data"]);
-        assert!(make(Some(2)).unwrap().is_empty());
-        assert!(make(None).unwrap().is_empty());
-        assert_eq!(make(Some(3)).unwrap_err().0.kind, ErrorKind::Conflict);
-    }
-
-    #[test]
-    fn a_new_volume_has_a_file_system_unless_it_is_raw_or_tiny() {
-        let folder = tempfile::tempdir().unwrap();
-        let volumes = Volumes::new(folder.path().into());
-        volumes.create("ext4", 64, false).unwrap();
-        volumes.create("raw", 64, true).unwrap();
-        volumes.provide(&[volume("tiny", Some(1), false)]).unwrap();
-        let found = |name: &str| {
-            let file = File::open(volumes.file(name)).unwrap();
-            jiffy_ext4::inspect(&file).unwrap().map(|found| found.bytes)
-        };
-        assert_eq!(found("ext4"), Some(64 << 20));
-        assert_eq!((found("raw"), found("tiny")), (None, None));
-        let list = volumes.list().unwrap();
-        let sizes: Vec<u64> = list.iter().map(|volume| volume.size_mib).collect();
-        assert_eq!(sizes, [64, 64, 1]);
-        assert!(list[0].disk_bytes > 0 && list[0].disk_bytes < 1 << 20);
-        assert_eq!(list[1].disk_bytes, 0);
-        let again = volumes.create("raw", 64, true).unwrap_err();
-        assert_eq!(again.0.kind, ErrorKind::Conflict);
-        let tiny = volumes.create("other", 1, false).unwrap_err();
-        assert!(tiny.0.hint.unwrap().contains("--raw"));
-    }
-
-    #[test]
-    fn a_volume_grows_and_shrinks_only_where_nothing_is() {
-        use std::os::unix::fs::FileExt;
-        let folder = tempfile::tempdir().unwrap();
-        let volumes = Arc::new(Volumes::new(folder.path().into()));
-        volumes.create("ext4", 16, false).unwrap();
-        volumes.create("raw", 16, true).unwrap();
-        let length = |name: &str| fs::metadata(volumes.file(name)).unwrap().len() >> 20;
-
-        assert!(
-            volumes
-                .resize("ext4", 64)
-                .unwrap()
-                .unwrap()
-                .contains("mount=")
-        );
-        assert_eq!(length("ext4"), 64);
-        assert_eq!(volumes.resize("ext4", 32).unwrap(), None);
-        assert_eq!(length("ext4"), 32);
-        let refused = volumes.resize("ext4", 15).unwrap_err();
-        assert!(refused.0.message.contains("file system"));
-        assert_eq!(length("ext4"), 32);
-
-        assert_eq!(volumes.resize("raw", 64).unwrap(), None);
-        let file = OpenOptions::new()
-            .write(true)
-            .open(volumes.file("raw"))
-            .unwrap();
-        file.write_all_at(b"data", 40 << 20).unwrap();
-        let refused = volumes.resize("raw", 40).unwrap_err();
-        assert!(refused.0.message.contains("data"));
-        volumes.resize("raw", 41).unwrap();
-        assert_eq!(length("raw"), 41);
-
-        assert!(volumes.resize("raw", 0).is_err());
-        let missing = volumes.resize("none", 1).unwrap_err();
-        assert_eq!(missing.0.kind, ErrorKind::NotFound);
-        let leases = volumes.hold(&[volume("raw", None, true)], "box").unwrap();
-        let refused = volumes.resize("raw", 64).unwrap_err();
-        assert!(refused.0.message.contains("box"));
-        drop(leases);
-        volumes.resize("raw", 64).unwrap();
     }
 }
