@@ -3,66 +3,71 @@
 //! It is started when the first VM needs it, and outlives the daemon as VMs
 //! do: the next daemon finds it by its control socket. When it dies, another
 //! one is started and told of every VM again; the VMs connect to it anew.
+//!
+//! One thing that takes its time holds up no other: the state is locked for a look
+//! only, and orders of one VM or disk wait for each other, not for those of others.
+//!
+//! * `ask`: requests and their answers.
+//! * `orders`: one at a time for each VM and disk.
+//! * `process`: the process, started, watched and replaced.
+
+mod ask;
+mod orders;
+mod process;
+#[cfg(test)]
+mod tests;
 
 use crate::error::{Error, Result};
 use crate::images::lazy::LazyDisk;
 use crate::paths::Paths;
-use crate::vm::process::{VmmProcess, is_alive};
+use crate::vm::process::VmmProcess;
 use crate::vm::record::Paged;
-use crate::vm::timeline::short;
-use futures_util::stream::{self, StreamExt};
+use ask::done;
+use futures_util::future::join_all;
 use jiffy_store::partial::is_partial;
 use jiffy_sys::locked::Locked;
-use jiffy_sys::spawn::{Detached, spawn_detached};
 use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
+use orders::Orders;
 use std::collections::HashMap;
-use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
-use std::io;
-use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::UnixStream;
-use tokio::sync::Mutex;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::sync::RwLock;
+use tokio::time::Instant;
 use tracing::{error, info, warn};
 
-/// What a pager has to listen after its start.
-const START_TIME: Duration = Duration::from_secs(10);
-/// What a pager has to end when it is killed.
-const END_TIME: Duration = Duration::from_secs(2);
-/// How often a new pager is knocked at.
-const KNOCK_EVERY: Duration = Duration::from_millis(2);
 /// What a pager has to answer a small question.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
-/// What it has to open a disk, which may mean a look into a registry.
+/// What it has to open an image or a disk, which may mean a look into a registry.
 const DISK_TIME: Duration = Duration::from_secs(120);
-/// Disks that a new pager is told of at once; its socket's queue is short.
+/// VMs or disks that a new pager is told of at once; its socket's queue is short.
 const DISKS_AT_ONCE: usize = 8;
 /// What it has to fill all of a VM's memory.
 const COMPLETE_TIME: Duration = Duration::from_secs(600);
-/// Longest line from a pager.
-const MAX_ANSWER: u64 = 64 * 1024;
-/// A pager that dies more often than this many times in [`DEATHS_WITHIN`] is
-/// not started again by itself.
-const MAX_DEATHS: usize = 5;
-const DEATHS_WITHIN: Duration = Duration::from_secs(10);
 
 /// The way to the pager.
 #[derive(Debug)]
 pub struct Pager {
     paths: Paths,
+    /// Never held over anything that waits.
     state: Mutex<State>,
+    orders: Orders,
+    /// Held while a process is started.
+    starting: tokio::sync::Mutex<()>,
+    /// Who makes caches smaller has it alone, who opens one with others.
+    trimming: RwLock<()>,
     this: Weak<Pager>,
 }
 
+/// Something that the pager has to do with.
 #[derive(Debug)]
-struct Served {
-    paged: Paged,
+struct Told<T> {
+    what: T,
+    /// For [`Pager::forget`].
     ticket: u64,
+    /// The process that knows it; none if it is being told, or could not be.
+    told: Option<u32>,
 }
 
 /// What a VM is served by: where to connect, and what to let go of later. A
@@ -81,14 +86,39 @@ struct State {
     /// The process that runs, if one does.
     pid: Option<u32>,
     /// What it serves: VM's id to memory.
-    served: HashMap<String, Served>,
+    served: HashMap<String, Told<Paged>>,
     /// The disks that it fills, by their names.
-    disks: HashMap<String, LazyDisk>,
+    disks: HashMap<String, Told<LazyDisk>>,
     /// VMs run whose records can't be read: they may need the pager that runs.
     others: bool,
     /// The last ticket given.
     tickets: u64,
     deaths: Vec<Instant>,
+}
+
+impl<T> Told<T> {
+    /// What an earlier daemon had told the pager of, if there was one.
+    fn before(what: T, told: Option<u32>) -> Told<T> {
+        Told {
+            what,
+            ticket: 0,
+            told,
+        }
+    }
+}
+
+impl State {
+    fn note_served(&mut self, id: &str, pid: Option<u32>) {
+        if let Some(served) = self.served.get_mut(id) {
+            served.told = pid;
+        }
+    }
+
+    fn note_disk(&mut self, name: &str, pid: Option<u32>) {
+        if let Some(open) = self.disks.get_mut(name) {
+            open.told = pid;
+        }
+    }
 }
 
 impl Pager {
@@ -97,63 +127,93 @@ impl Pager {
         Arc::new_cyclic(|this| Pager {
             paths,
             state: Mutex::default(),
+            orders: Orders::default(),
+            starting: tokio::sync::Mutex::default(),
+            trimming: RwLock::default(),
             this: this.clone(),
         })
     }
 
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Serves a VM's memory. The VMM is to connect to the socket returned.
     pub async fn serve(&self, id: &str, paged: &Paged) -> Result<Serving> {
-        let mut state = self.state.lock().await;
-        self.run(&mut state).await?;
-        if state.served.remove(id).is_some() {
+        let _turn = self.orders.turn(id).await;
+        self.run().await?;
+        let old = self.state().served.remove(id);
+        if old.is_some() {
             self.let_go(id).await;
         }
-        self.tell(id, paged).await.map_err(|why| {
-            Error::internal(format!("The pager can't serve a VM's memory: {why}."))
-        })?;
-        state.tickets += 1;
-        let served = Served {
-            paged: paged.clone(),
-            ticket: state.tickets,
+        // Known before it is told: if the pager dies meanwhile, the next is told, too.
+        let ticket = {
+            let mut state = self.state();
+            state.tickets += 1;
+            let served = Told {
+                what: paged.clone(),
+                ticket: state.tickets,
+                told: None,
+            };
+            state.served.insert(id.to_owned(), served);
+            state.tickets
         };
-        state.served.insert(id.to_owned(), served);
+        match self.tell(id, paged).await {
+            Ok(pid) => self.state().note_served(id, pid),
+            Err(why) => {
+                self.state().served.remove(id);
+                let sentence = format!("The pager can't serve a VM's memory: {why}.");
+                return Err(Error::internal(sentence));
+            }
+        }
         Ok(Serving {
             socket: self.paths.pager_vm_socket(id),
-            ticket: state.tickets,
+            ticket,
         })
     }
 
     /// Fills a disk from now on, as its VMMs ask for it.
     pub async fn open_disk(&self, disk: &LazyDisk) -> Result<()> {
-        let mut state = self.state.lock().await;
-        self.open_in(&mut state, disk).await
+        let _turn = self.orders.turn(&disk.name()).await;
+        self.open_in_turn(disk).await
     }
 
-    async fn open_in(&self, state: &mut State, disk: &LazyDisk) -> Result<()> {
-        self.run(state).await?;
-        if state.disks.contains_key(&disk.name()) {
+    async fn open_in_turn(&self, disk: &LazyDisk) -> Result<()> {
+        let name = disk.name();
+        let _whole = self.trimming.read().await;
+        self.run().await?;
+        let is_open = self.state().disks.contains_key(&name);
+        if is_open {
             if disk.contents(&self.paths).exists() {
                 return Ok(());
             }
             // Its cache went with an image; this is another one's.
-            self.let_go(&disk.name()).await;
+            self.let_go(&name).await;
         }
-        if let Err(why) = self.tell_of_disk(disk).await {
-            // It may be opened yet, and nobody would use it.
-            state.disks.remove(&disk.name());
-            self.let_go(&disk.name()).await;
-            let sentence = format!("The pager can't fill a VM's disk: {why}.");
-            return Err(Error::internal(sentence));
+        let open = Told {
+            what: disk.clone(),
+            ticket: 0,
+            told: None,
+        };
+        self.state().disks.insert(name.clone(), open);
+        match self.tell_of_disk(disk).await {
+            Ok(pid) => self.state().note_disk(&name, pid),
+            Err(why) => {
+                // It may be opened yet, and nobody would use it.
+                self.state().disks.remove(&name);
+                self.let_go(&name).await;
+                let sentence = format!("The pager can't fill a VM's disk: {why}.");
+                return Err(Error::internal(sentence));
+            }
         }
-        state.disks.insert(disk.name(), disk.clone());
         Ok(())
     }
 
     /// What is missing of a disk that is being filled is to be had elsewhere, or
     /// in another way, from now on.
     pub async fn renew_origins(&self, disk: &LazyDisk) {
-        let state = self.state.lock().await;
-        if !state.disks.contains_key(&disk.name()) {
+        let is_open = self.state().disks.contains_key(&disk.name());
+        if !is_open {
             return;
         }
         for request in disk.requests(&self.paths) {
@@ -165,9 +225,12 @@ impl Pager {
 
     /// The same of an image of RAM, if VMs are served from it.
     pub async fn renew_memory(&self, image: &Path) {
-        let state = self.state.lock().await;
-        let mut served = state.served.values();
-        if !served.any(|served| served.paged.image == image) {
+        let is_served = {
+            let state = self.state();
+            let mut served = state.served.values();
+            served.any(|served| served.what.image == image)
+        };
+        if !is_served {
             return;
         }
         let origins = crate::snapshots::remote::origins(image, &self.paths);
@@ -200,20 +263,25 @@ impl Pager {
 
     /// No VM has any of these disks but those that are wanted.
     pub async fn close_disks(&self, wanted: impl Fn(&str) -> bool) {
-        let mut state = self.state.lock().await;
-        let names: Vec<String> = state.disks.keys().cloned().collect();
-        for name in names.iter().filter(|name| !wanted(name)) {
-            state.disks.remove(name);
-            self.let_go(name).await;
-        }
+        let mut names: Vec<String> = self.state().disks.keys().cloned().collect();
+        names.retain(|name| !wanted(name));
+        let closed = names.iter().map(|name| async move {
+            let _turn = self.orders.turn(name).await;
+            let was_open = self.state().disks.remove(name);
+            if was_open.is_some() {
+                self.let_go(name).await;
+            }
+        });
+        join_all(closed).await;
     }
 
-    /// Does something while no disk is opened or closed.
+    /// Does something while no disk is opened; not at all if one is being opened
+    /// now, which may take long.
     pub async fn while_closed<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
-        let _state = self.state.lock().await;
+        let _alone = self.trimming.try_write().ok()?;
         tokio::task::spawn_blocking(work).await.ok()
     }
 
@@ -222,8 +290,8 @@ impl Pager {
     pub async fn complete_disk(&self, disk: &LazyDisk) -> Result<Locked> {
         let held = {
             // Opened and locked before anybody can close it.
-            let mut state = self.state.lock().await;
-            self.open_in(&mut state, disk).await?;
+            let _turn = self.orders.turn(&disk.name()).await;
+            self.open_in_turn(disk).await?;
             hold(disk.contents(&self.paths)).await?
         };
         self.complete(&disk.name()).await.map_err(|why| {
@@ -255,7 +323,7 @@ impl Pager {
         if !is_partial(image) {
             return Ok(());
         }
-        self.run(&mut *self.state.lock().await).await?;
+        self.run().await?;
         let origins = PagerRequest::Origins {
             image: image.to_owned(),
             origins: crate::snapshots::remote::origins(image, &self.paths),
@@ -277,8 +345,7 @@ impl Pager {
     /// their disks. With `others` there are VMs of which it is not known what
     /// they need: nothing is taken from them.
     pub async fn adopt(&self, vms: Vec<(String, Paged)>, disks: Vec<LazyDisk>, others: bool) {
-        let mut state = self.state.lock().await;
-        state.others = others;
+        self.state().others = others;
         let found = self.ping().await;
         let needed = !vms.is_empty() || !disks.is_empty() || (others && found.is_some());
         if !needed {
@@ -291,25 +358,34 @@ impl Pager {
             }
             return;
         }
+        {
+            let mut state = self.state();
+            state.disks = disks
+                .into_iter()
+                .map(|disk| (disk.name(), Told::before(disk, found)))
+                .collect();
+            state.served = vms
+                .into_iter()
+                .map(|(id, paged)| (id, Told::before(paged, found)))
+                .collect();
+        }
         if let Some(pid) = found {
             info!(pid, "pager adopted");
-            self.watch(&mut state, VmmProcess::adopted(pid).map(Arc::new), pid);
+            self.watch(VmmProcess::adopted(pid).map(Arc::new), pid);
         }
-        let disks = disks.into_iter().map(|disk| (disk.name(), disk));
-        state.disks = disks.collect();
-        let adopted = |(id, paged)| (id, Served { paged, ticket: 0 });
-        state.served = vms.into_iter().map(adopted).collect();
-        if let Err(error) = self.run(&mut state).await {
+        if let Err(error) = self.run().await {
             error!(%error, "VMs' memory can't be served");
             return;
         }
-        if found.is_none() {
-            self.tell_all(&state).await;
-        }
+        self.tell_all().await;
         if others {
             return;
         }
         // VMs that ended while no daemon looked.
+        let known = |id: &str| {
+            let state = self.state();
+            state.served.contains_key(id) || state.disks.contains_key(id)
+        };
         let sockets = fs::read_dir(self.paths.run.join("pager"));
         for entry in sockets.into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -317,11 +393,11 @@ impl Pager {
             let Some(id) = name.strip_suffix(".sock") else {
                 continue;
             };
-            if !state.served.contains_key(id) && !state.disks.contains_key(id) {
+            if !known(id) {
                 self.let_go(id).await;
             }
         }
-        self.remove_files(|id| state.served.contains_key(id) || state.disks.contains_key(id));
+        self.remove_files(known);
     }
 
     /// Removes sockets, and what is noted beside them, of VMs and disks that
@@ -345,13 +421,14 @@ impl Pager {
 
     /// Lets go of a VM, unless it was served anew since.
     pub async fn forget(&self, id: &str, ticket: u64) {
-        let mut state = self.state.lock().await;
-        if state
-            .served
-            .get(id)
-            .is_some_and(|served| served.ticket == ticket)
-        {
-            state.served.remove(id);
+        let _turn = self.orders.turn(id).await;
+        let ours = {
+            let mut state = self.state();
+            let known = state.served.get(id);
+            let ours = known.is_some_and(|served| served.ticket == ticket);
+            ours.then(|| state.served.remove(id))
+        };
+        if ours.is_some() {
             self.let_go(id).await;
         }
     }
@@ -375,197 +452,16 @@ impl Pager {
 
     /// The daemon ends: a pager that serves nobody ends too.
     pub async fn end_if_idle(&self) {
-        let state = self.state.lock().await;
-        if let Some(pid) = state
-            .pid
-            .filter(|_| state.served.is_empty() && state.disks.is_empty() && !state.others)
+        let idle = {
+            let state = self.state();
+            let pid = state.pid;
+            pid.filter(|_| state.served.is_empty() && state.disks.is_empty() && !state.others)
+        };
+        if let Some(pid) = idle
             && let Ok(process) = VmmProcess::adopted(pid)
         {
             process.kill();
         }
-    }
-
-    // ---- the process -----------------------------------------------------
-
-    /// Sees to it that one runs.
-    async fn run(&self, state: &mut State) -> Result<()> {
-        if state.pid.is_some() {
-            return Ok(());
-        }
-        let pid = self.spawn()?;
-        let process = VmmProcess::child(pid).map(Arc::new);
-        let spawned = process.as_ref().ok().cloned();
-        self.watch(state, process, pid);
-        let until = Instant::now() + START_TIME;
-        while self.ping().await.is_none() {
-            let died = !is_alive(pid);
-            if died || Instant::now() >= until {
-                state.pid = None;
-                // The next one takes its socket: nothing would ever end it.
-                if let Some(process) = spawned {
-                    process.kill();
-                    let _ = timeout(END_TIME, process.ended()).await;
-                }
-                return Err(Error::internal(format!(
-                    "The pager {}; {} may say why.",
-                    if died {
-                        "ended at once"
-                    } else {
-                        "does not listen"
-                    },
-                    self.log().display()
-                )));
-            }
-            sleep(KNOCK_EVERY).await;
-        }
-        info!(pid, "pager started");
-        Ok(())
-    }
-
-    fn spawn(&self) -> Result<u32> {
-        let program = self.paths.pager();
-        let socket = self.paths.pager_socket();
-        let _ = fs::remove_file(&socket);
-        let log = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .mode(0o600)
-            .open(self.log())
-            .map_err(|error| Error::io("open the pager's log", &self.log(), &error))?;
-        let spawned = spawn_detached(&Detached {
-            program: &program,
-            arguments: &[
-                OsStr::new("serve"),
-                OsStr::new("--control"),
-                socket.as_os_str(),
-            ],
-            directory: &self.paths.run,
-            output: log.as_fd(),
-            descriptors: &[],
-        });
-        spawned.map_err(|error| {
-            Error::internal(format!(
-                "The pager {} can't be started: {error}.",
-                program.display()
-            ))
-            .hint("Install Jiffy whole, or name the folder of jiffy-pager with --lib or JIFFY_LIB.")
-        })
-    }
-
-    fn log(&self) -> PathBuf {
-        self.paths.run.join("jiffy-pager.log")
-    }
-
-    /// Notices its end.
-    fn watch(&self, state: &mut State, process: io::Result<Arc<VmmProcess>>, pid: u32) {
-        state.pid = Some(pid);
-        let this = self.this.clone();
-        match process {
-            Ok(process) => {
-                tokio::spawn(async move {
-                    process.ended().await;
-                    if let Some(this) = this.upgrade() {
-                        this.died(pid).await;
-                    }
-                });
-            }
-            Err(error) => warn!(%error, "the pager can't be watched"),
-        }
-    }
-
-    async fn died(&self, pid: u32) {
-        let mut state = self.state.lock().await;
-        if state.pid != Some(pid) {
-            return;
-        }
-        state.pid = None;
-        if state.served.is_empty() && state.disks.is_empty() {
-            return;
-        }
-        let now = Instant::now();
-        state.deaths.retain(|then| now - *then < DEATHS_WITHIN);
-        state.deaths.push(now);
-        if state.deaths.len() > MAX_DEATHS {
-            error!(
-                "the pager dies again and again and is not started any more: VMs that need it end"
-            );
-            return;
-        }
-        warn!(
-            pid,
-            vms = state.served.len(),
-            "the pager died: another one takes over"
-        );
-        match self.run(&mut state).await {
-            Ok(()) => self.tell_all(&state).await,
-            Err(error) => error!(%error, "VMs that need the pager end"),
-        }
-    }
-
-    /// The process that answers on the control socket, if one does.
-    async fn ping(&self) -> Option<u32> {
-        let stream = UnixStream::connect(self.paths.pager_socket()).await.ok()?;
-        let pid = stream.peer_cred().ok()?.pid()?;
-        let asked = exchange(stream, &PagerRequest::Ping);
-        match timeout(ANSWER_TIME, asked).await {
-            Ok(Ok(PagerResponse::Ok)) => u32::try_from(pid).ok(),
-            _ => None,
-        }
-    }
-
-    // ---- requests --------------------------------------------------------
-
-    async fn tell(&self, id: &str, paged: &Paged) -> std::result::Result<(), String> {
-        let socket = self.paths.pager_vm_socket(id);
-        let _ = fs::remove_file(&socket);
-        let origins = crate::snapshots::remote::origins(&paged.image, &self.paths);
-        if !origins.is_empty() {
-            let image = paged.image.clone();
-            let request = PagerRequest::Origins { image, origins };
-            done(self.ask(&request, ANSWER_TIME).await)?;
-        }
-        let request = PagerRequest::Serve {
-            name: id.to_owned(),
-            socket,
-            image: paged.image.clone(),
-            record: paged.record.clone(),
-            prefetch: paged.prefetch,
-        };
-        done(self.ask(&request, DISK_TIME).await)
-    }
-
-    async fn tell_of_disk(&self, disk: &LazyDisk) -> std::result::Result<(), String> {
-        for request in disk.requests(&self.paths) {
-            done(self.ask(&request, DISK_TIME).await)?;
-        }
-        Ok(())
-    }
-
-    /// Memory first: a read of a disk waits ten times as long for the next pager.
-    /// Disks several at once: the cache of one may have to be begun anew.
-    async fn tell_all(&self, state: &State) {
-        for (id, served) in &state.served {
-            if let Err(why) = self.tell(id, &served.paged).await {
-                error!(id, why, "a VM's memory can't be served any more");
-            }
-        }
-        let disks = stream::iter(&state.disks);
-        let told = disks.for_each_concurrent(DISKS_AT_ONCE, |(name, disk)| async move {
-            if let Err(why) = self.tell_of_disk(disk).await {
-                error!(name, why, "a VM's disk can't be filled any more");
-            }
-        });
-        told.await;
-    }
-
-    async fn ask(&self, request: &PagerRequest, within: Duration) -> io::Result<PagerResponse> {
-        let asked = async {
-            let stream = UnixStream::connect(self.paths.pager_socket()).await?;
-            exchange(stream, request).await
-        };
-        timeout(within, asked)
-            .await
-            .unwrap_or(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
@@ -579,26 +475,3 @@ async fn hold(contents: PathBuf) -> Result<Locked> {
     work.await
         .map_err(|error| Error::internal(format!("A task was cut short: {error}.")))?
 }
-
-async fn exchange(mut stream: UnixStream, request: &PagerRequest) -> io::Result<PagerResponse> {
-    let mut line = serde_json::to_vec(request)?;
-    line.push(b'\n');
-    stream.write_all(&line).await?;
-    let mut answer = Vec::new();
-    BufReader::new(stream.take(MAX_ANSWER))
-        .read_until(b'\n', &mut answer)
-        .await?;
-    Ok(serde_json::from_slice(&answer)?)
-}
-
-fn done(answer: io::Result<PagerResponse>) -> std::result::Result<(), String> {
-    match answer {
-        Ok(PagerResponse::Ok) => Ok(()),
-        Ok(PagerResponse::Error(why)) => Err(short(why.trim_end_matches('.'))),
-        Ok(other) => Err(format!("it answered {other:?}")),
-        Err(error) => Err(format!("it does not answer: {error}")),
-    }
-}
-
-#[cfg(test)]
-mod tests;

@@ -1,5 +1,7 @@
 use super::*;
 use jiffy_store::partial::map_path;
+use std::collections::HashSet;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixListener;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -13,6 +15,15 @@ async fn answered(
     folder: &Path,
     answer: PagerResponse,
 ) -> (Arc<Pager>, UnboundedReceiver<PagerRequest>) {
+    answered_but(folder, answer, |_| false).await
+}
+
+/// The same of somebody who never answers some requests.
+async fn answered_but(
+    folder: &Path,
+    answer: PagerResponse,
+    never: impl Fn(&PagerRequest) -> bool + Send + 'static,
+) -> (Arc<Pager>, UnboundedReceiver<PagerRequest>) {
     let paths = Paths {
         data: folder.to_owned(),
         run: folder.to_owned(),
@@ -24,13 +35,19 @@ async fn answered(
     let listener = UnixListener::bind(paths.pager_socket()).unwrap();
     let (told, asked) = unbounded_channel();
     tokio::spawn(async move {
+        let mut held = Vec::new();
         while let Ok((stream, _)) = listener.accept().await {
             let mut stream = BufReader::new(stream);
             let mut line = Vec::new();
             stream.read_until(b'\n', &mut line).await.unwrap();
             // A knock says nothing.
             if let Ok(request) = serde_json::from_slice(&line) {
+                let stalls = never(&request);
                 let _ = told.send(request);
+                if stalls {
+                    held.push(stream);
+                    continue;
+                }
             }
             let mut line = serde_json::to_vec(&answer).unwrap();
             line.push(b'\n');
@@ -38,7 +55,7 @@ async fn answered(
         }
     });
     let pager = Pager::new(paths);
-    pager.state.lock().await.pid = Some(std::process::id());
+    pager.state().pid = Some(std::process::id());
     (pager, asked)
 }
 
@@ -109,29 +126,100 @@ async fn memory_that_is_here_in_parts_is_completed_from_where_it_is() {
 async fn the_next_pager_hears_of_memory_before_disks() {
     let folder = tempfile::tempdir().unwrap();
     let (pager, mut asked) = obeyed(folder.path()).await;
-    let mut state = State::default();
     for number in 0..3 {
-        let served = Served {
-            paged: Paged {
-                image: folder.path().join("ram.image"),
-                record: None,
-                prefetch: false,
-            },
-            ticket: number,
-        };
-        state.served.insert(format!("vm{number}"), served);
+        let memory = Told::before(paged(folder.path()), None);
+        let mut state = pager.state();
+        state.served.insert(format!("vm{number}"), memory);
         let disk = LazyDisk {
             chunks: vec![format!("{number:064x}")],
             ext4: false,
         };
-        state.disks.insert(number.to_string(), disk);
+        state
+            .disks
+            .insert(number.to_string(), Told::before(disk, None));
     }
-    pager.tell_all(&state).await;
+    pager.tell_all().await;
     for (position, is_memory) in [true, true, true, false, false, false].iter().enumerate() {
         match asked.try_recv().unwrap() {
             PagerRequest::Serve { .. } => assert!(is_memory, "{position}"),
             PagerRequest::OpenDisk(_) => assert!(!is_memory, "{position}"),
             other => panic!("{other:?}"),
         }
+    }
+    pager.tell_all().await;
+    assert!(asked.try_recv().is_err(), "it knows");
+}
+
+fn paged(folder: &Path) -> Paged {
+    Paged {
+        image: folder.join("ram.image"),
+        record: None,
+        prefetch: false,
+    }
+}
+
+fn disk(number: u8) -> LazyDisk {
+    LazyDisk {
+        chunks: vec![format!("{number:032x}").chars().rev().collect()],
+        ext4: false,
+    }
+}
+
+/// What is asked next that begins or ends something.
+async fn next_order(asked: &mut UnboundedReceiver<PagerRequest>) -> PagerRequest {
+    asked.recv().await.unwrap()
+}
+
+#[tokio::test]
+async fn an_order_that_takes_its_time_delays_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let slow = disk(1);
+    let name = slow.name();
+    let stalls = move |request: &PagerRequest| match request {
+        PagerRequest::OpenDisk(open) => open.name == name,
+        PagerRequest::Serve { name, .. } => name == "slow",
+        _ => false,
+    };
+    let (pager, mut asked) = answered_but(folder.path(), PagerResponse::Ok, stalls).await;
+    let waiting = {
+        let (one, two) = (pager.clone(), pager.clone());
+        let memory = paged(folder.path());
+        [
+            tokio::spawn(async move { one.open_disk(&slow).await.is_ok() }),
+            tokio::spawn(async move { two.serve("slow", &memory).await.is_ok() }),
+        ]
+    };
+    for _ in 0..2 {
+        next_order(&mut asked).await;
+    }
+    // Both are under way, and nothing waits for them.
+    let serving = pager.serve("quick", &paged(folder.path())).await.unwrap();
+    pager.open_disk(&disk(2)).await.unwrap();
+    pager.renew_origins(&disk(2)).await;
+    pager.forget("quick", serving.ticket).await;
+    pager.close_disks(|name| name != disk(2).name()).await;
+    pager.complete("other").await.unwrap();
+    assert!(pager.while_closed(|| ()).await.is_none(), "one is opened");
+    let orders: HashSet<String> = std::iter::from_fn(|| asked.try_recv().ok())
+        .map(|request| match request {
+            PagerRequest::Serve { name, .. } => format!("serve {name}"),
+            PagerRequest::OpenDisk(open) => format!("open {}", open.name),
+            PagerRequest::Forget { name } => format!("forget {name}"),
+            PagerRequest::Complete { name } => format!("complete {name}"),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let of_disk = disk(2).name();
+    let expected = [
+        "serve quick".to_owned(),
+        format!("open {of_disk}"),
+        "forget quick".to_owned(),
+        format!("forget {of_disk}"),
+        "complete other".to_owned(),
+    ];
+    assert_eq!(orders, HashSet::from(expected));
+    for task in waiting {
+        assert!(!task.is_finished());
+        task.abort();
     }
 }

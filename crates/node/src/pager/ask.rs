@@ -1,0 +1,106 @@
+//! Requests to the pager, and its answers.
+
+use super::{ANSWER_TIME, DISK_TIME, Pager};
+use crate::images::lazy::LazyDisk;
+use crate::vm::record::Paged;
+use crate::vm::timeline::short;
+use jiffy_wire::pager::{PagerRequest, PagerResponse};
+use std::fs;
+use std::io;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+/// Longest line from a pager.
+const MAX_ANSWER: u64 = 64 * 1024;
+
+/// The pager that answered, by its process id.
+type Told = std::result::Result<Option<u32>, String>;
+
+impl Pager {
+    pub(super) async fn tell(&self, id: &str, paged: &Paged) -> Told {
+        let socket = self.paths.pager_vm_socket(id);
+        let _ = fs::remove_file(&socket);
+        let origins = crate::snapshots::remote::origins(&paged.image, &self.paths);
+        if !origins.is_empty() {
+            let image = paged.image.clone();
+            let request = PagerRequest::Origins { image, origins };
+            done(self.ask(&request, ANSWER_TIME).await)?;
+        }
+        let request = PagerRequest::Serve {
+            name: id.to_owned(),
+            socket,
+            image: paged.image.clone(),
+            record: paged.record.clone(),
+            prefetch: paged.prefetch,
+        };
+        self.told(&request).await
+    }
+
+    pub(super) async fn tell_of_disk(&self, disk: &LazyDisk) -> Told {
+        let mut requests = disk.requests(&self.paths);
+        let Some(open) = requests.pop() else {
+            return Ok(None);
+        };
+        for request in requests {
+            done(self.ask(&request, DISK_TIME).await)?;
+        }
+        self.told(&open).await
+    }
+
+    async fn told(&self, request: &PagerRequest) -> Told {
+        match self.ask_whom(request, DISK_TIME).await {
+            Ok((answer, pid)) => done(Ok(answer)).map(|()| pid),
+            Err(error) => done(Err(error)).map(|()| None),
+        }
+    }
+
+    pub(super) async fn ask(
+        &self,
+        request: &PagerRequest,
+        within: Duration,
+    ) -> io::Result<PagerResponse> {
+        let (answer, _) = self.ask_whom(request, within).await?;
+        Ok(answer)
+    }
+
+    async fn ask_whom(
+        &self,
+        request: &PagerRequest,
+        within: Duration,
+    ) -> io::Result<(PagerResponse, Option<u32>)> {
+        let asked = async {
+            let stream = UnixStream::connect(self.paths.pager_socket()).await?;
+            let pid = stream.peer_cred()?.pid();
+            let answer = exchange(stream, request).await?;
+            Ok((answer, pid.and_then(|pid| u32::try_from(pid).ok())))
+        };
+        timeout(within, asked)
+            .await
+            .unwrap_or(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+pub(super) async fn exchange(
+    mut stream: UnixStream,
+    request: &PagerRequest,
+) -> io::Result<PagerResponse> {
+    let mut line = serde_json::to_vec(request)?;
+    line.push(b'\n');
+    stream.write_all(&line).await?;
+    let mut answer = Vec::new();
+    BufReader::new(stream.take(MAX_ANSWER))
+        .read_until(b'\n', &mut answer)
+        .await?;
+    Ok(serde_json::from_slice(&answer)?)
+}
+
+pub(super) fn done(answer: io::Result<PagerResponse>) -> std::result::Result<(), String> {
+    match answer {
+        Ok(PagerResponse::Ok) => Ok(()),
+        Ok(PagerResponse::Error(why)) => Err(short(why.trim_end_matches('.'))),
+        Ok(other) => Err(format!("it answered {other:?}")),
+        Err(error) => Err(format!("it does not answer: {error}")),
+    }
+}

@@ -1,0 +1,32 @@
+//! One order at a time for each VM and each disk, whatever becomes of those for others.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use tokio::sync::OwnedMutexGuard;
+
+type Turn = tokio::sync::Mutex<()>;
+
+/// Turns, by the names of what is ordered.
+#[derive(Debug, Default)]
+pub(super) struct Orders {
+    turns: Mutex<HashMap<String, Weak<Turn>>>,
+}
+
+impl Orders {
+    /// Waits for earlier orders of this name; later ones wait until this is dropped.
+    pub async fn turn(&self, name: &str) -> OwnedMutexGuard<()> {
+        let turn = {
+            let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+            turns.retain(|_, turn| turn.strong_count() > 0);
+            match turns.get(name).and_then(Weak::upgrade) {
+                Some(turn) => turn,
+                None => {
+                    let turn = Arc::<Turn>::default();
+                    turns.insert(name.to_owned(), Arc::downgrade(&turn));
+                    turn
+                }
+            }
+        };
+        turn.lock_owned().await
+    }
+}

@@ -1,0 +1,203 @@
+//! The pager's process: started, watched, and replaced when it dies.
+
+use super::ask::exchange;
+use super::{DISKS_AT_ONCE, Pager};
+use crate::error::{Error, Result};
+use crate::vm::process::{VmmProcess, is_alive};
+use futures_util::stream::{self, StreamExt};
+use jiffy_sys::spawn::{Detached, spawn_detached};
+use jiffy_wire::pager::{PagerRequest, PagerResponse};
+use std::ffi::OsStr;
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::UnixStream;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{error, info, warn};
+
+/// What a pager has to listen after its start.
+const START_TIME: Duration = Duration::from_secs(10);
+/// What a pager has to end when it is killed.
+const END_TIME: Duration = Duration::from_secs(2);
+/// How often a new pager is knocked at.
+const KNOCK_EVERY: Duration = Duration::from_millis(2);
+/// A pager that dies more often than this many times in [`DEATHS_WITHIN`] is
+/// not started again by itself.
+const MAX_DEATHS: usize = 5;
+const DEATHS_WITHIN: Duration = Duration::from_secs(10);
+
+impl Pager {
+    /// Sees to it that one runs.
+    pub(super) async fn run(&self) -> Result<()> {
+        let runs = || self.state().pid.is_some();
+        if runs() {
+            return Ok(());
+        }
+        let _one = self.starting.lock().await;
+        if runs() {
+            return Ok(());
+        }
+        let pid = self.spawn()?;
+        let process = VmmProcess::child(pid).map(Arc::new);
+        let until = Instant::now() + START_TIME;
+        while self.ping().await.is_none() {
+            let died = !is_alive(pid);
+            if died || Instant::now() >= until {
+                // The next one takes its socket: nothing would ever end it.
+                if let Ok(process) = process {
+                    process.kill();
+                    let _ = timeout(END_TIME, process.ended()).await;
+                }
+                return Err(Error::internal(format!(
+                    "The pager {}; {} may say why.",
+                    if died {
+                        "ended at once"
+                    } else {
+                        "does not listen"
+                    },
+                    self.log().display()
+                )));
+            }
+            sleep(KNOCK_EVERY).await;
+        }
+        info!(pid, "pager started");
+        self.watch(process, pid);
+        Ok(())
+    }
+
+    fn spawn(&self) -> Result<u32> {
+        let program = self.paths.pager();
+        let socket = self.paths.pager_socket();
+        let _ = fs::remove_file(&socket);
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(self.log())
+            .map_err(|error| Error::io("open the pager's log", &self.log(), &error))?;
+        let spawned = spawn_detached(&Detached {
+            program: &program,
+            arguments: &[
+                OsStr::new("serve"),
+                OsStr::new("--control"),
+                socket.as_os_str(),
+            ],
+            directory: &self.paths.run,
+            output: log.as_fd(),
+            descriptors: &[],
+        });
+        spawned.map_err(|error| {
+            Error::internal(format!(
+                "The pager {} can't be started: {error}.",
+                program.display()
+            ))
+            .hint("Install Jiffy whole, or name the folder of jiffy-pager with --lib or JIFFY_LIB.")
+        })
+    }
+
+    fn log(&self) -> PathBuf {
+        self.paths.run.join("jiffy-pager.log")
+    }
+
+    /// It runs; its end is noticed.
+    pub(super) fn watch(&self, process: io::Result<Arc<VmmProcess>>, pid: u32) {
+        self.state().pid = Some(pid);
+        let this = self.this.clone();
+        match process {
+            Ok(process) => {
+                tokio::spawn(async move {
+                    process.ended().await;
+                    if let Some(this) = this.upgrade() {
+                        this.died(pid).await;
+                    }
+                });
+            }
+            Err(error) => warn!(%error, "the pager can't be watched"),
+        }
+    }
+
+    async fn died(&self, pid: u32) {
+        {
+            let mut state = self.state();
+            if state.pid != Some(pid) {
+                return;
+            }
+            state.pid = None;
+            if state.served.is_empty() && state.disks.is_empty() {
+                return;
+            }
+            let now = Instant::now();
+            state.deaths.retain(|then| now - *then < DEATHS_WITHIN);
+            state.deaths.push(now);
+            if state.deaths.len() > MAX_DEATHS {
+                error!(
+                    "the pager dies again and again and is not started any more: VMs that need it end"
+                );
+                return;
+            }
+            let vms = state.served.len();
+            warn!(pid, vms, "the pager died: another one takes over");
+        }
+        match self.run().await {
+            Ok(()) => self.tell_all().await,
+            Err(error) => error!(%error, "VMs that need the pager end"),
+        }
+    }
+
+    /// Tells the pager that runs of all that it was not told of.
+    ///
+    /// Memory first: a read of a disk waits ten times as long for the next pager.
+    /// Several at once: one image may be slow to open, and the cache of a disk may
+    /// have to be begun anew.
+    pub(super) async fn tell_all(&self) {
+        let vms: Vec<String> = self.state().served.keys().cloned().collect();
+        let told = stream::iter(vms).for_each_concurrent(DISKS_AT_ONCE, |id| async move {
+            let _turn = self.orders.turn(&id).await;
+            let paged = {
+                let state = self.state();
+                let served = state.served.get(&id);
+                let untold = served.filter(|served| served.told != state.pid);
+                untold.map(|served| served.what.clone())
+            };
+            if let Some(paged) = paged {
+                match self.tell(&id, &paged).await {
+                    Ok(pid) => self.state().note_served(&id, pid),
+                    Err(why) => error!(id, why, "a VM's memory can't be served any more"),
+                }
+            }
+        });
+        told.await;
+        let disks: Vec<String> = self.state().disks.keys().cloned().collect();
+        let told = stream::iter(disks).for_each_concurrent(DISKS_AT_ONCE, |name| async move {
+            let _turn = self.orders.turn(&name).await;
+            let disk = {
+                let state = self.state();
+                let open = state.disks.get(&name);
+                let untold = open.filter(|open| open.told != state.pid);
+                untold.map(|open| open.what.clone())
+            };
+            if let Some(disk) = disk {
+                match self.tell_of_disk(&disk).await {
+                    Ok(pid) => self.state().note_disk(&name, pid),
+                    Err(why) => error!(name, why, "a VM's disk can't be filled any more"),
+                }
+            }
+        });
+        told.await;
+    }
+
+    /// The process that answers on the control socket, if one does.
+    pub(super) async fn ping(&self) -> Option<u32> {
+        let stream = UnixStream::connect(self.paths.pager_socket()).await.ok()?;
+        let pid = stream.peer_cred().ok()?.pid()?;
+        let asked = exchange(stream, &PagerRequest::Ping);
+        match timeout(super::ANSWER_TIME, asked).await {
+            Ok(Ok(PagerResponse::Ok)) => u32::try_from(pid).ok(),
+            _ => None,
+        }
+    }
+}
