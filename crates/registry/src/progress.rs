@@ -1,7 +1,7 @@
 //! How far something is, and whether it shall go on.
 
 use crate::Descriptor;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Told of what moves, from the threads that move it. `()` is one that does not care.
 pub trait Progress: Sync {
@@ -16,6 +16,13 @@ pub trait Progress: Sync {
     /// is given up ends with [`RegistryError::Cancelled`](crate::RegistryError::Cancelled).
     fn cancelled(&self) -> bool {
         false
+    }
+
+    /// When all of it must be over, however the bytes come: `None` if they may come as
+    /// slowly as the options let them. What takes longer fails as a connection does that
+    /// broke, and is not tried again.
+    fn deadline(&self) -> Option<Instant> {
+        None
     }
 }
 

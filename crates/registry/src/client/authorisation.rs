@@ -85,15 +85,20 @@ pub(super) fn basic(user: &str, password: &Secret) -> Held {
     }
 }
 
+/// The server for tokens that a `Bearer` challenge names.
+pub(super) fn realm(challenge: &Challenge) -> std::result::Result<Url, String> {
+    let realm = challenge.parameters.get("realm");
+    Url::parse(realm.ok_or("it names no server for tokens")?)
+}
+
 /// What to ask the server that a `Bearer` challenge names.
 pub(super) fn token_request(
     challenge: &Challenge,
+    realm: Url,
     scopes: &[String],
     login: Option<&Login>,
-) -> std::result::Result<TokenRequest, String> {
+) -> TokenRequest {
     let parameter = |name: &str| challenge.parameters.get(name);
-    let realm = parameter("realm").ok_or("it names no server for tokens")?;
-    let realm = Url::parse(realm)?;
     let scopes = with_asked(scopes, parameter("scope"));
     if let Some(Login::Identity(token)) = login {
         let mut form = format!(
@@ -104,11 +109,11 @@ pub(super) fn token_request(
         if let Some(service) = parameter("service") {
             form.push_str(&format!("&service={}", percent_encoded(service)));
         }
-        return Ok(TokenRequest {
+        return TokenRequest {
             url: realm,
             authorisation: None,
             form: Some(Secret::new(form)),
-        });
+        };
     }
     let mut url = realm;
     if let Some(service) = parameter("service") {
@@ -124,11 +129,11 @@ pub(super) fn token_request(
         }
         _ => None,
     };
-    Ok(TokenRequest {
+    TokenRequest {
         url,
         authorisation,
         form: None,
-    })
+    }
 }
 
 /// Our scopes and those the registry asked for, each once.
@@ -207,6 +212,18 @@ pub(super) fn unauthorised(what: &str, host: &str, knew_us: bool, detail: &str) 
     }
 }
 
+/// Credentials for a registry are not given to the server for tokens that it names.
+pub(super) fn not_sent(what: &str, registry: &str, server: &str) -> RegistryError {
+    RegistryError::Unauthorised {
+        what: what.to_owned(),
+        host: registry.to_owned(),
+        detail: format!(
+            "it wants its credentials to be sent to {server}, which is of another domain; log in \
+             to {server} as well if they may be"
+        ),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::challenge;
@@ -214,7 +231,9 @@ mod tests {
 
     fn request(header: &str, login: Option<&Login>) -> std::result::Result<TokenRequest, String> {
         let challenges = challenge::parse(header);
-        token_request(&challenges[0], &["repository:a:pull,push".into()], login)
+        let scopes = ["repository:a:pull,push".into()];
+        let realm = realm(&challenges[0])?;
+        Ok(token_request(&challenges[0], realm, &scopes, login))
     }
 
     #[test]

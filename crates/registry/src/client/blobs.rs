@@ -9,6 +9,7 @@ use crate::{Descriptor, Progress, Reference, RegistryError};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Range;
+use std::time::Instant;
 use ureq::http::header;
 use ureq::http::{Method, StatusCode};
 
@@ -26,6 +27,8 @@ struct Wanted<'a> {
     blob: &'a Descriptor,
     /// The most that is thrown away if they come with all that is before them.
     most_skipped: u64,
+    /// When they must be here.
+    deadline: Option<Instant>,
 }
 
 impl Client {
@@ -109,6 +112,7 @@ impl Client {
             blob,
             // All of it is wanted, however it comes.
             most_skipped: u64::MAX,
+            deadline: progress.deadline(),
         };
         let mut mark = done;
         while done < blob.size {
@@ -170,6 +174,7 @@ impl Client {
             repository,
             blob,
             most_skipped: MOST_SKIPPED,
+            deadline: progress.deadline(),
         };
         let mut bytes = Vec::new();
         let mut patience = self.inner.patience(&what, progress);
@@ -207,6 +212,7 @@ impl Client {
             repository,
             blob,
             most_skipped,
+            deadline,
         } = wanted;
         let whole = range.start == 0 && range.end == blob.size;
         let mut headers = Vec::new();
@@ -224,6 +230,7 @@ impl Client {
             headers,
             scopes: pull_scope(repository),
             payload: Payload::Nothing,
+            deadline,
         })?;
         let skip = match answer.status() {
             StatusCode::PARTIAL_CONTENT if !whole => {

@@ -6,10 +6,11 @@ use super::failure::{broken, detail_of, refusal, unreachable};
 use super::options::{ClientOptions, PlainHttp};
 use super::push::Source;
 use super::retry::Patience;
-use super::transport::{Transport, is_about_tls};
+use super::transport::{Transport, Way, is_about_tls};
 use super::url::{Scheme, Url};
 use crate::credentials::{Login, Secret};
 use crate::error::{Result, one_line};
+use crate::reference::host_of;
 use crate::{Descriptor, Progress, Reference, RegistryError};
 use std::collections::HashSet;
 use std::io::{self, Read, SeekFrom};
@@ -48,6 +49,8 @@ pub(super) struct Call<'a> {
     /// The rights it needs: `repository:a/b:pull`.
     pub(super) scopes: Vec<String>,
     pub(super) payload: Payload<'a>,
+    /// When it must be over, with all that comes of it.
+    pub(super) deadline: Option<Instant>,
 }
 
 /// What a request carries.
@@ -158,8 +161,9 @@ impl Exchange {
         let Ok(request) = Request::get(url.to_string()).body(()) else {
             return false;
         };
+        let way = self.way(call, &url);
         // A certificate that is not believed is TLS, too: the request itself will say so.
-        let tls = match self.transport.send(&url, request) {
+        let tls = match self.transport.send(&url, &way, request) {
             Ok(_) => true,
             Err(error) => is_about_tls(&error) && error.to_string().contains("certificate"),
         };
@@ -227,7 +231,7 @@ impl Exchange {
             .login(repository.registry(), repository.repository())?;
         let by = |scheme: &str| challenges.iter().find(|known| known.scheme == scheme);
         let held = if let Some(bearer) = by("bearer") {
-            self.token(call, bearer, login.as_ref())?
+            self.token(call, bearer, login)?
         } else if by("basic").is_some() {
             match &login {
                 Some(Login::Password { user, password }) => authorisation::basic(user, password),
@@ -254,27 +258,40 @@ impl Exchange {
         &self,
         call: &Call<'_>,
         bearer: &Challenge,
-        login: Option<&Login>,
+        login: Option<Login>,
     ) -> Result<authorisation::Held> {
         let what = call.what;
-        let asked = authorisation::token_request(bearer, &call.scopes, login).map_err(|why| {
-            RegistryError::protocol(what, format!("can't ask for a token: {why}"))
-        })?;
-        let server = asked.url.authority().to_owned();
+        let unusable = |why| RegistryError::protocol(what, format!("can't ask for a token: {why}"));
+        let realm = authorisation::realm(bearer).map_err(unusable)?;
+        let server = realm.authority().to_owned();
         let refused = |why: &str| {
             RegistryError::protocol(
                 what,
                 format!("the registry names {server} as its server for tokens, {why}"),
             )
         };
-        let elsewhere = asked.url.origin() != call.url.origin();
-        if elsewhere && asked.url.is_here() && !call.repository.is_loopback() {
+        let elsewhere = realm.origin() != call.url.origin();
+        if elsewhere && realm.is_here() && !call.repository.is_loopback() {
             return Err(refused("which is this computer"));
         }
-        let plain_is_fine = self.options.plain_http == PlainHttp::Everywhere || asked.url.is_here();
-        if asked.url.is_plain() && !plain_is_fine {
+        let plain_is_fine = self.options.plain_http == PlainHttp::Everywhere || realm.is_here();
+        if realm.is_plain() && !plain_is_fine {
             return Err(refused("to be asked without TLS"));
         }
+        let login = match login {
+            Some(_) if !self.may_know(call, &realm) => {
+                let server = realm.authority();
+                // The user may have given credentials for that host, too.
+                let own = self.options.credentials.login(server, "")?;
+                Some(
+                    own.ok_or_else(|| authorisation::not_sent(what, call.url.authority(), server))?,
+                )
+            }
+            login => login,
+        };
+        let login = login.as_ref();
+        let asked = authorisation::token_request(bearer, realm, &call.scopes, login);
+        let way = self.way(call, &asked.url);
         let mut builder = Request::get(asked.url.to_string());
         if let Some(value) = &asked.authorisation {
             builder = builder.header(header::AUTHORIZATION, sensitive(value));
@@ -283,13 +300,13 @@ impl Exchange {
             None => builder
                 .body(())
                 .map_err(ureq::Error::from)
-                .and_then(|request| self.transport.send(&asked.url, request)),
+                .and_then(|request| self.transport.send(&asked.url, &way, request)),
             Some(form) => builder
                 .method(Method::POST)
                 .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
                 .body(form.reveal().as_bytes())
                 .map_err(ureq::Error::from)
-                .and_then(|request| self.transport.send(&asked.url, request)),
+                .and_then(|request| self.transport.send(&asked.url, &way, request)),
         };
         let response = answer.map_err(|error| broken(what, &server, error))?;
         let answer = Answer {
@@ -315,6 +332,21 @@ impl Exchange {
         authorisation::token(&text, what, &server)
     }
 
+    /// The user named the registry's host; others are named by the registry.
+    fn way(&self, call: &Call<'_>, url: &Url) -> Way {
+        let named = host_of(call.repository.registry()) == url.host();
+        Way::new(!named && !call.repository.is_loopback(), call.deadline)
+    }
+
+    /// Whether what the registry knows us by may be said to the server for tokens that
+    /// it names: on this computer if the registry is, too, on the registry's own host,
+    /// or by TLS in its domain.
+    fn may_know(&self, call: &Call<'_>, realm: &Url) -> bool {
+        let near = call.repository.is_loopback() && realm.is_here();
+        near || realm.host() == call.url.host()
+            || !realm.is_plain() && realm.shares_domain(&call.url)
+    }
+
     /// Sends a request to where it leads. The authorisation goes to the first host only.
     fn follow(&self, call: &mut Call<'_>, value: Option<&Secret>) -> Result<Answer> {
         let what = call.what;
@@ -322,7 +354,8 @@ impl Exchange {
         let mut url = call.url.clone();
         for _ in 0..=MOST_REDIRECTS {
             let value = value.filter(|_| url.origin() == first);
-            let response = self.once(call, &url, value)?;
+            let way = self.way(call, &url);
+            let response = self.once(call, &url, &way, value)?;
             let answer = Answer { response, url };
             let redirect = matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308);
             if !redirect || !matches!(call.method, Method::GET | Method::HEAD) {
@@ -362,6 +395,7 @@ impl Exchange {
         &self,
         call: &mut Call<'_>,
         url: &Url,
+        way: &Way,
         value: Option<&Secret>,
     ) -> Result<Response<Body>> {
         let what = call.what;
@@ -378,11 +412,11 @@ impl Exchange {
             Payload::Nothing => builder
                 .body(())
                 .map_err(ureq::Error::from)
-                .and_then(|request| self.transport.send(url, request)),
+                .and_then(|request| self.transport.send(url, way, request)),
             Payload::Bytes(bytes) => builder
                 .body(*bytes)
                 .map_err(ureq::Error::from)
-                .and_then(|request| self.transport.send(url, request)),
+                .and_then(|request| self.transport.send(url, way, request)),
             Payload::Blob {
                 source,
                 start,
@@ -406,7 +440,7 @@ impl Exchange {
                     .header(header::CONTENT_LENGTH, blob.size)
                     .body(SendBody::from_reader(&mut sending))
                     .map_err(ureq::Error::from)
-                    .and_then(|request| self.transport.send(url, request));
+                    .and_then(|request| self.transport.send(url, way, request));
                 if sending.cancelled {
                     return Err(RegistryError::Cancelled {
                         what: what.to_owned(),

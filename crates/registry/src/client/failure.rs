@@ -2,15 +2,18 @@
 
 use super::authorisation;
 use super::exchange::Answer;
+use super::resolver::ThisComputer;
 use super::transport::is_about_tls;
 use crate::RegistryError;
 use crate::error::one_line;
 use std::io::Read;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 use ureq::http::header;
 
 /// The most that is read of an answer that tells an error, bytes.
 const MAX_ERROR: u64 = 64 << 10;
+/// How long it may take to come.
+const MAX_ERROR_TIME: Duration = Duration::from_secs(10);
 
 /// An answer that is not a good one, as an error.
 pub(super) fn refusal(what: &str, answer: Answer) -> RegistryError {
@@ -64,9 +67,15 @@ pub(super) fn detail_of(answer: Answer) -> String {
         message: String,
     }
     let mut text = Vec::new();
-    let body = answer.response.into_body().into_reader();
-    if body.take(MAX_ERROR).read_to_end(&mut text).is_err() {
-        return String::new();
+    let mut body = answer.response.into_body().into_reader().take(MAX_ERROR);
+    let mut piece = [0; 4096];
+    let until = Instant::now() + MAX_ERROR_TIME;
+    loop {
+        match body.read(&mut piece) {
+            Ok(0) => break,
+            Ok(count) if Instant::now() < until => text.extend_from_slice(&piece[..count]),
+            _ => return String::new(),
+        }
     }
     let Ok(errors) = serde_json::from_slice::<Errors>(&text) else {
         return String::new();
@@ -94,6 +103,9 @@ pub(super) fn broken(what: &str, host: &str, error: ureq::Error) -> RegistryErro
         };
     }
     match error {
+        ureq::Error::Other(error) if error.is::<ThisComputer>() => {
+            RegistryError::protocol(what, format!("{host} is not asked: {error}"))
+        }
         ureq::Error::LargeResponseHeader(..) => {
             RegistryError::protocol(what, "the answer has too long a head")
         }

@@ -11,6 +11,8 @@ use ureq::http::header::{self, HeaderName};
 
 /// The most tags that are listed.
 const MOST_TAGS: usize = 100_000;
+/// The most pages they come in.
+const MOST_PAGES: usize = 1000;
 
 /// Where a registry says which digest it thinks a manifest has.
 pub(super) const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
@@ -47,9 +49,9 @@ impl Client {
     pub fn manifest(&self, reference: &Reference, progress: &dyn Progress) -> Result<Fetched> {
         let what = format!("manifest {reference}");
         let (bytes, media_type) = self.inner.patience(&what, progress).until(|| {
-            let answer = self
-                .inner
-                .send(self.manifest_call(&what, reference, Method::GET))?;
+            let answer =
+                self.inner
+                    .send(self.manifest_call(&what, reference, Method::GET, progress))?;
             let claimed = answer.header(&CONTENT_DIGEST).map(str::to_owned);
             let media_type = answer.header(&header::CONTENT_TYPE).map(str::to_owned);
             let bytes = self.inner.read_small(&what, answer, MAX_MANIFEST)?;
@@ -82,9 +84,9 @@ impl Client {
     pub fn digest(&self, reference: &Reference, progress: &dyn Progress) -> Result<Option<Digest>> {
         let what = format!("manifest {reference}");
         let head = self.inner.patience(&what, progress).until(|| {
-            let answer = self
-                .inner
-                .send(self.manifest_call(&what, reference, Method::HEAD))?;
+            let answer =
+                self.inner
+                    .send(self.manifest_call(&what, reference, Method::HEAD, progress))?;
             Ok(answer.header(&CONTENT_DIGEST).map(str::to_owned))
         });
         match head {
@@ -156,7 +158,9 @@ impl Client {
         let what = format!("tags of {name}");
         let mut tags = Vec::new();
         let mut next = Some(self.inner.url(repository, "tags/list?n=1000"));
+        let mut pages = 0;
         while let Some(url) = next {
+            pages += 1;
             let (page, link) = self.inner.patience(&what, progress).until(|| {
                 let answer = self.inner.send(Call {
                     what: &what,
@@ -166,6 +170,7 @@ impl Client {
                     headers: Vec::new(),
                     scopes: pull_scope(repository),
                     payload: Payload::Nothing,
+                    deadline: progress.deadline(),
                 })?;
                 let link = answer
                     .header(&header::LINK)
@@ -178,15 +183,24 @@ impl Client {
             })?;
             let page = page.tags.unwrap_or_default();
             // A last page that is followed by itself would never end.
-            let more = link.filter(|_| !page.is_empty() && tags.len() + page.len() < MOST_TAGS);
+            let more = link.filter(|_| {
+                let room = tags.len() + page.len() < MOST_TAGS && pages < MOST_PAGES;
+                !page.is_empty() && room
+            });
             tags.extend(page);
             tags.truncate(MOST_TAGS);
             next = match more {
                 None => None,
-                Some(link) => Some(
-                    url.join(&link)
-                        .map_err(|why| RegistryError::protocol(&what, why))?,
-                ),
+                Some(link) => {
+                    let link = url
+                        .join(&link)
+                        .map_err(|why| RegistryError::protocol(&what, why))?;
+                    if link.origin() != url.origin() {
+                        let why = format!("the list goes on elsewhere, at {}", link.authority());
+                        return Err(RegistryError::protocol(&what, why));
+                    }
+                    Some(link)
+                }
             };
         }
         Ok(tags)
@@ -197,6 +211,7 @@ impl Client {
         what: &'a str,
         reference: &'a Reference,
         method: Method,
+        progress: &dyn Progress,
     ) -> Call<'a> {
         let mut accept = vec![
             media_type::OCI_MANIFEST,
@@ -216,6 +231,7 @@ impl Client {
             headers: vec![(header::ACCEPT, accept.join(", "))],
             scopes: pull_scope(reference),
             payload: Payload::Nothing,
+            deadline: progress.deadline(),
         }
     }
 }

@@ -56,6 +56,7 @@ impl Client {
                 // The same as for the upload that may follow: one token for both.
                 scopes: push_scope(repository),
                 payload: Payload::Nothing,
+                deadline: None,
             })
         });
         match found {
@@ -146,6 +147,7 @@ impl Client {
             headers: Vec::new(),
             scopes,
             payload: Payload::Bytes(b""),
+            deadline: None,
         })?;
         if answer.status() == StatusCode::CREATED && mount_from.is_some() {
             return Ok(Opened::Mounted);
@@ -195,6 +197,7 @@ impl Client {
                 blob,
                 progress,
             },
+            deadline: progress.deadline(),
         });
         let Err(error) = sent else {
             progress.moved(blob, blob.size);
@@ -208,6 +211,7 @@ impl Client {
             headers: Vec::new(),
             scopes: push_scope(repository),
             payload: Payload::Nothing,
+            deadline: None,
         });
         if let Err(error) = called_off {
             tracing::debug!(%what, "the upload could not be called off: {error}");
@@ -251,6 +255,7 @@ impl Client {
                 headers: vec![(header::CONTENT_TYPE, media_type.to_owned())],
                 scopes: push_scope(reference),
                 payload: Payload::Bytes(bytes),
+                deadline: progress.deadline(),
             })?;
             check_claim(&what, answer.header(&CONTENT_DIGEST), &digest)
         })?;

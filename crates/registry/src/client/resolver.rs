@@ -10,7 +10,21 @@ use ureq::unversioned::transport::NextTimeout;
 
 /// Knows addresses and `localhost` by itself, and asks glibc for the rest.
 #[derive(Debug, Default)]
-pub(super) struct HostResolver(DefaultResolver);
+pub(super) struct HostResolver {
+    others: DefaultResolver,
+    /// Refuse hosts that turn out to be this computer, by whatever name.
+    elsewhere: bool,
+}
+
+impl HostResolver {
+    /// For hosts that a stranger names: none of them may be this computer.
+    pub(super) fn elsewhere() -> HostResolver {
+        HostResolver {
+            elsewhere: true,
+            ..HostResolver::default()
+        }
+    }
+}
 
 impl Resolver for HostResolver {
     fn resolve(
@@ -24,15 +38,39 @@ impl Resolver for HostResolver {
             Some("http") => 80,
             _ => 443,
         });
-        let Some(known) = addresses(host, loopback()) else {
-            return self.0.resolve(uri, config, timeout);
+        let found = match addresses(host, loopback()) {
+            None => self.others.resolve(uri, config, timeout)?,
+            Some(known) => {
+                let mut addresses = self.empty();
+                for address in known {
+                    addresses.push(SocketAddr::new(address, port));
+                }
+                addresses
+            }
         };
-        let mut addresses = self.empty();
-        for address in known {
-            addresses.push(SocketAddr::new(address, port));
+        // The proxy was named by the user.
+        let is_proxy = config.proxy().is_some_and(|proxy| proxy.host() == host);
+        if self.elsewhere && !is_proxy && found.iter().any(|at| is_near(at.ip(), loopback())) {
+            return Err(Error::Other(Box::new(ThisComputer)));
         }
-        Ok(addresses)
+        Ok(found)
     }
+}
+
+/// A host that a stranger named, and that is not asked.
+#[derive(Debug, thiserror::Error)]
+#[error("a registry elsewhere can't send us to what is this computer, or only beside it")]
+pub(super) struct ThisComputer;
+
+/// Whether an address is this computer's, or of what answers on its own link only, as
+/// the metadata services of clouds do.
+fn is_near(address: IpAddr, loopback: Option<IpAddr>) -> bool {
+    let address = address.to_canonical();
+    let linked = match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    address.is_loopback() || address.is_unspecified() || linked || loopback == Some(address)
 }
 
 /// Where what users call `localhost` is, if not here: in a virtual machine whose
@@ -59,6 +97,25 @@ fn addresses(host: &str, loopback: Option<IpAddr>) -> Option<Vec<IpAddr>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_near_is_told_by_its_address() {
+        let outside = Some(IpAddr::from([10, 0, 2, 2]));
+        for near in [
+            "127.9.9.9",
+            "::1",
+            "0.0.0.0",
+            "::ffff:127.0.0.1",
+            "169.254.169.254",
+            "fe80::1",
+            "10.0.2.2",
+        ] {
+            assert!(is_near(near.parse().unwrap(), outside), "{near}");
+        }
+        for far in ["10.0.2.2", "192.0.2.1", "2001:db8::1"] {
+            assert!(!is_near(far.parse().unwrap(), None), "{far}");
+        }
+    }
 
     #[test]
     fn loopback_and_addresses_need_no_name_service() {

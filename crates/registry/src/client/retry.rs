@@ -3,7 +3,7 @@
 use super::options::Retries;
 use crate::error::Result;
 use crate::{Progress, RegistryError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a wait may go on before it is asked whether to give up.
 const SLICE: Duration = Duration::from_millis(200);
@@ -49,6 +49,10 @@ impl<'a> Patience<'a> {
         }
         self.failures += 1;
         let wait = wait_before(self.retries, self.failures, &error);
+        let deadline = self.progress.deadline();
+        if deadline.is_some_and(|deadline| Instant::now() + wait >= deadline) {
+            return Err(error);
+        }
         let why = chain(&error);
         tracing::debug!(what = self.what, failures = self.failures, ?wait, "{why}");
         self.progress.retrying(&why, wait);
@@ -161,6 +165,31 @@ mod tests {
     fn what_will_not_pass_is_not_tried_again() {
         assert!(waits(5, || refused(400, None)).is_empty());
         assert!(waits(5, || RegistryError::NotFound { what: "x".into() }).is_empty());
+    }
+
+    #[test]
+    fn what_must_be_over_before_the_next_attempt_is_not_tried_again() {
+        struct Until(Instant);
+        impl Progress for Until {
+            fn deadline(&self) -> Option<Instant> {
+                Some(self.0)
+            }
+        }
+        let attempts = |deadline| {
+            let retries = Retries {
+                sleep: Some(Arc::new(|_| ())),
+                ..Retries::default()
+            };
+            let mut attempts = 0;
+            let result: Result<()> = Patience::new(&retries, "x", &Until(deadline)).until(|| {
+                attempts += 1;
+                Err(refused(503, None))
+            });
+            result.unwrap_err();
+            attempts
+        };
+        assert_eq!(attempts(Instant::now()), 1);
+        assert_eq!(attempts(Instant::now() + Duration::from_secs(86_400)), 6);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use ureq::config::{AutoHeaderValue, Config};
 use ureq::http::{Request, Response};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
@@ -30,6 +30,22 @@ pub(super) struct Transport {
     near: OnceLock<Agent>,
     /// For all others: by the proxy in the environment, if there is one.
     far: OnceLock<Agent>,
+    /// The same for hosts that strangers name.
+    sent: OnceLock<Agent>,
+}
+
+/// How a request goes.
+pub(super) struct Way {
+    /// Its host was named by a stranger, and must not be this computer.
+    sent: bool,
+    /// When it must be over, the whole answer included.
+    deadline: Option<Instant>,
+}
+
+impl Way {
+    pub(super) fn new(sent: bool, deadline: Option<Instant>) -> Way {
+        Way { sent, deadline }
+    }
 }
 
 impl Transport {
@@ -41,32 +57,57 @@ impl Transport {
         Ok(Self {
             options: options.clone(),
             authorities,
-            plain: agent(options, None, TlsConfig::default()),
+            plain: agent(options, None, TlsConfig::default(), HostResolver::default()),
             near: OnceLock::new(),
             far: OnceLock::new(),
+            sent: OnceLock::new(),
         })
     }
 
     pub(super) fn send(
         &self,
         to: &Url,
+        way: &Way,
         request: Request<impl AsSendBody>,
     ) -> std::result::Result<Response<Body>, ureq::Error> {
-        let secure = |proxy| {
+        let secure = |proxy, resolver| {
             let roots = roots(&self.authorities);
             let tls = TlsConfig::builder().root_certs(roots).build();
-            agent(&self.options, proxy, tls)
+            agent(&self.options, proxy, tls, resolver)
         };
         let agent = match (to.is_here(), to.is_plain()) {
+            _ if way.sent => self
+                .sent
+                .get_or_init(|| secure(Proxy::try_from_env(), HostResolver::elsewhere())),
             (true, true) => &self.plain,
-            (true, false) => self.near.get_or_init(|| secure(None)),
-            (false, _) => self.far.get_or_init(|| secure(Proxy::try_from_env())),
+            (true, false) => self
+                .near
+                .get_or_init(|| secure(None, HostResolver::default())),
+            (false, _) => self
+                .far
+                .get_or_init(|| secure(Proxy::try_from_env(), HostResolver::default())),
         };
+        let Some(deadline) = way.deadline else {
+            return agent.run(request);
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ureq::Error::Timeout(ureq::Timeout::Global));
+        }
+        let request = agent
+            .configure_request(request)
+            .timeout_global(Some(left))
+            .build();
         agent.run(request)
     }
 }
 
-fn agent(options: &ClientOptions, proxy: Option<Proxy>, tls: TlsConfig) -> Agent {
+fn agent(
+    options: &ClientOptions,
+    proxy: Option<Proxy>,
+    tls: TlsConfig,
+    resolver: HostResolver,
+) -> Agent {
     let config = Config::builder()
         .http_status_as_error(false)
         .max_redirects(0)
@@ -84,7 +125,7 @@ fn agent(options: &ClientOptions, proxy: Option<Proxy>, tls: TlsConfig) -> Agent
         .max_idle_connections_per_host(8)
         .max_idle_age(Duration::from_secs(60))
         .build();
-    Agent::with_parts(config, DefaultConnector::default(), HostResolver::default())
+    Agent::with_parts(config, DefaultConnector::default(), resolver)
 }
 
 /// Whether a failure is one of TLS: certificates and protocols do not get better by

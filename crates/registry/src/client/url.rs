@@ -2,6 +2,7 @@
 
 use crate::reference::{host_of, is_loopback, is_registry};
 use std::fmt;
+use std::net::IpAddr;
 
 /// `http` or `https`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -131,13 +132,33 @@ impl Url {
         &self.authority
     }
 
+    /// The host alone.
+    pub(super) fn host(&self) -> &str {
+        host_of(&self.authority)
+    }
+
+    /// Whether this host has a name in the domain that another's is in: `auth.x.example`
+    /// and `x.example` share that of `registry.x.example`. A domain has two labels at
+    /// least, and addresses are in none.
+    pub(super) fn shares_domain(&self, other: &Url) -> bool {
+        let is_address = |url: &Url| url.host().parse::<IpAddr>().is_ok();
+        if is_address(self) || is_address(other) {
+            return false;
+        }
+        let Some((_, domain)) = other.host().split_once('.') else {
+            return false;
+        };
+        let below = self.host().strip_suffix(domain);
+        domain.contains('.') && below.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    }
+
     pub(super) fn is_plain(&self) -> bool {
         self.scheme == Scheme::Http
     }
 
     /// Whether it leads to this computer. Linux takes 0.0.0.0 for that, too.
     pub(super) fn is_here(&self) -> bool {
-        let address = host_of(&self.authority).parse::<std::net::IpAddr>();
+        let address = self.host().parse::<IpAddr>();
         is_loopback(&self.authority)
             || address.is_ok_and(|address| address.to_canonical().is_unspecified())
     }
@@ -222,6 +243,30 @@ mod tests {
         assert_ne!(origin("https://a.example"), origin("http://a.example"));
         assert_ne!(origin("http://[::1]:5000/"), origin("http://[::1]/"));
         assert_eq!(origin("http://[::1]:80/"), origin("http://[::1]/"));
+    }
+
+    #[test]
+    fn a_domain_is_shared_by_neighbours_and_what_is_above_them() {
+        let shares = |one: &str, other: &str| {
+            let url = |host: &str| Url::parse(&format!("https://{host}/")).unwrap();
+            url(one).shares_domain(&url(other))
+        };
+        for (realm, registry) in [
+            ("auth.x.example", "registry-1.x.example"),
+            ("x.example", "registry.x.example:5000"),
+            ("a.b.x.example", "registry.x.example"),
+        ] {
+            assert!(shares(realm, registry), "{realm} {registry}");
+        }
+        for (realm, registry) in [
+            ("auth.y.example", "registry.x.example"),
+            ("evilx.example", "registry.x.example"),
+            ("other.example", "registry.example"),
+            ("10.0.0.1", "11.0.0.1"),
+            ("example", "registry"),
+        ] {
+            assert!(!shares(realm, registry), "{realm} {registry}");
+        }
     }
 
     #[test]

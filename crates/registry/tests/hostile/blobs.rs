@@ -2,11 +2,11 @@
 
 use crate::server::{Reply, Request, Server};
 use crate::{GivesUp, Waits, client, reference};
-use jiffy_registry::{BlobFolder, Client, Descriptor, RegistryError};
+use jiffy_registry::{BlobFolder, Client, Descriptor, Progress, RegistryError};
 use std::fs;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn content() -> Vec<u8> {
     (0..300_000u32).map(|n| (n % 251) as u8).collect()
@@ -264,4 +264,49 @@ fn a_sink_that_is_full_ends_the_transfer() {
         .unwrap_err();
     assert!(matches!(error, RegistryError::Sink { .. }), "{error}");
     assert!(waits.all().is_empty());
+}
+
+/// All must be over by then.
+struct Until(Instant);
+
+impl Progress for Until {
+    fn deadline(&self) -> Option<Instant> {
+        Some(self.0)
+    }
+}
+
+#[test]
+fn bytes_that_drip_are_waited_for_until_the_deadline_and_no_longer() {
+    let whole = vec![7; 4 << 20];
+    let blob = Descriptor::of("", &whole);
+    // At a byte each 10 ms all of it takes eleven hours, and nothing ever stalls.
+    let server =
+        Server::start(move |request| Reply::part(&whole, request.range().unwrap()).dripping());
+    let (client, waits) = client();
+    let soon = Until(Instant::now() + Duration::from_millis(500));
+    let end = blob.size - 1;
+    let read = client.blob_range(&reference(&server, "a:1"), &blob, 0..end, &soon);
+    assert!(
+        matches!(read, Err(RegistryError::Unreachable { .. })),
+        "{read:?}"
+    );
+    assert!(waits.all().is_empty(), "it is not tried again");
+    assert!(Instant::now() >= soon.0);
+    // What begins when it is too late is not even asked for.
+    let seen = server.seen().len();
+    client
+        .manifest(&reference(&server, "a:1"), &soon)
+        .unwrap_err();
+    assert_eq!(server.seen().len(), seen);
+}
+
+#[test]
+fn an_error_s_words_that_drip_are_not_waited_for() {
+    let server = Server::start(|_| Reply::new(418, vec![b' '; 60_000]).dripping());
+    let (client, _) = client();
+    let blob = Descriptor::of("", b"x");
+    let error = client
+        .small_blob(&reference(&server, "a:1"), &blob, 10, &())
+        .unwrap_err();
+    assert!(error.to_string().contains("418"), "{error}");
 }

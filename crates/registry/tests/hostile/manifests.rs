@@ -207,3 +207,20 @@ fn pages_of_tags_are_followed_and_end() {
         100_000
     );
 }
+
+#[test]
+fn a_list_of_tags_stays_with_its_registry_and_ends() {
+    let elsewhere = Server::start(|_| Reply::new(200, r#"{"tags":["x"]}"#));
+    let link = format!("<http://{}/v2/a/tags/list>; rel=next", elsewhere.host());
+    let server = Server::start(move |_| Reply::new(200, r#"{"tags":["1"]}"#).with("link", &link));
+    let (client, _) = client();
+    let error = client.tags(&reference(&server, "a"), &()).unwrap_err();
+    assert!(error.to_string().contains("elsewhere"), "{error}");
+    assert!(elsewhere.seen().is_empty());
+    // Page after page with one tag each.
+    let server = Server::start(|_| {
+        Reply::new(200, r#"{"tags":["1"]}"#).with("link", "</v2/a/tags/list?n=1>; rel=next")
+    });
+    let tags = client.tags(&reference(&server, "a"), &()).unwrap();
+    assert_eq!(tags.len(), server.seen().len());
+}

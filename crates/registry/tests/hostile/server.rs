@@ -54,6 +54,8 @@ enum End {
     Stall,
     /// The body again and again, for as long as the client reads.
     Endless,
+    /// The body byte by byte, for as long as the client stays.
+    Drip,
     /// Not even a head.
     Nothing,
 }
@@ -91,6 +93,11 @@ impl Reply {
 
     pub fn then_stall(mut self) -> Self {
         self.end = End::Stall;
+        self
+    }
+
+    pub fn dripping(mut self) -> Self {
+        self.end = End::Drip;
         self
     }
 
@@ -254,6 +261,12 @@ fn write_reply(mut stream: &TcpStream, request: &Request, reply: &Reply) -> std:
         End::Endless => loop {
             stream.write_all(&reply.body)?;
         },
+        End::Drip => {
+            for byte in &reply.body {
+                stream.write_all(&[*byte])?;
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+        }
         End::Stall => {
             stream.write_all(&reply.body)?;
             // Until the client goes.

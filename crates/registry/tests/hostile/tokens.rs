@@ -191,6 +191,7 @@ fn a_password_is_not_sent_in_the_clear_to_where_a_registry_says() {
     // TLS to another one.
     for (realm, said) in [
         ("http://127.0.0.1:1/token", "this computer"),
+        ("http://127.1:1/token", "this computer"),
         ("ftp://x/", "not an address"),
     ] {
         let server = Server::start(move |_| {
@@ -220,4 +221,29 @@ fn ways_that_are_not_known_are_named() {
     let (client, _) = client();
     let error = fetch(&client, &reference(&server, "a:1")).unwrap_err();
     assert!(error.to_string().contains("negotiate, ntlm"), "{error}");
+}
+
+#[test]
+fn a_password_is_not_sent_to_another_domain_unless_that_is_known_too() {
+    let server = Server::start(|_| {
+        let realm = "Bearer realm=\"https://t.example/token\"";
+        Reply::new(401, "").with("www-authenticate", realm)
+    });
+    let client = Client::new(options(&server, "pw")).unwrap();
+    let error = fetch(&client, &reference(&server, "a:1")).unwrap_err();
+    assert!(
+        matches!(&error, RegistryError::Unauthorised { detail, .. }
+            if detail.contains("t.example") && detail.contains("another domain")),
+        "{error}"
+    );
+    // On one computer any port will do.
+    let tokens = Server::start(|_| Reply::new(200, r#"{"token":"x"}"#));
+    let realm = format!("http://{}/token", tokens.host());
+    let server = Server::start(move |request| match request.header("authorization") {
+        Some("Bearer x") => answer(request),
+        _ => Reply::new(401, "").with("www-authenticate", format!("Bearer realm=\"{realm}\"")),
+    });
+    let client = Client::new(options(&server, "pw")).unwrap();
+    fetch(&client, &reference(&server, "a:1")).unwrap();
+    assert!(tokens.seen()[0].header("authorization").is_some());
 }
