@@ -2,16 +2,24 @@
 //! of disks. Threads of their own, so that a registry that answers slowly holds
 //! up no page fault.
 //!
+//! Each errand has a *lane*: whom it may wait for. One registry that drips occupies the
+//! threads of its lane, and nobody else waits for it: a lane in which nothing is under
+//! way gets a thread however many others have.
+//!
 //! What somebody waits for goes first, and work ahead of need never takes more
-//! than half of the threads.
+//! than half of a lane's threads.
 
-use jiffy_store::Decoder;
-use std::collections::VecDeque;
+use jiffy_store::{Decoder, Stop};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-/// Threads, at most. They wait more than they work.
-const THREADS: usize = 8;
+/// Threads for one lane, at most. They wait more than they work.
+const OF_LANE: usize = 8;
+/// Threads that work, above which a lane gets no second one.
+const PLENTY: usize = 32;
+/// Threads, at most.
+const THREADS: usize = 64;
 
 /// Buffers of one thread.
 #[derive(Default)]
@@ -38,7 +46,6 @@ pub enum Urgency {
 #[derive(Default)]
 pub struct Errands {
     shared: Arc<Shared>,
-    threads: Mutex<usize>,
 }
 
 #[derive(Default)]
@@ -49,42 +56,75 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    now: VecDeque<Errand>,
-    ahead: VecDeque<Errand>,
-    /// Threads that wait for something to do.
-    idle: usize,
-    /// Threads that work ahead.
-    working_ahead: usize,
+    lanes: BTreeMap<String, Lane>,
+    threads: usize,
+    /// Threads that have something to do.
+    working: usize,
     stop: bool,
 }
 
-impl Errands {
-    /// Has something done.
-    pub fn push(&self, urgency: Urgency, errand: impl FnOnce(&mut Hands) + Send + 'static) {
-        let mut state = lock(&self.shared.state);
-        match urgency {
-            Urgency::Now => state.now.push_back(Box::new(errand)),
-            Urgency::Ahead => state.ahead.push_back(Box::new(errand)),
-        }
-        let enough = state.idle >= state.now.len() + state.ahead.len();
-        drop(state);
-        self.shared.changed.notify_one();
-        if !enough {
-            self.hire();
+#[derive(Default)]
+struct Lane {
+    now: VecDeque<Errand>,
+    ahead: VecDeque<Errand>,
+    working: usize,
+    working_ahead: usize,
+}
+
+impl Lane {
+    /// How soon the next is to be done, if one may begin.
+    fn next(&self, working: usize) -> Option<Urgency> {
+        let most = if working < PLENTY { OF_LANE } else { 1 };
+        if self.working >= most {
+            None
+        } else if !self.now.is_empty() {
+            Some(Urgency::Now)
+        } else {
+            let may = !self.ahead.is_empty() && self.working_ahead < OF_LANE / 2;
+            may.then_some(Urgency::Ahead)
         }
     }
 
-    fn hire(&self) {
-        let mut threads = lock(&self.threads);
-        if *threads == THREADS {
-            return;
+    /// How many more threads it could use.
+    fn wants(&self, working: usize) -> usize {
+        let most = if working < PLENTY { OF_LANE } else { 1 };
+        let ahead = self.ahead.len().min(OF_LANE / 2);
+        (self.now.len() + ahead).min(most.saturating_sub(self.working))
+    }
+}
+
+impl Errands {
+    /// Has something done that may wait for whom `lane` names.
+    pub fn push(
+        &self,
+        urgency: Urgency,
+        lane: String,
+        errand: impl FnOnce(&mut Hands) + Send + 'static,
+    ) {
+        let mut state = lock(&self.shared.state);
+        let queues = state.lanes.entry(lane).or_default();
+        match urgency {
+            Urgency::Now => queues.now.push_back(Box::new(errand)),
+            Urgency::Ahead => queues.ahead.push_back(Box::new(errand)),
         }
+        let lanes = state.lanes.values();
+        let wanted: usize = lanes.map(|lane| lane.wants(state.working)).sum();
+        // Those that do nothing, or are being started.
+        let spare = state.threads - state.working;
+        if spare < wanted && state.threads < THREADS {
+            self.hire(&mut state);
+        }
+        drop(state);
+        self.shared.changed.notify_one();
+    }
+
+    fn hire(&self, state: &mut State) {
         let shared = self.shared.clone();
         let thread = thread::Builder::new()
-            .name(format!("errand-{threads}"))
+            .name(format!("errand-{}", state.threads))
             .spawn(move || shared.run());
         match thread {
-            Ok(_) => *threads += 1,
+            Ok(_) => state.threads += 1,
             // Those that are there do it, if there are any.
             Err(error) => tracing::error!(%error, "a thread for errands cannot be started"),
         }
@@ -98,32 +138,57 @@ impl Drop for Errands {
     }
 }
 
+impl State {
+    /// The next errand and its lane: what somebody waits for first, and of that what is
+    /// in the lane with the fewest threads.
+    fn take(&mut self) -> Option<(String, Urgency, Errand)> {
+        let working = self.working;
+        let ready = self.lanes.iter_mut().filter_map(|(name, lane)| {
+            let urgency = lane.next(working)?;
+            Some((urgency == Urgency::Ahead, lane.working, name, lane))
+        });
+        let (is_ahead, _, name, lane) =
+            ready.min_by_key(|(is_ahead, busy, ..)| (*is_ahead, *busy))?;
+        let (urgency, errand) = match is_ahead {
+            false => (Urgency::Now, lane.now.pop_front()?),
+            true => (Urgency::Ahead, lane.ahead.pop_front()?),
+        };
+        lane.working += 1;
+        lane.working_ahead += usize::from(is_ahead);
+        self.working += 1;
+        Some((name.clone(), urgency, errand))
+    }
+
+    fn done(&mut self, name: &str, urgency: Urgency) {
+        self.working -= 1;
+        if let Some(lane) = self.lanes.get_mut(name) {
+            lane.working -= 1;
+            lane.working_ahead -= usize::from(urgency == Urgency::Ahead);
+            if lane.working == 0 && lane.now.is_empty() && lane.ahead.is_empty() {
+                self.lanes.remove(name);
+            }
+        }
+    }
+}
+
 impl Shared {
     fn run(&self) {
         let mut hands = Hands::default();
         let mut state = lock(&self.state);
         while !state.stop {
-            if let Some(errand) = state.now.pop_front() {
+            if let Some((lane, urgency, errand)) = state.take() {
                 drop(state);
                 errand(&mut hands);
+                hands.decoder.stop = Stop::never();
                 state = lock(&self.state);
-            } else if state.working_ahead < THREADS / 2
-                && let Some(errand) = state.ahead.pop_front()
-            {
-                state.working_ahead += 1;
-                drop(state);
-                errand(&mut hands);
-                state = lock(&self.state);
-                state.working_ahead -= 1;
+                state.done(&lane, urgency);
                 // One that was let wait may go now.
                 self.changed.notify_one();
             } else {
-                state.idle += 1;
                 state = self
                     .changed
                     .wait(state)
                     .unwrap_or_else(PoisonError::into_inner);
-                state.idle -= 1;
             }
         }
     }
@@ -144,12 +209,13 @@ mod tests {
     #[test]
     fn what_is_waited_for_passes_any_amount_of_work_ahead() {
         let errands = Errands::default();
+        let lane = || "registry.example".to_owned();
         let (release, held) = channel::<()>();
         let held = Arc::new(Mutex::new(held));
         let (say, heard) = channel();
         for number in 0..50 {
             let (held, say) = (held.clone(), say.clone());
-            errands.push(Urgency::Ahead, move |_| {
+            errands.push(Urgency::Ahead, lane(), move |_| {
                 let _ = held.lock().unwrap().recv();
                 say.send(number).unwrap();
             });
@@ -157,7 +223,7 @@ mod tests {
         // All work ahead is stuck; this is done nevertheless.
         for number in 100..150 {
             let say = say.clone();
-            errands.push(Urgency::Now, move |_| say.send(number).unwrap());
+            errands.push(Urgency::Now, lane(), move |_| say.send(number).unwrap());
         }
         let mut done: Vec<i32> = (0..50)
             .map(|_| heard.recv_timeout(PATIENCE).unwrap())
@@ -171,6 +237,46 @@ mod tests {
             .collect();
         done.sort();
         assert_eq!(done, (0..50).collect::<Vec<_>>());
-        assert!(*lock(&errands.threads) <= THREADS);
+        let state = lock(&errands.shared.state);
+        assert!(state.threads <= OF_LANE + 1);
+    }
+
+    #[test]
+    fn those_who_never_answer_hold_up_themselves_alone() {
+        let errands = Errands::default();
+        let (release, held) = channel::<()>();
+        let held = Arc::new(Mutex::new(held));
+        let (say, heard) = channel();
+        let stuck = |lane: String, count| {
+            for _ in 0..count {
+                let (held, say) = (held.clone(), say.clone());
+                errands.push(Urgency::Now, lane.clone(), move |_| {
+                    say.send(true).unwrap();
+                    let _ = held.lock().unwrap().recv();
+                });
+            }
+        };
+        // One registry with all that guests may ask for at once, then some more.
+        stuck("slow.example".into(), 1000);
+        for number in 0..5 {
+            stuck(format!("slow-{number}.example"), 100);
+        }
+        for _ in 0..PLENTY {
+            heard.recv_timeout(PATIENCE).unwrap();
+        }
+        // Others are done at once: of this computer, and of any other registry.
+        for lane in ["", "quick.example", "quick.example", "other.example"] {
+            let (done, is_done) = channel();
+            errands.push(Urgency::Ahead, lane.into(), move |_| done.send(()).unwrap());
+            is_done.recv_timeout(PATIENCE).unwrap();
+        }
+        let state = lock(&errands.shared.state);
+        let most = PLENTY + state.lanes.len();
+        assert!(state.working >= PLENTY && state.working <= most);
+        assert!(state.threads <= THREADS);
+        drop((state, release));
+        for _ in PLENTY..1500 {
+            heard.recv_timeout(PATIENCE).unwrap();
+        }
     }
 }

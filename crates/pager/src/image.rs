@@ -1,7 +1,7 @@
 //! What the pager wants of an image: its bytes, chunk by chunk.
 
 use jiffy_store::reader::{Opening, Place};
-use jiffy_store::{Decoder, ImageId, ImageReader, Kind};
+use jiffy_store::{Decoder, ImageId, ImageReader, Kind, Stop};
 use rustix::fs::{Advice, fadvise};
 use std::error::Error;
 use std::fs::File;
@@ -112,8 +112,13 @@ pub trait ChunkImage: Send + Sync {
     }
 
     /// Has chunks here, so that they can be read, as far as they can be had.
-    fn fetch(&self, _chunks: &[u32]) -> Result<(), Unreadable> {
+    fn fetch(&self, _chunks: &[u32], _stop: &Stop) -> Result<(), Unreadable> {
         Ok(())
+    }
+
+    /// Whom reading it may wait for, as [`ImageReader::waits_for`] has it.
+    fn waits_for(&self) -> String {
+        String::new()
     }
 
     /// Bytes that came from origins.
@@ -271,8 +276,12 @@ impl ChunkImage for StoredImage {
         true
     }
 
-    fn fetch(&self, chunks: &[u32]) -> Result<(), Unreadable> {
-        self.reader.fetch_chunks(chunks).map_err(unreadable)
+    fn fetch(&self, chunks: &[u32], stop: &Stop) -> Result<(), Unreadable> {
+        self.reader.fetch_chunks(chunks, stop).map_err(unreadable)
+    }
+
+    fn waits_for(&self) -> String {
+        self.reader.waits_for()
     }
 
     fn fetched(&self) -> u64 {

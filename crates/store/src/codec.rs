@@ -5,6 +5,7 @@
 //! multiplication, three times as fast as by the instruction for CRC-32C.
 
 use crate::format::Kind;
+use crate::stop::Stop;
 use lz4::block::CompressionMode;
 use zstd::zstd_safe::{CCtx, CDict, CParameter, DCtx, DDict};
 
@@ -113,6 +114,8 @@ pub(crate) fn train(samples: &[u8], lengths: &[usize]) -> Option<Vec<u8>> {
 pub struct Decoder {
     pub(crate) scratch: Vec<u8>,
     zstd: Option<DCtx<'static>>,
+    /// Asked while chunks are fetched from elsewhere.
+    pub stop: Stop,
 }
 
 impl Decoder {
@@ -121,6 +124,7 @@ impl Decoder {
         Decoder {
             scratch: Vec::new(),
             zstd: None,
+            stop: Stop::never(),
         }
     }
 

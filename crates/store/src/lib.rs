@@ -19,6 +19,7 @@
 //! * [`optimise`]: an image written anew with its working set first.
 //! * [`folder`]: [`Store`], a folder of images and its garbage collection.
 //! * [`inspect`]: what an image consists of: figures, a map, a picture.
+//! * [`stop`]: whether something is still wanted.
 //! * [`temporary`]: files that appear whole under their name, or not at all.
 
 pub mod backing;
@@ -38,6 +39,7 @@ pub mod recording;
 #[cfg(test)]
 mod samples;
 pub mod source;
+pub mod stop;
 pub mod temporary;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -55,4 +57,5 @@ pub use raw::write_raw;
 pub use reader::ImageReader;
 pub use recording::Recording;
 pub use source::{ChunkSource, LayeredFile};
+pub use stop::Stop;
 pub use writer::{WriteOptions, Written, write_image};

@@ -22,7 +22,8 @@ impl Disk {
                 // One large read instead of many. Why it fails, if it does, is
                 // told by the chunk it concerns.
                 let chunks: Vec<u32> = missing.clone().collect();
-                let _ = self.image.reader().fetch_chunks(&chunks);
+                let stop = hands.decoder.stop.clone();
+                let _ = self.image.reader().fetch_chunks(&chunks, &stop);
                 fetched = missing.end;
             }
             match self.claim(&missing) {
@@ -54,7 +55,8 @@ impl Disk {
             return None;
         }
         let mut problem = None;
-        if let Err(error) = reader.fetch_chunks(&missing) {
+        hands.decoder.stop = self.ended.clone();
+        if let Err(error) = reader.fetch_chunks(&missing, &self.ended) {
             tracing::warn!(disk = self.name, "{error}");
         }
         for run in missing.chunk_by(|one, next| one + 1 == *next) {
@@ -140,8 +142,7 @@ impl Disk {
             good += size;
         }
         if good > 0 {
-            self.cache
-                .put(run.start, &bytes[..good])
+            self.put(run.start, &bytes[..good], &hands.decoder.stop)
                 .map_err(|error| Unavailable {
                     chunk: Some(run.start),
                     sentence: crate::image::Unreadable::from_error(&error).0,

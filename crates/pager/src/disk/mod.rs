@@ -2,10 +2,12 @@
 //!
 //! * `fill`: chunks from the image into the cache, each by one thread at a
 //!   time.
+//! * `room`: a file system that is full.
 //! * `ahead`: what a disk that is read in order will need next.
 
 mod ahead;
 mod fill;
+mod room;
 #[cfg(test)]
 mod tests;
 
@@ -14,7 +16,7 @@ use crate::image::StoredImage;
 use crate::vm::Touched;
 use ahead::Ahead;
 use jiffy_store::disk_cache::CacheError;
-use jiffy_store::{DiskCache, Recording};
+use jiffy_store::{DiskCache, Recording, Stop};
 use jiffy_sys::clock::monotonic_ns;
 use jiffy_wire::disk::REQUEST_BYTES_MAX;
 use jiffy_wire::pager::PagerStats;
@@ -53,7 +55,7 @@ pub struct Disk {
     /// What was asked for, while that is recorded.
     touched: Option<Touched>,
     recording: AtomicBool,
-    ended: AtomicBool,
+    ended: Stop,
     counters: Counters,
 }
 
@@ -85,7 +87,7 @@ impl Disk {
             ahead: Mutex::new(Ahead::new(chunk_size as u64, cache.chunks())),
             touched: record.then(|| Touched::new(reader.size(), chunk_size)),
             recording: AtomicBool::new(record),
-            ended: AtomicBool::new(false),
+            ended: Stop::new(),
             counters: Counters::default(),
             image,
             cache,
@@ -95,6 +97,11 @@ impl Disk {
     /// As in messages.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whom filling it may wait for.
+    pub fn lane(&self) -> String {
+        self.image.reader().waits_for()
     }
 
     /// Its cache.
@@ -167,7 +174,7 @@ impl Disk {
             self.touch(next.clone());
         }
         let disk = self.clone();
-        errands.push(Urgency::Ahead, move |hands| {
+        errands.push(Urgency::Ahead, self.lane(), move |hands| {
             let chunks: Vec<u32> = next.collect();
             disk.fill_ahead(&chunks, hands);
         });
@@ -188,7 +195,7 @@ impl Disk {
         };
         for piece in self.pieces(chunks) {
             let disk = self.clone();
-            errands.push(Urgency::Ahead, move |hands| {
+            errands.push(Urgency::Ahead, self.lane(), move |hands| {
                 disk.fill_ahead(&piece, hands);
             });
         }
@@ -206,7 +213,7 @@ impl Disk {
         ));
         for piece in pieces {
             let (disk, left) = (self.clone(), left.clone());
-            errands.push(Urgency::Ahead, move |hands| {
+            errands.push(Urgency::Ahead, self.lane(), move |hands| {
                 let problem = disk.fill_ahead(&piece, hands);
                 let mut end = lock(&left.1);
                 end.0 = end.0.take().or(problem.map(|problem| problem.sentence));
@@ -278,11 +285,11 @@ impl Disk {
 
     /// Nothing more is filled ahead, and who waits is told.
     pub fn end(&self) {
-        self.ended.store(true, Ordering::Release);
+        self.ended.give_up();
     }
 
     fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Acquire)
+        self.ended.is_given_up()
     }
 
     /// Syncs the cache, which is filled no more.

@@ -27,7 +27,7 @@ impl Origin for Held {
         "the origin".into()
     }
 
-    fn fetch(&self, range: Range<u64>) -> Result<Vec<u8>, OriginError> {
+    fn fetch(&self, range: Range<u64>, _: &Stop) -> Result<Vec<u8>, OriginError> {
         lock(&self.asked).push(range.clone());
         let _ = lock(&self.said).send(());
         // Let go for ever when the other end is dropped.
@@ -321,4 +321,69 @@ fn many_readers_at_random_see_the_disk_s_bytes() {
             });
         }
     });
+}
+
+/// A file system of its own, which is root's to mount.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(at: &Path, size: usize) -> SmallDisk {
+        fs::create_dir(at).unwrap();
+        let mounted = std::process::Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
+            .arg(at)
+            .status();
+        assert!(mounted.unwrap().success(), "mounting a tmpfs needs root");
+        SmallDisk(at.to_owned())
+    }
+
+    /// Takes all room that is left.
+    fn fill(&self) {
+        use std::io::Write;
+        let mut file = fs::File::create(self.0.join("filler")).unwrap();
+        while file.write_all(&[1; 4096]).is_ok() {}
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let mut command = std::process::Command::new("umount");
+        let _ = command.arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn on_a_full_disk_caches_give_way_and_then_a_read_waits() {
+    let bench = Bench::new(40, None);
+    let small = SmallDisk::mount(&bench.folder.path().join("disks"), 80 * CHUNK);
+    let open = |name: &str| {
+        let image = Arc::new(StoredImage::open(&bench.whole).unwrap());
+        Arc::new(Disk::open(name, image, &small.0.join(name), false).unwrap())
+    };
+    // One that nobody uses any more, all of it.
+    let unused = open("unused");
+    bench.demand(&unused, 0, 16 * CHUNK).unwrap();
+    bench.demand(&unused, 16 * CHUNK, 16 * CHUNK).unwrap();
+    unused.close().unwrap();
+    drop(unused);
+    let disk = open("disk");
+    small.fill();
+    bench.demand(&disk, 0, 4 * CHUNK).unwrap();
+    bench.check(&disk, 0..4 * CHUNK);
+    fs::remove_dir_all(small.0.join("unused")).unwrap();
+    small.fill();
+    thread::scope(|scope| {
+        let read = scope.spawn(|| bench.demand(&disk, 20 * CHUNK, 4 * CHUNK));
+        // It has met the full disk, and gone on.
+        while !lock(&disk.filling).contains(&20) {
+            thread::yield_now();
+        }
+        fs::remove_file(small.0.join("filler")).unwrap();
+        read.join().unwrap().unwrap();
+    });
+    bench.check(&disk, 20 * CHUNK..24 * CHUNK);
+    // Nobody waits for one who has gone.
+    small.fill();
+    disk.end();
+    bench.demand(&disk, 30 * CHUNK, CHUNK).unwrap_err();
 }

@@ -2,20 +2,40 @@
 
 use jiffy_registry::artifact::{RemoteArtifact, RemoteFile};
 use jiffy_registry::client::Retries;
-use jiffy_registry::{Client, ClientOptions, Reference, RegistryError};
-use jiffy_store::{Origin, OriginError};
+use jiffy_registry::{Client, ClientOptions, Progress, Reference, RegistryError};
+use jiffy_store::{Origin, OriginError, Stop};
 use jiffy_wire::pager::RegistryOrigin;
 use std::error::Error;
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::PoisonError;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long nothing may come on a connection: a guest waits.
 const STALL: Duration = Duration::from_secs(10);
 /// What is done about failures that may pass, for each time the store asks.
 const RETRIES: u32 = 2;
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// What bytes may take in all, however they come: this, and as long as a link of 64 KiB
+/// a second takes for them.
+const FETCH_TIME: Duration = Duration::from_secs(15);
+const LEAST_RATE: u64 = 64 << 10;
+
+/// One time that bytes are asked for.
+struct Asked<'a> {
+    deadline: Instant,
+    stop: &'a Stop,
+}
+
+impl Progress for Asked<'_> {
+    fn cancelled(&self) -> bool {
+        self.stop.is_given_up()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        Some(self.deadline)
+    }
+}
 
 /// The manifest is fetched when the first byte is asked for.
 pub struct RegistryFile {
@@ -31,21 +51,21 @@ impl RegistryFile {
         }
     }
 
-    fn file(&self) -> Result<RemoteFile, OriginError> {
+    fn file(&self, asked: &Asked<'_>) -> Result<RemoteFile, OriginError> {
         let mut known = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = &*known {
             return Ok(file.clone());
         }
-        let found = self.look()?;
+        let found = self.look(asked)?;
         Ok(known.insert(found).clone())
     }
 
-    fn look(&self) -> Result<RemoteFile, OriginError> {
+    fn look(&self, asked: &Asked<'_>) -> Result<RemoteFile, OriginError> {
         let described = &self.described;
         let reference = Reference::parse(&described.reference, None)
             .map_err(|error| OriginError::never(error.to_string()))?;
         let client = Client::new(options(described)).map_err(told)?;
-        let artifact = RemoteArtifact::open(&client, &reference, &()).map_err(told)?;
+        let artifact = RemoteArtifact::open(&client, &reference, asked).map_err(told)?;
         artifact.file(&described.file).cloned().ok_or_else(|| {
             OriginError::never(format!("the artifact has no file {:?}", described.file))
         })
@@ -71,8 +91,18 @@ impl Origin for RegistryFile {
         self.described.reference.clone()
     }
 
-    fn fetch(&self, range: Range<u64>) -> Result<Vec<u8>, OriginError> {
-        let file = self.file()?;
+    fn waits_for(&self) -> String {
+        let registry = self.described.reference.split('/').next();
+        registry.unwrap_or_default().to_owned()
+    }
+
+    fn fetch(&self, range: Range<u64>, stop: &Stop) -> Result<Vec<u8>, OriginError> {
+        let least = Duration::from_secs((range.end - range.start) / LEAST_RATE);
+        let asked = Asked {
+            deadline: Instant::now() + FETCH_TIME + least,
+            stop,
+        };
+        let file = self.file(&asked)?;
         if range.end > file.size() {
             return Err(OriginError::never(format!(
                 "its file {:?} has {} bytes",
@@ -80,7 +110,7 @@ impl Origin for RegistryFile {
                 file.size()
             )));
         }
-        file.read(range, &()).map_err(told)
+        file.read(range, &asked).map_err(told)
     }
 }
 

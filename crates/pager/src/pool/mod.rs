@@ -167,25 +167,28 @@ impl Pool {
             return;
         }
         // In large pieces, each filled when it has come.
+        let lane = vm.image().waits_for();
         for piece in chunks.chunks(PIECE / vm.image().chunk_size()) {
             let (vm, piece) = (vm.clone(), piece.to_vec());
             let shared = Arc::downgrade(&self.shared);
-            self.shared.errands.push(Urgency::Ahead, move |_| {
-                if vm.has_ended() {
-                    return;
-                }
-                if let Err(error) = vm.image().fetch(&piece) {
-                    tracing::warn!(vm = vm.name(), "{error}");
-                }
-                let here: Vec<u32> = piece
-                    .into_iter()
-                    .filter(|chunk| vm.image().is_here(*chunk))
-                    .collect();
-                let job = Job::prefetch(vm, here, Box::new(|| {}));
-                if let (Some(shared), Some(job)) = (shared.upgrade(), job) {
-                    shared.push(Arc::new(job));
-                }
-            });
+            self.shared
+                .errands
+                .push(Urgency::Ahead, lane.clone(), move |_| {
+                    if vm.has_ended() {
+                        return;
+                    }
+                    if let Err(error) = vm.image().fetch(&piece, vm.stop()) {
+                        tracing::warn!(vm = vm.name(), "{error}");
+                    }
+                    let here: Vec<u32> = piece
+                        .into_iter()
+                        .filter(|chunk| vm.image().is_here(*chunk))
+                        .collect();
+                    let job = Job::prefetch(vm, here, Box::new(|| {}));
+                    if let (Some(shared), Some(job)) = (shared.upgrade(), job) {
+                        shared.push(Arc::new(job));
+                    }
+                });
         }
     }
 
@@ -195,7 +198,8 @@ impl Pool {
             return self.push(Job::complete(vm, done));
         }
         let shared = Arc::downgrade(&self.shared);
-        self.shared.errands.push(Urgency::Ahead, move |_| {
+        let lane = vm.image().waits_for();
+        self.shared.errands.push(Urgency::Ahead, lane, move |_| {
             let image = vm.image();
             let chunks = image.size().div_ceil(image.chunk_size() as u64) as u32;
             let step = PIECE / image.chunk_size();
@@ -204,7 +208,7 @@ impl Pool {
                     break;
                 }
                 let piece: Vec<u32> = (first..chunks.min(first + step as u32)).collect();
-                if let Err(error) = image.fetch(&piece) {
+                if let Err(error) = image.fetch(&piece, vm.stop()) {
                     return done(Some(error.0));
                 }
             }

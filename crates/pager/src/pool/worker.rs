@@ -198,7 +198,9 @@ impl Shared {
     /// Has chunks fetched without keeping a worker; then the fault is served.
     fn send_for(self: &Arc<Self>, vm: &Arc<Vm>, fault: Fault, chunks: Vec<u32>) {
         let (shared, vm) = (Arc::downgrade(self), vm.clone());
-        self.errands.push(Urgency::Now, move |hands| {
+        let lane = vm.image().waits_for();
+        self.errands.push(Urgency::Now, lane, move |hands| {
+            hands.decoder.stop = vm.stop().clone();
             let image = vm.image();
             for chunk in chunks {
                 if vm.has_ended() {
@@ -207,7 +209,22 @@ impl Shared {
                 // Read, so that it is right before a worker reads it.
                 let bytes = first(&mut hands.chunks, image.chunk_size());
                 if let Err(error) = image.read(&mut hands.decoder, chunk, bytes) {
-                    return vm.fail(error.0);
+                    // What comes for nobody is no failure.
+                    return match vm.has_ended() {
+                        true => {}
+                        false => vm.fail(error.0),
+                    };
+                }
+            }
+            // What could not be kept, on a full disk, is filled by whom it came to.
+            if !vm.elsewhere(fault).is_empty() {
+                let mut scratch = Scratch::default();
+                scratch.decoder.stop = vm.stop().clone();
+                match vm.serve(fault, &mut scratch) {
+                    Ok(()) => return,
+                    Err(Stop::Changing) => {}
+                    Err(Stop::Gone) => return vm.end(),
+                    Err(Stop::Failed(sentence)) => return vm.fail(sentence),
                 }
             }
             if let Some(shared) = shared.upgrade() {

@@ -31,6 +31,11 @@ impl Client {
         }
     }
 
+    /// It waits for nothing that was begun.
+    pub fn is_idle(&self) -> bool {
+        !self.busy && self.output.is_empty()
+    }
+
     /// What to wait for. Nobody is read who does not take answers.
     pub fn interest(&self) -> PollFlags {
         if !self.output.is_empty() {

@@ -1,19 +1,19 @@
 //! Disks that are filled on demand, and the VMMs that have them.
 
+use super::opening::{Opened, Opening, Wanted};
 use super::requests::Answer;
 use super::served::say_failed;
 use super::{Notice, Notifier, Server, aside, listen};
 use crate::disk::{Disk, Unavailable};
 use crate::errands::{Errands, Urgency};
 use crate::image::Unreadable;
-use jiffy_store::Recording;
+use jiffy_store::{Recording, Stop};
 use jiffy_wire::disk::{ChunkAnswer, ChunkRequest, LINE_MAX};
 use jiffy_wire::pager::{OpenDisk, PagerResponse};
 use rustix::event::PollFlags;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
-use std::mem;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -21,6 +21,8 @@ use std::sync::Arc;
 
 /// VMMs of one disk at once; more have to wait.
 const MAX_PEERS: usize = 1024;
+/// Connections of one process at once: one is enough, and one that broke may linger.
+const MAX_OF_ONE: usize = 8;
 /// Requests of one VMM that are not answered yet; more are not read.
 const MAX_PENDING: usize = 16;
 
@@ -31,21 +33,22 @@ pub(super) struct ServedDisk {
     pub peers: BTreeMap<u64, DiskPeer>,
 }
 
-/// A disk that is being opened: its cache may have to be begun anew, chunk by chunk.
-pub(super) struct Opening {
-    request: OpenDisk,
-    /// Who waits for that; nobody if it was forgotten.
-    clients: Vec<u64>,
-    /// Who forgot it.
-    forgetting: Vec<u64>,
-}
-
 /// A VMM.
 pub(super) struct DiskPeer {
     stream: UnixStream,
     input: Vec<u8>,
     output: Vec<u8>,
     pending: usize,
+    /// The process, if it is known.
+    pid: Option<i32>,
+    /// Given up when it has gone: for what it asked for.
+    stop: Stop,
+}
+
+impl Drop for DiskPeer {
+    fn drop(&mut self) {
+        self.stop.give_up();
+    }
 }
 
 impl ServedDisk {
@@ -155,11 +158,10 @@ impl Server {
             };
         }
         if let Some(opening) = self.opening.get_mut(&request.name) {
-            if opening.request != request {
-                return Err(otherwise);
-            }
-            opening.clients.push(client);
-            return Ok(None);
+            return match opening.join(&Wanted::Disk(request), client) {
+                true => Ok(None),
+                false => Err(otherwise),
+            };
         }
         if self.served.contains_key(&request.name) {
             return Err(format!("{} is a VM that is served here", request.name));
@@ -175,46 +177,24 @@ impl Server {
                 other.name
             ));
         }
-        let image = self.images.open(&request.image)?;
-        let opening = Opening {
-            request: request.clone(),
-            clients: vec![client],
-            forgetting: Vec::new(),
-        };
-        let notifier = self.notifier.clone();
+        let opening = Opening::new(Wanted::Disk(request.clone()), client);
+        let (images, notifier) = (self.images.clone(), self.notifier.clone());
         aside("disk-open", move || {
             let name = request.name;
-            let record = request.record.is_some();
-            let outcome = Disk::open(&name, image, &request.cache, record)
-                .map(Arc::new)
-                .map_err(|error| Unreadable::from_error(&error).0);
+            let open = |image| {
+                Disk::open(&name, image, &request.cache, request.record.is_some())
+                    .map_err(|error| Unreadable::from_error(&error).0)
+            };
+            let outcome = images.open(&request.image).and_then(open);
+            let outcome = outcome.map(|disk| Opened::Disk(Arc::new(disk)));
             notifier.send(Notice::Opened { name, outcome });
         })?;
-        let name = opening.request.name.clone();
-        self.opening.insert(name, opening);
+        self.opening.insert(opening.name().to_owned(), opening);
         Ok(None)
     }
 
-    /// Lets VMMs have it, and tells who waits.
-    pub(super) fn opened_disk(&mut self, name: &str, outcome: Result<Arc<Disk>, String>) {
-        let Some(opening) = self.opening.remove(name) else {
-            return;
-        };
-        if opening.clients.is_empty() {
-            // Before the answer: whoever hears it may open the files.
-            drop(outcome);
-        } else {
-            let outcome = outcome.and_then(|disk| self.serve_disk(opening.request, disk));
-            for client in opening.clients {
-                self.answer_late(client, outcome.clone().err());
-            }
-        }
-        for client in opening.forgetting {
-            self.answer_late(client, None);
-        }
-    }
-
-    fn serve_disk(&mut self, request: OpenDisk, disk: Arc<Disk>) -> Result<(), String> {
+    /// Lets VMMs have it.
+    pub(super) fn serve_disk(&mut self, request: OpenDisk, disk: Arc<Disk>) -> Result<(), String> {
         let listener = listen::anew(&request.socket).map_err(|error| {
             format!(
                 "{} cannot be listened on: {error}",
@@ -239,14 +219,18 @@ impl Server {
     /// Of disks that are open or being opened.
     fn disk_requests(&self) -> impl Iterator<Item = &OpenDisk> {
         let open = self.disks.values().map(|served| &served.request);
-        open.chain(self.opening.values().map(|opening| &opening.request))
+        open.chain(self.opening.values().filter_map(Opening::disk))
     }
 
     /// A socket that serves nothing yet.
     pub(super) fn check_socket(&self, socket: &std::path::Path) -> Result<(), String> {
         let vm = self.served.values().any(|other| other.socket() == socket);
-        let disk = self.disk_requests().any(|other| other.socket == socket);
-        match vm || disk {
+        let disk = self
+            .disks
+            .values()
+            .any(|other| other.request.socket == socket);
+        let coming = self.opening.values().any(|other| other.socket() == socket);
+        match vm || disk || coming {
             true => Err(format!("{} serves another VM", socket.display())),
             false => Ok(()),
         }
@@ -257,11 +241,24 @@ impl Server {
             return;
         };
         if let Some(stream) = listen::accept(&served.listener) {
+            let credentials = rustix::net::sockopt::socket_peercred(&stream);
+            let pid = credentials.ok().map(|it| it.pid.as_raw_nonzero().get());
+            let same = served.peers.values().filter(|peer| peer.pid == pid);
+            if pid.is_some() && same.count() >= MAX_OF_ONE {
+                tracing::warn!(
+                    disk = name,
+                    pid,
+                    "a process that has many connections gets no more"
+                );
+                return;
+            }
             let peer = DiskPeer {
                 stream,
                 input: Vec::new(),
                 output: Vec::new(),
                 pending: 0,
+                pid,
+                stop: Stop::new(),
             };
             served.peers.insert(self.next, peer);
             self.next += 1;
@@ -309,6 +306,7 @@ impl Server {
                         errands: self.errands.clone(),
                         notifier: self.notifier.clone(),
                         peer: number,
+                        stop: peer.stop.clone(),
                         request,
                     };
                     work.begin();
@@ -339,18 +337,12 @@ impl Server {
 
     /// False if there is no such disk.
     pub(super) fn forget_disk(&mut self, name: &str, client: u64) -> Result<bool, String> {
-        if let Some(opening) = self.opening.get_mut(name) {
-            opening.forgetting.push(client);
-            for client in mem::take(&mut opening.clients) {
-                self.answer_late(client, Some(format!("the disk {name} was forgotten")));
-            }
-            return Ok(true);
-        }
-        let Some(served) = self.disks.remove(name) else {
+        let Some(mut served) = self.disks.remove(name) else {
             return Ok(false);
         };
         served.remove_socket();
         served.disk.end();
+        served.peers.clear();
         tracing::info!(disk = name, "forgotten");
         let notifier = self.notifier.clone();
         aside("disk-close", move || {
@@ -389,17 +381,23 @@ struct Work {
     errands: Arc<Errands>,
     notifier: Notifier,
     peer: u64,
+    stop: Stop,
     request: ChunkRequest,
 }
 
 impl Work {
     fn begin(self) {
         let errands = self.errands.clone();
-        errands.push(Urgency::Now, move |hands| {
+        errands.push(Urgency::Now, self.disk.lane(), move |hands| {
+            if self.stop.is_given_up() {
+                return;
+            }
+            hands.decoder.stop = self.stop.clone();
             let ChunkRequest { id, offset, length } = self.request;
             let outcome = self.disk.demand(&self.errands, offset, length, hands);
             let answer = match outcome {
                 Ok(()) => ChunkAnswer::Present { id },
+                Err(_) if self.stop.is_given_up() => return,
                 Err(Unavailable { chunk, sentence }) => {
                     tracing::error!(disk = self.disk.name(), chunk, "{sentence}");
                     ChunkAnswer::Unavailable {

@@ -2,41 +2,62 @@
 
 use crate::image::StoredImage;
 use crate::origins::origins;
-use jiffy_store::ImageReader;
+use jiffy_store::partial::packings;
 use jiffy_store::reader::{Opening, parents};
+use jiffy_store::{ImageError, ImageReader};
 use jiffy_wire::pager::Origin;
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Tells two files apart.
 type Identity = (u64, u64);
 
+/// Opening reads the whole manifest of an image that is not all here: never on the
+/// thread that attends to sockets.
 #[derive(Default)]
-pub(super) struct Images {
+pub(super) struct Images(Mutex<Known>);
+
+impl Images {
+    /// Says who has what is missing of an image, open or not.
+    pub fn set_origins(&self, path: &Path, described: Vec<Origin>) -> Result<(), String> {
+        self.known().set_origins(path, described)
+    }
+
+    /// Opens an image, once for all that have it.
+    pub fn open(&self, path: &Path) -> Result<Arc<StoredImage>, String> {
+        self.known().open(path)
+    }
+
+    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Default)]
+struct Known {
     images: HashMap<Identity, Weak<StoredImage>>,
     /// These and their parents.
     readers: HashMap<Identity, Weak<ImageReader>>,
     origins: HashMap<Identity, Vec<Origin>>,
 }
 
-impl Images {
-    /// Says who has what is missing of an image, open or not.
-    pub fn set_origins(&mut self, path: &Path, described: Vec<Origin>) -> Result<(), String> {
+impl Known {
+    fn set_origins(&mut self, path: &Path, described: Vec<Origin>) -> Result<(), String> {
         let identity = StoredImage::identity(path)
             .ok_or_else(|| format!("{} cannot be looked at", path.display()))?;
         if let Some(reader) = self.readers.get(&identity).and_then(Weak::upgrade) {
-            reader.set_origins(origins(&described, reader.id()));
+            reader.set_origins(origins(&described, reader.id(), path));
         }
         match described.is_empty() {
             true => self.origins.remove(&identity),
             false => self.origins.insert(identity, described),
         };
+        self.find_packings();
         Ok(())
     }
 
-    /// Opens an image, once for all that have it.
-    pub fn open(&mut self, path: &Path) -> Result<Arc<StoredImage>, String> {
+    fn open(&mut self, path: &Path) -> Result<Arc<StoredImage>, String> {
         self.images.retain(|_, image| image.strong_count() > 0);
         self.readers.retain(|_, reader| reader.strong_count() > 0);
         let identity = StoredImage::identity(path);
@@ -44,19 +65,8 @@ impl Images {
         if let Some(image) = open {
             return Ok(image);
         }
-        let opening = Opening {
-            resolve: &parents::in_folder,
-            origins: &|path, id| {
-                let identity = StoredImage::identity(path);
-                let described = identity.and_then(|identity| self.origins.get(&identity));
-                origins(described.map_or(&[], Vec::as_slice), id)
-            },
-            known: &|path| {
-                let identity = StoredImage::identity(path)?;
-                self.readers.get(&identity)?.upgrade()
-            },
-        };
-        let image = StoredImage::open_with(path, &opening).map_err(|error| error.0)?;
+        let image = self.with_opening(|opening| StoredImage::open_with(path, opening));
+        let image = image.map_err(|error| error.0)?;
         let image = Arc::new(image);
         let mut generation = Some(image.reader());
         while let Some(reader) = generation {
@@ -68,6 +78,65 @@ impl Images {
         if let Some(identity) = identity {
             self.images.insert(identity, Arc::downgrade(&image));
         }
+        self.find_packings();
         Ok(image)
+    }
+
+    fn with_opening<T>(&self, open: impl FnOnce(&Opening<'_>) -> T) -> T {
+        open(&Opening {
+            resolve: &parents::in_folder,
+            origins: &|path, id| {
+                let identity = StoredImage::identity(path);
+                let described = identity.and_then(|identity| self.origins.get(&identity));
+                origins(described.map_or(&[], Vec::as_slice), id, path)
+            },
+            known: &|path| {
+                let identity = StoredImage::identity(path)?;
+                self.readers.get(&identity)?.upgrade()
+            },
+        })
+    }
+
+    /// Gives open images of which parts are elsewhere the other packings that are there
+    /// by now.
+    fn find_packings(&mut self) {
+        let open: Vec<Arc<ImageReader>> = self.readers.values().filter_map(Weak::upgrade).collect();
+        for reader in open.iter().filter(|reader| reader.is_partial()) {
+            let have = reader.packings();
+            let mut others = Vec::new();
+            for path in packings(reader.path()) {
+                let Some(identity) = StoredImage::identity(&path) else {
+                    continue;
+                };
+                let known = have
+                    .iter()
+                    .find(|other| other.path() == path && self.is_the_one(identity, other));
+                match known.map_or_else(|| self.open_packing(&path), |it| Ok(it.clone())) {
+                    Ok(other) => {
+                        self.readers.insert(identity, Arc::downgrade(&other));
+                        others.push(other);
+                    }
+                    // The image may do without it.
+                    Err(error) => tracing::warn!("{error}"),
+                }
+            }
+            if !(have.is_empty() && others.is_empty()) {
+                reader.set_packings(others);
+            }
+        }
+    }
+
+    fn is_the_one(&self, identity: Identity, reader: &Arc<ImageReader>) -> bool {
+        let known = self.readers.get(&identity);
+        known.is_some_and(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(reader)))
+    }
+
+    fn open_packing(&self, path: &Path) -> Result<Arc<ImageReader>, ImageError> {
+        self.with_opening(|opening| {
+            if let Some(known) = (opening.known)(path) {
+                return Ok(known);
+            }
+            ImageReader::open_with(path, opening).map(Arc::new)
+        })
     }
 }

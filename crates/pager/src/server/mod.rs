@@ -7,26 +7,28 @@
 //! * [`served`]: a VM to be served, and its VMM if it is there.
 //! * [`disks`]: disks that are filled on demand, and the VMMs that have them.
 //! * [`images`]: images that are open, each once.
+//! * [`opening`]: images and disks that are being opened, on threads of their own.
 //! * [`scribe`]: writes recordings.
 
 mod client;
 mod disks;
 mod images;
 mod listen;
+mod opening;
 mod requests;
 mod scribe;
 mod served;
 
-use crate::disk::Disk;
 use crate::errands::{Errands, Hands};
 use crate::image::ImageKey;
 use crate::pool::{Pool, Settings};
 use crate::working_set::{WorkingSet, WorkingSets};
 use client::Client;
-use disks::{Opening, ServedDisk};
+use disks::ServedDisk;
 use images::Images;
 use jiffy_sys::priority;
 use jiffy_wire::disk::ChunkAnswer;
+use opening::{Opened, Opening};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use scribe::Scribe;
 use served::Served;
@@ -40,7 +42,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Connections to the control socket at once; more have to wait.
+/// Connections to the control socket at once. Those that wait for no answer make room
+/// for others.
 const MAX_CLIENTS: usize = 64;
 
 /// Something another thread has done.
@@ -65,10 +68,10 @@ enum Notice {
         image: ImageKey,
         set: Option<WorkingSet>,
     },
-    /// A disk is open, or could not be opened.
+    /// A VM's image or a disk is open, or could not be opened.
     Opened {
         name: String,
-        outcome: Result<Arc<Disk>, String>,
+        outcome: Result<Opened, String>,
     },
     /// What a VMM asked for is in its disk's cache, or cannot be had.
     DiskAnswer {
@@ -102,7 +105,7 @@ pub struct Server {
     served: BTreeMap<String, Served>,
     disks: BTreeMap<String, ServedDisk>,
     opening: BTreeMap<String, Opening>,
-    images: Images,
+    images: Arc<Images>,
     working_sets: WorkingSets,
     pool: Pool,
     errands: Arc<Errands>,
@@ -144,7 +147,7 @@ impl Server {
             served: BTreeMap::new(),
             disks: BTreeMap::new(),
             opening: BTreeMap::new(),
-            images: Images::default(),
+            images: Arc::default(),
             working_sets: WorkingSets::default(),
             pool: Pool::start(settings, errands.clone())?,
             errands,
@@ -193,7 +196,7 @@ impl Server {
             PollFd::from_borrowed_fd(stop, PollFlags::IN),
             PollFd::from_borrowed_fd(self.notifier.bell.as_fd(), PollFlags::IN),
         ];
-        if self.clients.len() < MAX_CLIENTS {
+        if self.has_room_for_client() {
             sources.push(Source::Control);
             fds.push(PollFd::new(&self.control, PollFlags::IN));
         }
@@ -234,9 +237,14 @@ impl Server {
                 tv_nsec: left.subsec_nanos().into(),
             }
         });
-        match poll(&mut fds, timeout.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+        let mut timeout = timeout;
+        loop {
+            match poll(&mut fds, timeout.as_ref()) {
+                Ok(_) => break,
+                // This process was stopped, perhaps: who has spoken meanwhile is in time.
+                Err(rustix::io::Errno::INTR) => timeout = Some(Timespec::default()),
+                Err(error) => return Err(error.into()),
+            }
         }
         Ok(sources
             .into_iter()
@@ -273,7 +281,7 @@ impl Server {
                 }
                 Notice::Prefetched { name } => self.keep_working_set(&name),
                 Notice::WorkingSet { image, set } => self.working_sets.keep(image, set),
-                Notice::Opened { name, outcome } => self.opened_disk(&name, outcome),
+                Notice::Opened { name, outcome } => self.opened(&name, outcome),
                 Notice::DiskAnswer { name, peer, answer } => {
                     self.answer_disk_peer(&name, peer, &answer);
                 }
@@ -315,6 +323,11 @@ impl Server {
             tracing::warn!(error, "a working set is not kept in memory");
             self.working_sets.keep(key, None);
         }
+    }
+
+    /// Whether one more can be taken on, if need be in the place of one that says nothing.
+    fn has_room_for_client(&self) -> bool {
+        self.clients.len() < MAX_CLIENTS || self.clients.values().any(Client::is_idle)
     }
 
     fn with_served(&mut self, name: &str, what: impl FnOnce(&mut Served)) {

@@ -1,7 +1,8 @@
 //! What clients of the control socket ask for.
 
+use super::opening::{Opened, Opening, Wanted};
 use super::served::Served;
-use super::{Client, Notice, Server, listen};
+use super::{Client, MAX_CLIENTS, Notice, Server, aside, listen};
 use crate::errands::Urgency;
 use crate::image::Unreadable;
 use jiffy_wire::pager::{PagerRequest, PagerResponse};
@@ -13,6 +14,13 @@ pub(super) type Answer = Option<PagerResponse>;
 impl Server {
     pub(super) fn accept_client(&mut self) {
         if let Some(stream) = listen::accept(&self.control) {
+            if self.clients.len() >= MAX_CLIENTS {
+                // Who has been there for longest: clients come with what they ask for.
+                let silent = self.clients.iter().find(|(_, client)| client.is_idle());
+                if let Some(silent) = silent.map(|(number, _)| *number) {
+                    self.clients.remove(&silent);
+                }
+            }
             self.clients.insert(self.next, Client::new(stream));
             self.next += 1;
         }
@@ -54,11 +62,15 @@ impl Server {
     fn answer(&mut self, request: PagerRequest, client: u64) -> Answer {
         let result = match request {
             PagerRequest::Ping => Ok(Some(PagerResponse::Ok)),
-            PagerRequest::Serve { .. } => self.serve(request),
-            PagerRequest::Origins { image, origins } => self
-                .images
-                .set_origins(&image, origins)
-                .map(|()| Some(PagerResponse::Ok)),
+            PagerRequest::Serve { .. } => self.serve(request, client),
+            PagerRequest::Origins { image, origins } => {
+                let (images, notifier) = (self.images.clone(), self.notifier.clone());
+                aside("origins", move || {
+                    let problem = images.set_origins(&image, origins).err();
+                    notifier.send(Notice::Answer { client, problem });
+                })
+                .map(|()| None)
+            }
             PagerRequest::OpenDisk(request) => self.open_disk(request, client),
             PagerRequest::EndRecording { name } => self.end_recording(&name, client),
             PagerRequest::CompleteImage { image } => self.complete_image(&image, client),
@@ -80,7 +92,7 @@ impl Server {
             .ok_or_else(|| format!("no VM or disk {name} is served here"))
     }
 
-    fn serve(&mut self, request: PagerRequest) -> Result<Answer, String> {
+    fn serve(&mut self, request: PagerRequest, client: u64) -> Result<Answer, String> {
         let PagerRequest::Serve {
             name,
             socket,
@@ -100,16 +112,29 @@ impl Server {
                 ))
             };
         }
-        if self.disks.contains_key(name) || self.opening.contains_key(name) {
+        if self.disks.contains_key(name) {
             return Err(format!("{name} is a disk that is open here"));
         }
+        let wanted = Wanted::Memory(request.clone());
+        if let Some(opening) = self.opening.get_mut(name) {
+            return match opening.join(&wanted, client) {
+                true => Ok(None),
+                false => Err(format!(
+                    "{name} is being opened, otherwise; forget it first"
+                )),
+            };
+        }
         self.check_socket(socket)?;
-        let opened = self.images.open(image)?;
-        let name = name.clone();
-        let served = Served::new(request, opened)?;
-        tracing::info!(vm = name, "waiting for its VMM");
-        self.served.insert(name, served);
-        Ok(Some(PagerResponse::Ok))
+        let (images, notifier) = (self.images.clone(), self.notifier.clone());
+        let (path, opened) = (image.clone(), name.clone());
+        aside("image-open", move || {
+            let outcome = images.open(&path).map(Opened::Memory);
+            let name = opened;
+            notifier.send(Notice::Opened { name, outcome });
+        })?;
+        let opening = Opening::new(wanted, client);
+        self.opening.insert(name.clone(), opening);
+        Ok(None)
     }
 
     /// Writes what a disk was asked for, and notes no more.
@@ -128,14 +153,23 @@ impl Server {
 
     /// Fetches all of an image that is missing.
     fn complete_image(&mut self, image: &Path, client: u64) -> Result<Answer, String> {
-        let image = self.images.open(image)?;
-        let notifier = self.notifier.clone();
-        self.errands.push(Urgency::Ahead, move |_| {
-            let problem = image.reader().complete().err();
-            let problem = problem.map(|error| Unreadable::from_error(&error).0);
-            drop(image);
-            notifier.send(Notice::Answer { client, problem });
-        });
+        let (images, notifier) = (self.images.clone(), self.notifier.clone());
+        let (errands, path) = (self.errands.clone(), image.to_owned());
+        aside("image-open", move || {
+            let image = match images.open(&path) {
+                Ok(image) => image,
+                Err(problem) => {
+                    let problem = Some(problem);
+                    return notifier.send(Notice::Answer { client, problem });
+                }
+            };
+            errands.push(Urgency::Ahead, image.reader().waits_for(), move |_| {
+                let problem = image.reader().complete().err();
+                let problem = problem.map(|error| Unreadable::from_error(&error).0);
+                drop(image);
+                notifier.send(Notice::Answer { client, problem });
+            });
+        })?;
         Ok(None)
     }
 
@@ -168,7 +202,7 @@ impl Server {
     }
 
     fn forget(&mut self, name: &str, client: u64) -> Result<Answer, String> {
-        if self.forget_disk(name, client)? {
+        if self.forget_opening(name, client) || self.forget_disk(name, client)? {
             return Ok(None);
         }
         let Some(mut served) = self.served.remove(name) else {

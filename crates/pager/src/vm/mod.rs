@@ -20,7 +20,7 @@ use jiffy_wire::vmm::Extent;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 /// A VMM whose faults are served.
@@ -50,7 +50,7 @@ pub struct Vm {
     touched: Option<Arc<Touched>>,
     /// Jobs that fill its memory ahead of need.
     jobs: AtomicUsize,
-    ended: AtomicBool,
+    ended: jiffy_store::Stop,
     failure: OnceLock<String>,
     on_failure: Box<dyn Fn(&str) + Send + Sync>,
 }
@@ -107,7 +107,7 @@ impl Vm {
             counters: parts.counters,
             touched: parts.touched,
             jobs: AtomicUsize::new(0),
-            ended: AtomicBool::new(false),
+            ended: jiffy_store::Stop::new(),
             failure: OnceLock::new(),
             on_failure: parts.on_failure,
         })
@@ -188,14 +188,19 @@ impl Vm {
         self.jobs.load(Ordering::Relaxed) > 0
     }
 
+    /// Given up when it is served no longer: for what is done for it alone.
+    pub fn stop(&self) -> &jiffy_store::Stop {
+        &self.ended
+    }
+
     /// It is served no longer, or cannot be.
     pub fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Acquire)
+        self.ended.is_given_up()
     }
 
     /// Serves it no longer.
     pub(crate) fn end(&self) {
-        self.ended.store(true, Ordering::Release);
+        self.ended.give_up();
     }
 
     /// Why it can be served no longer.

@@ -12,17 +12,17 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 /// Bytes of a chunk of the tests' images.
-const CHUNK: u64 = 8192;
-const SIZE: usize = 2 * MIB;
+pub(super) const CHUNK: u64 = 8192;
+pub(super) const SIZE: usize = 2 * MIB;
 
 /// A connection as a VMM's block device makes it.
-struct Vmm {
+pub(super) struct Vmm {
     stream: BufReader<UnixStream>,
     next: u64,
 }
 
 impl Vmm {
-    fn connect(socket: &Path) -> Vmm {
+    pub(super) fn connect(socket: &Path) -> Vmm {
         let stream = UnixStream::connect(socket).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         Vmm {
@@ -31,7 +31,7 @@ impl Vmm {
         }
     }
 
-    fn ask(&mut self, offset: u64, length: u64) -> u64 {
+    pub(super) fn ask(&mut self, offset: u64, length: u64) -> u64 {
         let id = self.next;
         self.next += 1;
         let request = ChunkRequest { id, offset, length };
@@ -44,7 +44,7 @@ impl Vmm {
         self.stream.get_mut().write_all(text.as_bytes()).unwrap();
     }
 
-    fn hear(&mut self) -> ChunkAnswer {
+    pub(super) fn hear(&mut self) -> ChunkAnswer {
         let mut line = String::new();
         self.stream.read_line(&mut line).unwrap();
         serde_json::from_str(&line).unwrap()
@@ -58,7 +58,7 @@ impl Vmm {
     }
 
     #[track_caller]
-    fn have(&mut self, offset: u64, length: u64) {
+    pub(super) fn have(&mut self, offset: u64, length: u64) {
         let answer = self.fill(offset, length);
         assert!(matches!(answer, ChunkAnswer::Present { .. }), "{answer:?}");
     }
@@ -72,14 +72,18 @@ impl Vmm {
         }
     }
 
-    fn ends(mut self) -> bool {
+    pub(super) fn hears_nothing(&self) -> bool {
+        is_waiting(self.stream.get_ref())
+    }
+
+    pub(super) fn ends(mut self) -> bool {
         let mut rest = Vec::new();
         let _ = self.stream.read_to_end(&mut rest);
         true
     }
 }
 
-fn request(folder: &Path, image: &Path) -> OpenDisk {
+pub(super) fn request(folder: &Path, image: &Path) -> OpenDisk {
     OpenDisk {
         name: "root".into(),
         socket: folder.join("root.sock"),
@@ -108,14 +112,14 @@ fn is_waiting(mut client: &UnixStream) -> bool {
     read.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
 }
 
-fn open(pager: &Pager, request: &OpenDisk) -> Vmm {
+pub(super) fn open(pager: &Pager, request: &OpenDisk) -> Vmm {
     let answer = pager.ask(&PagerRequest::OpenDisk(request.clone()));
     assert_eq!(answer, PagerResponse::Ok);
     Vmm::connect(&request.socket)
 }
 
 #[track_caller]
-fn check(cache: &Path, offset: u64, length: u64) {
+pub(super) fn check(cache: &Path, offset: u64, length: u64) {
     let found = fs::read(cache.join("contents")).unwrap();
     let range = offset as usize..(offset + length) as usize;
     assert!(found[range.clone()] == contents(SIZE)[range]);
@@ -134,7 +138,7 @@ fn error(answer: PagerResponse) -> String {
 }
 
 /// The same image without its chunks, in a folder of its own.
-fn without_chunks(image: &Path) -> PathBuf {
+pub(super) fn without_chunks(image: &Path) -> PathBuf {
     let whole = ImageReader::open(image).unwrap();
     let bytes = fs::read(image).unwrap();
     let tail = bytes.len() + 64 - whole.metadata_bytes() as usize;
@@ -146,7 +150,12 @@ fn without_chunks(image: &Path) -> PathBuf {
 }
 
 /// A peer's folder with these bytes as the image.
-fn peer(folder: &Path, name: &str, image: &Path, change: impl FnOnce(&mut Vec<u8>)) -> Origin {
+pub(super) fn peer(
+    folder: &Path,
+    name: &str,
+    image: &Path,
+    change: impl FnOnce(&mut Vec<u8>),
+) -> Origin {
     let id = ImageReader::open(image).unwrap().id();
     let mut bytes = fs::read(image).unwrap();
     change(&mut bytes);
@@ -156,7 +165,7 @@ fn peer(folder: &Path, name: &str, image: &Path, change: impl FnOnce(&mut Vec<u8
     Origin::Folder { folder }
 }
 
-fn set_origins(pager: &Pager, image: &Path, origins: Vec<Origin>) {
+pub(super) fn set_origins(pager: &Pager, image: &Path, origins: Vec<Origin>) {
     let answer = pager.ask(&PagerRequest::Origins {
         image: image.into(),
         origins,
@@ -371,7 +380,9 @@ fn missing_blocks_come_from_peers_and_lies_are_told() {
     let pager = Pager::start(folder.path(), &[]);
     let disk = request(folder.path(), &partial);
     let liar = peer(folder.path(), "liar", &image, |bytes| {
-        bytes.iter_mut().for_each(|byte| *byte ^= 1);
+        // Its tables are the image's, or it would not be asked.
+        let chunks = bytes.len() - 256;
+        bytes[..chunks].iter_mut().for_each(|byte| *byte ^= 1);
     });
     let empty = Origin::Folder {
         folder: folder.path().join("nothing"),

@@ -58,26 +58,30 @@ fn senseless_handshakes_are_refused_with_a_sentence_and_cost_nothing() {
 
 /// Has the pager's only thread that hears anybody wait for longer than a handshake may
 /// take, while something is done.
-fn while_nobody_is_heard(pager: &Pager, folder: &Path, work: impl FnOnce()) {
-    // To open a pipe takes until somebody writes to it.
-    let pipe = folder.join("pipe");
+fn while_nobody_is_heard(pager: &Pager, work: impl FnOnce()) {
+    pager.signal(rustix::process::Signal::STOP);
+    work();
+    thread::sleep(Duration::from_millis(2100));
+    pager.signal(rustix::process::Signal::CONT);
+}
+
+#[test]
+fn an_image_that_is_a_pipe_is_refused_and_not_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).unwrap();
-    let request = PagerRequest::Serve {
+    let pager = Pager::start(folder.path(), &[]);
+    let answer = pager.ask(&PagerRequest::Serve {
         name: "pipe".into(),
-        socket: folder.join("pipe.sock"),
+        socket: folder.path().join("pipe.sock"),
         image: pipe.clone(),
         record: None,
         prefetch: false,
-    };
-    let mut control = Control::connect(&pager.control);
-    let asking = thread::spawn(move || control.ask(&request));
-    thread::sleep(Duration::from_millis(100));
-    work();
-    thread::sleep(Duration::from_millis(2100));
-    let both = OpenOptions::new().read(true).write(true).open(&pipe);
-    assert!(matches!(asking.join().unwrap(), PagerResponse::Error(_)));
-    drop(both.unwrap());
+    });
+    assert!(matches!(answer, PagerResponse::Error(_)), "{answer:?}");
+    let image = image(folder.path(), MIB, |_| {});
+    pager.serve("vm", &image);
 }
 
 #[test]
@@ -90,7 +94,7 @@ fn a_handshake_that_comes_while_others_are_served_is_in_time() {
     greet(&stream, QUESTION, &[]);
     words.read_line(&mut String::new()).unwrap();
     let memory = Memory::new(MIB);
-    while_nobody_is_heard(&pager, folder.path(), || {
+    while_nobody_is_heard(&pager, || {
         let mappings = format!("[{}]", memory.mapping());
         greet(&stream, &mappings, &[memory.uffd()]);
     });
@@ -104,7 +108,7 @@ fn who_was_answered_late_has_time_to_go_on_but_not_for_ever() {
     let pager = Pager::start(folder.path(), &[]);
     let stream = UnixStream::connect(pager.serve("vm", &image)).unwrap();
     let mut words = BufReader::new(&stream);
-    while_nobody_is_heard(&pager, folder.path(), || greet(&stream, QUESTION, &[]));
+    while_nobody_is_heard(&pager, || greet(&stream, QUESTION, &[]));
     words.read_line(&mut String::new()).unwrap();
     thread::sleep(Duration::from_millis(200));
     let memory = Memory::new(MIB);

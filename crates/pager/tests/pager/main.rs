@@ -2,6 +2,7 @@
 
 mod disks;
 mod elsewhere;
+mod floods;
 mod hostile;
 mod jobs;
 mod many;

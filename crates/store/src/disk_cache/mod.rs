@@ -11,7 +11,7 @@
 mod tests;
 mod trim;
 
-pub use trim::{Parts, trim};
+pub use trim::{Parts, trim, trim_others};
 
 use crate::error::ImageError;
 use crate::format::{ImageId, Kind};
@@ -52,6 +52,22 @@ pub enum CacheError {
     Image(#[from] ImageError),
 }
 
+impl CacheError {
+    /// Whether its file system is full, or its owner may have no more of it.
+    pub fn is_for_want_of_room(&self) -> bool {
+        let CacheError::Io(_, error) = self else {
+            return false;
+        };
+        matches!(
+            error.kind(),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+        )
+    }
+}
+
+/// Caches are opened by many, and given up by one alone.
+static GIVING_UP: RwLock<()> = RwLock::new(());
+
 /// A cache, open to be filled by this process alone.
 #[derive(Debug)]
 pub struct DiskCache {
@@ -68,6 +84,7 @@ impl DiskCache {
     /// zero are there from the beginning.
     pub fn open(folder: &Path, image: &ImageReader) -> Result<DiskCache, CacheError> {
         let failed = |error| CacheError::Io(folder.to_owned(), error);
+        let _whole = GIVING_UP.read().unwrap_or_else(PoisonError::into_inner);
         let boot = boot_id().map_err(failed)?;
         make_folder(folder).map_err(failed)?;
         let length = image.size().next_multiple_of(BLOCK);
@@ -238,11 +255,13 @@ pub fn remove(folder: &Path) -> io::Result<Option<u64>> {
     let Some(contents) = Locked::alone(contents)? else {
         return Ok(None);
     };
-    match PresenceMap::open(&folder.join(PRESENT)) {
+    // Locked until both are gone: nobody opens the one to find the other gone.
+    let _map = match PresenceMap::open(&folder.join(PRESENT)) {
+        Ok(map) => Some(map),
         Err(error) if matches!(error.fault, PresenceFault::InUse) => return Ok(None),
         // Whatever is there means nothing without the other.
-        _ => {}
-    }
+        Err(_) => None,
+    };
     let bytes = contents.metadata()?.blocks() * 512;
     durable::remove(&folder.join(PRESENT))?;
     fs::remove_file(folder.join(CONTENTS))?;

@@ -1,16 +1,17 @@
 //! Parts of a cache that are given up.
 
-use super::{boot_id, remove};
+use super::{GIVING_UP, boot_id, remove};
 use crate::presence::{PresenceFault, PresenceMap};
 use jiffy_sys::locked::Locked;
 use jiffy_wire::disk::{CONTENTS, PRESENT};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 
 /// Bytes that are given up or kept together.
 const RANGE: u64 = 256 << 10;
@@ -111,6 +112,32 @@ pub fn trim(folder: &Path, parts: Parts, bytes: u64, keep: &[u32]) -> io::Result
     }
     let after = contents.metadata()?.blocks() * 512;
     Ok(Some(before.saturating_sub(after)))
+}
+
+/// Gives up about so many bytes of the caches beside this one that nobody uses, what
+/// was not read lately first: the bytes that it gave back. What cannot be given up is
+/// left as it is. No cache of this process is opened meanwhile.
+pub fn trim_others(folder: &Path, bytes: u64) -> u64 {
+    let _alone = GIVING_UP.write().unwrap_or_else(PoisonError::into_inner);
+    let beside = folder.parent().map(fs::read_dir);
+    let others: Vec<PathBuf> = beside
+        .into_iter()
+        .flatten()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path != folder)
+        .collect();
+    let mut freed = 0;
+    for parts in [Parts::Cold, Parts::Any] {
+        for other in &others {
+            if freed < bytes {
+                let given = trim(other, parts, bytes - freed, &[]);
+                freed += given.ok().flatten().unwrap_or(0);
+            }
+        }
+    }
+    freed
 }
 
 /// The next bytes that are no hole.

@@ -4,13 +4,14 @@ use super::{Origin, OriginError};
 use crate::error::Fault;
 use crate::format::{Footer, header};
 use crate::presence::PresenceMap;
+use crate::stop::Stop;
 use rustix::fs::{FallocateFlags, fallocate};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread;
 use std::time::Duration;
@@ -33,7 +34,7 @@ pub(crate) const TRIES: u32 = 16;
 pub struct PartialFile {
     file: File,
     map: PresenceMap,
-    origins: RwLock<Vec<Arc<dyn Origin>>>,
+    origins: RwLock<Vec<Arc<Known>>>,
     /// Blocks that are being fetched.
     flights: Mutex<HashMap<u64, Arc<Flight>>>,
     landed: Condvar,
@@ -42,7 +43,16 @@ pub struct PartialFile {
     gate: RwLock<()>,
     fetched: AtomicU64,
     rejected: AtomicU64,
+    /// How many want all of it to stay.
+    completing: AtomicUsize,
     whole: AtomicBool,
+}
+
+/// An origin, and how often it had not what it was asked for. Who failed least is
+/// asked first.
+struct Known {
+    origin: Arc<dyn Origin>,
+    failures: AtomicU32,
 }
 
 /// Blocks that one thread fetches.
@@ -56,6 +66,36 @@ struct Flight {
 pub(crate) struct Missing {
     pub bytes: Range<u64>,
     pub tried: String,
+    /// Nobody wanted them any more.
+    given_up: bool,
+    /// They came, and could not be written.
+    unkept: Option<Arc<Vec<u8>>>,
+}
+
+impl Missing {
+    pub fn new(bytes: Range<u64>, tried: impl Into<String>) -> Missing {
+        Missing {
+            bytes,
+            tried: tried.into(),
+            given_up: false,
+            unkept: None,
+        }
+    }
+
+    /// These bytes, if they came and could not be written.
+    fn unkept(&self, wanted: &Range<u64>) -> Option<&[u8]> {
+        let start = wanted.start.checked_sub(self.bytes.start)?;
+        let end = wanted.end.checked_sub(self.bytes.start)?;
+        self.unkept.as_ref()?.get(start as usize..end as usize)
+    }
+}
+
+/// Why bytes that came were not taken.
+enum Refused {
+    /// They are not the image's.
+    Wrong,
+    /// They cannot be written here.
+    Unkept(io::Error),
 }
 
 impl From<Missing> for Fault {
@@ -99,19 +139,35 @@ impl PartialFile {
         Ok(PartialFile {
             file,
             map,
-            origins: RwLock::new(origins),
+            origins: RwLock::new(known(origins)),
             flights: Mutex::default(),
             landed: Condvar::new(),
             gate: RwLock::default(),
             fetched: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
+            completing: AtomicUsize::new(0),
             whole: AtomicBool::new(false),
         })
     }
 
     /// Asks others from now on.
     pub(crate) fn set_origins(&self, origins: Vec<Arc<dyn Origin>>) {
-        *self.origins.write().unwrap_or_else(PoisonError::into_inner) = origins;
+        *self.origins.write().unwrap_or_else(PoisonError::into_inner) = known(origins);
+    }
+
+    /// Whom its origins wait for.
+    pub(crate) fn waits_for(&self) -> Vec<String> {
+        let origins = self.origins.read().unwrap_or_else(PoisonError::into_inner);
+        origins.iter().map(|it| it.origin.waits_for()).collect()
+    }
+
+    /// Until the other is called, nothing gives way to what cannot be written.
+    pub(crate) fn begin_completing(&self) {
+        self.completing.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn end_completing(&self) {
+        self.completing.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Bytes that came from origins.
@@ -137,21 +193,25 @@ impl PartialFile {
     }
 
     /// Has these bytes of the file here, whoever fetches them.
-    pub(crate) fn fetch(&self, bytes: &Range<u64>) -> Result<(), Missing> {
+    pub(crate) fn fetch(&self, bytes: &Range<u64>, stop: &Stop) -> Result<(), Missing> {
         let blocks = self.blocks(bytes);
         while !self.map.has_all(blocks.clone()) {
             let (flight, outcome) = match self.claim(&blocks) {
                 Claim::Nothing => continue,
                 Claim::Fetch(flight) => {
-                    let outcome = self.bring(&flight.blocks).map_err(Arc::new);
+                    let outcome = self.bring(&flight.blocks, stop).map_err(Arc::new);
                     self.land(&flight, outcome.clone());
                     (flight, outcome)
                 }
                 Claim::Wait(flight) => {
                     let outcome = self.wait(&flight);
-                    // It wanted more than this; perhaps less can be had.
+                    // It wanted more than this; perhaps less can be had. Or it gave up.
                     let more = blocks.end - blocks.start < flight.blocks.end - flight.blocks.start;
-                    if outcome.is_err() && more {
+                    let again = |missing: &Arc<Missing>| {
+                        let failed = more && missing.unkept.is_none();
+                        (failed || missing.given_up) && !stop.is_given_up()
+                    };
+                    if outcome.as_ref().is_err_and(again) {
                         continue;
                     }
                     (flight, outcome)
@@ -164,7 +224,9 @@ impl PartialFile {
     }
 
     /// Reads bytes of the file, after fetching what is missing.
-    pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Fault> {
+    ///
+    /// What comes and cannot be written is read all the same, as it came.
+    pub(crate) fn read(&self, offset: u64, into: &mut [u8], stop: &Stop) -> Result<(), Fault> {
         let bytes = offset..offset.saturating_add(into.len() as u64);
         let blocks = self.blocks(&bytes);
         for _ in 0..TRIES {
@@ -181,13 +243,48 @@ impl PartialFile {
                         });
                 }
             }
-            self.fetch(&bytes)?;
+            match self.fetch(&bytes, stop) {
+                Err(missing) if missing.unkept.is_some() => {
+                    return self.read_unkept(&missing, &bytes, into, stop);
+                }
+                fetched => fetched?,
+            }
         }
-        Err(Missing {
-            bytes,
-            tried: "others find them wrong again and again".into(),
+        Err(Missing::new(bytes, "others find them wrong again and again").into())
+    }
+
+    /// Bytes of which some came and could not be written: as they came, or, if that is
+    /// not all of them, as they come once more.
+    fn read_unkept(
+        &self,
+        missing: &Missing,
+        bytes: &Range<u64>,
+        into: &mut [u8],
+        stop: &Stop,
+    ) -> Result<(), Fault> {
+        if let Some(came) = missing.unkept(bytes) {
+            into.copy_from_slice(came);
+            return Ok(());
         }
-        .into())
+        self.ask(bytes, stop, &mut |given| {
+            into.copy_from_slice(given);
+            Ok(())
+        })
+        .map_err(Fault::from)
+    }
+
+    /// Gives back what is here of all chunks, which can be had again, for bytes that
+    /// somebody waits for and that find no room. Not if somebody wants it all.
+    pub(crate) fn shed(&self) {
+        if self.completing.load(Ordering::Acquire) > 0 || self.whole.load(Ordering::Acquire) {
+            return;
+        }
+        let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
+        self.rejected.fetch_add(1, Ordering::Relaxed);
+        let blocks = self.all_blocks();
+        if self.map.clear(blocks.clone()).is_ok() {
+            let _ = punch(&self.file, &self.bytes_of(&blocks));
+        }
     }
 
     /// Drops what is here of these bytes: they are not the image's.
@@ -216,22 +313,23 @@ impl PartialFile {
     pub(crate) fn replace(
         &self,
         bytes: &Range<u64>,
+        stop: &Stop,
         right: &mut dyn FnMut(&[u8]) -> bool,
     ) -> Result<(), Missing> {
         let blocks = self.blocks(bytes);
         let around = self.bytes_of(&blocks);
         if bytes.start < around.start || bytes.end > around.end {
-            return Err(Missing {
-                bytes: bytes.clone(),
-                tried: "they came with the image's tables, and are not the image's".into(),
-            });
+            let tried = "they came with the image's tables, and are not the image's";
+            return Err(Missing::new(bytes.clone(), tried));
         }
         let wanted = (bytes.start - around.start) as usize..(bytes.end - around.start) as usize;
-        self.ask(&around, &mut |given| {
+        self.ask(&around, stop, &mut |given| {
             if !right(&given[wanted.clone()]) {
-                return Err(WRONG.into());
+                return Err(Refused::Wrong);
             }
-            self.keep(&blocks, &around, given)
+            // Who asks has them by now; the next one asks again.
+            let _ = self.keep(&blocks, &around, given);
+            Ok(())
         })
     }
 
@@ -316,9 +414,15 @@ impl PartialFile {
     }
 
     /// Fetches a run of blocks from the first origin that gives it.
-    fn bring(&self, blocks: &Range<u64>) -> Result<(), Missing> {
+    fn bring(&self, blocks: &Range<u64>, stop: &Stop) -> Result<(), Missing> {
         let bytes = self.bytes_of(blocks);
-        self.ask(&bytes, &mut |given| self.keep(blocks, &bytes, given))
+        self.ask(&bytes, stop, &mut |given| {
+            self.keep(blocks, &bytes, given).or_else(|_| {
+                self.shed();
+                let kept = self.keep(blocks, &bytes, given);
+                kept.map_err(Refused::Unkept)
+            })
+        })
     }
 
     /// Asks one origin after the other for bytes, those that may answer yet
@@ -326,14 +430,16 @@ impl PartialFile {
     fn ask(
         &self,
         bytes: &Range<u64>,
-        take: &mut dyn FnMut(&[u8]) -> Result<(), String>,
+        stop: &Stop,
+        take: &mut dyn FnMut(&[u8]) -> Result<(), Refused>,
     ) -> Result<(), Missing> {
         let length = bytes.end - bytes.start;
-        let origins = self
+        let mut origins = self
             .origins
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
+        origins.sort_by_key(|known| known.failures.load(Ordering::Relaxed));
         let mut answers: Vec<OriginError> = origins
             .iter()
             .map(|_| OriginError::for_now("it was not asked"))
@@ -346,13 +452,28 @@ impl PartialFile {
                 thread::sleep(PAUSE * (1 << (round - 1)));
             }
             let open = origins.iter().zip(&mut answers);
-            for (origin, answer) in open.filter(|(_, answer)| answer.again) {
-                *answer = match origin.fetch(bytes.clone()) {
+            for (known, answer) in open.filter(|(_, answer)| answer.again) {
+                if stop.is_given_up() {
+                    return Err(Missing {
+                        given_up: true,
+                        ..Missing::new(bytes.clone(), "nobody waits for it any more")
+                    });
+                }
+                *answer = match known.origin.fetch(bytes.clone(), stop) {
                     Ok(given) if given.len() as u64 == length => {
                         self.fetched.fetch_add(length, Ordering::Relaxed);
                         match take(&given) {
                             Ok(()) => return Ok(()),
-                            Err(why) => OriginError::never(why),
+                            Err(Refused::Wrong) => OriginError::never(WRONG),
+                            Err(Refused::Unkept(error)) => {
+                                let from = known.origin.name();
+                                let why =
+                                    format!("{from}: what it gave cannot be kept here: {error}");
+                                return Err(Missing {
+                                    unkept: Some(Arc::new(given)),
+                                    ..Missing::new(bytes.clone(), why)
+                                });
+                            }
                         }
                     }
                     Ok(given) => OriginError::for_now(format!(
@@ -361,31 +482,43 @@ impl PartialFile {
                     )),
                     Err(error) => error,
                 };
+                // One that was only asked in vain because nobody waits has done no wrong.
+                if !stop.is_given_up() {
+                    known.failures.fetch_add(1, Ordering::Relaxed);
+                }
             }
         }
         let told: Vec<String> = origins
             .iter()
             .zip(&answers)
-            .map(|(origin, answer)| format!("{}: {answer}", origin.name()))
+            .map(|(known, answer)| format!("{}: {answer}", known.origin.name()))
             .collect();
+        let tried = match &told[..] {
+            [] => "it is not here, and nobody is known who has it".into(),
+            told => told.join("; "),
+        };
         Err(Missing {
-            bytes: bytes.clone(),
-            tried: match &told[..] {
-                [] => "it is not here, and nobody is known who has it".into(),
-                told => told.join("; "),
-            },
+            given_up: stop.is_given_up(),
+            ..Missing::new(bytes.clone(), tried)
         })
     }
 
-    /// Writes what came, then says that it is here. An error is why not.
-    fn keep(&self, blocks: &Range<u64>, bytes: &Range<u64>, given: &[u8]) -> Result<(), String> {
+    /// Writes what came, then says that it is here.
+    fn keep(&self, blocks: &Range<u64>, bytes: &Range<u64>, given: &[u8]) -> io::Result<()> {
         // None of these is dropped between the two steps.
         let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
         self.file
             .write_all_at(given, bytes.start)
             .and_then(|()| self.map.set(blocks.clone()))
-            .map_err(|error| format!("what it gave cannot be kept here: {error}"))
     }
+}
+
+fn known(origins: Vec<Arc<dyn Origin>>) -> Vec<Arc<Known>> {
+    let known = |origin| Known {
+        origin,
+        failures: AtomicU32::new(0),
+    };
+    origins.into_iter().map(known).map(Arc::new).collect()
 }
 
 impl Drop for PartialFile {

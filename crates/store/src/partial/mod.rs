@@ -45,6 +45,20 @@ pub fn map_path(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}.present"))
 }
 
+/// In how many ways packed an image is kept, at most.
+pub const MAX_PACKINGS: usize = 4;
+
+/// Where the image of `path` is, packed in other ways: `NAME.2.EXTENSION` and so on in
+/// the same folder, whether they exist or not. An image has the id of what it holds;
+/// where its chunks lie is another matter for each artifact that it came with, and so
+/// are its origins.
+pub fn packings(path: &Path) -> Vec<PathBuf> {
+    let extension = path.extension().unwrap_or_default().to_string_lossy();
+    (2..=MAX_PACKINGS)
+        .map(|number| path.with_extension(format!("{number}.{extension}")))
+        .collect()
+}
+
 /// An image that is not all here is all there will be of it: what it names
 /// beside itself nobody would have fetched.
 pub(crate) fn with_backing(footer: &Footer) -> Fault {

@@ -1,6 +1,8 @@
 //! Where bytes of an image that are not here can be had.
 
-use crate::format::ImageId;
+use crate::format::{ImageId, footer};
+use crate::partial::map_path;
+use crate::stop::Stop;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -13,8 +15,15 @@ pub trait Origin: Send + Sync {
     /// For messages: `the folder /mnt/peer`, say.
     fn name(&self) -> String;
 
-    /// Exactly these bytes of the image's file. It must not wait for ever.
-    fn fetch(&self, range: Range<u64>) -> Result<Vec<u8>, OriginError>;
+    /// Exactly these bytes of the image's file. It must not wait for ever, and not long
+    /// once it is given up.
+    fn fetch(&self, range: Range<u64>, stop: &Stop) -> Result<Vec<u8>, OriginError>;
+
+    /// Whom it waits for, so that one that is slow can be kept from holding up others:
+    /// the registry's name. Empty for what is on this computer.
+    fn waits_for(&self) -> String {
+        String::new()
+    }
 }
 
 /// Bytes that an origin does not give.
@@ -50,16 +59,32 @@ impl OriginError {
 pub struct PeerFolder {
     folder: PathBuf,
     file: PathBuf,
+    here: PathBuf,
 }
 
 impl PeerFolder {
-    /// The image with this id in that folder. It is looked for when bytes are
-    /// asked for.
-    pub fn new(folder: &Path, id: ImageId) -> PeerFolder {
+    /// The image with this id in that folder, for the one that is `here`. It is
+    /// looked for when bytes are asked for.
+    pub fn new(folder: &Path, id: ImageId, here: &Path) -> PeerFolder {
         PeerFolder {
             folder: folder.to_owned(),
             file: folder.join(PeerFolder::file_name(id)),
+            here: here.to_owned(),
         }
+    }
+
+    /// Whether a file says, with its last bytes, that its chunks lie where they do
+    /// here. An image may be packed in many ways.
+    fn is_packed_alike(&self, theirs: &File, length: u64) -> io::Result<bool> {
+        let ours = File::open(&self.here)?;
+        if ours.metadata()?.len() != length || length < footer::BYTES as u64 {
+            return Ok(false);
+        }
+        let mut ends = [[0; footer::BYTES]; 2];
+        for (file, end) in [&ours, theirs].into_iter().zip(&mut ends) {
+            file.read_exact_at(end, length - footer::BYTES as u64)?;
+        }
+        Ok(ends[0] == ends[1])
     }
 
     /// What an image is called in such a folder: `ID.jimg`.
@@ -73,7 +98,7 @@ impl Origin for PeerFolder {
         format!("the folder {}", self.folder.display())
     }
 
-    fn fetch(&self, range: Range<u64>) -> Result<Vec<u8>, OriginError> {
+    fn fetch(&self, range: Range<u64>, _: &Stop) -> Result<Vec<u8>, OriginError> {
         let read = || {
             // Not through a link to elsewhere, and no pipe that never answers.
             let file = File::from(rustix::fs::open(
@@ -87,6 +112,12 @@ impl Origin for PeerFolder {
             let metadata = file.metadata()?;
             if !metadata.is_file() || metadata.len() < range.end {
                 return Err(io::Error::other("it has another file there"));
+            }
+            if !self.is_packed_alike(&file, metadata.len())? {
+                return Err(io::Error::other("it has the image packed in another way"));
+            }
+            if map_path(&self.file).exists() {
+                return Err(io::Error::other("it has only parts of the image"));
             }
             let mut bytes = vec![0; (range.end - range.start) as usize];
             file.read_exact_at(&mut bytes, range.start)?;

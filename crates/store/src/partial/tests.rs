@@ -1,9 +1,12 @@
+mod availability;
+
 use super::*;
 use crate::error::{Fault, ImageError, WriteError};
 use crate::format::{IdHasher, Kind, Section, footer};
 use crate::reader::{ImageReader, Opening};
 use crate::recording::Recording;
 use crate::samples::{CHUNK, Folder, contents, read_all, small};
+use crate::stop::Stop;
 use crate::writer::{WriteOptions, write_image};
 use proptest::prelude::*;
 use std::fs::{self, OpenOptions};
@@ -22,6 +25,8 @@ struct Scripted {
     file: Vec<u8>,
     habit: Habit,
     asked: Mutex<Vec<Range<u64>>>,
+    /// Gives nothing to who has given up.
+    gives_up: bool,
 }
 
 impl Scripted {
@@ -35,7 +40,14 @@ impl Scripted {
             file,
             habit: Box::new(habit),
             asked: Mutex::default(),
+            gives_up: false,
         })
+    }
+
+    fn giving_up_with(origin: Arc<Scripted>) -> Arc<Scripted> {
+        let mut origin = Arc::into_inner(origin).unwrap();
+        origin.gives_up = true;
+        Arc::new(origin)
     }
 
     fn honest(file: &[u8]) -> Arc<Scripted> {
@@ -59,10 +71,14 @@ impl Origin for Scripted {
         self.name.to_owned()
     }
 
-    fn fetch(&self, range: Range<u64>) -> Result<Vec<u8>, OriginError> {
+    fn fetch(&self, range: Range<u64>, stop: &Stop) -> Result<Vec<u8>, OriginError> {
         self.asked.lock().unwrap().push(range.clone());
         let bytes = self.file[range.start as usize..range.end as usize].to_vec();
-        (self.habit)(range, bytes)
+        let given = (self.habit)(range, bytes);
+        match self.gives_up && stop.is_given_up() {
+            true => Err(OriginError::never("it was given up")),
+            false => given,
+        }
     }
 }
 
@@ -601,7 +617,7 @@ fn chunks_asked_for_together_come_in_few_large_reads() {
     let origin = Scripted::honest(&pair.whole);
     let image = pair.open(std::slice::from_ref(&origin)).unwrap();
     let wanted: Vec<u32> = (100..300).collect();
-    image.fetch_chunks(&wanted).unwrap();
+    image.fetch_chunks(&wanted, &Stop::never()).unwrap();
     assert_eq!(origin.asked().len(), 1);
     assert!(wanted.iter().all(|index| image.is_here(*index).unwrap()));
     assert_eq!(image.runs_of(&wanted).unwrap(), []);
@@ -654,7 +670,7 @@ fn a_peer_s_folder_has_images_by_their_ids() {
     let id = ImageReader::open(&pair.folder.file("whole")).unwrap().id();
     let open = || {
         let origins = |_: &Path, id: ImageId| -> Vec<Arc<dyn Origin>> {
-            vec![Arc::new(PeerFolder::new(&peer, id))]
+            vec![Arc::new(PeerFolder::new(&peer, id, &pair.path()))]
         };
         ImageReader::open_with(
             &pair.path(),

@@ -8,10 +8,12 @@
 //! * [`outline`]: what can be known without chunks and parents.
 //! * [`groups`]: the table of chunks.
 //! * [`parents`]: where parents are looked for.
+//! * `packings`: the same image, packed in other ways.
 //! * `verified`: chunks of an image that is not all here ([`crate::partial`]).
 
 mod groups;
 mod outline;
+mod packings;
 pub mod parents;
 #[cfg(test)]
 mod tests;
@@ -27,15 +29,18 @@ use crate::format::{
 use crate::partial::blocks::PartialFile;
 use crate::partial::{self, Origins};
 use crate::presence::PresenceMap;
+use crate::stop::Stop;
 use groups::Groups;
 use jiffy_sys::locked::Locked;
 pub use outline::Outline;
 pub(crate) use outline::manifest_id;
+use packings::Packings;
 use parents::Resolve;
-use std::fs::File;
+use rustix::fs::OFlags;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -46,6 +51,7 @@ pub struct ImageReader {
     file: Locked,
     /// Chunks come through this, if it is not all here.
     partial: Option<Box<PartialFile>>,
+    packings: Packings,
     path: PathBuf,
     footer: Footer,
     length: u64,
@@ -204,6 +210,7 @@ impl ImageReader {
             groups: Groups::new(&footer, chunks, limits),
             file,
             partial: partial.map(Box::new),
+            packings: Packings::default(),
             path: path.to_owned(),
             footer,
             length,
@@ -351,10 +358,14 @@ impl ImageReader {
         chunk: &mut [u8],
     ) -> Result<(), ImageError> {
         self.assert_length(chunk);
-        match &self.partial {
-            None => self.read_entry(decoder, index, entry, chunk),
-            Some(partial) => self.read_verified(partial, decoder, index, entry, chunk),
-        }
+        let Some(partial) = &self.partial else {
+            return self.read_entry(decoder, index, entry, chunk);
+        };
+        let stop = decoder.stop.clone();
+        self.packings.first_that(&stop, |packing| match packing {
+            None => self.read_verified(partial, decoder, index, entry, chunk),
+            Some(other) => other.read_chunk_with(decoder, index, chunk),
+        })
     }
 
     fn read_entry(
@@ -369,7 +380,7 @@ impl ImageReader {
                 self.parent_reader(index)?
                     .read_chunk_with(decoder, index, chunk)?;
             }
-            Kind::Raw => self.read_stored(entry.offset, chunk)?,
+            Kind::Raw => self.read_part(entry.offset, chunk, &decoder.stop)?,
             Kind::Backing => {
                 let read = self.backing_file(index)?.read(index, entry, chunk);
                 return read.map_err(|fault| self.failed(fault));
@@ -380,7 +391,7 @@ impl ImageReader {
                 let mut scratch = std::mem::take(&mut decoder.scratch);
                 let stored = &mut scratch[..entry.length as usize];
                 let unpacked = self
-                    .read_stored(entry.offset, stored)
+                    .read_part(entry.offset, stored, &decoder.stop)
                     .and_then(|()| self.unpack(decoder, index, entry, stored, chunk));
                 decoder.scratch = scratch;
                 unpacked?;
@@ -427,9 +438,13 @@ impl ImageReader {
     /// Reads bytes of the file: those of [`ImageReader::stored_range`] or
     /// [`ImageReader::hot_range`].
     pub fn read_stored(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ImageError> {
+        self.read_part(offset, bytes, &Stop::never())
+    }
+
+    fn read_part(&self, offset: u64, bytes: &mut [u8], stop: &Stop) -> Result<(), ImageError> {
         match &self.partial {
             None => read_exact(&self.file, offset, bytes),
-            Some(partial) => partial.read(offset, bytes),
+            Some(partial) => partial.read(offset, bytes, stop),
         }
         .map_err(|fault| self.failed(fault))
     }
@@ -552,7 +567,12 @@ impl std::fmt::Debug for ImageReader {
 /// Opens a file and locks it, shared, for as long as it is open: a collector
 /// leaves it alone.
 fn open_locked(path: &Path) -> io::Result<Locked> {
-    let file = Locked::shared(File::open(path)?)?;
+    // To open a pipe would take until somebody writes to it.
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(OFlags::NONBLOCK.bits() as i32)
+        .open(path)?;
+    let file = Locked::shared(file)?;
     if file.metadata()?.nlink() == 0 {
         return Err(io::ErrorKind::NotFound.into());
     }

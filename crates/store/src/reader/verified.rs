@@ -8,6 +8,7 @@ use crate::format::{Entry, Footer, Kind, content_hash};
 use crate::partial::blocks::{FETCH_MAX, Missing, PartialFile, TRIES};
 use crate::partial::{Origin, map_path};
 use crate::presence::{PresenceFault, PresenceMap};
+use crate::stop::Stop;
 use std::fs::OpenOptions;
 use std::io;
 use std::ops::Range;
@@ -80,10 +81,43 @@ impl ImageReader {
         }
     }
 
+    /// Whom reading it may wait for, its parents and other packings included: names of
+    /// registries, with a space between two. Empty if all is on this computer.
+    pub fn waits_for(&self) -> String {
+        let mut names = Vec::new();
+        let mut generation = Some(self);
+        while let Some(reader) = generation {
+            let others = reader.packings();
+            let partial = others.iter().filter_map(|other| other.partial.as_ref());
+            for partial in partial.chain(&reader.partial) {
+                names.extend(partial.waits_for());
+            }
+            generation = reader.parent.as_ref().map(|(_, parent)| &**parent);
+        }
+        names.retain(|name| !name.is_empty());
+        names.sort();
+        names.dedup();
+        names.join(" ")
+    }
+
+    /// Gives back what is here of its chunks and its parents', as far as they can be had
+    /// again: somebody waits for bytes that find no room.
+    pub fn shed(&self) {
+        let mut generation = Some(self);
+        while let Some(reader) = generation {
+            let others = reader.packings();
+            let partial = others.iter().filter_map(|other| other.partial.as_ref());
+            partial.chain(&reader.partial).for_each(|it| it.shed());
+            generation = reader.parent.as_ref().map(|(_, parent)| &**parent);
+        }
+    }
+
     /// Bytes that came from origins since it was opened, its parents'
     /// included.
     pub fn fetched_bytes(&self) -> u64 {
-        let own = self.partial.as_ref().map_or(0, |partial| partial.fetched());
+        let others = self.packings();
+        let partial = others.iter().filter_map(|other| other.partial.as_ref());
+        let own: u64 = partial.chain(&self.partial).map(|it| it.fetched()).sum();
         let parents = self.parent.as_ref();
         own + parents.map_or(0, |(_, parent)| parent.fetched_bytes())
     }
@@ -98,7 +132,7 @@ impl ImageReader {
         if self.partial.is_none() && self.parent.is_none() {
             return Ok(true);
         }
-        Ok(match self.place(index)? {
+        Ok((match self.place(index)? {
             super::Place::Zero => true,
             super::Place::Entry(entry) if entry.kind == Kind::Parent => {
                 self.parent_reader(index)?.is_here(index)?
@@ -107,23 +141,37 @@ impl ImageReader {
                 .partial
                 .as_ref()
                 .is_none_or(|partial| partial.has(&entry.range())),
-        })
+        }) || self
+            .packings()
+            .iter()
+            .any(|other| other.is_here(index).unwrap_or(false)))
     }
 
     /// Has the chunks' bytes here, a few large reads of an origin at once. They
     /// are checked when they are read. Chunks of parents are left out.
-    pub fn fetch_chunks(&self, chunks: &[u32]) -> Result<(), ImageError> {
+    pub fn fetch_chunks(&self, chunks: &[u32], stop: &Stop) -> Result<(), ImageError> {
+        self.packings.first_that(stop, |packing| match packing {
+            None => self.fetch_own(chunks, stop),
+            Some(other) => other.fetch_own(chunks, stop),
+        })
+    }
+
+    fn fetch_own(&self, chunks: &[u32], stop: &Stop) -> Result<(), ImageError> {
         self.runs_of(chunks)?
             .iter()
-            .try_for_each(|run| self.fetch_stored(run))
+            .try_for_each(|run| self.fetch_part(run, stop))
     }
 
     /// Has these bytes of the file here.
     pub fn fetch_stored(&self, bytes: &Range<u64>) -> Result<(), ImageError> {
+        self.fetch_part(bytes, &Stop::never())
+    }
+
+    fn fetch_part(&self, bytes: &Range<u64>, stop: &Stop) -> Result<(), ImageError> {
         match &self.partial {
             None => Ok(()),
             Some(partial) => partial
-                .fetch(bytes)
+                .fetch(bytes, stop)
                 .map_err(|missing| self.failed(missing.into())),
         }
     }
@@ -158,11 +206,22 @@ impl ImageReader {
 
     /// Fetches all that is missing, checks all of it, and makes the file an
     /// ordinary image. Parents are left as they are, and must be whole or have
-    /// origins, since all of it is read. Does nothing for a whole image.
+    /// origins, since all of it is read. Does nothing for a whole image. If it cannot be
+    /// had, another packing of it is completed.
     pub fn complete(&self) -> Result<(), ImageError> {
-        let Some(partial) = &self.partial else {
-            return Ok(());
-        };
+        self.packings.first_that(&Stop::never(), |packing| {
+            let reader = packing.unwrap_or(self);
+            let Some(partial) = &reader.partial else {
+                return Ok(());
+            };
+            partial.begin_completing();
+            let completed = reader.complete_own(partial);
+            partial.end_completing();
+            completed
+        })
+    }
+
+    fn complete_own(&self, partial: &PartialFile) -> Result<(), ImageError> {
         let blocks = partial.all_blocks();
         let step = FETCH_MAX / u64::from(crate::partial::blocks::BLOCK);
         let pieces = Mutex::new(blocks.step_by(step as usize));
@@ -173,7 +232,7 @@ impl ImageReader {
                 let Some(first) = piece else { break };
                 let end = (first + step).min(partial.all_blocks().end);
                 partial
-                    .fetch(&partial.bytes_of(&(first..end)))
+                    .fetch(&partial.bytes_of(&(first..end)), &Stop::never())
                     .map_err(|missing| {
                         failed.store(true, Ordering::Relaxed);
                         self.failed(missing.into())
@@ -209,10 +268,8 @@ impl ImageReader {
                 return Ok(());
             }
         }
-        let missing = Missing {
-            bytes: partial.bytes_of(&partial.all_blocks()),
-            tried: "a part of them is wrong again and again".into(),
-        };
+        let all = partial.bytes_of(&partial.all_blocks());
+        let missing = Missing::new(all, "a part of them is wrong again and again");
         Err(self.failed(missing.into()))
     }
 
@@ -245,8 +302,9 @@ impl ImageReader {
             && matches!(*error.fault, Fault::Chunk { .. })
         {
             partial.reject(&entry.range());
+            let stop = decoder.stop.clone();
             outcome = partial
-                .replace(&entry.range(), &mut |stored| {
+                .replace(&entry.range(), &stop, &mut |stored| {
                     let unpacked = self.unpack(decoder, index, entry, stored, chunk);
                     unpacked
                         .and_then(|()| self.check(index, entry, chunk))

@@ -1,0 +1,127 @@
+//! Registries that drip, clients and VMMs in great number: bounded, and nobody else waits.
+
+use super::disks::{CHUNK, SIZE, Vmm, check, open, peer, request, set_origins, without_chunks};
+use super::support::*;
+use jiffy_wire::disk::ChunkAnswer;
+use jiffy_wire::pager::{OpenDisk, Origin, PagerRequest, PagerResponse, RegistryOrigin};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::Duration;
+
+/// A registry whose every answer would take hours, and never stalls.
+fn dripping() -> Origin {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let drip = |mut stream: TcpStream| {
+        let _ = stream.read(&mut [0; 4096]);
+        let head = b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n";
+        let mut alive = stream.write_all(head).is_ok();
+        while alive {
+            thread::sleep(Duration::from_millis(50));
+            alive = stream.write_all(b" ").is_ok();
+        }
+    };
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            thread::spawn(move || drip(stream));
+        }
+    });
+    Origin::Registry(RegistryOrigin {
+        reference: format!("{address}/a@sha256:{}", "0".repeat(64)),
+        file: "image.jimg".into(),
+        docker_config: None,
+        plain_http: true,
+        authorities: Vec::new(),
+    })
+}
+
+#[test]
+fn a_registry_that_drips_is_given_up_in_time_and_delays_nobody_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), SIZE, |_| {});
+    let partial = without_chunks(&image);
+    let pager = Pager::start(folder.path(), &[]);
+    set_origins(&pager, &partial, vec![dripping()]);
+    let mut waiting = open(&pager, &request(folder.path(), &partial));
+    // More than there are threads for it.
+    let asked = 12;
+    for chunk in 0..asked {
+        waiting.ask(chunk * 16 * CHUNK, CHUNK);
+    }
+    // Others are filled: from this computer, and from a peer.
+    let whole = OpenDisk {
+        name: "whole".into(),
+        socket: folder.path().join("whole.sock"),
+        cache: folder.path().join("whole"),
+        ..request(folder.path(), &image)
+    };
+    open(&pager, &whole).have(0, SIZE as u64);
+    check(&whole.cache, 0, SIZE as u64);
+    let near = folder.path().join("near");
+    std::fs::create_dir(&near).unwrap();
+    let copy = near.join("copy");
+    std::fs::copy(&image, &copy).unwrap();
+    let elsewhere = without_chunks(&copy);
+    let honest = peer(folder.path(), "honest", &image, |_| {});
+    set_origins(&pager, &elsewhere, vec![honest]);
+    let other = OpenDisk {
+        name: "other".into(),
+        socket: folder.path().join("other.sock"),
+        cache: folder.path().join("other"),
+        ..request(folder.path(), &elsewhere)
+    };
+    open(&pager, &other).have(0, SIZE as u64);
+    check(&other.cache, 0, SIZE as u64);
+    assert!(waiting.hears_nothing(), "it was waited for");
+    // And it comes to an end.
+    for _ in 0..asked {
+        match waiting.hear() {
+            ChunkAnswer::Unavailable { .. } => {}
+            answer => panic!("{answer:?}"),
+        }
+    }
+    // Who hangs up is not worked for any more: what it asked for ends with it.
+    waiting.ask(0, CHUNK);
+    drop(waiting);
+    assert_eq!(pager.forget("root"), PagerResponse::Ok);
+}
+
+#[test]
+fn clients_that_say_nothing_make_room_for_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let pager = Pager::start(folder.path(), &[]);
+    let mut silent: Vec<UnixStream> = (0..200)
+        .map(|number| {
+            let mut stream = UnixStream::connect(&pager.control).unwrap();
+            if number % 2 == 0 {
+                stream.write_all(b"{\"half").unwrap();
+            }
+            stream
+        })
+        .collect();
+    assert_eq!(pager.ask(&PagerRequest::Ping), PagerResponse::Ok);
+    // Those that came first were hung up on.
+    let first = &mut silent[0];
+    first.set_read_timeout(Some(PATIENCE)).unwrap();
+    let read = first.read(&mut [0; 8]);
+    assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
+    assert!(pager.count("fd") < 200);
+}
+
+#[test]
+fn a_process_has_so_many_connections_to_a_disk_and_no_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), SIZE, |_| {});
+    let pager = Pager::start(folder.path(), &[]);
+    let disk = request(folder.path(), &image);
+    let mut good = open(&pager, &disk);
+    good.have(0, CHUNK);
+    let before = pager.count("fd");
+    let mut others: Vec<Vmm> = (0..100).map(|_| Vmm::connect(&disk.socket)).collect();
+    let refused = others.pop().unwrap();
+    assert!(refused.ends());
+    assert!(pager.count("fd") <= before + 10);
+    good.have(CHUNK, CHUNK);
+}

@@ -1,0 +1,209 @@
+//! Origins that lie or never answer, other packings, full disks, and who gives up.
+
+use super::*;
+use crate::codec::Decoder;
+use std::process::Command;
+use std::sync::mpsc::channel;
+
+/// Says no to everything.
+fn absent(file: &[u8]) -> Arc<Scripted> {
+    Scripted::new("the absent one", file.to_vec(), |_, _| {
+        Err(OriginError::never("it has nothing"))
+    })
+}
+
+/// The same contents, packed with other chunks first.
+fn packed_otherwise(letters: &str) -> Pair {
+    let options = WriteOptions {
+        working_set: Some((10..90).rev().collect()),
+        ..small()
+    };
+    Pair::new(letters, &options)
+}
+
+#[test]
+fn who_lied_or_had_nothing_is_asked_last() {
+    let pair = Pair::new(&many(400), &small());
+    let (liar, absent) = (Scripted::lying(&pair.whole), absent(&pair.whole));
+    let honest = Scripted::honest(&pair.whole);
+    let origins = [liar.clone(), absent.clone(), honest.clone()];
+    let image = pair.open(&origins).unwrap();
+    assert_eq!(read_all(&image), pair.bytes);
+    // A block has 16 chunks; there are some 25. Each of the two was asked at most for the
+    // first block and what came of its lie.
+    assert!(liar.asked().len() <= 3, "{:?}", liar.asked());
+    assert!(absent.asked().len() <= 2, "{:?}", absent.asked());
+}
+
+#[test]
+fn an_image_that_one_artifact_does_not_give_is_had_by_another_s_packing() {
+    let letters = many(200);
+    // Whose tables are right and whose chunks nobody has.
+    let hostile = Pair::new(&letters, &small());
+    let other = packed_otherwise(&letters);
+    assert_ne!(hostile.whole, other.whole);
+    let none = absent(&hostile.whole);
+    let image = hostile.open(std::slice::from_ref(&none)).unwrap();
+    read(&image, 20).unwrap_err();
+    let honest = Scripted::honest(&other.whole);
+    let packing = Arc::new(other.open(std::slice::from_ref(&honest)).unwrap());
+    assert_eq!(packing.id(), image.id());
+    image.set_packings(vec![packing]);
+    let before = none.asked().len();
+    assert_eq!(read_all(&image), other.bytes);
+    // Once, then it is known who has it.
+    assert_eq!(none.asked().len(), before + 1);
+    assert!(image.is_here(100).unwrap());
+    image.complete().unwrap();
+    assert!(is_partial(&hostile.path()) && !is_partial(&other.path()));
+    // The other way round, and in a few large reads.
+    shrink(&hostile.path()).unwrap();
+    let honest = Scripted::honest(&hostile.whole);
+    let packing = Arc::new(hostile_again(&hostile, image, &honest));
+    let other = packed_otherwise(&letters);
+    let image = other.open(&[absent(&other.whole)]).unwrap();
+    image.set_packings(vec![packing]);
+    let wanted: Vec<u32> = (50..150).collect();
+    image.fetch_chunks(&wanted, &Stop::never()).unwrap();
+    assert_eq!(honest.asked().len(), 1);
+}
+
+/// The same file, opened again once nobody has it.
+fn hostile_again(pair: &Pair, image: ImageReader, origin: &Arc<Scripted>) -> ImageReader {
+    drop(image);
+    pair.open(std::slice::from_ref(origin)).unwrap()
+}
+
+#[test]
+fn what_holds_something_else_is_no_packing() {
+    let pair = Pair::new(&many(100), &small());
+    let image = pair.open(&[]).unwrap();
+    let another = Pair::new(&many(101), &small());
+    let honest = Scripted::honest(&another.whole);
+    image.set_packings(vec![Arc::new(another.open(&[honest]).unwrap())]);
+    assert!(image.packings().is_empty());
+    read(&image, 20).unwrap_err();
+}
+
+#[test]
+fn a_peer_that_packed_it_otherwise_is_not_asked_for_bytes() {
+    let letters = many(100);
+    let pair = Pair::new(&letters, &small());
+    let peer = pair.folder.file("peer");
+    fs::create_dir(&peer).unwrap();
+    let id = ImageReader::open(&pair.folder.file("whole")).unwrap().id();
+    let theirs = peer.join(PeerFolder::file_name(id));
+    let says = || {
+        let origin = PeerFolder::new(&peer, id, &pair.path());
+        origin.fetch(64..128, &Stop::never())
+    };
+    fs::write(&theirs, &packed_otherwise(&letters).whole).unwrap();
+    assert!(says().unwrap_err().why.contains("in another way"));
+    fs::write(&theirs, &pair.whole).unwrap();
+    assert_eq!(says().unwrap(), pair.whole[64..128]);
+    // One that has only parts itself has holes for the rest.
+    fs::write(map_path(&theirs), "").unwrap();
+    assert!(says().unwrap_err().why.contains("only parts"));
+}
+
+/// A file system of its own, which is root's to mount.
+struct SmallDisk<'a>(&'a Path);
+
+impl SmallDisk<'_> {
+    fn mount(at: &Path, size: u64) -> SmallDisk<'_> {
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
+            .arg(at)
+            .status();
+        assert!(mounted.unwrap().success(), "mounting a tmpfs needs root");
+        SmallDisk(at)
+    }
+
+    /// Takes all room that is left.
+    fn fill(&self) {
+        use std::io::Write;
+        let mut file = fs::File::create(self.0.join("filler")).unwrap();
+        for size in [4096, 1] {
+            while file.write_all(&vec![1; size]).is_ok() {}
+        }
+    }
+}
+
+impl Drop for SmallDisk<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0).status();
+    }
+}
+
+#[test]
+fn on_a_full_disk_what_comes_is_read_and_not_kept() {
+    let folder = Folder::new();
+    let bytes = contents(&many(400));
+    let whole = folder.image("whole", &bytes, &small());
+    let whole_bytes = fs::read(whole.path()).unwrap();
+    let here = folder.file("here");
+    fs::create_dir(&here).unwrap();
+    let disk = SmallDisk::mount(&here, 1 << 20);
+    let path = here.join("image.jimg");
+    let tail = &whole_bytes[whole_bytes.len() - (whole.metadata_bytes() as usize - 64)..];
+    create(&path, whole_bytes.len() as u64, tail, whole.id()).unwrap();
+    let honest = Scripted::honest(&whole_bytes);
+    let liar = Scripted::lying(&whole_bytes);
+    let origins =
+        |_: &Path, _: ImageId| -> Vec<Arc<dyn Origin>> { vec![liar.clone(), honest.clone()] };
+    let opening = Opening {
+        origins: &origins,
+        ..Opening::default()
+    };
+    let image = ImageReader::open_with(&path, &opening).unwrap();
+    // Some of it fits, and gives way to what is needed next.
+    let mut chunk = vec![0; CHUNK];
+    for index in 0..200 {
+        image.read_chunk(index, &mut chunk).unwrap();
+        assert_eq!(chunk, &bytes[index as usize * CHUNK..][..CHUNK], "{index}");
+    }
+    image.shed();
+    disk.fill();
+    for index in 0..400 {
+        image.read_chunk(index, &mut chunk).unwrap();
+        assert_eq!(chunk, &bytes[index as usize * CHUNK..][..CHUNK], "{index}");
+    }
+    // All of it finds no room, and that is said.
+    let error = image.complete().unwrap_err();
+    assert!(sentence(&error).contains("cannot be kept here"), "{error}");
+    fs::remove_file(here.join("filler")).unwrap();
+    assert_eq!(read(&image, 399).unwrap(), &bytes[399 * CHUNK..]);
+    assert!(image.is_here(399).unwrap());
+}
+
+#[test]
+fn who_gives_up_takes_nothing_from_who_waits_for_the_same() {
+    let pair = Pair::new(&many(100), &small());
+    let (say, asked) = channel();
+    let (release, held) = channel::<()>();
+    let (say, held) = (Mutex::new(say), Mutex::new(held));
+    let origin = Scripted::new("slow", pair.whole.clone(), move |_, bytes| {
+        say.lock().unwrap().send(()).unwrap();
+        let _ = held.lock().unwrap().recv();
+        Ok(bytes)
+    });
+    let gives_up = Scripted::giving_up_with(origin);
+    let image = pair.open(&[gives_up]).unwrap();
+    let stop = Stop::new();
+    thread::scope(|scope| {
+        let first = scope.spawn(|| {
+            let mut decoder = Decoder::new();
+            decoder.stop = stop.clone();
+            image.read_chunk_with(&mut decoder, 20, &mut [0; CHUNK])
+        });
+        asked.recv().unwrap();
+        let second = scope.spawn(|| read(&image, 20));
+        stop.give_up();
+        release.send(()).unwrap();
+        let error = first.join().unwrap().unwrap_err();
+        assert!(sentence(&error).contains("given up"), "{error}");
+        asked.recv().unwrap();
+        release.send(()).unwrap();
+        assert_eq!(second.join().unwrap().unwrap(), pair.chunk(20));
+    });
+}
