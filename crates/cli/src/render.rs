@@ -9,7 +9,10 @@ pub fn harmless(text: &str) -> Cow<'_, str> {
     // overrides reorder what is read.
     let harmful =
         |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    if text.contains(harmful) {
+    let plain = |byte: &u8| (b' '..=b'~').contains(byte);
+    if text.as_bytes().iter().all(plain) {
+        text.into()
+    } else if text.contains(harmful) {
         text.replace(harmful, "\u{fffd}").into()
     } else {
         text.into()
@@ -17,46 +20,66 @@ pub fn harmless(text: &str) -> Cow<'_, str> {
 }
 
 /// Rows of text under headings; the last column is not padded.
-pub struct Table {
-    rows: Vec<Vec<String>>,
+pub struct Table<const N: usize> {
+    /// Of all cells, row after row.
+    text: String,
+    /// Where each cell ends in it.
+    ends: Vec<usize>,
+    widths: [usize; N],
 }
 
-impl Table {
+impl<const N: usize> Table<N> {
     /// An empty table with these headings.
-    pub fn new<const N: usize>(headings: [&str; N]) -> Table {
-        Table {
-            rows: vec![headings.map(str::to_owned).to_vec()],
-        }
+    pub fn new(headings: [&str; N]) -> Table<N> {
+        let mut table = Table {
+            text: String::new(),
+            ends: Vec::new(),
+            widths: [0; N],
+        };
+        table.row(headings);
+        table
     }
 
     /// Adds a row.
-    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
-        self.rows.push(
-            cells
-                .iter()
-                .map(|cell| harmless(cell).into_owned())
-                .collect(),
-        );
+    pub fn row<T: AsRef<str>>(&mut self, cells: [T; N]) {
+        for (cell, width) in cells.iter().zip(&mut self.widths) {
+            let cell = harmless(cell.as_ref());
+            *width = columns(&cell).max(*width);
+            self.text.push_str(&cell);
+            self.ends.push(self.text.len());
+        }
     }
 }
 
-impl std::fmt::Display for Table {
+impl<const N: usize> std::fmt::Display for Table<N> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let columns = self.rows[0].len();
-        let widths: Vec<usize> = (0..columns)
-            .map(|column| {
-                let cells = self.rows.iter().map(|row| row[column].chars().count());
-                cells.max().unwrap_or(0)
-            })
-            .collect();
-        for row in &self.rows {
-            let mut line = String::new();
-            for (cell, width) in row.iter().zip(&widths) {
-                line.push_str(&format!("{cell:<width$}   "));
+        let width: usize = self.widths.iter().map(|width| width + GAP).sum();
+        let mut line = String::with_capacity(width * 2);
+        let mut begin = 0;
+        for row in self.ends.chunks_exact(N) {
+            line.clear();
+            for (end, width) in row.iter().zip(&self.widths) {
+                let cell = &self.text[begin..*end];
+                line.push_str(cell);
+                line.extend(std::iter::repeat_n(' ', width - columns(cell) + GAP));
+                begin = *end;
             }
-            writeln!(f, "{}", line.trim_end())?;
+            line.truncate(line.trim_end().len());
+            line.push('\n');
+            f.write_str(&line)?;
         }
         Ok(())
+    }
+}
+
+/// Blanks between columns.
+const GAP: usize = 3;
+
+/// Columns of a terminal that a cell takes.
+fn columns(cell: &str) -> usize {
+    match cell.is_ascii() {
+        true => cell.len(),
+        false => cell.chars().count(),
     }
 }
 
@@ -84,8 +107,9 @@ pub fn age(since: u64, now: u64) -> String {
         3600..86_400 => (seconds / 3600, "hour"),
         _ => (seconds / 86_400, "day"),
     };
-    let plural = if count == 1 { "" } else { "s" };
-    format!("{count} {unit}{plural}")
+    let mut age = count.to_string();
+    age.extend([" ", unit, if count == 1 { "" } else { "s" }]);
+    age
 }
 
 /// Unix time now, seconds.
@@ -111,8 +135,8 @@ mod tests {
     #[test]
     fn columns_line_up() {
         let mut table = Table::new(["ID", "NAME"]);
-        table.row(["1".into(), "a".into()]);
-        table.row(["long".into(), "bé".into()]);
+        table.row(["1", "a"]);
+        table.row(["long", "bé"]);
         assert_eq!(table.to_string(), "ID     NAME\n1      a\nlong   bé\n");
     }
 

@@ -281,14 +281,10 @@ impl Node {
     }
 
     /// VMs, the oldest first: all, or those that have begun and not ended.
-    pub fn list(&self, all: bool) -> Vec<Vm> {
+    pub fn list(&self, all: bool) -> Vec<Arc<VmHandle>> {
         let mut handles = self.registry.all();
-        handles.retain(|vm| !vm.spec.hidden);
-        let views = handles.iter().map(|vm| vm.view.borrow());
-        views
-            .filter(|view| all || view.lives())
-            .map(|view| view.vm.clone())
-            .collect()
+        handles.retain(|vm| !vm.spec.hidden && (all || vm.view.borrow().lives()));
+        handles
     }
 
     /// Makes a VM; it is on disk when this returns.

@@ -126,7 +126,7 @@ impl Registry {
     /// All of them, the oldest first.
     pub fn all(&self) -> Vec<Arc<VmHandle>> {
         let mut all: Vec<_> = self.lock().by_id.values().cloned().collect();
-        all.sort_by_cached_key(|vm| (vm.view.borrow().vm.created, vm.cid, vm.id.clone()));
+        all.sort_by_cached_key(|vm| (vm.view.borrow().vm.created, vm.cid));
         all
     }
 

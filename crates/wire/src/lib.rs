@@ -9,6 +9,7 @@
 //! * [`disk`]: disks whose bytes come when they are asked for.
 //! * [`cpu`]: a guest's processor, and whether a host can give it.
 //! * [`api`]: the node's HTTP API as `jiffy` and others see it.
+//! * [`summary`]: a VM in one line of a list.
 //! * [`timeline`]: named spans on one monotonic clock.
 //! * [`trace`]: the marks a guest writes to the trace port.
 
@@ -27,6 +28,8 @@ pub mod frame;
 pub mod guest;
 #[cfg(feature = "std")]
 pub mod pager;
+#[cfg(feature = "std")]
+pub mod summary;
 #[cfg(feature = "std")]
 pub mod timeline;
 pub mod trace;

@@ -1,10 +1,10 @@
 //! The verbs that have to be quick, each parsed by its own definitions.
 //!
 //! Making the definitions of all verbs takes longer than anything else a quick
-//! `jiffy run` or `jiffy exec` does. Whatever one verb's own don't take, help and
+//! `jiffy run`, `exec` or `ps` does. Whatever one verb's own don't take, help and
 //! mistakes among it, is for all of them.
 
-use super::{Cli, Exec, MachineUse, Run, Verb};
+use super::{Cli, Exec, MachineUse, Ps, Run, Verb};
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 
@@ -19,6 +19,10 @@ pub(super) fn parse(words: &[OsString]) -> Option<Cli> {
         let alone = Alone::<OnlyExec>::try_parse_from(words).ok()?;
         let OnlyExec::Exec(exec) = alone.verb;
         Some(alone.machine.with(Verb::Exec(exec)))
+    } else if verb == "ps" {
+        let alone = Alone::<OnlyPs>::try_parse_from(words).ok()?;
+        let OnlyPs::Ps(ps) = alone.verb;
+        Some(alone.machine.with(Verb::Ps(ps)))
     } else {
         None
     }
@@ -63,4 +67,9 @@ enum OnlyRun {
 #[derive(Debug, Subcommand)]
 enum OnlyExec {
     Exec(Exec),
+}
+
+#[derive(Debug, Subcommand)]
+enum OnlyPs {
+    Ps(Ps),
 }

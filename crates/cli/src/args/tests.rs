@@ -313,6 +313,7 @@ fn a_quick_verb_alone_means_what_it_means_among_all() {
         "jiffy run true",
         "jiffy run --machine never --rm -it --name box -e A=1 -- sh -c date --machine x",
         "jiffy run --from one --timeline=json:/t -d",
+        "jiffy ps -aq --machine never",
         "jiffy exec box true",
         "jiffy exec -it -w /tmp -u nobody --machine always box -- sh -c date --machine x",
     ] {
@@ -322,7 +323,8 @@ fn a_quick_verb_alone_means_what_it_means_among_all() {
     }
     for other in [
         "jiffy",
-        "jiffy ps",
+        "jiffy ls",
+        "jiffy ps --help",
         "jiffy run --help",
         "jiffy run --nonsense",
         "jiffy run --cold --from one",

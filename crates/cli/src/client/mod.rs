@@ -12,13 +12,13 @@ use body::RequestBody;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, UPGRADE};
+use hyper::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, HeaderValue, UPGRADE};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use jiffy_wire::api::{ApiError, VM_ID_HEADER};
 use patient::Patient;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -99,6 +99,15 @@ impl Client {
     /// `GET` of a JSON document.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         self.json(Method::GET, path, RequestBody::empty()).await
+    }
+
+    /// `GET` of a list as short as the node can make it, to be read without copies of
+    /// what is in it.
+    pub async fn list(&self, path: &str) -> Result<Answer> {
+        let mut request = self.request(Method::GET, path, RequestBody::empty())?;
+        let prefer = HeaderValue::from_static(jiffy_wire::summary::PREFER);
+        request.headers_mut().insert("prefer", prefer);
+        self.answered(request).await
     }
 
     /// `POST` without a body.
@@ -183,10 +192,15 @@ impl Client {
         body: RequestBody,
     ) -> Result<T> {
         let request = self.request(method, path, body)?;
+        self.answered(request).await?.read()
+    }
+
+    async fn answered(&self, request: Request<RequestBody>) -> Result<Answer> {
         let response = self.send(request).await?;
-        let status = response.status();
-        let bytes = whole(response).await?;
-        serde_json::from_slice(&bytes).map_err(|_| not_understood(status))
+        Ok(Answer {
+            status: response.status(),
+            bytes: whole(response).await?,
+        })
     }
 
     fn request(
@@ -285,6 +299,19 @@ impl Client {
             .hint("`jiffy machine status` says whether the machine runs"),
         };
         failure.kind(Kind::Unreachable)
+    }
+}
+
+/// An answer that has arrived.
+pub struct Answer {
+    status: StatusCode,
+    bytes: Bytes,
+}
+
+impl Answer {
+    /// What it says.
+    pub fn read<'a, T: Deserialize<'a>>(&'a self) -> Result<T> {
+        serde_json::from_slice(&self.bytes).map_err(|_| not_understood(self.status))
     }
 }
 

@@ -155,7 +155,7 @@ async fn list(client: &Client, all: bool, format: ListFormat) -> Result<Outcome>
             snapshot.image.clone(),
             size(u64::from(snapshot.memory_mib) << 20),
             size(snapshot.memory_bytes.saturating_add(snapshot.other_bytes)),
-            super::vms::command(snapshot.command.as_deref()),
+            super::vms::command(snapshot.command.as_deref()).into_owned(),
             format!("{} ago", age(snapshot.created, now)),
             snapshot.used_by.join(", "),
         ]);
@@ -206,7 +206,10 @@ fn summary(snapshot: &api::Snapshot, report: &MemoryReport) -> String {
             size(u64::from(snapshot.memory_mib) << 20)
         ),
     );
-    fact("command", super::vms::command(snapshot.command.as_deref()));
+    fact(
+        "command",
+        super::vms::command(snapshot.command.as_deref()).into_owned(),
+    );
     for volume in &snapshot.volumes {
         fact("volume", volume.name.clone());
     }

@@ -7,72 +7,83 @@ use crate::client::{Client, encoded};
 use crate::failure::{Failure, Outcome, Result};
 use crate::render::{Table, age, now, size};
 use jiffy_wire::api::{Origin, Vm, VmState};
+use jiffy_wire::summary::VmSummary;
+use std::borrow::Cow;
 
 /// `jiffy ps`
 pub async fn ps(context: &Context, ps: Ps) -> Result<Outcome> {
-    let mut vms: Vec<Vm> = context
-        .client()?
-        .get(&format!("/v1/vms?all={}", ps.all))
-        .await?;
-    vms.sort_by(|a, b| b.created.cmp(&a.created).then_with(|| a.name.cmp(&b.name)));
-    if ps.quiet {
-        show(
-            &vms.iter()
-                .map(|vm| format!("{}\n", vm.id))
-                .collect::<String>(),
-        )?;
-    } else if ps.format == ListFormat::Json {
+    let client = context.client()?;
+    if ps.format == ListFormat::Json {
+        let mut vms: Vec<Vm> = client.get(&format!("/v1/vms?all={}", ps.all)).await?;
+        vms.sort_by(|a, b| b.created.cmp(&a.created).then_with(|| a.name.cmp(&b.name)));
         show_json(&vms)?;
-    } else {
-        let now = now();
-        let mut table = Table::new([
-            "ID", "NAME", "IMAGE", "KERNEL", "CPUS", "MEMORY", "COMMAND", "CREATED", "STATUS",
-            "ORIGIN",
-        ]);
-        for vm in &vms {
-            table.row([
-                vm.id.clone(),
-                vm.name.clone(),
-                vm.image.clone(),
-                vm.kernel.clone(),
-                vm.cpus.to_string(),
-                size(u64::from(vm.memory_mib) << 20),
-                command(vm.command.as_deref()),
-                format!("{} ago", age(vm.created, now)),
-                status(vm, now),
-                origin(vm),
-            ]);
+        return Ok(Outcome::Done);
+    }
+    let answer = client.list(&format!("/v1/vms?all={}", ps.all)).await?;
+    let mut vms: Vec<VmSummary<'_>> = answer.read()?;
+    vms.sort_by(|a, b| b.created.cmp(&a.created).then_with(|| a.name.cmp(&b.name)));
+    match ps.quiet {
+        true => {
+            let ids = vms.iter().flat_map(|vm| [vm.id.as_ref(), "\n"]);
+            show(&ids.collect::<String>())?;
         }
-        show(&table.to_string())?;
+        false => show(&table(&vms).to_string())?,
     }
     Ok(Outcome::Done)
+}
+
+fn table(vms: &[VmSummary<'_>]) -> Table<10> {
+    let now = now();
+    let mut table = Table::new([
+        "ID", "NAME", "IMAGE", "KERNEL", "CPUS", "MEMORY", "COMMAND", "CREATED", "STATUS", "ORIGIN",
+    ]);
+    // Most of many VMs have the same.
+    let mut memory = (0, String::new());
+    for vm in vms {
+        if memory.0 != vm.memory_mib {
+            memory = (vm.memory_mib, size(u64::from(vm.memory_mib) << 20));
+        }
+        table.row([
+            Cow::Borrowed(vm.id.as_ref()),
+            Cow::Borrowed(vm.name.as_ref()),
+            Cow::Borrowed(vm.image.as_ref()),
+            Cow::Borrowed(vm.kernel.as_ref()),
+            Cow::Owned(vm.cpus.to_string()),
+            Cow::Borrowed(memory.1.as_str()),
+            command(vm.command.as_deref()),
+            Cow::Owned(age(vm.created, now) + " ago"),
+            Cow::Owned(status(vm, now)),
+            origin(vm),
+        ]);
+    }
+    table
 }
 
 /// Longest command shown in the list, in characters.
 const MAX_COMMAND: usize = 32;
 
 /// A command, cut short.
-pub fn command(argv: Option<&[String]>) -> String {
+pub fn command(argv: Option<&[String]>) -> Cow<'static, str> {
     let Some(argv) = argv else {
-        return "-".to_owned();
+        return Cow::Borrowed("-");
     };
     let line = argv.join(" ");
     match line.char_indices().nth(MAX_COMMAND) {
         Some(_) => line.chars().take(MAX_COMMAND - 1).chain(['…']).collect(),
-        None => line,
+        None => Cow::Owned(line),
     }
 }
 
 /// Where its memory came from. A golden snapshot is as good as a boot.
-fn origin(vm: &Vm) -> String {
-    match &vm.origin {
-        Some(Origin::From(name)) => format!("from {name}"),
-        Some(Origin::ForkedFrom(name)) => format!("forked from {name}"),
-        Some(Origin::Golden) | None => String::new(),
+fn origin(vm: &VmSummary<'_>) -> Cow<'static, str> {
+    match vm.origin.as_deref() {
+        Some(Origin::From(name)) => Cow::Owned(["from ", name].concat()),
+        Some(Origin::ForkedFrom(name)) => Cow::Owned(["forked from ", name].concat()),
+        Some(Origin::Golden) | None => Cow::Borrowed(""),
     }
 }
 
-fn status(vm: &Vm, now: u64) -> String {
+fn status(vm: &VmSummary<'_>, now: u64) -> String {
     let since = |time: Option<u64>| age(time.unwrap_or(vm.created), now);
     // Of a VM that has ended the status says so anyway.
     let trouble = match (&vm.error, vm.state) {
@@ -82,7 +93,7 @@ fn status(vm: &Vm, now: u64) -> String {
     let status = match vm.state {
         VmState::Created => "Created".to_owned(),
         VmState::Starting => "Starting".to_owned(),
-        VmState::Running => format!("Up {}", since(vm.started)),
+        VmState::Running => "Up ".to_owned() + &since(vm.started),
         VmState::Paused => format!("Up {} (paused)", since(vm.started)),
         VmState::Stopping => "Stopping".to_owned(),
         VmState::Hibernated => format!("Hibernated {} ago", since(vm.ended)),
@@ -236,23 +247,27 @@ mod tests {
         .unwrap()
     }
 
+    fn told(vm: &Vm) -> String {
+        status(&VmSummary::of(vm), 220)
+    }
+
     #[test]
     fn a_status_says_since_when() {
-        assert_eq!(status(&vm(VmState::Running), 220), "Up 1 minute");
-        assert_eq!(status(&vm(VmState::Paused), 220), "Up 1 minute (paused)");
+        assert_eq!(told(&vm(VmState::Running)), "Up 1 minute");
+        assert_eq!(told(&vm(VmState::Paused)), "Up 1 minute (paused)");
         let mut asleep = vm(VmState::Hibernated);
         asleep.ended = Some(215);
-        assert_eq!(status(&asleep, 220), "Hibernated 5 seconds ago");
+        assert_eq!(told(&asleep), "Hibernated 5 seconds ago");
         let mut unheard = vm(VmState::Running);
         unheard.error = Some("its guest can't be heard".into());
-        assert_eq!(status(&unheard, 220), "Up 1 minute (error)");
+        assert_eq!(told(&unheard), "Up 1 minute (error)");
         let mut ended = vm(VmState::Exited);
         ended.ended = Some(215);
-        assert_eq!(status(&ended, 220), "Ended 5 seconds ago");
+        assert_eq!(told(&ended), "Ended 5 seconds ago");
         ended.error = Some("it broke".into());
-        assert_eq!(status(&ended, 220), "Failed 5 seconds ago");
+        assert_eq!(told(&ended), "Failed 5 seconds ago");
         ended.exit = Some(ExitStatus::Signal(9));
-        assert_eq!(status(&ended, 220), "Exited (137) 5 seconds ago");
+        assert_eq!(told(&ended), "Exited (137) 5 seconds ago");
     }
 
     #[test]

@@ -10,10 +10,12 @@ use crate::vm::Command;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::Uri;
-use axum::response::Response;
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, Uri};
+use axum::response::{IntoResponse, Response};
 use jiffy_wire::agent::{OLDEST, Request, Stat};
 use jiffy_wire::api::{CreateVm, Vm, VmState};
+use jiffy_wire::summary::{self, VmSummary};
 use jiffy_wire::timeline::Timeline;
 use serde::Deserialize;
 use std::sync::Arc;
@@ -35,9 +37,22 @@ pub(super) struct ListQuery {
     all: bool,
 }
 
-pub(super) async fn list(State(node): Shared, uri: Uri) -> Result<Json<Vec<Vm>>> {
+pub(super) async fn list(State(node): Shared, uri: Uri, headers: HeaderMap) -> Result<Response> {
     let ListQuery { all } = query(&uri)?;
-    Ok(Json(node.list(all)))
+    let vms = node.list(all);
+    if headers
+        .get("prefer")
+        .is_none_or(|value| value != summary::PREFER)
+    {
+        let vms: Vec<Vm> = vms.iter().map(|vm| vm.vm()).collect();
+        return Ok(Json(vms).into_response());
+    }
+    let views: Vec<_> = vms.iter().map(|vm| vm.view.borrow()).collect();
+    let lines: Vec<VmSummary<'_>> = views.iter().map(|view| VmSummary::of(&view.vm)).collect();
+    // Many small writes: a vector takes them in fewer instructions than the buffer of `Json`.
+    let json = serde_json::to_vec(&lines)
+        .map_err(|error| Error::internal(format!("VMs can't be listed: {error}.")))?;
+    Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
 }
 
 pub(super) async fn create(State(node): Shared, body: Body) -> Result<Json<Vm>> {
