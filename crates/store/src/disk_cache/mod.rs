@@ -28,6 +28,9 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
+/// Times that a cache is opened anew because it was removed meanwhile.
+const TRIES: u32 = 16;
+
 /// What a disk's length is a multiple of.
 const BLOCK: u64 = 4096;
 
@@ -83,6 +86,18 @@ impl DiskCache {
     /// holds of another image is dropped, unless a VM uses it. Chunks that are
     /// zero are there from the beginning.
     pub fn open(folder: &Path, image: &ImageReader) -> Result<DiskCache, CacheError> {
+        for _ in 0..TRIES {
+            let cache = DiskCache::try_open(folder, image)?;
+            // From here on nobody removes it, but somebody may have done so before its
+            // map was locked.
+            if is_at(&folder.join(CONTENTS), &cache.contents) {
+                return Ok(cache);
+            }
+        }
+        Err(CacheError::InUse(folder.to_owned()))
+    }
+
+    fn try_open(folder: &Path, image: &ImageReader) -> Result<DiskCache, CacheError> {
         let failed = |error| CacheError::Io(folder.to_owned(), error);
         let _whole = GIVING_UP.read().unwrap_or_else(PoisonError::into_inner);
         let boot = boot_id().map_err(failed)?;
@@ -268,6 +283,12 @@ pub fn remove(folder: &Path) -> io::Result<Option<u64>> {
     // Others may keep files there.
     let _ = fs::remove_dir(folder);
     Ok(Some(bytes))
+}
+
+/// Whether the file of this name is the one that is open.
+fn is_at(path: &Path, file: &File) -> bool {
+    let number = |data: io::Result<fs::Metadata>| data.ok().map(|it| (it.dev(), it.ino()));
+    number(fs::metadata(path)) == number(file.metadata())
 }
 
 fn open_contents(folder: &Path) -> io::Result<File> {

@@ -324,3 +324,36 @@ fn a_bound_takes_parts_first_and_the_boot_set_last() {
     keep_within(0, &known).unwrap();
     assert!(caches.iter().all(|(path, ..)| !path.exists()));
 }
+
+#[test]
+fn what_is_removed_while_it_is_opened_is_there_or_opened_anew() {
+    let folder = Folder::new();
+    let image = folder.image("image", &contents("n..tn."), &small());
+    let cache = cache_folder(&folder);
+    let mut opened = 0;
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let over = &over;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                let _ = remove(&cache);
+            }
+        });
+        for _ in 0..400 {
+            // Its folder may be gone at that moment.
+            let Ok(open) = DiskCache::open(&cache, &image) else {
+                continue;
+            };
+            open.put(0, &[7; CHUNK]).unwrap();
+            assert_eq!(remove(&cache).unwrap(), None, "it is in use");
+            let mut byte = [0];
+            let contents = fs::File::open(cache.join(CONTENTS)).unwrap();
+            contents.read_exact_at(&mut byte, 0).unwrap();
+            assert_eq!(byte, [7], "who reads it by its name has what was put there");
+            assert!(cache.join(PRESENT).exists());
+            opened += 1;
+        }
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert!(opened > 0);
+}

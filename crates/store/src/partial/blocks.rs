@@ -109,6 +109,26 @@ impl From<Missing> for Fault {
     }
 }
 
+/// Blocks that one thread replaces: nobody else fetches or replaces them.
+pub(crate) struct Replacing<'a> {
+    file: &'a PartialFile,
+    flight: Arc<Flight>,
+}
+
+impl Drop for Replacing<'_> {
+    fn drop(&mut self) {
+        // Who waits for other chunks of these blocks looks for himself.
+        let outcome = match self.file.map.has_all(self.flight.blocks.clone()) {
+            true => Ok(()),
+            false => Err(Arc::new(Missing {
+                given_up: true,
+                ..Missing::new(0..0, "they were wrong")
+            })),
+        };
+        self.file.land(&self.flight, outcome);
+    }
+}
+
 enum Claim {
     Nothing,
     Fetch(Arc<Flight>),
@@ -285,6 +305,32 @@ impl PartialFile {
         if self.map.clear(blocks.clone()).is_ok() {
             let _ = punch(&self.file, &self.bytes_of(&blocks));
         }
+    }
+
+    /// Waits until nobody fetches or replaces any of the blocks of these bytes, and keeps
+    /// others from it: of many who read a wrong chunk one has it replaced.
+    pub(crate) fn begin_replacing(&self, bytes: &Range<u64>) -> Replacing<'_> {
+        let flight = Arc::new(Flight {
+            blocks: self.blocks(bytes),
+            outcome: OnceLock::new(),
+        });
+        let ours = || flight.blocks.clone();
+        let flights = lock(&self.flights);
+        let taken = |flights: &mut HashMap<u64, Arc<Flight>>| {
+            ours().any(|block| flights.contains_key(&block))
+        };
+        let waited = self.landed.wait_while(flights, taken);
+        let mut flights = waited.unwrap_or_else(PoisonError::into_inner);
+        flights.extend(ours().map(|block| (block, flight.clone())));
+        drop(flights);
+        Replacing { file: self, flight }
+    }
+
+    /// Reads bytes of the file if all of them are here.
+    pub(crate) fn read_here(&self, offset: u64, into: &mut [u8]) -> bool {
+        let bytes = offset..offset.saturating_add(into.len() as u64);
+        let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        self.map.has_all(self.blocks(&bytes)) && self.file.read_exact_at(into, offset).is_ok()
     }
 
     /// Drops what is here of these bytes: they are not the image's.

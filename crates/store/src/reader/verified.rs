@@ -301,16 +301,26 @@ impl ImageReader {
             && own
             && matches!(*error.fault, Fault::Chunk { .. })
         {
-            partial.reject(&entry.range());
+            let _alone = partial.begin_replacing(&entry.range());
             let stop = decoder.stop.clone();
-            outcome = partial
-                .replace(&entry.range(), &stop, &mut |stored| {
-                    let unpacked = self.unpack(decoder, index, entry, stored, chunk);
-                    unpacked
-                        .and_then(|()| self.check(index, entry, chunk))
-                        .is_ok()
-                })
-                .map_err(|missing| self.failed(missing.into()));
+            let mut right = |stored: &[u8]| {
+                let unpacked = self.unpack(decoder, index, entry, stored, chunk);
+                unpacked
+                    .and_then(|()| self.check(index, entry, chunk))
+                    .is_ok()
+            };
+            // Somebody may have replaced it since.
+            let mut stored = vec![0; entry.length as usize];
+            let replaced = partial.read_here(entry.offset, &mut stored) && right(&stored);
+            outcome = match replaced {
+                true => Ok(()),
+                false => {
+                    partial.reject(&entry.range());
+                    partial
+                        .replace(&entry.range(), &stop, &mut right)
+                        .map_err(|missing| self.failed(missing.into()))
+                }
+            };
         }
         outcome.map_err(|mut error| {
             if let Fault::Unavailable {

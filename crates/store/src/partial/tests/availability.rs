@@ -207,3 +207,47 @@ fn who_gives_up_takes_nothing_from_who_waits_for_the_same() {
         assert_eq!(second.join().unwrap().unwrap(), pair.chunk(20));
     });
 }
+
+#[test]
+fn of_many_who_read_a_wrong_chunk_one_has_it_replaced() {
+    let pair = Pair::new(&many(100), &small());
+    let origin = Scripted::honest(&pair.whole);
+    let image = pair.open(std::slice::from_ref(&origin)).unwrap();
+    assert_eq!(read(&image, 50).unwrap(), pair.chunk(50));
+    let place = image.stored_range(50).unwrap().unwrap();
+    let file = OpenOptions::new().write(true).open(pair.path()).unwrap();
+    for round in 1..=20 {
+        file.write_all_at(&[round; 64], place.start).unwrap();
+        let before = origin.asked().len();
+        let start = std::sync::Barrier::new(8);
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    start.wait();
+                    assert_eq!(read(&image, 50).unwrap(), pair.chunk(50));
+                });
+            }
+        });
+        assert_eq!(origin.asked().len(), before + 1, "round {round}");
+    }
+    // A lie about one chunk takes none of the others of its block.
+    let start = place.start;
+    let liar = Scripted::new("the liar", pair.whole.clone(), move |range, mut bytes| {
+        if range.contains(&start) {
+            bytes[(start - range.start) as usize] ^= 1;
+        }
+        Ok(bytes)
+    });
+    drop((image, file));
+    shrink(&pair.path()).unwrap().unwrap();
+    let image = pair.open(&[liar]).unwrap();
+    thread::scope(|scope| {
+        for index in [50, 49, 51, 50, 52, 48, 50, 51] {
+            let (image, pair) = (&image, &pair);
+            scope.spawn(move || match index {
+                50 => drop(read(image, 50).unwrap_err()),
+                _ => assert_eq!(read(image, index as u32).unwrap(), pair.chunk(index)),
+            });
+        }
+    });
+}
