@@ -3,14 +3,16 @@
 mod support;
 
 use jiffy_wire::agent::{ExecInput, ExecOutput, ExitStatus, StartError, StartFailure, Stream};
-use jiffy_wire::api::{ErrorKind, NoCommand, RunVm};
+use jiffy_wire::api::{ApiError, ErrorKind, NoCommand, PullImage, PullStep, RunVm};
 use jiffy_wire::timeline::{Span, Timeline, Track, names};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{Read, Write};
 use std::process::{Child, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
-use support::{FakeNode, PATIENCE, Peer, VM_ID, eventually, is_session, stderr, stdout, text, vm};
+use support::{
+    FakeNode, PATIENCE, Peer, Request, VM_ID, eventually, is_session, stderr, stdout, text, vm,
+};
 
 fn pid(child: &Child) -> Pid {
     Pid::from_child(child)
@@ -849,4 +851,52 @@ fn one_run_is_one_request() {
     assert!(status.unwrap().success());
     eventually("the request", || node.lines().len() == 1);
     assert_eq!(text(b""), "");
+}
+
+#[test]
+fn a_key_has_the_image_looked_at_before_anything_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let key = folder.path().join("key.pem");
+    std::fs::write(&key, "-----BEGIN PUBLIC KEY-----\n").unwrap();
+    // The node says that another has signed it.
+    let node = FakeNode::new(|request, peer| {
+        let said = PullStep::Failed(ApiError {
+            kind: ErrorKind::Invalid,
+            message: "It is not signed by this key.".into(),
+            hint: None,
+        });
+        let line = serde_json::to_string(&said).unwrap();
+        let answer = format!(
+            "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{line}\n",
+            line.len() + 1
+        );
+        match request.line.contains("/v1/pulls") {
+            true => peer.raw(answer.as_bytes()),
+            false => peer.error(ErrorKind::Internal, "It was run all the same.", None),
+        }
+    });
+    let run = |arguments: &[&str]| {
+        let mut command = node.jiffy();
+        command.args(["run", "--verify-key"]).arg(&key);
+        command.args(arguments).output().unwrap()
+    };
+    let output = run(&["h.example/a:1", "true"]);
+    assert!(!output.status.success());
+    assert!(
+        stderr(&output).contains("not signed"),
+        "{}",
+        stderr(&output)
+    );
+    let requests = node.requests();
+    let pulls = |request: &&Request| request.line.contains("/v1/pulls");
+    let pull: PullImage = requests.iter().find(pulls).unwrap().json();
+    assert!(!pull.renew, "what is here stays what it is");
+    assert!(pull.access.verify_key.unwrap().contains("PUBLIC KEY"));
+    assert!(node.lines().iter().all(|line| !line.contains("/v1/run")));
+    let output = run(&["--pull", "never", "h.example/a:1", "true"]);
+    assert!(
+        stderr(&output).contains("--pull never"),
+        "{}",
+        stderr(&output)
+    );
 }

@@ -178,6 +178,10 @@ pub struct VmOptions {
     /// When to ask the registry for the image
     #[arg(long, value_name = "WHEN", value_enum, default_value = "missing")]
     pub pull: image::PullWhen,
+    /// Take the image or snapshot only if this public key has signed it, also one that
+    /// is here; the registry is asked each time
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub verify_key: Option<PathBuf>,
     /// A program in place of the image's entrypoint; empty for none
     #[arg(long, value_name = "PROGRAM")]
     pub entrypoint: Option<String>,

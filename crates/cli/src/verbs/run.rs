@@ -33,8 +33,11 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
     let found = context.node()?;
     let client = found.client;
     let mut run = run;
+    let choice = ImageChoice::of(&run.vm)?;
     if let Some(from) = &run.from {
-        run.from = Some(super::image::snapshot(&client, from, run.vm.pull).await?);
+        let key = choice.key.as_deref();
+        let snapshot = super::image::snapshot(&client, from, run.vm.pull, key);
+        run.from = Some(snapshot.await?);
     }
     // A command that was captured has its terminal, or has none.
     let joins = match &run.from {
@@ -58,7 +61,6 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
         },
         _ => stdio(&run.stdio),
     };
-    let choice = ImageChoice::of(&run.vm);
     let mut vm = vm_from(&client, run.vm).await?;
     vm.cold = run.from.is_none() && (run.cold || cold_by_environment());
     vm.from = run.from;
@@ -70,24 +72,20 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
         true => NoCommand::Wait,
         false => NoCommand::Shell,
     };
-    if choice.pull == PullWhen::Always
-        && let Some(image) = &vm.image
-    {
-        super::image::fetch(&client, image, true).await?;
-    }
+    choice.pull_first(&client, &vm).await?;
     let request = RunVm {
         vm,
         detach: run.detach,
     };
     if run.detach {
-        let vm: Vm = with_image(&client, &request.vm, choice, async || {
+        let vm: Vm = with_image(&client, &request.vm, &choice, async || {
             client.post_json("/v1/run", &request).await
         })
         .await?;
         return detached(&vm, run.format);
     }
     let mut sent_ns = monotonic_ns();
-    let upgraded = with_image(&client, &request.vm, choice, async || {
+    let upgraded = with_image(&client, &request.vm, &choice, async || {
         sent_ns = monotonic_ns();
         client.upgrade("/v1/run", Some(&request)).await
     })
@@ -153,20 +151,41 @@ fn detached(vm: &Vm, format: Option<JsonFormat>) -> Result<Outcome> {
 }
 
 /// How the image was chosen.
-#[derive(Clone, Copy)]
 struct ImageChoice {
     /// When to pull it.
     pull: PullWhen,
     /// It was the first word, which may have been meant as a program.
     is_a_word: bool,
+    /// The public key that must have signed it, PEM.
+    key: Option<String>,
 }
 
 impl ImageChoice {
-    fn of(options: &VmOptions) -> ImageChoice {
-        ImageChoice {
+    fn of(options: &VmOptions) -> Result<ImageChoice> {
+        let key = options.verify_key.as_deref().map(super::image::pem);
+        if key.is_some() && options.pull == PullWhen::Never {
+            return Err(
+                Failure::new("--verify-key asks the registry who has signed the image")
+                    .hint("leave out --pull never"),
+            );
+        }
+        Ok(ImageChoice {
             pull: options.pull,
             is_a_word: options.image_is_a_word,
+            key: key.transpose()?,
+        })
+    }
+
+    /// Pulls the image if that is wanted each time, or has the node look who has signed
+    /// what is here.
+    async fn pull_first(&self, client: &Client, vm: &CreateVm) -> Result<()> {
+        let always = self.pull == PullWhen::Always;
+        if let Some(image) = &vm.image
+            && (always || self.key.is_some())
+        {
+            super::image::fetch(client, image, always, self.key.as_deref()).await?;
         }
+        Ok(())
     }
 }
 
@@ -175,7 +194,7 @@ impl ImageChoice {
 async fn with_image<T>(
     client: &Client,
     request: &CreateVm,
-    choice: ImageChoice,
+    choice: &ImageChoice,
     mut ask: impl AsyncFnMut() -> Result<T>,
 ) -> Result<T> {
     let failure = match ask().await {
@@ -208,16 +227,12 @@ pub async fn create(context: &Context, create: Create) -> Result<Outcome> {
         stdin: create.interactive,
         tty: create.tty,
     };
-    let choice = ImageChoice::of(&create.vm);
+    let choice = ImageChoice::of(&create.vm)?;
     let mut vm = vm_from(&client, create.vm).await?;
     vm.command = Some(command(create.argv, create.command, stdio));
     vm.no_command = NoCommand::Wait;
-    if choice.pull == PullWhen::Always
-        && let Some(image) = &vm.image
-    {
-        super::image::fetch(&client, image, true).await?;
-    }
-    let vm: Vm = with_image(&client, &vm, choice, async || {
+    choice.pull_first(&client, &vm).await?;
+    let vm: Vm = with_image(&client, &vm, &choice, async || {
         client.post_json("/v1/vms", &vm).await
     })
     .await?;

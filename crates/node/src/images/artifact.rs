@@ -24,7 +24,13 @@ pub const MAX_CHAIN: usize = 64;
 /// Largest file system of an image: as an import may make it, twice over.
 pub const MAX_SIZE: u64 = 256 << 30;
 /// Largest tables that are taken, bytes.
-pub const MAX_TAIL: u64 = 1 << 30;
+const MAX_TAIL: u64 = 1 << 30;
+/// Smallest chunk, bytes, and the most that tables have for each: its entry, hash,
+/// place in the working set and part of its group (docs/image-format.md).
+const MIN_CHUNK: u64 = 4096;
+const MOST_OF_CHUNK: u64 = 64;
+/// The most that tables have besides: a dictionary, names, ends.
+const MOST_BESIDES: u64 = 2 << 20;
 
 /// The configuration blob.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,6 +121,12 @@ impl ImageArtifact {
     }
 }
 
+/// The most bytes of the tables of an image that holds so many.
+pub fn most_tail(size: u64) -> u64 {
+    let tables = size.div_ceil(MIN_CHUNK).saturating_mul(MOST_OF_CHUNK);
+    tables.saturating_add(MOST_BESIDES).min(MAX_TAIL)
+}
+
 /// JSON of something of ours.
 pub fn json<T: Serialize>(value: &T) -> Result<Vec<u8>> {
     serde_json::to_vec(value)
@@ -159,6 +171,13 @@ mod tests {
             chunks: vec!["0".repeat(32), "1".repeat(32)],
             ..ImageRecord::default()
         })
+    }
+
+    #[test]
+    fn tables_are_bounded_by_what_is_declared() {
+        assert_eq!(most_tail(1), 64 + (2 << 20));
+        assert_eq!(most_tail(1 << 30), (16 << 20) + (2 << 20));
+        assert_eq!(most_tail(u64::MAX), MAX_TAIL);
     }
 
     #[test]

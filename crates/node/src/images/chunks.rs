@@ -5,11 +5,19 @@
 //! its parent so too. Of one that came from a registry only what was read is
 //! here; `ID.origins.json` says where the rest is. The folder is one that
 //! other nodes can be told to look into first.
+//!
+//! An id says what an image holds, and nothing of where its chunks lie: that each
+//! artifact says for itself. One whose tables are other than those that are here is kept
+//! beside it, as `ID.2.jimg` with origins of its own: whoever reads the one has the other,
+//! too, if need be (`store::partial::packings`). So nobody who pushes something with a
+//! public id keeps others from what has it.
 
-use super::artifact::MAX_CHAIN;
+use super::artifact::{MAX_CHAIN, TAIL};
+use super::pull::client::of_registry;
 use crate::error::{Error, Result, is_full};
 use crate::records;
-use jiffy_store::partial::is_partial;
+use jiffy_registry::{Progress, RemoteFile};
+use jiffy_store::partial::{is_partial, map_path, packings};
 use jiffy_store::reader::Outline;
 use jiffy_store::{Codec, ImageId, ImageReader, ParentRef, WriteError, WriteOptions, write_image};
 use jiffy_wire::pager::Origin;
@@ -26,8 +34,21 @@ pub const CHUNK: u32 = 16 << 10;
 const LEVEL: i32 = 3;
 /// How the name of an image of chunks ends.
 const SUFFIX: &str = ".jimg";
+/// How the name of its map ends.
+const PRESENT: &str = ".present";
 /// Registries that are remembered of an image; each may cost a guest a wait.
 const MAX_ORIGINS: usize = 4;
+
+/// Where an image of chunks is, or can be begun: the key that its files begin with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// All of it is here.
+    Whole,
+    /// It is here in parts, packed in the same way.
+    Same(String),
+    /// It is not here packed so.
+    Free(String),
+}
 
 /// The images of chunks of a node.
 #[derive(Debug, Clone)]
@@ -54,6 +75,86 @@ impl Chunks {
     /// Where the image with this id is.
     pub fn path(&self, id: &str) -> PathBuf {
         self.folder.join(Chunks::file_name(id))
+    }
+
+    /// The keys of an image: its id, and what further packings of it are called.
+    fn keys(&self, id: &str) -> Vec<String> {
+        let first = self.path(id);
+        let others = packings(&first);
+        let key = |path: &PathBuf| {
+            let stem = path.file_stem().unwrap_or_default();
+            stem.to_string_lossy().into_owned()
+        };
+        std::iter::once(&first).chain(&others).map(key).collect()
+    }
+
+    /// The keys of an image of which parts are here, in each way it is packed.
+    pub fn partial(&self, id: &str) -> Vec<String> {
+        let mut keys = self.keys(id);
+        keys.retain(|key| self.is_partial(key));
+        keys
+    }
+
+    /// These images and all that they are built on, in each way that they are packed.
+    pub fn with_all_parents(&self, ids: &[String]) -> Vec<String> {
+        let mut all = ids.to_vec();
+        let mut next = 0;
+        while let Some(id) = all.get(next).cloned() {
+            next += 1;
+            let outlines = self.keys(&id).into_iter().map(|key| self.path(&key));
+            let outlines = outlines.filter_map(|path| Outline::read(&path).ok());
+            for parent in outlines.filter_map(|outline| outline.parent) {
+                let parent = parent.id.to_string();
+                if !all.contains(&parent) {
+                    all.push(parent);
+                }
+            }
+        }
+        all
+    }
+
+    /// Where the image with this id is that this file of an artifact is packed as, by
+    /// the SHA-256 of its tables: blocking. Of too many ways to pack it the one that was
+    /// used longest ago gives way.
+    pub fn place_of(&self, id: &str, file: &RemoteFile, progress: &dyn Progress) -> Result<Place> {
+        let mut free = None;
+        let mut oldest = None;
+        for (number, key) in self.keys(id).into_iter().enumerate() {
+            let path = self.path(&key);
+            if !path.exists() {
+                free = free.or(Some(key));
+                continue;
+            }
+            if !is_partial(&path) {
+                return Ok(Place::Whole);
+            }
+            let same = file.has_same(TAIL, &path, progress);
+            if same.map_err(|error| of_registry(&error, &path))? {
+                return Ok(Place::Same(key));
+            }
+            let used = fs::metadata(map_path(&path)).and_then(|data| data.modified());
+            // The first one's name is what children know.
+            if number > 0 {
+                oldest = oldest.into_iter().chain([(used.ok(), key)]).min();
+            }
+        }
+        if let (None, Some((_, key))) = (&free, oldest) {
+            self.remove_packing(&key);
+            free = Some(key);
+        }
+        free.map(Place::Free).ok_or_else(|| {
+            Error::internal(format!("There is no place for one more packing of {id}."))
+        })
+    }
+
+    /// Whoever has it open reads on.
+    fn remove_packing(&self, key: &str) {
+        let path = self.path(key);
+        info!(path = %path.display(), "a packing that was not used lately gives way");
+        // The image first: without its map it would be taken for whole.
+        for path in [path.clone(), map_path(&path), self.origins_file(key)] {
+            let _ = fs::remove_file(path);
+        }
     }
 
     /// Is it here, whole or not?
@@ -163,13 +264,15 @@ impl Chunks {
         Ok(written.id.to_string())
     }
 
-    /// Begins an image of which only the last bytes are here: blocking.
-    pub fn begin(&self, id: &str, length: u64, tail: &[u8], origins: &[Origin]) -> Result<()> {
-        if self.has(id) {
+    /// Begins an image of which only the last bytes are here, under a key that is free:
+    /// blocking.
+    pub fn begin(&self, key: &str, length: u64, tail: &[u8], origins: &[Origin]) -> Result<()> {
+        if self.has(key) {
             return Ok(());
         }
-        let path = self.path(id);
-        self.save_origins(id, origins)?;
+        let path = self.path(key);
+        let id = key.split('.').next().unwrap_or(key);
+        self.save_origins(key, origins)?;
         jiffy_store::partial::create(&path, length, tail, parse_id(id)?)
             .map_err(|error| write_failed(&error, &path))
     }
@@ -224,17 +327,33 @@ impl Chunks {
     /// Removes all that is neither wanted nor held, with all that lies beside
     /// it; gives the bytes that are free again.
     pub fn remove_unused(&self, wanted: impl Fn(&str) -> bool) -> u64 {
+        use std::os::unix::fs::MetadataExt;
         let held = self.lock();
+        let is_unused = |name: &str| {
+            let id = id_in(name);
+            id.is_some_and(|id| !wanted(id) && !held.iter().any(|held| held == id))
+        };
+        let mut unused = self.entries();
+        unused.retain(|(name, _)| is_unused(name));
+        // Images first, and for good: one that lost its map would be taken for whole.
+        let (images, others): (Vec<_>, Vec<_>) = unused
+            .into_iter()
+            .partition(|(name, _)| name.ends_with(SUFFIX));
         let mut bytes = 0;
-        for (name, path) in self.entries() {
-            match id_in(&name) {
-                Some(id) if !wanted(id) && !held.iter().any(|held| held == id) => {
-                    if name.ends_with(SUFFIX) {
-                        bytes += self.stored(id);
-                    }
-                    let _ = fs::remove_file(path);
-                }
-                _ => {}
+        for (_, path) in &images {
+            let stored = fs::metadata(path).map_or(0, |data| data.blocks() * 512);
+            if fs::remove_file(path).is_ok() {
+                bytes += stored;
+            }
+        }
+        if !images.is_empty() {
+            let _ = jiffy_sys::durable::sync_folder_of(&images[0].1);
+        }
+        for (name, path) in others {
+            let image = name.trim_start_matches('.').strip_suffix(PRESENT);
+            // What is there yet has its map yet.
+            if image.is_none_or(|image| !self.folder.join(image).exists()) {
+                let _ = fs::remove_file(path);
             }
         }
         bytes
@@ -246,8 +365,13 @@ impl Chunks {
         for (name, path) in self.entries() {
             let orphan = match id_in(&name) {
                 Some(id) => {
-                    let map = jiffy_store::partial::map_path(&self.path(id));
-                    !self.has(id) || name.starts_with('.') && path != map
+                    let is_map = |image: &str| map_path(&self.folder.join(image)) == path;
+                    let image = name
+                        .strip_prefix('.')
+                        .and_then(|name| name.strip_suffix(PRESENT));
+                    let of_image = image
+                        .is_some_and(|image| is_map(image) && self.folder.join(image).exists());
+                    !self.has(id) || name.starts_with('.') && !of_image
                 }
                 None => name.starts_with('.'),
             };

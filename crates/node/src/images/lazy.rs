@@ -64,13 +64,13 @@ impl LazyDisk {
         let chunks = Chunks::new(paths.chunks());
         // Who is near is asked first.
         let peer = paths.peer.clone().map(|folder| Origin::Folder { folder });
-        let mut requests: Vec<PagerRequest> = self
-            .chunks
+        let all = chunks.with_all_parents(&self.chunks);
+        let mut requests: Vec<PagerRequest> = all
             .iter()
-            .filter(|id| chunks.is_partial(id))
-            .map(|id| PagerRequest::Origins {
-                image: chunks.path(id),
-                origins: peer.iter().cloned().chain(chunks.origins(id)).collect(),
+            .flat_map(|id| chunks.partial(id))
+            .map(|key| PagerRequest::Origins {
+                image: chunks.path(&key),
+                origins: peer.iter().cloned().chain(chunks.origins(&key)).collect(),
             })
             .collect();
         let Some(image) = self.chunks.first() else {

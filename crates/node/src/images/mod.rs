@@ -311,6 +311,9 @@ impl Images {
             let disk = root.and_then(|root| root.lazy);
             wanted.extend(disk.into_iter().flat_map(|disk| disk.chunks));
         }
+        // Another packing may be built on what its own record does not name.
+        let named: Vec<String> = wanted.iter().cloned().collect();
+        wanted.extend(self.chunks.with_all_parents(&named));
         self.chunks.remove_unused(|id| wanted.contains(id));
         for entry in fs::read_dir(&self.disks).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();

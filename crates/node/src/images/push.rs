@@ -211,7 +211,10 @@ fn chunk_files(
             false => local_file(chunks, id),
             true => {
                 let name = Chunks::file_name(id);
-                let remote = remote_file(&chunks.origins(id), &name, to, job)?;
+                let keys = chunks.partial(id);
+                let origins: Vec<Origin> =
+                    keys.iter().flat_map(|key| chunks.origins(key)).collect();
+                let remote = remote_file(&origins, &name, to, job)?;
                 Ok(FileToPush::remote(&name, &remote))
             }
         })

@@ -225,6 +225,11 @@ impl<'a> Pulled<'a> {
         Ok(fetched)
     }
 
+    /// Bytes that are fetched of it, its parents apart.
+    pub fn bytes(&self) -> u64 {
+        self.file.size()
+    }
+
     /// Bytes that it takes there.
     pub fn bytes_in(&self, folder: &Path) -> u64 {
         super::memory::bytes_of(&volume_in(folder, self.name)).unwrap_or(0)

@@ -272,6 +272,99 @@ fn what_a_boot_has_read_is_what_a_node_elsewhere_fetches_first() {
     assert!(image.hot_range().end > image.hot_range().start);
 }
 
+/// Of what a node has, the image of chunks.
+fn jimg_of(daemon: &Daemon) -> PathBuf {
+    let jimg = |path: &PathBuf| path.extension().is_some_and(|end| end == "jimg");
+    kept(daemon).into_iter().find(jimg).unwrap()
+}
+
+/// Where a node is told that the rest of such a file is.
+fn registries_of(file: &Path) -> Vec<String> {
+    let origins = origins_in(&file.with_extension("origins.json"));
+    let reference = |origin| match origin {
+        Origin::Registry(origin) => origin.reference,
+        Origin::Folder { folder } => panic!("{folder:?}"),
+    };
+    origins.into_iter().map(reference).collect()
+}
+
+#[test]
+fn an_artifact_with_anothers_id_keeps_nobody_from_what_has_it() {
+    let registry = Registry::start();
+    // Whose chunks are nonsense, and whose tables and id are those of an image that all
+    // know.
+    let hostile = maker();
+    push(&hostile, "mine", &registry.name("honest:1")).unwrap();
+    let file = jimg_of(&hostile);
+    let good = fs::read(&file).unwrap();
+    let image = jiffy_store::ImageReader::open(&file).unwrap();
+    let tables = image.file_bytes() + 64 - image.metadata_bytes();
+    let mut bytes = good.clone();
+    bytes[64..tables as usize].fill(7);
+    fs::write(&file, &bytes).unwrap();
+    push(&hostile, "mine", &registry.name("hostile:1")).unwrap();
+    // And an honest node that has packed it otherwise.
+    let other = maker();
+    let options = jiffy_store::WriteOptions {
+        chunk_size: image.chunk_size(),
+        working_set: Some(vec![5, 3]),
+        ..jiffy_store::WriteOptions::default()
+    };
+    let root = fs::File::open(other.data.join("images/mine/image.erofs")).unwrap();
+    let theirs = other.data.join("chunks").join(file.file_name().unwrap());
+    let written = jiffy_store::write_image(&theirs, &root, &options).unwrap();
+    assert_eq!(written.id, image.id());
+    push(&other, "mine", &registry.name("other:1")).unwrap();
+
+    let daemon = Daemon::start();
+    let before = kept(&daemon);
+    for name in ["hostile:1", "other:1", "honest:1"] {
+        pull(&daemon, &by_name(&registry.name(name))).unwrap();
+    }
+    let first = daemon.data.join("chunks").join(file.file_name().unwrap());
+    let second = first.with_extension("2.jimg");
+    // The tables of the hostile one are the honest one's; the other's are its own.
+    assert_eq!(registries_of(&first).len(), 2);
+    let [packed_otherwise] = &registries_of(&second)[..] else {
+        panic!("one origin");
+    };
+    assert!(packed_otherwise.contains("/other"), "{packed_otherwise}");
+    let reader = jiffy_store::ImageReader::open(&second).unwrap();
+    assert_eq!(reader.id(), image.id());
+    assert_eq!(reader.working_set().unwrap(), [5..6, 3..4]);
+    drop(reader);
+    // Pulled again, nothing is begun anew.
+    let all = kept(&daemon);
+    pull(&daemon, &by_name(&registry.name("other:1"))).unwrap();
+    assert_eq!(kept(&daemon), all);
+    // Both stay as long as one of them is there, and go with the last.
+    for name in ["hostile:1", "other:1"] {
+        remove(&daemon, &registry.name(name));
+        assert!(first.exists() && second.exists());
+    }
+    remove(&daemon, &registry.name("honest:1"));
+    assert_eq!(kept(&daemon), before);
+}
+
+#[test]
+fn what_cannot_fit_is_refused_before_it_is_fetched() {
+    let Some(disk) = SmallDisk::new("24m") else {
+        return;
+    };
+    let registry = Registry::start();
+    let daemon = daemon_on(&disk);
+    registry.put("web:1", &[("noise", &noise(16 << 20))], json!({}));
+    let before = kept(&daemon);
+    let error = pull(&daemon, &by_name(&registry.name("web:1"))).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::NoRoom);
+    assert!(error.message.contains("MiB left"), "{}", error.message);
+    let blobs = |found: &BTreeSet<PathBuf>| {
+        let sizes = found.iter().map(|path| fs::metadata(path).unwrap().len());
+        sizes.sum::<u64>()
+    };
+    assert_eq!(blobs(&kept(&daemon)), blobs(&before));
+}
+
 #[test]
 fn what_was_fetched_stays_within_its_bound() {
     let registry = Registry::start();
@@ -590,4 +683,20 @@ fn only_what_the_key_has_signed_is_pulled() {
     assert!(error.message.contains("key"), "{}", error.message);
     sign(&client, &reference, &digest, &ours, &()).unwrap();
     pull(&daemon, &wanted).unwrap();
+    // What is here is held against the key, too, whatever the tag is by now.
+    let kept_as_it_is = PullImage {
+        renew: false,
+        ..wanted.clone()
+    };
+    pull(&daemon, &kept_as_it_is).unwrap();
+    registry.put("web:1", &[("a", b"c")], json!({}));
+    pull(&daemon, &kept_as_it_is).unwrap();
+    pull(&daemon, &by_name(&registry.name("web:1"))).unwrap();
+    let error = pull(&daemon, &kept_as_it_is).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Invalid);
+    assert!(
+        error.message.contains("nobody signed it"),
+        "{}",
+        error.message
+    );
 }

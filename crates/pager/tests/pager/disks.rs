@@ -63,7 +63,7 @@ impl Vmm {
         assert!(matches!(answer, ChunkAnswer::Present { .. }), "{answer:?}");
     }
 
-    fn refused(&mut self, offset: u64, length: u64) -> (Option<u32>, String) {
+    pub(super) fn refused(&mut self, offset: u64, length: u64) -> (Option<u32>, String) {
         match self.fill(offset, length) {
             ChunkAnswer::Unavailable {
                 chunk, sentence, ..

@@ -6,6 +6,7 @@ mod floods;
 mod hostile;
 mod jobs;
 mod many;
+mod packings;
 mod recordings;
 mod removals;
 mod replays;

@@ -235,6 +235,30 @@ impl RemoteFile {
         &self.client
     }
 
+    /// Whether a file of this computer is as long as this one and has the same packs
+    /// with this role at their places, by their SHA-256.
+    pub fn has_same(&self, role: &str, path: &Path, progress: &dyn Progress) -> Result<bool> {
+        let failed = |error| RegistryError::file("read", path, error);
+        let file = File::open(path).map_err(failed)?;
+        if file.metadata().map_err(failed)?.len() != self.size {
+            return Ok(false);
+        }
+        let mut packs = self
+            .packs
+            .iter()
+            .filter(|pack| pack.role == role)
+            .peekable();
+        if packs.peek().is_none() {
+            return Ok(false);
+        }
+        for pack in packs {
+            if !has_pack(&file, pack, &self.name, progress)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// The bytes of the packs with this role; `None` if there are none, or others
     /// between them.
     pub fn range_of(&self, role: &str) -> Option<Range<u64>> {

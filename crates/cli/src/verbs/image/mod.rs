@@ -8,7 +8,7 @@ mod build;
 mod import;
 mod registry;
 
-pub use registry::{fetch, missing_image, pull, push, snapshot};
+pub use registry::{fetch, missing_image, pem, pull, push, snapshot};
 
 use super::Context;
 use super::context::{show, show_json};

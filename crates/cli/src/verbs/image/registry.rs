@@ -101,20 +101,30 @@ pub async fn missing_image(client: &Client, image: &str, failure: &Failure) -> R
         Err(failure) if failure.is_not_found() => {}
         Err(failure) => return Err(failure),
     }
-    fetch(client, image, false).await?;
+    fetch(client, image, false, None).await?;
     Ok(true)
 }
 
 /// The name of the snapshot that the user means; one in a registry is pulled
 /// if it is not here.
-pub async fn snapshot(client: &Client, name: &str, when: PullWhen) -> Result<String> {
+pub async fn snapshot(
+    client: &Client,
+    name: &str,
+    when: PullWhen,
+    key: Option<&str>,
+) -> Result<String> {
     if !name.contains(['/', ':', '@']) {
-        return Ok(name.to_owned());
+        return match key {
+            None => Ok(name.to_owned()),
+            Some(_) => Err(Failure::new(format!(
+                "the snapshot {name} was made here: nobody has signed it"
+            ))),
+        };
     }
     if when == PullWhen::Never {
         return Ok(name.to_owned());
     }
-    if when == PullWhen::Missing {
+    if when == PullWhen::Missing && key.is_none() {
         let found = crate::verbs::snapshot::get(client, name).await;
         match found {
             Ok(snapshot) => return Ok(snapshot.name),
@@ -122,20 +132,27 @@ pub async fn snapshot(client: &Client, name: &str, when: PullWhen) -> Result<Str
             Err(failure) => return Err(failure),
         }
     }
-    match fetch(client, name, when == PullWhen::Always).await? {
+    match fetch(client, name, when == PullWhen::Always, key).await? {
         PullStep::PulledSnapshot { snapshot, .. } => Ok(snapshot.name),
         _ => Err(Failure::new(format!("{name} is an image, not a snapshot"))
             .hint(format!("jiffy run {name}"))),
     }
 }
 
-/// Pulls an image for a VM.
-pub async fn fetch(client: &Client, image: &str, renew: bool) -> Result<PullStep> {
+/// Pulls an image for a VM; with a key, only if that has signed it.
+pub async fn fetch(
+    client: &Client,
+    image: &str,
+    renew: bool,
+    key: Option<&str>,
+) -> Result<PullStep> {
+    let mut access = access(&RegistryOptions::default())?;
+    access.verify_key = key.map(str::to_owned);
     let request = PullImage {
         reference: image.to_owned(),
         renew,
         platform: None,
-        access: access(&RegistryOptions::default())?,
+        access,
     };
     let body = client.post_stream("/v1/pulls", &request).await?;
     follow(body).await
@@ -171,7 +188,7 @@ fn access(options: &RegistryOptions) -> Result<RegistryAccess> {
     })
 }
 
-fn pem(file: &Path) -> Result<String> {
+pub fn pem(file: &Path) -> Result<String> {
     let failed = |error| Failure::io(format_args!("{} can't be read", file.display()), error);
     let mut text = String::new();
     std::fs::File::open(file)

@@ -18,9 +18,11 @@ pub fn credentials_beside(image: &Path) -> PathBuf {
     image.with_extension("auth.json")
 }
 
-/// The file of authorities beside an image of chunks, PEM.
-pub fn authorities_beside(image: &Path) -> PathBuf {
-    image.with_extension("ca.pem")
+/// The file of authorities for this registry beside an image of chunks, PEM. Each has
+/// its own: what one is believed by says nothing of another.
+pub fn authorities_beside(image: &Path, registry: &str) -> PathBuf {
+    let name = blake3::hash(registry.as_bytes()).to_hex();
+    image.with_extension(format!("{}.ca.pem", &name[..16]))
 }
 
 /// Keeps the credentials for this registry, if there are any, beside those for
@@ -46,12 +48,13 @@ pub fn credentials(
     Ok(Some(path))
 }
 
-/// Keeps the authorities that were named, beside earlier ones; where they are.
-pub fn authorities(access: &RegistryAccess, image: &Path) -> Result<Vec<PathBuf>> {
+/// Keeps the authorities that were named for this registry, beside earlier ones; where
+/// they are.
+pub fn authorities(access: &RegistryAccess, registry: &str, image: &Path) -> Result<Vec<PathBuf>> {
     let Some(pem) = &access.ca else {
         return Ok(Vec::new());
     };
-    let path = authorities_beside(image);
+    let path = authorities_beside(image, registry);
     let known = read(&path).and_then(|bytes| String::from_utf8(bytes).ok());
     let known = known.unwrap_or_default();
     if !known.contains(pem.trim()) {
@@ -81,7 +84,7 @@ mod tests {
         let image = folder.path().join("0123.jimg");
         let nothing = RegistryAccess::default();
         assert_eq!(credentials(&nothing, "a:1", &image).unwrap(), None);
-        assert!(authorities(&nothing, &image).unwrap().is_empty());
+        assert!(authorities(&nothing, "a:1", &image).unwrap().is_empty());
         let user = |name: &str, ca: &str| RegistryAccess {
             credentials: Some((name.into(), "p:w".into())),
             ca: Some(ca.into()),
@@ -98,7 +101,7 @@ mod tests {
             (token, "c"),
         ] {
             credentials(&access, host, &image).unwrap().unwrap();
-            authorities(&access, &image).unwrap();
+            authorities(&access, host, &image).unwrap();
         }
         let path = credentials(&user("now", "ONE"), "a:1", &image)
             .unwrap()
@@ -108,14 +111,19 @@ mod tests {
         assert_eq!(kept["auths"]["a:1"]["auth"], of("now:p:w"));
         assert_eq!(kept["auths"]["b:2"]["auth"], of("you:p:w"));
         assert_eq!(kept["auths"]["c"]["identitytoken"], "t");
-        let [pem] = &authorities(&user("me", "TWO"), &image).unwrap()[..] else {
-            panic!("one file");
+        let known = |host, ca| {
+            let kept = authorities(&user("me", ca), host, &image).unwrap();
+            fs::read_to_string(&kept[0]).unwrap()
         };
-        assert_eq!(fs::read_to_string(pem).unwrap(), "ONE\nTWO\n");
+        // What is believed of one registry is not of the others.
+        assert_eq!(known("a:1", "ONE"), "ONE\n");
+        assert_eq!(known("b:2", "TWO"), "TWO\n");
+        assert_eq!(known("a:1", "THREE"), "ONE\nTHREE\n");
+        let pem = &authorities_beside(&image, "a:1");
         for path in [&path, pem] {
             let mode = fs::metadata(path).unwrap().permissions().mode();
             assert_eq!(mode & 0o077, 0, "{}", path.display());
         }
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4);
     }
 }

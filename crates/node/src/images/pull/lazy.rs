@@ -8,8 +8,8 @@ use super::work::{Found, Made, MadeSnapshot};
 use crate::clock::unix_seconds;
 use crate::error::{Error, Result};
 use crate::images::Images;
-use crate::images::artifact::{ImageArtifact, MAX_TAIL, TAIL, file_of};
-use crate::images::chunks::Chunks;
+use crate::images::artifact::{ImageArtifact, MAX_SIZE, TAIL, file_of, most_tail};
+use crate::images::chunks::{Chunks, Place};
 use crate::images::lazy::LazyDisk;
 use crate::images::record::ImageRecord;
 use crate::snapshots::disks::Pulled;
@@ -40,8 +40,8 @@ pub(super) fn begin(
     let mut fetched = artifact.config().len() as u64;
     // Parents first: a child is there only with all of them.
     for id in image.chunks.iter().rev() {
-        let file = file_of(artifact, &Chunks::file_name(id))?;
-        fetched += begin_file(&images.chunks, id, file, artifact, &wanted.access, job)?;
+        let of = (id.as_str(), image.size);
+        fetched += begin_file(&images.chunks, of, artifact, &wanted.access, job)?;
     }
     let temporary = images.temporary()?;
     let record = ImageRecord {
@@ -79,8 +79,8 @@ fn begin_snapshot(
     let mut fetched = artifact.config().len() as u64;
     job.doing("fetching where the chunks are");
     for id in read.chunks.iter().rev() {
-        let file = file_of(artifact, &Chunks::file_name(id))?;
-        fetched += begin_file(&images.chunks, id, file, artifact, &wanted.access, job)?;
+        let of = (id.as_str(), MAX_SIZE);
+        fetched += begin_file(&images.chunks, of, artifact, &wanted.access, job)?;
     }
     let draft = Draft::new(&images.snapshots)?;
     let folder = draft.path();
@@ -93,12 +93,15 @@ fn begin_snapshot(
             remote::MAX_STATE
         )));
     }
+    let whole = disks.iter().map(Pulled::bytes).sum::<u64>() + state.size();
+    super::room::check(folder, whole)?;
     job.doing("fetching the state");
     state
         .fetch(folder, job.as_ref())
         .map_err(|error| of_registry(&error, folder))?;
     let file = file_of(artifact, remote::MEMORY)?;
-    let tail = tail_of(file, artifact, folder, job)?;
+    let memory_bytes = u64::from(read.manifest.spec.memory_mib) << 20;
+    let tail = tail_of(file, artifact, memory_bytes, folder, job)?;
     let origin = origin_of_memory(images, &read.chunks, &wanted.access, artifact)?;
     remote::begin_memory(folder, &read.memory, file.size(), &tail, &[origin])?;
     fetched += state.size() + tail.len() as u64;
@@ -153,60 +156,67 @@ pub(super) fn renew(
     access: &RegistryAccess,
     artifact: &RemoteArtifact,
     memory: Option<&Path>,
+    job: &Arc<Job>,
 ) -> Result<()> {
     let chunks = &images.chunks;
-    let ids = match artifact.artifact_type() {
-        IMAGE_TYPE => ImageArtifact::read(artifact.config())?.chunks,
+    let (ids, most) = match artifact.artifact_type() {
+        IMAGE_TYPE => {
+            let image = ImageArtifact::read(artifact.config())?;
+            (image.chunks, image.size)
+        }
         _ => {
             let ids = SnapshotArtifact::read(artifact.config())?.chunks;
             if let Some(memory) = memory.filter(|memory| is_partial(memory)) {
                 let origin = origin_of_memory(images, &ids, access, artifact)?;
                 remote::add_origin(memory, origin)?;
             }
-            ids
+            (ids, MAX_SIZE)
         }
     };
-    for id in ids.iter().filter(|id| chunks.is_partial(id)) {
-        let file = file_of(artifact, &Chunks::file_name(id))?;
-        let origin = origin(artifact, file.name(), access, &chunks.path(id))?;
-        chunks.add_origin(id, origin)?;
+    for id in ids.iter().rev().filter(|id| chunks.is_partial(id)) {
+        begin_file(chunks, (id, most), artifact, access, job)?;
     }
     Ok(())
 }
 
-/// Begins one image of chunks, unless it is there; gives the bytes fetched.
-pub(super) fn begin_file(
+/// Begins one image of chunks of at most so many bytes, unless it is there; gives the
+/// bytes fetched.
+fn begin_file(
     chunks: &Chunks,
-    id: &str,
-    file: &RemoteFile,
+    (id, most): (&str, u64),
     artifact: &RemoteArtifact,
     access: &RegistryAccess,
     job: &Arc<Job>,
 ) -> Result<u64> {
-    let path = chunks.path(id);
-    if chunks.has(id) {
+    let file = file_of(artifact, &Chunks::file_name(id))?;
+    let key = match chunks.place_of(id, file, job.as_ref())? {
+        Place::Whole => return Ok(0),
         // Who may have it by now, or how it is reached, may have changed.
-        if chunks.is_partial(id) {
-            chunks.add_origin(id, origin(artifact, file.name(), access, &path)?)?;
+        Place::Same(key) => {
+            let origin = origin(artifact, file.name(), access, &chunks.path(&key))?;
+            chunks.add_origin(&key, origin)?;
+            return Ok(0);
         }
-        return Ok(0);
-    }
-    let tail = tail_of(file, artifact, &path, job)?;
+        Place::Free(key) => key,
+    };
+    let path = chunks.path(&key);
+    let tail = tail_of(file, artifact, most, &path, job)?;
     let origin = origin(artifact, file.name(), access, &path)?;
-    chunks.begin(id, file.size(), &tail, &[origin])?;
+    chunks.begin(&key, file.size(), &tail, &[origin])?;
     Ok(tail.len() as u64)
 }
 
-/// The tables of a file of chunks.
-pub(super) fn tail_of(
+/// The tables of a file of chunks that holds at most so many bytes.
+fn tail_of(
     file: &RemoteFile,
     artifact: &RemoteArtifact,
+    most: u64,
     path: &Path,
     job: &Arc<Job>,
 ) -> Result<Vec<u8>> {
     let range = file
         .range_of(TAIL)
-        .filter(|range| range.end == file.size() && range.end - range.start <= MAX_TAIL)
+        .filter(|range| range.end == file.size())
         .ok_or_else(|| {
             Error::registry(format!(
                 "The file {} of the artifact {} has no tables at its end.",
@@ -214,6 +224,15 @@ pub(super) fn tail_of(
                 artifact.reference()
             ))
         })?;
+    let (bytes, most) = (range.end - range.start, most_tail(most));
+    if bytes > most {
+        return Err(Error::registry(format!(
+            "The tables of the file {} of the artifact {} have {bytes} bytes; those of what it is said to hold have {most} at most.",
+            file.name(),
+            artifact.reference()
+        )));
+    }
+    super::room::check(path, bytes)?;
     file.read(range, job.as_ref())
         .map_err(|error| of_registry(&error, path))
 }
@@ -242,6 +261,6 @@ pub(super) fn origin(
         file: file.to_owned(),
         docker_config: keep::credentials(access, artifact.reference().registry(), beside)?,
         plain_http: access.plain_http,
-        authorities: keep::authorities(access, beside)?,
+        authorities: keep::authorities(access, artifact.reference().registry(), beside)?,
     }))
 }

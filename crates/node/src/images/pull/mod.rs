@@ -10,11 +10,15 @@
 //! * [`keep`]: what it was spoken to with, for later.
 //! * [`work`]: the steps of a pull.
 //! * [`lazy`]: those of a pull of what Jiffy has pushed.
+//! * `room`: whether what is to be pulled fits.
+//! * [`turns`]: so many at once.
 
 pub mod client;
 pub mod job;
 pub mod keep;
 mod lazy;
+mod room;
+pub mod turns;
 mod work;
 
 use crate::error::Result;
@@ -37,6 +41,7 @@ pub struct Pulls {
     /// Where blobs are kept, and other things for a while.
     pub(crate) folder: PathBuf,
     jobs: Mutex<HashMap<String, Weak<Job>>>,
+    turns: turns::Turns,
 }
 
 impl Pulls {
@@ -63,6 +68,7 @@ impl Pulls {
         Pulls {
             folder,
             jobs: Mutex::default(),
+            turns: turns::Turns::default(),
         }
     }
 

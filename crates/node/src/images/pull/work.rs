@@ -13,7 +13,8 @@ use crate::snapshots::draft::Draft;
 use crate::snapshots::manifest::Manifest;
 use jiffy_registry::manifest::Content;
 use jiffy_registry::{
-    BlobFolder, Descriptor, Platform, Reference, RegistryError, RemoteArtifact, signature,
+    BlobFolder, Client, Descriptor, Digest, Platform, Reference, RegistryError, RemoteArtifact,
+    signature,
 };
 use jiffy_rootfs::{Choice, Layer, Limits, Progress, Source, import};
 use jiffy_wire::api::{ImageSource, PullImage, PullStep};
@@ -64,6 +65,8 @@ struct Have {
     manifest: Option<String>,
     /// The image of RAM, if it is a snapshot.
     memory: Option<PathBuf>,
+    /// It stays what it is, whatever the registry has by now.
+    keeps: bool,
 }
 
 /// Pulls one image.
@@ -77,18 +80,27 @@ pub(super) async fn pull(
     let images = node.images();
     let name = reference.to_string();
     let have = images.find(&name).await.ok();
-    if let (Some(have), false) = (&have, wanted.renew || wanted.platform.is_some()) {
+    // What is here was perhaps pulled by somebody who did not ask who signed it.
+    let verify = wanted.access.verify_key.is_some();
+    let keeps = have.is_some() && !wanted.renew && wanted.platform.is_none();
+    if let (Some(have), true, false) = (&have, keeps, verify) {
         let image = images.shown(have)?;
         return Ok(PullStep::Pulled { image, fetched: 0 });
     }
     let snapshot = node.pulled_snapshot(&name);
-    if let (Some(snapshot), false) = (&snapshot, wanted.renew) {
+    let keeps = keeps || have.is_none() && snapshot.is_some() && !wanted.renew;
+    if let (Some(snapshot), true, false) = (&snapshot, keeps, verify) {
         let snapshot = snapshot.clone();
         return Ok(PullStep::PulledSnapshot {
             snapshot: snapshot.0,
             fetched: 0,
         });
     }
+    job.doing(format!(
+        "waiting for other pulls from {}",
+        reference.registry()
+    ));
+    let turn = images.pulls.turns.turn(reference.registry()).await;
     job.doing(format!("asking {}", reference.registry()));
     let manifest = have
         .as_ref()
@@ -101,8 +113,14 @@ pub(super) async fn pull(
     let wanted = wanted.clone();
     let made = tokio::task::spawn_blocking(move || {
         let images = node_too.images();
-        let have = Have { manifest, memory };
-        fetch(images, &wanted, &reference, &platform, have, &job_too)
+        let have = Have {
+            manifest,
+            memory,
+            keeps,
+        };
+        let found = fetch(images, &wanted, &reference, &platform, have, &job_too);
+        drop(turn);
+        found
     });
     let made = made
         .await
@@ -142,7 +160,12 @@ pub(super) async fn pull(
         fetched = made.fetched,
         "image pulled"
     );
-    let image = images.shown(&images.find(&name).await?)?;
+    let found = images.find(&name).await?;
+    if let Some(disk) = &found.root.lazy {
+        // VMs may have it already, by another name.
+        node.renew_origins(disk).await;
+    }
+    let image = images.shown(&found)?;
     Ok(PullStep::Pulled {
         image,
         fetched: made.fetched,
@@ -162,11 +185,25 @@ fn fetch(
     let failed = |error: RegistryError| of_registry(&error, scratch);
     let access = Access::new(&wanted.access, reference, scratch)?;
     let client = &access.client;
-    let top = client.manifest(reference, job.as_ref()).map_err(failed)?;
-    if let Some(key) = &wanted.access.verify_key {
+    let key = wanted.access.verify_key.as_ref();
+    let key = key.map(|key| signature::PublicKey::from_pem(key.as_bytes()));
+    let key = key.transpose().map_err(failed)?;
+    if let (true, Some(key)) = (have.keeps, &key) {
         job.doing("checking the signature");
-        let key = signature::PublicKey::from_pem(key.as_bytes()).map_err(failed)?;
-        signature::verify(client, reference, &top.digest, &key, job.as_ref()).map_err(failed)?;
+        verify_what_is_here(
+            client,
+            reference,
+            platform,
+            have.manifest.as_deref(),
+            key,
+            job,
+        )?;
+        return Ok(Found::UpToDate);
+    }
+    let top = client.manifest(reference, job.as_ref()).map_err(failed)?;
+    if let Some(key) = &key {
+        job.doing("checking the signature");
+        signature::verify(client, reference, &top.digest, key, job.as_ref()).map_err(failed)?;
     }
     // From here on the tag may move: what was looked at is what is taken.
     let pinned = reference.with_digest(top.digest);
@@ -175,7 +212,8 @@ fn fetch(
         let artifact = RemoteArtifact::of(client, reference, top, job.as_ref()).map_err(failed)?;
         if have.manifest.is_some_and(|have| have == digest) {
             // What it is spoken to with may be new.
-            super::lazy::renew(images, &wanted.access, &artifact, have.memory.as_deref())?;
+            let memory = have.memory.as_deref();
+            super::lazy::renew(images, &wanted.access, &artifact, memory, job)?;
             return Ok(Found::UpToDate);
         }
         return super::lazy::begin(images, wanted, &artifact, job);
@@ -203,7 +241,12 @@ fn fetch(
     job.doing("fetching layers");
     let layers = &image.manifest.layers;
     let missing = layers.iter().filter(|layer| blobs.get(layer).is_none());
-    let fetched: u64 = missing.map(|layer| layer.size).sum();
+    let fetched = missing.fold(0_u64, |sum, layer| sum.saturating_add(layer.size));
+    // Unpacked they take as much again at least.
+    let all = layers
+        .iter()
+        .fold(fetched, |sum, layer| sum.saturating_add(layer.size));
+    super::room::check(&folder, all)?;
     blobs
         .fetch_all(client, reference, layers, job.as_ref())
         .map_err(failed)?;
@@ -220,6 +263,40 @@ fn fetch(
         fetched,
         _held: None,
     })))
+}
+
+/// Whether the image that is here is signed by this key: its own manifest, or the index
+/// that the reference stands for and that names it.
+fn verify_what_is_here(
+    client: &Client,
+    reference: &Reference,
+    platform: &Platform,
+    manifest: Option<&str>,
+    key: &signature::PublicKey,
+    job: &Arc<Job>,
+) -> Result<()> {
+    let failed = |error: RegistryError| of_registry(&error, Path::new(""));
+    let digest = manifest.and_then(|digest| digest.parse::<Digest>().ok());
+    let Some(digest) = digest else {
+        return Err(Error::invalid(format!(
+            "{reference} was made here, so nobody has signed it."
+        )));
+    };
+    let verify = |digest| signature::verify(client, reference, digest, key, job.as_ref());
+    let unsigned = match verify(&digest) {
+        Err(error @ RegistryError::Unsigned { .. }) => error,
+        other => return other.map_err(failed),
+    };
+    let top = client.manifest(reference, job.as_ref()).map_err(failed)?;
+    let index = top.digest;
+    let chosen = client.image_of(reference, top, platform, job.as_ref());
+    match chosen {
+        Ok(image) if image.fetched.digest == digest && index != digest => {
+            verify(&index).map_err(failed)
+        }
+        _ => Err(failed(unsigned)
+            .hint("Pull it again to take what the registry has now, if that is signed.")),
+    }
 }
 
 /// Layers that are here into an image.

@@ -1,0 +1,86 @@
+//! So many pulls at once, and of one registry fewer: one that drips holds up its own.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Pulls at once; each has a thread.
+const ALL: usize = 32;
+/// Of one registry.
+const OF_ONE: usize = 4;
+
+/// Whose turn it is.
+#[derive(Debug)]
+pub struct Turns {
+    all: Arc<Semaphore>,
+    registries: Mutex<HashMap<String, Weak<Semaphore>>>,
+}
+
+/// The turn of one pull.
+#[derive(Debug)]
+pub struct Turn {
+    _of_registry: OwnedSemaphorePermit,
+    _of_all: OwnedSemaphorePermit,
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Turns {
+            all: Arc::new(Semaphore::new(ALL)),
+            registries: Mutex::default(),
+        }
+    }
+}
+
+impl Turns {
+    /// Waits until one more may be pulled from this registry.
+    pub async fn turn(&self, registry: &str) -> Option<Turn> {
+        let of_registry = self.registry(registry).acquire_owned().await.ok()?;
+        let of_all = self.all.clone().acquire_owned().await.ok()?;
+        Some(Turn {
+            _of_registry: of_registry,
+            _of_all: of_all,
+        })
+    }
+
+    fn registry(&self, name: &str) -> Arc<Semaphore> {
+        let registries = self.registries.lock();
+        let mut registries = registries.unwrap_or_else(PoisonError::into_inner);
+        registries.retain(|_, turns| turns.strong_count() > 0);
+        if let Some(turns) = registries.get(name).and_then(Weak::upgrade) {
+            return turns;
+        }
+        let turns = Arc::new(Semaphore::new(OF_ONE));
+        registries.insert(name.to_owned(), Arc::downgrade(&turns));
+        turns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    #[tokio::test]
+    async fn a_registry_has_so_many_and_others_do_not_wait_for_it() {
+        let turns = Turns::default();
+        let mut slow = Vec::new();
+        for _ in 0..OF_ONE {
+            slow.push(turns.turn("slow.example").await.unwrap());
+        }
+        assert!(turns.turn("slow.example").now_or_never().is_none());
+        let other = turns.turn("other.example").now_or_never();
+        assert!(other.flatten().is_some());
+        slow.pop();
+        assert!(turns.turn("slow.example").now_or_never().is_some());
+        // And in all there is a bound, too.
+        let mut all = Vec::new();
+        for number in 0.. {
+            match turns.turn(&format!("{number}.example")).now_or_never() {
+                Some(turn) => all.push(turn),
+                None => break,
+            }
+        }
+        assert_eq!(all.len() + slow.len(), ALL);
+    }
+}
