@@ -362,6 +362,7 @@ fn version_and_doctor_need_no_node() {
             "userfaultfd",
             "huge_pages",
             "transparent_huge_pages",
+            "priorities",
             "tun",
             "cgroup2",
             "reflink",

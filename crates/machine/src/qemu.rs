@@ -131,12 +131,14 @@ impl Setup {
     /// * `tsc_early_khz`, `tsc=reliable`: there is no other timer to measure with.
     /// * `mitigations=off`: nobody untrusted runs beside the guest kernels, and
     ///   software emulation does not speculate.
+    /// * `noautogroup`: with it each session has the same share of a processor,
+    ///   whatever the priority of what runs in it, and VMMs are sessions.
     /// * `initcall_blacklist`: self-tests and key rings whose only use would be
     ///   to check module signatures; together a third of the boot.
     pub fn command_line(&self) -> String {
         let mut line = String::from(
             "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests \
-             random.trust_cpu=on \
+             random.trust_cpu=on noautogroup \
              initcall_blacklist=jent_mod_init,load_system_certificate_list,init_encrypted",
         );
         match self.accelerator {

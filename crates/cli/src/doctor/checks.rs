@@ -191,6 +191,28 @@ fn chosen(setting: &str) -> Option<&str> {
         .map(|(word, _)| word)
 }
 
+/// Whether a low priority counts beyond its session. With autogroups the kernel
+/// shares processors among sessions (sched(7)), and each VM is one.
+pub fn priorities() -> Check {
+    let setting = fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").ok();
+    priorities_with(setting.as_deref())
+}
+
+fn priorities_with(autogroup: Option<&str>) -> Check {
+    let check = |state, detail: &str| Check::new("priorities", "priorities", state, detail);
+    match autogroup.map(str::trim) {
+        Some("1") => check(
+            State::Bad,
+            "void between VMs: the kernel gives each session an equal share (autogroup)",
+        )
+        .hint(
+            "`sysctl kernel.sched_autogroup_enabled=0`, or boot with noautogroup; until then \
+             work that should give way to others' VMs does not",
+        ),
+        _ => check(State::Good, "hold between VMs"),
+    }
+}
+
 /// TAP devices.
 pub fn tun() -> Check {
     let device = Path::new("/dev/net/tun");
@@ -363,6 +385,16 @@ fn existing(folder: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn autogroups_make_priorities_void() {
+        let check = priorities_with(Some("1\n"));
+        assert_eq!((check.state, check.needed), (State::Bad, Needed::Never));
+        assert!(check.hint.unwrap().contains("sched_autogroup_enabled=0"));
+        for without in [Some("0\n"), None] {
+            assert_eq!(priorities_with(without).state, State::Good);
+        }
+    }
 
     #[test]
     fn the_machine_needs_mkfs_until_it_has_its_disk() {

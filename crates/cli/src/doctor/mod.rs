@@ -19,6 +19,7 @@ pub fn examine(folders: &Folders) -> Report {
             checks::userfaultfd(),
             checks::huge_pages(),
             checks::transparent_huge_pages(),
+            checks::priorities(),
             checks::tun(),
             checks::cgroups(),
             checks::reflink(folders),

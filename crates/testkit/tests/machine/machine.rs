@@ -1,6 +1,6 @@
 //! The machine itself.
 
-use crate::support::turn;
+use crate::support::{jiffy, turn};
 use jiffy_testkit::{Lab, LabOptions};
 use std::time::Duration;
 
@@ -43,4 +43,28 @@ fn on_the_instruction_clock_boot_and_doctor_cost_what_they_did() {
         .collect();
     let each = (times[1] - times[0]) / 8.0;
     assert!((0.001..0.05).contains(&each), "{each} s each");
+}
+
+#[test]
+fn a_low_priority_gives_way_to_another_session() {
+    let jiffy = jiffy();
+    let setting = jiffy.sh("cat /proc/sys/kernel/sched_autogroup_enabled");
+    assert_eq!(setting, "0");
+    // Two sessions on one processor: one with a low priority that always has
+    // something to do, one with an end. Field 14 is user time, in ticks.
+    let text = jiffy.sh(
+        r#"used() { cut -d' ' -f14 "/proc/$1/stat"; }
+        setsid sh -c 'renice -n 19 -p $$ && echo $$ >/tmp/low && while :; do :; done' &
+        until [ -s /tmp/low ]; do sleep 0.1; done
+        read -r low </tmp/low
+        trap 'kill $low; rm /tmp/low' EXIT
+        until [ "$(used $low)" -ge 10 ]; do sleep 0.1; done
+        before=$(used $low)
+        setsid sh -c 'n=0; while [ $n -lt 40000 ]; do n=$((n+1)); done; cut -d" " -f14 /proc/$$/stat'
+        echo $(($(used $low) - before))"#,
+    );
+    let ticks: Vec<u64> = text.lines().map(|line| line.parse().unwrap()).collect();
+    println!("ticks of the ordinary one, and of that which gives way: {ticks:?}");
+    assert!(ticks[0] >= 20, "too short to tell: {ticks:?}");
+    assert!(ticks[1] * 4 <= ticks[0], "{ticks:?}");
 }
