@@ -195,8 +195,9 @@ pub fn launch(
     Ok(Some(child))
 }
 
+/// Has the program end when the thread that starts it does.
 #[allow(unsafe_code)]
-fn end_with_parent(command: &mut Command) {
+pub fn end_with_parent(command: &mut Command) {
     let parent = std::process::id();
     // SAFETY: between fork and exec only prctl and getppid are called; both
     // are async-signal-safe and touch no memory of ours.

@@ -1,5 +1,6 @@
 //! A machine for tests: an instance of its own, beside the user's.
 
+use crate::host_kernel;
 use crate::run::{Output, Run};
 use anyhow::{Context, Result, bail, ensure};
 use jiffy_machine::client::AgentAddress;
@@ -19,13 +20,18 @@ const BOOT_LIMIT: Duration = Duration::from_secs(600);
 /// Machines that the tests of a process may share. Each keeps one core busy.
 pub const MOST_SHARED: usize = 2;
 /// Names of our folders under the temporary folder begin with this.
-const PREFIX: &str = "jiffy-lab-";
+pub(crate) const PREFIX: &str = "jiffy-lab-";
 
 /// What kind of machine the tests want.
 #[derive(Debug, Clone)]
 pub struct LabOptions {
     /// Folder with `vmlinux` and `initramfs.cpio`.
     pub image: PathBuf,
+    /// In place of the image one with the newest of Debian's kernels of this
+    /// series (`6.1`), and Jiffy's programs from [`dist`].
+    pub kernel: Option<String>,
+    /// Further kernel parameters.
+    pub kernel_args: String,
     /// RAM in MiB.
     pub memory_mib: u32,
     /// CPUs.
@@ -44,6 +50,8 @@ impl Default for LabOptions {
     fn default() -> LabOptions {
         LabOptions {
             image: default_image(),
+            kernel: None,
+            kernel_args: String::new(),
             memory_mib: 4096,
             cpus: 1,
             accelerator: Accelerator::Tcg,
@@ -239,7 +247,12 @@ impl Lab {
 }
 
 fn setup(options: &LabOptions, folder: &Path) -> Result<Setup> {
-    let mut initramfs = options.image.join("initramfs.cpio");
+    let mut image = options.image.clone();
+    if let Some(series) = &options.kernel {
+        image = folder.join("image");
+        host_kernel::machine_image(series, &dist(), &image)?;
+    }
+    let mut initramfs = image.join("initramfs.cpio");
     if !options.files.is_empty() {
         // The kernel unpacks one archive after the other.
         let joined = folder.join("initramfs.cpio");
@@ -260,9 +273,9 @@ fn setup(options: &LabOptions, folder: &Path) -> Result<Setup> {
         None => None,
     };
     Ok(Setup {
-        kernel: options.image.join("vmlinux"),
+        kernel: image.join("vmlinux"),
         initramfs,
-        kernel_args: String::new(),
+        kernel_args: options.kernel_args.clone(),
         memory_mib: options.memory_mib,
         cpus: options.cpus,
         accelerator: options.accelerator,
@@ -273,7 +286,7 @@ fn setup(options: &LabOptions, folder: &Path) -> Result<Setup> {
     })
 }
 
-fn tail(console: &Path) -> String {
+pub(crate) fn tail(console: &Path) -> String {
     let text = std::fs::read(console).unwrap_or_default();
     let text = String::from_utf8_lossy(&text).into_owned();
     let lines: Vec<_> = text.lines().collect();

@@ -3,11 +3,15 @@
 //! * [`lab`]: a machine for tests, booted once and used by all of them.
 //! * [`run`]: programs in it, with their input, output and end.
 //! * [`libtest`]: Rust test binaries run inside, their counts brought out.
+//! * [`intel`]: the second processor, where KVM is kvm-intel.
+//! * [`host_kernel`]: the kernels on which tests are run.
 //! * [`icount`]: the clock that counts instructions.
 //! * [`monitor`]: a `jiffy-vmm` asked without a node, by programs in it.
 //! * [`slowest`]: which tests took longest.
 
+pub mod host_kernel;
 pub mod icount;
+pub mod intel;
 pub mod lab;
 pub mod libtest;
 pub mod monitor;

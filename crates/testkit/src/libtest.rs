@@ -1,10 +1,12 @@
 //! Rust test binaries run in the machine.
 
+use crate::intel::{self, IntelOptions, Program};
 use crate::lab::Lab;
-use anyhow::{Context, Result};
-use jiffy_wire::agent::{ExitStatus, Stream};
+use anyhow::{Context, Result, ensure};
+use jiffy_machine::image::build::Addition;
+use jiffy_wire::agent::Stream;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// What the tests of one or more binaries came to.
@@ -51,48 +53,112 @@ impl std::ops::AddAssign for Counts {
     }
 }
 
+/// The environment of a test in a machine.
+const ENVIRONMENT: [(&str, &str); 2] = [("RUST_BACKTRACE", "1"), ("JIFFY_IN_LAB", "1")];
+
 /// Runs a static libtest binary in the machine and relays what it prints. A
 /// binary that ends badly, or without a result, counts as a failure.
 pub fn run(lab: &Lab, binary: &Path, arguments: &[String], limit: Duration) -> Result<Counts> {
-    let name = binary
-        .file_name()
-        .and_then(|name| name.to_str())
-        .context("a test binary needs a name")?;
-    let guest = format!("/tmp/tests/{name}");
+    let name = name(binary)?;
+    let guest = place(name);
     lab.push(binary, &guest)?;
     let mut argv = vec![guest.clone()];
     argv.extend(arguments.iter().cloned());
     println!("     Running {name} in the machine");
     let mut output = Vec::new();
-    let status = lab
-        .command(argv)
-        .cwd("/tmp")
-        .env("RUST_BACKTRACE", "1")
-        .env("JIFFY_IN_LAB", "1")
-        .time_limit(limit)
-        .start()?
-        .relay(|stream, data| {
-            let _ = match stream {
-                Stream::Stdout => {
-                    output.extend_from_slice(data);
-                    std::io::stdout().write_all(data)
-                }
-                Stream::Stderr => std::io::stderr().write_all(data),
-            };
-            let _ = std::io::stdout().flush();
-        })?;
+    let mut command = lab.command(argv).cwd("/tmp").time_limit(limit);
+    for (variable, value) in ENVIRONMENT {
+        command = command.env(variable, value);
+    }
+    let status = command.start()?.relay(|stream, data| {
+        let _ = match stream {
+            Stream::Stdout => {
+                output.extend_from_slice(data);
+                std::io::stdout().write_all(data)
+            }
+            Stream::Stderr => std::io::stderr().write_all(data),
+        };
+        let _ = std::io::stdout().flush();
+    })?;
     lab.run(["/bin/rm", "-f", &guest])?;
-    let mut counts = Counts::parse(&String::from_utf8_lossy(&output));
-    let all_well = status == ExitStatus::Code(0);
-    if !all_well && counts.failed == 0 {
-        println!("{name} ended with {status:?}");
+    Ok(judge(name, &output, status.shell_code()))
+}
+
+/// The same for several of them, in one machine with an Intel processor.
+pub fn run_on_intel(
+    options: &IntelOptions,
+    binaries: &[PathBuf],
+    arguments: &[String],
+) -> Result<Counts> {
+    let mut options = options.clone();
+    let folder = tempfile::tempdir().context("making a temporary folder")?;
+    let mut programs = Vec::new();
+    for binary in binaries {
+        let name = name(binary)?;
+        options.files.push(Addition {
+            host: without_symbols(binary, &folder.path().join(name))?,
+            guest: place(name),
+        });
+        let variables = ENVIRONMENT.map(|(variable, value)| format!("{variable}={value}"));
+        programs.push(Program {
+            argv: std::iter::once(place(name))
+                .chain(arguments.iter().cloned())
+                .collect(),
+            env: variables.into(),
+        });
+    }
+    let mut outputs = vec![Vec::new(); binaries.len()];
+    let statuses = intel::run(&options, &programs, &mut |number, bytes| {
+        if outputs[number].is_empty() {
+            println!("     Running {} on Intel", programs[number].argv[0]);
+        }
+        outputs[number].extend_from_slice(bytes);
+        let _ = std::io::stdout().write_all(bytes);
+        let _ = std::io::stdout().flush();
+    })?;
+    let mut counts = Counts::default();
+    for ((binary, output), status) in binaries.iter().zip(&outputs).zip(statuses) {
+        counts += judge(name(binary)?, output, status);
+    }
+    Ok(counts)
+}
+
+/// Bochs loads byte by byte, and most of a test binary is for debuggers.
+fn without_symbols(binary: &Path, to: &Path) -> Result<PathBuf> {
+    let status = std::process::Command::new("strip")
+        .arg("-o")
+        .args([to, binary])
+        .status()
+        .context("running strip: apt-get install binutils")?;
+    ensure!(status.success(), "strip failed on {}", binary.display());
+    Ok(to.into())
+}
+
+fn name(binary: &Path) -> Result<&str> {
+    binary
+        .file_name()
+        .and_then(|name| name.to_str())
+        .context("a test binary needs a name")
+}
+
+/// Where it lies in the machine.
+fn place(name: &str) -> String {
+    format!("/tmp/tests/{name}")
+}
+
+/// What a binary came to that wrote this and ended so.
+fn judge(name: &str, output: &[u8], status: i32) -> Counts {
+    let mut counts = Counts::parse(&String::from_utf8_lossy(output));
+    if status != 0 && counts.failed == 0 {
+        println!("{name} ended with status {status}");
         counts.failed += 1;
     }
-    if all_well && counts == Counts::default() && !output.starts_with(b"\nrunning 0 tests") {
+    let empty = output.starts_with(b"\nrunning 0 tests");
+    if status == 0 && counts == Counts::default() && !empty {
         println!("{name} printed no result");
         counts.failed += 1;
     }
-    Ok(counts)
+    counts
 }
 
 #[cfg(test)]
@@ -112,5 +178,15 @@ mod tests {
                 ignored: 1
             }
         );
+    }
+
+    #[test]
+    fn a_binary_that_ends_badly_or_without_a_result_has_failed() {
+        let failed = |output: &str, status| judge("x", output.as_bytes(), status).failed;
+        assert_eq!(failed("", 0), 1);
+        assert_eq!(failed("\nrunning 0 tests\n", 0), 0);
+        assert_eq!(failed("test result: ok. 3 passed; 0 failed;", 137), 1);
+        assert_eq!(failed("test result: FAILED. 3 passed; 2 failed;", 101), 2);
+        assert_eq!(failed("test result: ok. 3 passed; 0 failed;", 0), 0);
     }
 }

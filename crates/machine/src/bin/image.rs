@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
-use jiffy_machine::image::build::{Addition, Recipe, additions_archive, build};
+use jiffy_machine::image::build::{Addition, Recipe, additions_archive, build, installed};
 use std::path::PathBuf;
 
 /// Builds what machine and guests boot from.
@@ -22,11 +22,9 @@ enum Verb {
         /// A static busybox.
         #[arg(long, default_value = "/bin/busybox")]
         busybox: PathBuf,
-        /// The program that becomes PID 1.
+        /// An installation of Jiffy: its programs and what its guests boot from.
         #[arg(long)]
-        init: PathBuf,
-        #[command(flatten)]
-        additions: Additions,
+        dist: PathBuf,
         /// The folder the files go to.
         #[arg(long)]
         output: PathBuf,
@@ -63,15 +61,14 @@ fn main() -> anyhow::Result<()> {
         Verb::Machine {
             kernel_package,
             busybox,
-            init,
-            additions,
+            dist,
             output,
         } => {
             let recipe = Recipe {
                 kernel_package,
                 busybox,
-                init,
-                additions: additions.files,
+                init: dist.join("lib/jiffy/jiffy-init"),
+                additions: installed(&dist),
             };
             let meta = build(&recipe, &output)?;
             println!("{}", meta.kernel);

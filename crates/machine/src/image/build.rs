@@ -9,11 +9,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// Modules loaded at boot, in this order (what they depend on comes first):
-/// fw_cfg and KVM, then what reaches the host, then the data disk.
+/// fw_cfg and KVM, then what reaches the host, then the data disk. Some kernels
+/// have some of them built in.
 pub const MODULES: &[&str] = &[
     "qemu_fw_cfg",
     "kvm-amd",
     "virtio_mmio",
+    "virtio_console",
     "virtio_net",
     "virtio_blk",
     "tun",
@@ -30,6 +32,24 @@ pub struct Addition {
     pub host: PathBuf,
     /// Absolute path in the machine.
     pub guest: String,
+}
+
+/// What the machine has of an installation of Jiffy: its programs, and what its
+/// guests boot from.
+pub fn installed(dist: &Path) -> Vec<Addition> {
+    [
+        ("bin/jiffy", "/bin/jiffy"),
+        ("lib/jiffy", "/lib/jiffy"),
+        ("share/jiffy/initramfs.cpio", "/share/jiffy/initramfs.cpio"),
+        ("share/jiffy/kernels", "/share/jiffy/kernels"),
+        ("share/jiffy/images", "/share/jiffy/images"),
+    ]
+    .into_iter()
+    .map(|(host, guest)| Addition {
+        host: dist.join(host),
+        guest: guest.into(),
+    })
+    .collect()
 }
 
 /// Describes a built image; `meta.json`.
@@ -59,22 +79,34 @@ pub struct Recipe {
 
 /// Builds all three files into `output`, each replaced whole.
 pub fn build(recipe: &Recipe, output: &Path) -> Result<Meta, ImageError> {
-    let release = release(&recipe.kernel_package)?;
-    let vmlinuz = recipe
-        .kernel_package
-        .join(format!("boot/vmlinuz-{release}"));
+    let vmlinuz = vmlinuz(&recipe.kernel_package)?;
     let kernel = bzimage::elf_kernel(&read(&vmlinuz)?)?;
+    let (initramfs, modules) = initramfs(recipe)?;
+    let meta = Meta {
+        format: 1,
+        kernel: release(&vmlinuz).unwrap_or_default().into(),
+        modules,
+    };
+    std::fs::create_dir_all(output).map_err(|error| ImageError::file(output, error))?;
+    let description = serde_json::to_vec_pretty(&meta)
+        .map_err(|error| ImageError::file(&output.join("meta.json"), error.into()))?;
+    for (name, bytes) in [
+        ("vmlinux", &kernel),
+        ("initramfs.cpio", &initramfs),
+        ("meta.json", &description),
+    ] {
+        let path = output.join(name);
+        jiffy_sys::durable::replace(&path, bytes)
+            .map_err(|error| ImageError::file(&path, error))?;
+    }
+    Ok(meta)
+}
 
-    let modules_folder = [
-        recipe.kernel_package.join("lib/modules").join(&release),
-        recipe.kernel_package.join("usr/lib/modules").join(&release),
-    ];
-    let modules_folder = modules_folder
-        .iter()
-        .find(|folder| folder.is_dir())
-        .unwrap_or(&modules_folder[0]);
-    let modules = module::load_all(modules_folder, MODULES)?;
-    let spare: Vec<_> = module::load_all(modules_folder, SPARE_MODULES)?
+/// The initramfs, and the names of the modules that PID 1 loads, in order.
+pub fn initramfs(recipe: &Recipe) -> Result<(Vec<u8>, Vec<String>), ImageError> {
+    let modules_folder = modules_folder(&recipe.kernel_package)?;
+    let modules = module::load_all(&modules_folder, MODULES)?;
+    let spare: Vec<_> = module::load_all(&modules_folder, SPARE_MODULES)?
         .into_iter()
         .filter(|module| SPARE_MODULES.contains(&module.name.as_str()))
         .collect();
@@ -103,7 +135,7 @@ pub fn build(recipe: &Recipe, output: &Path) -> Result<Meta, ImageError> {
     }
     tree.archive
         .character_device("dev/console", 0o600, 5, 1)
-        .map_err(|error| ImageError::file(output, error))?;
+        .map_err(|error| ImageError::file(Path::new("dev/console"), error))?;
     tree.file("init", 0o755, &read(&recipe.init)?)?;
     tree.busybox(&recipe.busybox)?;
     tree.file(
@@ -125,26 +157,8 @@ pub fn build(recipe: &Recipe, output: &Path) -> Result<Meta, ImageError> {
     for addition in &recipe.additions {
         tree.add(addition)?;
     }
-    let initramfs = tree.finish()?;
-
-    let meta = Meta {
-        format: 1,
-        kernel: release,
-        modules: modules.into_iter().map(|module| module.name).collect(),
-    };
-    std::fs::create_dir_all(output).map_err(|error| ImageError::file(output, error))?;
-    let description = serde_json::to_vec_pretty(&meta)
-        .map_err(|error| ImageError::file(&output.join("meta.json"), error.into()))?;
-    for (name, bytes) in [
-        ("vmlinux", &kernel),
-        ("initramfs.cpio", &initramfs),
-        ("meta.json", &description),
-    ] {
-        let path = output.join(name);
-        jiffy_sys::durable::replace(&path, bytes)
-            .map_err(|error| ImageError::file(&path, error))?;
-    }
-    Ok(meta)
+    let names = modules.into_iter().map(|module| module.name).collect();
+    Ok((tree.finish()?, names))
 }
 
 /// An archive of additions alone, to append to a built initramfs.
@@ -156,17 +170,27 @@ pub fn additions_archive(additions: &[Addition]) -> Result<Vec<u8>, ImageError> 
     tree.finish()
 }
 
-/// The one kernel release in an unpacked package.
-fn release(package: &Path) -> Result<String, ImageError> {
+/// The compressed kernel in an unpacked package.
+pub fn vmlinuz(package: &Path) -> Result<PathBuf, ImageError> {
     let boot = package.join("boot");
     let entries = std::fs::read_dir(&boot).map_err(|error| ImageError::file(&boot, error))?;
-    entries
-        .flatten()
-        .find_map(|entry| {
-            let name = entry.file_name().into_string().ok()?;
-            name.strip_prefix("vmlinuz-").map(String::from)
-        })
-        .ok_or_else(|| ImageError::file(&boot, io::Error::other("there is no vmlinuz-* in it")))
+    let is_kernel = |path: &PathBuf| release(path).is_some();
+    let found = entries.flatten().map(|entry| entry.path()).find(is_kernel);
+    found.ok_or_else(|| ImageError::file(&boot, io::Error::other("there is no vmlinuz-* in it")))
+}
+
+/// `6.12.117+deb12-cloud-amd64` of `boot/vmlinuz-6.12.117+deb12-cloud-amd64`.
+fn release(vmlinuz: &Path) -> Option<&str> {
+    vmlinuz.file_name()?.to_str()?.strip_prefix("vmlinuz-")
+}
+
+/// Where the modules of an unpacked package are.
+fn modules_folder(package: &Path) -> Result<PathBuf, ImageError> {
+    let vmlinuz = vmlinuz(package)?;
+    let release = release(&vmlinuz).unwrap_or_default();
+    let folders = ["lib/modules", "usr/lib/modules"].map(|place| package.join(place).join(release));
+    let found = folders.iter().find(|folder| folder.is_dir());
+    Ok(found.unwrap_or(&folders[0]).clone())
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, ImageError> {

@@ -9,8 +9,14 @@ use std::io::Read;
 /// A kernel larger than this is not unpacked, bytes.
 const MAX_KERNEL: u64 = 512 * 1024 * 1024;
 
-/// Takes the ELF file out of a bzImage whose payload is zstd-compressed, as
-/// Debian's are (Linux, Documentation/arch/x86/boot.rst: `payload_offset`).
+/// The first bytes of what `lz4 -l` writes, as Linux' build does: blocks, each
+/// behind its length (lz4's lz4_Frame_format.md, "Legacy frame").
+const LZ4_LEGACY: [u8; 4] = 0x184c_2102u32.to_le_bytes();
+/// What a block of that holds at most, bytes.
+const LZ4_BLOCK: i32 = 8 << 20;
+
+/// Takes the ELF file out of a bzImage whose payload is compressed with zstd or
+/// LZ4, as Debian's are (Linux, Documentation/arch/x86/boot.rst: `payload_offset`).
 pub fn elf_kernel(image: &[u8]) -> Result<Vec<u8>, ImageError> {
     let field =
         |at: usize| -> Option<u32> { Some(u32::from_le_bytes(*image.get(at..)?.first_chunk()?)) };
@@ -29,15 +35,43 @@ pub fn elf_kernel(image: &[u8]) -> Result<Vec<u8>, ImageError> {
         .checked_add(length)
         .and_then(|end| image.get(start..end))
         .ok_or_else(|| bad("its payload lies outside the file"))?;
+    let kernel = match payload.strip_prefix(&LZ4_LEGACY) {
+        Some(blocks) => unpack_lz4(blocks),
+        None => unpack_zstd(payload),
+    };
+    let kernel = kernel.map_err(bad)?;
+    if !kernel.starts_with(b"\x7fELF") {
+        return Err(bad("its payload is no ELF file"));
+    }
+    Ok(kernel)
+}
+
+fn unpack_zstd(payload: &[u8]) -> Result<Vec<u8>, &'static str> {
     let decoder = ruzstd::decoding::StreamingDecoder::new(payload)
-        .map_err(|_| bad("its payload is not zstd-compressed"))?;
+        .map_err(|_| "its payload is compressed neither with zstd nor with LZ4")?;
     let mut kernel = Vec::new();
     decoder
         .take(MAX_KERNEL)
         .read_to_end(&mut kernel)
-        .map_err(|_| bad("its payload does not decompress"))?;
-    if !kernel.starts_with(b"\x7fELF") {
-        return Err(bad("its payload is no ELF file"));
+        .map_err(|_| "its payload does not decompress")?;
+    Ok(kernel)
+}
+
+/// Behind the last block is the size of the whole, which Linux' build appends.
+fn unpack_lz4(mut blocks: &[u8]) -> Result<Vec<u8>, &'static str> {
+    const BAD: &str = "its payload does not decompress";
+    let mut kernel = Vec::new();
+    while let Some((length, rest)) = blocks.split_first_chunk() {
+        if rest.is_empty() {
+            break;
+        }
+        let length = u32::from_le_bytes(*length) as usize;
+        let (block, rest) = rest.split_at_checked(length).ok_or(BAD)?;
+        kernel.extend(lz4::block::decompress(block, Some(LZ4_BLOCK)).map_err(|_| BAD)?);
+        if kernel.len() as u64 > MAX_KERNEL {
+            return Err(BAD);
+        }
+        blocks = rest;
     }
     Ok(kernel)
 }
@@ -45,6 +79,39 @@ pub fn elf_kernel(image: &[u8]) -> Result<Vec<u8>, ImageError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A bzImage with this payload.
+    fn image(payload: &[u8]) -> Vec<u8> {
+        let mut image = vec![0; 4096];
+        image[0x1f1] = 7;
+        image[0x202..0x206].copy_from_slice(b"HdrS");
+        image[0x24c..0x250].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+        image.extend_from_slice(payload);
+        image
+    }
+
+    #[test]
+    fn an_lz4_payload_is_unpacked_block_by_block() {
+        let kernel: Vec<u8> = b"\x7fELF"
+            .iter()
+            .copied()
+            .chain((0..200).cycle().take(9 << 20))
+            .collect();
+        let mut payload = LZ4_LEGACY.to_vec();
+        for block in kernel.chunks(LZ4_BLOCK as usize) {
+            let packed = lz4::block::compress(block, None, false).unwrap();
+            payload.extend_from_slice(&(packed.len() as u32).to_le_bytes());
+            payload.extend_from_slice(&packed);
+        }
+        let blocks = payload.len();
+        payload.extend_from_slice(&(kernel.len() as u32).to_le_bytes());
+        assert!(elf_kernel(&image(&payload)).unwrap() == kernel);
+        // Cut short anywhere, it is refused or no ELF file of that size.
+        for end in [LZ4_LEGACY.len() + 2, LZ4_LEGACY.len() + 40, blocks - 1] {
+            let cut = elf_kernel(&image(&payload[..end]));
+            assert!(cut.is_err(), "{end} of {blocks}");
+        }
+    }
 
     #[test]
     fn what_is_no_bzimage_is_refused_with_a_reason() {

@@ -2,7 +2,7 @@
 //! light to load.
 
 use super::ImageError;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -16,15 +16,30 @@ pub struct Module {
 }
 
 /// Reads `wanted` and all they depend on from a folder `lib/modules/VERSION`,
-/// each after what it depends on.
+/// each after what it depends on; but for those that the kernel has built in.
 pub fn load_all(folder: &Path, wanted: &[&str]) -> Result<Vec<Module>, ImageError> {
     let mut files = BTreeMap::new();
     index(&folder.join("kernel"), &mut files)?;
+    let built_in = built_in(folder)?;
     let mut ordered = Vec::new();
     for name in wanted {
-        add(&files, name, &mut ordered, 0)?;
+        if !built_in.contains(&canonical(name)) {
+            add(&files, name, &mut ordered, 0)?;
+        }
     }
     Ok(ordered)
+}
+
+/// What `modules.builtin` names, a path a line (Linux,
+/// Documentation/kbuild/kbuild.rst).
+fn built_in(folder: &Path) -> Result<BTreeSet<String>, ImageError> {
+    let path = folder.join("modules.builtin");
+    let text = std::fs::read_to_string(&path).map_err(|error| ImageError::file(&path, error))?;
+    let names = text.lines().filter_map(|line| {
+        let name = line.rsplit('/').next()?;
+        Some(canonical(name.strip_suffix(".ko")?))
+    });
+    Ok(names.collect())
 }
 
 fn index(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<(), ImageError> {
@@ -220,9 +235,12 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_module_is_named() {
+    fn a_missing_module_is_named_and_a_built_in_one_is_left_out() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("kernel")).unwrap();
+        let builtin = folder.path().join("modules.builtin");
+        std::fs::write(&builtin, "kernel/drivers/char/virtio_console.ko\n").unwrap();
+        assert_eq!(load_all(folder.path(), &["virtio-console"]).unwrap(), []);
         let error = load_all(folder.path(), &["kvm-amd"]).unwrap_err();
         assert!(error.to_string().contains("kvm-amd"), "{error}");
     }

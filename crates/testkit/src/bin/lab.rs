@@ -1,9 +1,10 @@
 //! `jiffy-lab`: boots a machine for one task and takes it down again.
 
-use anyhow::Result;
-use clap::{Args, Parser, Subcommand};
+use anyhow::{Result, ensure};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use jiffy_machine::Accelerator;
 use jiffy_machine::image::build::Addition;
+use jiffy_testkit::intel::{self, IntelOptions, Model, Program};
 use jiffy_testkit::libtest::{self, Counts};
 use jiffy_testkit::{Lab, LabOptions};
 use jiffy_wire::agent::Stream;
@@ -29,7 +30,7 @@ enum Verb {
         /// Pass our stdin to the program.
         #[arg(short = 'i', long)]
         stdin: bool,
-        /// End it after so many seconds.
+        /// End it after so many seconds; on Intel the boot counts, too.
         #[arg(long, default_value_t = 600)]
         time_limit: u64,
         /// Say on stderr how long the boot took.
@@ -43,7 +44,7 @@ enum Verb {
     RunTests {
         #[command(flatten)]
         machine: MachineArgs,
-        /// End each binary after so many seconds.
+        /// End each binary after so many seconds; on Intel all of them, with the boot.
         #[arg(long, default_value_t = 900)]
         time_limit: u64,
         /// Static test binaries.
@@ -60,15 +61,49 @@ enum Verb {
     },
 }
 
+/// Whose virtualisation the machine's KVM has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Processor {
+    /// kvm-amd: SVM, which QEMU emulates.
+    Amd,
+    /// kvm-intel: VMX, which Bochs emulates. No agent, no disk, no network.
+    Intel,
+}
+
+/// A model of Intel's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum IntelModel {
+    /// Of 2013: AVX2.
+    Haswell,
+    /// Of 2020: AVX-512, PKU.
+    TigerLake,
+}
+
 #[derive(Debug, Args)]
 struct MachineArgs {
+    /// Whose processor.
+    #[arg(long, value_enum, default_value_t = Processor::Amd)]
+    processor: Processor,
+    /// Intel only: which processor.
+    #[arg(long, value_enum, default_value_t = IntelModel::Haswell)]
+    model: IntelModel,
+    /// Intel only: KVM finds a PMU, and VMs have one. It counts nothing.
+    #[arg(long)]
+    vpmu: bool,
+    /// The newest of Debian's cloud kernels of this series, 6.1 or 6.12; by default
+    /// the machine's own, on Intel 6.12.
+    #[arg(long, value_name = "SERIES")]
+    kernel: Option<String>,
+    /// Further parameters for that kernel.
+    #[arg(long, default_value = "", allow_hyphen_values = true)]
+    kernel_args: String,
     /// Count instructions instead of time: 1 ns is one instruction. No disk;
     /// output comes when the program has ended.
     #[arg(long)]
     icount: bool,
-    /// RAM in MiB.
-    #[arg(long, default_value_t = 4096)]
-    memory: u32,
+    /// RAM in MiB; 4096 by default, on Intel 3072 always.
+    #[arg(long)]
+    memory: Option<u32>,
     /// CPUs.
     #[arg(long, default_value_t = 1)]
     cpus: u8,
@@ -78,6 +113,9 @@ struct MachineArgs {
     /// Run jiffyd as a service, as the user's machine does.
     #[arg(long)]
     node: bool,
+    /// Intel only: have Jiffy's programs there, as they are in the other machine.
+    #[arg(long)]
+    with_jiffy: bool,
     /// A file or folder of the host, and its absolute path in the machine.
     #[arg(long = "file", value_name = "HOST:GUEST", value_parser = addition)]
     files: Vec<Addition>,
@@ -97,11 +135,21 @@ fn addition(text: &str) -> Result<Addition, String> {
 }
 
 impl MachineArgs {
+    fn is_intel(&self) -> bool {
+        self.processor == Processor::Intel
+    }
+
     fn boot(self) -> Result<Lab> {
+        ensure!(
+            !self.vpmu && self.model == IntelModel::Haswell && !self.with_jiffy,
+            "--vpmu, --model and --with-jiffy are for --processor intel"
+        );
         let defaults = LabOptions::default();
         Lab::boot(LabOptions {
             image: self.image.unwrap_or(defaults.image),
-            memory_mib: self.memory,
+            kernel: self.kernel,
+            kernel_args: self.kernel_args,
+            memory_mib: self.memory.unwrap_or(defaults.memory_mib),
             cpus: if self.icount { 1 } else { self.cpus },
             accelerator: if self.icount {
                 Accelerator::TcgInstructionClock
@@ -111,6 +159,33 @@ impl MachineArgs {
             disk_gib: self.disk.filter(|size| *size > 0 && !self.icount),
             node: self.node,
             files: self.files,
+        })
+    }
+
+    fn intel(self, time_limit: u64) -> Result<IntelOptions> {
+        let other = [
+            (self.icount, "--icount"),
+            (self.memory.is_some(), "--memory"),
+            (self.cpus != 1, "--cpus"),
+            (self.disk.is_some_and(|size| size > 0), "--disk"),
+            (self.node, "--node"),
+            (self.image.is_some(), "--image"),
+        ];
+        for (given, option) in other {
+            ensure!(!given, "{option} is not for --processor intel");
+        }
+        let defaults = IntelOptions::default();
+        Ok(IntelOptions {
+            model: match self.model {
+                IntelModel::Haswell => Model::Haswell,
+                IntelModel::TigerLake => Model::TigerLake,
+            },
+            vpmu: self.vpmu,
+            kernel: self.kernel.unwrap_or(defaults.kernel),
+            kernel_args: self.kernel_args,
+            with_jiffy: self.with_jiffy,
+            files: self.files,
+            time_limit: Duration::from_secs(time_limit),
         })
     }
 }
@@ -127,6 +202,19 @@ fn main() -> ExitCode {
 
 fn run(verb: Verb) -> Result<u8> {
     match verb {
+        Verb::Run {
+            machine,
+            stdin,
+            time_limit,
+            timing,
+            argv,
+        } if machine.is_intel() => {
+            ensure!(
+                !stdin && !timing,
+                "neither --stdin nor --timing is for --processor intel"
+            );
+            run_on_intel(&machine.intel(time_limit)?, argv)
+        }
         Verb::Run {
             machine,
             stdin,
@@ -165,24 +253,63 @@ fn run(verb: Verb) -> Result<u8> {
             binaries,
             arguments,
         } => {
-            let lab = machine.boot()?;
-            let mut counts = Counts::default();
-            for binary in &binaries {
-                counts += libtest::run(&lab, binary, &arguments, Duration::from_secs(time_limit))?;
-            }
+            let (place, counts) = if machine.is_intel() {
+                let options = machine.intel(time_limit)?;
+                let counts = libtest::run_on_intel(&options, &binaries, &arguments)?;
+                ("on Intel", counts)
+            } else {
+                let limit = Duration::from_secs(time_limit);
+                (
+                    "in the machine",
+                    run_tests(machine, &binaries, &arguments, limit)?,
+                )
+            };
             println!(
-                "in the machine: {} passed, {} failed, {} ignored",
+                "{place}: {} passed, {} failed, {} ignored",
                 counts.passed, counts.failed, counts.ignored
             );
-            if counts.failed > 0 {
-                eprintln!("the machine's console:\n{}", lab.console());
-            }
             Ok(u8::from(counts.failed > 0))
         }
         Verb::Shell { machine } => {
+            ensure!(
+                !machine.is_intel(),
+                "there is no shell with --processor intel"
+            );
             let lab = machine.boot()?;
             let code = jiffy_machine::shell::run(lab.agent(), &[])?;
             Ok(u8::try_from(code).unwrap_or(255))
         }
     }
+}
+
+fn run_on_intel(options: &IntelOptions, argv: Vec<String>) -> Result<u8> {
+    let program = Program {
+        argv,
+        env: Vec::new(),
+    };
+    let statuses = intel::run(options, &[program], &mut |_, bytes| {
+        let _ = std::io::stdout().write_all(bytes);
+        let _ = std::io::stdout().flush();
+    })?;
+    Ok(statuses
+        .first()
+        .and_then(|status| u8::try_from(*status).ok())
+        .unwrap_or(255))
+}
+
+fn run_tests(
+    machine: MachineArgs,
+    binaries: &[PathBuf],
+    arguments: &[String],
+    limit: Duration,
+) -> Result<Counts> {
+    let lab = machine.boot()?;
+    let mut counts = Counts::default();
+    for binary in binaries {
+        counts += libtest::run(&lab, binary, arguments, limit)?;
+    }
+    if counts.failed > 0 {
+        eprintln!("the machine's console:\n{}", lab.console());
+    }
+    Ok(counts)
 }

@@ -1,0 +1,62 @@
+//! Debian's kernels as hosts of VMs, beside the one that `make build` puts into
+//! the machine.
+
+use anyhow::{Context, Result, ensure};
+use jiffy_machine::image::build::{self, Recipe, installed};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The newest packaged kernel of a series (`6.1`, `6.12`), unpacked; fetched
+/// unless it is in the cache.
+pub fn package(series: &str) -> Result<PathBuf> {
+    checkout_script("machine-kernel", &[series])
+}
+
+/// Runs `scripts/NAME` of this checkout, which prints a path.
+pub(crate) fn checkout_script(name: &str, arguments: &[&str]) -> Result<PathBuf> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../scripts")
+        .join(name);
+    let output = Command::new(&script)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("running {}", script.display()))?;
+    ensure!(
+        output.status.success(),
+        "scripts/{name} {} failed; why, it said above",
+        arguments.join(" ")
+    );
+    let printed = String::from_utf8(output.stdout).context("a path that is no UTF-8")?;
+    Ok(PathBuf::from(printed.trim_end()))
+}
+
+/// What a machine with that kernel is built from; with Jiffy's programs or
+/// without.
+pub(crate) fn recipe(kernel_package: PathBuf, dist: &Path, with_jiffy: bool) -> Result<Recipe> {
+    let busybox = ["/bin/busybox", "/usr/bin/busybox"]
+        .map(PathBuf::from)
+        .into_iter()
+        .find(|path| path.is_file())
+        .context("there is no /bin/busybox: apt-get install busybox-static")?;
+    Ok(Recipe {
+        kernel_package,
+        busybox,
+        init: dist.join("lib/jiffy/jiffy-init"),
+        additions: if with_jiffy {
+            installed(dist)
+        } else {
+            Vec::new()
+        },
+    })
+}
+
+/// Builds the machine's `vmlinux` and `initramfs.cpio` with the newest kernel of
+/// a series and the programs of `dist` into `folder`.
+pub fn machine_image(series: &str, dist: &Path, folder: &Path) -> Result<()> {
+    let recipe = recipe(package(series)?, dist, true)?;
+    build::build(&recipe, folder)
+        .with_context(|| format!("building a machine with Linux {series}"))?;
+    Ok(())
+}

@@ -1,0 +1,243 @@
+//! Bochs: which program, what it is told, how it ends.
+
+use super::IntelOptions;
+use crate::host_kernel::checkout_script;
+use anyhow::{Context, Result, bail, ensure};
+use jiffy_machine::instance;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// Files in a machine's folder: its first serial port, its second.
+pub const SERIAL: &str = "serial";
+pub const CONSOLE: &str = "console.log";
+/// What is booted.
+pub const DISC: &str = "boot.iso";
+const CONFIGURATION: &str = "bochsrc";
+const LOG: &str = "bochs.log";
+const MSRS: &str = "pmu.msrs";
+/// What the debugger of a Bochs that has one is to do.
+const DEBUGGER: &str = "continue";
+
+/// Instructions that make a second in the machine, which is what its time stamp
+/// counter counts.
+pub const IPS: u32 = 50_000_000;
+/// RAM, MiB. Bochs takes at most 2,048 of the host's, and puts what else is in use into
+/// a file; tests want a page of 1 GiB.
+const MEMORY_MIB: u32 = 3072;
+const HOST_MEMORY_MIB: u32 = 2048;
+
+/// A processor that Bochs emulates, and in which kvm-intel works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Model {
+    /// Core i7-4770, 2013: AVX2.
+    Haswell,
+    /// Core i5-1135G7, 2020: AVX-512, PKU.
+    TigerLake,
+}
+
+impl Model {
+    /// Bochs' name for it.
+    fn name(self) -> &'static str {
+        match self {
+            Model::Haswell => "corei7_haswell_4770",
+            Model::TigerLake => "tigerlake",
+        }
+    }
+
+    /// What the kernel must be told of it: with APICv VM entries fail, for Bochs'
+    /// is not whole.
+    pub(super) fn kernel_args(self) -> &'static str {
+        match self {
+            Model::Haswell => "",
+            Model::TigerLake => "kvm_intel.enable_apicv=0",
+        }
+    }
+}
+
+/// MSRs of a PMU (Intel SDM volume 4, chapter 2): four counters and what selects their
+/// events, the fixed counters, the global registers. Bochs knows none of them. As plain
+/// storage they satisfy Linux, which writes to a counter and reads it back
+/// (`check_hw_exists` in arch/x86/events/core.c).
+const PMU: &[std::ops::RangeInclusive<u32>] = &[
+    0xc1..=0xc4,
+    0x4c1..=0x4c4,
+    0x186..=0x189,
+    0x309..=0x30b,
+    0x38d..=0x390,
+];
+/// IA32_PERF_CAPABILITIES, and its bit for counters of full width.
+const PERF_CAPABILITIES: u32 = 0x345;
+const FULL_WIDTH_WRITES: u32 = 1 << 13;
+
+/// The file of MSRs: address, type, the value after a reset, the bits that can't be
+/// set, those that are ignored; of each first the upper half.
+fn pmu() -> String {
+    let mut text = String::new();
+    for msr in PMU.iter().cloned().flatten() {
+        let _ = writeln!(text, "{msr:#x} 0 0 0 0 0 0 0");
+    }
+    let _ = writeln!(
+        text,
+        "{PERF_CAPABILITIES:#x} 0 0 {FULL_WIDTH_WRITES:x} 0 0 ffffffff ffffffff"
+    );
+    text
+}
+
+/// A Bochs on this host.
+#[derive(Debug)]
+pub struct Bochs {
+    program: PathBuf,
+    /// Debian's own, which has a debugger and wants a terminal.
+    debians: bool,
+}
+
+impl Bochs {
+    /// `$JIFFY_BOCHS`, or what `scripts/bochs` builds.
+    pub fn find() -> Result<Bochs> {
+        let program = match std::env::var_os("JIFFY_BOCHS") {
+            Some(program) => PathBuf::from(program),
+            None => checkout_script("bochs", &[])?,
+        };
+        ensure!(
+            program.is_file(),
+            "there is no Bochs at {}",
+            program.display()
+        );
+        Ok(Bochs {
+            debians: program.file_name().is_some_and(|name| name == "bochs-bin"),
+            program,
+        })
+    }
+
+    /// Boots the disc that is in `folder`.
+    pub fn start(&self, folder: &Path, options: &IntelOptions) -> Result<Machine> {
+        for file in [SERIAL, CONSOLE] {
+            File::create(folder.join(file))?;
+        }
+        if options.vpmu {
+            std::fs::write(folder.join(MSRS), pmu())?;
+        }
+        let configuration = self.configuration(options)?;
+        std::fs::write(folder.join(CONFIGURATION), configuration)?;
+        let mut command = self.command(folder)?;
+        instance::end_with_parent(&mut command);
+        let child = command
+            .current_dir(folder)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .with_context(|| format!("starting {}", self.program.display()))?;
+        Ok(Machine {
+            child,
+            log: folder.join(LOG),
+        })
+    }
+
+    fn command(&self, folder: &Path) -> Result<Command> {
+        if !self.debians {
+            let mut command = Command::new(&self.program);
+            command.args(["-q", "-f", CONFIGURATION]);
+            return Ok(command);
+        }
+        std::fs::write(folder.join(DEBUGGER), "continue\n")?;
+        // `script` is a terminal that nobody looks at.
+        let mut command = Command::new("script");
+        let program = self.program.to_str().context("a path that is no UTF-8")?;
+        let line = format!("exec '{program}' -q -f {CONFIGURATION} -rc {DEBUGGER}");
+        command
+            .args(["-qfc", &line, "/dev/null"])
+            .env("TERM", "xterm");
+        Ok(command)
+    }
+
+    fn configuration(&self, options: &IntelOptions) -> Result<String> {
+        let model = options.model.name();
+        let display = if self.debians { "term" } else { "nogui" };
+        let msrs = if options.vpmu {
+            format!(", msrs={MSRS}")
+        } else {
+            String::new()
+        };
+        let bios = firmware("bochsbios", &["/usr/share/bochs/BIOS-bochs-latest"])?;
+        let video = firmware(
+            "vgabios",
+            &[
+                "/usr/share/vgabios/vgabios.bin",
+                "/usr/share/bochs/VGABIOS-lgpl-latest",
+            ],
+        )?;
+        Ok(format!(
+            "display_library: {display}\n\
+             cpu: model={model}, count=1, ips={IPS}, reset_on_triple_fault=0, ignore_bad_msrs=1{msrs}\n\
+             memory: guest={MEMORY_MIB}, host={HOST_MEMORY_MIB}\n\
+             romimage: file={bios}\n\
+             vgaromimage: file={video}\n\
+             ata0: enabled=1, ioaddr1=0x1f0, ioaddr2=0x3f0, irq=14\n\
+             ata0-master: type=cdrom, path={DISC}, status=inserted\n\
+             boot: cdrom\n\
+             com1: enabled=1, mode=file, dev={SERIAL}\n\
+             com2: enabled=1, mode=file, dev={CONSOLE}\n\
+             clock: sync=none, time0=utc\n\
+             log: {LOG}\n\
+             panic: action=fatal\n\
+             error: action=ignore\n\
+             info: action=ignore\n\
+             debug: action=ignore\n"
+        ))
+    }
+}
+
+/// The first of these files that is there.
+fn firmware(package: &str, paths: &[&'static str]) -> Result<&'static str> {
+    match paths.iter().find(|path| Path::new(path).is_file()) {
+        Some(path) => Ok(path),
+        None => bail!("there is no {}: apt-get install {package}", paths[0]),
+    }
+}
+
+/// A Bochs that runs. It ends with this value, and with the thread that started it.
+#[derive(Debug)]
+pub struct Machine {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Machine {
+    /// Why it has ended, if it has.
+    pub fn has_ended(&mut self) -> Result<Option<String>> {
+        let Some(status) = self.child.try_wait()? else {
+            return Ok(None);
+        };
+        let log = std::fs::read(&self.log).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        // A panic of Bochs', like `00012345p[CPU0  ] >>PANIC<< exception`.
+        let words = log
+            .lines()
+            .rfind(|line| line.contains(">>PANIC<<"))
+            .map_or_else(|| status.to_string(), |line| line.trim().to_owned());
+        Ok(Some(words))
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pmu_has_four_counters_and_says_how_wide_they_are() {
+        let text = pmu();
+        assert_eq!(text.lines().count(), 4 + 4 + 4 + 3 + 4 + 1);
+        assert!(text.lines().all(|line| line.split(' ').count() == 8));
+        assert!(text.ends_with("0x345 0 0 2000 0 0 ffffffff ffffffff\n"));
+    }
+}

@@ -1,0 +1,184 @@
+//! The laboratory's second processor: an Intel one, which Bochs emulates with VMX
+//! and EPT, so that `/dev/kvm` is kvm-intel.
+//!
+//! Bochs has no device over which an agent could be asked. What is to run is in the
+//! initramfs from the start, and what it says comes over a serial port.
+
+mod bochs;
+mod medium;
+mod output;
+
+pub use bochs::Model;
+
+use crate::host_kernel;
+use crate::lab::dist;
+use anyhow::{Context, Result, bail, ensure};
+use bochs::Bochs;
+use jiffy_machine::image::build::Addition;
+use output::{Event, Reader};
+use rustix::fs::FlockOperation;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How often what the machine wrote is looked for.
+const LOOK_EACH: Duration = Duration::from_millis(50);
+
+/// What kind of Intel machine the tests want.
+#[derive(Debug, Clone)]
+pub struct IntelOptions {
+    /// The processor.
+    pub model: Model,
+    /// Whether KVM finds a PMU, and so gives VMs one. Its counters count nothing.
+    pub vpmu: bool,
+    /// Series of Debian's kernel: `6.1`, `6.12`.
+    pub kernel: String,
+    /// Further kernel parameters.
+    pub kernel_args: String,
+    /// Jiffy's programs, kernel and image are there, where the machine has them.
+    pub with_jiffy: bool,
+    /// Files that are there from the start.
+    pub files: Vec<Addition>,
+    /// What all of it may take, its boot included.
+    pub time_limit: Duration,
+}
+
+impl Default for IntelOptions {
+    fn default() -> IntelOptions {
+        IntelOptions {
+            model: Model::Haswell,
+            vpmu: false,
+            kernel: "6.12".into(),
+            kernel_args: String::new(),
+            with_jiffy: false,
+            files: Vec::new(),
+            time_limit: Duration::from_secs(900),
+        }
+    }
+}
+
+/// A program to run there.
+#[derive(Debug, Clone)]
+pub struct Program {
+    /// With its arguments.
+    pub argv: Vec<String>,
+    /// Added to its environment, `NAME=value`.
+    pub env: Vec<String>,
+}
+
+/// Boots a machine and runs programs in it, one after the other, in `/tmp` and without
+/// input. `on_output` gets what each writes to stdout and stderr, with its number.
+/// The result is their exit statuses, as a shell has them.
+pub fn run(
+    options: &IntelOptions,
+    programs: &[Program],
+    on_output: &mut dyn FnMut(usize, &[u8]),
+) -> Result<Vec<i32>> {
+    let deadline = Instant::now() + options.time_limit;
+    let bochs = Bochs::find()?;
+    let folder = tempfile::Builder::new()
+        .prefix(crate::lab::PREFIX)
+        .tempdir()
+        .context("making a temporary folder")?;
+    // Folders of labs that nobody has a lock in are removed after a while.
+    let lock = File::create(folder.path().join("pid"))?;
+    rustix::fs::fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+    let files = medium::Files {
+        package: host_kernel::package(&options.kernel)?,
+        dist: dist(),
+    };
+    let token = jiffy_machine::instance::new_token()?;
+    medium::build(folder.path(), &files, options, programs, &token)?;
+    // Bochs ends with this value.
+    let mut machine = bochs.start(folder.path(), options)?;
+    let mut session = Session {
+        folder: folder.path(),
+        serial: File::open(folder.path().join(bochs::SERIAL))?,
+        reader: Reader::new(&token),
+        statuses: Vec::new(),
+    };
+    loop {
+        let ended = machine.has_ended()?;
+        session.read(on_output)?;
+        if session.statuses.len() == programs.len() {
+            return Ok(session.statuses);
+        }
+        let doing = session.doing(programs);
+        if let Some(panic) = session.panic() {
+            bail!("the kernel of the Intel machine died {doing}: {panic}");
+        }
+        if let Some(why) = ended {
+            bail!(
+                "Bochs ended {doing}: {why}\nits console:\n{}",
+                session.console()
+            );
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "the Intel machine was not done after {} s, {doing}; its console:\n{}",
+            options.time_limit.as_secs(),
+            session.console()
+        );
+        std::thread::sleep(LOOK_EACH);
+    }
+}
+
+/// What is known of a machine that runs.
+struct Session<'a> {
+    folder: &'a Path,
+    serial: File,
+    reader: Reader,
+    statuses: Vec<i32>,
+}
+
+impl Session<'_> {
+    fn read(&mut self, on_output: &mut dyn FnMut(usize, &[u8])) -> Result<()> {
+        let mut fresh = Vec::new();
+        self.serial.read_to_end(&mut fresh)?;
+        self.reader.push(&fresh);
+        while let Some(event) = self.reader.next() {
+            match event {
+                Event::Output(bytes) => on_output(self.statuses.len(), &bytes),
+                Event::Ended(status) => self.statuses.push(status),
+                Event::NoKvm => bail!(
+                    "the Intel machine came up without /dev/kvm; its console:\n{}",
+                    self.console()
+                ),
+            }
+        }
+        Ok(())
+    }
+
+    fn doing(&self, programs: &[Program]) -> String {
+        if !self.reader.has_booted() {
+            return "while it booted".into();
+        }
+        let program = programs.get(self.statuses.len());
+        let name = program.and_then(|program| program.argv.first());
+        format!(
+            "while it ran {}",
+            name.map_or("nothing", |name| name.as_str())
+        )
+    }
+
+    fn console(&self) -> String {
+        crate::lab::tail(&self.folder.join(bochs::CONSOLE))
+    }
+
+    fn panic(&self) -> Option<String> {
+        let console = self.console();
+        let line = console
+            .lines()
+            .find(|line| line.contains("Kernel panic - "))?;
+        Some(line.trim().into())
+    }
+}
+
+/// A file of the host for the initramfs.
+pub(crate) fn file(path: PathBuf, guest: impl Into<String>) -> Addition {
+    Addition {
+        host: path,
+        guest: guest.into(),
+    }
+}

@@ -1,0 +1,134 @@
+//! What comes over the serial port: output of programs, and lines of ours between.
+
+use std::collections::VecDeque;
+
+/// Something that came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// The running program wrote this.
+    Output(Vec<u8>),
+    /// It ended with this status.
+    Ended(i32),
+    /// There is no `/dev/kvm`.
+    NoKvm,
+}
+
+/// Takes the stream apart. Lines of ours begin with a control character and a token
+/// that no program there has been told, wherever the program's own line ended.
+#[derive(Debug)]
+pub struct Reader {
+    mark: Vec<u8>,
+    rest: Vec<u8>,
+    events: VecDeque<Event>,
+    booted: bool,
+}
+
+impl Reader {
+    pub fn new(token: &str) -> Reader {
+        Reader {
+            mark: mark(token).into_bytes(),
+            rest: Vec::new(),
+            events: VecDeque::new(),
+            booted: false,
+        }
+    }
+
+    /// Whether programs have begun to run.
+    pub fn has_booted(&self) -> bool {
+        self.booted
+    }
+
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.rest.extend_from_slice(bytes);
+        while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
+            let mut line: Vec<u8> = self.rest.drain(..=end).collect();
+            let ours = find(&line, &self.mark).map(|at| line.split_off(at));
+            if !line.is_empty() && self.booted {
+                self.events.push_back(Event::Output(line));
+            }
+            if let Some(ours) = ours {
+                self.ours(&ours[self.mark.len()..]);
+            }
+        }
+    }
+
+    fn ours(&mut self, line: &[u8]) {
+        let line = String::from_utf8_lossy(line);
+        match line.trim_end().split_once(' ') {
+            Some(("ended", status)) => {
+                // A status that can't be read is no success.
+                let status = status.parse().unwrap_or(255);
+                self.events.push_back(Event::Ended(status));
+            }
+            _ if line.trim_end() == "booted" => self.booted = true,
+            _ => self.events.push_back(Event::NoKvm),
+        }
+    }
+
+    pub fn next(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+}
+
+fn mark(token: &str) -> String {
+    format!("\u{1e}{token} ")
+}
+
+fn find(line: &[u8], mark: &[u8]) -> Option<usize> {
+    line.windows(mark.len()).position(|window| window == mark)
+}
+
+/// A line of shell that writes one of our lines.
+pub fn say(token: &str, what: &str) -> String {
+    format!("printf '\\036{token} %s\\n' \"{what}\"\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn events(reader: &mut Reader) -> Vec<Event> {
+        std::iter::from_fn(|| reader.next()).collect()
+    }
+
+    #[test]
+    fn output_and_our_lines_are_told_apart_however_they_come() {
+        let stream = "noise\n\u{1e}ab booted\none\n\u{1e}xx ended 0\ntwo\u{1e}ab ended 0\n\u{1e}ab ended 101\n";
+        let expected = [
+            Event::Output(b"one\n".to_vec()),
+            Event::Output("\u{1e}xx ended 0\n".into()),
+            Event::Output(b"two".to_vec()),
+            Event::Ended(0),
+            Event::Ended(101),
+        ];
+        for size in [1, 2, 7, stream.len()] {
+            let mut reader = Reader::new("ab");
+            let mut seen = Vec::new();
+            for piece in stream.as_bytes().chunks(size) {
+                reader.push(piece);
+                seen.extend(events(&mut reader));
+            }
+            assert_eq!(seen, expected, "in pieces of {size}");
+            assert!(reader.has_booted());
+        }
+    }
+
+    #[test]
+    fn a_status_that_cannot_be_read_is_no_success() {
+        let mut reader = Reader::new("t");
+        reader.push("\u{1e}t booted\n\u{1e}t ended x\n\u{1e}t no-kvm\n".as_bytes());
+        assert_eq!(events(&mut reader), [Event::Ended(255), Event::NoKvm]);
+    }
+
+    #[test]
+    fn what_the_shell_writes_is_read() {
+        let script = say("t0ken", "booted") + &say("t0ken", "ended $((3 + 4))");
+        let output = std::process::Command::new("sh")
+            .args(["-c", &script])
+            .output();
+        let mut reader = Reader::new("t0ken");
+        reader.push(&output.expect("a shell").stdout);
+        assert_eq!(events(&mut reader), [Event::Ended(7)]);
+        assert!(reader.has_booted());
+    }
+}
