@@ -21,3 +21,4 @@ mod snapshots;
 mod streams;
 mod support;
 mod timelines;
+mod upgrade;

@@ -39,6 +39,8 @@ pub struct Most {
     pub host: Host,
     /// The profile of a guest that has it all.
     pub profile: Profile,
+    /// What a captured guest may have besides: see [`restorable`].
+    restorable: Profile,
 }
 
 impl Most {
@@ -48,23 +50,28 @@ impl Most {
         let host = Host::read(hypervisor.has_tsc_deadline());
         let all = cpuid::for_vm(&supported, 1, host, None);
         let mut profile = of_cpuid(all.as_slice());
-        if cpuid::has_arch_capabilities(all.as_slice())
+        profile.tsc_scaling = hypervisor.has_tsc_scaling();
+        let mut restorable = restorable(&profile, &supported);
+        if cpuid::has_arch_capabilities(supported.as_slice())
             && let Some(value) = hypervisor.feature_msr(msrs::ARCH_CAPABILITIES)?
         {
-            profile.msrs.insert(msrs::ARCH_CAPABILITIES, value);
+            restorable.msrs.insert(msrs::ARCH_CAPABILITIES, value);
+            if cpuid::has_arch_capabilities(all.as_slice()) {
+                profile.msrs.insert(msrs::ARCH_CAPABILITIES, value);
+            }
         }
-        profile.tsc_scaling = hypervisor.has_tsc_scaling();
         Ok(Most {
             supported,
             host,
             profile,
+            restorable,
         })
     }
 
     /// Whether a captured guest can go on here. `tsc_khz` is what a new vCPU counts
     /// with.
     pub fn check(&self, vcpu: &VcpuState, tsc_khz: Option<u32>) -> Result<(), ProfileError> {
-        let mut host = self.profile.clone();
+        let mut host = self.restorable.clone();
         host.tsc_khz = tsc_khz;
         let lacking = of_guest(vcpu).lacking(&host);
         match lacking.is_empty() {
@@ -72,6 +79,13 @@ impl Most {
             false => Err(ProfileError::Lacking(lacking)),
         }
     }
+}
+
+/// What a captured guest may have: an earlier release showed it all that KVM
+/// supports, also what is hidden from guests that boot today (on AMD's processors
+/// IA32_ARCH_CAPABILITIES, for one). KVM gives it that as before.
+fn restorable(profile: &Profile, supported: &CpuId) -> Profile {
+    profile.with_features_of(&of_cpuid(supported.as_slice()))
 }
 
 /// The profile of this host, as `jiffy-vmm cpu` prints it.

@@ -1,0 +1,139 @@
+//! VMs of release 0.1 under today's programs. What is known of them is the fixture
+//! of `crates/node/tests/fixtures/release-0.1/`.
+
+use crate::support::{Jiffy, jiffy};
+use std::fs::File;
+use std::path::Path;
+
+/// A node of its own, beside the tests' one.
+const DATA: &str = "/var/lib/jiffy/release-0.1";
+const RUN: &str = "/run/release-0.1";
+
+struct Old<'a> {
+    jiffy: &'a Jiffy,
+}
+
+impl Old<'_> {
+    /// The fixture's data folder in the machine, and no daemon yet.
+    fn unpacked(jiffy: &Jiffy) -> Old<'_> {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../node/tests/fixtures/release-0.1/data.tar.zst");
+        let packed = zstd::Decoder::new(File::open(fixture).expect("the fixture"));
+        let mut packed = tar::Archive::new(packed.expect("zstd"));
+        let mut wanted = tar::Builder::new(Vec::new());
+        for entry in packed.entries().expect("a tar") {
+            let entry = entry.expect("an entry");
+            // The golden snapshot's memory, which is of no use.
+            if !entry.path().expect("a path").ends_with("ram.raw") {
+                wanted
+                    .append(&entry.header().clone(), entry)
+                    .expect("appended");
+            }
+        }
+        let tar = wanted.into_inner().expect("a tar");
+        jiffy
+            .lab
+            .write("/tests/release-0.1.tar", 0o600, tar)
+            .expect("copied");
+        let unpack = format!(
+            "mkdir -p {DATA} && tar -C {DATA} -xf /tests/release-0.1.tar && rm /tests/release-0.1.tar"
+        );
+        jiffy.sh(&unpack);
+        Old { jiffy }
+    }
+
+    fn ok(&self, arguments: &[&str]) -> String {
+        let command = self.jiffy.command(arguments);
+        let command = command.env("JIFFY_DATA", DATA).env("JIFFY_RUN", RUN);
+        let output = command.output().expect("jiffy runs");
+        let said = output.error_text();
+        assert_eq!(output.code(), 0, "jiffy {}: {said}", arguments.join(" "));
+        output.text()
+    }
+
+    fn counted(&self, vm: &str) -> u64 {
+        self.ok(&["exec", vm, "cat", "/tmp/n"]).parse().unwrap_or(0)
+    }
+
+    /// Its program runs: it counts on.
+    fn counts_on(&self, vm: &str) {
+        let before = self.counted(vm);
+        let counts = || self.counted(vm) > before;
+        self.jiffy.eventually(&format!("{vm} counts"), counts);
+    }
+}
+
+impl Drop for Old<'_> {
+    fn drop(&mut self) {
+        // Of this node only; the other one is the tests'.
+        let script = format!(
+            "for pid in $(pidof jiffyd jiffy-vmm jiffy-pager); do \
+             tr '\\0' ' ' < /proc/$pid/cmdline | grep -q release-0.1 && kill -9 $pid; done; \
+             rm -rf {DATA} {RUN}"
+        );
+        if let Err(error) = self.jiffy.lab.sh(&script) {
+            eprintln!("removing the data of release 0.1: {error:#}");
+        }
+    }
+}
+
+#[test]
+fn a_guest_that_release_0_1_captured_goes_on_in_every_way() {
+    let jiffy = jiffy();
+    let old = Old::unpacked(&jiffy);
+    let listed = old.ok(&["ps", "--all"]);
+    assert!(
+        listed.contains("sleeper") && listed.contains("Hibernated"),
+        "{listed}"
+    );
+
+    // In its memory is 0.1's jiffy-init, and stays there.
+    assert_eq!(old.ok(&["wake", "sleeper"]), "sleeper");
+    let kept = old.ok(&["exec", "sleeper", "cat", "/root/first", "/root/note"]);
+    assert_eq!(kept, "first\nnote");
+    old.counts_on("sleeper");
+
+    // Its init dials the next daemon, too.
+    let kill = format!(
+        "for pid in $(pidof jiffyd); do \
+         tr '\\0' ' ' < /proc/$pid/cmdline | grep -q {DATA} && kill -9 $pid; done; true"
+    );
+    jiffy.sh(&kill);
+    old.counts_on("sleeper");
+
+    // It is held still, forked, captured, hibernated and woken by today's.
+    old.ok(&["fork", "sleeper", "--name", "child"]);
+    assert_eq!(old.ok(&["exec", "child", "cat", "/root/note"]), "note");
+    old.counts_on("child");
+    old.ok(&["rm", "-f", "child"]);
+    old.ok(&["snapshot", "create", "sleeper", "today"]);
+    old.ok(&["hibernate", "sleeper"]);
+    old.ok(&["wake", "sleeper"]);
+    old.counts_on("sleeper");
+    old.ok(&["rm", "-f", "sleeper"]);
+
+    // What was captured in parts, then and now, is whole.
+    for (snapshot, file, text) in [
+        ("second", "/root/second", "second"),
+        ("today", "/root/note", "note"),
+    ] {
+        old.ok(&["run", "-d", "--name", "again", "--from", snapshot]);
+        assert_eq!(old.ok(&["exec", "again", "cat", file]), text, "{snapshot}");
+        old.counts_on("again");
+        old.ok(&["rm", "-f", "again"]);
+    }
+
+    // A volume has what a guest of 0.1 wrote.
+    let cat = [
+        "run",
+        "--rm",
+        "--disk",
+        "data,mount=/data",
+        "--",
+        "cat",
+        "/data/kept",
+    ];
+    assert_eq!(old.ok(&cat), "kept");
+    old.ok(&["start", "stopped"]);
+    assert_eq!(old.ok(&["wait", "stopped"]), "3");
+}
