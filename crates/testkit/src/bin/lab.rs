@@ -221,32 +221,13 @@ fn run(verb: Verb) -> Result<u8> {
             time_limit,
             timing,
             argv,
-        } => {
-            let keep = machine.icount;
-            let lab = machine.boot()?;
-            if timing {
-                eprintln!("booted in {:.2} s", lab.boot_time().as_secs_f64());
-            }
-            let mut command = lab
-                .command(argv)
-                .time_limit(Duration::from_secs(time_limit));
-            if stdin && !std::io::stdin().is_terminal() {
-                let mut bytes = Vec::new();
-                std::io::stdin().read_to_end(&mut bytes)?;
-                command = command.stdin(bytes);
-            }
-            if keep {
-                command = command.keep_output();
-            }
-            let status = command.start()?.relay(|stream, data| {
-                let _ = match stream {
-                    Stream::Stdout => std::io::stdout().write_all(data),
-                    Stream::Stderr => std::io::stderr().write_all(data),
-                };
-                let _ = std::io::stdout().flush();
-            })?;
-            Ok(u8::try_from(status.shell_code()).unwrap_or(255))
-        }
+        } => run_in_machine(
+            machine,
+            argv,
+            stdin,
+            timing,
+            Duration::from_secs(time_limit),
+        ),
         Verb::RunTests {
             machine,
             time_limit,
@@ -280,6 +261,37 @@ fn run(verb: Verb) -> Result<u8> {
             Ok(u8::try_from(code).unwrap_or(255))
         }
     }
+}
+
+fn run_in_machine(
+    machine: MachineArgs,
+    argv: Vec<String>,
+    stdin: bool,
+    timing: bool,
+    time_limit: Duration,
+) -> Result<u8> {
+    let keep = machine.icount;
+    let lab = machine.boot()?;
+    if timing {
+        eprintln!("booted in {:.2} s", lab.boot_time().as_secs_f64());
+    }
+    let mut command = lab.command(argv).time_limit(time_limit);
+    if stdin && !std::io::stdin().is_terminal() {
+        let mut bytes = Vec::new();
+        std::io::stdin().read_to_end(&mut bytes)?;
+        command = command.stdin(bytes);
+    }
+    if keep {
+        command = command.keep_output();
+    }
+    let status = command.start()?.relay(|stream, data| {
+        let _ = match stream {
+            Stream::Stdout => std::io::stdout().write_all(data),
+            Stream::Stderr => std::io::stderr().write_all(data),
+        };
+        let _ = std::io::stdout().flush();
+    })?;
+    Ok(u8::try_from(status.shell_code()).unwrap_or(255))
 }
 
 fn run_on_intel(options: &IntelOptions, argv: Vec<String>) -> Result<u8> {
