@@ -135,6 +135,35 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_guest_that_an_earlier_release_showed_more_can_go_on() {
+        let leaf = |function, [eax, ebx, ecx, edx]: [u32; 4]| kvm_cpuid_entry2 {
+            function,
+            eax,
+            ebx,
+            ecx,
+            edx,
+            ..Default::default()
+        };
+        // AuthenticAMD with IA32_ARCH_CAPABILITIES and PDCM, which are hidden.
+        let supported = CpuId::from_entries(&[
+            leaf(0, [7, 0x6874_7541, 0x444d_4163, 0x6974_6e65]),
+            leaf(1, [0, 0, 1 << 15, 1 << 26]),
+            leaf(7, [0, 0, 0, 1 << 29]),
+        ])
+        .unwrap();
+        let host = Host {
+            tsc_deadline: true,
+            leaf_7_ebx: 0,
+        };
+        let shown = of_cpuid(cpuid::for_vm(&supported, 1, host, None).as_slice());
+        let guest = of_cpuid(supported.as_slice());
+        assert_eq!(guest.lacking(&shown), ["pdcm", "arch_capabilities"]);
+        let restorable = restorable(&shown, &supported);
+        assert_eq!(guest.lacking(&restorable), [""; 0]);
+        assert_eq!(shown.lacking(&restorable), [""; 0]);
+    }
+
+    #[test]
     #[ignore = "needs a real KVM"]
     fn a_host_can_give_what_it_gives() {
         let profile = of_host().unwrap();
