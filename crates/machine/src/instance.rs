@@ -5,7 +5,7 @@ use crate::client::AgentAddress;
 use crate::error::MachineError;
 use crate::options::Accelerator;
 use crate::protocol::{
-    AGENT_PORT, API_PORT, AUTHORITIES_PATH, DATA_MOUNT, HOST, NAME_SERVER, Ready, TOKEN_PATH,
+    AGENT_PORT, API_PORT, AUTHORITIES_PATH, DATA_MOUNT, GUEST, HOST, NAME_SERVER, Ready, TOKEN_PATH,
 };
 use crate::qemu::{self, Setup};
 use crate::qmp::Control;
@@ -84,11 +84,11 @@ pub fn guest_config(role: Role) -> GuestConfig {
         ));
     }
     if role.node {
-        agent.extend(["--wait-for".into(), format!("127.0.0.1:{API_PORT}")]);
+        agent.extend(["--wait-for".into(), format!("{GUEST}:{API_PORT}")]);
         let argv = [
             "/lib/jiffy/jiffyd".into(),
             "--listen".into(),
-            format!("tcp:0.0.0.0:{API_PORT}"),
+            format!("tcp:{GUEST}:{API_PORT}"),
             "--token-file".into(),
             TOKEN_PATH.into(),
         ];
@@ -107,10 +107,9 @@ pub fn guest_config(role: Role) -> GuestConfig {
         vm_id: "machine".into(),
         hostname: Some("jiffy-machine".into()),
         disks,
-        // The address QEMU's user network gives the first guest.
         interfaces: vec![Interface {
             name: "eth0".into(),
-            addresses: vec!["10.0.2.15/24".into()],
+            addresses: vec![format!("{GUEST}/24")],
             gateways: vec![HOST.into()],
             mtu: None,
         }],
@@ -427,4 +426,28 @@ fn write_private(path: &Path, contents: &[u8]) -> Result<(), MachineError> {
 /// Removes a file, which may be gone already.
 pub(crate) fn remove(path: &Path) -> Result<(), MachineError> {
     jiffy_sys::durable::remove(path).map_err(|error| MachineError::file(path, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_listens_where_its_host_is_and_nowhere_else() {
+        let config = guest_config(Role {
+            node: true,
+            ..Role::default()
+        });
+        let own = format!("{GUEST}/24");
+        assert!(
+            config
+                .interfaces
+                .iter()
+                .any(|one| one.addresses.contains(&own))
+        );
+        let node = config.services.iter().find(|one| one.name == "jiffyd");
+        let argv = &node.unwrap().command.argv;
+        let at = argv.iter().position(|word| word == "--listen").unwrap();
+        assert_eq!(argv[at + 1], format!("tcp:{GUEST}:{API_PORT}"));
+    }
 }

@@ -30,6 +30,9 @@ pub const TOKEN_PATH: &str = "/sys/firmware/qemu_fw_cfg/by_name/opt/jiffy/token/
 pub const AUTHORITIES_FW_CFG_NAME: &str = "opt/jiffy/authorities";
 /// The same file as Linux in the machine shows it.
 pub const AUTHORITIES_PATH: &str = "/sys/firmware/qemu_fw_cfg/by_name/opt/jiffy/authorities/raw";
+/// The machine's address in QEMU's user network, to which the host's ports are
+/// forwarded. The machine listens on no other: not on those that VMs reach.
+pub const GUEST: &str = "10.0.2.15";
 /// What the host's loopback is in the machine (QEMU's user network).
 pub const HOST: &str = "10.0.2.2";
 /// Who knows names there.

@@ -241,8 +241,14 @@ impl Node {
 
     /// Is some VM about to get ready?
     pub(crate) fn is_starting(&self) -> bool {
-        let starts = |vm: &VmHandle| vm.view.borrow().vm.state == VmState::Starting;
         self.registry.any(starts).is_some()
+    }
+
+    /// Waits until no VM is about to get ready.
+    pub(crate) async fn when_none_starts(&self) {
+        while let Some(vm) = self.registry.any(starts) {
+            vm.when(|view| view.vm.state != VmState::Starting).await;
+        }
     }
 
     /// About the node itself.
@@ -338,8 +344,10 @@ impl Node {
 
     /// A VM restored ahead that this one can be.
     async fn standby_for(&self, spec: &Spec) -> Option<Standby> {
-        // A limit belongs to a disk from its beginning.
-        let shape = spec::golden(spec).filter(|_| spec.root_limit.is_none())?;
+        // A limit belongs to a disk from its beginning; a standby is told when it
+        // is restored that a command is to be started.
+        let fits = spec.root_limit.is_none() && spec.command.is_some();
+        let shape = spec::golden(spec).filter(|_| fits)?;
         let kernel = self.kernels.find(&spec.kernel).ok()?;
         let image = self.images.find(&spec.image).await.ok()?;
         let key = golden::key(self, &shape, &kernel, &image.root)?;
@@ -579,6 +587,10 @@ impl Node {
                 .hint(format!("Start it with `jiffy start {name}`.")),
         })
     }
+}
+
+fn starts(vm: &VmHandle) -> bool {
+    vm.view.borrow().vm.state == VmState::Starting
 }
 
 /// MemAvailable of the host, in MiB.

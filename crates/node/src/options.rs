@@ -70,6 +70,16 @@ pub struct Options {
         value_parser = clap::value_parser!(u32).range(..=1000)
     )]
     pub spare: u32,
+    /// Most connections at a time; one process may have three quarters of them.
+    /// Never more than a quarter of the files that the daemon may open.
+    #[arg(
+        long,
+        value_name = "COUNT",
+        env = "JIFFY_CONNECTIONS",
+        default_value_t = 4096,
+        value_parser = clap::value_parser!(u32).range(4..=65536)
+    )]
+    pub connections: u32,
     /// What images that are fetched as they are read may take on the disk, in
     /// all: a share of the data folder's file system (10%), or a size (20G).
     /// What a VM uses is not counted out.

@@ -2,36 +2,101 @@
 
 use super::{exec, power};
 use crate::protocol::{Hello, Receiver, Request, VERSION};
+use std::collections::VecDeque;
 use std::io;
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How long a new connection has to say who it is.
+/// How long a new connection may be silent before it has said who it is.
 const HELLO_PATIENCE: Duration = Duration::from_secs(60);
+/// Most connections that have not said who they are; one more, and the oldest of
+/// them is closed, however often it sends a byte.
+const STRANGERS: usize = 64;
+
+/// Work for a thread of its own.
+type Work = Box<dyn FnOnce() + Send>;
 
 /// Serves for ever, one thread for each connection.
-pub fn serve(listener: &TcpListener, token: &str) -> io::Result<()> {
+pub fn serve(listener: &TcpListener, token: &str) {
+    let mut server = Server::new(token, |work| {
+        let thread = std::thread::Builder::new().name("connection".into());
+        thread.spawn(work).map(drop)
+    });
     loop {
-        let (stream, _) = match listener.accept() {
-            Ok(connection) => connection,
-            Err(error) => {
-                tracing::warn!("a connection could not be taken: {error}");
-                std::thread::sleep(Duration::from_millis(50));
-                continue;
-            }
-        };
-        let token = token.to_owned();
-        std::thread::Builder::new()
-            .name("connection".into())
-            .spawn(move || {
-                if let Err(error) = connection(stream, &token) {
-                    tracing::info!("a connection ended: {error}");
-                }
-            })?;
+        server.next(listener);
     }
 }
 
-fn connection(stream: TcpStream, token: &str) -> io::Result<()> {
+struct Server<S> {
+    token: Arc<str>,
+    spawn: S,
+    strangers: Arc<Strangers>,
+}
+
+impl<S: FnMut(Work) -> io::Result<()>> Server<S> {
+    fn new(token: &str, spawn: S) -> Server<S> {
+        Server {
+            token: token.into(),
+            spawn,
+            strangers: Arc::default(),
+        }
+    }
+
+    /// Takes one connection. One that can't be served is closed, and nothing else.
+    fn next(&mut self, listener: &TcpListener) {
+        let served = listener.accept().and_then(|(stream, _)| {
+            let stranger = self.strangers.meet(&stream)?;
+            let token = Arc::clone(&self.token);
+            (self.spawn)(Box::new(move || {
+                if let Err(error) = connection(stream, &token, stranger) {
+                    tracing::info!("a connection ended: {error}");
+                }
+            }))
+        });
+        if let Err(error) = served {
+            tracing::warn!("a connection could not be served: {error}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// Connections that have not said who they are, the oldest first.
+#[derive(Default)]
+struct Strangers(Mutex<VecDeque<(u64, TcpStream)>>);
+
+/// One of them, as long as this is kept.
+struct Stranger {
+    all: Arc<Strangers>,
+    number: u64,
+}
+
+impl Strangers {
+    fn meet(self: &Arc<Self>, stream: &TcpStream) -> io::Result<Stranger> {
+        let stream = stream.try_clone()?;
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= STRANGERS
+            && let Some((_, oldest)) = all.pop_front()
+        {
+            let _ = oldest.shutdown(Shutdown::Both);
+        }
+        let number = all.back().map_or(0, |(last, _)| last + 1);
+        all.push_back((number, stream));
+        Ok(Stranger {
+            all: Arc::clone(self),
+            number,
+        })
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        let mut all = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|(number, _)| *number != self.number);
+    }
+}
+
+fn connection(stream: TcpStream, token: &str, stranger: Stranger) -> io::Result<()> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(HELLO_PATIENCE))?;
     let mut receiver = Receiver::new(stream.try_clone()?);
@@ -40,6 +105,7 @@ fn connection(stream: TcpStream, token: &str) -> io::Result<()> {
     if hello.version != VERSION || !same(hello.token.as_bytes(), token.as_bytes()) {
         return Err(refused());
     }
+    drop(stranger);
     let Some(request) = receiver.receive()? else {
         return Ok(());
     };
@@ -64,6 +130,62 @@ fn same(a: &[u8], b: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
+
+    #[test]
+    fn a_thread_that_can_not_be_had_costs_one_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connect = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut refused = 0;
+        let mut server = Server::new("token", |work: Work| {
+            if refused < 2 {
+                refused += 1;
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            work();
+            Ok(())
+        });
+        for _ in 0..3 {
+            let mut client = connect();
+            // No hello: whoever serves it says that it ends.
+            client.shutdown(Shutdown::Write).unwrap();
+            server.next(&listener);
+            let mut rest = Vec::new();
+            let _ = client.read_to_end(&mut rest);
+        }
+        drop(server);
+        assert_eq!(refused, 2);
+    }
+
+    #[test]
+    fn who_never_says_who_it_is_gives_way() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut kept = Vec::new();
+        let strangers = {
+            let mut server = Server::new("token", |work: Work| {
+                std::thread::spawn(work);
+                Ok(())
+            });
+            for _ in 0..STRANGERS + 1 {
+                let mut client = TcpStream::connect(address).unwrap();
+                // The beginning of a message, and no more of it.
+                client.write_all(&[0]).unwrap();
+                server.next(&listener);
+                kept.push(client);
+            }
+            server.strangers
+        };
+        // The first is closed, and nobody else.
+        kept[0].read_to_end(&mut Vec::new()).unwrap();
+        while strangers.0.lock().unwrap().len() > STRANGERS {
+            std::thread::yield_now();
+        }
+        let last = kept.last_mut().unwrap();
+        last.set_nonblocking(true).unwrap();
+        let waits = last.read(&mut [0]).unwrap_err();
+        assert_eq!(waits.kind(), io::ErrorKind::WouldBlock);
+    }
 
     #[test]
     fn tokens_are_the_same_only_whole() {

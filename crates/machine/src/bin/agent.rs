@@ -3,7 +3,7 @@
 use anyhow::Context;
 use clap::Parser;
 use jiffy_machine::agent::{self, ready, serve};
-use jiffy_machine::protocol::{AGENT_PORT, Ready, TOKEN_PATH};
+use jiffy_machine::protocol::{AGENT_PORT, GUEST, Ready, TOKEN_PATH};
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 
@@ -26,14 +26,15 @@ fn main() -> anyhow::Result<()> {
     agent::allow_huge_pages();
     let token = std::fs::read_to_string(&options.token_file)
         .with_context(|| format!("reading the token from {}", options.token_file.display()))?;
-    let listener = TcpListener::bind(("0.0.0.0", AGENT_PORT))
-        .with_context(|| format!("listening on port {AGENT_PORT}"))?;
+    let listener = TcpListener::bind((GUEST, AGENT_PORT))
+        .with_context(|| format!("listening on {GUEST}:{AGENT_PORT}"))?;
     std::thread::spawn(move || {
         if let Err(error) = report(&options) {
             eprintln!("jiffy-machine-agent: {error:#}");
         }
     });
-    serve::serve(&listener, token.trim_end()).context("serving")
+    serve::serve(&listener, token.trim_end());
+    Ok(())
 }
 
 fn report(options: &Options) -> anyhow::Result<()> {

@@ -106,7 +106,10 @@ fn main() {
         .is_some_and(|restore| restore.hold)
     {
         wait_to_begin(&control);
+        let restore = vm.config.restore.take();
         (vm.config, vm.guest) = read_config(&file);
+        // What it is restored from, and as, is decided by then.
+        vm.config.restore = restore;
     }
     let vm = Arc::new(vm);
     if vm.script.start_failed {

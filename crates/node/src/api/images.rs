@@ -58,7 +58,7 @@ pub(super) async fn import(
     body: Body,
 ) -> Result<Json<Image>> {
     let wanted: ImportQuery = query(&uri)?;
-    let tar = blocking_body(body);
+    let tar = blocking_body(body)?;
     let source = wanted.from.map(|reference| ImageSource {
         reference: reference.chars().take(1024).collect(),
         manifest: None,

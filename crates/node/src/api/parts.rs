@@ -1,6 +1,7 @@
 //! Bodies, queries and upgrades.
 
 use crate::error::{Error, Result};
+use crate::listen::Place;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header::{CONNECTION, UPGRADE};
@@ -14,16 +15,33 @@ use jiffy_wire::api;
 use serde::de::DeserializeOwned;
 use std::future::Future;
 use std::io::{self, Read};
-use tokio::sync::mpsc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
+use tokio::time::timeout;
 
 /// Largest JSON body, in bytes.
 const MAX_JSON: usize = 1024 * 1024;
 
+/// What a client has to send a JSON body.
+const JSON_TIME: Duration = Duration::from_secs(30);
+/// How long a client that uploads may send nothing.
+const UPLOAD_STALL: Duration = Duration::from_secs(600);
+/// Most uploads at a time: each has a thread that waits for it.
+const MAX_UPLOADS: usize = 16;
+
+static UPLOADS: Semaphore = Semaphore::const_new(MAX_UPLOADS);
+
 /// The JSON body of a request; an empty one is `{}`.
 pub async fn json<T: DeserializeOwned>(body: Body) -> Result<T> {
-    let bytes = Limited::new(body, MAX_JSON)
-        .collect()
+    let bytes = timeout(JSON_TIME, Limited::new(body, MAX_JSON).collect())
         .await
+        .map_err(|_| {
+            let seconds = JSON_TIME.as_secs();
+            Error::invalid(format!(
+                "The request's body was not there after {seconds} s."
+            ))
+        })?
         .map_err(|error| Error::invalid(format!("The request's body can't be read: {error}.")))?
         .to_bytes();
     let bytes = if bytes.is_empty() { &b"{}"[..] } else { &bytes };
@@ -42,8 +60,15 @@ pub fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T> {
         .map_err(|error| Error::invalid(format!("The request's query is wrong: {error}.")))
 }
 
+/// A connection that is to become a stream; it keeps its place among connections.
+#[derive(Debug)]
+pub struct Upgrade {
+    upgrade: OnUpgrade,
+    place: Option<Arc<Place>>,
+}
+
 /// Takes the upgrade out of a request that asks for one.
-pub fn upgrade(request: &mut Request) -> Result<OnUpgrade> {
+pub fn upgrade(request: &mut Request) -> Result<Upgrade> {
     let wanted = request.headers().get(UPGRADE);
     let right = wanted.is_some_and(|wanted| {
         wanted
@@ -51,7 +76,10 @@ pub fn upgrade(request: &mut Request) -> Result<OnUpgrade> {
             .eq_ignore_ascii_case(api::UPGRADE.as_bytes())
     });
     match request.extensions_mut().remove::<OnUpgrade>() {
-        Some(upgrade) if right => Ok(upgrade),
+        Some(upgrade) if right => Ok(Upgrade {
+            upgrade,
+            place: request.extensions_mut().remove::<Arc<Place>>(),
+        }),
         _ => Err(Error::invalid(format!(
             "This request becomes a stream: send `Connection: upgrade` and `Upgrade: {}`.",
             api::UPGRADE
@@ -61,7 +89,7 @@ pub fn upgrade(request: &mut Request) -> Result<OnUpgrade> {
 
 /// Answers 101, and hands the connection on once the client has the answer.
 pub fn switch<F>(
-    upgrade: OnUpgrade,
+    Upgrade { upgrade, place }: Upgrade,
     serve: impl FnOnce(TokioIo<hyper::upgrade::Upgraded>) -> F + Send + 'static,
 ) -> Response
 where
@@ -72,6 +100,7 @@ where
             Ok(stream) => serve(TokioIo::new(stream)).await,
             Err(error) => tracing::debug!(%error, "a client left before its stream began"),
         }
+        drop(place);
     });
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -83,11 +112,21 @@ where
 
 /// A request's body for code that blocks; drop the future's handle and the
 /// reader sees the connection end.
-pub fn blocking_body(body: Body) -> impl Read + Send + 'static {
+pub fn blocking_body(body: Body) -> Result<impl Read + Send + 'static> {
+    let place = UPLOADS.try_acquire().map_err(|_| {
+        Error::no_room(format!(
+            "{MAX_UPLOADS} uploads are under way, as many as may be."
+        ))
+        .hint("Try again when one of them is done.")
+    })?;
     let (send, receive) = mpsc::channel(4);
     tokio::spawn(async move {
         let mut pieces = body.into_data_stream();
-        while let Some(piece) = pieces.next().await {
+        // One that stands still counts as one that was cut off.
+        while let Some(piece) = match timeout(UPLOAD_STALL, pieces.next()).await {
+            Ok(piece) => piece,
+            Err(_) => return,
+        } {
             let failed = piece.is_err();
             if send.send(Some(piece.unwrap_or_default())).await.is_err() || failed {
                 // Without the final `None` the reader knows it isn't whole.
@@ -96,14 +135,16 @@ pub fn blocking_body(body: Body) -> impl Read + Send + 'static {
         }
         let _ = send.send(None).await;
     });
-    BodyReader {
+    Ok(BodyReader {
         pieces: receive,
         current: bytes::Bytes::new(),
         whole: false,
-    }
+        _place: place,
+    })
 }
 
 struct BodyReader {
+    _place: SemaphorePermit<'static>,
     pieces: mpsc::Receiver<Option<bytes::Bytes>>,
     current: bytes::Bytes,
     whole: bool,

@@ -23,7 +23,7 @@ pub(super) async fn put_kernel(
     Path(name): Path<String>,
     body: Body,
 ) -> Result<Json<KernelInfo>> {
-    let contents = blocking_body(body);
+    let contents = blocking_body(body)?;
     let kernel = blocking(move || node.kernels.put(&name, contents)).await?;
     Ok(Json(kernel))
 }

@@ -1,6 +1,6 @@
 //! Requests that become streams of frames.
 
-use super::parts::{json, query, switch, upgrade};
+use super::parts::{Upgrade, json, query, switch, upgrade};
 use super::vms::agent_failed;
 use crate::agent;
 use crate::error::{Error, Result};
@@ -160,7 +160,7 @@ fn copy_path(uri: &Uri) -> Result<String> {
 async fn proxied<T: ToClient>(
     node: &Arc<Node>,
     vm: Arc<VmHandle>,
-    stream: hyper::upgrade::OnUpgrade,
+    stream: Upgrade,
     request: wire::Request,
 ) -> Result<Response> {
     let socket = node.awake_socket(&vm).await?;

@@ -40,6 +40,9 @@ use tracing::{debug, info, warn};
 
 /// How long no run must have begun before a golden snapshot is made.
 const QUIET_TIME: Duration = Duration::from_secs(1);
+/// Most wishes that wait. One more is dropped: what is run often is wished for
+/// again.
+const WISHES: usize = 64;
 /// Digits of a key in a name.
 const NAME_DIGITS: usize = 12;
 
@@ -48,11 +51,11 @@ const NAME_DIGITS: usize = 12;
 pub struct Goldens {
     folder: PathBuf,
     index: Mutex<Index>,
-    wishes: mpsc::UnboundedSender<Weak<VmHandle>>,
+    wishes: mpsc::Sender<Weak<VmHandle>>,
     last_run_ns: AtomicU64,
     /// Most standbys at once.
     room: usize,
-    standbys_wanted: mpsc::UnboundedSender<String>,
+    standbys_wanted: mpsc::Sender<String>,
 }
 
 #[derive(Debug, Default)]
@@ -67,14 +70,14 @@ struct Index {
 }
 
 /// VMs that booted.
-pub type Wishes = mpsc::UnboundedReceiver<Weak<VmHandle>>;
+pub type Wishes = mpsc::Receiver<Weak<VmHandle>>;
 
 impl Goldens {
     /// Those in this folder, none read yet, with at most so many standbys; and
     /// what [`make_wanted`] and [`standby::keep`] need.
     pub fn new(folder: PathBuf, room: usize) -> (Goldens, Wishes, Wanted) {
-        let (wishes, wished) = mpsc::unbounded_channel();
-        let (standbys_wanted, wanted) = mpsc::unbounded_channel();
+        let (wishes, wished) = mpsc::channel(WISHES);
+        let (standbys_wanted, wanted) = mpsc::channel(WISHES);
         let goldens = Goldens {
             folder,
             index: Mutex::default(),
@@ -133,7 +136,7 @@ impl Goldens {
     /// A VM booted: let there be a snapshot of its kind.
     pub fn want(&self, vm: &Arc<VmHandle>) {
         if spec::golden(&vm.spec).is_some() {
-            let _ = self.wishes.send(Arc::downgrade(vm));
+            let _ = self.wishes.try_send(Arc::downgrade(vm));
         }
     }
 
@@ -185,7 +188,7 @@ impl Goldens {
     /// A run of this kind begins: it gets the standby, if there is one, and
     /// another is to be made.
     pub fn take_standby(&self, key: &str) -> Option<Standby> {
-        let _ = self.standbys_wanted.send(key.to_owned());
+        let _ = self.standbys_wanted.try_send(key.to_owned());
         let mut index = self.lock();
         let at = index.standbys.iter().position(|(of, _)| of == key)?;
         let (_, standby) = index.standbys.remove(at);
@@ -419,6 +422,18 @@ mod tests {
     use super::*;
     use crate::images::lazy::LazyDisk;
     use jiffy_wire::api::CreateVm;
+
+    #[test]
+    fn runs_without_end_leave_no_more_wishes_than_can_wait() {
+        let (goldens, _wishes, mut wanted) = Goldens::new("none".into(), 1);
+        for run in 0..10_000 {
+            assert!(goldens.take_standby(&format!("kind {run}")).is_none());
+        }
+        assert_eq!(wanted.len(), WISHES);
+        assert_eq!(wanted.try_recv().unwrap(), "kind 0");
+        goldens.take_standby("again");
+        assert_eq!(wanted.len(), WISHES);
+    }
 
     #[test]
     fn every_part_of_a_kind_counts() {

@@ -32,8 +32,8 @@ use tracing::debug;
 /// How long after a run began the next standby may be made: what was asked for
 /// goes first.
 const AFTER_A_RUN: Duration = Duration::from_millis(4);
-/// How often it is looked whether a VM is still starting.
-const POLL: Duration = Duration::from_millis(1);
+/// How long after the last VM got ready: whoever waits for it goes first.
+const AFTER_A_START: Duration = Duration::from_millis(1);
 
 /// A VM that is restored and held.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ pub struct Standby {
 }
 
 /// Kinds of which a standby is wanted, by their keys.
-pub type Wanted = mpsc::UnboundedReceiver<String>;
+pub type Wanted = mpsc::Receiver<String>;
 
 impl Standby {
     /// Restores a VM from this snapshot, and holds it.
@@ -140,7 +140,7 @@ impl Drop for Standby {
 async fn end(spawned: Spawned, paths: Paths, id: String) {
     spawned.process.kill();
     spawned.process.ended().await;
-    remove(&paths, &id);
+    let _ = tokio::task::spawn_blocking(move || remove(&paths, &id)).await;
 }
 
 fn remove(paths: &Paths, id: &str) {
@@ -155,7 +155,8 @@ pub async fn keep(node: Arc<Node>, mut wanted: Wanted) {
         let goldens = node.goldens();
         tokio::time::sleep(AFTER_A_RUN).await;
         while node.is_starting() {
-            tokio::time::sleep(POLL).await;
+            node.when_none_starts().await;
+            tokio::time::sleep(AFTER_A_START).await;
         }
         let Some(saved) = goldens.lacks_standby(&key) else {
             continue;

@@ -213,7 +213,7 @@ impl Actor {
     pub(super) async fn run(mut self) {
         loop {
             self.finish_if_over();
-            self.forget_if_over();
+            self.forget_if_over().await;
             self.write_record();
             if self.removed {
                 return;

@@ -205,7 +205,7 @@ impl Actor {
     }
 
     /// Removes a VM that has ended, if that was asked for now or beforehand.
-    pub(super) fn forget_if_over(&mut self) {
+    pub(super) async fn forget_if_over(&mut self) {
         if self.removed || is_active(self.record.state) || !self.saver.is_idle() {
             return;
         }
@@ -221,7 +221,10 @@ impl Actor {
             Some(kept) => kept,
             None => self.recorder.build(),
         };
-        let gone = remove_folders(&self.settings.paths, &self.record.id);
+        // What a VM has may be many files, and large ones.
+        let (paths, id) = (self.settings.paths.clone(), self.record.id.clone());
+        let gone = tokio::task::spawn_blocking(move || remove_folders(&paths, &id)).await;
+        let gone = gone.unwrap_or_else(|error| Err(io::Error::other(error)));
         if let Err(error) = &gone {
             let path = self.folder();
             let error = Error::io("remove the VM's folder", &path, error);

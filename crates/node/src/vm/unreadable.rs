@@ -88,7 +88,7 @@ fn state_of(folder: &Path, runs: bool) -> VmState {
 impl Unreadable {
     async fn run(mut self) {
         loop {
-            self.actor.forget_if_over();
+            self.actor.forget_if_over().await;
             if self.actor.removed {
                 return;
             }

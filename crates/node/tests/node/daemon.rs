@@ -128,6 +128,19 @@ impl Daemon {
         process.wait().unwrap();
     }
 
+    /// The orderly end by SIGTERM.
+    pub fn shut_down_by_signal(&mut self) {
+        let pid = rustix::process::Pid::from_raw(self.pid() as i32).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let mut status = None;
+        eventually("the daemon ends", || {
+            status = self.process.as_mut().unwrap().try_wait().unwrap();
+            status.is_some()
+        });
+        self.process = None;
+        assert!(status.unwrap().success());
+    }
+
     /// The orderly end by the API.
     pub fn shut_down(&mut self) {
         assert_eq!(self.post("/v1/shutdown", b"").status, 204);

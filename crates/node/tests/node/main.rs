@@ -7,6 +7,7 @@ mod client;
 mod crashes;
 mod daemon;
 mod failures;
+mod flood;
 mod forks;
 mod gate;
 mod golden;

@@ -214,3 +214,18 @@ fn there_is_none_if_none_is_wanted() {
         eventually("it ends", || vmms(&daemon.data).is_empty());
     }
 }
+
+#[test]
+fn a_run_without_a_command_does_not_take_one_that_waits_for_a_command() {
+    let daemon = with_standby();
+    let idle: Vm = daemon
+        .run_detached(CreateVm {
+            name: Some("idle".into()),
+            ..CreateVm::default()
+        })
+        .json();
+    assert_eq!(idle.error, None);
+    assert_eq!(idle.origin, Some(Origin::Golden));
+    let said = daemon.exec("idle", &shell("echo here")).unwrap().finish();
+    assert_eq!(said.text(), "here\n");
+}

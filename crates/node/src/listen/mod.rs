@@ -1,6 +1,7 @@
 //! Sockets and the lock: one daemon per data folder, one per socket.
 
 use crate::api::auth::Token;
+use crate::error::Error;
 use crate::node::Node;
 use crate::options::Options;
 use crate::paths::Paths;
@@ -24,14 +25,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
-/// Most connections at a time, over all listeners.
-const MAX_CONNECTIONS: usize = 4096;
+mod places;
+
+pub use places::Place;
+use places::{Client, Places};
+
+/// Most connections at a time that only hear that there is no place for them; one
+/// more is closed.
+const MAX_REFUSED: usize = 32;
 /// What a client has to send a request's header.
 const HEADER_TIME: Duration = Duration::from_secs(30);
+/// The same of a client that is refused.
+const REFUSED_HEADER_TIME: Duration = Duration::from_secs(5);
 /// What requests have to be answered once the daemon ends.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
@@ -95,6 +104,8 @@ pub struct Listeners {
     /// The inode of the socket, to remove no other than ours.
     inode: u64,
     tcp: Option<(TcpListener, Token)>,
+    /// Most connections at a time, over all of them.
+    connections: u32,
 }
 
 impl Listeners {
@@ -123,7 +134,12 @@ impl Listeners {
             .with_context(|| format!("Listening on {} failed", socket.display()))?;
         fs::set_permissions(socket, fs::Permissions::from_mode(0o600))?;
         let inode = fs::metadata(socket)?.ino();
-        Ok(Listeners { unix, inode, tcp })
+        Ok(Listeners {
+            unix,
+            inode,
+            tcp,
+            connections: options.connections,
+        })
     }
 
     /// Where TCP is listened on, if anywhere.
@@ -136,30 +152,50 @@ impl Listeners {
         let (closing, closing_seen) = watch::channel(false);
         // Every connection holds a sender: when all are gone, so are they.
         let (open, mut all_closed) = mpsc::channel::<()>(1);
-        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-        let start = |place, token: Option<Token>| Connection {
-            router: router.clone(),
-            token,
-            closing: closing_seen.clone(),
-            _open: open.clone(),
-            _place: place,
+        let places = Places::new(
+            self.connections,
+            rustix::process::getrlimit(rustix::process::Resource::Nofile).current,
+        );
+        let refused = Arc::new(Semaphore::new(MAX_REFUSED));
+        // None if there is not even a place to be refused on.
+        let start = |client, token: Option<Token>| {
+            let purpose = match places.take(client) {
+                Ok(place) => Purpose::Requests(place),
+                Err(error) => {
+                    let place = Arc::clone(&refused).try_acquire_owned().ok()?;
+                    Purpose::Refusal {
+                        why: error,
+                        _place: place,
+                    }
+                }
+            };
+            Some(Connection {
+                router: router.clone(),
+                token,
+                closing: closing_seen.clone(),
+                _open: open.clone(),
+                purpose,
+            })
         };
         tokio::pin!(end);
         loop {
-            let Ok(place) = Arc::clone(&places).acquire_owned().await else {
-                break;
-            };
             tokio::select! {
                 accepted = self.unix.accept() => match accepted {
                     Ok((stream, _)) => {
-                        tokio::spawn(start(place, None).serve(stream));
+                        let pid = stream.peer_cred().ok().and_then(|peer| peer.pid());
+                        let client = Client::Process(pid.unwrap_or(0));
+                        if let Some(connection) = start(client, None) {
+                            tokio::spawn(connection.serve(stream));
+                        }
                     }
                     Err(error) => accept_failed(&error).await,
                 },
                 accepted = accept_tcp(self.tcp.as_ref()) => match accepted {
                     Ok((stream, token)) => {
                         let _ = stream.set_nodelay(true);
-                        tokio::spawn(start(place, Some(token)).serve(stream));
+                        if let Some(connection) = start(Client::Network, Some(token)) {
+                            tokio::spawn(connection.serve(stream));
+                        }
                     }
                     Err(error) => accept_failed(&error).await,
                 },
@@ -231,19 +267,43 @@ struct Connection {
     token: Option<Token>,
     closing: watch::Receiver<bool>,
     _open: mpsc::Sender<()>,
-    _place: tokio::sync::OwnedSemaphorePermit,
+    purpose: Purpose,
+}
+
+/// What becomes of a connection's requests.
+enum Purpose {
+    /// They are answered. Each has the connection's place with it, for if it becomes
+    /// a stream it outlives the connection's task.
+    Requests(Arc<Place>),
+    /// There is no place: that is what they are told.
+    Refusal {
+        why: Error,
+        _place: OwnedSemaphorePermit,
+    },
 }
 
 impl Connection {
     async fn serve(mut self, stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
         let router = TowerToHyperService::new(self.router.clone());
         let token = self.token.clone();
-        let service = service_fn(move |request: Request<Incoming>| {
+        let header_time = match &self.purpose {
+            Purpose::Requests(_) => HEADER_TIME,
+            Purpose::Refusal { .. } => REFUSED_HEADER_TIME,
+        };
+        let purpose = self.purpose;
+        let service = service_fn(move |mut request: Request<Incoming>| {
             let allowed = match &token {
                 Some(token) => token.check(request.headers()),
                 None => Ok(()),
             };
-            let answer = allowed.map(|()| router.call(request));
+            let allowed = allowed.and_then(|()| match &purpose {
+                Purpose::Requests(place) => Ok(Arc::clone(place)),
+                Purpose::Refusal { why, .. } => Err(why.clone()),
+            });
+            let answer = allowed.map(|place| {
+                request.extensions_mut().insert(place);
+                router.call(request)
+            });
             async move {
                 match answer {
                     Ok(answer) => answer.await,
@@ -253,7 +313,7 @@ impl Connection {
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(HEADER_TIME)
+            .header_read_timeout(header_time)
             .serve_connection(TokioIo::new(stream), service)
             .with_upgrades();
         tokio::pin!(connection);
