@@ -604,3 +604,69 @@ fn bench_pager_hands_its_words_to_the_pager_and_has_its_status() {
     );
     assert_eq!(stdout(&output), wanted);
 }
+
+/// Goes away without an answer to the first so many requests, then knows `web` once.
+fn restarted(times: usize) -> FakeNode {
+    let left = std::sync::Mutex::new(times);
+    FakeNode::new(move |request, peer| {
+        let mut left = left.lock().unwrap();
+        if *left > 0 {
+            *left -= 1;
+            return;
+        }
+        match request.line.starts_with("DELETE") {
+            true => peer.error(ErrorKind::NotFound, "There is no VM web.", None),
+            false if request.line.contains("/v1/vms?") => peer.json(200, &[vm()]),
+            false => peer.json(200, &vm()),
+        }
+    })
+}
+
+#[test]
+fn what_may_be_repeated_is_when_the_node_comes_back() {
+    for (arguments, line) in [
+        (&["ps"][..], "GET /v1/vms?all=false"),
+        (&["inspect", "web"], "GET /v1/vms/web"),
+        (&["stop", "web"], "POST /v1/vms/web/stop"),
+        (&["wake", "web"], "POST /v1/vms/web/wake"),
+        (&["rm", "web"], "DELETE /v1/vms/web?force=false"),
+    ] {
+        let node = restarted(2);
+        let output = node.jiffy().args(arguments).output().unwrap();
+        assert!(output.status.success(), "{line}: {}", stderr(&output));
+        let lines = node.lines();
+        assert_eq!(lines.len(), 3, "{lines:?}");
+        assert!(lines.iter().all(|seen| seen.starts_with(line)), "{lines:?}");
+    }
+}
+
+#[test]
+fn of_what_may_not_be_repeated_is_said_that_it_may_have_been_begun() {
+    for arguments in [
+        &["run", "-d", "--", "true"][..],
+        &["create", "--name", "web"],
+        &["exec", "web", "--", "true"],
+        &["fork", "web"],
+        &["snapshot", "create", "web", "one"],
+    ] {
+        let node = restarted(1);
+        let output = node.jiffy().args(arguments).output().unwrap();
+        assert!(!output.status.success());
+        let said = stderr(&output);
+        assert!(
+            said.contains("may have been begun"),
+            "{arguments:?}: {said}"
+        );
+        assert_eq!(node.lines().len(), 1, "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_node_that_does_not_come_back_is_given_up() {
+    let node = FakeNode::new(|_, _| ());
+    let output = node.jiffy().arg("ps").output().unwrap();
+    assert!(!output.status.success());
+    let said = stderr(&output);
+    assert!(said.contains("for 5 s no other answered"), "{said}");
+    assert!(node.lines().len() > 2);
+}

@@ -3,6 +3,7 @@
 mod body;
 mod frames;
 mod patient;
+mod repeat;
 
 pub use body::BodySender;
 pub use frames::{FrameReader, FrameWriter, Frames};
@@ -17,6 +18,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use jiffy_wire::api::{ApiError, VM_ID_HEADER};
 use patient::Patient;
+use repeat::Repeat;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -224,12 +226,30 @@ impl Client {
             .map_err(|_| Failure::new(format!("'{path}' can't be asked of a node")))
     }
 
-    /// Sends a request and hands back any answer that is no error.
-    async fn send(&self, request: Request<RequestBody>) -> Result<Response<Incoming>> {
-        let mut sender = self.connect().await?;
-        let response = self.answer(sender.send_request(request)).await?;
+    /// Sends a request and hands back any answer that is no error. If the node
+    /// goes away before it answers, what may be repeated is, for a while: whoever
+    /// looks after it may start it again.
+    async fn send(&self, mut request: Request<RequestBody>) -> Result<Response<Incoming>> {
+        let mut repeat = Repeat::of(&request);
+        let response = loop {
+            let again = repeat.request();
+            let failure = match self.connect().await {
+                Err(failure) => failure,
+                Ok(mut sender) => {
+                    repeat.is_sent();
+                    match self.answer(sender.send_request(request)).await? {
+                        Ok(response) => break response,
+                        Err(error) => lost(error),
+                    }
+                }
+            };
+            request = repeat.after(failure, again).await?;
+        };
         let status = response.status();
-        if status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS {
+        if status.is_success()
+            || status == StatusCode::SWITCHING_PROTOCOLS
+            || repeat.was_done_before(status)
+        {
             return Ok(response);
         }
         let bytes = whole(response).await?;
@@ -239,18 +259,20 @@ impl Client {
         }
     }
 
+    /// The answer, or why there was none; fails if whoever is asked while it is
+    /// slow knows better.
     async fn answer(
         &self,
         answer: impl Future<Output = hyper::Result<Response<Incoming>>>,
-    ) -> Result<Response<Incoming>> {
+    ) -> Result<hyper::Result<Response<Incoming>>> {
         let Some(when_slow) = &self.when_slow else {
-            return answer.await.map_err(lost);
+            return Ok(answer.await);
         };
         tokio::pin!(answer);
         loop {
             tokio::select! {
                 biased;
-                answer = &mut answer => return answer.map_err(lost),
+                answer = &mut answer => return Ok(answer),
                 () = tokio::time::sleep(SLOW) => {}
             }
             let when_slow = when_slow.clone();
