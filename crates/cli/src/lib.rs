@@ -15,6 +15,7 @@
 mod args;
 mod client;
 mod copy;
+mod cpu;
 mod doctor;
 mod failure;
 mod place;

@@ -1,47 +1,82 @@
-//! What this host's processors can do.
+//! This host's processor, as its KVM shows it to guests, and whether a captured guest
+//! can go on with it.
 
-use std::collections::BTreeSet;
-use std::sync::OnceLock;
+use crate::error::{Error, Result};
+use jiffy_wire::cpu::Profile;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::process::Command;
+use tokio::sync::OnceCell;
+use tokio::time::timeout;
+use tracing::debug;
 
-/// Features that every processor of this host has, by the names Linux gives
-/// them in /proc/cpuinfo. Read once.
-pub fn features() -> &'static BTreeSet<String> {
-    static FEATURES: OnceLock<BTreeSet<String>> = OnceLock::new();
-    FEATURES.get_or_init(|| {
-        let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        common_flags(&text)
-    })
+/// Asking KVM takes some milliseconds.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What `jiffy-vmm cpu` says of this host.
+#[derive(Debug)]
+pub struct Processor {
+    vmm: PathBuf,
+    profile: OnceCell<Profile>,
 }
 
-/// Those of `wanted` that this host does not have.
-pub fn missing(wanted: &[String]) -> Vec<String> {
-    let have = features();
-    let lacks = |name: &&String| !have.contains(*name);
-    wanted.iter().filter(lacks).cloned().collect()
-}
-
-fn common_flags(text: &str) -> BTreeSet<String> {
-    let mut lists = text
-        .lines()
-        .filter_map(|line| line.strip_prefix("flags"))
-        .filter_map(|rest| rest.trim_start().strip_prefix(':'))
-        .map(|flags| {
-            let flags = flags.split_whitespace().map(str::to_owned);
-            flags.collect::<BTreeSet<_>>()
-        });
-    let first = lists.next().unwrap_or_default();
-    lists.fold(first, |all, one| &all & &one)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_all_processors_have_counts() {
-        let text = "processor\t: 0\nflags\t\t: fpu sse avx\nvmx flags\t: x\n\nprocessor\t: 1\nflags\t\t: fpu sse avx512f\n";
-        let common: Vec<_> = common_flags(text).into_iter().collect();
-        assert_eq!(common, ["fpu", "sse"]);
-        assert!(common_flags("").is_empty());
+impl Processor {
+    /// Nobody is asked yet.
+    pub fn new(vmm: PathBuf) -> Processor {
+        Processor {
+            vmm,
+            profile: OnceCell::new(),
+        }
     }
+
+    /// The most that a guest can have here, or why that can't be known, as where there is
+    /// no KVM. Asked once.
+    pub async fn profile(&self) -> std::result::Result<&Profile, String> {
+        let asked = self.profile.get_or_try_init(|| ask(&self.vmm)).await;
+        asked.inspect_err(|why| debug!(why, "this host's processor is not known"))
+    }
+
+    /// What this host lacks for a guest, by name. Where it is not known the VMM says so
+    /// when the guest is restored.
+    pub async fn lacking(&self, guest: &Profile) -> Vec<String> {
+        match self.profile().await {
+            Ok(host) => guest.lacking(host),
+            Err(_) => Vec::new(),
+        }
+    }
+
+    /// Refuses a captured VM that can't go on here.
+    pub async fn check(&self, what: &str, guest: Option<&Profile>) -> Result<()> {
+        let Some(guest) = guest else {
+            return Ok(());
+        };
+        let lacking = self.lacking(guest).await;
+        if lacking.is_empty() {
+            return Ok(());
+        }
+        Err(Error::wrong_state(format!(
+            "{what} can't go on on this host: it lacks {}.",
+            lacking.join(", ")
+        ))
+        .hint("Restore it on a host with such a processor, or boot the VM anew; `--cpu-profile` gives VMs a processor that several hosts have."))
+    }
+}
+
+async fn ask(vmm: &Path) -> std::result::Result<Profile, String> {
+    let mut asking = Command::new(vmm);
+    asking
+        .arg("cpu")
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true);
+    let output = timeout(PATIENCE, asking.output())
+        .await
+        .map_err(|_| "jiffy-vmm took too long".to_owned())?
+        .map_err(|error| error.to_string())?;
+    let profile: Profile = match output.status.success() {
+        true => serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?,
+        false => return Err(format!("jiffy-vmm failed ({})", output.status)),
+    };
+    profile.check().map(|()| profile)
 }

@@ -1,6 +1,7 @@
 //! The node: what requests come down to.
 
 use crate::clock::{boot_id, monotonic_ns};
+use crate::cpu::Processor;
 use crate::digests::Digests;
 use crate::error::{Error, Result};
 use crate::golden::standby::Standby;
@@ -22,6 +23,7 @@ use crate::vm::spares::{self, Spares};
 use crate::vm::{Command, View, VmHandle, actor, adopt};
 use crate::volumes::Volumes;
 use jiffy_wire::api::{self, CreateVm, NodeInfo, RootDisk, Vm, VmState};
+use jiffy_wire::cpu::Profile;
 use jiffy_wire::timeline::Timeline;
 use std::fs;
 use std::io;
@@ -69,6 +71,8 @@ pub struct Settings {
     pub goldens: Goldens,
     /// VMMs kept for what starts next.
     pub spares: Spares,
+    /// What guests can have of this host's processor.
+    pub processor: Processor,
     /// What may be kept of what was fetched.
     pub cache: CacheLimit,
 }
@@ -102,6 +106,7 @@ impl Node {
     pub async fn open(paths: Paths, options: &Options) -> anyhow::Result<Arc<Node>> {
         let digests = Arc::<Digests>::default();
         let (goldens, wishes, wanted) = Goldens::new(paths.golden(), options.standby as usize);
+        let vmm = paths.vmm();
         let node = Node {
             images: Images::new(&paths, options.registry.clone()),
             kernels: Kernels::new(&paths, Arc::clone(&digests)),
@@ -113,6 +118,7 @@ impl Node {
                 goldens,
                 spares: Spares::new(options.spare as usize),
                 paths,
+                processor: Processor::new(vmm),
                 clock: boot_id(),
                 start_timeout: Duration::from_secs(options.start_timeout.into()),
                 cache: options.cache,
@@ -124,7 +130,12 @@ impl Node {
         };
         node.sweep();
         adopt::all(&node.settings, &node.registry, &node.volumes).await;
-        node.settings.goldens.read(&node.digests);
+        // Nobody needs to know it before the first restore, if there are none of these.
+        let host = match node.settings.goldens.are_there() {
+            true => node.settings.processor.profile().await.ok(),
+            false => None,
+        };
+        node.settings.goldens.read(&node.digests, host);
         let node = Arc::new(node);
         node.trim.notify_one();
         tokio::spawn(lazy::keep_caches_small(Arc::clone(&node)));
@@ -249,6 +260,15 @@ impl Node {
         while let Some(vm) = self.registry.any(starts) {
             vm.when(|view| view.vm.state != VmState::Starting).await;
         }
+    }
+
+    /// The most that a VM can have of this host's processor.
+    pub async fn processor(&self) -> Result<Profile> {
+        let profile = self.settings.processor.profile().await;
+        profile.cloned().map_err(|why| {
+            Error::internal(format!("What processor VMs have is not known: {why}."))
+                .hint("`jiffy doctor` says what this host's KVM can do.")
+        })
     }
 
     /// About the node itself.

@@ -11,6 +11,7 @@ use crate::vm::record::{FromSnapshot, Spec};
 use crate::volumes::MAX_PER_VM;
 use jiffy_wire::agent::Command;
 use jiffy_wire::api::{CreateVm, ImageConfig, VolumeUse};
+use jiffy_wire::cpu::{Wanted, levels};
 use jiffy_wire::vmm::PageSize;
 
 /// Most vCPUs of a VM.
@@ -77,6 +78,9 @@ fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Result
             )));
         }
     }
+    if let Some(profile) = &wanted.cpu_profile {
+        check_cpu_profile(profile)?;
+    }
     Ok(Spec {
         image: image.to_owned(),
         config: image_config.clone(),
@@ -91,6 +95,7 @@ fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Result
         remove: wanted.remove,
         hostname: wanted.hostname,
         kernel_args: wanted.kernel_args,
+        cpu_profile: wanted.cpu_profile,
         timeline: wanted.timeline,
         from: None,
         cold: wanted.cold,
@@ -131,6 +136,7 @@ pub fn from_snapshot(name: &str, manifest: &Manifest, wanted: CreateVm) -> Resul
         ("init", wanted.init.is_some()),
         ("console", wanted.console),
         ("kernel parameters", wanted.kernel_args.is_some()),
+        ("CPU profile", wanted.cpu_profile.is_some()),
     ];
     if let Some((what, _)) = decided.iter().find(|(_, given)| *given) {
         return Err(Error::invalid(format!(
@@ -176,6 +182,7 @@ pub fn golden(spec: &Spec) -> Option<Spec> {
         && spec.init.is_none()
         && !spec.console
         && spec.kernel_args.is_none()
+        && spec.cpu_profile.is_none()
         && spec.pages == PageSize::Small
         && spec.from.is_none()
         && !spec.cold
@@ -192,6 +199,20 @@ pub fn golden(spec: &Spec) -> Option<Spec> {
         cold: true,
         hidden: true,
         ..spec.clone()
+    })
+}
+
+/// What can be said of it without asking KVM.
+fn check_cpu_profile(profile: &Wanted) -> Result<()> {
+    let checked = match profile {
+        Wanted::Named(name) => levels::find(name).map(drop),
+        Wanted::Given(profile) => profile.check(),
+    };
+    checked.map_err(|why| {
+        let mut sentence = why;
+        sentence[..1].make_ascii_uppercase();
+        Error::invalid(format!("{sentence}."))
+            .hint("`jiffy doctor --cpu` prints this host's, and those with a name that it has.")
     })
 }
 

@@ -125,6 +125,9 @@ pub struct CreateVm {
     /// Further kernel parameters.
     #[serde(default)]
     pub kernel_args: Option<String>,
+    /// What of the host's processor the VM is shown; none for all. Such a VM boots.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_profile: Option<crate::cpu::Wanted>,
     /// Report the kernel's milestones on the timeline.
     #[serde(default)]
     pub timeline: bool,
@@ -384,7 +387,7 @@ pub struct Snapshot {
     /// Volumes, captured with it.
     #[serde(default)]
     pub volumes: Vec<VolumeUse>,
-    /// Flags of the processors it was made on, as /proc/cpuinfo names them.
+    /// Features of its processor, all of which a host must have that it is restored on.
     pub cpu_features: Vec<String>,
     /// How RAM is kept.
     pub memory: MemoryForm,

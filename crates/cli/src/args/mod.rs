@@ -230,6 +230,11 @@ pub struct VmOptions {
     /// A further kernel parameter. Repeatable
     #[arg(long, value_name = "PARAMETER", allow_hyphen_values = true)]
     pub kernel_arg: Vec<String>,
+    /// Show the VM no more of the host's processor than this: x86-64-v2, x86-64-v3,
+    /// x86-64-v4, or a file of profiles (`jiffy doctor --cpu --format json`), of which it
+    /// gets what all have in common. VMs that are to move between hosts need it
+    #[arg(long, value_name = "NAME|FILE")]
+    pub cpu_profile: Option<String>,
     /// Back the VM's RAM with huge pages
     #[arg(
         long,
@@ -289,7 +294,7 @@ pub struct Run {
         conflicts_with_all = [
             "cold", "cpus", "memory", "kernel", "image", "entrypoint", "disk", "root_disk", "root_copy",
             "root_limit", "console", "init",
-            "kernel_arg", "huge_pages",
+            "kernel_arg", "cpu_profile", "huge_pages",
         ]
     )]
     pub from: Option<String>,
@@ -661,6 +666,10 @@ pub enum Machine {
 the machine, 4 when they don't run at all."
 )]
 pub struct Doctor {
+    /// Show what VMs can have of the processor where they run, and which profiles
+    /// (`--cpu-profile`) it has; in JSON, a profile for a file
+    #[arg(long)]
+    pub cpu: bool,
     /// How to show it
     #[arg(long, value_enum, default_value = "table")]
     pub format: ListFormat,

@@ -291,6 +291,11 @@ async fn vm_from(client: &Client, options: VmOptions) -> Result<CreateVm> {
         console: options.console,
         remove: options.rm,
         hostname: options.hostname,
+        cpu_profile: options
+            .cpu_profile
+            .as_deref()
+            .map(crate::cpu::wanted)
+            .transpose()?,
         kernel_args: (!options.kernel_arg.is_empty()).then(|| options.kernel_arg.join(" ")),
         ..CreateVm::default()
     })

@@ -19,6 +19,7 @@ use crate::guest::Main;
 use crate::script::Script;
 use jiffy_sys::ahead::{self, Argument};
 use jiffy_wire::agent::CopyFrame;
+use jiffy_wire::cpu::{Leaf, Profile};
 use jiffy_wire::guest::GuestConfig;
 use jiffy_wire::timeline::names;
 use jiffy_wire::vmm::{
@@ -53,6 +54,22 @@ struct Vm {
     balloon: Mutex<u32>,
     copied: Mutex<HashMap<String, Vec<CopyFrame>>>,
 }
+/// What all guests have here.
+fn processor() -> Profile {
+    let word = |text: &[u8; 4]| u32::from_le_bytes(*text);
+    let leaf = |leaf, registers| Leaf {
+        leaf,
+        index: 0,
+        registers,
+    };
+    let vendor = [7, word(b"Genu"), word(b"ntel"), word(b"ineI")];
+    Profile::new(vec![
+        leaf(0, vendor),
+        leaf(1, [0, 0, 1 << 31, 1 << 26]),
+        leaf(7, [0, 0, 0, 1 << 10]),
+    ])
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -61,6 +78,10 @@ fn main() {
         ["run", "--config", config, "--spare-fd", "3"] => {
             let (config, events, sources) = wait_as_spare(Path::new(config));
             (config, events, Some(sources))
+        }
+        ["cpu"] => {
+            println!("{}", serde_json::to_string(&processor()).unwrap());
+            return;
         }
         _ => {
             eprintln!("fake-vmm: run --config FILE [--events-fd 3 | --spare-fd 3]");

@@ -25,12 +25,14 @@ use axum::http::{Method, StatusCode, Uri};
 use axum::routing::{get, post, put};
 use axum::{Json, body::Body, response::Response};
 use jiffy_wire::api::NodeInfo;
+use jiffy_wire::cpu::Profile;
 use std::sync::Arc;
 
 /// All routes.
 pub fn router(node: Arc<Node>) -> Router {
     Router::new()
         .route("/v1/info", get(info))
+        .route("/v1/cpu", get(processor))
         .route("/v1/shutdown", post(shutdown))
         .route("/v1/run", post(streams::run))
         .route("/v1/vms", get(vms::list).post(vms::create))
@@ -91,6 +93,10 @@ pub fn router(node: Arc<Node>) -> Router {
 
 async fn info(State(node): State<Arc<Node>>) -> Json<NodeInfo> {
     Json(node.info())
+}
+
+async fn processor(State(node): State<Arc<Node>>) -> Result<Json<Profile>, Error> {
+    Ok(Json(node.processor().await?))
 }
 
 async fn shutdown(State(node): State<Arc<Node>>) -> Response {

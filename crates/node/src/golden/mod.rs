@@ -23,11 +23,12 @@ use crate::node::Node;
 use crate::snapshots::manifest::Manifest;
 use crate::snapshots::remove_whole;
 use crate::snapshots::saved::Saved;
+use crate::spec;
 use crate::vm::VmHandle;
 use crate::vm::record::{Root, Spec};
 use crate::vm::start::{Beginning, Handle, Restoring, command_line};
-use crate::{cpu, spec};
 use jiffy_wire::api::{Origin, Pruned, VmState};
+use jiffy_wire::cpu::Profile;
 use standby::{Standby, Wanted};
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -89,9 +90,15 @@ impl Goldens {
         (goldens, wished, wanted)
     }
 
+    /// Whether anything is on disk.
+    pub fn are_there(&self) -> bool {
+        fs::read_dir(&self.folder).is_ok_and(|mut entries| entries.next().is_some())
+    }
+
     /// Reads what is on disk, and takes over the digests that were computed
-    /// for it. What can't be used here is removed.
-    pub fn read(&self, digests: &Digests) {
+    /// for it. What can't be used here is removed; `host` is what a guest can have here,
+    /// if that is known.
+    pub fn read(&self, digests: &Digests, host: Option<&Profile>) {
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let key = entry.file_name().to_string_lossy().into_owned();
             if key.starts_with('.') {
@@ -112,8 +119,10 @@ impl Goldens {
             // The daemon that made it was stopped before it was tried.
             if !saved.was_tried() {
                 self.discard(&saved.folder, "it was never tried");
-            } else if !cpu::missing(&saved.manifest.cpu_features).is_empty() {
-                self.discard(&saved.folder, "this host has other processors");
+            } else if let (Some(guest), Some(host)) = (&saved.manifest.cpu, host)
+                && !guest.lacking(host).is_empty()
+            {
+                self.discard(&saved.folder, "this host has another processor");
             } else {
                 digests.remember(&saved.manifest.files);
                 self.lock().by_key.insert(key, Arc::new(saved));

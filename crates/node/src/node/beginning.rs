@@ -7,8 +7,8 @@ use crate::golden;
 use crate::golden::standby::Standby;
 use crate::roots;
 use crate::snapshots::draft::clone_volumes;
+use crate::snapshots::remove_whole;
 use crate::snapshots::saved::{Saved, volume_in};
-use crate::snapshots::{check_processor, remove_whole};
 use crate::spec;
 use crate::vm::record::{FromSnapshot, MainState, Paged, Root};
 use crate::vm::start::{Beginning, Handle, Prepared, Restoring, SavedRam, volume_disk};
@@ -115,10 +115,9 @@ impl Node {
         let lookup_ns = monotonic_ns();
         let name = &from.name;
         let saved = self.snapshots.find(name)?;
-        check_processor(
-            &format!("The snapshot {name}"),
-            &saved.manifest.cpu_features,
-        )?;
+        let what = format!("The snapshot {name}");
+        let processor = &self.settings.processor;
+        processor.check(&what, saved.manifest.cpu.as_ref()).await?;
         let volume_disks = self.clones_of(vm, &saved).await?;
         let lazy = saved.manifest.lazy_root.clone();
         let root = Root {

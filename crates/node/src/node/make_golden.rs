@@ -101,6 +101,7 @@ impl Node {
         let folder = self.settings.paths.golden();
         let draft = Draft::new(&folder)?;
         let taken = self.take(vm, false, &mut watch).await?;
+        manifest.note_processor(self.processor_of(vm).await);
         let to = folder.join(key);
         write(draft, taken.captured, root, manifest, to, true, &mut watch).await
     }

@@ -7,8 +7,8 @@ use crate::agent;
 use crate::clock::monotonic_ns;
 use crate::error::{Error, Result};
 use crate::snapshots::draft::Draft;
+use crate::snapshots::remove_whole;
 use crate::snapshots::saved::Saved;
-use crate::snapshots::{check_processor, remove_whole};
 use crate::vm::record::Root;
 use crate::vm::start::{Beginning, Handle, Prepared, Restoring, volume_disk};
 use crate::vm::{Command, Operation, VmHandle, control, hibernate};
@@ -47,7 +47,7 @@ impl Node {
         let root = self.root_of(&vm).await?;
         let _whole = self.complete_root(&root).await?;
         let folder = self.settings.paths.vm(&vm.id);
-        let manifest = self.manifest_of(&vm, &root, MemoryForm::Image).await?;
+        let mut manifest = self.manifest_of(&vm, &root, MemoryForm::Image).await?;
         let draft = Draft::new(&folder)?;
         // Asked first: a guest that is held still answers nobody else.
         let spare = spare_mib(&socket).await;
@@ -57,6 +57,7 @@ impl Node {
         let slept = async {
             self.complete(&vm).await?;
             let captured = self.capture(&vm, false, &mut watch).await?;
+            manifest.note_processor(self.processor_of(&vm).await);
             // What a wake left there for the pager is all in memory now.
             let to = to.clone();
             let saved = write(draft, captured, root, manifest, to, true, &mut watch).await?;
@@ -132,7 +133,8 @@ impl Node {
             ))
         })?;
         let what = format!("The VM {}", vm.name);
-        check_processor(&what, &saved.manifest.cpu_features)?;
+        let processor = &self.settings.processor;
+        processor.check(&what, saved.manifest.cpu.as_ref()).await?;
         crate::spec::check_room(vm.spec.memory_mib)?;
         let volume_disks = if vm.spec.own_volumes {
             self.volume_disks(vm, &[])

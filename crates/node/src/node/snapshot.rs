@@ -3,7 +3,6 @@
 use super::operation::{Stopwatch, joined};
 use super::{LEASE_POLL, NAME_TIME, Node};
 use crate::clock::{monotonic_ns, unix_seconds};
-use crate::cpu;
 use crate::error::{Error, Result};
 use crate::golden;
 use crate::snapshots::draft::Draft;
@@ -12,19 +11,24 @@ use crate::snapshots::saved::Saved;
 use crate::snapshots::{inspect, memory};
 use crate::vm::capture::Captured;
 use crate::vm::record::Root;
-use crate::vm::{Command, VmHandle};
+use crate::vm::{Command, VmHandle, control};
 use jiffy_wire::api::{
     MakeSnapshot, MemoryForm, MemoryReport, Origin, Pruned, Snapshot, SnapshotMade,
 };
+use jiffy_wire::cpu::Profile;
 use jiffy_wire::timeline::{Track, names};
+use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tracing::{info, warn};
+use tokio::time::timeout;
+use tracing::{debug, info, warn};
 
 /// How long a VM whose command has ended may take to end, and what was recorded of it
 /// to be written down.
 const RECORDING_TIME: Duration = Duration::from_secs(2);
+/// What a VMM has to say what its guest's processor is.
+const PROCESSOR_TIME: Duration = Duration::from_secs(5);
 
 impl Node {
     /// Makes a snapshot of a running VM, which goes on unless it is to stop.
@@ -52,6 +56,7 @@ impl Node {
         let volumes = self.volume_files(&vm);
         let resume = volumes.is_empty() && !wanted.stop;
         let taken = self.take(&vm, resume, &mut watch).await?;
+        manifest.note_processor(self.processor_of(&vm).await);
         // Before the guest is let go: what became of its command by then.
         manifest.main = vm.view.borrow().main.clone();
         let pause_ns = taken.captured.pause_ns;
@@ -145,7 +150,8 @@ impl Node {
             kernel_digest: files[0].digest.clone(),
             initramfs_digest: files[1].digest.clone(),
             vmm_digest: files[2].digest.clone(),
-            cpu_features: cpu::features().iter().cloned().collect(),
+            cpu_features: Vec::new(),
+            cpu: None,
             memory,
             memory_bytes: 0,
             shared_bytes: 0,
@@ -155,6 +161,20 @@ impl Node {
             source: None,
             files,
         })
+    }
+
+    /// The processor of a guest that was captured; none if its VMM can't tell, as one of
+    /// release 0.1.
+    pub(super) async fn processor_of(&self, vm: &VmHandle) -> Option<Profile> {
+        let socket = self.settings.paths.control_socket(&vm.id);
+        let asked = control::request(&socket, ControlRequest::CpuProfile);
+        match timeout(PROCESSOR_TIME, asked).await {
+            Ok(Ok(ControlResponse::CpuProfile(profile))) => Some(*profile),
+            other => {
+                debug!(vm = %vm.name, ?other, "its processor is not known");
+                None
+            }
+        }
     }
 
     /// The files of a VM's volumes, by name, and of its root disk.

@@ -8,6 +8,7 @@ use crate::digests;
 use crate::durable::{self, LoadError};
 use crate::snapshots::manifest::Manifest;
 use jiffy_wire::api;
+use jiffy_wire::cpu::Profile;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,8 @@ pub struct Snapshot {
     initramfs_digest: String,
     vmm_digest: String,
     cpu_features: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cpu: Option<Profile>,
     memory: MemoryForm,
     memory_bytes: u64,
     #[serde(default)]
@@ -58,6 +61,7 @@ both_ways!(
         initramfs_digest: same,
         vmm_digest: same,
         cpu_features: same,
+        cpu: same,
         memory: into,
         memory_bytes: same,
         shared_bytes: same,

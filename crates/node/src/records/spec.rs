@@ -2,6 +2,7 @@
 
 use super::{both_ways, both_ways_enum, is_false};
 use crate::vm::record as live;
+use jiffy_wire::cpu::Wanted;
 use jiffy_wire::{agent, api, vmm};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -24,6 +25,8 @@ pub struct Spec {
     remove: bool,
     hostname: Option<String>,
     kernel_args: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cpu_profile: Option<Wanted>,
     timeline: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     from: Option<FromSnapshot>,
@@ -56,6 +59,7 @@ both_ways!(
         remove: same,
         hostname: same,
         kernel_args: same,
+        cpu_profile: same,
         timeline: same,
         from: opt,
         cold: same,

@@ -106,6 +106,7 @@ fn spec() -> Spec {
         remove: true,
         hostname: Some(text("host")),
         kernel_args: Some(text("quiet")),
+        cpu_profile: None,
         timeline: true,
         from: Some(FromSnapshot {
             name: text("warm"),
@@ -178,6 +179,7 @@ fn manifest() -> Manifest {
         initramfs_digest: "ef".repeat(32),
         vmm_digest: "01".repeat(32),
         cpu_features: vec![text("avx"), text("sse2")],
+        cpu: None,
         memory: MemoryForm::Image,
         memory_bytes: 2,
         shared_bytes: 3,

@@ -6,6 +6,7 @@ use crate::images::lazy::LazyDisk;
 use crate::records;
 use crate::vm::record::{MainState, Spec};
 use jiffy_wire::api::{ImageSource, MemoryForm};
+use jiffy_wire::cpu::Profile;
 use std::io;
 use std::path::Path;
 
@@ -32,8 +33,10 @@ pub struct Manifest {
     pub initramfs_digest: String,
     /// BLAKE3 of the VMM that captured it.
     pub vmm_digest: String,
-    /// Features of the processors it ran on.
+    /// Features of its processor, to be shown. Release 0.1 wrote flags of /proc/cpuinfo.
     pub cpu_features: Vec<String>,
+    /// Its processor; none if its VMM could not tell, and in snapshots of release 0.1.
+    pub cpu: Option<Profile>,
     /// How RAM is kept.
     pub memory: MemoryForm,
     /// Bytes it takes on disk.
@@ -62,6 +65,12 @@ impl Manifest {
     /// Reads what [`Manifest::save`] wrote.
     pub fn load(folder: &Path) -> Result<Manifest, LoadError> {
         records::snapshot::load(folder)
+    }
+
+    /// Notes the processor of the guest that was captured, if it is known.
+    pub fn note_processor(&mut self, profile: Option<Profile>) {
+        self.cpu_features = profile.as_ref().map(Profile::features).unwrap_or_default();
+        self.cpu = profile;
     }
 
     /// Was the first command running?

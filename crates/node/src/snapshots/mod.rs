@@ -36,7 +36,6 @@ pub mod remote;
 pub mod root_tables;
 pub mod saved;
 
-use crate::cpu;
 use crate::error::{Error, Result};
 use crate::images::name as image_name;
 use crate::names;
@@ -202,19 +201,6 @@ pub fn remove_whole(path: &Path) -> std::io::Result<()> {
     fs::rename(path, gone.path().join("it"))?;
     jiffy_sys::durable::sync_folder_of(path)?;
     gone.close()
-}
-
-/// Refuses a captured VM that this host's processors can't go on with.
-pub fn check_processor(what: &str, wanted: &[String]) -> Result<()> {
-    let missing = cpu::missing(wanted);
-    if missing.is_empty() {
-        return Ok(());
-    }
-    Err(Error::wrong_state(format!(
-        "{what} needs features that this host's processors don't have: {}.",
-        missing.join(", ")
-    ))
-    .hint("Restore it on a host with such processors, or boot the VM anew."))
 }
 
 /// A name of the user's own, or the reference that it was pulled by.

@@ -6,6 +6,7 @@ use crate::images::lazy::LazyDisk;
 use crate::records;
 use jiffy_wire::agent::{Command, ExitStatus, StartError};
 use jiffy_wire::api::{ImageConfig, Origin, RootDisk, Vm, VmState, VolumeUse};
+use jiffy_wire::cpu::Wanted;
 use jiffy_wire::vmm::{DiskLimit, PageSize};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -42,6 +43,8 @@ pub struct Spec {
     pub hostname: Option<String>,
     /// Further kernel parameters.
     pub kernel_args: Option<String>,
+    /// What of the host's processor it is shown; none for all.
+    pub cpu_profile: Option<Wanted>,
     /// Report the kernel's milestones?
     pub timeline: bool,
     /// The snapshot it goes on from at each start.
@@ -293,6 +296,7 @@ impl VmRecord {
             remove: false,
             hostname: None,
             kernel_args: None,
+            cpu_profile: None,
             timeline: false,
             from: None,
             cold: false,

@@ -463,7 +463,7 @@ fn vmm_config<'a>(
         control: Some(paths.control_socket(&record.id)),
         exit_record: Some(folder.join("exit.json")),
         balloon: true,
-        cpu_profile: None,
+        cpu_profile: spec.cpu_profile.clone(),
         restore: match &prepared.beginning {
             Beginning::Boot => None,
             Beginning::Restore(restoring) => Some(restore(restoring, gate_time, descriptors)),

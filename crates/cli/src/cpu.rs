@@ -1,0 +1,164 @@
+//! Processors of VMs: what a host can give, and the profile that a VM is to have.
+
+use crate::failure::{Failure, Result};
+use jiffy_wire::cpu::levels::{self, LEVELS};
+use jiffy_wire::cpu::{Profile, Wanted};
+use std::fmt::Write;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+/// A profile has some KiB; a fleet has many.
+const MAX_FILE: u64 = 4 << 20;
+/// Columns of a list of features.
+const WIDTH: usize = 76;
+
+/// What `--cpu-profile` says: a name, or a file with one or more profiles, of which a VM
+/// gets what all have in common.
+pub fn wanted(choice: &str) -> Result<Wanted> {
+    let named = match levels::find(choice) {
+        Ok(level) => return Ok(Wanted::Named(level.name.to_owned())),
+        Err(why) => why,
+    };
+    let file = Path::new(choice);
+    if !file.exists() {
+        return Err(Failure::new(format!("{named}, and there is no such file"))
+            .hint("`jiffy doctor --cpu --format json` prints a profile for a file"));
+    }
+    let bytes = read(file)?;
+    let odd = |why: String| {
+        Failure::new(format!("{choice} holds no CPU profiles: {why}"))
+            .hint("`jiffy doctor --cpu --format json` prints one")
+    };
+    let profiles = serde_json::Deserializer::from_slice(&bytes).into_iter::<Profile>();
+    let mut common: Option<Profile> = None;
+    for profile in profiles {
+        let profile = profile.map_err(|error| odd(error.to_string()))?;
+        profile.check().map_err(odd)?;
+        common = Some(match common {
+            None => profile,
+            Some(before) => before.common(&profile).ok_or_else(|| {
+                let (one, two) = (&before.vendor, &profile.vendor);
+                odd(format!("{one} and {two} have nothing in common"))
+            })?,
+        });
+    }
+    let common = common.ok_or_else(|| odd("it is empty".into()))?;
+    Ok(Wanted::Given(Box::new(common)))
+}
+
+fn read(file: &Path) -> Result<Vec<u8>> {
+    let failed = |error| Failure::io(format_args!("{} can't be read", file.display()), error);
+    let mut bytes = Vec::new();
+    let opened = File::open(file).map_err(failed)?;
+    opened
+        .take(MAX_FILE + 1)
+        .read_to_end(&mut bytes)
+        .map_err(failed)?;
+    if bytes.len() as u64 > MAX_FILE {
+        let file = file.display();
+        return Err(Failure::new(format!("{file} is too long for CPU profiles")));
+    }
+    Ok(bytes)
+}
+
+/// What VMs can have on a host, for a person.
+pub fn table(host: &Profile) -> String {
+    let mut text = String::new();
+    let addresses = host.physical_address_bits();
+    let _ = writeln!(text, "VENDOR      {}", host.vendor);
+    let _ = writeln!(text, "ADDRESSES   {addresses} bits");
+    if let Some(khz) = host.tsc_khz {
+        let scaling = match host.tsc_scaling {
+            true => "any frequency for a VM from elsewhere",
+            false => "KVM can't scale it",
+        };
+        let _ = writeln!(text, "TSC         {khz} kHz; {scaling}");
+    }
+    let mut line = String::from("FEATURES   ");
+    for feature in host.features() {
+        if line.len() + 1 + feature.len() > WIDTH {
+            let _ = writeln!(text, "{line}");
+            line = " ".repeat(11);
+        }
+        line.push(' ');
+        line.push_str(&feature);
+    }
+    let _ = writeln!(text, "{line}");
+    for level in &LEVELS {
+        let lacking = level.lacking(host);
+        let verdict = match lacking.is_empty() {
+            true => "yes".to_owned(),
+            false => format!("no: it lacks {}", lacking.join(", ")),
+        };
+        let _ = writeln!(text, "{:<11} {verdict}", level.name);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_wire::cpu::Leaf;
+
+    fn host(edx: u32) -> Profile {
+        let word = |text: &[u8; 4]| u32::from_le_bytes(*text);
+        let leaf = |leaf, registers| Leaf {
+            leaf,
+            index: 0,
+            registers,
+        };
+        Profile::new(vec![
+            leaf(0, [7, word(b"Auth"), word(b"cAMD"), word(b"enti")]),
+            leaf(1, [0, 0, 0, edx]),
+        ])
+    }
+
+    #[test]
+    fn a_profile_is_named_or_what_files_have_in_common() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("fleet.json");
+        let name = path.to_str().unwrap();
+        let text = |edx| serde_json::to_string_pretty(&host(edx)).unwrap();
+        assert_eq!(
+            wanted("x86-64-v3").unwrap(),
+            Wanted::Named("x86-64-v3".into())
+        );
+        let missing = wanted(name).unwrap_err().message;
+        assert!(
+            missing.contains("x86-64-v2") && missing.contains("no such file"),
+            "{missing}"
+        );
+        std::fs::write(&path, text(1 << 25 | 1) + "\n" + &text(1 << 26 | 1)).unwrap();
+        let Wanted::Given(common) = wanted(name).unwrap() else {
+            panic!("it is a file");
+        };
+        assert_eq!(common.features(), ["fpu"]);
+        let other = text(1).replace("AuthenticAMD", "GenuineIntel");
+        for (contents, word) in [
+            (String::new(), "empty"),
+            ("{".into(), "EOF"),
+            (text(1) + "x", "expected"),
+            (other, "not that of one processor"),
+            (
+                text(1).replace("\"version\": 1", "\"version\": 2"),
+                "version 2",
+            ),
+        ] {
+            std::fs::write(&path, contents).unwrap();
+            let refused = wanted(name).unwrap_err().message;
+            assert!(refused.contains(word), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_host_is_shown_with_the_profiles_that_it_has() {
+        let shown = table(&host(1 << 25 | 1));
+        assert!(shown.contains("VENDOR      AuthenticAMD\n"), "{shown}");
+        assert!(shown.contains("FEATURES    fpu sse\n"), "{shown}");
+        assert!(
+            shown.contains("x86-64-v2   no: it lacks de, pse, "),
+            "{shown}"
+        );
+    }
+}
