@@ -10,8 +10,8 @@ use thiserror::Error;
 /// The KVM API every Linux since 2.6.22 has.
 const API_VERSION: i32 = 12;
 
-/// OSXSAVE's neighbour in ECX of leaf 1: the processor has XSAVE.
-const ECX_XSAVE: u32 = 1 << 26;
+/// OSXSAVE in ECX of leaf 1: the kernel uses XSAVE. It may not where the processor has it.
+const ECX_OSXSAVE: u32 = 1 << 27;
 
 /// What is needed of KVM, now or at the first capture.
 const NEEDED: [(Cap, &str); 14] = [
@@ -31,8 +31,8 @@ const NEEDED: [(Cap, &str); 14] = [
     (Cap::GetTscKhz, "the TSC's frequency"),
 ];
 
-/// Names all that is missing. KVM has extended control registers where the
-/// processor has XSAVE.
+/// Names all that is missing. KVM has extended control registers where the host's
+/// kernel uses XSAVE.
 fn check(xsave: bool, has: impl Fn(Cap) -> bool) -> Result<(), HypervisorError> {
     let xcrs = xsave.then_some((Cap::Xcrs, "extended control registers"));
     let missing: Vec<&str> = NEEDED
@@ -122,7 +122,7 @@ impl Hypervisor {
         if version != API_VERSION {
             return Err(HypervisorError::Version(version));
         }
-        let xsave = std::arch::x86_64::__cpuid(1).ecx & ECX_XSAVE != 0;
+        let xsave = std::arch::x86_64::__cpuid(1).ecx & ECX_OSXSAVE != 0;
         check(xsave, |capability| kvm.check_extension(capability))?;
         Ok(Hypervisor { kvm })
     }
