@@ -84,8 +84,8 @@ impl ControlSocket {
             path: path.into(),
             source,
         };
-        // Made with these permissions from the start; only the main thread
-        // exists yet.
+        // Made with these permissions from the start. The mask is the whole process's:
+        // a spare's other threads make no file, they wait for work.
         let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
         let listener = bind(path);
         rustix::process::umask(mask);

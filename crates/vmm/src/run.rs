@@ -137,24 +137,23 @@ fn run_vm(
         None => None,
         Some(path) => Some(ControlSocket::listen(path).map_err(anyhow::Error::new)?),
     };
-    let console = matches!(config.serial, Some(Serial::Stdio));
+    let on_stdio = matches!(config.serial, Some(Serial::Stdio));
     let held = config.restore.as_ref().is_some_and(|restore| restore.hold);
 
     let mut vmm = Builder::new(config, events.clone())
         .sandbox(options.sandbox)
         .groundwork(ahead.map(|ahead| ahead.groundwork))
         .build()?;
+    let serial = vmm.devices().serial.clone().filter(|_| on_stdio);
+    let console = serial
+        .map(ConsoleInput::new)
+        .transpose()
+        .context("the console's input can't be waited for")?;
     match held {
         true => vmm.hold()?,
         false => vmm.start(false)?,
     }
     vmm.settle()?;
-    let console = vmm
-        .devices()
-        .serial
-        .clone()
-        .filter(|_| console)
-        .map(ConsoleInput::new);
     let ending = watch(&mut vmm, config_file, &termination, &mut control, console);
     if vmm.is_stuck() {
         std::mem::forget(vmm);

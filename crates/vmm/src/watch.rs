@@ -17,7 +17,12 @@ use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::time::Duration;
+use vmm_sys_util::eventfd::EventFd;
+
+/// When the port is tried again that a vCPU had.
+const RETRY: Duration = Duration::from_millis(20);
 
 /// Runs the started VM to its end. `config` is the file it was started with.
 pub fn watch(
@@ -87,12 +92,6 @@ fn wait(
 ) -> io::Result<Ready> {
     let bells = vmm.bells();
     let stdin = io::stdin();
-    let serial = console.map(|console| {
-        console
-            .serial
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    });
     let mut wait = vec![PollFd::new(termination, PollFlags::IN)];
     wait.extend(bells.iter().map(|bell| readable(bell)));
     wait.extend(violation::bell().map(readable));
@@ -103,24 +102,20 @@ fn wait(
     // The console waits for more input, or, while the guest's port is full,
     // for room.
     let console_at = wait.len();
-    let mut room = None;
-    if let (Some(console), Some(serial)) = (console, &serial) {
-        if console.kept.is_empty() {
-            wait.push(PollFd::new(&stdin, PollFlags::IN));
-        } else {
-            room = Some(serial.drained().try_clone()?);
-        }
-    }
-    drop(serial);
-    if let Some(room) = &room {
-        wait.push(readable(room));
+    if let Some(console) = console {
+        wait.push(match console.kept.is_empty() {
+            true => PollFd::new(&stdin, PollFlags::IN),
+            false => readable(&console.drained),
+        });
     }
     let control_at = wait.len();
     if let Some(control) = control {
         let clients = control.descriptors();
         wait.extend(clients.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
     }
-    let patience = vmm.patience().map(timespec);
+    let busy = console.is_some_and(|console| console.busy);
+    let retry = busy.then_some(RETRY);
+    let patience = vmm.patience().into_iter().chain(retry).min().map(timespec);
     match poll(&mut wait, patience.as_ref()) {
         Ok(_) => {}
         Err(rustix::io::Errno::INTR) => return Ok(Ready::default()),
@@ -129,7 +124,7 @@ fn wait(
     let any = |polled: &[PollFd<'_>]| polled.iter().any(|fd| !fd.revents().is_empty());
     Ok(Ready {
         terminate: any(&wait[..1]),
-        console: any(&wait[console_at..control_at]),
+        console: busy || any(&wait[console_at..control_at]),
         control: any(&wait[control_at..]),
     })
 }
@@ -233,22 +228,31 @@ fn stopped(how: &str) -> Ending {
 /// Bytes from stdin on their way to COM1.
 pub struct ConsoleInput {
     serial: Arc<Mutex<Serial>>,
+    /// Rings when the port has room.
+    drained: EventFd,
     kept: Vec<u8>,
+    /// A vCPU had the port: it writes to stdout, and whoever reads that takes its time.
+    busy: bool,
 }
 
 impl ConsoleInput {
     /// Input for this port.
-    pub fn new(serial: Arc<Mutex<Serial>>) -> ConsoleInput {
-        ConsoleInput {
+    /// No vCPU runs yet: it would be waited for.
+    pub fn new(serial: Arc<Mutex<Serial>>) -> io::Result<ConsoleInput> {
+        let port = serial.lock().unwrap_or_else(PoisonError::into_inner);
+        let drained = port.drained().try_clone()?;
+        drop(port);
+        Ok(ConsoleInput {
             serial,
+            drained,
             kept: Vec::new(),
-        }
+            busy: false,
+        })
     }
 
     /// Moves what there is and fits; false at the end of the input.
     fn feed(&mut self) -> bool {
-        let mut serial = self.serial.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = serial.drained().read();
+        let _ = self.drained.read();
         if self.kept.is_empty() {
             let mut bytes = [0; 256];
             match rustix::io::read(io::stdin().as_fd(), &mut bytes) {
@@ -258,8 +262,39 @@ impl ConsoleInput {
                 Err(_) => return false,
             }
         }
+        // The main thread waits for no vCPU: others ask for things, too.
+        let mut serial = match self.serial.try_lock() {
+            Ok(serial) => serial,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                self.busy = true;
+                return true;
+            }
+        };
+        self.busy = false;
         let taken = serial.input(&self.kept);
         self.kept.drain(..taken);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vmm_sys_util::eventfd::EFD_NONBLOCK;
+
+    #[test]
+    fn input_does_not_wait_for_a_vcpu_that_writes() {
+        let interrupt = EventFd::new(EFD_NONBLOCK).unwrap();
+        let serial = Serial::new(interrupt, Box::new(io::sink())).unwrap();
+        let serial = Arc::new(Mutex::new(serial));
+        let mut input = ConsoleInput::new(serial.clone()).unwrap();
+        input.kept = b"ls".to_vec();
+        let written_by_a_vcpu = serial.lock().unwrap();
+        assert!(input.feed());
+        assert!(input.busy && input.kept == b"ls");
+        drop(written_by_a_vcpu);
+        assert!(input.feed());
+        assert!(!input.busy && input.kept.is_empty());
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::hypervisor::{HypervisorError, failed_to};
 use crate::irq::LazyPit;
+use crate::irq::pit::Channel;
 use kvm_bindings::{
     KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_clock_data, kvm_irqchip,
     kvm_pit_state2,
@@ -20,6 +21,8 @@ pub struct ChipsState {
     pub ioapic: kvm_irqchip,
     /// The timer chip, if the guest ever used it.
     pub pit: Option<kvm_pit_state2>,
+    /// What was programmed of a timer chip that the guest has not used yet.
+    pub pit_programmed: [Channel; 3],
     /// kvm-clock, nanoseconds.
     pub clock_ns: u64,
 }
@@ -41,6 +44,7 @@ impl ChipsState {
             pic_slave: chip(KVM_IRQCHIP_PIC_SLAVE)?,
             ioapic: chip(KVM_IRQCHIP_IOAPIC)?,
             pit: pit.save()?,
+            pit_programmed: pit.programmed(),
             clock_ns: vm
                 .get_clock()
                 .map_err(failed_to("read the guest's clock"))?
@@ -60,13 +64,43 @@ impl ChipsState {
             vm.set_irqchip(&chip)
                 .map_err(failed_to("set an interrupt controller"))?;
         }
-        if let Some(state) = &self.pit {
-            pit.restore(state)?;
+        match &self.pit {
+            Some(state) => pit.restore(state)?,
+            None => pit.program(self.pit_programmed),
         }
         vm.set_clock(&kvm_clock_data {
             clock: self.clock_ns,
             ..Default::default()
         })
         .map_err(failed_to("set the guest's clock"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hypervisor::Hypervisor;
+    use std::sync::Arc;
+
+    #[test]
+    #[ignore = "needs a real KVM"]
+    fn a_timer_chip_that_was_programmed_before_it_was_needed_is_so_after_a_restore() {
+        const COUNTER_0: u16 = 0x40;
+        const CONTROL: u16 = 0x43;
+        /// Counter 0, low byte then high byte, mode 2.
+        const RATE: u8 = 0x34;
+        let vm = || Arc::new(Hypervisor::open().unwrap().create_vm().unwrap());
+        let (before, after) = (vm(), vm());
+        let pit = LazyPit::new(before.clone());
+        pit.write(CONTROL, RATE);
+        let chips = ChipsState::save(&before, &pit).unwrap();
+        assert!(chips.pit.is_none(), "nobody counts yet");
+        let pit = LazyPit::new(after.clone());
+        chips.restore(&after, &pit).unwrap();
+        pit.write(COUNTER_0, 0x12);
+        let chip = ChipsState::save(&after, &pit).unwrap().pit.unwrap();
+        let counter = chip.channels[0];
+        assert_eq!((counter.mode, counter.rw_mode), (2, 3));
+        assert_eq!((counter.write_latch, counter.write_state), (0x12, 4));
     }
 }

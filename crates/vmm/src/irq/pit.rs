@@ -7,6 +7,7 @@
 use crate::hypervisor::{HypervisorError, failed_to};
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_pit_state2};
 use kvm_ioctls::VmFd;
+use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, PoisonError};
 
 const COUNTER_0: u16 = 0x40;
@@ -31,8 +32,8 @@ struct State {
 }
 
 /// A counter that does not count yet.
-#[derive(Debug, Clone, Copy, Default)]
-struct Channel {
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Channel {
     /// Bytes a count has: 1 low, 2 high, 3 both.
     access: u8,
     mode: u8,
@@ -147,6 +148,22 @@ impl LazyPit {
             state.made = true;
         }
         Ok(())
+    }
+
+    /// What a guest has programmed of a chip that it has not needed yet.
+    pub(super) fn programmed(&self) -> [Channel; 3] {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.channels
+    }
+
+    /// As [`programmed`](LazyPit::programmed) said.
+    pub(super) fn program(&self, channels: [Channel; 3]) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whoever wrote it, these are what a counter's byte of control can say.
+        let plausible = |channel: &Channel| channel.access <= 3 && channel.mode <= 5;
+        if !state.made && channels.iter().all(plausible) {
+            state.channels = channels;
+        }
     }
 
     pub(super) fn save(&self) -> Result<Option<kvm_pit_state2>, HypervisorError> {

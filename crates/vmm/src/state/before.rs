@@ -16,14 +16,24 @@ use jiffy_devices::virtio::block::BlockState;
 use jiffy_devices::virtio::entropy::EntropyState;
 use jiffy_devices::virtio::mmio::MmioTransportState;
 use jiffy_devices::virtio::vsock::VsockState;
+use kvm_bindings::{kvm_irqchip, kvm_pit_state2};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
 struct Tree {
     memory_size: u64,
     vcpus: Vec<VcpuState>,
-    chips: ChipsState,
+    chips: Chips,
     devices: Devices,
+}
+
+#[derive(Deserialize)]
+struct Chips {
+    pic_master: kvm_irqchip,
+    pic_slave: kvm_irqchip,
+    ioapic: kvm_irqchip,
+    pit: Option<kvm_pit_state2>,
+    clock_ns: u64,
 }
 
 #[derive(Deserialize)]
@@ -46,11 +56,18 @@ pub fn read(body: &[u8]) -> Result<VmState, StateError> {
     if !rest.is_empty() {
         return Err(StateError::Contents("bytes are left over".into()));
     }
-    let devices = tree.devices;
+    let (chips, devices) = (tree.chips, tree.devices);
     Ok(VmState {
         memory_size: tree.memory_size,
         vcpus: tree.vcpus,
-        chips: tree.chips,
+        chips: ChipsState {
+            pic_master: chips.pic_master,
+            pic_slave: chips.pic_slave,
+            ioapic: chips.ioapic,
+            pit: chips.pit,
+            pit_programmed: Default::default(),
+            clock_ns: chips.clock_ns,
+        },
         devices: DevicesState {
             disks: devices.disks,
             vsock: devices.vsock,

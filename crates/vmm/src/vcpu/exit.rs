@@ -63,12 +63,12 @@ pub fn step(fd: &mut VcpuFd, board: &Board) -> Next {
             Next::Run
         }
         Ok(VcpuExit::IoIn(port, data)) => {
-            let data: *mut [u8] = data;
-            port_access(fd, board, port, data, true)
+            let data = std::ptr::from_mut(data);
+            port_read(fd, board, port, data)
         }
         Ok(VcpuExit::IoOut(port, data)) => {
-            let data = std::ptr::from_ref(data).cast_mut();
-            port_access(fd, board, port, data, false)
+            let data = std::ptr::from_ref(data);
+            port_write(fd, board, port, data)
         }
         Ok(other) => end_of(&other),
         Err(error) => match error.errno() {
@@ -92,32 +92,48 @@ pub fn complete(fd: &mut VcpuFd, board: &Board) -> Next {
     }
 }
 
-/// One access, or a string of them (`rep ins`, `rep outs`) to one port.
-#[allow(unsafe_code)] // The exit's data and width lie in kvm_run.
-fn port_access(fd: &mut VcpuFd, board: &Board, port: u16, data: *mut [u8], read: bool) -> Next {
+/// Bytes of each access of the exit at hand, to a port.
+#[allow(unsafe_code)] // The width lies in kvm_run.
+fn port_width(fd: &mut VcpuFd) -> usize {
     // SAFETY: after KVM_EXIT_IO this is the member of the union in use.
-    let width = usize::from(unsafe { fd.get_kvm_run().__bindgen_anon_1.io.size }).max(1);
-    // SAFETY: the slice lies in the vCPU's kvm_run mapping, beside the
-    // structure, and KVM touches it only inside KVM_RUN, which is not called
-    // while it is borrowed here.
+    usize::from(unsafe { fd.get_kvm_run().__bindgen_anon_1.io.size }).max(1)
+}
+
+/// One read, or a string of them (`rep ins`), of one port.
+#[allow(unsafe_code)] // The exit's data lies in kvm_run.
+fn port_read(fd: &mut VcpuFd, board: &Board, port: u16, data: *mut [u8]) -> Next {
+    let width = port_width(fd);
+    // SAFETY: it is of a reference that may be written by, into the vCPU's kvm_run
+    // mapping, beside the structure; KVM touches it only inside KVM_RUN, which is not
+    // called while it is borrowed here.
     let data = unsafe { &mut *data };
     if LazyPit::has(port) {
         for byte in data.chunks_mut(width) {
-            if read {
-                byte.fill(board.pit.read(port));
-            } else {
-                board.pit.write(port, byte[0]);
-            }
+            byte.fill(board.pit.read(port));
         }
-    } else if read {
-        board.ports.read_each(port.into(), width, data);
     } else {
-        board.ports.write_each(port.into(), width, data);
-        if board.power.request().is_some() {
-            return Next::Look;
-        }
+        board.ports.read_each(port.into(), width, data);
     }
     Next::Run
+}
+
+/// One write, or a string of them (`rep outs`), to one port.
+#[allow(unsafe_code)] // The exit's data lies in kvm_run.
+fn port_write(fd: &mut VcpuFd, board: &Board, port: u16, data: *const [u8]) -> Next {
+    let width = port_width(fd);
+    // SAFETY: as in `port_read`; it is only read.
+    let data = unsafe { &*data };
+    if LazyPit::has(port) {
+        for bytes in data.chunks(width) {
+            board.pit.write(port, bytes[0]);
+        }
+        return Next::Run;
+    }
+    board.ports.write_each(port.into(), width, data);
+    match board.power.request() {
+        Some(_) => Next::Look,
+        None => Next::Run,
+    }
 }
 
 fn end_of(exit: &VcpuExit<'_>) -> Next {
