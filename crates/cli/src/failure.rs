@@ -108,6 +108,13 @@ pub fn report(message: &str, hint: Option<&str>) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
+/// Reports what can't be used of what was listed.
+pub fn report_all<'a>(problems: impl Iterator<Item = &'a str>) {
+    for problem in problems {
+        report(problem, None);
+    }
+}
+
 /// How a verb ended, when it did not fail.
 #[derive(Debug)]
 pub enum Outcome {

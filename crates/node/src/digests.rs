@@ -2,7 +2,7 @@
 //! file by its inode, size and times.
 
 use std::collections::HashMap;
-use std::fs::{self, File, Metadata};
+use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -69,7 +69,7 @@ impl Digests {
 
     /// As [`Digests::of`], to be written down.
     pub fn entry(&self, path: &Path) -> io::Result<Known> {
-        let file = File::open(path)?;
+        let file = jiffy_sys::regular::open(path)?;
         let stamp = Stamp::of(&file.metadata()?);
         let known = self.lock().get(path).cloned();
         let digest = match known {

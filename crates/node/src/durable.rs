@@ -14,6 +14,9 @@ use std::io;
 use std::path::Path;
 use thiserror::Error;
 
+/// Largest file of this kind that is read.
+const MOST: u64 = 64 << 20;
+
 /// Why a file was not read.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -63,6 +66,23 @@ impl LoadError {
             None => self.to_string(),
         }
     }
+}
+
+/// Says what is wrong with a file that is not read here, but must be there with something
+/// in it; without a full stop.
+pub fn check_there(path: &Path) -> Result<(), String> {
+    let shown = path.display();
+    match jiffy_sys::regular::look(path) {
+        Ok(data) if data.len() == 0 => Err(format!("{shown} is empty")),
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(format!("{shown} is missing")),
+        Err(error) => Err(format!("{shown} can't be read: {error}")),
+    }
+}
+
+/// Is there anything of this name, if only a link to nowhere?
+pub fn is_taken(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
 }
 
 #[derive(Serialize, Deserialize)]
@@ -121,7 +141,7 @@ pub fn load_with<T>(
     newest: u32,
     parse: impl FnOnce(u32, &str) -> Option<serde_json::Result<T>>,
 ) -> Result<T, LoadError> {
-    let bytes = fs::read(path).map_err(LoadError::Io)?;
+    let bytes = jiffy_sys::regular::read(path, MOST).map_err(LoadError::Io)?;
     if bytes.is_empty() {
         return Err(LoadError::Empty);
     }
@@ -152,7 +172,7 @@ pub fn load_with<T>(
 
 /// A few fields of a file's content, whatever its version, if they are there.
 pub fn peek<T: DeserializeOwned>(path: &Path, format: &'static str) -> Option<T> {
-    let bytes = fs::read(path).ok()?;
+    let bytes = jiffy_sys::regular::read(path, MOST).ok()?;
     let envelope: Envelope<'_> = serde_json::from_slice(&bytes).ok()?;
     (envelope.format == format).then_some(())?;
     serde_json::from_str(envelope.content.get()).ok()

@@ -256,7 +256,7 @@ fn plain_log(folder: &Path, name: &str, follow: bool, tail: Option<usize>) -> Re
 }
 
 fn open_if_there(path: &Path) -> io::Result<Option<File>> {
-    match File::open(path) {
+    match jiffy_sys::regular::open(path) {
         Ok(file) => Ok(Some(file)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),

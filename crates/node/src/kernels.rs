@@ -1,15 +1,19 @@
 //! Kernels: those that came with Jiffy, and the user's own.
 
 use crate::digests::Digests;
+use crate::durable::{self, is_taken};
 use crate::error::{Error, Result};
 use crate::names;
 use crate::paths::Paths;
 use jiffy_kernel::image::{Format, Image, ImageError};
+use jiffy_sys::durable::remove_any;
 use jiffy_wire::api::KernelInfo;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tracing::info;
 
 /// Largest kernel image, in bytes.
 const MAX_KERNEL: u64 = 512 << 20;
@@ -37,9 +41,13 @@ impl Kernels {
     pub fn find(&self, name: &str) -> Result<PathBuf> {
         names::check("kernel", name)?;
         for folder in [&self.own, &self.share] {
-            let path = folder.join(name).join(FILE);
-            if path.exists() {
-                return Ok(path);
+            let folder = folder.join(name);
+            let path = folder.join(FILE);
+            match durable::check_there(&path) {
+                Ok(()) => return Ok(path),
+                // Another one of that name is not what is meant.
+                Err(why) if is_taken(&folder) => return Err(unusable(name, &why)),
+                Err(_) => {}
             }
         }
         Err(Error::not_found(format!("There is no kernel {name}."))
@@ -47,24 +55,31 @@ impl Kernels {
     }
 
     /// All kernels, by name. Reads files that are new or changed: blocking.
-    pub fn list(&self) -> Result<Vec<KernelInfo>> {
-        let mut kernels: Vec<KernelInfo> = Vec::new();
+    pub fn list(&self) -> Vec<KernelInfo> {
+        let kernels = self.files().into_iter().map(|(name, path)| {
+            let info = path.and_then(|path| self.info(name.clone(), &path));
+            info.unwrap_or_else(|error| KernelInfo {
+                name,
+                error: Some(error.0.message),
+                ..KernelInfo::default()
+            })
+        });
+        kernels.collect()
+    }
+
+    /// The file of each kernel, by its name, or why it can't be used.
+    pub fn files(&self) -> BTreeMap<String, Result<PathBuf>> {
+        let mut found = BTreeMap::new();
         for folder in [&self.own, &self.share] {
-            let Ok(entries) = fs::read_dir(folder) else {
-                continue;
-            };
-            for entry in entries.flatten() {
+            for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
                 let name = entry.file_name().to_string_lossy().into_owned();
-                let path = entry.path().join(FILE);
-                let known = kernels.iter().any(|kernel| kernel.name == name);
-                if known || names::check("kernel", &name).is_err() || !path.exists() {
-                    continue;
+                if names::check("kernel", &name).is_ok() && !found.contains_key(&name) {
+                    let file = self.find(&name);
+                    found.insert(name, file);
                 }
-                kernels.push(self.info(name, &path)?);
             }
         }
-        kernels.sort_by(|one, other| one.name.cmp(&other.name));
-        Ok(kernels)
+        found
     }
 
     /// Keeps a kernel under this name, in place of the user's own of that
@@ -81,7 +96,10 @@ impl Kernels {
     /// leaves. [`Kernels::put`] removes none: another call may just put its kernel there.
     pub fn sweep(&self) {
         for entry in fs::read_dir(&self.own).into_iter().flatten().flatten() {
-            let _ = fs::remove_dir(entry.path());
+            let path = entry.path();
+            if fs::remove_dir(&path).is_ok() {
+                info!(path = %path.display(), "removing the folder of a kernel that is not there");
+            }
         }
     }
 
@@ -113,8 +131,9 @@ impl Kernels {
         }
         check(temporary.path())?;
         temporary.as_file().sync_all().map_err(failed)?;
-        fs::create_dir_all(folder).map_err(failed)?;
         let to = folder.join(FILE);
+        clear_the_way(folder, &to).map_err(failed)?;
+        fs::create_dir_all(folder).map_err(failed)?;
         temporary
             .persist(&to)
             .map_err(|error| failed(error.error))?;
@@ -129,8 +148,26 @@ impl Kernels {
             name,
             size: data.len(),
             digest,
+            error: None,
         })
     }
+}
+
+/// Removes what nobody of us has put where a kernel is to be: a file in its folder's
+/// place, or a folder in its file's.
+fn clear_the_way(folder: &Path, file: &Path) -> io::Result<()> {
+    if fs::metadata(folder).is_ok_and(|data| !data.is_dir()) || !folder.exists() {
+        remove_any(folder)?;
+    }
+    match fs::symlink_metadata(file) {
+        Ok(data) if data.is_dir() => fs::remove_dir_all(file),
+        _ => Ok(()),
+    }
+}
+
+fn unusable(name: &str, why: &str) -> Error {
+    Error::internal(format!("The kernel {name} can't be used: {why}."))
+        .hint("Give the file to --kernel again, or remove it from the node's data folder.")
 }
 
 /// Is the file a kernel that can be booted?

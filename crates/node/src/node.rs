@@ -44,6 +44,7 @@ const FLUSH_TIME: Duration = Duration::from_secs(2);
 
 mod beginning;
 mod commit;
+mod damage;
 mod fork;
 mod images;
 mod lazy;
@@ -142,6 +143,7 @@ impl Node {
         tokio::spawn(golden::make_wanted(Arc::clone(&node), wishes));
         tokio::spawn(golden::standby::keep(Arc::clone(&node), wanted));
         tokio::spawn(spares::keep(Arc::clone(&node)));
+        tokio::spawn(Arc::clone(&node).tell_damage());
         Ok(node)
     }
 

@@ -26,10 +26,11 @@ use ask::done;
 use futures_util::future::join_all;
 use jiffy_store::partial::is_partial;
 use jiffy_sys::locked::Locked;
+use jiffy_sys::regular;
 use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
 use orders::Orders;
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -468,7 +469,7 @@ impl Pager {
 /// Locks a cache's file as a VMM does that reads it.
 async fn hold(contents: PathBuf) -> Result<Locked> {
     let work = tokio::task::spawn_blocking(move || {
-        File::open(&contents)
+        regular::open(&contents)
             .and_then(Locked::shared)
             .map_err(|error| Error::io("hold a VM's root file system", &contents, &error))
     });

@@ -10,6 +10,7 @@
 //! it is captured with them, and cloned for forks.
 
 use crate::clock::unix_seconds;
+use crate::durable;
 use crate::error::{Error, Result};
 use crate::snapshots::saved::{make_volumes, volume_in};
 use crate::vm::record::{Root, Spec};
@@ -72,6 +73,19 @@ pub fn make(folder: &Path, spec: &Spec, image: &Path) -> Result<()> {
     })
 }
 
+/// Refuses a VM that has lost the disk of its own for its root.
+pub fn check_own(folder: &Path, vm: &str, spec: &Spec) -> Result<()> {
+    if spec.root_disk.is_none() {
+        return Ok(());
+    }
+    durable::check_there(&file_in(folder)).map_err(|why| {
+        Error::internal(format!(
+            "The root disk of the VM {vm} can't be used: {why}."
+        ))
+        .hint(format!("Remove the VM with `jiffy rm --force {vm}`."))
+    })
+}
+
 /// A new file with an empty ext4 file system, with or without copies of its
 /// superblock.
 pub fn empty(path: &Path, bytes: u64, label: &str, copies: bool) -> io::Result<File> {
@@ -115,7 +129,7 @@ fn copy(name: &str, image: &Path, path: &Path, plainly: bool) -> Result<File> {
         ))
         .hint("Ask for a writable layer over it with --root-disk=SIZE, or import an ext4 file system as an image."));
     }
-    let source = File::open(image).map_err(failed)?;
+    let source = open(image).map_err(failed)?;
     let mut target = new_file(path).map_err(failed)?;
     match rustix::fs::ioctl_ficlone(&target, &source) {
         Ok(()) => Ok(target),
@@ -146,9 +160,15 @@ pub fn fstype(root: &Root) -> &'static str {
     }
 }
 
+/// An image's file. One that somebody has a lease on is waited for.
+fn open(image: &Path) -> io::Result<File> {
+    jiffy_sys::regular::look(image)?;
+    File::open(image)
+}
+
 /// The kind of file system that is in a file.
 fn fstype_of(image: &Path) -> &'static str {
-    match File::open(image).and_then(|file| jiffy_ext4::inspect(&file)) {
+    match open(image).and_then(|file| jiffy_ext4::inspect(&file)) {
         Ok(Some(_)) => "ext4",
         _ => "erofs",
     }

@@ -3,10 +3,12 @@
 #[cfg(test)]
 mod tests;
 
+use crate::durable::{self, is_taken};
 use crate::error::{Error, Result};
 use crate::names;
 use crate::roots;
 use jiffy_ext4::layout::{LEAST_BYTES, Layout, MOST_BYTES};
+use jiffy_sys::regular;
 use jiffy_wire::api::{Volume, VolumeUse};
 use rustix::fs::{AtFlags, CWD, RenameFlags, SeekFrom};
 use std::collections::HashMap;
@@ -267,9 +269,11 @@ impl Volumes {
             if names::check("volume", name).is_err() {
                 continue;
             }
-            let Ok(metadata) = entry.metadata() else {
+            let path = entry.path();
+            let Ok(metadata) = fs::symlink_metadata(&path) else {
                 continue;
             };
+            let error = durable::check_there(&path).err();
             let used_by = self
                 .lock()
                 .of
@@ -278,10 +282,14 @@ impl Volumes {
                 .unwrap_or_default();
             volumes.push(Volume {
                 name: name.to_owned(),
-                size_mib: metadata.len() >> 20,
+                size_mib: match error {
+                    None => metadata.len() >> 20,
+                    Some(_) => 0,
+                },
                 disk_bytes: metadata.blocks() * 512,
                 used_by,
                 attached_to: Vec::new(),
+                error: error.map(|why| unusable(name, &why).0.message),
             });
         }
         volumes.sort_by(|one, other| one.name.cmp(&other.name));
@@ -322,7 +330,8 @@ impl Volumes {
     fn resize_unused(&self, name: &str, mib: u64) -> Result<Option<String>> {
         let path = self.path(name);
         let failed = |error: io::Error| Error::io("resize a volume", &path, &error);
-        let file = match OpenOptions::new().read(true).write(true).open(&path) {
+        let mut options = OpenOptions::new();
+        let file = match regular::open_with(options.read(true).write(true), &path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(Error::not_found(format!("There is no volume {name}.")));
@@ -363,6 +372,9 @@ impl Volumes {
         let path = self.path(name);
         match rustix::fs::unlinkat(CWD, &path, AtFlags::empty()) {
             Ok(()) => Ok(()),
+            // None of ours, but in a volume's place.
+            Err(rustix::io::Errno::ISDIR) => fs::remove_dir_all(&path)
+                .map_err(|error| Error::io("remove a volume", &path, &error)),
             Err(rustix::io::Errno::NOENT) => {
                 Err(Error::not_found(format!("There is no volume {name}.")))
             }
@@ -372,10 +384,14 @@ impl Volumes {
 
     fn size(&self, name: &str) -> Result<Option<u64>> {
         let path = self.path(name);
-        match File::open(&path).and_then(|file| file.metadata()) {
-            Ok(metadata) => Ok(Some(metadata.len())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(Error::io("look at a volume", &path, &error)),
+        match durable::check_there(&path) {
+            Ok(()) => {
+                let data = fs::metadata(&path);
+                let data = data.map_err(|error| Error::io("look at a volume", &path, &error))?;
+                Ok(Some(data.len()))
+            }
+            Err(_) if !is_taken(&path) => Ok(None),
+            Err(why) => Err(unusable(name, &why)),
         }
     }
 
@@ -386,6 +402,11 @@ impl Volumes {
     fn lock(&self) -> MutexGuard<'_, Uses> {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn unusable(name: &str, why: &str) -> Error {
+    Error::internal(format!("The volume {name} can't be used: {why}."))
+        .hint(format!("Remove it with `jiffy volume rm {name}`."))
 }
 
 fn being_changed(name: &str, change: Change) -> Error {

@@ -38,6 +38,17 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Removes whatever is there: a file, a link, or a folder with all that is in it. That
+/// nothing is there is no error.
+pub fn remove_any(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(data) if data.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => remove(path),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 /// Syncs the folder that holds `path`, so that a rename or removal lasts.
 pub fn sync_folder_of(path: &Path) -> io::Result<()> {
     let folder = match path.parent() {

@@ -15,6 +15,7 @@
 //! * [`kick`]: a signal that makes one thread leave a blocking call.
 //! * [`priority`]: which thread comes first.
 //! * [`private_socket`]: a Unix socket that only its owner may connect to.
+//! * [`regular`]: files that must be files.
 //! * [`spawn`]: a program in a session of its own.
 //! * [`termination`]: SIGTERM and SIGINT as a descriptor.
 //! * [`userfaultfd`]: page faults of one process, served by another.
@@ -34,6 +35,7 @@ pub mod ownership;
 pub mod pagemap;
 pub mod priority;
 pub mod private_socket;
+pub mod regular;
 pub mod spawn;
 pub mod termination;
 pub mod userfaultfd;

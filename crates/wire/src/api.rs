@@ -351,7 +351,7 @@ pub struct SnapshotMade {
 }
 
 /// A captured VM on disk.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Its name.
     pub name: String,
@@ -409,15 +409,19 @@ pub struct Snapshot {
     /// before they are; its RAM then stays for them.
     #[serde(default)]
     pub children: Vec<String>,
+    /// Why it can't be used, in one sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// How a snapshot keeps RAM.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemoryForm {
     /// A sparse file that VMs map.
     Raw,
     /// An image of chunks that the pager serves.
+    #[default]
     Image,
 }
 
@@ -502,7 +506,7 @@ pub struct NodeInfo {
 }
 
 /// An image.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
     /// Name, or reference.
     pub name: String,
@@ -536,6 +540,9 @@ pub struct Image {
     /// The file system image on the node's host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<std::path::PathBuf>,
+    /// Why it can't be used, in one sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// What the commands of an image are started with (OCI image configuration).
@@ -725,7 +732,7 @@ pub struct Committed {
 }
 
 /// A kernel the node can boot.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelInfo {
     /// Name.
     pub name: String,
@@ -733,10 +740,13 @@ pub struct KernelInfo {
     pub size: u64,
     /// BLAKE3, hexadecimal.
     pub digest: String,
+    /// Why it can't be used, in one sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// A volume.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Volume {
     /// Name.
     pub name: String,
@@ -750,6 +760,9 @@ pub struct Volume {
     /// Names of all VMs it belongs to, running or not.
     #[serde(default)]
     pub attached_to: Vec<String>,
+    /// Why it can't be used, in one sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// What `POST /v1/volumes/{name}` makes.

@@ -4,7 +4,7 @@ use super::Context;
 use super::context::{show, show_json};
 use crate::args::{Kernel, ListFormat};
 use crate::client::{BodySender, Client, encoded};
-use crate::failure::{Failure, Outcome, Result, report};
+use crate::failure::{Failure, Outcome, Result, report, report_all};
 use crate::place;
 use crate::render::{Table, size};
 use hyper::Method;
@@ -80,6 +80,8 @@ async fn list(context: &Context, format: ListFormat) -> Result<Outcome> {
         ]);
     }
     show(&table.to_string())?;
+    let kernels = node.iter().flatten();
+    report_all(kernels.filter_map(|it| it.error.as_deref()));
     Ok(Outcome::Done)
 }
 

@@ -6,7 +6,7 @@ use super::vms::{each, path};
 use crate::args::snapshot::{Fork, Hibernate, ShowTimeline, Snapshot, Vms};
 use crate::args::{JsonFormat, ListFormat};
 use crate::client::{Client, encoded};
-use crate::failure::{Failure, Outcome, Result};
+use crate::failure::{Failure, Outcome, Result, report_all};
 use crate::render::{Table, age, now, size};
 use crate::timeline::clock::on_our_clock;
 use http_body_util::{BodyExt, Limited};
@@ -161,6 +161,7 @@ async fn list(client: &Client, all: bool, format: ListFormat) -> Result<Outcome>
         ]);
     }
     show(&table.to_string())?;
+    report_all(snapshots.iter().filter_map(|it| it.error.as_deref()));
     Ok(Outcome::Done)
 }
 

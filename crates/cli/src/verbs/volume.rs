@@ -5,7 +5,7 @@ use super::context::{show, show_json};
 use super::vms::each;
 use crate::args::{ListFormat, Volume};
 use crate::client::encoded;
-use crate::failure::{Outcome, Result, report};
+use crate::failure::{Outcome, Result, report, report_all};
 use crate::render::{Table, size};
 use jiffy_wire::api;
 
@@ -60,6 +60,7 @@ pub async fn volume(context: &Context, volume: Volume) -> Result<Outcome> {
                     ]);
                 }
                 show(&table.to_string())?;
+                report_all(volumes.iter().filter_map(|it| it.error.as_deref()));
             }
             Ok(Outcome::Done)
         }

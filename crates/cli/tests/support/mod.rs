@@ -319,6 +319,7 @@ pub fn snapshot(command: Option<&[&str]>) -> Snapshot {
         used_by: Vec::new(),
         shared_bytes: 0,
         children: Vec::new(),
+        error: None,
     }
 }
 

@@ -112,7 +112,12 @@ impl Goldens {
                     continue;
                 }
                 Err(error) => {
-                    self.discard(&folder, &error.sentence());
+                    let why = error.sentence();
+                    warn!(
+                        golden = key,
+                        why, "a golden snapshot can't be used and is removed"
+                    );
+                    self.discard(&folder, &why);
                     continue;
                 }
             };
@@ -123,6 +128,12 @@ impl Goldens {
                 && !guest.lacking(host).is_empty()
             {
                 self.discard(&saved.folder, "this host has another processor");
+            } else if let Err(why) = saved.check() {
+                warn!(
+                    golden = key,
+                    why, "a golden snapshot can't be used and is removed"
+                );
+                self.discard(&saved.folder, &why);
             } else {
                 digests.remember(&saved.manifest.files);
                 self.lock().by_key.insert(key, Arc::new(saved));

@@ -4,6 +4,7 @@ use super::import::Which;
 use super::record::{self, ImageRecord};
 use super::{Images, ROOT};
 use crate::clock::unix_seconds;
+use crate::durable;
 use crate::error::{Error, Result};
 use jiffy_wire::api::ImportKind;
 use std::fs::{self, File};
@@ -31,7 +32,7 @@ impl Images {
         let stamp = fs::metadata(&source).map(|data| (data.len(), data.mtime()));
         let folder = self.folder_of(BASE)?;
         let have = match ImageRecord::load(&folder) {
-            Ok(record) => Some(record).filter(|_| folder.join(ROOT).exists()),
+            Ok(have) => Some(have).filter(|_| durable::check_there(&folder.join(ROOT)).is_ok()),
             // One of a user's stays; that of a release each makes anew.
             Err(error) if error.is_newer() && !record::was_built_in(&folder) => {
                 return Err(super::unreadable(BASE, &error));

@@ -5,17 +5,45 @@
 //! and that from the registry. All VMs of one image share the cache.
 
 use super::chunks::{Chunks, parse_id};
+use crate::durable::is_taken;
 use crate::paths::Paths;
 use jiffy_store::Recording;
 use jiffy_store::bounded::Cached;
+use jiffy_sys::durable::remove_any;
 use jiffy_wire::disk::{CONTENTS, PRESENT};
 use jiffy_wire::pager::{OpenDisk, Origin, PagerRequest};
 use jiffy_wire::vmm::Residency;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
+use tracing::warn;
 
 /// Digits of an id in the name of a disk; a socket's path is short.
 const NAME_DIGITS: usize = 16;
+
+/// Removes caches that are none: what was in them is fetched again.
+pub fn sweep(disks: &Path) {
+    for entry in fs::read_dir(disks).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let is_file = |path: &Path| match jiffy_sys::regular::look(path) {
+            Ok(_) => true,
+            Err(error) => error.kind() == io::ErrorKind::NotFound && !is_taken(path),
+        };
+        let is_good = match path.extension() {
+            Some(_) => is_file(&path),
+            None => {
+                path.is_dir()
+                    && [CONTENTS, PRESENT]
+                        .iter()
+                        .all(|name| is_file(&path.join(name)))
+            }
+        };
+        if !is_good {
+            warn!(path = %path.display(), "removing the cache of a disk that is none");
+            let _ = remove_any(&path);
+        }
+    }
+}
 
 /// What a VM's disk is that is filled on demand.
 #[derive(Debug, Clone, PartialEq, Eq)]

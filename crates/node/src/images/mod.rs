@@ -42,7 +42,7 @@ mod push;
 pub mod record;
 mod writable;
 
-use crate::durable::LoadError;
+use crate::durable::{self, LoadError, is_taken};
 use crate::error::{Error, Result};
 use crate::paths::Paths;
 use crate::snapshots::manifest::Manifest;
@@ -51,6 +51,7 @@ use crate::vm::record::{Root, VmRecord};
 use base::BASE;
 use chunks::{Chunks, Held};
 pub use import::Made;
+use jiffy_sys::durable::remove_any;
 use jiffy_wire::api::{Image, ImageConfig, Pruned};
 use jiffy_wire::disk::CONTENTS;
 use lazy::LazyDisk;
@@ -66,7 +67,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use tempfile::TempDir;
 use tokio::sync::Mutex;
-use tracing::warn;
 
 /// The file system in an image's folder.
 const ROOT: &str = "image.erofs";
@@ -164,7 +164,8 @@ impl Images {
         }
         let folder = self.folder_of(name)?;
         let path = folder.join(ROOT);
-        if path.exists() {
+        let whole = durable::check_there(&path);
+        if whole.is_ok() {
             let record = self.record(name)?;
             let root = Root {
                 path,
@@ -180,13 +181,11 @@ impl Images {
         if name == BASE {
             self.base_ready.store(false, Ordering::Release);
         }
-        if !record::file(&folder).exists() {
+        if !is_taken(&folder) {
             return Ok(None);
         }
         let record = self.record(name)?;
-        if record.chunks.is_empty() || !self.chunks.has(&record.chunks[0]) {
-            return Ok(None);
-        }
+        self.check(name, &record, &folder)?;
         let chunks = record.chunks.clone();
         let root = Root {
             path: lazy::cache_in(&self.disks, &chunks).join(CONTENTS),
@@ -212,10 +211,14 @@ impl Images {
             let Some(name) = name::of_folder(&entry.file_name().to_string_lossy()) else {
                 continue;
             };
-            match ImageRecord::load(&entry.path()) {
-                Ok(record) => images.push(self.image(&name, &record, &entry.path())),
-                Err(error) => warn!(image = name, %error, "an image's record can't be read"),
-            }
+            images.push(match ImageRecord::load(&entry.path()) {
+                Ok(record) => self.image(&name, &record, &entry.path()),
+                Err(error) => Image {
+                    error: Some(unreadable(&name, &error).0.message),
+                    name,
+                    ..Image::default()
+                },
+            });
         }
         images.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(images)
@@ -235,7 +238,7 @@ impl Images {
     ) -> Result<()> {
         let path = self.folder_of(name)?;
         let _one = self.changing.lock().await;
-        if !path.exists() {
+        if !is_taken(&path) {
             return Err(missing(name));
         }
         in_use().await?;
@@ -257,6 +260,7 @@ impl Images {
     /// end.
     pub fn sweep(&self) {
         self.chunks.sweep();
+        lazy::sweep(&self.disks);
         self.collect();
     }
 
@@ -366,12 +370,14 @@ impl Images {
         let to = self.folder_of(name)?;
         let failed = |error: io::Error| Error::io("name an image", &to, &error);
         self.forget(&to);
-        if to.exists() {
+        if is_taken(&to) {
             // The old one is removed with the temporary folder. VMs that
             // still read it keep it open.
             let flags = RenameFlags::EXCHANGE;
             rustix::fs::renameat_with(CWD, temporary.path(), CWD, &to, flags)
                 .map_err(|error| failed(error.into()))?;
+            // Which a folder that is none would outlive.
+            remove_any(temporary.path()).map_err(failed)?;
         } else {
             fs::rename(temporary.path(), &to).map_err(failed)?;
             let _ = temporary.keep();
@@ -388,7 +394,7 @@ impl Images {
         in_use: impl Fn() -> F,
     ) -> Result<()> {
         let _one = self.changing.lock().await;
-        if self.folder_of(name)?.exists() {
+        if is_taken(&self.folder_of(name)?) {
             in_use().await?;
         }
         self.put(name, temporary)
@@ -414,9 +420,33 @@ impl Images {
         records.remove(folder);
     }
 
+    /// The name in full of the image that a user means, whatever can be read of it.
+    pub fn named(&self, text: &str, registry: Option<&str>) -> Result<String> {
+        let meanings = name::meanings(text, self.registry(registry))?;
+        let is_here = |name: &String| self.folder_of(name).is_ok_and(|path| is_taken(&path));
+        meanings
+            .into_iter()
+            .find(is_here)
+            .ok_or_else(|| missing(text))
+    }
+
+    /// Refuses an image that has neither a file system nor what one is filled from.
+    fn check(&self, name: &str, record: &ImageRecord, folder: &Path) -> Result<()> {
+        let root = folder.join(ROOT);
+        let path = match record.chunks.first() {
+            Some(id) if !is_taken(&root) => self.chunks.path(id),
+            _ => root,
+        };
+        durable::check_there(&path).map_err(|why| unusable(name, &why))
+    }
+
     /// As the API shows it.
     fn image(&self, name: &str, record: &ImageRecord, folder: &Path) -> Image {
         let mut image = record.shown(name);
+        image.error = self
+            .check(name, record, folder)
+            .err()
+            .map(|it| it.0.message);
         image.file = Some(folder.join(ROOT)).filter(|file| file.exists());
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             image.stored += entry.metadata().map_or(0, |data| data.blocks() * 512);
@@ -446,10 +476,18 @@ fn missing(name: &str) -> Error {
 }
 
 fn unreadable(name: &str, error: &LoadError) -> Error {
-    let why = error.sentence();
-    let message = format!("The record of the image {name} can't be read: {why}.");
-    Error::internal(message).hint(match error.is_newer() {
+    unusable(
+        name,
+        &format!("its record can't be read: {}", error.sentence()),
+    )
+    .hint(match error.is_newer() {
         true => "A newer release of Jiffy made it, and can use it.".to_owned(),
         false => format!("Import the image again with `jiffy image import {name}`."),
     })
+}
+
+fn unusable(name: &str, why: &str) -> Error {
+    Error::internal(format!("The image {name} can't be used: {why}.")).hint(format!(
+        "Import or pull it again, or remove it with `jiffy image rm {name}`."
+    ))
 }

@@ -67,6 +67,7 @@ impl ImageRecord {
             stored: 0,
             used_by: Vec::new(),
             file: None,
+            error: None,
         }
     }
 }

@@ -80,6 +80,7 @@ impl Node {
         let root = self.images.find(&spec.image).await?.root;
         self.open_root(vm, &root).await?;
         let kernel = self.kernels.find(&spec.kernel)?;
+        roots::check_own(&self.settings.paths.vm(&vm.id), &vm.name, spec)?;
         let volumes = self.hold_volumes(vm).await?;
         let golden = spec::golden(spec)
             .and_then(|shape| golden::key(self, &shape, &kernel, &root))
@@ -114,7 +115,7 @@ impl Node {
     ) -> Result<Prepared> {
         let lookup_ns = monotonic_ns();
         let name = &from.name;
-        let saved = self.snapshots.find(name)?;
+        let saved = self.snapshots.usable(name)?;
         let what = format!("The snapshot {name}");
         let processor = &self.settings.processor;
         processor.check(&what, saved.manifest.cpu.as_ref()).await?;

@@ -69,8 +69,7 @@ impl Node {
 
     /// Removes an image.
     pub async fn remove_image(&self, name: &str, registry: Option<&str>) -> Result<()> {
-        let found = self.images.resolve(name, registry).await?;
-        let name = found.name.as_str();
+        let name = &self.images.named(name, registry)?;
         self.let_image_go(name).await;
         self.images.remove(name, || self.image_unused(name)).await?;
         self.settings.goldens.forget_image(name);

@@ -126,7 +126,8 @@ impl Node {
     ) -> Result<()> {
         let lookup_ns = monotonic_ns();
         let folder = hibernate::folder(&self.settings.paths.vm(&vm.id));
-        let saved = Saved::open(folder).map_err(|why| {
+        let readable = |saved: Saved| saved.check().map(|()| saved);
+        let saved = Saved::open(folder).and_then(readable).map_err(|why| {
             Error::internal(format!(
                 "The memory of the VM {} can't be read: {why}.",
                 vm.name

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::golden;
 use crate::snapshots::draft::Draft;
 use crate::snapshots::manifest::Manifest;
-use crate::snapshots::saved::Saved;
+use crate::snapshots::saved::{self, Saved};
 use crate::snapshots::{inspect, memory};
 use crate::vm::capture::Captured;
 use crate::vm::record::Root;
@@ -197,11 +197,21 @@ impl Node {
 
     /// Snapshots by name; the golden ones too, if wanted.
     pub fn list_snapshots(&self, all: bool) -> Result<Vec<Snapshot>> {
-        let all_saved = self.snapshots.list()?;
-        let mut list: Vec<Snapshot> = all_saved
-            .iter()
-            .map(|(name, saved)| self.shown_among(name, saved, &all_saved))
-            .collect();
+        let (mut readable, mut list) = (Vec::new(), Vec::new());
+        for (name, saved) in self.snapshots.all()? {
+            match saved {
+                Ok(saved) => readable.push((name, saved)),
+                Err(why) => list.push(Snapshot {
+                    error: Some(saved::unusable(&name, &why)),
+                    used_by: self.users_of(&name),
+                    name,
+                    ..Snapshot::default()
+                }),
+            }
+        }
+        let shown = |(name, saved): &(String, Saved)| self.shown_among(name, saved, &readable);
+        list.extend(readable.iter().map(shown));
+        list.sort_by(|one, other| one.name.cmp(&other.name));
         if all {
             let golden = self.settings.goldens.all();
             list.extend(

@@ -5,10 +5,12 @@ use super::{DISKS_AT_ONCE, Pager};
 use crate::error::{Error, Result};
 use crate::vm::process::{VmmProcess, is_alive};
 use futures_util::stream::{self, StreamExt};
+use jiffy_sys::durable::remove_any;
+use jiffy_sys::regular;
 use jiffy_sys::spawn::{Detached, spawn_detached};
 use jiffy_wire::pager::{PagerRequest, PagerResponse};
 use std::ffi::OsStr;
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
@@ -72,12 +74,10 @@ impl Pager {
     fn spawn(&self) -> Result<u32> {
         let program = self.paths.pager();
         let socket = self.paths.pager_socket();
-        let _ = fs::remove_file(&socket);
-        let log = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .mode(0o600)
-            .open(self.log())
+        let _ = remove_any(&socket);
+        let mut options = OpenOptions::new();
+        options.create(true).append(true).mode(0o600);
+        let log = regular::make_with(&mut options, &self.log())
             .map_err(|error| Error::io("open the pager's log", &self.log(), &error))?;
         let spawned = spawn_detached(&Detached {
             program: &program,

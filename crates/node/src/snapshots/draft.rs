@@ -188,7 +188,7 @@ pub fn clone_volumes<'a>(
 /// (ioctl_ficlone(2)).
 fn clone_volume(name: &str, from: &Path, to: &PathBuf) -> Result<()> {
     let failed = |error: io::Error| Error::io("clone a volume", to, &error);
-    let source = File::open(from).map_err(failed)?;
+    let source = jiffy_sys::regular::open(from).map_err(failed)?;
     let target = OpenOptions::new()
         .write(true)
         .create_new(true)

@@ -1,6 +1,6 @@
 //! What a snapshot's RAM consists of.
 
-use super::memory;
+use super::memory::{self, text_of};
 use super::saved::Saved;
 use crate::error::{Error, Result};
 use jiffy_store::inspect::png;
@@ -8,7 +8,6 @@ use jiffy_store::inspect::summary::{Summary, ranges};
 use jiffy_store::source::ChunkSource;
 use jiffy_store::{ImageError, ImageReader, Kind};
 use jiffy_wire::api::{ChunkKind, ChunkRange, MemoryForm, MemoryReport};
-use std::fs::File;
 use std::path::Path;
 
 /// Figures, and the ranges if wanted: blocking.
@@ -81,7 +80,7 @@ fn image_report(path: &Path, map: bool) -> Result<MemoryReport> {
 fn raw_report(path: &Path, map: bool) -> Result<MemoryReport> {
     const PAGE: u64 = 4096;
     let failed = |error: std::io::Error| Error::io("read a snapshot's memory", path, &error);
-    let file = File::open(path).map_err(failed)?;
+    let file = jiffy_sys::regular::open(path).map_err(failed)?;
     let size = file.metadata().map_err(failed)?.len();
     let data = file.data_ranges().map_err(failed)?;
     let held: u64 = data.iter().map(|range| range.end - range.start).sum();
@@ -135,12 +134,7 @@ fn name_of(kind: Kind) -> &'static str {
 }
 
 fn unreadable(path: &Path, error: &ImageError) -> Error {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
+    let text = text_of(error);
     Error::internal(format!(
         "The memory of the snapshot can't be read: {}: {text}.",
         path.display()

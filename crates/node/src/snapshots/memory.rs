@@ -5,9 +5,10 @@ use crate::error::{Error, Result};
 use crate::vm::capture::Captured;
 use jiffy_store::optimise::{Contents, options_of};
 use jiffy_store::partial::is_partial;
+use jiffy_store::reader::Outline;
 use jiffy_store::{
-    Backing, ChunkSource, Codec, ImageReader, LayeredFile, Recording, WriteError, WriteOptions,
-    write_image, write_raw,
+    Backing, ChunkSource, Codec, ImageError, ImageReader, LayeredFile, Recording, WriteError,
+    WriteOptions, write_image, write_raw,
 };
 use jiffy_wire::api::MemoryForm;
 use std::fs::{self, File};
@@ -70,6 +71,31 @@ pub fn write(
     };
     written.map_err(|error| write_failed(target, &error))?;
     bytes_of(target).map_err(|error| Error::io("look at a snapshot", target, &error))
+}
+
+/// Looks whether RAM's image and all that it is built on are images of versions that are
+/// known here; the error is a sentence without its full stop.
+pub fn check(path: &Path) -> std::result::Result<(), String> {
+    let mut path = path.to_owned();
+    for _ in 0..=MAX_GENERATIONS {
+        let outline = Outline::read(&path).map_err(|error| text_of(&error))?;
+        let Some(parent) = outline.parent else {
+            break;
+        };
+        path.set_file_name(parent.name);
+    }
+    Ok(())
+}
+
+/// An error and all that it came from.
+pub fn text_of(error: &ImageError) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
 }
 
 fn options(base: Option<ImageReader>) -> WriteOptions {

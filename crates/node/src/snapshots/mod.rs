@@ -36,6 +36,7 @@ pub mod remote;
 pub mod root_tables;
 pub mod saved;
 
+use crate::durable::is_taken;
 use crate::error::{Error, Result};
 use crate::images::name as image_name;
 use crate::names;
@@ -46,7 +47,6 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tracing::warn;
 
 /// The snapshots of a node's users.
 #[derive(Debug)]
@@ -56,6 +56,9 @@ pub struct Snapshots {
     /// Folders of those that are being rewritten.
     rewritten: Mutex<HashSet<PathBuf>>,
 }
+
+/// A snapshot's name, and what is read of it or why it can't be.
+pub type Entry = (String, std::result::Result<Saved, String>);
 
 /// A snapshot that is being rewritten: until this is dropped it is neither removed nor
 /// replaced, nor rewritten by somebody else.
@@ -101,7 +104,7 @@ impl Snapshots {
     /// Refuses a name that can't be, or is taken.
     pub fn check_free(&self, name: &str) -> Result<()> {
         names::check("snapshot", name)?;
-        if self.path(name).exists() {
+        if is_taken(&self.path(name)) {
             return Err(taken(name));
         }
         Ok(())
@@ -111,14 +114,12 @@ impl Snapshots {
     pub fn find(&self, name: &str) -> Result<Saved> {
         check(name)?;
         let folder = self.path(name);
-        if !folder.exists() {
+        if !is_taken(&folder) {
             return Err(missing(name));
         }
         let manifest = Manifest::load(&folder).map_err(|error| {
-            let why = error.sentence();
-            Error::internal(format!("The snapshot {name} can't be read: {why}.")).hint(match error
-                .is_newer()
-            {
+            let problem = saved::unusable(name, &error.sentence());
+            Error::internal(problem).hint(match error.is_newer() {
                 true => "A newer release of Jiffy made it, and can use it.".to_owned(),
                 false => format!("Remove it with `jiffy snapshot rm {name}`."),
             })
@@ -126,21 +127,35 @@ impl Snapshots {
         Ok(Saved::new(folder, manifest))
     }
 
-    /// All of them, by name.
+    /// The same, with all its files there.
+    pub fn usable(&self, name: &str) -> Result<Saved> {
+        let saved = self.find(name)?;
+        match saved.problem(name) {
+            None => Ok(saved),
+            Some(problem) => Err(Error::internal(problem)
+                .hint(format!("Remove it with `jiffy snapshot rm {name}`."))),
+        }
+    }
+
+    /// All of them that can be read, by name.
     pub fn list(&self) -> Result<Vec<(String, Saved)>> {
+        let all = self.all()?.into_iter();
+        Ok(all
+            .filter_map(|(name, saved)| Some((name, saved.ok()?)))
+            .collect())
+    }
+
+    /// All of them by name, or why one can't be read: a sentence without its full stop.
+    pub fn all(&self) -> Result<Vec<Entry>> {
         let entries = fs::read_dir(&self.folder)
             .map_err(|error| Error::io("list snapshots", &self.folder, &error))?;
-        let mut found = Vec::new();
-        for entry in entries.flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let Some(name) = image_name::of_folder(&name) else {
-                continue;
-            };
-            match Saved::open(entry.path()) {
-                Ok(saved) => found.push((name, saved)),
-                Err(why) => warn!(snapshot = name, why, "a snapshot can't be read"),
-            }
-        }
+        let mut found: Vec<Entry> = entries
+            .flatten()
+            .filter_map(|entry| {
+                let name = image_name::of_folder(&entry.file_name().to_string_lossy())?;
+                Some((name, Saved::open(entry.path())))
+            })
+            .collect();
         found.sort_by(|one, other| one.0.cmp(&other.0));
         Ok(found)
     }
@@ -180,7 +195,7 @@ impl Snapshots {
     pub fn remove(&self, name: &str) -> Result<()> {
         check(name)?;
         let path = self.path(name);
-        if !path.exists() {
+        if !is_taken(&path) {
             return Err(missing(name));
         }
         // Held to the end: nobody begins to rewrite what is going.

@@ -2,9 +2,10 @@
 
 use super::manifest::Manifest;
 use super::memory;
+use crate::durable;
 use crate::records;
 use crate::vm::start::{Handle, SavedRam};
-use jiffy_wire::api::{MemoryForm, Snapshot};
+use jiffy_wire::api::{MemoryForm, Snapshot, VolumeUse};
 use jiffy_wire::vmm::Extent;
 use std::fs;
 use std::io;
@@ -67,6 +68,27 @@ impl Saved {
     /// That may be nothing.
     pub fn was_tried(&self) -> bool {
         prefault_in(&self.folder).exists()
+    }
+
+    /// Looks whether all its files are there; the error is a sentence without its full
+    /// stop. What is in them is found when somebody goes on from it.
+    pub fn check(&self) -> Result<(), String> {
+        let root = self.manifest.lazy_root.is_none().then(|| self.root());
+        for file in [self.state(), self.memory()].into_iter().chain(root) {
+            durable::check_there(&file)?;
+        }
+        match self.manifest.memory {
+            MemoryForm::Raw => Ok(()),
+            MemoryForm::Image => memory::check(&self.memory()),
+        }
+    }
+
+    /// Why the snapshot of this name can't be used, if so, in one sentence.
+    pub fn problem(&self, name: &str) -> Option<String> {
+        let mut volumes = self.manifest.spec.disks.iter();
+        let there = |disk: &VolumeUse| durable::check_there(&self.volume(&disk.name));
+        let checked = self.check().and_then(|()| volumes.try_for_each(there));
+        checked.err().map(|why| unusable(name, &why))
     }
 
     /// vCPUs, chips and devices.
@@ -148,8 +170,14 @@ impl Saved {
             optimised: manifest.optimised,
             used_by,
             children: Vec::new(),
+            error: self.problem(name),
         }
     }
+}
+
+/// The sentence about a snapshot that can't be used.
+pub fn unusable(name: &str, why: &str) -> String {
+    format!("The snapshot {name} can't be used: {why}.")
 }
 
 fn prefault_in(folder: &Path) -> PathBuf {

@@ -329,7 +329,7 @@ impl Actor {
         }
         let started = self.try_start(prepared);
         if started.is_err() {
-            let _ = std::fs::remove_dir_all(self.settings.paths.vm_run(&self.record.id));
+            let _ = jiffy_sys::durable::remove_any(&self.settings.paths.vm_run(&self.record.id));
         }
         started
     }
@@ -338,7 +338,7 @@ impl Actor {
         let folder = self.folder();
         let log = match self.record.started {
             None => Writer::create(&folder),
-            Some(_) => Writer::open(&folder),
+            Some(_) => Writer::open_anew(&folder),
         };
         let (log, log_start) = log
             .and_then(|mut log| log.begin().map(|start| (log, start)))

@@ -4,12 +4,14 @@
 //! folder. That holds whether its sockets answer or not, and before they exist.
 
 use crate::clock::unix_seconds;
-use crate::durable::LoadError;
+use crate::durable::{LoadError, is_taken};
 use crate::error::Error;
 use crate::names;
 use crate::node::Settings;
 use crate::paths::Paths;
 use crate::registry::Registry;
+use crate::roots;
+use crate::snapshots::saved::Saved;
 use crate::vm::actor::{self, Actor, Gate, Running};
 use crate::vm::log::{self, Writer};
 use crate::vm::process::VmmProcess;
@@ -24,7 +26,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,11 +58,13 @@ pub async fn all(settings: &Arc<Settings>, registry: &Arc<Registry>, volumes: &A
             Ok(record) if record.id == id => record,
             // A VM to be removed at its end, or one just being created, when
             // the host or the daemon stopped: there is nothing to show.
-            Err(LoadError::Empty) => {
+            Err(LoadError::Empty) if !has_lived(&folder) && !alive.contains_key(&id) => {
                 discard(settings, &id, "its record is empty");
                 continue;
             }
-            Err(LoadError::Io(error)) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(LoadError::Io(error))
+                if error.kind() == std::io::ErrorKind::NotFound && !has_lived(&folder) =>
+            {
                 discard(settings, &id, "it has no record");
                 continue;
             }
@@ -112,7 +116,7 @@ pub async fn all(settings: &Arc<Settings>, registry: &Arc<Registry>, volumes: &A
             .get(&id)
             .is_some_and(|vm| vm.view.borrow().is_active());
         if !runs {
-            let _ = fs::remove_dir_all(paths.vm_run(&id));
+            let _ = jiffy_sys::durable::remove_any(&paths.vm_run(&id));
         }
     }
 }
@@ -130,6 +134,11 @@ fn settle(
     if was_active {
         actor.vmm_is_gone();
     }
+    if !was_active && let Some(failure) = what_lacks(&paths_of(&actor), &actor.record) {
+        warn!(vm = %actor.record.name, error = failure.message, "a VM can't go on");
+        actor.record.failure = Some(failure);
+        actor.publish();
+    }
     if actor.record.state == VmState::Hibernated {
         actor.kept_volumes = hold_volumes(volumes, &actor.record);
         let end = log::end_of(&paths_of(&actor)).unwrap_or(0);
@@ -137,6 +146,32 @@ fn settle(
     }
     let _ = registry.insert(handle);
     tokio::spawn(actor.run());
+}
+
+/// What a VM would need to go on and does not have any more.
+fn what_lacks(folder: &Path, record: &VmRecord) -> Option<Failure> {
+    let name = &record.name;
+    if record.state != VmState::Hibernated {
+        let lost = roots::check_own(folder, name, &record.spec).err()?.0;
+        return Some(Failure {
+            message: lost.message,
+            hint: lost.hint,
+        });
+    }
+    let saved = Saved::open(hibernate::folder(folder));
+    let why = saved.and_then(|saved| saved.check()).err()?;
+    Some(Failure {
+        message: format!("The memory of the VM {name} can't be read: {why}."),
+        hint: Some(format!("Remove the VM with `jiffy rm --force {name}`.")),
+    })
+}
+
+/// Has there been a VM in this folder whose record was written? One that the daemon before
+/// this one was about to make has neither of these.
+fn has_lived(folder: &Path) -> bool {
+    ["timeline.json", "hibernated"]
+        .iter()
+        .any(|name| is_taken(&folder.join(name)))
 }
 
 /// A VM of which this daemon doesn't know what it is made of.
@@ -184,6 +219,7 @@ fn adopt(
     record.failure = None;
     with_its_own_name(registry, &mut record);
     let supervisor = listen(paths, &mut record);
+    look_for_agent(paths, &mut record);
     let log = open_log(&paths.vm(&record.id), &mut record);
     let held = hold_volumes(volumes, &record);
     let mut running = Running::new(
@@ -226,6 +262,25 @@ fn listen(paths: &Paths, record: &mut VmRecord) -> Supervisor {
             in_trouble(record, message);
             Supervisor::when_it_can_listen(socket, &record.id)
         }
+    }
+}
+
+/// Is there the socket by which the guest's agent is asked?
+pub(super) fn is_reachable(paths: &Paths, id: &str) -> bool {
+    let data = fs::metadata(paths.vsock_socket(id));
+    data.is_ok_and(|data| data.file_type().is_socket())
+}
+
+/// Where the guest's agent is asked: its VMM makes that once, before the VM runs.
+fn look_for_agent(paths: &Paths, record: &mut VmRecord) {
+    let is_up = matches!(record.state, VmState::Running | VmState::Paused);
+    if is_up && !is_reachable(paths, &record.id) {
+        let message = format!(
+            "The VM {} can't be reached any more, only its command goes on: {} is no socket.",
+            record.name,
+            paths.vsock_socket(&record.id).display()
+        );
+        in_trouble(record, message);
     }
 }
 

@@ -8,11 +8,13 @@ use crate::vm::process::Ended;
 use crate::vm::record::{Failure, MainEnd, MainState};
 use crate::vm::timeline::short;
 use crate::vm::{Command, is_active};
+use jiffy_sys::durable::remove_any;
+use jiffy_sys::regular;
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::VmState;
 use jiffy_wire::timeline::Timeline;
 use jiffy_wire::vmm::{ExitReason, ExitRecord};
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use tokio::sync::oneshot;
@@ -79,7 +81,7 @@ impl Actor {
         self.record.pid = None;
         self.record.powering_off = false;
         self.input.send_replace(None);
-        let _ = fs::remove_dir_all(self.settings.paths.vm_run(&self.record.id));
+        let _ = remove_any(&self.settings.paths.vm_run(&self.record.id));
         self.forget_memory();
         self.save_timeline();
         info!(vm = %self.record.name, id = %self.record.id, "VM ended");
@@ -280,10 +282,10 @@ impl Actor {
 /// Removes all of a VM's files. The data folder gets another name first, so
 /// that a VM is never half there.
 pub fn remove_folders(paths: &crate::paths::Paths, id: &str) -> io::Result<()> {
-    let _ = fs::remove_dir_all(paths.vm_run(id));
+    let _ = remove_any(&paths.vm_run(id));
     let gone = paths.vms().join(format!(".gone-{id}"));
     match fs::rename(paths.vm(id), &gone) {
-        Ok(()) => fs::remove_dir_all(&gone),
+        Ok(()) => remove_any(&gone),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
     }
@@ -299,7 +301,7 @@ pub(super) fn why_a_vmm_ended(folder: &Path) -> String {
 
 fn exit_record(folder: &Path) -> Option<ExitRecord> {
     let mut text = Vec::new();
-    let file = File::open(folder.join("exit.json")).ok()?;
+    let file = regular::open(&folder.join("exit.json")).ok()?;
     file.take(MAX_EXIT_RECORD).read_to_end(&mut text).ok()?;
     serde_json::from_slice(&text).ok()
 }
@@ -317,7 +319,7 @@ fn with_last_line(sentence: String, folder: &Path) -> String {
 }
 
 fn last_line(path: &Path) -> Option<String> {
-    let mut file = File::open(path).ok()?;
+    let mut file = regular::open(path).ok()?;
     let length = file.metadata().ok()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))
         .ok()?;

@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::vm::actor::{Actor, RETRY_STORING};
+use crate::vm::adopt;
 use crate::vm::end::EndReason;
 use crate::vm::is_active;
 use crate::vm::log::Kind;
@@ -86,7 +87,7 @@ impl Actor {
             // Its `Ready` may have been for the daemon before this one.
             self.probe_agent();
         }
-        let is_reachable = || self.settings.paths.vsock_socket(&self.record.id).exists();
+        let is_reachable = || adopt::is_reachable(&self.settings.paths, &self.record.id);
         if adopted && self.record.failure.is_some() && is_reachable() {
             info!(vm = %self.record.name, "the VM is adopted in full");
             self.record.failure = None;

@@ -85,7 +85,8 @@ impl Actor {
         {
             let woken = saved.and_then(|()| self.try_wake(*prepared));
             if woken.is_err() {
-                let _ = fs::remove_dir_all(self.settings.paths.vm_run(&self.record.id));
+                let _ =
+                    jiffy_sys::durable::remove_any(&self.settings.paths.vm_run(&self.record.id));
                 self.record.state = VmState::Hibernated;
                 self.changed();
             }
@@ -154,7 +155,7 @@ impl Actor {
             self.kept_volumes = running.volumes;
         }
         self.input.send_replace(None);
-        let _ = fs::remove_dir_all(self.settings.paths.vm_run(&self.record.id));
+        let _ = jiffy_sys::durable::remove_any(&self.settings.paths.vm_run(&self.record.id));
         self.leave_pager();
         self.changed();
     }
@@ -183,7 +184,7 @@ impl Actor {
         }
         let folder = self.folder();
         // The guest counts its output from here; clients read on.
-        let log = Writer::open(&folder)
+        let log = Writer::open_anew(&folder)
             .and_then(|mut log| log.begin().map(|_| log))
             .map_err(|error| Error::io("write the command's log", &folder, &error))?;
         let spawned = self.spawn(&mut prepared)?;

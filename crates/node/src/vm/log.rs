@@ -29,6 +29,9 @@
 //! A *position* counts records' bytes since the log began, headers of
 //! segments left out; it only grows.
 
+use crate::durable::is_taken;
+use jiffy_sys::durable::remove_any;
+use jiffy_sys::regular;
 use jiffy_wire::agent::Stream;
 use jiffy_wire::frame::MAX_DATA;
 use std::fs::{self, File, OpenOptions};
@@ -38,6 +41,9 @@ use std::path::{Path, PathBuf};
 
 /// Most bytes of a segment.
 pub const SEGMENT: u64 = 32 << 20;
+
+/// How the name of a log ends that can't be read.
+const SET_ASIDE: &str = "unreadable";
 
 const MAGIC: &[u8; 8] = b"JIFFYLOG";
 const VERSION: u32 = 1;
@@ -199,13 +205,12 @@ impl Writer {
     }
 
     /// An existing log: everything after the last whole record is cut off.
-    /// Reads the whole current segment. A log that can't be read is replaced.
+    /// Reads the whole current segment. A log that can't be read makes room for another:
+    /// it is called `command.unreadable` from then on.
     pub fn open(folder: &Path) -> io::Result<Writer> {
-        let file = match OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(current(folder))
-        {
+        let mut options = OpenOptions::new();
+        let opened = regular::open_with(options.read(true).write(true), &current(folder));
+        let file = match opened {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Writer::create(folder);
@@ -215,9 +220,7 @@ impl Writer {
         let start = match SegmentStart::read(&file) {
             Ok(start) => start,
             Err(error) => {
-                tracing::warn!(folder = %folder.display(), %error, "starting the command's log anew");
-                fs::remove_file(current(folder))?;
-                let _ = fs::remove_file(previous(folder));
+                set_aside(folder, &error)?;
                 return Writer::create(folder);
             }
         };
@@ -248,6 +251,15 @@ impl Writer {
             segment: SEGMENT,
             buffer: Vec::new(),
         })
+    }
+
+    /// As [`Writer::open`], of a VM that starts: what is no file is in its way, too.
+    pub fn open_anew(folder: &Path) -> io::Result<Writer> {
+        match regular::look(&current(folder)) {
+            Err(error) if is_taken(&current(folder)) => set_aside(folder, &error)?,
+            _ => {}
+        }
+        Writer::open(folder)
     }
 
     /// Notes that the VM starts; the streams' offsets begin at 0.
@@ -331,6 +343,16 @@ impl Writer {
     }
 }
 
+/// Makes room for a new log; the one that can't be read is kept.
+fn set_aside(folder: &Path, why: &io::Error) -> io::Result<()> {
+    let aside = current(folder).with_extension(SET_ASIDE);
+    tracing::warn!(kept = %aside.display(), error = %why, "a command's log can't be read and begins anew");
+    remove_any(&aside)?;
+    fs::rename(current(folder), &aside)?;
+    let _ = remove_any(&previous(folder));
+    Ok(())
+}
+
 fn new_segment(path: &Path, start: &SegmentStart) -> io::Result<File> {
     let file = OpenOptions::new()
         .read(true)
@@ -347,7 +369,7 @@ fn new_segment(path: &Path, start: &SegmentStart) -> io::Result<File> {
 
 /// Where the log of a VM that doesn't run ends; 0 for none.
 pub fn end_of(folder: &Path) -> io::Result<u64> {
-    match File::open(current(folder)) {
+    match regular::open(&current(folder)) {
         Ok(file) => {
             let start = SegmentStart::read(&file)?;
             let length = file.metadata()?.len();
@@ -473,7 +495,7 @@ impl Reader {
 }
 
 fn open_segment(path: &Path) -> io::Result<Option<(File, SegmentStart)>> {
-    match File::open(path) {
+    match regular::open(path) {
         Ok(file) => {
             let start = SegmentStart::read(&file)?;
             Ok(Some((file, start)))

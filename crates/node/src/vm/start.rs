@@ -12,6 +12,8 @@ use crate::vm::process::{Events, VmmProcess};
 use crate::vm::record::{Paged, Root, Spec, VmRecord};
 use crate::vm::spares::Spares;
 use crate::volumes::Lease;
+use jiffy_sys::durable::remove_any;
+use jiffy_sys::regular;
 use jiffy_sys::spawn::{Detached, FIRST_DESCRIPTOR, spawn_detached};
 use jiffy_wire::api::{Origin, VolumeUse};
 use jiffy_wire::guest::{self, DiskMount, GuestConfig};
@@ -22,7 +24,7 @@ use jiffy_wire::vmm::{
 use rustix::process::Pid;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -184,7 +186,7 @@ pub fn spawn(
             Ok(spawned) => return Ok(spawned),
             Err(error) => {
                 debug!(vm = record.name, %error, "a standby can't be had");
-                let _ = fs::remove_dir_all(paths.vm_run(&record.id));
+                let _ = remove_any(&paths.vm_run(&record.id));
             }
         }
     }
@@ -253,7 +255,10 @@ fn write_config<'a>(
     let json = serde_json::to_vec(&vmm_config).map_err(|error| {
         Error::internal(format!("The VM's configuration can't be written: {error}."))
     })?;
-    fs::write(&config, json)
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true);
+    regular::make_with(&mut options, &config)
+        .and_then(|mut file| file.write_all(&json))
         .map_err(|error| Error::io("write the VM's configuration", &config, &error))?;
     Ok(config)
 }
@@ -271,14 +276,14 @@ fn spawn_process(
     if record.started.is_some() {
         // A VM that starts again: nothing of its last life may be mistaken
         // for this one's.
-        let _ = fs::remove_dir_all(&run);
+        let _ = remove_any(&run);
         let stale: &[&str] = match prepared.wakes() {
             // It is the same life.
             true => &["exit.json"],
             false => &["exit.json", "console.log", "timeline.json", "vmm.log"],
         };
         for stale in stale {
-            let _ = fs::remove_file(folder.join(stale));
+            let _ = remove_any(&folder.join(stale));
         }
     }
     fs::DirBuilder::new()
@@ -405,11 +410,8 @@ fn spawn_error(program: &Path, error: &io::Error) -> Error {
 }
 
 fn open_log(path: &Path) -> io::Result<File> {
-    OpenOptions::new()
-        .create(true)
-        .append(true)
-        .mode(0o600)
-        .open(path)
+    let mut options = OpenOptions::new();
+    regular::make_with(options.create(true).append(true).mode(0o600), path)
 }
 
 fn vmm_config<'a>(

@@ -16,12 +16,16 @@ use crate::vm::process::VmmProcess;
 use crate::vm::record::VmRecord;
 use crate::vm::{Command, adopt, hibernate, is_active};
 use crate::volumes::{Lease, Volumes};
+use jiffy_sys::durable::remove_any;
+use jiffy_sys::regular;
 use jiffy_wire::api::{VmState, VolumeUse};
 use serde::Deserialize;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tracing::{info, warn};
+
+/// Largest configuration of a VMM that is looked into.
+const MOST_CONFIG: u64 = 1 << 20;
 
 /// Its task: an actor that does nothing by itself.
 struct Unreadable {
@@ -168,7 +172,7 @@ impl Unreadable {
         if !is_active(actor.record.state) && actor.record.state != VmState::Hibernated {
             actor.kept_volumes.clear();
         }
-        let _ = fs::remove_dir_all(actor.settings.paths.vm_run(&actor.record.id));
+        let _ = remove_any(&actor.settings.paths.vm_run(&actor.record.id));
         actor.publish();
     }
 }
@@ -186,7 +190,7 @@ fn hold_volumes(volumes: &Arc<Volumes>, folder: &Path, name: &str) -> Vec<Lease>
         #[serde(default)]
         read_only: bool,
     }
-    let config = fs::read(folder.join("vmm.json")).unwrap_or_default();
+    let config = regular::read(&folder.join("vmm.json"), MOST_CONFIG).unwrap_or_default();
     let Ok(config) = serde_json::from_slice::<Config>(&config) else {
         return Vec::new();
     };

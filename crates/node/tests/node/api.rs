@@ -237,7 +237,7 @@ fn kernels_are_kept_and_listed() {
 }
 
 /// The least file that has the header of a bzImage.
-fn bzimage() -> Vec<u8> {
+pub fn bzimage() -> Vec<u8> {
     let mut image = vec![0; 4096];
     image[0x1f1] = 1;
     image[0x1fe..0x200].copy_from_slice(&[0x55, 0xaa]);

@@ -5,10 +5,9 @@ use crate::daemon::{Daemon, bad_vm, command, eventually, let_go, shell, started,
 use jiffy_wire::agent::{ExitStatus, Stat};
 use jiffy_wire::api::{CreateVm, ErrorKind, RootDisk, RunVm, Vm, VmState};
 use jiffy_wire::timeline::{Timeline, names};
-use rustix::fs::{CWD, Mode, OFlags, mkfifoat, open};
 use std::fs;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 fn idle(name: &str) -> CreateVm {
@@ -276,17 +275,31 @@ fn a_vm_can_be_removed_in_every_state() {
     daemon.nothing_left();
 }
 
-/// The base image's file, as one that whoever opens it to copy it waits at.
-fn stalled_image(daemon: &Daemon) -> PathBuf {
-    let image = daemon.data.join("images/base/image.erofs");
-    fs::remove_file(&image).unwrap();
-    mkfifoat(CWD, &image, Mode::RWXU).unwrap();
-    image
+/// The base image's file with a lease on it (fcntl(2)): whoever opens it to copy it waits
+/// until its holder has ended, or for the 45 s after which the kernel breaks the lease.
+fn stalled_image(daemon: &Daemon) -> Child {
+    let script = "import fcntl, os, signal, sys\n\
+        signal.signal(signal.SIGIO, signal.SIG_IGN)\n\
+        file = os.open(sys.argv[1], os.O_RDWR)\n\
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)\n\
+        print(flush=True)\n\
+        sys.stdin.read()\n";
+    let mut holder = Command::new("python3")
+        .args(["-c", script])
+        .arg(daemon.data.join("images/base/image.erofs"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let told = holder.stdout.as_mut().unwrap().read(&mut [0]).unwrap();
+    assert_eq!(told, 1, "no lease can be had");
+    holder
 }
 
-/// Those that wait there now read an empty image. Others may come later.
-fn let_copies_go_on(image: &Path) {
-    let _ = open(image, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty());
+/// Those that wait there find that the image can't be copied.
+fn let_copies_go_on(mut holder: Child) {
+    holder.kill().unwrap();
+    holder.wait().unwrap();
 }
 
 #[test]
@@ -323,9 +336,8 @@ fn a_client_that_leaves_while_its_vm_is_made_leaves_no_vm() {
         drop(stream);
         daemon.gone("box");
     }
-    // A copy that comes late waits anew, and what is made of its VM with it.
+    let_copies_go_on(image);
     eventually("nothing is made any more", || {
-        let_copies_go_on(&image);
         fs::read_dir(daemon.data.join("vms")).unwrap().count() == 0
     });
     daemon.nothing_left();
@@ -354,10 +366,7 @@ fn a_request_that_fails_late_leaves_the_volume_that_another_vm_has() {
             found.status == 200 && daemon.vm_folder(&found.json::<Vm>().id).exists()
         });
         assert_eq!(daemon.create(&with_data("second", None)).status, 200);
-        eventually("the first VM is refused", || {
-            let_copies_go_on(&image);
-            first.is_finished()
-        });
+        let_copies_go_on(image);
         first.join().unwrap().error(ErrorKind::Invalid);
     });
     let volumes: Vec<jiffy_wire::api::Volume> = daemon.get("/v1/volumes").json();

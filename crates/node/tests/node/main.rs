@@ -6,6 +6,7 @@ mod api;
 mod client;
 mod crashes;
 mod daemon;
+mod damage;
 mod failures;
 mod flood;
 mod forks;

@@ -36,11 +36,10 @@ pub use outline::Outline;
 pub(crate) use outline::manifest_id;
 use packings::Packings;
 use parents::Resolve;
-use rustix::fs::OFlags;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -567,12 +566,7 @@ impl std::fmt::Debug for ImageReader {
 /// Opens a file and locks it, shared, for as long as it is open: a collector
 /// leaves it alone.
 fn open_locked(path: &Path) -> io::Result<Locked> {
-    // To open a pipe would take until somebody writes to it.
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(OFlags::NONBLOCK.bits() as i32)
-        .open(path)?;
-    let file = Locked::shared(file)?;
+    let file = Locked::shared(jiffy_sys::regular::open(path)?)?;
     if file.metadata()?.nlink() == 0 {
         return Err(io::ErrorKind::NotFound.into());
     }

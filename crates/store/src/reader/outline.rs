@@ -27,7 +27,7 @@ impl Outline {
     /// Reads it from a file, without a lock.
     pub fn read(path: &Path) -> Result<Outline, ImageError> {
         let outline = || {
-            let file = File::open(path).map_err(Fault::Open)?;
+            let file = jiffy_sys::regular::open(path).map_err(Fault::Open)?;
             let length = file.metadata().map_err(Fault::Open)?.len();
             Outline::of(&file, length)
         };

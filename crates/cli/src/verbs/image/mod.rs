@@ -16,7 +16,7 @@ use super::vms::{each, path};
 use crate::args::image::{Commit, Image};
 use crate::args::{JsonFormat, ListFormat};
 use crate::client::{Client, encoded};
-use crate::failure::{Outcome, Result};
+use crate::failure::{Outcome, Result, report_all};
 use crate::render::{Table, age, now, size};
 use jiffy_wire::api::{self, CommitVm, Committed, Pruned};
 
@@ -126,7 +126,9 @@ fn list(images: &[api::Image], quiet: bool, format: ListFormat) -> Result<()> {
             format!("{} ago", age(image.created, now)),
         ]);
     }
-    show(&table.to_string())
+    show(&table.to_string())?;
+    report_all(images.iter().filter_map(|it| it.error.as_deref()));
+    Ok(())
 }
 
 /// How much of it is here.

@@ -1,0 +1,125 @@
+//! What can have become of a file or a folder.
+
+use rustix::fs::{CWD, FileType, Mode};
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, symlink};
+use std::path::Path;
+
+/// The version that nobody has written yet.
+const NEXT: u32 = 99;
+/// Formats with 8 bytes of magic and then the version, with where they begin: at this
+/// byte, or so many before the end.
+const BINARY: [(&[u8; 8], Place); 5] = [
+    (b"JIFFYLOG", Place::Start),
+    (b"\x89JIFFY\r\n", Place::Start),
+    (b"\x89JIFREC\n", Place::Start),
+    (b"\x89JIFMAP\n", Place::Start),
+    (b"JIFFYEND", Place::BeforeEnd(256)),
+];
+
+#[derive(Clone, Copy)]
+enum Place {
+    Start,
+    BeforeEnd(usize),
+}
+
+/// What a damaged thing is like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Damage {
+    Missing,
+    Empty,
+    /// A file of noise; in a folder's place, too.
+    Garbage,
+    /// A folder in a file's place.
+    Folder,
+    /// A link to itself: it can't be opened, by root neither.
+    Loop,
+    /// It can be opened, but who does so waits for ever.
+    Fifo,
+    /// Of the next version.
+    Newer,
+}
+
+pub const ALL: [Damage; 7] = [
+    Damage::Missing,
+    Damage::Empty,
+    Damage::Garbage,
+    Damage::Folder,
+    Damage::Loop,
+    Damage::Fifo,
+    Damage::Newer,
+];
+
+impl Damage {
+    /// Does it to a path; false if it can't become of this one. What else has the
+    /// file, under another name, is not touched.
+    pub fn befalls(self, path: &Path) -> bool {
+        let kind = fs::symlink_metadata(path).unwrap().file_type();
+        let is_socket = kind.is_socket();
+        match self {
+            Damage::Folder if kind.is_dir() => return false,
+            Damage::Empty | Damage::Newer if is_socket => return false,
+            Damage::Newer => return newer(path, kind.is_dir()),
+            _ => {}
+        }
+        let was_folder = kind.is_dir();
+        match was_folder {
+            true => fs::remove_dir_all(path).unwrap(),
+            false => fs::remove_file(path).unwrap(),
+        }
+        match self {
+            Damage::Missing => {}
+            Damage::Empty if was_folder => fs::create_dir(path).unwrap(),
+            Damage::Empty => fs::write(path, b"").unwrap(),
+            Damage::Garbage => fs::write(path, noise()).unwrap(),
+            Damage::Folder => {
+                fs::create_dir(path).unwrap();
+                fs::write(path.join("something"), b"in it").unwrap();
+            }
+            Damage::Loop => symlink(path.file_name().unwrap(), path).unwrap(),
+            Damage::Fifo => {
+                let mode = Mode::from_raw_mode(0o600);
+                rustix::fs::mknodat(CWD, path, FileType::Fifo, mode, 0).unwrap();
+            }
+            Damage::Newer => unreachable!(),
+        }
+        true
+    }
+}
+
+/// Another version, and all else as it was.
+fn newer(path: &Path, is_folder: bool) -> bool {
+    if is_folder {
+        return false;
+    }
+    let mut bytes = fs::read(path).unwrap();
+    let mut changed = false;
+    if bytes.starts_with(b"{\"format\":") {
+        let text = String::from_utf8(bytes).unwrap();
+        let (before, rest) = text.split_once("\"version\":").unwrap();
+        let rest = rest.trim_start_matches(|digit: char| digit.is_ascii_digit());
+        bytes = format!("{before}\"version\":{NEXT}{rest}").into_bytes();
+        changed = true;
+    }
+    for (magic, place) in BINARY {
+        let at = match place {
+            Place::Start => Some(0),
+            Place::BeforeEnd(length) => bytes.len().checked_sub(length),
+        };
+        let Some(at) = at.filter(|at| bytes[*at..].starts_with(magic)) else {
+            continue;
+        };
+        bytes[at + 8..at + 12].copy_from_slice(&NEXT.to_le_bytes());
+        changed = true;
+    }
+    if changed {
+        fs::remove_file(path).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+    changed
+}
+
+/// Bytes that are nothing, the same each time.
+fn noise() -> Vec<u8> {
+    crate::images::noise(5000)
+}
