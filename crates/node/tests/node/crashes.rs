@@ -12,20 +12,20 @@ use std::time::{Duration, Instant};
 const CALLS: &str = "rename,renameat,renameat2,link,linkat,unlink,unlinkat,mkdir,mkdirat,rmdir,\
                      fsync,fdatasync,ftruncate,copy_file_range";
 /// More than any operation's thread makes of them.
-const MOST: u32 = 60;
+pub const MOST: u32 = 60;
 /// What strace has to find all threads: it looks once, and does not see one that
 /// a thread makes just before it is found itself.
 const ATTACHING: Duration = Duration::from_secs(10);
 
 /// Somebody who waits for the daemon to make its so-manieth call; who is made
 /// by it is followed, too.
-struct Doom(Child);
+pub struct Doom(Child);
 
 impl Doom {
-    fn at(daemon: &mut Daemon, nth: u32) -> Doom {
+    pub fn at(daemon: &mut Daemon, nth: u32, calls: &str) -> Doom {
         let until = Instant::now() + PATIENCE;
         loop {
-            let doom = Doom::begin(daemon.pid(), nth);
+            let doom = Doom::begin(daemon.pid(), nth, calls);
             if doom.watches_all(daemon) {
                 return doom;
             }
@@ -39,15 +39,33 @@ impl Doom {
         }
     }
 
-    fn begin(pid: u32, nth: u32) -> Doom {
-        let strace = Command::new("strace")
+    /// A daemon that has this befall it from its first call on.
+    pub fn of(daemon: &Command, nth: u32, calls: &str) -> Command {
+        let mut strace = Doom::strace(nth, calls);
+        // As a grandchild: the daemon itself is what is started.
+        strace.arg("-D").arg(daemon.get_program());
+        strace.args(daemon.get_args());
+        for (name, value) in daemon.get_envs() {
+            strace.env(name, value.unwrap_or_default());
+        }
+        strace
+    }
+
+    fn strace(nth: u32, calls: &str) -> Command {
+        let mut strace = Command::new("strace");
+        strace
             .args(["-f", "-qq", "-o", "/dev/null", "-e"])
-            .arg(format!("trace={CALLS}"))
+            .arg(format!("trace={calls}"))
             .arg("-e")
-            .arg(format!("inject={CALLS}:signal=KILL:when={nth}"))
+            .arg(format!("inject={calls}:signal=KILL:when={nth}"))
+            .stdin(Stdio::null());
+        strace
+    }
+
+    fn begin(pid: u32, nth: u32, calls: &str) -> Doom {
+        let strace = Doom::strace(nth, calls)
             .arg("-p")
             .arg(pid.to_string())
-            .stdin(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .expect("strace is installed");
@@ -103,7 +121,7 @@ fn killed_at_every_call(
     holds: impl Fn(&Daemon, bool),
 ) {
     for nth in 1..MOST {
-        let doom = Doom::at(daemon, nth);
+        let doom = Doom::at(daemon, nth, CALLS);
         let answer = post(daemon, path, body);
         if answer.is_err() {
             eventually("the daemon is dead", || !daemon.is_up());

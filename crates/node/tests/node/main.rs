@@ -13,6 +13,7 @@ mod forks;
 mod gate;
 mod golden;
 mod images;
+mod kills;
 mod life;
 mod pulls;
 mod pushes;
