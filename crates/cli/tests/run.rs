@@ -532,6 +532,8 @@ fn a_broken_pipe_overtakes_stdin_that_nobody_reads() {
     let node = FakeNode::new(move |request, peer| {
         if is_session(request) {
             peer.upgrade();
+            // Before it is read nothing tells that there is any.
+            peer.waits_for_input();
             // As `yes` does: writes for ever, and reads nothing.
             let hears = hears.lock().unwrap();
             while hears.try_recv().is_err() {

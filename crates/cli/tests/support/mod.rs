@@ -129,6 +129,17 @@ impl Peer {
         }
     }
 
+    /// Something that was sent is there; it stays unread.
+    pub fn waits_for_input(&self) {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let patience = Timespec {
+            tv_sec: PATIENCE.as_secs() as i64,
+            tv_nsec: 0,
+        };
+        let mut sent = [PollFd::new(&self.stream, PollFlags::IN)];
+        assert_eq!(poll(&mut sent, Some(&patience)), Ok(1), "nothing was sent");
+    }
+
     fn byte(&mut self) -> io::Result<u8> {
         let mut byte = [0];
         self.stream.read_exact(&mut byte)?;

@@ -7,6 +7,7 @@ use crate::clock::monotonic_ns;
 use crate::error::{Error, Result};
 use crate::node::{Node, to_the_end};
 use crate::vm::Command;
+use crate::vm::stop::DEFAULT_GRACE;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -21,9 +22,7 @@ use serde::Deserialize;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What programs have after SIGTERM unless told otherwise, milliseconds.
-const DEFAULT_GRACE: u32 = 10_000;
-/// Longest such time: a day.
+/// Longest time that programs have after SIGTERM, milliseconds: a day.
 const MAX_GRACE: u32 = 86_400_000;
 /// What an agent has to answer a small question.
 const ANSWER_TIME: Duration = Duration::from_secs(30);
@@ -107,7 +106,9 @@ pub(super) async fn stop(
     uri: Uri,
 ) -> Result<Json<Vm>> {
     let StopQuery { grace_ms } = query(&uri)?;
-    let grace = grace_ms.unwrap_or(DEFAULT_GRACE).min(MAX_GRACE);
+    let grace = grace_ms.map_or(DEFAULT_GRACE, |grace| {
+        Duration::from_millis(grace.min(MAX_GRACE).into())
+    });
     let vm = node.find(&vm)?;
     if vm.view.borrow().vm.state == VmState::Hibernated {
         let name = &vm.name;
@@ -123,7 +124,6 @@ pub(super) async fn stop(
     }
     // As `docker stop`: what has ended is stopped.
     if vm.view.borrow().is_active() {
-        let grace = Duration::from_millis(grace.into());
         let asked = vm.ask(|reply| Command::Stop(grace, reply)).await?;
         if vm.view.borrow().is_active() {
             asked?;

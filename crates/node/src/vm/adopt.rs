@@ -17,6 +17,7 @@ use crate::vm::log::{self, Writer};
 use crate::vm::process::VmmProcess;
 use crate::vm::record::{Failure, MainState, VmRecord};
 use crate::vm::spares::NO_ID;
+use crate::vm::stop::DEFAULT_GRACE;
 use crate::vm::supervisor::{self, Supervisor};
 use crate::vm::{control, end, hibernate, is_active, unreadable};
 use crate::volumes::{Lease, Volumes};
@@ -399,6 +400,13 @@ impl Actor {
         self.let_go_on();
         if let Some(kept) = self.kept_timeline() {
             self.recorder.keep(kept);
+        }
+        if self.record.state == VmState::Stopping
+            && !matches!(self.record.main, MainState::Ended(_))
+        {
+            // The daemon before this one was to end it. A guest whose command has ended
+            // powers off by itself.
+            let _ = self.stop(DEFAULT_GRACE);
         }
         self.changed();
     }

@@ -15,6 +15,8 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
+/// What programs have after SIGTERM unless told otherwise.
+pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 /// What the agent has to take the request, and the guest to say that it powers off
 /// after its programs' grace.
 const POWER_OFF_TIME: Duration = Duration::from_secs(5);
