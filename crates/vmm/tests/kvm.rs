@@ -331,11 +331,12 @@ fn a_vm_saved_in_the_format_before_goes_on() {
     // Version 1: no release, a checksum of the body alone, and that one tree.
     let now = contents(&capture.state);
     let state = VmState::decode(&now).unwrap();
-    let devices = state.devices;
+    let (chips, devices) = (state.chips, state.devices);
     let body = postcard::to_allocvec(&(
         state.memory_size,
         state.vcpus,
-        state.chips,
+        (chips.pic_master, chips.pic_slave, chips.ioapic),
+        (chips.pit, chips.clock_ns),
         (devices.disks, devices.vsock, devices.entropy),
         (devices.balloon, devices.serial, devices.fw_cfg),
         (devices.keyboard, devices.rtc, devices.trace),
