@@ -51,7 +51,6 @@ fn an_idle_vm_sleeps_in_8_mib_and_goes_on_as_the_same() {
     assert!(jiffy.ok(&["ps"]).contains("Hibernated"), "it is listed");
     for arguments in [
         &["hibernate", "sleeper"][..],
-        &["exec", "sleeper", "true"],
         &["snapshot", "create", "sleeper", "no"],
         &["fork", "sleeper"],
         &["pause", "sleeper"],
@@ -88,6 +87,10 @@ fn an_idle_vm_sleeps_in_8_mib_and_goes_on_as_the_same() {
     assert_eq!(jiffy.ok(&["wake", "sleeper"]), "sleeper");
     let sentence = jiffy.refuses(125, &["wake", "nobody"]);
     assert!(sentence.contains("nobody"), "{sentence}");
+    // Who wants something of it wakes it.
+    hibernate(&jiffy, "sleeper");
+    assert_eq!(jiffy.ok(&["exec", "sleeper", "hostname"]), "sleeper");
+    assert_eq!(jiffy.inspect("sleeper")["state"], "running");
     // Again, and never woken: it can be removed.
     hibernate(&jiffy, "sleeper");
     jiffy.ok(&["rm", "-f", "sleeper"]);
