@@ -112,8 +112,14 @@ fn idle_ns() -> Result<u64> {
     let text = fs::read_to_string("/proc/timer_list").context("/proc/timer_list")?;
     let idle: Vec<u64> = text
         .lines()
-        .filter_map(|line| line.trim().strip_prefix(".idle_sleeptime:"))
-        .filter_map(|rest| rest.split_whitespace().next()?.parse().ok())
+        .filter_map(|line| line.trim().strip_prefix(".idle_sleeptime"))
+        .filter_map(|rest| {
+            rest.trim_start_matches([' ', ':'])
+                .split(' ')
+                .next()?
+                .parse()
+                .ok()
+        })
         .collect();
     ensure!(
         !idle.is_empty(),
