@@ -2,7 +2,7 @@
 //! can go on with it.
 
 use crate::error::{Error, Result};
-use jiffy_wire::cpu::Profile;
+use jiffy_wire::cpu::{Host, Profile};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Processor {
     vmm: PathBuf,
-    profile: OnceCell<Profile>,
+    host: OnceCell<Host>,
 }
 
 impl Processor {
@@ -26,22 +26,22 @@ impl Processor {
     pub fn new(vmm: PathBuf) -> Processor {
         Processor {
             vmm,
-            profile: OnceCell::new(),
+            host: OnceCell::new(),
         }
     }
 
-    /// The most that a guest can have here, or why that can't be known, as where there is
-    /// no KVM. Asked once.
-    pub async fn profile(&self) -> std::result::Result<&Profile, String> {
-        let asked = self.profile.get_or_try_init(|| ask(&self.vmm)).await;
+    /// What guests can have here, or why that can't be known, as where there is no KVM.
+    /// Asked once.
+    pub async fn host(&self) -> std::result::Result<&Host, String> {
+        let asked = self.host.get_or_try_init(|| ask(&self.vmm)).await;
         asked.inspect_err(|why| debug!(why, "this host's processor is not known"))
     }
 
-    /// What this host lacks for a guest, by name. Where it is not known the VMM says so
+    /// What this host lacks for a captured guest, by name. Where it is not known the VMM says so
     /// when the guest is restored.
     pub async fn lacking(&self, guest: &Profile) -> Vec<String> {
-        match self.profile().await {
-            Ok(host) => guest.lacking(host),
+        match self.host().await {
+            Ok(host) => guest.lacking(&host.restorable),
             Err(_) => Vec::new(),
         }
     }
@@ -63,7 +63,7 @@ impl Processor {
     }
 }
 
-async fn ask(vmm: &Path) -> std::result::Result<Profile, String> {
+async fn ask(vmm: &Path) -> std::result::Result<Host, String> {
     let mut asking = Command::new(vmm);
     asking
         .arg("cpu")
@@ -74,9 +74,11 @@ async fn ask(vmm: &Path) -> std::result::Result<Profile, String> {
         .await
         .map_err(|_| "jiffy-vmm took too long".to_owned())?
         .map_err(|error| error.to_string())?;
-    let profile: Profile = match output.status.success() {
+    let host: Host = match output.status.success() {
         true => serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?,
         false => return Err(format!("jiffy-vmm failed ({})", output.status)),
     };
-    profile.check().map(|()| profile)
+    host.shown.check()?;
+    host.restorable.check()?;
+    Ok(host)
 }

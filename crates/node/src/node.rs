@@ -133,10 +133,11 @@ impl Node {
         adopt::all(&node.settings, &node.registry, &node.volumes).await;
         // Nobody needs to know it before the first restore, if there are none of these.
         let host = match node.settings.goldens.are_there() {
-            true => node.settings.processor.profile().await.ok(),
+            true => node.settings.processor.host().await.ok(),
             false => None,
         };
-        node.settings.goldens.read(&node.digests, host);
+        let most = host.map(|host| &host.restorable);
+        node.settings.goldens.read(&node.digests, most);
         let node = Arc::new(node);
         node.trim.notify_one();
         tokio::spawn(lazy::keep_caches_small(Arc::clone(&node)));
@@ -266,8 +267,8 @@ impl Node {
 
     /// The most that a VM can have of this host's processor.
     pub async fn processor(&self) -> Result<Profile> {
-        let profile = self.settings.processor.profile().await;
-        profile.cloned().map_err(|why| {
+        let host = self.settings.processor.host().await;
+        host.map(|host| host.shown.clone()).map_err(|why| {
             Error::internal(format!("What processor VMs have is not known: {why}."))
                 .hint("`jiffy doctor` says what this host's KVM can do.")
         })

@@ -44,10 +44,10 @@ extern "C" fn main(_count: libc::c_int, _arguments: *const *const libc::c_char) 
             SUCCESS
         }
         Ok(Command::Cpu) => match jiffy_vmm::cpu::profile::of_host() {
-            Ok(profile) => {
+            Ok(host) => {
                 println!(
                     "{}",
-                    serde_json::to_string(&profile).expect("a profile is plain data")
+                    serde_json::to_string(&host).expect("a profile is plain data")
                 );
                 SUCCESS
             }

@@ -19,7 +19,7 @@ use crate::guest::Main;
 use crate::script::Script;
 use jiffy_sys::ahead::{self, Argument};
 use jiffy_wire::agent::CopyFrame;
-use jiffy_wire::cpu::{Leaf, Profile};
+use jiffy_wire::cpu::{Host, Leaf, Profile};
 use jiffy_wire::guest::GuestConfig;
 use jiffy_wire::timeline::names;
 use jiffy_wire::vmm::{
@@ -54,8 +54,15 @@ struct Vm {
     balloon: Mutex<u32>,
     copied: Mutex<HashMap<String, Vec<CopyFrame>>>,
 }
-/// What all guests have here.
-fn processor() -> Profile {
+/// What all guests have here; an earlier release showed them IA32_ARCH_CAPABILITIES.
+fn host() -> Host {
+    let shown = processor(1 << 10);
+    let restorable = processor(1 << 10 | 1 << 29);
+    Host { shown, restorable }
+}
+
+/// A processor with these features in leaf 7's EDX.
+fn processor(leaf_7_edx: u32) -> Profile {
     let word = |text: &[u8; 4]| u32::from_le_bytes(*text);
     let leaf = |leaf, registers| Leaf {
         leaf,
@@ -66,7 +73,7 @@ fn processor() -> Profile {
     Profile::new(vec![
         leaf(0, vendor),
         leaf(1, [0, 0, 1 << 31, 1 << 26]),
-        leaf(7, [0, 0, 0, 1 << 10]),
+        leaf(7, [0, 0, 0, leaf_7_edx]),
     ])
 }
 
@@ -80,7 +87,7 @@ fn main() {
             (config, events, Some(sources))
         }
         ["cpu"] => {
-            println!("{}", serde_json::to_string(&processor()).unwrap());
+            println!("{}", serde_json::to_string(&host()).unwrap());
             return;
         }
         _ => {

@@ -96,8 +96,8 @@ impl Goldens {
     }
 
     /// Reads what is on disk, and takes over the digests that were computed
-    /// for it. What can't be used here is removed; `host` is what a guest can have here,
-    /// if that is known.
+    /// for it. What can't be used here is removed; `host` is what a captured guest
+    /// may have here, if that is known.
     pub fn read(&self, digests: &Digests, host: Option<&Profile>) {
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let key = entry.file_name().to_string_lossy().into_owned();

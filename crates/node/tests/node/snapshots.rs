@@ -511,27 +511,44 @@ fn what_a_snapshot_decides_can_not_be_chosen() {
     assert_eq!(daemon.get("/v1/vms?all=true").json::<Vec<Vm>>().len(), 2);
 }
 
+/// Writes another manifest of the snapshot `one`, sealed as it was.
+fn change_manifest(daemon: &Daemon, change: impl Fn(&str) -> String) {
+    let path = daemon.data.join("snapshots/one/snapshot.json");
+    let text = fs::read_to_string(&path).unwrap();
+    let content = text.split("\"content\":").nth(1).unwrap();
+    let content = &content[..content.len() - 1];
+    let changed = change(content);
+    assert_ne!(changed, content);
+    let sum = crc32c::crc32c(changed.as_bytes());
+    let sealed = format!(
+        "{{\"format\":\"jiffy-snapshot\",\"version\":1,\"crc32c\":\"{sum:08x}\",\"content\":{changed}}}"
+    );
+    fs::write(&path, sealed).unwrap();
+}
+
+#[test]
+fn a_guest_that_was_shown_what_is_hidden_today_goes_on() {
+    let daemon = Daemon::start();
+    daemon.run_detached(named("idle", CreateVm::default()));
+    snapshot(&daemon, "idle", "one", false).json::<SnapshotMade>();
+    change_manifest(&daemon, |content| {
+        content.replace("00000000 00000400", "00000000 20000400")
+    });
+    let detached = daemon.run_detached(named("two", from("one")));
+    assert_eq!(detached.json::<Vm>().state, VmState::Running);
+}
+
 #[test]
 fn a_snapshot_of_other_processors_is_refused_with_the_list() {
     let daemon = Daemon::start();
     daemon.run_detached(named("idle", CreateVm::default()));
     snapshot(&daemon, "idle", "one", false).json::<SnapshotMade>();
-    let path = daemon.data.join("snapshots/one/snapshot.json");
-    let text = fs::read_to_string(&path).unwrap();
-    let content = text.split("\"content\":").nth(1).unwrap();
-    let content = &content[..content.len() - 1];
-    // What /proc/cpuinfo would say does not count.
-    let changed = content
-        .replace("\"cpu_features\":[", "\"cpu_features\":[\"teleport\",")
-        .replace("00000000 00000400", "00802000 00000400");
-    let sum = crc32c::crc32c(changed.as_bytes());
-    fs::write(
-        &path,
-        format!(
-            "{{\"format\":\"jiffy-snapshot\",\"version\":1,\"crc32c\":\"{sum:08x}\",\"content\":{changed}}}"
-        ),
-    )
-    .unwrap();
+    change_manifest(&daemon, |content| {
+        // What /proc/cpuinfo would say does not count.
+        content
+            .replace("\"cpu_features\":[", "\"cpu_features\":[\"teleport\",")
+            .replace("00000000 00000400", "00802000 00000400")
+    });
     let error = daemon
         .try_run(CreateVm {
             command: Some(shell("true")),

@@ -311,7 +311,7 @@ fn what_cannot_be_is_refused_with_a_sentence() {
             .write(manifest, 0o600, damaged.into())
             .expect("written");
         let sentence = jiffy.refuses(125, &["run", "-d", "--from", "taken"]);
-        assert!(sentence.contains("taken can't be read"), "{sentence}");
+        assert!(sentence.contains("taken can't be used"), "{sentence}");
     }
     assert_eq!(
         jiffy.ok(&["ps", "-a"]).lines().count(),

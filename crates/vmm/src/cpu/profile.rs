@@ -4,7 +4,7 @@ use super::cpuid::{self, Host};
 use super::msrs;
 use crate::hypervisor::{Hypervisor, HypervisorError, failed_to};
 use crate::vcpu::VcpuState;
-use jiffy_wire::cpu::{Leaf, Profile};
+use jiffy_wire::cpu::{self as wire, Leaf, Profile};
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use thiserror::Error;
 
@@ -88,14 +88,18 @@ fn restorable(profile: &Profile, supported: &CpuId) -> Profile {
     profile.with_features_of(&of_cpuid(supported.as_slice()))
 }
 
-/// The profile of this host, as `jiffy-vmm cpu` prints it.
-pub fn of_host() -> Result<Profile, HypervisorError> {
+/// This host's processor, as `jiffy-vmm cpu` prints it.
+pub fn of_host() -> Result<wire::Host, HypervisorError> {
     let hypervisor = Hypervisor::open()?;
-    let mut profile = Most::of(&hypervisor)?.profile;
+    let most = Most::of(&hypervisor)?;
     let vm = hypervisor.create_bare_vm()?;
     let vcpu = vm.create_vcpu(0).map_err(failed_to("create a vCPU"))?;
-    profile.tsc_khz = vcpu.get_tsc_khz().ok();
-    Ok(profile)
+    let tsc_khz = vcpu.get_tsc_khz().ok();
+    let counting = |profile| Profile { tsc_khz, ..profile };
+    Ok(wire::Host {
+        shown: counting(most.profile),
+        restorable: counting(most.restorable),
+    })
 }
 
 /// The profile of a captured guest, by any of its vCPUs.
@@ -166,7 +170,9 @@ mod tests {
     #[test]
     #[ignore = "needs a real KVM"]
     fn a_host_can_give_what_it_gives() {
-        let profile = of_host().unwrap();
+        let host = of_host().unwrap();
+        let profile = host.shown;
+        assert_eq!(profile.lacking(&host.restorable), [""; 0]);
         assert!(profile.tsc_khz.is_some_and(|khz| khz > 0));
         profile.check().unwrap();
         assert_eq!(profile.lacking(&profile), [""; 0]);

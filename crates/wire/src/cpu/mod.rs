@@ -68,6 +68,17 @@ pub struct Leaf {
     pub registers: [u32; 4],
 }
 
+/// A host's processor, as `jiffy-vmm cpu` prints it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    /// The most that a guest that boots here is shown.
+    pub shown: Profile,
+    /// The most that a captured guest may have to go on here: an earlier release, or
+    /// another runtime's rules, showed guests more.
+    pub restorable: Profile,
+}
+
 /// A profile that a VM is to have.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
