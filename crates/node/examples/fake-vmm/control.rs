@@ -33,7 +33,9 @@ impl Vm {
                 self.balloon()
             }
             ControlRequest::Balloon => self.balloon(),
-            ControlRequest::CpuProfile => ControlResponse::CpuProfile(Box::new(crate::host().shown)),
+            ControlRequest::CpuProfile => {
+                ControlResponse::CpuProfile(Box::new(crate::host().shown))
+            }
             ControlRequest::Reads => ControlResponse::Reads(ReadUnits {
                 unit: 16 << 10,
                 rows: vec![(3, 2), (0, 1)],

@@ -13,7 +13,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub fn snapshot(daemon: &Daemon, vm: &str, name: &str, stop: bool) -> crate::client::Answer {
@@ -511,9 +511,13 @@ fn what_a_snapshot_decides_can_not_be_chosen() {
     assert_eq!(daemon.get("/v1/vms?all=true").json::<Vec<Vm>>().len(), 2);
 }
 
+fn manifest_of(daemon: &Daemon) -> PathBuf {
+    daemon.data.join("snapshots/one/snapshot.json")
+}
+
 /// Writes another manifest of the snapshot `one`, sealed as it was.
 fn change_manifest(daemon: &Daemon, change: impl Fn(&str) -> String) {
-    let path = daemon.data.join("snapshots/one/snapshot.json");
+    let path = manifest_of(daemon);
     let text = fs::read_to_string(&path).unwrap();
     let content = text.split("\"content\":").nth(1).unwrap();
     let content = &content[..content.len() - 1];
@@ -562,6 +566,8 @@ fn a_snapshot_of_other_processors_is_refused_with_the_list() {
         error.message
     );
     // Of another release of Jiffy: refused with a sentence too.
+    let path = manifest_of(&daemon);
+    let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace("\"version\":1", "\"version\":9")).unwrap();
     let error = daemon.get("/v1/snapshots/one").error(ErrorKind::Internal);
     assert!(error.message.contains("version 9"), "{}", error.message);
