@@ -13,7 +13,6 @@
 //! * [`ownership`]: whose a folder is.
 //! * [`pagemap`]: which pages of a mapping were written.
 //! * [`kick`]: a signal that makes one thread leave a blocking call.
-//! * [`priority`]: which thread comes first.
 //! * [`private_socket`]: a Unix socket that only its owner may connect to.
 //! * [`regular`]: files that must be files.
 //! * [`spawn`]: a program in a session of its own.
@@ -33,7 +32,6 @@ pub mod mapped;
 pub mod memfd;
 pub mod ownership;
 pub mod pagemap;
-pub mod priority;
 pub mod private_socket;
 pub mod regular;
 pub mod spawn;

@@ -26,10 +26,10 @@ use crate::working_set::{WorkingSet, WorkingSets};
 use client::Client;
 use disks::ServedDisk;
 use images::Images;
-use jiffy_sys::priority;
 use jiffy_wire::disk::ChunkAnswer;
 use opening::{Opened, Opening};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::process::setpriority_process;
 use scribe::Scribe;
 use served::Served;
 use std::collections::BTreeMap;
@@ -45,6 +45,10 @@ use std::time::{Duration, Instant};
 /// Connections to the control socket at once. Those that wait for no answer make room
 /// for others.
 const MAX_CLIENTS: usize = 64;
+/// What a VM whose working set is to be put into memory does alone.
+const HEAD_START: Duration = Duration::from_millis(20);
+/// The nice value of that.
+const LOW_PRIORITY: i32 = 10;
 
 /// Something another thread has done.
 enum Notice {
@@ -306,10 +310,12 @@ impl Server {
             return;
         }
         let notifier = self.notifier.clone();
-        // It gives way to all others: the VM has only just begun, and nobody waits
-        // for this.
         let begun = aside("working-set", move || {
-            if let Err(error) = priority::give_way() {
+            // The VM has only just begun, and nobody waits for this. It must not wait for
+            // an idle processor either (SCHED_IDLE): where restores follow one another
+            // there is none, and each of them would do without.
+            thread::sleep(HEAD_START);
+            if let Err(error) = setpriority_process(None, LOW_PRIORITY) {
                 tracing::debug!(%error, "a working set is read beside others' work");
             }
             let set = image
