@@ -6,6 +6,7 @@
 //! * [`node`]: what requests come down to.
 //! * [`spec`]: checks what a VM is to be.
 //! * [`registry`]: which VMs there are.
+//! * [`room`]: the memory that they have, and who waits for some.
 //! * [`roots`]: disks of VMs' own for what they change in their roots.
 //! * [`vm`]: one VM, owned by one task.
 //! * [`images`], [`kernels`], [`volumes`]: what VMs are made of.
@@ -37,6 +38,7 @@ mod paths;
 mod proxy;
 mod records;
 mod registry;
+mod room;
 mod roots;
 mod snapshots;
 mod spec;

@@ -10,10 +10,11 @@ use crate::images::Images;
 use crate::images::base::BASE;
 use crate::kernels::Kernels;
 use crate::names;
-use crate::options::{CacheLimit, Options};
+use crate::options::{Limit, Options};
 use crate::pager::Pager;
 use crate::paths::Paths;
 use crate::registry::Registry;
+use crate::room::Room;
 use crate::roots;
 use crate::snapshots::Snapshots;
 use crate::spec;
@@ -26,7 +27,6 @@ use jiffy_wire::api::{self, CreateVm, NodeInfo, RootDisk, Vm, VmState};
 use jiffy_wire::cpu::Profile;
 use jiffy_wire::timeline::Timeline;
 use std::fs;
-use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -75,7 +75,9 @@ pub struct Settings {
     /// What guests can have of this host's processor.
     pub processor: Processor,
     /// What may be kept of what was fetched.
-    pub cache: CacheLimit,
+    pub cache: Limit,
+    /// Memory of VMs that start or run.
+    pub room: Arc<Room>,
 }
 
 /// A node.
@@ -108,6 +110,7 @@ impl Node {
         let digests = Arc::<Digests>::default();
         let (goldens, wishes, wanted) = Goldens::new(paths.golden(), options.standby as usize);
         let vmm = paths.vmm();
+        let memory_wait = Duration::from_secs(options.memory_wait.into());
         let node = Node {
             images: Images::new(&paths, options.registry.clone()),
             kernels: Kernels::new(&paths, Arc::clone(&digests)),
@@ -123,6 +126,7 @@ impl Node {
                 clock: boot_id(),
                 start_timeout: Duration::from_secs(options.start_timeout.into()),
                 cache: options.cache,
+                room: Room::new(options.memory_limit, memory_wait),
             }),
             registry: Arc::default(),
             beginning: RwLock::default(),
@@ -203,6 +207,10 @@ impl Node {
 
     pub(crate) fn spares(&self) -> &Spares {
         &self.settings.spares
+    }
+
+    pub(crate) fn room(&self) -> &Arc<Room> {
+        &self.settings.room
     }
 
     pub(crate) fn paths(&self) -> &Paths {
@@ -614,15 +622,4 @@ impl Node {
 
 fn starts(vm: &VmHandle) -> bool {
     vm.view.borrow().vm.state == VmState::Starting
-}
-
-/// MemAvailable of the host, in MiB.
-pub fn available_mib() -> io::Result<u64> {
-    let text = fs::read_to_string("/proc/meminfo")?;
-    text.lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))
-        .and_then(|rest| rest.trim().strip_suffix(" kB"))
-        .and_then(|kib| kib.trim().parse::<u64>().ok())
-        .map(|kib| kib / 1024)
-        .ok_or_else(|| io::ErrorKind::InvalidData.into())
 }

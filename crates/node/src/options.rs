@@ -89,40 +89,58 @@ pub struct Options {
         env = "JIFFY_CACHE",
         default_value = "10%"
     )]
-    pub cache: CacheLimit,
+    pub cache: Limit,
+    /// What VMs may have of the memory, in all: a share of the host's (80%), or a
+    /// size (64G). Every VM that has a VMM counts with the memory that it was given,
+    /// so that VMs can never take more. Without this VMs start as long as the host
+    /// has memory available for what they take at first.
+    #[arg(long, value_name = "SHARE|SIZE", env = "JIFFY_MEMORY_LIMIT")]
+    pub memory_limit: Option<Limit>,
+    /// Seconds that a VM waits for memory before it is refused; 0 for none.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "JIFFY_MEMORY_WAIT",
+        default_value_t = 10,
+        value_parser = clap::value_parser!(u32).range(..=86_400)
+    )]
+    pub memory_wait: u32,
 }
 
-/// What caches may take on the disk.
+/// A bound of what is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CacheLimit {
-    /// Of the file system they are on, in percent.
+pub enum Limit {
+    /// Of all that there is, in percent.
     Percent(u8),
     /// Bytes.
     Bytes(u64),
 }
 
-impl CacheLimit {
+impl Limit {
+    /// In bytes, where there are so many.
+    pub fn of(self, all: u64) -> u64 {
+        match self {
+            Limit::Bytes(bytes) => bytes,
+            Limit::Percent(share) => all / 100 * u64::from(share),
+        }
+    }
+
     /// In bytes, for what is in this folder.
-    pub fn of(self, folder: &Path) -> io::Result<u64> {
-        Ok(match self {
-            CacheLimit::Bytes(bytes) => bytes,
-            CacheLimit::Percent(share) => {
-                let all = rustix::fs::statvfs(folder)?;
-                all.f_blocks.saturating_mul(all.f_frsize) / 100 * u64::from(share)
-            }
-        })
+    pub fn of_disk(self, folder: &Path) -> io::Result<u64> {
+        let all = rustix::fs::statvfs(folder)?;
+        Ok(self.of(all.f_blocks.saturating_mul(all.f_frsize)))
     }
 }
 
-impl FromStr for CacheLimit {
+impl FromStr for Limit {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<CacheLimit, String> {
+    fn from_str(text: &str) -> Result<Limit, String> {
         let wrong = || format!("expected a share or a size, like 10% or 20G, and not {text:?}");
         if let Some(share) = text.strip_suffix('%') {
             let share: u8 = share.parse().map_err(|_| wrong())?;
             return (share <= 100)
-                .then_some(CacheLimit::Percent(share))
+                .then_some(Limit::Percent(share))
                 .ok_or_else(wrong);
         }
         let (digits, shift) = match text.char_indices().last() {
@@ -135,7 +153,7 @@ impl FromStr for CacheLimit {
         let number: u64 = digits.parse().map_err(|_| wrong())?;
         number
             .checked_mul(1 << shift)
-            .map(CacheLimit::Bytes)
+            .map(Limit::Bytes)
             .ok_or_else(wrong)
     }
 }
@@ -161,15 +179,15 @@ mod tests {
 
     #[test]
     fn a_limit_is_a_share_or_a_size() {
-        let limit = |text: &str| text.parse::<CacheLimit>();
-        assert_eq!(limit("10%"), Ok(CacheLimit::Percent(10)));
-        assert_eq!(limit("0"), Ok(CacheLimit::Bytes(0)));
-        assert_eq!(limit("20G"), Ok(CacheLimit::Bytes(20 << 30)));
+        let limit = |text: &str| text.parse::<Limit>();
+        assert_eq!(limit("10%"), Ok(Limit::Percent(10)));
+        assert_eq!(limit("0"), Ok(Limit::Bytes(0)));
+        assert_eq!(limit("20G"), Ok(Limit::Bytes(20 << 30)));
         for wrong in ["", "G", "101%", "-1", "99999999T", "1.5G", "ä"] {
             assert!(limit(wrong).is_err(), "{wrong}");
         }
-        let all = CacheLimit::Percent(100).of(Path::new("/")).unwrap();
-        let tenth = CacheLimit::Percent(10).of(Path::new("/")).unwrap();
+        let all = Limit::Percent(100).of_disk(Path::new("/")).unwrap();
+        let tenth = Limit::Percent(10).of_disk(Path::new("/")).unwrap();
         assert!(tenth > 0 && tenth * 9 < all);
     }
 

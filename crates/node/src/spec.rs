@@ -4,7 +4,6 @@ use crate::error::{Error, Result};
 use crate::images::base::BASE;
 use crate::images::{Found, config};
 use crate::names;
-use crate::node::available_mib;
 use crate::roots;
 use crate::snapshots::manifest::Manifest;
 use crate::vm::record::{FromSnapshot, Spec};
@@ -354,18 +353,6 @@ fn check_hostname(name: &str) -> Result<()> {
     Err(Error::invalid(
         "A host name has 1 to 63 letters, digits, `.`, `-` and `_`.",
     ))
-}
-
-/// Refuses a VM that is larger than the memory the host has left.
-pub fn check_room(memory_mib: u32) -> Result<()> {
-    // A host that can't tell is not a reason to refuse.
-    match available_mib() {
-        Ok(available) if u64::from(memory_mib) > available => Err(Error::no_room(format!(
-            "The VM wants {memory_mib} MiB of memory; the host has {available} MiB available."
-        ))
-        .hint("Stop other VMs, or give this one less with --memory.")),
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]

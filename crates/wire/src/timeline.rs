@@ -115,6 +115,8 @@ pub mod names {
     pub const MACHINE_START: &str = "machine start";
     /// Node: the request arrived (moment).
     pub const REQUEST_RECEIVED: &str = "request received";
+    /// Node: there was no memory for the VM, and it waited for some.
+    pub const ROOM_WAITED: &str = "room waited for";
     /// Node: image, kernel and disks looked up and opened.
     pub const IMAGE_READY: &str = "image ready";
     /// Node: from spawn of `jiffy-vmm` to its first instruction in main.

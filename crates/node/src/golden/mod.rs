@@ -19,7 +19,9 @@ pub mod standby;
 
 use crate::clock::monotonic_ns;
 use crate::digests::Digests;
+use crate::error::{Error, Result};
 use crate::node::Node;
+use crate::room::Amount;
 use crate::snapshots::manifest::Manifest;
 use crate::snapshots::remove_whole;
 use crate::snapshots::saved::Saved;
@@ -377,7 +379,7 @@ pub async fn make_wanted(node: Arc<Node>, mut wanted: Wishes) {
     }
 }
 
-async fn make(node: &Node, shape: Spec) -> crate::error::Result<()> {
+async fn make(node: &Node, shape: Spec) -> Result<()> {
     let goldens = node.goldens();
     let Some(key) = node.golden_key(&shape).await? else {
         return Ok(());
@@ -390,7 +392,11 @@ async fn make(node: &Node, shape: Spec) -> crate::error::Result<()> {
         return Ok(());
     }
     quiet(node).await;
-    match node.make_golden(shape.clone(), &key).await {
+    // The next run that boots asks again.
+    let Some(mut room) = node.room().behind(Amount::of(&shape)) else {
+        return Err(Error::no_room("What runs needs the memory."));
+    };
+    match node.make_golden(shape.clone(), &key, &mut room).await {
         Ok(saved) => {
             let same_kind = |old: &Saved| {
                 let old = &old.manifest.spec;
@@ -413,6 +419,7 @@ async fn make(node: &Node, shape: Spec) -> crate::error::Result<()> {
             }
             Ok(())
         }
+        Err(error) if room.was_claimed() => Err(error),
         Err(error) => {
             // What could not be fetched now may be had at the next run.
             let root = node.image_root(&shape.image).await;

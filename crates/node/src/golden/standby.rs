@@ -15,9 +15,9 @@ use crate::error::{Error, Result};
 use crate::names;
 use crate::node::Node;
 use crate::paths::Paths;
+use crate::room::Amount;
 use crate::roots;
 use crate::snapshots::saved::Saved;
-use crate::spec;
 use crate::vm::end::remove_folders;
 use crate::vm::process::at_its_end;
 use crate::vm::record::VmRecord;
@@ -53,7 +53,10 @@ impl Standby {
     /// Restores a VM from this snapshot, and holds it.
     async fn make(node: &Node, saved: &Saved) -> Result<Standby> {
         let spec = &saved.manifest.spec;
-        spec::check_room(spec.memory_mib)?;
+        let _room = node
+            .room()
+            .behind(Amount::of(spec))
+            .ok_or_else(|| Error::no_room("What runs needs the memory."))?;
         let paths = node.paths();
         let id = names::new_id();
         let record = VmRecord::new(id.clone(), id.clone(), spec.clone(), node.new_cid());
@@ -74,6 +77,7 @@ impl Standby {
             volumes: Vec::new(),
             beginning: beginning(saved, true),
             standby: None,
+            room: None,
             low_priority: false,
             received_ns: now,
             lookup_ns: now,

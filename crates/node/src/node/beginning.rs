@@ -1,10 +1,12 @@
 //! What a VM needs to begin: looked up, held, and handed to its task.
 
+use super::operation::client_gone;
 use super::{LEASE_POLL, NAME_TIME, Node};
 use crate::clock::monotonic_ns;
 use crate::error::{Error, Result};
 use crate::golden;
 use crate::golden::standby::Standby;
+use crate::room::{Amount, Reserved};
 use crate::roots;
 use crate::snapshots::draft::clone_volumes;
 use crate::snapshots::remove_whole;
@@ -12,7 +14,7 @@ use crate::snapshots::saved::{Saved, volume_in};
 use crate::spec;
 use crate::vm::record::{FromSnapshot, MainState, Paged, Root};
 use crate::vm::start::{Beginning, Handle, Prepared, Restoring, SavedRam, volume_disk};
-use crate::vm::{Command, Operation, VmHandle, is_active};
+use crate::vm::{Command, Operation, View, VmHandle, is_active};
 use crate::volumes::Lease;
 use jiffy_wire::api::{Origin, RootDisk, VmState};
 use jiffy_wire::vmm::Disk;
@@ -39,12 +41,17 @@ impl Node {
         standby: Option<Standby>,
         received_ns: u64,
     ) -> Result<()> {
-        spec::check_room(vm.spec.memory_mib)?;
+        // Before anything is held that others want, too.
+        let room = match vm.spec.hidden {
+            true => None,
+            false => Some(self.reserve(vm, Amount::of(&vm.spec), 1).await?),
+        };
         let _begins = self.beginning.read().await;
         let mut prepared = match &vm.spec.from {
             Some(from) => self.prepare_from(vm, from, received_ns).await?,
             None => self.prepare(vm, received_ns).await?,
         };
+        prepared.room = room;
         let boots = matches!(prepared.beginning, Beginning::Boot);
         match standby {
             // Its snapshot was dropped since.
@@ -57,6 +64,30 @@ impl Node {
             self.settings.goldens.want(vm);
         }
         Ok(())
+    }
+
+    /// Reserves memory for VMs that are to start: this one, or so many children of it. Waits
+    /// for it, but no longer than whoever asked does, and the VM is as it was.
+    pub(super) async fn reserve(
+        &self,
+        vm: &VmHandle,
+        each: Amount,
+        count: u32,
+    ) -> Result<Reserved> {
+        let state = vm.view.borrow().vm.state;
+        let is_another = |view: &View| view.leaving || view.vm.state != state;
+        tokio::select! {
+            biased;
+            reserved = self.settings.room.reserve(each, count) => reserved,
+            _ = vm.when(is_another) => Err(Error::wrong_state(format!(
+                "The VM {} ended or was removed while it waited for memory.",
+                vm.name
+            ))),
+            () = client_gone() => Err(Error::wrong_state(format!(
+                "Nobody waits any more for the VM {}, which waited for memory.",
+                vm.name
+            ))),
+        }
     }
 
     /// Has a VM begin with this. If it does not, the pager need not go on
@@ -99,6 +130,7 @@ impl Node {
             volumes,
             beginning,
             standby: None,
+            room: None,
             low_priority: spec.hidden,
             received_ns,
             lookup_ns,
@@ -146,6 +178,7 @@ impl Node {
                 golden: None,
             }),
             standby: None,
+            room: None,
             low_priority: false,
             received_ns,
             lookup_ns,

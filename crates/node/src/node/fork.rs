@@ -5,6 +5,7 @@ use super::operation::{Stopwatch, joined};
 use crate::clock::monotonic_ns;
 use crate::error::{Error, Result};
 use crate::names as rules;
+use crate::room::{Amount, Reserved};
 use crate::snapshots::draft::clone_volumes;
 use crate::vm::capture::Captured;
 use crate::vm::record::{MainState, Root, Spec};
@@ -12,7 +13,7 @@ use crate::vm::start::{Beginning, Handle, Prepared, Restoring, SavedRam};
 use crate::vm::{Command, VmHandle};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use jiffy_wire::api::{ForkVm, Forked, Origin, Vm};
-use jiffy_wire::timeline::{Track, names};
+use jiffy_wire::timeline::{Track, names as spans};
 use std::path::PathBuf;
 use std::sync::Arc;
 use tracing::info;
@@ -34,8 +35,16 @@ impl Node {
         let root = self.root_of(&vm).await?;
         // The parent may be removed before the children's records name it.
         let _root = self.images.hold(&root);
+        // For all of them, before any is there: two forks that wait for each other's rest
+        // would both have nothing.
+        let each = Amount::of_child(&vm.spec);
+        let room = self.reserve(&vm, each, names.len() as u32).await?;
+        if let Some((start_ns, end_ns)) = room.waited_ns {
+            watch.span(Track::Node, spans::ROOM_WAITED, start_ns, end_ns);
+        }
         let children = self.make_children(&vm, names).await?;
-        let forked = self.fork_into(&vm, root, &children, &mut watch).await;
+        let forked = self.fork_into(&vm, root, &children, room, &mut watch);
+        let forked = forked.await;
         match forked {
             Ok((vms, pause_ns)) => {
                 info!(vm = %vm.name, children = vms.len(), "VM forked");
@@ -90,6 +99,7 @@ impl Node {
         vm: &Arc<VmHandle>,
         root: Root,
         children: &[Arc<VmHandle>],
+        room: Reserved,
         watch: &mut Stopwatch,
     ) -> Result<(Vec<Vm>, u64)> {
         let received_ns = monotonic_ns();
@@ -99,7 +109,7 @@ impl Node {
         if !resume {
             let start = monotonic_ns();
             let cloned = self.clone_for(children, volumes).await;
-            watch.span(Track::Node, names::VOLUMES_CLONED, start, monotonic_ns());
+            watch.span(Track::Node, spans::VOLUMES_CLONED, start, monotonic_ns());
             self.go_on(vm).await?;
             cloned?;
         }
@@ -109,9 +119,11 @@ impl Node {
         let pause_ns = captured.pause_ns;
         let start = monotonic_ns();
         let (root, captured) = (&root, &captured);
-        let starts = children.iter().cloned().map(|child| async move {
+        let starts = children.iter().cloned().zip(room.split());
+        let starts = starts.map(|(child, room)| async move {
             let one = child.operate().await;
-            let prepared = self.prepare_child(vm, &child, root, captured, received_ns);
+            let mut prepared = self.prepare_child(vm, &child, root, captured, received_ns);
+            prepared.room = Some(room);
             child
                 .ask(|reply| Command::Start(Box::new(prepared), reply))
                 .await??;
@@ -126,11 +138,11 @@ impl Node {
         let spawned = started.iter().map(|(_, spawned)| *spawned).max();
         watch.span(
             Track::Node,
-            names::CHILDREN_SPAWNED,
+            spans::CHILDREN_SPAWNED,
             start,
             spawned.unwrap_or(start),
         );
-        watch.span(Track::Node, names::CHILDREN_READY, start, monotonic_ns());
+        watch.span(Track::Node, spans::CHILDREN_READY, start, monotonic_ns());
         let vms = started.into_iter().map(|(vm, _)| vm).collect();
         Ok((vms, pause_ns))
     }
@@ -166,6 +178,7 @@ impl Node {
                 golden: None,
             }),
             standby: None,
+            room: None,
             low_priority: false,
             received_ns,
             lookup_ns: now,

@@ -76,7 +76,7 @@ impl Node {
     /// closed for that first; one that a VM has, or is about to have, is not.
     async fn trim_caches(&self) {
         let paths = &self.settings.paths;
-        let limit = match self.settings.cache.of(&paths.data) {
+        let limit = match self.settings.cache.of_disk(&paths.data) {
             Ok(limit) => limit,
             Err(error) => {
                 warn!(%error, "the size of the data folder's file system is not known");

@@ -11,13 +11,16 @@ use crate::frames::FrameReader;
 use crate::golden;
 use crate::names as rules;
 use crate::proxy::ToClient;
+use crate::room::Background;
 use crate::snapshots::draft::Draft;
+use crate::snapshots::remove_whole;
 use crate::snapshots::saved::Saved;
 use crate::vm::record::{MainState, Root, Spec};
 use crate::vm::{Command, VmHandle, control};
 use jiffy_wire::agent::{Command as AgentCommand, ExecOutput, OLDEST, Request};
 use jiffy_wire::api::{MemoryForm, VmState};
 use jiffy_wire::vmm::{ControlRequest, ControlResponse, Extent};
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -27,11 +30,16 @@ use tracing::debug;
 const WARM_UP_TIME: Duration = Duration::from_secs(20);
 
 impl Node {
-    /// Makes a golden snapshot of a VM made for that: see [`crate::golden`].
-    pub(crate) async fn make_golden(&self, shape: Spec, key: &str) -> Result<Saved> {
+    /// Makes a golden snapshot of a VM made for that, in this memory: see [`crate::golden`].
+    pub(crate) async fn make_golden(
+        &self,
+        shape: Spec,
+        key: &str,
+        room: &mut Background,
+    ) -> Result<Saved> {
         let name = || Some(format!("golden-{}", rules::new_id()));
         let vm = self.make_vm(name(), shape.clone(), None).await?;
-        let made = self.golden_of(&vm, key).await;
+        let made = give_way(&vm, room, self.golden_of(&vm, key)).await;
         self.discard(&vm).await;
         let mut saved = made?;
         let trial = Spec {
@@ -39,8 +47,12 @@ impl Node {
             ..shape
         };
         let vm = self.make_vm(name(), trial, None).await?;
-        let written = self.written_by(&vm, &saved).await;
+        let written = give_way(&vm, room, self.written_by(&vm, &saved)).await;
         self.discard(&vm).await;
+        if room.was_claimed() {
+            let _ = remove_whole(&saved.folder);
+            return Err(Error::no_room("What runs needs the memory."));
+        }
         let written = written.unwrap_or_else(|error| {
             debug!(%error, "it is not known what a golden run writes to at once");
             Vec::new()
@@ -145,6 +157,25 @@ impl Node {
         if let Err(error) = kept {
             debug!(vm = %vm.name, %error, "what a boot needs was not kept");
         }
+    }
+}
+
+/// Does something with a VM, which ends if somebody needs its memory.
+async fn give_way<T>(
+    vm: &VmHandle,
+    room: &mut Background,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let end = async {
+        room.claimed().await;
+        debug!(vm = %vm.name, "ended for its memory, which somebody waits for");
+        let _ = vm.ask(|reply| Command::Remove(true, reply)).await;
+        std::future::pending().await
+    };
+    // Not cut short: without its VM it fails, and cleans up.
+    tokio::select! {
+        done = work => done,
+        never = end => never,
     }
 }
 

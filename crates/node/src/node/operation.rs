@@ -12,6 +12,7 @@ use jiffy_wire::vmm::ControlRequest;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tokio::sync::watch;
 
 /// Where the time of an operation goes.
 #[derive(Debug)]
@@ -49,12 +50,27 @@ impl Stopwatch {
     }
 }
 
+tokio::task_local! {
+    /// Nobody sends; the sender goes when whoever asked for this operation does.
+    static CLIENT: watch::Receiver<()>;
+}
+
 /// Finishes what was begun even if who asked for it goes away: a VM must not
-/// stay paused for that.
+/// stay paused for that. What has not begun can be given up: see [`client_gone`].
 pub async fn to_the_end<T: Send + 'static>(
     operation: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
-    joined(tokio::spawn(operation).await)
+    let (_client, client) = watch::channel(());
+    joined(tokio::spawn(CLIENT.scope(client, operation)).await)
+}
+
+/// Waits until whoever asked for this operation has gone away; for ever if it is the
+/// node's own.
+pub(super) async fn client_gone() {
+    let Ok(mut client) = CLIENT.try_with(watch::Receiver::clone) else {
+        return std::future::pending().await;
+    };
+    let _ = client.changed().await;
 }
 
 /// The result of a task.

@@ -6,6 +6,7 @@ use super::snapshot::write;
 use crate::agent;
 use crate::clock::monotonic_ns;
 use crate::error::{Error, Result};
+use crate::room::Amount;
 use crate::snapshots::draft::Draft;
 use crate::snapshots::remove_whole;
 use crate::snapshots::saved::Saved;
@@ -136,7 +137,7 @@ impl Node {
         let what = format!("The VM {}", vm.name);
         let processor = &self.settings.processor;
         processor.check(&what, saved.manifest.cpu.as_ref()).await?;
-        crate::spec::check_room(vm.spec.memory_mib)?;
+        let room = self.reserve(vm, Amount::of(&vm.spec), 1).await?;
         let volume_disks = if vm.spec.own_volumes {
             self.volume_disks(vm, &[])
         } else {
@@ -166,6 +167,7 @@ impl Node {
                 golden: None,
             }),
             standby: None,
+            room: Some(room),
             low_priority: false,
             received_ns,
             lookup_ns,

@@ -8,6 +8,7 @@ use crate::clock::unix_seconds;
 use crate::error::{Error, Result};
 use crate::node::Settings;
 use crate::registry::Registry;
+use crate::room::Reserved;
 use crate::vm::clients::Clients;
 use crate::vm::end::{self, EndReason};
 use crate::vm::log::{Kind, Writer};
@@ -89,6 +90,8 @@ pub(super) struct Running {
     pub(super) notify: mpsc::UnboundedSender<Notice>,
     /// Held while the VM runs.
     pub(super) volumes: Vec<Lease>,
+    /// Its memory in the ledger.
+    pub(super) room: Option<Reserved>,
 }
 
 /// Something to be done once the record is on disk.
@@ -366,6 +369,9 @@ impl Actor {
         )?;
         let mut recorder = Recorder::new(&self.settings.clock);
         recorder.received(prepared.received_ns);
+        if let Some(waited_ns) = prepared.room.as_ref().and_then(|room| room.waited_ns) {
+            recorder.waited(waited_ns);
+        }
         recorder.image_ready(prepared.lookup_ns, prepared.ready_ns);
         match spawned.was_standby {
             true => recorder.taken_over(spawned.spawn_ns.0, spawned.spawn_ns.1),
@@ -401,6 +407,7 @@ impl Actor {
         );
         running.gate = gate;
         running.fallback = fallback;
+        running.room = prepared.room;
         info!(vm = %record.name, id = %record.id, pid = ?record.pid, "VM starting");
         self.log_end.send_replace(running.log.end());
         self.running = Some(running);
@@ -540,6 +547,7 @@ impl Actor {
         let Some(mut fallback) = running.fallback.take() else {
             return false;
         };
+        fallback.room = running.room.take();
         let killed = running.ended.is_some_and(Ended::was_from_outside);
         let folder = self.folder();
         if killed {
@@ -643,6 +651,7 @@ impl Running {
             notices,
             notify,
             volumes,
+            room: None,
         }
     }
 

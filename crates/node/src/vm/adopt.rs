@@ -232,6 +232,7 @@ fn adopt(
         held,
     );
     running.adopted = true;
+    running.room = Some(settings.room.adopt(record.spec.memory_mib.into()));
     let (mut actor, handle) = actor::new(Arc::clone(settings), Arc::clone(registry), record);
     info!(vm = %actor.record.name, pid, "VM adopted");
     actor.take_over(running, pid);

@@ -165,10 +165,13 @@ impl Actor {
         self.awake();
         self.gate_passed();
         self.ask_for_faults();
-        if let Some(running) = &mut self.running
-            && running.stopping.is_none()
-        {
-            running.deadline = None;
+        if let Some(running) = &mut self.running {
+            if let Some(room) = &mut running.room {
+                room.note_ready();
+            }
+            if running.stopping.is_none() {
+                running.deadline = None;
+            }
         }
         self.changed();
     }

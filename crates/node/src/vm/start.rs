@@ -6,6 +6,7 @@ use crate::golden::standby::Standby;
 use crate::names;
 use crate::pager::Serving;
 use crate::paths::Paths;
+use crate::room::Reserved;
 use crate::roots;
 use crate::vm::control;
 use crate::vm::process::{Events, VmmProcess};
@@ -55,6 +56,8 @@ pub struct Prepared {
     pub beginning: Beginning,
     /// A VM restored ahead that this one may become.
     pub standby: Option<Standby>,
+    /// Memory that was reserved for it; none of what is made for later, which has it elsewhere.
+    pub room: Option<Reserved>,
     /// It is for later: whoever waits for something goes first.
     pub low_priority: bool,
     /// When the request came.
@@ -146,6 +149,7 @@ impl Prepared {
                 volumes: Vec::new(),
                 beginning: Beginning::Boot,
                 standby: None,
+                room: None,
                 ..*self
             }),
             _ => None,

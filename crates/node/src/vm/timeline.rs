@@ -34,6 +34,7 @@ struct Heard {
 pub struct Recorder {
     clock: String,
     received: Option<u64>,
+    waited: Option<(u64, u64)>,
     image_ready: Option<(u64, u64)>,
     spawn: Option<(u64, u64)>,
     standby: Option<(u64, u64)>,
@@ -99,6 +100,11 @@ impl Recorder {
     /// The request to start arrived.
     pub fn received(&mut self, at_ns: u64) {
         self.received = Some(at_ns);
+    }
+
+    /// There was no memory for it from then to then.
+    pub fn waited(&mut self, waited_ns: (u64, u64)) {
+        self.waited = Some(waited_ns);
     }
 
     /// Image, kernel and disks were looked up.
@@ -205,6 +211,9 @@ impl Recorder {
     fn node_spans(&self, spans: &mut Vec<Span>) {
         if let Some(at) = self.received {
             spans.push(Span::moment(Track::Node, names::REQUEST_RECEIVED, at));
+        }
+        if let Some((start, end)) = self.waited {
+            spans.push(Span::new(Track::Node, names::ROOM_WAITED, start, end));
         }
         if let Some((start, end)) = self.image_ready {
             spans.push(Span::new(Track::Node, names::IMAGE_READY, start, end));

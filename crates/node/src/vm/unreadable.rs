@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::node::Settings;
 use crate::records;
 use crate::registry::Registry;
+use crate::room::Reserved;
 use crate::vm::actor::{self, Actor};
 use crate::vm::process::VmmProcess;
 use crate::vm::record::VmRecord;
@@ -34,6 +35,8 @@ struct Unreadable {
     refusal: Error,
     newer: bool,
     process: Option<VmmProcess>,
+    /// Its memory in the ledger, as long as that lives.
+    room: Option<Reserved>,
 }
 
 /// Registers such a VM; `process` is its VMM, if that runs.
@@ -57,10 +60,14 @@ pub(super) fn register(
     let failure = record.failure.clone().unwrap_or_default();
     let mut refusal = Error::wrong_state(failure.message);
     refusal.0.hint = failure.hint;
-    let held = match record.state {
-        VmState::Exited => Vec::new(),
-        _ => hold_volumes(volumes, &folder, &name),
+    let config = match record.state {
+        VmState::Exited => None,
+        _ => config_in(&folder),
     };
+    let room = config.as_ref().filter(|_| process.is_some());
+    let room = room.map(|config| settings.room.adopt(config.memory.size_mib.into()));
+    let disks = config.map_or_else(Vec::new, |config| config.disks);
+    let held = hold_volumes(volumes, disks, &name);
     let (mut actor, handle) = actor::new(Arc::clone(settings), Arc::clone(registry), record);
     actor.kept_volumes = held;
     let shown = refusal.clone();
@@ -76,6 +83,7 @@ pub(super) fn register(
         refusal,
         newer: error.is_newer(),
         process,
+        room,
     };
     tokio::spawn(vm.run());
 }
@@ -166,6 +174,7 @@ impl Unreadable {
             "a VM whose record can't be read has ended"
         );
         self.process = None;
+        self.room = None;
         let actor = &mut self.actor;
         actor.record.pid = None;
         actor.record.state = state_of(&actor.folder(), false);
@@ -177,25 +186,36 @@ impl Unreadable {
     }
 }
 
-/// Holds the volumes that a VMM's configuration names, of whatever version that
-/// is.
-fn hold_volumes(volumes: &Arc<Volumes>, folder: &Path, name: &str) -> Vec<Lease> {
-    #[derive(Deserialize)]
-    struct Config {
-        disks: Vec<Disk>,
-    }
-    #[derive(Deserialize)]
-    struct Disk {
-        path: PathBuf,
-        #[serde(default)]
-        read_only: bool,
-    }
-    let config = regular::read(&folder.join("vmm.json"), MOST_CONFIG).unwrap_or_default();
-    let Ok(config) = serde_json::from_slice::<Config>(&config) else {
-        return Vec::new();
-    };
+/// What can be told from a VMM's configuration, of whatever version that is.
+#[derive(Deserialize)]
+struct Config {
+    #[serde(default)]
+    memory: Memory,
+    disks: Vec<Disk>,
+}
+
+#[derive(Deserialize, Default)]
+struct Memory {
+    #[serde(default)]
+    size_mib: u32,
+}
+
+#[derive(Deserialize)]
+struct Disk {
+    path: PathBuf,
+    #[serde(default)]
+    read_only: bool,
+}
+
+fn config_in(folder: &Path) -> Option<Config> {
+    let config = regular::read(&folder.join("vmm.json"), MOST_CONFIG).ok()?;
+    serde_json::from_slice(&config).ok()
+}
+
+/// Holds the volumes among these disks.
+fn hold_volumes(volumes: &Arc<Volumes>, disks: Vec<Disk>, name: &str) -> Vec<Lease> {
     let mut held = Vec::new();
-    for disk in config.disks {
+    for disk in disks {
         let volume = disk.path.file_stem().and_then(|stem| stem.to_str());
         let Some(volume) = volume.filter(|it| volumes.file(it) == disk.path) else {
             continue;

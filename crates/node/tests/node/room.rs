@@ -1,11 +1,17 @@
-//! Hosts with no memory or disk left.
+//! Hosts with no memory, disk or descriptors left.
 
-use crate::daemon::{Daemon, command, eventually, id_of, named, shell, tar_of, vm};
+use crate::client::connect;
+use crate::daemon::{Daemon, command, eventually, id_of, named, shell, tar_of, vm, vmms};
+use crate::snapshots::{fork, in_order};
 use jiffy_wire::agent::ExitStatus;
-use jiffy_wire::api::{CreateVm, ErrorKind, VmState};
+use jiffy_wire::api::{CreateVm, ErrorKind, Forked, RunVm, Snapshot, Vm, VmState};
+use jiffy_wire::timeline::{Timeline, names};
 use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
+use std::thread;
 
 /// A file system of a few MiB. Mounting takes root; without it there is no
 /// disk to fill.
@@ -200,8 +206,276 @@ fn a_node_without_descriptors_refuses_vms_and_serves_all_else() {
     let gone = started.pop().unwrap();
     daemon.post(&format!("/v1/vms/{gone}/kill"), b"");
     daemon.when(&gone, VmState::Exited);
+    // Connections of the requests before this one may not be closed yet.
+    eventually("it starts again", || {
+        daemon.post(&format!("/v1/vms/{gone}/start"), b"").status == 200
+    });
+}
+
+/// Room for twenty VMs, which are waited for so many seconds.
+fn room_for_twenty(wait: &str) -> Daemon {
+    Daemon::with(&["--memory-limit", "2560M", "--memory-wait", wait])
+}
+
+/// Room for so many MiB, which are waited for as long as it takes.
+fn patient(limit: &str) -> Daemon {
+    Daemon::with(&["--memory-limit", limit, "--memory-wait", "86400"])
+}
+
+/// A VM whose command ends when there is this file.
+fn until(go: &Path) -> CreateVm {
+    let script = format!("while ! test -e {}; do sleep 0.02; done", go.display());
+    vm(shell(&script))
+}
+
+/// Sends a request and does not wait for its answer.
+fn asked(daemon: &Daemon, path: &str, body: &[u8]) -> UnixStream {
+    let mut stream = connect(&daemon.socket()).unwrap();
+    let length = body.len();
+    let head = format!("POST {path} HTTP/1.1\r\nHost: node\r\nContent-Length: {length}\r\n\r\n");
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(body).unwrap();
+    stream
+}
+
+/// How many requests have been first in line until now, and found no room.
+fn waited(daemon: &Daemon) -> usize {
+    let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
+    log.matches("a VM waits for memory").count()
+}
+
+/// As [`asked`]; returns when the request waits for memory.
+fn waits(daemon: &Daemon, path: &str, body: &[u8]) -> UnixStream {
+    let before = waited(daemon);
+    let stream = asked(daemon, path, body);
+    eventually("it waits for memory", || waited(daemon) > before);
+    stream
+}
+
+fn run_of(vm: CreateVm) -> Vec<u8> {
+    serde_json::to_vec(&RunVm { vm, detach: true }).unwrap()
+}
+
+#[test]
+fn two_hundred_runs_with_room_for_twenty_all_have_their_turn() {
+    let daemon = room_for_twenty("86400");
+    let here = daemon.folder.path().join("here");
+    fs::create_dir(&here).unwrap();
+    // Each counts those that run.
+    let script = format!("cd {}; : > $$; ls | wc -l; rm $$", here.display());
+    let one = || {
+        let vm = CreateVm {
+            remove: true,
+            ..vm(shell(&script))
+        };
+        let finished = daemon.run(vm).finish();
+        assert_eq!(finished.status(), ExitStatus::Code(0));
+        finished.text().trim().parse::<usize>().unwrap()
+    };
+    let most = thread::scope(|scope| {
+        let all: Vec<_> = (0..200).map(|_| scope.spawn(one)).collect();
+        let counts = all.into_iter().map(|run| run.join().unwrap());
+        counts.max()
+    });
+    assert!((1..=20).contains(&most.unwrap()), "{most:?}");
+    daemon.nothing_left();
+}
+
+#[test]
+fn runs_that_find_no_room_in_time_are_told_so_in_one_sentence() {
+    let daemon = room_for_twenty("1");
+    let go = daemon.folder.path().join("go");
+    let one = || {
+        let vm = CreateVm {
+            remove: true,
+            ..until(&go)
+        };
+        daemon.try_run(vm).map_err(|answer| {
+            let error = answer.error(ErrorKind::NoRoom);
+            assert_eq!(
+                error.message,
+                "The VM wants 128 MiB of memory and waited 1 s for it; VMs have 2560 MiB of the 2560 MiB that they may have in all."
+            );
+            assert!(error.hint.unwrap().contains("--memory-limit"));
+        })
+    };
+    let run: Vec<_> = (0..20).map(|_| one().unwrap()).collect();
+    thread::scope(|scope| {
+        let all: Vec<_> = (0..180).map(|_| scope.spawn(one)).collect();
+        for other in all {
+            other.join().unwrap().unwrap_err();
+        }
+    });
+    fs::write(&go, "").unwrap();
+    for frames in run {
+        assert_eq!(frames.finish().status(), ExitStatus::Code(0));
+    }
+    daemon.nothing_left();
+    // What none of them could ever have is not waited for.
+    let large = CreateVm {
+        memory_mib: Some(2562),
+        ..CreateVm::default()
+    };
+    let error = daemon.run_detached(large).error(ErrorKind::NoRoom);
+    assert!(!error.message.contains("waited"), "{}", error.message);
+    assert_eq!(daemon.run_detached(vm(command(&["true"]))).status, 200);
+}
+
+#[test]
+fn a_vm_that_waits_begins_when_another_ends() {
+    let daemon = patient("128M");
+    let go = daemon.folder.path().join("go");
+    let first = daemon.run(named("first", until(&go)));
+    daemon.when("first", VmState::Running);
+    let _second = waits(
+        &daemon,
+        "/v1/run",
+        &run_of(named("second", CreateVm::default())),
+    );
+    assert_eq!(daemon.vm("second").state, VmState::Created);
+    fs::write(&go, "").unwrap();
+    assert_eq!(first.finish().status(), ExitStatus::Code(0));
+    daemon.when("second", VmState::Running);
+    let timeline: Timeline = daemon.get("/v1/vms/second/timeline").json();
+    in_order(
+        &timeline,
+        &[
+            names::REQUEST_RECEIVED,
+            names::ROOM_WAITED,
+            names::IMAGE_READY,
+        ],
+    );
+    // One that sleeps has no memory, and waits for it when it is woken.
+    let slept = daemon.post("/v1/vms/second/hibernate", b"");
+    assert_eq!(slept.status, 200);
     assert_eq!(
-        daemon.post(&format!("/v1/vms/{gone}/start"), b"").status,
+        daemon
+            .run_detached(named("third", CreateVm::default()))
+            .status,
         200
     );
+    let _wakes = waits(&daemon, "/v1/vms/second/wake", b"");
+    assert_eq!(daemon.vm("second").state, VmState::Hibernated);
+    assert_eq!(daemon.post("/v1/vms/third/kill", b"").status, 200);
+    daemon.when("second", VmState::Running);
+}
+
+#[test]
+fn a_client_that_goes_away_leaves_the_line() {
+    let daemon = patient("256M");
+    for name in ["one", "two", "sleeper"] {
+        if name == "sleeper" {
+            assert_eq!(daemon.post("/v1/vms/two/hibernate", b"").status, 200);
+        }
+        let vm = named(name, CreateVm::default());
+        assert_eq!(daemon.run_detached(vm).status, 200);
+    }
+    let created = daemon.create(&named("created", CreateVm::default()));
+    assert_eq!(created.status, 200);
+    let run = run_of(named("run", CreateVm::default()));
+    for (path, body) in [
+        ("/v1/run", &run[..]),
+        ("/v1/vms/created/start", b""),
+        ("/v1/vms/two/wake", b""),
+        ("/v1/vms/two/start", b""),
+        ("/v1/vms/one/fork", b"{\"count\":1,\"name\":\"child\"}"),
+    ] {
+        // Each is first in line, so those before it have left.
+        drop(waits(&daemon, path, body));
+    }
+    daemon.gone("run");
+    daemon.gone("child");
+    // And so does a VM that is removed, or a parent that ends.
+    let mut removed = waits(&daemon, "/v1/vms/created/start", b"");
+    assert_eq!(daemon.delete("/v1/vms/created").status, 204);
+    let mut forked = waits(&daemon, "/v1/vms/one/fork", b"{\"count\":2}");
+    let last = asked(&daemon, "/v1/run", &run);
+    assert_eq!(daemon.post("/v1/vms/one/kill", b"").status, 200);
+    for stream in [&mut removed, &mut forked] {
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 409");
+    }
+    daemon.when("run", VmState::Running);
+    assert_eq!(daemon.vm("two").state, VmState::Hibernated);
+    drop(last);
+    for name in ["run", "two", "one", "sleeper"] {
+        let path = format!("/v1/vms/{name}?force=true");
+        assert_eq!(daemon.delete(&path).status, 204);
+    }
+    daemon.nothing_left();
+}
+
+#[test]
+fn of_forks_that_come_together_each_has_all_its_children_or_none() {
+    let daemon = room_for_twenty("0");
+    daemon.run_detached(named("box", CreateVm::default()));
+    let before = daemon.vm("box");
+    let fork = |count| fork(&daemon, "box", count, None);
+    let error = fork(20).error(ErrorKind::NoRoom);
+    assert_eq!(
+        error.message,
+        "20 VMs want 2560 MiB of memory; VMs have 128 MiB of the 2560 MiB that they may have in all."
+    );
+    let made = thread::scope(|scope| {
+        let all: Vec<_> = (0..4).map(|_| scope.spawn(|| fork(8))).collect();
+        let all = all.into_iter().map(|one| one.join().unwrap());
+        all.filter(|answer| match answer.status {
+            200 => true,
+            _ => {
+                answer.error(ErrorKind::NoRoom);
+                false
+            }
+        })
+        .count()
+    });
+    assert_eq!(made, 2);
+    let all: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
+    assert_eq!(all.len(), 17);
+    let now = daemon.vm("box");
+    assert_eq!((now.state, now.pid), (VmState::Running, before.pid));
+    fork(3).json::<Forked>();
+    fork(1).error(ErrorKind::NoRoom);
+}
+
+#[test]
+fn vms_of_an_earlier_daemon_count() {
+    let mut daemon = Daemon::with(&["--memory-limit", "256M", "--memory-wait", "0"]);
+    for name in ["one", "two"] {
+        let vm = named(name, CreateVm::default());
+        assert_eq!(daemon.run_detached(vm).status, 200);
+    }
+    // Of one of them not even the record can be read.
+    let ids = ["one", "two"].map(|name| daemon.vm(name).id);
+    let record = daemon.vm_folder(&ids[1]).join("vm.json");
+    daemon.killed();
+    fs::write(record, "nonsense").unwrap();
+    daemon.up();
+    let another = || daemon.run_detached(CreateVm::default());
+    for id in ids {
+        another().error(ErrorKind::NoRoom);
+        assert_eq!(daemon.post(&format!("/v1/vms/{id}/kill"), b"").status, 200);
+        assert_eq!(another().status, 200);
+    }
+    another().error(ErrorKind::NoRoom);
+}
+
+#[test]
+fn what_is_made_for_later_has_its_memory_only_until_a_run_wants_it() {
+    let daemon = Daemon::with(&["--memory-limit", "128M", "--memory-wait", "0"]);
+    let run = || {
+        let finished = daemon.run(vm(command(&["true"]))).finish();
+        assert_eq!(finished.status(), ExitStatus::Code(0));
+    };
+    run();
+    // That of the run is gone when its end is known.
+    eventually("a guest boots for a golden snapshot", || {
+        let all: Vec<Vm> = daemon.get("/v1/vms").json();
+        all.is_empty() && !vmms(&daemon.data).is_empty()
+    });
+    run();
+    eventually("there is one in the end", || {
+        let all: Vec<Snapshot> = daemon.get("/v1/snapshots?all=true").json();
+        !all.is_empty()
+    });
 }
