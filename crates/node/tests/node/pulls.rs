@@ -347,6 +347,33 @@ fn an_artifact_with_anothers_id_keeps_nobody_from_what_has_it() {
 }
 
 #[test]
+fn pulls_at_once_have_no_more_room_than_there_is() {
+    let Some(disk) = SmallDisk::new("24m") else {
+        return;
+    };
+    let registry = Registry::start();
+    let gate = Gate::before(&registry.host);
+    let daemon = daemon_on(&disk);
+    registry.put("web:1", &[("noise", &noise(5 << 20))], json!({}));
+    registry.put("web:2", &[("noise", &noise(8 << 20))], json!({}));
+    let (one, two) = (gate.name("web:1"), registry.name("web:2"));
+    // Of the first nothing is fetched yet but what says how large it is.
+    gate.hold(4, Hold::Request);
+    let over: &'static AtomicBool = Box::leak(Box::default());
+    begin(&daemon, &by_name(&one), over);
+    assert!(gate.reached(|| over.load(Ordering::Acquire)));
+    let error = pull(&daemon, &by_name(&two)).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::NoRoom);
+    let said = &error.message;
+    assert!(said.contains("other pulls will take 11 MiB"), "{said}");
+    gate.open();
+    eventually("the first is over", || over.load(Ordering::Acquire));
+    pull(&daemon, &by_name(&two)).unwrap();
+    let all = names(&daemon);
+    assert!(all.len() == 2 && all.contains(&one) && all.contains(&two));
+}
+
+#[test]
 fn what_cannot_fit_is_refused_before_it_is_fetched() {
     let Some(disk) = SmallDisk::new("24m") else {
         return;

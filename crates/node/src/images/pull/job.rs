@@ -97,6 +97,13 @@ impl Job {
         self.note();
     }
 
+    /// How much of this blob is done.
+    pub fn done(&self, digest: &str) -> u64 {
+        let state = self.lock();
+        let place = state.places.get(digest);
+        place.map_or(0, |place| state.blobs[*place].1)
+    }
+
     fn note(&self) {
         self.changed
             .send_modify(|count| *count = count.wrapping_add(1));

@@ -94,7 +94,8 @@ fn begin_snapshot(
         )));
     }
     let whole = disks.iter().map(Pulled::bytes).sum::<u64>() + state.size();
-    super::room::check(folder, whole)?;
+    let room = &images.pulls.room;
+    let _room = room.reserve(folder, [].into_iter(), whole, job)?;
     job.doing("fetching the state");
     state
         .fetch(folder, job.as_ref())

@@ -42,6 +42,7 @@ pub struct Pulls {
     pub(crate) folder: PathBuf,
     jobs: Mutex<HashMap<String, Weak<Job>>>,
     turns: turns::Turns,
+    room: room::Room,
 }
 
 impl Pulls {
@@ -69,6 +70,7 @@ impl Pulls {
             folder,
             jobs: Mutex::default(),
             turns: turns::Turns::default(),
+            room: room::Room::default(),
         }
     }
 

@@ -1,23 +1,99 @@
-//! Is there room for what a registry says that it has?
+//! Is there room on the disk for what a registry says that it has?
 
+use super::job::Job;
 use crate::error::{Error, Result};
+use jiffy_registry::Descriptor;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Bytes of the file system that a pull leaves to others.
-const LEFT: u64 = 0;
+/// Room that pulls have and do not use yet. What they have written the file system counts.
+#[derive(Debug, Default)]
+pub struct Room {
+    pulls: Mutex<Vec<Weak<Reserved>>>,
+}
 
-/// Refuses what does not fit on the file system of this path, before any of it is
-/// fetched: blocking. What is written later, or by others meanwhile, may fill it yet.
+/// Room of one pull; nobody else's until this is dropped.
+#[derive(Debug)]
+pub struct Reserved {
+    /// Which file system.
+    device: u64,
+    /// What is fetched: digests and bytes.
+    blobs: Vec<(String, u64)>,
+    /// What is made of it, bytes.
+    more: u64,
+    job: Arc<Job>,
+}
+
+impl Reserved {
+    /// Bytes that are not written yet.
+    fn left(&self) -> u64 {
+        let left = self.blobs.iter().map(|(digest, bytes)| {
+            let done = self.job.done(digest);
+            bytes.saturating_sub(done)
+        });
+        left.fold(self.more, u64::saturating_add)
+    }
+}
+
+impl Room {
+    /// Reserves room on the file system of this path for blobs that are fetched and for so
+    /// many bytes besides, or refuses what does not fit before any of it is fetched:
+    /// blocking. What others than pulls write meanwhile may fill the disk yet.
+    pub fn reserve<'a>(
+        &self,
+        path: &Path,
+        blobs: impl Iterator<Item = &'a Descriptor>,
+        more: u64,
+        job: &Arc<Job>,
+    ) -> Result<Arc<Reserved>> {
+        let there = path.ancestors().find(|folder| folder.exists());
+        let device = there
+            .unwrap_or(path)
+            .metadata()
+            .map_err(|error| Error::io("look for room", path, &error))?
+            .dev();
+        let reserved = Arc::new(Reserved {
+            device,
+            blobs: blobs
+                .map(|blob| (blob.digest.to_string(), blob.size))
+                .collect(),
+            more,
+            job: Arc::clone(job),
+        });
+        let mut pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
+        pulls.retain(|pull| pull.strong_count() > 0);
+        // Before the file system is asked: what is written in between counts twice, not never.
+        let others = pulls
+            .iter()
+            .filter_map(Weak::upgrade)
+            .filter(|pull| pull.device == device)
+            .fold(0, |sum: u64, pull| sum.saturating_add(pull.left()));
+        check_beside(path, reserved.left(), others)?;
+        pulls.push(Arc::downgrade(&reserved));
+        Ok(reserved)
+    }
+}
+
+/// As [`Room::reserve`], of little that is written at once.
 pub fn check(path: &Path, bytes: u64) -> Result<()> {
+    check_beside(path, bytes, 0)
+}
+
+fn check_beside(path: &Path, bytes: u64, others: u64) -> Result<()> {
     let there = path.ancestors().find(|folder| folder.exists());
     let space = rustix::fs::statvfs(there.unwrap_or(path))
         .map_err(|error| Error::io("look for room", path, &error.into()))?;
     let free = space.f_bavail.saturating_mul(space.f_frsize);
-    if bytes.saturating_add(LEFT) <= free {
+    if bytes.saturating_add(others) <= free {
         return Ok(());
     }
+    let others = match others.div_ceil(1 << 20) {
+        0 => String::new(),
+        mib => format!(", of which other pulls will take {mib} MiB"),
+    };
     Err(Error::no_room(format!(
-        "What is to be pulled takes {} MiB at least, and {} has {} MiB left.",
+        "What is to be pulled takes {} MiB at least, and {} has {} MiB left{others}.",
         bytes.div_ceil(1 << 20),
         there.unwrap_or(path).display(),
         free >> 20
@@ -28,6 +104,7 @@ pub fn check(path: &Path, bytes: u64) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use jiffy_registry::Digest;
     use jiffy_wire::api::ErrorKind;
 
     #[test]
@@ -39,5 +116,33 @@ mod tests {
             let refused = check(&path, bytes).unwrap_err();
             assert_eq!(refused.0.kind, ErrorKind::NoRoom);
         }
+    }
+
+    #[test]
+    fn two_pulls_never_have_the_same_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("not/there/yet");
+        let space = rustix::fs::statvfs(folder.path()).unwrap();
+        let free = space.f_bavail * space.f_frsize;
+        // Others write there, too: what is left is more than they will, or nothing.
+        let blob = Descriptor::new("", Digest::of(b"large"), free - free / 4);
+        let room = Room::default();
+        let (first, second) = (Job::new(), Job::new());
+        let fetched = room.reserve(&path, [&blob].into_iter(), 0, &first).unwrap();
+        let want = || room.reserve(&path, [].into_iter(), free / 2, &second);
+        let refused = want().unwrap_err().0;
+        assert_eq!(refused.kind, ErrorKind::NoRoom);
+        assert!(
+            refused.message.contains("other pulls"),
+            "{}",
+            refused.message
+        );
+        // What was fetched is on the disk, and counts there; here nothing is written.
+        first.moved(&blob.digest.to_string(), blob.size, blob.size);
+        drop(want().unwrap());
+        first.moved(&blob.digest.to_string(), 0, blob.size);
+        want().unwrap_err();
+        drop(fetched);
+        want().unwrap();
     }
 }

@@ -241,12 +241,13 @@ fn fetch(
     job.doing("fetching layers");
     let layers = &image.manifest.layers;
     let missing = layers.iter().filter(|layer| blobs.get(layer).is_none());
-    let fetched = missing.fold(0_u64, |sum, layer| sum.saturating_add(layer.size));
+    let missing: Vec<&Descriptor> = missing.collect();
+    let bytes = |sum: u64, layer: &Descriptor| sum.saturating_add(layer.size);
+    let fetched = missing.iter().copied().fold(0, bytes);
     // Unpacked they take as much again at least.
-    let all = layers
-        .iter()
-        .fold(fetched, |sum, layer| sum.saturating_add(layer.size));
-    super::room::check(&folder, all)?;
+    let unpacked = layers.iter().fold(0, bytes);
+    let room = &images.pulls.room;
+    let _room = room.reserve(&folder, missing.into_iter(), unpacked, job)?;
     blobs
         .fetch_all(client, reference, layers, job.as_ref())
         .map_err(failed)?;
