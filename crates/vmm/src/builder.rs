@@ -383,7 +383,7 @@ fn create_vcpus(config: &VmmConfig, ground: &mut Groundwork) -> Result<Vec<Vcpu>
         }
         Some(wanted) => {
             let most = ground.most()?;
-            let profile = wanted.of(&most.profile).map_err(ProfileError::Wanted)?;
+            let profile = wanted.of(&most.shown()).map_err(ProfileError::Wanted)?;
             let cpuid = cpuid::for_vm(&most.supported, config.vcpus, most.host, Some(&profile));
             (cpuid, Some(profile))
         }

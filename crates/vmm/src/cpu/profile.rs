@@ -37,9 +37,9 @@ pub struct Most {
     pub supported: CpuId,
     /// What it depends on besides.
     pub host: Host,
-    /// The profile of a guest that has it all.
-    pub profile: Profile,
-    /// What a captured guest may have besides: see [`restorable`].
+    /// What a captured guest may have. An earlier release showed it also what is hidden
+    /// from guests that boot today (on AMD's processors IA32_ARCH_CAPABILITIES, for
+    /// one), and KVM gives it that as before.
     restorable: Profile,
 }
 
@@ -48,44 +48,41 @@ impl Most {
     pub fn of(hypervisor: &Hypervisor) -> Result<Most, HypervisorError> {
         let supported = hypervisor.supported_cpuid()?;
         let host = Host::read(hypervisor.has_tsc_deadline());
-        let all = cpuid::for_vm(&supported, 1, host, None);
-        let mut profile = of_cpuid(all.as_slice());
-        profile.tsc_scaling = hypervisor.has_tsc_scaling();
-        let mut restorable = restorable(&profile, &supported);
+        let mut restorable = of_cpuid(&cpuid::unhidden(&supported, host));
+        restorable.tsc_scaling = hypervisor.has_tsc_scaling();
         if cpuid::has_arch_capabilities(supported.as_slice())
             && let Some(value) = hypervisor.feature_msr(msrs::ARCH_CAPABILITIES)?
         {
             restorable.msrs.insert(msrs::ARCH_CAPABILITIES, value);
-            if cpuid::has_arch_capabilities(all.as_slice()) {
-                profile.msrs.insert(msrs::ARCH_CAPABILITIES, value);
-            }
         }
         Ok(Most {
             supported,
             host,
-            profile,
             restorable,
         })
     }
 
+    /// The profile of a guest that boots and has all it can have.
+    pub fn shown(&self) -> Profile {
+        let cpuid = cpuid::for_vm(&self.supported, 1, self.host, None);
+        let mut profile = of_cpuid(cpuid.as_slice());
+        profile.tsc_scaling = self.restorable.tsc_scaling;
+        if cpuid::has_arch_capabilities(cpuid.as_slice()) {
+            profile.msrs = self.restorable.msrs.clone();
+        }
+        profile
+    }
+
     /// Whether a captured guest can go on here. `tsc_khz` is what a new vCPU counts
     /// with.
-    pub fn check(&self, vcpu: &VcpuState, tsc_khz: Option<u32>) -> Result<(), ProfileError> {
-        let mut host = self.restorable.clone();
-        host.tsc_khz = tsc_khz;
-        let lacking = of_guest(vcpu).lacking(&host);
+    pub fn check(&mut self, vcpu: &VcpuState, tsc_khz: Option<u32>) -> Result<(), ProfileError> {
+        self.restorable.tsc_khz = tsc_khz;
+        let lacking = of_guest(vcpu).lacking(&self.restorable);
         match lacking.is_empty() {
             true => Ok(()),
             false => Err(ProfileError::Lacking(lacking)),
         }
     }
-}
-
-/// What a captured guest may have: an earlier release showed it all that KVM
-/// supports, also what is hidden from guests that boot today (on AMD's processors
-/// IA32_ARCH_CAPABILITIES, for one). KVM gives it that as before.
-fn restorable(profile: &Profile, supported: &CpuId) -> Profile {
-    profile.with_features_of(&of_cpuid(supported.as_slice()))
 }
 
 /// This host's processor, as `jiffy-vmm cpu` prints it.
@@ -97,7 +94,7 @@ pub fn of_host() -> Result<wire::Host, HypervisorError> {
     let tsc_khz = vcpu.get_tsc_khz().ok();
     let counting = |profile| Profile { tsc_khz, ..profile };
     Ok(wire::Host {
-        shown: counting(most.profile),
+        shown: counting(most.shown()),
         restorable: counting(most.restorable),
     })
 }
@@ -162,7 +159,7 @@ mod tests {
         let shown = of_cpuid(cpuid::for_vm(&supported, 1, host, None).as_slice());
         let guest = of_cpuid(supported.as_slice());
         assert_eq!(guest.lacking(&shown), ["pdcm", "arch_capabilities"]);
-        let restorable = restorable(&shown, &supported);
+        let restorable = of_cpuid(&cpuid::unhidden(&supported, host));
         assert_eq!(guest.lacking(&restorable), [""; 0]);
         assert_eq!(shown.lacking(&restorable), [""; 0]);
     }

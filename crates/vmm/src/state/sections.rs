@@ -69,15 +69,16 @@ struct Section<'a> {
     tag: &'a str,
     version: u32,
     bytes: &'a [u8],
+    taken: bool,
 }
 
-/// The sections of a body that nobody has taken yet.
+/// The sections of a body.
 pub struct Sections<'a>(Vec<Section<'a>>);
 
 impl<'a> Sections<'a> {
     /// Finds them; what they hold is not looked at.
     pub fn read(mut body: &'a [u8]) -> Result<Sections<'a>, StateError> {
-        let mut all = Vec::new();
+        let mut all = Vec::with_capacity(32);
         while !body.is_empty() {
             let (section, rest) = split(body).ok_or_else(|| {
                 StateError::Contents("a section of it is cut short or has no name".into())
@@ -94,14 +95,12 @@ impl<'a> Sections<'a> {
         kind: Kind,
         release: Release<'_>,
     ) -> Result<Vec<T>, StateError> {
-        let (of_kind, others) = std::mem::take(&mut self.0)
-            .into_iter()
-            .partition(|section| section.tag == kind.tag);
-        self.0 = others;
-        let of_kind: Vec<Section<'_>> = of_kind;
+        let of_kind = self.0.iter_mut().filter(|section| section.tag == kind.tag);
         of_kind
-            .iter()
-            .map(|section| decode(section, kind, release))
+            .map(|section| {
+                section.taken = true;
+                decode(section, kind, release)
+            })
             .collect()
     }
 
@@ -134,7 +133,8 @@ impl<'a> Sections<'a> {
 
     /// The tag of one that nobody wanted.
     pub fn left(&self) -> Option<String> {
-        self.0.first().map(|section| section.tag.to_owned())
+        let left = self.0.iter().find(|section| !section.taken);
+        left.map(|section| section.tag.to_owned())
     }
 }
 
@@ -154,6 +154,7 @@ fn split(body: &[u8]) -> Option<(Section<'_>, &[u8])> {
         tag,
         version,
         bytes,
+        taken: false,
     };
     Some((section, rest))
 }

@@ -174,18 +174,6 @@ impl Profile {
         Some(common)
     }
 
-    /// The same with the features of another, too.
-    #[must_use]
-    pub fn with_features_of(&self, other: &Profile) -> Profile {
-        let mut both = self.clone();
-        for group in FEATURES {
-            if let Some(bits) = both.register_mut(group.register) {
-                *bits |= other.register(group.register);
-            }
-        }
-        both
-    }
-
     /// Whether it can be believed to be one, for a profile that somebody wrote.
     pub fn check(&self) -> Result<(), String> {
         if self.version != VERSION {

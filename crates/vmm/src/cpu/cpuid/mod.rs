@@ -93,16 +93,9 @@ pub fn for_vm(supported: &CpuId, vcpus: u8, host: Host, profile: Option<&Profile
     );
     for entry in &mut entries {
         features::hide(entry, vendor);
-        match (entry.function, entry.index) {
-            (1, _) => {
-                entry.ecx |= ECX_HYPERVISOR;
-                if host.tsc_deadline {
-                    entry.ecx |= ECX_TSC_DEADLINE;
-                }
-            }
-            (7, 0) => entry.ebx |= host.leaf_7_ebx & EBX_X87,
-            (0x8000_0002..=0x8000_0004, _) => set_brand(entry, vendor.brand()),
-            _ => {}
+        add(entry, host);
+        if let 0x8000_0002..=0x8000_0004 = entry.function {
+            set_brand(entry, vendor.brand());
         }
         topology::set(entry, vendor, vcpus);
     }
@@ -112,6 +105,29 @@ pub fn for_vm(supported: &CpuId, vcpus: u8, host: Host, profile: Option<&Profile
     features::size_xsave(&mut entries);
     topology::add_levels(&mut entries, vcpus);
     CpuId::from_entries(&entries).expect("a few entries more than KVM gave, below its limit")
+}
+
+/// All that a guest can have on this host, also what guests that boot are not shown.
+pub fn unhidden(supported: &CpuId, host: Host) -> Vec<kvm_cpuid_entry2> {
+    let mut entries = supported.as_slice().to_vec();
+    for entry in &mut entries {
+        add(entry, host);
+    }
+    entries
+}
+
+/// Adds what KVM's list leaves out.
+fn add(entry: &mut kvm_cpuid_entry2, host: Host) {
+    match (entry.function, entry.index) {
+        (1, _) => {
+            entry.ecx |= ECX_HYPERVISOR;
+            if host.tsc_deadline {
+                entry.ecx |= ECX_TSC_DEADLINE;
+            }
+        }
+        (7, 0) => entry.ebx |= host.leaf_7_ebx & EBX_X87,
+        _ => {}
+    }
 }
 
 /// A third of the processor's name.
