@@ -11,7 +11,7 @@ use jiffy_wire::cpu::Profile;
 /// `jiffy doctor`
 pub fn doctor(context: &Context, doctor: Doctor) -> Result<Outcome> {
     if doctor.cpu {
-        return context.block_on(processor(context, doctor.format));
+        return context.block_on(|| processor(context, doctor.format));
     }
     let report = examine(&context.folders);
     match doctor.format {

@@ -28,7 +28,7 @@ const NAME_DIGITS: usize = 32;
 /// `jiffy kernel`
 pub fn kernel(context: &Context, kernel: Kernel) -> Result<Outcome> {
     match kernel {
-        Kernel::List { format } => context.block_on(list(context, format)),
+        Kernel::List { format } => context.block_on(|| list(context, format)),
         Kernel::Check {
             file,
             docker,
