@@ -249,7 +249,8 @@ pub enum ToGuest {
     /// Input for the first command.
     MainInput(ExecInput),
     /// `MainExited` or `MainFailed` is stored; with `power_off_after_main`
-    /// the guest may go.
+    /// the guest may go. Said once it was told on this connection: before that it
+    /// counts for nothing.
     MainEndStored,
 }
 

@@ -12,6 +12,7 @@ use jiffy_wire::trace;
 use jiffy_wire::vmm::ExitReason;
 use rustix::process::Signal;
 use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
@@ -20,6 +21,8 @@ use std::time::Duration;
 
 /// The file that says that there is no agent any more.
 pub const OFF: &str = "off";
+/// How long a slow guest takes to say something.
+const SLOW: Duration = Duration::from_millis(100);
 /// Most input kept for a program that doesn't read.
 const INPUT_WINDOW: usize = 128 * 1024;
 
@@ -35,8 +38,13 @@ pub struct Main {
     pub output: [Window; 2],
     pub exit: Option<ExitStatus>,
     pub failed: Option<StartError>,
+    /// The end was told on this connection: what is confirmed before that is nothing.
+    pub told_end: bool,
     pub end_stored: bool,
     pub broken: bool,
+    pub welcomed: bool,
+    /// The hello of the connection that was given up was said.
+    pub was_late: bool,
     pub powering_off: bool,
 }
 
@@ -81,6 +89,10 @@ impl Vm {
         }
         self.mark(trace::MARK_AGENT_READY);
         let mut attempt = 0;
+        if self.script.redials {
+            let given_up = UnixStream::connect(self.supervisor()).unwrap();
+            spawn(self, |vm| vm.say_hello_late(given_up));
+        }
         loop {
             if let Ok(stream) = UnixStream::connect(self.supervisor()) {
                 let _ = self.supervise(stream, attempt);
@@ -93,6 +105,28 @@ impl Vm {
     pub fn supervisor(&self) -> PathBuf {
         let vsock = &self.config.vsock.as_ref().unwrap().path;
         PathBuf::from(format!("{}_{SUPERVISOR_PORT}", vsock.display()))
+    }
+
+    /// A hello that was overtaken by that of a later connection is nothing to the node.
+    fn say_hello_late(&self, mut given_up: UnixStream) {
+        let mut main = self.main.lock().unwrap();
+        while main.program.is_none() || !main.welcomed {
+            main = self.changed.wait(main).unwrap();
+        }
+        drop(main);
+        let hello = FromGuest::Hello {
+            version: VERSION,
+            vm_id: self.config.id.clone(),
+            pid1_ns: 5_000_000,
+            attempt: 0,
+        };
+        send(&mut given_up, &hello).unwrap();
+        let heard = given_up.read(&mut [0; 64]);
+        if !matches!(heard, Ok(0)) {
+            self.finish(ExitReason::GuestFault, "A hello came late and was welcome.");
+        }
+        self.main.lock().unwrap().was_late = true;
+        self.changed.notify_all();
     }
 
     /// What a hostile program in the guest might send.
@@ -209,7 +243,8 @@ impl Vm {
             return Err(io::ErrorKind::InvalidData.into());
         };
         let mut main = self.main.lock().unwrap();
-        main.broken = false;
+        (main.broken, main.told_end, main.welcomed) = (false, false, true);
+        self.changed.notify_all();
         for (window, offset) in main.output.iter_mut().zip([stdout_offset, stderr_offset]) {
             window.forget(offset);
             window.sent = window.base;
@@ -243,11 +278,16 @@ impl Vm {
             )?;
         }
         send(&mut stream, &FromGuest::Ready)?;
-        self.report_main(&mut stream)
+        if self.script.redials && attempt > 0 {
+            thread::sleep(SLOW);
+        }
+        let over = self.report_main(&mut stream, attempt);
+        let _ = stream.shutdown(Shutdown::Both);
+        over
     }
 
     /// Tells all about the first command until the connection breaks.
-    pub fn report_main(&self, stream: &mut UnixStream) -> io::Result<()> {
+    pub fn report_main(&self, stream: &mut UnixStream, attempt: u32) -> io::Result<()> {
         let mut main = self.main.lock().unwrap();
         let mut told_start = false;
         main.taken = 0;
@@ -258,7 +298,6 @@ impl Vm {
                 bytes: INPUT_WINDOW as u32,
             },
         )?;
-        let mut told_end = false;
         loop {
             if main.broken {
                 return Err(io::ErrorKind::BrokenPipe.into());
@@ -278,8 +317,10 @@ impl Vm {
                     self.finish(ExitReason::Shutdown, "The guest powered off.");
                 }
             }
-            if !told_end && let Some(error) = main.failed.clone() {
-                told_end = true;
+            if !main.told_end
+                && let Some(error) = main.failed.clone()
+            {
+                main.told_end = true;
                 send(stream, &FromGuest::MainFailed(error))?;
             }
             let mut all_sent = true;
@@ -299,12 +340,23 @@ impl Vm {
             if !all_sent {
                 continue;
             }
-            if !told_end && let Some(status) = main.exit {
-                told_end = true;
+            if !main.told_end
+                && let Some(status) = main.exit
+            {
+                main.told_end = true;
                 send(stream, &FromGuest::MainExited(status))?;
             }
+            if self.script.redials && attempt == 0 && !(main.end_stored && main.was_late) {
+                main = self.changed.wait(main).unwrap();
+                continue;
+            }
+            if self.script.redials && attempt == 0 {
+                // As if it had not heard it.
+                main.end_stored = false;
+                return Ok(());
+            }
             let over = main.end_stored && self.guest.power_off_after_main;
-            if over || main.powering_off && (main.exit.is_none() || told_end) {
+            if over || main.powering_off && (main.exit.is_none() || main.told_end) {
                 send(stream, &FromGuest::PoweringOff)?;
                 drop(main);
                 if self.script.slow_off {
@@ -348,7 +400,7 @@ impl Vm {
                         _ => drop(main.input.as_ref().map(|input| input.send(message))),
                     }
                 }
-                ToGuest::MainEndStored => main.end_stored = true,
+                ToGuest::MainEndStored => main.end_stored |= main.told_end,
             }
             self.changed.notify_all();
         }

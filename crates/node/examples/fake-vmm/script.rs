@@ -37,6 +37,10 @@ pub struct Script {
     pub newer: bool,
     /// The command ends while the vCPUs are being stopped.
     pub end_at_pause: bool,
+    /// The guest's init dials, gives that up, and is heard all the same once it has
+    /// dialled again. When its command's end is stored it loses that connection before
+    /// it hears so, and on the next takes its time.
+    pub redials: bool,
     /// The VMM refuses twice to let the vCPUs go on.
     pub resume_fails: bool,
 }
@@ -62,6 +66,7 @@ impl Script {
                 Some("newer") => script.newer = true,
                 Some("end-at-pause") => script.end_at_pause = true,
                 Some("resume-fails") => script.resume_fails = true,
+                Some("redials") => script.redials = true,
                 Some("held") => script.held = true,
                 Some(other) => panic!("fake={other}"),
                 None => {}

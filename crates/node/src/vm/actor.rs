@@ -680,7 +680,9 @@ impl Running {
     pub(super) fn acknowledge(&mut self, stored: Stored) {
         self.acknowledged = stored;
         if let Some(link) = &self.link {
-            link.stored.send_replace(stored);
+            // To init a confirmation of what was never said on this connection is none.
+            let end = stored.end && link.heard_end;
+            link.stored.send_replace(Stored { end, ..stored });
         }
     }
 }

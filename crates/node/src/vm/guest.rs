@@ -57,6 +57,15 @@ impl Actor {
         let Some(running) = &mut self.running else {
             return;
         };
+        if running
+            .link
+            .as_ref()
+            .is_some_and(|now| now.serial > link.serial)
+        {
+            // The guest gave it up before it dialled the one that it has.
+            debug!(vm = %self.record.name, attempt, "a hello came late");
+            return;
+        }
         if let Err(error) = running.log.reopen() {
             // It keeps what is not stored, and dials again.
             debug!(vm = %self.record.name, %error, "a guest's output can't be stored yet");
@@ -78,9 +87,6 @@ impl Actor {
             end: matches!(self.record.main, MainState::Ended(_)) && self.saver.is_idle(),
         };
         running.acknowledged = stored;
-        if stored.end {
-            link.stored.send_replace(stored);
-        }
         running.link = Some(link);
         let adopted = running.adopted;
         if adopted && self.record.state == VmState::Starting {
@@ -122,6 +128,7 @@ impl Actor {
             FromGuest::MainFailed(error) => {
                 self.recorder.heard_ended();
                 self.main_ended(MainEnd::Failed(error));
+                self.confirm_end();
             }
             FromGuest::MainOutput {
                 stream,
@@ -132,6 +139,7 @@ impl Actor {
                 self.recorder.heard_ended();
                 self.ask_for_faults();
                 self.main_ended(MainEnd::Exited(status));
+                self.confirm_end();
             }
             FromGuest::ServiceLog { name, line } => {
                 let line = String::from_utf8_lossy(&line);
@@ -321,6 +329,18 @@ impl Actor {
         }
         self.input.send_replace(None);
         self.changed();
+    }
+
+    /// Its end was told on this connection, perhaps not for the first time.
+    fn confirm_end(&mut self) {
+        if let Some(running) = &mut self.running {
+            if let Some(link) = &mut running.link {
+                link.heard_end = true;
+            }
+            if running.acknowledged.end {
+                running.acknowledge(running.acknowledged);
+            }
+        }
     }
 
     /// Gives attached clients the way to the command's input, once it runs.

@@ -52,6 +52,8 @@ pub struct Link {
     pub send: mpsc::Sender<ToGuest>,
     /// Acknowledgements: only the newest counts, and they overtake the rest.
     pub stored: watch::Sender<Stored>,
+    /// The end of the first command was told on this connection.
+    pub heard_end: bool,
     /// Bytes of input the guest has room for, if it tells.
     room: Option<Arc<Semaphore>>,
 }
@@ -242,6 +244,7 @@ async fn connection(
         version,
         send,
         stored,
+        heard_end: false,
         room: None,
     };
     let hello = FromLink::Hello {

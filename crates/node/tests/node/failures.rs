@@ -123,6 +123,20 @@ fn nonsense_from_the_guest_closes_that_connection_only() {
 }
 
 #[test]
+fn a_guest_that_dials_again_is_heard_by_its_last_connection_and_hears_of_its_end() {
+    let daemon = Daemon::start();
+    let vm = CreateVm {
+        remove: true,
+        ..bad_vm("redials", Some(shell("echo heard")))
+    };
+    let finished = daemon.run(vm).finish();
+    assert_eq!(finished.text(), "heard\n");
+    assert_eq!(finished.status(), ExitStatus::Code(0));
+    // It switches off when it knows that its end is stored.
+    daemon.nothing_left();
+}
+
+#[test]
 fn a_guest_that_floods_the_trace_port_is_served_like_others() {
     let daemon = Daemon::start();
     daemon.run_detached(named("flood", bad_vm("flood", None)));
