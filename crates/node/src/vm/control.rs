@@ -5,19 +5,37 @@ use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::Duration;
 use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
+use tokio::time::timeout;
 
 /// Longest line from a VMM's control socket: a list of ranges of RAM.
 const MAX_ANSWER: usize = 4 << 20;
 /// Most descriptors with an answer: a VM that was captured that often is
 /// captured whole again.
 const MAX_DESCRIPTORS: usize = 1024;
+/// A vCPU may first have to wait for a page that its pager fetches from afar.
+const ANSWER_TIME: Duration = Duration::from_secs(120);
 
-/// Sends a VMM one command and gives its answer.
+/// Sends a VMM one command and gives its answer. One that hangs is not waited for
+/// without end: its VM's operation would never be over.
 pub async fn request(socket: &Path, request: ControlRequest) -> io::Result<ControlResponse> {
-    let (answer, _) = request_with_descriptors(socket, request).await?;
-    Ok(answer)
+    in_time(socket, request, ANSWER_TIME).await
+}
+
+async fn in_time(
+    socket: &Path,
+    request: ControlRequest,
+    limit: Duration,
+) -> io::Result<ControlResponse> {
+    match timeout(limit, request_with_descriptors(socket, request)).await {
+        Ok(answered) => answered.map(|(answer, _)| answer),
+        Err(_) => Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("it has said nothing for {limit:?}"),
+        )),
+    }
 }
 
 /// Sends a VMM one command; the error is a sentence without its full stop.
@@ -84,6 +102,18 @@ mod tests {
     use std::io::{BufRead, Read, Write};
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixListener;
+
+    #[tokio::test]
+    async fn a_vmm_that_hangs_is_not_waited_for_without_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sock");
+        let _silent = UnixListener::bind(&path).unwrap();
+        let asked = in_time(&path, ControlRequest::Resume, Duration::from_millis(50));
+        assert_eq!(
+            asked.await.unwrap_err().to_string(),
+            "it has said nothing for 50ms"
+        );
+    }
 
     #[tokio::test]
     async fn descriptors_come_with_the_answer_in_any_pieces() {
