@@ -15,6 +15,7 @@ mod life;
 mod machine;
 mod refusals;
 mod registry;
+mod room;
 mod running;
 mod snapshot_faults;
 mod snapshots;
