@@ -17,7 +17,6 @@
 //! * [`raw`]: [`write_raw`], a sparse file a VMM can map.
 //! * [`recording`]: which chunks a restore touched, in order.
 //! * [`optimise`]: an image written anew with its working set first.
-//! * [`folder`]: [`Store`], a folder of images and its garbage collection.
 //! * [`inspect`]: what an image consists of: figures, a map, a picture.
 //! * [`stop`]: whether something is still wanted.
 //! * [`temporary`]: files that appear whole under their name, or not at all.
@@ -27,7 +26,6 @@ pub mod bounded;
 pub mod codec;
 pub mod disk_cache;
 pub mod error;
-pub mod folder;
 pub mod format;
 pub mod inspect;
 pub mod optimise;
@@ -49,7 +47,6 @@ pub use backing::Backing;
 pub use codec::{Codec, Decoder};
 pub use disk_cache::DiskCache;
 pub use error::{BackingFault, Fault, ImageError, WriteError};
-pub use folder::Store;
 pub use format::{BackingRef, ImageId, Kind, ParentRef};
 pub use optimise::optimise;
 pub use partial::{Origin, OriginError, PeerFolder};

@@ -1,21 +1,19 @@
 //! Files that appear whole under their name, or not at all.
 //!
-//! A file is written as `.NAME.RANDOM.tmp` beside its place and is locked
-//! (flock) while its writer lives, so that a collector can tell what a dead
-//! writer left behind.
+//! A file is written as `.NAME.RANDOM.tmp` beside its place. What a dead writer left
+//! goes with its folder, or when the folder's owner removes hidden files.
 
 use crate::error::WriteError;
-use jiffy_sys::locked::Locked;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// A file on its way. Dropped before [`Temporary::commit`], it is removed.
 #[derive(Debug)]
 pub struct Temporary {
-    file: Locked,
+    file: File,
     path: PathBuf,
     target: PathBuf,
     done: bool,
@@ -57,23 +55,17 @@ impl Temporary {
                 .create_new(true)
                 .mode(0o644)
                 .open(&path);
-            let file = match created {
-                Ok(file) => file,
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+            match created {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
-            };
-            let file = Locked::exclusive(file).inspect_err(|_| {
-                let _ = fs::remove_file(&path);
-            })?;
-            let temporary = Temporary {
-                file,
-                path,
-                target: target.to_owned(),
-                done: false,
-            };
-            // A collector may have come between creation and lock.
-            if temporary.file.metadata()?.nlink() > 0 {
-                return Ok(temporary);
+                Ok(file) => {
+                    return Ok(Temporary {
+                        file,
+                        path,
+                        target: target.to_owned(),
+                        done: false,
+                    });
+                }
             }
         }
     }
@@ -117,45 +109,6 @@ impl Drop for Temporary {
     }
 }
 
-/// Whether a file of this name is one on its way.
-pub fn is_temporary(name: &str) -> bool {
-    name.strip_prefix('.')
-        .and_then(|name| name.strip_suffix(".tmp"))
-        .and_then(|name| name.rsplit_once('.'))
-        .is_some_and(|(_, random)| {
-            random.len() == 16 && random.bytes().all(|byte| byte.is_ascii_hexdigit())
-        })
-}
-
-/// Removes a file if nobody holds it: neither its writer, nor, for an image,
-/// a reader. `still_wanted` is asked once nobody can come any more. Says
-/// whether the file is gone.
-pub(crate) fn remove_unheld(
-    path: &Path,
-    still_wanted: impl FnOnce() -> io::Result<bool>,
-) -> io::Result<bool> {
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
-        Err(error) => return Err(error),
-    };
-    let Some(file) = Locked::alone(file)? else {
-        return Ok(false);
-    };
-    // Another file may have taken the name before the lock was had.
-    let named = match fs::symlink_metadata(path) {
-        Ok(metadata) => metadata,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
-        Err(error) => return Err(error),
-    };
-    let held = file.metadata()?;
-    if (named.dev(), named.ino()) != (held.dev(), held.ino()) || still_wanted()? {
-        return Ok(false);
-    }
-    fs::remove_file(path)?;
-    Ok(true)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,12 +132,7 @@ mod tests {
         let [name] = &names(folder.path())[..] else {
             panic!("one file")
         };
-        assert!(is_temporary(name), "{name}");
-        let path = folder.path().join(name);
-        assert!(
-            !remove_unheld(&path, || Ok(false)).unwrap(),
-            "its writer lives"
-        );
+        assert!(name.starts_with(".a.image."), "{name}");
         drop(temporary);
         assert_eq!(names(folder.path()), [""; 0]);
 
@@ -198,17 +146,5 @@ mod tests {
         third.file().write_all(b"new").unwrap();
         third.commit(Existing::Replace).unwrap();
         assert_eq!(fs::read(&target).unwrap(), b"new");
-    }
-
-    #[test]
-    fn only_names_of_ours_are_temporary() {
-        for name in [
-            "a.image",
-            ".a.image.tmp",
-            "a.0123456789abcdef.tmp",
-            ".x.123.tmp",
-        ] {
-            assert!(!is_temporary(name), "{name}");
-        }
     }
 }

@@ -2,7 +2,6 @@
 
 use super::{read_exact, read_section};
 use crate::error::{Fault, ImageError};
-use crate::folder::Listed;
 use crate::format::{
     BackingRef, Footer, Group, Header, IdHasher, ImageId, ParentRef, Section, footer, header,
 };
@@ -63,16 +62,6 @@ impl Outline {
     /// What it holds.
     pub fn id(&self) -> ImageId {
         self.footer.id
-    }
-
-    pub(crate) fn listed(self, name: String) -> Listed {
-        Listed {
-            name,
-            id: self.footer.id,
-            size: self.footer.size,
-            file_bytes: self.file_bytes,
-            parent: self.parent,
-        }
     }
 }
 

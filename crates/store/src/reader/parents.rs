@@ -10,17 +10,9 @@ use std::sync::Arc;
 /// Tells where the parent of the image at that path is.
 pub type Resolve<'a> = dyn Fn(&Path, &ParentRef) -> io::Result<PathBuf> + 'a;
 
-/// A file of that name in the child's folder; one that holds something else is
-/// passed over for one that was removed but is kept for its children.
+/// The file of that name in the child's folder.
 pub fn in_folder(child: &Path, parent: &ParentRef) -> io::Result<PathBuf> {
-    let named = child.with_file_name(&parent.name);
-    let kept = child.with_file_name(kept_name(parent));
-    Ok(if kept.exists() { kept } else { named })
-}
-
-/// What an image is called that was removed while it had children.
-pub fn kept_name(parent: &ParentRef) -> String {
-    format!(".{}.{}.removed", parent.name, parent.id)
+    Ok(child.with_file_name(&parent.name))
 }
 
 /// Opens the parent that `child` names.

@@ -114,21 +114,12 @@ pub fn write_image(
     source: &(impl ChunkSource + Sync + ?Sized),
     options: &WriteOptions,
 ) -> Result<Written, WriteError> {
-    write_as(target, source, options, Existing::Replace)
-}
-
-pub(crate) fn write_as(
-    target: &Path,
-    source: &(impl ChunkSource + Sync + ?Sized),
-    options: &WriteOptions,
-    existing: Existing,
-) -> Result<Written, WriteError> {
     let temporary = Temporary::create(target)?;
     let written = match write_to(temporary.file(), source, options) {
         Err(WriteError::Target { source, .. }) => return Err(temporary.failed(source)),
         other => other?,
     };
-    temporary.commit(existing)?;
+    temporary.commit(Existing::Replace)?;
     Ok(written)
 }
 
