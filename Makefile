@@ -2,9 +2,10 @@
 
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 30
+SOAK_SECONDS ?= 120
 jiffy = dist/bin/jiffy
 
-.PHONY: help setup setup-tests build demo test check bench bench-check fuzz install clean
+.PHONY: help setup setup-tests build demo test check bench bench-check fuzz soak install clean
 
 help:
 	@echo "make setup        install the Debian packages Jiffy is built and run with"
@@ -16,6 +17,7 @@ help:
 	@echo "make bench        measure, beside the peers found on PATH; writes bench/results/"
 	@echo "make bench-check  fail if a committed figure got worse by more than 2 %"
 	@echo "make fuzz         run each fuzz target for FUZZ_SECONDS ($(FUZZ_SECONDS)) seconds"
+	@echo "make soak         random kills under load for SOAK_SECONDS ($(SOAK_SECONDS)) seconds; SOAK_SEED=N repeats an order"
 	@echo "make install      copy dist/ to PREFIX ($(PREFIX))"
 	@echo "make clean        remove what was built here; caches in ~/.cache/jiffy stay"
 
@@ -45,6 +47,9 @@ bench-check: setup-tests build
 
 fuzz: setup
 	@fuzz/run $(FUZZ_SECONDS)
+
+soak: setup-tests build
+	@scripts/soak $(SOAK_SECONDS)
 
 install:
 	@scripts/install "$(DESTDIR)$(PREFIX)"

@@ -1,0 +1,212 @@
+//! Who is killed, and when; and whether that explains a failure.
+
+use super::plan::Plan;
+use super::trial::Trial;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::Ordering;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Commands that are begun between two kills, at most.
+const APART: u64 = 8;
+/// And then a while, at most.
+const DELAY_MS: u64 = 800;
+/// If nobody begins one.
+const NO_LONGER: Duration = Duration::from_secs(10);
+/// A pager that dies more often than five times in 10 s is not started again.
+const PAGERS_APART: Duration = Duration::from_millis(2500);
+/// What `jiffyd` may have open and in memory at any time.
+const MOST_DESCRIPTORS: u64 = 512;
+const MOST_KIB: u64 = 96 << 10;
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Victim {
+    Daemon,
+    /// It is told to end.
+    DaemonInOrder,
+    Pager,
+    DaemonAndPager,
+    Monitor,
+    Client,
+}
+
+impl Victim {
+    fn name(self) -> &'static str {
+        match self {
+            Victim::Daemon => "jiffyd",
+            Victim::DaemonInOrder => "jiffyd by SIGTERM",
+            Victim::Pager => "jiffy-pager",
+            Victim::DaemonAndPager => "jiffyd and jiffy-pager",
+            Victim::Monitor => "jiffy-vmm",
+            Victim::Client => "jiffy",
+        }
+    }
+
+    fn is_daemon(self) -> bool {
+        matches!(
+            self,
+            Victim::Daemon | Victim::DaemonInOrder | Victim::DaemonAndPager
+        )
+    }
+}
+
+/// Those so far.
+#[derive(Default)]
+pub struct Kills {
+    counts: BTreeMap<Victim, usize>,
+    last: Option<Instant>,
+    last_client: Option<Instant>,
+    last_pager: Option<Instant>,
+    /// The monitors that were: the process of a VM's id.
+    monitors: HashMap<String, u64>,
+    /// Ids of VMs whose monitors are not killed.
+    pub spared: Vec<String>,
+}
+
+impl Kills {
+    /// Was a client killed after that?
+    pub fn of_a_client_since(&self, began: Instant) -> bool {
+        self.last_client.is_some_and(|last| last >= began)
+    }
+
+    /// Anybody after that, or the monitor of this VM before?
+    pub fn explain(&self, began: Instant, vm: Option<&str>) -> bool {
+        self.last.is_some_and(|last| last >= began)
+            || vm.is_some_and(|vm| self.monitors.contains_key(vm))
+    }
+
+    /// The process that was this VM's monitor and was killed.
+    pub fn monitor_of(&self, vm: &str) -> Option<u64> {
+        self.monitors.get(vm).copied()
+    }
+
+    /// It has another, or needs none: the kill explains nothing more.
+    pub fn forget(&mut self, vm: &str) {
+        self.monitors.remove(vm);
+    }
+
+    pub fn summary(&self) -> String {
+        let counts = self.counts.iter();
+        let each: Vec<_> = counts
+            .map(|(victim, count)| format!("{count} {}", victim.name()))
+            .collect();
+        each.join(", ")
+    }
+}
+
+/// Kills one after the other until then.
+pub fn kill_until(
+    trial: &Trial,
+    plan: &mut Plan,
+    spares_daemon: bool,
+    until: Instant,
+) -> Result<(), String> {
+    while trial.goes_on() && Instant::now() < until {
+        let commands = plan.below(APART) as usize;
+        let delay = Duration::from_millis(plan.below(DELAY_MS));
+        let (kind, which) = (plan.below(12), plan.below(1 << 16));
+        let wanted = trial.begun.load(Ordering::Relaxed) + commands;
+        let waits = (Instant::now() + NO_LONGER).min(until);
+        while trial.begun.load(Ordering::Relaxed) < wanted && Instant::now() < waits {
+            sleep(Duration::from_millis(10));
+        }
+        sleep(delay);
+        let victim = match kind {
+            0..=2 => Victim::Daemon,
+            3 => Victim::DaemonInOrder,
+            4 => Victim::DaemonAndPager,
+            5 | 6 => Victim::Pager,
+            7..=9 => Victim::Monitor,
+            _ => Victim::Client,
+        };
+        if !(spares_daemon && victim.is_daemon()) {
+            kill(trial, victim, which);
+        }
+        daemon_is_bounded(trial)?;
+    }
+    Ok(())
+}
+
+fn kill(trial: &Trial, victim: Victim, which: u64) {
+    // Held until it is done: nobody judges a failure meanwhile.
+    let mut kills = trial.kills.lock().unwrap();
+    let takes_pager = matches!(victim, Victim::Pager | Victim::DaemonAndPager);
+    if let Some(last) = kills.last_pager.filter(|_| takes_pager) {
+        sleep(PAGERS_APART.saturating_sub(last.elapsed()));
+    }
+    let killed = match victim {
+        Victim::Daemon => one_of(trial, "jiffyd", "KILL", which, &[]),
+        Victim::DaemonInOrder => one_of(trial, "jiffyd", "TERM", which, &[]),
+        Victim::Pager => one_of(trial, "jiffy-pager", "KILL", which, &[]),
+        Victim::DaemonAndPager => {
+            let daemon = one_of(trial, "jiffyd", "KILL", which, &[]);
+            one_of(trial, "jiffy-pager", "KILL", which, &[]).or(daemon)
+        }
+        Victim::Monitor => one_of(trial, "jiffy-vmm", "KILL", which, &kills.spared),
+        Victim::Client => one_of(trial, "jiffy", "KILL", which, &[]),
+    };
+    let now = Instant::now();
+    let Some((pid, line)) = killed else { return };
+    trial.note(&format!("killed {}: {pid} {line}", victim.name()));
+    *kills.counts.entry(victim).or_default() += 1;
+    kills.last = Some(now);
+    if victim == Victim::Client {
+        kills.last_client = Some(now);
+    }
+    if takes_pager {
+        kills.last_pager = Some(now);
+    }
+    if victim == Victim::Monitor {
+        let id = line
+            .split("/vms/")
+            .nth(1)
+            .and_then(|rest| rest.split('/').next());
+        if let Some(id) = id {
+            kills.monitors.insert(id.to_owned(), pid);
+        }
+    }
+}
+
+/// Signals one of the processes of a program, and waits until it has ended; its id and
+/// command line. One is stopped first: a monitor may be about to become a VM's.
+fn one_of(
+    trial: &Trial,
+    program: &str,
+    signal: &str,
+    which: u64,
+    spared: &[String],
+) -> Option<(u64, String)> {
+    let spared = spared.join("|");
+    let script = format!(
+        "set --; for pid in $(pidof {program}); do \
+           grep -qE '/vms/({spared})/' /proc/$pid/cmdline 2>/dev/null || set -- $@ $pid; done; \
+         [ $# -gt 0 ] || exit 0; shift $(({which} % $#)); pid=$1; \
+         kill -STOP $pid 2>/dev/null || exit 0; line=; read -r line < /proc/$pid/cmdline; \
+         echo \"$pid $line\"; kill -{signal} $pid; kill -CONT $pid; \
+         while grep -q '^State:.[^ZX]' /proc/$pid/status; do sleep 0.01; done 2>/dev/null; true"
+    );
+    let text = trial.jiffy.sh(&script);
+    let (pid, line) = text.split_once(' ')?;
+    Some((pid.parse().ok()?, line.to_owned()))
+}
+
+/// Neither memory nor descriptors beyond what a node with few VMs may have.
+fn daemon_is_bounded(trial: &Trial) -> Result<(), String> {
+    let numbers = trial.jiffy.sh(
+        "for pid in $(pidof jiffyd); do awk '/^VmRSS/ { print $2 }' /proc/$pid/status && \
+         ls /proc/$pid/fd | wc -l; done 2>/dev/null; true",
+    );
+    let numbers: Vec<u64> = numbers
+        .lines()
+        .filter_map(|line| line.trim().parse().ok())
+        .collect();
+    for pair in numbers.chunks_exact(2) {
+        let &[kib, descriptors] = pair else { continue };
+        if kib > MOST_KIB || descriptors > MOST_DESCRIPTORS {
+            return Err(format!(
+                "jiffyd has {kib} KiB and {descriptors} descriptors"
+            ));
+        }
+    }
+    Ok(())
+}

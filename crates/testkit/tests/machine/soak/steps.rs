@@ -1,0 +1,254 @@
+//! What a worker does.
+
+use super::trial::{Answer, Trial};
+use super::vms::{Fate, Vm};
+use super::worker::{Snapshot, Worker};
+use crate::registry::HOST;
+use serde_json::Value;
+
+fn image() -> String {
+    format!("{HOST}/tests/layers:1")
+}
+
+/// Removes it, unless a VM uses it; whether it is gone.
+pub fn remove_image(trial: &Trial) -> Result<bool, String> {
+    let remove = ["image", "rm", &image()];
+    let gone = |said: &str| said.contains("There is no image");
+    let mut is_used = false;
+    let answer = trial.ask_tolerating(None, &remove, |said| {
+        is_used = said.contains("is in use by the VM");
+        is_used || gone(said)
+    })?;
+    Ok(!is_used && !matches!(answer, Answer::Failed))
+}
+
+impl Worker<'_> {
+    /// A command in a VM of its own, which boots or comes from a golden snapshot.
+    pub fn runs(&mut self, cold: bool) -> Result<(), String> {
+        let name = self.fresh("run");
+        let mut arguments = vec!["run", "--rm", "--name", &name];
+        arguments.extend(cold.then_some("--cold"));
+        arguments.extend(["--", "echo", &name]);
+        match self.trial.ask(None, &arguments)? {
+            Answer::Done(text) if text != name => Err(format!("{name} said {text:?}")),
+            _ => Ok(()),
+        }
+    }
+
+    pub fn execs(&mut self) -> Result<(), String> {
+        let trial = self.trial;
+        let Some(vm) = self.vm()? else { return Ok(()) };
+        if !vm.answers(trial)? {
+            self.vm = None;
+        }
+        Ok(())
+    }
+
+    /// It falls asleep, and is woken now or by what comes next.
+    pub fn sleeps(&mut self, wakes: bool) -> Result<(), String> {
+        let Some(vm) = self.awake()? else {
+            return Ok(());
+        };
+        let mut answer = vm.ask(self.trial, &["hibernate", &vm.name])?;
+        if matches!(answer, Answer::Done(_)) && wakes {
+            answer = vm.ask(self.trial, &["wake", &vm.name])?;
+        }
+        self.keeps(vm, &answer)
+    }
+
+    /// Its VM, to be given back, which is there and awake: one that sleeps can't be captured.
+    fn awake(&mut self) -> Result<Option<Vm>, String> {
+        self.execs()?;
+        Ok(self.vm.take())
+    }
+
+    /// Unless it succeeded, what became of the VM is looked at.
+    fn keeps(&mut self, vm: Vm, answer: &Answer) -> Result<(), String> {
+        let failed = !matches!(answer, Answer::Done(_));
+        if failed {
+            // What was asked for by one that was killed is done, and this comes behind it.
+            let wake = ["wake", &vm.name];
+            let is_paused = |said: &str| said.contains("paused");
+            self.trial.ask_tolerating(Some(&vm.id), &wake, is_paused)?;
+        }
+        if !failed || vm.fate(self.trial)? == Fate::Alive {
+            self.vm = Some(vm);
+        }
+        Ok(())
+    }
+
+    pub fn captures(&mut self, slot: usize) -> Result<(), String> {
+        self.removes_snapshot(slot)?;
+        let Some(vm) = self.awake()? else {
+            return Ok(());
+        };
+        let name = self.fresh("shot");
+        let answer = vm.ask(self.trial, &["snapshot", "create", &vm.name, &name])?;
+        let token = vm.token.clone();
+        self.keeps(vm, &answer)?;
+        // One that failed may be there: then it is whole.
+        if matches!(answer, Answer::Done(_)) || self.snapshots_there()?.contains(&name) {
+            self.snapshots[slot] = Some(Snapshot { name, token });
+        }
+        Ok(())
+    }
+
+    fn snapshots_there(&self) -> Result<Vec<String>, String> {
+        let list = self.trial.must(&["snapshot", "ls"])?;
+        let names = list
+            .lines()
+            .skip(1)
+            .filter_map(|line| line.split_whitespace().next());
+        Ok(names.map(str::to_owned).collect())
+    }
+
+    pub fn removes_snapshot(&mut self, slot: usize) -> Result<(), String> {
+        let Some(Snapshot { name, .. }) = self.snapshots[slot].take() else {
+            return Ok(());
+        };
+        // Done by one that was killed before it said so.
+        let gone = |said: &str| said.contains("There is no snapshot");
+        let remove = ["snapshot", "rm", &name];
+        while let Answer::Failed = self.trial.ask_tolerating(None, &remove, gone)? {}
+        Ok(())
+    }
+
+    pub fn restores(&mut self, slot: usize) -> Result<(), String> {
+        if self.snapshots[slot].is_none() {
+            return self.captures(slot);
+        }
+        self.restores_one(slot).map(|_| ())
+    }
+
+    /// A VM from a snapshot, if there is one, has what was captured. False if a kill came
+    /// between.
+    pub fn restores_one(&mut self, slot: usize) -> Result<bool, String> {
+        let Some(snapshot) = &self.snapshots[slot] else {
+            return Ok(true);
+        };
+        let name = self.fresh("from");
+        let run = ["run", "-d", "--from", &snapshot.name, "--name", &name];
+        let Answer::Done(id) = self.trial.ask(None, &run)? else {
+            self.trial.must(&["rm", "-f", &name])?;
+            return Ok(false);
+        };
+        let vm = Vm::acknowledged(&name, id, &snapshot.token);
+        let answers = vm.answers(self.trial)?;
+        if answers {
+            vm.remove(self.trial)?;
+        }
+        Ok(answers)
+    }
+
+    pub fn optimises(&mut self, slot: usize) -> Result<(), String> {
+        if !self.restores_one(slot)? {
+            return Ok(());
+        }
+        let Some(snapshot) = &self.snapshots[slot] else {
+            return Ok(());
+        };
+        // A pager that was killed had not written what it had recorded.
+        let unknown = |said: &str| said.contains("Nothing is known yet");
+        let optimise = ["snapshot", "optimise", &snapshot.name];
+        self.trial.ask_tolerating(None, &optimise, unknown)?;
+        Ok(())
+    }
+
+    pub fn forks(&mut self, count: u64) -> Result<(), String> {
+        let Some(vm) = self.awake()? else {
+            return Ok(());
+        };
+        let (trial, child) = (self.trial, self.fresh("child"));
+        let number = count.to_string();
+        let fork = ["fork", &vm.name, "-n", &number, "--name", &child];
+        let answer = vm.ask(trial, &fork)?;
+        if let Answer::Done(names) = &answer {
+            for name in names.lines() {
+                let child = Vm::named(trial, name, &vm.token)?;
+                if child.answers(trial)? {
+                    child.remove(trial)?;
+                }
+            }
+        } else {
+            let several = (1..=count).map(|n| format!("{child}-{n}"));
+            for name in std::iter::once(child.clone()).chain(several) {
+                trial.must(&["rm", "-f", &name])?;
+            }
+        }
+        self.keeps(vm, &answer)
+    }
+
+    pub fn pauses(&mut self) -> Result<(), String> {
+        let Some(vm) = self.awake()? else {
+            return Ok(());
+        };
+        let mut answer = vm.ask(self.trial, &["pause", &vm.name])?;
+        if matches!(answer, Answer::Done(_)) {
+            answer = vm.ask(self.trial, &["resume", &vm.name])?;
+        }
+        self.keeps(vm, &answer)
+    }
+
+    /// Its command ends; then it boots again, without what it had in memory.
+    pub fn stops(&mut self) -> Result<(), String> {
+        let trial = self.trial;
+        let Some(mut vm) = self.awake()? else {
+            return Ok(());
+        };
+        let answer = vm.ask(trial, &["stop", "-t", "1", &vm.name])?;
+        let mut fate = vm.fate_of_stopped(trial)?;
+        if fate == Fate::Alive && matches!(answer, Answer::Done(_)) {
+            return Err(format!("{} was said to be stopped, and runs", vm.name));
+        }
+        if fate == Fate::Alive {
+            // By one that was killed, it may still be stopped.
+            vm.ask(trial, &["stop", "-t", "1", &vm.name])?;
+            fate = vm.fate_of_stopped(trial)?;
+        }
+        vm.token = self.fresh("token");
+        while fate == Fate::Ended {
+            vm.ask(trial, &["start", &vm.name])?;
+            fate = vm.fate_of_stopped(trial)?;
+        }
+        if fate == Fate::Alive && vm.write_token(trial)? {
+            self.vm = Some(vm);
+        }
+        Ok(())
+    }
+
+    pub fn removes_vm(&mut self) -> Result<(), String> {
+        self.vm.take().map_or(Ok(()), |vm| vm.remove(self.trial))
+    }
+
+    /// An image that others pull and remove, too.
+    pub fn pulls(&mut self) -> Result<(), String> {
+        let (image, name) = (image(), self.fresh("pulled"));
+        self.trial.ask(None, &["pull", &image])?;
+        let run = ["run", "--rm", "--name", &name, &image];
+        match self.trial.ask(None, &run)? {
+            Answer::Done(text) if text != "hello world /srv 1000" => {
+                Err(format!("{image} said {text:?}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What was said to be there is listed, under its name.
+    pub fn lists(&mut self) -> Result<(), String> {
+        let there = self.snapshots_there()?;
+        for snapshot in self.snapshots.iter().flatten() {
+            if !there.contains(&snapshot.name) {
+                return Err(format!("{} was made, and is not listed", snapshot.name));
+            }
+        }
+        let list = self.trial.must(&["ps", "-a", "--format", "json"])?;
+        let list: Value =
+            serde_json::from_str(&list).map_err(|error| format!("{error}: {list}"))?;
+        let Some(vm) = &self.vm else { return Ok(()) };
+        let is_it = |one: &Value| one["id"] == *vm.id && one["name"] == *vm.name;
+        match list.as_array().is_some_and(|list| list.iter().any(is_it)) {
+            true => Ok(()),
+            false => Err(format!("{} is not listed: {list}", vm.name)),
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! What workers and the killer share: commands with their outcome judged, and what was
+//! done last.
+
+use super::kills::Kills;
+use crate::support::Jiffy;
+use jiffy_testkit::Output;
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// A command that takes longer hangs. Longer than a guest has to get ready.
+const HANGS: Duration = Duration::from_secs(300);
+/// How many of the last events a report has.
+const LAST: usize = 80;
+/// Exit status of a `jiffy` that failed, and of one that SIGKILL ended.
+const FAILED: i32 = 125;
+const KILLED: i32 = 137;
+
+/// What came of a command.
+pub enum Answer {
+    /// It succeeded; its output.
+    Done(String),
+    /// It failed and said why, or was killed, and a kill is the reason.
+    Failed,
+    /// It failed for a reason that the caller has named.
+    Refused,
+}
+
+/// What all share.
+pub struct Trial<'a> {
+    pub jiffy: &'a Jiffy,
+    /// Workers are to come to an end.
+    pub over: AtomicBool,
+    pub kills: Mutex<Kills>,
+    /// Commands begun: kills come so many later.
+    pub begun: AtomicUsize,
+    done: AtomicUsize,
+    failed: AtomicUsize,
+    events: Mutex<VecDeque<String>>,
+    failure: Mutex<Option<String>>,
+    since: Instant,
+}
+
+impl<'a> Trial<'a> {
+    pub fn new(jiffy: &'a Jiffy) -> Trial<'a> {
+        Trial {
+            jiffy,
+            over: AtomicBool::new(false),
+            kills: Mutex::default(),
+            begun: AtomicUsize::new(0),
+            done: AtomicUsize::new(0),
+            failed: AtomicUsize::new(0),
+            events: Mutex::default(),
+            failure: Mutex::default(),
+            since: Instant::now(),
+        }
+    }
+
+    pub fn goes_on(&self) -> bool {
+        !self.over.load(Ordering::Relaxed)
+    }
+
+    /// Keeps a line for the report.
+    pub fn note(&self, what: &str) {
+        let mut events = self.events.lock().unwrap();
+        if events.len() == LAST {
+            events.pop_front();
+        }
+        let at = self.since.elapsed().as_secs_f64();
+        events.push_back(format!("{at:9.3} {what}"));
+    }
+
+    /// Ends everybody's work if this fails. The first failure counts: others may follow
+    /// from it.
+    pub fn does(&self, work: impl FnOnce() -> Result<(), String>) {
+        if let Err(why) = work() {
+            self.note(&format!("FAILURE: {why}"));
+            self.failure.lock().unwrap().get_or_insert(why);
+            self.over.store(true, Ordering::Relaxed);
+        }
+    }
+
+    pub fn result(&self) -> Result<(), String> {
+        self.failure.lock().unwrap().take().map_or(Ok(()), Err)
+    }
+
+    /// Runs `jiffy`. It succeeds; or it fails with one sentence, and something was killed
+    /// meanwhile, or the monitor of this VM (an id) was before.
+    pub fn ask(&self, vm: Option<&str>, arguments: &[&str]) -> Result<Answer, String> {
+        self.ask_tolerating(vm, arguments, |_| false)
+    }
+
+    /// The same; what fails with a sentence that `tolerates` knows needs no kill.
+    pub fn ask_tolerating(
+        &self,
+        vm: Option<&str>,
+        arguments: &[&str],
+        tolerates: impl FnOnce(&str) -> bool,
+    ) -> Result<Answer, String> {
+        let began = Instant::now();
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        let command = self.jiffy.command(arguments).time_limit(HANGS);
+        let output = command.output().map_err(|error| format!("{error:#}"))?;
+        let line = format!("jiffy {}", arguments.join(" "));
+        let (code, said) = (output.code(), output.error_text());
+        let took = began.elapsed().as_millis();
+        self.note(&format!("{line}: {code} after {took} ms {said}"));
+        let what = || format!("{line}: status {code}, {said:?} {:?}", output.text());
+        if said.contains("panicked") {
+            return Err(what());
+        }
+        if code == 0 {
+            self.done.fetch_add(1, Ordering::Relaxed);
+            return Ok(Answer::Done(output.text()));
+        }
+        self.failed.fetch_add(1, Ordering::Relaxed);
+        // Waits for a kill that is being done.
+        let kills = self.kills.lock().unwrap();
+        match code {
+            KILLED if kills.of_a_client_since(began) => Ok(Answer::Failed),
+            FAILED if !is_one_sentence(&output) => Err(format!("no one sentence: {}", what())),
+            FAILED if tolerates(&said) => Ok(Answer::Refused),
+            FAILED if kills.explain(began, vm) => Ok(Answer::Failed),
+            FAILED => Err(format!("without a reason: {}", what())),
+            _ => Err(what()),
+        }
+    }
+
+    /// Repeats a command until it succeeds; `None` if this VM's (an id) monitor was killed.
+    pub fn insist(&self, vm: Option<&str>, arguments: &[&str]) -> Result<Option<String>, String> {
+        loop {
+            match self.ask(vm, arguments)? {
+                Answer::Done(text) => return Ok(Some(text)),
+                Answer::Failed if vm.is_some_and(|vm| self.was_killed(vm)) => return Ok(None),
+                Answer::Failed | Answer::Refused => {}
+            }
+        }
+    }
+
+    /// Repeats a command that is about no VM that is to run until it succeeds.
+    pub fn must(&self, arguments: &[&str]) -> Result<String, String> {
+        Ok(self.insist(None, arguments)?.expect("of no VM"))
+    }
+
+    fn was_killed(&self, vm: &str) -> bool {
+        self.kills.lock().unwrap().monitor_of(vm).is_some()
+    }
+
+    /// Waits until something holds.
+    pub fn eventually(
+        &self,
+        what: &str,
+        mut holds: impl FnMut() -> Result<bool, String>,
+    ) -> Result<(), String> {
+        let deadline = Instant::now() + HANGS;
+        while !holds()? {
+            if Instant::now() >= deadline {
+                return Err(format!("{what}: not within {HANGS:?}"));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    /// The golden snapshot and what else a node that rests keeps for the next run are there.
+    pub fn warm_up(&self) -> Result<(), String> {
+        self.jiffy.warm_up();
+        // One that starts from it has the next one restored ahead.
+        self.must(&["run", "--rm", "--", "true"])?;
+        self.eventually("a VM and a VMM kept ready", || {
+            let spares = "grep -l -e /vms/------------/ /proc/[0-9]*/cmdline 2>/dev/null || true";
+            Ok(!self.jiffy.standbys().is_empty() && !self.jiffy.sh(spares).is_empty())
+        })
+    }
+
+    /// No program of ours has.
+    pub fn has_not_panicked(&self) -> Result<(), String> {
+        let logs = "grep -h panicked /run/jiffy/*.log /var/lib/jiffy/vms/*/vmm.log || true";
+        let panics = self.jiffy.sh(logs);
+        match panics.as_str() {
+            "" => Ok(()),
+            panics => Err(panics.to_owned()),
+        }
+    }
+
+    pub fn summary(&self) -> String {
+        let count = |number: &AtomicUsize| number.load(Ordering::Relaxed);
+        format!(
+            "{} commands succeeded, {} failed; killed: {}",
+            count(&self.done),
+            count(&self.failed),
+            self.kills.lock().unwrap().summary()
+        )
+    }
+
+    /// Enough for the work to mean something.
+    pub fn succeeded(&self) -> bool {
+        self.done.load(Ordering::Relaxed) > self.failed.load(Ordering::Relaxed)
+    }
+
+    /// What was done last, and what the daemon said.
+    pub fn report(&self) -> String {
+        let events = self.events.lock().unwrap();
+        let mut text = String::from("the last commands and kills (seconds, what):\n");
+        for line in events.iter() {
+            text += &format!("{line}\n");
+        }
+        let logs = "JIFFY_MACHINE=never /bin/jiffy ps -a; tail -n 120 /run/jiffy/jiffyd.log; \
+                    for log in /var/lib/jiffy/vms/*/vmm.log; do echo \"== $log\"; \
+                    tail -n 5 $log; done 2>/dev/null; dmesg | tail -n 10";
+        let said = self.jiffy.lab.sh(logs).map(|output| output.text());
+        text + "the node's VMs, its log, and its monitors':\n"
+            + &said.unwrap_or_else(|error| format!("{error:#}"))
+    }
+}
+
+/// One sentence, and perhaps a hint.
+fn is_one_sentence(output: &Output) -> bool {
+    let text = output.error_text();
+    let is_sentence = |line: &&str| line.starts_with("jiffy: ");
+    let is_ours = |line: &str| is_sentence(&line) || line.starts_with("  hint: ");
+    text.lines().filter(is_sentence).count() == 1 && text.lines().all(is_ours)
+}

@@ -1,0 +1,226 @@
+//! VMs that the test knows of, and what has to be true of them.
+
+use super::trial::{Answer, Trial};
+use serde_json::Value;
+
+/// A first command that counts, to its log and to `/tmp/n`.
+pub const COUNT: &str = "n=0; while :; do n=$((n+1)); echo $n; echo $n > /tmp/n; sleep 0.3; done";
+
+/// One that was acknowledged.
+pub struct Vm {
+    pub name: String,
+    pub id: String,
+    /// What `/root/token` in it holds.
+    pub token: String,
+}
+
+/// What is with it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It runs, or sleeps.
+    Alive,
+    /// It has ended in order.
+    Ended,
+    /// Its monitor was killed, and it is removed.
+    Gone,
+}
+
+impl Vm {
+    /// Starts one with these options, whose token is written. `None`: a kill came between,
+    /// and nothing of it is left.
+    pub fn start(trial: &Trial, name: &str, token: &str) -> Result<Option<Vm>, String> {
+        let run = ["run", "-d", "--name", name, "--", "sh", "-c", COUNT];
+        let Answer::Done(id) = trial.ask(None, &run)? else {
+            trial.must(&["rm", "-f", name])?;
+            return Ok(None);
+        };
+        let vm = Vm::acknowledged(name, id, token);
+        Ok(vm.write_token(trial)?.then_some(vm))
+    }
+
+    pub fn acknowledged(name: &str, id: String, token: &str) -> Vm {
+        Vm {
+            name: name.to_owned(),
+            id,
+            token: token.to_owned(),
+        }
+    }
+
+    /// One that a fork has made: its id is asked for.
+    pub fn named(trial: &Trial, name: &str, token: &str) -> Result<Vm, String> {
+        let id = inspect(trial, name)?["id"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
+        Ok(Vm::acknowledged(name, id, token))
+    }
+
+    pub fn ask(&self, trial: &Trial, arguments: &[&str]) -> Result<Answer, String> {
+        trial.ask(Some(&self.id), arguments)
+    }
+
+    /// False if it is gone.
+    pub fn write_token(&self, trial: &Trial) -> Result<bool, String> {
+        let script = format!("echo {} > /root/token", self.token);
+        let write = ["exec", &self.name, "sh", "-c", &script];
+        while !matches!(self.ask(trial, &write)?, Answer::Done(_)) {
+            if self.fate(trial)? == Fate::Gone {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// It answers, and with its data; or its monitor was killed: false.
+    pub fn answers(&self, trial: &Trial) -> Result<bool, String> {
+        loop {
+            let cat = ["exec", &self.name, "cat", "/root/token"];
+            match self.ask(trial, &cat)? {
+                Answer::Done(text) if text == self.token => return Ok(true),
+                Answer::Done(text) => {
+                    return Err(format!("{}: {text:?} is not {:?}", self.name, self.token));
+                }
+                _ if self.fate(trial)? == Fate::Gone => return Ok(false),
+                _ => {}
+            }
+        }
+    }
+
+    /// What a kill has made of it, which is nothing unless its monitor was killed.
+    pub fn fate(&self, trial: &Trial) -> Result<Fate, String> {
+        match self.fate_of_stopped(trial)? {
+            Fate::Ended => Err(format!("{} has ended, and nobody killed it", self.name)),
+            fate => Ok(fate),
+        }
+    }
+
+    /// The same of one that may have been stopped.
+    pub fn fate_of_stopped(&self, trial: &Trial) -> Result<Fate, String> {
+        let mut fate = Fate::Gone;
+        let what = format!("{} is up or down", self.name);
+        trial.eventually(&what, || {
+            let vm = inspect(trial, &self.name)?;
+            let mut kills = trial.kills.lock().unwrap();
+            let killed = kills.monitor_of(&self.id);
+            fate = match vm["state"].as_str().unwrap_or_default() {
+                // Its end may not be known yet.
+                "running" | "paused" if killed.is_some() && killed == vm["pid"].as_u64() => {
+                    return Ok(false);
+                }
+                "running" | "paused" | "hibernated" => {
+                    kills.forget(&self.id);
+                    Fate::Alive
+                }
+                "exited" if killed.is_some() => Fate::Gone,
+                "exited" => Fate::Ended,
+                "starting" | "stopping" => return Ok(false),
+                _ => return Err(vm.to_string()),
+            };
+            drop(kills);
+            if vm["state"] == "paused" {
+                // By who asked for it, or by a capture that a daemon has yet to end.
+                self.ask(trial, &["resume", &self.name])?;
+                return Ok(false);
+            }
+            Ok(true)
+        })?;
+        if fate == Fate::Gone {
+            self.remove(trial)?;
+        }
+        Ok(fate)
+    }
+
+    pub fn remove(&self, trial: &Trial) -> Result<(), String> {
+        trial.must(&["rm", "-f", &self.name])?;
+        trial.kills.lock().unwrap().forget(&self.id);
+        Ok(())
+    }
+}
+
+/// What `inspect` says of one that must be there.
+pub fn inspect(trial: &Trial, name: &str) -> Result<Value, String> {
+    let text = trial.must(&["inspect", name])?;
+    let value: Value = serde_json::from_str(&text).map_err(|error| format!("{error}: {text}"))?;
+    Ok(match value {
+        Value::Array(mut list) if list.len() == 1 => list.remove(0),
+        value => value,
+    })
+}
+
+/// Three that nobody kills: one that booted, one whose memory comes from the pager, and
+/// one that sleeps.
+pub struct Keepers {
+    booted: Vm,
+    paged: Vm,
+    sleeper: Vm,
+    pids: [Value; 2],
+}
+
+const KEPT: &str = "kept";
+
+impl Keepers {
+    pub fn start(trial: &Trial) -> Result<Keepers, String> {
+        let start =
+            |name, token| Ok::<_, String>(Vm::start(trial, name, token)?.expect("no kills"));
+        let booted = start("keeper", "booted")?;
+        trial.must(&["snapshot", "create", "keeper", KEPT])?;
+        let from = ["run", "-d", "--from", KEPT, "--name", "paged"];
+        let paged = Vm::acknowledged("paged", trial.must(&from)?, "booted");
+        let sleeper = start("sleeper", "asleep")?;
+        trial.must(&["hibernate", "sleeper"])?;
+        let pid = |vm: &Vm| Ok::<_, String>(inspect(trial, &vm.name)?["pid"].clone());
+        let pids = [pid(&booted)?, pid(&paged)?];
+        let keepers = Keepers {
+            booted,
+            paged,
+            sleeper,
+            pids,
+        };
+        trial.kills.lock().unwrap().spared = keepers.ids();
+        Ok(keepers)
+    }
+
+    pub fn ids(&self) -> Vec<String> {
+        [&self.booted, &self.paged, &self.sleeper]
+            .map(|vm| vm.id.clone())
+            .into()
+    }
+
+    /// The first two are the processes that they were and count on; the third sleeps, and
+    /// can be woken. No line of a log is lost or doubled.
+    pub fn are_well(&self, trial: &Trial) -> Result<(), String> {
+        for (vm, pid) in [&self.booted, &self.paged].into_iter().zip(&self.pids) {
+            let now = inspect(trial, &vm.name)?;
+            if now["state"] != "running" || now["pid"] != *pid {
+                return Err(format!(
+                    "its monitor was {pid}, and nobody killed it: {now}"
+                ));
+            }
+            vm.answers(trial)?;
+            let count = || trial.must(&["exec", &vm.name, "cat", "/tmp/n"]);
+            let counted = count()?;
+            trial.eventually("it counts on", || Ok(count()? != counted))?;
+        }
+        let log = trial.must(&["logs", &self.booted.name])?;
+        let is_whole = log.lines().zip(1..).all(|(line, n)| line.parse() == Ok(n));
+        if !is_whole {
+            return Err(format!("lines are lost or doubled: {log}"));
+        }
+        let now = inspect(trial, &self.sleeper.name)?;
+        if now["state"] != "hibernated" {
+            return Err(format!("nobody woke it: {now}"));
+        }
+        self.sleeper.answers(trial)?;
+        trial.must(&["hibernate", &self.sleeper.name])?;
+        Ok(())
+    }
+
+    pub fn remove(&self, trial: &Trial) -> Result<(), String> {
+        for vm in [&self.booted, &self.paged, &self.sleeper] {
+            vm.answers(trial)?;
+            vm.remove(trial)?;
+        }
+        trial.must(&["snapshot", "rm", KEPT])?;
+        Ok(())
+    }
+}
