@@ -1,4 +1,9 @@
 //! Is there room on the disk for what a registry says that it has?
+//!
+//! Nothing else reserves room on a disk. What a capture writes is compressed and shares what
+//! was written before, and disks are sparse and cloned: the sizes that are known beforehand
+//! say nothing of what they take. These are written until the disk is full, and then are an
+//! error and gone.
 
 use super::job::Job;
 use crate::error::{Error, Result};
