@@ -499,6 +499,7 @@ impl Actor {
 
     /// A restored guest is itself; what it began from is not needed again.
     pub(super) fn gate_passed(&mut self) {
+        self.awake();
         if let Some(running) = &mut self.running {
             running.gate = Gate::Open;
             running.fallback = None;

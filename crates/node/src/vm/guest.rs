@@ -170,7 +170,6 @@ impl Actor {
         }
         info!(vm = %self.record.name, "VM ready");
         self.record.state = VmState::Running;
-        self.awake();
         self.gate_passed();
         self.ask_for_faults();
         if let Some(running) = &mut self.running {

@@ -193,7 +193,8 @@ impl Actor {
         Ok(())
     }
 
-    /// A guest that was restored goes on.
+    /// A guest that slept is through its gate: what it slept in is needed no more, and it
+    /// gets back what the balloon took.
     pub(super) fn awake(&mut self) {
         let Some(running) = &self.running else {
             return;

@@ -43,6 +43,9 @@ fn a_vm_sleeps_and_wakes_as_the_same() {
     assert_eq!((woken.id, woken.cid), (before.id.clone(), before.cid));
     assert_ne!(woken.pid, before.pid);
     assert_eq!(woken.origin, None, "it is the same VM");
+    // What it began from is not taken for it again.
+    let state = daemon.vm_folder(&before.id).join("hibernated/state");
+    eventually("its state is gone", || !state.exists());
     // The client of `run` stayed: what comes now comes to it.
     frames.until("begun 1\n1\n2\n");
     // Over a daemon's end too.

@@ -14,6 +14,13 @@ fn identity(jiffy: &Jiffy, vm: &str) -> (String, String) {
     (machine.to_owned(), number.to_owned())
 }
 
+/// KiB that nobody uses in a VM.
+fn free_kib(jiffy: &Jiffy, vm: &str) -> u64 {
+    let text = jiffy.ok(&["exec", vm, "grep", "MemFree", "/proc/meminfo"]);
+    let number = text.split_whitespace().nth(1);
+    number.and_then(|kib| kib.parse().ok()).expect("KiB")
+}
+
 /// Hibernates a VM; the bytes that its memory and state take on disk.
 fn hibernate(jiffy: &Jiffy, vm: &str) -> u64 {
     assert_eq!(jiffy.ok(&["hibernate", vm]), vm);
@@ -43,6 +50,7 @@ fn an_idle_vm_sleeps_in_8_mib_and_goes_on_as_the_same() {
     let who = jiffy.ok(&["exec", "sleeper", "sh", "-c", script]);
     let was = identity(&jiffy, "sleeper");
     let counted = jiffy.counted("sleeper");
+    let free = free_kib(&jiffy, "sleeper");
     let id = jiffy.inspect("sleeper")["id"].clone();
     let bytes = hibernate(&jiffy, "sleeper");
     println!("an idle VM of 128 MiB sleeps in {} KiB", bytes >> 10);
@@ -73,6 +81,9 @@ fn an_idle_vm_sleeps_in_8_mib_and_goes_on_as_the_same() {
     let is = identity(&jiffy, "sleeper");
     assert_eq!(is.0, was.0, "it is the machine it was");
     assert_ne!(is.1, was.1, "and draws new numbers");
+    jiffy.eventually("it has back what its balloon took", || {
+        free_kib(&jiffy, "sleeper") + (16 << 10) > free
+    });
     let clock = "export JIFFY_MACHINE=never; date +%s; /bin/jiffy exec sleeper date +%s; date +%s";
     let times = jiffy.sh(clock);
     let times: Vec<u64> = times
