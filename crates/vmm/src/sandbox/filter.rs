@@ -113,7 +113,9 @@ impl Filter {
     /// alone in theirs are compared one by one. It would also try every system
     /// call in advance, to remember those that always pass, at ten times the
     /// cost of what a VM's few calls could save: it does not with a program that
-    /// uses X at its start.
+    /// uses X at its start. Measured again in November 2026 against a binary search that
+    /// the kernel can try: a restore took 2.19 M instructions instead of 2.03, a run from a
+    /// golden snapshot and an exec, whose calls would gain, the same within noise.
     pub const fn build(lists: &[&[Rule]]) -> Filter {
         let mut listed = [0_u32; WORDS];
         let mut list = 0;
