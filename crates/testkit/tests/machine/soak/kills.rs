@@ -15,6 +15,9 @@ const DELAY_MS: u64 = 800;
 const NO_LONGER: Duration = Duration::from_secs(10);
 /// A pager that dies more often than five times in 10 s is not started again.
 const PAGERS_APART: Duration = Duration::from_millis(2500);
+/// What a VMM has to find the next pager, `JIFFY_PAGER_PATIENCE_MS`: till then what is
+/// missing of its memory can't be had.
+const PAGER_RETURNS: Duration = Duration::from_secs(60);
 /// What `jiffyd` may have open and in memory at any time.
 const MOST_DESCRIPTORS: u64 = 512;
 const MOST_KIB: u64 = 96 << 10;
@@ -69,10 +72,13 @@ impl Kills {
         self.last_client.is_some_and(|last| last >= began)
     }
 
-    /// Anybody after that, or the monitor of this VM before?
-    pub fn explain(&self, began: Instant, vm: Option<&str>) -> bool {
+    /// Anybody after that, or the monitor of this VM before, or a pager a little before if
+    /// that is what is said?
+    pub fn explain(&self, began: Instant, vm: Option<&str>, said: &str) -> bool {
+        let pager = self.last_pager.filter(|_| said.contains("from the pager"));
         self.last.is_some_and(|last| last >= began)
             || vm.is_some_and(|vm| self.monitors.contains_key(vm))
+            || pager.is_some_and(|last| last + PAGER_RETURNS >= began)
     }
 
     /// The process that was this VM's monitor and was killed.

@@ -123,7 +123,7 @@ impl<'a> Trial<'a> {
             KILLED if kills.of_a_client_since(began) => Ok(Answer::Failed),
             FAILED if !is_one_sentence(&output) => Err(format!("no one sentence: {}", what())),
             FAILED if tolerates(&said) => Ok(Answer::Refused),
-            FAILED if kills.explain(began, vm) => Ok(Answer::Failed),
+            FAILED if kills.explain(began, vm, &said) => Ok(Answer::Failed),
             FAILED => Err(format!("without a reason: {}", what())),
             _ => Err(what()),
         }
