@@ -105,12 +105,10 @@ fn counter() -> CreateVm {
     ))
 }
 
-fn post(daemon: &Daemon, path: &str, body: &[u8]) -> std::io::Result<Answer> {
-    request(
-        connect(&daemon.socket())?,
-        &format!("POST {path} HTTP/1.1"),
-        body,
-    )
+/// Asks a daemon that may be killed meanwhile.
+pub fn ask(daemon: &Daemon, method: &str, path: &str, body: &[u8]) -> std::io::Result<Answer> {
+    let stream = connect(&daemon.socket())?;
+    request(stream, &format!("{method} {path} HTTP/1.1"), body)
 }
 
 /// Has it done at its first, second, third … call, until it is done before.
@@ -122,13 +120,13 @@ fn killed_at_every_call(
 ) {
     for nth in 1..MOST {
         let doom = Doom::at(daemon, nth, CALLS);
-        let answer = post(daemon, path, body);
-        if answer.is_err() {
+        let answer = ask(daemon, "POST", path, body);
+        drop(doom);
+        // It may die behind its answer, too, and what dies may be there for a moment yet.
+        if answer.is_err() || ask(daemon, "GET", "/v1/info", b"").is_err() {
             eventually("the daemon is dead", || !daemon.is_up());
         }
-        drop(doom);
         let is_done = answer.is_ok_and(|answer| answer.status == 200);
-        // It may die behind its answer, too.
         if !daemon.is_up() {
             daemon.killed();
             daemon.up();

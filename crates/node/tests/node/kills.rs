@@ -1,8 +1,8 @@
 //! A daemon that is killed wherever it changes a file or a process, in what it does most:
 //! run, stop, remove, exec, pull, adopt. Captures are in `crashes`.
 
-use crate::client::{Answer, connect, request};
-use crate::crashes::{Doom, MOST};
+use crate::client::{Answer, connect};
+use crate::crashes::{Doom, MOST, ask};
 use crate::daemon::{Daemon, eventually, named, pagers, shell, vm, vmms};
 use crate::images::{by_name, encoded};
 use crate::pulls::kept;
@@ -50,11 +50,6 @@ fn killed_at_calls(
         }
     }
     panic!("it makes more calls than {MOST}");
-}
-
-fn ask(daemon: &Daemon, method: &str, path: &str, body: &[u8]) -> io::Result<Answer> {
-    let stream = connect(&daemon.socket())?;
-    request(stream, &format!("{method} {path} HTTP/1.1"), body)
 }
 
 fn good(answer: &Answer) -> bool {
