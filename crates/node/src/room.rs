@@ -217,6 +217,11 @@ impl Room {
         }
     }
 
+    /// Waits until whoever asked before has what it asked for, or gave up.
+    pub async fn nobody_waits(&self) {
+        drop(self.turn.lock().await);
+    }
+
     /// Reserves for what is made for later, if there is room now and nobody waits. It is no
     /// hindrance to what somebody waits for, which takes it away ([`Background::claimed`]).
     pub fn behind(self: &Arc<Self>, amount: Amount) -> Option<Background> {

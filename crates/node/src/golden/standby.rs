@@ -158,6 +158,9 @@ pub async fn keep(node: Arc<Node>, mut wanted: Wanted) {
     while let Some(key) = wanted.recv().await {
         let goldens = node.goldens();
         tokio::time::sleep(AFTER_A_RUN).await;
+        // The run that asked takes its own room first: one that is refused for that would
+        // be lacking at the next.
+        node.room().nobody_waits().await;
         while node.is_starting() {
             node.when_none_starts().await;
             tokio::time::sleep(AFTER_A_START).await;

@@ -249,7 +249,12 @@ async fn what_is_for_later_has_what_is_left_and_gives_way() {
     let line = in_line(&room, &[90], &Arc::default());
     all_wait().await;
     assert!(room.behind(vm(1)).is_none());
+    let quiet = room.clone();
+    let quiet = tokio::spawn(async move { quiet.nobody_waits().await });
+    all_wait().await;
+    assert!(!quiet.is_finished());
     drop((fits, claims));
+    quiet.await.unwrap();
     let waited = line.into_iter().next().unwrap().await.unwrap().unwrap();
     let later = room.behind(vm(10)).unwrap();
     assert!(!later.was_claimed(), "what was claimed before is not its");
