@@ -46,6 +46,9 @@ const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
 /// What the last child of a daemon that was killed has to let go of its lock.
 const DYING_TIME: Duration = Duration::from_secs(10);
+/// What a daemon that was told to end has for it: whoever looks after daemons may start
+/// the next meanwhile.
+const ENDING_TIME: Duration = Duration::from_secs(5);
 /// What it has to close its socket, which is next to the lock.
 const CLOSING_TIME: Duration = Duration::from_secs(1);
 /// How often it is looked whether it has.
@@ -68,7 +71,7 @@ pub fn lock(paths: &Paths) -> anyhow::Result<Lock> {
         .mode(0o600)
         .open(&path)
         .with_context(|| format!("opening {}", path.display()))?;
-    let until = Instant::now() + DYING_TIME;
+    let begun = Instant::now();
     while rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
         let mut holder = String::new();
         let _ = file
@@ -77,8 +80,9 @@ pub fn lock(paths: &Paths) -> anyhow::Result<Lock> {
         let holder = holder.trim();
         // A daemon that was killed while it spawned a process: that process
         // has the lock until it executes its program.
-        let is_dead = || holder.parse().ok().is_none_or(|pid| !is_alive(pid));
-        if !holder.is_empty() && is_dead() && Instant::now() < until {
+        let is_dead = !holder.is_empty() && holder.parse().ok().is_none_or(|pid| !is_alive(pid));
+        let patience = if is_dead { DYING_TIME } else { ENDING_TIME };
+        if begun.elapsed() < patience {
             std::thread::sleep(DYING_POLL);
             continue;
         }

@@ -10,7 +10,7 @@ use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState, VolumeUse};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 #[test]
@@ -409,6 +409,19 @@ fn a_second_daemon_says_so_and_a_stale_socket_is_replaced() {
     assert!(connect(&daemon.socket()).is_err());
     daemon.up();
     assert_eq!(daemon.get("/v1/info").status, 200);
+}
+
+#[test]
+fn the_next_daemon_waits_for_one_that_is_ending() {
+    let mut daemon = Daemon::start();
+    let mut next = daemon.command().stderr(Stdio::null()).spawn().unwrap();
+    // Time enough for it to find the folder taken; if it was not, it finds it free.
+    std::thread::sleep(Duration::from_millis(200));
+    daemon.killed();
+    daemon.answers();
+    next.kill().unwrap();
+    next.wait().unwrap();
+    daemon.up();
 }
 
 #[test]
