@@ -10,15 +10,19 @@ use jiffy_machine::protocol::Ready;
 use jiffy_machine::qemu::Setup;
 use jiffy_machine::{Accelerator, disk};
 use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::sync::{Mutex, OnceLock, mpsc};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How long the machine may take to come up on a busy host.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
 /// Machines that the tests of a process may share. Each keeps one core busy.
 pub const MOST_SHARED: usize = 2;
+/// How often a machine is woken.
+const WAKING: Duration = Duration::from_secs(10);
 /// Names of our folders under the temporary folder begin with this.
 pub(crate) const PREFIX: &str = "jiffy-lab-";
 
@@ -88,8 +92,23 @@ pub struct Lab {
     console: PathBuf,
     boot: Duration,
     ready_after: Duration,
+    /// Ends the thread that wakes the machine.
+    _waking: Option<mpsc::Sender<()>>,
     _keeper: Keeper,
     _folder: tempfile::TempDir,
+}
+
+/// Connects to the machine now and then. Rarely QEMU's TCG loses the interrupt of the
+/// processor's timer: a machine that is idle then sleeps until something else wakes it,
+/// seen for fourteen minutes with a runnable process.
+fn wake_now_and_then(agent: SocketAddr) -> mpsc::Sender<()> {
+    let (end, ended) = mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        while ended.recv_timeout(WAKING) == Err(RecvTimeoutError::Timeout) {
+            let _ = TcpStream::connect_timeout(&agent, WAKING);
+        }
+    });
+    end
 }
 
 impl Lab {
@@ -148,8 +167,13 @@ impl Lab {
             tail(&setup.console)
         );
         let agent = instance::agent(&setup, &token)?;
+        let waking = match options.accelerator {
+            Accelerator::Tcg => Some(wake_now_and_then(agent.address)),
+            _ => None,
+        };
         Ok(Lab {
             agent,
+            _waking: waking,
             console: setup.console,
             boot: begin.elapsed(),
             ready_after,
