@@ -1,7 +1,8 @@
-//! Which room has a door to which: held against `cargo metadata`.
+//! Which crate imports which, and what from outside: held against `cargo metadata`.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::process::Command;
 
 /// Crate → the crates of ours it may import. Tests may import what they like.
@@ -79,8 +80,49 @@ fn the_command_line_and_the_node_never_link_the_vmm() {
     }
 }
 
-/// Normal and build dependencies between our crates, `jiffy-` left out.
-fn edges() -> BTreeMap<String, BTreeSet<String>> {
+#[test]
+fn contributing_gives_a_reason_for_each_dependency() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = std::fs::read_to_string(root.join("CONTRIBUTING.md")).expect("it is read");
+    let (_, table) = page
+        .split_once("\n| dependency | reason |\n|---|---|\n")
+        .expect("CONTRIBUTING.md has the table");
+    let mut told = BTreeSet::new();
+    for row in table.lines().take_while(|line| line.starts_with('|')) {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let [_, names, reason, _] = cells[..] else {
+            panic!("not a row of two cells: {row}");
+        };
+        assert!(!reason.is_empty(), "no reason: {row}");
+        for name in names.split(", ") {
+            let name = name.trim_matches('`').to_owned();
+            assert!(told.insert(name), "told twice: {row}");
+        }
+    }
+    let used: BTreeSet<String> = packages()
+        .iter()
+        .flat_map(dependencies)
+        .filter(|dependency| !dependency.starts_with("jiffy-"))
+        .collect();
+    let untold: Vec<_> = used.difference(&told).collect();
+    let unused: Vec<_> = told.difference(&used).collect();
+    assert!(
+        untold.is_empty() && unused.is_empty(),
+        "CONTRIBUTING.md gives no reason for {untold:?}, and one for {unused:?}, which no crate uses"
+    );
+}
+
+/// The names of all dependencies of a package, also of its tests.
+fn dependencies(package: &Value) -> Vec<String> {
+    let dependencies = package["dependencies"].as_array();
+    let names = dependencies.expect("a list").iter().map(|one| &one["name"]);
+    names
+        .filter_map(|name| Some(name.as_str()?.to_owned()))
+        .collect()
+}
+
+/// Our crates, as cargo describes them.
+fn packages() -> Vec<Value> {
     let output = Command::new(env!("CARGO"))
         .args([
             "metadata",
@@ -97,10 +139,15 @@ fn edges() -> BTreeMap<String, BTreeSet<String>> {
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo prints JSON");
+    let mut metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo prints JSON");
+    let packages = metadata["packages"].as_array_mut();
+    std::mem::take(packages.expect("there are packages"))
+}
+
+/// Normal and build dependencies between our crates, `jiffy-` left out.
+fn edges() -> BTreeMap<String, BTreeSet<String>> {
     let ours = |name: &Value| name.as_str()?.strip_prefix("jiffy-").map(String::from);
-    let packages = metadata["packages"].as_array().expect("there are packages");
-    packages
+    packages()
         .iter()
         .filter_map(|package| {
             let dependencies = package["dependencies"].as_array()?;
