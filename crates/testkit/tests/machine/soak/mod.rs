@@ -80,6 +80,8 @@ fn soak(trial: &Trial, seed: u64, time: Duration) -> Result<(), String> {
         let spares_daemon = round % 2 == 1;
         run_round(trial, &mut workers, &mut kills, spares_daemon, share)?;
         remove_late_ones(trial)?;
+        // Blobs of a pull that was cut short are kept: they go with one that is not.
+        trial.must(&["pull", &steps::image()])?;
         trial.eventually("the image is removed", || steps::remove_image(trial))?;
         keepers.are_well(trial)?;
         trial.has_not_panicked()?;

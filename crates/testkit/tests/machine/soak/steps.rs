@@ -6,7 +6,7 @@ use super::worker::{Snapshot, Worker};
 use crate::registry::HOST;
 use serde_json::Value;
 
-fn image() -> String {
+pub fn image() -> String {
     format!("{HOST}/tests/layers:1")
 }
 
