@@ -37,8 +37,8 @@ impl Processor {
         asked.inspect_err(|why| debug!(why, "this host's processor is not known"))
     }
 
-    /// What this host lacks for a captured guest, by name. Where it is not known the VMM says so
-    /// when the guest is restored.
+    /// What this host lacks for a captured guest, by name. Where it is not known the VMM
+    /// says so when the guest is restored.
     pub async fn lacking(&self, guest: &Profile) -> Vec<String> {
         match self.host().await {
             Ok(host) => guest.lacking(&host.restorable),

@@ -373,6 +373,11 @@ impl Background {
     }
 }
 
+/// Why something is not made for later: there is no room behind what runs, or it was claimed.
+pub fn needed_by_runs() -> Error {
+    Error::no_room("What runs needs the memory.")
+}
+
 /// What is wanted, beside what there is.
 #[derive(Debug, Clone, Copy)]
 struct Shortage {

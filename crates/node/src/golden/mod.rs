@@ -19,9 +19,9 @@ pub mod standby;
 
 use crate::clock::monotonic_ns;
 use crate::digests::Digests;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::node::Node;
-use crate::room::Amount;
+use crate::room::{self, Amount};
 use crate::snapshots::manifest::Manifest;
 use crate::snapshots::remove_whole;
 use crate::snapshots::saved::Saved;
@@ -394,7 +394,7 @@ async fn make(node: &Node, shape: Spec) -> Result<()> {
     quiet(node).await;
     // The next run that boots asks again.
     let Some(mut room) = node.room().behind(Amount::of(&shape)) else {
-        return Err(Error::no_room("What runs needs the memory."));
+        return Err(room::needed_by_runs());
     };
     match node.make_golden(shape.clone(), &key, &mut room).await {
         Ok(saved) => {

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::names;
 use crate::node::Node;
 use crate::paths::Paths;
-use crate::room::Amount;
+use crate::room::{self, Amount};
 use crate::roots;
 use crate::snapshots::saved::Saved;
 use crate::vm::end::remove_folders;
@@ -56,7 +56,7 @@ impl Standby {
         let _room = node
             .room()
             .behind(Amount::of(spec))
-            .ok_or_else(|| Error::no_room("What runs needs the memory."))?;
+            .ok_or_else(room::needed_by_runs)?;
         let paths = node.paths();
         let id = names::new_id();
         let record = VmRecord::new(id.clone(), id.clone(), spec.clone(), node.new_cid());

@@ -11,7 +11,7 @@ use crate::frames::FrameReader;
 use crate::golden;
 use crate::names as rules;
 use crate::proxy::ToClient;
-use crate::room::Background;
+use crate::room::{self, Background};
 use crate::snapshots::draft::Draft;
 use crate::snapshots::remove_whole;
 use crate::snapshots::saved::Saved;
@@ -51,7 +51,7 @@ impl Node {
         self.discard(&vm).await;
         if room.was_claimed() {
             let _ = remove_whole(&saved.folder);
-            return Err(Error::no_room("What runs needs the memory."));
+            return Err(room::needed_by_runs());
         }
         let written = written.unwrap_or_else(|error| {
             debug!(%error, "it is not known what a golden run writes to at once");

@@ -175,7 +175,6 @@ impl ImageReader {
             footer,
             parent,
             backing,
-            ..
         } = Outline::of(&file, length).map_err(failed)?;
         if map.is_some() && backing.is_some() {
             return Err(failed(partial::with_backing(&footer)));

@@ -18,8 +18,6 @@ pub struct Outline {
     pub parent: Option<ParentRef>,
     /// The backing file it names.
     pub backing: Option<BackingRef>,
-    /// Bytes of the file.
-    pub file_bytes: u64,
 }
 
 impl Outline {
@@ -55,13 +53,7 @@ impl Outline {
             footer,
             parent,
             backing,
-            file_bytes: length,
         })
-    }
-
-    /// What it holds.
-    pub fn id(&self) -> ImageId {
-        self.footer.id
     }
 }
 

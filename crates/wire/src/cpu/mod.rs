@@ -74,8 +74,9 @@ pub struct Leaf {
 pub struct Host {
     /// The most that a guest that boots here is shown.
     pub shown: Profile,
-    /// The most that a captured guest may have to go on here: an earlier release, or
-    /// another runtime's rules, showed guests more.
+    /// The most that a captured guest may have to go on here. It is more than `shown`:
+    /// an earlier release showed guests features that are hidden from those that boot
+    /// today, and a guest that was captured with them needs them.
     pub restorable: Profile,
 }
 

@@ -52,9 +52,7 @@ impl Room {
         more: u64,
         job: &Arc<Job>,
     ) -> Result<Arc<Reserved>> {
-        let there = path.ancestors().find(|folder| folder.exists());
-        let device = there
-            .unwrap_or(path)
+        let device = nearest_existing(path)
             .metadata()
             .map_err(|error| Error::io("look for room", path, &error))?
             .dev();
@@ -86,8 +84,8 @@ pub fn check(path: &Path, bytes: u64) -> Result<()> {
 }
 
 fn check_beside(path: &Path, bytes: u64, others: u64) -> Result<()> {
-    let there = path.ancestors().find(|folder| folder.exists());
-    let space = rustix::fs::statvfs(there.unwrap_or(path))
+    let there = nearest_existing(path);
+    let space = rustix::fs::statvfs(there)
         .map_err(|error| Error::io("look for room", path, &error.into()))?;
     let free = space.f_bavail.saturating_mul(space.f_frsize);
     if bytes.saturating_add(others) <= free {
@@ -100,10 +98,16 @@ fn check_beside(path: &Path, bytes: u64, others: u64) -> Result<()> {
     Err(Error::no_room(format!(
         "What is to be pulled takes {} MiB at least, and {} has {} MiB left{others}.",
         bytes.div_ceil(1 << 20),
-        there.unwrap_or(path).display(),
+        there.display(),
         free >> 20
     ))
     .hint("Make room: `jiffy image prune` removes what can be pulled again."))
+}
+
+/// This path, or the nearest folder above it that exists: what is asked about its file system.
+fn nearest_existing(path: &Path) -> &Path {
+    let existing = path.ancestors().find(|folder| folder.exists());
+    existing.unwrap_or(path)
 }
 
 #[cfg(test)]
