@@ -7,10 +7,11 @@
 
 use crate::events::Events;
 use crate::readable::timespec;
-use jiffy_devices::virtio::block::{Residency, StopOrder};
+use jiffy_devices::virtio::block::{Fetched, Residency, StopOrder};
 use jiffy_sys::mapped::MappedWords;
 use jiffy_wire::disk::{
-    ChunkAnswer, ChunkRequest, LINE_MAX, MAP_HEADER, MapError, MapHeader, REQUEST_BYTES_MAX,
+    ANSWER_BYTES_MAX, ChunkAnswer, ChunkRequest, LINE_MAX, MAP_HEADER, MapError, MapHeader,
+    REQUEST_BYTES_MAX,
 };
 use jiffy_wire::timeline::names;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -104,8 +105,17 @@ pub struct DiskChunks {
 struct Link {
     stream: Option<OwnedFd>,
     heard: Vec<u8>,
+    /// An answer of which so many bytes follow.
+    coming: Option<(ChunkAnswer, usize)>,
     last: u64,
+    /// The pager was told that bytes are taken.
+    is_told: bool,
 }
+
+/// What the pager does not do.
+const NO_PROTOCOL: &str = "the pager does not keep to its protocol";
+/// What bytes of an answer are multiples of: a disk's sectors.
+const SECTOR: usize = 512;
 
 /// Why a read cannot be had: for the timeline.
 struct Failure {
@@ -166,7 +176,7 @@ impl DiskChunks {
     }
 
     /// Asks the pager, and waits until it has answered.
-    fn ask(&self, bytes: &Range<u64>, order: &StopOrder) -> io::Result<Result<(), Failure>> {
+    fn ask(&self, bytes: &Range<u64>, order: &StopOrder) -> io::Result<Result<Fetched, Failure>> {
         let failed = |sentence: String| {
             Ok(Err(Failure {
                 chunk: Some((bytes.start / u64::from(self.unit)) as u32),
@@ -214,16 +224,26 @@ impl DiskChunks {
                 },
             };
             match link.hear(id) {
-                Ok(Some(ChunkAnswer::Present { .. })) => {
+                Ok(Some((ChunkAnswer::Bytes { .. }, came))) => {
+                    if came.len() as u64 > bytes.end - bytes.start {
+                        link.hang_up();
+                        return failed(NO_PROTOCOL.into());
+                    }
+                    return Ok(Ok(Fetched::Bytes(came)));
+                }
+                Ok(Some((ChunkAnswer::Present { .. }, _))) => {
                     // Others may answer so, but the map is what counts.
                     return match self.is_present(bytes) {
-                        true => Ok(Ok(())),
+                        true => Ok(Ok(Fetched::Present)),
                         false => failed("the pager says that it is there, and it is not".into()),
                     };
                 }
-                Ok(Some(ChunkAnswer::Unavailable {
-                    chunk, sentence, ..
-                })) => return Ok(Err(Failure { chunk, sentence })),
+                Ok(Some((
+                    ChunkAnswer::Unavailable {
+                        chunk, sentence, ..
+                    },
+                    _,
+                ))) => return Ok(Err(Failure { chunk, sentence })),
                 Ok(None) => wait(link.stream.as_ref(), order, GLANCE)?,
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     link.hang_up();
@@ -270,10 +290,10 @@ impl Residency for DiskChunks {
         true
     }
 
-    fn fetch(&self, bytes: &Range<u64>, order: &StopOrder) -> io::Result<()> {
+    fn fetch(&self, bytes: &Range<u64>, order: &StopOrder) -> io::Result<Fetched> {
         debug_assert!(bytes.end - bytes.start <= REQUEST_BYTES_MAX);
         match self.ask(bytes, order)? {
-            Ok(()) => Ok(()),
+            Ok(fetched) => Ok(fetched),
             Err(failure) => {
                 self.tell(&failure);
                 Err(io::Error::other(failure.sentence))
@@ -293,6 +313,8 @@ impl Link {
         )?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
         self.heard.clear();
+        self.coming = None;
+        self.is_told = false;
         self.stream = Some(socket);
         Ok(())
     }
@@ -308,8 +330,12 @@ impl Link {
             offset: bytes.start,
             length: bytes.end - bytes.start,
         };
-        let mut line = serde_json::to_vec(&request).expect("a request is plain data");
-        line.push(b'\n');
+        let mut line = Vec::with_capacity(128);
+        if !self.is_told {
+            line.extend(line_of(&ChunkRequest::TAKES_BYTES));
+            self.is_told = true;
+        }
+        line.extend(line_of(&request));
         let stream = self.stream.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         // A line is far shorter than what the socket takes at once.
         match send(stream, &line, SendFlags::NOSIGNAL)? {
@@ -318,25 +344,18 @@ impl Link {
         }
     }
 
-    /// The answer to this request, if it is there; those to requests that were
-    /// given up are passed over. `InvalidData` if the pager does not keep to
+    /// The answer to this request, with its bytes, if it is there; those to requests that
+    /// were given up are passed over. `InvalidData` if the pager does not keep to
     /// the protocol; any other error if it is gone.
-    fn hear(&mut self, id: u64) -> io::Result<Option<ChunkAnswer>> {
-        let no_answer = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
+    fn hear(&mut self, id: u64) -> io::Result<Option<(ChunkAnswer, Vec<u8>)>> {
         loop {
-            while let Some(end) = self.heard.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.heard.drain(..=end).collect();
-                let answer: ChunkAnswer = serde_json::from_slice(&line)
-                    .map_err(|_| no_answer("the pager does not keep to its protocol"))?;
+            while let Some((answer, bytes)) = self.next_answer()? {
                 if answer.id() == id {
-                    return Ok(Some(answer));
+                    return Ok(Some((answer, bytes)));
                 }
             }
-            if self.heard.len() > LINE_MAX {
-                return Err(no_answer("the pager does not keep to its protocol"));
-            }
             let stream = self.stream.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-            let mut bytes = [0; 512];
+            let mut bytes = [0; LINE_MAX];
             match recv(stream, &mut bytes[..], RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return Err(io::ErrorKind::ConnectionReset.into()),
                 Ok((count, _)) => self.heard.extend_from_slice(&bytes[..count]),
@@ -346,6 +365,41 @@ impl Link {
             }
         }
     }
+
+    /// The next answer of what was heard.
+    fn next_answer(&mut self) -> io::Result<Option<(ChunkAnswer, Vec<u8>)>> {
+        let no_answer = || io::Error::new(io::ErrorKind::InvalidData, NO_PROTOCOL);
+        let (answer, length) = match self.coming.take() {
+            Some(coming) => coming,
+            None => {
+                let Some(end) = self.heard.iter().position(|byte| *byte == b'\n') else {
+                    let is_line = self.heard.len() <= LINE_MAX;
+                    return is_line.then_some(None).ok_or_else(no_answer);
+                };
+                let line: Vec<u8> = self.heard.drain(..=end).collect();
+                let answer = serde_json::from_slice(&line).map_err(|_| no_answer())?;
+                let length = match answer {
+                    ChunkAnswer::Bytes { length, .. } => length,
+                    _ => return Ok(Some((answer, Vec::new()))),
+                };
+                if length == 0 || length > ANSWER_BYTES_MAX || !length.is_multiple_of(SECTOR) {
+                    return Err(no_answer());
+                }
+                (answer, length)
+            }
+        };
+        if self.heard.len() < length {
+            self.coming = Some((answer, length));
+            return Ok(None);
+        }
+        Ok(Some((answer, self.heard.drain(..length).collect())))
+    }
+}
+
+fn line_of(request: &ChunkRequest) -> Vec<u8> {
+    let mut line = serde_json::to_vec(request).expect("a request is plain data");
+    line.push(b'\n');
+    line
 }
 
 /// Waits until there is something to hear, the order to stop may have come, or

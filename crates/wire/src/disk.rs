@@ -8,7 +8,8 @@
 //!
 //! For what is missing a VMM connects to the disk's socket and sends one
 //! [`ChunkRequest`] a line as JSON. Each is answered with one [`ChunkAnswer`]
-//! a line, in any order. `docs/disk-cache.md` has both in words.
+//! a line, in any order. To a VMM that began with [`ChunkRequest::TAKES_BYTES`] an
+//! answer may bring bytes. `docs/disk-cache.md` has all of it in words.
 
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +31,8 @@ pub const MAP_UNITS_MAX: u64 = u32::MAX as u64;
 pub const LINE_MAX: usize = 4096;
 /// The most bytes one request may ask for.
 pub const REQUEST_BYTES_MAX: u64 = 64 << 20;
+/// The most bytes one answer brings.
+pub const ANSWER_BYTES_MAX: usize = 256 << 10;
 
 /// The first 128 bytes of a map. The same format tells which chunks of a disk
 /// cache are there, and which blocks of an image that is still arriving.
@@ -171,6 +174,16 @@ pub struct ChunkRequest {
     pub length: u64,
 }
 
+impl ChunkRequest {
+    /// Said first on a connection: answers to it may be [`ChunkAnswer::Bytes`]. A pager
+    /// that does not know it answers `Unavailable`, as it does to any request of no bytes.
+    pub const TAKES_BYTES: ChunkRequest = ChunkRequest {
+        id: 0,
+        offset: 0,
+        length: 0,
+    };
+}
+
 /// Pager to VMM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -179,6 +192,13 @@ pub enum ChunkAnswer {
     Present {
         /// As in the request.
         id: u64,
+    },
+    /// The cache has no room for them. So many of the first bytes follow the line.
+    Bytes {
+        /// As in the request.
+        id: u64,
+        /// Bytes: 1 to [`ANSWER_BYTES_MAX`], no more than were asked for.
+        length: usize,
     },
     /// Some of them cannot be had.
     Unavailable {
@@ -195,7 +215,9 @@ impl ChunkAnswer {
     /// Which request it answers.
     pub fn id(&self) -> u64 {
         match self {
-            ChunkAnswer::Present { id } | ChunkAnswer::Unavailable { id, .. } => *id,
+            ChunkAnswer::Present { id }
+            | ChunkAnswer::Bytes { id, .. }
+            | ChunkAnswer::Unavailable { id, .. } => *id,
         }
     }
 }
@@ -251,6 +273,22 @@ mod tests {
             bits,
             [0b101, 0, 0, 0, 0, 0, 0, 0x80, 1, 0, 0, 0, 0, 0, 0, 0]
         );
+    }
+
+    /// As `docs/disk-cache.md` has them, and VMMs and pagers of other releases.
+    #[test]
+    fn what_came_after_0_1_does_not_drift() {
+        let says = |line: &str, answer: &ChunkAnswer| {
+            assert_eq!(serde_json::to_string(answer).unwrap(), line);
+            assert_eq!(&serde_json::from_str::<ChunkAnswer>(line).unwrap(), answer);
+        };
+        let (id, length) = (7, 65536);
+        says(
+            r#"{"bytes":{"id":7,"length":65536}}"#,
+            &ChunkAnswer::Bytes { id, length },
+        );
+        let takes = serde_json::to_string(&ChunkRequest::TAKES_BYTES).unwrap();
+        assert_eq!(takes, r#"{"id":0,"offset":0,"length":0}"#);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Chunks from the image into the cache.
 
+use super::room::{Unkept, WithoutRoom};
 use super::{Disk, Unavailable, lock};
 use crate::errands::Hands;
 use crate::image::{ChunkImage, Content};
@@ -8,12 +9,35 @@ use std::ops::Range;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
+/// Why chunks are not in the cache.
+#[derive(Debug)]
+pub(super) enum Unfilled {
+    /// They cannot be had.
+    Unavailable(Unavailable),
+    /// They find no room.
+    Unkept(Unkept),
+}
+
+impl From<Unfilled> for Unavailable {
+    fn from(unfilled: Unfilled) -> Unavailable {
+        match unfilled {
+            Unfilled::Unavailable(unavailable) => unavailable,
+            Unfilled::Unkept(unkept) => unkept.into(),
+        }
+    }
+}
+
 /// Bytes put into the cache at once, about.
 const RUN: usize = 256 << 10;
 
 impl Disk {
     /// Has these chunks in the cache, whoever puts them there.
-    pub(super) fn fill(&self, chunks: Range<u32>, hands: &mut Hands) -> Result<(), Unavailable> {
+    pub(super) fn fill(
+        &self,
+        chunks: Range<u32>,
+        without_room: WithoutRoom,
+        hands: &mut Hands,
+    ) -> Result<(), Unfilled> {
         let mut at = chunks.start;
         let mut fetched = chunks.start;
         while let Some(missing) = self.cache.next_missing(at..chunks.end) {
@@ -29,9 +53,17 @@ impl Disk {
             match self.claim(&missing) {
                 Some(run) => {
                     let outcome = self.fill_run(run.clone(), hands);
+                    // Nobody else waits for these as long as this waits for room.
                     self.release(&run);
-                    outcome?;
-                    at = run.end;
+                    at = match outcome {
+                        Ok(()) => run.end,
+                        Err(Unfilled::Unkept(unkept)) if without_room == WithoutRoom::Wait => {
+                            let kept = self.wait_for_room(unkept, hands);
+                            kept.map_err(Unfilled::Unkept)?;
+                            run.start
+                        }
+                        Err(unfilled) => return Err(unfilled),
+                    };
                 }
                 None => {
                     self.wait_for(missing.start);
@@ -44,7 +76,12 @@ impl Disk {
 
     /// Puts chunks there that nobody waits for; what cannot be had is left out.
     /// The first problem.
-    pub(super) fn fill_ahead(&self, chunks: &[u32], hands: &mut Hands) -> Option<Unavailable> {
+    pub(super) fn fill_ahead(
+        &self,
+        chunks: &[u32],
+        without_room: WithoutRoom,
+        hands: &mut Hands,
+    ) -> Option<Unavailable> {
         let reader = self.image.reader();
         let missing: Vec<u32> = chunks
             .iter()
@@ -62,12 +99,14 @@ impl Disk {
         for run in missing.chunk_by(|one, next| one + 1 == *next) {
             let run = run[0]..run[run.len() - 1] + 1;
             let count = u64::from(run.end - run.start);
-            match self.fill(run, hands) {
+            match self.fill(run, without_room, hands) {
                 Ok(()) => {
                     let ahead = &self.counters.ahead_chunks;
                     ahead.fetch_add(count, Ordering::Relaxed);
                 }
-                Err(error) => {
+                // The log was told of it.
+                Err(Unfilled::Unkept(unkept)) => return Some(unkept.into()),
+                Err(Unfilled::Unavailable(error)) => {
                     tracing::warn!(disk = self.name, "{}", error.sentence);
                     problem.get_or_insert(error);
                 }
@@ -79,13 +118,13 @@ impl Disk {
         problem
     }
 
-    fn go_on(&self) -> Result<(), Unavailable> {
+    fn go_on(&self) -> Result<(), Unfilled> {
         match self.has_ended() {
             false => Ok(()),
-            true => Err(Unavailable {
+            true => Err(Unfilled::Unavailable(Unavailable {
                 chunk: None,
                 sentence: format!("the disk {} is served no longer", self.name),
-            }),
+            })),
         }
     }
 
@@ -119,7 +158,7 @@ impl Disk {
     }
 
     /// Reads chunks and puts them there; those before a bad one too.
-    fn fill_run(&self, run: Range<u32>, hands: &mut Hands) -> Result<(), Unavailable> {
+    fn fill_run(&self, run: Range<u32>, hands: &mut Hands) -> Result<(), Unfilled> {
         let size = self.image.chunk_size();
         let bytes = first(&mut hands.chunks, run.len() * size);
         let mut outcome = Ok(());
@@ -132,21 +171,27 @@ impl Disk {
                     total.fetch_add(read, Ordering::Relaxed);
                 }
                 Err(error) => {
-                    outcome = Err(Unavailable {
+                    outcome = Err(Unfilled::Unavailable(Unavailable {
                         chunk: Some(chunk),
                         sentence: error.0,
-                    });
+                    }));
                     break;
                 }
             }
             good += size;
         }
         if good > 0 {
-            self.put(run.start, &bytes[..good], &hands.decoder.stop)
-                .map_err(|error| Unavailable {
-                    chunk: Some(run.start),
-                    sentence: crate::image::Unreadable::from_error(&error).0,
-                })?;
+            self.put(run.start, &bytes[..good]).map_err(|error| {
+                let unkept = Unkept {
+                    first: run.start,
+                    length: good,
+                    error,
+                };
+                match unkept.error.is_for_want_of_room() {
+                    true => Unfilled::Unkept(unkept),
+                    false => Unfilled::Unavailable(unkept.into()),
+                }
+            })?;
             let total = &self.counters.bytes_filled;
             total.fetch_add(good as u64, Ordering::Relaxed);
         }

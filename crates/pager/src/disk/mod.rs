@@ -15,16 +15,19 @@ use crate::errands::{Errands, Hands, Urgency};
 use crate::image::StoredImage;
 use crate::vm::Touched;
 use ahead::Ahead;
+use fill::Unfilled;
 use jiffy_store::disk_cache::CacheError;
 use jiffy_store::{DiskCache, Recording, Stop};
 use jiffy_sys::clock::monotonic_ns;
 use jiffy_wire::disk::REQUEST_BYTES_MAX;
 use jiffy_wire::pager::PagerStats;
+use room::WithoutRoom;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// Bytes of the disk that one piece of work ahead of need fills, about.
 const PIECE: u64 = 4 << 20;
@@ -38,6 +41,15 @@ pub struct Unavailable {
     pub chunk: Option<u32>,
     /// One sentence.
     pub sentence: String,
+}
+
+/// What became of bytes that a VMM asked for.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Had {
+    /// They are in the cache.
+    Present,
+    /// The cache has no room for them: the first of them.
+    Bytes(Vec<u8>),
 }
 
 /// What a job that fills much is told to do at its end.
@@ -56,6 +68,8 @@ pub struct Disk {
     touched: Option<Touched>,
     recording: AtomicBool,
     ended: Stop,
+    /// When the log was told that there is no room.
+    told_of_room: Mutex<Option<Instant>>,
     counters: Counters,
 }
 
@@ -88,6 +102,7 @@ impl Disk {
             touched: record.then(|| Touched::new(reader.size(), chunk_size)),
             recording: AtomicBool::new(record),
             ended: Stop::new(),
+            told_of_room: Mutex::default(),
             counters: Counters::default(),
             image,
             cache,
@@ -110,25 +125,37 @@ impl Disk {
     }
 
     /// Has bytes of the disk in the cache, for a VMM that waits for them; then
-    /// what it will probably need next is filled ahead.
+    /// what it will probably need next is filled ahead. If the cache has no room a VMM that
+    /// takes bytes has them from memory.
     pub fn demand(
         self: &Arc<Disk>,
         errands: &Errands,
         offset: u64,
         length: u64,
+        takes_bytes: bool,
         hands: &mut Hands,
-    ) -> Result<(), Unavailable> {
+    ) -> Result<Had, Unavailable> {
         let begun = monotonic_ns();
         let chunks = self.check(offset, length)?;
         if self.records() {
             self.touch(chunks.clone());
         }
-        let outcome = self.fill(chunks.clone(), hands);
+        let without_room = match takes_bytes {
+            true => WithoutRoom::GiveUp,
+            false => WithoutRoom::Wait,
+        };
+        let had = match self.fill(chunks.clone(), without_room, hands) {
+            Ok(()) => {
+                self.read_ahead(errands, chunks);
+                Ok(Had::Present)
+            }
+            Err(Unfilled::Unkept(unkept)) if takes_bytes => {
+                self.without_room(offset, length, &unkept, hands)
+            }
+            Err(unfilled) => Err(unfilled.into()),
+        };
         self.counters.request(begun);
-        if outcome.is_ok() {
-            self.read_ahead(errands, chunks);
-        }
-        outcome
+        had
     }
 
     /// The chunks of a request, if it is one.
@@ -176,7 +203,7 @@ impl Disk {
         let disk = self.clone();
         errands.push(Urgency::Ahead, self.lane(), move |hands| {
             let chunks: Vec<u32> = next.collect();
-            disk.fill_ahead(&chunks, hands);
+            disk.fill_ahead(&chunks, WithoutRoom::GiveUp, hands);
         });
     }
 
@@ -196,7 +223,7 @@ impl Disk {
         for piece in self.pieces(chunks) {
             let disk = self.clone();
             errands.push(Urgency::Ahead, self.lane(), move |hands| {
-                disk.fill_ahead(&piece, hands);
+                disk.fill_ahead(&piece, WithoutRoom::GiveUp, hands);
             });
         }
     }
@@ -214,7 +241,11 @@ impl Disk {
         for piece in pieces {
             let (disk, left) = (self.clone(), left.clone());
             errands.push(Urgency::Ahead, self.lane(), move |hands| {
-                let problem = disk.fill_ahead(&piece, hands);
+                // Of pieces without number the first that finds no room is enough.
+                let problem = match lock(&left.1).0.is_some() {
+                    true => None,
+                    false => disk.fill_ahead(&piece, WithoutRoom::Wait, hands),
+                };
                 let mut end = lock(&left.1);
                 end.0 = end.0.take().or(problem.map(|problem| problem.sentence));
                 if left.0.fetch_sub(1, Ordering::AcqRel) == 1

@@ -3,43 +3,138 @@
 //! A read that failed for want of room would be an I/O error in a guest that has done
 //! nothing wrong. What can be had again gives way: first what was fetched of the image,
 //! whose chunks the cache has unpacked, then the caches beside it that nobody uses. Then
-//! the read waits for a while: the node or its user may make room.
+//! the VMM gets the bytes themselves, and its next read of them tries anew to keep them. One
+//! of an older release, which takes no bytes, waits for a while: the node or its user may
+//! make room.
 
-use super::Disk;
-use jiffy_store::Stop;
+use super::{Disk, Had, Unavailable, lock};
+use crate::errands::Hands;
+use crate::image::{ChunkImage, Content};
+use crate::vm::first;
 use jiffy_store::disk_cache::{CacheError, trim_others};
+use jiffy_wire::disk::ANSWER_BYTES_MAX;
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long a read waits for room. Its VMM waits three times as long for the pager.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// How often it looks.
 const GLANCE: Duration = Duration::from_millis(100);
+/// How often the log is told that there is no room.
+const TOLD_EVERY: Duration = Duration::from_secs(600);
+
+/// What to do with chunks that find no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WithoutRoom {
+    /// Wait for room.
+    Wait,
+    /// Give up.
+    GiveUp,
+}
+
+/// Chunks that were read and find no room: they are the first of [`Hands::chunks`].
+#[derive(Debug)]
+pub(super) struct Unkept {
+    /// The first.
+    pub first: u32,
+    /// Bytes.
+    pub length: usize,
+    /// Why not.
+    pub error: CacheError,
+}
 
 impl Disk {
     /// Puts chunks into the cache, if need be in the place of others.
-    pub(super) fn put(&self, first: u32, bytes: &[u8], stop: &Stop) -> Result<(), CacheError> {
+    pub(super) fn put(&self, first: u32, bytes: &[u8]) -> Result<(), CacheError> {
+        let error = match self.cache.put(first, bytes) {
+            Err(error) if error.is_for_want_of_room() => error,
+            done => return done,
+        };
+        self.image.reader().shed();
+        if self.cache.put(first, bytes).is_ok() {
+            return Ok(());
+        }
+        let freed = trim_others(self.cache.folder(), bytes.len() as u64);
+        if freed > 0 && self.cache.put(first, bytes).is_ok() {
+            return Ok(());
+        }
+        let mut told = lock(&self.told_of_room);
+        if told.is_none_or(|told| told.elapsed() > TOLD_EVERY) {
+            *told = Some(Instant::now());
+            tracing::warn!(disk = self.name, %error, "what is read finds no room and is not kept");
+        }
+        Err(error)
+    }
+
+    /// Waits until chunks find room.
+    pub(super) fn wait_for_room(&self, unkept: Unkept, hands: &Hands) -> Result<(), Unkept> {
         let begun = Instant::now();
         loop {
-            let error = match self.cache.put(first, bytes) {
-                Err(error) if error.is_for_want_of_room() => error,
-                done => return done,
-            };
-            self.image.reader().shed();
-            if self.cache.put(first, bytes).is_ok() {
-                return Ok(());
-            }
-            let freed = trim_others(self.cache.folder(), bytes.len() as u64);
-            if freed > 0 && self.cache.put(first, bytes).is_ok() {
-                return Ok(());
-            }
-            if stop.is_given_up() || self.has_ended() || begun.elapsed() > PATIENCE {
-                return Err(error);
-            }
-            if begun.elapsed() < GLANCE {
-                tracing::warn!(disk = self.name, %error, "a read waits for room");
+            if hands.decoder.stop.is_given_up() || self.has_ended() || begun.elapsed() > PATIENCE {
+                return Err(unkept);
             }
             thread::sleep(GLANCE);
+            match self.put(unkept.first, &hands.chunks[..unkept.length]) {
+                Ok(()) => return Ok(()),
+                Err(error) if error.is_for_want_of_room() => {}
+                Err(error) => return Err(Unkept { error, ..unkept }),
+            }
+        }
+    }
+
+    /// The first bytes of a range of which some find no room.
+    pub(super) fn without_room(
+        &self,
+        offset: u64,
+        length: u64,
+        unkept: &Unkept,
+        hands: &mut Hands,
+    ) -> Result<Had, Unavailable> {
+        let size = self.image.chunk_size();
+        let end = offset + length.min(ANSWER_BYTES_MAX as u64);
+        let read = std::mem::take(&mut hands.chunks);
+        let mut bytes = Vec::with_capacity((end - offset) as usize);
+        for chunk in self.cache.chunks_of(&(offset..end)) {
+            let start = u64::from(chunk) * size as u64;
+            let part =
+                offset.saturating_sub(start) as usize..(end - start).min(size as u64) as usize;
+            let at = chunk
+                .checked_sub(unkept.first)
+                .map(|nth| nth as usize * size);
+            match at.and_then(|at| read[..unkept.length].get(at..at + size)) {
+                Some(chunk) => bytes.extend_from_slice(&chunk[part]),
+                None => bytes.extend_from_slice(&self.read_chunk(chunk, hands)?[part]),
+            }
+        }
+        hands.chunks = read;
+        Ok(Had::Bytes(bytes))
+    }
+
+    /// A chunk out of the cache or the image.
+    fn read_chunk<'a>(&self, chunk: u32, hands: &'a mut Hands) -> Result<&'a [u8], Unavailable> {
+        let bytes = first(&mut hands.chunks, self.image.chunk_size());
+        if self.cache.has(chunk) && self.cache.read(chunk, bytes).is_ok() {
+            return Ok(bytes);
+        }
+        match self.image.read(&mut hands.decoder, chunk, bytes) {
+            Ok(Content::Zero) => bytes.fill(0),
+            Ok(Content::Bytes { .. }) => {}
+            Err(error) => {
+                return Err(Unavailable {
+                    chunk: Some(chunk),
+                    sentence: error.0,
+                });
+            }
+        }
+        Ok(bytes)
+    }
+}
+
+impl From<Unkept> for Unavailable {
+    fn from(unkept: Unkept) -> Unavailable {
+        Unavailable {
+            chunk: Some(unkept.first),
+            sentence: crate::image::Unreadable::from_error(&unkept.error).0,
         }
     }
 }

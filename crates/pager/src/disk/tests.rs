@@ -128,8 +128,21 @@ impl Bench {
     }
 
     fn demand(&self, disk: &Arc<Disk>, offset: usize, length: usize) -> Result<(), Unavailable> {
+        let had = self.demand_as(disk, offset, length, false)?;
+        assert_eq!(had, Had::Present);
+        Ok(())
+    }
+
+    fn demand_as(
+        &self,
+        disk: &Arc<Disk>,
+        offset: usize,
+        length: usize,
+        takes_bytes: bool,
+    ) -> Result<Had, Unavailable> {
+        let (offset, length) = (offset as u64, length as u64);
         let mut hands = Hands::default();
-        disk.demand(&self.errands, offset as u64, length as u64, &mut hands)
+        disk.demand(&self.errands, offset, length, takes_bytes, &mut hands)
     }
 
     fn check(&self, disk: &Disk, range: Range<usize>) {
@@ -241,7 +254,7 @@ fn who_waits_for_one_chunk_waits_for_nobody_else_s() {
     let waiting: Vec<_> = (0..3)
         .map(|_| {
             let (disk, errands) = (disk.clone(), bench.errands.clone());
-            thread::spawn(move || disk.demand(&errands, 0, 4096, &mut Hands::default()))
+            thread::spawn(move || disk.demand(&errands, 0, 4096, false, &mut Hands::default()))
         })
         .collect();
     asked.recv_timeout(PATIENCE).unwrap();
@@ -374,8 +387,8 @@ fn on_a_full_disk_caches_give_way_and_then_a_read_waits() {
     small.fill();
     thread::scope(|scope| {
         let read = scope.spawn(|| bench.demand(&disk, 20 * CHUNK, 4 * CHUNK));
-        // It has met the full disk, and gone on.
-        while !lock(&disk.filling).contains(&20) {
+        // It has met the full disk.
+        while lock(&disk.told_of_room).is_none() {
             thread::yield_now();
         }
         fs::remove_file(small.0.join("filler")).unwrap();
@@ -386,4 +399,43 @@ fn on_a_full_disk_caches_give_way_and_then_a_read_waits() {
     small.fill();
     disk.end();
     bench.demand(&disk, 30 * CHUNK, CHUNK).unwrap_err();
+}
+
+#[test]
+fn what_finds_no_room_is_had_from_memory_at_once_and_kept_when_there_is_room() {
+    let bench = Bench::new(40, None);
+    let small = SmallDisk::mount(&bench.folder.path().join("disks"), 80 * CHUNK);
+    let image = Arc::new(StoredImage::open(&bench.whole).unwrap());
+    let disk = Disk::open("disk", image, &small.0.join("disk"), false).unwrap();
+    let disk = Arc::new(disk);
+    bench.demand(&disk, 6 * CHUNK, CHUNK).unwrap();
+    small.fill();
+    let begun = Instant::now();
+    // From the middle of a chunk that is not there, over one that is and one of zeros.
+    let (start, length) = (5 * CHUNK + 512, 7 * CHUNK - 1024);
+    let mut at = start;
+    while at < start + length {
+        let had = bench
+            .demand_as(&disk, at, start + length - at, true)
+            .unwrap();
+        let Had::Bytes(bytes) = had else {
+            panic!("there is no room");
+        };
+        assert!(!bytes.is_empty() && bytes.len() <= 256 << 10);
+        assert!(bytes == bench.bytes[at..at + bytes.len()], "{at}");
+        at += bytes.len();
+    }
+    assert!(!disk.cache().has(5));
+    // One that takes none waits in vain, and keeps nobody else from them.
+    thread::scope(|scope| {
+        let patient = scope.spawn(|| bench.demand(&disk, 20 * CHUNK, CHUNK));
+        let had = bench.demand_as(&disk, 20 * CHUNK, CHUNK, true).unwrap();
+        assert!(matches!(had, Had::Bytes(bytes) if bytes == bench.bytes[20 * CHUNK..][..CHUNK]));
+        assert!(begun.elapsed() < room::PATIENCE, "it waited");
+        fs::remove_file(small.0.join("filler")).unwrap();
+        patient.join().unwrap().unwrap();
+    });
+    let had = bench.demand_as(&disk, start, length, true).unwrap();
+    assert_eq!(had, Had::Present);
+    bench.check(&disk, 5 * CHUNK..12 * CHUNK);
 }

@@ -4,7 +4,7 @@ use super::opening::{Opened, Opening, Wanted};
 use super::requests::Answer;
 use super::served::say_failed;
 use super::{Notice, Notifier, Server, aside, listen};
-use crate::disk::{Disk, Unavailable};
+use crate::disk::{Disk, Had, Unavailable};
 use crate::errands::{Errands, Urgency};
 use crate::image::Unreadable;
 use jiffy_store::{Recording, Stop};
@@ -39,6 +39,8 @@ pub(super) struct DiskPeer {
     input: Vec<u8>,
     output: Vec<u8>,
     pending: usize,
+    /// It understands [`ChunkAnswer::Bytes`].
+    takes_bytes: bool,
     /// The process, if it is known.
     pid: Option<i32>,
     /// Given up when it has gone: for what it asked for.
@@ -120,10 +122,11 @@ impl DiskPeer {
             .map_err(|error| format!("the line is not a request: {error}"))
     }
 
-    fn answer(&mut self, answer: &ChunkAnswer) {
-        let mut line = serde_json::to_vec(answer).expect("an answer is plain data");
-        line.push(b'\n');
+    fn answer(&mut self, answer: &ChunkAnswer, bytes: &[u8]) {
+        let line = serde_json::to_vec(answer).expect("an answer is plain data");
         self.output.extend(line);
+        self.output.push(b'\n');
+        self.output.extend(bytes);
     }
 
     /// False when the connection is over.
@@ -257,6 +260,7 @@ impl Server {
                 input: Vec::new(),
                 output: Vec::new(),
                 pending: 0,
+                takes_bytes: false,
                 pid,
                 stop: Stop::new(),
             };
@@ -277,10 +281,16 @@ impl Server {
     }
 
     /// An answer for a VMM, if that is still there.
-    pub(super) fn answer_disk_peer(&mut self, name: &str, number: u64, answer: &ChunkAnswer) {
+    pub(super) fn answer_disk_peer(
+        &mut self,
+        name: &str,
+        number: u64,
+        answer: &ChunkAnswer,
+        bytes: &[u8],
+    ) {
         if let Some(peer) = self.disk_peer(name, number) {
             peer.pending -= 1;
-            peer.answer(answer);
+            peer.answer(answer, bytes);
             self.continue_disk_peer(name, number);
         }
     }
@@ -299,6 +309,7 @@ impl Server {
         };
         loop {
             match peer.next_request() {
+                Ok(Some(ChunkRequest::TAKES_BYTES)) => peer.takes_bytes = true,
                 Ok(Some(request)) => {
                     peer.pending += 1;
                     let work = Work {
@@ -307,6 +318,7 @@ impl Server {
                         notifier: self.notifier.clone(),
                         peer: number,
                         stop: peer.stop.clone(),
+                        takes_bytes: peer.takes_bytes,
                         request,
                     };
                     work.begin();
@@ -382,6 +394,7 @@ struct Work {
     notifier: Notifier,
     peer: u64,
     stop: Stop,
+    takes_bytes: bool,
     request: ChunkRequest,
 }
 
@@ -394,9 +407,16 @@ impl Work {
             }
             hands.decoder.stop = self.stop.clone();
             let ChunkRequest { id, offset, length } = self.request;
-            let outcome = self.disk.demand(&self.errands, offset, length, hands);
+            let (disk, takes_bytes) = (&self.disk, self.takes_bytes);
+            let outcome = disk.demand(&self.errands, offset, length, takes_bytes, hands);
+            let mut bytes = Vec::new();
             let answer = match outcome {
-                Ok(()) => ChunkAnswer::Present { id },
+                Ok(Had::Present) => ChunkAnswer::Present { id },
+                Ok(Had::Bytes(had)) => {
+                    bytes = had;
+                    let length = bytes.len();
+                    ChunkAnswer::Bytes { id, length }
+                }
                 Err(_) if self.stop.is_given_up() => return,
                 Err(Unavailable { chunk, sentence }) => {
                     tracing::error!(disk = self.disk.name(), chunk, "{sentence}");
@@ -411,6 +431,7 @@ impl Work {
                 name: self.disk.name().to_owned(),
                 peer: self.peer,
                 answer,
+                bytes,
             });
         });
     }

@@ -82,6 +82,8 @@ enum Notice {
         name: String,
         peer: u64,
         answer: ChunkAnswer,
+        /// What follows it.
+        bytes: Vec<u8>,
     },
 }
 
@@ -286,9 +288,12 @@ impl Server {
                 Notice::Prefetched { name } => self.keep_working_set(&name),
                 Notice::WorkingSet { image, set } => self.working_sets.keep(image, set),
                 Notice::Opened { name, outcome } => self.opened(&name, outcome),
-                Notice::DiskAnswer { name, peer, answer } => {
-                    self.answer_disk_peer(&name, peer, &answer);
-                }
+                Notice::DiskAnswer {
+                    name,
+                    peer,
+                    answer,
+                    bytes,
+                } => self.answer_disk_peer(&name, peer, &answer, &bytes),
                 Notice::Answer { client, problem } => self.answer_late(client, problem),
             }
         }

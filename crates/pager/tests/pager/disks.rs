@@ -17,7 +17,7 @@ pub(super) const SIZE: usize = 2 * MIB;
 
 /// A connection as a VMM's block device makes it.
 pub(super) struct Vmm {
-    stream: BufReader<UnixStream>,
+    pub(super) stream: BufReader<UnixStream>,
     next: u64,
 }
 
@@ -40,7 +40,7 @@ impl Vmm {
         id
     }
 
-    fn say(&mut self, text: &str) {
+    pub(super) fn say(&mut self, text: &str) {
         self.stream.get_mut().write_all(text.as_bytes()).unwrap();
     }
 
@@ -50,7 +50,7 @@ impl Vmm {
         serde_json::from_str(&line).unwrap()
     }
 
-    fn fill(&mut self, offset: u64, length: u64) -> ChunkAnswer {
+    pub(super) fn fill(&mut self, offset: u64, length: u64) -> ChunkAnswer {
         let id = self.ask(offset, length);
         let answer = self.hear();
         assert_eq!(answer.id(), id);

@@ -3,6 +3,7 @@
 mod disks;
 mod elsewhere;
 mod floods;
+mod full_disk;
 mod hostile;
 mod jobs;
 mod many;

@@ -211,6 +211,15 @@ impl DiskCache {
             .map_err(|error| CacheError::Io(self.folder.clone(), error))
     }
 
+    /// Reads a chunk that is there into bytes that are as long as one; the last is padded.
+    pub fn read(&self, chunk: u32, bytes: &mut [u8]) -> io::Result<()> {
+        let start = u64::from(chunk);
+        let place = self.map.bytes_of(&(start..start + 1));
+        let (there, padding) = bytes.split_at_mut((place.end - place.start) as usize);
+        padding.fill(0);
+        self.contents.read_exact_at(there, place.start)
+    }
+
     /// Syncs what is there, so that it outlives a loss of power. Nobody puts
     /// chunks there from then on, and others may open the cache although this is
     /// not dropped yet.

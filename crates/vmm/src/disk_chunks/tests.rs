@@ -2,7 +2,7 @@ use super::*;
 use jiffy_devices::virtio::block::StopOrder;
 use jiffy_wire::vmm;
 use std::fs::{self, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::AtomicBool;
 use std::thread;
@@ -82,10 +82,23 @@ fn set(map: &Path, chunks: Range<u64>) {
     }
 }
 
-fn hear(stream: &UnixStream) -> Option<ChunkRequest> {
-    let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line).ok()?;
-    serde_json::from_str(&line).ok()
+/// The next request; before the first it is said that bytes are taken.
+fn hear(mut stream: &UnixStream) -> Option<ChunkRequest> {
+    let mut line = Vec::new();
+    while line.last() != Some(&b'\n') {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).ok()?;
+        line.extend(byte);
+    }
+    match serde_json::from_slice(&line).ok()? {
+        ChunkRequest::TAKES_BYTES => hear(stream),
+        request => Some(request),
+    }
+}
+
+fn bring(mut stream: &UnixStream, id: u64, length: usize, bytes: &[u8]) {
+    say(stream, &ChunkAnswer::Bytes { id, length });
+    stream.write_all(bytes).unwrap();
 }
 
 fn say(mut stream: &UnixStream, answer: &ChunkAnswer) {
@@ -191,6 +204,59 @@ fn the_pager_is_asked_and_its_answer_waited_for() {
     for part in ["disk.chunk_unavailable", "disk root", "chunk 9", "nobody's"] {
         assert!(told.contains(part), "{told}");
     }
+}
+
+#[test]
+fn what_finds_no_room_comes_with_the_answer() {
+    let mut bench = Bench::new();
+    let chunks = bench.open();
+    let listener = bench.listener.take().unwrap();
+    let pager = thread::spawn(move || {
+        let stream = listener.accept().unwrap().0;
+        let mut first = String::new();
+        BufReader::with_capacity(1, &stream)
+            .read_line(&mut first)
+            .unwrap();
+        assert_eq!(first, "{\"id\":0,\"offset\":0,\"length\":0}\n");
+        let request = hear(&stream).unwrap();
+        // As a pager says who does not know the word; bytes of one that was given up; and
+        // then what was asked for, with line ends in it.
+        let unavailable = |id| ChunkAnswer::Unavailable {
+            id,
+            chunk: None,
+            sentence: "0 bytes were asked for".into(),
+        };
+        say(&stream, &unavailable(0));
+        bring(&stream, 77, 1024, &[b'\n'; 1024]);
+        bring(&stream, request.id, 256 << 10, &[b'\n'; 256 << 10]);
+        let request = hear(&stream).unwrap();
+        // The rest is asked for, on the same connection.
+        assert_eq!(request.offset, 256 << 10);
+        bring(&stream, request.id, 512, &[7; 512]);
+        let mut stream = stream;
+        for (asked, length) in [(512, 1024), (512, 0), (512, 100), (1 << 20, 512 << 10)] {
+            let request = hear(&stream).unwrap();
+            assert_eq!(request.length, asked);
+            let (id, line) = (request.id, vec![1; length]);
+            say(&stream, &ChunkAnswer::Bytes { id, length });
+            let _ = (&stream).write_all(&line);
+            assert!(hear(&stream).is_none(), "{length}");
+            if length != 512 << 10 {
+                stream = listener.accept().unwrap().0;
+            }
+        }
+    });
+    let fetch = |bytes: Range<u64>| chunks.fetch(&bytes, &no_order());
+    let came = fetch(0..(256 << 10) + 512).unwrap();
+    assert_eq!(came, Fetched::Bytes(vec![b'\n'; 256 << 10]));
+    let came = fetch(256 << 10..(256 << 10) + 512).unwrap();
+    assert_eq!(came, Fetched::Bytes(vec![7; 512]));
+    for asked in [512, 512, 512, 1 << 20] {
+        let error = fetch(0..asked).unwrap_err();
+        assert!(error.to_string().contains("protocol"), "{error}");
+    }
+    drop(chunks);
+    pager.join().unwrap();
 }
 
 #[test]
@@ -315,6 +381,8 @@ fn everything_can_be_done_in_the_sandbox() {
                 sentence: "x".repeat(1000),
             },
         );
+        let request = hear(&stream).unwrap();
+        bring(&stream, request.id, 64 << 10, &[5; 64 << 10]);
         // The last is never answered.
         hear(&stream).unwrap();
         stream
@@ -325,6 +393,8 @@ fn everything_can_be_done_in_the_sandbox() {
         let order = no_order();
         chunks.fetch(&(CHUNK..2 * CHUNK), &order).unwrap();
         chunks.fetch(&(2 * CHUNK..3 * CHUNK), &order).unwrap_err();
+        let came = chunks.fetch(&(2 * CHUNK..3 * CHUNK), &order).unwrap();
+        assert_eq!(came, Fetched::Bytes(vec![5; CHUNK as usize]));
         let stop = Arc::new(AtomicBool::new(false));
         let order = StopOrder::from(stop.clone());
         // No thread may be started here: the order has come already.

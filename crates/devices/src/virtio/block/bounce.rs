@@ -30,10 +30,7 @@ impl Bounce {
     ) -> io::Result<()> {
         let buffer = self.buffer();
         let mut left: u64 = segments.iter().map(|segment| segment.length as u64).sum();
-        let mut cursor = Cursor {
-            segments,
-            consumed: 0,
-        };
+        let mut cursor = Cursor::new(segments);
         while left > 0 {
             let count = left.min(CHUNK as u64);
             let chunk = &mut buffer[..count as usize];
@@ -80,15 +77,32 @@ impl Bounce {
 }
 
 /// A place in a list of segments.
-struct Cursor<'a> {
+pub(super) struct Cursor<'a> {
     segments: &'a [Segment],
     /// Bytes of the first segment already done.
     consumed: usize,
 }
 
-impl Cursor<'_> {
+impl<'a> Cursor<'a> {
+    pub(super) fn new(segments: &'a [Segment]) -> Cursor<'a> {
+        Cursor {
+            segments,
+            consumed: 0,
+        }
+    }
+
+    /// What is still to be done.
+    pub(super) fn rest(&self) -> Vec<Segment> {
+        let mut rest = self.segments.to_vec();
+        if let Some(first) = rest.first_mut() {
+            first.address.0 += self.consumed as u64;
+            first.length -= self.consumed;
+        }
+        rest
+    }
+
     /// Pairs all of `chunk` with the guest memory that comes next.
-    fn run(
+    pub(super) fn run(
         &mut self,
         mut chunk: &mut [u8],
         mut copy: impl FnMut(&mut [u8], GuestAddress) -> Result<(), vm_memory::GuestMemoryError>,

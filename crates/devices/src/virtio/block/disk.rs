@@ -1,10 +1,10 @@
 //! Bytes of a file or block device, to and from guest memory.
 
 use super::SECTOR;
-use super::bounce::Bounce;
+use super::bounce::{Bounce, Cursor};
 use super::options::{BlockError, BlockOptions};
 use super::request::Segment;
-use super::residency::{Residency, StopOrder};
+use super::residency::{Fetched, Residency, StopOrder};
 use super::vectored::{Direction, Vectors};
 use crate::GuestMemory;
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, StatxFlags};
@@ -15,7 +15,7 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use vm_memory::GuestAddress;
+use vm_memory::{Bytes, GuestAddress};
 
 /// Linux 6.1: which alignment direct I/O needs. Not among rustix's names.
 const STATX_DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
@@ -163,8 +163,7 @@ impl Disk {
         bytes: u64,
     ) -> io::Result<()> {
         if bytes <= PIECE_BYTES as u64 {
-            self.have(scratch, direction, offset, bytes)?;
-            return self.transfer_piece(scratch, direction, memory, segments, offset);
+            return self.transfer_piece(scratch, direction, memory, segments, offset, bytes);
         }
         let mut piece = std::mem::take(&mut scratch.piece);
         let mut rest = Rest {
@@ -175,35 +174,58 @@ impl Disk {
         let end = offset + bytes;
         while result.is_ok() && rest.next_piece(&mut piece) {
             let bytes = (end - offset).min(PIECE_BYTES as u64);
-            result = scratch
-                .go_on()
-                .and_then(|()| self.have(scratch, direction, offset, bytes))
-                .and_then(|()| self.transfer_piece(scratch, direction, memory, &piece, offset));
+            result = scratch.go_on().and_then(|()| {
+                self.transfer_piece(scratch, direction, memory, &piece, offset, bytes)
+            });
             offset += PIECE_BYTES as u64;
         }
         scratch.piece = piece;
         result
     }
 
-    /// Has what is to be read in the file.
-    fn have(
+    /// Moves bytes of which some may not be in the file yet.
+    fn transfer_piece(
         &self,
-        scratch: &Scratch,
+        scratch: &mut Scratch,
         direction: Direction,
+        memory: &GuestMemory,
+        segments: &[Segment],
         offset: u64,
         bytes: u64,
     ) -> io::Result<()> {
-        let Some(residency) = &self.residency else {
-            return Ok(());
+        let missing = match &self.residency {
+            Some(residency) if direction == Direction::Read => {
+                let bytes = offset..offset + bytes;
+                (!residency.is_present(&bytes)).then_some((residency, bytes))
+            }
+            _ => None,
         };
-        let bytes = offset..offset + bytes;
-        if direction == Direction::Write || residency.is_present(&bytes) {
-            return Ok(());
+        let Some((residency, mut bytes)) = missing else {
+            return self.transfer_here(scratch, direction, memory, segments, offset);
+        };
+        let mut cursor = Cursor::new(segments);
+        loop {
+            let mut came = match residency.fetch(&bytes, &scratch.order)? {
+                Fetched::Present => break,
+                Fetched::Bytes(came) => came,
+            };
+            let length = came.len() as u64;
+            if length == 0 || length > bytes.end - bytes.start {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            cursor.run(&mut came, |part, address| memory.write_slice(part, address))?;
+            bytes.start += length;
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            scratch.go_on()?;
         }
-        residency.fetch(&bytes, &scratch.order)
+        let rest = cursor.rest();
+        self.transfer_here(scratch, direction, memory, &rest, bytes.start)
     }
 
-    fn transfer_piece(
+    /// Moves bytes that are in the file.
+    fn transfer_here(
         &self,
         scratch: &mut Scratch,
         direction: Direction,

@@ -41,7 +41,7 @@ pub use device::Block;
 pub use executor::Executor;
 pub use limit::{Cost, RateLimit};
 pub use options::{BlockError, BlockOptions, ID_BYTES};
-pub use residency::{Residency, StopOrder};
+pub use residency::{Fetched, Residency, StopOrder};
 pub use state::{BlockState, RestoreError};
 
 /// Bytes of the unit in which the protocol counts (Virtio 1.3 §5.2.4).

@@ -16,10 +16,20 @@ pub trait Residency: std::fmt::Debug + Send + Sync {
     /// it should cost next to nothing. What is there stays there.
     fn is_present(&self, bytes: &Range<u64>) -> bool;
 
-    /// Waits until they are. The guest gets an I/O error for any error but
-    /// [`io::ErrorKind::Interrupted`], which means that the order to stop has
-    /// come: then the request is done anew another time.
-    fn fetch(&self, bytes: &Range<u64>, order: &StopOrder) -> io::Result<()>;
+    /// Waits until they are, or until some have come that the file has no room for. The
+    /// guest gets an I/O error for any error but [`io::ErrorKind::Interrupted`], which
+    /// means that the order to stop has come: then the request is done anew another time.
+    fn fetch(&self, bytes: &Range<u64>, order: &StopOrder) -> io::Result<Fetched>;
+}
+
+/// What became of bytes that were missing.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Fetched {
+    /// All of them are in the file.
+    Present,
+    /// The first of them, at least one and no more than were asked for. They are not in
+    /// the file.
+    Bytes(Vec<u8>),
 }
 
 /// The order to stop, for those who wait in a disk's thread.

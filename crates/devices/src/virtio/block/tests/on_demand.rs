@@ -1,7 +1,7 @@
 //! Disks whose file is filled as it is read.
 
 use super::driver::*;
-use crate::virtio::block::{Block, BlockOptions, Residency, SECTOR, StopOrder};
+use crate::virtio::block::{Block, BlockOptions, Fetched, Residency, SECTOR, StopOrder};
 use crate::virtio::testing::{Buffer, DriverQueue, Running, memory};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::fs::OpenOptions;
@@ -28,6 +28,10 @@ struct Map {
 enum Mood {
     Fill,
     Fail,
+    /// The file has no room: some sectors at a time come as bytes.
+    Bring(usize),
+    /// As many, and what comes next is in the file.
+    BringOnce(usize),
     /// Until the order to stop comes.
     Wait,
 }
@@ -59,10 +63,18 @@ impl Residency for Map {
         present[Map::sectors(bytes)].iter().all(|there| *there)
     }
 
-    fn fetch(&self, bytes: &Range<u64>, order: &StopOrder) -> io::Result<()> {
+    fn fetch(&self, bytes: &Range<u64>, order: &StopOrder) -> io::Result<Fetched> {
         self.asked.lock().unwrap().send(bytes.clone()).unwrap();
         let mood = *self.mood.lock().unwrap();
         match mood {
+            Mood::Bring(most) | Mood::BringOnce(most) => {
+                if matches!(mood, Mood::BringOnce(_)) {
+                    self.feel(Mood::Fill);
+                }
+                let sectors = Map::sectors(bytes).take(most);
+                let came = sectors.flat_map(|sector| [sector as u8 ^ 0xff; SECTOR as usize]);
+                Ok(Fetched::Bytes(came.collect()))
+            }
             Mood::Fill => {
                 let file = OpenOptions::new().write(true).open(&self.path).unwrap();
                 let sectors = Map::sectors(bytes);
@@ -71,7 +83,7 @@ impl Residency for Map {
                     file.write_all_at(&bytes, sector as u64 * SECTOR).unwrap();
                 }
                 self.present.lock().unwrap()[sectors].fill(true);
-                Ok(())
+                Ok(Fetched::Present)
             }
             Mood::Fail => Err(io::Error::other("chunk 1 cannot be had")),
             Mood::Wait => {
@@ -138,6 +150,34 @@ fn what_cannot_be_had_is_an_error_and_the_disk_goes_on() {
     map.feel(Mood::Fill);
     assert_eq!(guest.read(20, 4096).0, OK);
     assert_eq!(guest.load(DATA, 512), [20 ^ 0xff; 512]);
+}
+
+#[test]
+fn what_the_file_has_no_room_for_is_read_as_it_came() {
+    let fixture = Fixture::new(64);
+    let (map, asked) = Map::new(&fixture, 64);
+    let mut guest = start(&fixture, &map);
+    // Into buffers that end where no answer does.
+    let data = [
+        Buffer::writable(DATA, 700),
+        Buffer::writable(DATA + 700, 8 * 512 - 700),
+    ];
+    let expected: Vec<u8> = (16..24).flat_map(|sector| [sector ^ 0xff; 512]).collect();
+    for (mood, questions) in [
+        (Mood::Bring(3), 3),
+        (Mood::Bring(8), 1),
+        (Mood::BringOnce(3), 2),
+    ] {
+        map.feel(mood);
+        guest.driver.store(DATA, &[0; 8 * 512]);
+        assert_eq!(guest.request(IN, 16, &data), (OK, 8 * 512 + 1), "{mood:?}");
+        assert_eq!(guest.load(DATA, 8 * 512), expected, "{mood:?}");
+        assert_eq!(asked.try_iter().count(), questions, "{mood:?}");
+    }
+    // No bytes are no answer.
+    map.present.lock().unwrap().fill(false);
+    map.feel(Mood::Bring(0));
+    assert_eq!(guest.read(16, 512), (IO_ERROR, 1));
 }
 
 #[test]

@@ -1,0 +1,87 @@
+//! Disks that are filled on demand where the host's disk is full.
+
+use super::disks::*;
+use super::support::*;
+use jiffy_wire::disk::{ANSWER_BYTES_MAX, ChunkAnswer, ChunkRequest};
+use jiffy_wire::pager::OpenDisk;
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+/// A file system of its own, which is root's to mount.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(at: &Path, size: usize) -> SmallDisk {
+        fs::create_dir(at).unwrap();
+        let mounted = std::process::Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
+            .arg(at)
+            .status();
+        assert!(mounted.unwrap().success(), "mounting a tmpfs needs root");
+        SmallDisk(at.to_owned())
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let mut command = std::process::Command::new("umount");
+        let _ = command.arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn on_a_full_disk_a_monitor_that_takes_bytes_gets_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), SIZE, |_| {});
+    let small = SmallDisk::mount(&folder.path().join("small"), MIB);
+    let pager = Pager::start(folder.path(), &[]);
+    let disk = OpenDisk {
+        cache: small.0.join("cache"),
+        ..request(folder.path(), &image)
+    };
+    let mut vmm = open(&pager, &disk);
+    vmm.have(0, CHUNK);
+    let filler = small.0.join("filler");
+    let mut file = fs::File::create(&filler).unwrap();
+    while file.write_all(&[1; 4096]).is_ok() {}
+    let takes = serde_json::to_string(&ChunkRequest::TAKES_BYTES).unwrap();
+    vmm.say(&format!("{takes}\n"));
+    // Begins with what is there; an answer has no more than a part.
+    let mut at = 0;
+    while at < SIZE {
+        match vmm.fill(at as u64, (SIZE - at) as u64) {
+            ChunkAnswer::Bytes { length, .. } => {
+                assert!(length <= ANSWER_BYTES_MAX);
+                let mut bytes = vec![0; length];
+                vmm.stream.read_exact(&mut bytes).unwrap();
+                assert!(bytes == contents(SIZE)[at..at + length], "{at}");
+                at += length;
+            }
+            ChunkAnswer::Present { .. } => {
+                check(&disk.cache, at as u64, (SIZE - at) as u64);
+                break;
+            }
+            answer => panic!("{answer:?}"),
+        }
+    }
+    assert!(at >= SIZE - ANSWER_BYTES_MAX, "it had room for {at}");
+    // One that asks for all it can and takes nothing holds up nobody.
+    let deaf = UnixStream::connect(&disk.socket).unwrap();
+    deaf.set_nonblocking(true).unwrap();
+    (&deaf).write_all(format!("{takes}\n").as_bytes()).unwrap();
+    for id in 1..1000 {
+        let line = format!("{{\"id\":{id},\"offset\":{},\"length\":{MIB}}}\n", MIB / 2);
+        if (&deaf).write(line.as_bytes()).is_err() {
+            break;
+        }
+    }
+    let answer = vmm.fill(MIB as u64, CHUNK);
+    assert!(matches!(answer, ChunkAnswer::Bytes { .. }), "{answer:?}");
+    vmm.stream.read_exact(&mut [0; CHUNK as usize]).unwrap();
+    drop((deaf, file));
+    fs::remove_file(&filler).unwrap();
+    vmm.have(MIB as u64 / 2, 4 * CHUNK);
+    check(&disk.cache, MIB as u64 / 2, 4 * CHUNK);
+}
