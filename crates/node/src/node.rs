@@ -8,6 +8,7 @@ use crate::golden::standby::Standby;
 use crate::golden::{self, Goldens};
 use crate::images::Images;
 use crate::images::base::BASE;
+use crate::images::policy::Policy;
 use crate::kernels::Kernels;
 use crate::names;
 use crate::options::{Limit, Options};
@@ -109,10 +110,11 @@ impl Node {
     pub async fn open(paths: Paths, options: &Options) -> anyhow::Result<Arc<Node>> {
         let digests = Arc::<Digests>::default();
         let (goldens, wishes, wanted) = Goldens::new(paths.golden(), options.standby as usize);
+        let policy = Policy::read(&options.signed)?;
         let vmm = paths.vmm();
         let memory_wait = Duration::from_secs(options.memory_wait.into());
         let node = Node {
-            images: Images::new(&paths, options.registry.clone()),
+            images: Images::new(&paths, options.registry.clone(), policy),
             kernels: Kernels::new(&paths, Arc::clone(&digests)),
             volumes: Arc::new(Volumes::new(paths.volumes())),
             snapshots: Snapshots::new(paths.snapshots()),
@@ -466,7 +468,7 @@ impl Node {
     async fn provide(&self, vm: &VmHandle, has_folder: bool) -> Result<()> {
         let mut image = None;
         if vm.spec.from.is_none() && !vm.spec.own_volumes {
-            image = Some(self.images.find(&vm.spec.image).await?.root);
+            image = Some(self.images.startable(&vm.spec.image).await?.root);
             self.kernels.find(&vm.spec.kernel)?;
             self.volumes.check(&vm.spec.disks)?;
         }

@@ -1,5 +1,6 @@
 //! The daemon's command line.
 
+use crate::images::policy::Signed;
 use clap::Parser;
 use std::io;
 use std::net::SocketAddr;
@@ -37,6 +38,17 @@ pub struct Options {
     /// The registry of images whose name has none, like localhost:5000.
     #[arg(long, value_name = "HOST", env = "JIFFY_REGISTRY")]
     pub registry: Option<String>,
+    /// What is pulled from there, and what VMs start from of it, must be signed by this
+    /// public key (PEM, as cosign does it): HOST[:PORT][/PATH]=FILE, or *=FILE for all
+    /// registries. The longest that fits an image counts; of several keys for the same one
+    /// is enough. Can be given several times, or as a list with commas.
+    #[arg(
+        long,
+        value_name = "WHERE=FILE",
+        env = "JIFFY_SIGNED",
+        value_delimiter = ','
+    )]
+    pub signed: Vec<Signed>,
     /// A folder with images of chunks (ID.jimg) that is looked into before a
     /// registry: another node's `chunks`, say.
     #[arg(long, value_name = "DIR", env = "JIFFY_PEER")]

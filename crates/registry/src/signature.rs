@@ -81,6 +81,12 @@ impl PublicKey {
         })
     }
 
+    /// SHA-256 of the key as DER (`openssl pkey -pubin -outform DER`), which tells it from
+    /// others.
+    pub fn id(&self) -> Digest {
+        Digest::of(&[P256_KEY, &self.point].concat())
+    }
+
     fn verifies(&self, document: &[u8], signature: &[u8]) -> bool {
         UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, &self.point)
             .verify(document, signature)

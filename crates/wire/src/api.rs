@@ -583,6 +583,9 @@ pub struct ImageSource {
     /// Digest of the manifest that was used, `sha256:…`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub manifest: Option<String>,
+    /// Keys that were found to have signed it, `sha256:…` of each as DER.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub signed_by: Vec<String>,
 }
 
 /// How the tar of an import is to be understood.

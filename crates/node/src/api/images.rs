@@ -62,6 +62,7 @@ pub(super) async fn import(
     let source = wanted.from.map(|reference| ImageSource {
         reference: reference.chars().take(1024).collect(),
         manifest: None,
+        signed_by: Vec::new(),
     });
     let registry = wanted.registry.as_deref();
     let which = Which {

@@ -23,6 +23,7 @@
 //! * [`base`]: the image that comes with Jiffy.
 //! * [`import`]: tars and archives of other tools.
 //! * [`pull`]: images from registries.
+//! * [`policy`]: who must have signed them.
 //! * [`push`]: images to registries.
 //! * [`artifact`]: what of an image is in a registry.
 //! * [`chunks`]: images of chunks.
@@ -37,6 +38,7 @@ pub mod config;
 pub mod import;
 pub mod lazy;
 pub mod name;
+pub mod policy;
 pub mod pull;
 mod push;
 pub mod record;
@@ -55,6 +57,7 @@ use jiffy_sys::durable::remove_any;
 use jiffy_wire::api::{Image, ImageConfig, Pruned};
 use jiffy_wire::disk::CONTENTS;
 use lazy::LazyDisk;
+use policy::Policy;
 use pull::Pulls;
 use record::ImageRecord;
 use rustix::fs::{CWD, RenameFlags};
@@ -78,6 +81,8 @@ pub struct Images {
     share: PathBuf,
     /// Where names without a registry are looked up, unless a request says.
     registry: Option<String>,
+    /// Who must have signed what comes from registries.
+    policy: Policy,
     /// What comes from registries.
     pulls: Pulls,
     /// What is shared piece by piece.
@@ -116,11 +121,12 @@ impl Found {
 
 impl Images {
     /// The images in these folders.
-    pub fn new(paths: &Paths, registry: Option<String>) -> Images {
+    pub fn new(paths: &Paths, registry: Option<String>, policy: Policy) -> Images {
         Images {
             folder: paths.images(),
             share: paths.share.join("images"),
             registry: registry.filter(|registry| !registry.is_empty()),
+            policy,
             pulls: Pulls::new(paths.pulls()),
             chunks: Chunks::new(paths.chunks()),
             disks: paths.disks(),
@@ -155,6 +161,39 @@ impl Images {
             return Err(missing(name));
         }
         self.look_up(name).await?.ok_or_else(|| missing(name))
+    }
+
+    /// As [`Images::find`], of one that a VM is to start from: signed, if it has to be.
+    pub async fn startable(&self, name: &str) -> Result<Found> {
+        let found = self.find(name).await?;
+        self.policy
+            .check("image", name, found.record.source.as_ref())?;
+        Ok(found)
+    }
+
+    /// Who must have signed what comes from registries.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Notes who has signed an image, if it is still the one of this manifest; false if not:
+    /// blocking.
+    pub fn note_signed(&self, name: &str, manifest: &str, signed_by: &[String]) -> Result<bool> {
+        let folder = self.folder_of(name)?;
+        let _one = self.changing.blocking_lock();
+        let Ok(mut record) = ImageRecord::load(&folder) else {
+            return Ok(false);
+        };
+        let source = record.source.as_mut();
+        let Some(source) = source.filter(|it| it.manifest.as_deref() == Some(manifest)) else {
+            return Ok(false);
+        };
+        policy::add(&mut source.signed_by, signed_by);
+        record
+            .save(&folder)
+            .map_err(|error| Error::io("write an image's record", &folder, &error))?;
+        self.forget(&folder);
+        Ok(true)
     }
 
     /// An image's file never changes: another image is another file.

@@ -367,7 +367,7 @@ mod tests {
         let words = words.into_iter().chain(["--run".as_ref(), run.as_os_str()]);
         let paths = Paths::resolve(&Options::parse_from(words)).unwrap();
         paths.prepare().unwrap();
-        let images = Images::new(&paths, None);
+        let images = Images::new(&paths, None, Default::default());
         let record = ImageRecord {
             digest: "0".repeat(64),
             size: 8192,

@@ -108,7 +108,7 @@ impl Node {
     pub(crate) async fn prepare(&self, vm: &VmHandle, received_ns: u64) -> Result<Prepared> {
         let lookup_ns = monotonic_ns();
         let spec = &vm.spec;
-        let root = self.images.find(&spec.image).await?.root;
+        let root = self.images.startable(&spec.image).await?.root;
         self.open_root(vm, &root).await?;
         let kernel = self.kernels.find(&spec.kernel)?;
         roots::check_own(&self.settings.paths.vm(&vm.id), &vm.name, spec)?;
@@ -148,6 +148,8 @@ impl Node {
         let lookup_ns = monotonic_ns();
         let name = &from.name;
         let saved = self.snapshots.usable(name)?;
+        let source = saved.manifest.source.as_ref();
+        self.images.policy().check("snapshot", name, source)?;
         let what = format!("The snapshot {name}");
         let processor = &self.settings.processor;
         processor.check(&what, saved.manifest.cpu.as_ref()).await?;

@@ -58,6 +58,7 @@ impl Node {
             let source = ImageSource {
                 reference: format!("commit of {from}"),
                 manifest: None,
+                signed_by: Vec::new(),
             };
             Made::child(draft, &root, &changes, config, source)
         });

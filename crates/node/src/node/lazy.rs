@@ -1,8 +1,9 @@
 //! Root file systems that are not all here.
 
 use super::Node;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::images::lazy::{LazyDisk, caches};
+use crate::images::policy;
 use crate::snapshots::draft::Draft;
 use crate::snapshots::manifest::Manifest;
 use crate::snapshots::saved::Saved;
@@ -10,7 +11,7 @@ use crate::vm::VmHandle;
 use crate::vm::record::Root;
 use jiffy_store::bounded::{keep_within, usage};
 use jiffy_sys::locked::Locked;
-use jiffy_wire::api::{Snapshot, VmState};
+use jiffy_wire::api::{ImageSource, Snapshot, VmState};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -142,12 +143,36 @@ impl Node {
         self.snapshots.find(name)
     }
 
-    /// The snapshot that was pulled by this reference, and its manifest's
-    /// digest.
-    pub(crate) fn pulled_snapshot(&self, name: &str) -> Option<(Snapshot, String)> {
+    /// The snapshot that was pulled by this reference, and where it came from.
+    pub(crate) fn pulled_snapshot(&self, name: &str) -> Option<(Snapshot, ImageSource)> {
         let saved = self.snapshots.find(name).ok()?;
-        let manifest = saved.manifest.source.as_ref()?.manifest.clone()?;
-        Some((saved.shown(name, false, Vec::new()), manifest))
+        let source = saved.manifest.source.clone();
+        let source = source.filter(|source| source.manifest.is_some())?;
+        Some((saved.shown(name, false, Vec::new()), source))
+    }
+
+    /// Notes who has signed what was pulled by this reference, if it is still the one of
+    /// this manifest: blocking.
+    pub(crate) fn note_signed(
+        &self,
+        name: &str,
+        manifest: &str,
+        signed_by: &[String],
+    ) -> Result<()> {
+        if signed_by.is_empty() || self.images.note_signed(name, manifest, signed_by)? {
+            return Ok(());
+        }
+        let _one = self.snapshots.rewrite(name)?;
+        let mut saved = self.snapshots.find(name)?;
+        let source = saved.manifest.source.as_mut();
+        let Some(source) = source.filter(|it| it.manifest.as_deref() == Some(manifest)) else {
+            return Ok(());
+        };
+        policy::add(&mut source.signed_by, signed_by);
+        saved
+            .manifest
+            .save(&saved.folder)
+            .map_err(|error| Error::io("write a snapshot's record", &saved.folder, &error))
     }
 
     /// Gives a snapshot that was pulled its name; the one before must not be

@@ -76,12 +76,15 @@ pub struct ImageSource {
     reference: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     manifest: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    signed_by: Vec<String>,
 }
 both_ways!(
     ImageSource,
     api::ImageSource {
         reference: same,
-        manifest: same
+        manifest: same,
+        signed_by: same,
     }
 );
 

@@ -204,6 +204,7 @@ fn source() -> ImageSource {
     ImageSource {
         reference: text("registry.example/team/app:1"),
         manifest: Some(text("sha256:00")),
+        signed_by: Vec::new(),
     }
 }
 
@@ -334,6 +335,21 @@ fn records_of_images_do_not_drift_and_version_1_is_read() {
         "image.json",
         &image(),
         save,
+        super::image::load,
+    );
+    let source = ImageSource {
+        signed_by: vec![text("sha256:01")],
+        ..source()
+    };
+    let signed = ImageRecord {
+        source: Some(source),
+        ..image()
+    };
+    does_not_drift(
+        "image-2-signed.json",
+        "image.json",
+        &signed,
+        |path: &Path, live| super::image::save(path, live).unwrap(),
         super::image::load,
     );
     let first = super::image::load(&golden("image-1.json")).unwrap();

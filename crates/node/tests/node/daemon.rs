@@ -30,6 +30,13 @@ impl Daemon {
         daemon
     }
 
+    /// Ends it, and begins another with these options on the same data.
+    pub fn again_with(&mut self, options: &[&str]) {
+        self.shut_down();
+        self.options = options.iter().map(|option| option.to_string()).collect();
+        self.up();
+    }
+
     /// Folders, but no process yet.
     pub fn prepared(options: &[&str]) -> Daemon {
         let folder = tempfile::Builder::new()

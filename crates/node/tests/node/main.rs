@@ -20,6 +20,7 @@ mod pushes;
 mod registry;
 mod room;
 mod running;
+mod signed;
 mod sleep;
 mod snapshots;
 mod spares;

@@ -6,10 +6,9 @@ use crate::gate::{Gate, Hold};
 use crate::images::{by_name, encoded, noise, pull, push, steps};
 use crate::registry::Registry;
 use crate::room::{SmallDisk, daemon_on};
-use jiffy_registry::signature::{PrivateKey, sign};
 use jiffy_registry::testing::{LocalRegistry, PASSWORD, RegistryOptions, USER};
 use jiffy_registry::{
-    Client, ClientOptions, Credentials, Digest, Reference, RegistryError, RemoteArtifact,
+    Client, ClientOptions, Credentials, Reference, RegistryError, RemoteArtifact,
 };
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{
@@ -22,7 +21,6 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Everything that lies in the data folder, but for what each daemon has.
@@ -449,7 +447,7 @@ fn what_was_fetched_stays_within_its_bound() {
     );
 }
 
-fn with(access: RegistryAccess, name: &str) -> PullImage {
+pub fn with(access: RegistryAccess, name: &str) -> PullImage {
     PullImage {
         access,
         ..by_name(name)
@@ -651,79 +649,4 @@ fn what_a_private_registry_wants_anew_is_known_of_a_snapshots_memory() {
     assert_eq!(as_told(&file).unwrap().len(), 64);
     let path = format!("/v1/vms/{}?force=true", vm.id);
     assert_eq!(daemon.delete(&path).status, 204);
-}
-
-/// A key of OpenSSL's, and the public half as it writes it.
-fn key(folder: &Path) -> (PrivateKey, String) {
-    let openssl = |arguments: &[&str]| {
-        let output = Command::new("openssl").args(arguments).output().unwrap();
-        assert!(output.status.success());
-        output.stdout
-    };
-    let kind = ["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"];
-    let private = openssl(&[&["genpkey"], &kind[..]].concat());
-    let path = folder.join("key");
-    fs::write(&path, &private).unwrap();
-    let public = openssl(&["pkey", "-pubout", "-in", path.to_str().unwrap()]);
-    (
-        PrivateKey::from_pem(&private).unwrap(),
-        String::from_utf8(public).unwrap(),
-    )
-}
-
-#[test]
-fn only_what_the_key_has_signed_is_pulled() {
-    let registry = Registry::start();
-    let daemon = Daemon::start();
-    let folder = tempfile::tempdir().unwrap();
-    let digest: Digest = registry
-        .put("web:1", &[("a", b"b")], json!({}))
-        .parse()
-        .unwrap();
-    let name = registry.name("web:1");
-    let (ours, public) = key(folder.path());
-    let (others, _) = key(folder.path());
-    let client = Client::new(ClientOptions::default()).unwrap();
-    let reference = Reference::parse(&name, None).unwrap();
-    let wanted = with(
-        RegistryAccess {
-            verify_key: Some(public),
-            ..RegistryAccess::default()
-        },
-        &name,
-    );
-    for what in ["nobody signed it", "by others"] {
-        let error = pull(&daemon, &wanted).unwrap_err();
-        assert_eq!(error.kind, ErrorKind::Invalid);
-        assert!(error.message.contains(what), "{}", error.message);
-        assert_eq!(kept(&daemon), BTreeSet::new());
-        sign(&client, &reference, &digest, &others, &()).unwrap();
-    }
-    let nonsense = with(
-        RegistryAccess {
-            verify_key: Some("no key".into()),
-            ..RegistryAccess::default()
-        },
-        &name,
-    );
-    let error = pull(&daemon, &nonsense).unwrap_err();
-    assert!(error.message.contains("key"), "{}", error.message);
-    sign(&client, &reference, &digest, &ours, &()).unwrap();
-    pull(&daemon, &wanted).unwrap();
-    // What is here is held against the key, too, whatever the tag is by now.
-    let kept_as_it_is = PullImage {
-        renew: false,
-        ..wanted.clone()
-    };
-    pull(&daemon, &kept_as_it_is).unwrap();
-    registry.put("web:1", &[("a", b"c")], json!({}));
-    pull(&daemon, &kept_as_it_is).unwrap();
-    pull(&daemon, &by_name(&registry.name("web:1"))).unwrap();
-    let error = pull(&daemon, &kept_as_it_is).unwrap_err();
-    assert_eq!(error.kind, ErrorKind::Invalid);
-    assert!(
-        error.message.contains("nobody signed it"),
-        "{}",
-        error.message
-    );
 }

@@ -24,15 +24,16 @@ use jiffy_wire::pager::{Origin, RegistryOrigin};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Begins the images of chunks of an image: blocking.
+/// Begins the images of chunks of an image that these keys have signed: blocking.
 pub(super) fn begin(
     images: &Images,
     wanted: &PullImage,
     artifact: &RemoteArtifact,
+    signed_by: Vec<String>,
     job: &Arc<Job>,
 ) -> Result<Found> {
     if artifact.artifact_type() != IMAGE_TYPE {
-        return begin_snapshot(images, wanted, artifact, job);
+        return begin_snapshot(images, wanted, artifact, signed_by, job);
     }
     let image = ImageArtifact::read(artifact.config())?;
     let held = images.chunks.hold(&image.chunks);
@@ -55,6 +56,7 @@ pub(super) fn begin(
         source: Some(ImageSource {
             reference: artifact.reference().to_string(),
             manifest: Some(artifact.manifest().digest.to_string()),
+            signed_by,
         }),
         ..ImageRecord::default()
     };
@@ -71,6 +73,7 @@ fn begin_snapshot(
     images: &Images,
     wanted: &PullImage,
     artifact: &RemoteArtifact,
+    signed_by: Vec<String>,
     job: &Arc<Job>,
 ) -> Result<Found> {
     let read = SnapshotArtifact::read(artifact.config())?;
@@ -124,6 +127,7 @@ fn begin_snapshot(
         source: Some(ImageSource {
             reference: artifact.reference().to_string(),
             manifest: Some(artifact.manifest().digest.to_string()),
+            signed_by,
         }),
         ..read.manifest
     };

@@ -31,8 +31,8 @@ const UNPACKING: &str = "unpacking";
 
 /// What came of looking at the registry.
 pub(super) enum Found {
-    /// The image of this name is what the registry has.
-    UpToDate,
+    /// The image of this name is what the registry has, and these keys have signed it.
+    UpToDate(Vec<String>),
     /// An image was made, and is not yet called anything.
     Made(Box<Made>),
     /// A snapshot is there, and is not yet called anything.
@@ -81,18 +81,25 @@ pub(super) async fn pull(
     let name = reference.to_string();
     let have = images.find(&name).await.ok();
     // What is here was perhaps pulled by somebody who did not ask who signed it.
-    let verify = wanted.access.verify_key.is_some();
+    let policy = images.policy();
+    let verify = |source: Option<&ImageSource>| {
+        wanted.access.verify_key.is_some() || policy.check("image", &name, source).is_err()
+    };
     let keeps = have.is_some() && !wanted.renew && wanted.platform.is_none();
-    if let (Some(have), true, false) = (&have, keeps, verify) {
+    if let Some(have) = &have
+        && keeps
+        && !verify(have.record.source.as_ref())
+    {
         let image = images.shown(have)?;
         return Ok(PullStep::Pulled { image, fetched: 0 });
     }
     let snapshot = node.pulled_snapshot(&name);
     let keeps = keeps || have.is_none() && snapshot.is_some() && !wanted.renew;
-    if let (Some(snapshot), true, false) = (&snapshot, keeps, verify) {
-        let snapshot = snapshot.clone();
+    if let (Some((snapshot, source)), true) = (&snapshot, keeps)
+        && !verify(Some(source))
+    {
         return Ok(PullStep::PulledSnapshot {
-            snapshot: snapshot.0,
+            snapshot: snapshot.clone(),
             fetched: 0,
         });
     }
@@ -106,7 +113,7 @@ pub(super) async fn pull(
         .as_ref()
         .and_then(|have| have.record.source.as_ref())
         .and_then(|source| source.manifest.clone())
-        .or(snapshot.map(|(_, manifest)| manifest));
+        .or(snapshot.and_then(|(_, source)| source.manifest));
     let memory = node.saved_snapshot(&name).ok();
     let memory = memory.map(|saved| saved.memory());
     let (node_too, job_too) = (Arc::clone(node), Arc::clone(job));
@@ -114,19 +121,22 @@ pub(super) async fn pull(
     let made = tokio::task::spawn_blocking(move || {
         let images = node_too.images();
         let have = Have {
-            manifest,
+            manifest: manifest.clone(),
             memory,
             keeps,
         };
         let found = fetch(images, &wanted, &reference, &platform, have, &job_too);
         drop(turn);
+        if let (Ok(Found::UpToDate(signed_by)), Some(manifest)) = (&found, &manifest) {
+            node_too.note_signed(&reference.to_string(), manifest, signed_by)?;
+        }
         found
     });
     let made = made
         .await
         .map_err(|error| Error::internal(format!("A pull was cut short: {error}.")))??;
     let made = match made {
-        Found::UpToDate => {
+        Found::UpToDate(_) => {
             if let Some((snapshot, _)) = node.pulled_snapshot(&name) {
                 node.renew_snapshot_origins(&name).await;
                 let fetched = 0;
@@ -185,26 +195,24 @@ fn fetch(
     let failed = |error: RegistryError| of_registry(&error, scratch);
     let access = Access::new(&wanted.access, reference, scratch)?;
     let client = &access.client;
-    let key = wanted.access.verify_key.as_ref();
-    let key = key.map(|key| signature::PublicKey::from_pem(key.as_bytes()));
-    let key = key.transpose().map_err(failed)?;
-    if let (true, Some(key)) = (have.keeps, &key) {
+    let keys = images
+        .policy()
+        .keys(reference, wanted.access.verify_key.as_deref());
+    let keys = keys.map_err(failed)?;
+    if have.keeps {
         job.doing("checking the signature");
-        verify_what_is_here(
-            client,
-            reference,
-            platform,
-            have.manifest.as_deref(),
-            key,
-            job,
-        )?;
-        return Ok(Found::UpToDate);
+        let manifest = have.manifest.as_deref();
+        let is_signed =
+            |key: &_| verify_what_is_here(client, reference, platform, manifest, key, job);
+        return keys.verify(is_signed).map(Found::UpToDate);
     }
     let top = client.manifest(reference, job.as_ref()).map_err(failed)?;
-    if let Some(key) = &key {
+    if !keys.is_empty() {
         job.doing("checking the signature");
-        signature::verify(client, reference, &top.digest, key, job.as_ref()).map_err(failed)?;
     }
+    let signed_by = keys.verify(|key| {
+        signature::verify(client, reference, &top.digest, key, job.as_ref()).map_err(failed)
+    })?;
     // From here on the tag may move: what was looked at is what is taken.
     let pinned = reference.with_digest(top.digest);
     if RemoteArtifact::is_one(&top) {
@@ -214,9 +222,9 @@ fn fetch(
             // What it is spoken to with may be new.
             let memory = have.memory.as_deref();
             super::lazy::renew(images, &wanted.access, &artifact, memory, job)?;
-            return Ok(Found::UpToDate);
+            return Ok(Found::UpToDate(signed_by));
         }
-        return super::lazy::begin(images, wanted, &artifact, job);
+        return super::lazy::begin(images, wanted, &artifact, signed_by, job);
     }
     if let Content::Image(manifest) = &top.content
         && manifest.artifact_type.is_some()
@@ -231,7 +239,7 @@ fn fetch(
         .map_err(failed)?;
     let digest = image.fetched.digest;
     if have.manifest.is_some_and(|have| have == digest.to_string()) {
-        return Ok(Found::UpToDate);
+        return Ok(Found::UpToDate(signed_by));
     }
     let config = client
         .small_blob(reference, &image.manifest.config, MAX_CONFIG, job.as_ref())
@@ -256,6 +264,7 @@ fn fetch(
     record.source = Some(ImageSource {
         reference: reference.to_string(),
         manifest: Some(digest.to_string()),
+        signed_by,
     });
     remove_blobs(&folder);
     Ok(Found::Made(Box::new(Made {
