@@ -20,7 +20,7 @@ mod tests;
 use crate::error::{Error, Result};
 use crate::images::lazy::LazyDisk;
 use crate::paths::Paths;
-use crate::vm::process::VmmProcess;
+use crate::vm::process::{VmmProcess, is_alive};
 use crate::vm::record::Paged;
 use ask::done;
 use futures_util::future::join_all;
@@ -29,13 +29,14 @@ use jiffy_sys::locked::Locked;
 use jiffy_sys::regular;
 use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
 use orders::Orders;
+use process::{KNOCK_EVERY, MAX_DEATHS};
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::RwLock;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use tracing::{error, info, warn};
 
 /// What a pager has to answer a small question.
@@ -46,6 +47,9 @@ const DISK_TIME: Duration = Duration::from_secs(120);
 const DISKS_AT_ONCE: usize = 8;
 /// What it has to fill all of a VM's memory.
 const COMPLETE_TIME: Duration = Duration::from_secs(600);
+
+/// How long an order waits until the next pager knows what it is about.
+const NEXT_PAGER_TIME: Duration = Duration::from_secs(5);
 
 /// The way to the pager.
 #[derive(Debug)]
@@ -414,10 +418,43 @@ impl Pager {
         }
     }
 
-    /// Fills everything of a VM's memory that is still missing.
+    /// Fills everything of a VM's memory or of a disk that is still missing. If the pager
+    /// dies the next one does.
     pub async fn complete(&self, id: &str) -> std::result::Result<(), String> {
         let request = PagerRequest::Complete { name: id.into() };
-        done(self.ask(&request, COMPLETE_TIME).await)
+        let mut pagers = 1;
+        loop {
+            let asked = self.when_told(id).await;
+            let Err(why) = done(self.ask(&request, COMPLETE_TIME).await) else {
+                return Ok(());
+            };
+            let died = asked.is_some_and(|pid| !is_alive(pid));
+            if !died || pagers == MAX_DEATHS {
+                return Err(why);
+            }
+            pagers += 1;
+        }
+    }
+
+    /// The pager that knows of this VM's memory or disk, once one does. None if none does
+    /// within some seconds.
+    async fn when_told(&self, name: &str) -> Option<u32> {
+        let until = Instant::now() + NEXT_PAGER_TIME;
+        loop {
+            {
+                let state = self.state();
+                let told = state.served.get(name).map(|served| served.told);
+                let told = told.or_else(|| state.disks.get(name).map(|open| open.told));
+                let runs = state.pid.filter(|pid| is_alive(*pid));
+                if runs.is_some() && told.is_none_or(|told| told == runs) {
+                    return runs;
+                }
+            }
+            if Instant::now() >= until {
+                return None;
+            }
+            sleep(KNOCK_EVERY).await;
+        }
     }
 
     /// Lets go of a VM, unless it was served anew since.

@@ -26,10 +26,10 @@ const START_TIME: Duration = Duration::from_secs(10);
 /// What a pager has to end when it is killed.
 const END_TIME: Duration = Duration::from_secs(2);
 /// How often a new pager is knocked at.
-const KNOCK_EVERY: Duration = Duration::from_millis(2);
+pub(super) const KNOCK_EVERY: Duration = Duration::from_millis(2);
 /// A pager that dies more often than this many times in [`DEATHS_WITHIN`] is
 /// not started again by itself.
-const MAX_DEATHS: usize = 5;
+pub(super) const MAX_DEATHS: usize = 5;
 const DEATHS_WITHIN: Duration = Duration::from_secs(10);
 
 impl Pager {

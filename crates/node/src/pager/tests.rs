@@ -150,6 +150,30 @@ async fn the_next_pager_hears_of_memory_before_disks() {
     assert!(asked.try_recv().is_err(), "it knows");
 }
 
+#[tokio::test]
+async fn memory_is_completed_by_the_next_pager_if_one_has_just_died() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pager, mut asked) = obeyed(folder.path()).await;
+    let known = Told::before(paged(folder.path()), None);
+    let pid = pager.state().pid.take();
+    pager.state().served.insert("vm".into(), known);
+    let completing = {
+        let pager = pager.clone();
+        tokio::spawn(async move { pager.complete("vm").await })
+    };
+    // It would ask at once.
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    pager.state().pid = pid;
+    pager.tell_all().await;
+    completing.await.unwrap().unwrap();
+    let order = asked.recv().await.unwrap();
+    assert!(matches!(order, PagerRequest::Serve { .. }), "{order:?}");
+    let name = "vm".to_owned();
+    assert_eq!(asked.recv().await, Some(PagerRequest::Complete { name }));
+}
+
 fn paged(folder: &Path) -> Paged {
     Paged {
         image: folder.join("ram.image"),

@@ -192,6 +192,7 @@ impl Server {
             for served in self.served.values_mut() {
                 served.hang_up_if_late(looked);
             }
+            self.give_up_completing(looked);
         }
     }
 
@@ -356,7 +357,10 @@ impl Server {
         let sets = &mut self.working_sets;
         match served.hear(&self.pool, &self.notifier, sets, token) {
             served::Heard::Nothing => {}
-            served::Heard::Attached => self.next += 1,
+            served::Heard::Attached => {
+                self.next += 1;
+                self.go_on_completing(name);
+            }
             served::Heard::Wrote(key, ranges) => self.working_sets.note_written(key, ranges),
             served::Heard::Gone => self.scribe.write(served.recording(), None),
         }

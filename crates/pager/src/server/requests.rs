@@ -5,8 +5,11 @@ use super::served::Served;
 use super::{Client, MAX_CLIENTS, Notice, Server, aside, listen};
 use crate::errands::Urgency;
 use crate::image::Unreadable;
+use crate::vm::Vm;
 use jiffy_wire::pager::{PagerRequest, PagerResponse};
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
 
 /// An answer, unless it comes later.
 pub(super) type Answer = Option<PagerResponse>;
@@ -184,10 +187,15 @@ impl Server {
         if let Some(failed) = served.failed() {
             return Err(failed.to_owned());
         }
-        let Some(vm) = served.vm() else {
-            return Err(format!("the VMM of VM {name} is not connected"));
-        };
-        let job_vm = vm.clone();
+        match served.vm().cloned() {
+            Some(vm) => self.complete_vm(name, vm, client),
+            // It has lost the pager before this one, and connects to this one soon.
+            None => served.await_vmm(client),
+        }
+        Ok(None)
+    }
+
+    fn complete_vm(&self, name: &str, vm: Arc<Vm>, client: u64) {
         let notifier = self.notifier.clone();
         let name = name.to_owned();
         let done = Box::new(move |problem| {
@@ -197,8 +205,33 @@ impl Server {
                 problem,
             });
         });
-        self.pool.complete(job_vm, done);
-        Ok(None)
+        self.pool.complete(vm, done);
+    }
+
+    /// A VMM is there: what waited for it goes on.
+    pub(super) fn go_on_completing(&mut self, name: &str) {
+        let Some(served) = self.served.get_mut(name) else {
+            return;
+        };
+        let Some(vm) = served.vm().cloned() else {
+            return;
+        };
+        for client in served.stop_waiting(None) {
+            self.complete_vm(name, vm.clone(), client);
+        }
+    }
+
+    /// Whoever waited too long for a VMM is told so.
+    pub(super) fn give_up_completing(&mut self, now: Instant) {
+        let mut over = Vec::new();
+        for (name, served) in &mut self.served {
+            let clients = served.stop_waiting(Some(now));
+            over.extend(clients.into_iter().map(|client| (name.clone(), client)));
+        }
+        for (name, client) in over {
+            let problem = format!("the VMM of VM {name} is not connected");
+            self.answer_late(client, Some(problem));
+        }
     }
 
     fn forget(&mut self, name: &str, client: u64) -> Result<Answer, String> {
@@ -208,6 +241,9 @@ impl Server {
         let Some(mut served) = self.served.remove(name) else {
             return Err(format!("no VM or disk {name} is served here"));
         };
+        for client in served.stop_waiting(None) {
+            self.answer_late(client, Some(format!("{name} was forgotten")));
+        }
         served.let_go(&self.pool);
         served.remove_socket();
         served.remove_notes();

@@ -25,6 +25,9 @@ use std::time::{Duration, Instant};
 
 /// How long a VMM may take for its handshake, and to go on with it after an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long an order to complete waits for the VMM. One whose pager died looks for the next
+/// for 900 ms, and may need [`PATIENCE`] for its handshake.
+const VMM_PATIENCE: Duration = Duration::from_secs(5);
 
 pub(super) struct Served {
     request: PagerRequest,
@@ -39,6 +42,8 @@ pub(super) struct Served {
     counters: Arc<Counters>,
     touched: Option<Arc<Touched>>,
     failed: Option<String>,
+    /// Clients that want all of it, until when they wait for the VMM to be there.
+    completing: Vec<(u64, Instant)>,
 }
 
 enum Peer {
@@ -115,6 +120,7 @@ impl Served {
             counters: Arc::default(),
             touched,
             failed: None,
+            completing: Vec::new(),
         })
     }
 
@@ -165,11 +171,33 @@ impl Served {
     }
 
     /// When a handshake has to be over.
-    pub fn deadline(&self) -> Option<Instant> {
+    fn handshake_deadline(&self) -> Option<Instant> {
         match &self.peer {
             Some(Peer::Greeting(greeting)) => Some(greeting.deadline),
             _ => None,
         }
+    }
+
+    /// When something is over that is waited for.
+    pub fn deadline(&self) -> Option<Instant> {
+        let completing = self.completing.iter().map(|(_, deadline)| *deadline);
+        self.handshake_deadline()
+            .into_iter()
+            .chain(completing)
+            .min()
+    }
+
+    /// A client waits for the VMM.
+    pub fn await_vmm(&mut self, client: u64) {
+        let deadline = Instant::now() + VMM_PATIENCE;
+        self.completing.push((client, deadline));
+    }
+
+    /// Clients that wait for the VMM no more: all, or those whose time is over.
+    pub fn stop_waiting(&mut self, until: Option<Instant>) -> Vec<u64> {
+        let is_over = |(_, deadline): &mut (u64, Instant)| until.is_none_or(|now| *deadline <= now);
+        let over = self.completing.extract_if(.., is_over);
+        over.map(|(client, _)| client).collect()
     }
 
     /// One VMM at a time: others wait in the socket's queue.
@@ -187,7 +215,10 @@ impl Served {
     }
 
     pub fn hang_up_if_late(&mut self, now: Instant) {
-        if self.deadline().is_some_and(|deadline| deadline <= now) {
+        if self
+            .handshake_deadline()
+            .is_some_and(|deadline| deadline <= now)
+        {
             self.refuse("the handshake took too long");
         }
     }

@@ -82,6 +82,51 @@ fn killed_again_and_again_nothing_is_lost() {
     checks.into_iter().for_each(join);
 }
 
+#[test]
+fn an_order_to_complete_waits_for_a_vmm_that_connects_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), MIB, |_| {});
+    let memory = Memory::new(MIB);
+    let pager = Pager::start(folder.path(), &[]);
+    let connection = memory.connect(&pager.serve("vm", &image));
+    assert_page(memory.read_page(1).bytes(), page(1));
+    pager.kill();
+    drop(connection);
+    let pager = Pager::start(folder.path(), &[]);
+    let socket = pager.serve("vm", &image);
+    let mut waiting = Control::connect(&pager.control);
+    let complete = PagerRequest::Complete { name: "vm".into() };
+    waiting.begin(&complete);
+    // Which it answers after it has heard the order.
+    pager.stats("vm");
+    assert!(waiting.hears_nothing(), "the VMM is not there yet");
+    let _connection = memory.connect(&socket);
+    assert_eq!(waiting.hear(), PagerResponse::Ok);
+    for number in 0..MIB / PAGE {
+        assert_page(memory.read_page(number).bytes(), page(number));
+    }
+    // Nobody waits for what is forgotten, or for one that does not come.
+    pager.serve("gone", &image);
+    for name in ["gone", "gone"] {
+        waiting.begin(&PagerRequest::Complete { name: name.into() });
+    }
+    pager.stats("vm");
+    assert_eq!(pager.forget("gone"), PagerResponse::Ok);
+    let forgotten = waiting.hear();
+    assert!(
+        format!("{forgotten:?}").contains("was forgotten"),
+        "{forgotten:?}"
+    );
+    let unknown = waiting.hear();
+    assert!(
+        format!("{unknown:?}").contains("no VM or disk"),
+        "{unknown:?}"
+    );
+    pager.serve("late", &image);
+    let late = pager.complete("late");
+    assert!(format!("{late:?}").contains("is not connected"), "{late:?}");
+}
+
 /// Each phase has a system call: it listens, is asked, shakes hands, waits,
 /// reads a fault, reads the image, fills.
 #[test]

@@ -248,8 +248,28 @@ impl Control {
         self.say(&format!("{line}\n"))
     }
 
+    /// Asks, and does not wait.
+    pub fn begin(&mut self, request: &PagerRequest) {
+        let line = serde_json::to_string(request).unwrap();
+        let stream = self.0.get_mut();
+        stream.write_all(format!("{line}\n").as_bytes()).unwrap();
+    }
+
+    /// Is there no answer yet?
+    pub fn hears_nothing(&mut self) -> bool {
+        let stream = self.0.get_ref();
+        stream.set_nonblocking(true).unwrap();
+        let read = self.0.fill_buf().map(drop);
+        self.0.get_ref().set_nonblocking(false).unwrap();
+        read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    }
+
     pub fn say(&mut self, line: &str) -> PagerResponse {
         self.0.get_mut().write_all(line.as_bytes()).unwrap();
+        self.hear()
+    }
+
+    pub fn hear(&mut self) -> PagerResponse {
         let mut answer = String::new();
         self.0.read_line(&mut answer).unwrap();
         serde_json::from_str(&answer).unwrap()
