@@ -558,25 +558,6 @@ fn no_bytes_end_the_agent() {
 }
 
 #[test]
-fn a_connection_too_many_is_closed_at_once() {
-    let agent = Agent::start();
-    let mut crowd: Vec<_> = (0..256).map(|_| agent.connect()).collect();
-    let mut refused = agent.connect();
-    assert!(refused.is_closed());
-    // There is room again as soon as one leaves, and the others were served.
-    crowd.pop();
-    wait_until("there is room", || {
-        let mut connection = agent.connect();
-        let request = Request::Stat { version: VERSION };
-        let bytes = jiffy_wire::frame::to_vec(&request).unwrap();
-        connection.stream.write_all(&bytes).is_ok() && connection.next::<Stat>().is_some()
-    });
-    let mut last = crowd.pop().unwrap();
-    last.send(&Request::Stat { version: VERSION });
-    assert!(last.next::<Stat>().is_some());
-}
-
-#[test]
 fn a_request_may_come_byte_by_byte() {
     let agent = Agent::start();
     let mut connection = agent.connect();

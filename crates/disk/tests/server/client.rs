@@ -82,6 +82,21 @@ impl Server {
         Monitor { stream }
     }
 
+    /// Bytes in memory of it and of the processes that it has forked.
+    pub fn memory(&self) -> u64 {
+        let own = self.process.id();
+        let children = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children"));
+        let children = children.unwrap_or_default();
+        let children = children.split(' ').filter_map(|pid| pid.parse().ok());
+        let pages = |pid: u32| {
+            let statm = std::fs::read_to_string(format!("/proc/{pid}/statm"));
+            let statm = statm.unwrap_or_default();
+            statm.split(' ').nth(1).map_or(0, |it| it.parse().unwrap())
+        };
+        let pages: u64 = children.chain([own]).map(pages).sum();
+        pages * 4096
+    }
+
     /// Ends it by a signal; true if it ended in order.
     pub fn terminate(&mut self) -> bool {
         let pid = rustix::process::Pid::from_child(&self.process);

@@ -128,3 +128,32 @@ fn rings_that_lie() {
     drop(guest);
     goes_on(&server);
 }
+
+#[test]
+fn a_monitor_that_floods_and_never_reads_takes_no_memory_and_holds_up_no_end() {
+    let mut server = Server::start(64, &[]);
+    let mut guest = Guest::over(server.connect());
+    let waiting: Vec<_> = (0..8).map(|_| server.connect()).collect();
+    let before = server.memory();
+    let stream = guest.monitor.stream.try_clone().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    // Each wants an answer.
+    let (mut taken, mut idle) = (0, 0);
+    while idle < 100 {
+        match guest.monitor.try_send(GET_FEATURES, 0, &[], &[]) {
+            Ok(()) => (taken, idle) = (taken + 1, 0),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                idle += 1;
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+            Err(error) => panic!("{error}"),
+        }
+        assert!(taken < 1 << 20, "it takes all there is");
+        // Its guest does as much.
+        guest.ring();
+    }
+    let grown = server.memory().saturating_sub(before);
+    assert!(grown < 8 << 20, "{grown} bytes for {taken} requests");
+    assert!(server.terminate());
+    drop((guest, waiting));
+}

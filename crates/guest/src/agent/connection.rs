@@ -7,8 +7,8 @@ use crate::stream::{FrameStream, Received};
 use alloc::{format, string::String};
 use core::mem::MaybeUninit;
 use jiffy_wire::agent::{
-    CopyDone, CopyFrame, Done, ExecInput, ExecOutput, ExitStatus, OLDEST, Request, StartError,
-    StartFailure, Stream, VERSION, is_spoken,
+    Command, CopyDone, CopyFrame, Done, ExecInput, ExecOutput, ExitStatus, OLDEST, Request,
+    StartError, StartFailure, Stream, VERSION, is_spoken,
 };
 use rustix::event::PollFlags;
 use rustix::fd::OwnedFd;
@@ -48,6 +48,8 @@ pub enum Need {
     Close,
     /// A copy of this process that serves this request on the connection.
     Copy(Request),
+    /// A program; [`Connection::exec`] starts it, [`Connection::refuse_exec`] does not.
+    Exec(Command),
     /// The end of the VM.
     Shutdown {
         /// How long programs have after SIGTERM, milliseconds.
@@ -139,6 +141,14 @@ impl Connection {
             Work::Waiting { give_up_at } | Work::Answered { give_up_at } => Some(*give_up_at),
             Work::Exec(program) => program.deadline(),
             Work::Holding => None,
+        }
+    }
+
+    /// Until when it may say what it wants, if it has not yet.
+    pub fn waits_until(&self) -> Option<u64> {
+        match &self.work {
+            Work::Waiting { give_up_at } => Some(*give_up_at),
+            _ => None,
         }
     }
 
@@ -245,17 +255,7 @@ impl Connection {
             return Need::Nothing;
         }
         match request {
-            Request::Exec { command, .. } => match Program::start(&command) {
-                Ok(program) => {
-                    let pid = program.pid().as_raw_nonzero().get() as u32;
-                    self.stream.send(&ExecOutput::Started { pid });
-                    self.work = Work::Exec(program);
-                }
-                Err(error) => {
-                    self.stream.send(&ExecOutput::Failed(error));
-                    self.close_when_sent(now);
-                }
-            },
+            Request::Exec { command, .. } => return Need::Exec(command),
             Request::Stat { .. } => {
                 self.stream.send(&stat::read());
                 self.close_when_sent(now);
@@ -269,6 +269,32 @@ impl Connection {
             request => return Need::Copy(request),
         }
         Need::Nothing
+    }
+
+    /// Starts a program on it, and takes the input that has come with the request.
+    pub fn exec(&mut self, command: &Command, now: u64) -> Need {
+        match Program::start(command) {
+            Ok(program) => {
+                let pid = program.pid().as_raw_nonzero().get() as u32;
+                self.stream.send(&ExecOutput::Started { pid });
+                self.work = Work::Exec(program);
+                self.decode(now)
+            }
+            Err(error) => {
+                self.stream.send(&ExecOutput::Failed(error));
+                self.close_when_sent(now);
+                Need::Nothing
+            }
+        }
+    }
+
+    /// Starts none.
+    pub fn refuse_exec(&mut self, message: String, now: u64) {
+        self.stream.send(&ExecOutput::Failed(StartError {
+            kind: StartFailure::Other,
+            message,
+        }));
+        self.close_when_sent(now);
     }
 
     /// Refuses in the words of the answer that the request would have got.

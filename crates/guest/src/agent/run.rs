@@ -20,7 +20,7 @@ use crate::syscalls::{self, SignalSet};
 use crate::trace::Trace;
 use alloc::{boxed::Box, collections::VecDeque, format, string::String, vec::Vec};
 use core::mem::MaybeUninit;
-use jiffy_wire::agent::{ExitStatus, FromGuest, Request, Stream};
+use jiffy_wire::agent::{Command, ExitStatus, FromGuest, Request, Stream};
 use jiffy_wire::frame::MAX_DATA;
 use jiffy_wire::guest::GuestConfig;
 use jiffy_wire::trace::{MARK_AGENT_READY, MARK_COMMAND_DONE, MARK_COMMAND_STARTED};
@@ -30,8 +30,14 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Pid, WaitOptions, wait};
 
-/// Most connections at a time; one more is closed at once.
+/// Most connections at a time; one more takes the place of the one that has said nothing
+/// for longest, or is closed at once.
 const MOST_CONNECTIONS: usize = 256;
+/// Most programs of connections at a time, those included that are hung up on: the node
+/// needs connections besides, to stop or capture the VM.
+const MOST_PROGRAMS: usize = 240;
+/// Most processes at a time that copy files.
+const MOST_COPIES: usize = 64;
 /// How long a program has after its connection was lost: SIGHUP, then this,
 /// then SIGKILL.
 const HANGUP_NS: u64 = 5_000_000_000;
@@ -98,6 +104,8 @@ pub struct Agent {
     next_connection: u64,
     /// Programs that nobody listens to any more.
     pub(super) hung_up: Vec<HungUp>,
+    /// Copies of this process that serve a request.
+    copies: Vec<Pid>,
     /// Programs are held still.
     pub(super) hold: Option<Hold>,
     /// Programs are held still for this process, which reads what they wrote.
@@ -175,6 +183,7 @@ impl Agent {
             connections: Vec::new(),
             next_connection: 0,
             hung_up: Vec::new(),
+            copies: Vec::new(),
             hold: None,
             still: None,
             gate_failed: false,
@@ -386,6 +395,7 @@ impl Agent {
             frozen.thaw();
         }
         self.hung_up.retain(|hung_up| hung_up.program.pid() != pid);
+        self.copies.retain(|copy| *copy != pid);
         let _ = self
             .first
             .as_mut()
@@ -411,6 +421,13 @@ impl Agent {
             return;
         };
         if self.connections.len() >= MOST_CONNECTIONS {
+            let waiting = self.connections.iter().enumerate();
+            let waiting = waiting.filter_map(|(index, it)| Some((it.waits_until()?, index)));
+            if let Some((_, index)) = waiting.min() {
+                self.drop_connection(index, now);
+            }
+        }
+        if self.connections.len() >= MOST_CONNECTIONS {
             self.options.report.warn(
                 "agent",
                 &format!("a connection over {MOST_CONNECTIONS} was refused"),
@@ -426,10 +443,17 @@ impl Agent {
         match need {
             Need::Nothing => {}
             Need::Close => self.drop_connection(index, now),
+            Need::Copy(request) if self.copies.len() >= MOST_COPIES => {
+                let message = format!(
+                    "{MOST_COPIES} copies are under way in this guest; one has to end first"
+                );
+                self.connections[index].refuse(&request, message, now);
+            }
             Need::Copy(request @ Request::Changes { .. }) => self.changes(index, &request, now),
             Need::Copy(request) => {
                 let _ = self.copy(index, &request, None);
             }
+            Need::Exec(command) => self.exec(index, &command, now),
             Need::Shutdown { grace_ms } => {
                 self.begin_end(Reason::PowerOff, u64::from(grace_ms) * 1_000_000, now);
             }
@@ -444,6 +468,19 @@ impl Agent {
                 self.connections[index].answer(result, now);
             }
         }
+    }
+
+    fn exec(&mut self, index: usize, command: &Command, now: u64) {
+        let has_program = |connection: &&Connection| connection.program().is_some();
+        let programs = self.connections.iter().filter(has_program).count();
+        if programs + self.hung_up.len() >= MOST_PROGRAMS {
+            let message = format!(
+                "{MOST_PROGRAMS} programs that were started from the host run in this guest; one has to end first"
+            );
+            return self.connections[index].refuse_exec(message, now);
+        }
+        let need = self.connections[index].exec(command, now);
+        self.meet(index, need, now);
     }
 
     /// Drops a connection; a program on it is hung up on.
@@ -496,7 +533,10 @@ impl Agent {
         let (socket, undecoded) = self.connections.swap_remove(index).into_parts();
         match syscalls::fork() {
             Ok(None) => serve_copy(socket, &undecoded, request, upper),
-            Ok(Some(pid)) => Some(pid),
+            Ok(Some(pid)) => {
+                self.copies.push(pid);
+                Some(pid)
+            }
             Err(error) => {
                 self.options
                     .report

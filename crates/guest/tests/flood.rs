@@ -1,0 +1,219 @@
+//! Who waits, drips, floods or never ends takes bounded memory, processes and time, and
+//! delays nobody else.
+
+mod harness;
+
+use harness::*;
+use jiffy_wire::agent::{
+    Command, CopyDone, CopyFrame, ExecInput, ExecOutput, Request, Stat, VERSION,
+};
+use jiffy_wire::frame;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+
+/// Connections of an agent.
+const CONNECTIONS: usize = 256;
+/// Programs of them.
+const PROGRAMS: usize = 240;
+/// Processes that copy.
+const COPIES: usize = 64;
+
+/// Somebody asks in good order, and is served.
+fn goes_on(agent: &Agent) {
+    assert_eq!(agent.sh("echo x").stdout, b"x\n");
+    stat(agent);
+}
+
+fn stat(agent: &Agent) {
+    let mut connection = agent.connect();
+    connection.send(&Request::Stat { version: VERSION });
+    assert!(connection.next::<Stat>().is_some());
+}
+
+/// Starts a program, reads nothing.
+fn sessions(agent: &Agent, count: usize, script: &str) -> Vec<Connection> {
+    let command = Command {
+        stdin: true,
+        ..shell(script)
+    };
+    let begin = |_| {
+        let mut connection = agent.exec(command.clone());
+        connection.started();
+        connection
+    };
+    (0..count).map(begin).collect()
+}
+
+/// Writes until nobody takes it any more; bytes.
+fn stuff(mut stream: &UnixStream, bytes: &[u8]) -> usize {
+    stream.set_nonblocking(true).unwrap();
+    let mut taken = 0;
+    let mut idle = 0;
+    // What is not taken for a second is not taken.
+    while idle < 100 {
+        match stream.write(&bytes[taken % bytes.len()..]) {
+            Ok(count) => (taken, idle) = (taken + count, 0),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                idle += 1;
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+            Err(_) => break,
+        }
+        assert!(taken < 64 << 20, "it takes all there is");
+    }
+    stream.set_nonblocking(false).unwrap();
+    taken
+}
+
+#[test]
+fn a_connection_more_takes_the_place_of_the_one_that_said_nothing_for_longest() {
+    let agent = Agent::start();
+    let mut crowd: Vec<_> = (0..CONNECTIONS).map(|_| agent.connect()).collect();
+    // Half a frame is nothing, too.
+    crowd[1].stream.write_all(&[9, 0, 0]).unwrap();
+    goes_on(&agent);
+    assert!(crowd[0].is_closed());
+    let last = crowd.last_mut().unwrap();
+    last.send(&Request::Stat { version: VERSION });
+    assert!(last.next::<Stat>().is_some());
+}
+
+#[test]
+fn programs_without_number_leave_room_for_the_node() {
+    let agent = Agent::start();
+    let mut crowd = sessions(&agent, PROGRAMS, "exec cat");
+    let mut refused = agent.exec(shell("true"));
+    match refused.next() {
+        Some(ExecOutput::Failed(error)) => {
+            assert!(error.message.contains("one has to end first"), "{error:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(refused.is_closed());
+    stat(&agent);
+    assert_eq!(agent.children().len(), PROGRAMS);
+    // One that is hung up on and goes on all the same counts until it has ended.
+    let deaf = crowd.pop().unwrap();
+    deaf.half_close();
+    drop(deaf);
+    wait_until("there is room", || {
+        let mut connection = agent.exec(shell("true"));
+        matches!(connection.next(), Some(ExecOutput::Started { .. }))
+    });
+    for connection in &mut crowd {
+        connection.input(b"all");
+        connection.send(&ExecInput::StdinClosed);
+    }
+    for connection in crowd {
+        assert_eq!(connection.finish().stdout, b"all");
+    }
+    wait_until("all have ended", || agent.children().is_empty());
+}
+
+#[test]
+fn programs_that_ignore_that_they_are_hung_up_on_are_counted() {
+    let agent = Agent::start();
+    let script = "trap '' HUP; echo up; exec sleep 1000";
+    let mut crowd = sessions(&agent, PROGRAMS, script);
+    for connection in &mut crowd {
+        connection.read_until("up");
+    }
+    drop(crowd);
+    // They have some seconds; until then nobody can start more.
+    let mut most = 0;
+    wait_until("they are killed", || {
+        most = most.max(agent.children().len());
+        let mut connection = agent.exec(shell("true"));
+        matches!(connection.next(), Some(ExecOutput::Started { .. }))
+    });
+    assert!(most <= PROGRAMS, "{most} programs");
+    goes_on(&agent);
+}
+
+#[test]
+fn floods_of_programs_that_nobody_reads_take_bounded_memory() {
+    let agent = Agent::start();
+    let before = agent.memory();
+    let crowd = sessions(&agent, 100, "exec yes 2>&1");
+    // Each has filled what is kept for it.
+    wait_until("they wait for their readers", || {
+        let waits = |pid: &u32| {
+            let channel = std::fs::read_to_string(format!("/proc/{pid}/wchan"));
+            channel.is_ok_and(|channel| channel.contains("pipe"))
+        };
+        agent.children().iter().all(waits)
+    });
+    goes_on(&agent);
+    let each = (agent.memory() - before) / 100;
+    // 128 KiB, and one piece of 64 KiB more; as much again that the allocator keeps.
+    assert!(each < 384 << 10, "{each} bytes each");
+    drop(crowd);
+    wait_until("they are gone", || agent.children().is_empty());
+    goes_on(&agent);
+}
+
+#[test]
+fn input_without_end_for_programs_that_read_none_is_not_taken() {
+    let agent = Agent::start();
+    let before = agent.memory();
+    let frame = frame::to_vec(&ExecInput::Stdin(vec![b'x'; frame::MAX_DATA])).unwrap();
+    let crowd = sessions(&agent, 10, "exec sleep 1000");
+    for connection in &crowd {
+        stuff(&connection.stream, &frame);
+    }
+    goes_on(&agent);
+    let each = (agent.memory() - before) / 10;
+    assert!(each < 1 << 20, "{each} bytes each");
+    // Frames without end that mean little are worked off, a piece at a time.
+    let signals = frame::to_vec(&ExecInput::Signal(99)).unwrap().repeat(1000);
+    let busy = sessions(&agent, 1, "exec sleep 1000");
+    let stream = busy[0].stream.try_clone().unwrap();
+    let flood = std::thread::spawn(move || {
+        let mut stream = stream;
+        while stream.write_all(&signals).is_ok() {}
+    });
+    for _ in 0..20 {
+        goes_on(&agent);
+    }
+    busy[0].stream.shutdown(std::net::Shutdown::Both).unwrap();
+    flood.join().unwrap();
+    goes_on(&agent);
+}
+
+#[test]
+fn copies_without_number_that_nobody_feeds_or_reads_have_a_bound() {
+    let agent = Agent::start();
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("large"), vec![1; 8 << 20]).unwrap();
+    let path = folder.path().to_str().unwrap().to_owned();
+    let begin = |number: usize| {
+        let mut connection = agent.connect();
+        let (version, path) = (VERSION, path.clone());
+        connection.send(&match number % 2 {
+            0 => Request::CopyIn { version, path },
+            _ => Request::CopyOut { version, path },
+        });
+        connection
+    };
+    let crowd: Vec<_> = (0..COPIES).map(begin).collect();
+    wait_until("all have begun", || agent.children().len() == COPIES);
+    match begin(0).next::<CopyDone>() {
+        Some(CopyDone {
+            error: Some(error), ..
+        }) => {
+            assert!(error.contains("one has to end first"), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+    match begin(1).next::<CopyFrame>() {
+        Some(CopyFrame::Failed { message }) => {
+            assert!(message.contains("one has to end first"), "{message}");
+        }
+        other => panic!("{other:?}"),
+    }
+    goes_on(&agent);
+    drop(crowd);
+    wait_until("they are gone", || agent.children().is_empty());
+    drop(begin(0));
+    goes_on(&agent);
+}
