@@ -1,6 +1,6 @@
 //! Decides how `jiffy-init` is linked.
 //!
-//! The `guest` profile (the only one with `opt-level = "s"`) builds it
+//! The `small` profile (the only one with `opt-level = "s"`) builds it
 //! freestanding: no std, no C library. A static std program starts at 1.1 MB
 //! and executes 43 CPUID instructions, each of which leaves the guest, before
 //! its `main`. Every other profile builds the same code on std, which is what
