@@ -3,10 +3,11 @@
 pub mod bench;
 pub mod disk;
 pub mod image;
-mod quick;
+mod later;
 pub mod snapshot;
 mod values;
 
+pub use later::Later;
 pub use values::{
     DiskUse, HugePages, KernelChoice, MachineUse, Place, TimelineOutput, disk_limit, disk_use,
     mebibytes, place, signal_number, timeline_output,
@@ -47,7 +48,7 @@ impl Cli {
     /// This process's command line; ends the process if it makes no sense.
     pub fn of_this_process() -> Cli {
         let words: Vec<OsString> = std::env::args_os().collect();
-        let mut cli = quick::parse(&words).unwrap_or_else(|| Cli::parse_from(&words));
+        let mut cli = Cli::parse_from(&words);
         cli.settle(&words);
         cli
     }
@@ -56,8 +57,8 @@ impl Cli {
     /// `create`: the first, unless `--` stands before it.
     fn settle(&mut self, words: &[OsString]) {
         let (vm, argv) = match &mut self.verb {
-            Verb::Run(run) if run.from.is_none() => (&mut run.vm, &mut run.argv),
-            Verb::Create(create) => (&mut create.vm, &mut create.argv),
+            Verb::Run(Later(run)) if run.from.is_none() => (&mut run.vm, &mut run.argv),
+            Verb::Create(Later(create)) => (&mut create.vm, &mut create.argv),
             _ => return,
         };
         // Whatever follows the first of them was taken as it is.
@@ -78,76 +79,76 @@ impl Cli {
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Make a VM, start it and run a command in it
-    Run(Run),
+    Run(Later<Run>),
     /// Make a VM without starting it
-    Create(Create),
+    Create(Later<Create>),
     /// Start VMs that were made or have ended
-    Start(Start),
+    Start(Later<Start>),
     /// Run a further command in a running VM
-    Exec(Exec),
+    Exec(Later<Exec>),
     /// List VMs
-    Ps(Ps),
+    Ps(Later<Ps>),
     /// Show what a VM's command, console or VMM wrote
-    Logs(Logs),
+    Logs(Later<Logs>),
     /// Copy files and folders into or out of a VM
-    Cp(Cp),
+    Cp(Later<Cp>),
     /// Show all about VMs, as JSON
-    Inspect(Inspect),
+    Inspect(Later<Inspect>),
     /// End VMs in order
-    Stop(Stop),
+    Stop(Later<Stop>),
     /// End VMs at once, or send a signal to their command
-    Kill(Kill),
+    Kill(Later<Kill>),
     /// Remove VMs
-    Rm(Rm),
+    Rm(Later<Rm>),
     /// Wait until VMs have ended and print their exit statuses
-    Wait(Wait),
+    Wait(Later<Wait>),
     /// Connect to the command of a running VM
-    Attach(Attach),
+    Attach(Later<Attach>),
     /// Stop the vCPUs of VMs until they are resumed
-    Pause(snapshot::Vms),
+    Pause(Later<snapshot::Vms>),
     /// Let paused VMs go on
-    Resume(snapshot::Vms),
+    Resume(Later<snapshot::Vms>),
     /// Make live clones of a running VM
-    Fork(snapshot::Fork),
+    Fork(Later<snapshot::Fork>),
     /// Write the memory of VMs to disk and give it back to the host
-    Hibernate(snapshot::Hibernate),
+    Hibernate(Later<snapshot::Hibernate>),
     /// Let hibernated VMs go on
-    Wake(snapshot::Vms),
+    Wake(Later<snapshot::Vms>),
     /// Snapshots: captured VMs to go on from
     #[command(subcommand)]
-    Snapshot(snapshot::Snapshot),
+    Snapshot(Later<snapshot::Snapshot>),
     /// Show where the time of a VM's start went
-    Timeline(Timeline),
+    Timeline(Later<Timeline>),
     /// Guest kernels
     #[command(subcommand)]
-    Kernel(Kernel),
+    Kernel(Later<Kernel>),
     /// Images
     #[command(subcommand)]
-    Image(image::Image),
+    Image(Later<image::Image>),
     /// Fetch an image or a snapshot from a registry
-    Pull(image::Pull),
+    Pull(Later<image::Pull>),
     /// Send an image or a snapshot to a registry
-    Push(image::Push),
+    Push(Later<image::Push>),
     /// Make an image of what a VM has changed in its root file system
-    Commit(image::Commit),
+    Commit(Later<image::Commit>),
     /// Volumes: disks that outlive VMs
     #[command(subcommand)]
-    Volume(Volume),
+    Volume(Later<Volume>),
     /// Disks: served to other monitors
     #[command(subcommand)]
-    Disk(disk::Disk),
+    Disk(Later<disk::Disk>),
     /// The Linux machine in which VMs run where there is no real KVM
     #[command(subcommand)]
-    Machine(Machine),
+    Machine(Later<Machine>),
     /// Check what this host offers and say what to do about the rest
-    Doctor(Doctor),
+    Doctor(Later<Doctor>),
     /// Measure on this host
     #[command(subcommand)]
-    Bench(bench::Bench),
+    Bench(Later<bench::Bench>),
     /// Show the versions of jiffy and, if it runs, of its node
-    Version(Version),
+    Version(Later<Version>),
     /// Print a completion script for a shell
-    Completions(Completions),
+    Completions(Later<Completions>),
 }
 
 /// What `run` and `create` make a VM from.

@@ -16,7 +16,7 @@ fn refuse(line: &str) -> String {
 
 fn run(line: &str) -> Run {
     match parse(line).verb {
-        Verb::Run(run) => run,
+        Verb::Run(Later(run)) => run,
         other => panic!("not a run: {other:?}"),
     }
 }
@@ -57,7 +57,7 @@ fn the_first_word_is_the_image_unless_dashes_stand_before_it() {
     assert_eq!(of("jiffy run --image web -- date"), pair("web", "date"));
     assert_eq!(of("jiffy run --from one date"), pair("", "date"));
     assert_eq!(of("jiffy run --from one -- date"), pair("", "date"));
-    let Verb::Create(create) = parse("jiffy create --name x h/web:1 serve").verb else {
+    let Verb::Create(Later(create)) = parse("jiffy create --name x h/web:1 serve").verb else {
         panic!()
     };
     assert_eq!(create.vm.image.as_deref(), Some("h/web:1"));
@@ -66,7 +66,7 @@ fn the_first_word_is_the_image_unless_dashes_stand_before_it() {
 
 #[test]
 fn registries_are_spoken_to_as_asked() {
-    let Verb::Pull(pull) = parse(
+    let Verb::Pull(Later(pull)) = parse(
         "jiffy pull --creds me:secret --plain-http --ca /ca.pem --platform linux/arm64 h/a:1",
     )
     .verb
@@ -76,7 +76,7 @@ fn registries_are_spoken_to_as_asked() {
     assert_eq!(pull.registry.creds.as_deref(), Some("me:secret"));
     assert!(pull.registry.plain_http && pull.registry.ca.is_some());
     assert!(refuse("jiffy pull --password-stdin h/a").contains("--creds"));
-    let Verb::Image(image::Image::Build(build)) =
+    let Verb::Image(Later(image::Image::Build(build))) =
         parse("jiffy image build --debian trixie --include a,b --include c box").verb
     else {
         panic!()
@@ -137,12 +137,12 @@ fn contradictions_are_refused() {
 
 #[test]
 fn a_timeline_has_orders() {
-    let Verb::Timeline(plain) = parse("jiffy timeline box --format perfetto").verb else {
+    let Verb::Timeline(Later(plain)) = parse("jiffy timeline box --format perfetto").verb else {
         panic!()
     };
     assert_eq!(plain.vm.as_deref(), Some("box"));
     assert_eq!(plain.format, TimelineFormat::Perfetto);
-    let Verb::Timeline(blame) = parse("jiffy timeline blame box").verb else {
+    let Verb::Timeline(Later(blame)) = parse("jiffy timeline blame box").verb else {
         panic!()
     };
     assert!(matches!(blame.order, Some(TimelineOrder::Blame { vm }) if vm == "box"));
@@ -276,7 +276,7 @@ fn a_run_from_a_snapshot_leaves_the_rest_to_it() {
 fn snapshots_are_made_and_looked_into() {
     use snapshot::Snapshot;
     let order = |line: &str| match parse(line).verb {
-        Verb::Snapshot(order) => order,
+        Verb::Snapshot(Later(order)) => order,
         other => panic!("no order of snapshot: {other:?}"),
     };
     assert!(matches!(
@@ -305,41 +305,25 @@ fn snapshots_are_made_and_looked_into() {
 }
 
 #[test]
-fn a_quick_verb_alone_means_what_it_means_among_all() {
-    let words = |line: &str| -> Vec<std::ffi::OsString> {
-        line.split_whitespace().map(Into::into).collect()
-    };
-    for line in [
-        "jiffy run true",
-        "jiffy run --machine never --rm -it --name box -e A=1 -- sh -c date --machine x",
-        "jiffy run --from one --timeline=json:/t -d",
-        "jiffy ps -aq --machine never",
-        "jiffy exec box true",
-        "jiffy exec -it -w /tmp -u nobody --machine always box -- sh -c date --machine x",
-    ] {
-        let mut alone = quick::parse(&words(line)).unwrap();
-        alone.settle(&words(line));
-        assert_eq!(format!("{alone:?}"), format!("{:?}", parse(line)), "{line}");
-    }
-    for other in [
-        "jiffy",
-        "jiffy ls",
-        "jiffy ps --help",
-        "jiffy run --help",
-        "jiffy run --nonsense",
-        "jiffy run --cold --from one",
-        "jiffy --machine never run true",
-        "jiffy exec box",
-        "jiffy exec --help",
-        "jiffy exec --cold box true",
-    ] {
-        assert!(quick::parse(&words(other)).is_none(), "{other}");
+fn definitions_made_later_leave_a_verbs_description() {
+    let mut built = Cli::command();
+    built.build();
+    for verb in Cli::command().get_subcommands() {
+        let name = verb.get_name();
+        assert!(
+            verb.get_arguments().next().is_none(),
+            "{name} has them already"
+        );
+        let built = built.find_subcommand(name).unwrap();
+        assert_eq!(built.get_about(), verb.get_about(), "{name}");
+        assert_eq!(built.get_long_about(), verb.get_long_about(), "{name}");
     }
 }
 
 #[test]
 fn a_fork_has_children() {
-    let Verb::Fork(fork) = parse("jiffy fork box -n 3 --name child --timeline=json").verb else {
+    let Verb::Fork(Later(fork)) = parse("jiffy fork box -n 3 --name child --timeline=json").verb
+    else {
         panic!()
     };
     assert_eq!((fork.count, fork.name.as_deref()), (Some(3), Some("child")));
@@ -356,11 +340,11 @@ fn an_option_that_does_not_exist_is_no_command() {
     for line in ["jiffy run --memmory 1G true", "jiffy exec box --nosuch"] {
         assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
     }
-    let Verb::Run(run) = parse("jiffy run base ls -l --all").verb else {
+    let Verb::Run(Later(run)) = parse("jiffy run base ls -l --all").verb else {
         panic!()
     };
     assert_eq!(run.argv, ["ls", "-l", "--all"]);
-    let Verb::Run(run) = parse("jiffy run -- -odd").verb else {
+    let Verb::Run(Later(run)) = parse("jiffy run -- -odd").verb else {
         panic!()
     };
     assert_eq!(run.argv, ["-odd"]);
@@ -369,7 +353,7 @@ fn an_option_that_does_not_exist_is_no_command() {
 #[test]
 fn a_recording_is_replayed() {
     let pager = |line: &str| match parse(line).verb {
-        Verb::Bench(bench::Bench::Pager(pager)) => pager,
+        Verb::Bench(Later(bench::Bench::Pager(pager))) => pager,
         other => panic!("no order of bench: {other:?}"),
     };
     let plain = pager("jiffy bench pager rec");

@@ -20,7 +20,7 @@ mod volume;
 
 pub use context::Context;
 
-use crate::args::{Cli, Verb};
+use crate::args::{Cli, Later, Verb};
 use crate::failure::{Outcome, Result, conclude};
 
 /// The program: parses the command line, does what it says and exits.
@@ -35,37 +35,43 @@ pub fn main() -> ! {
 fn perform(cli: Cli, began_ns: u64) -> Result<Outcome> {
     let context = Context::new(cli.machine, began_ns);
     match cli.verb {
-        Verb::Run(run) => context.block_on(|| run::run(&context, run)),
-        Verb::Create(create) => context.block_on(|| run::create(&context, create)),
-        Verb::Start(start) => context.block_on(|| vms::start(&context, start)),
-        Verb::Exec(exec) => context.block_on(|| exec::exec(&context, exec)),
-        Verb::Ps(ps) => context.block_on(|| vms::ps(&context, ps)),
-        Verb::Logs(logs) => context.block_on(|| logs::logs(&context, logs)),
-        Verb::Cp(cp) => context.block_on(|| cp::cp(&context, cp)),
-        Verb::Inspect(inspect) => context.block_on(|| vms::inspect(&context, inspect)),
-        Verb::Stop(stop) => context.block_on(|| vms::stop(&context, stop)),
-        Verb::Kill(kill) => context.block_on(|| vms::kill(&context, kill)),
-        Verb::Rm(rm) => context.block_on(|| vms::rm(&context, rm)),
-        Verb::Wait(wait) => context.block_on(|| vms::wait(&context, wait)),
-        Verb::Attach(attach) => context.block_on(|| exec::attach(&context, attach)),
-        Verb::Pause(vms) => context.block_on(|| snapshot::order(&context, vms, "pause")),
-        Verb::Resume(vms) => context.block_on(|| snapshot::order(&context, vms, "resume")),
-        Verb::Wake(vms) => context.block_on(|| snapshot::order(&context, vms, "wake")),
-        Verb::Fork(fork) => context.block_on(|| snapshot::fork(&context, fork)),
-        Verb::Hibernate(hibernate) => context.block_on(|| snapshot::hibernate(&context, hibernate)),
-        Verb::Snapshot(snapshot) => context.block_on(|| snapshot::snapshot(&context, snapshot)),
-        Verb::Timeline(timeline) => context.block_on(|| timeline::timeline(&context, timeline)),
-        Verb::Kernel(kernel) => kernel::kernel(&context, kernel),
-        Verb::Image(image) => context.block_on(|| image::image(&context, image)),
-        Verb::Pull(pull) => context.block_on(|| image::pull(&context, pull)),
-        Verb::Push(push) => context.block_on(|| image::push(&context, push)),
-        Verb::Commit(commit) => context.block_on(|| image::commit(&context, commit)),
-        Verb::Volume(volume) => context.block_on(|| volume::volume(&context, volume)),
-        Verb::Disk(disk) => context.block_on(|| disk::disk(&context, disk)),
-        Verb::Machine(machine) => machine::machine(&context, machine),
-        Verb::Doctor(doctor) => doctor::doctor(&context, doctor),
-        Verb::Bench(bench) => bench::bench(&context, bench),
-        Verb::Version(version) => context.block_on(|| version::version(&context, version)),
-        Verb::Completions(completions) => completions::completions(completions),
+        Verb::Run(Later(run)) => context.block_on(|| run::run(&context, run)),
+        Verb::Create(Later(create)) => context.block_on(|| run::create(&context, create)),
+        Verb::Start(Later(start)) => context.block_on(|| vms::start(&context, start)),
+        Verb::Exec(Later(exec)) => context.block_on(|| exec::exec(&context, exec)),
+        Verb::Ps(Later(ps)) => context.block_on(|| vms::ps(&context, ps)),
+        Verb::Logs(Later(logs)) => context.block_on(|| logs::logs(&context, logs)),
+        Verb::Cp(Later(cp)) => context.block_on(|| cp::cp(&context, cp)),
+        Verb::Inspect(Later(inspect)) => context.block_on(|| vms::inspect(&context, inspect)),
+        Verb::Stop(Later(stop)) => context.block_on(|| vms::stop(&context, stop)),
+        Verb::Kill(Later(kill)) => context.block_on(|| vms::kill(&context, kill)),
+        Verb::Rm(Later(rm)) => context.block_on(|| vms::rm(&context, rm)),
+        Verb::Wait(Later(wait)) => context.block_on(|| vms::wait(&context, wait)),
+        Verb::Attach(Later(attach)) => context.block_on(|| exec::attach(&context, attach)),
+        Verb::Pause(Later(vms)) => context.block_on(|| snapshot::order(&context, vms, "pause")),
+        Verb::Resume(Later(vms)) => context.block_on(|| snapshot::order(&context, vms, "resume")),
+        Verb::Wake(Later(vms)) => context.block_on(|| snapshot::order(&context, vms, "wake")),
+        Verb::Fork(Later(fork)) => context.block_on(|| snapshot::fork(&context, fork)),
+        Verb::Hibernate(Later(hibernate)) => {
+            context.block_on(|| snapshot::hibernate(&context, hibernate))
+        }
+        Verb::Snapshot(Later(snapshot)) => {
+            context.block_on(|| snapshot::snapshot(&context, snapshot))
+        }
+        Verb::Timeline(Later(timeline)) => {
+            context.block_on(|| timeline::timeline(&context, timeline))
+        }
+        Verb::Kernel(Later(kernel)) => kernel::kernel(&context, kernel),
+        Verb::Image(Later(image)) => context.block_on(|| image::image(&context, image)),
+        Verb::Pull(Later(pull)) => context.block_on(|| image::pull(&context, pull)),
+        Verb::Push(Later(push)) => context.block_on(|| image::push(&context, push)),
+        Verb::Commit(Later(commit)) => context.block_on(|| image::commit(&context, commit)),
+        Verb::Volume(Later(volume)) => context.block_on(|| volume::volume(&context, volume)),
+        Verb::Disk(Later(disk)) => context.block_on(|| disk::disk(&context, disk)),
+        Verb::Machine(Later(machine)) => machine::machine(&context, machine),
+        Verb::Doctor(Later(doctor)) => doctor::doctor(&context, doctor),
+        Verb::Bench(Later(bench)) => bench::bench(&context, bench),
+        Verb::Version(Later(version)) => context.block_on(|| version::version(&context, version)),
+        Verb::Completions(Later(completions)) => completions::completions(completions),
     }
 }
