@@ -475,6 +475,8 @@ impl Pager {
         let request = PagerRequest::Forget { name: id.into() };
         if let Err(why) = done(self.ask(&request, ANSWER_TIME).await) {
             warn!(id, why, "the pager did not let go of a VM");
+            // The next one knows nothing of what another has left for it.
+            self.remove_files(|other| other != id);
         }
         let _ = fs::remove_file(self.paths.pager_vm_socket(id));
     }

@@ -98,6 +98,30 @@ async fn a_disk_that_is_not_opened_in_time_is_let_go_of() {
 }
 
 #[tokio::test]
+async fn what_a_dead_pager_left_of_a_vm_goes_with_the_vm() {
+    let folder = tempfile::tempdir().unwrap();
+    let unknown = PagerResponse::Error("no VM or disk one is served here".into());
+    let (pager, _asked) = answered(folder.path(), unknown).await;
+    let sockets = folder.path().join("pager");
+    fs::create_dir(&sockets).unwrap();
+    for name in [
+        "one.sock",
+        "one.sock.removed",
+        "two.sock",
+        "two.sock.removed",
+    ] {
+        fs::write(sockets.join(name), "").unwrap();
+    }
+    pager.let_go("one").await;
+    let mut left: Vec<_> = fs::read_dir(&sockets)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    left.sort();
+    assert_eq!(left, ["two.sock", "two.sock.removed"]);
+}
+
+#[tokio::test]
 async fn memory_that_is_here_in_parts_is_completed_from_where_it_is() {
     let folder = tempfile::tempdir().unwrap();
     let (pager, mut asked) = obeyed(folder.path()).await;
