@@ -243,8 +243,16 @@ fn read_leaves<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Leaf>, 
             registers: words.collect::<Option<Vec<u32>>>()?.try_into().ok()?,
         })
     };
-    let leaves = text.into_iter().map(leaf).collect::<Option<_>>();
-    leaves.ok_or_else(|| D::Error::custom("a leaf of CPUID is not `LEAF.INDEX: EAX EBX ECX EDX`"))
+    let leaves = text.into_iter().map(leaf).collect::<Option<Vec<_>>>();
+    let mut leaves = leaves
+        .ok_or_else(|| D::Error::custom("a leaf of CPUID is not `LEAF.INDEX: EAX EBX ECX EDX`"))?;
+    let key = |entry: &Leaf| (entry.leaf, entry.index);
+    leaves.sort_unstable_by_key(key);
+    // `1.0` and `00000001.0` are the same.
+    match leaves.is_sorted_by(|one, next| key(one) < key(next)) {
+        true => Ok(leaves),
+        false => Err(D::Error::custom("a leaf of CPUID is there twice")),
+    }
 }
 
 fn write_msrs<S: Serializer>(msrs: &BTreeMap<u32, u64>, serializer: S) -> Result<S::Ok, S::Error> {

@@ -220,6 +220,11 @@ fn a_profile_is_read_as_it_is_written() {
         ("00000000 00000400", "00000000 x"),
         ("10a", "0x10a"),
         ("tsc_khz", "tsc_mhz"),
+        // The same leaf, written in another way.
+        (
+            r#""00000007.0":"#,
+            r#""7.00":"00000000 00000000 00000000 00000000","00000007.0":"#,
+        ),
     ] {
         assert!(text.contains(from));
         let damaged = text.replacen(from, to, 1);
@@ -228,6 +233,11 @@ fn a_profile_is_read_as_it_is_written() {
             "{damaged}"
         );
     }
+    // By number, not by text.
+    let many = r#"{"version":1,"vendor":"","cpuid":{"d.2":"0 0 0 0","d.11":"1 1 1 1"}}"#;
+    let many: Profile = serde_json::from_str(many).unwrap();
+    let indices: Vec<u32> = many.cpuid.iter().map(|leaf| leaf.index).collect();
+    assert_eq!(indices, [2, 11]);
     let wanted = |text: &str| serde_json::from_str::<Wanted>(text).unwrap();
     assert_eq!(wanted(&text), Wanted::Given(Box::new(profile.clone())));
     assert_eq!(wanted(r#""x86-64-v3""#), Wanted::Named("x86-64-v3".into()));
