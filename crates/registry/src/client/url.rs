@@ -3,6 +3,7 @@
 use crate::reference::{host_of, is_loopback, is_registry};
 use std::fmt;
 use std::net::IpAddr;
+use ureq::http::Uri;
 
 /// `http` or `https`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,11 +83,16 @@ impl Url {
             return refused("has no valid host");
         }
         let slash = if path.starts_with('/') { "" } else { "/" };
-        Ok(Self {
+        let url = Self {
             scheme,
             authority: authority.to_ascii_lowercase(),
             path_and_query: format!("{slash}{path}"),
-        })
+        };
+        // Nothing could be sent there: a query with a quotation mark, for one.
+        match url.to_string().parse::<Uri>() {
+            Ok(_) => Ok(url),
+            Err(_) => refused("is not an address"),
+        }
     }
 
     /// Where a `Location` or `Link` of an answer to this address leads.
@@ -221,6 +227,7 @@ mod tests {
             "http://a b/",
             "http:///x",
             "/a\r\nX: y",
+            "/a?b=\"c",
         ] {
             assert!(joined(bad).is_err(), "{bad}");
         }
