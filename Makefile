@@ -16,7 +16,7 @@ help:
 	@echo "make check        format, lints, crate edges, dependencies"
 	@echo "make bench        measure, beside the peers found on PATH; writes bench/results/"
 	@echo "make bench-check  fail if a committed figure got worse by more than 2 %"
-	@echo "make fuzz         run each fuzz target for FUZZ_SECONDS ($(FUZZ_SECONDS)) seconds"
+	@echo "make fuzz         run each fuzz target for FUZZ_SECONDS ($(FUZZ_SECONDS)) seconds; prints what was covered"
 	@echo "make soak         random kills under load for SOAK_SECONDS ($(SOAK_SECONDS)) seconds; SOAK_SEED=N repeats an order"
 	@echo "make install      copy dist/ to PREFIX ($(PREFIX))"
 	@echo "make clean        remove what was built here; caches in ~/.cache/jiffy stay"

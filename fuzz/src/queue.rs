@@ -130,8 +130,23 @@ impl Script {
             .collect();
         let queues = drivers.iter().map(|driver| driver.device_queue(event_idx));
         let mut device = Running::start(device, &memory, queues.collect(), features);
-        let size = sizes[usize::from(number)];
         let driver = &mut drivers[usize::from(number)];
+        self.offer(driver, sizes[usize::from(number)]);
+        device.ring(number);
+        let start = Instant::now();
+        while usize::from(driver.used_index()) < self.heads.len()
+            && device.interrupt.counts().needs_reset == 0
+            && start.elapsed() < MOMENT
+        {
+            std::thread::yield_now();
+        }
+        then(&mut device.device);
+        device.stop().0
+    }
+
+    /// Writes contents and descriptors and offers the heads, on a queue of `size`
+    /// entries.
+    pub fn offer(&self, driver: &mut DriverQueue, size: u16) {
         let room = MEMORY_BYTES - CONTENTS as usize;
         driver.store(CONTENTS, &self.contents[..self.contents.len().min(room)]);
         for (index, descriptor) in (0..size).zip(&self.descriptors) {
@@ -150,15 +165,5 @@ impl Script {
         for head in &self.heads {
             driver.offer(*head);
         }
-        device.ring(number);
-        let start = Instant::now();
-        while usize::from(driver.used_index()) < self.heads.len()
-            && device.interrupt.counts().needs_reset == 0
-            && start.elapsed() < MOMENT
-        {
-            std::thread::yield_now();
-        }
-        then(&mut device.device);
-        device.stop().0
     }
 }

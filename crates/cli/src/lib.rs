@@ -21,6 +21,8 @@ mod failure;
 mod place;
 mod render;
 mod session;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod timeline;
 mod verbs;
 

@@ -42,6 +42,8 @@ mod room;
 mod roots;
 mod snapshots;
 mod spec;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod vm;
 mod volumes;
 

@@ -35,7 +35,8 @@ pub fn of_base(wanted: CreateVm) -> Spec {
     check_of(wanted, "base", &ImageConfig::default()).unwrap()
 }
 
-fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Result<Spec> {
+/// The same, of an image with this name and configuration.
+pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Result<Spec> {
     if let Some(name) = &wanted.name {
         names::check_vm(name)?;
     }

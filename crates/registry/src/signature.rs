@@ -272,7 +272,7 @@ fn upload(
 }
 
 /// Whether a document says that this digest is signed.
-fn names(document: &[u8], digest: &Digest) -> bool {
+pub(crate) fn names(document: &[u8], digest: &Digest) -> bool {
     let Ok(document) = serde_json::from_slice::<serde_json::Value>(document) else {
         return false;
     };

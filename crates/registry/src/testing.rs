@@ -1,9 +1,14 @@
-//! A real registry for tests: Debian's `docker-registry` on loopback.
+//! A real registry for tests: Debian's `docker-registry` on loopback. For fuzzing: what is
+//! read in manifests and signatures, without one.
 
+pub use crate::client::testing::{challenges, headers, refusal, token};
+use crate::manifest::{Content, media_type};
+use crate::{Client, ClientOptions, Digest, Platform, Reference};
 use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
 
 /// The user of a registry that wants one.
 pub const USER: &str = "ali";
@@ -182,4 +187,49 @@ fn listening_on(line: &str) -> Option<String> {
         .find(|c: char| !(c.is_ascii_digit() || c == '.' || c == ':'))
         .unwrap_or(rest.len());
     Some(rest[..end].to_owned())
+}
+
+static CLIENT: LazyLock<Client> =
+    LazyLock::new(|| Client::new(ClientOptions::default()).expect("a client"));
+
+/// Reads a manifest, its packs if it is an artifact's, and what it has for a platform.
+///
+/// # Panics
+///
+/// If what is read is not what was written.
+pub fn manifest(bytes: &[u8]) {
+    let Some(kind) = crate::manifest::guess_media_type(bytes) else {
+        return;
+    };
+    match crate::manifest::parse(bytes, &kind, "fuzz") {
+        Ok(Content::Image(manifest)) => {
+            let written = serde_json::to_vec(&manifest).expect("a manifest is written");
+            let again = crate::manifest::parse(&written, media_type::OCI_MANIFEST, "fuzz");
+            if manifest
+                .media_type
+                .as_deref()
+                .unwrap_or(media_type::OCI_MANIFEST)
+                == media_type::OCI_MANIFEST
+            {
+                assert_eq!(again.ok(), Some(Content::Image(manifest.clone())));
+            }
+            let reference = Reference::parse("localhost/a", None).expect("a name");
+            let files = crate::artifact::remote::files(&CLIENT, &reference, &manifest.layers);
+            for file in files.into_iter().flatten() {
+                let size: u64 = file.packs().iter().map(|pack| pack.blob.size).sum();
+                assert_eq!(size, file.size(), "no gaps between packs");
+                let _ = file.range_of("boot");
+            }
+        }
+        Ok(Content::Index(index)) => {
+            let chosen = Platform::default().choose(&index, "fuzz");
+            assert!(chosen.is_err() || !index.manifests.is_empty());
+        }
+        Err(_) => {}
+    }
+}
+
+/// Reads what a signature signs.
+pub fn signed(document: &[u8]) -> bool {
+    crate::signature::names(document, &Digest::of(b"abc"))
 }

@@ -29,8 +29,8 @@ const DOORS: &[(&str, &[&str])] = &[
     ("cli", &["wire", "machine", "kernel", "sys"]),
 ];
 
-/// Crates that look at all the others: the harness and the benchmark.
-const ANYWHERE: &[&str] = &["testkit", "bench"];
+/// Crates that look at all the others: the harness, the benchmark and the fuzz targets.
+const ANYWHERE: &[&str] = &["testkit", "bench", "fuzz"];
 
 #[test]
 fn crates_import_only_what_they_may() {

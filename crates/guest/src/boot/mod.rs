@@ -10,7 +10,7 @@ mod identity;
 mod modules;
 mod mounts;
 mod network;
-mod preload;
+pub mod preload;
 mod root;
 
 use crate::fw_cfg::FwCfg;

@@ -59,7 +59,7 @@ fn read(path: &str, space: &mut [MaybeUninit<u8>], depth: u32) -> Result<(), Err
 
 /// The program that the kernel executes along with a file that begins like
 /// this: a script's interpreter, a dynamic program's loader.
-fn interpreter(start: &[u8]) -> Option<String> {
+pub fn interpreter(start: &[u8]) -> Option<String> {
     let path = match start {
         [b'#', b'!', line @ ..] => line
             .split(|byte| *byte == b'\n')

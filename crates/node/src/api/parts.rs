@@ -44,7 +44,12 @@ pub async fn json<T: DeserializeOwned>(body: Body) -> Result<T> {
         })?
         .map_err(|error| Error::invalid(format!("The request's body can't be read: {error}.")))?
         .to_bytes();
-    let bytes = if bytes.is_empty() { &b"{}"[..] } else { &bytes };
+    object(&bytes)
+}
+
+/// The same, of a body that is whole.
+pub fn object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
+    let bytes = if bytes.is_empty() { &b"{}"[..] } else { bytes };
     // serde would take an array for the fields in their order.
     if bytes.trim_ascii_start().first() != Some(&b'{') {
         return Err(Error::invalid("The request's body is not a JSON object."));

@@ -142,7 +142,7 @@ fn type_of(manifest: &ImageManifest) -> &str {
 }
 
 /// Puts packs together to files.
-pub(super) fn files(
+pub(crate) fn files(
     client: &Client,
     reference: &Reference,
     layers: &[Descriptor],

@@ -43,7 +43,7 @@ pub(super) fn refusal(what: &str, answer: Answer) -> RegistryError {
 }
 
 /// Seconds, or a date. RFC 9110 §10.2.3.
-fn retry_after(text: &str) -> Option<Duration> {
+pub(super) fn retry_after(text: &str) -> Option<Duration> {
     if let Ok(seconds) = text.trim().parse() {
         return Some(Duration::from_secs(seconds));
     }
@@ -53,6 +53,22 @@ fn retry_after(text: &str) -> Option<Duration> {
 
 /// A registry's own words about an error, as far as they can be had.
 pub(super) fn detail_of(answer: Answer) -> String {
+    let mut text = Vec::new();
+    let mut body = answer.response.into_body().into_reader().take(MAX_ERROR);
+    let mut piece = [0; 4096];
+    let until = Instant::now() + MAX_ERROR_TIME;
+    loop {
+        match body.read(&mut piece) {
+            Ok(0) => break,
+            Ok(count) if Instant::now() < until => text.extend_from_slice(&piece[..count]),
+            _ => return String::new(),
+        }
+    }
+    detail_in(&text)
+}
+
+/// The same, of the body of an answer.
+pub(super) fn detail_in(text: &[u8]) -> String {
     #[derive(serde::Deserialize)]
     struct Errors {
         #[serde(default)]
@@ -66,18 +82,7 @@ pub(super) fn detail_of(answer: Answer) -> String {
         #[serde(default)]
         message: String,
     }
-    let mut text = Vec::new();
-    let mut body = answer.response.into_body().into_reader().take(MAX_ERROR);
-    let mut piece = [0; 4096];
-    let until = Instant::now() + MAX_ERROR_TIME;
-    loop {
-        match body.read(&mut piece) {
-            Ok(0) => break,
-            Ok(count) if Instant::now() < until => text.extend_from_slice(&piece[..count]),
-            _ => return String::new(),
-        }
-    }
-    let Ok(errors) = serde_json::from_slice::<Errors>(&text) else {
+    let Ok(errors) = serde_json::from_slice::<Errors>(text) else {
         return String::new();
     };
     let said: Vec<String> = errors

@@ -251,7 +251,7 @@ pub(super) fn check_claim(what: &str, claimed: Option<&str>, digest: &Digest) ->
 }
 
 /// RFC 8288: `<ADDRESS>; rel="next"`.
-fn next_link(header: &str) -> Option<&str> {
+pub(super) fn next_link(header: &str) -> Option<&str> {
     let (address, parameters) = header.trim().strip_prefix('<')?.split_once('>')?;
     let next = parameters
         .split([';', ','])

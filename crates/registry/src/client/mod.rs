@@ -20,6 +20,8 @@ pub mod options;
 mod push;
 mod resolver;
 mod retry;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod transport;
 mod url;
 

@@ -1,0 +1,67 @@
+//! The headers of a kernel file, as `jiffy kernel check` reads them and as the
+//! VMM does before it loads one.
+
+use crate::Target;
+use jiffy_kernel::image::Image;
+use jiffy_vmm::boot;
+
+/// This target.
+pub const TARGET: Target = Target {
+    name: "kernel_image",
+    covers: &["crates/kernel/src/image", "crates/vmm/src/boot"],
+    seeds: all_seeds,
+    run,
+};
+
+fn run(data: &[u8]) {
+    let _ = Image::parse(data);
+    let Ok(plan) = boot::plan(data, RAM) else {
+        return;
+    };
+    // What the VMM will write lies in RAM, comes from the file and
+    // overlaps nothing.
+    let mut end = 0;
+    for segment in &plan.segments {
+        assert!(segment.address >= end);
+        assert!(segment.file_size <= segment.memory_size);
+        assert!(segment.file_offset + segment.file_size <= data.len() as u64);
+        end = segment.address + segment.memory_size;
+    }
+    assert!(end <= RAM && plan.end <= RAM);
+}
+
+/// Guest RAM, bytes.
+const RAM: u64 = 128 << 20;
+
+/// An ELF file with the note that PVH wants, one without, and the headers of a
+/// bzImage.
+fn all_seeds() -> Vec<Vec<u8>> {
+    let mut elf = vec![0; 64 + 56];
+    elf[..20].copy_from_slice(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x3e\0");
+    elf[20] = 1;
+    elf[32] = 64;
+    elf[52] = 64;
+    elf[54] = 56;
+    elf[56] = 1;
+    let without = elf.clone();
+    // PT_NOTE at the end of the headers: "Xen", type 18, a 32-bit entry point.
+    let note = b"\x04\0\0\0\x04\0\0\0\x12\0\0\0Xen\0\x00\x00\x00\x01";
+    elf[64] = 4;
+    elf[64 + 8] = 120;
+    elf[64 + 32] = note.len() as u8;
+    elf[64 + 48] = 4;
+    elf.extend(note);
+
+    let mut bz_image = vec![0; 0x1000];
+    bz_image[0x1f1] = 4;
+    bz_image[0x1fe..0x200].copy_from_slice(&[0x55, 0xaa]);
+    bz_image[0x201] = 0x6a;
+    bz_image[0x202..0x206].copy_from_slice(b"HdrS");
+    bz_image[0x206..0x208].copy_from_slice(&[0x0f, 0x02]);
+    bz_image[0x211] = 1;
+    bz_image[0x236] = 1;
+
+    let mut configured = without.clone();
+    configured.extend(b"IKCFG_ST\x1f\x8b\x08\0\0\0\0\0\0\x03\x03\0\0\0\0\0\0\0\0\0IKCFG_ED");
+    vec![elf, without, bz_image, configured]
+}

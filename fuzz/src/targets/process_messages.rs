@@ -1,0 +1,133 @@
+//! JSON and frames that processes send one another and that clients send the daemon:
+//! what is understood can be said again, and is then understood the same.
+
+use crate::Target;
+use crate::input::Input;
+use jiffy_wire::{agent, api, disk, frame, guest, pager, summary, timeline, vmm};
+use serde::{Serialize, de::DeserializeOwned};
+use std::fmt::Debug;
+
+/// This target.
+pub const TARGET: Target = Target {
+    name: "process_messages",
+    covers: &[
+        "crates/machine/src/protocol.rs",
+        "crates/node/src/pager/ask.rs",
+        "crates/node/src/vm/capture.rs",
+        "crates/node/src/vm/control.rs",
+        "crates/node/src/vm/end.rs",
+        "crates/node/src/vm/process.rs",
+        "crates/pager/src/server",
+        "crates/vmm/src/config.rs",
+        "crates/vmm/src/control.rs",
+        "crates/vmm/src/disk_chunks.rs",
+        "crates/vmm/src/pager.rs",
+        "crates/vmm/src/spare.rs",
+        "crates/wire/src/summary.rs",
+        "crates/wire/src/vmm.rs",
+    ],
+    seeds: all_seeds,
+    run,
+};
+
+type Check = fn(&[u8]);
+
+/// By name, as the transcripts of releases have them.
+const CHECKS: &[(&str, Check)] = &[
+    ("VmmConfig", json::<vmm::VmmConfig>),
+    ("VmmEvent", json::<vmm::VmmEvent>),
+    ("ExitRecord", json::<vmm::ExitRecord>),
+    ("ControlRequest", json::<vmm::ControlRequest>),
+    ("ControlResponse", json::<vmm::ControlResponse>),
+    ("TakeSpare", json::<vmm::TakeSpare>),
+    ("MemoryLayout", json::<vmm::MemoryLayout>),
+    ("PagerRequest", json::<pager::PagerRequest>),
+    ("PagerResponse", json::<pager::PagerResponse>),
+    ("VmmWord", json::<pager::VmmWord>),
+    ("PagerWord", json::<pager::PagerWord>),
+    ("ChunkRequest", json::<disk::ChunkRequest>),
+    ("ChunkAnswer", json::<disk::ChunkAnswer>),
+    ("GuestConfig", json::<guest::GuestConfig>),
+    ("Generation", json::<guest::Generation>),
+    ("Vm", json::<api::Vm>),
+    ("Timeline", json::<timeline::Timeline>),
+    ("VmSummary", summary_of),
+    ("Hello", framed::<jiffy_machine::protocol::Hello>),
+    ("Request", framed::<jiffy_machine::protocol::Request>),
+    ("Ready", json::<jiffy_machine::protocol::Ready>),
+    ("LogChunk", framed::<api::LogChunk>),
+    ("ExecOutput", framed::<agent::ExecOutput>),
+];
+
+fn run(data: &[u8]) {
+    let mut input = Input(data);
+    let kind = usize::from(input.u8());
+    if let Some((_, check)) = CHECKS.get(kind) {
+        check(input.rest());
+    }
+}
+
+fn json<T: Serialize + DeserializeOwned + Debug>(text: &[u8]) {
+    let Ok(message) = serde_json::from_slice::<T>(text) else {
+        return;
+    };
+    let written = serde_json::to_vec(&message).expect("a message is written");
+    let again: T = serde_json::from_slice(&written).expect("what was written is read");
+    assert_eq!(format!("{again:?}"), format!("{message:?}"));
+}
+
+fn framed<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) {
+    let mut decoder = frame::Decoder::new();
+    decoder.push(bytes);
+    while let Ok(Some(message)) = decoder.next::<T>() {
+        let written = frame::to_vec(&message).expect("a message fits a frame");
+        let mut again = frame::Decoder::new();
+        again.push(&written);
+        let again: T = again
+            .next()
+            .expect("what was written is read")
+            .expect("whole");
+        assert_eq!(format!("{again:?}"), format!("{message:?}"));
+    }
+}
+
+/// It borrows what it can.
+fn summary_of(text: &[u8]) {
+    let _ = serde_json::from_slice::<summary::VmSummary<'_>>(text);
+}
+
+fn all_seeds() -> Vec<Vec<u8>> {
+    let transcripts = [
+        include_str!("../../../crates/wire/golden/vmm-1.txt"),
+        include_str!("../../../crates/wire/golden/pager-1.txt"),
+        include_str!("../../../crates/wire/golden/guest-1.txt"),
+        include_str!("../../../crates/wire/golden/api-1.txt"),
+    ];
+    let mut seeds = vec![of("VmSummary", br#"{"id":"0123456789ab","name":"a"}"#)];
+    for line in transcripts.iter().flat_map(|text| text.lines()) {
+        if let Some((name, message)) = line.split_once(' ')
+            && CHECKS.iter().any(|(known, _)| *known == name)
+            && message.starts_with(['{', '[', '"'])
+        {
+            seeds.push(of(name, message.as_bytes()));
+        }
+    }
+    let hello = jiffy_machine::protocol::Hello {
+        version: 1,
+        token: "t".into(),
+    };
+    let hello = frame::to_vec(&hello).expect("it fits");
+    let started = frame::to_vec(&agent::ExecOutput::Started { pid: 7 }).expect("it fits");
+    seeds.push(of("Hello", &hello));
+    seeds.push(of("ExecOutput", &started));
+    seeds.push(of(
+        "MemoryLayout",
+        br#"{"size":8192,"covers":[[[0,4096]]]}"#,
+    ));
+    seeds
+}
+
+fn of(name: &str, message: &[u8]) -> Vec<u8> {
+    let kind = CHECKS.iter().position(|(known, _)| *known == name);
+    [&[kind.expect("a known message") as u8], message].concat()
+}

@@ -1,0 +1,272 @@
+//! Every device, and every file that takes bytes apart, has a target or a reason to have
+//! none; every target has a corpus.
+
+use jiffy_fuzz::TARGETS;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What a file has that takes bytes or text apart.
+const MARKS: &[&str] = &[
+    "serde_json::from_",
+    "postcard::from_bytes",
+    "postcard::take_from_bytes",
+    "from_le_bytes",
+    "from_be_bytes",
+    "from_str_radix",
+    "FromStr for",
+    "fn parse",
+    "fn decode",
+    ".decode(",
+];
+
+/// Bytes of all inputs that are kept.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// Crates that are no part of what runs: fixtures, the laboratory, the benchmark.
+const NOT_SHIPPED: &[&str] = &["bench", "testkit"];
+
+/// Files with a mark whose bytes are not a stranger's, each with whose they are.
+const TRUSTED: &[(&str, &str)] = &[
+    (
+        "crates/cli/src/client/mod.rs",
+        "the user's own daemon answers",
+    ),
+    (
+        "crates/cli/src/doctor/checks.rs",
+        "the kernel's files of this host",
+    ),
+    (
+        "crates/cli/src/place/kvm.rs",
+        "our own `jiffy-vmm` prints it",
+    ),
+    (
+        "crates/cli/src/verbs/image/registry.rs",
+        "the user's own daemon answers",
+    ),
+    (
+        "crates/guest/src/agent/stat.rs",
+        "the guest's kernel writes it",
+    ),
+    (
+        "crates/guest/src/boot/disks.rs",
+        "fixed fields of a disk that the guest's kernel has mounted",
+    ),
+    (
+        "crates/guest/src/boot/mounts.rs",
+        "the guest's kernel writes it",
+    ),
+    (
+        "crates/guest/src/boot/network.rs",
+        "in a configuration that the host's daemon made",
+    ),
+    ("crates/guest/src/fw_cfg.rs", "the host gives it"),
+    ("crates/guest/src/kmsg.rs", "the guest's kernel writes it"),
+    ("crates/kernel/src/build.rs", "our own build prints it"),
+    (
+        "crates/kernel/src/list.rs",
+        "beside kernels that the user installed",
+    ),
+    (
+        "crates/machine/src/image/bzimage.rs",
+        "the kernel of this host's Debian",
+    ),
+    (
+        "crates/machine/src/image/module.rs",
+        "modules of this host's Debian",
+    ),
+    (
+        "crates/machine/src/instance.rs",
+        "our own record of the machine",
+    ),
+    (
+        "crates/machine/src/machine.rs",
+        "our own record of the machine",
+    ),
+    (
+        "crates/machine/src/options.rs",
+        "the options that the machine was started with",
+    ),
+    ("crates/machine/src/qmp.rs", "the QEMU that we started"),
+    ("crates/node/src/cpu.rs", "our own `jiffy-vmm` prints it"),
+    ("crates/node/src/images/policy.rs", "what starts the daemon"),
+    (
+        "crates/node/src/images/pull/keep.rs",
+        "our own file of credentials",
+    ),
+    ("crates/node/src/options.rs", "what starts the daemon"),
+    (
+        "crates/node/src/vm/unreadable.rs",
+        "the daemon before wrote it; what is odd is nothing",
+    ),
+    (
+        "crates/pager/src/bitmap.rs",
+        "words of a length that was checked",
+    ),
+    (
+        "crates/registry/src/credentials/docker.rs",
+        "the user's own logins",
+    ),
+    (
+        "crates/registry/src/credentials/helper.rs",
+        "a program that the user chose",
+    ),
+    ("crates/store/src/temporary.rs", "random bytes, for a name"),
+    (
+        "crates/sys/src/ahead.rs",
+        "the kernel's map of this process",
+    ),
+    (
+        "crates/sys/src/pagemap.rs",
+        "the kernel's map of this process",
+    ),
+    ("crates/sys/src/userfaultfd/mod.rs", "the kernel's messages"),
+    ("crates/vmm/src/arguments.rs", "the daemon starts it"),
+    ("crates/vmm/src/cpu/cpuid/mod.rs", "the processor says it"),
+    ("crates/vmm/src/cpu/tcg.rs", "the processor says it"),
+];
+
+#[test]
+fn every_device_has_a_target() {
+    // The disk that other monitors have, and what is in a folder of its own.
+    let mut devices = vec!["crates/disk/src/device.rs".to_owned()];
+    for folder in ["crates/devices/src", "crates/devices/src/virtio"] {
+        for entry in entries(&root().join(folder)) {
+            let path = below_root(&entry);
+            if entry.is_dir() && path != "crates/devices/src/virtio" {
+                devices.push(path);
+            }
+        }
+    }
+    let covered = |path: &str| TARGETS.iter().any(|target| target.covers.contains(&path));
+    let without: Vec<_> = devices.iter().filter(|path| !covered(path)).collect();
+    assert!(
+        without.is_empty(),
+        "no target covers {without:?}: write one in fuzz/src/targets"
+    );
+}
+
+#[test]
+fn every_file_that_takes_bytes_apart_has_a_target_or_a_reason() {
+    let mut marked = BTreeSet::new();
+    for crate_folder in entries(&root().join("crates")) {
+        let name = crate_folder.file_name().and_then(|name| name.to_str());
+        if !NOT_SHIPPED.contains(&name.expect("a name")) {
+            sources(&crate_folder.join("src"), &mut marked);
+        }
+    }
+    let covered = |path: &str| {
+        let covers = TARGETS.iter().flat_map(|target| target.covers);
+        covers
+            .into_iter()
+            .any(|cover| Path::new(path).starts_with(cover))
+    };
+    let trusted: BTreeSet<String> = TRUSTED.iter().map(|(path, _)| (*path).into()).collect();
+    let without: Vec<_> = marked
+        .iter()
+        .filter(|path| !covered(path) && !trusted.contains(*path))
+        .collect();
+    assert!(
+        without.is_empty(),
+        "{without:?} take bytes apart and no target covers them: write one in \
+         fuzz/src/targets, or say in TRUSTED whose bytes they are"
+    );
+    let idle: Vec<_> = trusted
+        .iter()
+        .filter(|path| covered(path) || !marked.contains(*path))
+        .collect();
+    assert!(
+        idle.is_empty(),
+        "TRUSTED names {idle:?}, which need no reason"
+    );
+}
+
+#[test]
+fn targets_are_what_they_say() {
+    let mut names = BTreeSet::new();
+    for target in TARGETS {
+        let module = format!("fuzz/src/targets/{}.rs", target.name);
+        assert!(root().join(&module).is_file(), "there is no {module}");
+        assert!(names.insert(target.name), "two are called {}", target.name);
+        for path in target.covers {
+            assert!(
+                root().join(path).exists(),
+                "{}: there is no {path}",
+                target.name
+            );
+        }
+    }
+}
+
+#[test]
+fn what_is_kept_is_small_and_belongs_to_a_target() {
+    let mut bytes = 0;
+    for kind in ["corpus", "regressions"] {
+        let folder = root().join("fuzz").join(kind);
+        if !folder.exists() {
+            continue;
+        }
+        for folder in entries(&folder) {
+            let name = folder.file_name().and_then(|name| name.to_str());
+            let known = name.is_some_and(|name| jiffy_fuzz::find(name).is_some());
+            assert!(known, "{} is of no target", folder.display());
+            for input in entries(&folder) {
+                bytes += fs::metadata(input).expect("an input").len();
+            }
+        }
+    }
+    for target in TARGETS {
+        let corpus = root().join("fuzz/corpus").join(target.name);
+        assert!(
+            corpus.is_dir(),
+            "{} has no corpus: run fuzz/run keep",
+            target.name
+        );
+    }
+    assert!(
+        bytes <= MOST_BYTES,
+        "{bytes} bytes are kept: run fuzz/run keep"
+    );
+}
+
+/// Files with a mark outside of tests.
+fn sources(folder: &Path, marked: &mut BTreeSet<String>) {
+    for path in entries(folder) {
+        let name = path.file_name().and_then(|name| name.to_str());
+        let name = name.expect("a name");
+        if path.is_dir() {
+            if !["tests", "testing"].contains(&name) {
+                sources(&path, marked);
+            }
+        } else if name.ends_with(".rs")
+            && !["tests.rs", "testing.rs", "transcripts.rs"].contains(&name)
+        {
+            let text = fs::read_to_string(&path).expect("a source is read");
+            let code = text.split("#[cfg(test)]\nmod tests {").next();
+            if MARKS
+                .iter()
+                .any(|mark| code.is_some_and(|code| code.contains(mark)))
+            {
+                marked.insert(below_root(&path));
+            }
+        }
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn below_root(path: &Path) -> String {
+    let path = path.strip_prefix(root()).expect("below the root");
+    path.to_str().expect("a plain name").to_owned()
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("a folder is read");
+    let mut paths: Vec<_> = entries
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    paths.sort();
+    paths
+}
