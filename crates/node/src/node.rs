@@ -87,13 +87,13 @@ pub struct Node {
     settings: Arc<Settings>,
     registry: Arc<Registry>,
     /// Images of root file systems.
-    images: Images,
+    images: Arc<Images>,
     /// Kernels.
     pub kernels: Kernels,
     /// Volumes.
     pub volumes: Arc<Volumes>,
     /// Snapshots that users made.
-    snapshots: Snapshots,
+    snapshots: Arc<Snapshots>,
     /// Of the files VMs are made of.
     digests: Arc<Digests>,
     /// Held for reading while a VM begins and nobody can see yet which disk it
@@ -114,10 +114,10 @@ impl Node {
         let vmm = paths.vmm();
         let memory_wait = Duration::from_secs(options.memory_wait.into());
         let node = Node {
-            images: Images::new(&paths, options.registry.clone(), policy),
+            images: Arc::new(Images::new(&paths, options.registry.clone(), policy)),
             kernels: Kernels::new(&paths, Arc::clone(&digests)),
             volumes: Arc::new(Volumes::new(paths.volumes())),
-            snapshots: Snapshots::new(paths.snapshots()),
+            snapshots: Arc::new(Snapshots::new(paths.snapshots())),
             digests,
             settings: Arc::new(Settings {
                 pager: Pager::new(paths.clone()),
@@ -199,7 +199,7 @@ impl Node {
 
     // ---- for golden snapshots --------------------------------------------
 
-    pub(crate) fn images(&self) -> &Images {
+    pub(crate) fn images(&self) -> &Arc<Images> {
         &self.images
     }
 

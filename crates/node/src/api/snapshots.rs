@@ -87,7 +87,7 @@ pub(super) async fn remove(State(node): Shared, Path(name): Path<String>) -> Res
 }
 
 pub(super) async fn prune(State(node): Shared) -> Json<Pruned> {
-    Json(node.prune_snapshots())
+    Json(node.prune_snapshots().await)
 }
 
 pub(super) async fn optimise(

@@ -23,8 +23,8 @@ use crate::error::Result;
 use crate::node::Node;
 use crate::room::{self, Amount};
 use crate::snapshots::manifest::Manifest;
-use crate::snapshots::remove_whole;
 use crate::snapshots::saved::Saved;
+use crate::snapshots::{remove_behind, remove_whole};
 use crate::spec;
 use crate::vm::VmHandle;
 use crate::vm::record::{Root, Spec};
@@ -177,12 +177,11 @@ impl Goldens {
     }
 
     /// Removes one by name; false if there is none.
-    pub fn remove(&self, name: &str) -> bool {
+    pub async fn remove(&self, name: &str) -> bool {
         let taken = self.take(|saved| name_of(saved) == name);
-        for (_, saved) in &taken {
-            self.discard(&saved.folder, "its removal was asked for");
-        }
-        !taken.is_empty()
+        let is_there = !taken.is_empty();
+        remove_now(taken).await;
+        is_there
     }
 
     /// An image was removed or replaced.
@@ -193,15 +192,16 @@ impl Goldens {
     }
 
     /// Removes all of them, and tries kinds again that could not be had.
-    pub fn prune(&self) -> Pruned {
+    pub async fn prune(&self) -> Pruned {
         let mut pruned = Pruned::default();
-        for (_, saved) in self.take(|_| true) {
+        let taken = self.take(|_| true);
+        for (_, saved) in &taken {
             pruned.bytes += saved.manifest.memory_bytes + saved.manifest.other_bytes;
-            pruned.names.push(name_of(&saved));
-            self.discard(&saved.folder, "its removal was asked for");
+            pruned.names.push(name_of(saved));
         }
         self.lock().hopeless.clear();
         pruned.names.sort();
+        remove_now(taken).await;
         pruned
     }
 
@@ -308,7 +308,7 @@ impl Goldens {
 
     fn discard(&self, folder: &Path, why: &str) {
         debug!(folder = %folder.display(), why, "golden snapshot removed");
-        if let Err(error) = remove_whole(folder) {
+        if let Err(error) = remove_behind(folder) {
             warn!(folder = %folder.display(), %error, "a golden snapshot could not be removed");
         }
     }
@@ -316,6 +316,18 @@ impl Goldens {
     fn lock(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Removes the files of these, which somebody waits for.
+async fn remove_now(taken: Vec<(String, Arc<Saved>)>) {
+    let removed = tokio::task::spawn_blocking(move || {
+        for (key, saved) in taken {
+            if let Err(error) = remove_whole(&saved.folder) {
+                warn!(key, %error, "a golden snapshot could not be removed");
+            }
+        }
+    });
+    let _ = removed.await;
 }
 
 /// The name a golden snapshot is shown by.

@@ -13,6 +13,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
 use tempfile::TempDir;
 use tracing::info;
 
@@ -20,7 +21,7 @@ impl Images {
     /// Makes an image of a tar. `in_use` tells whether a VM needs the image
     /// that is replaced.
     pub async fn import<F: Future<Output = Result<()>>>(
-        &self,
+        self: &Arc<Self>,
         name: &str,
         tar: impl Read + Send + 'static,
         which: Which,
@@ -150,7 +151,7 @@ impl Images {
 
     /// Gives what was made its name.
     pub async fn keep<F: Future<Output = Result<()>>>(
-        &self,
+        self: &Arc<Self>,
         name: &str,
         made: Made,
         in_use: impl Fn() -> F,

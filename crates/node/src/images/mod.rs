@@ -42,6 +42,8 @@ pub mod policy;
 pub mod pull;
 mod push;
 pub mod record;
+#[cfg(test)]
+mod tests;
 mod writable;
 
 use crate::durable::{self, LoadError, is_taken};
@@ -94,7 +96,7 @@ pub struct Images {
     /// And so do VMs that run, whatever became of what they came from.
     vms: PathBuf,
     /// One change at a time.
-    changing: Mutex<()>,
+    changing: Arc<Mutex<()>>,
     /// The built-in image is there and from this release.
     base_ready: AtomicBool,
     /// Records by folder, and the inodes of the file they were read from.
@@ -132,7 +134,7 @@ impl Images {
             disks: paths.disks(),
             snapshots: paths.snapshots(),
             vms: paths.vms(),
-            changing: Mutex::default(),
+            changing: Arc::default(),
             base_ready: AtomicBool::new(false),
             records: std::sync::Mutex::default(),
         }
@@ -271,12 +273,12 @@ impl Images {
 
     /// Removes an image; `in_use` refuses if a VM needs it.
     pub async fn remove<F: Future<Output = Result<()>>>(
-        &self,
+        self: &Arc<Self>,
         name: &str,
         in_use: impl Fn() -> F,
     ) -> Result<()> {
         let path = self.folder_of(name)?;
-        let _one = self.changing.lock().await;
+        let one = Arc::clone(&self.changing).lock_owned().await;
         if !is_taken(&path) {
             return Err(missing(name));
         }
@@ -291,8 +293,14 @@ impl Images {
             .map_err(|error| Error::io("remove an image", &path, &error))?;
         fs::rename(&path, gone.path().join("image"))
             .map_err(|error| Error::io("remove an image", &path, &error))?;
-        self.collect();
-        Ok(())
+        let images = Arc::clone(self);
+        let removed = tokio::task::spawn_blocking(move || {
+            images.collect();
+            drop(one);
+            // Gigabytes, perhaps.
+            drop(gone);
+        });
+        removed.await.map_err(|error| cut_short(&error))
     }
 
     /// Removes what pulls and pushes have left that an earlier daemon did not
@@ -371,7 +379,7 @@ impl Images {
     /// Removes the images of references that `in_use` lets go: they can be
     /// pulled again. What has a name of its owner's stays.
     pub async fn prune<F: Future<Output = Result<()>>>(
-        &self,
+        self: &Arc<Self>,
         in_use: impl Fn(String) -> F,
     ) -> Result<Pruned> {
         let mut pruned = Pruned::default();
@@ -427,16 +435,22 @@ impl Images {
     /// Makes a finished image the one of this name, if whoever needs the one
     /// before lets it go.
     async fn publish<F: Future<Output = Result<()>>>(
-        &self,
+        self: &Arc<Self>,
         name: &str,
         temporary: TempDir,
         in_use: impl Fn() -> F,
     ) -> Result<()> {
-        let _one = self.changing.lock().await;
+        let one = Arc::clone(&self.changing).lock_owned().await;
         if is_taken(&self.folder_of(name)?) {
             in_use().await?;
         }
-        self.put(name, temporary)
+        let (images, name) = (Arc::clone(self), name.to_owned());
+        // The one before may be gigabytes, and all is synced.
+        let put = tokio::task::spawn_blocking(move || {
+            let _one = one;
+            images.put(&name, temporary)
+        });
+        put.await.map_err(|error| cut_short(&error))?
     }
 
     /// The record of an image, read again only if it was written again.
@@ -505,6 +519,10 @@ impl Images {
     fn folder_of(&self, name: &str) -> Result<PathBuf> {
         Ok(self.folder.join(name::folder(name)?))
     }
+}
+
+fn cut_short(error: &tokio::task::JoinError) -> Error {
+    Error::internal(format!("A change of an image was cut short: {error}."))
 }
 
 fn missing(name: &str) -> Error {

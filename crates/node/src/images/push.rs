@@ -356,29 +356,7 @@ impl Images {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::Options;
-    use crate::paths::Paths;
-    use clap::Parser;
-
-    /// Images in this folder, of which one is called `web`.
-    fn images(folder: &Path) -> (Images, ImageRecord) {
-        let [data, run] = ["data", "run"].map(|name| folder.join(name));
-        let words = ["jiffyd".as_ref(), "--data".as_ref(), data.as_os_str()];
-        let words = words.into_iter().chain(["--run".as_ref(), run.as_os_str()]);
-        let paths = Paths::resolve(&Options::parse_from(words)).unwrap();
-        paths.prepare().unwrap();
-        let images = Images::new(&paths, None, Default::default());
-        let record = ImageRecord {
-            digest: "0".repeat(64),
-            size: 8192,
-            ..ImageRecord::default()
-        };
-        let web = images.folder_of("web").unwrap();
-        fs::create_dir(&web).unwrap();
-        fs::write(web.join(ROOT), [7; 8192]).unwrap();
-        record.save(&web).unwrap();
-        (images, record)
-    }
+    use crate::images::tests::images;
 
     #[test]
     fn chunks_of_an_image_are_not_noted_with_the_one_that_took_its_name() {

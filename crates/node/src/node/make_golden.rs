@@ -13,7 +13,7 @@ use crate::names as rules;
 use crate::proxy::ToClient;
 use crate::room::{self, Background};
 use crate::snapshots::draft::Draft;
-use crate::snapshots::remove_whole;
+use crate::snapshots::remove_behind;
 use crate::snapshots::saved::Saved;
 use crate::vm::record::{MainState, Root, Spec};
 use crate::vm::{Command, VmHandle, control};
@@ -50,7 +50,7 @@ impl Node {
         let written = give_way(&vm, room, self.written_by(&vm, &saved)).await;
         self.discard(&vm).await;
         if room.was_claimed() {
-            let _ = remove_whole(&saved.folder);
+            let _ = remove_behind(&saved.folder);
             return Err(room::needed_by_runs());
         }
         let written = written.unwrap_or_else(|error| {

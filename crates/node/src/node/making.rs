@@ -58,7 +58,9 @@ impl Node {
             return;
         }
         // Removed by somebody else while it was made: its folder may be younger.
-        if let Err(error) = remove_folders(&self.settings.paths, &vm.id) {
+        let (paths, id) = (self.settings.paths.clone(), vm.id.clone());
+        let removed = tokio::task::spawn_blocking(move || remove_folders(&paths, &id)).await;
+        if let Ok(Err(error)) = removed {
             warn!(vm = %vm.name, %error, "what was made of a VM could not be removed");
         }
     }

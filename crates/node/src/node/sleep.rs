@@ -8,7 +8,7 @@ use crate::clock::monotonic_ns;
 use crate::error::{Error, Result};
 use crate::room::Amount;
 use crate::snapshots::draft::Draft;
-use crate::snapshots::remove_whole;
+use crate::snapshots::remove_behind;
 use crate::snapshots::saved::Saved;
 use crate::vm::record::Root;
 use crate::vm::start::{Beginning, Handle, Prepared, Restoring, volume_disk};
@@ -82,7 +82,7 @@ impl Node {
                 let _ = control::order(&control, deflate).await;
                 drop(quiet);
                 if vm.view.borrow().paged.is_none() {
-                    let _ = remove_whole(&to);
+                    let _ = remove_behind(&to);
                 }
                 Err(error)
             }

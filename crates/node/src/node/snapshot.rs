@@ -255,7 +255,7 @@ impl Node {
 
     /// Removes a snapshot that no VM needs, or a golden one.
     pub async fn remove_snapshot(&self, name: &str) -> Result<()> {
-        if self.settings.goldens.remove(name) {
+        if self.settings.goldens.remove(name).await {
             return Ok(());
         }
         self.wait_for_leaving(|vm| is_from(vm, name)).await;
@@ -263,10 +263,15 @@ impl Node {
         loop {
             let users = self.users_of(name);
             let Some(user) = users.first() else {
-                self.snapshots.remove(name)?;
-                // What was fetched for it goes with it, and how it was had.
-                self.images.collect();
-                return Ok(());
+                let (snapshots, images) = (Arc::clone(&self.snapshots), Arc::clone(&self.images));
+                let name = name.to_owned();
+                let removed = tokio::task::spawn_blocking(move || {
+                    snapshots.remove(&name)?;
+                    // What was fetched for it goes with it, and how it was had.
+                    images.collect();
+                    Ok(())
+                });
+                return joined(removed.await);
             };
             let leaving = self
                 .registry
@@ -283,8 +288,8 @@ impl Node {
     }
 
     /// Forgets all golden snapshots.
-    pub fn prune_snapshots(&self) -> Pruned {
-        self.settings.goldens.prune()
+    pub async fn prune_snapshots(&self) -> Pruned {
+        self.settings.goldens.prune().await
     }
 
     /// What a snapshot's RAM consists of; with its ranges if wanted.

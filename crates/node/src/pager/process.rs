@@ -3,6 +3,7 @@
 use super::ask::exchange;
 use super::{DISKS_AT_ONCE, Pager};
 use crate::error::{Error, Result};
+use crate::paths::Paths;
 use crate::vm::process::{VmmProcess, is_alive};
 use futures_util::stream::{self, StreamExt};
 use jiffy_sys::durable::remove_any;
@@ -14,7 +15,7 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixStream;
@@ -43,7 +44,11 @@ impl Pager {
         if runs() {
             return Ok(());
         }
-        let pid = self.spawn()?;
+        let (paths, log) = (self.paths.clone(), self.log());
+        let spawned = tokio::task::spawn_blocking(move || spawn(&paths, &log)).await;
+        let pid = spawned.map_err(|error| {
+            Error::internal(format!("The pager's start was cut short: {error}."))
+        })??;
         let process = VmmProcess::child(pid).map(Arc::new);
         let until = Instant::now() + START_TIME;
         while self.ping().await.is_none() {
@@ -69,34 +74,6 @@ impl Pager {
         info!(pid, "pager started");
         self.watch(process, pid);
         Ok(())
-    }
-
-    fn spawn(&self) -> Result<u32> {
-        let program = self.paths.pager();
-        let socket = self.paths.pager_socket();
-        let _ = remove_any(&socket);
-        let mut options = OpenOptions::new();
-        options.create(true).append(true).mode(0o600);
-        let log = regular::make_with(&mut options, &self.log())
-            .map_err(|error| Error::io("open the pager's log", &self.log(), &error))?;
-        let spawned = spawn_detached(&Detached {
-            program: &program,
-            arguments: &[
-                OsStr::new("serve"),
-                OsStr::new("--control"),
-                socket.as_os_str(),
-            ],
-            directory: &self.paths.run,
-            output: log.as_fd(),
-            descriptors: &[],
-        });
-        spawned.map_err(|error| {
-            Error::internal(format!(
-                "The pager {} can't be started: {error}.",
-                program.display()
-            ))
-            .hint("Install Jiffy whole, or name the folder of jiffy-pager with --lib or JIFFY_LIB.")
-        })
     }
 
     fn log(&self) -> PathBuf {
@@ -200,4 +177,33 @@ impl Pager {
             _ => None,
         }
     }
+}
+
+/// Starts one: blocking, until its program is executed.
+fn spawn(paths: &Paths, log: &Path) -> Result<u32> {
+    let program = paths.pager();
+    let socket = paths.pager_socket();
+    let _ = remove_any(&socket);
+    let mut options = OpenOptions::new();
+    options.create(true).append(true).mode(0o600);
+    let output = regular::make_with(&mut options, log)
+        .map_err(|error| Error::io("open the pager's log", log, &error))?;
+    let spawned = spawn_detached(&Detached {
+        program: &program,
+        arguments: &[
+            OsStr::new("serve"),
+            OsStr::new("--control"),
+            socket.as_os_str(),
+        ],
+        directory: &paths.run,
+        output: output.as_fd(),
+        descriptors: &[],
+    });
+    spawned.map_err(|error| {
+        Error::internal(format!(
+            "The pager {} can't be started: {error}.",
+            program.display()
+        ))
+        .hint("Install Jiffy whole, or name the folder of jiffy-pager with --lib or JIFFY_LIB.")
+    })
 }

@@ -47,6 +47,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::runtime::Handle;
 
 /// The snapshots of a node's users.
 #[derive(Debug)]
@@ -216,6 +217,21 @@ pub fn remove_whole(path: &Path) -> std::io::Result<()> {
     fs::rename(path, gone.path().join("it"))?;
     jiffy_sys::durable::sync_folder_of(path)?;
     gone.close()
+}
+
+/// Removes a folder from its place at once. What is in it, which may be much, goes behind
+/// whoever asked; after a power cut the folder may be there again.
+pub fn remove_behind(path: &Path) -> std::io::Result<()> {
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    let gone = tempfile::Builder::new()
+        .prefix(".gone-")
+        .tempdir_in(parent)?;
+    fs::rename(path, gone.path().join("it"))?;
+    match Handle::try_current() {
+        Ok(runtime) => drop(runtime.spawn_blocking(move || gone.close())),
+        Err(_) => gone.close()?,
+    }
+    Ok(())
 }
 
 /// A name of the user's own, or the reference that it was pulled by.

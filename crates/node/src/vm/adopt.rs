@@ -11,6 +11,7 @@ use crate::node::Settings;
 use crate::paths::Paths;
 use crate::registry::Registry;
 use crate::roots;
+use crate::snapshots::remove_behind;
 use crate::snapshots::saved::Saved;
 use crate::vm::actor::{self, Actor, Gate, Running};
 use crate::vm::log::{self, Writer};
@@ -394,7 +395,7 @@ impl Actor {
             running.gate = Gate::Waking;
         } else if self.record.paged.is_none() {
             // It was to sleep, and does not.
-            let _ = fs::remove_dir_all(hibernate::folder(&self.folder()));
+            let _ = remove_behind(&hibernate::folder(&self.folder()));
         }
         self.log_end.send_replace(running.log.end());
         self.running = Some(running);

@@ -15,7 +15,7 @@
 
 use crate::clock::unix_seconds;
 use crate::error::{Error, Result};
-use crate::names;
+use crate::snapshots::remove_behind;
 use crate::vm::actor::{Actor, Asked, Gate, Notice, Running};
 use crate::vm::control;
 use crate::vm::end::EndReason;
@@ -38,15 +38,6 @@ pub fn folder(vm_folder: &Path) -> PathBuf {
 /// Can the VM in this folder go on from its disk?
 pub fn is_asleep(vm_folder: &Path) -> bool {
     folder(vm_folder).join("state").exists()
-}
-
-/// Removes a hibernated VM's memory, which may be large: its name at once, the
-/// rest in the background. The next daemon removes what is left with this name.
-fn remove_behind(folder: &Path) {
-    let gone = folder.with_file_name(format!(".gone-{}", names::suffix()));
-    if fs::rename(folder, &gone).is_ok() {
-        tokio::task::spawn_blocking(move || fs::remove_dir_all(gone));
-    }
 }
 
 impl Actor {
@@ -206,7 +197,7 @@ impl Actor {
         let _ = fs::remove_file(sleeping.join("state"));
         if self.record.paged.is_none() {
             // What is mapped needs no name.
-            remove_behind(&sleeping);
+            let _ = remove_behind(&sleeping);
         }
         info!(vm = %self.record.name, "VM awake");
         let socket = self.settings.paths.control_socket(&self.record.id);
@@ -243,7 +234,7 @@ impl Actor {
     /// The memory of a VM that has ended.
     pub(super) fn forget_memory(&mut self) {
         self.leave_pager();
-        remove_behind(&folder(&self.folder()));
+        let _ = remove_behind(&folder(&self.folder()));
     }
 
     /// Needs no pager any more. The record says so first: a daemon that has it

@@ -205,7 +205,9 @@ pub async fn keep(node: Arc<Node>) {
     loop {
         while spares.lacks_one() {
             quiet(&node).await;
-            match Spare::start(node.paths()) {
+            let paths = node.paths().clone();
+            let started = tokio::task::spawn_blocking(move || Spare::start(&paths)).await;
+            match started.unwrap_or_else(|error| Err(io::Error::other(error))) {
                 Ok(spare) => {
                     let pid = spare.process.as_ref().map(|process| process.pid);
                     spares.lock().push(spare);
