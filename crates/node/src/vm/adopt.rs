@@ -65,7 +65,9 @@ pub async fn all(settings: &Arc<Settings>, registry: &Arc<Registry>, volumes: &A
                 continue;
             }
             Err(LoadError::Io(error))
-                if error.kind() == std::io::ErrorKind::NotFound && !has_lived(&folder) =>
+                if error.kind() == std::io::ErrorKind::NotFound
+                    && !has_lived(&folder)
+                    && !(alive.contains_key(&id) && had_record(settings, &folder)) =>
             {
                 discard(settings, &id, "it has no record");
                 continue;
@@ -174,6 +176,16 @@ fn has_lived(folder: &Path) -> bool {
     ["timeline.json", "hibernated"]
         .iter()
         .any(|name| is_taken(&folder.join(name)))
+}
+
+/// Must there have been a record of the VM in this folder, whose VMM runs? It is written
+/// while the VM starts, and a start takes no longer than the start timeout; nobody has heard
+/// of a VM that was just about to start. One that is held ahead has none, and no log of a
+/// command.
+fn had_record(settings: &Settings, folder: &Path) -> bool {
+    let began = fs::metadata(folder.join("vmm.json")).and_then(|data| data.modified());
+    let age = began.ok().and_then(|began| began.elapsed().ok());
+    age.is_some_and(|age| age > settings.start_timeout) && is_taken(&folder.join("command.log"))
 }
 
 /// A VM of which this daemon doesn't know what it is made of.

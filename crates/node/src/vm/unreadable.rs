@@ -1,5 +1,5 @@
 //! A VM whose record this daemon can't read: a newer release wrote it, or it is
-//! damaged.
+//! damaged or gone.
 //!
 //! The VM is left as it is. If it runs it goes on, and if it is hibernated it
 //! stays so: the release that wrote its record adopts it again. It is shown with

@@ -468,6 +468,46 @@ fn random_kills_of_the_daemon_leak_nothing() {
     daemon.nothing_left();
 }
 
+#[test]
+fn a_vm_whose_record_is_gone_runs_on_and_is_seen() {
+    let mut daemon = Daemon::start();
+    for name in ["lost", "young"] {
+        daemon.run_detached(with_volume(name)).json::<Vm>();
+    }
+    let [lost, young] = ["lost", "young"].map(|name| daemon.vm(name));
+    daemon.killed();
+    for vm in [&lost, &young] {
+        fs::remove_file(daemon.vm_folder(&vm.id).join("vm.json")).unwrap();
+    }
+    // It began an hour ago; the other may be one that nobody has heard of yet.
+    let config = daemon.vm_folder(&lost.id).join("vmm.json");
+    let config = fs::File::options().write(true).open(config).unwrap();
+    let before = std::time::SystemTime::now() - Duration::from_secs(3600);
+    config.set_modified(before).unwrap();
+    daemon.up();
+    let shown = daemon.vm(&lost.id);
+    assert_eq!((shown.state, shown.pid), (VmState::Running, lost.pid));
+    let why = shown.error.unwrap();
+    assert!(
+        why.contains("is left as it is") && why.contains("No such file"),
+        "{why}"
+    );
+    assert!(is_alive(lost.pid.unwrap()));
+    // Nobody else writes to its volume.
+    let other = CreateVm {
+        name: Some("other".into()),
+        ..with_volume("lost")
+    };
+    let refused = daemon.run_detached(other).error(ErrorKind::Conflict);
+    assert!(refused.message.contains("volume"), "{refused:?}");
+    assert!(!daemon.vm_folder(&young.id).exists());
+    eventually("the other was ended", || !is_alive(young.pid.unwrap()));
+    let path = format!("/v1/vms/{}", lost.id);
+    daemon.delete(&path).error(ErrorKind::WrongState);
+    assert_eq!(daemon.delete(&format!("{path}?force=true")).status, 204);
+    daemon.nothing_left();
+}
+
 /// Starts the daemon, and does something when it is at its first such call with
 /// this path.
 fn up_with_a_stop(daemon: &mut Daemon, call: &str, path: &Path, act: impl FnOnce()) {
