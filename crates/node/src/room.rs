@@ -3,8 +3,8 @@
 //!
 //! Two things are counted, each against a bound of its own:
 //!
-//! * [`Amount::soon`]: what VMs that are starting will take, against what the host has
-//!   available. It is given back when the VM is ready: what it took is no longer available
+//! * [`Amount::soon`]: what VMs that are starting, or that a pager fills to the end, will
+//!   take, against what the host has available. It is given back when the VM is ready: what it took is no longer available
 //!   then, and the host counts it. It can't be kept for the VM's life: a thousand idle
 //!   children of a fork have 125 GiB between them, and take 1.5 GiB.
 //! * [`Amount::whole`]: the most that VMs may ever take, against `--memory-limit`, if there
@@ -67,6 +67,18 @@ impl Amount {
         Amount {
             soon: CHILD_MIB,
             whole: spec.memory_mib.into(),
+        }
+    }
+
+    /// Of a VM whose memory a pager fills to the end, for a capture: so many bytes of it are
+    /// not zero, if that is known. What is there already counts once more, which is never
+    /// too little.
+    pub fn to_complete(spec: &Spec, bytes: Option<u64>) -> Amount {
+        let most = Amount::of(spec).soon;
+        let mib = bytes.map_or(most, |bytes| bytes.div_ceil(1 << 20));
+        Amount {
+            soon: mib.min(most),
+            whole: 0,
         }
     }
 
@@ -407,7 +419,8 @@ impl Shortage {
     /// As [`Shortage::lacks`] if so much more were held.
     fn lacks_beside(&self, more: Amount) -> Option<Lack> {
         let all = self.held.plus(more).plus(self.want);
-        if self.limit.is_some_and(|limit| all.whole > limit) {
+        // VMs that were adopted may have more than the limit.
+        if self.want.whole > 0 && self.limit.is_some_and(|limit| all.whole > limit) {
             return Some(Lack::Limit);
         }
         let over = |memory: Memory| all.soon > memory.available;

@@ -3,6 +3,8 @@
 use super::Node;
 use crate::clock::monotonic_ns;
 use crate::error::{Error, Result};
+use crate::room::{Amount, Reserved};
+use crate::snapshots::memory;
 use crate::vm::capture::{self, Captured, Quiet};
 use crate::vm::record::MainState;
 use crate::vm::{Command, VmHandle, control};
@@ -173,7 +175,9 @@ impl Node {
         watch: &mut Stopwatch,
     ) -> Result<Taken> {
         let socket = self.capturable(vm).await?;
+        let room = self.room_to_complete(vm).await?;
         self.complete(vm).await?;
+        drop(room);
         let quiet = self.quiesce(vm, &socket, false, watch).await?;
         let captured = self.capture(vm, resume, watch).await?;
         Ok(Taken { captured, quiet })
@@ -219,6 +223,19 @@ impl Node {
                 Err(could_not(vm, &why))
             }
         }
+    }
+
+    /// Reserves memory for what is not there yet of a VM's, until it is. To be had before its
+    /// programs are held still: it may be waited for.
+    pub(super) async fn room_to_complete(&self, vm: &VmHandle) -> Result<Option<Reserved>> {
+        let Some(paged) = vm.view.borrow().paged.clone() else {
+            return Ok(None);
+        };
+        let filled = tokio::task::spawn_blocking(move || memory::filled_bytes(&paged.image));
+        // What can't be looked into, as what is partly elsewhere, may have anything in it.
+        let filled = filled.await.ok().and_then(|filled| filled.ok());
+        let amount = Amount::to_complete(&vm.spec, filled);
+        self.reserve(vm, amount, 1).await.map(Some)
     }
 
     /// Memory that is not there yet can't be captured. Once it is, the VM is

@@ -50,6 +50,7 @@ impl Node {
         let folder = self.settings.paths.vm(&vm.id);
         let mut manifest = self.manifest_of(&vm, &root, MemoryForm::Image).await?;
         let draft = Draft::new(&folder)?;
+        let room = self.room_to_complete(&vm).await?;
         // Asked first: a guest that is held still answers nobody else.
         let spare = spare_mib(&socket).await;
         let quiet = self.quiesce(&vm, &socket, true, &mut watch).await?;
@@ -57,6 +58,7 @@ impl Node {
         let to = hibernate::folder(&folder);
         let slept = async {
             self.complete(&vm).await?;
+            drop(room);
             let captured = self.capture(&vm, false, &mut watch).await?;
             manifest.note_processor(self.processor_of(&vm).await);
             // What a wake left there for the pager is all in memory now.

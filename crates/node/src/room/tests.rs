@@ -424,3 +424,20 @@ fn this_host_says_what_it_has() {
     let memory = meminfo().unwrap();
     assert!(memory.available <= memory.total && memory.total > 0);
 }
+
+#[tokio::test]
+async fn what_takes_nothing_of_the_limit_is_not_refused_for_it() {
+    let room = room(300, Some(100), Duration::ZERO);
+    let _adopted = room.adopt(200);
+    let filled = Amount {
+        soon: 300,
+        whole: 0,
+    };
+    drop(room.reserve(filled, 1).await.unwrap());
+    let more = Amount {
+        soon: 301,
+        whole: 0,
+    };
+    assert!(refused(room.reserve(more, 1).await).contains("300 MiB available"));
+    refused(room.reserve(vm(1), 1).await);
+}

@@ -7,7 +7,7 @@ use jiffy_store::optimise::{Contents, options_of};
 use jiffy_store::partial::is_partial;
 use jiffy_store::reader::Outline;
 use jiffy_store::{
-    Backing, ChunkSource, Codec, ImageError, ImageReader, LayeredFile, Recording, WriteError,
+    Backing, ChunkSource, Codec, ImageError, ImageReader, Kind, LayeredFile, Recording, WriteError,
     WriteOptions, write_image, write_raw,
 };
 use jiffy_wire::api::MemoryForm;
@@ -249,9 +249,38 @@ pub fn optimise(saved: &Saved) -> Result<()> {
         .map_err(|error| write_failed(&path, &error))
 }
 
+/// Bytes of an image of RAM that are not zero, in whole chunks: blocking.
+pub fn filled_bytes(image: &Path) -> std::result::Result<u64, ImageError> {
+    let image = ImageReader::open(image)?;
+    let mut filled = 0;
+    for index in 0..image.chunks() {
+        if image.kind(index)? != Kind::Zero {
+            filled += u64::from(image.chunk_size());
+        }
+    }
+    Ok(filled)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_zero_of_an_image_is_counted_in_chunks() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ram.image");
+        let mut bytes = vec![0; 1 << 20];
+        bytes[100] = 1;
+        bytes[512 << 10..].fill(7);
+        let options = WriteOptions {
+            chunk_size: 8192,
+            ..WriteOptions::default()
+        };
+        write_image(&path, &bytes[..], &options).unwrap();
+        assert_eq!(filled_bytes(&path).unwrap(), (512 << 10) + 8192);
+        fs::write(&path, "none").unwrap();
+        filled_bytes(&path).unwrap_err();
+    }
 
     #[test]
     fn memory_is_built_on_what_lies_beside_the_same_root_only() {

@@ -1,7 +1,9 @@
 //! Hosts with no memory, disk or descriptors left.
 
 use crate::client::connect;
-use crate::daemon::{Daemon, command, eventually, id_of, named, shell, tar_of, vm, vmms};
+use crate::daemon::{
+    Daemon, bad_vm, command, eventually, id_of, let_go, named, shell, tar_of, vm, vmms,
+};
 use crate::snapshots::{fork, in_order};
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{CreateVm, ErrorKind, Forked, RunVm, Snapshot, Vm, VmState};
@@ -436,6 +438,72 @@ fn of_forks_that_come_together_each_has_all_its_children_or_none() {
     assert_eq!((now.state, now.pid), (VmState::Running, before.pid));
     fork(3).json::<Forked>();
     fork(1).error(ErrorKind::NoRoom);
+}
+
+/// MiB that the host has available.
+fn available() -> u32 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap();
+    let line = text.lines().find(|line| line.starts_with("MemAvailable:"));
+    let kib: u32 = line
+        .unwrap()
+        .split_whitespace()
+        .nth(1)
+        .unwrap()
+        .parse()
+        .unwrap();
+    kib / 1024
+}
+
+#[test]
+fn memory_that_a_capture_brings_is_not_what_starting_vms_will_take() {
+    let daemon = Daemon::with(&["--memory-wait", "0"]);
+    let sleeps = CreateVm {
+        memory_mib: Some(2048),
+        ..vm(command(&["/bin/sleep", "1000"]))
+    };
+    daemon.run_detached(named("box", sleeps)).json::<Vm>();
+    let made = daemon.post("/v1/vms/box/snapshots", br#"{"name":"one"}"#);
+    assert_eq!(made.status, 200);
+    daemon.delete("/v1/vms/box?force=true");
+    let from = CreateVm {
+        from: Some("one".into()),
+        ..CreateVm::default()
+    };
+    daemon.run_detached(named("two", from)).json::<Vm>();
+    // What is missing of its memory can't be told any more: it may be all.
+    let memory = daemon.data.join("snapshots/one/ram.image");
+    fs::write(memory, "no image").unwrap();
+    // Another VM begins and is to have all there is but a little.
+    let other = loop {
+        let wanted = CreateVm {
+            memory_mib: Some(available() - 256),
+            ..bad_vm("held", None)
+        };
+        let id = daemon.create(&named("other", wanted)).json::<Vm>().id;
+        // It is answered when the VM is ready, or if others took the memory meanwhile.
+        let mut starting = asked(&daemon, &format!("/v1/vms/{id}/start"), b"");
+        let soon = Some(std::time::Duration::from_millis(50));
+        starting.set_read_timeout(soon).unwrap();
+        let mut begins = false;
+        eventually("it begins, or is refused", || {
+            begins = daemon.vm(&id).state == VmState::Starting;
+            begins || starting.read(&mut [0; 64]).is_ok()
+        });
+        if begins {
+            break (id, starting);
+        }
+        daemon.delete("/v1/vms/other?force=true");
+    };
+    let refused = fork(&daemon, "two", 1, None).error(ErrorKind::NoRoom);
+    assert!(refused.message.contains("2048 MiB"), "{}", refused.message);
+    assert_eq!(daemon.vm("two").state, VmState::Running);
+    daemon
+        .post("/v1/vms/two/hibernate", b"{}")
+        .error(ErrorKind::NoRoom);
+    assert_eq!(daemon.vm("two").state, VmState::Running);
+    let_go(&daemon.vm_folder(&other.0));
+    daemon.when("other", VmState::Running);
+    fork(&daemon, "two", 1, None).json::<Forked>();
 }
 
 #[test]
