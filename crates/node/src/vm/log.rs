@@ -127,11 +127,17 @@ impl SegmentStart {
         if half(44) != crc32c::crc32c(&header[..44]) {
             return Err(damaged("its header's checksum is wrong"));
         }
-        Ok(SegmentStart {
+        let start = SegmentStart {
             position: word(16),
             stdout: word(24),
             stderr: word(32),
-        })
+        };
+        // What follows is added to them.
+        let most = i64::MAX as u64;
+        if start.position.max(start.stdout).max(start.stderr) > most {
+            return Err(damaged("it counts more bytes than a log can have"));
+        }
+        Ok(start)
     }
 }
 
@@ -519,117 +525,4 @@ fn read_up_to(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const OUT: Kind = Kind::Output(Stream::Stdout);
-
-    fn read_all(folder: &Path, from: u64) -> (Vec<u8>, u64) {
-        let end = end_of(folder).unwrap();
-        let mut reader = Reader::new(folder, from);
-        let mut bytes = Vec::new();
-        loop {
-            let batch = reader.batch(end).unwrap();
-            if batch.is_empty() {
-                return (bytes, reader.take_dropped());
-            }
-            for record in batch {
-                bytes.extend_from_slice(&record.data);
-            }
-        }
-    }
-
-    #[test]
-    fn offsets_begin_again_at_each_start_and_survive_reopening() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut log = Writer::open(folder.path()).unwrap();
-        log.begin().unwrap();
-        log.append(OUT, b"first run").unwrap();
-        let second = log.begin().unwrap();
-        log.append(OUT, b"second").unwrap();
-        log.append(Kind::Output(Stream::Stderr), b"err").unwrap();
-        log.append(Kind::Note, b"a note").unwrap();
-        let end = log.end();
-        drop(log);
-        let log = Writer::open(folder.path()).unwrap();
-        assert_eq!(log.offset(Stream::Stdout), 6);
-        assert_eq!(log.offset(Stream::Stderr), 3);
-        assert_eq!(log.end(), end);
-        assert_eq!(read_all(folder.path(), second).0, b"seconderra note");
-    }
-
-    #[test]
-    fn a_torn_record_is_cut_off() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut log = Writer::create(folder.path()).unwrap();
-        log.append(OUT, b"whole").unwrap();
-        let end = log.end();
-        log.append(OUT, b"torn").unwrap();
-        let file = log.file.as_ref().unwrap();
-        file.set_len(log.length - 2).unwrap();
-        let mut log = Writer::open(folder.path()).unwrap();
-        assert_eq!(log.end(), end);
-        log.append(OUT, b" again").unwrap();
-        assert_eq!(read_all(folder.path(), 0).0, b"whole again");
-    }
-
-    #[test]
-    fn a_damaged_record_is_an_error_and_never_data() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut log = Writer::create(folder.path()).unwrap();
-        log.append(OUT, b"some bytes").unwrap();
-        let file = log.file.as_ref().unwrap();
-        file.write_all_at(b"X", log.length - 3).unwrap();
-        let error = Reader::new(folder.path(), 0).batch(u64::MAX).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
-    }
-
-    #[test]
-    fn old_segments_go_and_a_late_reader_is_told() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut log = Writer::create(folder.path()).unwrap().with_segment(1000);
-        let mut follower = Reader::new(folder.path(), 0);
-        let mut followed = Vec::new();
-        let mut wrote = Vec::new();
-        for index in 0..100u8 {
-            log.append(OUT, &[index; 50]).unwrap();
-            wrote.extend_from_slice(&[index; 50]);
-            for record in follower.batch(log.end()).unwrap() {
-                followed.extend_from_slice(&record.data);
-            }
-        }
-        assert_eq!(followed, wrote, "a reader that keeps up loses nothing");
-        assert_eq!(follower.take_dropped(), 0);
-        let (rest, dropped) = read_all(folder.path(), 0);
-        assert!(dropped > 0 && wrote.ends_with(&rest) && !rest.is_empty());
-        let kept: u64 = fs::read_dir(folder.path())
-            .unwrap()
-            .map(|entry| entry.unwrap().metadata().unwrap().len())
-            .sum();
-        assert!(kept <= 2000);
-    }
-
-    proptest! {
-        #[test]
-        fn any_damage_is_found_or_harmless(at in 0usize..400, with in any::<u8>()) {
-            let folder = tempfile::tempdir().unwrap();
-            let mut log = Writer::create(folder.path()).unwrap();
-            for index in 0..10u8 {
-                log.append(OUT, &[index; 20]).unwrap();
-            }
-            let mut bytes = fs::read(current(folder.path())).unwrap();
-            let at = at.min(bytes.len() - 1);
-            bytes[at] = with;
-            fs::write(current(folder.path()), &bytes).unwrap();
-            let mut reader = Reader::new(folder.path(), 0);
-            while let Ok(batch) = reader.batch(u64::MAX) {
-                if batch.is_empty() { break }
-                for record in batch {
-                    prop_assert!(record.data.len() == 20 && record.data.iter().all(|b| *b == record.data[0]));
-                }
-            }
-            Writer::open(folder.path()).unwrap();
-        }
-    }
-}
+mod tests;
