@@ -80,6 +80,8 @@ pub(super) struct Running {
     pub(super) stopping: Option<Stopping>,
     pub(super) ended: Option<Ended>,
     pub(super) adopted: bool,
+    /// Answers of the pager that are still to come: what it has done for the VM.
+    pub(super) faults_asked: u32,
     /// Where it is on its way from a captured VM to itself.
     pub(super) gate: Gate,
     /// Boot, if the golden snapshot it began from turns out to be none.
@@ -124,8 +126,8 @@ pub(super) enum Notice {
     ControlRefused,
     /// The agent of an adopted VM answers.
     AgentAnswers,
-    /// What the pager did for it so far.
-    Faults(PagerFaults),
+    /// What the pager did for it so far, if it answered.
+    Faults(Option<PagerFaults>),
 }
 
 /// What woke the task.
@@ -585,7 +587,7 @@ impl Actor {
     fn notice(&mut self, notice: Notice) {
         match notice {
             Notice::AgentAnswers => self.ready(),
-            Notice::Faults(faults) => self.recorder.faults(faults),
+            Notice::Faults(faults) => self.take_faults(faults),
             Notice::ShutdownRefused => self.escalate_from_agent(),
             Notice::ControlRefused => self.escalate_from_control(),
         }
@@ -646,6 +648,7 @@ impl Running {
             stopping: None,
             ended: None,
             adopted: false,
+            faults_asked: 0,
             gate: Gate::Open,
             fallback: None,
             sleeps: None,

@@ -23,6 +23,7 @@ use crate::vm::log::Writer;
 use crate::vm::process::Ended;
 use crate::vm::record::Failure;
 use crate::vm::start::Prepared;
+use crate::vm::timeline::PagerFaults;
 use jiffy_wire::api::VmState;
 use jiffy_wire::vmm::ControlRequest;
 use std::fs;
@@ -256,17 +257,30 @@ impl Actor {
     }
 
     /// Asks the pager what it has done for the VM.
-    pub(super) fn ask_for_faults(&self) {
-        let (Some(running), Some(_)) = (&self.running, &self.record.paged) else {
+    pub(super) fn ask_for_faults(&mut self) {
+        let (Some(running), Some(_)) = (&mut self.running, &self.record.paged) else {
             return;
         };
+        running.faults_asked += 1;
         let settings = std::sync::Arc::clone(&self.settings);
         let id = self.record.id.clone();
         let notify = running.notify.clone();
         tokio::spawn(async move {
-            if let Some(stats) = settings.pager.stats(&id).await {
-                let _ = notify.send(Notice::Faults(stats.into()));
-            }
+            let stats = settings.pager.stats(&id).await;
+            let _ = notify.send(Notice::Faults(stats.map(Into::into)));
         });
+    }
+
+    /// The pager has answered, or will not.
+    pub(super) fn take_faults(&mut self, faults: Option<PagerFaults>) {
+        if let Some(faults) = faults {
+            self.recorder.faults(faults);
+        }
+        if let Some(running) = &mut self.running {
+            running.faults_asked = running.faults_asked.saturating_sub(1);
+        }
+        if self.saver.is_idle() {
+            self.acknowledge_end();
+        }
     }
 }

@@ -62,10 +62,20 @@ impl Actor {
             let _ = waiting.send(result.clone());
         }
         self.go_to_bed_or_rise();
-        // Whether or not it could be written: a guest that waits for ever
-        // would be worse.
-        let over = matches!(self.record.main, MainState::Ended(_)) && !self.saver.dirty;
-        if over && let Some(running) = &mut self.running {
+        if !self.saver.dirty {
+            self.acknowledge_end();
+        }
+    }
+
+    /// Tells the guest that its end is stored: it powers off then. Whether or not it could
+    /// be written: a guest that waits for ever would be worse. The pager is asked before
+    /// what it did is forgotten.
+    pub(super) fn acknowledge_end(&mut self) {
+        let over = matches!(self.record.main, MainState::Ended(_));
+        if over
+            && let Some(running) = &mut self.running
+            && running.faults_asked == 0
+        {
             let stored = Stored {
                 stdout: running.log.offset(Stream::Stdout),
                 stderr: running.log.offset(Stream::Stderr),
