@@ -78,6 +78,7 @@ fn run(data: &[u8]) {
             .all(|name| name == "copy" || name == "outside"),
         "{others:?}"
     );
+    open(&folder);
     fs::remove_dir_all(&folder).expect("the folder goes");
     if let Some(tar) = testing::tar_from_vm(frames) {
         let entries = tar::Archive::new(&tar[..]).entries().map(Iterator::count);
@@ -85,6 +86,19 @@ fn run(data: &[u8]) {
             entries.is_ok_and(|count| count > 0),
             "a whole copy is a tar"
         );
+    }
+}
+
+/// Whoever calls this may look into all folders: a copy has any modes.
+fn open(folder: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    let all = fs::Permissions::from_mode(0o700);
+    fs::set_permissions(folder, all).expect("our own folder");
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let entry = entry.expect("an entry");
+        if entry.file_type().expect("a type").is_dir() {
+            open(&entry.path());
+        }
     }
 }
 
