@@ -9,7 +9,7 @@
 //! * [`disk`]: disks whose bytes come when they are asked for.
 //! * [`cpu`]: a guest's processor, and whether a host can give it.
 //! * [`api`]: the node's HTTP API as `jiffy` and others see it.
-//! * [`summary`]: a VM in one line of a list.
+//! * [`text`]: lists, sizes and ages as people read them.
 //! * [`timeline`]: named spans on one monotonic clock.
 //! * [`trace`]: the marks a guest writes to the trace port.
 
@@ -29,7 +29,7 @@ pub mod guest;
 #[cfg(feature = "std")]
 pub mod pager;
 #[cfg(feature = "std")]
-pub mod summary;
+pub mod text;
 #[cfg(feature = "std")]
 pub mod timeline;
 pub mod trace;

@@ -13,14 +13,14 @@ use body::RequestBody;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, HeaderValue, UPGRADE};
+use hyper::header::{ACCEPT, AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, HeaderValue, UPGRADE};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use jiffy_wire::api::{ApiError, VM_ID_HEADER};
 use patient::Patient;
 use repeat::Repeat;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -103,12 +103,11 @@ impl Client {
         self.json(Method::GET, path, RequestBody::empty()).await
     }
 
-    /// `GET` of a list as short as the node can make it, to be read without copies of
-    /// what is in it.
-    pub async fn list(&self, path: &str) -> Result<Answer> {
+    /// `GET` of something as this media type, or as JSON if the node has it in no other.
+    pub async fn get_as(&self, media_type: &'static str, path: &str) -> Result<Answer> {
         let mut request = self.request(Method::GET, path, RequestBody::empty())?;
-        let prefer = HeaderValue::from_static(jiffy_wire::summary::PREFER);
-        request.headers_mut().insert("prefer", prefer);
+        let accept = HeaderValue::from_static(media_type);
+        request.headers_mut().insert(ACCEPT, accept);
         self.answered(request).await
     }
 
@@ -194,13 +193,14 @@ impl Client {
         body: RequestBody,
     ) -> Result<T> {
         let request = self.request(method, path, body)?;
-        self.answered(request).await?.read()
+        self.answered(request).await?.json()
     }
 
     async fn answered(&self, request: Request<RequestBody>) -> Result<Answer> {
         let response = self.send(request).await?;
         Ok(Answer {
             status: response.status(),
+            media_type: response.headers().get(CONTENT_TYPE).cloned(),
             bytes: whole(response).await?,
         })
     }
@@ -327,13 +327,20 @@ impl Client {
 /// An answer that has arrived.
 pub struct Answer {
     status: StatusCode,
+    media_type: Option<HeaderValue>,
     bytes: Bytes,
 }
 
 impl Answer {
-    /// What it says.
-    pub fn read<'a, T: Deserialize<'a>>(&'a self) -> Result<T> {
+    /// What it says in JSON.
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T> {
         serde_json::from_slice(&self.bytes).map_err(|_| not_understood(self.status))
+    }
+
+    /// Its text, if it is of this media type.
+    pub fn text(&self, media_type: &str) -> Option<&str> {
+        let is = self.media_type.as_ref().is_some_and(|of| of == media_type);
+        is.then(|| std::str::from_utf8(&self.bytes).ok()).flatten()
     }
 }
 

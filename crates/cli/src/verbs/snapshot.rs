@@ -7,7 +7,7 @@ use crate::args::snapshot::{Fork, Hibernate, ShowTimeline, Snapshot, Vms};
 use crate::args::{JsonFormat, ListFormat};
 use crate::client::{Client, encoded};
 use crate::failure::{Failure, Outcome, Result, report_all};
-use crate::render::{Table, age, now, size};
+use crate::render::{Table, age, command, now, size};
 use crate::timeline::clock::on_our_clock;
 use http_body_util::{BodyExt, Limited};
 use jiffy_wire::api::{
@@ -155,7 +155,7 @@ async fn list(client: &Client, all: bool, format: ListFormat) -> Result<Outcome>
             snapshot.image.clone(),
             size(u64::from(snapshot.memory_mib) << 20),
             size(snapshot.memory_bytes.saturating_add(snapshot.other_bytes)),
-            super::vms::command(snapshot.command.as_deref()).into_owned(),
+            command(snapshot.command.as_deref()),
             format!("{} ago", age(snapshot.created, now)),
             snapshot.used_by.join(", "),
         ]);
@@ -207,10 +207,7 @@ fn summary(snapshot: &api::Snapshot, report: &MemoryReport) -> String {
             size(u64::from(snapshot.memory_mib) << 20)
         ),
     );
-    fact(
-        "command",
-        super::vms::command(snapshot.command.as_deref()).into_owned(),
-    );
+    fact("command", command(snapshot.command.as_deref()));
     for volume in &snapshot.volumes {
         fact("volume", volume.name.clone());
     }

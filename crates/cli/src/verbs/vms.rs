@@ -5,108 +5,35 @@ use super::context::{show, show_json};
 use crate::args::{Inspect, Kill, ListFormat, Ps, Rm, Start, Stop, Wait};
 use crate::client::{Client, encoded};
 use crate::failure::{Failure, Outcome, Result};
-use crate::render::{Table, age, now, size};
-use jiffy_wire::api::{Origin, Vm, VmState};
-use jiffy_wire::summary::VmSummary;
-use std::borrow::Cow;
+use crate::render::now;
+use jiffy_wire::api::Vm;
+use jiffy_wire::text::list::{self, List};
 
 /// `jiffy ps`
 pub async fn ps(context: &Context, ps: Ps) -> Result<Outcome> {
     let client = context.client()?;
+    let path = format!("/v1/vms?all={}", ps.all);
     if ps.format == ListFormat::Json {
-        let mut vms: Vec<Vm> = client.get(&format!("/v1/vms?all={}", ps.all)).await?;
-        vms.sort_by(|a, b| b.created.cmp(&a.created).then_with(|| a.name.cmp(&b.name)));
-        show_json(&vms)?;
-        return Ok(Outcome::Done);
-    }
-    let answer = client.list(&format!("/v1/vms?all={}", ps.all)).await?;
-    let mut vms: Vec<VmSummary<'_>> = answer.read()?;
-    vms.sort_by(|a, b| b.created.cmp(&a.created).then_with(|| a.name.cmp(&b.name)));
-    match ps.quiet {
-        true => {
-            let ids = vms.iter().flat_map(|vm| [vm.id.as_ref(), "\n"]);
-            show(&ids.collect::<String>())?;
+        show_json(&newest_first(client.get(&path).await?))?;
+    } else if ps.quiet {
+        let vms = newest_first(client.get(&path).await?);
+        let ids = vms.iter().flat_map(|vm| [vm.id.as_str(), "\n"]);
+        show(&ids.collect::<String>())?;
+    } else {
+        let answer = client.get_as(list::MEDIA_TYPE, &path).await?;
+        match answer.text(list::MEDIA_TYPE) {
+            Some(text) => show(text)?,
+            // A node of 0.1 has JSON only.
+            None => show(&List::of(&newest_first(answer.json()?), now()).to_string())?,
         }
-        false => show(&table(&vms).to_string())?,
     }
     Ok(Outcome::Done)
 }
 
-fn table(vms: &[VmSummary<'_>]) -> Table<10> {
-    let now = now();
-    let mut table = Table::new([
-        "ID", "NAME", "IMAGE", "KERNEL", "CPUS", "MEMORY", "COMMAND", "CREATED", "STATUS", "ORIGIN",
-    ]);
-    // Most of many VMs have the same.
-    let mut memory = (0, String::new());
-    for vm in vms {
-        if memory.0 != vm.memory_mib {
-            memory = (vm.memory_mib, size(u64::from(vm.memory_mib) << 20));
-        }
-        table.row([
-            Cow::Borrowed(vm.id.as_ref()),
-            Cow::Borrowed(vm.name.as_ref()),
-            Cow::Borrowed(vm.image.as_ref()),
-            Cow::Borrowed(vm.kernel.as_ref()),
-            Cow::Owned(vm.cpus.to_string()),
-            Cow::Borrowed(memory.1.as_str()),
-            command(vm.command.as_deref()),
-            Cow::Owned(age(vm.created, now) + " ago"),
-            Cow::Owned(status(vm, now)),
-            origin(vm),
-        ]);
-    }
-    table
-}
-
-/// Longest command shown in the list, in characters.
-const MAX_COMMAND: usize = 32;
-
-/// A command, cut short.
-pub fn command(argv: Option<&[String]>) -> Cow<'static, str> {
-    let Some(argv) = argv else {
-        return Cow::Borrowed("-");
-    };
-    let line = argv.join(" ");
-    match line.char_indices().nth(MAX_COMMAND) {
-        Some(_) => line.chars().take(MAX_COMMAND - 1).chain(['…']).collect(),
-        None => Cow::Owned(line),
-    }
-}
-
-/// Where its memory came from. A golden snapshot is as good as a boot.
-fn origin(vm: &VmSummary<'_>) -> Cow<'static, str> {
-    match vm.origin.as_deref() {
-        Some(Origin::From(name)) => Cow::Owned(["from ", name].concat()),
-        Some(Origin::ForkedFrom(name)) => Cow::Owned(["forked from ", name].concat()),
-        Some(Origin::Golden) | None => Cow::Borrowed(""),
-    }
-}
-
-fn status(vm: &VmSummary<'_>, now: u64) -> String {
-    let since = |time: Option<u64>| age(time.unwrap_or(vm.created), now);
-    // Of a VM that has ended the status says so anyway.
-    let trouble = match (&vm.error, vm.state) {
-        (None, _) | (_, VmState::Exited) => "",
-        (Some(_), _) => " (error)",
-    };
-    let status = match vm.state {
-        VmState::Created => "Created".to_owned(),
-        VmState::Starting => "Starting".to_owned(),
-        VmState::Running => "Up ".to_owned() + &since(vm.started),
-        VmState::Paused => format!("Up {} (paused)", since(vm.started)),
-        VmState::Stopping => "Stopping".to_owned(),
-        VmState::Hibernated => format!("Hibernated {} ago", since(vm.ended)),
-        VmState::Exited => {
-            let how = match (&vm.exit, &vm.error) {
-                (Some(exit), _) => format!("Exited ({})", exit.shell_code()),
-                (None, Some(_)) => "Failed".to_owned(),
-                (None, None) => "Ended".to_owned(),
-            };
-            format!("{how} {} ago", since(vm.ended))
-        }
-    };
-    status + trouble
+/// The node lists the oldest first.
+fn newest_first(mut vms: Vec<Vm>) -> Vec<Vm> {
+    vms.reverse();
+    vms
 }
 
 /// `jiffy inspect`
@@ -229,51 +156,4 @@ pub fn path(vm: &str, rest: &str) -> String {
 /// What a VM is now; for callers that only have its name.
 pub async fn get(client: &Client, vm: &str) -> Result<Vm> {
     client.get(&path(vm, "")).await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use jiffy_wire::agent::ExitStatus;
-
-    fn vm(state: VmState) -> Vm {
-        serde_json::from_value(serde_json::json!({
-            "id": "0123456789ab", "name": "web", "state": state, "image": "base",
-            "kernel": "base", "cpus": 1, "memory_mib": 128,
-            "command": ["sh", "-c", "while true; do echo a very long command; done"],
-            "disks": [], "created": 100, "started": 160, "ended": null, "pid": null, "cid": 3,
-            "exit": null, "error": null, "remove": false
-        }))
-        .unwrap()
-    }
-
-    fn told(vm: &Vm) -> String {
-        status(&VmSummary::of(vm), 220)
-    }
-
-    #[test]
-    fn a_status_says_since_when() {
-        assert_eq!(told(&vm(VmState::Running)), "Up 1 minute");
-        assert_eq!(told(&vm(VmState::Paused)), "Up 1 minute (paused)");
-        let mut asleep = vm(VmState::Hibernated);
-        asleep.ended = Some(215);
-        assert_eq!(told(&asleep), "Hibernated 5 seconds ago");
-        let mut unheard = vm(VmState::Running);
-        unheard.error = Some("its guest can't be heard".into());
-        assert_eq!(told(&unheard), "Up 1 minute (error)");
-        let mut ended = vm(VmState::Exited);
-        ended.ended = Some(215);
-        assert_eq!(told(&ended), "Ended 5 seconds ago");
-        ended.error = Some("it broke".into());
-        assert_eq!(told(&ended), "Failed 5 seconds ago");
-        ended.exit = Some(ExitStatus::Signal(9));
-        assert_eq!(told(&ended), "Exited (137) 5 seconds ago");
-    }
-
-    #[test]
-    fn a_long_command_is_cut() {
-        let shown = command(vm(VmState::Running).command.as_deref());
-        assert_eq!(shown, "sh -c while true; do echo a ver…");
-        assert_eq!(shown.chars().count(), MAX_COMMAND);
-    }
 }

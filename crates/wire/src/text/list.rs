@@ -1,0 +1,203 @@
+//! The list of VMs as text.
+//!
+//! The node writes it: a list of a thousand VMs is a tenth of their JSON, and takes a
+//! fortieth of the instructions.
+
+use super::table::Table;
+use super::{push_age, push_number, size};
+use crate::api::{Origin, Vm, VmState};
+
+/// What a client accepts to get this list instead of JSON.
+pub const MEDIA_TYPE: &str = "text/plain";
+
+/// The list, as far as VMs were added.
+pub struct List {
+    table: Table<10>,
+    /// Unix time, seconds.
+    now: u64,
+    /// Most of many VMs have as much.
+    memory: (u32, String),
+}
+
+impl List {
+    /// An empty one, written at this Unix time, seconds.
+    pub fn new(now: u64) -> List {
+        List {
+            table: Table::new([
+                "ID", "NAME", "IMAGE", "KERNEL", "CPUS", "MEMORY", "COMMAND", "CREATED", "STATUS",
+                "ORIGIN",
+            ]),
+            now,
+            memory: (0, size(0)),
+        }
+    }
+
+    /// One of these.
+    pub fn of(vms: &[Vm], now: u64) -> List {
+        let mut list = List::new(now);
+        vms.iter().for_each(|vm| list.add(vm));
+        list
+    }
+
+    /// Adds a VM.
+    pub fn add(&mut self, vm: &Vm) {
+        let List { table, now, memory } = self;
+        if memory.0 != vm.memory_mib {
+            *memory = (vm.memory_mib, size(u64::from(vm.memory_mib) << 20));
+        }
+        for cell in [&vm.id, &vm.name, &vm.image, &vm.kernel] {
+            table.cell(cell);
+        }
+        table.plain_cell(|cell| push_number(cell, vm.cpus.into()));
+        table.plain_cell(|cell| cell.push_str(&memory.1));
+        table.cell_with(|cell| push_command(cell, vm.command.as_deref()));
+        table.plain_cell(|cell| {
+            push_age(cell, vm.created, *now);
+            cell.push_str(" ago");
+        });
+        table.plain_cell(|cell| push_status(cell, vm, *now));
+        table.cell_with(|cell| push_origin(cell, vm));
+    }
+}
+
+impl std::fmt::Display for List {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.table.fmt(f)
+    }
+}
+
+/// Longest command shown in a list, in characters.
+const MAX_COMMAND: usize = 32;
+
+/// A command, cut short.
+pub fn command(argv: Option<&[String]>) -> String {
+    let mut command = String::new();
+    push_command(&mut command, argv);
+    command
+}
+
+/// Appends [`command`].
+fn push_command(text: &mut String, argv: Option<&[String]>) {
+    let Some(argv) = argv else {
+        return text.push('-');
+    };
+    let begin = text.len();
+    for (number, word) in argv.iter().enumerate() {
+        if number > 0 {
+            text.push(' ');
+        }
+        text.push_str(word);
+        // Four bytes are a character at least.
+        if text.len() - begin > MAX_COMMAND * 4 {
+            break;
+        }
+    }
+    let shown = &text[begin..];
+    if shown.len() > MAX_COMMAND && shown.chars().nth(MAX_COMMAND).is_some() {
+        let kept: usize = shown
+            .chars()
+            .take(MAX_COMMAND - 1)
+            .map(char::len_utf8)
+            .sum();
+        text.truncate(begin + kept);
+        text.push('…');
+    }
+}
+
+/// Where its memory came from. A golden snapshot is as good as a boot.
+fn push_origin(cell: &mut String, vm: &Vm) {
+    let (how, name) = match &vm.origin {
+        Some(Origin::From(name)) => ("from ", name),
+        Some(Origin::ForkedFrom(name)) => ("forked from ", name),
+        Some(Origin::Golden) | None => return,
+    };
+    cell.push_str(how);
+    cell.push_str(name);
+}
+
+fn push_status(cell: &mut String, vm: &Vm, now: u64) {
+    let up = |cell: &mut String| {
+        cell.push_str("Up ");
+        push_age(cell, vm.started.unwrap_or(vm.created), now);
+    };
+    let ago = |cell: &mut String| {
+        cell.push(' ');
+        push_age(cell, vm.ended.unwrap_or(vm.created), now);
+        cell.push_str(" ago");
+    };
+    match vm.state {
+        VmState::Created => cell.push_str("Created"),
+        VmState::Starting => cell.push_str("Starting"),
+        VmState::Running => up(cell),
+        VmState::Paused => {
+            up(cell);
+            cell.push_str(" (paused)");
+        }
+        VmState::Stopping => cell.push_str("Stopping"),
+        VmState::Hibernated => {
+            cell.push_str("Hibernated");
+            ago(cell);
+        }
+        VmState::Exited => {
+            match (vm.exit, vm.error.is_some()) {
+                (Some(exit), _) => cell.push_str(&format!("Exited ({})", exit.shell_code())),
+                (None, true) => cell.push_str("Failed"),
+                (None, false) => cell.push_str("Ended"),
+            }
+            ago(cell);
+        }
+    }
+    // Of a VM that has ended the status says so anyway.
+    if vm.error.is_some() && vm.state != VmState::Exited {
+        cell.push_str(" (error)");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::ExitStatus;
+
+    fn vm(state: VmState) -> Vm {
+        serde_json::from_value(serde_json::json!({
+            "id": "0123456789ab", "name": "web", "state": state, "image": "base",
+            "kernel": "base", "cpus": 1, "memory_mib": 128,
+            "command": ["sh", "-c", "while true; do echo a very long command; done"],
+            "disks": [], "created": 100, "started": 160, "ended": null, "pid": null, "cid": 3,
+            "exit": null, "error": null, "remove": false
+        }))
+        .unwrap()
+    }
+
+    fn told(vm: &Vm) -> String {
+        let mut status = String::new();
+        push_status(&mut status, vm, 220);
+        status
+    }
+
+    #[test]
+    fn a_status_says_since_when() {
+        assert_eq!(told(&vm(VmState::Running)), "Up 1 minute");
+        assert_eq!(told(&vm(VmState::Paused)), "Up 1 minute (paused)");
+        let mut asleep = vm(VmState::Hibernated);
+        asleep.ended = Some(215);
+        assert_eq!(told(&asleep), "Hibernated 5 seconds ago");
+        let mut unheard = vm(VmState::Running);
+        unheard.error = Some("its guest can't be heard".into());
+        assert_eq!(told(&unheard), "Up 1 minute (error)");
+        let mut ended = vm(VmState::Exited);
+        ended.ended = Some(215);
+        assert_eq!(told(&ended), "Ended 5 seconds ago");
+        ended.error = Some("it broke".into());
+        assert_eq!(told(&ended), "Failed 5 seconds ago");
+        ended.exit = Some(ExitStatus::Signal(9));
+        assert_eq!(told(&ended), "Exited (137) 5 seconds ago");
+    }
+
+    #[test]
+    fn a_long_command_is_cut() {
+        let shown = command(vm(VmState::Running).command.as_deref());
+        assert_eq!(shown, "sh -c while true; do echo a ver…");
+        assert_eq!(shown.chars().count(), MAX_COMMAND);
+    }
+}

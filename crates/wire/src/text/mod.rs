@@ -1,0 +1,126 @@
+//! What is written for people to read: tables, sizes, ages, and text of a guest made
+//! harmless.
+//!
+//! * [`list`]: the list of VMs, which the node writes.
+//! * [`table`]: rows under headings.
+
+pub mod list;
+pub mod table;
+
+use std::borrow::Cow;
+
+/// Text from elsewhere, with every control character replaced, so that a
+/// guest can't drive the user's terminal.
+pub fn harmless(text: &str) -> Cow<'_, str> {
+    // C1 controls are as good as an escape to some terminals; the bidirectional
+    // overrides reorder what is read.
+    let harmful =
+        |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    if is_plain(text.as_bytes()) {
+        text.into()
+    } else if text.contains(harmful) {
+        text.replace(harmful, "\u{fffd}").into()
+    } else {
+        text.into()
+    }
+}
+
+/// Printable ASCII only: each byte is a column, and nothing is harmful.
+fn is_plain(text: &[u8]) -> bool {
+    // Eight at a time: a list of a thousand VMs has a hundred thousand of them.
+    let (words, rest) = text.as_chunks::<8>();
+    let is_word = |word: &[u8; 8]| {
+        const ONES: u64 = u64::from_ne_bytes([1; 8]);
+        let word = u64::from_ne_bytes(*word);
+        // The top bit of a byte is set below 0x20, above 0x7e, or by a borrow after either.
+        (word.wrapping_sub(ONES * 0x20) | word.wrapping_add(ONES) | word) & (ONES * 0x80) == 0
+    };
+    words.iter().all(is_word) && rest.iter().all(|byte| (b' '..=b'~').contains(byte))
+}
+
+/// `512 B`, `5.9 MiB`.
+pub fn size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1023.95 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+/// `3 seconds`, `2 hours`: the time from `since` to `now`, Unix seconds.
+pub fn age(since: u64, now: u64) -> String {
+    let mut age = String::new();
+    push_age(&mut age, since, now);
+    age
+}
+
+/// Appends [`age`].
+pub fn push_age(text: &mut String, since: u64, now: u64) {
+    let seconds = now.saturating_sub(since);
+    let (count, unit) = match seconds {
+        0..60 => (seconds, "second"),
+        60..3600 => (seconds / 60, "minute"),
+        3600..86_400 => (seconds / 3600, "hour"),
+        _ => (seconds / 86_400, "day"),
+    };
+    push_number(text, count);
+    text.push(' ');
+    text.push_str(unit);
+    text.push_str(if count == 1 { "" } else { "s" });
+}
+
+/// Appends a number, in a tenth of the instructions that formatting takes.
+pub fn push_number(text: &mut String, number: u64) {
+    if number >= 10 {
+        push_number(text, number / 10);
+    }
+    text.push((b'0' + (number % 10) as u8) as char);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_do_not_reach_the_terminal() {
+        assert_eq!(harmless("plain ünï"), "plain ünï");
+        assert_eq!(
+            harmless("a\x1b]0;x\x07b\nc\u{9b}d\u{202e}"),
+            "a\u{fffd}]0;x\u{fffd}b\u{fffd}c\u{fffd}d\u{fffd}"
+        );
+    }
+
+    #[test]
+    fn plain_is_printable_ascii_wherever_it_stands() {
+        for byte in 0..=255 {
+            for length in 1..20 {
+                for place in 0..length {
+                    let mut text = vec![b'a'; length];
+                    text[place] = byte;
+                    assert_eq!(is_plain(&text), (b' '..=b'~').contains(&byte), "{byte:#x}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_and_ages_are_short() {
+        assert_eq!(size(0), "0 B");
+        assert_eq!(size(1023), "1023 B");
+        assert_eq!(size(1024), "1.0 KiB");
+        assert_eq!(size(1024 * 1024 - 1), "1.0 MiB");
+        assert_eq!(size(6 * 1024 * 1024), "6.0 MiB");
+        assert_eq!(size(u64::MAX), "16.0 EiB");
+        assert_eq!(age(10, 11), "1 second");
+        assert_eq!(age(11, 10), "0 seconds");
+        assert_eq!(age(0, 7200), "2 hours");
+        assert_eq!(age(0, u64::MAX), "213503982334601 days");
+        assert_eq!(age(0, 86_400 * 3), "3 days");
+    }
+}
