@@ -8,7 +8,7 @@
 
 use crate::figure::{Clock, Figure};
 use crate::plan::{BYTES, Case, Kind, Outcome, Sample, WHOLE};
-use crate::probe::Running;
+use crate::running::Running;
 use crate::verbs::SPREAD;
 use anyhow::{Context, Result, ensure};
 use jiffy_machine::image::build::Addition;

@@ -10,6 +10,7 @@
 //! * [`figure`]: medians and percentiles, the goals.
 //! * [`check`]: beside the committed file: what got worse.
 //! * [`import`]: an image imported, on this host.
+//! * [`running`]: programs that end with who started them.
 //! * [`replay`]: the pager on this host, without a VM.
 //! * [`report`], [`plot`]: what people read.
 //! * [`marker`]: the initramfs whose PID 1 writes the marker.
@@ -29,4 +30,5 @@ pub mod plot;
 pub mod probe;
 pub mod replay;
 pub mod report;
+pub mod running;
 pub mod verbs;

@@ -5,7 +5,7 @@
 //! milliseconds for it and is not there everywhere; this takes a fraction of
 //! one and needs nothing.
 //!
-//! * [`format()`]: makes one.
+//! * [`format()`]: makes one, as its [`Options`] say.
 //! * [`inspect()`]: finds one, and says how large it is.
 //! * [`layout`]: what lies where.
 //! * `superblock`, `groups`, `inodes`, `journal`: the structures, as bytes.
@@ -21,7 +21,9 @@ mod inodes;
 mod inspect;
 mod journal;
 pub mod layout;
+mod options;
 mod superblock;
 
-pub use format::{FormatError, Options, format};
+pub use format::{FormatError, format};
 pub use inspect::{Found, inspect};
+pub use options::Options;

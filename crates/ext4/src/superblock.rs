@@ -2,11 +2,11 @@
 
 use crate::bytes::Fields;
 use crate::checksum::chained;
-use crate::format::Options;
 use crate::inodes;
 use crate::layout::{
     BLOCK, BLOCKS_PER_GROUP, DESCRIPTOR, INODE, JOURNAL_INODE, LOST_INODE, Layout,
 };
+use crate::options::Options;
 
 /// Bytes before the superblock on the disk.
 pub(crate) const OFFSET: usize = 1024;

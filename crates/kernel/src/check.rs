@@ -4,19 +4,8 @@ use serde::Serialize;
 
 use crate::config::{Config, Value};
 use crate::image::{Format, Image};
+pub use crate::requirements::Need;
 use crate::requirements::REQUIREMENTS;
-
-/// How much a requirement matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Need {
-    /// A guest does not come up without it.
-    Needed,
-    /// Something users expect does not work without it.
-    Recommended,
-    /// Docker inside the guest does not work, or not fully, without it.
-    Docker,
-}
 
 /// What the kernel is meant to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

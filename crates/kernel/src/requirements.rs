@@ -1,7 +1,19 @@
 //! What Jiffy, and Docker inside a guest, need of a kernel's configuration.
 
-use crate::check::Need;
 use Need::{Docker, Needed, Recommended};
+use serde::Serialize;
+
+/// How much a requirement matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Need {
+    /// A guest does not come up without it.
+    Needed,
+    /// Something users expect does not work without it.
+    Recommended,
+    /// Docker inside the guest does not work, or not fully, without it.
+    Docker,
+}
 
 /// One thing a kernel has to have.
 pub struct Requirement {

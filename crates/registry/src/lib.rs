@@ -3,7 +3,7 @@
 //! * [`mod@reference`]: names of images, `HOST[:PORT]/REPO[:TAG][@DIGEST]`.
 //! * [`digest`]: SHA-256, the name of every blob.
 //! * [`manifest`]: what an image consists of; indexes of platforms.
-//! * [`platform`]: which image of an index.
+//! * [`platform`]: what an image runs on; `choice`: which image of an index.
 //! * [`credentials`]: a user's own, Docker's file, its helpers.
 //! * [`client`]: [`Client`], which speaks the distribution protocol.
 //! * [`folder`]: [`BlobFolder`], blobs on disk, fetched once however many ask.
@@ -28,6 +28,7 @@
 //! resolved without it, so that loopback works with no `/etc` at all.
 
 pub mod artifact;
+mod choice;
 pub mod client;
 pub mod credentials;
 pub mod digest;

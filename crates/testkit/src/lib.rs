@@ -1,7 +1,6 @@
 //! Fixtures and the harness that runs tests in the machine.
 //!
-//! * [`lab`]: a machine for tests, booted once and used by all of them.
-//! * [`run`]: programs in it, with their input, output and end.
+//! * [`lab`]: a machine for tests, booted once and used by all of them, and programs in it.
 //! * [`libtest`]: Rust test binaries run inside, their counts brought out.
 //! * [`intel`]: the second processor, where KVM is kvm-intel.
 //! * [`host_kernel`]: the kernels on which tests are run.
@@ -15,8 +14,6 @@ pub mod intel;
 pub mod lab;
 pub mod libtest;
 pub mod monitor;
-pub mod run;
 pub mod slowest;
 
-pub use lab::{Lab, LabOptions, MOST_SHARED, dist};
-pub use run::{Output, Run, Running};
+pub use lab::{Lab, LabOptions, MOST_SHARED, Output, Run, Running, dist};

@@ -14,6 +14,7 @@ mod restore;
 mod seen;
 
 use crate::plan::{Case, Kind, MARKER, Outcome, Sample, VSOCK};
+use crate::running::Running;
 use anyhow::{Context, Result, bail};
 use jiffy_sys::durable;
 use jiffy_wire::timeline::Timeline;
@@ -23,7 +24,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 /// Where the node keeps its data in the machine.
 const DATA: &str = "/var/lib/jiffy";
@@ -160,18 +161,6 @@ fn command(argv: &[String]) -> Result<Command> {
 
 fn now_ns() -> u64 {
     jiffy_sys::clock::monotonic_ns()
-}
-
-/// Ends the child it holds, whatever happens.
-#[derive(Debug)]
-pub struct Running(pub Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It may have ended by itself; then there is nothing to kill.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// Removes the socket of a VM that was killed: each VM of a node has a folder of

@@ -1,7 +1,12 @@
 //! A machine for tests: an instance of its own, beside the user's.
+//!
+//! * `run`: programs in it, with their input, output and end.
+
+mod run;
+
+pub use run::{Output, Run, Running};
 
 use crate::host_kernel;
-use crate::run::{Output, Run};
 use anyhow::{Context, Result, bail, ensure};
 use jiffy_machine::client::AgentAddress;
 use jiffy_machine::image::build::{Addition, additions_archive};

@@ -1,6 +1,6 @@
 //! Programs in the lab.
 
-use crate::lab::Lab;
+use super::Lab;
 use anyhow::{Context, Result, bail, ensure};
 use jiffy_machine::client::{Sender, Session};
 use jiffy_wire::agent::{Command, ExecInput, ExecOutput, ExitStatus, Stream, WindowSize};

@@ -1,0 +1,289 @@
+//! No two rooms import each other in a circle. A room is a file or a folder beside a
+//! crate's `lib.rs`; between crates cargo sees to it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs;
+use std::path::{Path, PathBuf};
+use syn::visit::{self, Visit};
+
+/// The rooms of a crate that are in circles still. A crate is struck out here once it has
+/// none, and can't come back.
+const STILL_IN_CIRCLES: &[&str] = &["node", "rootfs", "store", "vmm"];
+
+/// A module's path from the crate's root.
+type Module = Vec<String>;
+/// Room → room → the file and the name that tie them.
+type Ties = BTreeMap<String, BTreeMap<String, String>>;
+
+#[test]
+fn no_two_rooms_import_each_other_in_a_circle() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut wrong = Vec::new();
+    for folder in fs::read_dir(crates).expect("the crates are listed") {
+        let folder = folder.expect("it is there").path();
+        let name = folder.file_name().expect("it has one").to_string_lossy();
+        let ties = ties(&folder.join("src"));
+        let circle = a_circle(&ties);
+        match (circle, STILL_IN_CIRCLES.contains(&&*name)) {
+            (Some(circle), false) => wrong.push(format!("{name}: {circle}")),
+            (None, true) => wrong.push(format!("{name} has no circle any more: strike it out")),
+            _ => {}
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_circle_is_found_through_what_is_handed_on() {
+    let folder = tempfile::tempdir().expect("there is room");
+    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    write("lib.rs", "mod a; mod b; mod c; pub use b::Second;");
+    write("a.rs", "use crate::Second; pub struct First;");
+    write(
+        "b.rs",
+        "mod inner { fn it() { vec![super::super::a::First]; } } pub struct Second;",
+    );
+    write(
+        "c.rs",
+        "use crate::a::First; #[cfg(test)] mod tests { use crate::b; }",
+    );
+    let ties = ties(folder.path());
+    assert_eq!(
+        a_circle(&ties).unwrap(),
+        "a -> b (a.rs: Second), b -> a (b.rs: First)"
+    );
+    assert_eq!(ties["c"].keys().collect::<Vec<_>>(), ["a"]);
+}
+
+/// How rooms that import each other are tied, if any do: the shortest way round.
+fn a_circle(ties: &Ties) -> Option<String> {
+    let circle = ties
+        .keys()
+        .filter_map(|start| way_back(ties, start))
+        .min_by_key(Vec::len)?;
+    let ways = circle.windows(2).map(|pair| {
+        let (from, to) = (pair[0], pair[1]);
+        format!("{from} -> {to} ({})", ties[from][to])
+    });
+    Some(ways.collect::<Vec<_>>().join(", "))
+}
+
+/// The shortest way from a room to itself.
+fn way_back<'a>(ties: &'a Ties, start: &'a str) -> Option<Vec<&'a str>> {
+    let mut ways = VecDeque::from([vec![start]]);
+    let mut seen = BTreeSet::new();
+    while let Some(way) = ways.pop_front() {
+        for next in ties.get(*way.last()?).into_iter().flat_map(BTreeMap::keys) {
+            let further = [&way[..], &[next]].concat();
+            if next == start {
+                return Some(further);
+            }
+            if seen.insert(next) {
+                ways.push_back(further);
+            }
+        }
+    }
+    None
+}
+
+/// What ties the rooms of a crate.
+fn ties(src: &Path) -> Ties {
+    let mut house = House::default();
+    for root in ["lib.rs", "main.rs"] {
+        // The program of a crate that has a library, too, is a room on top of it.
+        if src.join(root).exists() {
+            house.read(&src.join(root), src, Vec::new());
+        }
+    }
+    let mut ties = Ties::new();
+    for (from, file, path) in &house.imports {
+        let Some(to) = house.target(from, path) else {
+            continue;
+        };
+        let (Some(from), Some(to)) = (from.first(), to.first()) else {
+            continue;
+        };
+        if from != to {
+            let name = path.last().map_or("", String::as_str);
+            let file = file.strip_prefix(src).unwrap_or(file).display();
+            let tie = || format!("{file}: {name}");
+            ties.entry(from.clone())
+                .or_default()
+                .entry(to.clone())
+                .or_insert_with(tie);
+        }
+    }
+    ties
+}
+
+/// The modules of a crate, and what they name of one another.
+#[derive(Default)]
+struct House {
+    modules: BTreeSet<Module>,
+    imports: Vec<(Module, PathBuf, Vec<String>)>,
+    /// What a module hands on under a name.
+    handed_on: BTreeMap<(Module, String), Vec<String>>,
+}
+
+impl House {
+    /// Reads a module's file, and those of the modules in it, which lie in `folder`.
+    fn read(&mut self, file: &Path, folder: &Path, module: Module) {
+        let text = fs::read_to_string(file).expect("a module's file is read");
+        let parsed = syn::parse_file(&text).expect("it is Rust");
+        self.modules.insert(module.clone());
+        let mut reader = Reader {
+            house: self,
+            file,
+            folder: folder.to_owned(),
+            module,
+        };
+        reader.visit_file(&parsed);
+    }
+
+    /// The module in which the thing of this path is, if it is one of this crate's.
+    fn target(&self, from: &Module, path: &[String]) -> Option<Module> {
+        let mut path = path.to_vec();
+        let mut at = match path.first()?.as_str() {
+            "crate" => Vec::new(),
+            "self" => from.clone(),
+            "super" => from[..from.len().checked_sub(1)?].to_vec(),
+            first => {
+                let child = [&from[..], &[first.to_owned()]].concat();
+                path.insert(0, "self".into());
+                self.modules.contains(&child).then(|| from.clone())?
+            }
+        };
+        path.remove(0);
+        while let Some(name) = path.first().cloned() {
+            let child = [&at[..], std::slice::from_ref(&name)].concat();
+            if name == "super" {
+                at.pop()?;
+            } else if self.modules.contains(&child) {
+                at = child;
+            } else if let Some(other) = self.handed_on.get(&(at.clone(), name)) {
+                let rest = [other, &path[1..]].concat();
+                return self.target(&at, &rest);
+            } else {
+                break;
+            }
+            path.remove(0);
+        }
+        Some(at)
+    }
+}
+
+struct Reader<'a> {
+    house: &'a mut House,
+    file: &'a Path,
+    folder: PathBuf,
+    module: Module,
+}
+
+impl Reader<'_> {
+    fn import(&mut self, path: Vec<String>) {
+        let import = (self.module.clone(), self.file.to_owned(), path);
+        self.house.imports.push(import);
+    }
+
+    fn uses(&mut self, before: &[String], tree: &syn::UseTree, is_public: bool) {
+        let with = |name: &syn::Ident| [before, &[name.to_string()]].concat();
+        let (path, name) = match tree {
+            syn::UseTree::Path(path) => {
+                return self.uses(&with(&path.ident), &path.tree, is_public);
+            }
+            syn::UseTree::Group(group) => {
+                for tree in &group.items {
+                    self.uses(before, tree, is_public);
+                }
+                return;
+            }
+            syn::UseTree::Glob(_) => (before.to_vec(), None),
+            syn::UseTree::Name(name) => (with(&name.ident), Some(name.ident.to_string())),
+            syn::UseTree::Rename(name) => (with(&name.ident), Some(name.rename.to_string())),
+        };
+        if let Some(name) = name.filter(|_| is_public) {
+            let key = (self.module.clone(), name);
+            self.house.handed_on.insert(key, path.clone());
+        }
+        self.import(path);
+    }
+}
+
+impl<'ast> Visit<'ast> for Reader<'_> {
+    fn visit_item(&mut self, item: &'ast syn::Item) {
+        if !is_for_tests(item) {
+            visit::visit_item(self, item);
+        }
+    }
+
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        let is_public = !matches!(item.vis, syn::Visibility::Inherited);
+        self.uses(&[], &item.tree, is_public);
+    }
+
+    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+        let name = item.ident.to_string();
+        let module = [&self.module[..], std::slice::from_ref(&name)].concat();
+        let folder = self.folder.join(&name);
+        if item.content.is_some() {
+            self.house.modules.insert(module.clone());
+            let outer = (
+                std::mem::replace(&mut self.module, module),
+                self.folder.clone(),
+            );
+            self.folder = folder;
+            visit::visit_item_mod(self, item);
+            (self.module, self.folder) = outer;
+            return;
+        }
+        let file = self.folder.join(format!("{name}.rs"));
+        let file = if file.exists() {
+            file
+        } else {
+            folder.join("mod.rs")
+        };
+        if file.exists() {
+            self.house.read(&file, &folder, module);
+        }
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let names = path
+            .segments
+            .iter()
+            .map(|segment| segment.ident.to_string());
+        self.import(names.collect());
+        visit::visit_path(self, path);
+    }
+
+    /// What stands in a macro is words: those that begin as a path of ours does.
+    fn visit_macro(&mut self, invocation: &'ast syn::Macro) {
+        let text = invocation.tokens.to_string().replace(' ', "");
+        let is_part = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
+        for path in text.split(|c| !is_part(c)) {
+            if path.starts_with("crate::") || path.starts_with("super::") {
+                self.import(path.split("::").map(str::to_owned).collect());
+            }
+        }
+        visit::visit_macro(self, invocation);
+    }
+}
+
+/// Is it there when tests are built only, or is it what they share?
+fn is_for_tests(item: &syn::Item) -> bool {
+    let attributes = match item {
+        syn::Item::Mod(item) if item.ident == "testing" || item.ident == "tests" => return true,
+        syn::Item::Mod(item) => &item.attrs,
+        syn::Item::Use(item) => &item.attrs,
+        syn::Item::Fn(item) => &item.attrs,
+        syn::Item::Impl(item) => &item.attrs,
+        _ => return false,
+    };
+    attributes.iter().any(|attribute| {
+        let condition = attribute
+            .meta
+            .require_list()
+            .map(|list| list.tokens.to_string());
+        attribute.path().is_ident("cfg") && condition.is_ok_and(|tokens| tokens.contains("test"))
+    })
+}
