@@ -59,39 +59,48 @@ impl Disk {
         let memory = self.memory.memory();
         let memory: &GuestMemory = &memory;
         let mut vring = vring.get_mut();
+        let mut promised = false;
         loop {
             let queue = vring.get_queue_mut();
             queue.disable_notification(memory).map_err(broken)?;
-            answer_all(&mut executor, &mut vring, memory)?;
-            if !vring
+            let answered = answer_all(&mut executor, &mut vring, memory)?;
+            if promised && answered == 0 {
+                // As where the used ring lies over the available one.
+                let why = "the queue says that there are requests, and has none";
+                return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+            }
+            promised = vring
                 .get_queue_mut()
                 .enable_notification(memory)
-                .map_err(broken)?
-            {
+                .map_err(broken)?;
+            if !promised {
                 return Ok(());
             }
         }
     }
 }
 
+/// How many requests were answered.
 fn answer_all(
     executor: &mut Executor,
     vring: &mut VringState<SharedMemory>,
     memory: &GuestMemory,
-) -> io::Result<()> {
+) -> io::Result<u64> {
+    let mut answered = 0;
     while let Some(chain) = vring.get_queue_mut().iter(memory).map_err(broken)?.next() {
         let head = chain.head_index();
         let chain = Chain::of(vring.get_queue(), &chain);
         let Some(written) = executor.answer(memory, chain, &mut |_| Ok(())) else {
-            return Ok(());
+            return Ok(answered);
         };
+        answered += 1;
         let queue = vring.get_queue_mut();
         queue.add_used(memory, head, written).map_err(broken)?;
         if driver_wants_interrupt(queue, memory) {
             vring.signal_used_queue()?;
         }
     }
-    Ok(())
+    Ok(answered)
 }
 
 fn broken(error: virtio_queue::Error) -> io::Error {
