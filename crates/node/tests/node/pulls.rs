@@ -204,6 +204,30 @@ fn what_a_pull_has_begun_is_not_swept_away_under_it() {
 }
 
 #[test]
+fn what_is_removed_while_it_is_asked_whether_it_is_up_to_date_is_pulled_anew() {
+    let registry = Registry::start();
+    let gate = Gate::before(&registry.host);
+    push(&maker(), "mine", &registry.name("mine:1")).unwrap();
+    let daemon = Daemon::start();
+    let name = gate.name("mine:1");
+    pull(&daemon, &by_name(&name)).unwrap();
+    gate.hold(1, Hold::Request);
+    let over: &'static AtomicBool = Box::leak(Box::default());
+    let wanted = PullImage {
+        renew: true,
+        ..by_name(&name)
+    };
+    begin(&daemon, &wanted, over);
+    assert!(gate.reached(|| over.load(Ordering::Acquire)));
+    remove(&daemon, &name);
+    gate.open();
+    eventually("the pull is over", || over.load(Ordering::Acquire));
+    assert_eq!(names(&daemon), [name.as_str()]);
+    remove(&daemon, &name);
+    assert_eq!(kept(&daemon), BTreeSet::new());
+}
+
+#[test]
 fn a_disk_that_is_full_during_a_pull_is_one_sentence_and_leaves_nothing() {
     let Some(disk) = SmallDisk::new("24m") else {
         return;

@@ -17,7 +17,7 @@ use jiffy_registry::{
     signature,
 };
 use jiffy_rootfs::{Choice, Layer, Limits, Progress, Source, import};
-use jiffy_wire::api::{ImageSource, PullImage, PullStep};
+use jiffy_wire::api::{ErrorKind, ImageSource, PullImage, PullStep};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -77,6 +77,23 @@ pub(super) async fn pull(
     platform: Platform,
     job: &Arc<Job>,
 ) -> Result<PullStep> {
+    loop {
+        let (reference, platform) = (reference.clone(), platform.clone());
+        if let Some(step) = try_pull(node, wanted, reference, platform, job).await? {
+            return Ok(step);
+        }
+    }
+}
+
+/// The same; `None` if what is here was removed while the registry was asked whether it is
+/// up to date.
+async fn try_pull(
+    node: &Arc<Node>,
+    wanted: &PullImage,
+    reference: Reference,
+    platform: Platform,
+    job: &Arc<Job>,
+) -> Result<Option<PullStep>> {
     let images = node.images();
     let name = reference.to_string();
     let have = images.find(&name).await.ok();
@@ -91,17 +108,17 @@ pub(super) async fn pull(
         && !verify(have.record.source.as_ref())
     {
         let image = images.shown(have)?;
-        return Ok(PullStep::Pulled { image, fetched: 0 });
+        return Ok(Some(PullStep::Pulled { image, fetched: 0 }));
     }
     let snapshot = node.pulled_snapshot(&name);
     let keeps = keeps || have.is_none() && snapshot.is_some() && !wanted.renew;
     if let (Some((snapshot, source)), true) = (&snapshot, keeps)
         && !verify(Some(source))
     {
-        return Ok(PullStep::PulledSnapshot {
+        return Ok(Some(PullStep::PulledSnapshot {
             snapshot: snapshot.clone(),
             fetched: 0,
-        });
+        }));
     }
     job.doing(format!(
         "waiting for other pulls from {}",
@@ -128,7 +145,10 @@ pub(super) async fn pull(
         let found = fetch(images, &wanted, &reference, &platform, have, &job_too);
         drop(turn);
         if let (Ok(Found::UpToDate(signed_by)), Some(manifest)) = (&found, &manifest) {
-            node_too.note_signed(&reference.to_string(), manifest, signed_by)?;
+            match node_too.note_signed(&reference.to_string(), manifest, signed_by) {
+                Err(error) if error.0.kind == ErrorKind::NotFound => {}
+                noted => noted?,
+            }
         }
         found
     });
@@ -140,21 +160,24 @@ pub(super) async fn pull(
             if let Some((snapshot, _)) = node.pulled_snapshot(&name) {
                 node.renew_snapshot_origins(&name).await;
                 let fetched = 0;
-                return Ok(PullStep::PulledSnapshot { snapshot, fetched });
+                return Ok(Some(PullStep::PulledSnapshot { snapshot, fetched }));
             }
-            let found = images.find(&name).await?;
+            let found = match images.find(&name).await {
+                Err(error) if error.0.kind == ErrorKind::NotFound => return Ok(None),
+                found => found?,
+            };
             if let Some(disk) = &found.root.lazy {
                 node.renew_origins(disk).await;
             }
             let image = images.shown(&found)?;
-            return Ok(PullStep::Pulled { image, fetched: 0 });
+            return Ok(Some(PullStep::Pulled { image, fetched: 0 }));
         }
         Found::Made(made) => *made,
         Found::Snapshot(made) => {
             let fetched = made.fetched;
             let kept = node.keep_snapshot(&name, made.draft, &made.manifest);
             let snapshot = kept.await?;
-            return Ok(PullStep::PulledSnapshot { snapshot, fetched });
+            return Ok(Some(PullStep::PulledSnapshot { snapshot, fetched }));
         }
     };
     images.complete(&made.folder, &made.record)?;
@@ -176,10 +199,8 @@ pub(super) async fn pull(
         node.renew_origins(disk).await;
     }
     let image = images.shown(&found)?;
-    Ok(PullStep::Pulled {
-        image,
-        fetched: made.fetched,
-    })
+    let fetched = made.fetched;
+    Ok(Some(PullStep::Pulled { image, fetched }))
 }
 
 /// Fetches what is missing and makes an image of it: blocking.
