@@ -223,8 +223,8 @@ pub const GOALS: &[Goal] = &[
         "share",
         Bound::AtMost(0.15),
     ),
-    promise("run/pulled-second/ratio", "times", Bound::AtMost(1.1)),
-    promise("run/pulled-lazy-second/ratio", "times", Bound::AtMost(1.1)),
+    promise("run/pulled-second/ratio", "times", Bound::AtMost(1.2)),
+    promise("run/pulled-lazy-second/ratio", "times", Bound::AtMost(1.2)),
     // At least as fast: the ratio of the times is told beside them.
     promise("disk/seq-read", INSTRUCTIONS, Bound::OfPeer(QEMU, 1.0)),
     promise("disk/rand-read", INSTRUCTIONS, Bound::OfPeer(QEMU, 1.0)),

@@ -5,6 +5,8 @@ use super::vms::{Fate, Vm};
 use super::worker::{Snapshot, Worker};
 use crate::registry::HOST;
 use serde_json::Value;
+use std::thread::sleep;
+use std::time::Duration;
 
 pub fn image() -> String {
     format!("{HOST}/tests/layers:1")
@@ -20,6 +22,11 @@ pub fn remove_image(trial: &Trial) -> Result<bool, String> {
         is_used || gone(said)
     })?;
     Ok(!is_used && !matches!(answer, Answer::Failed))
+}
+
+/// A client that asked for it was killed, and it goes on.
+fn is_being_optimised(said: &str) -> bool {
+    said.contains("is being optimised")
 }
 
 impl Worker<'_> {
@@ -106,11 +113,20 @@ impl Worker<'_> {
         let Some(Snapshot { name, .. }) = self.snapshots[slot].take() else {
             return Ok(());
         };
-        // Done by one that was killed before it said so.
-        let gone = |said: &str| said.contains("There is no snapshot");
         let remove = ["snapshot", "rm", &name];
-        while let Answer::Failed = self.trial.ask_tolerating(None, &remove, gone)? {}
-        Ok(())
+        loop {
+            let mut is_busy = false;
+            let answer = self.trial.ask_tolerating(None, &remove, |said| {
+                is_busy = is_being_optimised(said);
+                // Removed by one that was killed before it said so.
+                is_busy || said.contains("There is no snapshot")
+            })?;
+            match answer {
+                Answer::Failed => {}
+                Answer::Refused if is_busy => sleep(Duration::from_millis(50)),
+                _ => return Ok(()),
+            }
+        }
     }
 
     pub fn restores(&mut self, slot: usize) -> Result<(), String> {
@@ -148,9 +164,10 @@ impl Worker<'_> {
             return Ok(());
         };
         // A pager that was killed had not written what it had recorded.
-        let unknown = |said: &str| said.contains("Nothing is known yet");
+        let tolerated =
+            |said: &str| said.contains("Nothing is known yet") || is_being_optimised(said);
         let optimise = ["snapshot", "optimise", &snapshot.name];
-        self.trial.ask_tolerating(None, &optimise, unknown)?;
+        self.trial.ask_tolerating(None, &optimise, tolerated)?;
         Ok(())
     }
 
