@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 use std::fs;
 use std::io;
 use std::path::Path;
+use tempfile::TempDir;
 use thiserror::Error;
 
 /// Largest file of this kind that is read.
@@ -78,6 +79,17 @@ pub fn check_there(path: &Path) -> Result<(), String> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(format!("{shown} is missing")),
         Err(error) => Err(format!("{shown} can't be read: {error}")),
     }
+}
+
+/// Moves what is to be removed into a folder of its own beside it: it is gone from its place
+/// at once, and from the disk with the folder. A daemon that starts removes such folders.
+pub fn set_aside(path: &Path) -> io::Result<TempDir> {
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    let gone = tempfile::Builder::new()
+        .prefix(".gone-")
+        .tempdir_in(parent)?;
+    fs::rename(path, gone.path().join("it"))?;
+    Ok(gone)
 }
 
 /// Is there anything of this name, if only a link to nowhere?

@@ -4,9 +4,10 @@
 //! Two things are counted, each against a bound of its own:
 //!
 //! * [`Amount::soon`]: what VMs that are starting, or that a pager fills to the end, will
-//!   take, against what the host has available. It is given back when the VM is ready: what it took is no longer available
-//!   then, and the host counts it. It can't be kept for the VM's life: a thousand idle
-//!   children of a fork have 125 GiB between them, and take 1.5 GiB.
+//!   take, against what the host has available. It is given back when the VM is ready: what
+//!   it took is no longer available then, and the host counts it. It can't be kept for the
+//!   VM's life: a thousand idle children of a fork have 125 GiB between them, and take
+//!   1.5 GiB.
 //! * [`Amount::whole`]: the most that VMs may ever take, against `--memory-limit`, if there
 //!   is one. It is given back when the VMM is gone.
 //!

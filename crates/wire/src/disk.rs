@@ -78,6 +78,12 @@ pub enum MapError {
     },
 }
 
+fn number(bytes: &[u8; MAP_HEADER], at: usize) -> u64 {
+    let mut field = [0; 8];
+    field.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(field)
+}
+
 impl MapHeader {
     /// How many units there are.
     pub fn units(&self) -> u64 {
@@ -112,36 +118,36 @@ impl MapHeader {
         bytes
     }
 
-    /// As read from a file of `found` bytes: the header, checked, and the
-    /// file's length held against it.
-    pub fn decode(bytes: &[u8; MAP_HEADER], found: u64) -> Result<MapHeader, MapError> {
-        let number = |at: usize| {
-            let mut field = [0; 8];
-            field.copy_from_slice(&bytes[at..at + 8]);
-            u64::from_le_bytes(field)
-        };
+    /// The fields of a header, which are not checked.
+    pub fn unchecked(bytes: &[u8; MAP_HEADER]) -> MapHeader {
         let half = |at: usize| {
             let mut field = [0; 16];
             field.copy_from_slice(&bytes[at..at + 16]);
             field
         };
+        MapHeader {
+            unit: (number(bytes, 8) >> 32) as u32,
+            length: number(bytes, 16),
+            tail: number(bytes, 24),
+            image: half(32),
+            boot: half(48),
+        }
+    }
+
+    /// As read from a file of `found` bytes: the header, checked, and the
+    /// file's length held against it.
+    pub fn decode(bytes: &[u8; MAP_HEADER], found: u64) -> Result<MapHeader, MapError> {
         if bytes[..8] != MAP_MAGIC {
             return Err(MapError::NotAMap);
         }
-        let version = number(8) as u32;
+        let version = number(bytes, 8) as u32;
         if version != MAP_VERSION {
             return Err(MapError::Version(version));
         }
         if crc32c::crc32c(&bytes[..MAP_HEADER - 4]).to_le_bytes() != bytes[MAP_HEADER - 4..] {
             return Err(MapError::Checksum);
         }
-        let header = MapHeader {
-            unit: (number(8) >> 32) as u32,
-            length: number(16),
-            tail: number(24),
-            image: half(32),
-            boot: half(48),
-        };
+        let header = MapHeader::unchecked(bytes);
         if !header.unit.is_power_of_two() || !(4 << 10..=2 << 20).contains(&header.unit) {
             return Err(MapError::Field(
                 "its unit is not a power of two from 4 KiB to 2 MiB",

@@ -33,16 +33,7 @@ fn run(data: &[u8]) {
         && let Some(head) = bytes.first_chunk_mut::<MAP_HEADER>()
     {
         // As a header says of itself, whatever it was.
-        let number = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight"));
-        let half = |at: usize| head[at..at + 16].try_into().expect("sixteen");
-        let header = MapHeader {
-            unit: (number(8) >> 32) as u32,
-            length: number(16),
-            tail: number(24),
-            image: half(32),
-            boot: half(48),
-        };
-        *head = header.encode();
+        *head = MapHeader::unchecked(head).encode();
     }
     let file = memfd::create("map", bytes.len() as u64, Pages::Small).expect("a memfd");
     file.write_all_at(&bytes, 0).expect("it is written");

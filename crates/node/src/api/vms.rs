@@ -44,9 +44,9 @@ pub(super) async fn list(State(node): Shared, uri: Uri, headers: HeaderMap) -> R
         .is_some_and(|accept| accept == list::MEDIA_TYPE)
     {
         let mut list = List::new(unix_seconds());
-        vms.iter()
-            .rev()
-            .for_each(|vm| list.add(&vm.view.borrow().vm));
+        for vm in vms.iter().rev() {
+            list.add(&vm.view.borrow().vm);
+        }
         return Ok(([(CONTENT_TYPE, list::MEDIA_TYPE)], list.to_string()).into_response());
     }
     let vms: Vec<Vm> = vms.iter().map(|vm| vm.vm()).collect();

@@ -46,7 +46,7 @@ pub mod record;
 mod tests;
 mod writable;
 
-use crate::durable::{self, LoadError, is_taken};
+use crate::durable::{self, LoadError, is_taken, set_aside};
 use crate::error::{Error, Result};
 use crate::paths::Paths;
 use crate::snapshots::manifest::Manifest;
@@ -287,12 +287,7 @@ impl Images {
         if name == BASE {
             self.base_ready.store(false, Ordering::Release);
         }
-        let gone = tempfile::Builder::new()
-            .prefix(".gone-")
-            .tempdir_in(&self.folder)
-            .map_err(|error| Error::io("remove an image", &path, &error))?;
-        fs::rename(&path, gone.path().join("image"))
-            .map_err(|error| Error::io("remove an image", &path, &error))?;
+        let gone = set_aside(&path).map_err(|error| Error::io("remove an image", &path, &error))?;
         let images = Arc::clone(self);
         let removed = tokio::task::spawn_blocking(move || {
             images.collect();

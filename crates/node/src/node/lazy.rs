@@ -11,7 +11,7 @@ use crate::vm::VmHandle;
 use crate::vm::record::Root;
 use jiffy_store::bounded::{keep_within, usage};
 use jiffy_sys::locked::Locked;
-use jiffy_wire::api::{ImageSource, Snapshot, VmState};
+use jiffy_wire::api::{ErrorKind, ImageSource, Snapshot, VmState};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -151,8 +151,8 @@ impl Node {
         Some((saved.shown(name, false, Vec::new()), source))
     }
 
-    /// Notes who has signed what was pulled by this reference, if it is still the one of
-    /// this manifest: blocking.
+    /// Notes who has signed what was pulled by this reference, if it is still there and the
+    /// one of this manifest: blocking.
     pub(crate) fn note_signed(
         &self,
         name: &str,
@@ -163,7 +163,10 @@ impl Node {
             return Ok(());
         }
         let _one = self.snapshots.rewrite(name)?;
-        let mut saved = self.snapshots.find(name)?;
+        let mut saved = match self.snapshots.find(name) {
+            Err(error) if error.0.kind == ErrorKind::NotFound => return Ok(()),
+            found => found?,
+        };
         let source = saved.manifest.source.as_mut();
         let Some(source) = source.filter(|it| it.manifest.as_deref() == Some(manifest)) else {
             return Ok(());

@@ -36,7 +36,7 @@ pub mod remote;
 pub mod root_tables;
 pub mod saved;
 
-use crate::durable::is_taken;
+use crate::durable::{is_taken, set_aside};
 use crate::error::{Error, Result};
 use crate::images::name as image_name;
 use crate::names;
@@ -210,11 +210,7 @@ impl Snapshots {
 
 /// Removes a folder that others must never see half.
 pub fn remove_whole(path: &Path) -> std::io::Result<()> {
-    let parent = path.parent().unwrap_or(Path::new("/"));
-    let gone = tempfile::Builder::new()
-        .prefix(".gone-")
-        .tempdir_in(parent)?;
-    fs::rename(path, gone.path().join("it"))?;
+    let gone = set_aside(path)?;
     jiffy_sys::durable::sync_folder_of(path)?;
     gone.close()
 }
@@ -222,11 +218,7 @@ pub fn remove_whole(path: &Path) -> std::io::Result<()> {
 /// Removes a folder from its place at once. What is in it, which may be much, goes behind
 /// whoever asked; after a power cut the folder may be there again.
 pub fn remove_behind(path: &Path) -> std::io::Result<()> {
-    let parent = path.parent().unwrap_or(Path::new("/"));
-    let gone = tempfile::Builder::new()
-        .prefix(".gone-")
-        .tempdir_in(parent)?;
-    fs::rename(path, gone.path().join("it"))?;
+    let gone = set_aside(path)?;
     match Handle::try_current() {
         Ok(runtime) => drop(runtime.spawn_blocking(move || gone.close())),
         Err(_) => gone.close()?,

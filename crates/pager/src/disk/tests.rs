@@ -9,6 +9,10 @@ use std::sync::mpsc::{self, Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+#[path = "../../tests/pager/small_disk.rs"]
+mod small_disk;
+use small_disk::SmallDisk;
+
 const CHUNK: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -336,35 +340,6 @@ fn many_readers_at_random_see_the_disk_s_bytes() {
     });
 }
 
-/// A file system of its own, which is root's to mount.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    fn mount(at: &Path, size: usize) -> SmallDisk {
-        fs::create_dir(at).unwrap();
-        let mounted = std::process::Command::new("mount")
-            .args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
-            .arg(at)
-            .status();
-        assert!(mounted.unwrap().success(), "mounting a tmpfs needs root");
-        SmallDisk(at.to_owned())
-    }
-
-    /// Takes all room that is left.
-    fn fill(&self) {
-        use std::io::Write;
-        let mut file = fs::File::create(self.0.join("filler")).unwrap();
-        while file.write_all(&[1; 4096]).is_ok() {}
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let mut command = std::process::Command::new("umount");
-        let _ = command.arg("-l").arg(&self.0).status();
-    }
-}
-
 #[test]
 fn on_a_full_disk_caches_give_way_and_then_a_read_waits() {
     let bench = Bench::new(40, None);
@@ -391,7 +366,7 @@ fn on_a_full_disk_caches_give_way_and_then_a_read_waits() {
         while lock(&disk.told_of_room).is_none() {
             thread::yield_now();
         }
-        fs::remove_file(small.0.join("filler")).unwrap();
+        small.make_room();
         read.join().unwrap().unwrap();
     });
     bench.check(&disk, 20 * CHUNK..24 * CHUNK);
@@ -432,7 +407,7 @@ fn what_finds_no_room_is_had_from_memory_at_once_and_kept_when_there_is_room() {
         let had = bench.demand_as(&disk, 20 * CHUNK, CHUNK, true).unwrap();
         assert!(matches!(had, Had::Bytes(bytes) if bytes == bench.bytes[20 * CHUNK..][..CHUNK]));
         assert!(begun.elapsed() < room::PATIENCE, "it waited");
-        fs::remove_file(small.0.join("filler")).unwrap();
+        small.make_room();
         patient.join().unwrap().unwrap();
     });
     let had = bench.demand_as(&disk, start, length, true).unwrap();

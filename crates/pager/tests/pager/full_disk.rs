@@ -1,35 +1,12 @@
 //! Disks that are filled on demand where the host's disk is full.
 
 use super::disks::*;
+use super::small_disk::SmallDisk;
 use super::support::*;
 use jiffy_wire::disk::{ANSWER_BYTES_MAX, ChunkAnswer, ChunkRequest};
 use jiffy_wire::pager::OpenDisk;
-use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-
-/// A file system of its own, which is root's to mount.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    fn mount(at: &Path, size: usize) -> SmallDisk {
-        fs::create_dir(at).unwrap();
-        let mounted = std::process::Command::new("mount")
-            .args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
-            .arg(at)
-            .status();
-        assert!(mounted.unwrap().success(), "mounting a tmpfs needs root");
-        SmallDisk(at.to_owned())
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let mut command = std::process::Command::new("umount");
-        let _ = command.arg("-l").arg(&self.0).status();
-    }
-}
 
 #[test]
 fn on_a_full_disk_a_monitor_that_takes_bytes_gets_them() {
@@ -43,9 +20,7 @@ fn on_a_full_disk_a_monitor_that_takes_bytes_gets_them() {
     };
     let mut vmm = open(&pager, &disk);
     vmm.have(0, CHUNK);
-    let filler = small.0.join("filler");
-    let mut file = fs::File::create(&filler).unwrap();
-    while file.write_all(&[1; 4096]).is_ok() {}
+    small.fill();
     let takes = serde_json::to_string(&ChunkRequest::TAKES_BYTES).unwrap();
     vmm.say(&format!("{takes}\n"));
     // Begins with what is there; an answer has no more than a part.
@@ -80,8 +55,8 @@ fn on_a_full_disk_a_monitor_that_takes_bytes_gets_them() {
     let answer = vmm.fill(MIB as u64, CHUNK);
     assert!(matches!(answer, ChunkAnswer::Bytes { .. }), "{answer:?}");
     vmm.stream.read_exact(&mut [0; CHUNK as usize]).unwrap();
-    drop((deaf, file));
-    fs::remove_file(&filler).unwrap();
+    drop(deaf);
+    small.make_room();
     vmm.have(MIB as u64 / 2, 4 * CHUNK);
     check(&disk.cache, MIB as u64 / 2, 4 * CHUNK);
 }

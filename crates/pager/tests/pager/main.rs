@@ -13,4 +13,5 @@ mod removals;
 mod replays;
 mod restarts;
 mod serving;
+mod small_disk;
 mod support;

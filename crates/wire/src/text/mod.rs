@@ -61,7 +61,7 @@ pub fn age(since: u64, now: u64) -> String {
 }
 
 /// Appends [`age`].
-pub fn push_age(text: &mut String, since: u64, now: u64) {
+fn push_age(text: &mut String, since: u64, now: u64) {
     let seconds = now.saturating_sub(since);
     let (count, unit) = match seconds {
         0..60 => (seconds, "second"),
@@ -76,7 +76,7 @@ pub fn push_age(text: &mut String, since: u64, now: u64) {
 }
 
 /// Appends a number, in a tenth of the instructions that formatting takes.
-pub fn push_number(text: &mut String, number: u64) {
+fn push_number(text: &mut String, number: u64) {
     if number >= 10 {
         push_number(text, number / 10);
     }

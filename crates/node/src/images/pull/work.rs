@@ -145,10 +145,7 @@ async fn try_pull(
         let found = fetch(images, &wanted, &reference, &platform, have, &job_too);
         drop(turn);
         if let (Ok(Found::UpToDate(signed_by)), Some(manifest)) = (&found, &manifest) {
-            match node_too.note_signed(&reference.to_string(), manifest, signed_by) {
-                Err(error) if error.0.kind == ErrorKind::NotFound => {}
-                noted => noted?,
-            }
+            node_too.note_signed(&reference.to_string(), manifest, signed_by)?;
         }
         found
     });
