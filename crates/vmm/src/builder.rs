@@ -5,7 +5,7 @@ use crate::cpu::cpuid::{self, Host};
 use crate::cpu::profile::{Most, ProfileError};
 use crate::cpu::tsc;
 use crate::cpu::tsc::SharedOffset;
-use crate::devices::{DeviceArgs, Devices};
+use crate::devices::{DeviceArgs, Devices, registry, wiring};
 use crate::error::StartError;
 use crate::events::Events;
 use crate::gate::Gate;
@@ -18,7 +18,6 @@ use crate::sandbox::Sandbox;
 use crate::stats::StatsFile;
 use crate::vcpu::{MAX_VCPUS, Vcpu, VcpuState};
 use crate::vmm::{Parts, Vmm};
-use crate::wiring;
 use crate::workers::{Crew, ThreadStarter};
 use jiffy_devices::virtio::device::Workers;
 use jiffy_devices::virtio::mmio::Wires;
@@ -203,7 +202,9 @@ impl Builder {
         let mailbox = Arc::new(Mailbox::new().map_err(host("an event descriptor"))?);
         let ahead = self.groundwork.as_mut();
         let crew = ahead.map(|ground| std::mem::take(&mut ground.crew));
-        let crew = crew.unwrap_or_default().of_use(&self.config);
+        let crew = crew
+            .unwrap_or_default()
+            .of_use(&registry::workers(&self.config));
         let workers = Arc::new(ThreadStarter::new(mailbox.clone(), self.sandbox, crew));
         Ok(Common {
             gate: Gate::default(),

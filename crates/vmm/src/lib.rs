@@ -9,13 +9,14 @@
 //! * [`pager`]: RAM that a pager serves; [`disk_chunks`]: disks that one fills.
 //! * [`cpu`]: what a guest's processor is.
 //! * [`vcpu`]: vCPUs and their threads; [`irq`]: interrupt controllers.
-//! * [`devices`]: the devices; `wiring`: on the buses, and connected with KVM.
+//! * [`devices`]: the devices, on the buses and connected with KVM.
 //! * [`read_notes`]: what a guest reads of a disk.
 //! * [`boot`]: kernels and boot protocols.
 //! * [`capture`]: a VM at one moment, in files.
 //! * [`restore`]: what a VM goes on from; [`gate`]: its new identity.
 //! * [`spare`]: a VMM that waits to be told which VM it is.
-//! * [`vmm`]: start, pause, save, resume; [`state`]: what is saved.
+//! * [`vmm`]: start, pause, save, resume; [`state`]: what is saved, in
+//!   [`sections`].
 //! * [`watch`]: the main thread while the guest runs; [`control`]: its socket.
 //! * [`events`]: spans and marks; [`stats`]: KVM's counters.
 //! * [`sandbox`]: what each thread may ask of the kernel.
@@ -43,17 +44,18 @@ pub mod read_notes;
 mod readable;
 pub mod restore;
 pub mod sandbox;
+pub mod sections;
 pub mod spare;
 pub mod state;
 pub mod stats;
 pub mod vcpu;
 pub mod vmm;
 pub mod watch;
-mod wiring;
 pub mod workers;
 
 pub use builder::{Builder, Groundwork};
-pub use error::{DeviceError, StartError};
+pub use devices::DeviceError;
+pub use error::StartError;
 pub use events::Events;
 pub use state::{StateError, VmState};
 pub use vmm::{SaveError, Vmm};

@@ -1,6 +1,7 @@
 //! What a restored VM is made from: its saved state, its RAM, its new identity.
 
 use crate::devices::DevicesState;
+use crate::devices::fw_cfg::{self, FwCfgKind};
 use crate::error::StartError;
 use crate::memory::layers::{self, MAX_LAYERS};
 use crate::memory::{GuestRam, MemoryError};
@@ -63,18 +64,21 @@ pub fn devices(
     mut state: DevicesState,
 ) -> Result<DevicesState, StartError> {
     if let Some(generation) = generation {
-        let mut files = crate::devices::fw_cfg_files(config)?;
+        let mut files = fw_cfg::files(config)?;
         files.push(FwCfgFile {
             name: GENERATION_NAME.into(),
             contents: generation(),
         });
-        state.fw_cfg.files = files
+        let files: Vec<FwCfgFileState> = files
             .into_iter()
             .map(|file| FwCfgFileState {
                 name: file.name,
                 contents: file.contents,
             })
             .collect();
+        for fw_cfg in state.of_mut::<FwCfgKind>() {
+            fw_cfg.files = files.clone();
+        }
     }
     Ok(state)
 }

@@ -144,7 +144,7 @@ fn run_vm(
         .sandbox(options.sandbox)
         .groundwork(ahead.map(|ahead| ahead.groundwork))
         .build()?;
-    let serial = vmm.devices().serial.clone().filter(|_| on_stdio);
+    let serial = vmm.devices().serial().filter(|_| on_stdio).cloned();
     let console = serial
         .map(ConsoleInput::new)
         .transpose()

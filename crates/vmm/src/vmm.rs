@@ -2,8 +2,8 @@
 
 use crate::capture::Capture;
 use crate::cpu::profile;
-use crate::devices::{Devices, fw_cfg_files};
-use crate::error::{DeviceError, StartError};
+use crate::devices::{DeviceError, Devices, fw_cfg};
+use crate::error::StartError;
 use crate::events::Events;
 use crate::gate::Gate;
 use crate::hypervisor::{Hypervisor, HypervisorError};
@@ -182,7 +182,7 @@ impl Vmm {
     /// Enters a guest that is held, unless it is paused as well. Only fw_cfg files and
     /// generation of this configuration count: the rest was needed to build the VM.
     pub fn begin(&mut self, config: &VmmConfig) -> Result<(), StartError> {
-        self.devices.replace_fw_cfg(fw_cfg_files(config)?)?;
+        self.devices.replace_fw_cfg(fw_cfg::files(config)?)?;
         if let Some(restore) = &config.restore {
             if let Some(generation) = &restore.generation {
                 let generation = restore::generation(generation)?;

@@ -7,7 +7,6 @@ use crate::mailbox::{Mailbox, SpawnRequest};
 use crate::sandbox::{Role, Sandbox};
 use jiffy_devices::virtio::device::{Job, WorkerRole, Workers};
 use jiffy_sys::termination;
-use jiffy_wire::vmm::{Disk, VmmConfig};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -20,8 +19,8 @@ pub(crate) const STACK: usize = 256 << 10;
 /// What nearly every VM needs a thread for.
 const USUAL: [(Role, &str); 3] = [
     (Role::Vcpu, "vcpu 0"),
-    (Role::Block, "block"),
-    (Role::Vsock, "vsock"),
+    (Role::Device(WorkerRole::Block), "block"),
+    (Role::Device(WorkerRole::Vsock), "vsock"),
 ];
 
 /// What a thread does: told whether it could be confined, on which it may
@@ -59,14 +58,11 @@ impl Crew {
             .map(Crew)
     }
 
-    /// Those that a VM with this configuration has work for; the others end.
-    pub fn of_use(mut self, config: &VmmConfig) -> Crew {
-        let on_demand = |disk: &Disk| disk.residency.is_some() || disk.note_reads;
+    /// Those that a VM has work for whose devices need these threads; the others end.
+    pub fn of_use(mut self, needed: &[WorkerRole]) -> Crew {
         self.0.retain(|idle| match idle.role {
             Role::Vcpu | Role::Main => true,
-            Role::Block => config.disks.iter().any(|disk| !on_demand(disk)),
-            Role::BlockOnDemand => config.disks.iter().any(on_demand),
-            Role::Vsock => config.vsock.is_some(),
+            Role::Device(role) => needed.contains(&role),
         });
         self
     }
@@ -180,7 +176,7 @@ impl ThreadStarter {
                 std::process::abort();
             }
         };
-        self.give(role.into(), name, Box::new(body))
+        self.give(Role::Device(role), name, Box::new(body))
     }
 
     fn give(&self, role: Role, name: &str, body: Body) -> io::Result<Job> {
@@ -266,27 +262,15 @@ mod tests {
 
     #[test]
     fn only_threads_that_a_vm_has_work_for_stay() {
-        let names = |config: &VmmConfig| {
-            let crew = Crew::usual(Sandbox::Off).unwrap().of_use(config);
+        let names = |needed: &[WorkerRole]| {
+            let crew = Crew::usual(Sandbox::Off).unwrap().of_use(needed);
             let names = crew.0.into_iter().map(|idle| idle.name);
             names.collect::<Vec<_>>()
         };
-        let mut config: VmmConfig = serde_json::from_value(serde_json::json!({
-            "version": jiffy_wire::vmm::VERSION,
-            "id": "crew",
-            "vcpus": 1,
-            "memory": { "size_mib": 64 },
-            "boot": { "kernel": "/kernel", "command_line": "" },
-        }))
-        .unwrap();
-        assert_eq!(names(&config), ["vcpu 0"]);
-        config.disks = vec![Disk {
-            note_reads: true,
-            ..Disk::default()
-        }];
-        assert_eq!(names(&config), ["vcpu 0"]);
-        config.disks.push(Disk::default());
-        assert_eq!(names(&config), ["vcpu 0", "block"]);
+        assert_eq!(names(&[]), ["vcpu 0"]);
+        assert_eq!(names(&[WorkerRole::BlockOnDemand]), ["vcpu 0"]);
+        let both = [WorkerRole::BlockOnDemand, WorkerRole::Block];
+        assert_eq!(names(&both), ["vcpu 0", "block"]);
     }
 
     #[test]

@@ -5,9 +5,21 @@ use jiffy_sys::pagemap::Pagemap;
 use jiffy_sys::termination::TerminationFd;
 use jiffy_vmm::capture::Capture;
 use jiffy_vmm::control::ControlSocket;
+use jiffy_vmm::devices::DevicesState;
+use jiffy_vmm::devices::balloon::BalloonKind;
+use jiffy_vmm::devices::block::BlockKind;
+use jiffy_vmm::devices::entropy::EntropyKind;
+use jiffy_vmm::devices::fw_cfg::FwCfgKind;
+use jiffy_vmm::devices::power::PowerKind;
+use jiffy_vmm::devices::rtc::RtcKind;
+use jiffy_vmm::devices::serial::SerialKind;
+use jiffy_vmm::devices::trace::TraceKind;
+use jiffy_vmm::devices::virtio::Virtio;
+use jiffy_vmm::devices::vsock::VsockKind;
 use jiffy_vmm::hypervisor::Hypervisor;
 use jiffy_vmm::memory::{GuestRam, layers};
 use jiffy_vmm::sandbox::Sandbox;
+use jiffy_vmm::sections::Writer;
 use jiffy_vmm::vcpu::exit::Ending;
 use jiffy_vmm::watch::watch;
 use jiffy_vmm::{Builder, Events, Groundwork, StateError, VmState, Vmm};
@@ -280,12 +292,18 @@ fn a_captured_vm_goes_on_in_a_new_one() {
     let mut state = VmState::decode(&bytes).unwrap();
     assert_eq!(state.encode(), bytes, "a state survives its own format");
     // Marks are counted anew.
-    assert_eq!(std::mem::take(&mut state.devices.trace.written), 1);
+    let trace = state.devices.of_mut::<TraceKind>().next().unwrap();
+    assert_eq!(std::mem::take(&mut trace.written), 1);
     case.config.restore = Some(from(&capture));
     let mut vmm = case.builder().build().unwrap();
     vmm.start(true).unwrap();
     let again = vmm.save().unwrap();
-    assert_eq!(again.devices, state.devices);
+    let sections = |state: &DevicesState| {
+        let mut writer = Writer::default();
+        state.write(&mut writer);
+        writer.finish()
+    };
+    assert!(sections(&again.devices) == sections(&state.devices));
     for (again, before) in again.vcpus.iter().zip(&state.vcpus) {
         assert_eq!(again.regs, before.regs);
         assert_eq!(again.sregs, before.sregs);
@@ -337,9 +355,17 @@ fn a_vm_saved_in_the_format_before_goes_on() {
         state.vcpus,
         (chips.pic_master, chips.pic_slave, chips.ioapic),
         (chips.pit, chips.clock_ns),
-        (devices.disks, devices.vsock, devices.entropy),
-        (devices.balloon, devices.serial, devices.fw_cfg),
-        (devices.keyboard, devices.rtc, devices.trace),
+        devices.of::<Virtio<BlockKind>>().collect::<Vec<_>>(),
+        devices.of::<Virtio<VsockKind>>().next(),
+        devices.of::<Virtio<EntropyKind>>().next(),
+        devices.of::<Virtio<BalloonKind>>().next(),
+        devices.of::<SerialKind>().next(),
+        (
+            devices.of::<FwCfgKind>().next().unwrap(),
+            devices.of::<PowerKind>().next().unwrap(),
+            devices.of::<RtcKind>().next().unwrap(),
+            devices.of::<TraceKind>().next().unwrap(),
+        ),
     ))
     .unwrap();
     let mut before = now[..8].to_vec();
@@ -527,7 +553,8 @@ fn a_vm_that_is_held_begins_with_the_configuration_it_finds_then() {
     vmm.resume();
     counted_beyond(&mut vmm, count);
     vmm.pause();
-    let files = vmm.save().unwrap().devices.fw_cfg.files;
+    let devices = vmm.save().unwrap().devices;
+    let files = &devices.of::<FwCfgKind>().next().unwrap().files;
     let config = files.iter().find(|file| file.name == "opt/jiffy/config");
     assert_eq!(config.unwrap().contents, b"of this one, and longer");
     vmm.resume();

@@ -16,6 +16,15 @@ use jiffy_devices::virtio::mmio::{MmioTransport, MmioTransportState, WINDOW_BYTE
 use jiffy_devices::virtio::testing::{self, ThreadWorkers};
 use jiffy_vmm::VmState;
 use jiffy_vmm::devices::DevicesState;
+use jiffy_vmm::devices::balloon::BalloonKind;
+use jiffy_vmm::devices::entropy::EntropyKind;
+use jiffy_vmm::devices::fw_cfg::FwCfgKind;
+use jiffy_vmm::devices::power::PowerKind;
+use jiffy_vmm::devices::registry::DeviceKind;
+use jiffy_vmm::devices::rtc::RtcKind;
+use jiffy_vmm::devices::serial::SerialKind;
+use jiffy_vmm::devices::trace::TraceKind;
+use jiffy_vmm::devices::virtio::Virtio;
 use std::io;
 use std::sync::Arc;
 use vm_memory::GuestAddress;
@@ -24,7 +33,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 /// This target.
 pub const TARGET: Target = Target {
     name: "vmm_state",
-    covers: &["crates/vmm/src/state"],
+    covers: &["crates/vmm/src/state", "crates/vmm/src/sections.rs"],
     seeds: all_seeds,
     run,
 };
@@ -80,12 +89,12 @@ fn seal(bytes: &mut [u8]) {
 /// Devices that fit their state are used; memory is much smaller than they think.
 fn restore(state: &DevicesState) {
     let memory = testing::memory(MEMORY_BYTES);
-    if let Ok(mut device) = FwCfg::restore(memory, &state.fw_cfg) {
+    if let Ok(mut device) = FwCfg::restore(memory, the::<FwCfgKind>(state)) {
         device.read(1, &mut [0; 64]);
         device.write(0, &[0x19, 0]);
         device.read(1, &mut [0; 64]);
     }
-    if let Some(serial) = &state.serial
+    if let Some(serial) = state.of::<SerialKind>().next()
         && let Ok(mut serial) = Serial::restore(line(), Box::new(io::sink()), serial)
     {
         (0..8).for_each(|offset| serial.read(offset, &mut [0]));
@@ -93,15 +102,15 @@ fn restore(state: &DevicesState) {
         serial.save();
     }
     let switch = Arc::new(PowerSwitch::new().expect("an event descriptor"));
-    let mut keyboard = KeyboardController::restore(switch, &state.keyboard);
+    let mut keyboard = KeyboardController::restore(switch, the::<PowerKind>(state));
     (0..5).for_each(|offset| keyboard.read(offset, &mut [0]));
     keyboard.write(0, &[1]);
-    Rtc::restore(&state.rtc).read(1, &mut [0]);
-    TracePort::restore(4, Box::new(|_| {}), &state.trace).write(0, &[1]);
-    if let Some((transport, _)) = &state.entropy {
+    Rtc::restore(the::<RtcKind>(state)).read(1, &mut [0]);
+    TracePort::restore(4, Box::new(|_| {}), the::<TraceKind>(state)).write(0, &[1]);
+    if let Some((transport, _)) = state.of::<Virtio<EntropyKind>>().next() {
         used(Entropy::new(), transport);
     }
-    if let Some((transport, balloon)) = &state.balloon {
+    if let Some((transport, balloon)) = state.of::<Virtio<BalloonKind>>().next() {
         let args = BalloonArgs {
             ram_bytes: 128 << 20,
             reclaim: Arc::new(Nothing),
@@ -110,6 +119,14 @@ fn restore(state: &DevicesState) {
             used(balloon, transport);
         }
     }
+}
+
+/// The state of a device that every VM has.
+fn the<K: DeviceKind>(state: &DevicesState) -> &K::State {
+    state
+        .of::<K>()
+        .next()
+        .expect("a state without it is refused")
 }
 
 fn used<D: VirtioDevice>(device: D, state: &MmioTransportState) {

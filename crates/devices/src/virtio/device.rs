@@ -147,6 +147,15 @@ pub enum WorkerRole {
     Vsock,
 }
 
+impl WorkerRole {
+    /// All roles.
+    pub const ALL: [WorkerRole; 3] = [
+        WorkerRole::Block,
+        WorkerRole::BlockOnDemand,
+        WorkerRole::Vsock,
+    ];
+}
+
 /// Has work done on threads, in the sandbox of their role.
 pub trait Workers: Send + Sync {
     /// Has `body` done on a thread of that role.

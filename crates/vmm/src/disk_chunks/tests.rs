@@ -1,5 +1,6 @@
 use super::*;
 use jiffy_devices::virtio::block::StopOrder;
+use jiffy_devices::virtio::device::WorkerRole;
 use jiffy_wire::vmm;
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -389,7 +390,9 @@ fn everything_can_be_done_in_the_sandbox() {
     }));
     Sandbox::On.prepare().unwrap();
     let disk = thread::spawn(move || {
-        Sandbox::On.enter(Role::BlockOnDemand).unwrap();
+        Sandbox::On
+            .enter(Role::Device(WorkerRole::BlockOnDemand))
+            .unwrap();
         let order = no_order();
         chunks.fetch(&(CHUNK..2 * CHUNK), &order).unwrap();
         chunks.fetch(&(2 * CHUNK..3 * CHUNK), &order).unwrap_err();

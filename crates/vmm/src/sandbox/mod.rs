@@ -21,21 +21,15 @@ pub enum Role {
     Main,
     /// Runs a vCPU and answers its exits.
     Vcpu,
-    /// Reads and writes a disk.
-    Block,
-    /// Reads a disk and asks a pager for what is missing of it.
-    BlockOnDemand,
-    /// Moves bytes between vsock and Unix sockets.
-    Vsock,
+    /// A device's thread.
+    Device(WorkerRole),
 }
 
-impl From<WorkerRole> for Role {
-    fn from(role: WorkerRole) -> Role {
-        match role {
-            WorkerRole::Block => Role::Block,
-            WorkerRole::BlockOnDemand => Role::BlockOnDemand,
-            WorkerRole::Vsock => Role::Vsock,
-        }
+impl Role {
+    /// All roles.
+    pub fn all() -> impl Iterator<Item = Role> {
+        let devices = WorkerRole::ALL.into_iter().map(Role::Device);
+        [Role::Main, Role::Vcpu].into_iter().chain(devices)
     }
 }
 

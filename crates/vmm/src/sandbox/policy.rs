@@ -2,6 +2,7 @@
 
 use super::Role;
 use super::filter::{Filter, Rule, call, call_with, call_without};
+use jiffy_devices::virtio::device::WorkerRole;
 
 const EXECUTABLE: u32 = libc::PROT_EXEC as u32;
 const UNIX: &[u32] = &[libc::AF_UNIX as u32];
@@ -228,9 +229,9 @@ pub fn filter(role: Role) -> &'static [libc::sock_filter] {
     match role {
         Role::Main => &MAIN,
         Role::Vcpu => &VCPU,
-        Role::Block => &BLOCK,
-        Role::BlockOnDemand => &BLOCK_ON_DEMAND,
-        Role::Vsock => &VSOCK,
+        Role::Device(WorkerRole::Block) => &BLOCK,
+        Role::Device(WorkerRole::BlockOnDemand) => &BLOCK_ON_DEMAND,
+        Role::Device(WorkerRole::Vsock) => &VSOCK,
     }
     .as_slice()
 }

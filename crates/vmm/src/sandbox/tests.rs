@@ -16,13 +16,6 @@ fn play(test: &str, scene: &str) -> std::process::Output {
 
 #[test]
 fn each_role_can_live_and_end_in_its_sandbox() {
-    const ROLES: [Role; 5] = [
-        Role::Main,
-        Role::Vcpu,
-        Role::Block,
-        Role::BlockOnDemand,
-        Role::Vsock,
-    ];
     if std::env::var_os(SCENE).is_none() {
         let output = play(
             "sandbox::tests::each_role_can_live_and_end_in_its_sandbox",
@@ -30,11 +23,11 @@ fn each_role_can_live_and_end_in_its_sandbox() {
         );
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{output:?}");
-        assert_eq!(text.matches("lived").count(), ROLES.len(), "{text}");
+        assert_eq!(text.matches("lived").count(), Role::all().count(), "{text}");
         return;
     }
     Sandbox::On.prepare().unwrap();
-    for role in ROLES {
+    for role in Role::all() {
         std::thread::spawn(move || {
             Sandbox::On.enter(role).unwrap();
             let kept: Vec<Vec<u8>> = (0..64).map(|size| vec![1; size << 12]).collect();
@@ -83,13 +76,7 @@ fn a_forbidden_call_is_reported_and_does_not_happen() {
 
 #[test]
 fn filters_are_small() {
-    for role in [
-        Role::Main,
-        Role::Vcpu,
-        Role::Block,
-        Role::BlockOnDemand,
-        Role::Vsock,
-    ] {
+    for role in Role::all() {
         let length = policy::filter(role).len();
         println!("{role:?}: {length}");
         assert!(length <= 90, "{role:?}: {length} instructions");

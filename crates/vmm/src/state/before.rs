@@ -4,6 +4,16 @@
 
 use super::{StateError, VmState};
 use crate::devices::DevicesState;
+use crate::devices::balloon::BalloonKind;
+use crate::devices::block::BlockKind;
+use crate::devices::entropy::EntropyKind;
+use crate::devices::fw_cfg::FwCfgKind;
+use crate::devices::power::PowerKind;
+use crate::devices::rtc::RtcKind;
+use crate::devices::serial::SerialKind;
+use crate::devices::trace::TraceKind;
+use crate::devices::virtio::Virtio;
+use crate::devices::vsock::VsockKind;
 use crate::irq::ChipsState;
 use crate::vcpu::VcpuState;
 use jiffy_devices::fw_cfg::FwCfgState;
@@ -57,6 +67,16 @@ pub fn read(body: &[u8]) -> Result<VmState, StateError> {
         return Err(StateError::Contents("bytes are left over".into()));
     }
     let (chips, devices) = (tree.chips, tree.devices);
+    let mut saved = DevicesState::default();
+    saved.extend::<Virtio<BlockKind>>(devices.disks);
+    saved.extend::<Virtio<VsockKind>>(devices.vsock);
+    saved.extend::<Virtio<EntropyKind>>(devices.entropy);
+    saved.extend::<Virtio<BalloonKind>>(devices.balloon);
+    saved.extend::<SerialKind>(devices.serial);
+    saved.push::<FwCfgKind>(devices.fw_cfg);
+    saved.push::<PowerKind>(devices.keyboard);
+    saved.push::<RtcKind>(devices.rtc);
+    saved.push::<TraceKind>(devices.trace);
     Ok(VmState {
         memory_size: tree.memory_size,
         vcpus: tree.vcpus,
@@ -68,16 +88,6 @@ pub fn read(body: &[u8]) -> Result<VmState, StateError> {
             pit_programmed: Default::default(),
             clock_ns: chips.clock_ns,
         },
-        devices: DevicesState {
-            disks: devices.disks,
-            vsock: devices.vsock,
-            entropy: devices.entropy,
-            balloon: devices.balloon,
-            serial: devices.serial,
-            fw_cfg: devices.fw_cfg,
-            keyboard: devices.keyboard,
-            rtc: devices.rtc,
-            trace: devices.trace,
-        },
+        devices: saved,
     })
 }

@@ -4,7 +4,7 @@
 //! Since version 3 the body is sections, each with a tag, a version of its own and a
 //! length: a changed or a new device changes its own section and nothing else. A
 //! section that is unknown, or of a later version, is refused by name. What each
-//! section holds is in [`VmState::encode`] and, for devices, in `devices`.
+//! section holds is in [`VmState::encode`] and, for devices, in [`crate::devices::registry`].
 //!
 //! All files in `golden/` must be read for ever as they are now: a test fails when a
 //! change to any part of [`VmState`] makes them mean something else, or nothing. Such
@@ -15,19 +15,24 @@
 //! |---|---|
 //! | 1 | version u32, CRC-32C of the body u32, its length u64, body: one tree (`before`) |
 //! | 2 | version u32, CRC-32C of all that follows u32, length of the body u64, the release that wrote it (16 bytes of ASCII, zeros at the end), body: as in version 1 |
-//! | 3 | as version 2; body: sections of a tag (16 bytes of ASCII, zeros at the end), version u32, length u64, and so many bytes in postcard's format |
+//! | 3 | as version 2; body: [`crate::sections`] |
 
 mod before;
-mod devices;
-mod sections;
 
 use crate::devices::DevicesState;
 use crate::irq::ChipsState;
+use crate::sections::{Count, Section, SectionError, Sections, Writer, by};
 use crate::vcpu::{MAX_VCPUS, VcpuState};
-use sections::{Sections, Writer};
+
 use thiserror::Error;
 
 const MAGIC: [u8; 8] = *b"JIFFYVMS";
+/// Bytes of guest RAM.
+const MEMORY: Section = Section::new("memory", 1);
+/// A vCPU; they come in their order.
+const VCPU: Section = Section::new("vcpu", 1);
+/// Interrupt controllers, timer chip, clock.
+const CHIPS: Section = Section::new("chips", 1);
 /// The version written.
 pub const VERSION: u32 = 3;
 /// The oldest version read.
@@ -73,29 +78,9 @@ pub enum StateError {
         /// What release that was, if it says so.
         release: Option<String>,
     },
-    /// A device or another part of a later release.
-    #[error("the VM was saved{} with a part that this jiffy does not know: {tag}", by(.release))]
-    UnknownSection {
-        /// Its tag.
-        tag: String,
-        /// What release that was.
-        release: Option<String>,
-    },
-    /// A part as a later release has it.
-    #[error(
-        "the VM was saved{} with version {version} of its {tag}, this jiffy reads versions up to {newest}",
-        by(.release)
-    )]
-    SectionVersion {
-        /// Its tag.
-        tag: &'static str,
-        /// Its version.
-        version: u32,
-        /// The newest that is read.
-        newest: u32,
-        /// What release that was.
-        release: Option<String>,
-    },
+    /// A part of it.
+    #[error(transparent)]
+    Section(#[from] SectionError),
     /// Shorter or longer than it says.
     #[error("the saved VM state should have {expected} bytes but has {actual}")]
     Length {
@@ -112,23 +97,16 @@ pub enum StateError {
     Contents(String),
 }
 
-fn by(release: &Option<String>) -> String {
-    match release {
-        Some(release) => format!(" by jiffy {release}"),
-        None => String::new(),
-    }
-}
-
 impl VmState {
     /// In the format of this [`VERSION`].
     pub fn encode(&self) -> Vec<u8> {
         let mut parts = Writer::default();
-        parts.put(sections::MEMORY, &self.memory_size);
+        parts.put(MEMORY, &self.memory_size);
         for vcpu in &self.vcpus {
-            parts.put(sections::VCPU, vcpu);
+            parts.put(VCPU, vcpu);
         }
-        parts.put(sections::CHIPS, &self.chips);
-        devices::write(&self.devices, &mut parts);
+        parts.put(CHIPS, &self.chips);
+        self.devices.write(&mut parts);
         let body = parts.finish();
         let mut release = [0; RELEASE];
         let name = env!("CARGO_PKG_VERSION").as_bytes();
@@ -182,15 +160,13 @@ impl VmState {
     fn from_sections(body: &[u8], release: Option<String>) -> Result<VmState, StateError> {
         let mut parts = Sections::read(body)?;
         let state = VmState {
-            memory_size: parts.one(sections::MEMORY, &release)?,
-            vcpus: parts.all(sections::VCPU, &release)?,
-            chips: parts.one(sections::CHIPS, &release)?,
-            devices: devices::read(&mut parts, &release)?,
+            memory_size: parts.one(MEMORY, &release)?,
+            vcpus: parts.take(VCPU, Count::Any, &release)?,
+            chips: parts.one(CHIPS, &release)?,
+            devices: DevicesState::read(&mut parts, &release)?,
         };
-        match parts.left() {
-            None => Ok(state),
-            Some(tag) => Err(StateError::UnknownSection { tag, release }),
-        }
+        parts.finish(&release)?;
+        Ok(state)
     }
 
     /// Nothing is in it more often than KVM could have given it.

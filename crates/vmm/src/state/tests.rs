@@ -1,4 +1,11 @@
 use super::*;
+use crate::devices::balloon::BalloonKind;
+use crate::devices::block::BlockKind;
+use crate::devices::entropy::EntropyKind;
+use crate::devices::fw_cfg::FwCfgKind;
+use crate::devices::rtc::RtcKind;
+use crate::devices::virtio::Virtio;
+use crate::devices::vsock::VsockKind;
 
 const V1: &[u8] = include_bytes!("../../golden/state-1");
 const V2: &[u8] = include_bytes!("../../golden/state-2");
@@ -26,14 +33,23 @@ fn is_the_golden_vm(state: &VmState) {
     assert!(vcpu.cpuid.iter().any(|leaf| leaf.function == 0x4000_0000));
     assert!(state.chips.clock_ns > 0);
     let devices = &state.devices;
-    assert_eq!(devices.disks.len(), 1);
-    assert!(devices.disks[0].1.read_only);
-    assert!(devices.vsock.as_ref().is_some_and(|vsock| vsock.1.cid >= 3));
-    assert!(devices.entropy.is_some() && devices.balloon.is_some());
+    assert_eq!(devices.of::<Virtio<BlockKind>>().count(), 1);
+    assert!(
+        devices
+            .of::<Virtio<BlockKind>>()
+            .all(|disk| disk.1.read_only)
+    );
+    assert_eq!(devices.of::<Virtio<VsockKind>>().count(), 1);
+    assert!(
+        devices
+            .of::<Virtio<VsockKind>>()
+            .all(|vsock| vsock.1.cid >= 3)
+    );
+    assert_eq!(devices.of::<Virtio<EntropyKind>>().count(), 1);
+    assert_eq!(devices.of::<Virtio<BalloonKind>>().count(), 1);
     let names: Vec<&str> = devices
-        .fw_cfg
-        .files
-        .iter()
+        .of::<FwCfgKind>()
+        .flat_map(|fw_cfg| &fw_cfg.files)
         .map(|file| file.name.as_str())
         .collect();
     assert_eq!(names, ["opt/jiffy/config"]);
@@ -95,7 +111,8 @@ fn a_part_that_is_unknown_newer_missing_or_there_twice_is_named() {
     );
     let damaged = "the saved VM state is damaged: ";
     let twice = format!("{damaged}it has 2 sections rtc, and there can be one");
-    let rtc = postcard::to_allocvec(&VmState::decode(V3).unwrap().devices.rtc).unwrap();
+    let golden = VmState::decode(V3).unwrap();
+    let rtc = postcard::to_allocvec(golden.devices.of::<RtcKind>().next().unwrap()).unwrap();
     assert_eq!(with("rtc", 1, &rtc), twice);
     let odd = format!("{damaged}a section of it is cut short or has no name");
     for tag in ["", "\u{7}", "a b"] {

@@ -1,18 +1,20 @@
 //! Devices on the buses, wired to KVM: windows, interrupts, doorbells.
 
-use crate::devices::{DeviceArgs, Shared, Virtio, shared};
-use crate::error::DeviceError;
+use super::error::DeviceError;
+use super::{DeviceArgs, Shared, shared};
 use crate::hypervisor::failed_to;
 use crate::layout;
-use jiffy_devices::bus::Bus;
-use jiffy_devices::serial::{self, ConsoleLog, Serial, SerialState};
+use crate::read_notes::ReadNotes;
+use jiffy_devices::bus::{Bus, BusDevice};
+use jiffy_devices::power::PowerSwitch;
 use jiffy_devices::virtio::device::VirtioDevice;
 use jiffy_devices::virtio::mmio::registers::QUEUE_NOTIFY;
 use jiffy_devices::virtio::mmio::{MmioTransport, MmioTransportState, Wires};
-use jiffy_wire::vmm::Serial as SerialConfig;
 use kvm_ioctls::{IoEventAddress, VmFd};
+use std::cell::OnceCell;
 use std::fmt::Write as _;
 use std::io;
+use std::sync::Arc;
 use std::vec;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -72,12 +74,17 @@ impl Slot {
 
 /// Buses while they fill, and the next free window and interrupt.
 pub struct Wiring<'a> {
-    args: &'a DeviceArgs<'a>,
+    /// What devices are made from.
+    pub args: &'a DeviceArgs<'a>,
+    /// Set by a device when the guest asks for its end.
+    pub power: Arc<PowerSwitch>,
+    /// Where reads of disks are noted, once a disk wants it.
+    pub reads: OnceCell<Arc<ReadNotes>>,
     /// Made ahead, for the first windows.
     wires: vec::IntoIter<Wires>,
-    /// I/O ports.
+    /// I/O ports with their devices.
     pub ports: Bus,
-    /// Memory-mapped registers.
+    /// Memory-mapped registers with their devices.
     pub mmio: Bus,
     /// A `virtio_mmio.device=` parameter for each virtio device.
     pub parameters: String,
@@ -86,9 +93,11 @@ pub struct Wiring<'a> {
 
 impl<'a> Wiring<'a> {
     /// Nothing yet but the wires that were made ahead.
-    pub fn new(args: &'a DeviceArgs<'a>, wires: Vec<Wires>) -> Wiring<'a> {
+    pub fn new(args: &'a DeviceArgs<'a>, power: Arc<PowerSwitch>, wires: Vec<Wires>) -> Wiring<'a> {
         Wiring {
             args,
+            power,
+            reads: OnceCell::new(),
             wires: wires.into_iter(),
             ports: Bus::new(),
             mmio: Bus::new(),
@@ -98,11 +107,11 @@ impl<'a> Wiring<'a> {
     }
 
     /// Gives a virtio device its window, interrupt and doorbells.
-    pub fn add<D: VirtioDevice + 'static>(
+    pub fn add_virtio<D: VirtioDevice + 'static>(
         &mut self,
         device: D,
         state: Option<&MmioTransportState>,
-    ) -> Result<Virtio<D>, DeviceError> {
+    ) -> Result<Shared<MmioTransport<D>>, DeviceError> {
         let args = self.args;
         let slot = Slot::new(self.count);
         self.count += 1;
@@ -140,31 +149,19 @@ impl<'a> Wiring<'a> {
         Ok(transport)
     }
 
-    /// Gives COM1 its ports and interrupt.
-    pub fn add_serial(
+    /// Puts a device at I/O ports.
+    pub fn add_ports(
         &mut self,
-        config: &SerialConfig,
-        state: Option<&SerialState>,
-    ) -> Result<Shared<Serial>, DeviceError> {
-        let output: Box<dyn io::Write + Send> = match config {
-            SerialConfig::Stdio => Box::new(io::stdout()),
-            SerialConfig::File(path) => {
-                let log = ConsoleLog::open(path).map_err(|source| DeviceError::Console {
-                    path: path.clone(),
-                    source,
-                })?;
-                Box::new(log)
-            }
-        };
-        let line = interrupt(self.args.vm, serial::IRQ)?;
-        let serial = match state {
-            None => Serial::new(line, output)?,
-            Some(state) => Serial::restore(line, output, state)?,
-        };
-        let serial = shared(serial);
-        self.ports
-            .insert(serial::PORT, serial::PORTS, serial.clone())?;
-        Ok(serial)
+        first: u64,
+        count: u64,
+        device: Shared<dyn BusDevice>,
+    ) -> Result<(), DeviceError> {
+        Ok(self.ports.insert(first, count, device)?)
+    }
+
+    /// A descriptor that raises an edge on an interrupt line.
+    pub fn interrupt(&self, irq: u32) -> Result<EventFd, DeviceError> {
+        interrupt(self.args.vm, irq)
     }
 }
 
@@ -188,7 +185,6 @@ mod tests {
     use crate::workers::{Crew, ThreadStarter};
     use jiffy_devices::virtio::device::Workers;
     use jiffy_wire::vmm::VmmConfig;
-    use std::sync::Arc;
 
     #[test]
     #[ignore = "needs a real KVM"]

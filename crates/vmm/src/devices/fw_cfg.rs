@@ -1,0 +1,103 @@
+//! Files for the guest.
+
+use super::error::DeviceError;
+use super::registry::DeviceKind;
+use super::wiring::Wiring;
+use super::{Devices, Shared, lock, shared};
+use crate::sections::{Count, Section};
+use jiffy_devices::fw_cfg::{self, FwCfg, FwCfgFile, FwCfgState};
+use jiffy_wire::vmm::{FwCfgContents, VmmConfig};
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+/// Largest fw_cfg file read from disk, bytes.
+const FILE_MAX: u64 = 64 << 20;
+
+/// The device is there even if it has no files.
+#[derive(Debug)]
+pub struct FwCfgKind;
+
+impl DeviceKind for FwCfgKind {
+    type Device = Shared<FwCfg>;
+    type State = FwCfgState;
+    const SECTION: Section = Section::new("fw_cfg", 1);
+    const NAME: &'static str = "fw_cfg";
+    const COUNT: Count = Count::One;
+
+    fn count(_config: &VmmConfig) -> usize {
+        1
+    }
+
+    fn attach(
+        wiring: &mut Wiring<'_>,
+        _number: usize,
+        state: Option<&FwCfgState>,
+    ) -> Result<Shared<FwCfg>, DeviceError> {
+        let memory = wiring.args.ram.memory().clone();
+        let device = shared(match state {
+            None => FwCfg::new(files(wiring.args.config)?, memory)?,
+            Some(state) => FwCfg::restore(memory, state)?,
+        });
+        wiring.add_ports(fw_cfg::PORT, fw_cfg::PORTS, device.clone())?;
+        Ok(device)
+    }
+
+    fn save(device: &Shared<FwCfg>) -> Result<FwCfgState, DeviceError> {
+        Ok(lock(device).save())
+    }
+}
+
+impl Devices {
+    /// Puts other contents in place of those of these files of fw_cfg.
+    pub fn replace_fw_cfg(&self, files: Vec<FwCfgFile>) -> Result<(), DeviceError> {
+        match self.first::<FwCfgKind>() {
+            Some(device) => Ok(lock(device).replace(files)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Lets a file of fw_cfg be made anew whenever the guest selects it.
+    pub fn refresh_fw_cfg(&self, name: &str, refresh: fw_cfg::Refresh) {
+        if let Some(device) = self.first::<FwCfgKind>() {
+            lock(device).refresh_on_select(name, refresh);
+        }
+    }
+}
+
+/// The files the configuration gives the guest, read.
+pub fn files(config: &VmmConfig) -> Result<Vec<FwCfgFile>, DeviceError> {
+    config
+        .fw_cfg
+        .iter()
+        .map(|file| {
+            let contents = match &file.contents {
+                FwCfgContents::Text(text) => text.clone().into_bytes(),
+                FwCfgContents::File(path) => {
+                    read_bounded(path).map_err(|source| DeviceError::FwCfgRead {
+                        path: path.clone(),
+                        source,
+                    })?
+                }
+            };
+            Ok(FwCfgFile {
+                name: file.name.clone(),
+                contents,
+            })
+        })
+        .collect()
+}
+
+fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
+    let mut contents = Vec::new();
+    File::open(path)?
+        .take(FILE_MAX + 1)
+        .read_to_end(&mut contents)?;
+    if contents.len() as u64 > FILE_MAX {
+        return Err(io::Error::other(format!(
+            "it is larger than {} MiB",
+            FILE_MAX >> 20
+        )));
+    }
+    Ok(contents)
+}

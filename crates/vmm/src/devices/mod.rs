@@ -1,0 +1,136 @@
+//! The devices of a VM: made from its configuration (or a saved state), put on
+//! the buses, and wired to KVM.
+//!
+//! * [`registry`]: which kinds of devices there are. A new kind is a line there.
+//! * [`block`], [`vsock`], [`entropy`], [`balloon`], [`serial`], [`fw_cfg`], [`power`],
+//!   [`rtc`], [`trace`]: each kind, between the configuration and the device itself.
+//! * [`virtio`]: what the virtio devices among them have in common.
+//! * [`wiring`]: windows, ports, interrupts and doorbells.
+
+pub mod balloon;
+pub mod block;
+pub mod entropy;
+mod error;
+pub mod fw_cfg;
+pub mod power;
+pub mod registry;
+pub mod rtc;
+pub mod serial;
+pub mod trace;
+pub mod virtio;
+pub mod vsock;
+pub(crate) mod wiring;
+
+pub use error::DeviceError;
+pub use registry::DevicesState;
+
+use crate::events::Events;
+use crate::irq::LazyPit;
+use crate::mailbox::Mailbox;
+use crate::memory::GuestRam;
+use crate::read_notes::ReadNotes;
+use crate::vcpu::exit::Board;
+use jiffy_devices::power::PowerSwitch;
+use jiffy_devices::virtio::device::Workers;
+use jiffy_devices::virtio::mmio::Wires;
+use jiffy_wire::vmm::VmmConfig;
+use kvm_ioctls::VmFd;
+use registry::{AnyDevice, DeviceKind, REGISTRY};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use wiring::Wiring;
+
+/// A device that a bus and others hold.
+pub(crate) type Shared<D> = Arc<Mutex<D>>;
+
+/// What devices are made from.
+pub struct DeviceArgs<'a> {
+    /// The VM's configuration.
+    pub config: &'a VmmConfig,
+    /// KVM's side.
+    pub vm: &'a Arc<VmFd>,
+    /// Guest RAM.
+    pub ram: &'a Arc<GuestRam>,
+    /// Where the guest's word about its identity goes.
+    pub mailbox: &'a Arc<Mailbox>,
+    /// Starts the devices' threads.
+    pub workers: &'a Arc<dyn Workers>,
+    /// Where marks go.
+    pub events: &'a Arc<Events>,
+}
+
+/// All devices of a VM.
+pub struct Devices {
+    /// Buses and what else a vCPU needs.
+    pub board: Board,
+    /// `virtio_mmio.device=` parameters, one a device.
+    pub parameters: String,
+    /// In the order of the [`registry`].
+    all: Vec<Box<dyn AnyDevice>>,
+    reads: Option<Arc<ReadNotes>>,
+}
+
+impl Devices {
+    /// Makes them, or, given a state, makes them as they were saved: paused.
+    /// `wires` are those made [ahead](wiring::ahead), or none.
+    pub fn create(
+        args: &DeviceArgs<'_>,
+        wires: Vec<Wires>,
+        state: Option<&DevicesState>,
+    ) -> Result<Devices, DeviceError> {
+        if let Some(state) = state {
+            for kind in REGISTRY {
+                kind.check(args.config, state)?;
+            }
+        }
+        let power = Arc::new(PowerSwitch::new().map_err(DeviceError::Event)?);
+        let mut wiring = Wiring::new(args, power, wires);
+        let mut all = Vec::with_capacity(16);
+        for kind in REGISTRY {
+            all.extend(kind.attach_all(&mut wiring, state)?);
+        }
+        Ok(Devices {
+            board: Board {
+                ports: Arc::new(wiring.ports),
+                mmio: Arc::new(wiring.mmio),
+                pit: Arc::new(LazyPit::new(args.vm.clone())),
+                power: wiring.power,
+            },
+            parameters: wiring.parameters,
+            all,
+            reads: wiring.reads.into_inner(),
+        })
+    }
+
+    /// Stops all devices; requests being worked on are finished. No vCPU runs.
+    pub fn pause(&self) {
+        self.all.iter().for_each(|device| device.pause());
+    }
+
+    /// Starts them again. A device that can't start tells its driver.
+    pub fn resume(&self) {
+        self.all.iter().for_each(|device| device.resume());
+    }
+
+    /// The state of all devices, which are paused.
+    pub fn save(&self) -> Result<DevicesState, DeviceError> {
+        let mut state = DevicesState::default();
+        for device in &self.all {
+            device.save(&mut state)?;
+        }
+        Ok(state)
+    }
+
+    /// The first device of a kind.
+    pub fn first<K: DeviceKind>(&self) -> Option<&K::Device> {
+        let mut all = self.all.iter();
+        all.find_map(|device| registry::as_kind::<K>(&**device))
+    }
+}
+
+pub(crate) fn shared<D>(device: D) -> Shared<D> {
+    Arc::new(Mutex::new(device))
+}
+
+pub(crate) fn lock<D>(device: &Mutex<D>) -> MutexGuard<'_, D> {
+    device.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,224 @@
+//! Sections, of which a saved state consists: a tag (16 bytes of ASCII, zeros at the
+//! end), a version (u32), a length (u64, both little endian), and so many bytes in
+//! postcard's format.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+
+const TAG: usize = 16;
+/// Tag, version, length.
+const HEAD: usize = TAG + 4 + 8;
+
+/// What release wrote a state, if it says so: for sentences.
+pub type Release<'a> = &'a Option<String>;
+
+/// How many sections of a kind a state can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Count {
+    /// Exactly one.
+    One,
+    /// None or one.
+    AtMostOne,
+    /// Any number; they come in their order.
+    Any,
+}
+
+/// A section can't be read.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SectionError {
+    /// A device or another part of a later release.
+    #[error("the VM was saved{} with a part that this jiffy does not know: {tag}", by(.release))]
+    Unknown {
+        /// Its tag.
+        tag: String,
+        /// What release that was.
+        release: Option<String>,
+    },
+    /// A part as a later release has it.
+    #[error(
+        "the VM was saved{} with version {version} of its {tag}, this jiffy reads versions up to {newest}",
+        by(.release)
+    )]
+    Version {
+        /// Its tag.
+        tag: &'static str,
+        /// Its version.
+        version: u32,
+        /// The newest that is read.
+        newest: u32,
+        /// What release that was.
+        release: Option<String>,
+    },
+    /// The checksum is right but the contents are not.
+    #[error("the saved VM state is damaged: {0}")]
+    Contents(String),
+}
+
+/// " by jiffy …", if the release is known: for messages.
+pub fn by(release: &Option<String>) -> String {
+    match release {
+        Some(release) => format!(" by jiffy {release}"),
+        None => String::new(),
+    }
+}
+
+/// A kind of section, with the version that is written and the newest that is read.
+#[derive(Debug, Clone, Copy)]
+pub struct Section {
+    tag: &'static str,
+    version: u32,
+}
+
+impl Section {
+    /// Tags are ASCII, and not the beginning of one another.
+    pub const fn new(tag: &'static str, version: u32) -> Section {
+        assert!(tag.len() <= TAG && tag.is_ascii());
+        Section { tag, version }
+    }
+}
+
+/// A body that is being written.
+#[derive(Debug, Default)]
+pub struct Writer(Vec<u8>);
+
+impl Writer {
+    /// Appends a section.
+    pub fn put(&mut self, kind: Section, part: &impl Serialize) {
+        let mut tag = [0; TAG];
+        tag[..kind.tag.len()].copy_from_slice(kind.tag.as_bytes());
+        self.0.extend(tag);
+        self.0.extend(kind.version.to_le_bytes());
+        let length = self.0.len();
+        self.0.extend(0_u64.to_le_bytes());
+        let bytes = std::mem::take(&mut self.0);
+        self.0 = postcard::to_extend(part, bytes).expect("states are plain data");
+        let written = (self.0.len() - length - 8) as u64;
+        self.0[length..length + 8].copy_from_slice(&written.to_le_bytes());
+    }
+
+    /// The body.
+    pub fn finish(self) -> Vec<u8> {
+        self.0
+    }
+}
+
+/// A section as it was found.
+struct Found<'a> {
+    tag: &'a str,
+    version: u32,
+    bytes: &'a [u8],
+    taken: bool,
+}
+
+/// The sections of a body.
+pub struct Sections<'a>(Vec<Found<'a>>);
+
+impl<'a> Sections<'a> {
+    /// Finds them; what they hold is not looked at.
+    pub fn read(mut body: &'a [u8]) -> Result<Sections<'a>, SectionError> {
+        let mut all = Vec::with_capacity(32);
+        while !body.is_empty() {
+            let (section, rest) = split(body).ok_or_else(|| {
+                SectionError::Contents("a section of it is cut short or has no name".into())
+            })?;
+            all.push(section);
+            body = rest;
+        }
+        Ok(Sections(all))
+    }
+
+    /// All sections of a kind, of which there are as many as there can be.
+    pub fn take<T: DeserializeOwned>(
+        &mut self,
+        kind: Section,
+        count: Count,
+        release: Release<'_>,
+    ) -> Result<Vec<T>, SectionError> {
+        let of_kind = self.0.iter_mut().filter(|section| section.tag == kind.tag);
+        let all: Vec<T> = of_kind
+            .map(|section| {
+                section.taken = true;
+                decode(section, kind, release)
+            })
+            .collect::<Result<_, _>>()?;
+        let tag = kind.tag;
+        match (count, all.len()) {
+            (Count::Any, _) | (Count::AtMostOne, 0) | (_, 1) => Ok(all),
+            (_, 0) => Err(SectionError::Contents(format!("it has no section {tag}"))),
+            (_, count) => {
+                let what = format!("it has {count} sections {tag}, and there can be one");
+                Err(SectionError::Contents(what))
+            }
+        }
+    }
+
+    /// The only section of a kind.
+    pub fn one<T: DeserializeOwned>(
+        &mut self,
+        kind: Section,
+        release: Release<'_>,
+    ) -> Result<T, SectionError> {
+        let mut all = self.take(kind, Count::One, release)?;
+        Ok(all.pop().expect("one was taken"))
+    }
+
+    /// Refuses a section that nobody has taken.
+    pub fn finish(self, release: Release<'_>) -> Result<(), SectionError> {
+        match self.0.iter().find(|section| !section.taken) {
+            None => Ok(()),
+            Some(section) => Err(SectionError::Unknown {
+                tag: section.tag.to_owned(),
+                release: release.clone(),
+            }),
+        }
+    }
+}
+
+fn split(body: &[u8]) -> Option<(Found<'_>, &[u8])> {
+    let (head, rest) = body.split_at_checked(HEAD)?;
+    let (tag, numbers) = head.split_at(TAG);
+    let (version, length) = numbers.split_at(4);
+    let length = u64::from_le_bytes(length.try_into().ok()?);
+    let (bytes, rest) = rest.split_at_checked(usize::try_from(length).ok()?)?;
+    let tag = std::str::from_utf8(tag).ok()?.trim_end_matches('\0');
+    let plausible = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    if tag.is_empty() || !tag.chars().all(plausible) {
+        return None;
+    }
+    let version = u32::from_le_bytes(version.try_into().ok()?);
+    let section = Found {
+        tag,
+        version,
+        bytes,
+        taken: false,
+    };
+    Some((section, rest))
+}
+
+/// Each kind has one version so far.
+fn decode<T: DeserializeOwned>(
+    section: &Found<'_>,
+    kind: Section,
+    release: Release<'_>,
+) -> Result<T, SectionError> {
+    if section.version != kind.version {
+        return Err(SectionError::Version {
+            tag: kind.tag,
+            version: section.version,
+            newest: kind.version,
+            release: release.clone(),
+        });
+    }
+    let tag = kind.tag;
+    let (part, rest) = postcard::take_from_bytes(section.bytes)
+        .map_err(|error| SectionError::Contents(format!("section {tag}: {error}")))?;
+    match rest.is_empty() {
+        true => Ok(part),
+        false => {
+            let what = format!("section {tag}: bytes are left over");
+            Err(SectionError::Contents(what))
+        }
+    }
+}
