@@ -89,9 +89,12 @@ const TRUSTED: &[(&str, &str)] = &[
     ),
     ("crates/machine/src/qmp.rs", "the QEMU that we started"),
     ("crates/node/src/cpu.rs", "our own `jiffy-vmm` prints it"),
-    ("crates/node/src/images/policy.rs", "what starts the daemon"),
     (
-        "crates/node/src/images/pull/keep.rs",
+        "crates/content/src/images/policy.rs",
+        "what starts the daemon",
+    ),
+    (
+        "crates/content/src/transfer/keep.rs",
         "our own file of credentials",
     ),
     ("crates/node/src/options.rs", "what starts the daemon"),

@@ -1,7 +1,7 @@
 //! This host's processor, as its KVM shows it to guests, and whether a captured guest
 //! can go on with it.
 
-use crate::error::{Error, Result};
+use jiffy_content::error::{Error, Result};
 use jiffy_wire::cpu::{Host, Profile};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

@@ -1,9 +1,9 @@
 //! Logs for a client: once, from some line on, or as they grow.
 
-use crate::error::{Error, Result};
 use crate::vm::VmHandle;
 use crate::vm::log::{self, Kind, Reader};
 use crate::vm::process::readable;
+use jiffy_content::error::{Error, Result};
 use jiffy_wire::agent::Stream;
 use jiffy_wire::api::LogChunk;
 use jiffy_wire::frame::MAX_DATA;

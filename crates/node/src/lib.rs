@@ -1,61 +1,47 @@
 //! jiffyd: images, the registry of VMs, and the API.
 //!
-//! * [`options`], [`paths`]: how it was started and where its files are.
-//! * [`listen`]: sockets and the lock.
+//! * [`options`], `folders`: how it was started and where its files are.
+//! * [`listen`], `places`: sockets, the lock, and who may connect.
 //! * [`api`]: HTTP in, calls out.
 //! * [`node`]: what requests come down to.
 //! * [`spec`]: checks what a VM is to be.
 //! * [`registry`]: which VMs there are.
-//! * [`room`]: the memory that they have, and who waits for some.
-//! * [`roots`]: disks of VMs' own for what they change in their roots.
 //! * [`vm`]: one VM, owned by one task.
-//! * [`images`], [`kernels`], [`volumes`]: what VMs are made of.
-//! * [`snapshots`], [`golden`]: VMs to go on from.
+//! * [`golden`]: VMs to go on from, made by the node itself.
 //! * [`pager`]: who serves their memory.
-//! * [`digests`], [`cpu`]: what must be the same for that.
+//! * [`cpu`]: what of this host's processor guests can have.
 //! * [`agent`], [`proxy`], [`frames`]: talking to guests.
 //! * [`follow`]: logs for clients.
-//! * [`durable`], [`names`], [`clock`], [`error`]: small things many need.
+//!
+//! What it keeps on disk is in `jiffy-content`.
 
 mod agent;
 mod api;
-mod clock;
 mod cpu;
-mod digests;
-mod durable;
-mod error;
+mod folders;
 mod follow;
 mod frames;
 mod golden;
-mod images;
-mod kernels;
 mod listen;
-mod names;
 mod node;
 pub mod options;
 mod pager;
-mod paths;
+mod places;
 mod proxy;
-mod records;
 mod registry;
-mod room;
-mod roots;
-mod snapshots;
 mod spec;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod vm;
-mod volumes;
 
 use listen::Listeners;
 use options::Options;
-use paths::Paths;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 
 /// Runs the daemon until a signal or a request ends it. VMs go on.
 pub async fn run(options: Options) -> anyhow::Result<()> {
-    let paths = Paths::resolve(&options)?;
+    let paths = options.paths()?;
     paths.prepare()?;
     let _lock = listen::lock(&paths)?;
     let listeners = Listeners::open(&options, &paths).await?;

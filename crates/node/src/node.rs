@@ -1,29 +1,31 @@
 //! The node: what requests come down to.
 
-use crate::clock::{boot_id, monotonic_ns};
 use crate::cpu::Processor;
-use crate::digests::Digests;
-use crate::error::{Error, Result};
 use crate::golden::standby::Standby;
 use crate::golden::{self, Goldens};
-use crate::images::Images;
-use crate::images::base::BASE;
-use crate::images::policy::Policy;
-use crate::kernels::Kernels;
-use crate::names;
-use crate::options::{Limit, Options};
+use crate::options::Options;
 use crate::pager::Pager;
-use crate::paths::Paths;
 use crate::registry::Registry;
-use crate::room::Room;
-use crate::roots;
-use crate::snapshots::Snapshots;
 use crate::spec;
 use crate::vm::clients::Cursor;
-use crate::vm::record::{MainEnd, MainState, Root, Spec, VmRecord};
 use crate::vm::spares::{self, Spares};
 use crate::vm::{Command, View, VmHandle, actor, adopt};
-use crate::volumes::Volumes;
+use jiffy_content::clock::{boot_id, monotonic_ns};
+use jiffy_content::digests::Digests;
+use jiffy_content::error::{Error, Result};
+use jiffy_content::images::Images;
+use jiffy_content::images::base::BASE;
+use jiffy_content::images::policy::Policy;
+use jiffy_content::kernels::Kernels;
+use jiffy_content::model::vm::{MainEnd, MainState, Root, Spec, VmRecord};
+use jiffy_content::names;
+use jiffy_content::paths::Paths;
+use jiffy_content::room::Limit;
+use jiffy_content::room::memory::Room;
+use jiffy_content::roots;
+use jiffy_content::snapshots::Snapshots;
+use jiffy_content::transfer::Transfers;
+use jiffy_content::volumes::Volumes;
 use jiffy_wire::api::{self, CreateVm, NodeInfo, RootDisk, Vm, VmState};
 use jiffy_wire::cpu::Profile;
 use jiffy_wire::timeline::Timeline;
@@ -54,6 +56,7 @@ mod making;
 mod operation;
 mod sleep;
 mod snapshot;
+mod transfer;
 mod volumes;
 
 pub use operation::to_the_end;
@@ -88,6 +91,8 @@ pub struct Node {
     registry: Arc<Registry>,
     /// Images of root file systems.
     images: Arc<Images>,
+    /// What goes to and from registries.
+    transfers: Arc<Transfers>,
     /// Kernels.
     pub kernels: Kernels,
     /// Volumes.
@@ -115,6 +120,7 @@ impl Node {
         let memory_wait = Duration::from_secs(options.memory_wait.into());
         let node = Node {
             images: Arc::new(Images::new(&paths, options.registry.clone(), policy)),
+            transfers: Arc::new(Transfers::new(paths.pulls())),
             kernels: Kernels::new(&paths, Arc::clone(&digests)),
             volumes: Arc::new(Volumes::new(paths.volumes())),
             snapshots: Arc::new(Snapshots::new(paths.snapshots())),
@@ -198,10 +204,6 @@ impl Node {
     }
 
     // ---- for golden snapshots --------------------------------------------
-
-    pub(crate) fn images(&self) -> &Arc<Images> {
-        &self.images
-    }
 
     pub(crate) fn goldens(&self) -> &Goldens {
         &self.settings.goldens

@@ -17,13 +17,13 @@ mod process;
 #[cfg(test)]
 mod tests;
 
-use crate::error::{Error, Result};
-use crate::images::lazy::LazyDisk;
-use crate::paths::Paths;
 use crate::vm::process::{VmmProcess, is_alive};
-use crate::vm::record::Paged;
 use ask::done;
 use futures_util::future::join_all;
+use jiffy_content::error::{Error, Result};
+use jiffy_content::model::image::LazyDisk;
+use jiffy_content::model::vm::Paged;
+use jiffy_content::paths::Paths;
 use jiffy_store::partial::is_partial;
 use jiffy_sys::locked::Locked;
 use jiffy_sys::regular;
@@ -238,7 +238,7 @@ impl Pager {
         if !is_served {
             return;
         }
-        let origins = crate::snapshots::remote::origins(image, &self.paths);
+        let origins = jiffy_content::snapshots::remote::origins(image, &self.paths);
         let request = PagerRequest::Origins {
             image: image.to_owned(),
             origins,
@@ -331,7 +331,7 @@ impl Pager {
         self.run().await?;
         let origins = PagerRequest::Origins {
             image: image.to_owned(),
-            origins: crate::snapshots::remote::origins(image, &self.paths),
+            origins: jiffy_content::snapshots::remote::origins(image, &self.paths),
         };
         let complete = PagerRequest::CompleteImage {
             image: image.to_owned(),

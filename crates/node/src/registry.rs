@@ -1,8 +1,8 @@
 //! Which VMs there are. It knows their names and where to reach them; what a
 //! VM is doing, its own task knows.
 
-use crate::error::{Error, Result};
 use crate::vm::VmHandle;
+use jiffy_content::error::{Error, Result};
 use jiffy_wire::api::Vm;
 use jiffy_wire::timeline::Timeline;
 use std::collections::{HashMap, VecDeque};

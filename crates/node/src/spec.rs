@@ -1,29 +1,21 @@
 //! Checks what a request wants a VM to be.
 
-use crate::error::{Error, Result};
-use crate::images::base::BASE;
-use crate::images::{Found, config};
-use crate::names;
-use crate::roots;
-use crate::snapshots::manifest::Manifest;
-use crate::vm::record::{FromSnapshot, Spec};
-use crate::volumes::MAX_PER_VM;
-use jiffy_wire::agent::Command;
-use jiffy_wire::api::{CreateVm, ImageConfig, VolumeUse};
+use jiffy_content::checks::{
+    MAX_COMMAND, check_command, check_cpus, check_hostname, check_memory, check_volumes,
+};
+use jiffy_content::error::{Error, Result};
+use jiffy_content::images::base::BASE;
+use jiffy_content::images::{Found, config};
+use jiffy_content::model::snapshot::Manifest;
+use jiffy_content::model::vm::{FromSnapshot, Spec};
+use jiffy_content::names;
+use jiffy_content::roots;
+use jiffy_wire::api::{CreateVm, ImageConfig};
 use jiffy_wire::cpu::{Wanted, levels};
 use jiffy_wire::vmm::PageSize;
 
-/// Most vCPUs of a VM.
-const MAX_CPUS: u8 = 32;
-/// Least RAM of a VM, in MiB.
-const MIN_MEMORY: u32 = 64;
-/// Most RAM of a VM: 16 TiB, in MiB.
-const MAX_MEMORY: u32 = 16 << 20;
 /// Longest kernel parameters of a request, in bytes.
 const MAX_KERNEL_ARGS: usize = 1024;
-/// Longest text of a command, with its environment, in bytes.
-const MAX_COMMAND: usize = 256 * 1024;
-
 /// Checks a request for a VM of this image and fills in the defaults.
 pub fn check(wanted: CreateVm, image: &Found) -> Result<Spec> {
     check_of(wanted, &image.name, image.config())
@@ -43,11 +35,7 @@ pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Re
     let kernel = wanted.kernel.unwrap_or_else(|| BASE.into());
     names::check("kernel", &kernel)?;
     let cpus = wanted.cpus.unwrap_or(1);
-    if !(1..=MAX_CPUS).contains(&cpus) {
-        return Err(Error::invalid(format!(
-            "A VM can't have {cpus} vCPUs; it has 1 to {MAX_CPUS}."
-        )));
-    }
+    check_cpus(cpus)?;
     let memory_mib = wanted.memory_mib.unwrap_or(128);
     check_memory(memory_mib, wanted.pages)?;
     check_volumes(&wanted.disks)?;
@@ -216,121 +204,6 @@ fn check_cpu_profile(profile: &Wanted) -> Result<()> {
     })
 }
 
-/// Longest path of a mount point, in bytes.
-const MAX_MOUNT_POINT: usize = 1024;
-
-fn check_mount(disk: &VolumeUse) -> Result<()> {
-    let Some(path) = &disk.mount else {
-        return Ok(());
-    };
-    let odd = |part: &str| part == "." || part == "..";
-    let good = path.starts_with('/')
-        && !path.trim_matches('/').is_empty()
-        && path.len() <= MAX_MOUNT_POINT
-        && !path.contains(char::is_control)
-        && !path.split('/').any(odd);
-    if good {
-        return Ok(());
-    }
-    let shown: String = path.chars().take(64).collect();
-    Err(Error::invalid(format!(
-        "The volume {} can't be mounted on {shown:?}: a mount point is an absolute path like /data.",
-        disk.name
-    )))
-}
-
-/// Checks the volumes of a VM, but for whether they exist.
-pub fn check_volumes(disks: &[VolumeUse]) -> Result<()> {
-    if disks.len() > MAX_PER_VM {
-        return Err(Error::invalid(format!(
-            "A VM can't have {} volumes; it has at most {MAX_PER_VM}.",
-            disks.len()
-        )));
-    }
-    for (index, disk) in disks.iter().enumerate() {
-        names::check("volume", &disk.name)?;
-        check_mount(disk)?;
-        if disks[..index].iter().any(|other| other.name == disk.name) {
-            return Err(Error::invalid(format!(
-                "The volume {} is given twice.",
-                disk.name
-            )));
-        }
-    }
-    Ok(())
-}
-
-/// Checks what a VM was made of elsewhere.
-pub fn check_parts(spec: &Spec) -> Result<()> {
-    if !(1..=MAX_CPUS).contains(&spec.cpus) {
-        return Err(Error::invalid(format!(
-            "A VM can't have {} vCPUs; it has 1 to {MAX_CPUS}.",
-            spec.cpus
-        )));
-    }
-    check_memory(spec.memory_mib, spec.pages)?;
-    names::check("kernel", &spec.kernel)?;
-    crate::images::name::folder(&spec.image)?;
-    config::check(&spec.config)?;
-    if let Some(command) = &spec.command {
-        check_command(command)?;
-    }
-    if let Some(hostname) = &spec.hostname {
-        check_hostname(hostname)?;
-    }
-    Ok(())
-}
-
-fn check_memory(mib: u32, pages: PageSize) -> Result<()> {
-    if !(MIN_MEMORY..=MAX_MEMORY).contains(&mib) {
-        return Err(Error::invalid(format!(
-            "A VM can't have {mib} MiB of memory; it has {MIN_MEMORY} to {MAX_MEMORY}."
-        )));
-    }
-    let (unit, name) = match pages {
-        PageSize::Small => return Ok(()),
-        PageSize::Huge2M => (2, "2 MiB"),
-        PageSize::Huge1G => (1024, "1 GiB"),
-    };
-    if !mib.is_multiple_of(unit) {
-        return Err(Error::invalid(format!(
-            "{mib} MiB of memory can't be made of {name} pages."
-        )));
-    }
-    Ok(())
-}
-
-/// Checks the command of a VM or of `exec`.
-pub fn check_command(command: &Command) -> Result<()> {
-    if command.argv.first().is_none_or(String::is_empty) {
-        return Err(Error::invalid("The command is empty."));
-    }
-    let texts = || {
-        let optional = command.cwd.iter().chain(&command.user);
-        command.argv.iter().chain(&command.env).chain(optional)
-    };
-    if texts().any(|text| text.contains('\0')) {
-        return Err(Error::invalid("The command holds a NUL byte."));
-    }
-    if let Some(entry) = command.env.iter().find(|entry| {
-        let name = entry.split_once('=').map_or("", |(name, _)| name);
-        name.is_empty()
-    }) {
-        let shown: String = entry.chars().take(64).collect();
-        return Err(Error::invalid(format!(
-            "The environment entry {shown:?} is not of the form NAME=value."
-        )));
-    }
-    let bytes: usize = texts().map(|text| text.len() + 1).sum();
-    if bytes > MAX_COMMAND {
-        return Err(Error::invalid(format!(
-            "The command and its environment have {bytes} bytes; at most {MAX_COMMAND} fit."
-        ))
-        .hint("Copy large data into the VM with `jiffy cp`."));
-    }
-    Ok(())
-}
-
 fn check_init(init: &[String]) -> Result<()> {
     let good = init.first().is_some_and(|program| program.starts_with('/'))
         && init.iter().all(|word| !word.contains('\0'))
@@ -343,23 +216,10 @@ fn check_init(init: &[String]) -> Result<()> {
     ))
 }
 
-fn check_hostname(name: &str) -> Result<()> {
-    let good = (1..=63).contains(&name.len())
-        && name
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_'));
-    if good {
-        return Ok(());
-    }
-    Err(Error::invalid(
-        "A host name has 1 to 63 letters, digits, `.`, `-` and `_`.",
-    ))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use jiffy_wire::api::ErrorKind;
+    use jiffy_wire::api::{ErrorKind, VolumeUse};
 
     fn check(wanted: CreateVm) -> Result<Spec> {
         check_of(wanted, "base", &ImageConfig::default())
@@ -417,26 +277,5 @@ mod tests {
         let size_mib = 1;
         refused(|vm| vm.root_disk = Some(jiffy_wire::api::RootDisk::Layer { size_mib }));
         refused(|vm| vm.disks = (0..25).map(|index| disk(&index.to_string())).collect());
-    }
-
-    #[test]
-    fn every_bad_command_is_named() {
-        let command = |argv: &[&str], env: &[&str]| Command {
-            argv: argv.iter().map(|word| word.to_string()).collect(),
-            env: env.iter().map(|word| word.to_string()).collect(),
-            ..Command::default()
-        };
-        check_command(&command(&["true"], &["A=", "B=c=d"])).unwrap();
-        let long = "x".repeat(MAX_COMMAND);
-        for (argv, env) in [
-            (&[][..], &[][..]),
-            (&[""], &[]),
-            (&["a\0b"], &[]),
-            (&["true"], &["novalue"]),
-            (&["true"], &["=x"]),
-            (&[long.as_str()], &[]),
-        ] {
-            assert!(check_command(&command(argv, env)).is_err());
-        }
     }
 }

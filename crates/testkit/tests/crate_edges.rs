@@ -20,10 +20,14 @@ const DOORS: &[(&str, &[&str])] = &[
     ("kernel", &[]),
     ("guest", &["wire", "sys"]),
     (
-        "node",
+        "content",
         &[
             "wire", "store", "rootfs", "registry", "kernel", "sys", "ext4",
         ],
+    ),
+    (
+        "node",
+        &["content", "wire", "store", "registry", "kernel", "sys"],
     ),
     ("machine", &["wire", "sys"]),
     ("cli", &["wire", "machine", "kernel", "sys"]),

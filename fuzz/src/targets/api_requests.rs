@@ -9,9 +9,9 @@ pub const TARGET: Target = Target {
     name: "api_requests",
     covers: &[
         "crates/node/src/api",
-        "crates/node/src/images/config.rs",
-        "crates/node/src/images/name.rs",
-        "crates/node/src/names.rs",
+        "crates/content/src/images/config.rs",
+        "crates/content/src/images/name.rs",
+        "crates/content/src/names.rs",
         "crates/node/src/spec.rs",
         "crates/registry/src/digest.rs",
         "crates/registry/src/platform.rs",
@@ -33,7 +33,7 @@ fn run(data: &[u8]) {
         QUERY => testing::query(&String::from_utf8_lossy(input.rest())),
         NAME => {
             let text = String::from_utf8_lossy(input.rest());
-            testing::image_name(&text);
+            jiffy_content::testing::image_name(&text);
             let platform = text.parse::<jiffy_registry::Platform>();
             assert!(platform.is_err() || platform.is_ok_and(|one| one.to_string() == text));
             let digest = text.parse::<jiffy_registry::Digest>();

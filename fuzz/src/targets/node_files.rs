@@ -11,11 +11,11 @@ use std::fs;
 pub const TARGET: Target = Target {
     name: "node_files",
     covers: &[
-        "crates/node/src/durable.rs",
-        "crates/node/src/images/artifact.rs",
-        "crates/node/src/images/chunks.rs",
-        "crates/node/src/records",
-        "crates/node/src/snapshots/remote.rs",
+        "crates/content/src/durable.rs",
+        "crates/content/src/images/artifact.rs",
+        "crates/content/src/images/chunks.rs",
+        "crates/content/src/records",
+        "crates/content/src/snapshots/remote.rs",
         "crates/node/src/vm/log.rs",
     ],
     seeds: all_seeds,
@@ -40,9 +40,9 @@ fn run(data: &[u8]) {
         RECORD => {
             let kind = input.u8();
             let content = String::from_utf8_lossy(input.rest());
-            testing::record(kind, &content, &folder);
+            jiffy_content::testing::record(kind, &content, &folder);
         }
-        ARTIFACT => testing::artifact(input.rest()),
+        ARTIFACT => jiffy_content::testing::artifact(input.rest()),
         LOG => testing::command_log(input.rest(), &folder),
         _ => {
             let mut log = input.rest().to_vec();
@@ -74,14 +74,14 @@ fn seal(log: &mut [u8]) {
 
 fn all_seeds() -> Vec<Vec<u8>> {
     let golden = [
-        include_str!("../../../crates/node/golden/vm-1.json"),
-        include_str!("../../../crates/node/golden/snapshot-1.json"),
-        include_str!("../../../crates/node/golden/image-1.json"),
-        include_str!("../../../crates/node/golden/image-2.json"),
-        include_str!("../../../crates/node/golden/boot-1.json"),
-        include_str!("../../../crates/node/golden/origins-1.json"),
-        include_str!("../../../crates/node/golden/prefault-1.json"),
-        include_str!("../../../crates/node/golden/timeline-1.json"),
+        include_str!("../../../crates/content/golden/vm-1.json"),
+        include_str!("../../../crates/content/golden/snapshot-1.json"),
+        include_str!("../../../crates/content/golden/image-1.json"),
+        include_str!("../../../crates/content/golden/image-2.json"),
+        include_str!("../../../crates/content/golden/boot-1.json"),
+        include_str!("../../../crates/content/golden/origins-1.json"),
+        include_str!("../../../crates/content/golden/prefault-1.json"),
+        include_str!("../../../crates/content/golden/timeline-1.json"),
     ];
     let mut seeds: Vec<Vec<u8>> = (0u8..)
         .zip(golden)
@@ -97,8 +97,8 @@ fn all_seeds() -> Vec<Vec<u8>> {
         })
         .collect();
     for artifact in [
-        include_str!("../../../crates/node/golden/image-artifact-1.json"),
-        include_str!("../../../crates/node/golden/snapshot-artifact-1.json"),
+        include_str!("../../../crates/content/golden/image-artifact-1.json"),
+        include_str!("../../../crates/content/golden/snapshot-artifact-1.json"),
     ] {
         seeds.push([&[ARTIFACT], artifact.as_bytes()].concat());
     }

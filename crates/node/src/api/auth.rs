@@ -1,8 +1,8 @@
 //! The bearer token of the TCP listener.
 
-use crate::error::Error;
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
+use jiffy_content::error::Error;
 use jiffy_wire::api::ErrorKind;
 
 /// What a request must show.

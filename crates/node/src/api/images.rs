@@ -1,10 +1,8 @@
 //! Images.
 
+use super::failure::Result;
 use super::no_content;
 use super::parts::{blocking_body, json, query};
-use crate::error::Result;
-use crate::images::import::Which;
-use crate::images::pull::job::Watcher;
 use crate::node::{Node, to_the_end};
 use axum::Json;
 use axum::body::Body;
@@ -13,6 +11,8 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, Uri};
 use axum::response::Response;
 use futures_util::stream;
+use jiffy_content::images::import::Which;
+use jiffy_content::transfer::job::Watcher;
 use jiffy_wire::api::{
     CommitVm, Committed, Image, ImageSource, ImportKind, Pruned, PullImage, PushArtifact,
 };

@@ -8,8 +8,10 @@
 //! * [`store`]: kernels and volumes.
 //! * [`parts`]: bodies, queries and upgrades.
 //! * [`auth`]: the token.
+//! * [`failure`]: errors as answers.
 
 pub mod auth;
+pub mod failure;
 pub mod images;
 pub mod parts;
 pub mod snapshots;
@@ -17,13 +19,14 @@ pub mod store;
 pub mod streams;
 pub mod vms;
 
-use crate::error::Error;
 use crate::node::Node;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::routing::{get, post, put};
 use axum::{Json, body::Body, response::Response};
+use failure::{Failure, Result};
+use jiffy_content::error::Error;
 use jiffy_wire::api::NodeInfo;
 use jiffy_wire::cpu::Profile;
 use std::sync::Arc;
@@ -95,7 +98,7 @@ async fn info(State(node): State<Arc<Node>>) -> Json<NodeInfo> {
     Json(node.info())
 }
 
-async fn processor(State(node): State<Arc<Node>>) -> Result<Json<Profile>, Error> {
+async fn processor(State(node): State<Arc<Node>>) -> Result<Json<Profile>> {
     Ok(Json(node.processor().await?))
 }
 
@@ -104,10 +107,11 @@ async fn shutdown(State(node): State<Arc<Node>>) -> Response {
     no_content()
 }
 
-async fn unknown(method: Method, uri: Uri) -> Error {
+async fn unknown(method: Method, uri: Uri) -> Failure {
     let path: String = uri.path().chars().take(200).collect();
     Error::not_found(format!("The API has no {method} {path}."))
         .hint("The client may be of another version; compare `jiffy version`.")
+        .into()
 }
 
 /// 204.

@@ -1,7 +1,6 @@
 //! Bodies, queries and upgrades.
 
-use crate::error::{Error, Result};
-use crate::listen::Place;
+use crate::places::Place;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header::{CONNECTION, UPGRADE};
@@ -11,6 +10,7 @@ use futures_util::StreamExt;
 use http_body_util::{BodyExt, Limited};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use jiffy_content::error::{Error, Result};
 use jiffy_wire::api;
 use serde::de::DeserializeOwned;
 use std::future::Future;

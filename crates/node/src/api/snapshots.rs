@@ -1,8 +1,8 @@
 //! Snapshots, and VMs that pause, fork, hibernate and wake.
 
+use super::failure::Result;
 use super::no_content;
 use super::parts::{json, query};
-use crate::error::Result;
 use crate::node::Node;
 use crate::node::to_the_end;
 use axum::Json;
@@ -21,12 +21,12 @@ type Shared = State<Arc<Node>>;
 
 pub(super) async fn pause(State(node): Shared, Path(vm): Path<String>) -> Result<Json<Vm>> {
     let vm = node.find(&vm)?;
-    to_the_end(node.pause(vm)).await.map(Json)
+    Ok(Json(to_the_end(node.pause(vm)).await?))
 }
 
 pub(super) async fn resume(State(node): Shared, Path(vm): Path<String>) -> Result<Json<Vm>> {
     let vm = node.find(&vm)?;
-    to_the_end(node.resume(vm)).await.map(Json)
+    Ok(Json(to_the_end(node.resume(vm)).await?))
 }
 
 pub(super) async fn fork(
@@ -36,7 +36,7 @@ pub(super) async fn fork(
 ) -> Result<Json<Forked>> {
     let wanted: ForkVm = json(body).await?;
     let vm = node.find(&vm)?;
-    to_the_end(node.fork(vm, wanted)).await.map(Json)
+    Ok(Json(to_the_end(node.fork(vm, wanted)).await?))
 }
 
 pub(super) async fn hibernate(
@@ -44,12 +44,12 @@ pub(super) async fn hibernate(
     Path(vm): Path<String>,
 ) -> Result<Json<Hibernated>> {
     let vm = node.find(&vm)?;
-    to_the_end(node.hibernate(vm)).await.map(Json)
+    Ok(Json(to_the_end(node.hibernate(vm)).await?))
 }
 
 pub(super) async fn wake(State(node): Shared, Path(vm): Path<String>) -> Result<Json<Vm>> {
     let vm = node.find(&vm)?;
-    to_the_end(node.woken(vm)).await.map(Json)
+    Ok(Json(to_the_end(node.woken(vm)).await?))
 }
 
 pub(super) async fn create(
@@ -59,7 +59,7 @@ pub(super) async fn create(
 ) -> Result<Json<SnapshotMade>> {
     let wanted: MakeSnapshot = json(body).await?;
     let vm = node.find(&vm)?;
-    to_the_end(node.snapshot(vm, wanted)).await.map(Json)
+    Ok(Json(to_the_end(node.snapshot(vm, wanted)).await?))
 }
 
 #[derive(Deserialize)]
@@ -71,14 +71,14 @@ pub(super) struct ListQuery {
 
 pub(super) async fn list(State(node): Shared, uri: Uri) -> Result<Json<Vec<Snapshot>>> {
     let ListQuery { all } = query(&uri)?;
-    node.list_snapshots(all).map(Json)
+    Ok(Json(node.list_snapshots(all)?))
 }
 
 pub(super) async fn inspect(
     State(node): Shared,
     Path(name): Path<String>,
 ) -> Result<Json<Snapshot>> {
-    node.inspect_snapshot(&name).map(Json)
+    Ok(Json(node.inspect_snapshot(&name)?))
 }
 
 pub(super) async fn remove(State(node): Shared, Path(name): Path<String>) -> Result<Response> {
@@ -94,7 +94,7 @@ pub(super) async fn optimise(
     State(node): Shared,
     Path(name): Path<String>,
 ) -> Result<Json<Snapshot>> {
-    to_the_end(node.optimise_snapshot(name)).await.map(Json)
+    Ok(Json(to_the_end(node.optimise_snapshot(name)).await?))
 }
 
 #[derive(Deserialize)]
@@ -110,7 +110,7 @@ pub(super) async fn memory(
     uri: Uri,
 ) -> Result<Json<MemoryReport>> {
     let MemoryQuery { map } = query(&uri)?;
-    node.memory_report(&name, map).await.map(Json)
+    Ok(Json(node.memory_report(&name, map).await?))
 }
 
 pub(super) async fn picture(State(node): Shared, Path(name): Path<String>) -> Result<Response> {

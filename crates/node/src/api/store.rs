@@ -1,13 +1,14 @@
 //! Kernels and volumes.
 
+use super::failure::{Failure, Result};
 use super::no_content;
 use super::parts::{blocking_body, json};
-use crate::error::{Error, Result};
 use crate::node::Node;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::Response;
+use jiffy_content::error::{self, Error};
 use jiffy_wire::api::{KernelInfo, MakeVolume, ResizeVolume, ResizedVolume, Volume};
 use std::sync::Arc;
 
@@ -55,15 +56,15 @@ pub(super) async fn resize_volume(
 pub(super) async fn attach_disk(
     State(node): Shared,
     Path((vm, name)): Path<(String, String)>,
-) -> Error {
-    node.refuse_hot_plug(&vm, &name, true)
+) -> Failure {
+    node.refuse_hot_plug(&vm, &name, true).into()
 }
 
 pub(super) async fn detach_disk(
     State(node): Shared,
     Path((vm, name)): Path<(String, String)>,
-) -> Error {
-    node.refuse_hot_plug(&vm, &name, false)
+) -> Failure {
+    node.refuse_hot_plug(&vm, &name, false).into()
 }
 
 pub(super) async fn remove_volume(
@@ -75,8 +76,8 @@ pub(super) async fn remove_volume(
 }
 
 async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
+    work: impl FnOnce() -> error::Result<T> + Send + 'static,
+) -> error::Result<T> {
     tokio::task::spawn_blocking(work)
         .await
         .unwrap_or_else(|error| Err(Error::internal(format!("A task was cut short: {error}."))))

@@ -1,14 +1,12 @@
 //! Requests that become streams of frames.
 
+use super::failure::Result;
 use super::parts::{Upgrade, json, query, switch, upgrade};
 use super::vms::agent_failed;
 use crate::agent;
-use crate::error::{Error, Result};
 use crate::follow::{Log, MAX_TAIL, Source};
-use crate::images::config;
 use crate::node::Node;
 use crate::proxy::{self, Peer, ToClient};
-use crate::spec::check_command;
 use crate::vm::clients::Cursor;
 use crate::vm::{VmHandle, attach};
 use axum::Json;
@@ -19,6 +17,9 @@ use axum::http::{HeaderValue, Uri};
 use axum::response::{IntoResponse, Response};
 use hyper::upgrade::Parts;
 use hyper_util::rt::TokioIo;
+use jiffy_content::checks::check_command;
+use jiffy_content::error::Error;
+use jiffy_content::images::config;
 use jiffy_wire::agent::{self as wire, CopyDone, CopyFrame, ExecOutput, OLDEST};
 use jiffy_wire::api::{NoCommand, RunVm, VM_ID_HEADER, VmState};
 use jiffy_wire::frame;
@@ -51,7 +52,8 @@ pub(super) async fn run(State(node): Shared, mut request: Request) -> Result<Res
     }
     if wanted.vm.command.is_none() && !node.has_captured_command(&wanted.vm)? {
         return Err(Error::invalid("There is no command to attach to.")
-            .hint("Give a command, or detach from the VM."));
+            .hint("Give a command, or detach from the VM.")
+            .into());
     }
     let (vm, cursor) = node.run(wanted.vm).await?;
     let id = HeaderValue::from_str(&vm.id);
@@ -77,12 +79,14 @@ pub(super) async fn attach(
             "The VM {} has no first command to attach to.",
             vm.name
         ))
-        .hint(format!("Run one in it with `jiffy exec {}`.", vm.name)));
+        .hint(format!("Run one in it with `jiffy exec {}`.", vm.name))
+        .into());
     }
     if vm.view.borrow().vm.state == VmState::Created {
         return Err(
             Error::wrong_state(format!("The VM {} was never started.", vm.name))
-                .hint(format!("Start it with `jiffy start {}`.", vm.name)),
+                .hint(format!("Start it with `jiffy start {}`.", vm.name))
+                .into(),
         );
     }
     node.rouse(&vm).await?;
@@ -149,9 +153,9 @@ pub(super) async fn copy_out(
 fn copy_path(uri: &Uri) -> Result<String> {
     let CopyQuery { path } = query(uri)?;
     if path.is_empty() || path.len() > MAX_PATH || path.contains('\0') {
-        return Err(Error::invalid(
-            "The path in the VM must have 1 to 4096 bytes and no NUL.",
-        ));
+        return Err(
+            Error::invalid("The path in the VM must have 1 to 4096 bytes and no NUL.").into(),
+        );
     }
     Ok(path)
 }
@@ -225,14 +229,16 @@ pub(super) async fn logs(
     if tail.is_some_and(|lines| lines > MAX_TAIL) {
         return Err(Error::invalid(format!(
             "At most {MAX_TAIL} lines can be asked for from the end."
-        )));
+        ))
+        .into());
     }
     let vm = node.find(&vm)?;
     let source = source.unwrap_or(Source::Command);
     if source == Source::Console && !vm.spec.console {
         return Err(
             Error::wrong_state(format!("The VM {} has no console.", vm.name))
-                .hint("Make a VM with --console to have one."),
+                .hint("Make a VM with --console to have one.")
+                .into(),
         );
     }
     let folder = node.folder(&vm);

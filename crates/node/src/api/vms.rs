@@ -1,10 +1,9 @@
 //! VMs and what can be done to them.
 
+use super::failure::Result;
 use super::no_content;
 use super::parts::{json, query};
 use crate::agent;
-use crate::clock::{monotonic_ns, unix_seconds};
-use crate::error::{Error, Result};
 use crate::node::{Node, to_the_end};
 use crate::vm::Command;
 use crate::vm::stop::DEFAULT_GRACE;
@@ -14,6 +13,8 @@ use axum::extract::{Path, State};
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::http::{HeaderMap, Uri};
 use axum::response::{IntoResponse, Response};
+use jiffy_content::clock::{monotonic_ns, unix_seconds};
+use jiffy_content::error::Error;
 use jiffy_wire::agent::{OLDEST, Request, Stat};
 use jiffy_wire::api::{CreateVm, Vm, VmState};
 use jiffy_wire::text::list::{self, List};
@@ -111,11 +112,11 @@ pub(super) async fn stop(
     let vm = node.find(&vm)?;
     if vm.view.borrow().vm.state == VmState::Hibernated {
         let name = &vm.name;
-        return Err(
-            Error::wrong_state(format!("The VM {name} is hibernated.")).hint(format!(
+        return Err(Error::wrong_state(format!("The VM {name} is hibernated."))
+            .hint(format!(
                 "Wake it with `jiffy wake {name}`, or end it as it is with `jiffy kill {name}`."
-            )),
-        );
+            ))
+            .into());
     }
     if vm.view.borrow().vm.state == VmState::Paused {
         // Its programs are to end in order: they have to run for that.
@@ -152,16 +153,15 @@ pub(super) async fn kill(
     };
     let vm = node.find(&vm)?;
     if !(1..=64).contains(&signal) {
-        return Err(Error::invalid(format!(
-            "{signal} is no signal; signals are 1 to 64."
-        )));
+        return Err(Error::invalid(format!("{signal} is no signal; signals are 1 to 64.")).into());
     }
     if vm.spec.command.is_none() {
         return Err(Error::wrong_state(format!(
             "The VM {} has no first command to send a signal to.",
             vm.name
         ))
-        .hint("Without a signal, the VM itself ends."));
+        .hint("Without a signal, the VM itself ends.")
+        .into());
     }
     let socket = node.agent_socket(&vm).await?;
     let request = Request::SignalMain {

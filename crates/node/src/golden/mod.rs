@@ -17,18 +17,18 @@
 
 pub mod standby;
 
-use crate::clock::monotonic_ns;
-use crate::digests::Digests;
-use crate::error::Result;
 use crate::node::Node;
-use crate::room::{self, Amount};
-use crate::snapshots::manifest::Manifest;
-use crate::snapshots::saved::Saved;
-use crate::snapshots::{remove_behind, remove_whole};
 use crate::spec;
 use crate::vm::VmHandle;
-use crate::vm::record::{Root, Spec};
-use crate::vm::start::{Beginning, Handle, Restoring, command_line};
+use crate::vm::start::{Beginning, Handle, Restoring, SavedRam, command_line};
+use jiffy_content::clock::monotonic_ns;
+use jiffy_content::digests::Digests;
+use jiffy_content::error::Result;
+use jiffy_content::model::snapshot::Manifest;
+use jiffy_content::model::vm::{Root, Spec};
+use jiffy_content::room::memory::{self as room, Amount};
+use jiffy_content::snapshots::saved::Saved;
+use jiffy_content::snapshots::{remove_behind, remove_whole};
 use jiffy_wire::api::{Origin, Pruned, VmState};
 use jiffy_wire::cpu::Profile;
 use standby::{Standby, Wanted};
@@ -342,7 +342,7 @@ pub fn beginning(saved: &Saved, start_main: bool) -> Beginning {
     Beginning::Restore(Restoring {
         origin: Some(Origin::Golden),
         state: Handle::Path(saved.state()),
-        memory: saved.raw(),
+        memory: SavedRam::of_file(saved.memory()),
         prefault: saved.prefault.clone(),
         start_main,
         golden: Some(name_of(saved)),
@@ -459,7 +459,7 @@ async fn quiet(node: &Node) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::lazy::LazyDisk;
+    use jiffy_content::model::image::LazyDisk;
     use jiffy_wire::api::CreateVm;
 
     #[test]

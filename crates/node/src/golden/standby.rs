@@ -10,18 +10,18 @@
 //! does with every VMM that belongs to no VM.
 
 use super::{beginning, name_of};
-use crate::clock::monotonic_ns;
-use crate::error::{Error, Result};
-use crate::names;
 use crate::node::Node;
-use crate::paths::Paths;
-use crate::room::{self, Amount};
-use crate::roots;
-use crate::snapshots::saved::Saved;
 use crate::vm::end::remove_folders;
 use crate::vm::process::at_its_end;
-use crate::vm::record::VmRecord;
 use crate::vm::start::{self, Prepared, Spawned};
+use jiffy_content::clock::monotonic_ns;
+use jiffy_content::error::{Error, Result};
+use jiffy_content::model::vm::VmRecord;
+use jiffy_content::names;
+use jiffy_content::paths::Paths;
+use jiffy_content::room::memory::{self as room, Amount};
+use jiffy_content::roots;
+use jiffy_content::snapshots::saved::Saved;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::sync::Arc;

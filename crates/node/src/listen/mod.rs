@@ -1,10 +1,9 @@
 //! Sockets and the lock: one daemon per data folder, one per socket.
 
 use crate::api::auth::Token;
-use crate::error::Error;
+use crate::api::failure::Failure;
 use crate::node::Node;
 use crate::options::Options;
-use crate::paths::Paths;
 use crate::vm::process::is_alive;
 use anyhow::{Context, bail};
 use axum::Router;
@@ -15,6 +14,8 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use jiffy_content::error::Error;
+use jiffy_content::paths::Paths;
 use rustix::fs::FlockOperation;
 use std::convert::Infallible;
 use std::fs::{self, File, OpenOptions};
@@ -29,10 +30,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
-mod places;
-
-pub use places::Place;
-use places::{Client, Places};
+use crate::places::{Client, Place, Places};
 
 /// Most connections at a time that only hear that there is no place for them; one
 /// more is closed.
@@ -311,7 +309,7 @@ impl Connection {
             async move {
                 match answer {
                     Ok(answer) => answer.await,
-                    Err(error) => Ok::<_, Infallible>(error.into_response()),
+                    Err(error) => Ok::<_, Infallible>(Failure::from(error).into_response()),
                 }
             }
         });

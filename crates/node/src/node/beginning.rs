@@ -2,20 +2,21 @@
 
 use super::operation::client_gone;
 use super::{LEASE_POLL, NAME_TIME, Node};
-use crate::clock::monotonic_ns;
-use crate::error::{Error, Result};
 use crate::golden;
 use crate::golden::standby::Standby;
-use crate::room::{Amount, Reserved};
-use crate::roots;
-use crate::snapshots::draft::clone_volumes;
-use crate::snapshots::remove_whole;
-use crate::snapshots::saved::{Saved, volume_in};
 use crate::spec;
-use crate::vm::record::{FromSnapshot, MainState, Paged, Root};
 use crate::vm::start::{Beginning, Handle, Prepared, Restoring, SavedRam, volume_disk};
 use crate::vm::{Command, Operation, View, VmHandle, is_active};
-use crate::volumes::Lease;
+use jiffy_content::clock::monotonic_ns;
+use jiffy_content::error::{Error, Result};
+use jiffy_content::model::vm::{FromSnapshot, MainState, Paged, Root};
+use jiffy_content::paths::volume_in;
+use jiffy_content::room::memory::{Amount, Reserved};
+use jiffy_content::roots;
+use jiffy_content::snapshots::draft::clone_volumes;
+use jiffy_content::snapshots::remove_whole;
+use jiffy_content::snapshots::saved::Saved;
+use jiffy_content::volumes::Lease;
 use jiffy_wire::api::{Origin, RootDisk, VmState};
 use jiffy_wire::vmm::Disk;
 use std::path::PathBuf;
@@ -195,8 +196,8 @@ impl Node {
         saved: &Saved,
         record: bool,
     ) -> Result<SavedRam> {
-        if let Some(mapped) = saved.mapped() {
-            return Ok(mapped);
+        if saved.is_mapped() {
+            return Ok(SavedRam::of_file(saved.memory()));
         }
         let recording = saved.recording();
         let paged = Paged {

@@ -3,13 +3,13 @@
 use super::Node;
 use super::operation::joined;
 use crate::agent;
-use crate::clock::monotonic_ns;
-use crate::error::{Error, Result};
 use crate::frames::{FrameReader, ReadError};
-use crate::images::Made;
 use crate::vm::VmHandle;
-use crate::vm::record::Spec;
 use crate::vm::timeline::short;
+use jiffy_content::clock::monotonic_ns;
+use jiffy_content::error::{Error, Result};
+use jiffy_content::images::Made;
+use jiffy_content::model::vm::Spec;
 use jiffy_wire::agent::{CopyFrame, OLDEST, Request};
 use jiffy_wire::api::{CommitVm, Committed, ImageSource, RootDisk};
 use std::io;

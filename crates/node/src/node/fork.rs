@@ -2,16 +2,16 @@
 
 use super::Node;
 use super::operation::{Stopwatch, joined};
-use crate::clock::monotonic_ns;
-use crate::error::{Error, Result};
-use crate::names as rules;
-use crate::room::{Amount, Reserved};
-use crate::snapshots::draft::clone_volumes;
-use crate::vm::capture::Captured;
-use crate::vm::record::{MainState, Root, Spec};
 use crate::vm::start::{Beginning, Handle, Prepared, Restoring, SavedRam};
 use crate::vm::{Command, VmHandle};
 use futures_util::{StreamExt, TryStreamExt, stream};
+use jiffy_content::clock::monotonic_ns;
+use jiffy_content::error::{Error, Result};
+use jiffy_content::model::vm::{MainState, Root, Spec};
+use jiffy_content::names as rules;
+use jiffy_content::room::memory::{Amount, Reserved};
+use jiffy_content::snapshots::captured::Captured;
+use jiffy_content::snapshots::draft::clone_volumes;
 use jiffy_wire::api::{ForkVm, Forked, Origin, Vm};
 use jiffy_wire::timeline::{Track, names as spans};
 use std::path::PathBuf;

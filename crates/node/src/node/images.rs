@@ -1,10 +1,10 @@
 //! Images: listed, imported, looked into, removed.
 
 use super::{LEASE_POLL, NAME_TIME, Node};
-use crate::error::{Error, Result};
-use crate::images::base::BASE;
-use crate::images::import::Which;
-use crate::vm::record::Spec;
+use jiffy_content::error::{Error, Result};
+use jiffy_content::images::base::BASE;
+use jiffy_content::images::import::Which;
+use jiffy_content::model::vm::Spec;
 use jiffy_wire::api::{Image, ImageSource, Pruned};
 use std::io::Read;
 use tracing::warn;

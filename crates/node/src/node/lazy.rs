@@ -1,14 +1,15 @@
 //! Root file systems that are not all here.
 
 use super::Node;
-use crate::error::{Error, Result};
-use crate::images::lazy::{LazyDisk, caches};
-use crate::images::policy;
-use crate::snapshots::draft::Draft;
-use crate::snapshots::manifest::Manifest;
-use crate::snapshots::saved::Saved;
 use crate::vm::VmHandle;
-use crate::vm::record::Root;
+use jiffy_content::error::{Error, Result};
+use jiffy_content::images::lazy::caches;
+use jiffy_content::images::policy;
+use jiffy_content::model::image::LazyDisk;
+use jiffy_content::model::snapshot::Manifest;
+use jiffy_content::model::vm::Root;
+use jiffy_content::snapshots::draft::Draft;
+use jiffy_content::snapshots::saved::Saved;
 use jiffy_store::bounded::{keep_within, usage};
 use jiffy_sys::locked::Locked;
 use jiffy_wire::api::{ErrorKind, ImageSource, Snapshot, VmState};

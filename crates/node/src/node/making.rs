@@ -1,9 +1,9 @@
 //! New VMs: whole, or not there.
 
 use super::{Node, to_the_end};
-use crate::error::Result;
 use crate::vm::end::remove_folders;
 use crate::vm::{Command, VmHandle};
+use jiffy_content::error::Result;
 use std::future::Future;
 use std::sync::Arc;
 use tokio::runtime::Handle;

@@ -1,13 +1,14 @@
 //! What pause, snapshot, fork and hibernation have in common.
 
 use super::Node;
-use crate::clock::monotonic_ns;
-use crate::error::{Error, Result};
-use crate::room::{Amount, Reserved};
-use crate::snapshots::memory;
-use crate::vm::capture::{self, Captured, Quiet};
-use crate::vm::record::MainState;
+use crate::vm::capture::{self, Quiet};
 use crate::vm::{Command, VmHandle, control};
+use jiffy_content::clock::monotonic_ns;
+use jiffy_content::error::{Error, Result};
+use jiffy_content::model::vm::MainState;
+use jiffy_content::room::memory::{Amount, Reserved};
+use jiffy_content::snapshots::captured::Captured;
+use jiffy_content::snapshots::memory;
 use jiffy_wire::api::{Vm, VmState};
 use jiffy_wire::timeline::{Span, Timeline, Track, names};
 use jiffy_wire::vmm::ControlRequest;

@@ -2,16 +2,16 @@
 
 use super::operation::{Stopwatch, joined};
 use super::{LEASE_POLL, NAME_TIME, Node};
-use crate::clock::{monotonic_ns, unix_seconds};
-use crate::error::{Error, Result};
 use crate::golden;
-use crate::snapshots::draft::Draft;
-use crate::snapshots::manifest::Manifest;
-use crate::snapshots::saved::{self, Saved};
-use crate::snapshots::{inspect, memory};
-use crate::vm::capture::Captured;
-use crate::vm::record::Root;
 use crate::vm::{Command, VmHandle, control};
+use jiffy_content::clock::{monotonic_ns, unix_seconds};
+use jiffy_content::error::{Error, Result};
+use jiffy_content::model::snapshot::Manifest;
+use jiffy_content::model::vm::Root;
+use jiffy_content::snapshots::captured::Captured;
+use jiffy_content::snapshots::draft::Draft;
+use jiffy_content::snapshots::saved::{self, Saved};
+use jiffy_content::snapshots::{inspect, memory};
 use jiffy_wire::api::{
     MakeSnapshot, MemoryForm, MemoryReport, Origin, Pruned, Snapshot, SnapshotMade,
 };
@@ -182,15 +182,15 @@ impl Node {
         let of = |disk: &jiffy_wire::api::VolumeUse| {
             let path = match vm.spec.own_volumes {
                 true => {
-                    crate::snapshots::saved::volume_in(&self.settings.paths.vm(&vm.id), &disk.name)
+                    jiffy_content::paths::volume_in(&self.settings.paths.vm(&vm.id), &disk.name)
                 }
                 false => self.volumes.file(&disk.name),
             };
             (disk.name.clone(), path)
         };
         let root = vm.spec.root_disk.iter().map(|_| {
-            let path = crate::roots::file_in(&self.settings.paths.vm(&vm.id));
-            (crate::roots::NAME.to_owned(), path)
+            let path = jiffy_content::roots::file_in(&self.settings.paths.vm(&vm.id));
+            (jiffy_content::roots::NAME.to_owned(), path)
         });
         vm.spec.disks.iter().map(of).chain(root).collect()
     }

@@ -1,9 +1,9 @@
 //! Requests to the pager, and its answers.
 
 use super::{ANSWER_TIME, DISK_TIME, Pager};
-use crate::images::lazy::LazyDisk;
-use crate::vm::record::Paged;
 use crate::vm::timeline::short;
+use jiffy_content::model::image::LazyDisk;
+use jiffy_content::model::vm::Paged;
 use jiffy_wire::pager::{PagerRequest, PagerResponse};
 use std::fs;
 use std::io;
@@ -22,7 +22,7 @@ impl Pager {
     pub(super) async fn tell(&self, id: &str, paged: &Paged) -> Told {
         let socket = self.paths.pager_vm_socket(id);
         let _ = fs::remove_file(&socket);
-        let origins = crate::snapshots::remote::origins(&paged.image, &self.paths);
+        let origins = jiffy_content::snapshots::remote::origins(&paged.image, &self.paths);
         if !origins.is_empty() {
             let image = paged.image.clone();
             let request = PagerRequest::Origins { image, origins };

@@ -2,10 +2,10 @@
 
 use super::ask::exchange;
 use super::{DISKS_AT_ONCE, Pager};
-use crate::error::{Error, Result};
-use crate::paths::Paths;
 use crate::vm::process::{VmmProcess, is_alive};
 use futures_util::stream::{self, StreamExt};
+use jiffy_content::error::{Error, Result};
+use jiffy_content::paths::Paths;
 use jiffy_sys::durable::remove_any;
 use jiffy_sys::regular;
 use jiffy_sys::spawn::{Detached, spawn_detached};

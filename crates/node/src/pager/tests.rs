@@ -133,7 +133,7 @@ async fn memory_that_is_here_in_parts_is_completed_from_where_it_is() {
     let origin = jiffy_wire::pager::Origin::Folder {
         folder: "/peer".into(),
     };
-    crate::snapshots::remote::add_origin(&memory, origin.clone()).unwrap();
+    jiffy_content::snapshots::remote::add_origin(&memory, origin.clone()).unwrap();
     pager.complete_memory(&memory).await.unwrap();
     let image = memory.clone();
     let origins = vec![origin];

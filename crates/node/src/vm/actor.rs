@@ -4,23 +4,23 @@
 //! message of the guest, the VMM's end, a deadline. Nothing it does waits for
 //! a guest or a client; only small files are written in place.
 
-use crate::clock::unix_seconds;
-use crate::error::{Error, Result};
 use crate::node::Settings;
 use crate::registry::Registry;
-use crate::room::Reserved;
 use crate::vm::clients::Clients;
 use crate::vm::end::{self, EndReason};
 use crate::vm::log::{Kind, Writer};
 use crate::vm::process::{Ended, Events, VmmProcess};
-use crate::vm::record::{MainState, VmRecord};
 use crate::vm::saver::Saver;
 use crate::vm::start::{self, Beginning, Prepared, SavedRam, Spawned};
 use crate::vm::stop::Stopping;
 use crate::vm::supervisor::{FromLink, InputPort, Link, Stored, Supervisor};
 use crate::vm::timeline::{PagerFaults, Recorder};
 use crate::vm::{Command, View, VmHandle, is_active};
-use crate::volumes::Lease;
+use jiffy_content::clock::unix_seconds;
+use jiffy_content::error::{Error, Result};
+use jiffy_content::model::vm::{MainState, VmRecord};
+use jiffy_content::room::memory::Reserved;
+use jiffy_content::volumes::Lease;
 use jiffy_wire::api::VmState;
 use jiffy_wire::timeline::Timeline;
 use jiffy_wire::trace::MARK_GATE_PASSED;

@@ -3,25 +3,25 @@
 //! A VMM is known by its command line: it names a configuration in our data
 //! folder. That holds whether its sockets answer or not, and before they exist.
 
-use crate::clock::unix_seconds;
-use crate::durable::{LoadError, is_taken};
-use crate::error::Error;
-use crate::names;
 use crate::node::Settings;
-use crate::paths::Paths;
 use crate::registry::Registry;
-use crate::roots;
-use crate::snapshots::remove_behind;
-use crate::snapshots::saved::Saved;
 use crate::vm::actor::{self, Actor, Gate, Running};
 use crate::vm::log::{self, Writer};
 use crate::vm::process::VmmProcess;
-use crate::vm::record::{Failure, MainState, VmRecord};
 use crate::vm::spares::NO_ID;
 use crate::vm::stop::DEFAULT_GRACE;
 use crate::vm::supervisor::{self, Supervisor};
 use crate::vm::{control, end, hibernate, is_active, unreadable};
-use crate::volumes::{Lease, Volumes};
+use jiffy_content::clock::unix_seconds;
+use jiffy_content::durable::{LoadError, is_taken};
+use jiffy_content::error::Error;
+use jiffy_content::model::vm::{Failure, MainState, VmRecord};
+use jiffy_content::names;
+use jiffy_content::paths::Paths;
+use jiffy_content::roots;
+use jiffy_content::snapshots::remove_behind;
+use jiffy_content::snapshots::saved::Saved;
+use jiffy_content::volumes::{Lease, Volumes};
 use jiffy_wire::api::VmState;
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use std::collections::HashMap;

@@ -3,8 +3,8 @@
 use crate::frames::{self, FrameReader};
 use crate::vm::clients::Cursor;
 use crate::vm::log::{self, Kind, Reader};
-use crate::vm::record::{MainEnd, MainState};
 use crate::vm::{Command, View, VmHandle};
+use jiffy_content::model::vm::{MainEnd, MainState};
 use jiffy_wire::agent::{ExecInput, ExecOutput, Stream};
 use std::io;
 use std::path::Path;

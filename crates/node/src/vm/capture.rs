@@ -4,11 +4,9 @@ use crate::agent::{self, AgentError};
 use crate::frames::{FrameReader, ReadError};
 use crate::vm::control;
 use crate::vm::timeline::short;
+use jiffy_content::snapshots::captured::Captured;
 use jiffy_wire::agent::{Done, OLDEST, Request};
-use jiffy_wire::vmm::{ControlRequest, ControlResponse, MemoryLayout};
-use std::fs::File;
-use std::io;
-use std::os::fd::OwnedFd;
+use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,10 +17,6 @@ use tokio::time::timeout;
 const QUIESCE_TIME: Duration = Duration::from_secs(60);
 /// What a VMM has to capture its VM.
 const CAPTURE_TIME: Duration = Duration::from_secs(60);
-/// Largest state of a VM without its RAM, in bytes.
-pub const MAX_STATE: u64 = 256 << 20;
-/// Largest layout, in bytes.
-const MAX_LAYOUT: u64 = 256 << 20;
 
 /// A guest whose programs are frozen until this is dropped.
 #[derive(Debug)]
@@ -59,19 +53,6 @@ pub async fn quiesce(vsock: &Path, drop_caches: bool) -> Result<Quiet, String> {
     }
 }
 
-/// A captured VM: what these files hold never changes.
-#[derive(Debug, Clone)]
-pub struct Captured {
-    /// vCPUs, chips and devices.
-    pub state: Arc<OwnedFd>,
-    /// What each layer covers, as JSON.
-    pub layout: Arc<OwnedFd>,
-    /// Layers of RAM, the lowest first.
-    pub layers: Vec<Arc<OwnedFd>>,
-    /// How long the vCPUs stood still (until the answer, if they still do).
-    pub pause_ns: u64,
-}
-
 /// Has a VMM capture its VM; the error is a sentence without its full stop.
 pub async fn capture(control: &Path, resume: bool) -> Result<Captured, String> {
     let asked = control::request_with_descriptors(control, ControlRequest::Capture { resume });
@@ -104,22 +85,4 @@ pub async fn capture(control: &Path, resume: bool) -> Result<Captured, String> {
         ));
     }
     Ok(captured)
-}
-
-impl Captured {
-    /// The layout, read whole.
-    pub fn layout(&self) -> io::Result<MemoryLayout> {
-        let text = whole(&self.layout, MAX_LAYOUT)?;
-        Ok(serde_json::from_slice(&text)?)
-    }
-
-    /// The state, read whole.
-    pub fn state(&self) -> io::Result<Vec<u8>> {
-        whole(&self.state, MAX_STATE)
-    }
-}
-
-/// The contents of a memfd that the VMM and we have open at once.
-fn whole(file: &OwnedFd, most: u64) -> io::Result<Vec<u8>> {
-    jiffy_sys::contents::of(&File::from(file.try_clone()?), most)
 }

@@ -1,13 +1,13 @@
 //! What is left to do when a VMM is gone, and when a VM is removed.
 
-use crate::clock::unix_seconds;
-use crate::error::{Error, Result};
-use crate::records;
 use crate::vm::actor::Actor;
 use crate::vm::process::Ended;
-use crate::vm::record::{Failure, MainEnd, MainState};
 use crate::vm::timeline::short;
 use crate::vm::{Command, is_active};
+use jiffy_content::clock::unix_seconds;
+use jiffy_content::error::{Error, Result};
+use jiffy_content::model::vm::{Failure, MainEnd, MainState};
+use jiffy_content::records;
 use jiffy_sys::durable::remove_any;
 use jiffy_sys::regular;
 use jiffy_wire::agent::ExitStatus;
@@ -281,7 +281,7 @@ impl Actor {
 
 /// Removes all of a VM's files. The data folder gets another name first, so
 /// that a VM is never half there.
-pub fn remove_folders(paths: &crate::paths::Paths, id: &str) -> io::Result<()> {
+pub fn remove_folders(paths: &jiffy_content::paths::Paths, id: &str) -> io::Result<()> {
     let _ = remove_any(&paths.vm_run(id));
     let gone = paths.vms().join(format!(".gone-{id}"));
     match fs::rename(paths.vm(id), &gone) {

@@ -1,14 +1,14 @@
 //! What the guest's init says, and what the VM's task makes of it.
 
-use crate::error::Error;
 use crate::vm::actor::{Actor, RETRY_STORING};
 use crate::vm::adopt;
 use crate::vm::end::EndReason;
 use crate::vm::is_active;
 use crate::vm::log::Kind;
-use crate::vm::record::{MAX_WARNINGS, MainEnd, MainState};
 use crate::vm::supervisor::{FromLink, Link, Stored};
 use crate::vm::timeline::short;
+use jiffy_content::error::Error;
+use jiffy_content::model::vm::{MAX_WARNINGS, MainEnd, MainState};
 use jiffy_wire::agent::{ExitStatus, FromGuest, MAIN_OUTPUT_WINDOW, Stream, ToGuest};
 use jiffy_wire::api::VmState;
 use jiffy_wire::frame::MAX_DATA;

@@ -13,17 +13,17 @@
 //!
 //! The state file goes as soon as the guest goes on.
 
-use crate::clock::unix_seconds;
-use crate::error::{Error, Result};
-use crate::snapshots::remove_behind;
 use crate::vm::actor::{Actor, Asked, Gate, Notice, Running};
 use crate::vm::control;
 use crate::vm::end::EndReason;
 use crate::vm::log::Writer;
 use crate::vm::process::Ended;
-use crate::vm::record::Failure;
 use crate::vm::start::Prepared;
 use crate::vm::timeline::PagerFaults;
+use jiffy_content::clock::unix_seconds;
+use jiffy_content::error::{Error, Result};
+use jiffy_content::model::vm::Failure;
+use jiffy_content::snapshots::remove_behind;
 use jiffy_wire::api::VmState;
 use jiffy_wire::vmm::ControlRequest;
 use std::fs;

@@ -29,7 +29,7 @@
 //! A *position* counts records' bytes since the log began, headers of
 //! segments left out; it only grows.
 
-use crate::durable::is_taken;
+use jiffy_content::durable::is_taken;
 use jiffy_sys::durable::remove_any;
 use jiffy_sys::regular;
 use jiffy_wire::agent::Stream;

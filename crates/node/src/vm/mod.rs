@@ -1,6 +1,5 @@
 //! One VM: a task that owns its state, and the handle others talk to it by.
 //!
-//! * [`record`]: what is kept of a VM on disk.
 //! * [`actor`]: the task: it takes commands and hears the VMM, the guest and time.
 //! * [`guest`]: what the task makes of the guest's messages.
 //! * [`saver`]: the record on its way to the disk.
@@ -31,7 +30,6 @@ pub mod guest;
 pub mod hibernate;
 pub mod log;
 pub mod process;
-pub mod record;
 pub mod saver;
 pub mod spares;
 pub mod start;
@@ -40,11 +38,12 @@ pub mod supervisor;
 pub mod timeline;
 pub mod unreadable;
 
-use crate::error::{Error, Result};
 use clients::Clients;
+use jiffy_content::error::{Error, Result};
+pub use jiffy_content::model::vm::is_active;
+use jiffy_content::model::vm::{Failure, MainState, Paged, Root, Spec};
 use jiffy_wire::api::{Vm, VmState};
 use jiffy_wire::timeline::Timeline;
-use record::{Failure, MainState, Paged, Root, Spec};
 use start::Prepared;
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,14 +87,6 @@ impl View {
     pub fn lives(&self) -> bool {
         self.is_active() || self.vm.state == VmState::Hibernated
     }
-}
-
-/// Has a VM in this state a VMM?
-pub fn is_active(state: VmState) -> bool {
-    matches!(
-        state,
-        VmState::Starting | VmState::Running | VmState::Paused | VmState::Stopping
-    )
 }
 
 /// What a VM's task is asked to do.

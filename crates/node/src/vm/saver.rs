@@ -1,9 +1,9 @@
 //! A VM's record on its way to the disk: in the background, the newest only.
 
-use crate::error::{Error, Result};
 use crate::vm::actor::Actor;
-use crate::vm::record::MainState;
 use crate::vm::supervisor::Stored;
+use jiffy_content::error::{Error, Result};
+use jiffy_content::model::vm::MainState;
 use jiffy_wire::agent::Stream;
 use std::io;
 use tokio::sync::oneshot;

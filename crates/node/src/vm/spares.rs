@@ -10,10 +10,10 @@
 //! which also is when the daemon is killed. Where there is none, or it can't
 //! be had, a VMM is spawned.
 
-use crate::digests::Stamp;
 use crate::node::Node;
-use crate::paths::Paths;
 use crate::vm::process::{VmmProcess, at_its_end};
+use jiffy_content::digests::Stamp;
+use jiffy_content::paths::Paths;
 use jiffy_sys::ahead;
 use jiffy_sys::fds::send_with_fds;
 use jiffy_sys::spawn::{Detached, spawn_detached};

@@ -1,18 +1,18 @@
 //! From a record to a running VMM.
 
-use crate::clock::monotonic_ns;
-use crate::error::{Error, Result};
 use crate::golden::standby::Standby;
-use crate::names;
 use crate::pager::Serving;
-use crate::paths::Paths;
-use crate::room::Reserved;
-use crate::roots;
 use crate::vm::control;
 use crate::vm::process::{Events, VmmProcess};
-use crate::vm::record::{Paged, Root, Spec, VmRecord};
 use crate::vm::spares::Spares;
-use crate::volumes::Lease;
+use jiffy_content::clock::monotonic_ns;
+use jiffy_content::error::{Error, Result};
+use jiffy_content::model::vm::{Paged, Root, Spec, VmRecord};
+use jiffy_content::names;
+use jiffy_content::paths::Paths;
+use jiffy_content::room::memory::Reserved;
+use jiffy_content::roots;
+use jiffy_content::volumes::Lease;
 use jiffy_sys::durable::remove_any;
 use jiffy_sys::regular;
 use jiffy_sys::spawn::{Detached, FIRST_DESCRIPTOR, spawn_detached};
@@ -120,6 +120,16 @@ pub enum SavedRam {
         /// What it serves.
         paged: Paged,
     },
+}
+
+impl SavedRam {
+    /// RAM that is kept as it is, in this file.
+    pub fn of_file(path: PathBuf) -> SavedRam {
+        SavedRam::Mapped {
+            layers: vec![Handle::Path(path)],
+            layout: None,
+        }
+    }
 }
 
 impl Prepared {

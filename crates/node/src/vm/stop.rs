@@ -1,13 +1,13 @@
 //! The end on request: first the guest in order, then the VMM, then SIGKILL.
 
 use crate::agent;
-use crate::error::{Error, Result};
-use crate::images::config::stop_signal;
 use crate::vm::actor::{Actor, Notice};
 use crate::vm::control;
 use crate::vm::end::EndReason;
 use crate::vm::is_active;
-use crate::vm::record::MainState;
+use jiffy_content::error::{Error, Result};
+use jiffy_content::images::config::stop_signal;
+use jiffy_content::model::vm::MainState;
 use jiffy_wire::agent::{OLDEST, Request, Stat};
 use jiffy_wire::api::VmState;
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};

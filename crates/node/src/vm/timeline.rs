@@ -5,7 +5,7 @@
 //! monotonic clock. Init stamps with the guest's; the mark `PID 1`, which the
 //! VMM stamps and whose guest time init tells in its hello, ties the two.
 
-use crate::clock::monotonic_ns;
+use jiffy_content::clock::monotonic_ns;
 use jiffy_wire::agent::GuestSpan;
 use jiffy_wire::pager::PagerStats;
 use jiffy_wire::timeline::{Span, Timeline, Track, names};

@@ -6,17 +6,17 @@
 //! the reason, and the volumes that its VMM's configuration names are held. Only
 //! a user can end it (`kill`), or remove it (`rm --force`).
 
-use crate::durable::LoadError;
-use crate::error::{Error, Result};
 use crate::node::Settings;
-use crate::records;
 use crate::registry::Registry;
-use crate::room::Reserved;
 use crate::vm::actor::{self, Actor};
 use crate::vm::process::VmmProcess;
-use crate::vm::record::VmRecord;
 use crate::vm::{Command, adopt, hibernate, is_active};
-use crate::volumes::{Lease, Volumes};
+use jiffy_content::durable::LoadError;
+use jiffy_content::error::{Error, Result};
+use jiffy_content::model::vm::VmRecord;
+use jiffy_content::records;
+use jiffy_content::room::memory::Reserved;
+use jiffy_content::volumes::{Lease, Volumes};
 use jiffy_sys::durable::remove_any;
 use jiffy_sys::regular;
 use jiffy_wire::api::{VmState, VolumeUse};

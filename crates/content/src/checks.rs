@@ -1,0 +1,180 @@
+//! Bounds of what a VM may be, whether a request or a snapshot from elsewhere says it.
+
+use crate::error::{Error, Result};
+use crate::images::{config, name};
+use crate::model::vm::Spec;
+use crate::names;
+use crate::volumes::MAX_PER_VM;
+use jiffy_wire::agent::Command;
+use jiffy_wire::api::VolumeUse;
+use jiffy_wire::vmm::PageSize;
+
+/// Most vCPUs of a VM.
+const MAX_CPUS: u8 = 32;
+/// Least RAM of a VM, in MiB.
+const MIN_MEMORY: u32 = 64;
+/// Most RAM of a VM: 16 TiB, in MiB.
+const MAX_MEMORY: u32 = 16 << 20;
+/// Longest text of a command, with its environment, in bytes.
+pub const MAX_COMMAND: usize = 256 * 1024;
+
+/// Longest path of a mount point, in bytes.
+const MAX_MOUNT_POINT: usize = 1024;
+
+fn check_mount(disk: &VolumeUse) -> Result<()> {
+    let Some(path) = &disk.mount else {
+        return Ok(());
+    };
+    let odd = |part: &str| part == "." || part == "..";
+    let good = path.starts_with('/')
+        && !path.trim_matches('/').is_empty()
+        && path.len() <= MAX_MOUNT_POINT
+        && !path.contains(char::is_control)
+        && !path.split('/').any(odd);
+    if good {
+        return Ok(());
+    }
+    let shown: String = path.chars().take(64).collect();
+    Err(Error::invalid(format!(
+        "The volume {} can't be mounted on {shown:?}: a mount point is an absolute path like /data.",
+        disk.name
+    )))
+}
+
+/// Checks the volumes of a VM, but for whether they exist.
+pub fn check_volumes(disks: &[VolumeUse]) -> Result<()> {
+    if disks.len() > MAX_PER_VM {
+        return Err(Error::invalid(format!(
+            "A VM can't have {} volumes; it has at most {MAX_PER_VM}.",
+            disks.len()
+        )));
+    }
+    for (index, disk) in disks.iter().enumerate() {
+        names::check("volume", &disk.name)?;
+        check_mount(disk)?;
+        if disks[..index].iter().any(|other| other.name == disk.name) {
+            return Err(Error::invalid(format!(
+                "The volume {} is given twice.",
+                disk.name
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Checks the number of vCPUs.
+pub fn check_cpus(cpus: u8) -> Result<()> {
+    match (1..=MAX_CPUS).contains(&cpus) {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "A VM can't have {cpus} vCPUs; it has 1 to {MAX_CPUS}."
+        ))),
+    }
+}
+
+/// Checks what a VM was made of elsewhere.
+pub fn check_parts(spec: &Spec) -> Result<()> {
+    check_cpus(spec.cpus)?;
+    check_memory(spec.memory_mib, spec.pages)?;
+    names::check("kernel", &spec.kernel)?;
+    name::folder(&spec.image)?;
+    config::check(&spec.config)?;
+    if let Some(command) = &spec.command {
+        check_command(command)?;
+    }
+    if let Some(hostname) = &spec.hostname {
+        check_hostname(hostname)?;
+    }
+    Ok(())
+}
+
+/// Checks the size of RAM in MiB, and whether pages of that size can back it.
+pub fn check_memory(mib: u32, pages: PageSize) -> Result<()> {
+    if !(MIN_MEMORY..=MAX_MEMORY).contains(&mib) {
+        return Err(Error::invalid(format!(
+            "A VM can't have {mib} MiB of memory; it has {MIN_MEMORY} to {MAX_MEMORY}."
+        )));
+    }
+    let (unit, name) = match pages {
+        PageSize::Small => return Ok(()),
+        PageSize::Huge2M => (2, "2 MiB"),
+        PageSize::Huge1G => (1024, "1 GiB"),
+    };
+    if !mib.is_multiple_of(unit) {
+        return Err(Error::invalid(format!(
+            "{mib} MiB of memory can't be made of {name} pages."
+        )));
+    }
+    Ok(())
+}
+
+/// Checks the command of a VM or of `exec`.
+pub fn check_command(command: &Command) -> Result<()> {
+    if command.argv.first().is_none_or(String::is_empty) {
+        return Err(Error::invalid("The command is empty."));
+    }
+    let texts = || {
+        let optional = command.cwd.iter().chain(&command.user);
+        command.argv.iter().chain(&command.env).chain(optional)
+    };
+    if texts().any(|text| text.contains('\0')) {
+        return Err(Error::invalid("The command holds a NUL byte."));
+    }
+    if let Some(entry) = command.env.iter().find(|entry| {
+        let name = entry.split_once('=').map_or("", |(name, _)| name);
+        name.is_empty()
+    }) {
+        let shown: String = entry.chars().take(64).collect();
+        return Err(Error::invalid(format!(
+            "The environment entry {shown:?} is not of the form NAME=value."
+        )));
+    }
+    let bytes: usize = texts().map(|text| text.len() + 1).sum();
+    if bytes > MAX_COMMAND {
+        return Err(Error::invalid(format!(
+            "The command and its environment have {bytes} bytes; at most {MAX_COMMAND} fit."
+        ))
+        .hint("Copy large data into the VM with `jiffy cp`."));
+    }
+    Ok(())
+}
+
+/// Checks the name of a guest.
+pub fn check_hostname(name: &str) -> Result<()> {
+    let good = (1..=63).contains(&name.len())
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_'));
+    if good {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "A host name has 1 to 63 letters, digits, `.`, `-` and `_`.",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bad_command_is_named() {
+        let command = |argv: &[&str], env: &[&str]| Command {
+            argv: argv.iter().map(|word| word.to_string()).collect(),
+            env: env.iter().map(|word| word.to_string()).collect(),
+            ..Command::default()
+        };
+        check_command(&command(&["true"], &["A=", "B=c=d"])).unwrap();
+        let long = "x".repeat(MAX_COMMAND);
+        for (argv, env) in [
+            (&[][..], &[][..]),
+            (&[""], &[]),
+            (&["a\0b"], &[]),
+            (&["true"], &["novalue"]),
+            (&["true"], &["=x"]),
+            (&[long.as_str()], &[]),
+        ] {
+            assert!(check_command(&command(argv, env)).is_err());
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Images as artifacts in registries (`docs/registry-artifacts.md`): the
+//! configuration blob, and which file is cut where.
+
+use super::chunks::{Chunks, parse_id};
+use super::config;
+use crate::error::{Error, Result};
+use crate::model::artifact::ImageArtifact;
+use crate::model::image::ImageRecord;
+use crate::records;
+use jiffy_registry::artifact::{Config, FileToPush};
+use jiffy_registry::{RemoteArtifact, RemoteFile};
+use serde::Serialize;
+
+/// The media type of the configuration blob.
+pub const CONFIG_TYPE: &str = "application/vnd.jiffy.image.config.v1+json";
+/// The bytes that a boot needs first.
+pub const BOOT: &str = "boot";
+/// Other chunks.
+pub const DATA: &str = "data";
+/// The tables that say where each chunk is.
+pub const TAIL: &str = "tail";
+/// Most generations of an image.
+pub const MAX_CHAIN: usize = 64;
+/// Largest file system of an image: as an import may make it, twice over.
+pub const MAX_SIZE: u64 = 256 << 30;
+/// Largest tables that are taken, bytes.
+const MAX_TAIL: u64 = 1 << 30;
+/// Smallest chunk, bytes, and the most that tables have for each: its entry, hash,
+/// place in the working set and part of its group (docs/image-format.md).
+const MIN_CHUNK: u64 = 4096;
+const MOST_OF_CHUNK: u64 = 64;
+/// The most that tables have besides: a dictionary, names, ends.
+const MOST_BESIDES: u64 = 2 << 20;
+
+impl ImageArtifact {
+    /// Of an image whose chunks are there.
+    pub fn of(record: &ImageRecord) -> ImageArtifact {
+        ImageArtifact {
+            os: "linux".to_owned(),
+            architecture: "amd64".to_owned(),
+            digest: record.digest.clone(),
+            size: record.size,
+            entries: record.entries,
+            created: record.created,
+            ext4: record.ext4,
+            config: record.config.clone(),
+            chunks: record.chunks.clone(),
+        }
+    }
+
+    /// Reads and checks what a registry gave.
+    pub fn read(bytes: &[u8]) -> Result<ImageArtifact> {
+        let read: records::artifact::ImageArtifact =
+            serde_json::from_slice(bytes).map_err(|error| {
+                Error::invalid(format!(
+                    "The artifact's configuration is no image's: {error}."
+                ))
+            })?;
+        let read = ImageArtifact::from(read);
+        read.check()?;
+        Ok(read)
+    }
+
+    /// Refuses what no image has.
+    pub fn check(&self) -> Result<()> {
+        let wrong = |what: String| Err(Error::invalid(format!("The artifact {what}.")));
+        if (self.os.as_str(), self.architecture.as_str()) != ("linux", "amd64") {
+            let shown = |text: &str| -> String { text.chars().take(32).collect() };
+            let platform = format!("{}/{}", shown(&self.os), shown(&self.architecture));
+            return wrong(format!("is for {platform:?}; VMs here are linux/amd64"));
+        }
+        let hexadecimal = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        if self.digest.len() != 64 || !self.digest.bytes().all(hexadecimal) {
+            return wrong("does not say its file system's digest".to_owned());
+        }
+        if self.size == 0 || self.size > MAX_SIZE {
+            return wrong(format!("says that its file system has {} bytes", self.size));
+        }
+        if self.chunks.is_empty() || self.chunks.len() > MAX_CHAIN {
+            return wrong(format!("has {} images of chunks", self.chunks.len()));
+        }
+        for (index, id) in self.chunks.iter().enumerate() {
+            parse_id(id)?;
+            if self.chunks[..index].contains(id) {
+                return wrong(format!("names the image of chunks {id} twice"));
+            }
+        }
+        config::check(&self.config)
+    }
+
+    /// The blob.
+    pub fn blob(&self) -> Result<Config> {
+        Ok(Config {
+            media_type: CONFIG_TYPE.to_owned(),
+            bytes: json(&records::artifact::ImageArtifact::from(self.clone()))?,
+        })
+    }
+}
+
+/// The most bytes of the tables of an image that holds so many.
+pub fn most_tail(size: u64) -> u64 {
+    let tables = size.div_ceil(MIN_CHUNK).saturating_mul(MOST_OF_CHUNK);
+    tables.saturating_add(MOST_BESIDES).min(MAX_TAIL)
+}
+
+/// JSON of something of ours.
+pub fn json<T: Serialize>(value: &T) -> Result<Vec<u8>> {
+    serde_json::to_vec(value)
+        .map_err(|error| Error::internal(format!("A configuration can't be written: {error}.")))
+}
+
+/// An image of chunks that is all here, cut so that what is fetched together
+/// lies together: blocking.
+pub fn local_file(chunks: &Chunks, id: &str) -> Result<FileToPush> {
+    let (boot, tail) = chunks.cuts(id)?;
+    Ok(cut(&Chunks::file_name(id), chunks.path(id), boot, tail))
+}
+
+/// A file of chunks with its boot set up to `boot` and its tables from `tail`.
+pub fn cut(name: &str, path: std::path::PathBuf, boot: u64, tail: u64) -> FileToPush {
+    match boot {
+        0 => FileToPush::local(name, path, DATA),
+        boot if boot >= tail => FileToPush::local(name, path, BOOT),
+        boot => FileToPush::local(name, path, BOOT).cut(boot, DATA),
+    }
+    .cut(tail, TAIL)
+}
+
+/// The file of this name, which must be there.
+pub fn file_of<'a>(artifact: &'a RemoteArtifact, name: &str) -> Result<&'a RemoteFile> {
+    artifact.file(name).ok_or_else(|| {
+        Error::registry(format!(
+            "The artifact {} has no file {name}.",
+            artifact.reference()
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> ImageArtifact {
+        ImageArtifact::of(&ImageRecord {
+            digest: "0".repeat(64),
+            size: 4096,
+            chunks: vec!["0".repeat(32), "1".repeat(32)],
+            ..ImageRecord::default()
+        })
+    }
+
+    #[test]
+    fn tables_are_bounded_by_what_is_declared() {
+        assert_eq!(most_tail(1), 64 + (2 << 20));
+        assert_eq!(most_tail(1 << 30), (16 << 20) + (2 << 20));
+        assert_eq!(most_tail(u64::MAX), MAX_TAIL);
+    }
+
+    #[test]
+    fn a_configuration_comes_back_and_nonsense_is_refused() {
+        let blob = good().blob().unwrap();
+        assert_eq!(ImageArtifact::read(&blob.bytes).unwrap(), good());
+        let refused = |change: fn(&mut ImageArtifact)| {
+            let mut artifact = good();
+            change(&mut artifact);
+            ImageArtifact::read(&artifact.blob().unwrap().bytes)
+                .unwrap_err()
+                .0
+                .message
+        };
+        assert!(refused(|it| it.architecture = "arm64".into()).contains("arm64"));
+        assert!(refused(|it| it.digest = "../x".into()).contains("digest"));
+        assert!(refused(|it| it.size = 0).contains("bytes"));
+        assert!(refused(|it| it.size = u64::MAX).contains("bytes"));
+        assert!(refused(|it| it.chunks.clear()).contains("0 images"));
+        assert!(refused(|it| it.chunks[0] = "../../etc".into()).contains("id"));
+        assert!(refused(|it| it.chunks[0] = it.chunks[1].clone()).contains("twice"));
+        assert!(refused(|it| it.config.env = vec!["x".into()]).contains("NAME=value"));
+        assert!(ImageArtifact::read(b"[]").is_err());
+    }
+}

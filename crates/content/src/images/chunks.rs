@@ -1,0 +1,602 @@
+//! Images of chunks: what file systems are kept in beside, or in place of, the
+//! file that VMs read, so that they can be shared piece by piece.
+//!
+//! They lie in one folder, named by what they hold: `ID.jimg`. A child names
+//! its parent so too. Of one that came from a registry only what was read is
+//! here; `ID.origins.json` says where the rest is. The folder is one that
+//! other nodes can be told to look into first.
+//!
+//! An id says what an image holds, and nothing of where its chunks lie: that each
+//! artifact says for itself. One whose tables are other than those that are here is kept
+//! beside it, as `ID.2.jimg` with origins of its own: whoever reads the one has the other,
+//! too, if need be (`store::partial::packings`). So nobody who pushes something with a
+//! public id keeps others from what has it.
+
+use super::artifact::{MAX_CHAIN, TAIL};
+use crate::error::of_registry;
+use crate::error::{Error, Result, is_full};
+use crate::records;
+use jiffy_registry::{Progress, RemoteFile};
+use jiffy_store::partial::{is_partial, map_path, packings};
+use jiffy_store::reader::Outline;
+use jiffy_store::{Codec, ImageId, ImageReader, ParentRef, WriteError, WriteOptions, write_image};
+use jiffy_wire::pager::Origin;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tracing::info;
+
+/// Bytes of a chunk. Small ones move less that nobody asked for; large ones
+/// pack better. A guest reads ahead 128 KiB at most.
+pub const CHUNK: u32 = 16 << 10;
+/// How hard chunks are packed.
+const LEVEL: i32 = 3;
+/// How the name of an image of chunks ends.
+const SUFFIX: &str = ".jimg";
+/// How the name of its map ends.
+const PRESENT: &str = ".present";
+/// Registries that are remembered of an image; each may cost a guest a wait.
+const MAX_ORIGINS: usize = 4;
+
+/// Where an image of chunks is, or can be begun: the key that its files begin with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// All of it is here.
+    Whole,
+    /// It is here in parts, packed in the same way.
+    Same(String),
+    /// It is not here packed so.
+    Free(String),
+}
+
+/// The images of chunks of a node.
+#[derive(Debug, Clone)]
+pub struct Chunks {
+    folder: PathBuf,
+    /// Ids, as often as they are held.
+    held: Arc<Mutex<Vec<String>>>,
+}
+
+impl Chunks {
+    /// Those in this folder.
+    pub fn new(folder: PathBuf) -> Chunks {
+        Chunks {
+            folder,
+            held: Arc::default(),
+        }
+    }
+
+    /// What the image with this id is called, here and in artifacts.
+    pub fn file_name(id: &str) -> String {
+        format!("{id}{SUFFIX}")
+    }
+
+    /// Where the image with this id is.
+    pub fn path(&self, id: &str) -> PathBuf {
+        self.folder.join(Chunks::file_name(id))
+    }
+
+    /// The keys of an image: its id, and what further packings of it are called.
+    fn keys(&self, id: &str) -> Vec<String> {
+        let first = self.path(id);
+        let others = packings(&first);
+        let key = |path: &PathBuf| {
+            let stem = path.file_stem().unwrap_or_default();
+            stem.to_string_lossy().into_owned()
+        };
+        std::iter::once(&first).chain(&others).map(key).collect()
+    }
+
+    /// The keys of an image of which parts are here, in each way it is packed.
+    pub fn partial(&self, id: &str) -> Vec<String> {
+        let mut keys = self.keys(id);
+        keys.retain(|key| self.is_partial(key));
+        keys
+    }
+
+    /// These images and all that they are built on, in each way that they are packed.
+    pub fn with_all_parents(&self, ids: &[String]) -> Vec<String> {
+        let mut all = ids.to_vec();
+        let mut next = 0;
+        while let Some(id) = all.get(next).cloned() {
+            next += 1;
+            let outlines = self.keys(&id).into_iter().map(|key| self.path(&key));
+            let outlines = outlines.filter_map(|path| Outline::read(&path).ok());
+            for parent in outlines.filter_map(|outline| outline.parent) {
+                let parent = parent.id.to_string();
+                if !all.contains(&parent) {
+                    all.push(parent);
+                }
+            }
+        }
+        all
+    }
+
+    /// Where the image with this id is that this file of an artifact is packed as, by
+    /// the SHA-256 of its tables: blocking. Of too many ways to pack it the one that was
+    /// used longest ago gives way.
+    pub fn place_of(&self, id: &str, file: &RemoteFile, progress: &dyn Progress) -> Result<Place> {
+        let mut free = None;
+        let mut oldest = None;
+        for (number, key) in self.keys(id).into_iter().enumerate() {
+            let path = self.path(&key);
+            if !path.exists() {
+                free = free.or(Some(key));
+                continue;
+            }
+            if !is_partial(&path) {
+                return Ok(Place::Whole);
+            }
+            let same = file.has_same(TAIL, &path, progress);
+            if same.map_err(|error| of_registry(&error, &path))? {
+                return Ok(Place::Same(key));
+            }
+            let used = fs::metadata(map_path(&path)).and_then(|data| data.modified());
+            // The first one's name is what children know.
+            if number > 0 {
+                oldest = oldest.into_iter().chain([(used.ok(), key)]).min();
+            }
+        }
+        if let (None, Some((_, key))) = (&free, oldest) {
+            self.remove_packing(&key);
+            free = Some(key);
+        }
+        free.map(Place::Free).ok_or_else(|| {
+            Error::internal(format!("There is no place for one more packing of {id}."))
+        })
+    }
+
+    /// Whoever has it open reads on.
+    fn remove_packing(&self, key: &str) {
+        let path = self.path(key);
+        info!(path = %path.display(), "a packing that was not used lately gives way");
+        // The image first: without its map it would be taken for whole.
+        for path in [path.clone(), map_path(&path), self.origins_file(key)] {
+            let _ = fs::remove_file(path);
+        }
+    }
+
+    /// Is it here, whole or not?
+    pub fn has(&self, id: &str) -> bool {
+        self.path(id).exists()
+    }
+
+    /// Is only part of it here?
+    pub fn is_partial(&self, id: &str) -> bool {
+        is_partial(&self.path(id))
+    }
+
+    /// Where what is missing of it can be had.
+    pub fn origins(&self, id: &str) -> Vec<Origin> {
+        records::origins::load(&self.origins_file(id)).unwrap_or_default()
+    }
+
+    /// Bytes of it that are here.
+    pub fn stored(&self, id: &str) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        fs::metadata(self.path(id)).map_or(0, |data| data.blocks() * 512)
+    }
+
+    /// Writes the image of chunks of a file system, and gives its id and those of its
+    /// parents, which are held: blocking. What a boot needs of it, if that is known,
+    /// lies together and is fetched in one go.
+    pub fn make(
+        &self,
+        root: &Path,
+        parent: Option<&str>,
+        boot: Option<Vec<u32>>,
+    ) -> Result<(Vec<String>, Held)> {
+        let draft = tempfile::Builder::new()
+            .prefix(".new-")
+            .tempdir_in(&self.folder)
+            .map_err(|error| cut_failed(root, &error))?;
+        let path = draft.path().join("image.jimg");
+        let id = self.write(root, parent, boot, &path)?;
+        let _held = self.hold(std::slice::from_ref(&id));
+        let to = self.path(&id);
+        if !to.exists() {
+            fs::rename(&path, &to)
+                .and_then(|()| jiffy_sys::durable::sync_folder_of(&to))
+                .map_err(|error| Error::io("name an image of chunks", &to, &error))?;
+        }
+        // One that was here before has the same id, whatever its parents are.
+        let chain = self.with_parents(id)?;
+        let held = self.hold(&chain);
+        Ok((chain, held))
+    }
+
+    /// The image with this id and then its parents.
+    fn with_parents(&self, id: String) -> Result<Vec<String>> {
+        let mut chain = vec![id];
+        while let Some(last) = chain.last() {
+            let outline = Outline::read(&self.path(last)).map_err(|error| damaged(&error))?;
+            let Some(parent) = outline.parent else {
+                break;
+            };
+            if chain.len() == MAX_CHAIN {
+                return Err(Error::internal(format!(
+                    "The image of chunks {} has more than {MAX_CHAIN} generations.",
+                    chain[0]
+                )));
+            }
+            chain.push(parent.id.to_string());
+        }
+        Ok(chain)
+    }
+
+    /// The same into a file of its own, for what is not kept here.
+    pub fn write(
+        &self,
+        root: &Path,
+        parent: Option<&str>,
+        boot: Option<Vec<u32>>,
+        to: &Path,
+    ) -> Result<String> {
+        let failed = |error: &io::Error| cut_failed(root, error);
+        let source = File::open(root).map_err(|error| failed(&error))?;
+        let size = source.metadata().map_err(|error| failed(&error))?.len();
+        let boot = boot.map(|mut chunks| {
+            chunks.retain(|chunk| u64::from(*chunk) * u64::from(CHUNK) < size);
+            chunks
+        });
+        let parent = match parent {
+            Some(id) if !self.is_partial(id) => {
+                let parent = ImageReader::open(&self.path(id)).map_err(|error| damaged(&error))?;
+                // A child's chunks are as large as its parent's.
+                (parent.chunk_size() == CHUNK).then(|| Arc::new(parent))
+            }
+            // Of a parent that is not all here nothing could be compared.
+            _ => None,
+        };
+        let options = WriteOptions {
+            chunk_size: CHUNK,
+            codec: Codec::Zstd(LEVEL),
+            parent_name: parent
+                .as_ref()
+                .map(|parent| Chunks::file_name(&parent.id().to_string())),
+            parent,
+            working_set: boot,
+            ..WriteOptions::default()
+        };
+        let written =
+            write_image(to, &source, &options).map_err(|error| write_failed(&error, to))?;
+        Ok(written.id.to_string())
+    }
+
+    /// Begins an image of which only the last bytes are here, under a key that is free:
+    /// blocking.
+    pub fn begin(&self, key: &str, length: u64, tail: &[u8], origins: &[Origin]) -> Result<()> {
+        if self.has(key) {
+            return Ok(());
+        }
+        let path = self.path(key);
+        let id = key.split('.').next().unwrap_or(key);
+        self.save_origins(key, origins)?;
+        jiffy_store::partial::create(&path, length, tail, parse_id(id)?)
+            .map_err(|error| write_failed(&error, &path))
+    }
+
+    /// From now on what is missing of it can be had here, too; this origin is
+    /// asked first.
+    pub fn add_origin(&self, id: &str, origin: Origin) -> Result<()> {
+        let known = self.origins(id);
+        let origins = with_origin(&known, origin);
+        if origins == known {
+            return Ok(());
+        }
+        self.save_origins(id, &origins)
+    }
+
+    fn save_origins(&self, id: &str, origins: &[Origin]) -> Result<()> {
+        let path = self.origins_file(id);
+        records::origins::save(&path, origins)
+            .map_err(|error| Error::io("write where an image's bytes are", &path, &error))
+    }
+
+    /// Where its parts lie that are fetched together: the boot set's end, if it
+    /// has one, and the beginning of its tables.
+    pub fn cuts(&self, id: &str) -> Result<(u64, u64)> {
+        self.cuts_of(&self.path(id))
+    }
+
+    /// The same of a file elsewhere, whose parents are here.
+    pub fn cuts_of(&self, path: &Path) -> Result<(u64, u64)> {
+        let of_parent = |_: &Path, parent: &ParentRef| Ok(self.path(&parent.id.to_string()));
+        let image =
+            ImageReader::open_with_parents(path, &of_parent).map_err(|error| damaged(&error))?;
+        let tail = image.file_bytes() + HEADER - image.metadata_bytes();
+        Ok((image.hot_range().end, tail))
+    }
+
+    /// What is done with these images from now on, until the hold is dropped,
+    /// must not find them removed because nobody has them yet.
+    pub fn hold(&self, ids: &[String]) -> Held {
+        self.lock().extend(ids.iter().cloned());
+        Held {
+            held: Arc::clone(&self.held),
+            ids: ids.to_vec(),
+        }
+    }
+
+    /// What is held now.
+    pub fn held(&self) -> Vec<String> {
+        self.lock().clone()
+    }
+
+    /// Removes all that is neither wanted nor held, with all that lies beside
+    /// it; gives the bytes that are free again.
+    pub fn remove_unused(&self, wanted: impl Fn(&str) -> bool) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        let held = self.lock();
+        let is_unused = |name: &str| {
+            let id = id_in(name);
+            id.is_some_and(|id| !wanted(id) && !held.iter().any(|held| held == id))
+        };
+        let mut unused = self.entries();
+        unused.retain(|(name, _)| is_unused(name));
+        // Images first, and for good: one that lost its map would be taken for whole.
+        let (images, others): (Vec<_>, Vec<_>) = unused
+            .into_iter()
+            .partition(|(name, _)| name.ends_with(SUFFIX));
+        let mut bytes = 0;
+        for (_, path) in &images {
+            let stored = fs::metadata(path).map_or(0, |data| data.blocks() * 512);
+            if fs::remove_file(path).is_ok() {
+                bytes += stored;
+            }
+        }
+        if !images.is_empty() {
+            let _ = jiffy_sys::durable::sync_folder_of(&images[0].1);
+        }
+        for (name, path) in others {
+            let image = name.trim_start_matches('.').strip_suffix(PRESENT);
+            // What is there yet has its map yet.
+            if image.is_none_or(|image| !self.folder.join(image).exists()) {
+                let _ = fs::remove_file(path);
+            }
+        }
+        bytes
+    }
+
+    /// Removes what a daemon that was killed has left half made. The map of an
+    /// image of which parts are here has a dot, too, and stays.
+    pub fn sweep(&self) {
+        for (name, path) in self.entries() {
+            let orphan = match id_in(&name) {
+                Some(id) => {
+                    let is_map = |image: &str| map_path(&self.folder.join(image)) == path;
+                    let image = name
+                        .strip_prefix('.')
+                        .and_then(|name| name.strip_suffix(PRESENT));
+                    let of_image = image
+                        .is_some_and(|image| is_map(image) && self.folder.join(image).exists());
+                    !self.has(id) || name.starts_with('.') && !of_image
+                }
+                None => name.starts_with('.'),
+            };
+            if orphan {
+                info!(path = %path.display(), "removing what an earlier daemon left half done");
+                let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
+            }
+        }
+    }
+
+    /// Names of all that lies here, and paths.
+    fn entries(&self) -> Vec<(String, PathBuf)> {
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        entries
+            .map(|entry| {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                (name, entry.path())
+            })
+            .collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<String>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn origins_file(&self, id: &str) -> PathBuf {
+        self.folder.join(format!("{id}.origins.json"))
+    }
+}
+
+/// These and a further one, which is asked first, or takes the place of what
+/// was known of the same.
+pub fn with_origin(known: &[Origin], origin: Origin) -> Vec<Origin> {
+    let mut origins: Vec<Origin> = std::iter::once(origin)
+        .chain(known.iter().cloned())
+        .collect();
+    let mut names = Vec::new();
+    origins.retain(|origin| {
+        let name = match origin {
+            Origin::Registry(origin) => origin.reference.clone(),
+            Origin::Folder { folder } => folder.display().to_string(),
+        };
+        let new = !names.contains(&name);
+        names.push(name);
+        new
+    });
+    origins.truncate(MAX_ORIGINS);
+    origins
+}
+
+/// Images of chunks that are being worked with.
+#[derive(Debug)]
+pub struct Held {
+    held: Arc<Mutex<Vec<String>>>,
+    ids: Vec<String>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        for id in &self.ids {
+            if let Some(at) = held.iter().position(|held| held == id) {
+                held.swap_remove(at);
+            }
+        }
+    }
+}
+
+/// The image that a file belongs to: `ID.jimg`, `ID.origins.json`,
+/// `.ID.jimg.present` and so on.
+fn id_in(name: &str) -> Option<&str> {
+    let (id, _) = name.strip_prefix('.').unwrap_or(name).split_once('.')?;
+    parse_id(id).is_ok().then_some(id)
+}
+
+/// Bytes before the first chunk (docs/image-format.md).
+const HEADER: u64 = 64;
+
+/// The id that these 32 digits are.
+pub fn parse_id(text: &str) -> Result<ImageId> {
+    let wrong = || {
+        let shown: String = text.chars().take(40).collect();
+        Error::invalid(format!("{shown:?} is no id of an image of chunks."))
+    };
+    let small = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    if text.len() != 32 || !text.as_bytes().iter().all(small) {
+        return Err(wrong());
+    }
+    u128::from_str_radix(text, 16)
+        .map(|number| ImageId(number.to_be_bytes()))
+        .map_err(|_| wrong())
+}
+
+fn cut_failed(root: &Path, error: &io::Error) -> Error {
+    Error::io("cut a file system into chunks", root, error)
+}
+
+/// One sentence.
+pub fn damaged(error: &jiffy_store::ImageError) -> Error {
+    Error::internal(format!(
+        "An image of chunks can't be read: {}.",
+        chain(error)
+    ))
+}
+
+fn write_failed(error: &WriteError, path: &Path) -> Error {
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        if let Some(error) = cause.downcast_ref::<io::Error>()
+            && is_full(error)
+        {
+            return Error::io("write an image of chunks", path, error);
+        }
+        source = cause.source();
+    }
+    Error::internal(format!(
+        "An image of chunks can't be written: {}.",
+        chain(error)
+    ))
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let more = cause.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        source = cause.source();
+    }
+    text.trim_end_matches('.').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_has_only_what_its_parent_has_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let chunks = Chunks::new(folder.path().to_owned());
+        let root = folder.path().join("root");
+        let noise: Vec<u8> = (0..40 * CHUNK as usize)
+            .map(|at| blake3::hash(&(at / 32).to_le_bytes()).as_bytes()[at % 32])
+            .collect();
+        fs::write(&root, &noise).unwrap();
+        let (made, held) = chunks.make(&root, None, None).unwrap();
+        assert_eq!(chunks.make(&root, None, None).unwrap().0, made);
+        let parent = made.into_iter().next().unwrap();
+        let changed = [&noise[..], &[7; 5000]].concat();
+        fs::write(&root, &changed).unwrap();
+        let (made, _) = chunks.make(&root, Some(&parent), None).unwrap();
+        let child = made[0].clone();
+        assert_eq!(made, [child.clone(), parent.clone()]);
+        // It stays a child, whoever makes it again without a parent.
+        let (again, both_held) = chunks.make(&root, None, None).unwrap();
+        assert_eq!(again, made);
+        assert!(made.iter().all(|id| chunks.held().contains(id)));
+        drop(both_held);
+        assert!(chunks.stored(&child) * 4 < chunks.stored(&parent));
+        let image = ImageReader::open(&chunks.path(&child)).unwrap();
+        let mut last = vec![0; CHUNK as usize];
+        image.read_chunk(image.chunks() - 1, &mut last).unwrap();
+        assert_eq!(&last[..5000], &[7; 5000]);
+        let (_, tail) = chunks.cuts(&child).unwrap();
+        assert!(tail >= HEADER && tail < image.file_bytes());
+        drop(image);
+
+        // The same from its last bytes only.
+        let whole = fs::read(chunks.path(&parent)).unwrap();
+        let (_, tail) = chunks.cuts(&parent).unwrap();
+        let other = tempfile::tempdir().unwrap();
+        let there = Chunks::new(other.path().to_owned());
+        let origins = [Origin::Folder {
+            folder: folder.path().to_owned(),
+        }];
+        let tail = &whole[tail as usize..];
+        there
+            .begin(&parent, whole.len() as u64, tail, &origins)
+            .unwrap();
+        assert!(there.has(&parent) && there.is_partial(&parent));
+        assert_eq!(there.origins(&parent), origins);
+        assert!(
+            there
+                .begin(&child, whole.len() as u64, tail, &origins)
+                .is_err()
+        );
+        // What is held stays, and so does what lies beside it.
+        assert_eq!(chunks.remove_unused(|id| id == child), 0);
+        drop(held);
+        let held = there.hold(std::slice::from_ref(&parent));
+        assert_eq!(there.held(), [parent.as_str()]);
+        assert_eq!(there.remove_unused(|_| false), 0);
+        there.sweep();
+        assert!(there.is_partial(&parent));
+        drop(held);
+        assert!(there.remove_unused(|_| false) > 0);
+        assert_eq!(
+            fs::read_dir(other.path())
+                .unwrap()
+                .filter(|entry| {
+                    entry
+                        .as_ref()
+                        .unwrap()
+                        .file_name()
+                        .to_string_lossy()
+                        .contains(&parent)
+                })
+                .count(),
+            0
+        );
+    }
+
+    #[test]
+    fn an_id_has_32_digits() {
+        let id = parse_id("00112233445566778899aabbccddeeff").unwrap();
+        assert_eq!(id.to_string(), "00112233445566778899aabbccddeeff");
+        for wrong in [
+            "",
+            "0",
+            "00112233445566778899AABBCCDDEEFF",
+            "../../../etc/passwd0000000000000",
+        ] {
+            assert!(parse_id(wrong).is_err(), "{wrong}");
+        }
+    }
+}

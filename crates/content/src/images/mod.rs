@@ -1,0 +1,537 @@
+//! Images of root file systems.
+//!
+//! An image is a folder `images/NAME/` (a reference's name is written as
+//! [`name::folder`] has it):
+//!
+//! | file | what |
+//! |---|---|
+//! | `image.json` | the [`record`]: what is known of it |
+//! | `image.erofs` | the file system, as VMs read it |
+//! | `boot.json` | what a guest that booted has read of it, once one has |
+//!
+//! An image that was pushed, or came from a registry as an artifact of ours, has
+//! an image of [`chunks`] too. One of which only parts are here has no
+//! `image.erofs`: VMs read it as a [`lazy`] disk.
+//!
+//! It is made under a name with a dot, synced, and renamed: after a crash it
+//! is there whole or not at all, and the next daemon removes what has a dot.
+//!
+//! * [`name`]: names, references and folders.
+//! * [`record`]: what `image.json` holds.
+//! * `writable`: ext4 images, kept as they are.
+//! * [`config`]: how an image's configuration and a request become a command.
+//! * [`base`]: the image that comes with Jiffy.
+//! * [`import`]: tars and archives of other tools.
+//! * [`policy`]: who must have signed them.
+//! * `cut`: images cut into chunks.
+//! * [`artifact`]: what of an image is in a registry.
+//! * [`chunks`]: images of chunks.
+//! * [`boot`]: what a boot needs of an image.
+//! * [`lazy`]: disks whose bytes come when a guest reads them.
+
+pub mod artifact;
+pub mod base;
+pub mod boot;
+pub mod chunks;
+pub mod config;
+mod cut;
+pub mod import;
+pub mod lazy;
+pub mod name;
+pub mod policy;
+pub mod record;
+#[cfg(test)]
+mod tests;
+mod writable;
+
+use crate::durable::{self, LoadError, is_taken, set_aside};
+use crate::error::{Error, Result};
+use crate::model::image::{ImageRecord, LazyDisk};
+use crate::model::snapshot::Manifest;
+use crate::model::vm::{Root, VmRecord, is_active};
+use crate::paths::Paths;
+use base::BASE;
+use chunks::{Chunks, Held};
+pub use import::Made;
+use jiffy_sys::durable::remove_any;
+use jiffy_wire::api::{Image, ImageConfig, Pruned};
+use jiffy_wire::disk::CONTENTS;
+use policy::Policy;
+use rustix::fs::{CWD, RenameFlags};
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
+use tempfile::TempDir;
+use tokio::sync::Mutex;
+
+/// The file system in an image's folder.
+pub(crate) const ROOT: &str = "image.erofs";
+
+/// The images of a node.
+#[derive(Debug)]
+pub struct Images {
+    pub(crate) folder: PathBuf,
+    share: PathBuf,
+    /// Where names without a registry are looked up, unless a request says.
+    registry: Option<String>,
+    /// Who must have signed what comes from registries.
+    policy: Policy,
+    /// What is shared piece by piece.
+    pub(crate) chunks: Chunks,
+    /// Where the caches of disks are.
+    disks: PathBuf,
+    /// Snapshots from registries need chunks, too.
+    pub(crate) snapshots: PathBuf,
+    /// And so do VMs that run, whatever became of what they came from.
+    vms: PathBuf,
+    /// One change at a time.
+    changing: Arc<Mutex<()>>,
+    /// The built-in image is there and from this release.
+    base_ready: AtomicBool,
+    /// Records by folder, and the inodes of the file they were read from.
+    records: std::sync::Mutex<HashMap<PathBuf, (u64, Arc<ImageRecord>)>>,
+}
+
+/// An image that is there.
+#[derive(Debug, Clone)]
+pub struct Found {
+    /// Its name: what was asked for, in full.
+    pub name: String,
+    /// Its file system.
+    pub root: Root,
+    /// What is known of it.
+    pub record: Arc<ImageRecord>,
+}
+
+impl Found {
+    /// What its commands are started with.
+    pub fn config(&self) -> &ImageConfig {
+        &self.record.config
+    }
+}
+
+impl Images {
+    /// The images in these folders.
+    pub fn new(paths: &Paths, registry: Option<String>, policy: Policy) -> Images {
+        Images {
+            folder: paths.images(),
+            share: paths.share.join("images"),
+            registry: registry.filter(|registry| !registry.is_empty()),
+            policy,
+            chunks: Chunks::new(paths.chunks()),
+            disks: paths.disks(),
+            snapshots: paths.snapshots(),
+            vms: paths.vms(),
+            changing: Arc::default(),
+            base_ready: AtomicBool::new(false),
+            records: std::sync::Mutex::default(),
+        }
+    }
+
+    /// The registry of names without one.
+    pub fn registry<'a>(&'a self, wanted: Option<&'a str>) -> Option<&'a str> {
+        let wanted = wanted.filter(|wanted| !wanted.is_empty());
+        wanted.or(self.registry.as_deref())
+    }
+
+    /// The image that a user means.
+    pub async fn resolve(&self, text: &str, registry: Option<&str>) -> Result<Found> {
+        let meanings = name::meanings(text, self.registry(registry))?;
+        for meaning in &meanings {
+            if let Some(found) = self.look_up(meaning).await? {
+                return Ok(found);
+            }
+        }
+        Err(missing(text))
+    }
+
+    /// An image by its name in full; made now if it is the built-in one.
+    pub async fn find(&self, name: &str) -> Result<Found> {
+        if name::folder(name).is_err() {
+            return Err(missing(name));
+        }
+        self.look_up(name).await?.ok_or_else(|| missing(name))
+    }
+
+    /// As [`Images::find`], of one that a VM is to start from: signed, if it has to be.
+    pub async fn startable(&self, name: &str) -> Result<Found> {
+        let found = self.find(name).await?;
+        self.policy
+            .check("image", name, found.record.source.as_ref())?;
+        Ok(found)
+    }
+
+    /// Who must have signed what comes from registries.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Notes who has signed an image, if it is still the one of this manifest; false if not:
+    /// blocking.
+    pub fn note_signed(&self, name: &str, manifest: &str, signed_by: &[String]) -> Result<bool> {
+        let folder = self.folder_of(name)?;
+        let _one = self.changing.blocking_lock();
+        let Ok(mut record) = ImageRecord::load(&folder) else {
+            return Ok(false);
+        };
+        let source = record.source.as_mut();
+        let Some(source) = source.filter(|it| it.manifest.as_deref() == Some(manifest)) else {
+            return Ok(false);
+        };
+        policy::add(&mut source.signed_by, signed_by);
+        record
+            .save(&folder)
+            .map_err(|error| Error::io("write an image's record", &folder, &error))?;
+        self.forget(&folder);
+        Ok(true)
+    }
+
+    /// An image's file never changes: another image is another file.
+    async fn look_up(&self, name: &str) -> Result<Option<Found>> {
+        if name == BASE && !self.base_ready.load(Ordering::Acquire) {
+            self.provide_base().await?;
+        }
+        let folder = self.folder_of(name)?;
+        let path = folder.join(ROOT);
+        let whole = durable::check_there(&path);
+        if whole.is_ok() {
+            let record = self.record(name)?;
+            let root = Root {
+                path,
+                digest: record.digest.clone(),
+                lazy: None,
+            };
+            return Ok(Some(Found {
+                name: name.to_owned(),
+                root,
+                record,
+            }));
+        }
+        if name == BASE {
+            self.base_ready.store(false, Ordering::Release);
+        }
+        if !is_taken(&folder) {
+            return Ok(None);
+        }
+        let record = self.record(name)?;
+        self.check(name, &record, &folder)?;
+        let chunks = record.chunks.clone();
+        let root = Root {
+            path: lazy::cache_in(&self.disks, &chunks).join(CONTENTS),
+            digest: record.digest.clone(),
+            lazy: Some(LazyDisk {
+                chunks,
+                ext4: record.ext4,
+            }),
+        };
+        Ok(Some(Found {
+            name: name.to_owned(),
+            root,
+            record,
+        }))
+    }
+
+    /// All images, by name.
+    pub fn list(&self) -> Result<Vec<Image>> {
+        let mut images = Vec::new();
+        let entries = fs::read_dir(&self.folder)
+            .map_err(|error| Error::io("list images", &self.folder, &error))?;
+        for entry in entries.flatten() {
+            let Some(name) = name::of_folder(&entry.file_name().to_string_lossy()) else {
+                continue;
+            };
+            images.push(match ImageRecord::load(&entry.path()) {
+                Ok(record) => self.image(&name, &record, &entry.path()),
+                Err(error) => Image {
+                    error: Some(unreadable(&name, &error).0.message),
+                    name,
+                    ..Image::default()
+                },
+            });
+        }
+        images.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(images)
+    }
+
+    /// An image as the API shows it.
+    pub fn shown(&self, found: &Found) -> Result<Image> {
+        let folder = self.folder_of(&found.name)?;
+        Ok(self.image(&found.name, &found.record, &folder))
+    }
+
+    /// Removes an image; `in_use` refuses if a VM needs it.
+    pub async fn remove<F: Future<Output = Result<()>>>(
+        self: &Arc<Self>,
+        name: &str,
+        in_use: impl Fn() -> F,
+    ) -> Result<()> {
+        let path = self.folder_of(name)?;
+        let one = Arc::clone(&self.changing).lock_owned().await;
+        if !is_taken(&path) {
+            return Err(missing(name));
+        }
+        in_use().await?;
+        self.forget(&path);
+        if name == BASE {
+            self.base_ready.store(false, Ordering::Release);
+        }
+        let gone = set_aside(&path).map_err(|error| Error::io("remove an image", &path, &error))?;
+        let images = Arc::clone(self);
+        let removed = tokio::task::spawn_blocking(move || {
+            images.collect();
+            drop(one);
+            // Gigabytes, perhaps.
+            drop(gone);
+        });
+        removed.await.map_err(|error| cut_short(&error))
+    }
+
+    /// Removes what pulls and pushes have left that an earlier daemon did not
+    /// end.
+    pub fn sweep(&self) {
+        self.chunks.sweep();
+        lazy::sweep(&self.disks);
+        self.collect();
+    }
+
+    /// Keeps what a root file system is filled from, until this is dropped, for a VM
+    /// whose record does not say yet that it has it.
+    pub fn hold(&self, root: &Root) -> Option<Held> {
+        let disk = root.lazy.as_ref()?;
+        Some(self.chunks.hold(&disk.chunks))
+    }
+
+    /// Removes chunks and caches that nothing has any more.
+    pub fn collect(&self) {
+        let mut wanted: HashSet<String> = self.chunks.held().into_iter().collect();
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            let Some(name) = name::of_folder(&entry.file_name().to_string_lossy()) else {
+                continue;
+            };
+            match self.record(&name) {
+                Ok(record) => wanted.extend(record.chunks.iter().cloned()),
+                // What this one needs is not known.
+                Err(_) => return,
+            }
+        }
+        for entry in fs::read_dir(&self.snapshots)
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            if entry.file_name().to_string_lossy().starts_with('.') {
+                continue;
+            }
+            match Manifest::load(&entry.path()) {
+                Ok(manifest) => {
+                    wanted.extend(manifest.lazy_root.into_iter().flat_map(|it| it.chunks));
+                }
+                Err(_) => return,
+            }
+        }
+        for entry in fs::read_dir(&self.vms).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with('.') {
+                continue;
+            }
+            let record = match VmRecord::load(&entry.path()) {
+                Ok(record) => record,
+                // It never began.
+                Err(LoadError::Empty) => continue,
+                Err(LoadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => continue,
+                // It may run, and what it needs is not known.
+                Err(_) => return,
+            };
+            let root = is_active(record.state).then_some(record.root).flatten();
+            let disk = root.and_then(|root| root.lazy);
+            wanted.extend(disk.into_iter().flat_map(|disk| disk.chunks));
+        }
+        // Another packing may be built on what its own record does not name.
+        let named: Vec<String> = wanted.iter().cloned().collect();
+        wanted.extend(self.chunks.with_all_parents(&named));
+        self.chunks.remove_unused(|id| wanted.contains(id));
+        for entry in fs::read_dir(&self.disks).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let id = name.strip_suffix(".recording").unwrap_or(&name);
+            if !wanted.contains(id) {
+                let path = entry.path();
+                let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
+            }
+        }
+    }
+
+    /// Removes the images of references that `in_use` lets go: they can be
+    /// pulled again. What has a name of its owner's stays.
+    pub async fn prune<F: Future<Output = Result<()>>>(
+        self: &Arc<Self>,
+        in_use: impl Fn(String) -> F,
+    ) -> Result<Pruned> {
+        let mut pruned = Pruned::default();
+        for image in self.list()? {
+            let can_be_pulled = image.name.contains('/')
+                && (image.source.as_ref()).is_some_and(|source| source.manifest.is_some());
+            let gone = || self.remove(&image.name, || in_use(image.name.clone()));
+            if can_be_pulled && gone().await.is_ok() {
+                pruned.bytes += image.stored;
+                pruned.names.push(image.name);
+            }
+        }
+        Ok(pruned)
+    }
+
+    /// A folder for an image that is not yet called anything.
+    pub(crate) fn temporary(&self) -> Result<TempDir> {
+        tempfile::Builder::new()
+            .prefix(".new-")
+            .tempdir_in(&self.folder)
+            .map_err(|error| Error::io("make an image", &self.folder, &error))
+    }
+
+    /// Writes the record of an image that is being made.
+    pub fn complete(&self, temporary: &TempDir, record: &ImageRecord) -> Result<()> {
+        config::check(&record.config)?;
+        record
+            .save(temporary.path())
+            .map_err(|error| Error::io("write an image's record", temporary.path(), &error))
+    }
+
+    /// Gives a finished image its name; what had it before is removed. One
+    /// change at a time: the caller holds `changing`.
+    fn put(&self, name: &str, temporary: TempDir) -> Result<()> {
+        let to = self.folder_of(name)?;
+        let failed = |error: io::Error| Error::io("name an image", &to, &error);
+        self.forget(&to);
+        if is_taken(&to) {
+            // The old one is removed with the temporary folder. VMs that
+            // still read it keep it open.
+            let flags = RenameFlags::EXCHANGE;
+            rustix::fs::renameat_with(CWD, temporary.path(), CWD, &to, flags)
+                .map_err(|error| failed(error.into()))?;
+            // Which a folder that is none would outlive.
+            remove_any(temporary.path()).map_err(failed)?;
+        } else {
+            fs::rename(temporary.path(), &to).map_err(failed)?;
+            let _ = temporary.keep();
+        }
+        jiffy_sys::durable::sync_folder_of(&to).map_err(failed)
+    }
+
+    /// Makes a finished image the one of this name, if whoever needs the one
+    /// before lets it go.
+    pub async fn publish<F: Future<Output = Result<()>>>(
+        self: &Arc<Self>,
+        name: &str,
+        temporary: TempDir,
+        in_use: impl Fn() -> F,
+    ) -> Result<()> {
+        let one = Arc::clone(&self.changing).lock_owned().await;
+        if is_taken(&self.folder_of(name)?) {
+            in_use().await?;
+        }
+        let (images, name) = (Arc::clone(self), name.to_owned());
+        // The one before may be gigabytes, and all is synced.
+        let put = tokio::task::spawn_blocking(move || {
+            let _one = one;
+            images.put(&name, temporary)
+        });
+        put.await.map_err(|error| cut_short(&error))?
+    }
+
+    /// The record of an image, read again only if it was written again.
+    fn record(&self, name: &str) -> Result<Arc<ImageRecord>> {
+        let folder = self.folder_of(name)?;
+        let inode = fs::metadata(record::file(&folder)).map_or(0, |data| data.ino());
+        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, record)) = records.get(&folder).filter(|(known, _)| *known == inode) {
+            return Ok(Arc::clone(record));
+        }
+        let record = ImageRecord::load(&folder).map_err(|error| unreadable(name, &error))?;
+        let record = Arc::new(record);
+        records.insert(folder, (inode, Arc::clone(&record)));
+        Ok(record)
+    }
+
+    /// The inode may be another record's from now on.
+    fn forget(&self, folder: &Path) {
+        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        records.remove(folder);
+    }
+
+    /// The name in full of the image that a user means, whatever can be read of it.
+    pub fn named(&self, text: &str, registry: Option<&str>) -> Result<String> {
+        let meanings = name::meanings(text, self.registry(registry))?;
+        let is_here = |name: &String| self.folder_of(name).is_ok_and(|path| is_taken(&path));
+        meanings
+            .into_iter()
+            .find(is_here)
+            .ok_or_else(|| missing(text))
+    }
+
+    /// Refuses an image that has neither a file system nor what one is filled from.
+    fn check(&self, name: &str, record: &ImageRecord, folder: &Path) -> Result<()> {
+        let root = folder.join(ROOT);
+        let path = match record.chunks.first() {
+            Some(id) if !is_taken(&root) => self.chunks.path(id),
+            _ => root,
+        };
+        durable::check_there(&path).map_err(|why| unusable(name, &why))
+    }
+
+    /// As the API shows it.
+    fn image(&self, name: &str, record: &ImageRecord, folder: &Path) -> Image {
+        let mut image = record.shown(name);
+        image.error = self
+            .check(name, record, folder)
+            .err()
+            .map(|it| it.0.message);
+        image.file = Some(folder.join(ROOT)).filter(|file| file.exists());
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            image.stored += entry.metadata().map_or(0, |data| data.blocks() * 512);
+        }
+        if let Some(id) = record.chunks.first() {
+            image.stored += self.chunks.stored(id);
+        }
+        if !folder.join(ROOT).exists() {
+            let cache = lazy::cache_in(&self.disks, &record.chunks).join(CONTENTS);
+            let here = fs::metadata(cache).map_or(0, |data| data.blocks() * 512);
+            image.stored += here;
+            image.present = here.min(record.size);
+        }
+        image
+    }
+
+    fn folder_of(&self, name: &str) -> Result<PathBuf> {
+        Ok(self.folder.join(name::folder(name)?))
+    }
+}
+
+fn cut_short(error: &tokio::task::JoinError) -> Error {
+    Error::internal(format!("A change of an image was cut short: {error}."))
+}
+
+fn missing(name: &str) -> Error {
+    let shown: String = name.chars().take(200).collect();
+    Error::not_found(format!("There is no image {shown}.")).hint(
+        "`jiffy image ls` lists the images; `jiffy image pull` and `jiffy image import` make one.",
+    )
+}
+
+fn unreadable(name: &str, error: &LoadError) -> Error {
+    unusable(
+        name,
+        &format!("its record can't be read: {}", error.sentence()),
+    )
+    .hint(match error.is_newer() {
+        true => "A newer release of Jiffy made it, and can use it.".to_owned(),
+        false => format!("Import the image again with `jiffy image import {name}`."),
+    })
+}
+
+fn unusable(name: &str, why: &str) -> Error {
+    Error::internal(format!("The image {name} can't be used: {why}.")).hint(format!(
+        "Import or pull it again, or remove it with `jiffy image rm {name}`."
+    ))
+}

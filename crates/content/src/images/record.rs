@@ -1,0 +1,58 @@
+//! `image.json`: what is known of an image.
+
+use super::config;
+use crate::durable::LoadError;
+use crate::model::image::ImageRecord;
+use crate::records;
+use jiffy_wire::api::{Image, ImageConfig};
+use std::io;
+use std::path::Path;
+
+const FILE: &str = "image.json";
+
+impl ImageRecord {
+    /// Writes it into the image's folder.
+    pub fn save(&self, folder: &Path) -> io::Result<()> {
+        records::image::save(&file(folder), self.clone())
+    }
+
+    /// Reads what [`ImageRecord::save`] wrote, also of older releases.
+    pub fn load(folder: &Path) -> Result<ImageRecord, LoadError> {
+        let mut record = records::image::load(&file(folder))?;
+        if config::check(&record.config).is_err() {
+            // Nothing we wrote.
+            record.config = ImageConfig::default();
+        }
+        Ok(record)
+    }
+
+    /// As the API shows it; what is on disk is left to the caller.
+    pub fn shown(&self, name: &str) -> Image {
+        Image {
+            name: name.to_owned(),
+            digest: self.digest.clone(),
+            size: self.size,
+            entries: self.entries,
+            created: self.created,
+            config: self.config.clone(),
+            source: self.source.clone(),
+            chunks: self.chunks.first().cloned(),
+            present: self.size,
+            stored: 0,
+            used_by: Vec::new(),
+            file: None,
+            error: None,
+        }
+    }
+}
+
+/// Is the image in this folder one that came with a release, also if its record
+/// is of one that is not known?
+pub fn was_built_in(folder: &Path) -> bool {
+    records::image::was_built_in(&file(folder))
+}
+
+/// Where the record is.
+pub fn file(folder: &Path) -> std::path::PathBuf {
+    folder.join(FILE)
+}

@@ -1,0 +1,81 @@
+use super::*;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::mpsc::channel;
+use std::task::Poll;
+
+/// Images in this folder, of which one is called `web`.
+pub(super) fn images(folder: &Path) -> (Images, ImageRecord) {
+    let [data, run] = ["data", "run"].map(|name| folder.join(name));
+    let paths = Paths {
+        socket: run.join("jiffyd.sock"),
+        lib: folder.to_owned(),
+        share: folder.to_owned(),
+        peer: None,
+        data,
+        run,
+    };
+    paths.prepare().unwrap();
+    let images = Images::new(&paths, None, Policy::default());
+    let record = ImageRecord {
+        digest: "0".repeat(64),
+        size: 8192,
+        ..ImageRecord::default()
+    };
+    let web = images.folder_of("web").unwrap();
+    fs::create_dir(&web).unwrap();
+    fs::write(web.join(ROOT), [7; 8192]).unwrap();
+    record.save(&web).unwrap();
+    (images, record)
+}
+
+/// Folders that are being removed.
+fn going(folder: &Path) -> usize {
+    let entries = fs::read_dir(folder).unwrap().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.starts_with(".gone-")).count()
+}
+
+/// Goes as far with it as can be without waiting.
+async fn is_pending<F: Future>(mut what: Pin<&mut F>) -> bool {
+    poll_fn(|context| Poll::Ready(what.as_mut().poll(context).is_pending())).await
+}
+
+/// The one thread for work that takes its time is busy: whatever is done meanwhile is
+/// done by a worker that others need.
+#[test]
+fn no_worker_removes_what_may_be_large() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .max_blocking_threads(1)
+        .build()
+        .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (images, _) = images(folder.path());
+    let images = Arc::new(images);
+    let golden = images.folder.join("golden");
+    fs::create_dir(&golden).unwrap();
+    fs::write(golden.join("ram.raw"), [1; 8192]).unwrap();
+    runtime.block_on(async {
+        let (release, held) = channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || held.recv());
+        let mut removing = pin!(images.remove("web", || async { Ok(()) }));
+        assert!(is_pending(removing.as_mut()).await);
+        assert!(!images.has("web"));
+        assert_eq!(going(&images.folder), 1);
+        crate::snapshots::remove_behind(&golden).unwrap();
+        assert!(!golden.exists());
+        assert_eq!(going(&images.folder), 2);
+        // Nor does one put an image in the place of another.
+        let new = images.temporary().unwrap();
+        let mut publishing = pin!(images.publish("new", new, || async { Ok(()) }));
+        assert!(is_pending(publishing.as_mut()).await);
+        release.send(()).unwrap();
+        busy.await.unwrap().unwrap();
+        removing.await.unwrap();
+        publishing.await.unwrap();
+        assert!(images.has("new"));
+    });
+    // What was begun behind others is done.
+    drop(runtime);
+    assert_eq!(going(&images.folder), 0);
+}

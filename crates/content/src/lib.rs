@@ -1,0 +1,32 @@
+//! What a node keeps on disk, and the room that it takes.
+//!
+//! * [`model`]: what VMs, images and snapshots are: types without I/O.
+//! * [`records`]: how those are saved, each file in versioned types of its own.
+//! * [`images`]: root file systems, their chunks and the caches of lazy disks.
+//! * [`snapshots`]: captured VMs.
+//! * [`volumes`], [`roots`], [`kernels`]: the other things VMs are made of.
+//! * [`transfer`]: images and snapshots to and from registries.
+//! * [`checks`]: bounds of what a VM may be, whoever describes it.
+//! * [`room`]: the ledgers of memory and of disk room.
+//! * [`paths`]: where all of it is.
+//! * [`digests`]: of files that decide whether a snapshot fits.
+//! * [`durable`], [`names`], [`clock`], [`error`]: small things many need.
+
+pub mod checks;
+pub mod clock;
+pub mod digests;
+pub mod durable;
+pub mod error;
+pub mod images;
+pub mod kernels;
+pub mod model;
+pub mod names;
+pub mod paths;
+pub mod records;
+pub mod room;
+pub mod roots;
+pub mod snapshots;
+#[cfg(feature = "testing")]
+pub mod testing;
+pub mod transfer;
+pub mod volumes;

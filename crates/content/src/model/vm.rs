@@ -1,0 +1,287 @@
+//! A VM: what it is made of, and all that is known of it.
+
+use super::image::LazyDisk;
+use crate::clock::unix_seconds;
+use crate::durable::LoadError;
+use jiffy_wire::agent::{Command, ExitStatus, StartError};
+use jiffy_wire::api::{ImageConfig, Origin, RootDisk, Vm, VmState, VolumeUse};
+use jiffy_wire::cpu::Wanted;
+use jiffy_wire::vmm::{DiskLimit, PageSize};
+use std::path::PathBuf;
+
+/// Most warnings of a guest that are kept.
+pub const MAX_WARNINGS: usize = 100;
+
+/// Has a VM in this state a VMM?
+pub fn is_active(state: VmState) -> bool {
+    matches!(
+        state,
+        VmState::Starting | VmState::Running | VmState::Paused | VmState::Stopping
+    )
+}
+
+/// What a VM is made of; fixed when it is created.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Spec {
+    /// Image by name.
+    pub image: String,
+    /// What that image says its commands are started with.
+    pub config: ImageConfig,
+    /// Kernel by name.
+    pub kernel: String,
+    /// vCPUs.
+    pub cpus: u8,
+    /// RAM.
+    pub memory_mib: u32,
+    /// Host pages that back RAM.
+    pub pages: PageSize,
+    /// Volumes, `/dev/vdb` first.
+    pub disks: Vec<VolumeUse>,
+    /// The first command.
+    pub command: Option<Command>,
+    /// The distribution's own init.
+    pub init: Option<Vec<String>>,
+    /// A serial console?
+    pub console: bool,
+    /// Remove the VM when it has ended?
+    pub remove: bool,
+    /// Host name, if not the VM's name.
+    pub hostname: Option<String>,
+    /// Further kernel parameters.
+    pub kernel_args: Option<String>,
+    /// What of the host's processor it is shown; none for all.
+    pub cpu_profile: Option<Wanted>,
+    /// Report the kernel's milestones?
+    pub timeline: bool,
+    /// The snapshot it goes on from at each start.
+    pub from: Option<FromSnapshot>,
+    /// Never start from a golden snapshot.
+    pub cold: bool,
+    /// The node's own: only there to be captured, and shown to nobody.
+    pub hidden: bool,
+    /// Programs to have in memory before it is captured.
+    pub preload: Vec<String>,
+    /// The disk of its own for what it changes in its root.
+    pub root_disk: Option<RootDisk>,
+    /// How fast it may use the disks of its root, each.
+    pub root_limit: DiskLimit,
+    /// Its volumes are copies of its own, in its folder.
+    pub own_volumes: bool,
+}
+
+/// A snapshot to go on from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FromSnapshot {
+    /// Its name.
+    pub name: String,
+    /// The first command is a new one, not the one that was captured.
+    pub start_main: bool,
+}
+
+/// The image a VM's root file system was last started from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Root {
+    /// The image's file.
+    pub path: PathBuf,
+    /// BLAKE3 of its contents, hexadecimal.
+    pub digest: String,
+    /// It is filled as guests read it.
+    pub lazy: Option<LazyDisk>,
+}
+
+impl Root {
+    /// What tells it from roots with other contents. Of one that is not all here
+    /// nobody has computed the digest: whoever pushed it says what it is. The id
+    /// of its chunks is what it is read by.
+    pub fn contents_id(&self) -> String {
+        match &self.lazy {
+            None => self.digest.clone(),
+            Some(disk) => format!(
+                "chunks {} {}",
+                disk.chunks.first().map_or("", String::as_str),
+                if disk.ext4 { "ext4" } else { "erofs" }
+            ),
+        }
+    }
+}
+
+/// Memory that the pager serves to a VM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Paged {
+    /// The image of RAM.
+    pub image: PathBuf,
+    /// Where the chunks it touches are recorded, if they are.
+    pub record: Option<PathBuf>,
+    /// Fetch the image's working set in advance.
+    pub prefetch: bool,
+}
+
+/// What became of the first command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MainState {
+    /// It has not been started yet (or there is none).
+    Pending,
+    /// It runs.
+    Started,
+    /// It is over.
+    Ended(MainEnd),
+}
+
+/// How the first command ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MainEnd {
+    /// By itself or by a signal.
+    Exited(ExitStatus),
+    /// It could not be started.
+    Failed(StartError),
+    /// The VM ended first.
+    Lost(Failure),
+}
+
+/// Why a VM ended out of order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Failure {
+    /// One sentence.
+    pub message: String,
+    /// What the user can do.
+    pub hint: Option<String>,
+}
+
+/// All that is known of a VM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmRecord {
+    /// 12 hexadecimal digits.
+    pub id: String,
+    /// Unique on the node.
+    pub name: String,
+    /// What it is made of.
+    pub spec: Spec,
+    /// vsock context id, unique on the node.
+    pub cid: u32,
+    /// Unix time.
+    pub created: u64,
+    /// Where it is in its life.
+    pub state: VmState,
+    /// Unix time of the last start.
+    pub started: Option<u64>,
+    /// Unix time of the last end.
+    pub ended: Option<u64>,
+    /// The VMM's process id.
+    pub pid: Option<u32>,
+    /// What became of the first command.
+    pub main: MainState,
+    /// Its process id in the guest, once it was started.
+    pub main_pid: Option<u32>,
+    /// How the VM ended, if not in order.
+    pub failure: Option<Failure>,
+    /// Warnings of the guest's init.
+    pub warnings: Vec<String>,
+    /// Position in the log of what the last start wrote.
+    pub log_start: u64,
+    /// Where its memory came from at the last start, if it did not boot.
+    pub origin: Option<Origin>,
+    /// What its root file system is.
+    pub root: Option<Root>,
+    /// Who serves its memory, if it is not mapped.
+    pub paged: Option<Paged>,
+    /// Its guest said that its programs are over: it writes its disks back.
+    pub powering_off: bool,
+}
+
+impl VmRecord {
+    /// A VM that was just made.
+    pub fn new(id: String, name: String, spec: Spec, cid: u32) -> VmRecord {
+        VmRecord {
+            id,
+            name,
+            spec,
+            cid,
+            created: unix_seconds(),
+            state: VmState::Created,
+            started: None,
+            ended: None,
+            pid: None,
+            main: MainState::Pending,
+            main_pid: None,
+            failure: None,
+            warnings: Vec::new(),
+            log_start: 0,
+            origin: None,
+            root: None,
+            paged: None,
+            powering_off: false,
+        }
+    }
+
+    /// As the API shows it.
+    pub fn view(&self) -> Vm {
+        let spec = &self.spec;
+        let (exit, start_error) = match &self.main {
+            MainState::Ended(MainEnd::Exited(status)) => (Some(*status), None),
+            MainState::Ended(MainEnd::Failed(error)) => (
+                Some(ExitStatus::Code(error.kind.exit_code())),
+                Some(error.message.clone()),
+            ),
+            _ => (None, None),
+        };
+        Vm {
+            id: self.id.clone(),
+            name: self.name.clone(),
+            state: self.state,
+            image: spec.image.clone(),
+            kernel: spec.kernel.clone(),
+            cpus: spec.cpus,
+            memory_mib: spec.memory_mib,
+            command: spec.command.as_ref().map(|command| command.argv.clone()),
+            tty: spec
+                .command
+                .as_ref()
+                .is_some_and(|command| command.tty.is_some()),
+            disks: spec.disks.clone(),
+            root_disk: spec.root_disk.clone(),
+            exposed_ports: spec.config.exposed_ports.clone(),
+            labels: spec.config.labels.clone(),
+            created: self.created,
+            started: self.started,
+            ended: self.ended,
+            pid: self.pid,
+            cid: self.cid,
+            exit,
+            error: self
+                .failure
+                .as_ref()
+                .map(|failure| failure.message.clone())
+                .or(start_error),
+            remove: spec.remove,
+            warnings: self.warnings.clone(),
+            origin: self.origin.clone(),
+        }
+    }
+
+    /// What is shown in place of a record that can't be read.
+    pub fn unreadable(id: &str, name: &str, error: &LoadError) -> VmRecord {
+        let why = error.sentence();
+        let failure = match error.is_newer() {
+            true => Failure {
+                message: format!(
+                    "The record of the VM {name} was written by a newer release of Jiffy, and the VM is left as it is: {why}."
+                ),
+                hint: Some(format!(
+                    "Go back to that release, or remove the VM with `jiffy rm --force {name}`."
+                )),
+            },
+            false => Failure {
+                message: format!(
+                    "The record of the VM {name} can't be read, and the VM is left as it is: {why}."
+                ),
+                hint: Some(format!("Remove it with `jiffy rm --force {name}`.")),
+            },
+        };
+        VmRecord {
+            created: 0,
+            state: VmState::Exited,
+            failure: Some(failure),
+            ..VmRecord::new(id.to_owned(), name.to_owned(), Spec::default(), 0)
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Where the node's files are.
+
+use crate::error::{Error, Result};
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Most bytes of a Unix socket's path (`sun_path` less its final zero).
+const MAX_SOCKET_PATH: usize = 107;
+
+/// The folders of one node.
+#[derive(Debug, Clone)]
+pub struct Paths {
+    /// What must survive a restart of the host.
+    pub data: PathBuf,
+    /// Sockets of what runs now.
+    pub run: PathBuf,
+    /// Jiffy's other binaries.
+    pub lib: PathBuf,
+    /// Kernels, initramfs and images that came with Jiffy.
+    pub share: PathBuf,
+    /// The API's Unix socket.
+    pub socket: PathBuf,
+    /// Images of chunks of another node, to be looked into before a registry.
+    pub peer: Option<PathBuf>,
+}
+
+impl Paths {
+    /// Makes the folders; refuses a run folder that others can write to, and
+    /// names too long for a socket.
+    pub fn prepare(&self) -> Result<()> {
+        let longest = self.supervisor_socket("0123456789ab");
+        for socket in [&self.socket, &longest] {
+            let length = socket.as_os_str().len();
+            if length > MAX_SOCKET_PATH {
+                return Err(Error::invalid(format!(
+                    "The run folder's name is too long: the socket {} has {length} bytes, and Linux allows {MAX_SOCKET_PATH}; choose a shorter --run folder.",
+                    socket.display()
+                )));
+            }
+        }
+        make_private(&self.run)?;
+        let owner = fs::metadata(&self.run)
+            .map_err(|error| Error::io("look at the run folder", &self.run, &error))?;
+        let me = rustix::process::geteuid().as_raw();
+        if owner.uid() != me {
+            return Err(Error::invalid(format!(
+                "The run folder {} belongs to user {}, not to user {me}; choose another with --run.",
+                self.run.display(),
+                owner.uid()
+            )));
+        }
+        if owner.permissions().mode() & 0o077 != 0 {
+            fs::set_permissions(&self.run, fs::Permissions::from_mode(0o700))
+                .map_err(|error| Error::io("close the run folder to others", &self.run, &error))?;
+        }
+        if let Some(folder) = self.socket.parent() {
+            make_private(folder)?;
+        }
+        for folder in [
+            self.data.clone(),
+            self.vms(),
+            self.images(),
+            self.pulls(),
+            self.chunks(),
+            self.disks(),
+            self.kernels(),
+            self.volumes(),
+            self.snapshots(),
+            self.golden(),
+            self.run.join("vms"),
+            self.run.join("pager"),
+        ] {
+            make_private(&folder)?;
+        }
+        Ok(())
+    }
+
+    /// All VMs' folders.
+    pub fn vms(&self) -> PathBuf {
+        self.data.join("vms")
+    }
+
+    /// What a VM keeps.
+    pub fn vm(&self, id: &str) -> PathBuf {
+        self.data.join("vms").join(id)
+    }
+
+    /// A VM's sockets.
+    pub fn vm_run(&self, id: &str) -> PathBuf {
+        self.run.join("vms").join(id)
+    }
+
+    /// Where host programs reach the guest's ports.
+    pub fn vsock_socket(&self, id: &str) -> PathBuf {
+        self.vm_run(id).join("vsock.sock")
+    }
+
+    /// Where the guest's init reaches the node.
+    pub fn supervisor_socket(&self, id: &str) -> PathBuf {
+        self.vm_run(id)
+            .join(format!("vsock.sock_{}", jiffy_wire::agent::SUPERVISOR_PORT))
+    }
+
+    /// Where the VMM takes commands.
+    pub fn control_socket(&self, id: &str) -> PathBuf {
+        self.vm_run(id).join("control.sock")
+    }
+
+    /// All images' folders.
+    pub fn images(&self) -> PathBuf {
+        self.data.join("images")
+    }
+
+    /// Images of chunks.
+    pub fn chunks(&self) -> PathBuf {
+        self.data.join("chunks")
+    }
+
+    /// Caches of disks that are filled on demand.
+    pub fn disks(&self) -> PathBuf {
+        self.data.join("disks")
+    }
+
+    /// Blobs of pulls that are not finished.
+    pub fn pulls(&self) -> PathBuf {
+        self.data.join("pulls")
+    }
+
+    /// The user's kernels.
+    pub fn kernels(&self) -> PathBuf {
+        self.data.join("kernels")
+    }
+
+    /// All volumes.
+    pub fn volumes(&self) -> PathBuf {
+        self.data.join("volumes")
+    }
+
+    /// Snapshots that users made.
+    pub fn snapshots(&self) -> PathBuf {
+        self.data.join("snapshots")
+    }
+
+    /// Snapshots that the node keeps for later runs.
+    pub fn golden(&self) -> PathBuf {
+        self.data.join("golden")
+    }
+
+    /// Where the pager takes commands.
+    pub fn pager_socket(&self) -> PathBuf {
+        self.run.join("pager.sock")
+    }
+
+    /// Where the pager waits for a VM.
+    pub fn pager_vm_socket(&self, id: &str) -> PathBuf {
+        self.run.join("pager").join(format!("{id}.sock"))
+    }
+
+    /// The pager's binary.
+    pub fn pager(&self) -> PathBuf {
+        self.lib.join("jiffy-pager")
+    }
+
+    /// The guests' initramfs.
+    pub fn initramfs(&self) -> PathBuf {
+        self.share.join("initramfs.cpio")
+    }
+
+    /// The VMM's binary.
+    pub fn vmm(&self) -> PathBuf {
+        self.lib.join("jiffy-vmm")
+    }
+}
+
+fn make_private(folder: &Path) -> Result<()> {
+    let made = fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder);
+    made.map_err(|error| {
+        Error::internal(format!(
+            "The folder {} can't be made: {error}.",
+            folder.display()
+        ))
+    })
+}
+
+/// A volume's file in the folder of a snapshot, and in that of a VM that has its own.
+pub fn volume_in(folder: &Path, name: &str) -> PathBuf {
+    folder.join("volumes").join(format!("{name}.img"))
+}
+
+/// Makes the folder that [`volume_in`] names files in. The one around it is not
+/// made: if that is gone, its VM was removed just now, and nobody would remove
+/// it again.
+pub fn make_volumes(folder: &Path) -> io::Result<()> {
+    let made = fs::DirBuilder::new()
+        .mode(0o700)
+        .create(folder.join("volumes"));
+    match made {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_removed_vm_gets_no_folder_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let removed = folder.path().join("vm");
+        assert!(make_volumes(&removed).is_err());
+        assert!(!removed.exists());
+        for _ in 0..2 {
+            make_volumes(folder.path()).unwrap();
+        }
+        assert!(volume_in(folder.path(), "data").parent().unwrap().is_dir());
+    }
+}

@@ -1,0 +1,265 @@
+//! What VMs are made of: a part of a VM's record and of a snapshot's.
+
+use super::{both_ways, both_ways_enum, is_false};
+use crate::model::vm as live;
+use jiffy_wire::cpu::Wanted;
+use jiffy_wire::{agent, api, vmm};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::num::NonZeroU64;
+
+/// See [`live::Spec`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spec {
+    image: String,
+    #[serde(default)]
+    config: ImageConfig,
+    kernel: String,
+    cpus: u8,
+    memory_mib: u32,
+    pages: PageSize,
+    disks: Vec<VolumeUse>,
+    command: Option<Command>,
+    init: Option<Vec<String>>,
+    console: bool,
+    remove: bool,
+    hostname: Option<String>,
+    kernel_args: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cpu_profile: Option<Wanted>,
+    timeline: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    from: Option<FromSnapshot>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    cold: bool,
+    #[serde(default, skip_serializing_if = "is_false")]
+    hidden: bool,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    preload: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    root_disk: Option<RootDisk>,
+    #[serde(default, skip_serializing_if = "DiskLimit::is_none")]
+    root_limit: DiskLimit,
+    #[serde(default, skip_serializing_if = "is_false")]
+    own_volumes: bool,
+}
+both_ways!(
+    Spec,
+    live::Spec {
+        image: same,
+        config: into,
+        kernel: same,
+        cpus: same,
+        memory_mib: same,
+        pages: into,
+        disks: list,
+        command: opt,
+        init: same,
+        console: same,
+        remove: same,
+        hostname: same,
+        kernel_args: same,
+        cpu_profile: same,
+        timeline: same,
+        from: opt,
+        cold: same,
+        hidden: same,
+        preload: same,
+        root_disk: opt,
+        root_limit: into,
+        own_volumes: same,
+    }
+);
+
+/// See [`live::FromSnapshot`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FromSnapshot {
+    name: String,
+    start_main: bool,
+}
+both_ways!(
+    FromSnapshot,
+    live::FromSnapshot {
+        name: same,
+        start_main: same
+    }
+);
+
+/// See [`api::ImageConfig`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ImageConfig {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    entrypoint: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    cmd: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    env: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    workdir: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_signal: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    exposed_ports: Vec<String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    labels: BTreeMap<String, String>,
+}
+both_ways!(
+    ImageConfig,
+    api::ImageConfig {
+        entrypoint: same,
+        cmd: same,
+        env: same,
+        workdir: same,
+        user: same,
+        stop_signal: same,
+        exposed_ports: same,
+        labels: same,
+    }
+);
+
+/// See [`vmm::PageSize`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PageSize {
+    /// 4 KiB.
+    #[serde(rename = "4K")]
+    Small,
+    /// 2 MiB.
+    #[serde(rename = "2M")]
+    Huge2M,
+    /// 1 GiB.
+    #[serde(rename = "1G")]
+    Huge1G,
+}
+both_ways_enum!(
+    PageSize,
+    vmm::PageSize {
+        Small,
+        Huge2M,
+        Huge1G
+    }
+);
+
+/// See [`api::VolumeUse`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeUse {
+    name: String,
+    #[serde(default)]
+    size_mib: Option<u64>,
+    #[serde(default)]
+    read_only: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mount: Option<String>,
+    #[serde(default, skip_serializing_if = "DiskLimit::is_none")]
+    limit: DiskLimit,
+}
+both_ways!(
+    VolumeUse,
+    api::VolumeUse {
+        name: same,
+        size_mib: same,
+        read_only: same,
+        mount: same,
+        limit: into,
+    }
+);
+
+/// See [`vmm::DiskLimit`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskLimit {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    bytes_per_second: Option<NonZeroU64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    operations_per_second: Option<NonZeroU64>,
+}
+both_ways!(
+    DiskLimit,
+    vmm::DiskLimit {
+        bytes_per_second: same,
+        operations_per_second: same,
+    }
+);
+
+impl DiskLimit {
+    fn is_none(&self) -> bool {
+        *self == DiskLimit::default()
+    }
+}
+
+/// See [`api::RootDisk`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RootDisk {
+    /// A layer over the image.
+    Layer {
+        /// MiB.
+        size_mib: u64,
+    },
+    /// A clone of the image.
+    Copy {
+        /// Byte by byte if need be.
+        #[serde(default)]
+        plainly: bool,
+    },
+}
+
+impl From<api::RootDisk> for RootDisk {
+    fn from(live: api::RootDisk) -> RootDisk {
+        match live {
+            api::RootDisk::Layer { size_mib } => RootDisk::Layer { size_mib },
+            api::RootDisk::Copy { plainly } => RootDisk::Copy { plainly },
+        }
+    }
+}
+
+impl From<RootDisk> for api::RootDisk {
+    fn from(saved: RootDisk) -> api::RootDisk {
+        match saved {
+            RootDisk::Layer { size_mib } => api::RootDisk::Layer { size_mib },
+            RootDisk::Copy { plainly } => api::RootDisk::Copy { plainly },
+        }
+    }
+}
+
+/// See [`agent::Command`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Command {
+    argv: Vec<String>,
+    #[serde(default)]
+    env: Vec<String>,
+    #[serde(default)]
+    cwd: Option<String>,
+    #[serde(default)]
+    user: Option<String>,
+    #[serde(default)]
+    tty: Option<WindowSize>,
+    #[serde(default)]
+    stdin: bool,
+}
+both_ways!(
+    Command,
+    agent::Command {
+        argv: same,
+        env: same,
+        cwd: same,
+        user: same,
+        tty: opt,
+        stdin: same,
+    }
+);
+
+/// See [`agent::WindowSize`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowSize {
+    rows: u16,
+    columns: u16,
+}
+both_ways!(
+    WindowSize,
+    agent::WindowSize {
+        rows: same,
+        columns: same
+    }
+);

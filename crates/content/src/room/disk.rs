@@ -1,0 +1,173 @@
+//! Is there room on the disk for what a registry says that it has?
+//!
+//! Nothing else reserves room on a disk. What a capture writes is compressed and shares what
+//! was written before, and disks are sparse and cloned: the sizes that are known beforehand
+//! say nothing of what they take. These are written until the disk is full, and then are an
+//! error and gone.
+
+use crate::error::{Error, Result};
+use jiffy_registry::Descriptor;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Says how much of a blob is written.
+pub trait Written: std::fmt::Debug + Send + Sync {
+    /// Bytes of the blob of this digest.
+    fn written(&self, digest: &str) -> u64;
+}
+
+/// Room that pulls have and do not use yet. What they have written the file system counts.
+#[derive(Debug, Default)]
+pub struct Room {
+    pulls: Mutex<Vec<Weak<Reserved>>>,
+}
+
+/// Room of one pull; nobody else's until this is dropped.
+#[derive(Debug)]
+pub struct Reserved {
+    /// Which file system.
+    device: u64,
+    /// What is fetched: digests and bytes.
+    blobs: Vec<(String, u64)>,
+    /// What is made of it, bytes.
+    more: u64,
+    job: Arc<dyn Written>,
+}
+
+impl Reserved {
+    /// Bytes that are not written yet.
+    fn left(&self) -> u64 {
+        let left = self.blobs.iter().map(|(digest, bytes)| {
+            let done = self.job.written(digest);
+            bytes.saturating_sub(done)
+        });
+        left.fold(self.more, u64::saturating_add)
+    }
+}
+
+impl Room {
+    /// Reserves room on the file system of this path for blobs that are fetched and for so
+    /// many bytes besides, or refuses what does not fit before any of it is fetched:
+    /// blocking. What others than pulls write meanwhile may fill the disk yet.
+    pub fn reserve<'a>(
+        &self,
+        path: &Path,
+        blobs: impl Iterator<Item = &'a Descriptor>,
+        more: u64,
+        job: Arc<dyn Written>,
+    ) -> Result<Arc<Reserved>> {
+        let device = nearest_existing(path)
+            .metadata()
+            .map_err(|error| Error::io("look for room", path, &error))?
+            .dev();
+        let reserved = Arc::new(Reserved {
+            device,
+            blobs: blobs
+                .map(|blob| (blob.digest.to_string(), blob.size))
+                .collect(),
+            more,
+            job,
+        });
+        let mut pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
+        pulls.retain(|pull| pull.strong_count() > 0);
+        // Before the file system is asked: what is written in between counts twice, not never.
+        let others = pulls
+            .iter()
+            .filter_map(Weak::upgrade)
+            .filter(|pull| pull.device == device)
+            .fold(0, |sum: u64, pull| sum.saturating_add(pull.left()));
+        check_beside(path, reserved.left(), others)?;
+        pulls.push(Arc::downgrade(&reserved));
+        Ok(reserved)
+    }
+}
+
+/// As [`Room::reserve`], of little that is written at once.
+pub fn check(path: &Path, bytes: u64) -> Result<()> {
+    check_beside(path, bytes, 0)
+}
+
+fn check_beside(path: &Path, bytes: u64, others: u64) -> Result<()> {
+    let there = nearest_existing(path);
+    let space = rustix::fs::statvfs(there)
+        .map_err(|error| Error::io("look for room", path, &error.into()))?;
+    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    if bytes.saturating_add(others) <= free {
+        return Ok(());
+    }
+    let others = match others.div_ceil(1 << 20) {
+        0 => String::new(),
+        mib => format!(", of which other pulls will take {mib} MiB"),
+    };
+    Err(Error::no_room(format!(
+        "What is to be pulled takes {} MiB at least, and {} has {} MiB left{others}.",
+        bytes.div_ceil(1 << 20),
+        there.display(),
+        free >> 20
+    ))
+    .hint("Make room: `jiffy image prune` removes what can be pulled again."))
+}
+
+/// This path, or the nearest folder above it that exists: what is asked about its file system.
+fn nearest_existing(path: &Path) -> &Path {
+    let existing = path.ancestors().find(|folder| folder.exists());
+    existing.unwrap_or(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_registry::Digest;
+    use jiffy_wire::api::ErrorKind;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    #[derive(Debug, Default)]
+    struct Done(AtomicU64);
+
+    impl Written for Done {
+        fn written(&self, _digest: &str) -> u64 {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn what_cannot_fit_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("not/there/yet");
+        check(&path, 1).unwrap();
+        for bytes in [1 << 60, u64::MAX] {
+            let refused = check(&path, bytes).unwrap_err();
+            assert_eq!(refused.0.kind, ErrorKind::NoRoom);
+        }
+    }
+
+    #[test]
+    fn two_pulls_never_have_the_same_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("not/there/yet");
+        let space = rustix::fs::statvfs(folder.path()).unwrap();
+        let free = space.f_bavail * space.f_frsize;
+        // Others write there, too: what is left is more than they will, or nothing.
+        let blob = Descriptor::new("", Digest::of(b"large"), free - free / 4);
+        let room = Room::default();
+        let (first, second) = (Arc::<Done>::default(), Arc::<Done>::default());
+        let fetched = room.reserve(&path, [&blob].into_iter(), 0, first.clone());
+        let fetched = fetched.unwrap();
+        let want = || room.reserve(&path, [].into_iter(), free / 2, second.clone());
+        let refused = want().unwrap_err().0;
+        assert_eq!(refused.kind, ErrorKind::NoRoom);
+        assert!(
+            refused.message.contains("other pulls"),
+            "{}",
+            refused.message
+        );
+        // What was fetched is on the disk, and counts there; here nothing is written.
+        first.0.store(blob.size, Ordering::Relaxed);
+        drop(want().unwrap());
+        first.0.store(0, Ordering::Relaxed);
+        want().unwrap_err();
+        drop(fetched);
+        want().unwrap();
+    }
+}

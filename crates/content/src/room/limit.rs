@@ -1,0 +1,75 @@
+//! A bound as users give it.
+
+use std::io;
+use std::path::Path;
+use std::str::FromStr;
+
+/// A bound of what is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// Of all that there is, in percent.
+    Percent(u8),
+    /// Bytes.
+    Bytes(u64),
+}
+
+impl Limit {
+    /// In bytes, where there are so many.
+    pub fn of(self, all: u64) -> u64 {
+        match self {
+            Limit::Bytes(bytes) => bytes,
+            Limit::Percent(share) => all / 100 * u64::from(share),
+        }
+    }
+
+    /// In bytes, for what is in this folder.
+    pub fn of_disk(self, folder: &Path) -> io::Result<u64> {
+        let all = rustix::fs::statvfs(folder)?;
+        Ok(self.of(all.f_blocks.saturating_mul(all.f_frsize)))
+    }
+}
+
+impl FromStr for Limit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Limit, String> {
+        let wrong = || format!("expected a share or a size, like 10% or 20G, and not {text:?}");
+        if let Some(share) = text.strip_suffix('%') {
+            let share: u8 = share.parse().map_err(|_| wrong())?;
+            return (share <= 100)
+                .then_some(Limit::Percent(share))
+                .ok_or_else(wrong);
+        }
+        let (digits, shift) = match text.char_indices().last() {
+            Some((at, 'K' | 'k')) => (&text[..at], 10),
+            Some((at, 'M' | 'm')) => (&text[..at], 20),
+            Some((at, 'G' | 'g')) => (&text[..at], 30),
+            Some((at, 'T' | 't')) => (&text[..at], 40),
+            _ => (text, 0),
+        };
+        let number: u64 = digits.parse().map_err(|_| wrong())?;
+        number
+            .checked_mul(1 << shift)
+            .map(Limit::Bytes)
+            .ok_or_else(wrong)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_a_share_or_a_size() {
+        let limit = |text: &str| text.parse::<Limit>();
+        assert_eq!(limit("10%"), Ok(Limit::Percent(10)));
+        assert_eq!(limit("0"), Ok(Limit::Bytes(0)));
+        assert_eq!(limit("20G"), Ok(Limit::Bytes(20 << 30)));
+        for wrong in ["", "G", "101%", "-1", "99999999T", "1.5G", "ä"] {
+            assert!(limit(wrong).is_err(), "{wrong}");
+        }
+        let all = Limit::Percent(100).of_disk(Path::new("/")).unwrap();
+        let tenth = Limit::Percent(10).of_disk(Path::new("/")).unwrap();
+        assert!(tenth > 0 && tenth * 9 < all);
+    }
+}

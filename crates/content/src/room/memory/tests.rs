@@ -1,0 +1,449 @@
+use super::*;
+use jiffy_wire::api::ErrorKind;
+use proptest::prelude::*;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use tokio::task::{JoinHandle, yield_now};
+
+/// Longer than any test takes.
+const LONG: Duration = Duration::from_secs(300);
+const TOTAL: u64 = 10_000;
+
+fn vm(mib: u64) -> Amount {
+    Amount {
+        soon: mib,
+        whole: mib,
+    }
+}
+
+/// A host with so much available, which tests may change.
+fn host(available: u64) -> (Arc<AtomicU64>, Box<Host>) {
+    let now = Arc::new(AtomicU64::new(available));
+    let said = Arc::clone(&now);
+    let tell = move || {
+        Ok(Memory {
+            total: TOTAL,
+            available: said.load(Ordering::Relaxed),
+        })
+    };
+    (now, Box::new(tell))
+}
+
+fn room(available: u64, limit: Option<u64>, patience: Duration) -> Arc<Room> {
+    Room::of_host(host(available).1, limit, patience)
+}
+
+fn empty(room: &Room) -> bool {
+    *room.books() == Books::default()
+}
+
+/// Lets all tasks get as far as they can.
+async fn all_wait() {
+    for _ in 0..100 {
+        yield_now().await;
+    }
+}
+
+fn refused(result: Result<Reserved>) -> String {
+    let error = result.unwrap_err().0;
+    assert_eq!(error.kind, ErrorKind::NoRoom);
+    assert!(error.hint.is_some());
+    error.message
+}
+
+#[tokio::test]
+async fn what_starts_counts_until_it_is_ready_and_what_runs_until_it_is_gone() {
+    let (available, host) = host(300);
+    let room = Room::of_host(host, Some(500), Duration::ZERO);
+    let mut first = room.reserve(vm(200), 1).await.unwrap();
+    assert_eq!(first.waited_ns, None);
+    assert_eq!(
+        refused(room.reserve(vm(200), 1).await),
+        "The VM wants 200 MiB of memory; the host has 300 MiB available, of which VMs that are starting will take 200 MiB."
+    );
+    // It took half of what it may have.
+    available.store(200, Ordering::Relaxed);
+    first.note_ready();
+    first.note_ready();
+    let second = room.reserve(vm(200), 1).await.unwrap();
+    drop(second);
+    available.store(TOTAL, Ordering::Relaxed);
+    assert_eq!(
+        refused(room.reserve(vm(301), 1).await),
+        "The VM wants 301 MiB of memory; VMs have 200 MiB of the 500 MiB that they may have in all."
+    );
+    let third = room.reserve(vm(300), 1).await.unwrap();
+    drop((first, third));
+    assert!(empty(&room));
+}
+
+#[tokio::test]
+async fn what_can_never_be_had_is_refused_at_once() {
+    let limited = room(TOTAL, Some(500), LONG);
+    let _all = limited.reserve(vm(500), 1).await.unwrap();
+    assert!(refused(limited.reserve(vm(501), 1).await).starts_with("The VM wants 501 MiB"));
+    let some = refused(limited.reserve(vm(6), 100).await);
+    assert!(some.starts_with("100 VMs want 600 MiB"), "{some}");
+    // With no VM that could end, the host's memory does not become more either.
+    let idle = room(100, None, LONG);
+    refused(idle.reserve(vm(101), 1).await);
+    let _runs = idle.adopt(1);
+    refused(idle.reserve(vm(102), 1).await);
+    refused(idle.reserve(vm(TOTAL + 1), 1).await);
+}
+
+#[tokio::test]
+async fn a_host_that_cannot_tell_refuses_nothing() {
+    let tell = || Err(io::ErrorKind::NotFound.into());
+    let room = Room::of_host(Box::new(tell), None, Duration::ZERO);
+    room.reserve(vm(1 << 30), 1000).await.unwrap();
+}
+
+#[tokio::test]
+async fn huge_pages_are_not_of_the_memory_that_is_available() {
+    let mut spec = Spec {
+        memory_mib: 128,
+        ..Spec::default()
+    };
+    assert_eq!(Amount::of(&spec), vm(128));
+    spec.pages = PageSize::Huge2M;
+    let huge = Amount::of(&spec);
+    assert_eq!((huge.soon, huge.whole), (0, 128));
+    let room = room(10, Some(200), Duration::ZERO);
+    let _first = room.reserve(huge, 1).await.unwrap();
+    assert!(refused(room.reserve(huge, 1).await).contains("128 MiB of the 200 MiB"));
+}
+
+#[tokio::test]
+async fn a_thousand_children_need_little_and_each_has_its_part() {
+    let spec = Spec {
+        memory_mib: 128,
+        ..Spec::default()
+    };
+    let room = room(2500, None, Duration::ZERO);
+    let all = room.reserve(Amount::of_child(&spec), 1000).await.unwrap();
+    let mut parts = all.split();
+    assert_eq!(parts.len(), 1000);
+    assert_eq!(room.books().held.soon, 2000);
+    for part in &mut parts {
+        part.note_ready();
+    }
+    let held = room.books().held;
+    assert_eq!((held.soon, held.whole), (0, 128_000));
+    drop(parts);
+    assert!(empty(&room));
+}
+
+/// Tasks that reserve one after the other; each notes its number when it has what it wants.
+fn in_line(
+    room: &Arc<Room>,
+    wants: &[u64],
+    served: &Arc<Mutex<Vec<usize>>>,
+) -> Vec<JoinHandle<Result<Reserved>>> {
+    let each = |(number, mib): (usize, &u64)| {
+        let (room, served, mib) = (Arc::clone(room), Arc::clone(served), *mib);
+        tokio::spawn(async move {
+            let reserved = room.reserve(vm(mib), 1).await?;
+            served.lock().unwrap().push(number);
+            Ok(reserved)
+        })
+    };
+    wants.iter().enumerate().map(each).collect()
+}
+
+#[tokio::test]
+async fn requests_are_served_in_the_order_in_which_they_came() {
+    let room = room(TOTAL, Some(100), LONG);
+    let served = Arc::default();
+    let first = room.reserve(vm(60), 1).await.unwrap();
+    // The large one in front is not overtaken by those that would fit.
+    let mut line = in_line(&room, &[100, 10, 10, 10, 90], &served);
+    all_wait().await;
+    assert!(served.lock().unwrap().is_empty());
+    drop(first);
+    let large = line.remove(0).await.unwrap().unwrap();
+    let (from, to) = large.waited_ns.unwrap();
+    assert!(from <= to);
+    all_wait().await;
+    assert_eq!(*served.lock().unwrap(), [0]);
+    drop(large);
+    let mut small = Vec::new();
+    for task in line.drain(..3) {
+        small.push(task.await.unwrap().unwrap());
+    }
+    all_wait().await;
+    assert_eq!(*served.lock().unwrap(), [0, 1, 2, 3]);
+    small.truncate(1);
+    let last = line.remove(0).await.unwrap().unwrap();
+    drop((small, last));
+    assert!(empty(&room));
+}
+
+#[tokio::test]
+async fn who_goes_away_leaves_the_line_to_others() {
+    let room = room(TOTAL, Some(100), LONG);
+    let served = Arc::default();
+    let first = room.reserve(vm(50), 1).await.unwrap();
+    let mut line = in_line(&room, &[80, 70, 40], &served);
+    all_wait().await;
+    // The second in line, and then the first of it.
+    line.remove(1).abort();
+    all_wait().await;
+    assert!(served.lock().unwrap().is_empty());
+    line.remove(0).abort();
+    let third = line.remove(0).await.unwrap().unwrap();
+    drop((first, third));
+    assert!(empty(&room));
+}
+
+#[tokio::test]
+async fn whoever_waits_too_long_is_told_so() {
+    let room = room(TOTAL, Some(100), Duration::from_secs(1));
+    let all = room.reserve(vm(100), 1).await.unwrap();
+    let mut line = in_line(&room, &[100, 50], &Arc::default());
+    let last = refused(line.remove(1).await.unwrap());
+    assert_eq!(
+        last,
+        "The VM wants 50 MiB of memory and waited 1 s for it; VMs have 100 MiB of the 100 MiB that they may have in all."
+    );
+    refused(line.remove(0).await.unwrap());
+    drop(all);
+    assert!(empty(&room));
+    room.reserve(vm(100), 1).await.unwrap();
+}
+
+#[tokio::test]
+async fn whoever_was_never_first_in_line_is_told_so() {
+    let room = room(TOTAL, Some(100), LONG);
+    let error = room
+        .shortage(vm(50), 1)
+        .error(Some(Duration::from_secs(10)));
+    assert_eq!(
+        error.0.message,
+        "The VM wants 50 MiB of memory and waited 10 s for it; others that asked before still wait."
+    );
+}
+
+#[tokio::test]
+async fn memory_that_nobody_of_ours_gave_back_is_noticed() {
+    let (available, host) = host(10);
+    let room = Room::of_host(host, None, LONG);
+    let _runs = room.adopt(1000);
+    let line = in_line(&room, &[100], &Arc::default());
+    all_wait().await;
+    available.store(100, Ordering::Relaxed);
+    for task in line {
+        task.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_is_for_later_has_what_is_left_and_gives_way() {
+    let room = room(TOTAL, Some(100), LONG);
+    assert!(room.behind(vm(101)).is_none());
+    let mut later = room.behind(vm(60)).unwrap();
+    assert!(room.behind(vm(60)).is_none(), "nor does it have it twice");
+    let fits = room.reserve(vm(40), 1).await.unwrap();
+    assert!(!later.was_claimed());
+    assert!(room.behind(vm(1)).is_none());
+    // This one does not wait for it.
+    let claims = room.reserve(vm(40), 1).await.unwrap();
+    assert_eq!(claims.waited_ns, None);
+    assert!(later.was_claimed());
+    later.claimed().await;
+    drop(later);
+    // While somebody waits there is none for later.
+    let line = in_line(&room, &[90], &Arc::default());
+    all_wait().await;
+    assert!(room.behind(vm(1)).is_none());
+    let quiet = room.clone();
+    let quiet = tokio::spawn(async move { quiet.nobody_waits().await });
+    all_wait().await;
+    assert!(!quiet.is_finished());
+    drop((fits, claims));
+    quiet.await.unwrap();
+    let waited = line.into_iter().next().unwrap().await.unwrap().unwrap();
+    let later = room.behind(vm(10)).unwrap();
+    assert!(!later.was_claimed(), "what was claimed before is not its");
+    drop((waited, later));
+    assert!(empty(&room));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn who_does_not_wait_is_refused_for_lack_of_room_only() {
+    let room = room(TOTAL, Some(1000), Duration::ZERO);
+    let one = |_| {
+        let room = Arc::clone(&room);
+        tokio::spawn(async move { room.reserve(vm(10), 1).await })
+    };
+    let all: Vec<_> = (0..200).map(one).collect();
+    let mut served = Vec::new();
+    for one in all {
+        served.extend(one.await.unwrap().ok());
+    }
+    assert_eq!(served.len(), 100);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn two_never_have_the_same_memory() {
+    const TASKS: u64 = 64;
+    const LIMIT: u64 = 100;
+    let room = room(TOTAL, Some(LIMIT), LONG);
+    let (held, over) = (
+        Arc::new(AtomicU64::new(0)),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let task = |number: u64| {
+        let (room, held, over) = (Arc::clone(&room), Arc::clone(&held), Arc::clone(&over));
+        tokio::spawn(async move {
+            for round in 0..50 {
+                let mib = 1 + (number * 31 + round * 17) % 60;
+                let reserved = room.reserve(vm(mib), 1).await.unwrap();
+                if held.fetch_add(mib, Ordering::SeqCst) + mib > LIMIT {
+                    over.store(true, Ordering::SeqCst);
+                }
+                yield_now().await;
+                held.fetch_sub(mib, Ordering::SeqCst);
+                drop(reserved);
+            }
+        })
+    };
+    let tasks: Vec<_> = (0..TASKS).map(task).collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert!(!over.load(Ordering::SeqCst), "more was given than there is");
+    assert!(empty(&room));
+}
+
+/// What can happen to the memory of a node.
+#[derive(Debug, Clone)]
+enum Step {
+    Reserve {
+        mib: u64,
+        child: bool,
+        count: u32,
+    },
+    Later {
+        mib: u64,
+    },
+    /// This VM has taken so much of its memory, in percent, and is ready.
+    Ready {
+        which: usize,
+        share: u64,
+    },
+    End {
+        which: usize,
+    },
+    EndLater {
+        which: usize,
+    },
+    /// Other programs take so much.
+    Others {
+        mib: u64,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let which = || 0..20_usize;
+    prop_oneof![
+        4 => (1..400_u64, any::<bool>(), 1..5_u32)
+            .prop_map(|(mib, child, count)| Step::Reserve { mib, child, count }),
+        1 => (1..400_u64).prop_map(|mib| Step::Later { mib }),
+        3 => (which(), 0..=100_u64).prop_map(|(which, share)| Step::Ready { which, share }),
+        2 => which().prop_map(|which| Step::End { which }),
+        1 => which().prop_map(|which| Step::EndLater { which }),
+        1 => (0..600_u64).prop_map(|mib| Step::Others { mib }),
+    ]
+}
+
+/// A VM of the model.
+struct Model {
+    reserved: Reserved,
+    amount: Amount,
+    /// What it took, once it is ready.
+    took: Option<u64>,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn no_more_is_promised_than_there_is(
+        limit in proptest::option::of(100..1500_u64),
+        steps in proptest::collection::vec(step(), 1..80),
+    ) {
+        const MEMORY: u64 = 1000;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap();
+        let (available, host) = host(MEMORY);
+        let room = Room::of_host(host, limit, Duration::ZERO);
+        let (mut vms, mut later, mut others) = (Vec::<Model>::new(), Vec::new(), 0);
+        for step in steps {
+            let taken: u64 = vms.iter().filter_map(|vm| vm.took).sum();
+            let free = MEMORY.saturating_sub(taken + others);
+            available.store(free, Ordering::Relaxed);
+            let sum = |of: fn(&Model) -> u64| vms.iter().map(of).sum::<u64>();
+            let soon = sum(|vm| if vm.took.is_none() { vm.amount.soon } else { 0 });
+            let whole = sum(|vm| vm.amount.whole);
+            match step {
+                Step::Reserve { mib, child, count } => {
+                    let amount = Amount { soon: if child { CHILD_MIB } else { mib }, whole: mib };
+                    let all = amount.times(count);
+                    let fits = soon + all.soon <= free
+                        && limit.is_none_or(|limit| whole + all.whole <= limit);
+                    let got = runtime.block_on(room.reserve(amount, count));
+                    prop_assert_eq!(got.is_ok(), fits);
+                    if let Ok(reserved) = got {
+                        let new = |reserved| Model { reserved, amount, took: None };
+                        vms.extend(reserved.split().into_iter().map(new));
+                    }
+                }
+                Step::Later { mib } => {
+                    let behind: u64 = later.iter().map(|(_, mib)| mib).sum();
+                    let fits = soon + behind + mib <= free
+                        && limit.is_none_or(|limit| whole + behind + mib <= limit);
+                    let got = room.behind(vm(mib));
+                    prop_assert_eq!(got.is_some(), fits);
+                    later.extend(got.map(|got| (got, mib)));
+                }
+                Step::Ready { which, share } => {
+                    if let Some(vm) = vms.get_mut(which) {
+                        vm.took.get_or_insert(vm.amount.soon * share / 100);
+                        vm.reserved.note_ready();
+                    }
+                }
+                Step::End { which } if which < vms.len() => drop(vms.swap_remove(which)),
+                Step::EndLater { which } if which < later.len() => drop(later.swap_remove(which)),
+                Step::End { .. } | Step::EndLater { .. } => {}
+                Step::Others { mib } => others = mib,
+            }
+        }
+        drop((vms, later));
+        prop_assert!(empty(&room));
+    }
+}
+
+#[test]
+fn this_host_says_what_it_has() {
+    let memory = meminfo().unwrap();
+    assert!(memory.available <= memory.total && memory.total > 0);
+}
+
+#[tokio::test]
+async fn what_takes_nothing_of_the_limit_is_not_refused_for_it() {
+    let room = room(300, Some(100), Duration::ZERO);
+    let _adopted = room.adopt(200);
+    let filled = Amount {
+        soon: 300,
+        whole: 0,
+    };
+    drop(room.reserve(filled, 1).await.unwrap());
+    let more = Amount {
+        soon: 301,
+        whole: 0,
+    };
+    assert!(refused(room.reserve(more, 1).await).contains("300 MiB available"));
+    refused(room.reserve(vm(1), 1).await);
+}

@@ -1,0 +1,312 @@
+//! The disk of a VM's own for what it changes in its root file system.
+//!
+//! Without one, changes are kept in the guest's memory. A *layer* is an empty
+//! file system that the guest lays over the read-only image: a few writes
+//! make it, whatever its size and whatever the file system below. A *copy* is
+//! the whole image, if that is a file system that can be written to, as a
+//! clone that shares its blocks (ioctl_ficlone(2)).
+//!
+//! The disk lies among the clones of volumes, under a name no volume can have:
+//! it is captured with them, and cloned for forks.
+
+use crate::clock::unix_seconds;
+use crate::durable;
+use crate::error::{Error, Result};
+use crate::model::vm::{Root, Spec};
+use crate::paths::{make_volumes, volume_in};
+use jiffy_ext4::layout::MOST_BYTES;
+use jiffy_wire::api::RootDisk;
+use jiffy_wire::vmm::{Disk, DiskLimit};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Its name among a VM's volumes.
+pub const NAME: &str = ".root";
+/// Least size of a layer, in MiB: with a journal.
+const LEAST_MIB: u64 = 16;
+/// Most, in MiB.
+const MOST_MIB: u64 = MOST_BYTES >> 20;
+
+/// The disk's file in a VM's folder.
+pub fn file_in(folder: &Path) -> PathBuf {
+    volume_in(folder, NAME)
+}
+
+/// Refuses what can't be made.
+pub fn check(wanted: &RootDisk) -> Result<()> {
+    match wanted {
+        RootDisk::Layer { size_mib } if !(LEAST_MIB..=MOST_MIB).contains(size_mib) => {
+            Err(Error::invalid(format!(
+                "A root disk of {size_mib} MiB can't be made; it has {LEAST_MIB} to {MOST_MIB} MiB."
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes a VM's root disk in its folder: blocking. After an error there is
+/// none.
+pub fn make(folder: &Path, spec: &Spec, image: &Path) -> Result<()> {
+    let Some(wanted) = &spec.root_disk else {
+        return Ok(());
+    };
+    let path = file_in(folder);
+    let failed = |error: io::Error| Error::io("make the VM's root disk", &path, &error);
+    make_volumes(folder).map_err(failed)?;
+    let made = match wanted {
+        // It lives as long as its VM, at this size: nothing is to be mended
+        // from copies, and nothing grows.
+        RootDisk::Layer { size_mib } => empty(&path, size_mib << 20, "root", false).map_err(failed),
+        RootDisk::Copy { plainly } => copy(&spec.image, image, &path, *plainly),
+    };
+    let made = made.and_then(|file| {
+        // A VM that is removed at its end does not survive the host's anyway.
+        match spec.remove {
+            true => Ok(()),
+            false => file.sync_all().map_err(failed),
+        }
+    });
+    made.inspect_err(|_| {
+        let _ = fs::remove_file(&path);
+    })
+}
+
+/// Refuses a VM that has lost the disk of its own for its root.
+pub fn check_own(folder: &Path, vm: &str, spec: &Spec) -> Result<()> {
+    if spec.root_disk.is_none() {
+        return Ok(());
+    }
+    durable::check_there(&file_in(folder)).map_err(|why| {
+        Error::internal(format!(
+            "The root disk of the VM {vm} can't be used: {why}."
+        ))
+        .hint(format!("Remove the VM with `jiffy rm --force {vm}`."))
+    })
+}
+
+/// A new file with an empty ext4 file system, with or without copies of its
+/// superblock.
+pub fn empty(path: &Path, bytes: u64, label: &str, copies: bool) -> io::Result<File> {
+    let mut random = [0; 32];
+    getrandom::fill(&mut random).map_err(io::Error::other)?;
+    let [uuid, hash_seed] = [&random[..16], &random[16..]].map(|half| {
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(half);
+        bytes
+    });
+    let file = new_file(path)?;
+    let options = jiffy_ext4::Options {
+        bytes,
+        uuid,
+        hash_seed,
+        label: label.to_owned(),
+        created: u32::try_from(unix_seconds()).unwrap_or(u32::MAX),
+        copies,
+    };
+    jiffy_ext4::format(&file, &options).map_err(|error| match error {
+        jiffy_ext4::FormatError::Write(error) => error,
+        other => io::Error::new(io::ErrorKind::InvalidInput, other),
+    })?;
+    Ok(file)
+}
+
+fn new_file(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+}
+
+fn copy(name: &str, image: &Path, path: &Path, plainly: bool) -> Result<File> {
+    let failed = |error: io::Error| Error::io("copy the image", path, &error);
+    if fstype_of(image) != "ext4" {
+        return Err(Error::invalid(format!(
+            "A copy of the image {name} can't be written to: its file system, EROFS, is read-only by its kind."
+        ))
+        .hint("Ask for a writable layer over it with --root-disk=SIZE, or import an ext4 file system as an image."));
+    }
+    let source = open(image).map_err(failed)?;
+    let mut target = new_file(path).map_err(failed)?;
+    match rustix::fs::ioctl_ficlone(&target, &source) {
+        Ok(()) => Ok(target),
+        Err(rustix::io::Errno::NOSPC) => Err(failed(rustix::io::Errno::NOSPC.into())),
+        Err(_) if plainly => {
+            io::copy(&mut &source, &mut target).map_err(failed)?;
+            Ok(target)
+        }
+        Err(error) => {
+            let mib = source.metadata().map_or(0, |metadata| metadata.len() >> 20);
+            Err(Error::wrong_state(format!(
+                "The image {name} can't be cloned for the VM: the file system that holds {} makes no clones of files ({error}).",
+                image.display()
+            ))
+            .hint(format!(
+                "Copy its {mib} MiB with --copy, keep Jiffy's data on XFS or Btrfs, or ask for a layer with --root-disk=SIZE."
+            )))
+        }
+    }
+}
+
+/// The kind of file system that a VM's image holds.
+pub fn fstype(root: &Root) -> &'static str {
+    match &root.lazy {
+        None => fstype_of(&root.path),
+        Some(disk) if disk.ext4 => "ext4",
+        Some(_) => "erofs",
+    }
+}
+
+/// An image's file. One that somebody has a lease on is waited for.
+fn open(image: &Path) -> io::Result<File> {
+    jiffy_sys::regular::look(image)?;
+    File::open(image)
+}
+
+/// The kind of file system that is in a file.
+fn fstype_of(image: &Path) -> &'static str {
+    match open(image).and_then(|file| jiffy_ext4::inspect(&file)) {
+        Ok(Some(_)) => "ext4",
+        _ => "erofs",
+    }
+}
+
+/// All disks of a VM, in the order in which the guest finds them: what its
+/// root is made from, its volumes, and the layer over the root.
+pub fn disks(folder: &Path, spec: &Spec, image: PathBuf, volumes: Vec<Disk>) -> Vec<Disk> {
+    let disk = |path: PathBuf, read_only: bool, serial: &str, limit: DiskLimit| Disk {
+        path,
+        read_only,
+        serial: Some(serial.to_owned()),
+        limit,
+        ..Disk::default()
+    };
+    let own = |serial| disk(file_in(folder), false, serial, spec.root_limit);
+    let shared = || disk(image, true, "root", spec.root_limit);
+    let (first, last) = match &spec.root_disk {
+        None => (shared(), None),
+        Some(RootDisk::Layer { .. }) => (shared(), Some(own("root-layer"))),
+        Some(RootDisk::Copy { .. }) => (own("root"), None),
+    };
+    let mut disks = vec![first];
+    disks.extend(volumes);
+    disks.extend(last);
+    disks
+}
+
+/// What the guest makes its root from.
+pub fn guest_root(spec: &Spec, fstype: &str) -> jiffy_wire::guest::Root {
+    use jiffy_wire::guest::Root;
+    let device = device(0);
+    match &spec.root_disk {
+        Some(RootDisk::Copy { .. }) => Root::Disk {
+            device,
+            fstype: "ext4".into(),
+            read_only: false,
+        },
+        other => Root::Overlay {
+            device,
+            fstype: fstype.into(),
+            upper: other
+                .as_ref()
+                .map(|_| (self::device(spec.disks.len() + 1), "ext4".into())),
+        },
+    }
+}
+
+/// The name of a guest's disk.
+pub fn device(index: usize) -> String {
+    let letter = char::from(b'a' + u8::try_from(index).unwrap_or(25).min(25));
+    format!("/dev/vd{letter}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_wire::api::{ErrorKind, VolumeUse};
+    use std::os::unix::fs::MetadataExt;
+
+    fn spec(root_disk: RootDisk) -> Spec {
+        Spec {
+            root_disk: Some(root_disk),
+            disks: vec![VolumeUse {
+                name: "data".into(),
+                ..VolumeUse::default()
+            }],
+            ..Spec::default()
+        }
+    }
+
+    #[test]
+    fn a_layer_is_a_file_system_of_holes_over_the_image() {
+        let folder = tempfile::tempdir().unwrap();
+        let spec = spec(RootDisk::Layer { size_mib: 4096 });
+        make(folder.path(), &spec, Path::new("/image")).unwrap();
+        let path = file_in(folder.path());
+        let metadata = fs::metadata(&path).unwrap();
+        assert_eq!(metadata.len(), 4 << 30);
+        assert!(metadata.blocks() * 512 < 1 << 20);
+        assert_eq!(fstype_of(&path), "ext4");
+
+        let volume = Disk::default();
+        let disks = disks(folder.path(), &spec, "/image".into(), vec![volume.clone()]);
+        assert_eq!(disks[0].path, Path::new("/image"));
+        assert!(disks[0].read_only);
+        assert_eq!(disks[1], volume);
+        assert_eq!((&disks[2].path, disks[2].read_only), (&path, false));
+        let jiffy_wire::guest::Root::Overlay { upper, .. } = guest_root(&spec, "erofs") else {
+            panic!("no overlay");
+        };
+        assert_eq!(upper, Some(("/dev/vdc".into(), "ext4".into())));
+    }
+
+    #[test]
+    fn a_copy_is_a_clone_or_refused_and_plain_only_if_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("image");
+        empty(&image, 16 << 20, "x", true).unwrap();
+        let vm = folder.path().join("vm");
+        fs::create_dir(&vm).unwrap();
+        let clone = make(&vm, &spec(RootDisk::Copy { plainly: false }), &image);
+        match clone {
+            Ok(()) => fs::remove_file(file_in(&vm)).unwrap(),
+            Err(error) => {
+                assert_eq!(error.0.kind, ErrorKind::WrongState);
+                assert!(error.0.hint.unwrap().contains("--copy"));
+                assert!(!file_in(&vm).exists());
+            }
+        }
+        let spec = spec(RootDisk::Copy { plainly: true });
+        make(&vm, &spec, &image).unwrap();
+        let path = file_in(&vm);
+        assert_eq!(fs::read(&path).unwrap(), fs::read(&image).unwrap());
+        let disks = disks(&vm, &spec, image, Vec::new());
+        assert_eq!(disks.len(), 1);
+        assert_eq!((&disks[0].path, disks[0].read_only), (&path, false));
+    }
+
+    #[test]
+    fn an_image_that_nobody_can_write_to_is_not_copied() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("image");
+        fs::write(&image, [0; 4096]).unwrap();
+        let refused = make(
+            folder.path(),
+            &spec(RootDisk::Copy { plainly: true }),
+            &image,
+        );
+        assert!(refused.unwrap_err().0.message.contains("EROFS"));
+        assert!(!file_in(folder.path()).exists());
+    }
+
+    #[test]
+    fn odd_sizes_are_refused() {
+        for size_mib in [0, LEAST_MIB - 1, MOST_MIB + 1, u64::MAX] {
+            assert!(check(&RootDisk::Layer { size_mib }).is_err());
+        }
+        check(&RootDisk::Layer { size_mib: 4096 }).unwrap();
+    }
+}

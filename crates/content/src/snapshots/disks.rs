@@ -1,0 +1,413 @@
+//! Disks that a VM writes to on their way to a registry and back
+//! (`docs/registry-artifacts.md`): its own root disk and its volumes, each an
+//! image of chunks, as RAM is one.
+//!
+//! A disk that is written to is a whole file, so it comes whole with a pull, and
+//! not as it is read. Of a copy of an image only what differs is pushed.
+
+use crate::error::of_registry;
+use crate::error::{Error, Result};
+use crate::images::artifact::{self, file_of};
+use crate::images::chunks::{Chunks, damaged};
+use crate::model::artifact::VolumeArtifact;
+use crate::paths::volume_in;
+use crate::roots;
+use jiffy_registry::artifact::FileToPush;
+use jiffy_registry::{RemoteArtifact, RemoteFile};
+use jiffy_store::optimise::Contents;
+use jiffy_store::{ImageReader, write_raw};
+use jiffy_wire::api::RootDisk;
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+
+/// The root disk's file in an artifact.
+pub const ROOT_FILE: &str = "root-disk.image";
+/// Largest disk that is pushed and pulled, bytes.
+pub const MAX_SIZE: u64 = artifact::MAX_SIZE;
+/// Beside its chunks an image has its tables, at most this part of what it is
+/// an image of.
+const TABLES: u64 = 64;
+/// And a header, a footer, and the rest of the last chunk.
+const ENDS: u64 = 4 << 20;
+
+/// A volume's file in an artifact.
+pub fn volume_file(name: &str) -> String {
+    format!("volume-{name}.image")
+}
+
+/// Cuts a root disk of that kind into chunks, in a file in `folder`, and gives
+/// its id: blocking. `image` are the chunks of its root file system.
+pub fn cut_root(
+    disk: &Path,
+    kind: &RootDisk,
+    chunks: &Chunks,
+    image: &[String],
+    folder: &Path,
+) -> Result<(String, FileToPush)> {
+    cut(
+        disk,
+        parents(kind, image).first(),
+        chunks,
+        folder,
+        ROOT_FILE,
+    )
+}
+
+/// The same of a volume.
+pub fn cut_volume(
+    disk: &Path,
+    name: &str,
+    chunks: &Chunks,
+    folder: &Path,
+) -> Result<(VolumeArtifact, FileToPush)> {
+    let failed = |error: io::Error| Error::io("look at a volume", disk, &error);
+    let size = fs::metadata(disk).map_err(failed)?.len();
+    if size == 0 || size > MAX_SIZE {
+        return Err(Error::wrong_state(format!(
+            "The snapshot can't be pushed: its volume {name} has {size} bytes; at most {MAX_SIZE} are pushed."
+        )));
+    }
+    let (image, file) = cut(disk, None, chunks, folder, &volume_file(name))?;
+    let name = name.to_owned();
+    Ok((VolumeArtifact { name, size, image }, file))
+}
+
+fn cut(
+    disk: &Path,
+    parent: Option<&String>,
+    chunks: &Chunks,
+    folder: &Path,
+    file: &str,
+) -> Result<(String, FileToPush)> {
+    let path = folder.join(file);
+    let id = chunks.write(disk, parent.map(String::as_str), None, &path)?;
+    let (boot, tail) = chunks.cuts_of(&path)?;
+    Ok((id, artifact::cut(file, path, boot, tail)))
+}
+
+/// What a root disk of that kind has in common with its image.
+fn parents<'a>(kind: &RootDisk, image: &'a [String]) -> &'a [String] {
+    match kind {
+        RootDisk::Layer { .. } => &[],
+        RootDisk::Copy { .. } => image,
+    }
+}
+
+/// A disk that is to be pulled.
+pub struct Pulled<'a> {
+    artifact: &'a RemoteArtifact,
+    file: &'a RemoteFile,
+    /// As it is called in sentences.
+    what: String,
+    /// As it is called among a VM's volumes.
+    name: &'a str,
+    id: &'a str,
+    size: Size,
+    parents: &'a [String],
+}
+
+#[derive(Clone, Copy)]
+enum Size {
+    Exactly(u64),
+    AtMost(u64),
+}
+
+impl<'a> Pulled<'a> {
+    /// A root disk of that kind with this id; `image` are the chunks of its root
+    /// file system. What no such disk can be is refused before anything is
+    /// fetched.
+    pub fn root(
+        artifact: &'a RemoteArtifact,
+        kind: &RootDisk,
+        id: &'a str,
+        image: &'a [String],
+    ) -> Result<Pulled<'a>> {
+        Pulled {
+            artifact,
+            file: file_of(artifact, ROOT_FILE)?,
+            what: "root disk".to_owned(),
+            name: roots::NAME,
+            id,
+            size: match kind {
+                RootDisk::Layer { size_mib } => Size::Exactly(size_mib << 20),
+                RootDisk::Copy { .. } => Size::AtMost(MAX_SIZE),
+            },
+            parents: parents(kind, image),
+        }
+        .checked()
+    }
+
+    /// The same of a volume.
+    pub fn volume(artifact: &'a RemoteArtifact, volume: &'a VolumeArtifact) -> Result<Pulled<'a>> {
+        Pulled {
+            artifact,
+            file: file_of(artifact, &volume_file(&volume.name))?,
+            what: format!("volume {}", volume.name),
+            name: &volume.name,
+            id: &volume.image,
+            size: Size::Exactly(volume.size),
+            parents: &[],
+        }
+        .checked()
+    }
+
+    fn checked(self) -> Result<Pulled<'a>> {
+        let (Size::Exactly(size) | Size::AtMost(size)) = self.size;
+        if self.file.size() > size + size / TABLES + ENDS {
+            return Err(Error::registry(format!(
+                "The {} in the artifact {} has {} bytes in {}: more than its {size} can take.",
+                self.what,
+                self.artifact.reference(),
+                self.file.size(),
+                self.file.name(),
+            )));
+        }
+        Ok(self)
+    }
+
+    /// As it is called in sentences.
+    pub fn what(&self) -> &str {
+        &self.what
+    }
+
+    /// Fetches the disk into the folder that is to be a snapshot's; gives the
+    /// bytes that came: blocking.
+    pub fn fetch(
+        &self,
+        chunks: &Chunks,
+        folder: &Path,
+        progress: &dyn jiffy_registry::Progress,
+    ) -> Result<u64> {
+        let target = volume_in(folder, self.name);
+        let failed = |error: io::Error| Error::io("keep a VM's disk", &target, &error);
+        let scratch = tempfile::tempdir_in(folder).map_err(failed)?;
+        let mut fetched = 0;
+        let mut fetch = |file: &RemoteFile| {
+            fetched += file.size();
+            file.fetch(scratch.path(), progress)
+                .map_err(|error| of_registry(&error, scratch.path()))
+        };
+        let path = fetch(self.file)?;
+        // What it has in common with others is there.
+        for id in self.parents {
+            let name = Chunks::file_name(id);
+            match chunks.has(id) && !chunks.is_partial(id) {
+                true => {
+                    let beside = scratch.path().join(name);
+                    std::os::unix::fs::symlink(chunks.path(id), beside).map_err(failed)?;
+                }
+                false => drop(fetch(file_of(self.artifact, &name)?)?),
+            }
+        }
+        let image = ImageReader::open(&path).map_err(|error| damaged(&error))?;
+        self.check(&image)?;
+        if let Some(parent) = target.parent() {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(parent)
+                .map_err(failed)?;
+        }
+        write_raw(&target, &Contents(&image))
+            .map_err(|error| super::memory::write_failed(&target, &error))?;
+        Ok(fetched)
+    }
+
+    /// Bytes that are fetched of it, its parents apart.
+    pub fn bytes(&self) -> u64 {
+        self.file.size()
+    }
+
+    /// Bytes that it takes there.
+    pub fn bytes_in(&self, folder: &Path) -> u64 {
+        super::memory::bytes_of(&volume_in(folder, self.name)).unwrap_or(0)
+    }
+
+    /// It is the disk that the snapshot names, and one the VM could have had.
+    fn check(&self, image: &ImageReader) -> Result<()> {
+        let fits = match self.size {
+            Size::Exactly(size) => image.size() == size,
+            Size::AtMost(size) => image.size() <= size,
+        };
+        if image.id().to_string() == self.id && fits {
+            return Ok(());
+        }
+        Err(Error::registry(format!(
+            "The {} in the artifact {} is not the one that its snapshot names.",
+            self.what,
+            self.artifact.reference()
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transfer::client::Access;
+    use jiffy_registry::artifact::{Config, SNAPSHOT_TYPE};
+    use jiffy_registry::testing::{LocalRegistry, RegistryOptions};
+    use jiffy_registry::{Artifact, Reference};
+    use jiffy_wire::api::RegistryAccess;
+    use std::collections::BTreeMap;
+    use std::os::unix::fs::FileExt;
+
+    const IMAGE_BYTES: usize = 1 << 20;
+
+    /// A registry, a node's chunks with an image of noise, and that image.
+    struct Stage {
+        _registry: LocalRegistry,
+        folder: tempfile::TempDir,
+        access: Access,
+        reference: Reference,
+        chunks: Chunks,
+        image: Vec<String>,
+        noise: Vec<u8>,
+    }
+
+    impl Stage {
+        fn new() -> Stage {
+            let registry = LocalRegistry::start(&RegistryOptions::default()).unwrap();
+            let folder = tempfile::tempdir().unwrap();
+            let reference: Reference =
+                Reference::parse(&format!("{}/tests/disk:1", registry.host()), None).unwrap();
+            let access = RegistryAccess::default();
+            let access = Access::new(&access, &reference, folder.path()).unwrap();
+            let chunks = Chunks::new(folder.path().to_owned());
+            let mut noise = vec![0; IMAGE_BYTES];
+            blake3::Hasher::new().finalize_xof().fill(&mut noise);
+            let image = folder.path().join("image");
+            fs::write(&image, &noise).unwrap();
+            let image = chunks.make(&image, None, None).unwrap().0;
+            Stage {
+                _registry: registry,
+                folder,
+                access,
+                reference,
+                chunks,
+                image,
+                noise,
+            }
+        }
+
+        /// Pushes a disk; gives its id, the bytes of its file, and what is
+        /// then in the registry.
+        fn push(&self, disk: &Path, kind: &RootDisk) -> (String, u64, RemoteArtifact) {
+            let scratch = self.folder.path();
+            let (id, file) = cut_root(disk, kind, &self.chunks, &self.image, scratch).unwrap();
+            let mut files = vec![file];
+            for id in &self.image {
+                files.push(artifact::local_file(&self.chunks, id).unwrap());
+            }
+            let there = self.put(&files);
+            (
+                id,
+                fs::metadata(scratch.join(ROOT_FILE)).unwrap().len(),
+                there,
+            )
+        }
+
+        /// Pushes these files.
+        fn put(&self, files: &[FileToPush]) -> RemoteArtifact {
+            let config = Config {
+                media_type: "application/json".into(),
+                bytes: b"{}".to_vec(),
+            };
+            Artifact::plan(SNAPSHOT_TYPE, config, BTreeMap::new(), files, &())
+                .unwrap()
+                .push(&self.access.client, &self.reference, &())
+                .unwrap();
+            RemoteArtifact::open(&self.access.client, &self.reference, &()).unwrap()
+        }
+
+        /// Pulls it to a node that has nothing.
+        fn pull(&self, artifact: &RemoteArtifact, kind: &RootDisk, id: &str) -> Result<Vec<u8>> {
+            Stage::fetch(&Pulled::root(artifact, kind, id, &self.image)?)
+        }
+
+        fn fetch(disk: &Pulled) -> Result<Vec<u8>> {
+            let (chunks, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+            disk.fetch(&Chunks::new(chunks.path().to_owned()), to.path(), &())?;
+            assert!(disk.bytes_in(to.path()) > 0);
+            let left: Vec<_> = fs::read_dir(to.path()).unwrap().collect();
+            assert_eq!(left.len(), 1, "{left:?}");
+            Ok(fs::read(volume_in(to.path(), disk.name)).unwrap())
+        }
+    }
+
+    #[test]
+    fn a_layer_comes_back_from_a_registry_and_no_other_in_its_place() {
+        let stage = Stage::new();
+        let disk = stage.folder.path().join("disk");
+        let file = roots::empty(&disk, 64 << 20, "root", false).unwrap();
+        file.write_all_at(b"what the VM wrote", 40 << 20).unwrap();
+        let kind = RootDisk::Layer { size_mib: 64 };
+        let (id, bytes, there) = stage.push(&disk, &kind);
+        assert!(bytes < 64 << 10, "{bytes}");
+        assert!(stage.pull(&there, &kind, &id).unwrap() == fs::read(&disk).unwrap());
+
+        let larger = RootDisk::Layer { size_mib: 65 };
+        for (kind, id) in [(&kind, &stage.image[0]), (&larger, &id)] {
+            let refused = stage.pull(&there, kind, id).unwrap_err();
+            assert!(refused.0.message.contains("not the one"), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn a_volume_comes_back_from_a_registry_and_no_other_in_its_place() {
+        let stage = Stage::new();
+        let path = stage.folder.path().join("disk");
+        let file = fs::File::create(&path).unwrap();
+        // Not a whole number of chunks, and mostly holes.
+        file.set_len((64 << 20) + 512).unwrap();
+        file.write_all_at(b"what the VM wrote", 40 << 20).unwrap();
+        file.write_all_at(b"the end", (64 << 20) + 505).unwrap();
+        let folder = stage.folder.path();
+        let (data, cut) = cut_volume(&path, "data", &stage.chunks, folder).unwrap();
+        assert_eq!((data.name.as_str(), data.size), ("data", (64 << 20) + 512));
+        let small = folder.join("small");
+        fs::write(&small, [7; 512]).unwrap();
+        let (other, other_cut) = cut_volume(&small, "small", &stage.chunks, folder).unwrap();
+        // The file of a large one in the place of a small one's.
+        let lied = FileToPush::local(&volume_file("lied"), folder.join("image"), artifact::DATA);
+        fs::write(folder.join("image"), vec![1; 8 << 20]).unwrap();
+        let there = stage.put(&[cut, other_cut, lied]);
+        let pull = |volume: &VolumeArtifact| Stage::fetch(&Pulled::volume(&there, volume)?);
+        assert!(pull(&data).unwrap() == fs::read(&path).unwrap());
+        assert_eq!(pull(&other).unwrap(), [7; 512]);
+
+        let refused = |change: fn(&mut VolumeArtifact), why: &str| {
+            let mut volume = data.clone();
+            change(&mut volume);
+            let error = pull(&volume).unwrap_err();
+            assert!(error.0.message.contains(why), "{error:?}");
+        };
+        refused(|it| it.size -= 512, "not the one");
+        refused(|it| it.image = "0".repeat(32), "not the one");
+        refused(|it| it.name = "small".into(), "not the one");
+        refused(|it| it.name = "none".into(), "no file volume-none.image");
+        let lied = VolumeArtifact {
+            name: "lied".into(),
+            ..other
+        };
+        let error = pull(&lied).unwrap_err();
+        assert!(error.0.message.contains("more than its 512"), "{error:?}");
+        fs::write(&small, b"").unwrap();
+        let error = cut_volume(&small, "small", &stage.chunks, folder).unwrap_err();
+        assert!(error.0.message.contains("small"), "{error:?}");
+    }
+
+    #[test]
+    fn of_a_copy_only_what_differs_is_pushed() {
+        let stage = Stage::new();
+        let disk = stage.folder.path().join("disk");
+        let mut changed = stage.noise.clone();
+        changed[500_000..500_010].fill(7);
+        fs::write(&disk, &changed).unwrap();
+        let kind = RootDisk::Copy { plainly: true };
+        let (id, bytes, there) = stage.push(&disk, &kind);
+        assert!(bytes < IMAGE_BYTES as u64 / 10, "{bytes}");
+        assert!(stage.pull(&there, &kind, &id).unwrap() == changed);
+    }
+}

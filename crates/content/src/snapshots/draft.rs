@@ -1,0 +1,215 @@
+//! A captured VM on its way to the disk.
+
+use super::captured::Captured;
+use super::memory::Elsewhere;
+use super::root_tables::RootTables;
+use super::saved::{ROOT, Saved, memory_in};
+use super::{memory, taken};
+use crate::error::{Error, Result};
+use crate::model::snapshot::Manifest;
+use crate::model::vm::Root;
+use crate::paths::{make_volumes, volume_in};
+use jiffy_wire::api::MemoryForm;
+use rustix::fs::{CWD, RenameFlags};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tempfile::TempDir;
+
+/// A folder without its name: it goes when this is dropped.
+#[derive(Debug)]
+pub struct Draft {
+    folder: TempDir,
+    base: Option<PathBuf>,
+    root_tables: Option<Arc<RootTables>>,
+}
+
+/// What a captured VM takes on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bytes {
+    /// RAM.
+    pub memory: u64,
+    /// RAM of others, of which it is a part.
+    pub shared: u64,
+    /// All else that takes room of its own.
+    pub other: u64,
+}
+
+impl Draft {
+    /// An empty one beside where it is to be.
+    pub fn new(beside: &Path) -> Result<Draft> {
+        let folder = tempfile::Builder::new()
+            .prefix(".new-")
+            .tempdir_in(beside)
+            .map_err(|error| Error::io("make a snapshot", beside, &error))?;
+        Ok(Draft {
+            folder,
+            base: None,
+            root_tables: None,
+        })
+    }
+
+    /// Of RAM only that is kept that the captured VM in this folder has not.
+    pub fn built_on(&mut self, base: PathBuf) {
+        self.base = Some(base);
+    }
+
+    /// Of RAM only that is kept that its root file system has not.
+    pub fn beside_its_root(&mut self, tables: Arc<RootTables>) {
+        self.root_tables = Some(tables);
+    }
+
+    /// Where it is now.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Clones these volumes, by name: blocking. They must stand still.
+    pub fn take_volumes<'a>(
+        &self,
+        volumes: impl Iterator<Item = (&'a str, &'a Path)>,
+    ) -> Result<()> {
+        clone_volumes(self.path(), volumes)
+    }
+
+    /// Gives the image's file, if it is to be kept, a further name, and writes
+    /// state and RAM: blocking.
+    pub fn write(
+        &self,
+        captured: &Captured,
+        form: MemoryForm,
+        root: Option<&Root>,
+    ) -> Result<Bytes> {
+        let folder = self.path();
+        let path = folder.join("state");
+        let failed = |error: io::Error| Error::io("write a VM's state", &path, &error);
+        let state = captured.state().map_err(|error| {
+            Error::vm_failed(format!("The state of the VM can't be read: {error}."))
+        })?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(failed)?;
+        file.write_all(&state)
+            .and_then(|()| file.sync_all())
+            .map_err(failed)?;
+        let target = memory_in(folder, form);
+        let elsewhere = self.elsewhere(root)?;
+        let memory = memory::write(&target, form, captured, elsewhere)?;
+        let shared = memory::bases_in(folder)
+            .iter()
+            .map(|path| memory::bytes_of(path).unwrap_or(0))
+            .sum();
+        let mut other = state.len() as u64;
+        for entry in fs::read_dir(folder.join("volumes")).into_iter().flatten() {
+            let path = entry
+                .map_err(|error| Error::io("look at volumes", folder, &error))?
+                .path();
+            // Shared with the volume at first: this is what it may become.
+            other += memory::bytes_of(&path).unwrap_or(0);
+        }
+        Ok(Bytes {
+            memory,
+            shared,
+            other,
+        })
+    }
+
+    /// Keeps the root file system, of which RAM may name parts.
+    fn elsewhere<'a>(&'a self, root: Option<&'a Root>) -> Result<Elsewhere<'a>> {
+        let link = self.path().join(ROOT);
+        if let Some(root) = root {
+            // One that was filled as it was read is only in the page cache yet.
+            let synced = match root.lazy {
+                Some(_) => File::open(&root.path).and_then(|file| file.sync_data()),
+                None => Ok(()),
+            };
+            synced
+                .and_then(|()| fs::hard_link(&root.path, &link))
+                .map_err(|error| Error::io("keep the image", &link, &error))?;
+        }
+        let tables = self.root_tables.as_ref().zip(root);
+        Ok(Elsewhere {
+            base: self.base.as_deref(),
+            root: root.map_or("", |root| &root.digest),
+            backing: tables.and_then(|(tables, root)| tables.backing(&link, root)),
+        })
+    }
+
+    /// Writes the manifest, syncs all and gives it its name, which must be
+    /// free unless it is to take another's place: blocking.
+    pub fn name(self, to: &Path, manifest: &Manifest, replace: bool) -> Result<Saved> {
+        let failed = |error: io::Error| Error::io("name a snapshot", to, &error);
+        manifest.save(self.path()).map_err(failed)?;
+        sync_folder(self.path()).map_err(failed)?;
+        let exchange = replace && to.exists();
+        let flags = match exchange {
+            true => RenameFlags::EXCHANGE,
+            false => RenameFlags::NOREPLACE,
+        };
+        match rustix::fs::renameat_with(CWD, self.path(), CWD, to, flags) {
+            // What was there goes with the temporary folder.
+            Ok(()) if exchange => {}
+            Ok(()) => {
+                let _ = self.folder.keep();
+            }
+            Err(rustix::io::Errno::EXIST | rustix::io::Errno::NOTEMPTY) => {
+                let name = to.file_name().unwrap_or_default().to_string_lossy();
+                return Err(taken(&name));
+            }
+            Err(error) => return Err(failed(error.into())),
+        }
+        jiffy_sys::durable::sync_folder_of(to).map_err(failed)?;
+        Ok(Saved::new(to.to_owned(), manifest.clone()))
+    }
+}
+
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// Clones volumes into the folder `volumes` of this one: blocking.
+pub fn clone_volumes<'a>(
+    folder: &Path,
+    volumes: impl Iterator<Item = (&'a str, &'a Path)>,
+) -> Result<()> {
+    for (name, from) in volumes {
+        let to = volume_in(folder, name);
+        make_volumes(folder).map_err(|error| Error::io("clone a volume", &to, &error))?;
+        clone_volume(name, from, &to)?;
+    }
+    Ok(())
+}
+
+/// A copy that shares its blocks with the original until one of them changes
+/// (ioctl_ficlone(2)).
+fn clone_volume(name: &str, from: &Path, to: &PathBuf) -> Result<()> {
+    let failed = |error: io::Error| Error::io("clone a volume", to, &error);
+    let source = jiffy_sys::regular::open(from).map_err(failed)?;
+    let target = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(to)
+        .map_err(failed)?;
+    match rustix::fs::ioctl_ficlone(&target, &source) {
+        Ok(()) => target.sync_all().map_err(failed),
+        Err(rustix::io::Errno::NOSPC) => Err(failed(rustix::io::Errno::NOSPC.into())),
+        Err(error) => {
+            let _ = fs::remove_file(to);
+            let what = match name {
+                crate::roots::NAME => "root disk of the VM".to_owned(),
+                _ => format!("volume {name}"),
+            };
+            Err(Error::wrong_state(format!(
+                "The {what} can't be captured: the file system that holds {} makes no clones of files ({error}).",
+                from.display()
+            ))
+            .hint("Keep Jiffy's data on XFS or Btrfs, or use a VM without disks of its own."))
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! RAM of a captured VM, on its way to the disk.
+
+use super::captured::Captured;
+use super::saved::{Saved, memory_in};
+use crate::error::{Error, Result};
+use jiffy_store::optimise::{Contents, options_of};
+use jiffy_store::partial::is_partial;
+use jiffy_store::reader::Outline;
+use jiffy_store::{
+    Backing, ChunkSource, Codec, ImageError, ImageReader, Kind, LayeredFile, Recording, WriteError,
+    WriteOptions, write_image, write_raw,
+};
+use jiffy_wire::api::MemoryForm;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tracing::warn;
+
+/// How hard snapshots are compressed that are made to be kept.
+const LEVEL: i32 = 3;
+/// Most images that one is built on: each is one more file to open at a
+/// restore, and keeps what only it needs.
+const MAX_GENERATIONS: usize = 16;
+
+/// Where parts of RAM may be already, for an image.
+#[derive(Debug)]
+pub struct Elsewhere<'a> {
+    /// The folder of a captured VM that this one came from.
+    pub base: Option<&'a Path>,
+    /// Digest of the root file system, which lies beside it.
+    pub root: &'a str,
+    /// That, if it is looked into.
+    pub backing: Option<Backing>,
+}
+
+/// Writes RAM, synced; gives the bytes it takes on disk: blocking.
+pub fn write(
+    target: &Path,
+    form: MemoryForm,
+    captured: &Captured,
+    elsewhere: Elsewhere<'_>,
+) -> Result<u64> {
+    let unreadable = |error: io::Error| {
+        Error::vm_failed(format!(
+            "The memory of the VM can't be read as its VMM described it: {error}."
+        ))
+    };
+    let layout = captured.layout().map_err(unreadable)?;
+    let layers = captured
+        .layers
+        .iter()
+        .map(|layer| Ok(File::from(layer.try_clone()?)))
+        .collect::<io::Result<Vec<_>>>()
+        .map_err(unreadable)?;
+    let source = LayeredFile::new(layers, &layout).map_err(unreadable)?;
+    let written = match form {
+        MemoryForm::Raw => write_raw(target, &source).map(|_| ()),
+        MemoryForm::Image => {
+            let folder = target.parent().unwrap_or(Path::new("."));
+            let base = elsewhere
+                .base
+                .and_then(|base| built_on(base, folder, source.size(), elsewhere.root));
+            let options = WriteOptions {
+                backing: elsewhere.backing,
+                ..options(base)
+            };
+            write_image(target, &source, &options).map(|_| ())
+        }
+    };
+    written.map_err(|error| write_failed(target, &error))?;
+    bytes_of(target).map_err(|error| Error::io("look at a snapshot", target, &error))
+}
+
+/// Looks whether RAM's image and all that it is built on are images of versions that are
+/// known here; the error is a sentence without its full stop.
+pub fn check(path: &Path) -> std::result::Result<(), String> {
+    let mut path = path.to_owned();
+    for _ in 0..=MAX_GENERATIONS {
+        let outline = Outline::read(&path).map_err(|error| text_of(&error))?;
+        let Some(parent) = outline.parent else {
+            break;
+        };
+        path.set_file_name(parent.name);
+    }
+    Ok(())
+}
+
+/// An error and all that it came from.
+pub fn text_of(error: &ImageError) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+fn options(base: Option<ImageReader>) -> WriteOptions {
+    let whole = WriteOptions {
+        codec: Codec::Zstd(LEVEL),
+        ..WriteOptions::default()
+    };
+    match base {
+        Some(base) => WriteOptions {
+            chunk_size: base.chunk_size(),
+            parent: Some(Arc::new(base)),
+            ..whole
+        },
+        None => whole,
+    }
+}
+
+/// Gives RAM of the captured VM in `base`, and of all it is built on, further
+/// names in `folder`: whatever becomes of `base`, what is built on it there
+/// stays whole. `None` if RAM of this size is better kept whole.
+fn built_on(base: &Path, folder: &Path, size: u64, root: &str) -> Option<ImageReader> {
+    let built = link_all(base, folder, size, root);
+    match built {
+        Ok(reader) => reader,
+        Err(why) => {
+            warn!(base = %base.display(), why, "memory is kept whole, not as what changed");
+            None
+        }
+    }
+}
+
+fn link_all(
+    base: &Path,
+    folder: &Path,
+    size: u64,
+    root: &str,
+) -> std::result::Result<Option<ImageReader>, String> {
+    let path = memory_in(base, MemoryForm::Image);
+    // Of one that is filled as it is read nobody knows if it ever will be.
+    if !path.exists() || is_partial(&path) {
+        return Ok(None);
+    }
+    let open = |path: &Path| ImageReader::open(path).map_err(|error| error.to_string());
+    let reader = open(&path)?;
+    if reader.size() != size {
+        return Ok(None);
+    }
+    let mut generations = vec![(reader.id(), path.clone())];
+    let mut above = reader.parent();
+    while let Some((_, parent)) = above {
+        generations.push((parent.id(), parent.path().to_owned()));
+        above = parent.parent();
+    }
+    if generations.len() >= MAX_GENERATIONS || !all_beside(&reader, root) {
+        return Ok(None);
+    }
+    for (id, path) in &generations {
+        match fs::hard_link(path, folder.join(base_name(&id.to_string()))) {
+            // One that changed nothing has its parent's id, and is as good.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            linked => linked.map_err(|error| error.to_string())?,
+        }
+    }
+    open(&folder.join(base_name(&reader.id().to_string()))).map(Some)
+}
+
+/// Whether what an image and its parents name of a root file system is of the one
+/// with this digest.
+fn all_beside(image: &ImageReader, root: &str) -> bool {
+    let mut generation = Some(image);
+    while let Some(image) = generation {
+        let digest = image.backing().map(|backing| backing.reference().digest);
+        if digest.is_some_and(|digest| blake3::Hash::from(digest).to_hex().as_str() != root) {
+            return false;
+        }
+        generation = image.parent().map(|(_, parent)| &**parent);
+    }
+    true
+}
+
+/// What an image is called beside one that is built on it.
+fn base_name(id: &str) -> String {
+    format!("ram.{id}.image")
+}
+
+/// The images in a folder that its RAM is built on.
+pub fn bases_in(folder: &Path) -> Vec<PathBuf> {
+    let is_base = |name: &str| {
+        let id = name
+            .strip_prefix("ram.")
+            .and_then(|rest| rest.strip_suffix(".image"));
+        id.is_some_and(|id| !id.is_empty())
+    };
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.file_name().to_str().is_some_and(is_base))
+        .map(|entry| entry.path())
+        .collect()
+}
+
+/// Writes an image so that it needs no other file: blocking. Its id stays.
+pub fn write_whole(image: &ImageReader, target: &Path) -> Result<()> {
+    let whole = options_of(image)
+        .map(|options| WriteOptions {
+            codec: Codec::Zstd(LEVEL),
+            parent: None,
+            parent_name: None,
+            backing: None,
+            ..options
+        })
+        .and_then(|options| write_image(target, &Contents(image), &options));
+    whole
+        .map(|_| ())
+        .map_err(|error| write_failed(target, &error))
+}
+
+/// Bytes a file takes on disk.
+pub fn bytes_of(path: &Path) -> io::Result<u64> {
+    Ok(std::fs::metadata(path)?.blocks() * 512)
+}
+
+/// One sentence; a full disk is told apart.
+pub fn write_failed(target: &Path, error: &WriteError) -> Error {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        if let Some(error) = cause.downcast_ref::<io::Error>()
+            && crate::error::is_full(error)
+        {
+            return Error::io("write a VM's memory", target, error);
+        }
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    Error::internal(format!("The VM's memory can't be written: {text}."))
+}
+
+/// Rewrites an image with the chunks first that the recorded restore touched:
+/// blocking. After an error it is as it was.
+pub fn optimise(saved: &Saved) -> Result<()> {
+    let path = saved.memory();
+    let unreadable = |why: &dyn std::fmt::Display| {
+        Error::internal(format!(
+            "What was recorded of the snapshot can't be used: {why}."
+        ))
+    };
+    let recording = Recording::read(&saved.recording()).map_err(|error| unreadable(&error))?;
+    let image = ImageReader::open(&path).map_err(|error| unreadable(&error))?;
+    jiffy_store::optimise(&image, &recording, &path)
+        .map(|_| ())
+        .map_err(|error| write_failed(&path, &error))
+}
+
+/// Bytes of an image of RAM that are not zero, in whole chunks: blocking.
+pub fn filled_bytes(image: &Path) -> std::result::Result<u64, ImageError> {
+    let image = ImageReader::open(image)?;
+    let mut filled = 0;
+    for index in 0..image.chunks() {
+        if image.kind(index)? != Kind::Zero {
+            filled += u64::from(image.chunk_size());
+        }
+    }
+    Ok(filled)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_zero_of_an_image_is_counted_in_chunks() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ram.image");
+        let mut bytes = vec![0; 1 << 20];
+        bytes[100] = 1;
+        bytes[512 << 10..].fill(7);
+        let options = WriteOptions {
+            chunk_size: 8192,
+            ..WriteOptions::default()
+        };
+        write_image(&path, &bytes[..], &options).unwrap();
+        assert_eq!(filled_bytes(&path).unwrap(), (512 << 10) + 8192);
+        fs::write(&path, "none").unwrap();
+        filled_bytes(&path).unwrap_err();
+    }
+
+    #[test]
+    fn memory_is_built_on_what_lies_beside_the_same_root_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let [base, here] = ["base", "here"].map(|name| folder.path().join(name));
+        fs::create_dir_all(&base).unwrap();
+        let bytes = [7; 32 << 10];
+        let root = base.join("root.erofs");
+        fs::write(&root, &bytes[..8 << 10]).unwrap();
+        let options = WriteOptions {
+            backing: Some(Backing::open(&root).unwrap()),
+            ..WriteOptions::default()
+        };
+        write_image(&base.join("ram.image"), &bytes[..], &options).unwrap();
+        let digest = blake3::hash(&bytes[..8 << 10]).to_hex().to_string();
+        let size = bytes.len() as u64;
+        for (root, fits) in [(&*digest, true), ("another", false)] {
+            fs::create_dir(&here).unwrap();
+            fs::hard_link(base.join("root.erofs"), here.join("root.erofs")).unwrap();
+            let built = built_on(&base, &here, size, root);
+            assert_eq!(built.is_some(), fits);
+            assert_eq!(bases_in(&here).len(), usize::from(fits));
+            fs::remove_dir_all(&here).unwrap();
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! Captured VMs on disk.
+//!
+//! A captured VM is a folder:
+//!
+//! | file | what |
+//! |---|---|
+//! | `snapshot.json` | the [manifest](crate::model::snapshot): what it is and what it needs |
+//! | `state` | vCPUs, chips and devices, as the VMM wrote them |
+//! | `ram.image` | RAM as an image of the store, which the pager serves |
+//! | `ram.ID.image` | images that one is built on: further names of other snapshots' |
+//! | `ram.raw` | or RAM as a sparse file, which VMs map |
+//! | `root.erofs` | a further name of the image's file: the image may go |
+//! | `volumes/NAME.img` | a clone of each volume |
+//! | `prefault.json` | what a guest writes to at once when it goes on from a golden one |
+//! | `recording` | which chunks the first restore touched |
+//!
+//! What of RAM is in `root.erofs` is not in `ram.image` again, which says where it is.
+//!
+//! It is made under a name with a dot, synced, and renamed: after a crash it
+//! is there whole or not at all, and the next daemon removes what has a dot.
+//!
+//! * [`captured`]: what a VMM hands out.
+//! * [`draft`]: one that is being made.
+//! * [`saved`]: one that is there.
+//! * [`memory`]: its RAM.
+//! * [`root_tables`]: what RAM has in common with the root file system.
+//! * [`inspect`]: what its RAM consists of.
+//! * [`remote`]: to and from registries.
+//! * [`disks`]: the VM's own root disk and its volumes there.
+
+pub mod captured;
+pub mod disks;
+pub mod draft;
+pub mod inspect;
+pub mod memory;
+pub mod remote;
+pub mod root_tables;
+pub mod saved;
+
+use crate::durable::{is_taken, set_aside};
+use crate::error::{Error, Result};
+use crate::images::name as image_name;
+use crate::model::snapshot::Manifest;
+use crate::names;
+use root_tables::RootTables;
+use saved::Saved;
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::runtime::Handle;
+
+/// The snapshots of a node's users.
+#[derive(Debug)]
+pub struct Snapshots {
+    folder: PathBuf,
+    root_tables: Arc<RootTables>,
+    /// Folders of those that are being rewritten.
+    rewritten: Mutex<HashSet<PathBuf>>,
+}
+
+/// A snapshot's name, and what is read of it or why it can't be.
+pub type Entry = (String, std::result::Result<Saved, String>);
+
+/// A snapshot that is being rewritten: until this is dropped it is neither removed nor
+/// replaced, nor rewritten by somebody else.
+#[derive(Debug)]
+pub struct Rewriting<'a> {
+    snapshots: &'a Snapshots,
+    folder: PathBuf,
+}
+
+impl Drop for Rewriting<'_> {
+    fn drop(&mut self) {
+        self.snapshots.rewritten().remove(&self.folder);
+    }
+}
+
+impl Snapshots {
+    /// The snapshots in this folder.
+    pub fn new(folder: PathBuf) -> Snapshots {
+        Snapshots {
+            folder,
+            root_tables: Arc::default(),
+            rewritten: Mutex::default(),
+        }
+    }
+
+    /// For those that are being made.
+    pub fn root_tables(&self) -> Arc<RootTables> {
+        Arc::clone(&self.root_tables)
+    }
+
+    /// Where they are.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The folder of a snapshot of this name, which may be a reference.
+    pub fn path(&self, name: &str) -> PathBuf {
+        // What can't be a name is the name of nothing.
+        let folder = image_name::folder(name).unwrap_or_else(|_| ".none".to_owned());
+        self.folder.join(folder)
+    }
+
+    /// Refuses a name that can't be, or is taken.
+    pub fn check_free(&self, name: &str) -> Result<()> {
+        names::check("snapshot", name)?;
+        if is_taken(&self.path(name)) {
+            return Err(taken(name));
+        }
+        Ok(())
+    }
+
+    /// A snapshot by name, its manifest read.
+    pub fn find(&self, name: &str) -> Result<Saved> {
+        check(name)?;
+        let folder = self.path(name);
+        if !is_taken(&folder) {
+            return Err(missing(name));
+        }
+        let manifest = Manifest::load(&folder).map_err(|error| {
+            let problem = saved::unusable(name, &error.sentence());
+            Error::internal(problem).hint(match error.is_newer() {
+                true => "A newer release of Jiffy made it, and can use it.".to_owned(),
+                false => format!("Remove it with `jiffy snapshot rm {name}`."),
+            })
+        })?;
+        Ok(Saved::new(folder, manifest))
+    }
+
+    /// The same, with all its files there.
+    pub fn usable(&self, name: &str) -> Result<Saved> {
+        let saved = self.find(name)?;
+        match saved.problem(name) {
+            None => Ok(saved),
+            Some(problem) => Err(Error::internal(problem)
+                .hint(format!("Remove it with `jiffy snapshot rm {name}`."))),
+        }
+    }
+
+    /// All of them that can be read, by name.
+    pub fn list(&self) -> Result<Vec<(String, Saved)>> {
+        let all = self.all()?.into_iter();
+        Ok(all
+            .filter_map(|(name, saved)| Some((name, saved.ok()?)))
+            .collect())
+    }
+
+    /// All of them by name, or why one can't be read: a sentence without its full stop.
+    pub fn all(&self) -> Result<Vec<Entry>> {
+        let entries = fs::read_dir(&self.folder)
+            .map_err(|error| Error::io("list snapshots", &self.folder, &error))?;
+        let mut found: Vec<Entry> = entries
+            .flatten()
+            .filter_map(|entry| {
+                let name = image_name::of_folder(&entry.file_name().to_string_lossy())?;
+                Some((name, Saved::open(entry.path())))
+            })
+            .collect();
+        found.sort_by(|one, other| one.0.cmp(&other.0));
+        Ok(found)
+    }
+
+    /// The folder of the last snapshot that was made of the VM with this name since
+    /// it was started (Unix time).
+    pub fn last_of(&self, vm: &str, started: u64) -> Result<Option<PathBuf>> {
+        let all = self.list()?.into_iter().map(|(_, saved)| saved);
+        let of_it =
+            all.filter(|saved| saved.manifest.vm == vm && saved.manifest.created >= started);
+        let last = of_it.max_by_key(|saved| {
+            let written = fs::metadata(saved.memory()).and_then(|file| file.modified());
+            (saved.manifest.created, written.ok())
+        });
+        Ok(last.map(|saved| saved.folder))
+    }
+
+    /// Has a snapshot stay as it is but for what the caller does to it.
+    pub fn rewrite(&self, name: &str) -> Result<Rewriting<'_>> {
+        let folder = self.path(name);
+        match self.rewritten().insert(folder.clone()) {
+            true => Ok(Rewriting {
+                snapshots: self,
+                folder,
+            }),
+            false => Err(being_rewritten(name)),
+        }
+    }
+
+    fn rewritten(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
+        self.rewritten
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes a snapshot: blocking. It is there whole or not at all.
+    pub fn remove(&self, name: &str) -> Result<()> {
+        check(name)?;
+        let path = self.path(name);
+        if !is_taken(&path) {
+            return Err(missing(name));
+        }
+        // Held to the end: nobody begins to rewrite what is going.
+        let rewritten = self.rewritten();
+        if rewritten.contains(&path) {
+            return Err(being_rewritten(name));
+        }
+        remove_whole(&path).map_err(|error| Error::io("remove a snapshot", &path, &error))
+    }
+}
+
+/// Removes a folder that others must never see half.
+pub fn remove_whole(path: &Path) -> std::io::Result<()> {
+    let gone = set_aside(path)?;
+    jiffy_sys::durable::sync_folder_of(path)?;
+    gone.close()
+}
+
+/// Removes a folder from its place at once. What is in it, which may be much, goes behind
+/// whoever asked; after a power cut the folder may be there again.
+pub fn remove_behind(path: &Path) -> std::io::Result<()> {
+    let gone = set_aside(path)?;
+    match Handle::try_current() {
+        Ok(runtime) => drop(runtime.spawn_blocking(move || gone.close())),
+        Err(_) => gone.close()?,
+    }
+    Ok(())
+}
+
+/// A name of the user's own, or the reference that it was pulled by.
+fn check(name: &str) -> Result<()> {
+    match image_name::is_plain(name) {
+        true => names::check("snapshot", name),
+        false => image_name::folder(name).map(|_| ()),
+    }
+}
+
+fn missing(name: &str) -> Error {
+    let shown: String = name.chars().take(64).collect();
+    Error::not_found(format!("There is no snapshot {shown}."))
+        .hint("`jiffy snapshot ls` lists them; `jiffy snapshot create` makes one.")
+}
+
+fn taken(name: &str) -> Error {
+    Error::conflict(format!("There is a snapshot {name} already.")).hint(format!(
+        "Choose another name, or remove it with `jiffy snapshot rm {name}`."
+    ))
+}
+
+fn being_rewritten(name: &str) -> Error {
+    Error::conflict(format!("The snapshot {name} is being optimised."))
+        .hint("Try again when that is done.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_wire::api::ErrorKind;
+
+    #[test]
+    fn what_is_being_rewritten_is_not_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let snapshots = Snapshots::new(folder.path().to_owned());
+        fs::create_dir(snapshots.path("one")).unwrap();
+        let rewriting = snapshots.rewrite("one").unwrap();
+        let refused = [
+            snapshots.remove("one").unwrap_err(),
+            snapshots.rewrite("one").unwrap_err(),
+        ];
+        for error in refused {
+            assert_eq!(error.0.kind, ErrorKind::Conflict);
+        }
+        assert!(snapshots.path("one").exists());
+        drop(rewriting);
+        snapshots.remove("one").unwrap();
+        assert!(!snapshots.path("one").exists());
+    }
+}

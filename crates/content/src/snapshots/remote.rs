@@ -1,0 +1,195 @@
+//! Snapshots to and from registries (`docs/registry-artifacts.md`).
+//!
+//! A pulled snapshot has its state, and of RAM and root file system what tells
+//! where each chunk is; the pager fetches the rest as the VM needs it, what the
+//! first restore needed first.
+
+use super::disks::MAX_SIZE;
+use super::memory;
+use super::saved::{Saved, memory_in};
+use crate::error::{Error, Result};
+use crate::images::artifact::{self, json};
+use crate::images::chunks::{parse_id, with_origin};
+use crate::model::artifact::{SnapshotArtifact, VolumeArtifact};
+use crate::paths::Paths;
+use crate::records;
+use jiffy_registry::artifact::{Config, FileToPush};
+use jiffy_store::ImageReader;
+use jiffy_store::partial::is_partial;
+use jiffy_wire::api::MemoryForm;
+use jiffy_wire::pager::Origin;
+use std::path::{Path, PathBuf};
+
+/// The media type of the configuration blob.
+const CONFIG_TYPE: &str = "application/vnd.jiffy.snapshot.config.v1+json";
+/// vCPUs, chips and devices.
+pub const STATE: &str = "state";
+/// RAM.
+pub const MEMORY: &str = "ram.image";
+/// Largest state that is taken, bytes.
+pub const MAX_STATE: u64 = 64 << 20;
+/// Disks have whole sectors.
+const SECTOR: u64 = 512;
+
+impl SnapshotArtifact {
+    /// Refuses a snapshot that can't be pushed.
+    pub fn check(saved: &Saved) -> Result<()> {
+        let manifest = &saved.manifest;
+        if manifest.memory != MemoryForm::Image {
+            return Err(Error::wrong_state("A golden snapshot can't be pushed."));
+        }
+        if is_partial(&saved.memory()) {
+            return Err(Error::wrong_state(
+                "A snapshot of which only parts are here can't be pushed.",
+            )
+            .hint("It is in a registry already: copy it there."));
+        }
+        Ok(())
+    }
+
+    /// Of a snapshot whose root file system has these chunks, and whose VM's
+    /// own disks are these images.
+    pub fn of(
+        saved: &Saved,
+        chunks: Vec<String>,
+        root_disk: Option<String>,
+        volumes: Vec<VolumeArtifact>,
+    ) -> Result<SnapshotArtifact> {
+        SnapshotArtifact::check(saved)?;
+        let image = ImageReader::open(&saved.memory())
+            .map_err(|error| Error::internal(format!("The snapshot can't be read: {error}.")))?;
+        let mut manifest = saved.manifest.clone();
+        // Of this host.
+        manifest.files.clear();
+        manifest.source = None;
+        manifest.lazy_root = None;
+        manifest.spec.from = None;
+        manifest.spec.own_volumes = false;
+        // What is pushed is whole.
+        manifest.shared_bytes = 0;
+        Ok(SnapshotArtifact {
+            manifest,
+            memory: image.id().to_string(),
+            chunks,
+            root_disk,
+            volumes,
+        })
+    }
+
+    /// Reads and checks what a registry gave.
+    pub fn read(bytes: &[u8]) -> Result<SnapshotArtifact> {
+        let read: records::artifact::SnapshotArtifact =
+            serde_json::from_slice(bytes).map_err(|error| {
+                Error::invalid(format!(
+                    "The artifact's configuration is no snapshot's: {error}."
+                ))
+            })?;
+        let read = SnapshotArtifact::from(read);
+        let wrong = |what: &str| Err(Error::invalid(format!("The snapshot {what}.")));
+        let spec = &read.manifest.spec;
+        crate::checks::check_volumes(&spec.disks)?;
+        let names = spec.disks.iter().map(|disk| &disk.name);
+        if !names.eq(read.volumes.iter().map(|volume| &volume.name)) || spec.own_volumes {
+            return wrong("has volumes that are not in it");
+        }
+        let odd = |size: u64| size == 0 || size > MAX_SIZE || !size.is_multiple_of(SECTOR);
+        if read.volumes.iter().any(|volume| odd(volume.size)) {
+            return wrong("has a volume of a size that no volume has");
+        }
+        if spec.root_disk.is_some() != read.root_disk.is_some() {
+            return wrong("does not have the root disk that it speaks of");
+        }
+        if let Some(wanted) = &spec.root_disk {
+            crate::roots::check(wanted)?;
+        }
+        if spec.hidden || spec.from.is_some() || spec.init.is_some() {
+            return wrong("is of a VM that can't be restored here");
+        }
+        if read.manifest.memory != MemoryForm::Image || read.manifest.lazy_root.is_some() {
+            return wrong("does not say how its memory is kept");
+        }
+        if read.chunks.is_empty() || read.chunks.len() > 64 {
+            return wrong("does not say what its root file system is");
+        }
+        parse_id(&read.memory)?;
+        let volumes = read.volumes.iter().map(|volume| &volume.image);
+        for id in read.chunks.iter().chain(&read.root_disk).chain(volumes) {
+            parse_id(id)?;
+        }
+        crate::checks::check_parts(spec)?;
+        Ok(read)
+    }
+
+    /// The blob.
+    pub fn blob(&self) -> Result<Config> {
+        Ok(Config {
+            media_type: CONFIG_TYPE.to_owned(),
+            bytes: json(&records::artifact::SnapshotArtifact::from(self.clone()))?,
+        })
+    }
+}
+
+/// The files of a snapshot, but for its disks: blocking. RAM that is built on
+/// other snapshots', or is in part in its root file system, is written whole into
+/// `scratch` first.
+pub fn files(saved: &Saved, scratch: &Path) -> Result<Vec<FileToPush>> {
+    let mut path = saved.memory();
+    let open = |path: &Path| {
+        ImageReader::open(path)
+            .map_err(|error| Error::internal(format!("The snapshot can't be read: {error}.")))
+    };
+    let mut image = open(&path)?;
+    if image.parent().is_some() || image.backing().is_some() {
+        path = scratch.join(MEMORY);
+        memory::write_whole(&image, &path)?;
+        image = open(&path)?;
+    }
+    let tail = image.file_bytes() + 64 - image.metadata_bytes();
+    Ok(vec![
+        FileToPush::local(STATE, saved.state(), artifact::DATA),
+        artifact::cut(MEMORY, path, image.hot_range().end, tail),
+    ])
+}
+
+/// Begins RAM in a folder that is to become this one: blocking.
+pub fn begin_memory(
+    folder: &Path,
+    id: &str,
+    length: u64,
+    tail: &[u8],
+    origins: &[Origin],
+) -> Result<()> {
+    let path = memory_in(folder, MemoryForm::Image);
+    save_origins(&path, origins)?;
+    jiffy_store::partial::create(&path, length, tail, parse_id(id)?)
+        .map_err(|error| memory::write_failed(&path, &error))
+}
+
+/// Where what is missing of an image of RAM can be had; nothing if it is all
+/// here.
+pub fn origins(memory: &Path, paths: &Paths) -> Vec<Origin> {
+    if !is_partial(memory) {
+        return Vec::new();
+    }
+    let peer = paths.peer.clone().map(|folder| Origin::Folder { folder });
+    peer.into_iter().chain(known_origins(memory)).collect()
+}
+
+/// From now on what is missing of an image of RAM can be had here, too, or in
+/// another way: blocking.
+pub fn add_origin(memory: &Path, origin: Origin) -> Result<()> {
+    save_origins(memory, &with_origin(&known_origins(memory), origin))
+}
+
+fn known_origins(memory: &Path) -> Vec<Origin> {
+    records::origins::load(&origins_file(memory)).unwrap_or_default()
+}
+
+fn save_origins(memory: &Path, origins: &[Origin]) -> Result<()> {
+    records::origins::save(&origins_file(memory), origins)
+        .map_err(|error| Error::io("write where a snapshot's bytes are", memory, &error))
+}
+
+fn origins_file(memory: &Path) -> PathBuf {
+    memory.with_file_name("origins.json")
+}

@@ -1,0 +1,231 @@
+//! A captured VM that is on disk, whole.
+
+use super::memory;
+use crate::durable;
+use crate::model::snapshot::Manifest;
+use crate::paths::volume_in;
+use crate::records;
+use jiffy_wire::api::{MemoryForm, Snapshot, VolumeUse};
+use jiffy_wire::vmm::Extent;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The root file system's file in such a folder.
+pub const ROOT: &str = "root.erofs";
+
+/// A captured VM's folder and what its manifest says.
+#[derive(Debug, Clone)]
+pub struct Saved {
+    /// The folder.
+    pub folder: PathBuf,
+    /// What it is.
+    pub manifest: Manifest,
+    /// What a guest that goes on from it writes to at once, if that is known.
+    pub prefault: Vec<Extent>,
+}
+
+/// Most of RAM that is given to a guest in advance, as a part of all.
+const MOST_PREFAULT: u64 = 8;
+/// Ranges closer than this are one: a page too many costs less than a range.
+const PREFAULT_GAP: u64 = 4096;
+
+impl Saved {
+    /// Reads the manifest; the error is a sentence without its full stop.
+    pub fn open(folder: PathBuf) -> Result<Saved, String> {
+        match Manifest::load(&folder) {
+            Ok(manifest) => Ok(Saved::new(folder, manifest)),
+            Err(error) => Err(error.sentence()),
+        }
+    }
+
+    /// The captured VM in this folder.
+    pub fn new(folder: PathBuf, manifest: Manifest) -> Saved {
+        let path = prefault_in(&folder);
+        let prefault = records::prefault::load(&path).unwrap_or_default();
+        let ram = u64::from(manifest.spec.memory_mib) << 20;
+        let prefault = bearable(prefault, ram);
+        Saved {
+            folder,
+            manifest,
+            prefault,
+        }
+    }
+
+    /// Keeps what a guest that went on from it had written to soon after. It
+    /// is not missed if it is lost.
+    pub fn keep_prefault(&mut self, written: Vec<Extent>) -> io::Result<()> {
+        let ram = u64::from(self.manifest.spec.memory_mib) << 20;
+        let prefault = bearable(written, ram);
+        let path = prefault_in(&self.folder);
+        records::prefault::save(&path, &prefault)?;
+        self.prefault = prefault;
+        Ok(())
+    }
+
+    /// Has a guest gone on from it, so that it is known what that writes to?
+    /// That may be nothing.
+    pub fn was_tried(&self) -> bool {
+        prefault_in(&self.folder).exists()
+    }
+
+    /// Looks whether all its files are there; the error is a sentence without its full
+    /// stop. What is in them is found when somebody goes on from it.
+    pub fn check(&self) -> Result<(), String> {
+        let root = self.manifest.lazy_root.is_none().then(|| self.root());
+        for file in [self.state(), self.memory()].into_iter().chain(root) {
+            durable::check_there(&file)?;
+        }
+        match self.manifest.memory {
+            MemoryForm::Raw => Ok(()),
+            MemoryForm::Image => memory::check(&self.memory()),
+        }
+    }
+
+    /// Why the snapshot of this name can't be used, if so, in one sentence.
+    pub fn problem(&self, name: &str) -> Option<String> {
+        let mut volumes = self.manifest.spec.disks.iter();
+        let there = |disk: &VolumeUse| durable::check_there(&self.volume(&disk.name));
+        let checked = self.check().and_then(|()| volumes.try_for_each(there));
+        checked.err().map(|why| unusable(name, &why))
+    }
+
+    /// vCPUs, chips and devices.
+    pub fn state(&self) -> PathBuf {
+        self.folder.join("state")
+    }
+
+    /// RAM.
+    pub fn memory(&self) -> PathBuf {
+        memory_in(&self.folder, self.manifest.memory)
+    }
+
+    /// The root file system.
+    pub fn root(&self) -> PathBuf {
+        self.folder.join(ROOT)
+    }
+
+    /// A volume's clone.
+    pub fn volume(&self, name: &str) -> PathBuf {
+        volume_in(&self.folder, name)
+    }
+
+    /// Which chunks the first restore touched.
+    pub fn recording(&self) -> PathBuf {
+        self.folder.join("recording")
+    }
+
+    /// Is RAM a file that VMMs map as it is?
+    pub fn is_mapped(&self) -> bool {
+        self.manifest.memory == MemoryForm::Raw
+    }
+
+    /// Is RAM of this one a part of that of another, which was built on it?
+    pub fn is_base_of(&self, other: &Saved) -> bool {
+        use std::os::unix::fs::MetadataExt;
+        let number = |path: &Path| {
+            let metadata = std::fs::metadata(path).ok()?;
+            Some((metadata.dev(), metadata.ino()))
+        };
+        let ours = number(&self.memory());
+        let mut bases = memory::bases_in(&other.folder).into_iter();
+        ours.is_some() && bases.any(|base| number(&base) == ours)
+    }
+
+    /// As the API shows it.
+    pub fn shown(&self, name: &str, golden: bool, used_by: Vec<String>) -> Snapshot {
+        let manifest = &self.manifest;
+        let spec = &manifest.spec;
+        let command = spec.command.as_ref().filter(|_| manifest.has_main());
+        Snapshot {
+            name: name.to_owned(),
+            golden,
+            created: manifest.created,
+            vm: manifest.vm.clone(),
+            parent: manifest.parent.clone(),
+            image: spec.image.clone(),
+            image_digest: manifest.image_digest.clone(),
+            kernel: spec.kernel.clone(),
+            kernel_digest: manifest.kernel_digest.clone(),
+            initramfs_digest: manifest.initramfs_digest.clone(),
+            cpus: spec.cpus,
+            memory_mib: spec.memory_mib,
+            command: command.map(|command| command.argv.clone()),
+            tty: command.is_some_and(|command| command.tty.is_some()),
+            volumes: spec.disks.clone(),
+            cpu_features: manifest.cpu_features.clone(),
+            memory: manifest.memory,
+            memory_bytes: manifest.memory_bytes,
+            shared_bytes: manifest.shared_bytes,
+            other_bytes: manifest.other_bytes,
+            optimised: manifest.optimised,
+            used_by,
+            children: Vec::new(),
+            error: self.problem(name),
+        }
+    }
+}
+
+/// The sentence about a snapshot that can't be used.
+pub fn unusable(name: &str, why: &str) -> String {
+    format!("The snapshot {name} can't be used: {why}.")
+}
+
+fn prefault_in(folder: &Path) -> PathBuf {
+    folder.join("prefault.json")
+}
+
+/// Ranges within RAM, sorted and merged; none if they are too much.
+fn bearable(mut ranges: Vec<Extent>, ram: u64) -> Vec<Extent> {
+    ranges.sort_by_key(|range| range.offset);
+    let mut merged: Vec<Extent> = Vec::new();
+    for range in ranges {
+        let Some(end) = range.offset.checked_add(range.length) else {
+            return Vec::new();
+        };
+        match merged.last_mut() {
+            Some(last) if range.offset <= last.offset + last.length + PREFAULT_GAP => {
+                last.length = last.length.max(end - last.offset);
+            }
+            _ => merged.push(range),
+        }
+    }
+    let all: u64 = merged.iter().map(|range| range.length).sum();
+    let within = merged
+        .last()
+        .is_none_or(|last| last.offset + last.length <= ram);
+    if within && all <= ram / MOST_PREFAULT {
+        merged
+    } else {
+        Vec::new()
+    }
+}
+
+/// RAM's file in such a folder.
+pub fn memory_in(folder: &Path, form: MemoryForm) -> PathBuf {
+    folder.join(match form {
+        MemoryForm::Raw => "ram.raw",
+        MemoryForm::Image => "ram.image",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_merged_and_bounded() {
+        let range = |offset, length| Extent { offset, length };
+        let merged = bearable(
+            vec![
+                range(0x9000, 0x1000),
+                range(0, 0x1000),
+                range(0x2000, 0x1000),
+            ],
+            1 << 20,
+        );
+        assert_eq!(merged, [range(0, 0x3000), range(0x9000, 0x1000)]);
+        assert!(bearable(vec![range(0, 1 << 19)], 1 << 20).is_empty());
+        assert!(bearable(vec![range(1 << 20, 0x1000)], 1 << 20).is_empty());
+        assert!(bearable(vec![range(u64::MAX, 2)], 1 << 20).is_empty());
+    }
+}

@@ -1,0 +1,66 @@
+//! How a registry is spoken to: who we are, what we trust.
+
+use crate::error::{Error, Result, of_registry};
+use jiffy_registry::{Client, ClientOptions, Credentials, PlainHttp, Platform, Reference};
+use jiffy_wire::api::RegistryAccess;
+use std::io::{self, Write};
+use std::path::Path;
+use tempfile::NamedTempFile;
+
+/// What a client needs as files, for as long as it lives.
+#[derive(Debug)]
+pub struct Access {
+    /// Speaks to registries.
+    pub client: Client,
+    _authorities: Option<NamedTempFile>,
+}
+
+impl Access {
+    /// A client for this registry; files it needs are in `scratch`.
+    pub fn new(wanted: &RegistryAccess, reference: &Reference, scratch: &Path) -> Result<Access> {
+        let failed = |error: &io::Error| Error::io("prepare for the registry", scratch, error);
+        let mut options = ClientOptions {
+            credentials: match (&wanted.credentials, &wanted.identity_token) {
+                (Some((user, password)), _) => {
+                    Credentials::basic(reference.registry(), user, password)
+                }
+                (None, Some(token)) => Credentials::identity(reference.registry(), token),
+                (None, None) => Credentials::of_this_user(),
+            },
+            plain_http: match wanted.plain_http {
+                true => PlainHttp::Everywhere,
+                false => PlainHttp::Loopback,
+            },
+            ..ClientOptions::default()
+        };
+        let mut authorities = None;
+        if let Some(pem) = &wanted.ca {
+            let mut file = NamedTempFile::new_in(scratch).map_err(|error| failed(&error))?;
+            file.write_all(pem.as_bytes())
+                .map_err(|error| failed(&error))?;
+            options.authorities.push(file.path().to_owned());
+            authorities = Some(file);
+        }
+        let client = Client::new(options).map_err(|error| of_registry(&error, scratch))?;
+        Ok(Access {
+            client,
+            _authorities: authorities,
+        })
+    }
+}
+
+/// What tells two ways to speak to a registry apart. Not shown to anyone.
+pub fn key(access: &RegistryAccess) -> String {
+    let text = serde_json::to_string(access).unwrap_or_default();
+    blake3::hash(text.as_bytes()).to_hex().to_string()
+}
+
+/// The platform that was asked for, or that of VMs.
+pub fn platform(wanted: Option<&str>) -> Result<Platform> {
+    match wanted {
+        None => Ok(Platform::default()),
+        Some(text) => text
+            .parse()
+            .map_err(|why| Error::invalid(format!("{why}."))),
+    }
+}

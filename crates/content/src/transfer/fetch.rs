@@ -1,0 +1,243 @@
+//! The blocking part of a pull: what the registry has, fetched and made into an image.
+
+use super::client::Access;
+use super::job::Job;
+use super::{Transfers, remove_blobs};
+use crate::error::{Error, Result, of_registry};
+use crate::images::chunks::Held;
+use crate::images::import::{import_error, record_of};
+use crate::images::{Images, ROOT};
+use crate::model::image::ImageRecord;
+use crate::model::snapshot::Manifest;
+use crate::snapshots::draft::Draft;
+use jiffy_registry::manifest::Content;
+use jiffy_registry::{
+    BlobFolder, Client, Descriptor, Digest, Platform, Reference, RegistryError, RemoteArtifact,
+    signature,
+};
+use jiffy_rootfs::{Choice, Layer, Limits, Progress, Source, import};
+use jiffy_wire::api::{ImageSource, PullImage};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tempfile::TempDir;
+
+/// Largest configuration that is read, bytes.
+const MAX_CONFIG: u64 = 4 << 20;
+/// What making the image is called among the blobs.
+const UNPACKING: &str = "unpacking";
+
+/// What came of looking at the registry.
+pub enum Found {
+    /// The image of this name is what the registry has, and these keys have signed it.
+    UpToDate(Vec<String>),
+    /// An image was made, and is not yet called anything.
+    Made(Box<Made>),
+    /// A snapshot is there, and is not yet called anything.
+    Snapshot(Box<MadeSnapshot>),
+}
+
+/// An image without a name.
+pub struct Made {
+    /// Its folder.
+    pub folder: TempDir,
+    /// What is known of it.
+    pub record: ImageRecord,
+    /// Bytes that came from the registry.
+    pub fetched: u64,
+    /// Its images of chunks, until it has a name.
+    pub held: Option<Held>,
+}
+
+/// A snapshot without a name.
+pub struct MadeSnapshot {
+    /// Its folder.
+    pub draft: Draft,
+    /// What it is.
+    pub manifest: Manifest,
+    /// Bytes that came from the registry.
+    pub fetched: u64,
+    /// Its images of chunks, until it has a name.
+    pub held: Held,
+}
+
+/// What is here of the name that is pulled.
+pub struct Have {
+    /// The digest of its manifest.
+    pub manifest: Option<String>,
+    /// The image of RAM, if it is a snapshot.
+    pub memory: Option<PathBuf>,
+    /// It stays what it is, whatever the registry has by now.
+    pub keeps: bool,
+}
+
+/// Fetches what is missing and makes an image of it: blocking.
+pub fn fetch(
+    images: &Images,
+    transfers: &Transfers,
+    wanted: &PullImage,
+    reference: &Reference,
+    platform: &Platform,
+    have: Have,
+    job: &Arc<Job>,
+) -> Result<Found> {
+    let scratch = &transfers.folder;
+    let failed = |error: RegistryError| of_registry(&error, scratch);
+    let access = Access::new(&wanted.access, reference, scratch)?;
+    let client = &access.client;
+    let keys = images
+        .policy()
+        .keys(reference, wanted.access.verify_key.as_deref());
+    let keys = keys.map_err(failed)?;
+    if have.keeps {
+        job.doing("checking the signature");
+        let manifest = have.manifest.as_deref();
+        let is_signed =
+            |key: &_| verify_what_is_here(client, reference, platform, manifest, key, job);
+        return keys.verify(is_signed).map(Found::UpToDate);
+    }
+    let top = client.manifest(reference, job.as_ref()).map_err(failed)?;
+    if !keys.is_empty() {
+        job.doing("checking the signature");
+    }
+    let signed_by = keys.verify(|key| {
+        signature::verify(client, reference, &top.digest, key, job.as_ref()).map_err(failed)
+    })?;
+    // From here on the tag may move: what was looked at is what is taken.
+    let pinned = reference.with_digest(top.digest);
+    if RemoteArtifact::is_one(&top) {
+        let digest = top.digest.to_string();
+        let artifact = RemoteArtifact::of(client, reference, top, job.as_ref()).map_err(failed)?;
+        if have.manifest.is_some_and(|have| have == digest) {
+            // What it is spoken to with may be new.
+            let memory = have.memory.as_deref();
+            super::lazy::renew(images, &wanted.access, &artifact, memory, job)?;
+            return Ok(Found::UpToDate(signed_by));
+        }
+        return super::lazy::begin(images, transfers, wanted, &artifact, signed_by, job);
+    }
+    if let Content::Image(manifest) = &top.content
+        && manifest.artifact_type.is_some()
+    {
+        return Err(Error::invalid(format!(
+            "{reference} is no image of a root file system but {:?}.",
+            manifest.artifact_type.as_deref().unwrap_or_default()
+        )));
+    }
+    let image = client
+        .image(&pinned, platform, job.as_ref())
+        .map_err(failed)?;
+    let digest = image.fetched.digest;
+    if have.manifest.is_some_and(|have| have == digest.to_string()) {
+        return Ok(Found::UpToDate(signed_by));
+    }
+    let config = client
+        .small_blob(reference, &image.manifest.config, MAX_CONFIG, job.as_ref())
+        .map_err(failed)?;
+    let folder = transfers.blobs(&digest);
+    let blobs = BlobFolder::open(&folder).map_err(failed)?;
+    job.doing("fetching layers");
+    let layers = &image.manifest.layers;
+    let missing = layers.iter().filter(|layer| blobs.get(layer).is_none());
+    let missing: Vec<&Descriptor> = missing.collect();
+    let bytes = |sum: u64, layer: &Descriptor| sum.saturating_add(layer.size);
+    let fetched = missing.iter().copied().fold(0, bytes);
+    // Unpacked they take as much again at least.
+    let unpacked = layers.iter().fold(0, bytes);
+    let room = &transfers.room;
+    let _room = room.reserve(&folder, missing.into_iter(), unpacked, job.clone())?;
+    blobs
+        .fetch_all(client, reference, layers, job.as_ref())
+        .map_err(failed)?;
+    job.doing("making the image");
+    let (temporary, mut record) = unpack(images, &config, layers, &blobs, job)?;
+    record.source = Some(ImageSource {
+        reference: reference.to_string(),
+        manifest: Some(digest.to_string()),
+        signed_by,
+    });
+    remove_blobs(&folder);
+    Ok(Found::Made(Box::new(Made {
+        folder: temporary,
+        record,
+        fetched,
+        held: None,
+    })))
+}
+
+/// Whether the image that is here is signed by this key: its own manifest, or the index
+/// that the reference stands for and that names it.
+fn verify_what_is_here(
+    client: &Client,
+    reference: &Reference,
+    platform: &Platform,
+    manifest: Option<&str>,
+    key: &signature::PublicKey,
+    job: &Arc<Job>,
+) -> Result<()> {
+    let failed = |error: RegistryError| of_registry(&error, Path::new(""));
+    let digest = manifest.and_then(|digest| digest.parse::<Digest>().ok());
+    let Some(digest) = digest else {
+        return Err(Error::invalid(format!(
+            "{reference} was made here, so nobody has signed it."
+        )));
+    };
+    let verify = |digest| signature::verify(client, reference, digest, key, job.as_ref());
+    let unsigned = match verify(&digest) {
+        Err(error @ RegistryError::Unsigned { .. }) => error,
+        other => return other.map_err(failed),
+    };
+    let top = client.manifest(reference, job.as_ref()).map_err(failed)?;
+    let index = top.digest;
+    let chosen = client.image_of(reference, top, platform, job.as_ref());
+    match chosen {
+        Ok(image) if image.fetched.digest == digest && index != digest => {
+            verify(&index).map_err(failed)
+        }
+        _ => Err(failed(unsigned)
+            .hint("Pull it again to take what the registry has now, if that is signed.")),
+    }
+}
+
+/// Layers that are here into an image.
+fn unpack(
+    images: &Images,
+    config: &[u8],
+    layers: &[Descriptor],
+    blobs: &BlobFolder,
+    job: &Arc<Job>,
+) -> Result<(TempDir, ImageRecord)> {
+    let temporary = images.temporary()?;
+    let failed = |error: &dyn std::error::Error| match job.is_cancelled() {
+        true => Error::invalid("The pull was given up: nobody waits for it any more."),
+        false => import_error(error, &images.folder),
+    };
+    let layers: Vec<Layer> = layers
+        .iter()
+        .map(|layer| Layer {
+            path: blobs.path(&layer.digest),
+            media_type: layer.media_type.clone(),
+            // The folder has only what its name is the digest of.
+            digest: None,
+            diff_id: None,
+            size: Some(layer.size),
+        })
+        .collect();
+    let choice = Choice::new(temporary.path());
+    let source = Source::layers(config, &layers, &choice).map_err(|error| failed(&error))?;
+    let mut watch = |progress: Progress| {
+        let (Progress::Reading { done, total } | Progress::Writing { done, total }) = progress
+        else {
+            return ControlFlow::Continue(());
+        };
+        Job::moved(job, UNPACKING, done, total);
+        match job.is_cancelled() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    };
+    let out: &Path = &temporary.path().join(ROOT);
+    let imported =
+        import(source, out, &Limits::default(), &mut watch).map_err(|error| failed(&error))?;
+    Ok((temporary, record_of(imported)))
+}

@@ -1,0 +1,256 @@
+//! What is going on between here and a registry, and who watches.
+
+use crate::error::Result;
+use crate::room::disk::Written;
+use jiffy_registry::{Descriptor, Progress};
+use jiffy_wire::api::PullStep;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// How often a watcher is told of bytes.
+const PACE: Duration = Duration::from_millis(100);
+
+/// Something that takes its time. It lives as long as it works or is watched.
+#[derive(Debug)]
+pub struct Job {
+    state: Mutex<State>,
+    /// Counts changes.
+    changed: watch::Sender<u64>,
+    watchers: AtomicUsize,
+    cancelled: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    doing: String,
+    /// By digest, in the order in which they appeared.
+    blobs: Vec<(String, u64, u64)>,
+    places: HashMap<String, usize>,
+    /// How it ended.
+    end: Option<PullStep>,
+}
+
+impl Job {
+    /// One that nobody watches yet.
+    pub fn new() -> Arc<Job> {
+        Arc::new(Job {
+            state: Mutex::default(),
+            changed: watch::Sender::new(0),
+            watchers: AtomicUsize::new(0),
+            cancelled: AtomicBool::new(false),
+        })
+    }
+
+    /// Watches it; none if it is being given up or is over.
+    pub fn watch(job: Arc<Job>) -> Option<Watcher> {
+        {
+            let state = job.lock();
+            // Whoever leaves last cancels while holding this lock.
+            if state.end.is_some() || job.cancelled.load(Ordering::Acquire) {
+                return None;
+            }
+            job.watchers.fetch_add(1, Ordering::AcqRel);
+        }
+        let changes = job.changed.subscribe();
+        Some(Watcher {
+            job,
+            changes,
+            doing: String::new(),
+            told: HashMap::new(),
+            over: false,
+            first: true,
+        })
+    }
+
+    /// Says what is being done, in a few words.
+    pub fn doing(&self, what: impl Into<String>) {
+        self.lock().doing = what.into();
+        self.note();
+    }
+
+    /// It is over.
+    pub fn end(&self, result: Result<PullStep>) {
+        let step = result.unwrap_or_else(|error| PullStep::Failed(error.0));
+        self.lock().end = Some(step);
+        self.note();
+    }
+
+    /// Does nobody want it any more?
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
+    }
+
+    /// Of this blob, or of what stands for one, so much is done.
+    pub fn moved(&self, digest: &str, done: u64, total: u64) {
+        let mut state = self.lock();
+        match state.places.get(digest).copied() {
+            Some(place) => state.blobs[place] = (digest.to_owned(), done, total),
+            None => {
+                let place = state.blobs.len();
+                state.places.insert(digest.to_owned(), place);
+                state.blobs.push((digest.to_owned(), done, total));
+            }
+        }
+        drop(state);
+        self.note();
+    }
+
+    fn note(&self) {
+        self.changed
+            .send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Written for Job {
+    fn written(&self, digest: &str) -> u64 {
+        let state = self.lock();
+        let place = state.places.get(digest);
+        place.map_or(0, |place| state.blobs[*place].1)
+    }
+}
+
+impl Progress for Job {
+    fn moved(&self, blob: &Descriptor, done: u64) {
+        Job::moved(self, &blob.digest.to_string(), done, blob.size);
+    }
+
+    fn retrying(&self, why: &str, wait: Duration) {
+        self.doing(format!(
+            "trying again in {:.1} s: {why}",
+            wait.as_secs_f64()
+        ));
+    }
+
+    fn cancelled(&self) -> bool {
+        self.is_cancelled()
+    }
+}
+
+/// Somebody who wants to know how a job goes on.
+#[derive(Debug)]
+pub struct Watcher {
+    job: Arc<Job>,
+    changes: watch::Receiver<u64>,
+    doing: String,
+    told: HashMap<String, u64>,
+    over: bool,
+    first: bool,
+}
+
+impl Watcher {
+    /// What it watches.
+    pub fn job(&self) -> Arc<Job> {
+        Arc::clone(&self.job)
+    }
+
+    /// What is new, at a bearable pace; nothing once the end was told.
+    pub async fn next(&mut self) -> Vec<PullStep> {
+        loop {
+            if self.over {
+                return Vec::new();
+            }
+            if !self.first {
+                // The sender lives as long as we hold the job.
+                let _ = self.changes.changed().await;
+                if self.job.lock().end.is_none() {
+                    tokio::time::sleep(PACE).await;
+                }
+            }
+            self.first = false;
+            self.changes.mark_unchanged();
+            let steps = self.news();
+            if !steps.is_empty() {
+                return steps;
+            }
+        }
+    }
+
+    fn news(&mut self) -> Vec<PullStep> {
+        let state = self.job.lock();
+        let mut steps = Vec::new();
+        if state.doing != self.doing {
+            self.doing.clone_from(&state.doing);
+            steps.push(PullStep::Doing(state.doing.clone()));
+        }
+        for (digest, done, total) in &state.blobs {
+            if self.told.get(digest) != Some(done) {
+                self.told.insert(digest.clone(), *done);
+                steps.push(PullStep::Blob {
+                    digest: digest.clone(),
+                    done: *done,
+                    total: *total,
+                });
+            }
+        }
+        if let Some(end) = &state.end {
+            self.over = true;
+            steps.push(end.clone());
+        }
+        steps
+    }
+
+    /// Waits for the end.
+    #[cfg(test)]
+    pub async fn end(mut self) -> Result<PullStep> {
+        loop {
+            for step in self.next().await {
+                match step {
+                    PullStep::Failed(error) => return Err(crate::error::Error(error)),
+                    PullStep::Doing(_) | PullStep::Blob { .. } => {}
+                    end => return Ok(end),
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        let _state = self.job.lock();
+        if self.job.watchers.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.job.cancelled.store(true, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+
+    #[tokio::test]
+    async fn all_watchers_are_told_all_and_the_last_one_to_leave_cancels() {
+        let job = Job::new();
+        let mut one = Job::watch(Arc::clone(&job)).unwrap();
+        job.doing("fetching");
+        Job::moved(&job, "sha256:a", 1, 10);
+        let steps = one.next().await;
+        assert_eq!(steps.len(), 2);
+        let two = Job::watch(Arc::clone(&job)).unwrap();
+        drop(one);
+        assert!(!job.is_cancelled());
+        Job::moved(&job, "sha256:a", 10, 10);
+        job.end(Ok(PullStep::Pushed {
+            manifest: "m".into(),
+            sent: 1,
+            had: 2,
+        }));
+        assert!(matches!(
+            two.end().await,
+            Ok(PullStep::Pushed { sent: 1, .. })
+        ));
+        assert!(job.is_cancelled());
+        assert!(Job::watch(job).is_none());
+        let failed = Job::new();
+        let watcher = Job::watch(Arc::clone(&failed)).unwrap();
+        failed.end(Err(Error::not_found("gone")));
+        assert_eq!(watcher.end().await.unwrap_err().0.message, "gone");
+    }
+}

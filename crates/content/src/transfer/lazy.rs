@@ -1,0 +1,276 @@
+//! An artifact of ours: only what tells where each chunk is gets here. The
+//! rest comes when a guest reads it.
+
+use super::Transfers;
+use super::fetch::{Found, Made, MadeSnapshot};
+use super::job::Job;
+use super::keep;
+use crate::clock::unix_seconds;
+use crate::error::{Error, Result, of_registry};
+use crate::images::Images;
+use crate::images::artifact::{MAX_SIZE, TAIL, file_of, most_tail};
+use crate::images::chunks::{Chunks, Place};
+use crate::model::artifact::ImageArtifact;
+use crate::model::artifact::SnapshotArtifact;
+use crate::model::image::ImageRecord;
+use crate::model::image::LazyDisk;
+use crate::model::snapshot::Manifest;
+use crate::room::disk;
+use crate::snapshots::disks::Pulled;
+use crate::snapshots::draft::Draft;
+use crate::snapshots::remote;
+use jiffy_registry::artifact::IMAGE_TYPE;
+use jiffy_registry::{RemoteArtifact, RemoteFile};
+use jiffy_store::partial::is_partial;
+use jiffy_wire::api::{ImageSource, PullImage, RegistryAccess};
+use jiffy_wire::pager::{Origin, RegistryOrigin};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Begins the images of chunks of an image that these keys have signed: blocking.
+pub(super) fn begin(
+    images: &Images,
+    transfers: &Transfers,
+    wanted: &PullImage,
+    artifact: &RemoteArtifact,
+    signed_by: Vec<String>,
+    job: &Arc<Job>,
+) -> Result<Found> {
+    if artifact.artifact_type() != IMAGE_TYPE {
+        return begin_snapshot(images, transfers, wanted, artifact, signed_by, job);
+    }
+    let image = ImageArtifact::read(artifact.config())?;
+    let held = images.chunks.hold(&image.chunks);
+    job.doing("fetching where the chunks are");
+    let mut fetched = artifact.config().len() as u64;
+    // Parents first: a child is there only with all of them.
+    for id in image.chunks.iter().rev() {
+        let of = (id.as_str(), image.size);
+        fetched += begin_file(&images.chunks, of, artifact, &wanted.access, job)?;
+    }
+    let temporary = images.temporary()?;
+    let record = ImageRecord {
+        digest: image.digest,
+        size: image.size,
+        entries: image.entries,
+        created: unix_seconds(),
+        ext4: image.ext4,
+        config: image.config,
+        chunks: image.chunks,
+        source: Some(ImageSource {
+            reference: artifact.reference().to_string(),
+            manifest: Some(artifact.manifest().digest.to_string()),
+            signed_by,
+        }),
+        ..ImageRecord::default()
+    };
+    Ok(Found::Made(Box::new(Made {
+        folder: temporary,
+        record,
+        fetched,
+        held: Some(held),
+    })))
+}
+
+/// Fetches a snapshot's state, and begins its memory and root file system.
+fn begin_snapshot(
+    images: &Images,
+    transfers: &Transfers,
+    wanted: &PullImage,
+    artifact: &RemoteArtifact,
+    signed_by: Vec<String>,
+    job: &Arc<Job>,
+) -> Result<Found> {
+    let read = SnapshotArtifact::read(artifact.config())?;
+    let disks = disks_of(&read, artifact)?;
+    let held = images.chunks.hold(&read.chunks);
+    let mut fetched = artifact.config().len() as u64;
+    job.doing("fetching where the chunks are");
+    for id in read.chunks.iter().rev() {
+        let of = (id.as_str(), MAX_SIZE);
+        fetched += begin_file(&images.chunks, of, artifact, &wanted.access, job)?;
+    }
+    let draft = Draft::new(&images.snapshots)?;
+    let folder = draft.path();
+    let state = file_of(artifact, remote::STATE)?;
+    if state.size() > remote::MAX_STATE {
+        return Err(Error::registry(format!(
+            "The state of the snapshot {} has {} bytes; at most {} are taken.",
+            artifact.reference(),
+            state.size(),
+            remote::MAX_STATE
+        )));
+    }
+    let whole = disks.iter().map(Pulled::bytes).sum::<u64>() + state.size();
+    let room = &transfers.room;
+    let _room = room.reserve(folder, [].into_iter(), whole, job.clone())?;
+    job.doing("fetching the state");
+    state
+        .fetch(folder, job.as_ref())
+        .map_err(|error| of_registry(&error, folder))?;
+    let file = file_of(artifact, remote::MEMORY)?;
+    let memory_bytes = u64::from(read.manifest.spec.memory_mib) << 20;
+    let tail = tail_of(file, artifact, memory_bytes, folder, job)?;
+    let origin = origin_of_memory(images, &read.chunks, &wanted.access, artifact)?;
+    remote::begin_memory(folder, &read.memory, file.size(), &tail, &[origin])?;
+    fetched += state.size() + tail.len() as u64;
+    let mut other_bytes = state.size();
+    for disk in &disks {
+        job.doing(format!("fetching the {}", disk.what()));
+        fetched += disk.fetch(&images.chunks, folder, job.as_ref())?;
+        other_bytes += disk.bytes_in(folder);
+    }
+    drop(disks);
+    let manifest = Manifest {
+        memory_bytes: tail.len() as u64,
+        other_bytes,
+        lazy_root: Some(LazyDisk {
+            chunks: read.chunks,
+            // Nobody mounts it anew.
+            ext4: false,
+        }),
+        source: Some(ImageSource {
+            reference: artifact.reference().to_string(),
+            manifest: Some(artifact.manifest().digest.to_string()),
+            signed_by,
+        }),
+        ..read.manifest
+    };
+    Ok(Found::Snapshot(Box::new(MadeSnapshot {
+        draft,
+        manifest,
+        fetched,
+        held,
+    })))
+}
+
+/// The disks of a snapshot's VM that it writes to.
+fn disks_of<'a>(
+    read: &'a SnapshotArtifact,
+    artifact: &'a RemoteArtifact,
+) -> Result<Vec<Pulled<'a>>> {
+    let root = read
+        .root_disk
+        .as_ref()
+        .zip(read.manifest.spec.root_disk.as_ref());
+    let root = root.map(|(id, kind)| Pulled::root(artifact, kind, id, &read.chunks));
+    let volumes = read.volumes.iter();
+    let volumes = volumes.map(|volume| Pulled::volume(artifact, volume));
+    root.into_iter().chain(volumes).collect()
+}
+
+/// What is missing of this artifact's images is fetched so from now on; of a
+/// snapshot what is missing of its memory, too.
+pub(super) fn renew(
+    images: &Images,
+    access: &RegistryAccess,
+    artifact: &RemoteArtifact,
+    memory: Option<&Path>,
+    job: &Arc<Job>,
+) -> Result<()> {
+    let chunks = &images.chunks;
+    let (ids, most) = match artifact.artifact_type() {
+        IMAGE_TYPE => {
+            let image = ImageArtifact::read(artifact.config())?;
+            (image.chunks, image.size)
+        }
+        _ => {
+            let ids = SnapshotArtifact::read(artifact.config())?.chunks;
+            if let Some(memory) = memory.filter(|memory| is_partial(memory)) {
+                let origin = origin_of_memory(images, &ids, access, artifact)?;
+                remote::add_origin(memory, origin)?;
+            }
+            (ids, MAX_SIZE)
+        }
+    };
+    for id in ids.iter().rev().filter(|id| chunks.is_partial(id)) {
+        begin_file(chunks, (id, most), artifact, access, job)?;
+    }
+    Ok(())
+}
+
+/// Begins one image of chunks of at most so many bytes, unless it is there; gives the
+/// bytes fetched.
+fn begin_file(
+    chunks: &Chunks,
+    (id, most): (&str, u64),
+    artifact: &RemoteArtifact,
+    access: &RegistryAccess,
+    job: &Arc<Job>,
+) -> Result<u64> {
+    let file = file_of(artifact, &Chunks::file_name(id))?;
+    let key = match chunks.place_of(id, file, job.as_ref())? {
+        Place::Whole => return Ok(0),
+        // Who may have it by now, or how it is reached, may have changed.
+        Place::Same(key) => {
+            let origin = origin(artifact, file.name(), access, &chunks.path(&key))?;
+            chunks.add_origin(&key, origin)?;
+            return Ok(0);
+        }
+        Place::Free(key) => key,
+    };
+    let path = chunks.path(&key);
+    let tail = tail_of(file, artifact, most, &path, job)?;
+    let origin = origin(artifact, file.name(), access, &path)?;
+    chunks.begin(&key, file.size(), &tail, &[origin])?;
+    Ok(tail.len() as u64)
+}
+
+/// The tables of a file of chunks that holds at most so many bytes.
+fn tail_of(
+    file: &RemoteFile,
+    artifact: &RemoteArtifact,
+    most: u64,
+    path: &Path,
+    job: &Arc<Job>,
+) -> Result<Vec<u8>> {
+    let range = file
+        .range_of(TAIL)
+        .filter(|range| range.end == file.size())
+        .ok_or_else(|| {
+            Error::registry(format!(
+                "The file {} of the artifact {} has no tables at its end.",
+                file.name(),
+                artifact.reference()
+            ))
+        })?;
+    let (bytes, most) = (range.end - range.start, most_tail(most));
+    if bytes > most {
+        return Err(Error::registry(format!(
+            "The tables of the file {} of the artifact {} have {bytes} bytes; those of what it is said to hold have {most} at most.",
+            file.name(),
+            artifact.reference()
+        )));
+    }
+    disk::check(path, bytes)?;
+    file.read(range, job.as_ref())
+        .map_err(|error| of_registry(&error, path))
+}
+
+/// Where the rest of a snapshot's memory can be had. How is kept with the chunks
+/// of its root file system, which stay as long as it does.
+fn origin_of_memory(
+    images: &Images,
+    chunks: &[String],
+    access: &RegistryAccess,
+    artifact: &RemoteArtifact,
+) -> Result<Origin> {
+    let beside = images.chunks.path(&chunks[0]);
+    origin(artifact, remote::MEMORY, access, &beside)
+}
+
+/// Where the rest of a file can be had.
+pub(super) fn origin(
+    artifact: &RemoteArtifact,
+    file: &str,
+    access: &RegistryAccess,
+    beside: &Path,
+) -> Result<Origin> {
+    Ok(Origin::Registry(RegistryOrigin {
+        reference: artifact.reference().to_string(),
+        file: file.to_owned(),
+        docker_config: keep::credentials(access, artifact.reference().registry(), beside)?,
+        plain_http: access.plain_http,
+        authorities: keep::authorities(access, artifact.reference().registry(), beside)?,
+    }))
+}

@@ -1,0 +1,126 @@
+//! Images and snapshots to and from registries.
+//!
+//! A pull is a job: whoever asks for what is being pulled already watches that
+//! job. It ends early when nobody watches any more. Blobs are kept in
+//! `pulls/DIGEST/` until the image is made of them, so that the next try goes
+//! on where one was cut short, also by the daemon's end.
+//!
+//! * [`job`]: what is going on, and who watches.
+//! * [`client`]: how a registry is spoken to.
+//! * [`keep`]: what it was spoken to with, for later.
+//! * [`fetch`]: the blocking part of a pull.
+//! * `lazy`: that of a pull of what Jiffy has pushed.
+//! * [`push`]: the blocking part of a push.
+//! * [`turns`]: so many at once.
+
+pub mod client;
+pub mod fetch;
+pub mod job;
+pub mod keep;
+mod lazy;
+pub mod push;
+pub mod turns;
+
+use crate::room::disk;
+use job::{Job, Watcher};
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, SystemTime};
+use tracing::{info, warn};
+
+/// How long blobs of a pull that was not finished are kept.
+const KEEP_TIME: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// Pulls that go on now, and what is left of others.
+#[derive(Debug)]
+pub struct Transfers {
+    /// Where blobs are kept, and other things for a while.
+    pub(crate) folder: PathBuf,
+    jobs: Mutex<HashMap<String, Weak<Job>>>,
+    turns: turns::Turns,
+    room: disk::Room,
+}
+
+impl Transfers {
+    /// Removes what is left of pulls that nobody took up again, and what an
+    /// earlier daemon had there for a moment.
+    pub fn new(folder: PathBuf) -> Transfers {
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with('.') {
+                // What was to be pushed is a folder.
+                let path = entry.path();
+                let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
+                continue;
+            }
+            let touched = entry.metadata().and_then(|data| data.modified());
+            let old = touched.is_ok_and(|touched| {
+                let since = SystemTime::now().duration_since(touched);
+                since.is_ok_and(|since| since > KEEP_TIME)
+            });
+            if old {
+                info!(path = %entry.path().display(), "removing what is left of an old pull");
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
+        Transfers {
+            folder,
+            jobs: Mutex::default(),
+            turns: turns::Turns::default(),
+            room: disk::Room::default(),
+        }
+    }
+
+    /// Waits until one more may be pulled from this registry.
+    pub async fn turn(&self, registry: &str) -> Option<turns::Turn> {
+        self.turns.turn(registry).await
+    }
+
+    /// The folder of the blobs of what has this digest.
+    fn blobs(&self, digest: &jiffy_registry::Digest) -> PathBuf {
+        self.folder.join(digest.hex())
+    }
+
+    /// The job of this key; a new one if there is none, and then `true`.
+    pub fn join(&self, key: &str) -> (Watcher, bool) {
+        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        jobs.retain(|_, job| job.strong_count() > 0);
+        if let Some(watcher) = jobs.get(key).and_then(Weak::upgrade).and_then(Job::watch) {
+            return (watcher, false);
+        }
+        let job = Job::new();
+        jobs.insert(key.to_owned(), Arc::downgrade(&job));
+        let watcher = Job::watch(job).expect("a new job has not ended");
+        (watcher, true)
+    }
+}
+
+/// Removes the blobs of a finished pull; it is no harm if they stay.
+fn remove_blobs(folder: &Path) {
+    if let Err(error) = fs::remove_dir_all(folder)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        warn!(folder = %folder.display(), %error, "blobs that are not needed any more could not be removed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_there_for_a_moment_goes_and_blobs_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        for name in [".push-abc", "0123"] {
+            fs::create_dir(path(name)).unwrap();
+            fs::write(path(name).join("ram.image"), "ram").unwrap();
+        }
+        fs::write(path(".authorities"), "pem").unwrap();
+        let transfers = Transfers::new(folder.path().to_owned());
+        let left = fs::read_dir(&transfers.folder).unwrap().flatten();
+        let left: Vec<_> = left.map(|entry| entry.file_name()).collect();
+        assert_eq!(left, ["0123"]);
+    }
+}

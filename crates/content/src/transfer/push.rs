@@ -1,0 +1,207 @@
+//! The blocking part of a push: cut into chunks, hashed, sent, tagged.
+
+use super::Transfers;
+use super::client::Access;
+use super::job::Job;
+use crate::error::{Error, Result, of_registry};
+use crate::images::artifact::local_file;
+use crate::images::chunks::Chunks;
+use crate::images::{Found, Images, name};
+use crate::model::artifact::{ImageArtifact, SnapshotArtifact};
+use crate::roots;
+use crate::snapshots::saved::Saved;
+use crate::snapshots::{disks, remote};
+use jiffy_registry::artifact::{Artifact, FileToPush, IMAGE_TYPE, SNAPSHOT_TYPE};
+use jiffy_registry::{Client, ClientOptions, Reference, RemoteArtifact, RemoteFile};
+use jiffy_wire::api::{PullStep, PushArtifact};
+use jiffy_wire::pager::{Origin, RegistryOrigin};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use tracing::info;
+
+/// Pushes an image: blocking.
+pub fn image(
+    images: &Images,
+    transfers: &Transfers,
+    found: &Found,
+    wanted: &PushArtifact,
+    reference: &Reference,
+    job: &Arc<Job>,
+) -> Result<PullStep> {
+    job.doing("cutting the image into chunks");
+    let (record, _held) = images.with_chunks(&found.name)?;
+    let artifact = ImageArtifact::of(&record);
+    artifact.check()?;
+    let scratch = &transfers.folder;
+    let access = Access::new(&wanted.access, reference, scratch)?;
+    let to = (&access.client, reference);
+    let files = chunk_files(&images.chunks, &record.chunks, to, job)?;
+    send(
+        IMAGE_TYPE,
+        artifact.blob()?,
+        &files,
+        &access.client,
+        reference,
+        transfers,
+        job,
+    )
+}
+
+/// Pushes a snapshot: blocking.
+pub fn snapshot(
+    images: &Images,
+    transfers: &Transfers,
+    saved: &Saved,
+    wanted: &PushArtifact,
+    reference: &Reference,
+    job: &Arc<Job>,
+) -> Result<PullStep> {
+    SnapshotArtifact::check(saved)?;
+    job.doing("cutting the root file system into chunks");
+    let (chunks, _held) =
+        images.chunks_of_root(saved.manifest.lazy_root.as_ref(), &saved.root())?;
+    let scratch = &transfers.folder;
+    let draft = tempfile::Builder::new()
+        .prefix(".push-")
+        .tempdir_in(scratch)
+        .map_err(|error| Error::io("write what is to be pushed", scratch, &error))?;
+    let disk = match &saved.manifest.spec.root_disk {
+        None => None,
+        Some(kind) => {
+            let disk = saved.volume(roots::NAME);
+            Some(disks::cut_root(
+                &disk,
+                kind,
+                &images.chunks,
+                &chunks,
+                draft.path(),
+            )?)
+        }
+    };
+    let (disk, disk_file) = disk.unzip();
+    let mut volumes = Vec::new();
+    let mut volume_files = Vec::new();
+    for disk in &saved.manifest.spec.disks {
+        job.doing(format!("cutting the volume {} into chunks", disk.name));
+        let path = saved.volume(&disk.name);
+        let cut = disks::cut_volume(&path, &disk.name, &images.chunks, draft.path());
+        let (volume, file) = cut?;
+        volumes.push(volume);
+        volume_files.push(file);
+    }
+    let artifact = SnapshotArtifact::of(saved, chunks, disk, volumes)?;
+    let access = Access::new(&wanted.access, reference, scratch)?;
+    let mut files = remote::files(saved, draft.path())?;
+    files.extend(disk_file);
+    files.extend(volume_files);
+    let to = (&access.client, reference);
+    files.extend(chunk_files(&images.chunks, &artifact.chunks, to, job)?);
+    send(
+        SNAPSHOT_TYPE,
+        artifact.blob()?,
+        &files,
+        &access.client,
+        reference,
+        transfers,
+        job,
+    )
+}
+
+/// Hashes, sends what the registry lacks, and tags it: blocking.
+fn send(
+    artifact_type: &str,
+    config: jiffy_registry::artifact::Config,
+    files: &[FileToPush],
+    client: &Client,
+    reference: &Reference,
+    transfers: &Transfers,
+    job: &Arc<Job>,
+) -> Result<PullStep> {
+    let failed = |error| of_registry(&error, &transfers.folder);
+    job.doing("looking at what there is to push");
+    let annotations = BTreeMap::from([(
+        "org.opencontainers.image.ref.name".to_owned(),
+        reference.tag().unwrap_or_default().to_owned(),
+    )]);
+    let artifact =
+        Artifact::plan(artifact_type, config, annotations, files, job.as_ref()).map_err(failed)?;
+    job.doing(format!("pushing to {}", reference.registry()));
+    let pushed = artifact
+        .push(client, reference, job.as_ref())
+        .map_err(failed)?;
+    info!(%reference, digest = %pushed.digest, sent = pushed.bytes_uploaded, "pushed");
+    Ok(PullStep::Pushed {
+        manifest: pushed.digest.to_string(),
+        sent: pushed.bytes_uploaded,
+        had: pushed.bytes_total.saturating_sub(pushed.bytes_uploaded),
+    })
+}
+
+/// The files of these images of chunks, to be pushed there: those that are here
+/// from here, the others from the registry they came from.
+fn chunk_files(
+    chunks: &Chunks,
+    ids: &[String],
+    to: (&Client, &Reference),
+    job: &Arc<Job>,
+) -> Result<Vec<FileToPush>> {
+    ids.iter()
+        .map(|id| match chunks.is_partial(id) {
+            false => local_file(chunks, id),
+            true => {
+                let name = Chunks::file_name(id);
+                let keys = chunks.partial(id);
+                let origins: Vec<Origin> =
+                    keys.iter().flat_map(|key| chunks.origins(key)).collect();
+                let remote = remote_file(&origins, &name, to, job)?;
+                Ok(FileToPush::remote(&name, &remote))
+            }
+        })
+        .collect()
+}
+
+/// A file where it came from: the first place that has it still.
+fn remote_file(
+    origins: &[Origin],
+    name: &str,
+    to: (&Client, &Reference),
+    job: &Arc<Job>,
+) -> Result<RemoteFile> {
+    let mut failed = None;
+    for origin in origins {
+        let Origin::Registry(origin) = origin else {
+            continue;
+        };
+        match file_at(origin, to, job) {
+            Ok(Some(file)) => return Ok(file),
+            Ok(None) => {}
+            Err(error) => failed = failed.or(Some(error)),
+        }
+    }
+    Err(failed.unwrap_or_else(|| {
+        Error::internal(format!(
+            "Only parts of {name} are here, and nobody is known who has the rest."
+        ))
+    }))
+}
+
+/// A file of an artifact, if that has it: reached as it was when it was pulled, or
+/// else, in the registry that is pushed to, as that is now.
+fn file_at(
+    origin: &RegistryOrigin,
+    (client, to): (&Client, &Reference),
+    job: &Arc<Job>,
+) -> Result<Option<RemoteFile>> {
+    let from = name::reference(&origin.reference, None)?;
+    let config = origin.docker_config.as_deref();
+    let noted = ClientOptions::noted(config, origin.plain_http, &origin.authorities);
+    let opened = Client::new(noted)
+        .and_then(|client| RemoteArtifact::open(&client, &from, job.as_ref()))
+        .or_else(|error| match from.registry() == to.registry() {
+            true => RemoteArtifact::open(client, &from, job.as_ref()),
+            false => Err(error),
+        });
+    let artifact = opened.map_err(|error| of_registry(&error, Path::new(&origin.file)))?;
+    Ok(artifact.file(&origin.file).cloned())
+}

@@ -1,0 +1,33 @@
+//! Errors as answers of HTTP.
+
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use jiffy_content::error::Error;
+
+/// An [`Error`] on its way out.
+#[derive(Debug)]
+pub struct Failure(Error);
+
+/// What routes give.
+pub type Result<T> = std::result::Result<T, Failure>;
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure(error)
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let Error(error) = self.0;
+        let status =
+            StatusCode::from_u16(error.kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        if status == StatusCode::INTERNAL_SERVER_ERROR {
+            tracing::error!(message = %error.message, "request failed");
+        } else {
+            tracing::debug!(kind = ?error.kind, message = %error.message, "request refused");
+        }
+        (status, Json(error)).into_response()
+    }
+}

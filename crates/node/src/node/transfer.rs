@@ -1,0 +1,229 @@
+//! Pulls and pushes: what is here is looked at, the registry is asked, and what came of it
+//! gets its name.
+
+use super::Node;
+use jiffy_content::error::{Error, Result};
+use jiffy_content::images::{Found as FoundImage, name};
+use jiffy_content::snapshots::saved::Saved;
+use jiffy_content::transfer::fetch::{Found, Have, fetch};
+use jiffy_content::transfer::job::{Job, Watcher};
+use jiffy_content::transfer::{client, push};
+use jiffy_registry::{Platform, Reference};
+use jiffy_wire::api::{ArtifactKind, ErrorKind, ImageSource, PullImage, PullStep, PushArtifact};
+use std::sync::Arc;
+use tracing::info;
+
+impl Node {
+    /// Pulls an image, or watches whoever does so already.
+    pub fn pull(self: &Arc<Node>, wanted: PullImage) -> Result<Watcher> {
+        let registry = self.images.registry(wanted.access.registry.as_deref());
+        let reference = name::reference(&wanted.reference, registry)?;
+        let platform = client::platform(wanted.platform.as_deref())?;
+        let key = format!("{reference} {platform} {}", client::key(&wanted.access));
+        let (watcher, new) = self.transfers.join(&key);
+        if new {
+            let (node, job) = (Arc::clone(self), watcher.job());
+            tokio::spawn(async move {
+                let pulled = pull(&node, &wanted, reference, platform, &job).await;
+                job.end(pulled);
+            });
+        }
+        Ok(watcher)
+    }
+}
+
+/// Pulls one image.
+async fn pull(
+    node: &Arc<Node>,
+    wanted: &PullImage,
+    reference: Reference,
+    platform: Platform,
+    job: &Arc<Job>,
+) -> Result<PullStep> {
+    loop {
+        let (reference, platform) = (reference.clone(), platform.clone());
+        if let Some(step) = try_pull(node, wanted, reference, platform, job).await? {
+            return Ok(step);
+        }
+    }
+}
+
+/// The same; `None` if what is here was removed while the registry was asked whether it is
+/// up to date.
+async fn try_pull(
+    node: &Arc<Node>,
+    wanted: &PullImage,
+    reference: Reference,
+    platform: Platform,
+    job: &Arc<Job>,
+) -> Result<Option<PullStep>> {
+    let images = &node.images;
+    let name = reference.to_string();
+    let have = images.find(&name).await.ok();
+    // What is here was perhaps pulled by somebody who did not ask who signed it.
+    let policy = images.policy();
+    let verify = |source: Option<&ImageSource>| {
+        wanted.access.verify_key.is_some() || policy.check("image", &name, source).is_err()
+    };
+    let keeps = have.is_some() && !wanted.renew && wanted.platform.is_none();
+    if let Some(have) = &have
+        && keeps
+        && !verify(have.record.source.as_ref())
+    {
+        let image = images.shown(have)?;
+        return Ok(Some(PullStep::Pulled { image, fetched: 0 }));
+    }
+    let snapshot = node.pulled_snapshot(&name);
+    let keeps = keeps || have.is_none() && snapshot.is_some() && !wanted.renew;
+    if let (Some((snapshot, source)), true) = (&snapshot, keeps)
+        && !verify(Some(source))
+    {
+        return Ok(Some(PullStep::PulledSnapshot {
+            snapshot: snapshot.clone(),
+            fetched: 0,
+        }));
+    }
+    job.doing(format!(
+        "waiting for other pulls from {}",
+        reference.registry()
+    ));
+    let turn = node.transfers.turn(reference.registry()).await;
+    job.doing(format!("asking {}", reference.registry()));
+    let manifest = have
+        .as_ref()
+        .and_then(|have| have.record.source.as_ref())
+        .and_then(|source| source.manifest.clone())
+        .or(snapshot.and_then(|(_, source)| source.manifest));
+    let memory = node.saved_snapshot(&name).ok();
+    let memory = memory.map(|saved| saved.memory());
+    let (node_too, job_too) = (Arc::clone(node), Arc::clone(job));
+    let wanted = wanted.clone();
+    let made = tokio::task::spawn_blocking(move || {
+        let have = Have {
+            manifest: manifest.clone(),
+            memory,
+            keeps,
+        };
+        let (images, transfers) = (&node_too.images, &node_too.transfers);
+        let found = fetch(
+            images, transfers, &wanted, &reference, &platform, have, &job_too,
+        );
+        drop(turn);
+        if let (Ok(Found::UpToDate(signed_by)), Some(manifest)) = (&found, &manifest) {
+            node_too.note_signed(&reference.to_string(), manifest, signed_by)?;
+        }
+        found
+    });
+    let made = made
+        .await
+        .map_err(|error| Error::internal(format!("A pull was cut short: {error}.")))??;
+    let made = match made {
+        Found::UpToDate(_) => {
+            if let Some((snapshot, _)) = node.pulled_snapshot(&name) {
+                node.renew_snapshot_origins(&name).await;
+                let fetched = 0;
+                return Ok(Some(PullStep::PulledSnapshot { snapshot, fetched }));
+            }
+            let found = match images.find(&name).await {
+                Err(error) if error.0.kind == ErrorKind::NotFound => return Ok(None),
+                found => found?,
+            };
+            if let Some(disk) = &found.root.lazy {
+                node.renew_origins(disk).await;
+            }
+            let image = images.shown(&found)?;
+            return Ok(Some(PullStep::Pulled { image, fetched: 0 }));
+        }
+        Found::Made(made) => *made,
+        Found::Snapshot(made) => {
+            let fetched = made.fetched;
+            let kept = node.keep_snapshot(&name, made.draft, &made.manifest);
+            let snapshot = kept.await?;
+            return Ok(Some(PullStep::PulledSnapshot { snapshot, fetched }));
+        }
+    };
+    images.complete(&made.folder, &made.record)?;
+    node.let_image_go(&name).await;
+    images
+        .publish(&name, made.folder, || node.image_unused(&name))
+        .await?;
+    node.goldens().forget_image(&name);
+    node.caches_grew();
+    info!(
+        image = name,
+        digest = made.record.digest,
+        fetched = made.fetched,
+        "image pulled"
+    );
+    let found = images.find(&name).await?;
+    if let Some(disk) = &found.root.lazy {
+        // VMs may have it already, by another name.
+        node.renew_origins(disk).await;
+    }
+    let image = images.shown(&found)?;
+    let fetched = made.fetched;
+    Ok(Some(PullStep::Pulled { image, fetched }))
+}
+
+impl Node {
+    /// Pushes an image or a snapshot.
+    pub fn push(self: &Arc<Node>, wanted: PushArtifact) -> Result<Watcher> {
+        let registry = self.images.registry(wanted.access.registry.as_deref());
+        let reference = name::reference(&wanted.reference, registry)?;
+        if reference.digest().is_some() {
+            return Err(Error::invalid(format!(
+                "{reference} has a digest: what is pushed gets a tag, and its digest is what it is."
+            ))
+            .hint("Write HOST/REPOSITORY:TAG."));
+        }
+        let job = Job::new();
+        let watcher = Job::watch(Arc::clone(&job))
+            .ok_or_else(|| Error::internal("A push ended before it began."))?;
+        let node = Arc::clone(self);
+        tokio::spawn(async move {
+            let pushed = node.push_now(&wanted, reference, &job).await;
+            job.end(pushed);
+        });
+        Ok(watcher)
+    }
+
+    async fn push_now(
+        self: &Arc<Node>,
+        wanted: &PushArtifact,
+        reference: Reference,
+        job: &Arc<Job>,
+    ) -> Result<PullStep> {
+        let registry = wanted.access.registry.as_deref();
+        let what = match wanted.kind {
+            Some(ArtifactKind::Snapshot) => {
+                What::Snapshot(Box::new(self.saved_snapshot(&wanted.name)?))
+            }
+            _ => match self.images.resolve(&wanted.name, registry).await {
+                Ok(found) => What::Image(found),
+                Err(error) => match self.saved_snapshot(&wanted.name) {
+                    Ok(saved) => What::Snapshot(Box::new(saved)),
+                    Err(_) => return Err(error),
+                },
+            },
+        };
+        let (node, wanted, job) = (Arc::clone(self), wanted.clone(), Arc::clone(job));
+        tokio::task::spawn_blocking(move || match what {
+            What::Image(found) => {
+                let transfers = &node.transfers;
+                push::image(&node.images, transfers, &found, &wanted, &reference, &job)
+            }
+            What::Snapshot(saved) => {
+                let transfers = &node.transfers;
+                push::snapshot(&node.images, transfers, &saved, &wanted, &reference, &job)
+            }
+        })
+        .await
+        .map_err(|error| Error::internal(format!("A push was cut short: {error}.")))?
+    }
+}
+
+/// What is pushed.
+enum What {
+    Image(FoundImage),
+    Snapshot(Box<Saved>),
+}

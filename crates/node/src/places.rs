@@ -1,0 +1,112 @@
+//! How many connections there are, and whose.
+//!
+//! A connection has a place from its beginning to its end, also as a stream of
+//! frames. No client gets all of them: who floods the node is refused, and others
+//! are served.
+
+use jiffy_content::error::{Error, Result};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Of the files that the daemon may open, one in so many may be a connection.
+const DESCRIPTORS_EACH: u64 = 4;
+
+/// Whose connection it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Client {
+    /// A process on this host.
+    Process(i32),
+    /// Whoever comes by TCP: of a machine's host there is one address only.
+    Network,
+}
+
+/// All places.
+#[derive(Debug)]
+pub struct Places {
+    most: usize,
+    taken: Mutex<HashMap<Client, usize>>,
+}
+
+/// A connection's place; free again when this is dropped.
+#[derive(Debug)]
+pub struct Place {
+    all: Arc<Places>,
+    client: Client,
+}
+
+impl Places {
+    /// So many, but no more than a daemon may have that may open so many files.
+    pub fn new(wanted: u32, descriptors: Option<u64>) -> Arc<Places> {
+        let can_have = descriptors.map_or(u64::MAX, |files| files / DESCRIPTORS_EACH);
+        Arc::new(Places {
+            most: can_have.min(wanted.into()) as usize,
+            taken: Mutex::default(),
+        })
+    }
+
+    /// A place for a connection of this client, if there is one.
+    pub fn take(self: &Arc<Self>, client: Client) -> Result<Arc<Place>> {
+        let mut taken = self.taken();
+        let all: usize = taken.values().sum();
+        let of_client = taken.get(&client).copied().unwrap_or(0);
+        // The rest is for others.
+        let share = self.most - self.most / 4;
+        if all >= self.most || of_client >= share {
+            let whose = match client {
+                Client::Process(pid) if all < self.most => format!(" of process {pid}"),
+                Client::Network if all < self.most => " by TCP".to_owned(),
+                _ => String::new(),
+            };
+            let open = if all < self.most { of_client } else { all };
+            return Err(Error::no_room(format!(
+                "The node has {open} open connections{whose}, and takes no further one."
+            ))
+            .hint("Try again when some have ended."));
+        }
+        *taken.entry(client).or_default() += 1;
+        Ok(Arc::new(Place {
+            all: Arc::clone(self),
+            client,
+        }))
+    }
+
+    fn taken(&self) -> MutexGuard<'_, HashMap<Client, usize>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = self.all.taken();
+        if let Some(count) = taken.get_mut(&self.client) {
+            *count -= 1;
+            if *count == 0 {
+                taken.remove(&self.client);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_client_has_all_places() {
+        let places = Places::new(1000, Some(64));
+        let take = |client| places.take(client);
+        let flood: Vec<_> = (0..12).map(|_| take(Client::Process(1)).unwrap()).collect();
+        let error = take(Client::Process(1)).unwrap_err();
+        assert!(error.0.message.contains("12 open connections of process 1"));
+        let other = take(Client::Process(2)).unwrap();
+        let net: Vec<_> = (0..3).map(|_| take(Client::Network).unwrap()).collect();
+        let error = take(Client::Process(3)).unwrap_err();
+        assert!(error.0.message.contains("16 open connections,"));
+        drop(other);
+        take(Client::Process(3)).unwrap();
+        drop(flood);
+        take(Client::Process(1)).unwrap();
+        drop(net);
+        assert!(places.taken().is_empty());
+    }
+}
