@@ -1,8 +1,9 @@
 //! The disk as vhost-user has it.
 
 use jiffy_devices::GuestMemory;
-use jiffy_devices::virtio::block::{Backend, Chain, Executor};
-use jiffy_devices::virtio::signal::driver_wants_interrupt;
+use jiffy_devices::virtio::block::{Backend, Executor};
+use jiffy_devices::virtio::queue::Chain;
+use jiffy_devices::virtio::queue::signal::driver_wants_interrupt;
 use jiffy_devices::write_log::WriteLog;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -3,7 +3,8 @@
 use crate::device::Disk;
 use crate::options::Serve;
 use jiffy_devices::GuestMemory;
-use jiffy_devices::virtio::block::{Backend, BlockError, BlockOptions, RateLimit};
+use jiffy_devices::virtio::block::{Backend, BlockError, BlockOptions};
+use jiffy_devices::virtio::queue::RateLimit;
 use jiffy_sys::fork::{Child, Fork, fork};
 use jiffy_sys::private_socket::bind_private;
 use jiffy_sys::termination::TerminationFd;

@@ -3,7 +3,8 @@
 use crate::Target;
 use crate::queue::{CONTENTS, Script};
 use crate::scratch;
-use jiffy_devices::virtio::block::{Block, BlockOptions, RateLimit};
+use jiffy_devices::virtio::block::{Block, BlockOptions};
+use jiffy_devices::virtio::queue::RateLimit;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 

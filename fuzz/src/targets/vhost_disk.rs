@@ -4,7 +4,8 @@
 use super::block_queue;
 use crate::Target;
 use crate::queue::{MEMORY_BYTES, RINGS, Script};
-use jiffy_devices::virtio::block::{Backend, BlockOptions, RateLimit};
+use jiffy_devices::virtio::block::{Backend, BlockOptions};
+use jiffy_devices::virtio::queue::RateLimit;
 use jiffy_devices::virtio::testing::{self, DriverQueue};
 use jiffy_disk::device::{Disk, SharedMemory};
 use std::sync::{Arc, LazyLock};

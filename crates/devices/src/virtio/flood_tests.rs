@@ -1,7 +1,8 @@
 //! Devices do not share one queue of work.
 
-use super::block::{Block, BlockOptions, RateLimit};
+use super::block::{Block, BlockOptions};
 use super::device::VirtioDevice;
+use super::queue::RateLimit;
 use super::testing::{Buffer, DriverQueue, PATIENCE, Running, memory};
 use super::vsock::{Vsock, VsockArgs};
 use std::os::unix::net::UnixListener;

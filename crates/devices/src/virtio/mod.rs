@@ -2,7 +2,7 @@
 //!
 //! * [`device`]: the contract between device, transport and VMM.
 //! * [`mmio`]: the transport.
-//! * [`signal`]: when to interrupt the driver.
+//! * [`queue`]: chains of descriptors, transfers, interrupts and rate limits, for all devices.
 //! * [`block`]: disks, raw files or block devices.
 //! * [`balloon`]: memory given back to the host.
 //! * [`entropy`]: random numbers.
@@ -15,7 +15,7 @@ pub mod entropy;
 #[cfg(test)]
 mod flood_tests;
 pub mod mmio;
-pub mod signal;
+pub mod queue;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod vsock;

@@ -6,8 +6,9 @@ use super::virtio::VirtioKind;
 use super::wiring::Wiring;
 use crate::disk_chunks::DiskChunks;
 use crate::sections::{Count, Section};
-use jiffy_devices::virtio::block::{Block, BlockOptions, BlockState, RateLimit};
+use jiffy_devices::virtio::block::{Block, BlockOptions, BlockState};
 use jiffy_devices::virtio::device::WorkerRole;
+use jiffy_devices::virtio::queue::RateLimit;
 use jiffy_wire::vmm::{Disk, ReadUnits, VmmConfig};
 use std::sync::Arc;
 

@@ -6,10 +6,11 @@ use super::reclaim::{Budget, pages_in_ram};
 use super::request::{self, Pages};
 use crate::GuestMemory;
 use crate::virtio::device::{ActivateError, Activation, ActiveQueue, Interrupt};
-use crate::virtio::signal::driver_wants_interrupt;
+use crate::virtio::queue::ring::{answer_each, next_chain};
+use crate::virtio::queue::signal::driver_wants_interrupt;
 use std::ops::Range;
 use std::sync::Arc;
-use virtio_queue::{DescriptorChain, QueueOwnedT, QueueT};
+use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::GuestAddress;
 
 /// What the driver's activation brought.
@@ -128,13 +129,14 @@ impl Queues {
             for range in pages.ranges() {
                 books.inflated_bytes += release(books, memory, range, &mut budget);
             }
+            0
         })
     }
 
     /// The guest may touch the pages at once, so there is nothing to be done.
     fn deflate(&mut self) -> Result<(), virtio_queue::Error> {
         let memory = self.memory.as_ref();
-        answer_each(&mut self.deflate, memory, &*self.interrupt, |_| {})
+        answer_each(&mut self.deflate, memory, &*self.interrupt, |_| 0)
     }
 
     fn take_report(&mut self, books: &mut Books, poison: u32) -> Result<(), virtio_queue::Error> {
@@ -148,14 +150,15 @@ impl Queues {
         let mut budget = Budget::new(books.ram_bytes);
         answer_each(queue, memory, &*self.interrupt, |chain| {
             if keep {
-                return;
+                return 0;
             }
-            for range in request::reported(chain) {
+            for range in request::reported(memory, chain) {
                 if budget.is_spent() {
                     break;
                 }
                 books.reported_bytes += release(books, memory, range, &mut budget);
             }
+            0
         })
     }
 
@@ -171,14 +174,13 @@ impl Queues {
         let memory = self.memory.as_ref();
         let mut returned = false;
         for _ in 0..active.queue.size() {
-            let Some(chain) = active.queue.iter(memory)?.next() else {
+            let Some(chain) = next_chain(&mut active.queue, memory)? else {
                 break;
             };
-            let head = chain.head_index();
             request::read_statistics(memory, chain, bytes);
             books.statistics.put(bytes);
             // One buffer is enough to ask with.
-            if let Some(older) = held.replace(head) {
+            if let Some(older) = held.replace(chain.head()) {
                 active.queue.add_used(memory, older, 0)?;
                 returned = true;
             }
@@ -213,30 +215,6 @@ impl Queues {
             }
         }
     }
-}
-
-/// Answers at most a queue's worth of requests, with nothing written.
-fn answer_each(
-    active: &mut ActiveQueue,
-    memory: &GuestMemory,
-    interrupt: &dyn Interrupt,
-    mut act: impl FnMut(DescriptorChain<&GuestMemory>),
-) -> Result<(), virtio_queue::Error> {
-    let queue = &mut active.queue;
-    let mut answered = false;
-    for _ in 0..queue.size() {
-        let Some(chain) = queue.iter(memory)?.next() else {
-            break;
-        };
-        let head = chain.head_index();
-        act(chain);
-        queue.add_used(memory, head, 0)?;
-        answered = true;
-    }
-    if answered && driver_wants_interrupt(queue, memory) {
-        interrupt.used_buffers();
-    }
-    Ok(())
 }
 
 /// Gives back what of a range is guest RAM, as far as the budget goes; how

@@ -2,8 +2,8 @@
 
 use super::{PAGE, PAGES_MAX, STATISTICS_BYTES_MAX};
 use crate::GuestMemory;
+use crate::virtio::queue::chain::{Chain, Descriptor, Walk};
 use std::ops::Range;
-use virtio_queue::DescriptorChain;
 use vm_memory::Bytes;
 
 const PAGE_NUMBER_BYTES: usize = 4;
@@ -24,7 +24,7 @@ impl Pages {
     }
 
     /// Reads a request to inflate; none of it if any of it can't be read.
-    pub(super) fn read(&mut self, memory: &GuestMemory, chain: DescriptorChain<&GuestMemory>) {
+    pub(super) fn read(&mut self, memory: &GuestMemory, chain: Chain) {
         self.numbers.clear();
         let most = PAGES_MAX * PAGE_NUMBER_BYTES;
         if gather(memory, chain, most, &mut self.bytes).is_none() {
@@ -53,11 +53,7 @@ impl Pages {
 }
 
 /// Reads what a statistics buffer holds; nothing if it can't be read.
-pub(super) fn read_statistics(
-    memory: &GuestMemory,
-    chain: DescriptorChain<&GuestMemory>,
-    into: &mut Vec<u8>,
-) {
+pub(super) fn read_statistics(memory: &GuestMemory, chain: Chain, into: &mut Vec<u8>) {
     if gather(memory, chain, STATISTICS_BYTES_MAX, into).is_none() {
         into.clear();
         tracing::debug!("balloon: statistics outside guest memory");
@@ -65,18 +61,16 @@ pub(super) fn read_statistics(
 }
 
 /// The first `most` bytes of the buffers the device may read.
-fn gather(
-    memory: &GuestMemory,
-    chain: DescriptorChain<&GuestMemory>,
-    most: usize,
-    into: &mut Vec<u8>,
-) -> Option<()> {
+fn gather(memory: &GuestMemory, chain: Chain, most: usize, into: &mut Vec<u8>) -> Option<()> {
     into.clear();
-    for buffer in chain.readable() {
+    let readable = |buffer: &Descriptor| !buffer.is_writable();
+    for buffer in Walk::new(memory, chain).filter(readable) {
         let filled = into.len();
-        let count = (buffer.len() as usize).min(most - filled);
+        let count = (buffer.length as usize).min(most - filled);
         into.resize(filled + count, 0);
-        memory.read_slice(&mut into[filled..], buffer.addr()).ok()?;
+        memory
+            .read_slice(&mut into[filled..], buffer.address)
+            .ok()?;
         if into.len() == most {
             break;
         }
@@ -86,9 +80,10 @@ fn gather(
 
 /// The ranges of guest physical memory that a report says are free: the
 /// buffers the device may write.
-pub(super) fn reported(chain: DescriptorChain<&GuestMemory>) -> impl Iterator<Item = Range<u64>> {
-    chain.writable().map(|buffer| {
-        let start = buffer.addr().0;
-        start..start.saturating_add(u64::from(buffer.len()))
+pub(super) fn reported(memory: &GuestMemory, chain: Chain) -> impl Iterator<Item = Range<u64>> {
+    let buffers = Walk::new(memory, chain).filter(Descriptor::is_writable);
+    buffers.map(|buffer| {
+        let start = buffer.address.0;
+        start..start.saturating_add(u64::from(buffer.length))
     })
 }

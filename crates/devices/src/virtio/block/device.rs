@@ -2,7 +2,6 @@
 
 use super::QUEUE_SIZE;
 use super::backend::Backend;
-use super::limit::Limiter;
 use super::options::{BlockError, BlockOptions};
 use super::residency::Residency;
 use super::state::{BlockState, RestoreError};
@@ -10,6 +9,7 @@ use super::worker::Worker;
 use crate::virtio::device::{
     ActivateError, Activation, ActiveQueue, Job, VirtioDevice, WorkerRole,
 };
+use crate::virtio::queue::limit::Limiter;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;

@@ -1,12 +1,12 @@
 //! Bytes of a file or block device, to and from guest memory.
 
 use super::SECTOR;
-use super::bounce::{Bounce, Cursor};
 use super::options::{BlockError, BlockOptions};
-use super::request::Segment;
 use super::residency::{Fetched, Residency, StopOrder};
-use super::vectored::{Direction, Vectors};
 use crate::GuestMemory;
+use crate::virtio::queue::bounce::{Bounce, Cursor};
+use crate::virtio::queue::segment::Segment;
+use crate::virtio::queue::vectored::{Direction, Vectors};
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, StatxFlags};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};

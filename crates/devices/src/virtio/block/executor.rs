@@ -1,13 +1,14 @@
 //! Carries out requests, whoever's transport they came by.
 
 use super::SECTOR;
-use super::chain::Chain;
 use super::disk::{Disk, Scratch};
-use super::limit::Cost;
 use super::options::ID_BYTES;
-use super::request::{Buffers, Operation, Request, Segment};
+use super::request::{Buffers, Operation, Request};
 use crate::GuestMemory;
 use crate::log_limit::LogLimit;
+use crate::virtio::queue::chain::Chain;
+use crate::virtio::queue::limit::Cost;
+use crate::virtio::queue::segment::Segment;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

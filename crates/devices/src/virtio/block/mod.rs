@@ -3,43 +3,31 @@
 //! * [`device`]: the virtio device: its life and its one queue.
 //! * [`backend`]: a disk without a transport, for other servers of it too.
 //! * [`options`]: which file, and how; what can be wrong with it.
-//! * [`limit`]: how fast a guest may use it.
 //! * [`residency`]: disks whose file is filled as it is read.
 //! * [`state`]: what a snapshot keeps.
 //! * `config`: the configuration space.
-//! * [`chain`]: chains of descriptors, read many at a time.
-//! * `region`: where guest memory is mapped.
 //! * `request`: requests as guest memory has them, checked.
 //! * [`executor`]: carries requests out.
-//! * `worker`, `doorbell`: the thread that serves the queue, and what wakes it.
+//! * `worker`: the thread that serves the queue.
 //! * `disk`: bytes of the file to and from guest memory, a piece at a time.
-//! * `vectored`, `bounce`: the two ways they go.
 
 pub mod backend;
-mod bounce;
-pub mod chain;
 mod config;
 pub mod device;
 mod disk;
-mod doorbell;
 pub mod executor;
-pub mod limit;
 pub mod options;
-mod region;
 mod request;
 pub mod residency;
 pub mod state;
-mod vectored;
 mod worker;
 
 #[cfg(test)]
 mod tests;
 
 pub use backend::Backend;
-pub use chain::Chain;
 pub use device::Block;
 pub use executor::Executor;
-pub use limit::{Cost, RateLimit};
 pub use options::{BlockError, BlockOptions, ID_BYTES};
 pub use residency::{Fetched, Residency, StopOrder};
 pub use state::{BlockState, RestoreError};

@@ -1,7 +1,7 @@
 //! Which file, and how; what can be wrong with it.
 
 use super::SECTOR;
-use super::limit::RateLimit;
+use crate::virtio::queue::limit::RateLimit;
 use std::io;
 use std::path::PathBuf;
 use thiserror::Error;

@@ -4,11 +4,11 @@
 //! 16 bytes, then data), then those it writes (data, then one byte of
 //! status). Where one buffer ends and the next begins means nothing (§2.7.4).
 
-use super::chain::{Chain, Walk};
-use super::limit::Cost;
-use super::region::Region;
 use super::{DISCARD_SECTORS_MAX, RANGES_MAX, SECTOR, SEGMENTS_MAX, WRITE_ZEROES_SECTORS_MAX};
 use crate::GuestMemory;
+use crate::virtio::queue::chain::{Chain, Walk};
+use crate::virtio::queue::limit::Cost;
+use crate::virtio::queue::segment::{Region, Segment};
 use std::ops::Range;
 use thiserror::Error;
 use virtio_bindings::virtio_blk::{
@@ -20,13 +20,6 @@ use vm_memory::{Bytes, GuestAddress};
 
 const HEADER_BYTES: usize = 16;
 const RANGE_BYTES: usize = 16;
-
-/// A run of guest memory, checked to be there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Segment {
-    pub(super) address: GuestAddress,
-    pub(super) length: usize,
-}
 
 /// What the driver asks for. Byte ranges of the disk are not checked against
 /// its size yet, except not to overflow.

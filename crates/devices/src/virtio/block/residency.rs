@@ -2,7 +2,7 @@
 //! each read, and what is missing is waited for. Who fills the file, and how
 //! it is asked, is somebody else's business.
 
-use super::doorbell::descriptor;
+use crate::virtio::queue::doorbell::descriptor;
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;

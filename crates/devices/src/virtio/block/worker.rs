@@ -1,13 +1,13 @@
 //! The thread that serves the queue, one request after the other.
 
-use super::chain::Chain;
-use super::doorbell::{descriptor, make_blocking};
 use super::executor::Executor;
-use super::limit::Limiter;
 use crate::GuestMemory;
 use crate::log_limit::LogLimit;
 use crate::virtio::device::{ActiveQueue, Interrupt};
-use crate::virtio::signal::driver_wants_interrupt;
+use crate::virtio::queue::doorbell::{descriptor, make_blocking};
+use crate::virtio::queue::limit::Limiter;
+use crate::virtio::queue::ring::next_chain;
+use crate::virtio::queue::signal::driver_wants_interrupt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -70,11 +70,9 @@ impl Worker {
         loop {
             self.active.queue.disable_notification(memory)?;
             while !self.stopped() {
-                let Some(chain) = self.active.queue.iter(memory)?.next() else {
+                let Some(chain) = next_chain(&mut self.active.queue, memory)? else {
                     break;
                 };
-                let head = chain.head_index();
-                let chain = Chain::of(&self.active.queue, &chain);
                 let mut admit = |cost| {
                     self.limiter
                         .admit(cost, descriptor(&self.active.doorbell), &self.stop)
@@ -83,7 +81,7 @@ impl Worker {
                     self.active.queue.go_to_previous_position();
                     break;
                 };
-                self.active.queue.add_used(memory, head, written)?;
+                self.active.queue.add_used(memory, chain.head(), written)?;
                 // After each request, not after all: the next may take long.
                 if driver_wants_interrupt(&mut self.active.queue, memory) {
                     self.interrupt.used_buffers();

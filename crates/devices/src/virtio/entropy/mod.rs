@@ -10,13 +10,13 @@ mod tests;
 use crate::GuestMemory;
 use crate::log_limit::LogLimit;
 use crate::virtio::device::{ActivateError, Activation, ActiveQueue, Interrupt, VirtioDevice};
-use crate::virtio::signal::driver_wants_interrupt;
+use crate::virtio::queue::chain::{Chain, Descriptor, Walk};
+use crate::virtio::queue::ring::answer_each;
 use rustix::rand::GetRandomFlags;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
-use virtio_queue::{DescriptorChain, QueueOwnedT, QueueT};
 use vm_memory::{Address, Bytes};
 
 /// Entries of the queue; with [`REQUEST_BYTES_MAX`] this bounds what one
@@ -129,36 +129,24 @@ impl Running {
     /// Answers at most a queue's worth of requests.
     fn try_serve(&mut self) -> Result<(), virtio_queue::Error> {
         let memory = self.memory.as_ref();
-        let queue = &mut self.active.queue;
-        let mut answered = false;
-        for _ in 0..queue.size() {
-            let Some(chain) = queue.iter(memory)?.next() else {
-                break;
-            };
-            let head = chain.head_index();
-            let written = fill(memory, chain);
-            queue.add_used(memory, head, written)?;
-            answered = true;
-        }
-        if answered && driver_wants_interrupt(queue, memory) {
-            self.interrupt.used_buffers();
-        }
-        Ok(())
+        answer_each(&mut self.active, memory, &*self.interrupt, |chain| {
+            fill(memory, chain)
+        })
     }
 }
 
 /// Fills the buffers of one request; the number of bytes written.
-fn fill(memory: &GuestMemory, chain: DescriptorChain<&GuestMemory>) -> u32 {
+fn fill(memory: &GuestMemory, chain: Chain) -> u32 {
     let mut written = 0;
     let mut chunk = [0; CHUNK];
-    for buffer in chain.writable() {
+    for buffer in Walk::new(memory, chain).filter(Descriptor::is_writable) {
         let mut done = 0;
-        while done < buffer.len() as usize && written < REQUEST_BYTES_MAX {
+        while done < buffer.length as usize && written < REQUEST_BYTES_MAX {
             let count = CHUNK
-                .min(buffer.len() as usize - done)
+                .min(buffer.length as usize - done)
                 .min(REQUEST_BYTES_MAX - written);
             let random = &mut chunk[..count];
-            let target = buffer.addr().checked_add(done as u64);
+            let target = buffer.address.checked_add(done as u64);
             // The kernel's own call: a sandboxed thread opens no file.
             let filled = rustix::rand::getrandom(&mut *random, GetRandomFlags::empty())
                 == Ok(random.len())

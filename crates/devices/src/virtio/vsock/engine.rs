@@ -5,6 +5,7 @@ use super::packet::{self, Buffers, HEADER_LEN};
 use super::poll::{self, PollSet};
 use super::rings::Rings;
 use crate::virtio::device::ActiveQueue;
+use crate::virtio::queue::ring::Ring;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -130,7 +131,7 @@ impl Engine {
     }
 
     fn positions(rings: &Rings) -> Vec<Position> {
-        let position = |ring: &super::rings::Ring| {
+        let position = |ring: &Ring| {
             let queue = &ring.active().queue;
             Position {
                 descriptors: queue.desc_table(),
@@ -194,10 +195,10 @@ fn tell_reset(reset: &mut TransportReset, rings: &mut Rings) {
             let Some(chain) = ring.pop(memory) else {
                 return;
             };
-            let head = chain.head_index();
-            let mut buffers = Buffers::default();
+            let head = chain.head();
+            let mut buffers = Buffers::new(memory);
             let event = EVENT_TRANSPORT_RESET.to_le_bytes();
-            let loaded = buffers.load(memory, chain, Permissions::Write);
+            let loaded = buffers.load(chain, Permissions::Write);
             let fits = loaded.is_ok() && buffers.len() >= event.len();
             if fits {
                 buffers.copy_from(0, &event);
@@ -215,7 +216,7 @@ fn tell_reset(reset: &mut TransportReset, rings: &mut Rings) {
 fn take_packets(muxer: &mut Muxer, rings: &mut Rings, now: Instant) -> bool {
     let memory = &*rings.memory;
     let ring = &mut rings.transmit;
-    let mut buffers = Buffers::default();
+    let mut buffers = Buffers::new(memory);
     ring.mute(memory);
     for _ in 0..BATCH {
         if muxer.is_congested() {
@@ -230,9 +231,9 @@ fn take_packets(muxer: &mut Muxer, rings: &mut Rings, now: Instant) -> bool {
             },
             None => return false,
         };
-        let head = chain.head_index();
+        let head = chain.head();
         let parsed = buffers
-            .load(memory, chain, Permissions::Read)
+            .load(chain, Permissions::Read)
             .and_then(|()| packet::parse(&buffers, &muxer.source_cids()));
         match parsed {
             Ok(header) => muxer.receive(&header, &buffers, now),
@@ -249,7 +250,7 @@ fn make_packets(muxer: &mut Muxer, rings: &mut Rings) -> bool {
     let memory = &*rings.memory;
     let ring = &mut rings.receive;
     let was_congested = muxer.is_congested();
-    let mut buffers = Buffers::default();
+    let mut buffers = Buffers::new(memory);
     ring.mute(memory);
     for _ in 0..BATCH {
         if !muxer.wants_to_speak() {
@@ -263,8 +264,8 @@ fn make_packets(muxer: &mut Muxer, rings: &mut Rings) -> bool {
             },
             None => return was_congested && !muxer.is_congested(),
         };
-        let head = chain.head_index();
-        let loaded = buffers.load(memory, chain, Permissions::Write);
+        let head = chain.head();
+        let loaded = buffers.load(chain, Permissions::Write);
         if loaded.is_err() || buffers.len() <= HEADER_LEN {
             tracing::debug!("vsock: receive buffer of no use");
             ring.give_back(memory, head, 0);

@@ -5,13 +5,14 @@
 //! zero-copy sends, in one a page. Nothing here depends on the cut.
 
 use crate::GuestMemory;
+use crate::virtio::queue::chain::{Chain, Walk};
+use crate::virtio::queue::segment::{self, Region, Segment};
+use crate::virtio::queue::vectored::Vectors;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use thiserror::Error;
-use virtio_queue::DescriptorChain;
-use vm_memory::bitmap::MS;
-use vm_memory::{GuestMemory as _, Permissions, ReadVolatile, VolatileMemoryError, VolatileSlice};
+use vm_memory::Permissions;
 
 /// Bytes of a header.
 pub const HEADER_LEN: usize = 44;
@@ -173,13 +174,10 @@ pub enum Malformed {
     ForeignSource(u64),
 }
 
-/// A piece of guest memory, whose log notes what is written.
-type Slice<'m> = VolatileSlice<'m, MS<'m, GuestMemory>>;
-
 /// The memory of one descriptor chain, in order. Reused from chain to chain.
-#[derive(Default)]
 pub struct Buffers<'m> {
-    slices: Vec<Slice<'m>>,
+    memory: &'m GuestMemory,
+    segments: Vec<Segment>,
     len: usize,
 }
 
@@ -195,33 +193,41 @@ pub enum Received {
 }
 
 impl<'m> Buffers<'m> {
+    /// None yet.
+    pub fn new(memory: &'m GuestMemory) -> Buffers<'m> {
+        Buffers {
+            memory,
+            segments: Vec::new(),
+            len: 0,
+        }
+    }
+
     /// Takes the memory of `chain`, all of whose descriptors must be
     /// device-readable ([`Permissions::Read`]) or device-writable
     /// ([`Permissions::Write`]).
-    pub fn load(
-        &mut self,
-        memory: &'m GuestMemory,
-        chain: DescriptorChain<&'m GuestMemory>,
-        access: Permissions,
-    ) -> Result<(), Malformed> {
-        self.slices.clear();
+    pub fn load(&mut self, chain: Chain, access: Permissions) -> Result<(), Malformed> {
+        self.segments.clear();
         self.len = 0;
-        for (index, descriptor) in chain.enumerate() {
+        let mut region = Region::default();
+        for (index, descriptor) in Walk::new(self.memory, chain).enumerate() {
             if index == CHAIN_LIMIT {
                 return Err(Malformed::TooMany(CHAIN_LIMIT));
             }
-            if descriptor.is_write_only() != (access == Permissions::Write) {
+            if descriptor.is_writable() != (access == Permissions::Write) {
                 return Err(Malformed::Direction);
             }
-            let length = descriptor.len() as usize;
-            let slices = memory
-                .get_slices(descriptor.addr(), length, access)
-                .map_err(|_| Malformed::OutsideMemory)?;
-            for slice in slices {
-                self.slices
-                    .push(slice.map_err(|_| Malformed::OutsideMemory)?);
+            let segment = Segment {
+                address: descriptor.address,
+                length: descriptor.length as usize,
+            };
+            if segment.length == 0 {
+                continue;
             }
-            self.len += length;
+            if !region.reaches(self.memory, &segment) {
+                return Err(Malformed::OutsideMemory);
+            }
+            self.segments.push(segment);
+            self.len += segment.length;
         }
         Ok(())
     }
@@ -231,124 +237,36 @@ impl<'m> Buffers<'m> {
         self.len
     }
 
-    /// The slices that cover `length` bytes from `offset`, or as many as there are.
-    fn cover(&self, offset: usize, length: usize) -> impl Iterator<Item = Slice<'m>> + '_ {
-        let mut skip = offset;
-        let mut left = length;
-        self.slices.iter().filter_map(move |slice| {
-            let start = skip.min(slice.len());
-            skip -= start;
-            let count = left.min(slice.len() - start);
-            left -= count;
-            if count == 0 {
-                return None;
-            }
-            slice.subslice(start, count).ok()
-        })
-    }
-
     /// Fills `target` from `offset`; the caller has checked the length.
     pub fn copy_to(&self, offset: usize, target: &mut [u8]) {
-        let mut done = 0;
-        for slice in self.cover(offset, target.len()) {
-            done += slice.copy_to(&mut target[done..done + slice.len()]);
-        }
+        segment::read(self.memory, &self.segments, offset, target);
     }
 
     /// Writes `source` at `offset`; the caller has checked the length.
     pub fn copy_from(&self, offset: usize, source: &[u8]) {
-        let mut done = 0;
-        for slice in self.cover(offset, source.len()) {
-            slice.copy_from(&source[done..done + slice.len()]);
-            done += slice.len();
-        }
+        segment::write(self.memory, &self.segments, offset, source);
     }
 
     /// Sends `length` bytes from `offset` into a non-blocking socket; returns
     /// how many it took: fewer when it is full.
     pub fn send(&self, stream: &UnixStream, offset: usize, length: usize) -> io::Result<usize> {
-        let mut sent = 0;
-        for slice in self.cover(offset, length) {
-            let written = match send_slice(stream, &slice) {
-                Ok(written) => written,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) => return Err(error),
-            };
-            sent += written;
-            if written < slice.len() {
-                break;
-            }
-        }
-        Ok(sent)
+        let part = segment::part(&self.segments, offset, length);
+        Vectors::default().send(stream.as_fd(), self.memory, part)
     }
 
     /// Fills up to `length` bytes at `offset` from a non-blocking socket.
     pub fn receive(
         &self,
-        stream: &mut UnixStream,
+        stream: &UnixStream,
         offset: usize,
         length: usize,
     ) -> io::Result<Received> {
-        let mut filled = 0;
-        for mut slice in self.cover(offset, length) {
-            match retry(|| stream.read_volatile(&mut slice)) {
-                Ok(0) if filled == 0 => return Ok(Received::End),
-                Ok(count) => {
-                    filled += count;
-                    if count < slice.len() {
-                        break;
-                    }
-                }
-                // What has been read must be delivered; the next call meets
-                // the end or the error again.
-                Err(_) if filled > 0 => break,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(match filled {
-            0 => Received::Empty,
-            filled => Received::Bytes(filled),
-        })
-    }
-}
-
-/// Sends guest memory without a copy. A program that is gone is an error, not
-/// a SIGPIPE.
-#[allow(unsafe_code)] // Guests write their memory at any time: there is no `&[u8]` of it.
-fn send_slice(stream: &UnixStream, slice: &Slice<'_>) -> io::Result<usize> {
-    let memory = slice.ptr_guard();
-    loop {
-        // SAFETY: `memory` points at `slice.len()` mapped bytes for as long as
-        // it lives. The kernel only reads them, and does not mind that they
-        // change meanwhile.
-        let sent = unsafe {
-            libc::send(
-                stream.as_raw_fd(),
-                memory.as_ptr().cast(),
-                slice.len(),
-                libc::MSG_NOSIGNAL,
-            )
-        };
-        if let Ok(sent) = usize::try_from(sent) {
-            return Ok(sent);
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    }
-}
-
-/// Repeats a call that a signal interrupted.
-fn retry(mut call: impl FnMut() -> Result<usize, VolatileMemoryError>) -> io::Result<usize> {
-    loop {
-        match call() {
-            Ok(count) => return Ok(count),
-            Err(VolatileMemoryError::IOError(error))
-                if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(VolatileMemoryError::IOError(error)) => return Err(error),
-            Err(other) => return Err(io::Error::other(other)),
+        let part = segment::part(&self.segments, offset, length);
+        match Vectors::default().receive(stream.as_fd(), self.memory, part) {
+            Ok(0) => Ok(Received::End),
+            Ok(count) => Ok(Received::Bytes(count)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Received::Empty),
+            Err(error) => Err(error),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! A block driver for the tests.
 
 use crate::GuestMemory;
-use crate::virtio::block::{Block, BlockOptions, RateLimit, SECTOR};
+use crate::virtio::block::{Block, BlockOptions, SECTOR};
+use crate::virtio::queue::RateLimit;
 use crate::virtio::testing::{Buffer, DriverQueue, Running, Used, memory};
 use std::fs::File;
 use std::io::Write;

@@ -2,7 +2,7 @@
 
 use super::driver::*;
 use crate::virtio::block::disk::{Disk, PIECE_BYTES, Scratch};
-use crate::virtio::block::request::Segment;
+use crate::virtio::queue::segment::Segment;
 use crate::virtio::testing::{Buffer, PATIENCE, Running, memory};
 use std::fs::File;
 use std::io::ErrorKind;

@@ -5,6 +5,7 @@ use super::super::packet::{
 };
 use super::super::testing::{GUEST_CID, Guest, play};
 use super::Host;
+use crate::virtio::queue::Chain;
 use crate::virtio::testing::{self, Buffer, DriverQueue};
 use proptest::prelude::*;
 use std::io::Read;
@@ -29,8 +30,8 @@ fn judge(parts: &[(&[u8], bool)], access: Permissions) -> Result<Header, Malform
     driver.add(&buffers);
     let mut queue = driver.device_queue(false);
     let chain = queue.pop_descriptor_chain(&*memory).unwrap();
-    let mut buffers = Buffers::default();
-    buffers.load(&memory, chain, access)?;
+    let mut buffers = Buffers::new(&memory);
+    buffers.load(Chain::of(&queue, &chain), access)?;
     parse(&buffers, &[GUEST_CID])
 }
 
@@ -104,8 +105,8 @@ fn a_table_of_descriptors_cannot_be_longer_than_a_queue() {
         driver.add_indirect(0x8_0000, &vec![part; count]);
         let mut queue = driver.device_queue(false);
         let chain = queue.pop_descriptor_chain(&*memory).unwrap();
-        let mut buffers = Buffers::default();
-        let loaded = buffers.load(&memory, chain, Permissions::Read);
+        let mut buffers = Buffers::new(&memory);
+        let loaded = buffers.load(Chain::of(&queue, &chain), Permissions::Read);
         assert_eq!(loaded.and_then(|()| parse(&buffers, &[GUEST_CID])), verdict);
     }
 }

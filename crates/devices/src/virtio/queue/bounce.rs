@@ -1,7 +1,7 @@
 //! File bytes by way of an aligned buffer, for direct I/O on guest buffers
 //! that are not aligned.
 
-use super::request::Segment;
+use super::segment::Segment;
 use super::vectored::Direction;
 use crate::GuestMemory;
 use std::fs::File;
@@ -10,17 +10,17 @@ use std::os::unix::fs::FileExt;
 use vm_memory::{Bytes, GuestAddress};
 
 /// Bytes moved at a time; a multiple of every block size.
-pub(super) const CHUNK: usize = 128 * 1024;
+pub(crate) const CHUNK: usize = 128 * 1024;
 /// More than any device asks for.
 const ALIGNMENT: usize = 4096;
 
 /// The buffer; it exists after its first use.
 #[derive(Default)]
-pub(super) struct Bounce(Vec<u8>);
+pub(crate) struct Bounce(Vec<u8>);
 
 impl Bounce {
     /// Moves the bytes of `segments`, all of them, from or to `offset`.
-    pub(super) fn transfer(
+    pub(crate) fn transfer(
         &mut self,
         file: &File,
         direction: Direction,
@@ -51,7 +51,7 @@ impl Bounce {
     }
 
     /// Writes zeros.
-    pub(super) fn write_zeros(
+    pub(crate) fn write_zeros(
         &mut self,
         file: &File,
         mut offset: u64,
@@ -77,14 +77,14 @@ impl Bounce {
 }
 
 /// A place in a list of segments.
-pub(super) struct Cursor<'a> {
+pub(crate) struct Cursor<'a> {
     segments: &'a [Segment],
     /// Bytes of the first segment already done.
     consumed: usize,
 }
 
 impl<'a> Cursor<'a> {
-    pub(super) fn new(segments: &'a [Segment]) -> Cursor<'a> {
+    pub(crate) fn new(segments: &'a [Segment]) -> Cursor<'a> {
         Cursor {
             segments,
             consumed: 0,
@@ -92,7 +92,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// What is still to be done.
-    pub(super) fn rest(&self) -> Vec<Segment> {
+    pub(crate) fn rest(&self) -> Vec<Segment> {
         let mut rest = self.segments.to_vec();
         if let Some(first) = rest.first_mut() {
             first.address.0 += self.consumed as u64;
@@ -102,7 +102,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Pairs all of `chunk` with the guest memory that comes next.
-    pub(super) fn run(
+    pub(crate) fn run(
         &mut self,
         mut chunk: &mut [u8],
         mut copy: impl FnMut(&mut [u8], GuestAddress) -> Result<(), vm_memory::GuestMemoryError>,

@@ -7,12 +7,12 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// Lets a read of `doorbell` wait for a ring, so that a thread with nothing
 /// else to watch needs one system call to sleep and none to poll.
-pub(super) fn make_blocking(doorbell: &EventFd) -> io::Result<()> {
+pub(crate) fn make_blocking(doorbell: &EventFd) -> io::Result<()> {
     Ok(rustix::io::ioctl_fionbio(descriptor(doorbell), false)?)
 }
 
 /// The descriptor behind it.
-pub(super) fn descriptor(doorbell: &EventFd) -> BorrowedFd<'_> {
+pub(crate) fn descriptor(doorbell: &EventFd) -> BorrowedFd<'_> {
     // SAFETY: the descriptor is open as long as `doorbell`, which outlives
     // what is returned.
     unsafe { BorrowedFd::borrow_raw(doorbell.as_raw_fd()) }

@@ -1,4 +1,4 @@
-//! How fast a guest may use a disk: a bucket of tokens for operations, one for
+//! How fast a guest may use a device: a bucket of tokens for operations, one for
 //! bytes, each filled at its rate and holding one second's worth.
 //!
 //! A request larger than the bucket goes when the bucket is full and leaves it
@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 
 const SECOND_NS: i128 = 1_000_000_000;
 
-/// What a disk may be used for at most.
+/// What a device may be used for at most.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RateLimit {
     /// Bytes read and written in a second.
@@ -34,7 +34,7 @@ pub struct Cost {
 }
 
 /// Where the time comes from, and how to let it pass.
-pub(super) trait Clock: std::fmt::Debug + Send + Sync {
+pub(crate) trait Clock: std::fmt::Debug + Send + Sync {
     /// Nanoseconds since some moment.
     fn now_ns(&self) -> u64;
     /// Lets so much time pass, less if `doorbell` becomes readable.
@@ -139,17 +139,17 @@ impl Buckets {
     }
 }
 
-/// The limit of one disk.
+/// The limit of one device.
 #[derive(Debug)]
-pub(super) struct Limiter {
-    /// None for a disk without a limit, which then costs nothing.
+pub(crate) struct Limiter {
+    /// None for a device without a limit, which then costs nothing.
     buckets: Option<Mutex<Buckets>>,
     clock: Box<dyn Clock>,
 }
 
 impl Limiter {
     /// Both buckets are full.
-    pub(super) fn new(limit: RateLimit) -> Limiter {
+    pub(crate) fn new(limit: RateLimit) -> Limiter {
         Limiter::with_clock(limit, Box::new(Monotonic))
     }
 
@@ -168,7 +168,7 @@ impl Limiter {
     /// Returns when a request of this cost may be carried out; fails with
     /// [`io::ErrorKind::Interrupted`] once `stop` is set, for which the
     /// doorbell is rung.
-    pub(super) fn admit(
+    pub(crate) fn admit(
         &self,
         cost: Cost,
         doorbell: BorrowedFd<'_>,
@@ -197,7 +197,7 @@ impl Limiter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::virtio::block::doorbell::descriptor;
+    use crate::virtio::queue::doorbell::descriptor;
     use proptest::prelude::*;
     use std::sync::Arc;
     use std::sync::atomic::AtomicU64;

@@ -1,13 +1,13 @@
-//! File bytes straight to and from guest memory.
-#![allow(unsafe_code)] // preadv and pwritev on memory that guests write at any time.
+//! Bytes of files and sockets straight to and from guest memory. The kernel writes
+//! there through bare pointers, which no log of writes sees: what it wrote is logged here.
+#![allow(unsafe_code)] // System calls on memory that guests write at any time.
 
-use super::region::Region;
-use super::request::Segment;
+use super::segment::{Region, Segment};
 use crate::GuestMemory;
 use crate::write_log::WriteLog;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use vm_memory::GuestMemoryBackend as _;
 use vm_memory::bitmap::Bitmap as _;
 
@@ -16,7 +16,7 @@ const VECTORS_MAX: usize = 1024;
 
 /// Which way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Direction {
+pub(crate) enum Direction {
     /// File to guest.
     Read,
     /// Guest to file.
@@ -25,10 +25,10 @@ pub(super) enum Direction {
 
 /// Runs of host memory that back guest memory; kept to be filled again.
 #[derive(Default)]
-pub(super) struct Vectors(Vec<libc::iovec>);
+pub(crate) struct Vectors(Vec<libc::iovec>);
 
-// SAFETY: the pointers are only used by `transfer`, which replaces them by
-// ones it got from the memory it was called with.
+// SAFETY: the pointers are only used by `transfer`, `send` and `receive`, which replace
+// them by ones they got from the memory they were called with.
 unsafe impl Send for Vectors {}
 
 impl Vectors {
@@ -36,7 +36,7 @@ impl Vectors {
     /// Alignment, in bytes, is what direct I/O asks of host addresses and
     /// lengths (1 for none): if it isn't met, nothing is moved and the answer
     /// is false.
-    pub(super) fn transfer(
+    pub(crate) fn transfer(
         &mut self,
         file: &File,
         direction: Direction,
@@ -45,7 +45,7 @@ impl Vectors {
         segments: &[Segment],
         alignment: usize,
     ) -> io::Result<bool> {
-        self.gather(memory, segments)?;
+        self.gather(memory, segments.iter().copied())?;
         let aligned = |vector: &libc::iovec| {
             (vector.iov_base as usize).is_multiple_of(alignment)
                 && vector.iov_len.is_multiple_of(alignment)
@@ -54,7 +54,7 @@ impl Vectors {
             return Ok(false);
         }
         if direction == Direction::Read {
-            log_writes(memory, segments);
+            log_writes(memory, segments.iter().copied());
         }
         let mut vectors = self.0.as_mut_slice();
         while !vectors.is_empty() {
@@ -65,12 +65,74 @@ impl Vectors {
         Ok(true)
     }
 
+    /// Sends the bytes of `segments` into a non-blocking socket; how many it took: fewer
+    /// when it is full. A program that is gone is an error, not a SIGPIPE.
+    pub(crate) fn send(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        memory: &GuestMemory,
+        segments: impl IntoIterator<Item = Segment>,
+    ) -> io::Result<usize> {
+        self.gather(memory, segments)?;
+        let mut sent = 0;
+        for vector in &self.0 {
+            let now = match send(socket, vector) {
+                Ok(now) => now,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            };
+            sent += now;
+            if now < vector.iov_len {
+                break;
+            }
+        }
+        Ok(sent)
+    }
+
+    /// Fills `segments` from a non-blocking socket; how many bytes came: none at its end,
+    /// and an error if there is nothing now.
+    pub(crate) fn receive(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        memory: &GuestMemory,
+        segments: impl IntoIterator<Item = Segment> + Clone,
+    ) -> io::Result<usize> {
+        self.gather(memory, segments.clone())?;
+        let mut filled = 0;
+        for vector in &self.0 {
+            match receive(socket, vector) {
+                Ok(now) => {
+                    filled += now;
+                    if now < vector.iov_len {
+                        break;
+                    }
+                }
+                // What has come must be delivered; the next call meets the error again.
+                Err(_) if filled > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        let mut left = filled;
+        let filled_segments = segments.into_iter().map_while(|segment| {
+            let length = segment.length.min(left);
+            left -= length;
+            let address = segment.address;
+            (length > 0).then_some(Segment { address, length })
+        });
+        log_writes(memory, filled_segments);
+        Ok(filled)
+    }
+
     /// Runs that lie side by side become one.
-    fn gather(&mut self, memory: &GuestMemory, segments: &[Segment]) -> io::Result<()> {
+    fn gather(
+        &mut self,
+        memory: &GuestMemory,
+        segments: impl IntoIterator<Item = Segment>,
+    ) -> io::Result<()> {
         self.0.clear();
         let mut region = Region::default();
         for segment in segments {
-            if let Some(place) = region.place_of(segment) {
+            if let Some(place) = region.place_of(&segment) {
                 self.push(place, segment.length);
                 continue;
             }
@@ -97,7 +159,7 @@ impl Vectors {
 }
 
 /// Notes that segments are written, which the kernel does through bare pointers.
-fn log_writes(memory: &GuestMemory, segments: &[Segment]) {
+fn log_writes(memory: &GuestMemory, segments: impl IntoIterator<Item = Segment>) {
     if !memory.iter().any(|region| WriteLog::of(region).is_kept()) {
         return;
     }
@@ -143,6 +205,45 @@ fn once(
                     return Err(error);
                 }
             }
+        }
+    }
+}
+
+/// One call, without a copy of the bytes.
+fn send(socket: BorrowedFd<'_>, vector: &libc::iovec) -> io::Result<usize> {
+    repeated(|| {
+        // SAFETY: the vector describes guest memory, mapped for as long as the
+        // `GuestMemory` that `Vectors::send` borrows. The kernel only reads it, and does
+        // not mind that it changes meanwhile.
+        unsafe {
+            libc::send(
+                socket.as_raw_fd(),
+                vector.iov_base,
+                vector.iov_len,
+                libc::MSG_NOSIGNAL,
+            )
+        }
+    })
+}
+
+/// One call.
+fn receive(socket: BorrowedFd<'_>, vector: &libc::iovec) -> io::Result<usize> {
+    repeated(|| {
+        // SAFETY: as in `send`; no Rust reference to the memory that the kernel writes to
+        // exists.
+        unsafe { libc::read(socket.as_raw_fd(), vector.iov_base, vector.iov_len) }
+    })
+}
+
+/// Repeats a call that a signal interrupted.
+fn repeated(mut call: impl FnMut() -> isize) -> io::Result<usize> {
+    loop {
+        if let Ok(moved) = usize::try_from(call()) {
+            return Ok(moved);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
         }
     }
 }

@@ -23,6 +23,11 @@ pub struct Chain {
 }
 
 impl Chain {
+    /// The index of its first descriptor, by which it is returned to the driver.
+    pub fn head(&self) -> u16 {
+        self.head
+    }
+
     /// What the library found in this queue.
     pub fn of(queue: &Queue, found: &DescriptorChain<&GuestMemory>) -> Chain {
         Chain {
@@ -35,9 +40,9 @@ impl Chain {
 
 /// A run of guest memory, not checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Descriptor {
-    pub(super) address: GuestAddress,
-    pub(super) length: u32,
+pub(crate) struct Descriptor {
+    pub(crate) address: GuestAddress,
+    pub(crate) length: u32,
     flags: u16,
     next: u16,
 }
@@ -58,19 +63,19 @@ impl Descriptor {
     }
 
     /// Another one follows.
-    pub(super) fn has_next(&self) -> bool {
+    pub(crate) fn has_next(&self) -> bool {
         self.has(VRING_DESC_F_NEXT)
     }
 
     /// The device writes there, and does not read.
-    pub(super) fn is_writable(&self) -> bool {
+    pub(crate) fn is_writable(&self) -> bool {
         self.has(VRING_DESC_F_WRITE)
     }
 }
 
 /// Goes along a chain. It ends early where a chain breaks a rule: the last
 /// descriptor then has a next one.
-pub(super) struct Walk<'a> {
+pub(crate) struct Walk<'a> {
     memory: &'a GuestMemory,
     table: GuestAddress,
     size: u16,
@@ -87,7 +92,7 @@ pub(super) struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    pub(super) fn new(memory: &'a GuestMemory, chain: Chain) -> Walk<'a> {
+    pub(crate) fn new(memory: &'a GuestMemory, chain: Chain) -> Walk<'a> {
         Walk {
             memory,
             table: chain.table,

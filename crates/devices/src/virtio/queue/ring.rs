@@ -1,0 +1,164 @@
+//! A queue in use: taking chains, returning them, interrupts.
+
+use super::chain::Chain;
+use super::signal::driver_wants_interrupt;
+use crate::GuestMemory;
+use crate::log_limit::LogLimit;
+use crate::virtio::device::{ActiveQueue, Interrupt};
+use std::num::Wrapping;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+
+/// The next chain that the driver made available, if there is one. An error is a queue
+/// that the driver broke.
+pub(crate) fn next_chain(
+    queue: &mut Queue,
+    memory: &GuestMemory,
+) -> Result<Option<Chain>, virtio_queue::Error> {
+    let Some(found) = queue.iter(memory)?.next() else {
+        return Ok(None);
+    };
+    Ok(Some(Chain::of(queue, &found)))
+}
+
+/// Answers at most a queue's worth of requests. `act` returns the number of bytes it
+/// wrote into a chain's buffers.
+pub(crate) fn answer_each(
+    active: &mut ActiveQueue,
+    memory: &GuestMemory,
+    interrupt: &dyn Interrupt,
+    mut act: impl FnMut(Chain) -> u32,
+) -> Result<(), virtio_queue::Error> {
+    let queue = &mut active.queue;
+    let mut answered = false;
+    for _ in 0..queue.size() {
+        let Some(chain) = next_chain(queue, memory)? else {
+            break;
+        };
+        let written = act(chain);
+        queue.add_used(memory, chain.head(), written)?;
+        answered = true;
+    }
+    if answered && driver_wants_interrupt(queue, memory) {
+        interrupt.used_buffers();
+    }
+    Ok(())
+}
+
+/// One queue in use.
+pub(crate) struct Ring {
+    active: ActiveQueue,
+    interrupt: Arc<dyn Interrupt>,
+    log: Arc<LogLimit>,
+    /// Whose it is, for messages.
+    device: &'static str,
+    /// Buffers were returned since the driver was last told.
+    returned: bool,
+    /// The driver made nonsense of the ring; only a reset helps.
+    broken: bool,
+}
+
+impl Ring {
+    /// A queue of `device`, which is named so in messages.
+    pub fn new(
+        device: &'static str,
+        active: ActiveQueue,
+        interrupt: Arc<dyn Interrupt>,
+        log: Arc<LogLimit>,
+    ) -> Ring {
+        Ring {
+            active,
+            interrupt,
+            log,
+            device,
+            returned: false,
+            broken: false,
+        }
+    }
+
+    /// The queue, for a later activation.
+    pub fn into_active(self) -> ActiveQueue {
+        self.active
+    }
+
+    /// The queue and its doorbell.
+    pub fn active(&self) -> &ActiveQueue {
+        &self.active
+    }
+
+    /// Takes the next chain the driver made available.
+    pub fn pop(&mut self, memory: &GuestMemory) -> Option<Chain> {
+        if self.broken {
+            return None;
+        }
+        match next_chain(&mut self.active.queue, memory) {
+            Ok(chain) => chain,
+            Err(error) => {
+                let (device, queue) = (self.device, self.active.index);
+                if self.log.admits() {
+                    tracing::warn!(device, queue, %error, "a guest broke a queue; it is left alone");
+                }
+                self.broken = true;
+                self.interrupt.needs_reset();
+                None
+            }
+        }
+    }
+
+    /// Puts the chain that was popped last back.
+    pub fn unpop(&mut self) {
+        self.active.queue.go_to_previous_position();
+    }
+
+    /// Returns a chain to the driver with `length` bytes written.
+    pub fn give_back(&mut self, memory: &GuestMemory, head: u16, length: u32) {
+        match self.active.queue.add_used(memory, head, length) {
+            Ok(()) => self.returned = true,
+            // The head came from the driver and does not exist.
+            Err(error) => {
+                let device = self.device;
+                tracing::debug!(device, %error, "a chain cannot be returned");
+            }
+        }
+    }
+
+    /// Asks the driver not to ring.
+    pub fn mute(&mut self, memory: &GuestMemory) {
+        // Fails only for rings outside of RAM, which the transport refuses.
+        let _ = self.active.queue.disable_notification(memory);
+    }
+
+    /// Asks the driver to ring; true if more came meanwhile.
+    pub fn unmute(&mut self, memory: &GuestMemory) -> bool {
+        !self.broken
+            && self
+                .active
+                .queue
+                .enable_notification(memory)
+                .unwrap_or(false)
+    }
+
+    /// Asks the driver to ring for the next chain it adds, even if it has
+    /// chains here already; returns how many it has ever added, wrapping.
+    pub fn ring_for_next(&mut self, memory: &GuestMemory) -> u16 {
+        let added = self.added(memory);
+        let queue = &mut self.active.queue;
+        let position = queue.next_avail();
+        queue.set_next_avail(added);
+        let _ = queue.enable_notification(memory);
+        queue.set_next_avail(position);
+        added
+    }
+
+    /// How many chains the driver has ever added, wrapping.
+    pub fn added(&self, memory: &GuestMemory) -> u16 {
+        let added = self.active.queue.avail_idx(memory, Ordering::Acquire);
+        added.unwrap_or(Wrapping(0)).0
+    }
+
+    /// Whether the driver wants to hear of what was returned since the last time.
+    pub fn wants_interrupt(&mut self, memory: &GuestMemory) -> bool {
+        std::mem::take(&mut self.returned) && driver_wants_interrupt(&mut self.active.queue, memory)
+    }
+}

@@ -1,0 +1,106 @@
+//! Runs of guest memory, and where they are mapped: looked up once for many runs.
+
+use crate::GuestMemory;
+use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryRegion as _};
+
+/// A run of guest memory, checked to be there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Segment {
+    pub(crate) address: GuestAddress,
+    /// Bytes.
+    pub(crate) length: usize,
+}
+
+/// The part of a list of segments that begins at byte `offset` and has `length` bytes, or
+/// as many as there are.
+pub(crate) fn part(
+    segments: &[Segment],
+    offset: usize,
+    length: usize,
+) -> impl Iterator<Item = Segment> + Clone {
+    let (mut skip, mut left) = (offset, length);
+    segments.iter().filter_map(move |segment| {
+        let start = skip.min(segment.length);
+        skip -= start;
+        let length = left.min(segment.length - start);
+        left -= length;
+        let address = GuestAddress(segment.address.0 + start as u64);
+        (length > 0).then_some(Segment { address, length })
+    })
+}
+
+/// Fills `target` from byte `offset` of the segments on; the caller has checked that
+/// there are so many.
+pub(crate) fn read(memory: &GuestMemory, segments: &[Segment], offset: usize, target: &mut [u8]) {
+    let mut done = 0;
+    for segment in part(segments, offset, target.len()) {
+        let target = &mut target[done..done + segment.length];
+        // It is there, as a segment is checked to be.
+        let _ = memory.read_slice(target, segment.address);
+        done += segment.length;
+    }
+}
+
+/// Writes `source` at byte `offset` of the segments; the caller has checked that there are
+/// so many.
+pub(crate) fn write(memory: &GuestMemory, segments: &[Segment], offset: usize, source: &[u8]) {
+    let mut done = 0;
+    for segment in part(segments, offset, source.len()) {
+        let source = &source[done..done + segment.length];
+        // As above.
+        let _ = memory.write_slice(source, segment.address);
+        done += segment.length;
+    }
+}
+
+/// A region of guest memory: that of the last segment, in which the next one
+/// is likely to be too.
+pub(crate) struct Region {
+    start: u64,
+    end: u64,
+    place: *mut u8,
+}
+
+impl Default for Region {
+    /// An empty one.
+    fn default() -> Region {
+        Region {
+            start: 0,
+            end: 0,
+            place: std::ptr::null_mut(),
+        }
+    }
+}
+
+impl Region {
+    /// The one that holds an address; an empty one if none does.
+    pub(crate) fn of(memory: &GuestMemory, address: GuestAddress) -> Region {
+        let Some(region) = memory.find_region(address) else {
+            return Region::default();
+        };
+        Region {
+            start: region.start_addr().0,
+            end: region.start_addr().0.saturating_add(region.len()),
+            place: region.as_ptr(),
+        }
+    }
+
+    /// Where a segment is that lies wholly in it.
+    pub(crate) fn place_of(&self, segment: &Segment) -> Option<*mut u8> {
+        let start = segment.address.0;
+        let end = start.checked_add(segment.length as u64)?;
+        (self.start <= start && end <= self.end)
+            .then(|| self.place.wrapping_byte_add((start - self.start) as usize))
+    }
+
+    /// Is all of a segment in guest memory? This becomes the region in which it
+    /// begins.
+    pub(crate) fn reaches(&mut self, memory: &GuestMemory, segment: &Segment) -> bool {
+        if self.place_of(segment).is_some() {
+            return true;
+        }
+        *self = Region::of(memory, segment.address);
+        // It may go on in the next one.
+        memory.check_range(segment.address, segment.length)
+    }
+}
