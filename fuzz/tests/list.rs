@@ -126,7 +126,7 @@ const TRUSTED: &[(&str, &str)] = &[
     ("crates/sys/src/userfaultfd/mod.rs", "the kernel's messages"),
     ("crates/vmm/src/arguments.rs", "the daemon starts it"),
     ("crates/vmm/src/cpu/cpuid/mod.rs", "the processor says it"),
-    ("crates/vmm/src/cpu/tcg.rs", "the processor says it"),
+    ("crates/vmm/src/cpu/quirks.rs", "the processor says it"),
 ];
 
 #[test]

@@ -328,7 +328,7 @@ impl Groundwork {
     /// Refuses a captured guest that can't go on here.
     fn check(&mut self, guest: &VcpuState) -> Result<(), StartError> {
         let vcpu = self.vcpu(0)?;
-        self.most()?.check(guest, vcpu.tsc_khz())?;
+        self.most()?.check(&guest.processor(), vcpu.tsc_khz())?;
         self.first_vcpu = Some(vcpu);
         Ok(())
     }

@@ -1,12 +1,38 @@
 //! A captured VM: descriptors of files that never change.
 
-use crate::memory::Frozen;
+use crate::devices::DeviceError;
+use crate::hypervisor::HypervisorError;
+use crate::memory::{Frozen, MemoryError};
 use crate::state::VmState;
-use crate::vmm::SaveError;
 use jiffy_sys::memfd::{self, Pages};
 use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
+use thiserror::Error;
+
+/// A VM could not be saved.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SaveError {
+    /// It runs.
+    #[error("the VM must be paused before it can be saved")]
+    Running,
+    /// A vCPU's thread is gone.
+    #[error("vCPU {0} has ended")]
+    VcpuGone(usize),
+    /// KVM.
+    #[error(transparent)]
+    Hypervisor(#[from] HypervisorError),
+    /// A device.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// Guest RAM.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// A file for what was saved.
+    #[error("a file for the captured state could not be made")]
+    File(#[source] io::Error),
+}
 
 /// Everything of a VM at one moment, disks aside.
 #[derive(Debug)]

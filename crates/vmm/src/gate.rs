@@ -4,7 +4,7 @@
 //! The guest holds its workload frozen until then; this side only makes sure
 //! that it does not stay so for ever.
 
-use crate::vcpu::exit::Ending;
+use crate::ending::Ending;
 use jiffy_wire::trace::{MARK_GATE_FAILED, MARK_GATE_PASSED};
 use jiffy_wire::vmm::{ExitReason, Restore};
 use std::time::{Duration, Instant};

@@ -1,8 +1,7 @@
 //! The KVM device and a VM's descriptor with its interrupt controllers.
 
-use crate::cpu::msrs;
 use crate::layout;
-use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, Msrs};
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_msr_entry};
 use kvm_ioctls::{Cap, Kvm, VmFd};
 use std::io;
 use thiserror::Error;
@@ -178,7 +177,11 @@ impl Hypervisor {
         if !self.kvm.check_extension(Cap::GetMsrFeatures) {
             return Ok(None);
         }
-        let mut msrs = Msrs::from_entries(&[msrs::entry(index, 0)]).expect("one MSR");
+        let entry = kvm_msr_entry {
+            index,
+            ..kvm_msr_entry::default()
+        };
+        let mut msrs = Msrs::from_entries(&[entry]).expect("one MSR");
         let count = self
             .kvm
             .get_msrs(&mut msrs)

@@ -18,6 +18,7 @@
 //! * [`vmm`]: start, pause, save, resume; [`state`]: what is saved, in
 //!   [`sections`].
 //! * [`watch`]: the main thread while the guest runs; [`control`]: its socket.
+//! * [`ending`]: why it ends.
 //! * [`events`]: spans and marks; [`stats`]: KVM's counters.
 //! * [`sandbox`]: what each thread may ask of the kernel.
 //! * [`probe`]: what kind of KVM this host has.
@@ -30,6 +31,7 @@ pub mod control;
 pub mod cpu;
 pub mod devices;
 pub mod disk_chunks;
+pub mod ending;
 pub mod error;
 pub mod events;
 pub mod gate;
@@ -54,8 +56,9 @@ pub mod watch;
 pub mod workers;
 
 pub use builder::{Builder, Groundwork};
+pub use capture::SaveError;
 pub use devices::DeviceError;
 pub use error::StartError;
 pub use events::Events;
 pub use state::{StateError, VmState};
-pub use vmm::{SaveError, Vmm};
+pub use vmm::Vmm;

@@ -1,6 +1,6 @@
 //! What other threads tell the main thread.
 
-use crate::vcpu::exit::Ending;
+use crate::ending::Ending;
 use jiffy_devices::virtio::device::{Job, WorkerRole};
 use std::io;
 use std::sync::mpsc::{SyncSender, sync_channel};

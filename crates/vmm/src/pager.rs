@@ -11,8 +11,8 @@
 //! in its first moments it tells, if nobody has yet: those who come later copy it in
 //! one go.
 
+use crate::ending::Ending;
 use crate::memory::{GuestRam, MemoryError};
-use crate::vcpu::exit::Ending;
 use jiffy_sys::fds;
 use jiffy_sys::userfaultfd::{Features, Userfaultfd};
 use jiffy_wire::pager::{

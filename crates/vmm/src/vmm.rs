@@ -1,8 +1,9 @@
 //! A built VM: start, pause, save, resume, end.
 
-use crate::capture::Capture;
+use crate::capture::{Capture, SaveError};
 use crate::cpu::profile;
-use crate::devices::{DeviceError, Devices, fw_cfg};
+use crate::devices::{Devices, fw_cfg};
+use crate::ending::Ending;
 use crate::error::StartError;
 use crate::events::Events;
 use crate::gate::Gate;
@@ -16,7 +17,6 @@ use crate::restore;
 use crate::sandbox::{Role, Sandbox, violation};
 use crate::state::VmState;
 use crate::stats::StatsFile;
-use crate::vcpu::exit::Ending;
 use crate::vcpu::thread::VcpuThread;
 use crate::vcpu::{Vcpu, VcpuState};
 use crate::workers::ThreadStarter;
@@ -33,7 +33,6 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
-use thiserror::Error;
 
 /// Of a pause as long as this the guest is told. What looks for stuck processors in
 /// it is more patient, and captures take less.
@@ -91,30 +90,6 @@ pub(crate) struct Parts {
     pub written_soon: Vec<Extent>,
     pub first_run: &'static str,
     pub sandbox: Sandbox,
-}
-
-/// A VM could not be saved.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum SaveError {
-    /// It runs.
-    #[error("the VM must be paused before it can be saved")]
-    Running,
-    /// A vCPU's thread is gone.
-    #[error("vCPU {0} has ended")]
-    VcpuGone(usize),
-    /// KVM.
-    #[error(transparent)]
-    Hypervisor(#[from] HypervisorError),
-    /// A device.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// Guest RAM.
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-    /// A file for what was saved.
-    #[error("a file for the captured state could not be made")]
-    File(#[source] io::Error),
 }
 
 impl Vmm {
@@ -310,7 +285,8 @@ impl Vmm {
             });
             vcpus.push(answer.recv().map_err(|_| SaveError::VcpuGone(index))??);
         }
-        self.profile = vcpus.first().map(profile::of_guest);
+        let first = vcpus.first().map(VcpuState::processor);
+        self.profile = first.as_ref().map(profile::of_guest);
         Ok(VmState {
             memory_size: self.ram.size(),
             vcpus,

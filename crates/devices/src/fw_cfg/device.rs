@@ -1,7 +1,7 @@
 //! The ports.
 
 use super::dma;
-use super::items::{FwCfgError, FwCfgFile, Items};
+use super::items::{FwCfgError, FwCfgFile, Items, Position};
 use super::state::{FwCfgFileState, FwCfgState};
 use crate::GuestMemory;
 use crate::bus::BusDevice;
@@ -32,13 +32,6 @@ pub struct FwCfg {
     memory: Arc<GuestMemory>,
     position: Position,
     dma_address: [u8; 8],
-}
-
-/// Where the next byte comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Position {
-    pub(super) selector: u16,
-    pub(super) offset: u32,
 }
 
 impl FwCfg {

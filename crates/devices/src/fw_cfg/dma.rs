@@ -1,8 +1,7 @@
 //! The DMA request: `{control: u32, length: u32, address: u64}`, big endian,
 //! in guest memory.
 
-use super::device::Position;
-use super::items::Items;
+use super::items::{Items, Position};
 use crate::GuestMemory;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemory as _, Permissions};
 

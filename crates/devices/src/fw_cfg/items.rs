@@ -137,3 +137,10 @@ fn directory(files: &[FwCfgFile]) -> Vec<u8> {
     }
     bytes
 }
+
+/// Where the next byte comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Position {
+    pub(super) selector: u16,
+    pub(super) offset: u32,
+}

@@ -5,11 +5,11 @@
 //!   types as firmware leaves them.
 //! * [`tsc`]: the time stamp counter, put where it was.
 //! * [`profile`]: what a snapshot is held against.
-//! * [`tcg`]: what differs where QEMU's TCG is the processor.
+//! * [`quirks`]: what differs where QEMU's TCG is the processor.
 
 pub mod cpuid;
 pub mod msrs;
 pub mod mtrr;
 pub mod profile;
-pub mod tcg;
+pub mod quirks;
 pub mod tsc;

@@ -3,9 +3,8 @@
 use super::cpuid::{self, Host};
 use super::msrs;
 use crate::hypervisor::{Hypervisor, HypervisorError, failed_to};
-use crate::vcpu::VcpuState;
 use jiffy_wire::cpu::{self as wire, Leaf, Profile};
-use kvm_bindings::{CpuId, kvm_cpuid_entry2};
+use kvm_bindings::{CpuId, kvm_cpuid_entry2, kvm_msr_entry};
 use thiserror::Error;
 
 /// A host's processor is not what a guest needs.
@@ -75,9 +74,13 @@ impl Most {
 
     /// Whether a captured guest can go on here. `tsc_khz` is what a new vCPU counts
     /// with.
-    pub fn check(&mut self, vcpu: &VcpuState, tsc_khz: Option<u32>) -> Result<(), ProfileError> {
+    pub fn check(
+        &mut self,
+        guest: &GuestProcessor<'_>,
+        tsc_khz: Option<u32>,
+    ) -> Result<(), ProfileError> {
         self.restorable.tsc_khz = tsc_khz;
-        let lacking = of_guest(vcpu).lacking(&self.restorable);
+        let lacking = of_guest(guest).lacking(&self.restorable);
         match lacking.is_empty() {
             true => Ok(()),
             false => Err(ProfileError::Lacking(lacking)),
@@ -99,16 +102,27 @@ pub fn of_host() -> Result<wire::Host, HypervisorError> {
     })
 }
 
-/// The profile of a captured guest, by any of its vCPUs.
-pub fn of_guest(vcpu: &VcpuState) -> Profile {
-    let mut profile = of_cpuid(&vcpu.cpuid);
-    let capabilities = vcpu.msrs.iter();
+/// What tells a captured guest's processor, of any of its vCPUs.
+#[derive(Debug, Clone, Copy)]
+pub struct GuestProcessor<'a> {
+    /// CPUID as the guest sees it.
+    pub cpuid: &'a [kvm_cpuid_entry2],
+    /// Its MSRs.
+    pub msrs: &'a [kvm_msr_entry],
+    /// What its time stamp counter counts with, if that is known.
+    pub tsc_khz: Option<u32>,
+}
+
+/// The profile of a captured guest.
+pub fn of_guest(guest: &GuestProcessor<'_>) -> Profile {
+    let mut profile = of_cpuid(guest.cpuid);
+    let capabilities = guest.msrs.iter();
     profile.msrs = capabilities
         .filter(|msr| msr.index == msrs::ARCH_CAPABILITIES)
-        .filter(|_| cpuid::has_arch_capabilities(&vcpu.cpuid))
+        .filter(|_| cpuid::has_arch_capabilities(guest.cpuid))
         .map(|msr| (msr.index, msr.data))
         .collect();
-    profile.tsc_khz = vcpu.tsc_khz;
+    profile.tsc_khz = guest.tsc_khz;
     profile
 }
 

@@ -4,8 +4,8 @@
 //! missing, and so can't see that the pager is gone that it waits for.
 
 use super::{PagedMemory, PagerError};
+use crate::ending::Ending;
 use crate::readable::{readable, timespec};
-use crate::vcpu::exit::Ending;
 use crate::workers::STACK;
 use jiffy_sys::termination;
 use rustix::event::{PollFd, PollFlags, poll};

@@ -1,5 +1,6 @@
 //! What makes a vCPU leave the guest, answered.
 
+use crate::ending::Ending;
 use crate::irq::LazyPit;
 use jiffy_devices::bus::Bus;
 use jiffy_devices::power::PowerSwitch;
@@ -33,15 +34,6 @@ pub enum Next {
     Look,
     /// This vCPU can't go on; the VM ends.
     End(Ending),
-}
-
-/// Why a VM can't go on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ending {
-    /// What kind.
-    pub reason: ExitReason,
-    /// One sentence.
-    pub message: String,
 }
 
 fn end(reason: ExitReason, message: impl Into<String>) -> Next {

@@ -11,7 +11,7 @@ pub mod state;
 pub mod thread;
 
 use crate::boot::Entry;
-use crate::cpu::{cpuid, msrs, mtrr, tcg};
+use crate::cpu::{cpuid, msrs, mtrr, quirks};
 use crate::hypervisor::{HypervisorError, failed_to};
 use crate::stats::StatsFile;
 use jiffy_wire::cpu::Profile;
@@ -78,7 +78,7 @@ impl Vcpu {
         self.fd
             .set_cpuid2(cpuid)
             .map_err(failed_to("set a vCPU's CPUID"))?;
-        tcg::enable_all_states(&self.fd, cpuid)?;
+        quirks::enable_extended_states(&self.fd, cpuid)?;
         self.set_firmware_msrs(cpuid, profile)
     }
 

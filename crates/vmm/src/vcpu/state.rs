@@ -1,8 +1,9 @@
 //! Everything a snapshot keeps of a vCPU.
 
 use super::Vcpu;
+use crate::cpu::profile::GuestProcessor;
 use crate::cpu::tsc::SharedOffset;
-use crate::cpu::{msrs, tcg};
+use crate::cpu::{msrs, quirks};
 use crate::hypervisor::{HypervisorError, failed_to};
 use kvm_bindings::{
     CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2, kvm_debugregs, kvm_lapic_state, kvm_mp_state,
@@ -35,6 +36,17 @@ pub struct VcpuState {
     pub msrs: Vec<kvm_msr_entry>,
     /// Pending exceptions, interrupts, NMIs.
     pub events: kvm_vcpu_events,
+}
+
+impl VcpuState {
+    /// What tells the guest's processor.
+    pub fn processor(&self) -> GuestProcessor<'_> {
+        GuestProcessor {
+            cpuid: &self.cpuid,
+            msrs: &self.msrs,
+            tsc_khz: self.tsc_khz,
+        }
+    }
 }
 
 impl Vcpu {
@@ -96,7 +108,7 @@ impl Vcpu {
             .map_err(write("set a vCPU's activity"))?;
         fd.set_regs(&state.regs)
             .map_err(write("set a vCPU's registers"))?;
-        fd.set_sregs(&tcg::adapt(state.sregs))
+        fd.set_sregs(&quirks::segment_registers(state.sregs))
             .map_err(write("set a vCPU's control registers"))?;
         self.write_xsave(&state.xsave)?;
         // KVM refuses the call where there is no XSAVE.

@@ -1,7 +1,8 @@
 //! The thread that runs a vCPU, and its pause and resume.
 
 use super::Vcpu;
-use super::exit::{self, Board, Ending, Next};
+use super::exit::{self, Board, Next};
+use crate::ending::Ending;
 use crate::mailbox::{Mailbox, Notice};
 use crate::workers::ThreadStarter;
 use jiffy_devices::virtio::device::Job;

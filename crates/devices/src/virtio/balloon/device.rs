@@ -1,25 +1,15 @@
 //! The virtio device: its life, its target.
 
+use super::account::{Account, BalloonArgs};
 use super::config::{ConfigSpace, FEATURES};
 use super::queues::Queues;
-use super::reclaim::Reclaim;
 use super::state::{BalloonState, RestoreError};
 use super::statistics::StatisticsBoard;
 use super::{PAGE, PAGES_PER_MIB, QUEUE_SIZES};
-use crate::log_limit::LogLimit;
 use crate::virtio::device::{ActivateError, Activation, ActiveQueue, VirtioDevice};
 use std::sync::Arc;
 use thiserror::Error;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
-
-/// What a balloon is made from.
-#[derive(Clone)]
-pub struct BalloonArgs {
-    /// Bytes of guest RAM, more than which no balloon can hold.
-    pub ram_bytes: u64,
-    /// Takes the memory.
-    pub reclaim: Arc<dyn Reclaim>,
-}
 
 /// A target that can't be reached.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -34,20 +24,10 @@ pub struct TargetError {
 /// The balloon.
 pub struct Balloon {
     config: ConfigSpace,
-    books: Books,
+    account: Account,
     /// The target changed, and the driver has not been told.
     untold: bool,
     running: Option<Queues>,
-}
-
-/// What stays from one activation to the next.
-pub(super) struct Books {
-    pub(super) ram_bytes: u64,
-    pub(super) reclaim: Arc<dyn Reclaim>,
-    pub(super) inflated_bytes: u64,
-    pub(super) reported_bytes: u64,
-    pub(super) statistics: Arc<StatisticsBoard>,
-    pub(super) log: LogLimit,
 }
 
 impl Balloon {
@@ -55,14 +35,7 @@ impl Balloon {
     pub fn new(args: BalloonArgs) -> Balloon {
         Balloon {
             config: ConfigSpace::default(),
-            books: Books {
-                ram_bytes: args.ram_bytes,
-                reclaim: args.reclaim,
-                inflated_bytes: 0,
-                reported_bytes: 0,
-                statistics: Arc::default(),
-                log: LogLimit::new(),
-            },
+            account: Account::new(args),
             untold: false,
             running: None,
         }
@@ -96,11 +69,11 @@ impl Balloon {
     /// had to take pages back try once more.
     pub fn set_target(&mut self, target_mib: u32) -> Result<(), TargetError> {
         let pages = u64::from(target_mib) * u64::from(PAGES_PER_MIB);
-        let fits = pages * PAGE <= self.books.ram_bytes;
+        let fits = pages * PAGE <= self.account.ram_bytes;
         let Some(pages) = u32::try_from(pages).ok().filter(|_| fits) else {
             return Err(TargetError {
                 target_mib,
-                ram_mib: self.books.ram_bytes >> 20,
+                ram_mib: self.account.ram_bytes >> 20,
             });
         };
         self.config.target_pages = pages;
@@ -136,12 +109,12 @@ impl Balloon {
     /// Bytes given back by inflating, ever since the device was made. A page
     /// that comes and goes counts each time.
     pub fn inflated_bytes(&self) -> u64 {
-        self.books.inflated_bytes
+        self.account.inflated_bytes
     }
 
     /// Bytes given back by free page reporting, counted likewise.
     pub fn reported_bytes(&self) -> u64 {
-        self.books.reported_bytes
+        self.account.reported_bytes
     }
 
     /// Asks the guest for new statistics, which appear on the
@@ -155,7 +128,7 @@ impl Balloon {
 
     /// What the guest said of its memory, and where to wait for more.
     pub fn statistics(&self) -> &Arc<StatisticsBoard> {
-        &self.books.statistics
+        &self.account.statistics
     }
 }
 
@@ -182,7 +155,7 @@ impl VirtioDevice for Balloon {
 
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
         let queues = self.running.insert(Queues::new(activation)?);
-        queues.serve_all(&mut self.books, self.config.poison);
+        queues.serve_all(&mut self.account, self.config.poison);
         self.tell();
         Ok(())
     }
@@ -197,7 +170,7 @@ impl VirtioDevice for Balloon {
     fn reset(&mut self) {
         self.config.actual_pages = 0;
         self.config.poison = 0;
-        self.books.statistics.clear();
+        self.account.statistics.clear();
     }
 
     fn waits_on_doorbells(&self) -> bool {
@@ -206,7 +179,7 @@ impl VirtioDevice for Balloon {
 
     fn notified(&mut self, queue: u16) {
         if let Some(queues) = &mut self.running {
-            queues.serve(queue, &mut self.books, self.config.poison);
+            queues.serve(queue, &mut self.account, self.config.poison);
         }
     }
 }

@@ -6,6 +6,7 @@
 //!   give back.
 //! * [`statistics`]: what the guest says of its memory.
 //! * [`state`]: what a snapshot keeps.
+//! * `account`: what it is made from, and what it keeps between activations.
 //! * `config`: the configuration space.
 //! * `queues`: the four queues in use.
 //! * `request`: page numbers, ranges and statistics as guest memory has them,
@@ -32,6 +33,7 @@
 //!    [`Balloon::target_mib`], [`Balloon::actual_mib`],
 //!    [`Balloon::reported_bytes`], [`Balloon::statistics`].
 
+mod account;
 mod config;
 pub mod device;
 mod queues;
@@ -43,7 +45,8 @@ pub mod statistics;
 #[cfg(test)]
 mod tests;
 
-pub use device::{Balloon, BalloonArgs, TargetError};
+pub use account::BalloonArgs;
+pub use device::{Balloon, TargetError};
 pub use reclaim::Reclaim;
 pub use state::{BalloonState, RestoreError};
 pub use statistics::{Statistics, StatisticsBoard};

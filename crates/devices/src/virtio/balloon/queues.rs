@@ -1,7 +1,7 @@
 //! The queues of a balloon in use (Virtio 1.3 §5.5.2).
 
+use super::account::Account;
 use super::config::{F_PAGE_POISON, F_REPORTING, F_STATISTICS};
-use super::device::Books;
 use super::reclaim::{Budget, pages_in_ram};
 use super::request::{self, Pages};
 use crate::GuestMemory;
@@ -92,42 +92,42 @@ impl Queues {
     }
 
     /// Looks at every queue.
-    pub(super) fn serve_all(&mut self, books: &mut Books, poison: u32) {
+    pub(super) fn serve_all(&mut self, account: &mut Account, poison: u32) {
         for index in 0..super::QUEUE_SIZES.len() as u16 {
-            self.serve(index, books, poison);
+            self.serve(index, account, poison);
         }
     }
 
     /// Answers what waits in one queue, at most a queue's worth.
-    pub(super) fn serve(&mut self, index: u16, books: &mut Books, poison: u32) {
+    pub(super) fn serve(&mut self, index: u16, account: &mut Account, poison: u32) {
         let is = |queue: &ActiveQueue| queue.index == index;
         let result = if is(&self.inflate) {
-            self.inflate(books)
+            self.inflate(account)
         } else if is(&self.deflate) {
             self.deflate()
         } else if self.statistics.as_ref().is_some_and(|q| is(&q.active)) {
-            self.take_statistics(books)
+            self.take_statistics(account)
         } else if self.reporting.as_ref().is_some_and(is) {
-            self.take_report(books, poison)
+            self.take_report(account, poison)
         } else {
             Ok(())
         };
         if let Err(error) = result {
-            if books.log.admits() {
+            if account.log.admits() {
                 tracing::warn!(%error, queue = index, "a guest broke a queue of its balloon");
             }
             self.interrupt.needs_reset();
         }
     }
 
-    fn inflate(&mut self, books: &mut Books) -> Result<(), virtio_queue::Error> {
+    fn inflate(&mut self, account: &mut Account) -> Result<(), virtio_queue::Error> {
         let memory = self.memory.as_ref();
         let pages = &mut self.pages;
-        let mut budget = Budget::new(books.ram_bytes);
+        let mut budget = Budget::new(account.ram_bytes);
         answer_each(&mut self.inflate, memory, &*self.interrupt, |chain| {
             pages.read(memory, chain);
             for range in pages.ranges() {
-                books.inflated_bytes += release(books, memory, range, &mut budget);
+                account.inflated_bytes += release(account, memory, range, &mut budget);
             }
             0
         })
@@ -139,7 +139,11 @@ impl Queues {
         answer_each(&mut self.deflate, memory, &*self.interrupt, |_| 0)
     }
 
-    fn take_report(&mut self, books: &mut Books, poison: u32) -> Result<(), virtio_queue::Error> {
+    fn take_report(
+        &mut self,
+        account: &mut Account,
+        poison: u32,
+    ) -> Result<(), virtio_queue::Error> {
         let Some(queue) = &mut self.reporting else {
             return Ok(());
         };
@@ -147,7 +151,7 @@ impl Queues {
         // something else checks it when it takes them into use (§5.5.6.5.2).
         let keep = self.poisons && poison != 0;
         let memory = self.memory.as_ref();
-        let mut budget = Budget::new(books.ram_bytes);
+        let mut budget = Budget::new(account.ram_bytes);
         answer_each(queue, memory, &*self.interrupt, |chain| {
             if keep {
                 return 0;
@@ -156,13 +160,13 @@ impl Queues {
                 if budget.is_spent() {
                     break;
                 }
-                books.reported_bytes += release(books, memory, range, &mut budget);
+                account.reported_bytes += release(account, memory, range, &mut budget);
             }
             0
         })
     }
 
-    fn take_statistics(&mut self, books: &mut Books) -> Result<(), virtio_queue::Error> {
+    fn take_statistics(&mut self, account: &mut Account) -> Result<(), virtio_queue::Error> {
         let Some(StatisticsQueue {
             active,
             held,
@@ -178,7 +182,7 @@ impl Queues {
                 break;
             };
             request::read_statistics(memory, chain, bytes);
-            books.statistics.put(bytes);
+            account.statistics.put(bytes);
             // One buffer is enough to ask with.
             if let Some(older) = held.replace(chain.head()) {
                 active.queue.add_used(memory, older, 0)?;
@@ -219,17 +223,17 @@ impl Queues {
 
 /// Gives back what of a range is guest RAM, as far as the budget goes; how
 /// many bytes that was.
-fn release(books: &Books, memory: &GuestMemory, range: Range<u64>, budget: &mut Budget) -> u64 {
+fn release(account: &Account, memory: &GuestMemory, range: Range<u64>, budget: &mut Budget) -> u64 {
     let mut released = 0;
     for part in pages_in_ram(memory, range) {
         let length = part.end - part.start;
         if !budget.take(length) {
             break;
         }
-        match books.reclaim.release(GuestAddress(part.start), length) {
+        match account.reclaim.release(GuestAddress(part.start), length) {
             Ok(()) => released += length,
             Err(error) => {
-                if books.log.admits() {
+                if account.log.admits() {
                     tracing::warn!(%error, start = part.start, length, "memory of a guest cannot be given back");
                 }
             }

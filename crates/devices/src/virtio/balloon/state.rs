@@ -1,7 +1,7 @@
 //! What a snapshot keeps of the balloon.
 
 use super::PAGES_PER_MIB;
-use super::device::BalloonArgs;
+use super::account::BalloonArgs;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 

@@ -1,6 +1,6 @@
 //! The Unix socket host programs connect to, and the calls to theirs.
 
-use super::device::VsockError;
+use super::error::VsockError;
 use rustix::fs::{Mode, fchmod};
 use rustix::io::Errno;
 use rustix::net::{

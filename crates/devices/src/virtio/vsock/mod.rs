@@ -8,6 +8,7 @@
 //!
 //! * [`device`]: the virtio device: its life, its configuration space.
 //! * [`state`]: what a snapshot keeps of it.
+//! * `error`: what can be wrong with it.
 //! * `engine`: one turn of work; the worker thread only repeats it.
 //! * `rings`: the three virtqueues.
 //! * `packet`: headers, and payloads in guest memory.
@@ -25,6 +26,7 @@ mod credit;
 mod deadlines;
 pub mod device;
 mod engine;
+mod error;
 mod handshake;
 mod listener;
 mod muxer;
@@ -39,7 +41,8 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use device::{Vsock, VsockArgs, VsockError};
+pub use device::{Vsock, VsockArgs};
+pub use error::VsockError;
 pub use state::{SavedConnection, VsockState};
 
 /// Connections at once, those still shaking hands or draining included.

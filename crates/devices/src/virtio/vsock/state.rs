@@ -1,7 +1,7 @@
 //! What a snapshot keeps of the socket device.
 
 use super::CONNECTION_LIMIT;
-use super::device::VsockError;
+use super::error::{VsockError, check_cid};
 use serde::{Deserialize, Serialize};
 
 /// A saved socket device. Connections do not travel: their host programs
@@ -33,6 +33,6 @@ impl VsockState {
         if self.connections.len() > 2 * CONNECTION_LIMIT {
             return Err(VsockError::SavedConnections(self.connections.len()));
         }
-        super::device::check_cid(self.cid)
+        check_cid(self.cid)
     }
 }

@@ -1,0 +1,42 @@
+//! What a balloon is made from, and what it keeps between activations.
+
+use super::reclaim::Reclaim;
+use super::statistics::StatisticsBoard;
+use crate::log_limit::LogLimit;
+use std::sync::Arc;
+
+/// What a balloon is made from.
+#[derive(Clone)]
+pub struct BalloonArgs {
+    /// Bytes of guest RAM, more than which no balloon can hold.
+    pub ram_bytes: u64,
+    /// Takes the memory.
+    pub reclaim: Arc<dyn Reclaim>,
+}
+
+/// What stays from one activation to the next.
+pub(super) struct Account {
+    /// Bytes of guest RAM.
+    pub(super) ram_bytes: u64,
+    pub(super) reclaim: Arc<dyn Reclaim>,
+    /// Bytes given back when the driver inflated the balloon.
+    pub(super) inflated_bytes: u64,
+    /// Bytes given back that the driver reported free.
+    pub(super) reported_bytes: u64,
+    pub(super) statistics: Arc<StatisticsBoard>,
+    pub(super) log: LogLimit,
+}
+
+impl Account {
+    /// Of a balloon that has given nothing back yet.
+    pub(super) fn new(args: BalloonArgs) -> Account {
+        Account {
+            ram_bytes: args.ram_bytes,
+            reclaim: args.reclaim,
+            inflated_bytes: 0,
+            reported_bytes: 0,
+            statistics: Arc::default(),
+            log: LogLimit::new(),
+        }
+    }
+}
