@@ -1,24 +1,25 @@
 //! A VM, step by step.
 
-use crate::boot::{self, Images};
+use crate::boot::{self, BootError, Entry, Images};
 use crate::cpu::cpuid::{self, Host};
 use crate::cpu::profile::{Most, ProfileError};
 use crate::cpu::tsc;
 use crate::cpu::tsc::SharedOffset;
-use crate::devices::{DeviceArgs, Devices, registry, wiring};
+use crate::devices::{DeviceArgs, DeviceError, Devices, DevicesState, registry, wiring};
 use crate::error::StartError;
 use crate::events::Events;
 use crate::gate::Gate;
 use crate::hypervisor::{Hypervisor, HypervisorError};
 use crate::mailbox::Mailbox;
 use crate::memory::GuestRam;
-use crate::pager::{Attendant, PagedMemory};
+use crate::pager::{Attendant, PagedMemory, Supply};
 use crate::restore;
 use crate::sandbox::Sandbox;
+use crate::state::VmState;
 use crate::stats::StatsFile;
 use crate::vcpu::{MAX_VCPUS, Vcpu, VcpuState};
-use crate::vmm::{Parts, Vmm};
-use crate::workers::{Crew, ThreadStarter};
+use crate::vmm::{FirstEntry, Parts, Vmm};
+use crate::workers::{IdleThreads, ThreadStarter};
 use jiffy_devices::virtio::device::Workers;
 use jiffy_devices::virtio::mmio::Wires;
 use jiffy_sys::{fds, kick};
@@ -35,7 +36,7 @@ pub struct Builder {
     config: VmmConfig,
     events: Arc<Events>,
     sandbox: Sandbox,
-    groundwork: Option<Groundwork>,
+    prepared: Option<PreparedVm>,
 }
 
 impl Builder {
@@ -45,13 +46,13 @@ impl Builder {
             config,
             events,
             sandbox: Sandbox::On,
-            groundwork: None,
+            prepared: None,
         }
     }
 
-    /// What was done for it ahead.
-    pub fn groundwork(mut self, groundwork: Option<Groundwork>) -> Builder {
-        self.groundwork = groundwork;
+    /// What was done for it ahead, by [`PreparedVm::ahead`].
+    pub fn prepared(mut self, prepared: Option<PreparedVm>) -> Builder {
+        self.prepared = prepared;
         self
     }
 
@@ -63,115 +64,111 @@ impl Builder {
 
     /// Builds the VM, ready to boot its kernel, or to go on where it was
     /// captured. Nothing runs yet.
+    ///
+    /// # Errors
+    ///
+    /// What the configuration asks for and this host or the files it names can't give.
     pub fn build(mut self) -> Result<Vmm, StartError> {
-        if let Some(restore) = self.config.restore.take() {
-            return self.restore(&restore);
+        if !(1..=MAX_VCPUS).contains(&self.config.vcpus) {
+            return Err(StartError::Vcpus(self.config.vcpus));
         }
-        let common = self.common()?;
-        let groundwork = self.groundwork.take();
-        let (config, events) = (&self.config, &self.events);
+        if self.prepared.is_none() {
+            prepare_process(self.sandbox)?;
+        }
+        let mut prepared = self.prepared.take();
+        let threads = Threads::start(prepared.as_mut(), &self.config, self.sandbox)?;
+        match self.config.restore.take() {
+            None => self.boot(prepared, threads),
+            Some(restore) => self.restore(&restore, prepared, threads),
+        }
+    }
 
-        let mut ground = events.step(names::KVM_VM_CREATED, || lay(groundwork))?;
-        ground.hypervisor.check_vcpus(config.vcpus)?;
-        let vm = ground.vm.clone();
-        let ram = events.step(names::MEMORY, || {
-            let ram = GuestRam::create(&config.memory)?;
-            ram.register(&vm)?;
-            Ok::<_, StartError>(Arc::new(ram))
-        })?;
-        let vcpus = events.step(names::VCPUS, || create_vcpus(config, &mut ground))?;
+    /// Builds a VM that boots.
+    fn boot(self, prepared: Option<PreparedVm>, threads: Threads) -> Result<Vmm, StartError> {
+        let (config, events) = (&self.config, &self.events);
+        let mut base = events.step(names::KVM_VM_CREATED, || PreparedVm::or_new(prepared))?;
+        base.hypervisor.check_vcpus(config.vcpus)?;
+        let ram = events.step(names::MEMORY, || self.create_memory(&base.vm))?;
+        let vcpus = events.step(names::VCPUS, || create_vcpus(config, &mut base))?;
         let devices = events.step(names::DEVICES, || {
-            let wires = std::mem::take(&mut ground.wires);
-            Devices::create(&self.device_args(&vm, &ram, &common), wires, None)
+            self.create_devices(&mut base, &ram, &threads, None)
         })?;
-        let entry = events.step(names::KERNEL_LOADED, || {
-            let images = Images {
-                kernel: &config.boot.kernel,
-                initrd: config.boot.initrd.as_deref(),
-                command_line: &config.boot.command_line,
-                device_parameters: &devices.parameters,
-                vcpus: config.vcpus,
-            };
-            boot::load(&images, ram.memory(), ram.size())
-        })?;
+        let entry = events.step(names::KERNEL_LOADED, || self.load_kernel(&ram, &devices))?;
         vcpus[0].enter_at(&entry)?;
-        Ok(self.assemble(ground, ram, vcpus, devices, common))
+        Ok(self.assemble(
+            base,
+            threads,
+            Built {
+                ram,
+                vcpus,
+                devices,
+                supply: Supply::NoPager,
+                gate: Gate::default(),
+                first_entry: FirstEntry {
+                    moment: names::FIRST_KVM_RUN,
+                    written_soon: Vec::new(),
+                },
+            },
+        ))
     }
 
     /// Builds a VM as it was captured.
-    fn restore(mut self, restore: &Restore) -> Result<Vmm, StartError> {
-        let mut common = self.common()?;
-        common.gate = Gate::of(restore);
-        common.first_run = names::VCPUS_RESUMED;
-        match self.restore_parts(restore, &mut common) {
-            Ok((ground, ram, vcpus, devices)) => {
-                Ok(self.assemble(ground, ram, vcpus, devices, common))
-            }
+    fn restore(
+        self,
+        restore: &Restore,
+        prepared: Option<PreparedVm>,
+        threads: Threads,
+    ) -> Result<Vmm, StartError> {
+        let (config, events) = (&self.config, &self.events);
+        let state = events.step(names::STATE_LOADED, || restore::state(restore, config))?;
+        let mut base = events.step(names::KVM_VM_CREATED, || {
+            let mut base = PreparedVm::or_new(prepared)?;
+            base.check(&state.vcpus[0])?;
+            Ok::<_, StartError>(base)
+        })?;
+        base.hypervisor.check_vcpus(config.vcpus)?;
+        let mut memory = events.step(names::MEMORY_ATTACHED, || {
+            self.attach_memory(restore, &base.vm)
+        })?;
+        let rest = self.restore_rest(restore, state, &mut base, &memory.ram, &threads);
+        let (vcpus, devices) = match rest {
+            Ok(rest) => rest,
             Err(error) => {
                 // If memory was lost, this is why the rest went wrong.
-                common.attendant.map(Attendant::end).transpose()?;
-                Err(error)
+                memory.supply.take_over()?;
+                return Err(error);
             }
-        }
+        };
+        Ok(self.assemble(
+            base,
+            threads,
+            Built {
+                ram: memory.ram,
+                vcpus,
+                devices,
+                supply: memory.supply,
+                gate: Gate::of(restore),
+                first_entry: FirstEntry {
+                    moment: names::VCPUS_RESUMED,
+                    written_soon: memory.written_soon,
+                },
+            },
+        ))
     }
 
-    /// What it is made of.
-    fn restore_parts(
-        &mut self,
+    /// The steps that may touch memory which a pager has yet to bring.
+    fn restore_rest(
+        &self,
         restore: &Restore,
-        common: &mut Common,
-    ) -> Result<Restored, StartError> {
-        let groundwork = self.groundwork.take();
-        let (config, events) = (&self.config, &self.events);
-        let paged = matches!(restore.memory, SavedMemory::Paged { .. });
-        let state = events.step(names::STATE_LOADED, || restore::state(restore, config))?;
-
-        let mut ground = events.step(names::KVM_VM_CREATED, || {
-            let mut ground = lay(groundwork)?;
-            ground.check(&state.vcpus[0])?;
-            Ok::<_, StartError>(ground)
-        })?;
-        ground.hypervisor.check_vcpus(config.vcpus)?;
-        let vm = ground.vm.clone();
-        let ram = events.step(names::MEMORY_ATTACHED, || {
-            let ram = restore::memory(restore, config)?;
-            if let SavedMemory::Paged {
-                socket,
-                working_set,
-            } = &restore.memory
-            {
-                let (memory, written_soon) = PagedMemory::attach(&ram, socket, *working_set)?;
-                common.attendant = Some(Attendant::start(memory)?);
-                common.written_soon = written_soon;
-            }
-            ram.register(&vm)?;
-            if paged {
-                // The pager knows what comes first.
-            } else if restore.hold {
-                // Nobody waits for this VM yet.
-                ram.copy_ahead(&restore.prefault);
-            } else {
-                common.written_soon = restore.prefault.clone();
-            }
-            Ok::<_, StartError>(Arc::new(ram))
-        })?;
-        let vcpus = events.step(names::VCPUS, || {
-            let mut tsc = SharedOffset::default();
-            (0..)
-                .zip(&state.vcpus)
-                .map(|(index, state)| {
-                    let vcpu = ground.vcpu(index)?;
-                    vcpu.restore(state, &mut tsc)?;
-                    Ok(vcpu)
-                })
-                .collect::<Result<Vec<_>, HypervisorError>>()
-        })?;
-        if restore.hold && !paged {
-            for extent in &restore.prefault {
-                for (address, length) in ram.guest_parts(*extent) {
-                    vcpus[0].map_ahead(address, length);
-                }
-            }
+        state: VmState,
+        base: &mut PreparedVm,
+        ram: &Arc<GuestRam>,
+        threads: &Threads,
+    ) -> Result<(Vec<Vcpu>, Devices), StartError> {
+        let events = &self.events;
+        let vcpus = events.step(names::VCPUS, || restore_vcpus(&state.vcpus, base))?;
+        if restore.hold && !is_paged(restore) {
+            map_in_kvm(&restore.prefault, ram, &vcpus[0]);
         }
         let devices = events.step(names::DEVICES, || {
             let mut generation = restore
@@ -179,133 +176,202 @@ impl Builder {
                 .as_ref()
                 .map(restore::generation)
                 .transpose()?;
-            let state = restore::devices(config, generation.as_mut(), state.devices)?;
-            let args = self.device_args(&vm, &ram, common);
-            let wires = std::mem::take(&mut ground.wires);
-            let devices = Devices::create(&args, wires, Some(&state))?;
+            let state = restore::devices(&self.config, generation.as_mut(), state.devices)?;
+            let devices = self.create_devices(base, ram, threads, Some(&state))?;
             if let Some(generation) = generation {
                 devices.refresh_fw_cfg(GENERATION_NAME, generation);
             }
             Ok::<_, StartError>(devices)
         })?;
-        state.chips.restore(&vm, &devices.board.pit)?;
-        Ok((ground, ram, vcpus, devices))
+        state.chips.restore(&base.vm, &devices.board.pit)?;
+        Ok((vcpus, devices))
     }
 
-    fn common(&mut self) -> Result<Common, StartError> {
-        if !(1..=MAX_VCPUS).contains(&self.config.vcpus) {
-            return Err(StartError::Vcpus(self.config.vcpus));
+    fn create_memory(&self, vm: &VmFd) -> Result<Arc<GuestRam>, StartError> {
+        let ram = GuestRam::create(&self.config.memory)?;
+        ram.register(vm)?;
+        Ok(Arc::new(ram))
+    }
+
+    /// Maps a captured VM's memory, or hands it to the pager that has it.
+    fn attach_memory(&self, restore: &Restore, vm: &VmFd) -> Result<Attached, StartError> {
+        let ram = restore::memory(restore, &self.config)?;
+        let (mut supply, mut written_soon) = (Supply::NoPager, Vec::new());
+        if let SavedMemory::Paged {
+            socket,
+            working_set,
+        } = &restore.memory
+        {
+            let (memory, written) = PagedMemory::attach(&ram, socket, *working_set)?;
+            supply = Supply::Building(Attendant::start(memory)?);
+            written_soon = written;
         }
-        if self.groundwork.is_none() {
-            prepare_process(self.sandbox)?;
+        ram.register(vm)?;
+        if is_paged(restore) {
+            // The pager has said what is written first.
+        } else if restore.hold {
+            // Nobody waits for this VM yet.
+            ram.copy_ahead(&restore.prefault);
+        } else {
+            written_soon = restore.prefault.clone();
         }
-        let mailbox = Arc::new(Mailbox::new().map_err(host("an event descriptor"))?);
-        let ahead = self.groundwork.as_mut();
-        let crew = ahead.map(|ground| std::mem::take(&mut ground.crew));
-        let crew = crew
-            .unwrap_or_default()
-            .of_use(&registry::workers(&self.config));
-        let workers = Arc::new(ThreadStarter::new(mailbox.clone(), self.sandbox, crew));
-        Ok(Common {
-            gate: Gate::default(),
-            attendant: None,
-            written_soon: Vec::new(),
-            first_run: names::FIRST_KVM_RUN,
-            mailbox,
-            workers: workers.clone(),
-            for_devices: workers,
+        Ok(Attached {
+            ram: Arc::new(ram),
+            supply,
+            written_soon,
         })
     }
 
-    fn device_args<'a>(
-        &'a self,
-        vm: &'a Arc<VmFd>,
-        ram: &'a Arc<GuestRam>,
-        common: &'a Common,
-    ) -> DeviceArgs<'a> {
-        DeviceArgs {
+    fn create_devices(
+        &self,
+        base: &mut PreparedVm,
+        ram: &Arc<GuestRam>,
+        threads: &Threads,
+        state: Option<&DevicesState>,
+    ) -> Result<Devices, DeviceError> {
+        let wires = std::mem::take(&mut base.wires);
+        let args = DeviceArgs {
             config: &self.config,
-            vm,
+            vm: &base.vm,
             ram,
-            mailbox: &common.mailbox,
-            workers: &common.for_devices,
+            mailbox: &threads.mailbox,
+            workers: &threads.for_devices,
             events: &self.events,
-        }
+        };
+        Devices::create(&args, wires, state)
     }
 
-    fn assemble(
-        self,
-        ground: Groundwork,
-        ram: Arc<GuestRam>,
-        vcpus: Vec<Vcpu>,
-        devices: Devices,
-        common: Common,
-    ) -> Vmm {
+    fn load_kernel(&self, ram: &GuestRam, devices: &Devices) -> Result<Entry, BootError> {
+        let config = &self.config;
+        let images = Images {
+            kernel: &config.boot.kernel,
+            initrd: config.boot.initrd.as_deref(),
+            command_line: &config.boot.command_line,
+            device_parameters: &devices.parameters,
+            vcpus: config.vcpus,
+        };
+        boot::load(&images, ram.memory(), ram.size())
+    }
+
+    fn assemble(self, base: PreparedVm, threads: Threads, built: Built) -> Vmm {
         Vmm::new(Parts {
             id: self.config.id,
-            vm_stats: StatsFile::open(&*ground.vm),
-            hypervisor: ground.hypervisor,
-            vm: ground.vm,
-            ram,
-            vcpus,
-            devices,
-            mailbox: common.mailbox,
-            workers: common.workers,
-            gate: common.gate,
-            attendant: common.attendant,
-            written_soon: common.written_soon,
-            first_run: common.first_run,
+            vm_stats: StatsFile::open(&*base.vm),
+            hypervisor: base.hypervisor,
+            vm: base.vm,
+            ram: built.ram,
+            vcpus: built.vcpus,
+            devices: built.devices,
+            mailbox: threads.mailbox,
+            workers: threads.starter,
+            gate: built.gate,
+            supply: built.supply,
+            first_entry: built.first_entry,
             events: self.events,
             sandbox: self.sandbox,
         })
     }
 }
 
-/// The parts of a VM as they were captured.
-type Restored = (Groundwork, Arc<GuestRam>, Vec<Vcpu>, Devices);
-
-struct Common {
+/// What the steps made.
+struct Built {
+    ram: Arc<GuestRam>,
+    vcpus: Vec<Vcpu>,
+    devices: Devices,
+    supply: Supply,
     gate: Gate,
-    /// From the moment a pager has the memory.
-    attendant: Option<Attendant>,
+    first_entry: FirstEntry,
+}
+
+/// A captured VM's memory.
+struct Attached {
+    ram: Arc<GuestRam>,
+    supply: Supply,
     /// What is to be copied as soon as the guest runs.
     written_soon: Vec<Extent>,
-    /// What the first entry into the guest is called on the timeline.
-    first_run: &'static str,
+}
+
+/// Who starts a VM's threads, and how they reach the main one.
+struct Threads {
     mailbox: Arc<Mailbox>,
-    workers: Arc<ThreadStarter>,
+    starter: Arc<ThreadStarter>,
     for_devices: Arc<dyn Workers>,
 }
 
+impl Threads {
+    fn start(
+        prepared: Option<&mut PreparedVm>,
+        config: &VmmConfig,
+        sandbox: Sandbox,
+    ) -> Result<Threads, StartError> {
+        let mailbox = Arc::new(Mailbox::new().map_err(host("an event descriptor"))?);
+        let idle = prepared.map(|prepared| std::mem::take(&mut prepared.threads));
+        let idle = idle.unwrap_or_default().keep(&registry::workers(config));
+        let starter = Arc::new(ThreadStarter::new(mailbox.clone(), sandbox, idle));
+        Ok(Threads {
+            mailbox,
+            starter: starter.clone(),
+            for_devices: starter,
+        })
+    }
+}
+
+fn is_paged(restore: &Restore) -> bool {
+    matches!(restore.memory, SavedMemory::Paged { .. })
+}
+
 /// What every VM has, whatever it is: KVM's VM with its interrupt controllers,
-/// a vCPU, devices' wires, and threads.
+/// a vCPU, devices' interrupts and doorbells, and threads.
 #[derive(Debug)]
-pub struct Groundwork {
+pub struct PreparedVm {
     hypervisor: Hypervisor,
     vm: Arc<VmFd>,
-    /// If it was done ahead, by a KVM that lets a time stamp counter be set which
+    /// If it was made ahead, which needs a KVM that can set a time stamp counter which
     /// has counted for a while.
     first_vcpu: Option<Vcpu>,
     /// What this host can give a guest, if it was asked for ahead.
     most: Option<Most>,
-    /// Of its first devices, if it was done ahead.
+    /// Of its first devices, if they were made ahead.
     wires: Vec<Wires>,
-    /// Threads that wait for work, if it was done ahead.
-    crew: Crew,
+    /// Threads that wait for work, if they were started ahead.
+    threads: IdleThreads,
 }
 
-impl Groundwork {
-    /// Does it ahead, before it is known for which VM, and prepares the process.
-    pub fn ahead(sandbox: Sandbox) -> Result<Groundwork, StartError> {
+impl PreparedVm {
+    /// Prepares a VM before it is known which one, and the process.
+    ///
+    /// # Errors
+    ///
+    /// What this host's KVM lacks, or a descriptor or thread that can't be had.
+    pub fn ahead(sandbox: Sandbox) -> Result<PreparedVm, StartError> {
         prepare_process(sandbox)?;
-        let mut ground = lay(None)?;
-        ground.most = Some(Most::of(&ground.hypervisor)?);
-        if tsc::has_offset(&ground.vm) {
-            ground.first_vcpu = Some(ground.vcpu(0)?);
+        let mut prepared = PreparedVm::new()?;
+        prepared.most = Some(Most::of(&prepared.hypervisor)?);
+        if tsc::has_offset(&prepared.vm) {
+            prepared.first_vcpu = Some(prepared.vcpu(0)?);
         }
-        ground.wires = wiring::ahead(&ground.vm)?;
-        ground.crew = Crew::usual(sandbox).map_err(host("a thread"))?;
-        Ok(ground)
+        prepared.wires = wiring::ahead(&prepared.vm)?;
+        prepared.threads = IdleThreads::usual(sandbox).map_err(host("a thread"))?;
+        Ok(prepared)
+    }
+
+    /// Nothing but KVM's VM.
+    fn new() -> Result<PreparedVm, HypervisorError> {
+        let hypervisor = Hypervisor::open()?;
+        let vm = Arc::new(hypervisor.create_vm()?);
+        Ok(PreparedVm {
+            hypervisor,
+            vm,
+            first_vcpu: None,
+            most: None,
+            wires: Vec::new(),
+            threads: IdleThreads::default(),
+        })
+    }
+
+    /// The one that was prepared ahead, or a new one.
+    fn or_new(prepared: Option<PreparedVm>) -> Result<PreparedVm, HypervisorError> {
+        prepared.map_or_else(PreparedVm::new, Ok)
     }
 
     /// What this host can give a guest.
@@ -351,39 +417,48 @@ fn host(what: &'static str) -> impl FnOnce(io::Error) -> StartError {
 /// layers of its RAM twice, and those of its devices.
 const DESCRIPTORS: u16 = 256;
 
-/// Room for descriptors, signal handlers and the sandbox's ground. There are no
-/// other threads yet.
+/// Makes room for descriptors, installs signal handlers and prepares the sandbox. There
+/// are no other threads yet.
 fn prepare_process(sandbox: Sandbox) -> Result<(), StartError> {
     fds::make_room(DESCRIPTORS);
     kick::install().map_err(host("a signal handler"))?;
     sandbox.prepare().map_err(host("a sandbox"))
 }
 
-/// That which was done ahead, or does it now.
-fn lay(groundwork: Option<Groundwork>) -> Result<Groundwork, HypervisorError> {
-    if let Some(groundwork) = groundwork {
-        return Ok(groundwork);
-    }
-    let hypervisor = Hypervisor::open()?;
-    let vm = Arc::new(hypervisor.create_vm()?);
-    Ok(Groundwork {
-        hypervisor,
-        vm,
-        first_vcpu: None,
-        most: None,
-        wires: Vec::new(),
-        crew: Crew::default(),
-    })
+/// vCPUs with their saved state, the first one first: it has the time stamp counter that
+/// the others share.
+fn restore_vcpus(
+    states: &[VcpuState],
+    base: &mut PreparedVm,
+) -> Result<Vec<Vcpu>, HypervisorError> {
+    let mut tsc = SharedOffset::default();
+    (0..)
+        .zip(states)
+        .map(|(index, state)| {
+            let vcpu = base.vcpu(index)?;
+            vcpu.restore(state, &mut tsc)?;
+            Ok(vcpu)
+        })
+        .collect()
 }
 
-fn create_vcpus(config: &VmmConfig, ground: &mut Groundwork) -> Result<Vec<Vcpu>, StartError> {
+/// Maps pages that were copied ahead in KVM's tables, too.
+fn map_in_kvm(extents: &[Extent], ram: &GuestRam, vcpu: &Vcpu) {
+    for extent in extents {
+        for (address, length) in ram.guest_parts(*extent) {
+            vcpu.map_ahead(address, length);
+        }
+    }
+}
+
+fn create_vcpus(config: &VmmConfig, base: &mut PreparedVm) -> Result<Vec<Vcpu>, StartError> {
     let (mut cpuid, profile) = match &config.cpu_profile {
         None => {
-            let (supported, host) = ground.supported()?;
+            let (supported, host) = base.supported()?;
             (cpuid::for_vm(&supported, config.vcpus, host, None), None)
         }
         Some(wanted) => {
-            let most = ground.most()?;
+            let most = base.most()?;
             let profile = wanted.of(&most.shown()).map_err(ProfileError::Wanted)?;
             let cpuid = cpuid::for_vm(&most.supported, config.vcpus, most.host, Some(&profile));
             (cpuid, Some(profile))
@@ -391,7 +466,7 @@ fn create_vcpus(config: &VmmConfig, ground: &mut Groundwork) -> Result<Vec<Vcpu>
     };
     (0..config.vcpus)
         .map(|index| {
-            let vcpu = ground.vcpu(index)?;
+            let vcpu = base.vcpu(index)?;
             vcpu.configure(&mut cpuid, config.vcpus, profile.as_ref())?;
             Ok(vcpu)
         })

@@ -6,6 +6,7 @@
 //! go on as if nothing had happened.
 
 use crate::events::Events;
+use crate::pager::{INTERVAL, Reconnect};
 use crate::readable::timespec;
 use jiffy_devices::virtio::block::{Fetched, Residency, StopOrder};
 use jiffy_sys::mapped::MappedWords;
@@ -33,8 +34,6 @@ use thiserror::Error;
 
 /// How long a read waits for a pager to be there.
 const PAGER_PATIENCE: Duration = Duration::from_secs(10);
-/// How often it looks for one.
-const RETRY: Duration = Duration::from_millis(20);
 /// How long a read waits for a pager's answer: that asks several origins, each
 /// several times.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(180);
@@ -185,7 +184,7 @@ impl DiskChunks {
         };
         let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
         let begun = Instant::now();
-        let mut alone_since = begun;
+        let mut search = Reconnect::within(PAGER_PATIENCE);
         let mut asked = None;
         loop {
             if order.has_come() {
@@ -201,15 +200,18 @@ impl DiskChunks {
             }
             if link.stream.is_none() {
                 asked = None;
-                if let Err(error) = link.connect(&self.socket) {
-                    if alone_since.elapsed() > PAGER_PATIENCE {
+                match search.attempt(|| link.connect(&self.socket)) {
+                    Ok(Some(())) => {}
+                    Ok(None) => {
+                        wait(None, order, INTERVAL)?;
+                        continue;
+                    }
+                    Err(error) => {
                         return failed(format!(
                             "the pager at {} can't be reached: {error}",
                             self.socket.display()
                         ));
                     }
-                    wait(None, order, RETRY)?;
-                    continue;
                 }
             }
             let id = match asked {
@@ -218,7 +220,7 @@ impl DiskChunks {
                     Ok(id) => *asked.insert(id),
                     Err(_) => {
                         link.hang_up();
-                        alone_since = Instant::now();
+                        search = Reconnect::within(PAGER_PATIENCE);
                         continue;
                     }
                 },
@@ -252,8 +254,8 @@ impl DiskChunks {
                 Err(_) => {
                     tracing::warn!(disk = self.name, "the pager is gone; looking for another");
                     link.hang_up();
-                    alone_since = Instant::now();
-                    wait(None, order, RETRY)?;
+                    search = Reconnect::within(PAGER_PATIENCE);
+                    wait(None, order, INTERVAL)?;
                 }
             }
         }

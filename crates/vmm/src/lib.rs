@@ -55,7 +55,7 @@ pub mod vmm;
 pub mod watch;
 pub mod workers;
 
-pub use builder::{Builder, Groundwork};
+pub use builder::{Builder, PreparedVm};
 pub use capture::SaveError;
 pub use devices::DeviceError;
 pub use error::StartError;

@@ -30,9 +30,13 @@ use thiserror::Error;
 
 mod aside;
 mod attendant;
+mod reconnect;
+mod supply;
 
 pub use aside::aside;
 pub use attendant::Attendant;
+pub use reconnect::{INTERVAL, Reconnect};
+pub use supply::Supply;
 
 /// How long a VM waits for a pager to come back, unless [`PATIENCE_VARIABLE`]
 /// says otherwise.
@@ -44,8 +48,6 @@ const PATIENCE_VARIABLE: &str = "JIFFY_PAGER_PATIENCE_MS";
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 /// How long the guest has run when it is looked at what it has written.
 const FIRST_MOMENTS: Duration = Duration::from_millis(20);
-/// How often it looks.
-const RETRY: Duration = Duration::from_millis(20);
 /// Longest line of a pager, bytes.
 const LINE_MAX: usize = 4096;
 
@@ -118,10 +120,8 @@ enum Telling {
 #[derive(Debug)]
 enum Link {
     Up(UnixStream),
-    /// The pager is gone since a while.
-    Down {
-        until: Instant,
-    },
+    /// The pager is gone, and another is looked for.
+    Down(Reconnect),
     /// Nothing is missing any more. The pager may be asked for that again, so
     /// the connection stays.
     Done {
@@ -184,7 +184,7 @@ impl PagedMemory {
 
     /// When to attend at the latest, from now.
     pub fn patience(&self) -> Option<Duration> {
-        let retry = matches!(self.link, Link::Down { .. }).then_some(RETRY);
+        let retry = matches!(self.link, Link::Down(_)).then_some(INTERVAL);
         let telling = match self.telling {
             Telling::At(time) => Some(time.saturating_duration_since(Instant::now())),
             _ => None,
@@ -193,7 +193,7 @@ impl PagedMemory {
     }
 
     /// The guest runs from now on.
-    pub fn has_begun(&mut self) {
+    pub fn guest_runs(&mut self) {
         if self.telling == Telling::Wanted {
             self.telling = Telling::At(Instant::now() + FIRST_MOMENTS);
         }
@@ -252,15 +252,13 @@ impl PagedMemory {
                         Ok(_) | Err(_) => {
                             tracing::warn!("the pager is gone; looking for another");
                             self.line.clear();
-                            self.link = Link::Down {
-                                until: Instant::now() + self.patience,
-                            };
+                            self.link = Link::Down(Reconnect::within(self.patience));
                         }
                     }
                 }
-                Link::Down { until } => match self.connect_again() {
-                    Ok(stream) => self.link = Link::Up(stream),
-                    Err(_) if Instant::now() < *until => return None,
+                Link::Down(search) => match search.attempt(|| self.connect_again()) {
+                    Ok(Some(stream)) => self.link = Link::Up(stream),
+                    Ok(None) => return None,
                     Err(error) => {
                         return Some(self.lose(&format!(
                             "the pager that serves this VM's memory is gone: {error}"
@@ -531,11 +529,11 @@ mod tests {
         rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
         assert!(memory.attend().is_none(), "it may come back");
         assert!(memory.patience().is_some() && !memory.is_lost());
-        let Link::Down { until } = &mut memory.link else {
+        let Link::Down(search) = &mut memory.link else {
             panic!("it looks for another")
         };
-        assert!(*until <= Instant::now() + Duration::from_secs(600));
-        *until = Instant::now();
+        assert!(search.until <= Instant::now() + Duration::from_secs(600));
+        search.until = Instant::now();
         let ending = memory.attend().expect("it is time");
         assert!(ending.message.contains("is gone"), "{}", ending.message);
         assert!(memory.is_lost());

@@ -142,7 +142,7 @@ fn run_vm(
 
     let mut vmm = Builder::new(config, events.clone())
         .sandbox(options.sandbox)
-        .groundwork(ahead.map(|ahead| ahead.groundwork))
+        .prepared(ahead.map(|ahead| ahead.prepared))
         .build()?;
     let serial = vmm.devices().serial().filter(|_| on_stdio).cloned();
     let console = serial

@@ -5,7 +5,7 @@
 //! for that VM: not its command line, its folder, its output or its
 //! descriptors. If whoever keeps it is gone it ends, and leaves nothing.
 
-use crate::builder::Groundwork;
+use crate::builder::PreparedVm;
 use crate::error::StartError;
 use crate::sandbox::Sandbox;
 use jiffy_sys::ahead::{self, Argument};
@@ -60,7 +60,7 @@ pub struct Taken {
 #[derive(Debug)]
 pub struct Ahead {
     /// Of KVM's.
-    pub groundwork: Groundwork,
+    pub prepared: PreparedVm,
     sources: Vec<RawFd>,
 }
 
@@ -74,10 +74,10 @@ pub fn wait(
 ) -> Result<Option<Taken>, SpareError> {
     let host = |what| move |source| SpareError::Host { what, source };
     let argument = Argument::find(placeholder.as_os_str()).map_err(host("find its arguments"))?;
-    let groundwork = Groundwork::ahead(sandbox)?;
+    let prepared = PreparedVm::ahead(sandbox)?;
     ahead::touch_program().map_err(host("look at its own memory"))?;
     match ahead::wait(socket.as_fd()).map_err(SpareError::Socket)? {
-        Some((message, descriptors)) => be(&message, descriptors, &argument, groundwork).map(Some),
+        Some((message, descriptors)) => be(&message, descriptors, &argument, prepared).map(Some),
         None => Ok(None),
     }
 }
@@ -86,7 +86,7 @@ fn be(
     message: &[u8],
     descriptors: Vec<OwnedFd>,
     argument: &Argument,
-    groundwork: Groundwork,
+    prepared: PreparedVm,
 ) -> Result<Taken, SpareError> {
     let host = |what| move |source| SpareError::Host { what, source };
     let mut descriptors = descriptors.into_iter();
@@ -106,7 +106,7 @@ fn be(
         config,
         events: events.into(),
         ahead: Ahead {
-            groundwork,
+            prepared,
             // As if inherited: open until the end.
             sources: descriptors.map(IntoRawFd::into_raw_fd).collect(),
         },

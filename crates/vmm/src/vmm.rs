@@ -1,4 +1,8 @@
 //! A built VM: start, pause, save, resume, end.
+//!
+//! * [`phase`]: where it is in its life.
+
+mod phase;
 
 use crate::capture::{Capture, SaveError};
 use crate::cpu::profile;
@@ -11,7 +15,7 @@ use crate::hypervisor::{Hypervisor, HypervisorError};
 use crate::irq::ChipsState;
 use crate::mailbox::{Mailbox, Notice};
 use crate::memory::{GuestRam, MemoryError};
-use crate::pager::{Attendant, PagedMemory, aside};
+use crate::pager::{Supply, aside};
 use crate::readable::{readable, timespec};
 use crate::restore;
 use crate::sandbox::{Role, Sandbox, violation};
@@ -26,6 +30,7 @@ use jiffy_wire::cpu::Profile;
 use jiffy_wire::guest::GENERATION_NAME;
 use jiffy_wire::vmm::{ExitReason, Extent, VmmConfig};
 use kvm_ioctls::VmFd;
+use phase::Phase;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::BTreeMap;
 use std::io;
@@ -34,16 +39,16 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-/// Of a pause as long as this the guest is told. What looks for stuck processors in
-/// it is more patient, and captures take less.
+/// A guest is told of a pause that takes at least this long. Its watchdogs are more
+/// patient, and captures take less.
 const LONG_PAUSE_NS: u64 = 1_000_000_000;
 
 /// A VM. All its methods are for the thread that built it.
 pub struct Vmm {
     id: String,
+    phase: Phase,
     // Threads first: they end before what they use.
     vcpus: Vec<VcpuThread>,
-    waiting: Vec<Vcpu>,
     devices: Arc<Devices>,
     stats: Vec<StatsFile>,
     hypervisor: Hypervisor,
@@ -54,21 +59,8 @@ pub struct Vmm {
     events: Arc<Events>,
     sandbox: Sandbox,
     gate: Gate,
-    /// Until the vCPUs' threads start.
-    attendant: Option<Attendant>,
-    paged: Option<PagedMemory>,
-    /// Memory was lost before the vCPUs' threads started, and reads as zero.
-    lost_early: bool,
-    /// Pages the guest will write at once, not copied yet.
-    written_soon: Vec<Extent>,
-    first_run: &'static str,
-    running: bool,
-    paused: bool,
-    /// Restored and ready, and not to enter the guest yet.
-    held: bool,
-    paused_at_ns: u64,
-    resumed_at_ns: u64,
-    ending: Option<Ending>,
+    supply: Supply,
+    first_entry: FirstEntry,
     /// Its guest's processor, as it was saved last.
     profile: Option<Profile>,
 }
@@ -86,24 +78,31 @@ pub(crate) struct Parts {
     pub workers: Arc<ThreadStarter>,
     pub events: Arc<Events>,
     pub gate: Gate,
-    pub attendant: Option<Attendant>,
-    pub written_soon: Vec<Extent>,
-    pub first_run: &'static str,
+    pub supply: Supply,
+    pub first_entry: FirstEntry,
     pub sandbox: Sandbox,
+}
+
+/// What is done when the first vCPU enters the guest for the first time.
+pub(crate) struct FirstEntry {
+    /// What that moment is called on the timeline.
+    pub moment: &'static str,
+    /// Pages the guest will write at once, to be copied then.
+    pub written_soon: Vec<Extent>,
 }
 
 impl Vmm {
     pub(crate) fn new(parts: Parts) -> Vmm {
-        let mut waiting = parts.vcpus;
-        let stats = waiting
+        let mut vcpus = parts.vcpus;
+        let stats = vcpus
             .iter_mut()
             .filter_map(Vcpu::take_stats)
             .chain(parts.vm_stats)
             .collect();
         Vmm {
             id: parts.id,
-            vcpus: Vec::with_capacity(waiting.len()),
-            waiting,
+            vcpus: Vec::with_capacity(vcpus.len()),
+            phase: Phase::Built(vcpus),
             devices: Arc::new(parts.devices),
             stats,
             hypervisor: parts.hypervisor,
@@ -114,17 +113,8 @@ impl Vmm {
             events: parts.events,
             sandbox: parts.sandbox,
             gate: parts.gate,
-            attendant: parts.attendant,
-            paged: None,
-            lost_early: false,
-            written_soon: parts.written_soon,
-            first_run: parts.first_run,
-            running: false,
-            paused: true,
-            held: false,
-            paused_at_ns: 0,
-            resumed_at_ns: 0,
-            ending: None,
+            supply: parts.supply,
+            first_entry: parts.first_entry,
             profile: None,
         }
     }
@@ -132,23 +122,22 @@ impl Vmm {
     /// Starts the vCPUs' threads. They enter the guest at once, or stay
     /// outside until [`resume`](Vmm::resume) if `paused`.
     pub fn start(&mut self, paused: bool) -> Result<(), StartError> {
-        if !paused {
-            self.devices.resume();
-        }
-        self.paused = paused;
-        if !paused {
-            self.gate.running();
-        }
-        self.start_vcpus(paused)
+        let phase = match paused {
+            true => Phase::Paused { since_ns: None },
+            false => {
+                self.devices.resume();
+                self.gate.running();
+                Phase::Starting
+            }
+        };
+        self.start_vcpus(phase)
     }
 
     /// Starts everything but the guest, which waits for [`begin`](Vmm::begin).
     pub fn hold(&mut self) -> Result<(), StartError> {
-        self.held = true;
-        self.paused = false;
         self.devices.resume();
         // First, as it tells whether the memory is there that devices will look at.
-        self.start_vcpus(true)?;
+        self.start_vcpus(Phase::Held)?;
         self.workers.let_devices_begin();
         self.events.flush();
         Ok(())
@@ -165,33 +154,38 @@ impl Vmm {
             }
             self.gate = Gate::of(restore);
         }
-        self.held = false;
-        // Its devices stand still, too: it enters the guest when it is resumed.
-        if self.paused {
-            return Ok(());
+        match self.phase {
+            // Its devices stand still, too: it enters the guest when it is resumed.
+            Phase::HeldPaused { .. } => self.phase = Phase::Paused { since_ns: None },
+            Phase::Held => {
+                self.phase = Phase::Running { since_ns: 0 };
+                self.vcpus.iter().for_each(VcpuThread::resume);
+                self.gate.running();
+            }
+            _ => {}
         }
-        self.vcpus.iter().for_each(VcpuThread::resume);
-        self.gate.running();
         Ok(())
     }
 
     /// Whether it waits for [`begin`](Vmm::begin).
     pub fn is_held(&self) -> bool {
-        self.held
+        self.phase.is_held()
     }
 
-    fn start_vcpus(&mut self, paused: bool) -> Result<(), StartError> {
-        // From here on this thread looks into no RAM that may be missing.
-        let paged = self.attendant.take().map(Attendant::end).transpose();
-        // Where it is lost, devices would carry out requests with zeros for their data.
-        self.lost_early = paged.is_err();
-        self.paged = paged?;
-        for vcpu in self.waiting.drain(..) {
+    /// Starts the vCPUs' threads: they enter the guest if it is to be `Starting`.
+    fn start_vcpus(&mut self, phase: Phase) -> Result<(), StartError> {
+        let parked = !matches!(phase, Phase::Starting);
+        let built = std::mem::replace(&mut self.phase, phase);
+        self.supply.take_over()?;
+        let Phase::Built(vcpus) = built else {
+            return Ok(());
+        };
+        for vcpu in vcpus {
             let thread = VcpuThread::start(
                 vcpu,
                 self.devices.board.clone(),
                 self.mailbox.clone(),
-                paused,
+                parked,
                 &self.workers,
             )
             .map_err(|source| StartError::Host {
@@ -207,12 +201,7 @@ impl Vmm {
     /// the calling thread.
     pub fn settle(&mut self) -> Result<(), StartError> {
         // In this order: the notice that the guest runs may be the last for long.
-        while self.attend().is_none()
-            && !self.running
-            && !self.paused
-            && !self.held
-            && !self.is_stuck()
-        {
+        while self.attend().is_none() && matches!(self.phase, Phase::Starting) && !self.is_stuck() {
             self.wait_for_threads();
         }
         // Where they share a processor, the guest need not wait for that.
@@ -227,38 +216,42 @@ impl Vmm {
 
     /// Stops all vCPUs, then the devices: nothing changes guest memory any more.
     pub fn pause(&mut self) {
-        if self.paused {
+        if self.phase.is_still() {
             return;
         }
         self.workers.let_devices_begin();
-        self.paused_at_ns = clock::monotonic_ns();
+        let since_ns = clock::monotonic_ns();
         self.vcpus.iter().for_each(VcpuThread::pause);
         self.wait_parked();
         if self.is_stuck() {
             return;
         }
-        self.paused = self.with_devices(Devices::pause).is_some();
+        if self.with_devices(Devices::pause).is_some() {
+            self.phase.paused(since_ns);
+        }
     }
 
     /// Lets devices and vCPUs go on.
     pub fn resume(&mut self) {
-        if !self.paused || self.ending.is_some() {
-            return;
-        }
+        let paused_since_ns = match self.phase {
+            Phase::Paused { since_ns } => since_ns,
+            Phase::HeldPaused { .. } => None,
+            _ => return,
+        };
         self.workers.let_devices_begin();
-        if self.with_devices(Devices::resume).is_none() {
+        if self.with_devices(Devices::resume).is_none() || self.phase.ending().is_some() {
             return;
         }
-        self.paused = false;
+        if self.phase.is_held() {
+            self.phase = Phase::Held;
+            return;
+        }
         // Not after they were told: a guest that runs may hold up this thread.
-        self.resumed_at_ns = clock::monotonic_ns();
-        if self.held {
-            return;
-        }
-        // One that was started paused has not been in the guest yet.
-        if self.paused_at_ns > 0 && self.resumed_at_ns - self.paused_at_ns >= LONG_PAUSE_NS {
+        let since_ns = clock::monotonic_ns();
+        self.phase = Phase::Running { since_ns };
+        if paused_since_ns.is_some_and(|since| since_ns - since >= LONG_PAUSE_NS) {
             let vcpus = self.vcpus.iter();
-            vcpus.for_each(|vcpu| vcpu.send(Vcpu::excuse_pause));
+            vcpus.for_each(|vcpu| vcpu.send(Vcpu::tell_of_pause));
         }
         self.vcpus.iter().for_each(VcpuThread::resume);
         self.gate.running();
@@ -266,12 +259,12 @@ impl Vmm {
 
     /// Whether its guest stands still.
     pub fn is_paused(&self) -> bool {
-        self.paused || self.held
+        self.phase.is_still() || self.phase.is_held()
     }
 
     /// Everything but RAM and disks. The VM is paused and stays so.
     pub fn save(&mut self) -> Result<VmState, SaveError> {
-        if !self.paused {
+        if !self.phase.is_still() {
             return Err(SaveError::Running);
         }
         self.wait_parked();
@@ -300,10 +293,11 @@ impl Vmm {
     pub fn capture(&mut self, resume: bool) -> Result<Capture, SaveError> {
         // A pager says so on its own connection before anybody asks for this.
         self.attend();
-        if !self.is_all_here() {
+        if !self.supply.is_complete() {
             return Err(MemoryError::Incomplete.into());
         }
-        let resume = resume && !self.paused;
+        let resume = resume && !self.phase.is_still();
+        let asked_ns = clock::monotonic_ns();
         self.pause();
         let result = self.save().and_then(|state| {
             let frozen = self.ram.freeze()?;
@@ -311,15 +305,15 @@ impl Vmm {
         });
         // Its RAM may be half frozen: then it must not run on.
         let lost = matches!(result, Err(SaveError::Memory(MemoryError::Freeze(_))));
-        let begun = self.paused_at_ns;
+        let begun_ns = self.phase.paused_since_ns().unwrap_or(asked_ns);
         if resume && !lost {
             self.resume();
         }
-        let until = match self.paused {
-            true => clock::monotonic_ns(),
-            false => self.resumed_at_ns,
+        let until_ns = match self.phase {
+            Phase::Running { since_ns } => since_ns,
+            _ => clock::monotonic_ns(),
         };
-        let pause_ns = until.saturating_sub(begun);
+        let pause_ns = until_ns.saturating_sub(begun_ns);
         if lost {
             self.fail("the guest's memory could not be frozen for a capture".into());
         }
@@ -331,23 +325,18 @@ impl Vmm {
     /// while that runs, so that the next captures are shorter.
     pub fn prepare_captures(&mut self) {
         // A vCPU may hold what this asks for until a pager comes.
-        let may_ask = self.is_all_here() && !self.is_paused() && self.ending.is_none();
-        if may_ask && self.ram.wants_log() {
+        let runs = matches!(self.phase, Phase::Starting | Phase::Running { .. });
+        if runs && self.supply.is_complete() && self.ram.wants_log() {
             self.ram.keep_log(&self.vm);
         }
     }
 
     /// What its guest has written since it was captured, or came from a capture.
     pub fn written(&self) -> io::Result<Vec<Extent>> {
-        match self.is_all_here() {
+        match self.supply.is_complete() {
             true => self.ram.written(),
             false => self.ram.written_at_once(),
         }
-    }
-
-    /// None of its memory is missing.
-    fn is_all_here(&self) -> bool {
-        self.paged.as_ref().is_none_or(PagedMemory::is_complete)
     }
 
     /// Its guest's processor, once it was saved.
@@ -371,27 +360,24 @@ impl Vmm {
             match notice {
                 Notice::Parked | Notice::DoneAside => {}
                 Notice::FirstRun { at_ns } => {
-                    self.running = true;
+                    self.phase.entered();
                     // The rest is done while the guest runs: where they share a
                     // processor, it comes first.
                     std::thread::yield_now();
                     self.workers.let_devices_begin();
-                    self.events.moment(self.first_run, at_ns);
+                    self.events.moment(self.first_entry.moment, at_ns);
                     self.events.flush();
                     // Which of the two comes first to a page does not matter.
-                    self.ram.copy_ahead(&std::mem::take(&mut self.written_soon));
-                    if let Some(paged) = &mut self.paged {
-                        paged.has_begun();
-                    }
+                    let written_soon = std::mem::take(&mut self.first_entry.written_soon);
+                    self.ram.copy_ahead(&written_soon);
+                    self.supply.guest_runs();
                 }
                 Notice::Gate { passed } => {
                     if let Some(ending) = self.gate.spoken(passed) {
-                        self.ending.get_or_insert(ending);
+                        self.phase.end(ending);
                     }
                 }
-                Notice::Ended(ending) => {
-                    self.ending.get_or_insert(ending);
-                }
+                Notice::Ended(ending) => self.phase.end(ending),
                 Notice::Spawn(request) => self.workers.serve(request),
             }
         }
@@ -401,33 +387,28 @@ impl Vmm {
                 PowerRequest::PowerOff => "the guest powered off",
                 PowerRequest::Reset => "the guest reset",
             };
-            self.ending = Some(Ending {
+            self.phase.end_instead(Ending {
                 reason: ExitReason::Shutdown,
                 message: message.into(),
             });
         }
-        if let Some(paged) = &mut self.paged {
-            paged.tell_written(&self.ram);
+        let lost = self.supply.attend(&self.ram);
+        if let Some(ending) = lost.or_else(|| self.gate.overdue()) {
+            self.phase.end(ending);
         }
-        if let Some(ending) = self.paged.as_mut().and_then(PagedMemory::attend) {
-            self.ending.get_or_insert(ending);
-        }
-        if self.ending.is_none() {
-            self.ending = self.gate.overdue();
-        }
-        self.ending.clone()
+        self.phase.ending().cloned()
     }
 
     /// When [`attend`](Vmm::attend) wants to be called again at the latest,
     /// from now.
     pub fn patience(&self) -> Option<Duration> {
-        let pager = self.paged.as_ref().and_then(PagedMemory::patience);
-        [self.gate.left(), pager].into_iter().flatten().min()
+        let waits = [self.gate.left(), self.supply.patience()];
+        waits.into_iter().flatten().min()
     }
 
     /// Ends it because of something the host could not do.
     pub fn fail(&mut self, message: String) {
-        self.ending.get_or_insert(Ending {
+        self.phase.end(Ending {
             reason: ExitReason::HostError,
             message,
         });
@@ -435,16 +416,14 @@ impl Vmm {
 
     /// Readable when the pager has something to say.
     pub fn pager(&self) -> Option<BorrowedFd<'_>> {
-        self.paged.as_ref().and_then(PagedMemory::descriptor)
+        self.supply.descriptor()
     }
 
     /// Threads may be held for good where they are: one broke out of its
     /// sandbox, or memory is missing that nobody has. Then nothing may wait
     /// for them, or look at the guest's memory, any more.
     pub fn is_stuck(&self) -> bool {
-        violation::first().is_some()
-            || self.lost_early
-            || self.paged.as_ref().is_some_and(PagedMemory::is_lost)
+        violation::first().is_some() || self.supply.is_lost()
     }
 
     /// Readable when [`attend`](Vmm::attend) has something to do: notices of
@@ -474,7 +453,7 @@ impl Vmm {
         &mut self,
         work: impl FnOnce(&Devices) -> T + Send + 'static,
     ) -> Option<T> {
-        if self.is_all_here() {
+        if self.supply.is_complete() {
             return Some(work(&self.devices));
         }
         let (devices, mailbox) = (self.devices.clone(), self.mailbox.clone());
@@ -511,8 +490,8 @@ impl Vmm {
             self.pager()
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
         );
-        let patience = self.paged.as_ref().and_then(PagedMemory::patience);
-        let _ = poll(&mut wait, patience.map(timespec).as_ref());
+        let patience = self.supply.patience().map(timespec);
+        let _ = poll(&mut wait, patience.as_ref());
     }
 }
 

@@ -43,23 +43,23 @@ struct Idle {
 
 /// Threads that have no work yet.
 #[derive(Debug, Default)]
-pub struct Crew(Vec<Idle>);
+pub struct IdleThreads(Vec<Idle>);
 
-impl Crew {
+impl IdleThreads {
     /// Starts those that a VM usually needs, before it is known which VM. They
     /// are confined at once, as what they will do needs it: nothing of what
     /// makes a VM is done on them.
-    pub fn usual(sandbox: Sandbox) -> io::Result<Crew> {
+    pub fn usual(sandbox: Sandbox) -> io::Result<IdleThreads> {
         let start = |(role, name)| Idle::start(role, name, sandbox, true);
         USUAL
             .into_iter()
             .map(start)
             .collect::<Result<_, _>>()
-            .map(Crew)
+            .map(IdleThreads)
     }
 
     /// Those that a VM has work for whose devices need these threads; the others end.
-    pub fn of_use(mut self, needed: &[WorkerRole]) -> Crew {
+    pub fn keep(mut self, needed: &[WorkerRole]) -> IdleThreads {
         self.0.retain(|idle| match idle.role {
             Role::Vcpu | Role::Main => true,
             Role::Device(role) => needed.contains(&role),
@@ -124,13 +124,13 @@ struct Threads {
 
 impl ThreadStarter {
     /// To be made on the main thread, with threads that wait for work.
-    pub fn new(mailbox: Arc<Mailbox>, sandbox: Sandbox, crew: Crew) -> ThreadStarter {
+    pub fn new(mailbox: Arc<Mailbox>, sandbox: Sandbox, idle: IdleThreads) -> ThreadStarter {
         ThreadStarter {
             mailbox,
             main: thread::current().id(),
             sandbox,
             threads: Arc::new(Mutex::new(Threads {
-                idle: crew.0,
+                idle: idle.0,
                 ..Threads::default()
             })),
         }
@@ -237,8 +237,8 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
-    fn starter(crew: Crew) -> ThreadStarter {
-        ThreadStarter::new(Arc::new(Mailbox::new().unwrap()), Sandbox::Off, crew)
+    fn starter(idle: IdleThreads) -> ThreadStarter {
+        ThreadStarter::new(Arc::new(Mailbox::new().unwrap()), Sandbox::Off, idle)
     }
 
     /// Has a device's work done, and says on which thread it was.
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_thread_does_one_work_of_its_role_after_the_other() {
-        let starter = starter(Crew::default());
+        let starter = starter(IdleThreads::default());
         starter.let_devices_begin();
         let first = done_by(&starter, WorkerRole::Block);
         assert_eq!(done_by(&starter, WorkerRole::Block), first);
@@ -263,8 +263,8 @@ mod tests {
     #[test]
     fn only_threads_that_a_vm_has_work_for_stay() {
         let names = |needed: &[WorkerRole]| {
-            let crew = Crew::usual(Sandbox::Off).unwrap().of_use(needed);
-            let names = crew.0.into_iter().map(|idle| idle.name);
+            let idle = IdleThreads::usual(Sandbox::Off).unwrap().keep(needed);
+            let names = idle.0.into_iter().map(|idle| idle.name);
             names.collect::<Vec<_>>()
         };
         assert_eq!(names(&[]), ["vcpu 0"]);
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn what_devices_do_waits_until_they_may_begin_and_a_vcpu_does_not() {
-        let starter = starter(Crew::usual(Sandbox::Off).unwrap());
+        let starter = starter(IdleThreads::usual(Sandbox::Off).unwrap());
         let (tell, told) = mpsc::channel();
         let say = |what: &'static str| {
             let tell = tell.clone();
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_work_that_ends_badly_is_told_and_its_thread_used_no_more() {
-        let starter = starter(Crew::default());
+        let starter = starter(IdleThreads::default());
         starter.let_devices_begin();
         let first = done_by(&starter, WorkerRole::Block);
         let bad = Box::new(|| panic!("as asked"));

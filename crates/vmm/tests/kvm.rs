@@ -22,7 +22,7 @@ use jiffy_vmm::memory::{GuestRam, layers};
 use jiffy_vmm::sandbox::Sandbox;
 use jiffy_vmm::sections::Writer;
 use jiffy_vmm::watch::watch;
-use jiffy_vmm::{Builder, Events, Groundwork, StateError, VmState, Vmm};
+use jiffy_vmm::{Builder, Events, PreparedVm, StateError, VmState, Vmm};
 use jiffy_wire::cpu::Wanted;
 use jiffy_wire::vmm::{
     Boot, ControlRequest, ControlResponse, Disk, ExitReason, FwCfgContents, FwCfgFile, KvmKind,
@@ -443,8 +443,8 @@ fn a_guest_of_another_processor_is_refused_with_what_is_missing() {
         let error = case.builder().build().err().unwrap();
         assert!(error.hint().unwrap().contains("restore it on a host"));
         // The same with what was done ahead.
-        let ahead = Groundwork::ahead(Sandbox::Off).unwrap();
-        let again = case.builder().groundwork(Some(ahead)).build();
+        let ahead = PreparedVm::ahead(Sandbox::Off).unwrap();
+        let again = case.builder().prepared(Some(ahead)).build();
         assert_eq!(again.err().unwrap().to_string(), error.to_string());
         error.to_string()
     };
@@ -565,11 +565,11 @@ fn a_vm_that_is_held_begins_with_the_configuration_it_finds_then() {
 #[test]
 #[ignore = "needs a real KVM"]
 fn a_vm_is_built_on_what_was_done_ahead() {
-    let ahead = || Some(Groundwork::ahead(Sandbox::On).unwrap());
+    let ahead = || Some(PreparedVm::ahead(Sandbox::On).unwrap());
     let mut case = Case::new("quiet count");
     with_every_device(&mut case);
     case.config.vcpus = 2;
-    let mut vmm = case.builder().groundwork(ahead()).build().unwrap();
+    let mut vmm = case.builder().prepared(ahead()).build().unwrap();
     vmm.start(false).unwrap();
     counted_beyond(&mut vmm, 1000);
     let capture = vmm.capture(false).unwrap();
@@ -577,7 +577,7 @@ fn a_vm_is_built_on_what_was_done_ahead() {
     drop(vmm);
 
     case.config.restore = Some(from(&capture));
-    let mut vmm = case.builder().groundwork(ahead()).build().unwrap();
+    let mut vmm = case.builder().prepared(ahead()).build().unwrap();
     assert_eq!(counter(&vmm), count);
     vmm.start(false).unwrap();
     counted_beyond(&mut vmm, count);
@@ -604,12 +604,12 @@ fn time_stamp_counters_go_on_where_they_were() {
     let saved = counters(&state)[0];
 
     case.config.restore = Some(from(&capture));
-    let ahead = Groundwork::ahead(Sandbox::Off).unwrap();
+    let ahead = PreparedVm::ahead(Sandbox::Off).unwrap();
     // It counts much further than what is restored.
     std::thread::sleep(Duration::from_secs(3));
-    for groundwork in [Some(ahead), None] {
+    for prepared in [Some(ahead), None] {
         let begun = Instant::now();
-        let mut vmm = case.builder().groundwork(groundwork).build().unwrap();
+        let mut vmm = case.builder().prepared(prepared).build().unwrap();
         vmm.start(true).unwrap();
         let restored = counters(&vmm.save().unwrap());
         let elapsed = begun.elapsed().as_micros() as u64 * khz / 1000;

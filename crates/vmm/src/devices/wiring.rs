@@ -182,7 +182,7 @@ mod tests {
     use crate::mailbox::Mailbox;
     use crate::memory::GuestRam;
     use crate::sandbox::Sandbox;
-    use crate::workers::{Crew, ThreadStarter};
+    use crate::workers::{IdleThreads, ThreadStarter};
     use jiffy_devices::virtio::device::Workers;
     use jiffy_wire::vmm::VmmConfig;
 
@@ -206,7 +206,7 @@ mod tests {
         let workers: Arc<dyn Workers> = Arc::new(ThreadStarter::new(
             mailbox.clone(),
             Sandbox::Off,
-            Crew::default(),
+            IdleThreads::default(),
         ));
         let args = DeviceArgs {
             config: &config,

@@ -411,7 +411,7 @@ fn everything_can_be_done_in_the_sandbox() {
     });
     // A thread that did what it may not is held for ever.
     while !disk.is_finished() && violation::first().is_none() {
-        thread::sleep(RETRY);
+        thread::sleep(INTERVAL);
         if pager.as_ref().is_some_and(|pager| pager.is_finished()) {
             drop(pager.take().map(|pager| pager.join().unwrap()));
         }

@@ -133,7 +133,7 @@ impl Vcpu {
 
     /// Lets the guest know that it stood still while its clock went on, so that
     /// it does not take itself for stuck. One without kvm-clock can't be told.
-    pub fn excuse_pause(&self) {
+    pub fn tell_of_pause(&self) {
         if let Err(error) = self.fd.kvmclock_ctrl()
             && error.errno() != libc::EINVAL
         {
