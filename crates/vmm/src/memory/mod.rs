@@ -1,41 +1,37 @@
 //! Guest RAM: files, mapped, and registered with KVM.
 //!
+//! * `mapping`: RAM as this process has it mapped.
+//! * `contents`: which bytes are whose: what is shared, written, given back and frozen.
 //! * [`layers`]: RAM as a stack of files.
-//! * [`freeze`](GuestRam::freeze): from now on the files never change.
-//! * [`written`](GuestRam::written): what has changed since.
-//! * [`GuestRam::share`]: a part of RAM that a pager has in memory for many VMs.
-//! * [`Reclaim`](jiffy_devices::virtio::balloon::Reclaim): memory the guest does not need.
 //!
 //! A booted VM writes into its one file, a memfd mapped shared. Freezing maps
 //! the file privately instead, over the same addresses: what the VM writes from
 //! then on is its own, and others may map the file too. The next freeze copies
 //! just those pages into a further layer.
 
+mod contents;
 mod error;
-mod freeze;
 pub mod layers;
-mod release;
-mod written;
+mod mapping;
 
 use crate::layout;
+pub use contents::Frozen;
+use contents::{Contents, Mapped};
 pub use error::MemoryError;
-pub use freeze::Frozen;
 use jiffy_devices::GuestMemory;
+use jiffy_devices::virtio::balloon::Reclaim;
 use jiffy_sys::memfd::{self, Pages};
 use jiffy_sys::userfaultfd::Userfaultfd;
-use jiffy_wire::pager::Mapping;
+use jiffy_wire::pager::Mapping as PagerMapping;
 use jiffy_wire::vmm::{Extent, Memory, PageSize};
-use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use layers::{Layer, Segment, visible};
+use mapping::{Mapping, whole};
 use rustix::mm::Advice;
 use std::fs::{self, File};
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
-use vm_memory::{
-    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap, MmapRegion,
-};
-use written::Tracking;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use vm_memory::GuestAddress;
 
 /// Most bytes copied before a restored VM runs.
 const COPY_AHEAD_MAX: u64 = 64 << 20;
@@ -43,34 +39,8 @@ const COPY_AHEAD_MAX: u64 = 64 << 20;
 /// Guest RAM.
 #[derive(Debug)]
 pub struct GuestRam {
-    memory: Arc<GuestMemory>,
-    size: u64,
-    pages: Pages,
-    backing: Mutex<Backing>,
-}
-
-/// What is behind the mapping.
-#[derive(Debug)]
-struct Backing {
-    /// Lowest first.
-    layers: Vec<Layer>,
-    mapped: Mapped,
-    /// Ranges that the guest gave back since the last freeze: zero, whatever
-    /// the layers say.
-    released: Vec<Extent>,
-    /// Ranges mapped apart from their surroundings that no layer tells of.
-    cuts: usize,
-    tracking: Tracking,
-}
-
-/// How the layers are mapped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mapped {
-    /// The lowest layer shared: that file is the memory. What a pager shares
-    /// with others is a layer above it, mapped privately.
-    Shared,
-    /// Privately: written pages are this process's own.
-    Privately,
+    mapping: Mapping,
+    contents: Mutex<Contents>,
 }
 
 impl GuestRam {
@@ -156,7 +126,7 @@ impl GuestRam {
             return Ok(ram);
         }
         let ram = GuestRam::map(layers.clone(), Mapped::Privately, size, Pages::Small, flags)?;
-        match ram.map_in_order() {
+        match ram.mapping.map_in_order(&layers) {
             Ok(()) => Ok(ram),
             Err(error) => {
                 // Whose its addresses are now is not known: they stay as they
@@ -173,50 +143,15 @@ impl GuestRam {
     /// RAM as it was captured, each layer put over those below it.
     fn laid_over(layers: Vec<Layer>, size: u64) -> Result<GuestRam, MemoryError> {
         let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
-        let ram = GuestRam::map(layers, Mapped::Privately, size, Pages::Small, flags)?;
-        let backing = ram.lock();
-        for Segment { extent, layer } in visible(&backing.layers) {
+        let ram = GuestRam::map(layers.clone(), Mapped::Privately, size, Pages::Small, flags)?;
+        for Segment { extent, layer } in visible(&layers) {
             if layer > 0 {
-                ram.map_over(extent, Some(&backing.layers[layer].file))
+                ram.mapping
+                    .map_over(extent, Some(&layers[layer].file))
                     .map_err(MemoryError::MapSaved)?;
             }
         }
-        drop(backing);
         Ok(ram)
-    }
-
-    /// Maps what is to be seen of the layers anew, from the lowest address up
-    /// and where nothing is mapped any more: less work than
-    /// [`laid_over`](GuestRam::laid_over), for which the kernel cuts each piece
-    /// out of the layer below. `AlreadyExists` if another thread of this
-    /// process has mapped something there meanwhile.
-    #[allow(unsafe_code)] // munmap and mmap
-    fn map_in_order(&self) -> io::Result<()> {
-        use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE | MapFlags::NORESERVE;
-        let backing = self.lock();
-        let segments = visible(&backing.layers);
-        for (address, _, length) in self.host_parts(whole(self.size)) {
-            // SAFETY: our own mapping, which nobody but us knows of yet.
-            unsafe { munmap(address.cast(), length as usize) }?;
-        }
-        for Segment { extent, layer } in segments {
-            let file = &backing.layers[layer].file;
-            for (address, offset, length) in self.host_parts(extent) {
-                let (address, length) = (address.cast(), length as usize);
-                // SAFETY: replaces nothing. What is put there is RAM, which
-                // only the guest and volatile accesses will use.
-                let at = unsafe { mmap(address, length, protection, flags, file, offset) }?;
-                if at != address {
-                    // Linux before 4.17 takes the address for a wish.
-                    // SAFETY: just mapped, and nobody else's.
-                    unsafe { munmap(at, length) }?;
-                    return Err(io::ErrorKind::AlreadyExists.into());
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Maps the lowest layer.
@@ -227,66 +162,30 @@ impl GuestRam {
         pages: Pages,
         flags: i32,
     ) -> Result<GuestRam, MemoryError> {
-        let mut offset = 0;
-        let mut regions = Vec::with_capacity(2);
-        for (start, length) in layout::ram_ranges(size) {
-            let mapping = MmapRegion::build(
-                Some(FileOffset::from_arc(layers[0].file.clone(), offset)),
-                length as usize,
-                libc::PROT_READ | libc::PROT_WRITE,
-                flags,
-            )
-            .map_err(MemoryError::Map)?;
-            let region = GuestRegionMmap::new(mapping, GuestAddress(start))
-                .expect("guest RAM ends far below the last address");
-            regions.push(region);
-            offset += length;
-        }
-        let memory = GuestMemory::from_regions(regions).expect("the ranges are in order");
         Ok(GuestRam {
-            memory: Arc::new(memory),
-            size,
-            pages,
-            backing: Mutex::new(Backing {
-                layers,
-                mapped,
-                released: Vec::new(),
-                cuts: 0,
-                tracking: Tracking::default(),
-            }),
+            mapping: Mapping::new(&layers[0].file, size, pages, flags)?,
+            contents: Mutex::new(Contents::new(layers, mapped)),
         })
     }
 
     /// The mapping, for devices and loaders.
     pub fn memory(&self) -> &Arc<GuestMemory> {
-        &self.memory
+        &self.mapping.memory
     }
 
     /// Bytes of RAM.
     pub fn size(&self) -> u64 {
-        self.size
+        self.mapping.size
     }
 
     /// Gives the memory to KVM, one slot a range. The VM must not outlive it.
     pub fn register(&self, vm: &VmFd) -> Result<(), MemoryError> {
-        self.give_to(vm, 0).map_err(MemoryError::Register)
+        self.mapping.give_to(vm, 0).map_err(MemoryError::Register)
     }
 
-    #[allow(unsafe_code)] // KVM keeps the host addresses.
-    fn give_to(&self, vm: &VmFd, flags: u32) -> Result<(), kvm_ioctls::Error> {
-        for (slot, region) in (0..).zip(self.memory.iter()) {
-            let slot = kvm_userspace_memory_region {
-                slot,
-                flags,
-                guest_phys_addr: region.start_addr().0,
-                memory_size: region.len(),
-                userspace_addr: region.as_ptr() as u64,
-            };
-            // SAFETY: the range is a mapping of exactly this size, which only
-            // the guest and volatile accesses use, and which outlives the VM.
-            unsafe { vm.set_user_memory_region(slot) }?;
-        }
-        Ok(())
+    /// Where these ranges of the files are in the guest: `(address, length)`.
+    pub fn guest_parts(&self, extent: Extent) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.mapping.guest_parts(extent)
     }
 
     /// Lets the kernel back it with transparent huge pages, where the host
@@ -294,11 +193,13 @@ impl GuestRam {
     /// are then also read and mapped in such blocks, where its file system can.
     fn allow_huge_pages(&self) {
         // A kernel without transparent huge pages refuses, which is fine.
-        let _ = self.advise(whole(self.size), Advice::LinuxHugepage);
+        let _ = self
+            .mapping
+            .advise(self.mapping.whole(), Advice::LinuxHugepage);
     }
 
     fn prefault(&self) -> io::Result<()> {
-        self.populate(whole(self.size))
+        self.populate(self.mapping.whole())
     }
 
     /// Gives the ranges pages of their own now, which costs a fraction of the
@@ -311,7 +212,7 @@ impl GuestRam {
             let inside = extent
                 .offset
                 .checked_add(extent.length)
-                .is_some_and(|end| end <= self.size);
+                .is_some_and(|end| end <= self.mapping.size);
             if !aligned || !inside || extent.length > left {
                 continue;
             }
@@ -324,26 +225,7 @@ impl GuestRam {
     }
 
     fn populate(&self, extent: Extent) -> io::Result<()> {
-        self.advise(extent, Advice::LinuxPopulateWrite)
-    }
-
-    /// Where these ranges of the files are in the guest: `(address, length)`.
-    pub fn guest_parts(&self, extent: Extent) -> impl Iterator<Item = (u64, u64)> + '_ {
-        layout::ram_ranges(self.size)
-            .into_iter()
-            .scan(0, |begin, (start, length)| {
-                let first = *begin;
-                *begin += length;
-                Some((first, start, length))
-            })
-            .filter_map(move |(first, start, length)| {
-                let from = extent.offset.max(first);
-                let to = extent
-                    .offset
-                    .saturating_add(extent.length)
-                    .min(first + length);
-                (from < to).then(|| (start + (from - first), to - from))
-            })
+        self.mapping.advise(extent, Advice::LinuxPopulateWrite)
     }
 
     /// RAM still untouched, for a pager to fill.
@@ -354,38 +236,33 @@ impl GuestRam {
     /// Maps these ranges privately of a file as long as RAM, which others map,
     /// too, instead of having them filled.
     pub fn share(&self, file: File, covers: Vec<Extent>) -> Result<(), MemoryError> {
-        let layer = Layer::new(file, covers, self.size)?;
-        let mut backing = self.lock();
-        debug_assert!(backing.mapped == Mapped::Shared && backing.layers.len() == 1);
-        for extent in &layer.covers {
-            self.map_over(*extent, Some(&layer.file))
-                .map_err(MemoryError::Share)?;
-        }
-        backing.layers.push(layer);
-        Ok(())
+        let layer = Layer::new(file, covers, self.mapping.size)?;
+        self.lock()
+            .share(&self.mapping, layer)
+            .map_err(MemoryError::Share)
     }
 
     /// The parts of memory that are one's own, as host addresses: all but those
     /// of [`share`](GuestRam::share). `(address, length)`
     pub fn unshared(&self) -> Vec<(u64, u64)> {
-        let segments = visible(&self.lock().layers);
-        let lowest = segments.into_iter().filter(|segment| segment.layer == 0);
-        lowest
-            .flat_map(|segment| self.host_parts(segment.extent))
+        let own = self.lock().unshared();
+        own.into_iter()
+            .flat_map(|extent| self.mapping.host_parts(extent))
             .map(|(address, _, length)| (address as u64, length))
             .collect()
     }
 
     /// Lets `uffd` serve all of it; returns what the pager is to be told.
     #[allow(unsafe_code)] // Memory gets contents that others decide.
-    pub fn serve_by(&self, uffd: &Userfaultfd) -> io::Result<Vec<Mapping>> {
+    pub fn serve_by(&self, uffd: &Userfaultfd) -> io::Result<Vec<PagerMapping>> {
         let page_size = layers::PAGE;
-        self.host_parts(whole(self.size))
+        self.mapping
+            .host_parts(self.mapping.whole())
             .map(|(address, offset, size)| {
                 // SAFETY: it is guest RAM, of which only volatile accesses are
                 // made, and which may hold anything at any time.
                 unsafe { uffd.register(address as u64, size) }?;
-                Ok(Mapping {
+                Ok(PagerMapping {
                     base_host_virt_addr: address as u64,
                     size,
                     offset,
@@ -396,75 +273,56 @@ impl GuestRam {
             .collect()
     }
 
-    /// The parts of a range of the files, as host addresses: `(address,
-    /// offset, length)`.
-    fn host_parts(&self, extent: Extent) -> impl Iterator<Item = (*mut u8, u64, u64)> + '_ {
-        let (from, to) = (extent.offset, extent.offset + extent.length);
-        let mut begin = 0;
-        self.memory.iter().filter_map(move |region| {
-            let (first, last) = (begin, begin + region.len());
-            begin = last;
-            let (start, end) = (from.max(first), to.min(last));
-            // In range: the region is that long.
-            (start < end).then(|| {
-                (
-                    region.as_ptr().wrapping_add((start - first) as usize),
-                    start,
-                    end - start,
-                )
-            })
-        })
+    /// Freezes what RAM holds now. Nothing may write to it meanwhile. Costs as
+    /// much as was written since the last time, whatever the size of RAM.
+    pub fn freeze(&self) -> Result<Frozen, MemoryError> {
+        self.lock().freeze(&self.mapping)
     }
 
-    /// Puts a private mapping of `file`, or of zeros, over a range.
-    #[allow(unsafe_code)] // mmap
-    fn map_over(&self, extent: Extent, file: Option<&File>) -> io::Result<()> {
-        use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-        for (address, offset, length) in self.host_parts(extent) {
-            // SAFETY: the range lies in our own mapping, which only the guest
-            // and volatile accesses use; it stays mapped, readable and
-            // writable. The new bytes are those that are there, or the guest
-            // has said that it does not need them.
-            unsafe {
-                match file {
-                    Some(file) => mmap(
-                        address.cast(),
-                        length as usize,
-                        protection,
-                        flags,
-                        file,
-                        offset,
-                    ),
-                    None => mmap_anonymous(address.cast(), length as usize, protection, flags),
-                }
-            }?;
+    /// The ranges of RAM that this VM has written since the last freeze, or
+    /// since it mapped what was frozen elsewhere. All of it, before the first.
+    pub fn written(&self) -> io::Result<Vec<Extent>> {
+        self.lock().written(&self.mapping)
+    }
+
+    /// The same for who must not wait: a vCPU that gives memory back may be waiting for
+    /// a pager that is gone.
+    pub fn written_at_once(&self) -> io::Result<Vec<Extent>> {
+        match self.contents.try_lock() {
+            Ok(mut contents) => contents.written(&self.mapping),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().written(&self.mapping),
+            Err(TryLockError::WouldBlock) => Err(io::Error::new(
+                io::ErrorKind::WouldBlock,
+                "the guest is giving memory back; ask again",
+            )),
         }
-        Ok(())
     }
 
-    /// One of the uses above: which bytes it changes is for the caller to know.
-    #[allow(unsafe_code)] // madvise
-    fn advise(&self, extent: Extent, advice: Advice) -> io::Result<()> {
-        for (address, _, length) in self.host_parts(extent) {
-            // SAFETY: the range lies in our own mapping, which stays as it is.
-            // Its bytes change only with `LinuxRemove`, of memory that the guest
-            // has said it does not need; nothing else refers to them.
-            unsafe { rustix::mm::madvise(address.cast(), length as usize, advice) }?;
-        }
-        Ok(())
+    /// Whether it was captured often enough for a log to be worth what it costs.
+    pub fn wants_log(&self) -> bool {
+        self.lock().wants_log()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Backing> {
-        self.backing.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Has KVM log what the guest writes from now on: it takes the guest's pages
+    /// their right to be written, so it is better done while the guest runs.
+    pub fn keep_log(&self, vm: &Arc<VmFd>) {
+        self.lock().keep_log(&self.mapping, vm);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Contents> {
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn whole(size: u64) -> Extent {
-    Extent {
-        offset: 0,
-        length: size,
+impl Reclaim for GuestRam {
+    /// From now on the range reads as zero, or, where that would take too many
+    /// mappings or RAM is in huge pages, as before.
+    fn release(&self, start: GuestAddress, length: u64) -> io::Result<()> {
+        let Some(offset) = self.mapping.offset_of(start, length) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let extent = Extent { offset, length };
+        self.lock().release(&self.mapping, extent)
     }
 }
 
@@ -481,7 +339,7 @@ fn available_memory() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vm_memory::Bytes;
+    use vm_memory::{Bytes, GuestMemoryBackend};
 
     fn config(size_mib: u32, pages: PageSize) -> Memory {
         Memory {
@@ -498,7 +356,7 @@ mod tests {
         let high = GuestAddress(layout::HIGH_RAM);
         ram.memory().write_obj(0x1122_3344_u32, high).unwrap();
         let mut bytes = [0; 4];
-        let file = ram.lock().layers[0].file.clone();
+        let file = ram.lock().lowest().clone();
         std::os::unix::fs::FileExt::read_exact_at(&*file, &mut bytes, layout::LOW_RAM_END).unwrap();
         assert_eq!(u32::from_le_bytes(bytes), 0x1122_3344);
         assert!(
@@ -565,7 +423,7 @@ mod tests {
             ..config(64, PageSize::Small)
         })
         .unwrap();
-        let file = ram.lock().layers[0].file.clone();
+        let file = ram.lock().lowest().clone();
         let blocks = std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap());
         assert_eq!(blocks * 512, 64 << 20);
     }

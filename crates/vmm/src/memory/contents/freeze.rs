@@ -1,8 +1,10 @@
 //! Freezing RAM: its files never change again, the VM goes on in private pages.
 
-use super::layers::{Layer, Segment, joined, union, visible, without_hidden};
 use super::release::RELEASES_MAX;
-use super::{Backing, GuestRam, Mapped, MemoryError};
+use super::{Contents, Mapped};
+use crate::memory::MemoryError;
+use crate::memory::layers::{Layer, Segment, joined, union, visible, without_hidden};
+use crate::memory::mapping::Mapping;
 use jiffy_sys::memfd::{self, Pages};
 use jiffy_wire::vmm::{Extent, MemoryLayout};
 use std::fs::File;
@@ -29,47 +31,40 @@ pub struct Frozen {
     pub copied: u64,
 }
 
-impl GuestRam {
-    /// Freezes what RAM holds now. Nothing may write to it meanwhile. Costs as
-    /// much as was written since the last time, whatever the size of RAM.
-    pub fn freeze(&self) -> Result<Frozen, MemoryError> {
-        if self.pages != Pages::Small {
+impl Contents {
+    /// Freezes what RAM holds now.
+    pub(in crate::memory) fn freeze(&mut self, mapping: &Mapping) -> Result<Frozen, MemoryError> {
+        if mapping.pages != Pages::Small {
             return Err(MemoryError::HugePages);
         }
-        let mut backing = self.lock();
         let mut copied = 0;
         let mut private = true;
-        if backing.mapped == Mapped::Shared {
-            let file = backing.layers[0].file.clone();
-            for Segment { extent, layer } in visible(&backing.layers) {
+        if self.mapped == Mapped::Shared {
+            let file = self.layers[0].file.clone();
+            for Segment { extent, layer } in visible(&self.layers) {
                 if layer == 0 {
-                    self.map_over(extent, Some(&file))
+                    mapping
+                        .map_over(extent, Some(&file))
                         .map_err(MemoryError::Freeze)?;
                 }
             }
             // What was written of a part that is shared with others is private.
-            private = backing.layers.len() > 1;
-            backing.mapped = Mapped::Privately;
+            private = self.layers.len() > 1;
+            self.mapped = Mapped::Privately;
             seal(&file).map_err(MemoryError::Freeze)?;
         }
         if private {
-            let written = self
-                .find_written(&mut backing)
-                .map_err(MemoryError::Written)?;
-            if !written.is_empty() || !backing.released.is_empty() {
-                copied = self.put_on_top(&mut backing, &written)?;
+            let written = self.written(mapping).map_err(MemoryError::Written)?;
+            if !written.is_empty() || !self.released.is_empty() {
+                copied = self.put_on_top(mapping, &written)?;
             }
         }
-        backing.tracking.frozen();
+        self.tracking.frozen();
         Ok(Frozen {
-            files: backing
-                .layers
-                .iter()
-                .map(|layer| layer.file.clone())
-                .collect(),
+            files: self.layers.iter().map(|layer| layer.file.clone()).collect(),
             layout: MemoryLayout {
-                size: self.size,
-                covers: backing.layers[1..]
+                size: mapping.size,
+                covers: self.layers[1..]
                     .iter()
                     .map(|layer| layer.covers.clone())
                     .collect(),
@@ -79,104 +74,104 @@ impl GuestRam {
     }
 
     /// Makes what was written and released a layer. The bytes that were copied.
-    fn put_on_top(&self, backing: &mut Backing, written: &[Extent]) -> Result<u64, MemoryError> {
-        let few = backing.layers.len() <= LAYERS_MAX && backing.cuts < RELEASES_MAX;
-        let keep = if few { backing.layers.len() } else { 1 };
-        let (layer, copied) = self
-            .copy(&backing.layers, keep, written, &backing.released)
+    fn put_on_top(&mut self, mapping: &Mapping, written: &[Extent]) -> Result<u64, MemoryError> {
+        let few = self.layers.len() <= LAYERS_MAX && self.cuts < RELEASES_MAX;
+        let keep = if few { self.layers.len() } else { 1 };
+        let (layer, copied) = copy(mapping, &self.layers, keep, written, &self.released)
             .map_err(MemoryError::Freeze)?;
         // The bytes are the same before and after: if this ends half way, the
         // VM has lost nothing but the tracking of what it wrote, so it is told.
-        let by_log = few && backing.tracking.is_by_log();
+        let by_log = few && self.tracking.is_by_log();
         let in_place = match by_log {
-            true => &backing.released,
+            true => &self.released,
             false => &layer.covers,
         };
         for extent in in_place {
-            self.map_over(*extent, Some(&layer.file))
+            mapping
+                .map_over(*extent, Some(&layer.file))
                 .map_err(MemoryError::Freeze)?;
         }
-        backing.cuts = match by_log {
-            true => backing.cuts + backing.released.len(),
+        self.cuts = match by_log {
+            true => self.cuts + self.released.len(),
             false => 0,
         };
-        let mut layers = std::mem::take(&mut backing.layers);
+        let mut layers = std::mem::take(&mut self.layers);
         layers.truncate(keep);
         layers.push(layer);
         // A guest writes to the same few pages again and again.
-        backing.layers = without_hidden(layers);
-        backing.released.clear();
+        self.layers = without_hidden(layers);
+        self.released.clear();
         Ok(copied)
     }
+}
 
-    /// A new layer of what was written and released, and of all old layers but the
-    /// first `keep`. Also says how many bytes went into it.
-    fn copy(
-        &self,
-        old: &[Layer],
-        keep: usize,
-        written: &[Extent],
-        released: &[Extent],
-    ) -> io::Result<(Layer, u64)> {
-        let mut wanted = written.to_vec();
-        wanted.extend(old[keep..].iter().flat_map(|layer| &layer.covers));
-        let mut gap = GAP;
-        let (copy, covers) = loop {
-            let copy = joined(wanted.clone(), gap);
-            let covers = union([copy.as_slice(), released].concat());
-            let mut layers = old[..keep].to_vec();
-            layers.push(Layer {
-                file: old[0].file.clone(),
-                covers: covers.clone(),
-            });
-            if visible(&layers).len() <= SEGMENTS_MAX || gap >= self.size {
-                break (copy, covers);
-            }
-            gap *= 4;
-        };
-        let file = Arc::new(memfd::create(
-            "jiffy guest RAM layer",
-            self.size,
-            Pages::Small,
-        )?);
-        let mut copied = 0;
-        for extent in &copy {
-            copied += extent.length;
-            self.write_out(&file, *extent)?;
+/// A new layer of what was written and released, and of all old layers but the
+/// first `keep`. Also says how many bytes went into it.
+fn copy(
+    mapping: &Mapping,
+    old: &[Layer],
+    keep: usize,
+    written: &[Extent],
+    released: &[Extent],
+) -> io::Result<(Layer, u64)> {
+    let mut wanted = written.to_vec();
+    wanted.extend(old[keep..].iter().flat_map(|layer| &layer.covers));
+    let mut gap = GAP;
+    let (copy, covers) = loop {
+        let copy = joined(wanted.clone(), gap);
+        let covers = union([copy.as_slice(), released].concat());
+        let mut layers = old[..keep].to_vec();
+        layers.push(Layer {
+            file: old[0].file.clone(),
+            covers: covers.clone(),
+        });
+        if visible(&layers).len() <= SEGMENTS_MAX || gap >= mapping.size {
+            break (copy, covers);
         }
-        seal(&file)?;
-        Ok((Layer { file, covers }, copied))
+        gap *= 4;
+    };
+    let file = Arc::new(memfd::create(
+        "jiffy guest RAM layer",
+        mapping.size,
+        Pages::Small,
+    )?);
+    let mut copied = 0;
+    for extent in &copy {
+        copied += extent.length;
+        write_out(mapping, &file, *extent)?;
     }
+    seal(&file)?;
+    Ok((Layer { file, covers }, copied))
+}
 
-    #[allow(unsafe_code)] // Guest memory as the source of a write.
-    fn write_out(&self, file: &File, extent: Extent) -> io::Result<()> {
-        for (address, offset, length) in self.host_parts(extent) {
-            let mut done = 0;
-            while done < length {
-                // SAFETY: the range lies in our own mapping; the kernel copies
-                // from it, and no Rust reference to it is made.
-                let count = unsafe {
-                    libc::pwrite(
-                        std::os::fd::AsRawFd::as_raw_fd(&file.as_fd()),
-                        address.wrapping_add(done as usize).cast(),
-                        (length - done) as usize,
-                        (offset + done) as i64,
-                    )
-                };
-                match count {
-                    1.. => done += count as u64,
-                    0 => return Err(io::ErrorKind::WriteZero.into()),
-                    _ => {
-                        let error = io::Error::last_os_error();
-                        if error.kind() != io::ErrorKind::Interrupted {
-                            return Err(error);
-                        }
+#[allow(unsafe_code)] // Guest memory as the source of a write.
+fn write_out(mapping: &Mapping, file: &File, extent: Extent) -> io::Result<()> {
+    for (address, offset, length) in mapping.host_parts(extent) {
+        let mut done = 0;
+        while done < length {
+            // SAFETY: the range lies in our own mapping; the kernel copies
+            // from it, and no Rust reference to it is made.
+            let count = unsafe {
+                libc::pwrite(
+                    std::os::fd::AsRawFd::as_raw_fd(&file.as_fd()),
+                    address.wrapping_add(done as usize).cast(),
+                    (length - done) as usize,
+                    (offset + done) as i64,
+                )
+            };
+            match count {
+                1.. => done += count as u64,
+                0 => return Err(io::ErrorKind::WriteZero.into()),
+                _ => {
+                    let error = io::Error::last_os_error();
+                    if error.kind() != io::ErrorKind::Interrupted {
+                        return Err(error);
                     }
                 }
             }
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// Nobody who gets the file can change it, not even by taking over a VMM.
@@ -188,10 +183,11 @@ fn seal(file: &File) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::release::RELEASE_MIN;
     use super::*;
     use crate::layout;
+    use crate::memory::GuestRam;
     use crate::memory::layers::{PAGE, assemble};
-    use crate::memory::release::RELEASE_MIN;
     use jiffy_devices::virtio::balloon::Reclaim;
     use jiffy_wire::vmm::{Memory, PageSize};
     use proptest::prelude::*;

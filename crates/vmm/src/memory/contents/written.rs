@@ -5,15 +5,16 @@
 //! cheaper to ask, and then its pages may stay what they are
 //! (`docs/dirty-tracking.md`).
 
-use super::layers::{PAGE, union};
-use super::{Backing, GuestRam, whole};
+use super::Contents;
+use crate::memory::layers::{PAGE, union};
+use crate::memory::mapping::Mapping;
 use jiffy_devices::write_log::WriteLog;
 use jiffy_sys::pagemap::Pagemap;
 use jiffy_wire::vmm::Extent;
 use kvm_ioctls::VmFd;
 use std::fmt::Debug;
 use std::io;
-use std::sync::{Arc, TryLockError};
+use std::sync::Arc;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 /// Freezes after which a VM is one that is captured again and again.
@@ -79,109 +80,91 @@ impl Tracking {
     }
 }
 
-impl GuestRam {
+impl Contents {
     /// Whether it was captured often enough for a log to be worth what it costs.
-    pub fn wants_log(&self) -> bool {
-        let tracking = &self.lock().tracking;
-        tracking.freezes >= FREEZES && matches!(tracking.log, Log::None)
+    pub(in crate::memory) fn wants_log(&self) -> bool {
+        self.tracking.freezes >= FREEZES && matches!(self.tracking.log, Log::None)
     }
 
-    /// Has KVM log what the guest writes from now on: it takes the guest's pages
-    /// their right to be written, so it is better done while the guest runs.
-    pub fn keep_log(&self, vm: &Arc<VmFd>) {
-        let mut backing = self.lock();
-        backing.tracking.log = match self.give_to(vm, kvm_bindings::KVM_MEM_LOG_DIRTY_PAGES) {
-            Ok(()) => self.begin(Box::new(vm.clone())),
+    /// Has KVM log what the guest writes from now on, and the monitor what it writes
+    /// itself.
+    pub(in crate::memory) fn keep_log(&mut self, mapping: &Mapping, vm: &Arc<VmFd>) {
+        match mapping.give_to(vm, kvm_bindings::KVM_MEM_LOG_DIRTY_PAGES) {
+            Ok(()) => self.begin_log(mapping, Box::new(vm.clone())),
             Err(error) => {
                 tracing::warn!(%error, "KVM keeps no log of what is written; captures take longer");
-                Log::Refused
+                self.tracking.log = Log::Refused;
             }
-        };
-    }
-
-    fn begin(&self, log: Box<dyn GuestLog>) -> Log {
-        self.memory
-            .iter()
-            .for_each(|region| WriteLog::of(region).keep());
-        Log::Begun(log)
-    }
-
-    /// The ranges of RAM that this VM has written since the last freeze, or
-    /// since it mapped what was frozen elsewhere. All of it, before the first.
-    pub fn written(&self) -> io::Result<Vec<Extent>> {
-        self.find_written(&mut self.lock())
-    }
-
-    /// The same for who must not wait: a vCPU that gives memory back may be waiting for
-    /// a pager that is gone.
-    pub fn written_at_once(&self) -> io::Result<Vec<Extent>> {
-        match self.backing.try_lock() {
-            Ok(mut backing) => self.find_written(&mut backing),
-            Err(TryLockError::Poisoned(poisoned)) => self.find_written(&mut poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => Err(io::Error::new(
-                io::ErrorKind::WouldBlock,
-                "the guest is giving memory back; ask again",
-            )),
         }
     }
 
-    pub(super) fn find_written(&self, backing: &mut Backing) -> io::Result<Vec<Extent>> {
-        self.ask_log(&mut backing.tracking)?;
-        if !matches!(backing.tracking.log, Log::Whole(_)) {
-            return self.own_pages(&[whole(self.size)]);
+    fn begin_log(&mut self, mapping: &Mapping, log: Box<dyn GuestLog>) {
+        for region in mapping.memory.iter() {
+            WriteLog::of(region).keep();
+        }
+        self.tracking.log = Log::Begun(log);
+    }
+
+    /// The ranges of RAM that were written since the last freeze, or since what was frozen
+    /// elsewhere was mapped. All of it, before the first.
+    pub(in crate::memory) fn written(&mut self, mapping: &Mapping) -> io::Result<Vec<Extent>> {
+        self.tracking.ask_log(mapping)?;
+        if !matches!(self.tracking.log, Log::Whole(_)) {
+            return own_pages(mapping, &[mapping.whole()]);
         }
         // What was released was mapped anew.
-        let released = union(backing.released.clone());
-        let mut written = outside(&backing.tracking.told, &released);
+        let released = union(self.released.clone());
+        let mut written = outside(&self.tracking.told, &released);
         if !released.is_empty() {
-            written.extend(self.own_pages(&released)?);
+            written.extend(own_pages(mapping, &released)?);
         }
         Ok(written)
     }
+}
 
+impl Tracking {
     /// What the log tells is told once, so it is kept until the next freeze.
-    fn ask_log(&self, tracking: &mut Tracking) -> io::Result<()> {
-        let Some(log) = tracking.log.kept() else {
+    fn ask_log(&mut self, mapping: &Mapping) -> io::Result<()> {
+        let Some(log) = self.log.kept() else {
             return Ok(());
         };
         let mut offset = 0;
-        for (slot, region) in (0..).zip(self.memory.iter()) {
+        for (slot, region) in (0..).zip(mapping.memory.iter()) {
             let mut pages = log.take(slot, region.len())?;
             for (pages, ours) in pages.iter_mut().zip(WriteLog::of(region).take()) {
                 *pages |= ours;
             }
-            push_ranges(&mut tracking.told, &pages, offset);
+            push_ranges(&mut self.told, &pages, offset);
             offset += region.len();
         }
-        tracking.told = union(std::mem::take(&mut tracking.told));
+        self.told = union(std::mem::take(&mut self.told));
         Ok(())
     }
+}
 
-    fn own_pages(&self, extents: &[Extent]) -> io::Result<Vec<Extent>> {
-        // Opened for each question: at every boot, for hardly any VM is ever
-        // asked, it would be the most expensive file of all.
-        let pagemap = Pagemap::open().map_err(|error| {
-            io::Error::new(
-                error.kind(),
-                format!(
-                    "/proc/self/pagemap, which tells what was written, can't be opened: {error}"
-                ),
-            )
-        })?;
-        let mut written = Vec::new();
-        for extent in extents {
-            for (address, offset, length) in self.host_parts(*extent) {
-                let start = address as u64;
-                for range in pagemap.own_pages(start..start + length)? {
-                    written.push(Extent {
-                        offset: offset + (range.start - start),
-                        length: range.end - range.start,
-                    });
-                }
+/// The pages of these ranges that are this process's own.
+fn own_pages(mapping: &Mapping, extents: &[Extent]) -> io::Result<Vec<Extent>> {
+    // Opened for each question: at every boot, for hardly any VM is ever
+    // asked, it would be the most expensive file of all.
+    let pagemap = Pagemap::open().map_err(|error| {
+        io::Error::new(
+            error.kind(),
+            format!("/proc/self/pagemap, which tells what was written, can't be opened: {error}"),
+        )
+    })?;
+    let mut written = Vec::new();
+    for extent in extents {
+        for (address, offset, length) in mapping.host_parts(*extent) {
+            let start = address as u64;
+            for range in pagemap.own_pages(start..start + length)? {
+                written.push(Extent {
+                    offset: offset + (range.start - start),
+                    length: range.end - range.start,
+                });
             }
         }
-        Ok(written)
     }
+    Ok(written)
 }
 
 /// Adds the ranges whose bits are set; the first bit is the page at `offset`.
@@ -226,7 +209,7 @@ fn outside(ranges: &[Extent], holes: &[Extent]) -> Vec<Extent> {
 }
 
 #[cfg(test)]
-impl GuestRam {
+impl crate::memory::GuestRam {
     /// A log without a guest: only the monitor writes.
     pub(super) fn keep_log_of_monitor(&self) {
         #[derive(Debug)]
@@ -236,8 +219,7 @@ impl GuestRam {
                 Ok(vec![0; (size / PAGE).div_ceil(64) as usize])
             }
         }
-        let log = self.begin(Box::new(NoGuest));
-        self.lock().tracking.log = log;
+        self.lock().begin_log(&self.mapping, Box::new(NoGuest));
     }
 }
 

@@ -1,0 +1,77 @@
+//! Memory that the guest does not need.
+
+use super::{Contents, Mapped};
+use crate::memory::layers::{Segment, within};
+use crate::memory::mapping::Mapping;
+use jiffy_sys::memfd::Pages;
+use jiffy_wire::vmm::Extent;
+use rustix::mm::Advice;
+use std::io;
+
+/// Smallest range released of what is mapped privately, bytes: each such range is a
+/// mapping of its own, and those are counted.
+pub(super) const RELEASE_MIN: u64 = 256 << 10;
+/// Most such ranges.
+pub(super) const RELEASES_MAX: usize = 4096;
+
+impl Contents {
+    /// From now on the range reads as zero, or, where that would take too many
+    /// mappings or RAM is in huge pages, as before.
+    pub(in crate::memory) fn release(
+        &mut self,
+        mapping: &Mapping,
+        extent: Extent,
+    ) -> io::Result<()> {
+        // Huge pages are reserved, and the reservation would go with them: the guest's
+        // next access may find the pool empty. What was there is an answer, too.
+        if mapping.pages != Pages::Small {
+            return Ok(());
+        }
+        match self.mapped {
+            Mapped::Shared => {
+                for Segment { extent, layer } in within(&self.layers, extent) {
+                    match layer {
+                        0 => mapping.advise(extent, Advice::LinuxRemove)?,
+                        _ => self.release_private(mapping, extent)?,
+                    }
+                }
+                Ok(())
+            }
+            Mapped::Privately => self.release_private(mapping, extent),
+        }
+    }
+
+    /// Puts zeros over a range of private mappings. Without them it would have
+    /// the bytes of its file again, which are neither zero nor what was there.
+    fn release_private(&mut self, mapping: &Mapping, extent: Extent) -> io::Result<()> {
+        if extent.length < RELEASE_MIN || self.released.len() + self.cuts >= RELEASES_MAX {
+            return Ok(());
+        }
+        mapping.map_over(extent, None)?;
+        self.released.push(extent);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::GuestRam;
+    use jiffy_devices::virtio::balloon::Reclaim;
+    use vm_memory::{Bytes, GuestAddress};
+
+    #[test]
+    fn huge_pages_stay_where_they_are_reserved() {
+        // Of a host that need not have any.
+        let mut ram = GuestRam::to_be_paged(64 << 20).unwrap();
+        ram.mapping.pages = Pages::Huge2M;
+        let start = GuestAddress(2 << 20);
+        ram.memory().write_obj(7u64, start).unwrap();
+        ram.release(start, 2 << 20).unwrap();
+        assert_eq!(ram.memory().read_obj::<u64>(start).unwrap(), 7);
+        assert!(ram.release(GuestAddress(63 << 20), 2 << 20).is_err());
+        ram.mapping.pages = Pages::Small;
+        ram.release(start, 2 << 20).unwrap();
+        assert_eq!(ram.memory().read_obj::<u64>(start).unwrap(), 0);
+    }
+}
