@@ -88,6 +88,21 @@ const TRUSTED: &[(&str, &str)] = &[
         "the options that the machine was started with",
     ),
     ("crates/machine/src/qmp.rs", "the QEMU that we started"),
+    (
+        "crates/net/src/cidr.rs",
+        "the operator and the user write it",
+    ),
+    ("crates/net/src/conntrack.rs", "the host's kernel writes it"),
+    ("crates/net/src/identity.rs", "the daemon makes ids"),
+    ("crates/net/src/nft/read.rs", "the host's kernel writes it"),
+    (
+        "crates/net/src/policy/publish.rs",
+        "the user writes it; property tests in `policy::tests`",
+    ),
+    (
+        "crates/net/src/policy/target.rs",
+        "the user writes it; property tests in `policy::tests`",
+    ),
     ("crates/node/src/cpu.rs", "our own `jiffy-vmm` prints it"),
     (
         "crates/content/src/images/policy.rs",

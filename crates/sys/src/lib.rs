@@ -10,12 +10,14 @@
 //! * [`locked`]: files locked as long as they are open.
 //! * [`mapped`]: a file that another process writes, mapped to be read.
 //! * [`memfd`]: memory with a descriptor, in small or huge pages.
+//! * [`netlink`]: requests to the kernel's network.
 //! * [`ownership`]: whose a folder is.
 //! * [`pagemap`]: which pages of a mapping were written.
 //! * [`kick`]: a signal that makes one thread leave a blocking call.
 //! * [`private_socket`]: a Unix socket that only its owner may connect to.
 //! * [`regular`]: files that must be files.
 //! * [`spawn`]: a program in a session of its own.
+//! * [`tap`]: network links whose other end is a descriptor.
 //! * [`termination`]: SIGTERM and SIGINT as a descriptor.
 //! * [`userfaultfd`]: page faults of one process, served by another.
 
@@ -30,10 +32,12 @@ pub mod kick;
 pub mod locked;
 pub mod mapped;
 pub mod memfd;
+pub mod netlink;
 pub mod ownership;
 pub mod pagemap;
 pub mod private_socket;
 pub mod regular;
 pub mod spawn;
+pub mod tap;
 pub mod termination;
 pub mod userfaultfd;

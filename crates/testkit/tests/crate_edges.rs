@@ -19,6 +19,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("rootfs", &[]),
     ("kernel", &[]),
     ("guest", &["wire", "sys"]),
+    ("net", &["wire", "sys"]),
     (
         "content",
         &[

@@ -1,0 +1,131 @@
+//! Connections that the kernel tracks, and forgetting some of them
+//! (linux/netfilter/nfnetlink_conntrack.h).
+
+use crate::Error;
+use crate::netlink::channel::find;
+use crate::netlink::{Batch, Channel, Refusal, flags};
+use rustix::io::Errno;
+use std::net::IpAddr;
+
+const SUBSYSTEM: u16 = 1;
+const GET: u16 = SUBSYSTEM << 8 | 1;
+const DELETE: u16 = SUBSYSTEM << 8 | 2;
+const TUPLE_ORIGINAL: u16 = 1;
+const TUPLE_REPLY: u16 = 2;
+const ID: u16 = 12;
+const ZONE: u16 = 18;
+const TUPLE_IP: u16 = 1;
+const TUPLE_PROTOCOL: u16 = 2;
+const PROTOCOL_NUMBER: u16 = 1;
+const PROTOCOL_PORT: u16 = 3;
+const NFGENMSG: usize = 4;
+/// Connections that are deleted by one datagram.
+const AT_ONCE: usize = 256;
+
+/// A connection, as it began.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Connection {
+    /// Number of its protocol.
+    pub protocol: u8,
+    /// Who began it.
+    pub source: IpAddr,
+    /// With whom, before any change of the address.
+    pub destination: IpAddr,
+    /// The port, before any change; 0 where the protocol has none.
+    pub port: u16,
+    /// Who answers.
+    pub answers: IpAddr,
+    /// The family and attributes that name it to the kernel.
+    name: Name,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Name {
+    family: u8,
+    tuple: Vec<u8>,
+    id: Option<Vec<u8>>,
+    zone: Option<Vec<u8>>,
+}
+
+/// All connections.
+#[cfg(test)]
+pub(crate) fn list(netfilter: &mut Channel) -> Result<Vec<Connection>, Error> {
+    matching(netfilter, |_| true)
+}
+
+/// Forgets the connections that `unwanted` is true of. Returns how many.
+pub(crate) fn forget(
+    netfilter: &mut Channel,
+    unwanted: impl Fn(&Connection) -> bool,
+) -> Result<usize, Error> {
+    let unwanted = matching(netfilter, unwanted)?;
+    for some in unwanted.chunks(AT_ONCE) {
+        let mut batch = Batch::new();
+        for one in some {
+            let name = &one.name;
+            batch.message(DELETE, 0, |it| {
+                it.fixed(&[name.family, 0, 0, 0]);
+                it.nested(TUPLE_ORIGINAL, |it| _ = it.fixed(&name.tuple));
+                for (kind, value) in [(ID, &name.id), (ZONE, &name.zone)] {
+                    if let Some(value) = value {
+                        it.bytes(kind, value);
+                    }
+                }
+            });
+        }
+        let last = batch.len() - 1;
+        match netfilter.transact(batch, last) {
+            // It ended meanwhile; the others are deleted all the same.
+            Err(refusal) if refusal.errno() == Some(Errno::NOENT) => {}
+            other => other.map_err(Error::kernel("forgetting connections"))?,
+        }
+    }
+    Ok(unwanted.len())
+}
+
+fn matching(
+    netfilter: &mut Channel,
+    wanted: impl Fn(&Connection) -> bool,
+) -> Result<Vec<Connection>, Error> {
+    let request = || {
+        let mut batch = Batch::new();
+        batch.message(GET, flags::DUMP, |it| _ = it.fixed(&[0; NFGENMSG]));
+        batch
+    };
+    let take = |_, body: &[u8]| Ok::<_, Refusal>(connection(body).filter(|it| wanted(it)));
+    let found = netfilter.dump(request, take);
+    found.map_err(Error::kernel("listing connections"))
+}
+
+fn connection(body: &[u8]) -> Option<Connection> {
+    let (header, attributes) = body.split_at_checked(NFGENMSG)?;
+    let original = find(attributes, TUPLE_ORIGINAL)?;
+    let reply = find(attributes, TUPLE_REPLY)?;
+    let protocol = find(original, TUPLE_PROTOCOL)?;
+    let port = find(protocol, PROTOCOL_PORT).and_then(|it| it.try_into().ok());
+    let bytes = |kind| find(attributes, kind).map(<[u8]>::to_vec);
+    Some(Connection {
+        protocol: *find(protocol, PROTOCOL_NUMBER)?.first()?,
+        source: address(original, false)?,
+        destination: address(original, true)?,
+        port: port.map_or(0, u16::from_be_bytes),
+        answers: address(reply, false)?,
+        name: Name {
+            family: header[0],
+            tuple: original.to_vec(),
+            id: bytes(ID),
+            zone: bytes(ZONE),
+        },
+    })
+}
+
+/// The source or destination of a tuple (`CTA_IP_*`).
+fn address(tuple: &[u8], destination: bool) -> Option<IpAddr> {
+    let addresses = find(tuple, TUPLE_IP)?;
+    let offset = u16::from(destination);
+    if let Some(v4) = find(addresses, 1 + offset) {
+        return Some(IpAddr::from(<[u8; 4]>::try_from(v4).ok()?));
+    }
+    let v6 = find(addresses, 3 + offset)?;
+    Some(IpAddr::from(<[u8; 16]>::try_from(v6).ok()?))
+}

@@ -1,0 +1,156 @@
+//! What the host must do for its VMs: forward their packets, and the answers.
+//!
+//! IPv4: a link forwards what comes in on it if `net.ipv4.conf.LINK.forwarding` is set. VMs'
+//! links are made so. The links that the host's routes go by are set so, too, unless the host
+//! forwards anyway; our table then drops what comes in on them for anybody but VMs.
+//!
+//! IPv6: `net.ipv6.conf.all.forwarding` makes the host a router, which takes its own addresses
+//! from no router any more. It is never set. Where it is set, VMs have IPv6; else where the
+//! kernel has `force_forwarding` (Linux 6.17), which is by link as that of IPv4.
+
+use crate::links::found::{Link, Route};
+use crate::{Error, links, sysctl};
+use std::collections::BTreeSet;
+
+/// How VMs' IPv6 packets are forwarded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ipv6 {
+    /// Not at all, and why.
+    Off(&'static str),
+    /// The host forwards all.
+    Host,
+    /// By link.
+    ByLink,
+}
+
+/// What is set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Forwarding {
+    ipv6: Ipv6,
+    /// Links where forwarding of IPv4 was set for VMs.
+    pub uplinks: Vec<(u32, String)>,
+    /// The same of IPv6.
+    pub uplinks6: Vec<(u32, String)>,
+    /// A route leads outwards.
+    pub outwards6: bool,
+}
+
+impl Forwarding {
+    /// Sets what is needed. `before` are the links where an earlier one has set it, for IPv4
+    /// and IPv6.
+    pub fn set(
+        wanted6: bool,
+        found: &[Link],
+        routes: &[Route],
+        before: [&BTreeSet<u32>; 2],
+    ) -> Result<Forwarding, Error> {
+        let all4 = sysctl::read("ipv4/ip_forward") == Some(1);
+        let uplinks = if all4 {
+            Vec::new()
+        } else {
+            set(found, routes, true, before[0])?
+        };
+        let ipv6 = match sysctl::read("ipv6/conf/all/forwarding") {
+            _ if !wanted6 => Ipv6::Off("it is turned off"),
+            None => Ipv6::Off("the host has no IPv6"),
+            Some(1) => Ipv6::Host,
+            Some(_) if sysctl::read("ipv6/conf/all/force_forwarding").is_some() => Ipv6::ByLink,
+            Some(_) => Ipv6::Off(
+                "net.ipv6.conf.all.forwarding is 0, and this kernel can't forward by link",
+            ),
+        };
+        let uplinks6 = if ipv6 == Ipv6::ByLink {
+            set(found, routes, false, before[1])?
+        } else {
+            Vec::new()
+        };
+        let default6 = |it: &Route| it.to.prefix() == 0 && it.to.first().is_ipv6() && it.unicast;
+        Ok(Forwarding {
+            ipv6,
+            uplinks,
+            uplinks6,
+            outwards6: routes.iter().any(default6),
+        })
+    }
+
+    /// Do VMs have IPv6?
+    pub fn ipv6(&self) -> bool {
+        !matches!(self.ipv6, Ipv6::Off(_))
+    }
+
+    /// Why VMs have none.
+    pub fn no_ipv6(&self) -> Option<&'static str> {
+        match self.ipv6 {
+            Ipv6::Off(why) => Some(why),
+            _ => None,
+        }
+    }
+
+    /// A VM's link was made: it forwards IPv4 since its making.
+    pub fn link_made(&self, name: &str) -> Result<(), Error> {
+        if self.ipv6 == Ipv6::ByLink {
+            sysctl::write(&setting(name, false), 1)?;
+        }
+        Ok(())
+    }
+
+    /// As `sysctl` writes them.
+    pub fn settings(&self) -> Vec<String> {
+        let written =
+            |it: &(u32, String), v4| format!("net.{}=1", setting(&it.1, v4).replace('/', "."));
+        let v4 = self.uplinks.iter().map(|it| written(it, true));
+        v4.chain(self.uplinks6.iter().map(|it| written(it, false)))
+            .collect()
+    }
+
+    /// Takes back what was set, unless the host forwards everything meanwhile.
+    pub fn unset(&self) -> Result<(), Error> {
+        if sysctl::read("ipv4/ip_forward") != Some(1) {
+            for (_, name) in &self.uplinks {
+                sysctl::write_if_there(&setting(name, true), 0)?;
+            }
+        }
+        for (_, name) in &self.uplinks6 {
+            sysctl::write_if_there(&setting(name, false), 0)?;
+        }
+        Ok(())
+    }
+}
+
+fn setting(link: &str, v4: bool) -> String {
+    if v4 {
+        format!("ipv4/conf/{link}/forwarding")
+    } else {
+        format!("ipv6/conf/{link}/force_forwarding")
+    }
+}
+
+/// Sets forwarding of the links that routes go by, where it is not set. Returns those, and
+/// those of `before`.
+fn set(
+    found: &[Link],
+    routes: &[Route],
+    v4: bool,
+    before: &BTreeSet<u32>,
+) -> Result<Vec<(u32, String)>, Error> {
+    let used: BTreeSet<u32> = routes
+        .iter()
+        .filter(|it| it.unicast && it.to.first().is_ipv4() == v4)
+        .flat_map(|it| it.links.iter().copied())
+        .collect();
+    let mut uplinks = Vec::new();
+    for link in found {
+        if !used.contains(&link.index) || link.loopback || links::is_ours(link) {
+            continue;
+        }
+        let name = setting(&link.name, v4);
+        let on = sysctl::read(&name) == Some(1);
+        if !on {
+            sysctl::write(&name, 1)?;
+        }
+        if !on || before.contains(&link.index) {
+            uplinks.push((link.index, link.name.clone()));
+        }
+    }
+    Ok(uplinks)
+}

@@ -1,0 +1,393 @@
+//! A host's network for VMs: all of it, behind one door.
+//!
+//! [`Host::open`] brings links, routes, neighbours and rules to what the records say, whatever
+//! was there. From then on one VM at a time is attached, changed and detached.
+//!
+//! * [`forwarding`]: what the host must do for its VMs, and what was set for it.
+//! * [`reconcile`]: from whatever there is to what should be.
+
+pub mod forwarding;
+mod reconcile;
+
+#[cfg(test)]
+mod tests;
+
+use crate::conntrack::{self, Connection};
+use crate::firewalls::{self, Blocker};
+use crate::identity::{GATEWAY_MAC, Mac};
+use crate::links::found::Traffic;
+use crate::links::{self, LinkSpec};
+use crate::netlink::{Channel, Refusal};
+use crate::policy::Policy;
+use crate::policy::publish::Publish;
+use crate::pool::{Pool, Ranges};
+use crate::rules::{Counted, GuestRules, Rules};
+use crate::{Cidr, Error, VmId};
+use forwarding::Forwarding;
+use jiffy_sys::tap::Tap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// What an operator decides.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostOptions {
+    /// VMs' IPv4 addresses; none: chosen beside the host's routes.
+    pub v4: Option<Cidr>,
+    /// VMs' IPv6 addresses; none: chosen the same way.
+    pub v6: Option<Cidr>,
+    /// Random bytes that the chosen IPv6 range has.
+    pub seed: [u8; 5],
+    /// VMs have IPv6, where the host can forward it.
+    pub ipv6: bool,
+    /// The port of the gateway's address where the name server is.
+    pub name_port: u16,
+    /// Ports of the host's that no rule opens to VMs.
+    pub never: Vec<u16>,
+    /// Connections that one VM may have at a time.
+    pub connections: Option<u32>,
+}
+
+impl Default for HostOptions {
+    fn default() -> HostOptions {
+        HostOptions {
+            v4: None,
+            v6: None,
+            seed: [0; 5],
+            ipv6: true,
+            name_port: 53,
+            never: Vec::new(),
+            connections: None,
+        }
+    }
+}
+
+/// What a VM has of the network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuestSpec {
+    /// Which.
+    pub vm: VmId,
+    /// Its IPv4 address, from [`Host::take_address`]. It decides the IPv6 address.
+    pub v4: Ipv4Addr,
+    /// The network whose other VMs it sees.
+    pub network: Option<String>,
+    /// What it may reach.
+    pub policy: Policy,
+    /// The host's ports that lead to it.
+    pub ports: Vec<Publish>,
+    /// Bytes of its largest packet.
+    pub mtu: u32,
+    /// Pairs of queues.
+    pub queues: u16,
+    /// User who may attach to its TAP.
+    pub owner: Option<u32>,
+}
+
+/// What a VM's device and guest are told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Addresses {
+    /// The VM's.
+    pub mac: Mac,
+    /// The VM's, alone in its network (/32).
+    pub v4: Ipv4Addr,
+    /// The same of IPv6 (/128), if VMs have IPv6.
+    pub v6: Option<Ipv6Addr>,
+    /// Gateway and name server.
+    pub gateway: Ipv4Addr,
+    /// The same of IPv6.
+    pub gateway6: Option<Ipv6Addr>,
+    /// Who has both: a guest is given it as a permanent neighbour, for nobody answers its ARP
+    /// or neighbour solicitations.
+    pub gateway_mac: Mac,
+}
+
+/// A VM that is attached. The TAP lives as long as one of its descriptors.
+#[derive(Debug)]
+pub struct Attached {
+    /// Descriptors, one for each pair of queues, and the link's number.
+    pub tap: Tap,
+    /// What its device and guest are told.
+    pub addresses: Addresses,
+}
+
+/// What was found, changed and set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// VMs' addresses.
+    pub ranges: Ranges,
+    /// Links that belonged to no VM, and are removed.
+    pub removed_links: Vec<String>,
+    /// Routes and neighbours of no VM's that are removed.
+    pub removed_routes: usize,
+    /// Connections of addresses that nobody has, and that are forgotten.
+    pub forgotten: usize,
+    /// VMs that have no link: they must be attached to have one.
+    pub without_link: Vec<VmId>,
+    /// Settings under /proc/sys/net that are set for VMs, as `sysctl` writes them.
+    pub settings: Vec<String>,
+    /// Why VMs have no IPv6, if they have none.
+    pub no_ipv6: Option<&'static str>,
+    /// Other firewalls' chains that stop what VMs send.
+    pub blockers: Vec<Blocker>,
+}
+
+/// The host's network for VMs.
+#[derive(Debug)]
+pub struct Host {
+    options: HostOptions,
+    route: Channel,
+    netfilter: Channel,
+    rules: Rules,
+    pool: Pool,
+    forwarding: Forwarding,
+    /// Addresses whose connections are still to be forgotten.
+    released: BTreeSet<IpAddr>,
+}
+
+impl Host {
+    /// Opens the network and brings it to what `guests` and `networks` say.
+    pub fn open(
+        options: HostOptions,
+        guests: &[GuestSpec],
+        networks: &BTreeSet<String>,
+    ) -> Result<(Host, Report), Error> {
+        reconcile::open(options, guests, networks)
+    }
+
+    /// The same again, for one that is open: after a stranger may have changed something, or
+    /// the host's routes have changed.
+    pub fn reconcile(
+        &mut self,
+        guests: &[GuestSpec],
+        networks: &BTreeSet<String>,
+    ) -> Result<Report, Error> {
+        reconcile::run(self, guests, networks)
+    }
+
+    /// VMs' addresses.
+    pub fn ranges(&self) -> Ranges {
+        self.pool.ranges()
+    }
+
+    /// An address for a new VM.
+    pub fn take_address(&mut self) -> Result<Ipv4Addr, Error> {
+        let address = self.pool.take()?;
+        // Not the least of the old connections is the new VM's.
+        if self.released.contains(&IpAddr::V4(address)) {
+            self.forget_released()?;
+        }
+        Ok(address)
+    }
+
+    /// The VM that had it is gone for good.
+    pub fn free_address(&mut self, address: Ipv4Addr) {
+        self.pool.free(address);
+    }
+
+    /// Makes a VM's link and rules. Its address is its own since [`Host::take_address`] or
+    /// [`Host::open`].
+    pub fn attach(&mut self, spec: &GuestSpec) -> Result<Attached, Error> {
+        let taken = |it: &&GuestRules| it.v4 == spec.v4 || it.vm == spec.vm;
+        if self.rules.guests().any(|it| taken(&it)) {
+            return Err(Error::AddressTaken(spec.v4));
+        }
+        if self.released.contains(&IpAddr::V4(spec.v4)) {
+            self.forget_released()?;
+        }
+        let link = self.link_spec(spec);
+        let ranges = self.ranges();
+        let tap = links::create(&mut self.route, &link, ranges)?;
+        // A link without rules reaches nothing, and is gone with its descriptors on an error.
+        self.forwarding.link_made(&link.vm.link())?;
+        self.rules.add(self.guest_rules(spec, tap.index))?;
+        Ok(Attached {
+            tap,
+            addresses: self.addresses(spec),
+        })
+    }
+
+    /// Removes a VM's link and rules. Its address stays its own. One that is not attached is
+    /// no error.
+    pub fn detach(&mut self, vm: VmId) -> Result<(), Error> {
+        let Some(guest) = self.rules.remove(vm)? else {
+            return Ok(());
+        };
+        self.released.insert(guest.v4.into());
+        self.released.extend(guest.v6.map(IpAddr::from));
+        links::remove(&mut self.route, guest.link)
+    }
+
+    /// Forgets the connections of addresses whose VMs are detached. It goes through all
+    /// connections of the host, so it is done for many VMs at once: when there is time, and
+    /// at the latest before an address is used again.
+    pub fn forget_released(&mut self) -> Result<usize, Error> {
+        if self.released.is_empty() {
+            return Ok(0);
+        }
+        let released = &self.released;
+        let of_one = |it: &Connection| {
+            [it.source, it.destination, it.answers]
+                .iter()
+                .any(|it| released.contains(it))
+        };
+        let forgotten = conntrack::forget(&mut self.netfilter, of_one)?;
+        self.released.clear();
+        Ok(forgotten)
+    }
+
+    /// Gives a VM that is attached another policy, network and ports. Connections that it may
+    /// not have any more are cut.
+    pub fn change(&mut self, spec: &GuestSpec) -> Result<(), Error> {
+        let old = self.rules.guest(spec.vm).cloned();
+        let old = old.ok_or_else(|| Error::NotAttached(spec.vm.to_string()))?;
+        let new = self.guest_rules(spec, old.link);
+        if loopback(&new.ports) && !loopback(&old.ports) {
+            let (link, ranges) = (self.link_spec(spec), self.ranges());
+            links::configure(&mut self.route, &link, old.link, ranges)?;
+        }
+        self.rules.change(new.clone())?;
+        self.cut(&new)
+    }
+
+    /// Removes a network: its VMs see one another no more. One that is gone is no error.
+    pub fn remove_network(&mut self, name: &str) -> Result<(), Error> {
+        let members = self.rules.guests();
+        let members = members.filter(|it| it.network.as_deref() == Some(name));
+        let members: Vec<VmId> = members.map(|it| it.vm).collect();
+        self.rules.remove_network(name)?;
+        for vm in members {
+            if let Some(guest) = self.rules.guest(vm).cloned() {
+                self.cut(&guest)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a VM sent and got, and what rules stopped.
+    pub fn counters(&mut self, vm: VmId) -> Result<(Traffic, Counted), Error> {
+        let stopped = self.rules.counted(vm)?;
+        let link = self.rules.guest(vm).map_or(0, |it| it.link);
+        let traffic = links::found::traffic(&mut self.route, link)?;
+        Ok((traffic, stopped))
+    }
+
+    /// What a VM's device and guest are told.
+    pub fn addresses(&self, spec: &GuestSpec) -> Addresses {
+        let ranges = self.ranges();
+        Addresses {
+            mac: spec.vm.mac(),
+            v4: spec.v4,
+            v6: self.v6(spec),
+            gateway: ranges.gateway(),
+            gateway6: self.forwarding.ipv6().then(|| ranges.gateway6()),
+            gateway_mac: GATEWAY_MAC,
+        }
+    }
+
+    /// Removes everything: links, routes, rules, settings.
+    pub fn uninstall(mut self) -> Result<(), Error> {
+        self.rules.uninstall()?;
+        self.forwarding.unset()?;
+        for link in links::found::links(&mut self.route)? {
+            if links::is_ours(&link) {
+                links::remove(&mut self.route, link.index)?;
+            }
+        }
+        links::remove_routes(&mut self.route, None)?;
+        let (v4, v6) = (self.ranges().v4(), self.ranges().v6());
+        let ours = |it: &IpAddr| v4.contains(*it) || v6.contains(*it);
+        conntrack::forget(&mut self.netfilter, |it| {
+            [it.source, it.destination, it.answers].iter().any(ours)
+        })?;
+        Ok(())
+    }
+
+    /// Other firewalls' chains that stop what VMs send.
+    pub fn blockers(&mut self) -> Result<Vec<Blocker>, Error> {
+        firewalls::find(&mut self.netfilter)
+    }
+
+    /// Cuts the connections that a VM may not have.
+    fn cut(&mut self, guest: &GuestRules) -> Result<(), Error> {
+        let ranges = self.ranges();
+        let mine = [Some(IpAddr::V4(guest.v4)), guest.v6.map(IpAddr::V6)];
+        let mine = |it: IpAddr| mine.contains(&Some(it));
+        let peers: BTreeSet<IpAddr> = self
+            .rules
+            .guests()
+            .filter(|it| it.network.is_some() && it.network == guest.network)
+            .flat_map(|it| [Some(IpAddr::V4(it.v4)), it.v6.map(IpAddr::V6)])
+            .flatten()
+            .collect();
+        let is_vm = |it: IpAddr| ranges.v4().contains(it) || ranges.v6().contains(it);
+        let gateway = |it: IpAddr| it == ranges.gateway() || it == ranges.gateway6();
+        let unwanted = |it: &Connection| {
+            if mine(it.source) {
+                let permitted = match it.destination {
+                    to if gateway(to) => true,
+                    to if is_vm(to) => peers.contains(&to),
+                    to => guest.policy.permits(to, it.protocol, it.port),
+                };
+                return !permitted;
+            }
+            if !mine(it.answers) {
+                return false;
+            }
+            if is_vm(it.source) {
+                return !gateway(it.source) && !peers.contains(&it.source);
+            }
+            // By a published port, which may be one no more.
+            !mine(it.destination) && !guest.ports.iter().any(|port| leads(port, it))
+        };
+        conntrack::forget(&mut self.netfilter, unwanted)?;
+        Ok(())
+    }
+
+    fn v6(&self, spec: &GuestSpec) -> Option<Ipv6Addr> {
+        self.forwarding.ipv6().then(|| self.ranges().v6_of(spec.v4))
+    }
+
+    fn link_spec(&self, spec: &GuestSpec) -> LinkSpec {
+        LinkSpec {
+            vm: spec.vm,
+            v4: spec.v4,
+            v6: self.v6(spec),
+            mtu: spec.mtu,
+            queues: spec.queues,
+            owner: spec.owner,
+            loopback: loopback(&spec.ports),
+        }
+    }
+
+    fn guest_rules(&self, spec: &GuestSpec, link: u32) -> GuestRules {
+        GuestRules {
+            vm: spec.vm,
+            link,
+            v4: spec.v4,
+            v6: self.v6(spec),
+            network: spec.network.clone(),
+            policy: spec.policy.clone(),
+            ports: spec.ports.clone(),
+        }
+    }
+}
+
+/// Is a port published that programs of the host reach by 127.0.0.1?
+fn loopback(ports: &[Publish]) -> bool {
+    let reaches = |it: &Publish| it.address.is_loopback() || it.address.is_unspecified();
+    ports.iter().any(|it| it.address.is_ipv4() && reaches(it))
+}
+
+fn leads(port: &Publish, connection: &Connection) -> bool {
+    let host = port.host..=port.host + (port.count - 1);
+    port.protocol.number() == connection.protocol && host.contains(&connection.port)
+}
+
+fn netfilter() -> Result<Channel, Error> {
+    Channel::netfilter()
+        .map_err(|error| Error::kernel("opening a netfilter socket")(Refusal::Socket(error)))
+}
+
+/// The maps of `guests` by VM.
+fn by_vm(guests: &[GuestSpec]) -> BTreeMap<VmId, &GuestSpec> {
+    guests.iter().map(|it| (it.vm, it)).collect()
+}

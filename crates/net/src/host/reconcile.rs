@@ -1,0 +1,170 @@
+//! From whatever there is to what should be.
+
+use super::forwarding::Forwarding;
+use super::{GuestSpec, Host, HostOptions, Report, by_vm, netfilter};
+use crate::conntrack::{self, Connection};
+use crate::links::found::Link;
+use crate::netlink::{Channel, Refusal};
+use crate::pool::choose::choose;
+use crate::pool::{Pool, Ranges};
+use crate::rules::table::Base;
+use crate::rules::{self, Rules};
+use crate::{Cidr, Error, VmId, firewalls, links};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+pub(super) fn open(
+    options: HostOptions,
+    guests: &[GuestSpec],
+    networks: &BTreeSet<String>,
+) -> Result<(Host, Report), Error> {
+    let mut route = Channel::route()
+        .map_err(|error| Error::kernel("opening a netlink socket")(Refusal::Socket(error)))?;
+    let ranges = ranges(&mut route, &options)?;
+    let mut host = Host {
+        rules: Rules::new(Base::new(ranges))?,
+        netfilter: netfilter()?,
+        pool: Pool::new(ranges),
+        forwarding: Forwarding::set(false, &[], &[], [&BTreeSet::new(); 2])?,
+        released: BTreeSet::new(),
+        options,
+        route,
+    };
+    for guest in guests {
+        host.pool.claim(guest.v4);
+    }
+    let report = run(&mut host, guests, networks)?;
+    Ok((host, report))
+}
+
+/// The ranges that the operator chose, or that collide with nothing.
+fn ranges(route: &mut Channel, options: &HostOptions) -> Result<Ranges, Error> {
+    let there = links::found::links(route)?;
+    let ours: BTreeSet<u32> = there
+        .iter()
+        .filter(|it| links::is_ours(it))
+        .map(|it| it.index)
+        .collect();
+    let mut taken: Vec<Cidr> = Vec::new();
+    for it in links::found::routes(route)? {
+        let ours =
+            it.protocol == links::ROUTE_PROTOCOL || it.links.iter().any(|it| ours.contains(it));
+        if !ours && it.to.prefix() != 0 {
+            taken.push(it.to);
+        }
+    }
+    let chosen = choose(&taken, options.seed)?;
+    let ranges = Ranges::new(
+        options.v4.unwrap_or(chosen.v4()),
+        options.v6.unwrap_or(chosen.v6()),
+    )?;
+    for pool in [ranges.v4(), ranges.v6()] {
+        if let Some(route) = taken.iter().find(|it| it.overlaps(pool)) {
+            let (pool, route) = (pool.to_string(), route.to_string());
+            return Err(Error::PoolTaken { pool, route });
+        }
+    }
+    Ok(ranges)
+}
+
+pub(super) fn run(
+    host: &mut Host,
+    guests: &[GuestSpec],
+    networks: &BTreeSet<String>,
+) -> Result<Report, Error> {
+    let ranges = host.ranges();
+    let wanted = by_vm(guests);
+    let found = links::found::links(&mut host.route)?;
+    let (kept, removed_links) = keep_links(&mut host.route, &found, &wanted)?;
+
+    let routes = links::found::routes(&mut host.route)?;
+    let mut before = rules::uplinks(&mut host.netfilter)?;
+    before[0].extend(indexes(&host.forwarding.uplinks));
+    before[1].extend(indexes(&host.forwarding.uplinks6));
+    host.forwarding =
+        Forwarding::set(host.options.ipv6, &found, &routes, [&before[0], &before[1]])?;
+    let index = links::ensure_host(&mut host.route, ranges)?;
+    if host.forwarding.ipv6() {
+        links::ensure_host6(&mut host.route, index, ranges)?;
+    }
+    let mut removed_routes = links::remove_routes(&mut host.route, Some(ranges))?;
+    let mut rules = Vec::new();
+    let mut without_link = Vec::new();
+    for guest in guests {
+        let Some(link) = kept.get(&guest.vm) else {
+            without_link.push(guest.vm);
+            continue;
+        };
+        let spec = host.link_spec(guest);
+        links::configure(&mut host.route, &spec, *link, ranges)?;
+        removed_routes += links::tidy(&mut host.route, &spec, *link)?;
+        host.forwarding.link_made(&guest.vm.link())?;
+        rules.push(host.guest_rules(guest, *link));
+    }
+    let base = Base {
+        outwards6: host.forwarding.ipv6() && host.forwarding.outwards6,
+        uplinks: indexes(&host.forwarding.uplinks),
+        uplinks6: indexes(&host.forwarding.uplinks6),
+        name_port: host.options.name_port,
+        never: host.options.never.clone(),
+        connections: host.options.connections,
+        ..Base::new(ranges)
+    };
+    host.rules.replace(base, networks.clone(), rules)?;
+    let forgotten = forget_strangers(host, guests)?;
+    Ok(Report {
+        ranges,
+        removed_links,
+        removed_routes,
+        forgotten,
+        without_link,
+        settings: host.forwarding.settings(),
+        no_ipv6: host.forwarding.no_ipv6(),
+        blockers: firewalls::find(&mut host.netfilter)?,
+    })
+}
+
+fn indexes(links: &[(u32, String)]) -> Vec<u32> {
+    links.iter().map(|it| it.0).collect()
+}
+
+/// Removes VMs' links that belong to none. Returns the others, and the names of the removed.
+fn keep_links(
+    route: &mut Channel,
+    found: &[Link],
+    wanted: &BTreeMap<VmId, &GuestSpec>,
+) -> Result<(BTreeMap<VmId, u32>, Vec<String>), Error> {
+    let mut kept = BTreeMap::new();
+    let mut removed = Vec::new();
+    for link in found
+        .iter()
+        .filter(|it| links::is_ours(it) && it.name != links::HOST_LINK)
+    {
+        match VmId::of_link(&link.name).filter(|it| wanted.contains_key(it)) {
+            Some(vm) => _ = kept.insert(vm, link.index),
+            None => {
+                links::remove(route, link.index)?;
+                removed.push(link.name.clone());
+            }
+        }
+    }
+    Ok((kept, removed))
+}
+
+/// Forgets connections of addresses of VMs' ranges that no VM has.
+fn forget_strangers(host: &mut Host, guests: &[GuestSpec]) -> Result<usize, Error> {
+    let ranges = host.ranges();
+    let mut known: BTreeSet<IpAddr> = [ranges.gateway().into(), ranges.gateway6().into()].into();
+    for guest in guests {
+        known.insert(guest.v4.into());
+        known.insert(ranges.v6_of(guest.v4).into());
+    }
+    let stranger = |it: &IpAddr| {
+        (ranges.v4().contains(*it) || ranges.v6().contains(*it)) && !known.contains(it)
+    };
+    let forgotten = conntrack::forget(&mut host.netfilter, |it: &Connection| {
+        [it.source, it.destination, it.answers].iter().any(stranger)
+    })?;
+    host.released.clear();
+    Ok(forgotten)
+}

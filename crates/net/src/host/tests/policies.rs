@@ -1,0 +1,182 @@
+//! Networks, rules of VMs' own, and what names open.
+
+use super::world::*;
+use super::{on_host, open, spec, vm};
+use crate::host::Host;
+use crate::policy::Policy;
+use crate::rules::NameRules;
+use std::net::IpAddr;
+use std::time::Duration;
+
+fn policy(allow: &[&str], deny: &[&str]) -> Policy {
+    let rules = |texts: &[&str]| texts.iter().map(|it| it.parse().expect("a rule")).collect();
+    Policy {
+        allow: rules(allow),
+        deny: rules(deny),
+    }
+}
+
+#[test]
+fn vms_of_one_network_see_one_another_until_it_is_removed() {
+    let world = World::new();
+    let (mut host, _) = open(&world);
+    let start = |host: &mut Host, number: u32, network: Option<&str>| {
+        let attached = on_host(&world, || {
+            let mut spec = spec(host, number);
+            spec.network = network.map(str::to_owned);
+            host.attach(&spec).expect("attached")
+        });
+        Guest::start(attached)
+    };
+    let a = start(&mut host, 1, Some("blue"));
+    let b = start(&mut host, 2, Some("blue"));
+    let c = start(&mut host, 3, Some("red"));
+    let d = start(&mut host, 4, None);
+    let _servers: Vec<Server> = [&a, &b, &c, &d]
+        .iter()
+        .map(|it| Server::tcp(&it.namespace, "::", 80, "vm"))
+        .collect();
+    let v4 = |it: &Guest| it.addresses.v4.to_string();
+    assert_eq!(
+        a.namespace.run(|| hear(&v4(&b), 80)),
+        Some(format!("vm ::ffff:{}", v4(&a)))
+    );
+    assert!(b.reaches(&v4(&a), 80));
+    if let (Some(from), Some(to)) = (a.addresses.v6, b.addresses.v6) {
+        assert_eq!(
+            a.namespace.run(|| hear(&to.to_string(), 80)),
+            Some(format!("vm {from}"))
+        );
+    }
+    for (from, to) in [(&a, &c), (&a, &d), (&c, &a), (&d, &a), (&c, &d), (&d, &b)] {
+        assert!(!from.reaches(&v4(to), 80), "{} {}", v4(from), v4(to));
+    }
+    on_host(&world, || host.remove_network("blue").expect("removed"));
+    assert!(!a.reaches(&v4(&b), 80));
+}
+
+#[test]
+fn a_policy_holds_and_is_changed_while_connections_are_open() {
+    let world = World::new();
+    let (mut host, _) = open(&world);
+    let mut own = on_host(&world, || spec(&mut host, 1));
+    own.policy = policy(
+        &["10.77.0.1:80", "host:8000/tcp"],
+        &["203.0.113.9:81-90", "all:25"],
+    );
+    let guest = Guest::start(on_host(&world, || host.attach(&own).expect("attached")));
+    let ports = [25, 80, 81, 8000];
+    let _servers: Vec<Server> = ports
+        .iter()
+        .flat_map(|port| [PUBLIC, PRIVATE].map(|it| Server::tcp(&world.outside, it, *port, "far")))
+        .collect();
+    let _host: Vec<Server> = ports
+        .iter()
+        .map(|it| Server::tcp(&world.host, HOST, *it, "host"))
+        .collect();
+    let reached = |guest: &Guest| -> Vec<(&str, u16)> {
+        let all = [PUBLIC, PRIVATE, HOST]
+            .into_iter()
+            .flat_map(|it| ports.map(|port| (it, port)));
+        all.filter(|(address, port)| guest.reaches(address, *port))
+            .collect()
+    };
+    assert_eq!(
+        reached(&guest),
+        [(PUBLIC, 80), (PUBLIC, 8000), (PRIVATE, 80), (HOST, 8000)]
+    );
+    // A connection that was open ends with the rule that let it be.
+    let talk = |address: &str| {
+        let at = std::net::SocketAddr::new(address.parse().expect("an address"), 7);
+        let listener = world
+            .outside
+            .run(|| std::net::TcpListener::bind(at).expect("a port"));
+        let stream = guest
+            .namespace
+            .run(|| std::net::TcpStream::connect_timeout(&at, PATIENCE).expect("connected"));
+        (listener.accept().expect("a connection").0, stream, listener)
+    };
+    own.policy = policy(&["10.77.0.1"], &[]);
+    on_host(&world, || host.change(&own).expect("changed"));
+    let (private, public) = (talk(PRIVATE), talk(PUBLIC));
+    own.policy = Policy::default();
+    on_host(&world, || host.change(&own).expect("changed"));
+    let arrives = |(far, near, _): &(std::net::TcpStream, std::net::TcpStream, _)| {
+        use std::io::{Read, Write};
+        let (mut far, mut near) = (far, near);
+        far.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        let _ = near.write_all(b"x");
+        far.read_exact(&mut [0]).is_ok()
+    };
+    assert!(arrives(&public));
+    assert!(!arrives(&private));
+    assert_eq!(
+        reached(&guest),
+        [(PUBLIC, 25), (PUBLIC, 80), (PUBLIC, 81), (PUBLIC, 8000)]
+    );
+}
+
+#[test]
+fn what_a_name_has_is_open_for_as_long_as_the_name_has_it() {
+    let world = World::new();
+    let (mut host, _) = open(&world);
+    let mut own = on_host(&world, || spec(&mut host, 1));
+    own.policy = policy(&["example.com:80"], &["all"]);
+    let guest = Guest::start(on_host(&world, || host.attach(&own).expect("attached")));
+    let _servers: Vec<Server> = [80, 81]
+        .map(|port| Server::tcp(&world.outside, PUBLIC, port, "far"))
+        .into();
+    let _server6 = Server::tcp(&world.outside, PUBLIC6, 80, "far");
+    assert!(!guest.reaches(PUBLIC, 80));
+    let addresses: Vec<IpAddr> = [PUBLIC, PUBLIC6]
+        .map(|it| it.parse().expect("an address"))
+        .into();
+    let open = |names: &mut NameRules, left: Duration| {
+        let addresses: Vec<_> = addresses.iter().map(|it| (*it, left)).collect();
+        names.open(vm(1), &addresses).expect("opened");
+    };
+    let mut names = on_host(&world, || NameRules::new().expect("a channel"));
+    open(&mut names, Duration::from_secs(1));
+    open(&mut names, Duration::from_secs(100));
+    std::thread::sleep(Duration::from_millis(1200));
+    assert!(guest.reaches(PUBLIC, 80) && !guest.reaches(PUBLIC, 81));
+    if guest.addresses.v6.is_some() {
+        assert!(guest.reaches(PUBLIC6, 80));
+    }
+    // It survives that the table is made anew.
+    on_host(&world, || {
+        let again = host.reconcile(&[own.clone()], &Default::default());
+        assert_eq!(again.expect("reconciled").without_link, []);
+    });
+    assert!(guest.reaches(PUBLIC, 80));
+    open(&mut names, Duration::from_millis(50));
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!guest.reaches(PUBLIC, 80));
+    // Of a VM that is gone, or has no such rule, it is no error.
+    names
+        .open(vm(9), &[(addresses[0], Duration::from_secs(1))])
+        .expect("nothing");
+}
+
+#[test]
+fn one_vm_has_no_more_connections_than_it_may() {
+    let world = World::new();
+    let options = crate::host::HostOptions {
+        connections: Some(5),
+        ..super::options()
+    };
+    let opened = on_host(&world, || Host::open(options, &[], &Default::default()));
+    let (mut host, _) = opened.expect("open");
+    let (a, b) = on_host(&world, || {
+        let (a, b) = (spec(&mut host, 1), spec(&mut host, 2));
+        (
+            host.attach(&a).expect("attached"),
+            host.attach(&b).expect("attached"),
+        )
+    });
+    let (a, b) = (Guest::start(a), Guest::start(b));
+    let _server = Server::tcp(&world.outside, PUBLIC, 80, "far");
+    let made = (0..9).filter(|_| a.reaches(PUBLIC, 80)).count();
+    assert_eq!(made, 5);
+    assert!(b.reaches(PUBLIC, 80));
+}

@@ -1,0 +1,70 @@
+//! Published ports, from everywhere.
+
+use super::world::*;
+use super::{on_host, open, spec};
+
+#[test]
+fn published_ports_are_reached_from_where_they_are_published() {
+    let world = World::new();
+    let (mut host, _) = open(&world);
+    let mut own = on_host(&world, || spec(&mut host, 1));
+    let published = [
+        "8080:80",
+        "0.0.0.0:8081:80",
+        "198.51.100.1:8082:80",
+        "0.0.0.0:9000-9002:79-81",
+        "0.0.0.0:5353:53/udp",
+        "[::]:8081:80",
+    ];
+    own.ports = published.map(|it| it.parse().expect(it)).into();
+    let guest = Guest::start(on_host(&world, || host.attach(&own).expect("attached")));
+    let other = Guest::start(on_host(&world, || {
+        let spec = spec(&mut host, 2);
+        host.attach(&spec).expect("attached")
+    }));
+    let _web = Server::tcp(&guest.namespace, "0.0.0.0", 80, "web");
+    let _web6 = Server::tcp(
+        &guest.namespace,
+        guest
+            .addresses
+            .v6
+            .map_or("::1".into(), |it| it.to_string())
+            .as_str(),
+        80,
+        "web6",
+    );
+    let _dns = Server::udp(&guest.namespace, "0.0.0.0", 53, "dns");
+    let gateway = guest.addresses.gateway.to_string();
+
+    let outside = |port| world.outside.run(move || hear(HOST, port));
+    let local = |address: &'static str, port| on_host(&world, move || hear(address, port));
+    assert_eq!(outside(8080), None);
+    assert_eq!(local("127.0.0.1", 8080), Some(format!("web {gateway}")));
+    assert_eq!(local(HOST, 8080), None);
+    // Who comes from outside is seen with its own address.
+    assert_eq!(outside(8081).as_deref(), Some("web 198.51.100.2"));
+    assert_eq!(local("127.0.0.1", 8081), Some(format!("web {gateway}")));
+    assert_eq!(local(HOST, 8081).as_deref(), Some("web 198.51.100.1"));
+    assert_eq!(outside(8082).as_deref(), Some("web 198.51.100.2"));
+    assert_eq!(local("127.0.0.1", 8082), None);
+    assert_eq!(outside(9001).as_deref(), Some("web 198.51.100.2"));
+    assert_eq!(outside(9003), None);
+    let asked = world.outside.run(|| ask(HOST, 5353));
+    assert_eq!(asked.as_deref(), Some("dns 198.51.100.2"));
+    let asked = on_host(&world, || ask("127.0.0.1", 5353));
+    assert_eq!(asked, Some(format!("dns {gateway}")));
+    if guest.addresses.v6.is_some() {
+        let heard = world.outside.run(|| hear(HOST6, 8081));
+        assert_eq!(heard.as_deref(), Some("web6 2001:db8:1::2"));
+        assert_eq!(local(HOST6, 8081).as_deref(), Some("web6 2001:db8:1::1"));
+    }
+    // A port of the host's is the host, which VMs do not reach.
+    assert!(!other.reaches(HOST, 8081) && !other.reaches(&gateway, 8081));
+
+    own.ports = vec!["0.0.0.0:8083:80".parse().expect("ports")];
+    on_host(&world, || host.change(&own).expect("changed"));
+    assert_eq!(outside(8081), None);
+    assert_eq!(outside(8083).as_deref(), Some("web 198.51.100.2"));
+    on_host(&world, || host.detach(own.vm).expect("detached"));
+    assert_eq!(outside(8083), None);
+}

@@ -1,0 +1,112 @@
+//! What a VM's id decides: the name of its link and its MAC address.
+
+use crate::Error;
+use std::ffi::CString;
+use std::fmt;
+
+/// What names of our links begin with. With the 12 digits of an id they have the 15 bytes that
+/// Linux allows.
+pub const LINK_PREFIX: &str = "jf-";
+/// Digits of a VM's id.
+const ID_DIGITS: usize = 12;
+/// The host's end of every VM's link has this MAC address: guests have it as their gateway's,
+/// so that it is the same after a fork or in another node.
+pub const GATEWAY_MAC: Mac = Mac([0x02, 0x6a, 0x66, 0x00, 0x00, 0x01]);
+
+/// An Ethernet address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Mac(pub [u8; 6]);
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+/// A VM's id: 12 hexadecimal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VmId([u8; 6]);
+
+impl VmId {
+    /// Takes the digits apart.
+    pub fn parse(text: &str) -> Result<VmId, Error> {
+        let wrong = || Error::Id(text.chars().take(40).collect());
+        let digits = text.as_bytes();
+        if digits.len() != ID_DIGITS {
+            return Err(wrong());
+        }
+        let mut id = [0; 6];
+        for (byte, pair) in id.iter_mut().zip(digits.chunks(2)) {
+            let mut value = 0;
+            for digit in pair {
+                value = value * 16
+                    + match digit {
+                        b'0'..=b'9' => digit - b'0',
+                        b'a'..=b'f' => digit - b'a' + 10,
+                        _ => return Err(wrong()),
+                    };
+            }
+            *byte = value;
+        }
+        Ok(VmId(id))
+    }
+
+    /// Name of its link.
+    pub fn link(self) -> String {
+        format!("{LINK_PREFIX}{self}")
+    }
+
+    /// The same for system calls.
+    pub(crate) fn link_c(self) -> CString {
+        CString::new(self.link()).unwrap_or_default()
+    }
+
+    /// The id that a link of this name belongs to.
+    pub fn of_link(name: &str) -> Option<VmId> {
+        VmId::parse(name.strip_prefix(LINK_PREFIX)?).ok()
+    }
+
+    /// Its MAC address: the id, as a locally administered address of one station
+    /// (IEEE 802 §8.4).
+    pub fn mac(self) -> Mac {
+        let mut mac = self.0;
+        mac[0] = mac[0] & 0xfc | 0x02;
+        Mac(mac)
+    }
+}
+
+impl fmt::Display for VmId {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_gives_a_link_that_gives_the_id() {
+        let id = VmId::parse("ff23456789ab").expect("an id");
+        assert_eq!(id.link(), "jf-ff23456789ab");
+        assert_eq!(id.link().len(), 15);
+        assert_eq!(VmId::of_link(&id.link()), Some(id));
+        assert_eq!(id.mac().to_string(), "fe:23:45:67:89:ab");
+    }
+
+    #[test]
+    fn other_texts_are_no_ids() {
+        for text in [
+            "",
+            "ff23456789a",
+            "ff23456789abc",
+            "FF23456789AB",
+            "ff23456789a\u{e9}",
+        ] {
+            assert!(VmId::parse(text).is_err(), "{text}");
+        }
+        assert_eq!(VmId::of_link("eth0"), None);
+        assert_eq!(VmId::of_link("jf-host"), None);
+    }
+}

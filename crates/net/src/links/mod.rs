@@ -1,0 +1,197 @@
+//! Links, and the addresses, routes and neighbours on them.
+//!
+//! Each VM has a TAP of its own, a route to its one address of each kind, and its MAC address
+//! as a permanent neighbour. The host's own address of the VMs' range is on a link of its own,
+//! `jf-host`, which carries nothing.
+//!
+//! * [`messages`]: what is asked of the kernel.
+//! * [`found`]: what there is.
+
+pub mod found;
+mod messages;
+
+use crate::Error;
+use crate::identity::VmId;
+use crate::netlink::{Batch, Channel};
+use crate::pool::Ranges;
+use jiffy_sys::tap::{Tap, TapOptions};
+use rustix::io::Errno;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+/// The group of all our links: rules know them by it (`iifgroup`).
+pub const GROUP: u32 = 0x6a66;
+/// The link that has the host's own address of the VMs' range.
+pub const HOST_LINK: &str = "jf-host";
+/// Routes of ours have this origin (`rtm_protocol`; those from 17 on are anybody's).
+pub const ROUTE_PROTOCOL: u8 = 106;
+
+/// One VM's link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkSpec {
+    /// Whose.
+    pub vm: VmId,
+    /// Its address.
+    pub v4: Ipv4Addr,
+    /// The same of IPv6, if VMs have IPv6.
+    pub v6: Option<Ipv6Addr>,
+    /// Bytes of the largest packet.
+    pub mtu: u32,
+    /// Pairs of queues.
+    pub queues: u16,
+    /// User who may attach to the TAP.
+    pub owner: Option<u32>,
+    /// The host's loopback addresses may be the source of what is sent to the VM, until rules
+    /// change it: for ports published on them.
+    pub loopback: bool,
+}
+
+/// Is it one of ours, by its group or its name?
+pub(crate) fn is_ours(link: &found::Link) -> bool {
+    link.group == GROUP || link.name == HOST_LINK || VmId::of_link(&link.name).is_some()
+}
+
+/// Makes the link of a VM with all that belongs to it.
+pub(crate) fn create(route: &mut Channel, spec: &LinkSpec, ranges: Ranges) -> Result<Tap, Error> {
+    let name = spec.vm.link_c();
+    let tap = Tap::create(&TapOptions {
+        name: &name,
+        queues: spec.queues,
+        owner: spec.owner,
+        offloads: true,
+        persistent: false,
+    });
+    let tap = tap.map_err(|source| tap_error(spec.vm.link(), source))?;
+    configure(route, spec, tap.index, ranges)?;
+    Ok(tap)
+}
+
+/// Gives a link that exists all that belongs to it.
+pub(crate) fn configure(
+    route: &mut Channel,
+    spec: &LinkSpec,
+    index: u32,
+    ranges: Ranges,
+) -> Result<(), Error> {
+    let mut batch = Batch::new();
+    messages::set_up(&mut batch, index, spec.mtu, spec.loopback);
+    messages::reach(&mut batch, index, spec.v4.into(), spec.vm.mac(), ranges);
+    if let Some(v6) = spec.v6 {
+        messages::reach(&mut batch, index, v6.into(), spec.vm.mac(), ranges);
+    }
+    let last = batch.len() - 1;
+    route
+        .transact(batch, last)
+        .map_err(Error::kernel("setting up a VM's link"))
+}
+
+/// Removes a link. One that is gone already is no error.
+pub(crate) fn remove(route: &mut Channel, index: u32) -> Result<(), Error> {
+    let mut batch = Batch::new();
+    messages::delete_link(&mut batch, index);
+    match route.transact(batch, 0) {
+        Err(refusal) if refusal.errno() == Some(Errno::NODEV) => Ok(()),
+        other => other.map_err(Error::kernel("removing a link")),
+    }
+}
+
+/// Makes the link with the host's own addresses, and what catches packets to those that no VM
+/// has; or gives those that exist what they lack. Returns its index.
+pub(crate) fn ensure_host(route: &mut Channel, ranges: Ranges) -> Result<u32, Error> {
+    let name = std::ffi::CString::new(HOST_LINK).unwrap_or_default();
+    let there = found::links(route)?;
+    let index = match there.iter().find(|it| it.name == HOST_LINK) {
+        Some(link) => link.index,
+        None => {
+            let tap = Tap::create(&TapOptions {
+                name: &name,
+                queues: 1,
+                owner: None,
+                offloads: false,
+                persistent: true,
+            });
+            tap.map_err(|source| tap_error(HOST_LINK.to_owned(), source))?
+                .index
+        }
+    };
+    for (address, prefix) in found::addresses(route, index)? {
+        let ours = address == ranges.gateway() || address == ranges.gateway6();
+        if !ours {
+            let mut batch = Batch::new();
+            messages::delete_address(&mut batch, index, address, prefix);
+            let removed = route.transact(batch, 0);
+            removed.map_err(Error::kernel("removing an address of ours"))?;
+        }
+    }
+    let mut batch = Batch::new();
+    messages::set_up_host(&mut batch, index);
+    messages::address(&mut batch, index, ranges.gateway().into());
+    messages::unreachable(&mut batch, ranges.v4());
+    let last = batch.len() - 1;
+    let set = route.transact(batch, last);
+    set.map_err(Error::kernel("giving the host its address among VMs"))?;
+    Ok(index)
+}
+
+/// The same of IPv6, which a host may lack.
+pub(crate) fn ensure_host6(route: &mut Channel, index: u32, ranges: Ranges) -> Result<(), Error> {
+    let mut batch = Batch::new();
+    messages::address(&mut batch, index, ranges.gateway6().into());
+    messages::unreachable(&mut batch, ranges.v6());
+    let set = route.transact(batch, 1);
+    set.map_err(Error::kernel("giving the host its IPv6 address among VMs"))
+}
+
+/// Removes routes of ours that are on no link: those that catch what no VM has.
+pub(crate) fn remove_routes(route: &mut Channel, keep: Option<Ranges>) -> Result<usize, Error> {
+    let ours = found::routes(route)?.into_iter().filter(|it| {
+        it.protocol == ROUTE_PROTOCOL
+            && it.link.is_none()
+            && keep.is_none_or(|ranges| it.to != ranges.v4() && it.to != ranges.v6())
+    });
+    let mut removed = 0;
+    for leftover in ours {
+        let mut batch = Batch::new();
+        messages::delete_unreachable(&mut batch, leftover.to);
+        let gone = route.transact(batch, 0);
+        gone.map_err(Error::kernel("removing a route of ours"))?;
+        removed += 1;
+    }
+    Ok(removed)
+}
+
+/// Removes from a VM's link the routes, addresses and neighbours that are not of `spec`.
+pub(crate) fn tidy(route: &mut Channel, spec: &LinkSpec, index: u32) -> Result<usize, Error> {
+    let mine = |address| {
+        address == std::net::IpAddr::V4(spec.v4) || Some(address) == spec.v6.map(Into::into)
+    };
+    let mut batches = Vec::new();
+    for it in found::routes(route)? {
+        if it.link == Some(index) && it.protocol == ROUTE_PROTOCOL && !mine(it.to.first()) {
+            let mut batch = Batch::new();
+            messages::delete_route(&mut batch, index, it.to);
+            batches.push(batch);
+        }
+    }
+    for address in found::neighbours(route, index)? {
+        if !mine(address) {
+            let mut batch = Batch::new();
+            messages::delete_neighbour(&mut batch, index, address);
+            batches.push(batch);
+        }
+    }
+    let removed = batches.len();
+    for batch in batches {
+        match route.transact(batch, 0) {
+            Err(it) if matches!(it.errno(), Some(Errno::NOENT | Errno::SRCH)) => {}
+            other => other.map_err(Error::kernel("removing what is left of another VM"))?,
+        }
+    }
+    Ok(removed)
+}
+
+fn tap_error(name: String, source: std::io::Error) -> Error {
+    match Errno::from_io_error(&source) {
+        Some(Errno::PERM) => Error::Permission,
+        _ => Error::Tap { name, source },
+    }
+}

@@ -1,0 +1,260 @@
+//! What rules are made of: each expression loads, compares or decides.
+
+use super::constants::{self as nf, FIRST_REGISTER, VERDICT_REGISTER, data, expression};
+use crate::netlink::Attributes;
+use std::borrow::Cow;
+
+/// A register of 4 bytes, from 0. Longer values take those that follow.
+pub type Register = u32;
+
+/// What becomes of a packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// Goes on, as far as this hook's chain is concerned.
+    Accept,
+    /// Is gone.
+    Drop,
+    /// Through a chain, and not back.
+    Goto(Cow<'static, str>),
+}
+
+/// One step of a rule. Names are those of `nft(8)`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "names and numbers are the kernel's")]
+pub enum Expression {
+    /// `meta KEY` into a register.
+    Meta { key: u32, to: Register },
+    /// `ct KEY` into a register.
+    Ct { key: u32, to: Register },
+    /// Bytes of the packet into registers.
+    Payload {
+        base: u32,
+        offset: u32,
+        length: u32,
+        to: Register,
+    },
+    /// What kind of address the packet's destination is to this host.
+    DestinationKind { to: Register },
+    /// A value into registers.
+    Load { value: Vec<u8>, to: Register },
+    /// Register & mask, in place.
+    And { mask: Vec<u8>, register: Register },
+    /// The rule ends unless the register has this value (or, negated, if it has).
+    Compare {
+        register: Register,
+        negated: bool,
+        value: Vec<u8>,
+    },
+    /// The rule ends unless the register is between the two.
+    Between {
+        register: Register,
+        from: Vec<u8>,
+        to: Vec<u8>,
+    },
+    /// The rule ends unless the set has the register's value. What a map has goes to `to`.
+    Lookup {
+        set: Cow<'static, str>,
+        register: Register,
+        to: Option<Register>,
+    },
+    /// What a verdict map has for the register's value becomes of the packet.
+    VerdictMap {
+        map: Cow<'static, str>,
+        register: Register,
+    },
+    /// The rule ends unless a link has more than `limit` connections, by a dynamic set.
+    ConnectionsOver {
+        set: Cow<'static, str>,
+        register: Register,
+        limit: u32,
+    },
+    /// The end.
+    Verdict(Verdict),
+    /// The source address becomes that of the link it leaves by.
+    Masquerade,
+    /// The source address becomes another.
+    SourceNat { family: u32, address: Register },
+    /// The destination becomes another.
+    DestinationNat {
+        family: u32,
+        address: Register,
+        port: Register,
+    },
+    /// TCP: a reset. The packet is gone.
+    Reset,
+    /// ICMP: administratively prohibited. The packet is gone.
+    Prohibit,
+}
+
+/// `NFT_META_*`.
+pub mod meta {
+    pub const IIF: u32 = 4;
+    pub const OIF: u32 = 5;
+    pub const NFPROTO: u32 = 15;
+    pub const L4PROTO: u32 = 16;
+    pub const IIFGROUP: u32 = 21;
+    pub const OIFGROUP: u32 = 22;
+}
+
+/// `NFT_CT_*`, and bits of the values.
+pub mod ct {
+    pub const STATE: u32 = 0;
+    pub const STATUS: u32 = 2;
+    pub const INVALID: u32 = 1;
+    pub const ESTABLISHED: u32 = 2;
+    pub const RELATED: u32 = 4;
+    pub const NEW: u32 = 8;
+    pub const DESTINATION_CHANGED: u32 = 0x20;
+}
+
+/// `NFT_PAYLOAD_*`.
+pub mod payload {
+    pub const LINK: u32 = 0;
+    pub const NETWORK: u32 = 1;
+    pub const TRANSPORT: u32 = 2;
+}
+
+const RANGE_EQ: u32 = 0;
+const FIB_RESULT_KIND: u32 = 3;
+const FIB_DESTINATION: u32 = 2;
+const NAT_SOURCE: u32 = 0;
+const NAT_DESTINATION: u32 = 1;
+const REJECT_RESET: u32 = 1;
+const REJECT_ICMPX: u32 = 2;
+const ICMPX_PROHIBITED: u8 = 3;
+const DYNSET_ADD: u32 = 0;
+const CONNLIMIT_OVER: u32 = 1;
+
+impl Verdict {
+    fn code(&self) -> i32 {
+        match self {
+            Verdict::Drop => 0,
+            Verdict::Accept => 1,
+            Verdict::Goto(_) => -4,
+        }
+    }
+
+    /// As the value of `DATA`.
+    pub(super) fn write(&self, to: &mut Attributes) {
+        to.nested(data::VERDICT, |it| {
+            it.number(data::VERDICT_CODE, self.code() as u32);
+            if let Verdict::Goto(chain) = self {
+                it.text(data::VERDICT_CHAIN, chain);
+            }
+        });
+    }
+}
+
+fn register(number: Register) -> u32 {
+    FIRST_REGISTER + number
+}
+
+/// As one element of a rule's list.
+pub(super) fn write(to: &mut Attributes, it: &Expression) {
+    let mut named = |name: &str, body: &dyn Fn(&mut Attributes)| {
+        to.nested(nf::LIST_ELEMENT, |element| {
+            element.text(expression::NAME, name);
+            element.nested(expression::DATA, body);
+        });
+    };
+    match it {
+        Expression::Meta { key, to } => named("meta", &|it| {
+            it.number(1, register(*to)).number(2, *key);
+        }),
+        Expression::Ct { key, to } => named("ct", &|it| {
+            it.number(1, register(*to)).number(2, *key);
+        }),
+        Expression::Payload {
+            base,
+            offset,
+            length,
+            to,
+        } => named("payload", &|it| {
+            it.number(1, register(*to)).number(2, *base);
+            it.number(3, *offset).number(4, *length);
+        }),
+        Expression::DestinationKind { to } => named("fib", &|it| {
+            it.number(1, register(*to));
+            it.number(2, FIB_RESULT_KIND).number(3, FIB_DESTINATION);
+        }),
+        Expression::Load { value, to } => named("immediate", &|it| {
+            it.number(1, register(*to));
+            it.nested(2, |it| _ = it.bytes(data::VALUE, value));
+        }),
+        Expression::And { mask, register: at } => named("bitwise", &|it| {
+            it.number(1, register(*at)).number(2, register(*at));
+            it.number(3, mask.len() as u32);
+            it.nested(4, |it| _ = it.bytes(data::VALUE, mask));
+            it.nested(5, |it| _ = it.bytes(data::VALUE, &vec![0; mask.len()]));
+        }),
+        Expression::Compare {
+            register: at,
+            negated,
+            value,
+        } => named("cmp", &|it| {
+            it.number(1, register(*at)).number(2, u32::from(*negated));
+            it.nested(3, |it| _ = it.bytes(data::VALUE, value));
+        }),
+        Expression::Between {
+            register: at,
+            from,
+            to,
+        } => named("range", &|it| {
+            it.number(1, register(*at)).number(2, RANGE_EQ);
+            it.nested(3, |it| _ = it.bytes(data::VALUE, from));
+            it.nested(4, |it| _ = it.bytes(data::VALUE, to));
+        }),
+        Expression::Lookup {
+            set,
+            register: at,
+            to,
+        } => named("lookup", &|it| {
+            it.text(1, set).number(2, register(*at));
+            if let Some(to) = to {
+                it.number(3, register(*to));
+            }
+        }),
+        Expression::VerdictMap { map, register: at } => named("lookup", &|it| {
+            it.text(1, map).number(2, register(*at));
+            it.number(3, VERDICT_REGISTER);
+        }),
+        Expression::ConnectionsOver {
+            set,
+            register: at,
+            limit,
+        } => named("dynset", &|it| {
+            it.text(1, set)
+                .number(3, DYNSET_ADD)
+                .number(4, register(*at));
+            it.nested(7, |it| {
+                it.text(expression::NAME, "connlimit");
+                it.nested(expression::DATA, |it| {
+                    it.number(1, *limit).number(2, CONNLIMIT_OVER);
+                });
+            });
+        }),
+        Expression::Verdict(verdict) => named("immediate", &|it| {
+            it.number(1, VERDICT_REGISTER);
+            it.nested(2, |it| verdict.write(it));
+        }),
+        Expression::Masquerade => named("masq", &|_| {}),
+        Expression::SourceNat { family, address } => named("nat", &|it| {
+            it.number(1, NAT_SOURCE).number(2, *family);
+            it.number(3, register(*address));
+        }),
+        Expression::DestinationNat {
+            family,
+            address,
+            port,
+        } => named("nat", &|it| {
+            it.number(1, NAT_DESTINATION).number(2, *family);
+            it.number(3, register(*address)).number(5, register(*port));
+        }),
+        Expression::Reset => named("reject", &|it| {
+            it.number(1, REJECT_RESET).bytes(2, &[0]);
+        }),
+        Expression::Prohibit => named("reject", &|it| {
+            it.number(1, REJECT_ICMPX).bytes(2, &[ICMPX_PROHIBITED]);
+        }),
+    }
+}

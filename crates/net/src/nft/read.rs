@@ -1,0 +1,151 @@
+//! What there is, as the kernel lists it.
+
+use super::constants::{self as nf, FAMILY_INET, SUBSYSTEM, chain, data, element, table};
+use crate::netlink::channel::{AttributeIter, find};
+use crate::netlink::{Batch, Channel, Refusal, flags};
+
+/// Bytes of the structure before the attributes.
+const NFGENMSG: usize = 4;
+const HOOK_FORWARD: u32 = 2;
+const POLICY_DROP: u32 = 0;
+
+/// An element of a set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundElement {
+    /// What it is found by.
+    pub key: Vec<u8>,
+    /// Bytes and packets that it has counted.
+    pub counted: (u64, u64),
+    /// Milliseconds it still stays.
+    pub expires: Option<u64>,
+}
+
+/// What the table has to tell its maker; `None`: there is no such table.
+pub fn userdata(netfilter: &mut Channel, name: &str) -> Result<Option<Vec<u8>>, Refusal> {
+    let request = request(nf::GET_TABLE, 0, FAMILY_INET, |it| {
+        it.text(table::NAME, name);
+    });
+    netfilter.get(request, |_, body| {
+        let attributes = body.get(NFGENMSG..).unwrap_or(&[]);
+        Ok(find(attributes, table::USERDATA).unwrap_or(&[]).to_vec())
+    })
+}
+
+/// The elements of a set.
+pub fn elements(
+    netfilter: &mut Channel,
+    table: &str,
+    set: &str,
+) -> Result<Vec<FoundElement>, Refusal> {
+    let request = || {
+        request(nf::GET_ELEMENT, flags::DUMP, FAMILY_INET, |it| {
+            it.text(element::TABLE, table).text(element::SET, set);
+        })
+    };
+    let lists = netfilter.dump(request, |_, body| {
+        let attributes = body.get(NFGENMSG..).unwrap_or(&[]);
+        Ok(find(attributes, element::ELEMENTS).map(list))
+    })?;
+    Ok(lists.into_iter().flatten().collect())
+}
+
+/// One element of a set, if it has it.
+pub fn element(
+    netfilter: &mut Channel,
+    table: &str,
+    set: &str,
+    key: &[u8],
+) -> Result<Option<FoundElement>, Refusal> {
+    let request = request(nf::GET_ELEMENT, 0, FAMILY_INET, |it| {
+        it.text(element::TABLE, table).text(element::SET, set);
+        it.nested(element::ELEMENTS, |it| {
+            it.nested(nf::LIST_ELEMENT, |it| {
+                it.nested(element::KEY, |it| _ = it.bytes(data::VALUE, key));
+            });
+        });
+    });
+    let found = netfilter.get(request, |_, body| {
+        let attributes = body.get(NFGENMSG..).unwrap_or(&[]);
+        Ok(find(attributes, element::ELEMENTS).map(list))
+    })?;
+    Ok(found.flatten().and_then(|it| it.into_iter().next()))
+}
+
+fn list(elements: &[u8]) -> Vec<FoundElement> {
+    let one = |(_, attributes): (u16, &[u8])| {
+        let key = find(find(attributes, element::KEY)?, data::VALUE)?.to_vec();
+        let counter = find(attributes, element::EXPRESSION)
+            .and_then(|it| find(it, nf::expression::DATA))
+            .unwrap_or(&[]);
+        let counted = |kind| find(counter, kind).and_then(long).unwrap_or(0);
+        Some(FoundElement {
+            key,
+            counted: (counted(1), counted(2)),
+            expires: find(attributes, element::EXPIRATION).and_then(long),
+        })
+    };
+    AttributeIter(elements).filter_map(one).collect()
+}
+
+/// A chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundChain {
+    /// `NFPROTO_*`.
+    pub family: u8,
+    /// Its table.
+    pub table: String,
+    /// Its name.
+    pub name: String,
+    /// It is called for packets that the host forwards, and drops those it has no rule for.
+    pub drops_forwarded: bool,
+}
+
+/// The chains of all tables.
+pub fn chains(netfilter: &mut Channel) -> Result<Vec<FoundChain>, Refusal> {
+    let request = || request(nf::GET_CHAIN, flags::DUMP, 0, |_| {});
+    netfilter.dump(request, |_, body| {
+        let Some((header, attributes)) = body.split_at_checked(NFGENMSG) else {
+            return Ok(None);
+        };
+        let text = |kind| {
+            let bytes = find(attributes, kind)?;
+            let bytes = bytes.strip_suffix(&[0]).unwrap_or(bytes);
+            Some(String::from_utf8_lossy(bytes).into_owned())
+        };
+        let hook = find(attributes, chain::HOOK)
+            .and_then(|it| find(it, chain::HOOK_NUMBER))
+            .and_then(number);
+        let policy = find(attributes, chain::POLICY).and_then(number);
+        let chain = || {
+            Some(FoundChain {
+                family: header[0],
+                table: text(chain::TABLE)?,
+                name: text(chain::NAME)?,
+                drops_forwarded: hook == Some(HOOK_FORWARD) && policy == Some(POLICY_DROP),
+            })
+        };
+        Ok(chain())
+    })
+}
+
+fn request(
+    kind: u16,
+    flags: u16,
+    family: u8,
+    write: impl FnOnce(&mut crate::netlink::Attributes),
+) -> Batch {
+    let mut batch = Batch::new();
+    batch.message(SUBSYSTEM << 8 | kind, flags, |it| {
+        it.fixed(&[family, 0, 0, 0]);
+        write(it);
+    });
+    batch
+}
+
+fn number(bytes: &[u8]) -> Option<u32> {
+    Some(u32::from_be_bytes(bytes.try_into().ok()?))
+}
+
+fn long(bytes: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(bytes.try_into().ok()?))
+}

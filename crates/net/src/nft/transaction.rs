@@ -1,0 +1,258 @@
+//! Changes to one table, made all at once or not at all.
+
+use super::constants::{
+    self as nf, FAMILY_INET, SUBSYSTEM, chain, data, element, rule, set, table,
+};
+use super::expression::{self, Expression, Verdict};
+use crate::netlink::{Attributes, Batch, Channel, Refusal, flags};
+
+/// Bytes of elements in one message: an attribute has at most 64 KiB.
+const ELEMENT_BYTES: usize = 32 << 10;
+
+/// Where a base chain is called (nft(8), "CHAINS").
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hook {
+    /// `filter` or `nat`.
+    pub kind: &'static str,
+    /// `NF_INET_*`.
+    pub hook: u32,
+    /// Lower ones are called first.
+    pub priority: i32,
+}
+
+/// What a set is like.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Set {
+    /// `SetFlag::*`.
+    pub flags: u32,
+    /// Type and bytes of a key.
+    pub key: (u32, u32),
+    /// The same of what a map has for it.
+    pub value: Option<(u32, u32)>,
+    /// Each element counts what it was looked up for.
+    pub counted: bool,
+    /// The most elements.
+    pub most: Option<u32>,
+}
+
+/// An element of a set or map.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Element {
+    /// What it is found by.
+    pub key: Vec<u8>,
+    /// What a map has for it.
+    pub value: Option<Vec<u8>>,
+    /// What a verdict map has for it.
+    pub verdict: Option<Verdict>,
+    /// Milliseconds it stays.
+    pub timeout: Option<u64>,
+    /// It is the first that an interval has not.
+    pub interval_end: bool,
+    /// Bytes and packets that it starts to count with.
+    pub counted: Option<(u64, u64)>,
+}
+
+impl Element {
+    /// One of a plain set.
+    pub fn new(key: impl Into<Vec<u8>>) -> Element {
+        Element {
+            key: key.into(),
+            ..Element::default()
+        }
+    }
+}
+
+/// Changes to one table of the family `inet`.
+#[derive(Debug)]
+pub struct Transaction {
+    batch: Batch,
+    table: &'static str,
+    sets: u32,
+}
+
+impl Transaction {
+    /// None yet.
+    pub fn new(table: &'static str) -> Transaction {
+        let mut batch = Batch::new();
+        limit(&mut batch, nf::BATCH_BEGIN);
+        Transaction {
+            batch,
+            table,
+            sets: 0,
+        }
+    }
+
+    /// Does it change nothing?
+    pub fn is_empty(&self) -> bool {
+        self.batch.len() == 1
+    }
+
+    /// Makes it so, or changes nothing.
+    pub fn commit(mut self, netfilter: &mut Channel) -> Result<(), Refusal> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        let last = self.batch.len() - 1;
+        limit(&mut self.batch, nf::BATCH_END);
+        netfilter.transact(self.batch, last)
+    }
+
+    fn message(&mut self, kind: u16, flags: u16, write: impl FnOnce(&mut Attributes)) {
+        self.batch.message(SUBSYSTEM << 8 | kind, flags, |it| {
+            it.fixed(&[FAMILY_INET, 0, 0, 0]);
+            write(it);
+        });
+    }
+
+    /// Makes the table, unless it is there.
+    pub fn add_table(&mut self, userdata: &[u8]) {
+        let name = self.table;
+        self.message(nf::NEW_TABLE, flags::CREATE, |it| {
+            it.text(table::NAME, name).bytes(table::USERDATA, userdata);
+        });
+    }
+
+    /// Removes the table with all that is in it. It must be there.
+    pub fn delete_table(&mut self) {
+        let name = self.table;
+        self.message(nf::DEL_TABLE, 0, |it| _ = it.text(table::NAME, name));
+    }
+
+    /// Makes a chain; one with a hook accepts what no rule decides.
+    pub fn add_chain(&mut self, name: &str, hook: Option<Hook>) {
+        let table = self.table;
+        self.message(nf::NEW_CHAIN, flags::CREATE, |it| {
+            it.text(chain::TABLE, table).text(chain::NAME, name);
+            if let Some(hook) = hook {
+                it.nested(chain::HOOK, |it| {
+                    it.number(chain::HOOK_NUMBER, hook.hook);
+                    it.number(chain::HOOK_PRIORITY, hook.priority as u32);
+                });
+                it.number(chain::POLICY, 1).text(chain::TYPE, hook.kind);
+            }
+        });
+    }
+
+    /// Removes a chain that nothing jumps to, and its rules.
+    pub fn delete_chain(&mut self, name: &str) {
+        let table = self.table;
+        self.message(nf::DEL_CHAIN, 0, |it| {
+            it.text(chain::TABLE, table).text(chain::NAME, name);
+        });
+    }
+
+    /// Adds a rule at the end of a chain.
+    pub fn add_rule(&mut self, chain: &str, expressions: &[Expression]) {
+        let table = self.table;
+        self.message(nf::NEW_RULE, flags::CREATE | flags::APPEND, |it| {
+            it.text(rule::TABLE, table).text(rule::CHAIN, chain);
+            it.nested(rule::EXPRESSIONS, |it| {
+                for one in expressions {
+                    expression::write(it, one);
+                }
+            });
+        });
+    }
+
+    /// Makes a set.
+    pub fn add_set(&mut self, name: &str, like: &Set) {
+        self.sets += 1;
+        let (table, id) = (self.table, self.sets);
+        self.message(nf::NEW_SET, flags::CREATE, |it| {
+            it.text(set::TABLE, table).text(set::NAME, name);
+            let map = if like.value.is_some() {
+                set::FLAG_MAP
+            } else {
+                0
+            };
+            it.number(set::FLAGS, like.flags | map);
+            it.number(set::KEY_TYPE, like.key.0);
+            it.number(set::KEY_LENGTH, like.key.1);
+            if let Some((kind, length)) = like.value {
+                it.number(set::DATA_TYPE, kind);
+                it.number(set::DATA_LENGTH, length);
+            }
+            if let Some(most) = like.most {
+                it.nested(set::DESCRIPTION, |it| {
+                    it.number(set::DESCRIPTION_SIZE, most);
+                });
+            }
+            it.number(set::ID, id);
+            if like.counted {
+                it.nested(set::EXPRESSION, |it| counter(it, 0, 0));
+            }
+        });
+    }
+
+    /// Removes a set that no rule looks at.
+    pub fn delete_set(&mut self, name: &str) {
+        let table = self.table;
+        self.message(nf::DEL_SET, 0, |it| {
+            it.text(set::TABLE, table).text(set::NAME, name);
+        });
+    }
+
+    /// Adds elements. One that is there with the same value stays as it is.
+    pub fn add_elements(&mut self, set: &str, elements: &[Element]) {
+        self.elements(nf::NEW_ELEMENT, flags::CREATE, set, elements);
+    }
+
+    /// Removes elements, which must be there.
+    pub fn delete_elements(&mut self, set: &str, elements: &[Element]) {
+        self.elements(nf::DEL_ELEMENT, 0, set, elements);
+    }
+
+    fn elements(&mut self, kind: u16, flags: u16, set: &str, elements: &[Element]) {
+        let table = self.table;
+        let mut left = elements;
+        while !left.is_empty() {
+            self.message(kind, flags, |it| {
+                it.text(element::TABLE, table).text(element::SET, set);
+                it.nested(element::ELEMENTS, |it| {
+                    let start = it.written();
+                    // The two ends of an interval stay together.
+                    while let Some((one, rest)) = left.split_first()
+                        && (it.written() - start < ELEMENT_BYTES || one.interval_end)
+                    {
+                        it.nested(nf::LIST_ELEMENT, |it| write_element(it, one));
+                        left = rest;
+                    }
+                });
+            });
+        }
+    }
+}
+
+fn write_element(to: &mut Attributes, it: &Element) {
+    to.nested(element::KEY, |to| _ = to.bytes(data::VALUE, &it.key));
+    if let Some(value) = &it.value {
+        to.nested(element::DATA, |to| _ = to.bytes(data::VALUE, value));
+    }
+    if let Some(verdict) = &it.verdict {
+        to.nested(element::DATA, |to| verdict.write(to));
+    }
+    if it.interval_end {
+        to.number(element::FLAGS, element::FLAG_INTERVAL_END);
+    }
+    if let Some(timeout) = it.timeout {
+        to.long(element::TIMEOUT, timeout);
+    }
+    if let Some((bytes, packets)) = it.counted {
+        to.nested(element::EXPRESSION, |to| counter(to, bytes, packets));
+    }
+}
+
+fn counter(to: &mut Attributes, bytes: u64, packets: u64) {
+    to.text(nf::expression::NAME, "counter");
+    to.nested(nf::expression::DATA, |it| {
+        it.long(1, bytes).long(2, packets);
+    });
+}
+
+/// The message before the first and the one after the last.
+fn limit(batch: &mut Batch, kind: u16) {
+    batch.message(kind, 0, |it| {
+        let [high, low] = SUBSYSTEM.to_be_bytes();
+        it.fixed(&[0, 0, high, low]);
+    });
+}

@@ -1,0 +1,242 @@
+//! Whom a rule is about, and how it is written: `TARGET[:PORT[-PORT]][/tcp|/udp]`.
+
+use super::super::{Cidr, Error};
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+/// The longest name, in bytes (RFC 1035 §2.3.4, without the dot at its end).
+const NAME_BYTES: usize = 253;
+const LABEL_BYTES: usize = 63;
+
+/// TCP or UDP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Protocol {
+    /// 6.
+    Tcp,
+    /// 17.
+    Udp,
+}
+
+impl Protocol {
+    /// Its number in IP headers.
+    pub fn number(self) -> u8 {
+        match self {
+            Protocol::Tcp => 6,
+            Protocol::Udp => 17,
+        }
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            Protocol::Tcp => "tcp",
+            Protocol::Udp => "udp",
+        })
+    }
+}
+
+impl FromStr for Protocol {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Protocol, Error> {
+        match text {
+            "tcp" => Ok(Protocol::Tcp),
+            "udp" => Ok(Protocol::Udp),
+            _ => Err(Error::Rule(
+                text.chars().take(60).collect(),
+                "the protocol is tcp or udp",
+            )),
+        }
+    }
+}
+
+/// A name, or all names below one.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Domain {
+    name: String,
+    below: bool,
+}
+
+impl Domain {
+    /// Is this name it, or one of those below it? `name` has no capital letters.
+    pub fn covers(&self, name: &str) -> bool {
+        if !self.below {
+            return name == self.name;
+        }
+        name.strip_suffix(&self.name)
+            .and_then(|it| it.strip_suffix('.'))
+            .is_some_and(|it| !it.is_empty())
+    }
+}
+
+impl FromStr for Domain {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Domain, Error> {
+        let wrong = || {
+            let why = "a domain is NAME or *.NAME, in ASCII letters, digits, `-` and `_`";
+            Error::Rule(text.chars().take(60).collect(), why)
+        };
+        let (name, below) = match text.strip_prefix("*.") {
+            Some(name) => (name, true),
+            None => (text, false),
+        };
+        let name = name.strip_suffix('.').unwrap_or(name);
+        let letter = |it: u8| it.is_ascii_alphanumeric() || it == b'-' || it == b'_';
+        let label = |it: &str| (1..=LABEL_BYTES).contains(&it.len()) && it.bytes().all(letter);
+        if name.len() > NAME_BYTES || !name.split('.').all(label) {
+            return Err(wrong());
+        }
+        // 10.0.0 or 1.2.3.4.5 is a mistyped address.
+        if name.bytes().all(|it| it.is_ascii_digit() || it == b'.') {
+            return Err(wrong());
+        }
+        Ok(Domain {
+            name: name.to_ascii_lowercase(),
+            below,
+        })
+    }
+}
+
+impl fmt::Display for Domain {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let star = if self.below { "*." } else { "" };
+        write!(f, "{star}{}", self.name)
+    }
+}
+
+/// Whom a rule is about.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum To {
+    /// `all`: every address beyond the host.
+    Everything,
+    /// `host`: this host itself. Only a rule that allows a port can say so.
+    Host,
+    /// `ADDRESS[/PREFIX]`, `[IPV6/PREFIX]`.
+    Range(Cidr),
+    /// `NAME` or `*.NAME`.
+    Domain(Domain),
+}
+
+/// A rule that allows or denies.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rule {
+    /// Whom.
+    pub to: To,
+    /// The first and last port; none: all ports and protocols without.
+    pub ports: Option<(u16, u16)>,
+    /// None: with ports TCP and UDP, else all.
+    pub protocol: Option<Protocol>,
+}
+
+impl Rule {
+    /// Is a connection to this address one of those it is about? What is said of a name or the
+    /// host is not about an address.
+    pub fn covers(&self, address: IpAddr, protocol: u8, port: u16) -> bool {
+        let to = match &self.to {
+            To::Everything => true,
+            To::Range(range) => range.contains(address),
+            To::Host | To::Domain(_) => false,
+        };
+        let spoken = match self.protocol {
+            Some(it) => it.number() == protocol,
+            None => {
+                self.ports.is_none()
+                    || [Protocol::Tcp, Protocol::Udp]
+                        .iter()
+                        .any(|it| it.number() == protocol)
+            }
+        };
+        to && spoken
+            && self
+                .ports
+                .is_none_or(|(from, to)| (from..=to).contains(&port))
+    }
+}
+
+impl FromStr for Rule {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Rule, Error> {
+        let wrong = |why| Error::Rule(text.chars().take(80).collect(), why);
+        let (rest, protocol) = match text.rsplit_once('/') {
+            Some((rest, it)) if !it.ends_with(|it: char| it.is_ascii_digit() || it == ']') => (
+                rest,
+                Some(
+                    it.parse()
+                        .map_err(|_| wrong("the protocol is tcp or udp"))?,
+                ),
+            ),
+            _ => (text, None),
+        };
+        let (target, ports) = if let Some(rest) = rest.strip_prefix('[') {
+            let (inside, after) = rest.split_once(']').ok_or(wrong("a `]` is missing"))?;
+            match after.strip_prefix(':') {
+                Some(ports) => (inside, Some(ports)),
+                None if after.is_empty() => (inside, None),
+                None => return Err(wrong("after `]` comes `:PORT` or nothing")),
+            }
+        } else {
+            match rest.split_once(':') {
+                // Two colons are an IPv6 address without brackets.
+                Some((target, ports)) if !ports.contains(':') => (target, Some(ports)),
+                _ => (rest, None),
+            }
+        };
+        let ports = ports
+            .map(|it| port_range(it).ok_or(wrong("a port is 1 to 65535, a range FROM-TO")))
+            .transpose()?;
+        let to = match target {
+            "all" => To::Everything,
+            "host" => To::Host,
+            _ if target.contains([':', '/']) || target.parse::<IpAddr>().is_ok() => {
+                To::Range(target.parse()?)
+            }
+            _ => To::Domain(target.parse()?),
+        };
+        if to == To::Host && ports.is_none() {
+            return Err(wrong(
+                "of the host one port or a range is named, as in host:5432",
+            ));
+        }
+        Ok(Rule {
+            to,
+            ports,
+            protocol,
+        })
+    }
+}
+
+/// `PORT` or `FROM-TO`.
+pub(super) fn port_range(text: &str) -> Option<(u16, u16)> {
+    let port = |it: &str| {
+        let digits = !it.is_empty() && it.bytes().all(|it| it.is_ascii_digit());
+        it.parse::<u16>().ok().filter(|port| digits && *port > 0)
+    };
+    let (from, to) = text.split_once('-').unwrap_or((text, text));
+    let range = (port(from)?, port(to)?);
+    (range.0 <= range.1).then_some(range)
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match (&self.to, self.ports) {
+            (To::Everything, _) => f.write_str("all")?,
+            (To::Host, _) => f.write_str("host")?,
+            (To::Range(range), _) if range.first().is_ipv6() => write!(f, "[{range}]")?,
+            (To::Range(range), _) => write!(f, "{range}")?,
+            (To::Domain(domain), _) => write!(f, "{domain}")?,
+        }
+        match self.ports {
+            Some((from, to)) if from == to => write!(f, ":{from}")?,
+            Some((from, to)) => write!(f, ":{from}-{to}")?,
+            None => {}
+        }
+        match self.protocol {
+            Some(protocol) => write!(f, "/{protocol}"),
+            None => Ok(()),
+        }
+    }
+}

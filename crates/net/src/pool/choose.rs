@@ -1,0 +1,46 @@
+//! Ranges that collide with no route of the host's.
+
+use super::Ranges;
+use crate::{Cidr, Error};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Prefix of the IPv4 range that is chosen: 65,533 VMs.
+const PREFIX: u8 = 16;
+
+/// Ranges that overlap none of `taken`, the host's routes and addresses: of IPv4 a /16 of the
+/// private ranges (RFC 1918), those first that others rarely use; of IPv6 a /64 of the
+/// locally assigned ones (RFC 4193), whose 40 random bits are `seed`'s.
+pub fn choose(taken: &[Cidr], seed: [u8; 5]) -> Result<Ranges, Error> {
+    let free = |range: &Cidr| {
+        !taken
+            .iter()
+            .any(|it| it.prefix() != 0 && it.overlaps(*range))
+    };
+    let v4 = candidates()
+        .filter_map(|it| Cidr::new(IpAddr::V4(it), PREFIX))
+        .find(free)
+        .ok_or(Error::NoRange)?;
+    let v6 = (0..=u16::MAX)
+        .filter_map(|subnet| {
+            let [a, b, c, d, e] = seed;
+            let mut octets = [0; 16];
+            octets[..6].copy_from_slice(&[0xfd, a, b, c, d, e]);
+            octets[6..8].copy_from_slice(&subnet.to_be_bytes());
+            let first = Ipv6Addr::from(octets);
+            Cidr::new(IpAddr::V6(first), 64)
+        })
+        .find(free)
+        .ok_or(Error::NoRange)?;
+    Ranges::new(v4, v6)
+}
+
+/// From the middle of 10/8 up, then below, then of 172.16/12 what docker does not begin with.
+fn candidates() -> impl Iterator<Item = Ipv4Addr> {
+    let ten = (118..=254)
+        .chain(1..118)
+        .map(|it| Ipv4Addr::new(10, it, 0, 0));
+    let others = (24..=31)
+        .chain(16..24)
+        .map(|it| Ipv4Addr::new(172, it, 0, 0));
+    ten.chain(others)
+}

@@ -1,0 +1,153 @@
+//! Addresses for VMs: who has which, and which is next.
+//!
+//! * [`choose`]: ranges that collide with no route of the host's.
+
+pub mod choose;
+
+#[cfg(test)]
+mod tests;
+
+use crate::{Cidr, Error};
+use std::collections::{BTreeSet, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Prefix lengths an IPv4 pool may have: 4 addresses to 2^20.
+const V4_PREFIXES: std::ops::RangeInclusive<u8> = 12..=30;
+/// The most of an IPv6 pool: the low 32 bits are those of the IPv4 address.
+const V6_PREFIX_MOST: u8 = 96;
+
+/// The ranges that VMs have their addresses of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ranges {
+    v4: (Ipv4Addr, u8),
+    v6: (Ipv6Addr, u8),
+}
+
+impl Ranges {
+    /// `v4` of 4 to 2^20 addresses, `v6` at most a /96.
+    pub fn new(v4: Cidr, v6: Cidr) -> Result<Ranges, Error> {
+        let IpAddr::V4(first4) = v4.first() else {
+            return Err(Error::Pool(v4.to_string(), "it is not IPv4"));
+        };
+        if !V4_PREFIXES.contains(&v4.prefix()) {
+            return Err(Error::Pool(
+                v4.to_string(),
+                "its prefix is not between /12 and /30",
+            ));
+        }
+        let IpAddr::V6(first6) = v6.first() else {
+            return Err(Error::Pool(v6.to_string(), "it is not IPv6"));
+        };
+        if v6.prefix() > V6_PREFIX_MOST {
+            return Err(Error::Pool(v6.to_string(), "its prefix is longer than /96"));
+        }
+        Ok(Ranges {
+            v4: (first4, v4.prefix()),
+            v6: (first6, v6.prefix()),
+        })
+    }
+
+    /// All IPv4 addresses.
+    pub fn v4(self) -> Cidr {
+        Cidr::new(self.v4.0.into(), self.v4.1).unwrap_or(Cidr::single(self.v4.0.into()))
+    }
+
+    /// All IPv6 addresses.
+    pub fn v6(self) -> Cidr {
+        Cidr::new(self.v6.0.into(), self.v6.1).unwrap_or(Cidr::single(self.v6.0.into()))
+    }
+
+    /// The host's own address of them: the guests' gateway and name server.
+    pub fn gateway(self) -> Ipv4Addr {
+        self.address(1)
+    }
+
+    /// The same of IPv6.
+    pub fn gateway6(self) -> Ipv6Addr {
+        self.v6_of(self.gateway())
+    }
+
+    /// The IPv6 address that goes with an IPv4 address: its place is the same.
+    pub fn v6_of(self, v4: Ipv4Addr) -> Ipv6Addr {
+        let place = v4.to_bits().wrapping_sub(self.v4.0.to_bits());
+        Ipv6Addr::from_bits(self.v6.0.to_bits() | u128::from(place))
+    }
+
+    fn address(self, place: u32) -> Ipv4Addr {
+        Ipv4Addr::from_bits(self.v4.0.to_bits() + place)
+    }
+
+    /// Places that VMs may have: not the first (the network's), the gateway's, the last
+    /// (broadcast).
+    fn places(self) -> std::ops::Range<u32> {
+        2..(1 << (32 - self.v4.1)) - 1
+    }
+}
+
+/// Which addresses VMs have. Those that were never used go first, then those that were free
+/// the longest.
+#[derive(Debug)]
+pub struct Pool {
+    ranges: Ranges,
+    used: BTreeSet<Ipv4Addr>,
+    /// The lowest place that never was given.
+    fresh: u32,
+    /// Those above it that were claimed: they are not fresh any more.
+    claimed: BTreeSet<Ipv4Addr>,
+    freed: VecDeque<Ipv4Addr>,
+}
+
+impl Pool {
+    /// All are free.
+    pub fn new(ranges: Ranges) -> Pool {
+        Pool {
+            ranges,
+            used: BTreeSet::new(),
+            fresh: ranges.places().start,
+            claimed: BTreeSet::new(),
+            freed: VecDeque::new(),
+        }
+    }
+
+    /// The ranges it is made of.
+    pub fn ranges(&self) -> Ranges {
+        self.ranges
+    }
+
+    /// An address that nobody has.
+    pub fn take(&mut self) -> Result<Ipv4Addr, Error> {
+        while self.ranges.places().contains(&self.fresh) {
+            let address = self.ranges.address(self.fresh);
+            self.fresh += 1;
+            if !self.claimed.remove(&address) {
+                self.used.insert(address);
+                return Ok(address);
+            }
+        }
+        let address = self.freed.pop_front();
+        let address = address.ok_or_else(|| Error::PoolEmpty(self.ranges.v4().to_string()))?;
+        self.used.insert(address);
+        Ok(address)
+    }
+
+    /// This very address, for a VM that has it from before. `false`: it is not of this pool,
+    /// or somebody has it.
+    pub fn claim(&mut self, address: Ipv4Addr) -> bool {
+        let place = address.to_bits().wrapping_sub(self.ranges.v4.0.to_bits());
+        let claimed = self.ranges.places().contains(&place) && self.used.insert(address);
+        if claimed {
+            self.freed.retain(|it| *it != address);
+            if place >= self.fresh {
+                self.claimed.insert(address);
+            }
+        }
+        claimed
+    }
+
+    /// Nobody has it any more. It is given again after all others.
+    pub fn free(&mut self, address: Ipv4Addr) {
+        if self.used.remove(&address) {
+            self.freed.push_back(address);
+        }
+    }
+}

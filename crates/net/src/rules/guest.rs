@@ -1,0 +1,103 @@
+//! What one VM adds to the table.
+
+use super::table;
+use super::{GuestRules, link_element, policy, ports};
+use crate::nft::{Element, Transaction, Verdict};
+use std::borrow::Cow;
+
+/// What a VM had counted before the table was made anew: bytes and packets.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Counters {
+    pub spoofed: Option<(u64, u64)>,
+    pub refused: Option<(u64, u64)>,
+}
+
+pub(super) fn add(to: &mut Transaction, guest: &GuestRules, counters: Counters) {
+    to.add_elements(table::SOURCES4, &[source4(guest)]);
+    if let Some(source) = source6(guest) {
+        to.add_elements(table::SOURCES6, &[source]);
+    }
+    for (set, counted) in [
+        (table::SPOOFED, counters.spoofed),
+        (table::REFUSED, counters.refused),
+    ] {
+        let link = Element {
+            counted,
+            ..link_element(guest.link)
+        };
+        to.add_elements(set, &[link]);
+    }
+    reach(to, guest);
+    ports::add(to, guest);
+}
+
+pub(super) fn delete(to: &mut Transaction, guest: &GuestRules) {
+    ports::delete(to, guest);
+    unreach(to, guest);
+    for set in [table::SPOOFED, table::REFUSED] {
+        to.delete_elements(set, &[link_element(guest.link)]);
+    }
+    if let Some(source) = source6(guest) {
+        to.delete_elements(table::SOURCES6, &[source]);
+    }
+    to.delete_elements(table::SOURCES4, &[source4(guest)]);
+}
+
+/// From one policy, network and ports to others, of the same VM on the same link.
+pub(super) fn change(to: &mut Transaction, from: &GuestRules, into: &GuestRules) {
+    if from.ports != into.ports {
+        ports::delete(to, from);
+        ports::add(to, into);
+    }
+    if from.policy != into.policy || from.network != into.network {
+        unreach(to, from);
+        reach(to, into);
+    }
+}
+
+/// What it may reach: its chains, and that its link leads to them.
+fn reach(to: &mut Transaction, guest: &GuestRules) {
+    policy::add_chains(to, guest);
+    let leads = |to: &mut Transaction, map, chain: Cow<'static, str>| {
+        let element = Element {
+            verdict: Some(Verdict::Goto(chain)),
+            ..link_element(guest.link)
+        };
+        to.add_elements(map, &[element]);
+    };
+    leads(to, table::GUESTS, policy::chain(guest));
+    if let Some(chain) = policy::host_chain(guest) {
+        leads(to, table::HOST_ACCESS, chain.into());
+    }
+    if let Some(network) = &guest.network {
+        to.add_elements(&policy::members(network), &[link_element(guest.link)]);
+    }
+}
+
+fn unreach(to: &mut Transaction, guest: &GuestRules) {
+    if let Some(network) = &guest.network {
+        to.delete_elements(&policy::members(network), &[link_element(guest.link)]);
+    }
+    to.delete_elements(table::GUESTS, &[link_element(guest.link)]);
+    if policy::host_chain(guest).is_some() {
+        to.delete_elements(table::HOST_ACCESS, &[link_element(guest.link)]);
+    }
+    policy::delete_chains(to, guest);
+}
+
+fn source4(guest: &GuestRules) -> Element {
+    source(guest, &guest.v4.octets())
+}
+
+fn source6(guest: &GuestRules) -> Option<Element> {
+    guest.v6.map(|it| source(guest, &it.octets()))
+}
+
+/// Link, MAC and address, each in whole registers.
+fn source(guest: &GuestRules, address: &[u8]) -> Element {
+    let mut key = guest.link.to_ne_bytes().to_vec();
+    key.extend_from_slice(&guest.vm.mac().0);
+    key.extend_from_slice(&[0; 2]);
+    key.extend_from_slice(address);
+    Element::new(key)
+}

@@ -1,0 +1,218 @@
+//! Chains of networks, and of VMs that have a policy of their own.
+
+use super::rule::{DESTINATION4, DESTINATION6, Rule};
+use super::table::{OPEN, REFUSE};
+use super::{GuestRules, VmId};
+use crate::nft::constants::{kind, set};
+use crate::nft::expression::meta;
+use crate::nft::{Element, Expression, Set, Transaction};
+use crate::policy::{Protocol, Rule as PolicyRule, To};
+use std::borrow::Cow;
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// The most addresses that names have opened to one VM, of each kind.
+const NAMED: u32 = 4096;
+
+/// The set of a network's links; its chain has the same name.
+pub(super) fn members(network: &str) -> String {
+    format!("net-{network}")
+}
+
+pub(super) fn add_network(to: &mut Transaction, network: &str) {
+    let name = members(network);
+    let links = Set {
+        key: (kind::LINK, 4),
+        ..Set::default()
+    };
+    to.add_set(&name, &links);
+    to.add_chain(&name, None);
+    to.add_rule(&name, &to_member(network));
+    to.add_rule(&name, &Rule::new().goto(OPEN));
+}
+
+pub(super) fn delete_network(to: &mut Transaction, network: &str) {
+    let name = members(network);
+    to.delete_chain(&name);
+    to.delete_set(&name);
+}
+
+fn to_member(network: &str) -> Vec<Expression> {
+    Rule::new()
+        .meta(meta::OIF, 0)
+        .in_set(members(network))
+        .accept()
+}
+
+/// The chain that says what a VM may reach.
+pub(super) fn chain(guest: &GuestRules) -> Cow<'static, str> {
+    match &guest.network {
+        _ if !guest.policy.is_default() => own_chain(guest.vm).into(),
+        Some(network) => members(network).into(),
+        None => OPEN.into(),
+    }
+}
+
+/// The chain that says what it may reach of the host, if anything.
+pub(super) fn host_chain(guest: &GuestRules) -> Option<String> {
+    let host = |it: &PolicyRule| it.to == To::Host;
+    let any = guest.policy.allow.iter().any(host);
+    any.then(|| format!("host-{}", guest.vm))
+}
+
+fn own_chain(vm: VmId) -> String {
+    format!("vm-{vm}")
+}
+
+/// The sets of addresses that names have, of IPv4 and of IPv6.
+pub(super) fn name_sets(vm: VmId) -> [String; 2] {
+    [format!("names4-{vm}"), format!("names6-{vm}")]
+}
+
+pub(super) fn add_chains(to: &mut Transaction, guest: &GuestRules) {
+    if guest.policy.is_default() {
+        return;
+    }
+    if guest.policy.has_domains() {
+        let [names4, names6] = name_sets(guest.vm);
+        for (name, key) in [(&names4, (kind::IPV4, 4)), (&names6, (kind::IPV6, 16))] {
+            let timed = Set {
+                flags: set::FLAG_TIMEOUT,
+                key,
+                most: Some(NAMED),
+                ..Set::default()
+            };
+            to.add_set(name, &timed);
+        }
+    }
+    let own = own_chain(guest.vm);
+    to.add_chain(&own, None);
+    if let Some(network) = &guest.network {
+        to.add_rule(&own, &to_member(network));
+    }
+    // No rule leads to other VMs, but a network.
+    to.add_rule(&own, &Rule::new().toward_guests().goto(REFUSE));
+    for one in &guest.policy.allow {
+        for conditions in conditions(one, guest.vm) {
+            to.add_rule(&own, &conditions.accept());
+        }
+    }
+    for one in &guest.policy.deny {
+        if !matches!(one.to, To::Domain(_)) {
+            for conditions in conditions(one, guest.vm) {
+                to.add_rule(&own, &conditions.goto(REFUSE));
+            }
+        }
+    }
+    to.add_rule(&own, &Rule::new().goto(OPEN));
+    if let Some(host) = host_chain(guest) {
+        to.add_chain(&host, None);
+        for one in guest.policy.allow.iter().filter(|it| it.to == To::Host) {
+            for protocol in protocols(one) {
+                let ports = one.ports.unwrap_or((1, u16::MAX));
+                let opened = Rule::new().protocol(protocol).ports(ports);
+                to.add_rule(&host, &opened.accept());
+            }
+        }
+        to.add_rule(&host, &Rule::new().goto(REFUSE));
+    }
+}
+
+pub(super) fn delete_chains(to: &mut Transaction, guest: &GuestRules) {
+    if guest.policy.is_default() {
+        return;
+    }
+    to.delete_chain(&own_chain(guest.vm));
+    if let Some(host) = host_chain(guest) {
+        to.delete_chain(&host);
+    }
+    if guest.policy.has_domains() {
+        for name in name_sets(guest.vm) {
+            to.delete_set(&name);
+        }
+    }
+}
+
+/// The rules that one of a policy makes: one for each protocol, and kind of address.
+fn conditions(one: &PolicyRule, vm: VmId) -> Vec<Rule> {
+    let targets: Vec<Box<dyn Fn() -> Rule>> = match &one.to {
+        To::Host => Vec::new(),
+        To::Everything => vec![Box::new(Rule::new)],
+        To::Range(range) => {
+            let range = *range;
+            vec![Box::new(move || Rule::new().destination(range))]
+        }
+        To::Domain(_) => {
+            let [names4, names6] = name_sets(vm);
+            vec![
+                Box::new(move || {
+                    let v4 = Rule::new().v4().load(DESTINATION4, 0);
+                    v4.in_set(names4.clone())
+                }),
+                Box::new(move || {
+                    let v6 = Rule::new().v6().load(DESTINATION6, 0);
+                    v6.in_set(names6.clone())
+                }),
+            ]
+        }
+    };
+    let mut rules = Vec::new();
+    for target in targets {
+        match (one.ports, one.protocol) {
+            (None, None) => rules.push(target()),
+            (ports, _) => rules.extend(protocols(one).map(|protocol| {
+                let rule = target().protocol(protocol);
+                match ports {
+                    Some(ports) => rule.ports(ports),
+                    None => rule,
+                }
+            })),
+        }
+    }
+    rules
+}
+
+fn protocols(one: &PolicyRule) -> impl Iterator<Item = u8> {
+    let spoken = one.protocol;
+    [Protocol::Tcp, Protocol::Udp]
+        .into_iter()
+        .filter(move |it| spoken.is_none_or(|spoken| spoken == *it))
+        .map(Protocol::number)
+}
+
+/// Opens addresses that names have.
+pub(super) fn open_names(to: &mut Transaction, vm: VmId, addresses: &[(IpAddr, Duration)]) {
+    let [names4, names6] = name_sets(vm);
+    for (set, v4) in [(names4, true), (names6, false)] {
+        let of_kind = addresses.iter().filter(|it| it.0.is_ipv4() == v4);
+        let elements: Vec<Element> = of_kind.map(element).collect();
+        to.add_elements(&set, &elements);
+    }
+}
+
+/// The same for addresses that may be open: their time begins anew.
+pub(super) fn reopen_names(to: &mut Transaction, vm: VmId, addresses: &[(IpAddr, Duration)]) {
+    let [names4, names6] = name_sets(vm);
+    for (set, v4) in [(names4, true), (names6, false)] {
+        for one in addresses.iter().filter(|it| it.0.is_ipv4() == v4) {
+            // What is there keeps its time, unless it is removed first; what is to be removed
+            // must be there.
+            let element = element(one);
+            to.add_elements(&set, std::slice::from_ref(&element));
+            to.delete_elements(&set, std::slice::from_ref(&element));
+            to.add_elements(&set, std::slice::from_ref(&element));
+        }
+    }
+}
+
+fn element((address, left): &(IpAddr, Duration)) -> Element {
+    let key = match address {
+        IpAddr::V4(it) => it.octets().to_vec(),
+        IpAddr::V6(it) => it.octets().to_vec(),
+    };
+    let timeout = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+    Element {
+        timeout: Some(timeout.max(1)),
+        ..Element::new(key)
+    }
+}

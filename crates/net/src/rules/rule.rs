@@ -1,0 +1,281 @@
+//! How a rule is put together: conditions one after the other, then what becomes of a packet.
+
+use crate::Cidr;
+use crate::links::GROUP;
+use crate::nft::expression::{Register, ct, meta, payload};
+use crate::nft::{Expression, Verdict};
+use std::borrow::Cow;
+use std::net::IpAddr;
+
+/// `NFPROTO_*`.
+const V4: u8 = 2;
+const V6: u8 = 10;
+pub(super) const TCP: u8 = 6;
+pub(super) const UDP: u8 = 17;
+pub(super) const ICMP6: u8 = 58;
+
+/// A field of a packet's headers: where it begins, and its bytes (RFC 791 §3.1, RFC 8200 §3,
+/// RFC 9293 §3.1, RFC 4443 §2.1).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Field(u32, u32, u32);
+
+pub(super) const SOURCE_MAC: Field = Field(payload::LINK, 6, 6);
+pub(super) const SOURCE4: Field = Field(payload::NETWORK, 12, 4);
+pub(super) const DESTINATION4: Field = Field(payload::NETWORK, 16, 4);
+pub(super) const SOURCE6: Field = Field(payload::NETWORK, 8, 16);
+pub(super) const DESTINATION6: Field = Field(payload::NETWORK, 24, 16);
+pub(super) const DESTINATION_PORT: Field = Field(payload::TRANSPORT, 2, 2);
+pub(super) const ICMP_TYPE: Field = Field(payload::TRANSPORT, 0, 1);
+
+/// A rule in the making. Conditions use register 0 and those after it.
+#[derive(Debug, Default)]
+pub(super) struct Rule(Vec<Expression>);
+
+impl Rule {
+    pub fn new() -> Rule {
+        Rule::default()
+    }
+
+    fn with(mut self, expressions: impl IntoIterator<Item = Expression>) -> Rule {
+        self.0.extend(expressions);
+        self
+    }
+
+    fn is(self, key: u32, negated: bool, value: impl Into<Vec<u8>>) -> Rule {
+        self.with([
+            Expression::Meta { key, to: 0 },
+            Expression::Compare {
+                register: 0,
+                negated,
+                value: value.into(),
+            },
+        ])
+    }
+
+    pub fn by_guests(self) -> Rule {
+        self.is(meta::IIFGROUP, false, GROUP.to_ne_bytes())
+    }
+
+    pub fn not_by_guests(self) -> Rule {
+        self.is(meta::IIFGROUP, true, GROUP.to_ne_bytes())
+    }
+
+    pub fn toward_guests(self) -> Rule {
+        self.is(meta::OIFGROUP, false, GROUP.to_ne_bytes())
+    }
+
+    pub fn not_toward_guests(self) -> Rule {
+        self.is(meta::OIFGROUP, true, GROUP.to_ne_bytes())
+    }
+
+    pub fn v4(self) -> Rule {
+        self.is(meta::NFPROTO, false, [V4])
+    }
+
+    pub fn v6(self) -> Rule {
+        self.is(meta::NFPROTO, false, [V6])
+    }
+
+    pub fn protocol(self, protocol: u8) -> Rule {
+        self.is(meta::L4PROTO, false, [protocol])
+    }
+
+    /// TCP or UDP.
+    pub fn tcp_or_udp(self) -> Rule {
+        // Of the protocols from 6 to 17 no other is in use with ports.
+        self.with([
+            Expression::Meta {
+                key: meta::L4PROTO,
+                to: 0,
+            },
+            Expression::Between {
+                register: 0,
+                from: vec![TCP],
+                to: vec![UDP],
+            },
+        ])
+    }
+
+    /// One of these states of the connection (`ct::*`).
+    pub fn state(self, states: u32) -> Rule {
+        self.conntrack(ct::STATE, states)
+    }
+
+    /// The connection's destination was changed by a rule of ours or another's.
+    pub fn redirected(self) -> Rule {
+        self.conntrack(ct::STATUS, ct::DESTINATION_CHANGED)
+    }
+
+    fn conntrack(self, key: u32, bits: u32) -> Rule {
+        self.with([
+            Expression::Ct { key, to: 0 },
+            Expression::And {
+                mask: bits.to_ne_bytes().to_vec(),
+                register: 0,
+            },
+            Expression::Compare {
+                register: 0,
+                negated: true,
+                value: vec![0; 4],
+            },
+        ])
+    }
+
+    pub fn load(self, field: Field, to: Register) -> Rule {
+        let Field(base, offset, length) = field;
+        self.with([Expression::Payload {
+            base,
+            offset,
+            length,
+            to,
+        }])
+    }
+
+    pub fn meta(self, key: u32, to: Register) -> Rule {
+        self.with([Expression::Meta { key, to }])
+    }
+
+    pub fn value(self, value: impl Into<Vec<u8>>, to: Register) -> Rule {
+        let value = value.into();
+        self.with([Expression::Load { value, to }])
+    }
+
+    /// A field has this value.
+    pub fn field(self, field: Field, value: impl Into<Vec<u8>>) -> Rule {
+        self.load(field, 0).with([Expression::Compare {
+            register: 0,
+            negated: false,
+            value: value.into(),
+        }])
+    }
+
+    /// An address is of the range; which decides whether the packet is IPv4 or IPv6.
+    pub fn source(self, range: Cidr) -> Rule {
+        match range.first() {
+            IpAddr::V4(_) => self.v4().within(SOURCE4, range),
+            IpAddr::V6(_) => self.v6().within(SOURCE6, range),
+        }
+    }
+
+    /// The same of the destination.
+    pub fn destination(self, range: Cidr) -> Rule {
+        match range.first() {
+            IpAddr::V4(_) => self.v4().within(DESTINATION4, range),
+            IpAddr::V6(_) => self.v6().within(DESTINATION6, range),
+        }
+    }
+
+    fn within(self, field: Field, range: Cidr) -> Rule {
+        if range.prefix() == 0 {
+            return self;
+        }
+        let (first, bits) = match range.first() {
+            IpAddr::V4(it) => (it.octets().to_vec(), 32),
+            IpAddr::V6(it) => (it.octets().to_vec(), 128),
+        };
+        let rule = self.load(field, 0);
+        let rule = if range.prefix() < bits {
+            let mask = match range.first() {
+                IpAddr::V4(_) => (u32::MAX << (32 - range.prefix())).to_be_bytes().to_vec(),
+                IpAddr::V6(_) => (u128::MAX << (128 - range.prefix())).to_be_bytes().to_vec(),
+            };
+            rule.with([Expression::And { mask, register: 0 }])
+        } else {
+            rule
+        };
+        rule.with([Expression::Compare {
+            register: 0,
+            negated: false,
+            value: first,
+        }])
+    }
+
+    /// The destination is a port between the two.
+    pub fn ports(self, (from, to): (u16, u16)) -> Rule {
+        if from == to {
+            return self.field(DESTINATION_PORT, from.to_be_bytes());
+        }
+        self.load(DESTINATION_PORT, 0).with([Expression::Between {
+            register: 0,
+            from: from.to_be_bytes().to_vec(),
+            to: to.to_be_bytes().to_vec(),
+        }])
+    }
+
+    /// The destination is an address of this host (`RTN_LOCAL`).
+    pub fn at_this_host(self) -> Rule {
+        self.with([
+            Expression::DestinationKind { to: 0 },
+            Expression::Compare {
+                register: 0,
+                negated: false,
+                value: 2u32.to_ne_bytes().to_vec(),
+            },
+        ])
+    }
+
+    /// What is in register 0 and after it is in the set.
+    pub fn in_set(self, set: impl Into<Cow<'static, str>>) -> Rule {
+        self.with([Expression::Lookup {
+            set: set.into(),
+            register: 0,
+            to: None,
+        }])
+    }
+
+    /// What the map has for it goes to register 0 and after it.
+    pub fn mapped(self, map: &'static str) -> Rule {
+        self.with([Expression::Lookup {
+            set: map.into(),
+            register: 0,
+            to: Some(0),
+        }])
+    }
+
+    /// The link it came from, in the set.
+    pub fn link_in(self, set: &'static str) -> Rule {
+        self.meta(meta::IIF, 0).in_set(set)
+    }
+
+    /// By the link it came from, as the map says.
+    pub fn by_link(self, map: &'static str) -> Vec<Expression> {
+        let map = map.into();
+        self.meta(meta::IIF, 0)
+            .with([Expression::VerdictMap { map, register: 0 }])
+            .0
+    }
+
+    /// Its link has more connections than that.
+    pub fn connections_over(self, set: &'static str, limit: u32) -> Rule {
+        self.meta(meta::IIF, 0).with([Expression::ConnectionsOver {
+            set: set.into(),
+            register: 0,
+            limit,
+        }])
+    }
+
+    pub fn accept(self) -> Vec<Expression> {
+        self.verdict(Verdict::Accept)
+    }
+
+    pub fn drop(self) -> Vec<Expression> {
+        self.verdict(Verdict::Drop)
+    }
+
+    pub fn goto(self, chain: impl Into<Cow<'static, str>>) -> Vec<Expression> {
+        self.verdict(Verdict::Goto(chain.into()))
+    }
+
+    pub fn verdict(self, verdict: Verdict) -> Vec<Expression> {
+        self.end(Expression::Verdict(verdict))
+    }
+
+    pub fn end(self, last: Expression) -> Vec<Expression> {
+        self.with([last]).0
+    }
+
+    /// Only the conditions: what is counted by a lookup.
+    pub fn only(self) -> Vec<Expression> {
+        self.0
+    }
+}

@@ -1,0 +1,418 @@
+//! What is in the table whatever VMs there are.
+
+use super::rule::{
+    self, DESTINATION_PORT, DESTINATION4, DESTINATION6, ICMP_TYPE, ICMP6, Rule, SOURCE_MAC,
+    SOURCE4, SOURCE6, TCP, UDP,
+};
+use crate::Cidr;
+use crate::nft::constants::{FAMILY_IPV4, FAMILY_IPV6, kind, set};
+use crate::nft::expression::{ct, meta};
+use crate::nft::{Element, Expression, Hook, Set, Transaction};
+use crate::policy;
+use crate::pool::Ranges;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Link, MAC and address that packets of a VM come from.
+pub(super) const SOURCES4: &str = "sources4";
+pub(super) const SOURCES6: &str = "sources6";
+/// Links, each counting packets that were not from their VM.
+pub(super) const SPOOFED: &str = "spoofed";
+/// Links, each counting packets that went where they may not.
+pub(super) const REFUSED: &str = "refused";
+/// Link to the chain that says what its VM may reach.
+pub(super) const GUESTS: &str = "guests";
+/// Link to the chain that says what its VM may reach of the host.
+pub(super) const HOST_ACCESS: &str = "host-access";
+/// What no VM reaches by default.
+const CLOSED4: &str = "closed4";
+const CLOSED6: &str = "closed6";
+/// Links where forwarding was turned on for VMs, and is to be for nobody else.
+pub(super) const UPLINKS4: &str = "uplinks4";
+pub(super) const UPLINKS6: &str = "uplinks6";
+/// Connections of each link.
+const CONNECTIONS: &str = "connections";
+/// Published ports: by address, protocol and port, and of all addresses.
+pub(super) const PORTS_AT4: &str = "ports-at4";
+pub(super) const PORTS_AT6: &str = "ports-at6";
+pub(super) const PORTS4: &str = "ports4";
+pub(super) const PORTS6: &str = "ports6";
+
+/// A VM that may reach what all may goes through this chain.
+pub(super) const OPEN: &str = "open";
+/// Counts, and tells the VM.
+pub(super) const REFUSE: &str = "refuse";
+const SPOOF: &str = "spoof";
+const PUBLISHED: &str = "published";
+
+const NAME_PORT: u16 = 53;
+
+/// What holds for all VMs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Base {
+    /// VMs' addresses.
+    pub ranges: Ranges,
+    /// IPv6 leads outwards.
+    pub outwards6: bool,
+    /// Links where forwarding of IPv4 was turned on for VMs.
+    pub uplinks: Vec<u32>,
+    /// The same of IPv6.
+    pub uplinks6: Vec<u32>,
+    /// The port of the host's address where the name server is.
+    pub name_port: u16,
+    /// Ports of the host's that no rule opens to VMs: those of its own API.
+    pub never: Vec<u16>,
+    /// Connections that one VM may have at a time, or no limit.
+    pub connections: Option<u32>,
+}
+
+impl Base {
+    /// With a name server at port 53, IPv4 only.
+    pub fn new(ranges: Ranges) -> Base {
+        Base {
+            ranges,
+            outwards6: false,
+            uplinks: Vec::new(),
+            uplinks6: Vec::new(),
+            name_port: NAME_PORT,
+            never: Vec::new(),
+            connections: None,
+        }
+    }
+}
+
+/// Hooks (`NF_INET_*`) and priorities (nft(8)) of our chains.
+const PREROUTING: u32 = 0;
+const INPUT: u32 = 1;
+const FORWARD: u32 = 2;
+const OUTPUT: u32 = 3;
+const POSTROUTING: u32 = 4;
+const RAW: i32 = -300;
+const DESTINATION: i32 = -100;
+const FILTER: i32 = 0;
+const SOURCE: i32 = 100;
+
+pub(super) fn add(to: &mut Transaction, base: &Base) {
+    to.add_table(&[]);
+    sets(to, base);
+    for plain in [SPOOF, REFUSE, OPEN, PUBLISHED] {
+        to.add_chain(plain, None);
+    }
+    endings(to);
+    sources(to);
+    forwarded(to, base);
+    to_host(to, base);
+    translated(to, base);
+}
+
+fn sets(to: &mut Transaction, base: &Base) {
+    let link = (kind::LINK, 4);
+    let verdict = Some((set::DATA_VERDICT, 0));
+    let counted = Set {
+        key: link,
+        counted: true,
+        ..Set::default()
+    };
+    to.add_set(SPOOFED, &counted);
+    to.add_set(REFUSED, &counted);
+    let verdicts = Set {
+        key: link,
+        value: verdict,
+        ..Set::default()
+    };
+    to.add_set(GUESTS, &verdicts);
+    to.add_set(HOST_ACCESS, &verdicts);
+    let links = Set {
+        key: link,
+        ..Set::default()
+    };
+    for (set, uplinks) in [(UPLINKS4, &base.uplinks), (UPLINKS6, &base.uplinks6)] {
+        to.add_set(set, &links);
+        let uplinks: Vec<_> = uplinks.iter().map(|it| super::link_element(*it)).collect();
+        to.add_elements(set, &uplinks);
+    }
+    if base.connections.is_some() {
+        let counting = Set {
+            flags: set::FLAG_EVAL,
+            key: link,
+            most: Some(u16::MAX.into()),
+            ..Set::default()
+        };
+        to.add_set(CONNECTIONS, &counting);
+    }
+    let v4 = (kind::IPV4, 4);
+    let v6 = (kind::IPV6, 16);
+    let port = kind::concatenated(&[kind::PROTOCOL, kind::SERVICE]);
+    for (address, sources, closed, at, ports) in [
+        (v4, SOURCES4, CLOSED4, PORTS_AT4, PORTS4),
+        (v6, SOURCES6, CLOSED6, PORTS_AT6, PORTS6),
+    ] {
+        let sender = kind::concatenated(&[kind::LINK, kind::ETHER, address.0]);
+        let senders = Set {
+            key: (sender, 4 + 8 + address.1),
+            ..Set::default()
+        };
+        to.add_set(sources, &senders);
+        let ranges = Set {
+            flags: set::FLAG_INTERVAL,
+            key: address,
+            ..Set::default()
+        };
+        to.add_set(closed, &ranges);
+        let target = kind::concatenated(&[address.0, kind::SERVICE]);
+        let target = Some((target, address.1 + 4));
+        let at_key = kind::concatenated(&[address.0, kind::PROTOCOL, kind::SERVICE]);
+        let by_address = Set {
+            key: (at_key, address.1 + 8),
+            value: target,
+            ..Set::default()
+        };
+        to.add_set(at, &by_address);
+        let by_port = Set {
+            key: (port, 8),
+            value: target,
+            ..Set::default()
+        };
+        to.add_set(ports, &by_port);
+    }
+    for (set, v4) in [(CLOSED4, true), (CLOSED6, false)] {
+        let ranges = policy::closed().filter(|it| it.first().is_ipv4() == v4);
+        let elements: Vec<Element> = ranges.flat_map(interval).collect();
+        to.add_elements(set, &elements);
+    }
+}
+
+/// A range as the two elements that bound it; one that ends with the last address has only one.
+fn interval(range: Cidr) -> Vec<Element> {
+    let bytes = |it: IpAddr| match it {
+        IpAddr::V4(it) => it.octets().to_vec(),
+        IpAddr::V6(it) => it.octets().to_vec(),
+    };
+    let after = match range.last() {
+        IpAddr::V4(it) => it
+            .to_bits()
+            .checked_add(1)
+            .map(|it| Ipv4Addr::from_bits(it).into()),
+        IpAddr::V6(it) => it
+            .to_bits()
+            .checked_add(1)
+            .map(|it| Ipv6Addr::from_bits(it).into()),
+    };
+    let mut ends = vec![Element::new(bytes(range.first()))];
+    ends.extend(after.map(|it| Element {
+        interval_end: true,
+        ..Element::new(bytes(it))
+    }));
+    ends
+}
+
+/// Where packets end that are not let through.
+fn endings(to: &mut Transaction) {
+    // A lookup counts, if the link is in the set.
+    to.add_rule(SPOOF, &Rule::new().link_in(SPOOFED).drop());
+    to.add_rule(SPOOF, &Rule::new().drop());
+    // The first is only to count: its last step fails for none.
+    to.add_rule(REFUSE, &Rule::new().link_in(REFUSED).only());
+    to.add_rule(REFUSE, &Rule::new().protocol(TCP).end(Expression::Reset));
+    to.add_rule(REFUSE, &Rule::new().end(Expression::Prohibit));
+}
+
+/// Before anything else: what comes from a VM's link has its addresses.
+fn sources(to: &mut Transaction) {
+    const CHAIN: &str = "sources";
+    let hook = Hook {
+        kind: "filter",
+        hook: PREROUTING,
+        priority: RAW,
+    };
+    to.add_chain(CHAIN, Some(hook));
+    let mut rule = |it: Vec<Expression>| to.add_rule(CHAIN, &it);
+    rule(Rule::new().not_by_guests().accept());
+    // On links that ports of the loopback are published to, the kernel would take it.
+    if let Some(loopback) = Cidr::new(Ipv4Addr::LOCALHOST.into(), 8) {
+        rule(Rule::new().destination(loopback).goto(SPOOF));
+    }
+    rule(sender(Rule::new().v4(), SOURCE4).in_set(SOURCES4).accept());
+    // Router advertisements and redirects (RFC 4861 §4.2, §4.5) are not a VM's to send.
+    for rogue in [134, 137] {
+        let icmp = Rule::new().v6().protocol(ICMP6);
+        rule(icmp.field(ICMP_TYPE, [rogue]).goto(SPOOF));
+    }
+    rule(sender(Rule::new().v6(), SOURCE6).in_set(SOURCES6).accept());
+    // What every Linux sends of itself: listeners' reports, solicitations. Nobody needs them.
+    if let Some(local) = Cidr::new(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0).into(), 10) {
+        rule(Rule::new().source(local).protocol(ICMP6).drop());
+    }
+    let unspecified = Cidr::single(Ipv6Addr::UNSPECIFIED.into());
+    rule(Rule::new().source(unspecified).protocol(ICMP6).drop());
+    rule(Rule::new().goto(SPOOF));
+}
+
+fn sender(rule: Rule, address: rule::Field) -> Rule {
+    rule.meta(meta::IIF, 0).load(SOURCE_MAC, 1).load(address, 3)
+}
+
+/// What passes through the host.
+fn forwarded(to: &mut Transaction, base: &Base) {
+    const CHAIN: &str = "forward";
+    let hook = Hook {
+        kind: "filter",
+        hook: FORWARD,
+        priority: FILTER,
+    };
+    to.add_chain(CHAIN, Some(hook));
+    let mut rule = |it: Vec<Expression>| to.add_rule(CHAIN, &it);
+    let others = || Rule::new().not_by_guests().not_toward_guests();
+    rule(others().v4().state(ct::NEW).link_in(UPLINKS4).drop());
+    rule(others().v6().state(ct::NEW).link_in(UPLINKS6).drop());
+    rule(others().accept());
+    rule(Rule::new().state(ct::ESTABLISHED | ct::RELATED).accept());
+    // What belongs to no connection would leave with a VM's own address.
+    rule(Rule::new().by_guests().state(ct::INVALID).drop());
+    if let Some(limit) = base.connections {
+        let new = Rule::new().by_guests().state(ct::NEW);
+        rule(new.connections_over(CONNECTIONS, limit).goto(REFUSE));
+    }
+    rule(Rule::new().by_guests().by_link(GUESTS));
+    rule(Rule::new().by_guests().goto(REFUSE));
+    // To a VM: by a published port only.
+    rule(Rule::new().redirected().accept());
+    rule(Rule::new().drop());
+
+    let mut rule = |it: Vec<Expression>| to.add_rule(OPEN, &it);
+    rule(Rule::new().toward_guests().goto(REFUSE));
+    rule(
+        Rule::new()
+            .v4()
+            .load(DESTINATION4, 0)
+            .in_set(CLOSED4)
+            .goto(REFUSE),
+    );
+    rule(
+        Rule::new()
+            .v6()
+            .load(DESTINATION6, 0)
+            .in_set(CLOSED6)
+            .goto(REFUSE),
+    );
+    rule(Rule::new().accept());
+}
+
+/// What ends at the host.
+fn to_host(to: &mut Transaction, base: &Base) {
+    const CHAIN: &str = "input";
+    let hook = Hook {
+        kind: "filter",
+        hook: INPUT,
+        priority: FILTER,
+    };
+    to.add_chain(CHAIN, Some(hook));
+    let mut rule = |it: Vec<Expression>| to.add_rule(CHAIN, &it);
+    rule(Rule::new().not_by_guests().accept());
+    rule(Rule::new().state(ct::ESTABLISHED | ct::RELATED).accept());
+    for gateway in gateways(base) {
+        for protocol in [UDP, TCP] {
+            let to_us = Rule::new().destination(gateway).protocol(protocol);
+            rule(to_us.ports((base.name_port, base.name_port)).accept());
+        }
+    }
+    for port in &base.never {
+        let never = Rule::new().protocol(TCP).ports((*port, *port));
+        rule(never.goto(REFUSE));
+    }
+    rule(Rule::new().by_link(HOST_ACCESS));
+    rule(Rule::new().goto(REFUSE));
+}
+
+fn gateways(base: &Base) -> [Cidr; 2] {
+    [
+        Cidr::single(base.ranges.gateway().into()),
+        Cidr::single(base.ranges.gateway6().into()),
+    ]
+}
+
+/// Addresses that are changed: published ports, and what leaves the host.
+fn translated(to: &mut Transaction, base: &Base) {
+    let nat = |hook, priority| {
+        Some(Hook {
+            kind: "nat",
+            hook,
+            priority,
+        })
+    };
+    const ARRIVING: &str = "arriving";
+    to.add_chain(ARRIVING, nat(PREROUTING, DESTINATION));
+    let mut rule = |it: Vec<Expression>| to.add_rule(ARRIVING, &it);
+    rule(Rule::new().not_by_guests().goto(PUBLISHED));
+    if base.name_port != NAME_PORT {
+        name_port(&mut rule, base);
+    }
+    const LOCAL: &str = "local";
+    to.add_chain(LOCAL, nat(OUTPUT, DESTINATION));
+    to.add_rule(LOCAL, &Rule::new().goto(PUBLISHED));
+
+    let mut rule = |it: Vec<Expression>| to.add_rule(PUBLISHED, &it);
+    for (v4, family, destination, port_at, at, ports) in [
+        (true, FAMILY_IPV4, DESTINATION4, 1, PORTS_AT4, PORTS4),
+        (false, FAMILY_IPV6, DESTINATION6, 4, PORTS_AT6, PORTS6),
+    ] {
+        let of_family = || {
+            if v4 {
+                Rule::new().v4()
+            } else {
+                Rule::new().v6()
+            }
+        };
+        let by_port = |rule: Rule, first| {
+            rule.meta(meta::L4PROTO, first)
+                .load(DESTINATION_PORT, first + 1)
+        };
+        let target = Expression::DestinationNat {
+            family,
+            address: 0,
+            port: port_at,
+        };
+        let at_address = of_family().tcp_or_udp().load(destination, 0);
+        rule(by_port(at_address, port_at).mapped(at).end(target.clone()));
+        let anywhere = of_family().tcp_or_udp().at_this_host();
+        rule(by_port(anywhere, 0).mapped(ports).end(target));
+    }
+
+    const LEAVING: &str = "leaving";
+    to.add_chain(LEAVING, nat(POSTROUTING, SOURCE));
+    let mut rule = |it: Vec<Expression>| to.add_rule(LEAVING, &it);
+    // A program of the host's that came by 127.0.0.1 gets an address that a VM can answer.
+    if let Some(loopback) = Cidr::new(Ipv4Addr::LOCALHOST.into(), 8) {
+        let gateway = base.ranges.gateway().octets();
+        let from_loopback = Rule::new().toward_guests().source(loopback);
+        rule(from_loopback.value(gateway, 0).end(Expression::SourceNat {
+            family: FAMILY_IPV4,
+            address: 0,
+        }));
+    }
+    let outwards = |range| Rule::new().source(range).not_toward_guests();
+    rule(outwards(base.ranges.v4()).end(Expression::Masquerade));
+    if base.outwards6 {
+        rule(outwards(base.ranges.v6()).end(Expression::Masquerade));
+    }
+}
+
+/// The name server could not have port 53.
+fn name_port(rule: &mut impl FnMut(Vec<Expression>), base: &Base) {
+    let families = [(FAMILY_IPV4, 1), (FAMILY_IPV6, 4)];
+    for (gateway, (family, port)) in gateways(base).into_iter().zip(families) {
+        let address = match gateway.first() {
+            IpAddr::V4(it) => it.octets().to_vec(),
+            IpAddr::V6(it) => it.octets().to_vec(),
+        };
+        let asked = Rule::new().destination(gateway).tcp_or_udp();
+        let asked = asked.ports((NAME_PORT, NAME_PORT));
+        let there = asked
+            .value(address, 0)
+            .value(base.name_port.to_be_bytes(), port);
+        rule(there.end(Expression::DestinationNat {
+            family,
+            address: 0,
+            port,
+        }));
+    }
+}
