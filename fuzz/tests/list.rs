@@ -114,7 +114,7 @@ const TRUSTED: &[(&str, &str)] = &[
     ),
     ("crates/node/src/options.rs", "what starts the daemon"),
     (
-        "crates/node/src/vm/unreadable.rs",
+        "crates/vmhost/src/task/unreadable.rs",
         "the daemon before wrote it; what is odd is nothing",
     ),
     (

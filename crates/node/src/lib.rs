@@ -5,34 +5,22 @@
 //! * [`api`]: HTTP in, calls out.
 //! * [`node`]: what requests come down to.
 //! * [`spec`]: checks what a VM is to be.
-//! * [`registry`]: which VMs there are.
-//! * [`vm`]: one VM, owned by one task.
 //! * [`golden`]: VMs to go on from, made by the node itself.
-//! * [`pager`]: who serves their memory.
 //! * [`cpu`]: what of this host's processor guests can have.
-//! * [`agent`], [`proxy`], [`frames`]: talking to guests.
-//! * [`follow`]: logs for clients.
 //!
-//! What it keeps on disk is in `jiffy-content`.
+//! What it keeps on disk is in `jiffy-content`, and each VM in `jiffy-vmhost`.
 
-mod agent;
 mod api;
 mod cpu;
 mod folders;
-mod follow;
-mod frames;
 mod golden;
 mod listen;
 mod node;
 pub mod options;
-mod pager;
 mod places;
-mod proxy;
-mod registry;
 mod spec;
 #[cfg(feature = "testing")]
 pub mod testing;
-mod vm;
 
 use listen::Listeners;
 use options::Options;

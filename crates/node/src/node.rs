@@ -1,15 +1,9 @@
 //! The node: what requests come down to.
 
 use crate::cpu::Processor;
-use crate::golden::standby::Standby;
 use crate::golden::{self, Goldens};
 use crate::options::Options;
-use crate::pager::Pager;
-use crate::registry::Registry;
 use crate::spec;
-use crate::vm::clients::Cursor;
-use crate::vm::spares::{self, Spares};
-use crate::vm::{Command, View, VmHandle, actor, adopt};
 use jiffy_content::clock::{boot_id, monotonic_ns};
 use jiffy_content::digests::Digests;
 use jiffy_content::error::{Error, Result};
@@ -26,6 +20,14 @@ use jiffy_content::roots;
 use jiffy_content::snapshots::Snapshots;
 use jiffy_content::transfer::Transfers;
 use jiffy_content::volumes::Volumes;
+use jiffy_vmhost::clients::Cursor;
+use jiffy_vmhost::handle::{Command, View, VmHandle};
+use jiffy_vmhost::host::Host;
+use jiffy_vmhost::launch::Standby;
+use jiffy_vmhost::pager::Pager;
+use jiffy_vmhost::registry::Registry;
+use jiffy_vmhost::spares::{self, Spares};
+use jiffy_vmhost::task::{self, adopt};
 use jiffy_wire::api::{self, CreateVm, NodeInfo, RootDisk, Vm, VmState};
 use jiffy_wire::cpu::Profile;
 use jiffy_wire::timeline::Timeline;
@@ -61,33 +63,17 @@ mod volumes;
 
 pub use operation::to_the_end;
 
-/// What every VM's task needs to know.
-#[derive(Debug)]
-pub struct Settings {
-    /// Where files are.
-    pub paths: Paths,
-    /// Boot id of the host's kernel.
-    pub clock: String,
-    /// What a guest has to get ready.
-    pub start_timeout: Duration,
-    /// Who serves compressed memory.
-    pub pager: Arc<Pager>,
-    /// Snapshots kept for later runs.
-    pub goldens: Goldens,
-    /// VMMs kept for what starts next.
-    pub spares: Spares,
-    /// What guests can have of this host's processor.
-    pub processor: Processor,
-    /// What may be kept of what was fetched.
-    pub cache: Limit,
-    /// Memory of VMs that start or run.
-    pub room: Arc<Room>,
-}
-
 /// A node.
 #[derive(Debug)]
 pub struct Node {
-    settings: Arc<Settings>,
+    /// What the tasks of its VMs share.
+    host: Arc<Host>,
+    /// Snapshots kept for later runs.
+    goldens: Arc<Goldens>,
+    /// What guests can have of this host's processor.
+    processor: Processor,
+    /// What may be kept of what was fetched.
+    cache: Limit,
     registry: Arc<Registry>,
     /// Images of root file systems.
     images: Arc<Images>,
@@ -115,8 +101,8 @@ impl Node {
     pub async fn open(paths: Paths, options: &Options) -> anyhow::Result<Arc<Node>> {
         let digests = Arc::<Digests>::default();
         let (goldens, wishes, wanted) = Goldens::new(paths.golden(), options.standby as usize);
+        let goldens = Arc::new(goldens);
         let policy = Policy::read(&options.signed)?;
-        let vmm = paths.vmm();
         let memory_wait = Duration::from_secs(options.memory_wait.into());
         let node = Node {
             images: Arc::new(Images::new(&paths, options.registry.clone(), policy)),
@@ -125,44 +111,48 @@ impl Node {
             volumes: Arc::new(Volumes::new(paths.volumes())),
             snapshots: Arc::new(Snapshots::new(paths.snapshots())),
             digests,
-            settings: Arc::new(Settings {
+            processor: Processor::new(paths.vmm()),
+            cache: options.cache,
+            host: Arc::new(Host {
                 pager: Pager::new(paths.clone()),
-                goldens,
-                spares: Spares::new(options.spare as usize),
-                paths,
-                processor: Processor::new(vmm),
+                spares: Arc::new(Spares::new(options.spare as usize)),
                 clock: boot_id(),
                 start_timeout: Duration::from_secs(options.start_timeout.into()),
-                cache: options.cache,
                 room: Room::new(options.memory_limit, memory_wait),
+                goldens: Arc::clone(&goldens) as _,
+                paths,
             }),
+            goldens,
             registry: Arc::default(),
             beginning: RwLock::default(),
             trim: Arc::default(),
             shutdown: Notify::new(),
         };
         node.sweep();
-        adopt::all(&node.settings, &node.registry, &node.volumes).await;
+        adopt::all(&node.host, &node.registry, &node.volumes).await;
         // Nobody needs to know it before the first restore, if there are none of these.
-        let host = match node.settings.goldens.are_there() {
-            true => node.settings.processor.host().await.ok(),
+        let host = match node.goldens.are_there() {
+            true => node.processor.host().await.ok(),
             false => None,
         };
         let most = host.map(|host| &host.restorable);
-        node.settings.goldens.read(&node.digests, most);
+        node.goldens.read(&node.digests, most);
         let node = Arc::new(node);
         node.trim.notify_one();
         tokio::spawn(lazy::keep_caches_small(Arc::clone(&node)));
         tokio::spawn(golden::make_wanted(Arc::clone(&node), wishes));
         tokio::spawn(golden::standby::keep(Arc::clone(&node), wanted));
-        tokio::spawn(spares::keep(Arc::clone(&node)));
+        let starting = Arc::clone(&node.registry);
+        let is_starting = move || starting.any(starts).is_some();
+        let (host, paths) = (&node.host, node.host.paths.clone());
+        tokio::spawn(spares::keep(Arc::clone(&host.spares), paths, is_starting));
         tokio::spawn(Arc::clone(&node).tell_damage());
         Ok(node)
     }
 
     /// Removes what an earlier daemon was making or removing when it ended.
     fn sweep(&self) {
-        let paths = &self.settings.paths;
+        let paths = &self.host.paths;
         for folder in [
             paths.vms(),
             paths.images(),
@@ -197,28 +187,24 @@ impl Node {
         if timeout(FLUSH_TIME, flushed).await.is_err() {
             warn!("not every VM's record was written in time");
         }
-        self.settings.goldens.end_standbys().await;
-        self.settings.spares.end().await;
+        self.goldens.end_standbys().await;
+        self.host.spares.end().await;
         self.close_disks().await;
-        self.settings.pager.end_if_idle().await;
+        self.host.pager.end_if_idle().await;
     }
 
     // ---- for golden snapshots --------------------------------------------
 
     pub(crate) fn goldens(&self) -> &Goldens {
-        &self.settings.goldens
-    }
-
-    pub(crate) fn spares(&self) -> &Spares {
-        &self.settings.spares
+        &self.goldens
     }
 
     pub(crate) fn room(&self) -> &Arc<Room> {
-        &self.settings.room
+        &self.host.room
     }
 
     pub(crate) fn paths(&self) -> &Paths {
-        &self.settings.paths
+        &self.host.paths
     }
 
     pub(crate) async fn image_root(&self, image: &str) -> Result<Root> {
@@ -226,7 +212,7 @@ impl Node {
     }
 
     pub(crate) fn start_timeout(&self) -> Duration {
-        self.settings.start_timeout
+        self.host.start_timeout
     }
 
     pub(crate) fn new_cid(&self) -> u32 {
@@ -239,7 +225,7 @@ impl Node {
 
     /// Files whose contents decide what a booted guest is, but for its image.
     pub(crate) fn golden_parts(&self, kernel: &Path) -> [PathBuf; 3] {
-        let paths = &self.settings.paths;
+        let paths = &self.host.paths;
         [kernel.to_owned(), paths.initramfs(), paths.vmm()]
     }
 
@@ -279,7 +265,7 @@ impl Node {
 
     /// The most that a VM can have of this host's processor.
     pub async fn processor(&self) -> Result<Profile> {
-        let host = self.settings.processor.host().await;
+        let host = self.processor.host().await;
         host.map(|host| host.shown.clone()).map_err(|why| {
             Error::internal(format!("What processor VMs have is not known: {why}."))
                 .hint("`jiffy doctor` says what this host's KVM can do.")
@@ -295,12 +281,12 @@ impl Node {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             api: api::VERSION,
             pid: std::process::id(),
-            clock: self.settings.clock.clone(),
+            clock: self.host.clock.clone(),
             now_ns: monotonic_ns(),
-            data: self.settings.paths.data.display().to_string(),
+            data: self.host.paths.data.display().to_string(),
             running: running as u32,
             vms: all.len() as u32,
-            standbys: self.settings.goldens.standbys(),
+            standbys: self.goldens.standbys(),
         }
     }
 
@@ -386,7 +372,7 @@ impl Node {
         let kernel = self.kernels.find(&spec.kernel).ok()?;
         let image = self.images.find(&spec.image).await.ok()?;
         let key = golden::key(self, &shape, &kernel, &image.root)?;
-        self.settings.goldens.take_standby(&key)
+        self.goldens.take_standby(&key)
     }
 
     /// Does a VM from the wanted snapshot have a command that runs?
@@ -435,8 +421,8 @@ impl Node {
         let deadline = tokio::time::Instant::now() + NAME_TIME;
         loop {
             // The task of a VM that isn't inserted ends with its handle.
-            let vm = actor::create(
-                Arc::clone(&self.settings),
+            let vm = task::create(
+                Arc::clone(&self.host),
                 Arc::clone(&self.registry),
                 record.clone(),
             );
@@ -475,7 +461,7 @@ impl Node {
             self.volumes.check(&vm.spec.disks)?;
         }
         if !has_folder {
-            let folder = self.settings.paths.vm(&vm.id);
+            let folder = self.host.paths.vm(&vm.id);
             fs::DirBuilder::new()
                 .mode(0o700)
                 .create(&folder)
@@ -581,7 +567,7 @@ impl Node {
 
     /// A VM's folder.
     pub fn folder(&self, vm: &VmHandle) -> PathBuf {
-        self.settings.paths.vm(&vm.id)
+        self.host.paths.vm(&vm.id)
     }
 
     /// As [`Node::agent_socket`]; a VM that sleeps, or is about to, is woken.
@@ -603,7 +589,7 @@ impl Node {
     pub async fn agent_socket(&self, vm: &VmHandle) -> Result<PathBuf> {
         let view = vm.when(|view| view.vm.state != VmState::Starting).await;
         if view.vm.state == VmState::Running {
-            return Ok(self.settings.paths.vsock_socket(&vm.id));
+            return Ok(self.host.paths.vsock_socket(&vm.id));
         }
         if view.vm.state == VmState::Hibernated {
             let name = &vm.name;

@@ -1,15 +1,13 @@
-//! For fuzzing: what is read of clients and logs, without a node.
+//! For fuzzing: what is read of clients, without a node.
 
 use crate::api::parts;
 use crate::spec;
-use crate::vm::log;
 use axum::http::Uri;
 use jiffy_content::images::config;
 use jiffy_content::{checks, roots};
 use jiffy_wire::api::{self, CreateVm};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use std::collections::HashMap;
-use std::path::Path;
 
 /// Reads a body of each request of the API, and checks what it asks for.
 ///
@@ -67,33 +65,5 @@ pub fn image_config(json: &[u8]) {
     if config::check(&read).is_ok() {
         let _ = config::stop_signal(&read);
         let _ = spec::check_of(CreateVm::default(), "a", &read);
-    }
-}
-
-/// Reads a VM's log that is `bytes`, then writes on.
-///
-/// # Panics
-///
-/// If what was written then is not read.
-pub fn command_log(bytes: &[u8], folder: &Path) {
-    std::fs::write(folder.join("command.log"), bytes).expect("the folder can be written");
-    let mut reader = log::Reader::new(folder, 0);
-    while let Ok(batch) = reader.batch(u64::MAX) {
-        if batch.is_empty() {
-            break;
-        }
-    }
-    let _ = log::end_of(folder);
-    let Ok(mut writer) = log::Writer::open(folder) else {
-        return;
-    };
-    let before = writer.end();
-    if writer.append(log::Kind::Note, b"on").is_ok() {
-        let mut reader = log::Reader::new(folder, before);
-        let batch = reader.batch(writer.end()).expect("what was written");
-        assert_eq!(
-            batch.last().map(|record| &record.data[..]),
-            Some(&b"on"[..])
-        );
     }
 }

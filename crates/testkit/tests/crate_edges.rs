@@ -26,9 +26,10 @@ const DOORS: &[(&str, &[&str])] = &[
             "wire", "store", "rootfs", "registry", "kernel", "sys", "ext4",
         ],
     ),
+    ("vmhost", &["content", "kernel", "store", "sys", "wire"]),
     (
         "node",
-        &["content", "wire", "store", "registry", "kernel", "sys"],
+        &["vmhost", "content", "wire", "store", "registry", "sys"],
     ),
     ("machine", &["wire", "sys"]),
     ("cli", &["wire", "machine", "kernel", "sys"]),

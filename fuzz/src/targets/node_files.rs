@@ -4,7 +4,6 @@
 use crate::Target;
 use crate::input::Input;
 use crate::scratch;
-use jiffy_node::testing;
 use std::fs;
 
 /// This target.
@@ -16,7 +15,7 @@ pub const TARGET: Target = Target {
         "crates/content/src/images/chunks.rs",
         "crates/content/src/records",
         "crates/content/src/snapshots/remote.rs",
-        "crates/node/src/vm/log.rs",
+        "crates/vmhost/src/log.rs",
     ],
     seeds: all_seeds,
     run,
@@ -43,11 +42,11 @@ fn run(data: &[u8]) {
             jiffy_content::testing::record(kind, &content, &folder);
         }
         ARTIFACT => jiffy_content::testing::artifact(input.rest()),
-        LOG => testing::command_log(input.rest(), &folder),
+        LOG => jiffy_vmhost::testing::command_log(input.rest(), &folder),
         _ => {
             let mut log = input.rest().to_vec();
             seal(&mut log);
-            testing::command_log(&log, &folder);
+            jiffy_vmhost::testing::command_log(&log, &folder);
         }
     }
     fs::remove_dir_all(&folder).expect("the folder goes");

@@ -19,8 +19,6 @@ pub mod standby;
 
 use crate::node::Node;
 use crate::spec;
-use crate::vm::VmHandle;
-use crate::vm::start::{Beginning, Handle, Restoring, SavedRam, command_line};
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::digests::Digests;
 use jiffy_content::error::Result;
@@ -29,9 +27,13 @@ use jiffy_content::model::vm::{Root, Spec};
 use jiffy_content::room::memory::{self as room, Amount};
 use jiffy_content::snapshots::saved::Saved;
 use jiffy_content::snapshots::{remove_behind, remove_whole};
+use jiffy_vmhost::handle::VmHandle;
+use jiffy_vmhost::host::GoldenKeeper;
+use jiffy_vmhost::launch::Standby;
+use jiffy_vmhost::launch::{Beginning, Handle, Restoring, SavedRam, command_line};
 use jiffy_wire::api::{Origin, Pruned, VmState};
 use jiffy_wire::cpu::Profile;
-use standby::{Standby, Wanted};
+use standby::Wanted;
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -165,15 +167,6 @@ impl Goldens {
     /// A run began.
     pub fn note_run(&self) {
         self.last_run_ns.store(monotonic_ns(), Ordering::Relaxed);
-    }
-
-    /// One that can't be restored.
-    pub fn drop_bad(&self, name: &str) {
-        let bad = self.take(|saved| name_of(saved) == name);
-        for (key, saved) in bad {
-            self.lock().hopeless.insert(key);
-            self.discard(&saved.folder, "it can't be restored");
-        }
     }
 
     /// Removes one by name; false if there is none.
@@ -318,6 +311,16 @@ impl Goldens {
     }
 }
 
+impl GoldenKeeper for Goldens {
+    fn drop_bad(&self, name: &str) {
+        let bad = self.take(|saved| name_of(saved) == name);
+        for (key, saved) in bad {
+            self.lock().hopeless.insert(key);
+            self.discard(&saved.folder, "it can't be restored");
+        }
+    }
+}
+
 /// Removes the files of these, which somebody waits for.
 async fn remove_now(taken: Vec<(String, Arc<Saved>)>) {
     let removed = tokio::task::spawn_blocking(move || {
@@ -339,13 +342,13 @@ pub fn name_of(saved: &Saved) -> String {
 
 /// A VM that goes on from one.
 pub fn beginning(saved: &Saved, start_main: bool) -> Beginning {
+    let state = Handle::Path(saved.state());
+    let memory = SavedRam::of_file(saved.memory());
     Beginning::Restore(Restoring {
-        origin: Some(Origin::Golden),
-        state: Handle::Path(saved.state()),
-        memory: SavedRam::of_file(saved.memory()),
         prefault: saved.prefault.clone(),
         start_main,
         golden: Some(name_of(saved)),
+        ..Restoring::new(Some(Origin::Golden), state, memory)
     })
 }
 

@@ -3,10 +3,7 @@
 use super::operation::client_gone;
 use super::{LEASE_POLL, NAME_TIME, Node};
 use crate::golden;
-use crate::golden::standby::Standby;
 use crate::spec;
-use crate::vm::start::{Beginning, Handle, Prepared, Restoring, SavedRam, volume_disk};
-use crate::vm::{Command, Operation, View, VmHandle, is_active};
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::{FromSnapshot, MainState, Paged, Root};
@@ -17,6 +14,9 @@ use jiffy_content::snapshots::draft::clone_volumes;
 use jiffy_content::snapshots::remove_whole;
 use jiffy_content::snapshots::saved::Saved;
 use jiffy_content::volumes::Lease;
+use jiffy_vmhost::handle::{Command, Operation, View, VmHandle, is_active};
+use jiffy_vmhost::launch::Standby;
+use jiffy_vmhost::launch::{Beginning, Handle, Plan, Restoring, SavedRam, volume_disk};
 use jiffy_wire::api::{Origin, RootDisk, VmState};
 use jiffy_wire::vmm::Disk;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ use std::sync::Arc;
 impl Node {
     /// Starts a VM; returns when its VMM is spawned.
     pub async fn start(&self, vm: &Arc<VmHandle>, received_ns: u64) -> Result<()> {
-        // What is prepared for one start is taken away from another.
+        // What is plan for one start is taken away from another.
         let operation = vm.operate().await;
         match operation.state {
             VmState::Hibernated => self.wake(vm, &operation, received_ns).await,
@@ -48,21 +48,21 @@ impl Node {
             false => Some(self.reserve(vm, Amount::of(&vm.spec), 1).await?),
         };
         let _begins = self.beginning.read().await;
-        let mut prepared = match &vm.spec.from {
+        let mut plan = match &vm.spec.from {
             Some(from) => self.prepare_from(vm, from, received_ns).await?,
             None => self.prepare(vm, received_ns).await?,
         };
-        prepared.room = room;
-        let boots = matches!(prepared.beginning, Beginning::Boot);
+        plan.room = room;
+        let boots = matches!(plan.beginning, Beginning::Boot);
         match standby {
             // Its snapshot was dropped since.
             Some(standby) if boots => standby.give_up().await,
-            standby => prepared.standby = standby,
+            standby => plan.standby = standby,
         }
-        self.hand_over(vm, prepared).await?;
-        self.settings.goldens.note_run();
+        self.hand_over(vm, plan).await?;
+        self.goldens.note_run();
         if boots {
-            self.settings.goldens.want(vm);
+            self.goldens.want(vm);
         }
         Ok(())
     }
@@ -79,7 +79,7 @@ impl Node {
         let is_another = |view: &View| view.leaving || view.vm.state != state;
         tokio::select! {
             biased;
-            reserved = self.settings.room.reserve(each, count) => reserved,
+            reserved = self.host.room.reserve(each, count) => reserved,
             _ = vm.when(is_another) => Err(Error::wrong_state(format!(
                 "The VM {} ended or was removed while it waited for memory.",
                 vm.name
@@ -93,30 +93,30 @@ impl Node {
 
     /// Has a VM begin with this. If it does not, the pager need not go on
     /// serving its memory.
-    pub(super) async fn hand_over(&self, vm: &VmHandle, prepared: Prepared) -> Result<()> {
-        let ticket = prepared.ticket();
+    pub(super) async fn hand_over(&self, vm: &VmHandle, plan: Plan) -> Result<()> {
+        let ticket = plan.ticket();
         let begun = vm
-            .ask(|reply| Command::Start(Box::new(prepared), reply))
+            .ask(|reply| Command::Start(Box::new(plan), reply))
             .await
             .and_then(|begun| begun);
         if let (Some(ticket), true) = (ticket, begun.is_err()) {
-            self.settings.pager.forget(&vm.id, ticket).await;
+            self.host.pager.forget(&vm.id, ticket).await;
         }
         begun
     }
 
     /// A VM that boots, or goes on from a golden snapshot.
-    pub(crate) async fn prepare(&self, vm: &VmHandle, received_ns: u64) -> Result<Prepared> {
+    pub(crate) async fn prepare(&self, vm: &VmHandle, received_ns: u64) -> Result<Plan> {
         let lookup_ns = monotonic_ns();
         let spec = &vm.spec;
         let root = self.images.startable(&spec.image).await?.root;
         self.open_root(vm, &root).await?;
         let kernel = self.kernels.find(&spec.kernel)?;
-        roots::check_own(&self.settings.paths.vm(&vm.id), &vm.name, spec)?;
+        roots::check_own(&self.host.paths.vm(&vm.id), &vm.name, spec)?;
         let volumes = self.hold_volumes(vm).await?;
         let golden = spec::golden(spec)
             .and_then(|shape| golden::key(self, &shape, &kernel, &root))
-            .and_then(|key| self.settings.goldens.find(&key));
+            .and_then(|key| self.goldens.find(&key));
         self.check_layer(vm, &root)?;
         let volume_disks = self.volume_disks(vm, &volumes);
         let disks = self.disks(vm, root.path.clone(), volume_disks);
@@ -124,18 +124,11 @@ impl Node {
             None => Beginning::Boot,
             Some(golden) => golden::beginning(&golden, spec.command.is_some()),
         };
-        Ok(Prepared {
-            kernel,
-            root,
-            disks,
+        let plan = Plan::new(kernel, root, disks, beginning, (received_ns, lookup_ns));
+        Ok(Plan {
             volumes,
-            beginning,
-            standby: None,
-            room: None,
             low_priority: spec.hidden,
-            received_ns,
-            lookup_ns,
-            ready_ns: monotonic_ns(),
+            ..plan
         })
     }
 
@@ -145,20 +138,20 @@ impl Node {
         vm: &Arc<VmHandle>,
         from: &FromSnapshot,
         received_ns: u64,
-    ) -> Result<Prepared> {
+    ) -> Result<Plan> {
         let lookup_ns = monotonic_ns();
         let name = &from.name;
         let saved = self.snapshots.usable(name)?;
         let source = saved.manifest.source.as_ref();
         self.images.policy().check("snapshot", name, source)?;
         let what = format!("The snapshot {name}");
-        let processor = &self.settings.processor;
+        let processor = &self.processor;
         processor.check(&what, saved.manifest.cpu.as_ref()).await?;
         let volume_disks = self.clones_of(vm, &saved).await?;
         let lazy = saved.manifest.lazy_root.clone();
         let root = Root {
             path: match &lazy {
-                Some(disk) => disk.contents(&self.settings.paths),
+                Some(disk) => disk.contents(&self.host.paths),
                 None => saved.root(),
             },
             digest: saved.manifest.image_digest.clone(),
@@ -167,26 +160,17 @@ impl Node {
         self.open_root(vm, &root).await?;
         let disks = self.disks(vm, root.path.clone(), volume_disks);
         let memory = self.memory_of(vm, &saved, true).await?;
-        Ok(Prepared {
-            kernel: self.kernel_file(&vm.spec.kernel),
-            root,
-            disks,
-            volumes: Vec::new(),
-            beginning: Beginning::Restore(Restoring {
-                origin: Some(Origin::From(name.clone())),
-                state: Handle::Path(saved.state()),
+        let kernel = self.kernel_file(&vm.spec.kernel);
+        let beginning = Beginning::Restore(Restoring {
+            start_main: from.start_main,
+            ..Restoring::new(
+                Some(Origin::From(name.clone())),
+                Handle::Path(saved.state()),
                 memory,
-                prefault: Vec::new(),
-                start_main: from.start_main,
-                golden: None,
-            }),
-            standby: None,
-            room: None,
-            low_priority: false,
-            received_ns,
-            lookup_ns,
-            ready_ns: monotonic_ns(),
-        })
+            )
+        });
+        let times = (received_ns, lookup_ns);
+        Ok(Plan::new(kernel, root, disks, beginning, times))
     }
 
     /// RAM of a captured VM, for this one; the pager is told of it if needed.
@@ -206,7 +190,7 @@ impl Node {
             record: (record && !recording.exists()).then_some(recording),
             prefetch: saved.manifest.optimised,
         };
-        let serving = self.settings.pager.serve(&vm.id, &paged).await?;
+        let serving = self.host.pager.serve(&vm.id, &paged).await?;
         Ok(SavedRam::Paged { serving, paged })
     }
 
@@ -215,7 +199,7 @@ impl Node {
         if vm.spec.disks.is_empty() && vm.spec.root_disk.is_none() {
             return Ok(Vec::new());
         }
-        let folder = self.settings.paths.vm(&vm.id);
+        let folder = self.host.paths.vm(&vm.id);
         let names = vm.spec.disks.iter().map(|disk| disk.name.as_str());
         let root = vm.spec.root_disk.iter().map(|_| roots::NAME);
         let files: Vec<(String, PathBuf)> = names
@@ -239,7 +223,7 @@ impl Node {
     /// The disks of a VM's volumes: those held, or those of its own.
     pub(super) fn volume_disks(&self, vm: &VmHandle, held: &[Lease]) -> Vec<Disk> {
         if vm.spec.own_volumes {
-            let folder = self.settings.paths.vm(&vm.id);
+            let folder = self.host.paths.vm(&vm.id);
             let of = |disk: &jiffy_wire::api::VolumeUse| {
                 volume_disk(disk, volume_in(&folder, &disk.name))
             };
@@ -253,7 +237,7 @@ impl Node {
 
     /// All disks of a VM: the image below its root, its volumes, and its own.
     pub(super) fn disks(&self, vm: &VmHandle, image: PathBuf, volumes: Vec<Disk>) -> Vec<Disk> {
-        roots::disks(&self.settings.paths.vm(&vm.id), &vm.spec, image, volumes)
+        roots::disks(&self.host.paths.vm(&vm.id), &vm.spec, image, volumes)
     }
 
     /// Refuses to lay what a VM kept of one image over another.
@@ -275,7 +259,7 @@ impl Node {
     pub(crate) fn kernel_file(&self, name: &str) -> PathBuf {
         self.kernels
             .find(name)
-            .unwrap_or_else(|_| self.settings.paths.kernels().join(name).join("vmlinux"))
+            .unwrap_or_else(|_| self.host.paths.kernels().join(name).join("vmlinux"))
     }
 
     /// Holds a VM's volumes. The last command's VM may still be switching off
@@ -312,7 +296,7 @@ impl Node {
     /// The root file system that a VM runs on, if it can be had by others.
     pub(super) async fn root_of(&self, vm: &VmHandle) -> Result<Root> {
         let root = vm.view.borrow().root.clone();
-        let in_images = |root: &Root| root.path.starts_with(self.settings.paths.images());
+        let in_images = |root: &Root| root.path.starts_with(self.host.paths.images());
         match root {
             Some(root) if !in_images(&root) && root.path.exists() => Ok(root),
             root => {

@@ -2,14 +2,14 @@
 
 use super::Node;
 use super::operation::joined;
-use crate::agent;
-use crate::frames::{FrameReader, ReadError};
-use crate::vm::VmHandle;
-use crate::vm::timeline::short;
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::images::Made;
 use jiffy_content::model::vm::Spec;
+use jiffy_vmhost::agent;
+use jiffy_vmhost::frames::{FrameReader, ReadError};
+use jiffy_vmhost::handle::VmHandle;
+use jiffy_vmhost::text::short;
 use jiffy_wire::agent::{CopyFrame, OLDEST, Request};
 use jiffy_wire::api::{CommitVm, Committed, ImageSource, RootDisk};
 use std::io;
@@ -45,7 +45,7 @@ impl Node {
         let socket = self.capturable(&vm).await?;
         let root = self.root_of(&vm).await?;
         let _whole = match &root.lazy {
-            Some(disk) => Some(self.settings.pager.complete_image(disk).await?),
+            Some(disk) => Some(self.host.pager.complete_image(disk).await?),
             None => None,
         };
         let draft = self.images.draft()?;
@@ -67,7 +67,7 @@ impl Node {
             .images
             .keep(&name, made, || self.image_unused(&name))
             .await?;
-        self.settings.goldens.forget_image(&name);
+        self.goldens.forget_image(&name);
         info!(image = name, vm = %vm.name, bytes, "image made of a VM's changes");
         Ok(Committed {
             image,
@@ -172,7 +172,8 @@ async fn take_changes(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{frames, spec};
+    use crate::spec;
+    use jiffy_vmhost::frames;
     use jiffy_wire::api::CreateVm;
     use tokio::io::duplex;
 

@@ -2,8 +2,6 @@
 
 use super::Node;
 use super::operation::{Stopwatch, joined};
-use crate::vm::start::{Beginning, Handle, Prepared, Restoring, SavedRam};
-use crate::vm::{Command, VmHandle};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
@@ -12,6 +10,8 @@ use jiffy_content::names as rules;
 use jiffy_content::room::memory::{Amount, Reserved};
 use jiffy_content::snapshots::captured::Captured;
 use jiffy_content::snapshots::draft::clone_volumes;
+use jiffy_vmhost::handle::{Command, VmHandle};
+use jiffy_vmhost::launch::{Beginning, Handle, Plan, Restoring, SavedRam};
 use jiffy_wire::api::{ForkVm, Forked, Origin, Vm};
 use jiffy_wire::timeline::{Track, names as spans};
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ impl Node {
     /// Makes live clones of a running VM; all of them are ready, or none is
     /// left.
     pub async fn fork(self: Arc<Self>, vm: Arc<VmHandle>, wanted: ForkVm) -> Result<Forked> {
-        let mut watch = Stopwatch::start(&self.settings.clock);
+        let mut watch = Stopwatch::start(&self.host.clock);
         let names = names_of(&wanted)?;
         let _one = vm.operate().await;
         self.capturable(&vm).await?;
@@ -122,10 +122,10 @@ impl Node {
         let starts = children.iter().cloned().zip(room.split());
         let starts = starts.map(|(child, room)| async move {
             let one = child.operate().await;
-            let mut prepared = self.prepare_child(vm, &child, root, captured, received_ns);
-            prepared.room = Some(room);
+            let mut plan = self.prepare_child(vm, &child, root, captured, received_ns);
+            plan.room = Some(room);
             child
-                .ask(|reply| Command::Start(Box::new(prepared), reply))
+                .ask(|reply| Command::Start(Box::new(plan), reply))
                 .await??;
             drop(one);
             let spawned = monotonic_ns();
@@ -154,36 +154,22 @@ impl Node {
         root: &Root,
         captured: &Captured,
         received_ns: u64,
-    ) -> Prepared {
+    ) -> Plan {
         let volume_disks = self.volume_disks(child, &[]);
         let disks = self.disks(child, root.path.clone(), volume_disks);
         let layers = captured.layers.iter();
-        let now = monotonic_ns();
-        Prepared {
-            kernel: self.kernel_file(&child.spec.kernel),
-            root: root.clone(),
-            disks,
-            volumes: Vec::new(),
-            beginning: Beginning::Restore(Restoring {
-                origin: Some(Origin::ForkedFrom(parent.name.clone())),
-                state: Handle::Open(Arc::clone(&captured.state)),
-                memory: SavedRam::Mapped {
-                    layers: layers
-                        .map(|layer| Handle::Open(Arc::clone(layer)))
-                        .collect(),
-                    layout: Some(Handle::Open(Arc::clone(&captured.layout))),
-                },
-                prefault: Vec::new(),
-                start_main: false,
-                golden: None,
-            }),
-            standby: None,
-            room: None,
-            low_priority: false,
-            received_ns,
-            lookup_ns: now,
-            ready_ns: now,
-        }
+        let memory = SavedRam::Mapped {
+            layers: layers
+                .map(|layer| Handle::Open(Arc::clone(layer)))
+                .collect(),
+            layout: Some(Handle::Open(Arc::clone(&captured.layout))),
+        };
+        let origin = Origin::ForkedFrom(parent.name.clone());
+        let state = Handle::Open(Arc::clone(&captured.state));
+        let beginning = Beginning::Restore(Restoring::new(Some(origin), state, memory));
+        let kernel = self.kernel_file(&child.spec.kernel);
+        let times = (received_ns, monotonic_ns());
+        Plan::new(kernel, root.clone(), disks, beginning, times)
     }
 
     /// Clones of the parent's volumes for each child; the parent stands still.
@@ -194,7 +180,7 @@ impl Node {
     ) -> Result<()> {
         let folders: Vec<PathBuf> = children
             .iter()
-            .map(|child| self.settings.paths.vm(&child.id))
+            .map(|child| self.host.paths.vm(&child.id))
             .collect();
         let work = tokio::task::spawn_blocking(move || {
             for folder in folders {

@@ -32,7 +32,7 @@ impl Node {
         self.images
             .import(name, tar, which, source, || self.image_unused(name))
             .await
-            .inspect(|_| self.settings.goldens.forget_image(name))
+            .inspect(|_| self.goldens.forget_image(name))
     }
 
     /// One image, with who needs it.
@@ -62,7 +62,7 @@ impl Node {
             .prune(|name| async move { self.image_unused(&name).await })
             .await?;
         for name in &pruned.names {
-            self.settings.goldens.forget_image(name);
+            self.goldens.forget_image(name);
         }
         Ok(pruned)
     }
@@ -72,7 +72,7 @@ impl Node {
         let name = &self.images.named(name, registry)?;
         self.let_image_go(name).await;
         self.images.remove(name, || self.image_unused(name)).await?;
-        self.settings.goldens.forget_image(name);
+        self.goldens.forget_image(name);
         Ok(())
     }
 

@@ -1,7 +1,6 @@
 //! Root file systems that are not all here.
 
 use super::Node;
-use crate::vm::VmHandle;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::images::lazy::caches;
 use jiffy_content::images::policy;
@@ -12,6 +11,7 @@ use jiffy_content::snapshots::draft::Draft;
 use jiffy_content::snapshots::saved::Saved;
 use jiffy_store::bounded::{keep_within, usage};
 use jiffy_sys::locked::Locked;
+use jiffy_vmhost::handle::VmHandle;
 use jiffy_wire::api::{ErrorKind, ImageSource, Snapshot, VmState};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl Node {
             return Ok(());
         };
         self.provide_disk(root).await?;
-        let pager = Arc::clone(&self.settings.pager);
+        let pager = Arc::clone(&self.host.pager);
         let mut view = vm.view.clone();
         let trim = Arc::clone(&self.trim);
         tokio::spawn(async move {
@@ -57,7 +57,7 @@ impl Node {
     /// Has a root file system there to be opened, and filled from then on.
     pub(crate) async fn provide_disk(&self, root: &Root) -> Result<()> {
         match &root.lazy {
-            Some(disk) => self.settings.pager.open_disk(disk).await,
+            Some(disk) => self.host.pager.open_disk(disk).await,
             None => Ok(()),
         }
     }
@@ -77,8 +77,8 @@ impl Node {
     /// Only what no VM uses is given up. A disk that is open in the pager is
     /// closed for that first; one that a VM has, or is about to have, is not.
     async fn trim_caches(&self) {
-        let paths = &self.settings.paths;
-        let limit = match self.settings.cache.of_disk(&paths.data) {
+        let paths = &self.host.paths;
+        let limit = match self.cache.of_disk(&paths.data) {
             Ok(limit) => limit,
             Err(error) => {
                 warn!(%error, "the size of the data folder's file system is not known");
@@ -94,11 +94,11 @@ impl Node {
         let Ok(_alone) = self.beginning.try_write() else {
             return;
         };
-        self.settings.goldens.end_lazy_standbys().await;
+        self.goldens.end_lazy_standbys().await;
         self.close_disks().await;
         let all = paths.clone();
         let trimmed = self
-            .settings
+            .host
             .pager
             .while_closed(move || keep_within(limit, &caches(&all)));
         match trimmed.await {
@@ -115,7 +115,7 @@ impl Node {
 
     /// What is missing of an image is had in another way from now on.
     pub(crate) async fn renew_origins(&self, disk: &LazyDisk) {
-        self.settings.pager.renew_origins(disk).await;
+        self.host.pager.renew_origins(disk).await;
     }
 
     /// The same of a snapshot's memory and root file system.
@@ -123,7 +123,7 @@ impl Node {
         let Ok(saved) = self.snapshots.find(name) else {
             return;
         };
-        self.settings.pager.renew_memory(&saved.memory()).await;
+        self.host.pager.renew_memory(&saved.memory()).await;
         if let Some(disk) = &saved.manifest.lazy_root {
             self.renew_origins(disk).await;
         }
@@ -134,7 +134,7 @@ impl Node {
     /// the VM may end meanwhile.
     pub(super) async fn complete_root(&self, root: &Root) -> Result<Option<Locked>> {
         match &root.lazy {
-            Some(disk) => self.settings.pager.complete_disk(disk).await.map(Some),
+            Some(disk) => self.host.pager.complete_disk(disk).await.map(Some),
             None => Ok(None),
         }
     }
@@ -207,7 +207,7 @@ impl Node {
                     .map(|lazy| lazy.name()),
             );
         }
-        let pager = &self.settings.pager;
+        let pager = &self.host.pager;
         pager.close_disks(|name| used.contains(name)).await;
     }
 }

@@ -4,11 +4,7 @@
 use super::Node;
 use super::operation::Stopwatch;
 use super::snapshot::write;
-use crate::agent;
-use crate::frames::FrameReader;
 use crate::golden;
-use crate::proxy::ToClient;
-use crate::vm::{Command, VmHandle, control};
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::{MainState, Root, Spec};
@@ -17,6 +13,11 @@ use jiffy_content::room::memory::{self as room, Background};
 use jiffy_content::snapshots::draft::Draft;
 use jiffy_content::snapshots::remove_behind;
 use jiffy_content::snapshots::saved::Saved;
+use jiffy_vmhost::agent;
+use jiffy_vmhost::control;
+use jiffy_vmhost::frames::FrameReader;
+use jiffy_vmhost::handle::{Command, VmHandle};
+use jiffy_vmhost::proxy::ToClient;
 use jiffy_wire::agent::{Command as AgentCommand, ExecOutput, OLDEST, Request};
 use jiffy_wire::api::{MemoryForm, VmState};
 use jiffy_wire::vmm::{ControlRequest, ControlResponse, Extent};
@@ -68,9 +69,9 @@ impl Node {
     async fn written_by(&self, vm: &Arc<VmHandle>, saved: &Saved) -> Result<Vec<Extent>> {
         {
             let _begins = self.begins().await;
-            let mut prepared = self.prepare(vm, monotonic_ns()).await?;
-            prepared.beginning = golden::beginning(saved, true);
-            vm.ask(|reply| Command::Start(Box::new(prepared), reply))
+            let mut plan = self.prepare(vm, monotonic_ns()).await?;
+            plan.beginning = golden::beginning(saved, true);
+            vm.ask(|reply| Command::Start(Box::new(plan), reply))
                 .await??;
         }
         let over = vm.when(|view| matches!(view.main, MainState::Ended(_)) || !view.is_active());
@@ -80,7 +81,7 @@ impl Node {
         if let Some(failure) = view.failure {
             return Err(Error::vm_failed(failure.message));
         }
-        let socket = self.settings.paths.control_socket(&vm.id);
+        let socket = self.host.paths.control_socket(&vm.id);
         match control::request(&socket, ControlRequest::Written).await {
             Ok(ControlResponse::Written(written)) => Ok(written),
             Ok(ControlResponse::Error(why)) => Err(Error::vm_failed(why)),
@@ -92,7 +93,7 @@ impl Node {
     }
 
     async fn golden_of(&self, vm: &Arc<VmHandle>, key: &str) -> Result<Saved> {
-        let mut watch = Stopwatch::start(&self.settings.clock);
+        let mut watch = Stopwatch::start(&self.host.clock);
         let one = vm.operate().await;
         self.begin(vm, &one, None, monotonic_ns()).await?;
         let view = vm.when(|view| view.vm.state != VmState::Starting).await;
@@ -110,7 +111,7 @@ impl Node {
         let mut manifest = self.manifest_of(vm, &root, MemoryForm::Raw).await?;
         manifest.main = MainState::Pending;
         manifest.lazy_root = root.lazy.clone();
-        let folder = self.settings.paths.golden();
+        let folder = self.host.paths.golden();
         let draft = Draft::new(&folder)?;
         let taken = self.take(vm, false, &mut watch).await?;
         manifest.note_processor(self.processor_of(vm).await);
@@ -122,7 +123,7 @@ impl Node {
     /// the guest's memory, and in each that goes on from it. An image without
     /// such a program is as good without.
     async fn warm_up(&self, vm: &VmHandle) {
-        let socket = self.settings.paths.vsock_socket(&vm.id);
+        let socket = self.host.paths.vsock_socket(&vm.id);
         let request = Request::Exec {
             version: OLDEST,
             command: nothing(),
@@ -144,7 +145,7 @@ impl Node {
     /// Keeps with its image what a guest has read of it until now: whoever
     /// starts it from a registry fetches that first.
     async fn note_boot(&self, vm: &VmHandle, root: &Root) {
-        let socket = self.settings.paths.control_socket(&vm.id);
+        let socket = self.host.paths.control_socket(&vm.id);
         let kept = match control::request(&socket, ControlRequest::Reads).await {
             Ok(ControlResponse::Reads(reads)) => {
                 self.images.keep_boot(&vm.spec.image, &root.digest, &reads)

@@ -1,9 +1,9 @@
 //! New VMs: whole, or not there.
 
 use super::{Node, to_the_end};
-use crate::vm::end::remove_folders;
-use crate::vm::{Command, VmHandle};
 use jiffy_content::error::Result;
+use jiffy_vmhost::folders;
+use jiffy_vmhost::handle::{Command, VmHandle};
 use std::future::Future;
 use std::sync::Arc;
 use tokio::runtime::Handle;
@@ -58,8 +58,8 @@ impl Node {
             return;
         }
         // Removed by somebody else while it was made: its folder may be younger.
-        let (paths, id) = (self.settings.paths.clone(), vm.id.clone());
-        let removed = tokio::task::spawn_blocking(move || remove_folders(&paths, &id)).await;
+        let (paths, id) = (self.host.paths.clone(), vm.id.clone());
+        let removed = tokio::task::spawn_blocking(move || folders::remove(&paths, &id)).await;
         if let Ok(Err(error)) = removed {
             warn!(vm = %vm.name, %error, "what was made of a VM could not be removed");
         }

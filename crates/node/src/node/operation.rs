@@ -1,14 +1,15 @@
 //! What pause, snapshot, fork and hibernation have in common.
 
 use super::Node;
-use crate::vm::capture::{self, Quiet};
-use crate::vm::{Command, VmHandle, control};
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::MainState;
 use jiffy_content::room::memory::{Amount, Reserved};
 use jiffy_content::snapshots::captured::Captured;
 use jiffy_content::snapshots::memory;
+use jiffy_vmhost::capture::{self, Quiet};
+use jiffy_vmhost::control;
+use jiffy_vmhost::handle::{Command, VmHandle};
 use jiffy_wire::api::{Vm, VmState};
 use jiffy_wire::timeline::{Span, Timeline, Track, names};
 use jiffy_wire::vmm::ControlRequest;
@@ -133,7 +134,7 @@ impl Node {
         done: &str,
         order: ControlRequest,
     ) -> Result<()> {
-        let socket = self.settings.paths.control_socket(&vm.id);
+        let socket = self.host.paths.control_socket(&vm.id);
         control::order(&socket, order).await.map_err(|why| {
             Error::vm_failed(format!("The VM {} could not be {done}: {why}.", vm.name))
         })
@@ -207,7 +208,7 @@ impl Node {
         resume: bool,
         watch: &mut Stopwatch,
     ) -> Result<Captured> {
-        let control = self.settings.paths.control_socket(&vm.id);
+        let control = self.host.paths.control_socket(&vm.id);
         let captured = watch
             .step(names::CAPTURE, capture::capture(&control, resume))
             .await;
@@ -245,13 +246,13 @@ impl Node {
         if vm.view.borrow().paged.is_none() {
             return Ok(());
         }
-        self.settings.pager.complete(&vm.id).await.map_err(|why| {
+        self.host.pager.complete(&vm.id).await.map_err(|why| {
             Error::vm_failed(format!(
                 "The memory of the VM {} can't be had whole from the pager: {why}.",
                 vm.name
             ))
         })?;
-        let stats = self.settings.pager.stats(&vm.id).await;
+        let stats = self.host.pager.stats(&vm.id).await;
         vm.ask(|reply| Command::MemoryWhole(stats.map(Into::into), reply))
             .await
     }

@@ -3,9 +3,6 @@
 use super::Node;
 use super::operation::Stopwatch;
 use super::snapshot::write;
-use crate::agent;
-use crate::vm::start::{Beginning, Handle, Prepared, Restoring, volume_disk};
-use crate::vm::{Command, Operation, VmHandle, control, hibernate};
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::Root;
@@ -13,6 +10,11 @@ use jiffy_content::room::memory::Amount;
 use jiffy_content::snapshots::draft::Draft;
 use jiffy_content::snapshots::remove_behind;
 use jiffy_content::snapshots::saved::Saved;
+use jiffy_vmhost::agent;
+use jiffy_vmhost::control;
+use jiffy_vmhost::folders;
+use jiffy_vmhost::handle::{Command, Operation, VmHandle};
+use jiffy_vmhost::launch::{Beginning, Handle, Plan, Restoring, volume_disk};
 use jiffy_wire::agent::{OLDEST, Request, Stat};
 use jiffy_wire::api::{Hibernated, MemoryForm, Vm, VmState};
 use jiffy_wire::timeline::names;
@@ -41,13 +43,13 @@ const STAT_TIME: Duration = Duration::from_secs(10);
 impl Node {
     /// Writes a VM's memory to disk and ends its VMM.
     pub async fn hibernate(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Hibernated> {
-        let mut watch = Stopwatch::start(&self.settings.clock);
+        let mut watch = Stopwatch::start(&self.host.clock);
         let one = vm.operate().await;
         let socket = self.capturable(&vm).await?;
         let _falls_asleep = vm.fall_asleep(&one);
         let root = self.root_of(&vm).await?;
         let _whole = self.complete_root(&root).await?;
-        let folder = self.settings.paths.vm(&vm.id);
+        let folder = self.host.paths.vm(&vm.id);
         let mut manifest = self.manifest_of(&vm, &root, MemoryForm::Image).await?;
         let draft = Draft::new(&folder)?;
         let room = self.room_to_complete(&vm).await?;
@@ -55,7 +57,7 @@ impl Node {
         let spare = spare_mib(&socket).await;
         let quiet = self.quiesce(&vm, &socket, true, &mut watch).await?;
         watch.step(names::BALLOON, self.squeeze(&vm, spare)).await;
-        let to = hibernate::folder(&folder);
+        let to = folders::hibernated_in(&folder);
         let slept = async {
             self.complete(&vm).await?;
             drop(room);
@@ -79,7 +81,7 @@ impl Node {
             }
             Err(error) => {
                 let _ = self.go_on(&vm).await;
-                let control = self.settings.paths.control_socket(&vm.id);
+                let control = self.host.paths.control_socket(&vm.id);
                 let deflate = ControlRequest::SetBalloon { target_mib: 0 };
                 let _ = control::order(&control, deflate).await;
                 drop(quiet);
@@ -98,7 +100,7 @@ impl Node {
             return;
         }
         let target_mib = target_mib.min(vm.spec.memory_mib);
-        let control = self.settings.paths.control_socket(&vm.id);
+        let control = self.host.paths.control_socket(&vm.id);
         let asked = ControlRequest::SetBalloon { target_mib };
         let Ok(ControlResponse::Balloon(mut last)) = control::request(&control, asked).await else {
             debug!(vm = %vm.name, "no balloon: the memory is captured as it is");
@@ -128,7 +130,7 @@ impl Node {
         received_ns: u64,
     ) -> Result<()> {
         let lookup_ns = monotonic_ns();
-        let folder = hibernate::folder(&self.settings.paths.vm(&vm.id));
+        let folder = folders::hibernated_in(&self.host.paths.vm(&vm.id));
         let readable = |saved: Saved| saved.check().map(|()| saved);
         let saved = Saved::open(folder).and_then(readable).map_err(|why| {
             Error::internal(format!(
@@ -137,7 +139,7 @@ impl Node {
             ))
         })?;
         let what = format!("The VM {}", vm.name);
-        let processor = &self.settings.processor;
+        let processor = &self.processor;
         processor.check(&what, saved.manifest.cpu.as_ref()).await?;
         let room = self.reserve(vm, Amount::of(&vm.spec), 1).await?;
         let volume_disks = if vm.spec.own_volumes {
@@ -151,31 +153,17 @@ impl Node {
         };
         let disks = self.disks(vm, saved.root(), volume_disks);
         let memory = self.memory_of(vm, &saved, false).await?;
-        let prepared = Prepared {
-            kernel: self.kernel_file(&vm.spec.kernel),
-            root: Root {
-                path: saved.root(),
-                digest: saved.manifest.image_digest.clone(),
-                lazy: None,
-            },
-            disks,
-            volumes: Vec::new(),
-            beginning: Beginning::Restore(Restoring {
-                origin: None,
-                state: Handle::Path(saved.state()),
-                memory,
-                prefault: Vec::new(),
-                start_main: false,
-                golden: None,
-            }),
-            standby: None,
-            room: Some(room),
-            low_priority: false,
-            received_ns,
-            lookup_ns,
-            ready_ns: monotonic_ns(),
+        let kernel = self.kernel_file(&vm.spec.kernel);
+        let root = Root {
+            path: saved.root(),
+            digest: saved.manifest.image_digest.clone(),
+            lazy: None,
         };
-        self.hand_over(vm, prepared).await
+        let restoring = Restoring::new(None, Handle::Path(saved.state()), memory);
+        let beginning = Beginning::Restore(restoring);
+        let mut plan = Plan::new(kernel, root, disks, beginning, (received_ns, lookup_ns));
+        plan.room = Some(room);
+        self.hand_over(vm, plan).await
     }
 
     /// Wakes a VM that sleeps; it is ready when this returns.

@@ -3,7 +3,6 @@
 use super::operation::{Stopwatch, joined};
 use super::{LEASE_POLL, NAME_TIME, Node};
 use crate::golden;
-use crate::vm::{Command, VmHandle, control};
 use jiffy_content::clock::{monotonic_ns, unix_seconds};
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::snapshot::Manifest;
@@ -12,6 +11,8 @@ use jiffy_content::snapshots::captured::Captured;
 use jiffy_content::snapshots::draft::Draft;
 use jiffy_content::snapshots::saved::{self, Saved};
 use jiffy_content::snapshots::{inspect, memory};
+use jiffy_vmhost::control;
+use jiffy_vmhost::handle::{Command, VmHandle};
 use jiffy_wire::api::{
     MakeSnapshot, MemoryForm, MemoryReport, Origin, Pruned, Snapshot, SnapshotMade,
 };
@@ -37,7 +38,7 @@ impl Node {
         vm: Arc<VmHandle>,
         wanted: MakeSnapshot,
     ) -> Result<SnapshotMade> {
-        let mut watch = Stopwatch::start(&self.settings.clock);
+        let mut watch = Stopwatch::start(&self.host.clock);
         let name = wanted.name;
         self.snapshots.check_free(&name)?;
         let _one = vm.operate().await;
@@ -116,7 +117,7 @@ impl Node {
         memory: MemoryForm,
     ) -> Result<Manifest> {
         let digests = Arc::clone(&self.digests);
-        let paths = &self.settings.paths;
+        let paths = &self.host.paths;
         let files = [
             self.kernel_file(&vm.spec.kernel),
             paths.initramfs(),
@@ -166,7 +167,7 @@ impl Node {
     /// The processor of a guest that was captured; none if its VMM can't tell, as one of
     /// release 0.1.
     pub(super) async fn processor_of(&self, vm: &VmHandle) -> Option<Profile> {
-        let socket = self.settings.paths.control_socket(&vm.id);
+        let socket = self.host.paths.control_socket(&vm.id);
         let asked = control::request(&socket, ControlRequest::CpuProfile);
         match timeout(PROCESSOR_TIME, asked).await {
             Ok(Ok(ControlResponse::CpuProfile(profile))) => Some(*profile),
@@ -181,15 +182,13 @@ impl Node {
     pub(super) fn volume_files(&self, vm: &VmHandle) -> Vec<(String, PathBuf)> {
         let of = |disk: &jiffy_wire::api::VolumeUse| {
             let path = match vm.spec.own_volumes {
-                true => {
-                    jiffy_content::paths::volume_in(&self.settings.paths.vm(&vm.id), &disk.name)
-                }
+                true => jiffy_content::paths::volume_in(&self.host.paths.vm(&vm.id), &disk.name),
                 false => self.volumes.file(&disk.name),
             };
             (disk.name.clone(), path)
         };
         let root = vm.spec.root_disk.iter().map(|_| {
-            let path = jiffy_content::roots::file_in(&self.settings.paths.vm(&vm.id));
+            let path = jiffy_content::roots::file_in(&self.host.paths.vm(&vm.id));
             (jiffy_content::roots::NAME.to_owned(), path)
         });
         vm.spec.disks.iter().map(of).chain(root).collect()
@@ -213,7 +212,7 @@ impl Node {
         list.extend(readable.iter().map(shown));
         list.sort_by(|one, other| one.name.cmp(&other.name));
         if all {
-            let golden = self.settings.goldens.all();
+            let golden = self.goldens.all();
             list.extend(
                 golden
                     .iter()
@@ -239,7 +238,7 @@ impl Node {
     }
 
     fn any_snapshot(&self, name: &str) -> Result<(Saved, bool)> {
-        let mut golden = self.settings.goldens.all().into_iter();
+        let mut golden = self.goldens.all().into_iter();
         match golden.find(|saved| golden::name_of(saved) == name) {
             Some(saved) => Ok(((*saved).clone(), true)),
             None => Ok((self.snapshots.find(name)?, false)),
@@ -255,7 +254,7 @@ impl Node {
 
     /// Removes a snapshot that no VM needs, or a golden one.
     pub async fn remove_snapshot(&self, name: &str) -> Result<()> {
-        if self.settings.goldens.remove(name).await {
+        if self.goldens.remove(name).await {
             return Ok(());
         }
         self.wait_for_leaving(|vm| is_from(vm, name)).await;
@@ -289,7 +288,7 @@ impl Node {
 
     /// Forgets all golden snapshots.
     pub async fn prune_snapshots(&self) -> Pruned {
-        self.settings.goldens.prune().await
+        self.goldens.prune().await
     }
 
     /// What a snapshot's RAM consists of; with its ranges if wanted.
@@ -317,7 +316,7 @@ impl Node {
             )));
         }
         self.when_known(&saved, &name).await?;
-        let pager = &self.settings.pager;
+        let pager = &self.host.pager;
         pager.complete_memory(&saved.memory()).await?;
         // That may have taken minutes, and a VM may have come.
         self.when_known(&saved, &name).await?;

@@ -1,8 +1,8 @@
 //! Volumes: listed, made, resized, removed.
 
 use super::{Node, operation};
-use crate::vm::VmHandle;
 use jiffy_content::error::{Error, Result};
+use jiffy_vmhost::handle::VmHandle;
 use jiffy_wire::api::{MakeVolume, ResizedVolume, VmState, Volume};
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Which VMs there are. It knows their names and where to reach them; what a
 //! VM is doing, its own task knows.
 
-use crate::vm::VmHandle;
+use crate::handle::VmHandle;
 use jiffy_content::error::{Error, Result};
 use jiffy_wire::api::Vm;
 use jiffy_wire::timeline::Timeline;

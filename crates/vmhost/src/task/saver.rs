@@ -1,7 +1,7 @@
 //! A VM's record on its way to the disk: in the background, the newest only.
 
-use crate::vm::actor::Actor;
-use crate::vm::supervisor::Stored;
+use crate::supervisor::Stored;
+use crate::task::actor::Actor;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::MainState;
 use jiffy_wire::agent::Stream;

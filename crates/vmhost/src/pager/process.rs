@@ -2,7 +2,7 @@
 
 use super::ask::exchange;
 use super::{DISKS_AT_ONCE, Pager};
-use crate::vm::process::{VmmProcess, is_alive};
+use crate::process::{VmmProcess, is_alive};
 use futures_util::stream::{self, StreamExt};
 use jiffy_content::error::{Error, Result};
 use jiffy_content::paths::Paths;

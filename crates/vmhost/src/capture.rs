@@ -1,9 +1,9 @@
 //! A guest held still, and its memory and state taken.
 
 use crate::agent::{self, AgentError};
+use crate::control;
 use crate::frames::{FrameReader, ReadError};
-use crate::vm::control;
-use crate::vm::timeline::short;
+use crate::text::short;
 use jiffy_content::snapshots::captured::Captured;
 use jiffy_wire::agent::{Done, OLDEST, Request};
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};

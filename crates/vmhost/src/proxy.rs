@@ -4,8 +4,8 @@
 //! or misbehaves in mid-message leaves the client with a stream that still
 //! has its frames, and the proxy can end it with a message of its own.
 
+use crate::attach::close;
 use crate::frames::{self, FrameReader, ReadError};
-use crate::vm::attach::close;
 use jiffy_wire::agent::{CopyDone, CopyFrame, ExecInput, ExecOutput};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Serialize, de::DeserializeOwned};

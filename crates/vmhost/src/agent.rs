@@ -105,7 +105,7 @@ pub async fn ask_once<T: DeserializeOwned>(
 pub async fn tell(vsock: &Path, request: &Request, within: Duration) -> Result<(), String> {
     match ask_once::<Done>(vsock, request, within).await {
         Ok(Done::Ok) => Ok(()),
-        Ok(Done::Error(message)) => Err(crate::vm::timeline::short(&message)),
+        Ok(Done::Error(message)) => Err(crate::text::short(&message)),
         Err(error) => Err(error.sentence()),
     }
 }

@@ -1,53 +1,16 @@
-//! One VM: a task that owns its state, and the handle others talk to it by.
-//!
-//! * [`actor`]: the task: it takes commands and hears the VMM, the guest and time.
-//! * [`guest`]: what the task makes of the guest's messages.
-//! * [`saver`]: the record on its way to the disk.
-//! * [`spares`]: VMMs that were started ahead.
-//! * [`start`]: from a record to a running VMM.
-//! * [`process`]: the VMM's process and its events.
-//! * [`supervisor`]: what the guest's init tells.
-//! * [`control`]: the VMM's control socket.
-//! * [`capture`]: the guest held still, and its memory and state taken.
-//! * [`hibernate`]: without a VMM for a while.
-//! * [`stop`]: the orderly end, and the less orderly ones.
-//! * [`end`]: what is left to do when the VMM is gone.
-//! * [`log`]: the first command's output.
-//! * [`clients`]: who reads it, and how far.
-//! * [`attach`]: clients of the first command.
-//! * [`timeline`]: what was measured.
-//! * [`adopt`]: VMs that outlived a daemon.
-//! * [`unreadable`]: those whose record can't be read.
+//! The handle by which others see a VM and talk to its task.
 
-pub mod actor;
-pub mod adopt;
-pub mod attach;
-pub mod capture;
-pub mod clients;
-pub mod control;
-pub mod end;
-pub mod guest;
-pub mod hibernate;
-pub mod log;
-pub mod process;
-pub mod saver;
-pub mod spares;
-pub mod start;
-pub mod stop;
-pub mod supervisor;
-pub mod timeline;
-pub mod unreadable;
-
-use clients::Clients;
+use crate::clients::Clients;
+use crate::launch::Plan;
+use crate::supervisor::InputPort;
+use crate::timeline::PagerFaults;
 use jiffy_content::error::{Error, Result};
 pub use jiffy_content::model::vm::is_active;
 use jiffy_content::model::vm::{Failure, MainState, Paged, Root, Spec};
 use jiffy_wire::api::{Vm, VmState};
 use jiffy_wire::timeline::Timeline;
-use start::Prepared;
 use std::sync::Arc;
 use std::time::Duration;
-use supervisor::InputPort;
 use tokio::sync::{Mutex, MutexGuard, mpsc, oneshot, watch};
 
 /// What everybody may see of a VM; published by its task.
@@ -95,7 +58,7 @@ pub enum Command {
     /// Write the record to disk.
     Save(oneshot::Sender<Result<()>>),
     /// Start the VMM. Answered once it is spawned.
-    Start(Box<Prepared>, oneshot::Sender<Result<()>>),
+    Start(Box<Plan>, oneshot::Sender<Result<()>>),
     /// End the guest in order; this long for programs after SIGTERM.
     /// Answered at once; the end shows in the view.
     Stop(Duration, oneshot::Sender<Result<()>>),
@@ -112,7 +75,7 @@ pub enum Command {
     Paused(bool, oneshot::Sender<Result<()>>),
     /// All of its memory is with its VMM: no pager is needed any more. This is
     /// what the pager did.
-    MemoryWhole(Option<timeline::PagerFaults>, oneshot::Sender<()>),
+    MemoryWhole(Option<PagerFaults>, oneshot::Sender<()>),
     /// Its memory is on disk: end its VMM. Answered when that is gone.
     Hibernate(oneshot::Sender<Result<()>>),
     /// What was measured.
@@ -141,10 +104,10 @@ pub struct VmHandle {
     /// The way to the first command's input, while there is one.
     pub input: watch::Receiver<Option<InputPort>>,
     /// See [`VmHandle::operate`].
-    operation: Mutex<()>,
+    pub(crate) operation: Mutex<()>,
     /// It is being hibernated.
-    falls_asleep: watch::Sender<bool>,
-    mailbox: mpsc::Sender<Command>,
+    pub(crate) falls_asleep: watch::Sender<bool>,
+    pub(crate) mailbox: mpsc::Sender<Command>,
 }
 
 /// The right to start, pause, capture, hibernate or wake a VM.

@@ -3,15 +3,18 @@
 //! A VMM is known by its command line: it names a configuration in our data
 //! folder. That holds whether its sockets answer or not, and before they exist.
 
-use crate::node::Settings;
+use super::unreadable;
+use crate::control;
+use crate::folders::{self, hibernated_in, is_asleep};
+use crate::handle::is_active;
+use crate::host::Host;
+use crate::log::{self, Writer};
+use crate::process::VmmProcess;
 use crate::registry::Registry;
-use crate::vm::actor::{self, Actor, Gate, Running};
-use crate::vm::log::{self, Writer};
-use crate::vm::process::VmmProcess;
-use crate::vm::spares::NO_ID;
-use crate::vm::stop::DEFAULT_GRACE;
-use crate::vm::supervisor::{self, Supervisor};
-use crate::vm::{control, end, hibernate, is_active, unreadable};
+use crate::spares::NO_ID;
+use crate::supervisor::{self, Supervisor};
+use crate::task::actor::{self, Actor, Gate, Running};
+use crate::task::stop::DEFAULT_GRACE;
 use jiffy_content::clock::unix_seconds;
 use jiffy_content::durable::{LoadError, is_taken};
 use jiffy_content::error::Error;
@@ -42,8 +45,8 @@ const LOOK: Duration = Duration::from_millis(2);
 
 /// Registers every VM on disk, adopts those whose VMM lives, and ends VMMs
 /// that belong to none. Whatever is wrong with a VM is that VM's failure.
-pub async fn all(settings: &Arc<Settings>, registry: &Arc<Registry>, volumes: &Arc<Volumes>) {
-    let paths = &settings.paths;
+pub async fn all(host: &Arc<Host>, registry: &Arc<Registry>, volumes: &Arc<Volumes>) {
+    let paths = &host.paths;
     let run_folders = ids_in(&paths.run.join("vms"));
     let ids = ids_in(&paths.vms());
     // Looking through /proc is only worth it if something may run. Run folders
@@ -61,44 +64,44 @@ pub async fn all(settings: &Arc<Settings>, registry: &Arc<Registry>, volumes: &A
             // A VM to be removed at its end, or one just being created, when
             // the host or the daemon stopped: there is nothing to show.
             Err(LoadError::Empty) if !has_lived(&folder) && !alive.contains_key(&id) => {
-                discard(settings, &id, "its record is empty");
+                discard(host, &id, "its record is empty");
                 continue;
             }
             Err(LoadError::Io(error))
                 if error.kind() == std::io::ErrorKind::NotFound
                     && !has_lived(&folder)
-                    && !(alive.contains_key(&id) && had_record(settings, &folder)) =>
+                    && !(alive.contains_key(&id) && had_record(host, &folder)) =>
             {
-                discard(settings, &id, "it has no record");
+                discard(host, &id, "it has no record");
                 continue;
             }
             Ok(_) => {
                 let pid = alive.remove(&id);
-                unreadable(settings, registry, volumes, &id, pid, &LoadError::Checksum);
+                unreadable(host, registry, volumes, &id, pid, &LoadError::Checksum);
                 continue;
             }
             Err(error) => {
                 let pid = alive.remove(&id);
-                unreadable(settings, registry, volumes, &id, pid, &error);
+                unreadable(host, registry, volumes, &id, pid, &error);
                 continue;
             }
         };
         remove_temporaries(&folder);
         match alive.remove(&id) {
             // Made to be captured by the daemon before this one.
-            Some(pid) if record.spec.hidden => end_orphan(settings, &id, pid).await,
+            Some(pid) if record.spec.hidden => end_orphan(host, &id, pid).await,
             // All of it is on disk: its VMM was about to end.
             Some(pid) if record.state == VmState::Hibernated => {
-                end_sleeper(pid, &id, settings).await;
-                settle(settings, registry, volumes, record);
+                end_sleeper(pid, &id, host).await;
+                settle(host, registry, volumes, record);
             }
-            Some(pid) => adopt(settings, registry, volumes, record, pid),
-            None if record.spec.hidden => discard(settings, &id, "nobody waits for it"),
-            None => settle(settings, registry, volumes, record),
+            Some(pid) => adopt(host, registry, volumes, record, pid),
+            None if record.spec.hidden => discard(host, &id, "nobody waits for it"),
+            None => settle(host, registry, volumes, record),
         }
     }
     for (id, pid) in alive {
-        end_orphan(settings, &id, pid).await;
+        end_orphan(host, &id, pid).await;
     }
     let paged = registry.all().into_iter().filter_map(|vm| {
         let paged = vm.view.borrow().paged.clone();
@@ -111,7 +114,7 @@ pub async fn all(settings: &Arc<Settings>, registry: &Arc<Registry>, volumes: &A
     });
     let unknown =
         registry.any(|vm| vm.view.borrow().refusal.is_some() && vm.view.borrow().is_active());
-    let pager = &settings.pager;
+    let pager = &host.pager;
     pager
         .adopt(paged.collect(), disks.collect(), unknown.is_some())
         .await;
@@ -127,14 +130,14 @@ pub async fn all(settings: &Arc<Settings>, registry: &Arc<Registry>, volumes: &A
 
 /// A VM whose VMM is not there: it ended while no daemon looked, or sleeps.
 fn settle(
-    settings: &Arc<Settings>,
+    host: &Arc<Host>,
     registry: &Arc<Registry>,
     volumes: &Arc<Volumes>,
     mut record: VmRecord,
 ) {
     with_its_own_name(registry, &mut record);
     let was_active = is_active(record.state);
-    let (mut actor, handle) = actor::new(Arc::clone(settings), Arc::clone(registry), record);
+    let (mut actor, handle) = actor::new(Arc::clone(host), Arc::clone(registry), record);
     if was_active {
         actor.vmm_is_gone();
     }
@@ -162,7 +165,7 @@ fn what_lacks(folder: &Path, record: &VmRecord) -> Option<Failure> {
             hint: lost.hint,
         });
     }
-    let saved = Saved::open(hibernate::folder(folder));
+    let saved = Saved::open(hibernated_in(folder));
     let why = saved.and_then(|saved| saved.check()).err()?;
     Some(Failure {
         message: format!("The memory of the VM {name} can't be read: {why}."),
@@ -182,15 +185,15 @@ fn has_lived(folder: &Path) -> bool {
 /// while the VM starts, and a start takes no longer than the start timeout; nobody has heard
 /// of a VM that was just about to start. One that is held ahead has none, and no log of a
 /// command.
-fn had_record(settings: &Settings, folder: &Path) -> bool {
+fn had_record(host: &Host, folder: &Path) -> bool {
     let began = fs::metadata(folder.join("vmm.json")).and_then(|data| data.modified());
     let age = began.ok().and_then(|began| began.elapsed().ok());
-    age.is_some_and(|age| age > settings.start_timeout) && is_taken(&folder.join("command.log"))
+    age.is_some_and(|age| age > host.start_timeout) && is_taken(&folder.join("command.log"))
 }
 
 /// A VM of which this daemon doesn't know what it is made of.
 fn unreadable(
-    settings: &Arc<Settings>,
+    host: &Arc<Host>,
     registry: &Arc<Registry>,
     volumes: &Arc<Volumes>,
     id: &str,
@@ -198,35 +201,35 @@ fn unreadable(
     error: &LoadError,
 ) {
     let is_its = |_: &VmmProcess| {
-        pid.and_then(|pid| vmm_id(pid, &settings.paths.vms()))
+        pid.and_then(|pid| vmm_id(pid, &host.paths.vms()))
             .as_deref()
             == Some(id)
     };
     let process = pid.and_then(|pid| VmmProcess::adopted(pid).ok());
     let process = process.filter(is_its);
-    unreadable::register(settings, registry, volumes, id, error, process);
+    unreadable::register(host, registry, volumes, id, error, process);
 }
 
-fn discard(settings: &Settings, id: &str, why: &str) {
+fn discard(host: &Host, id: &str, why: &str) {
     info!(id, why, "removing what is left of a VM");
-    if let Err(error) = end::remove_folders(&settings.paths, id) {
+    if let Err(error) = folders::remove(&host.paths, id) {
         warn!(id, %error, "a VM's files could not be removed");
     }
 }
 
 fn adopt(
-    settings: &Arc<Settings>,
+    host: &Arc<Host>,
     registry: &Arc<Registry>,
     volumes: &Arc<Volumes>,
     mut record: VmRecord,
     pid: u32,
 ) {
-    let paths = &settings.paths;
+    let paths = &host.paths;
     let process = match VmmProcess::adopted(pid) {
         Ok(process) if vmm_id(pid, &paths.vms()).as_deref() == Some(&record.id) => process,
         // It ended between the two looks.
         _ => {
-            settle(settings, registry, volumes, record);
+            settle(host, registry, volumes, record);
             return;
         }
     };
@@ -241,12 +244,12 @@ fn adopt(
         None,
         supervisor,
         log,
-        Instant::now() + settings.start_timeout,
+        Instant::now() + host.start_timeout,
         held,
     );
     running.adopted = true;
-    running.room = Some(settings.room.adopt(record.spec.memory_mib.into()));
-    let (mut actor, handle) = actor::new(Arc::clone(settings), Arc::clone(registry), record);
+    running.room = Some(host.room.adopt(record.spec.memory_mib.into()));
+    let (mut actor, handle) = actor::new(Arc::clone(host), Arc::clone(registry), record);
     info!(vm = %actor.record.name, pid, "VM adopted");
     actor.take_over(running, pid);
     let _ = registry.insert(handle);
@@ -350,36 +353,36 @@ fn hold_volumes(volumes: &Arc<Volumes>, record: &VmRecord) -> Vec<Lease> {
 }
 
 fn paths_of(actor: &Actor) -> std::path::PathBuf {
-    actor.settings.paths.vm(&actor.record.id)
+    actor.host.paths.vm(&actor.record.id)
 }
 
 /// Ends the VMM of a VM whose memory is on disk.
-async fn end_sleeper(pid: u32, id: &str, settings: &Settings) {
+async fn end_sleeper(pid: u32, id: &str, host: &Host) {
     let Ok(process) = VmmProcess::adopted(pid) else {
         return;
     };
-    if vmm_id(pid, &settings.paths.vms()).as_deref() == Some(id) {
+    if vmm_id(pid, &host.paths.vms()).as_deref() == Some(id) {
         process.kill();
         let _ = timeout(STOP_TIME, process.ended()).await;
     }
 }
 
-async fn end_orphan(settings: &Settings, id: &str, pid: u32) {
+async fn end_orphan(host: &Host, id: &str, pid: u32) {
     warn!(id, pid, "ending the VMM of a VM that is not known");
-    if end_vmm(settings, id, pid).await {
-        discard(settings, id, "its VMM was unknown");
+    if end_vmm(host, id, pid).await {
+        discard(host, id, "its VMM was unknown");
     }
 }
 
 /// Ends a VMM; false if this process is none of this VM's any more.
-pub(super) async fn end_vmm(settings: &Settings, id: &str, pid: u32) -> bool {
+pub(super) async fn end_vmm(host: &Host, id: &str, pid: u32) -> bool {
     let Ok(process) = VmmProcess::adopted(pid) else {
         return false;
     };
-    if vmm_id(pid, &settings.paths.vms()).as_deref() != Some(id) {
+    if vmm_id(pid, &host.paths.vms()).as_deref() != Some(id) {
         return false;
     }
-    let socket = settings.paths.control_socket(id);
+    let socket = host.paths.control_socket(id);
     let stopped = async {
         control::request(&socket, ControlRequest::Stop).await.ok()?;
         Some(process.ended().await)
@@ -403,11 +406,11 @@ impl Actor {
             self.record.started = Some(unix_seconds());
             self.record.main = MainState::Pending;
         }
-        if self.record.state == VmState::Starting && hibernate::is_asleep(&self.folder()) {
+        if self.record.state == VmState::Starting && is_asleep(&self.folder()) {
             running.gate = Gate::Waking;
         } else if self.record.paged.is_none() {
             // It was to sleep, and does not.
-            let _ = remove_behind(&hibernate::folder(&self.folder()));
+            let _ = remove_behind(&hibernated_in(&self.folder()));
         }
         self.log_end.send_replace(running.log.end());
         self.running = Some(running);
@@ -430,7 +433,7 @@ impl Actor {
     /// There is no VMM where the record says that one was.
     fn vmm_is_gone(&mut self) {
         let folder = self.folder();
-        if self.record.state == VmState::Starting && hibernate::is_asleep(&folder) {
+        if self.record.state == VmState::Starting && is_asleep(&folder) {
             // It was to wake and never went on.
             self.record.state = VmState::Hibernated;
             self.record.pid = None;
@@ -448,7 +451,7 @@ impl Actor {
         if self.record.state == VmState::Paused {
             return;
         }
-        let socket = self.settings.paths.control_socket(&self.record.id);
+        let socket = self.host.paths.control_socket(&self.record.id);
         let name = self.record.name.clone();
         tokio::spawn(async move {
             let status = control::request(&socket, ControlRequest::Status).await;

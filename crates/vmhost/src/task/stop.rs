@@ -1,10 +1,10 @@
 //! The end on request: first the guest in order, then the VMM, then SIGKILL.
 
 use crate::agent;
-use crate::vm::actor::{Actor, Notice};
-use crate::vm::control;
-use crate::vm::end::EndReason;
-use crate::vm::is_active;
+use crate::control;
+use crate::handle::is_active;
+use crate::task::actor::{Actor, Notice};
+use crate::task::end::EndReason;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::images::config::stop_signal;
 use jiffy_content::model::vm::MainState;
@@ -71,7 +71,7 @@ impl Actor {
                 reason: EndReason::Stopped,
                 phase: Phase::Agent,
             });
-            let vsock = self.settings.paths.vsock_socket(&self.record.id);
+            let vsock = self.host.paths.vsock_socket(&self.record.id);
             let notify = running.notify.clone();
             let shutdown = |grace: Duration| Request::Shutdown {
                 version: OLDEST,
@@ -180,7 +180,7 @@ impl Actor {
             Phase::Agent | Phase::PoweringOff => {
                 stopping.phase = Phase::Control;
                 running.deadline = Some(Instant::now() + VMM_TIME);
-                let socket = self.settings.paths.control_socket(&self.record.id);
+                let socket = self.host.paths.control_socket(&self.record.id);
                 let notify = running.notify.clone();
                 tokio::spawn(async move {
                     let asked = control::request(&socket, ControlRequest::Stop);
@@ -237,9 +237,9 @@ impl Actor {
         let Some(running) = &self.running else {
             return;
         };
-        let vsock = self.settings.paths.vsock_socket(&self.record.id);
+        let vsock = self.host.paths.vsock_socket(&self.record.id);
         let notify = running.notify.clone();
-        let within = self.settings.start_timeout;
+        let within = self.host.start_timeout;
         tokio::spawn(async move {
             let request = Request::Stat { version: OLDEST };
             if agent::ask_once::<Stat>(&vsock, &request, within)

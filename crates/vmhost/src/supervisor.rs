@@ -359,9 +359,7 @@ mod tests {
         let path = folder.path().join("sock");
         let mut supervisor = Supervisor::new(UnixListener::bind(&path).unwrap(), "0123456789ab");
         // What the init of release 0.1 says, byte for byte.
-        let old = include_str!("../../../wire/golden/agent-1.txt")
-            .lines()
-            .next();
+        let old = include_str!("../../wire/golden/agent-1.txt").lines().next();
         let hex = old.unwrap().split(' ').nth(1).unwrap();
         let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
         let old = (0..hex.len()).step_by(2).map(byte).collect();

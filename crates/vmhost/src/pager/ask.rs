@@ -1,7 +1,7 @@
 //! Requests to the pager, and its answers.
 
 use super::{ANSWER_TIME, DISK_TIME, Pager};
-use crate::vm::timeline::short;
+use crate::text::short;
 use jiffy_content::model::image::LazyDisk;
 use jiffy_content::model::vm::Paged;
 use jiffy_wire::pager::{PagerRequest, PagerResponse};

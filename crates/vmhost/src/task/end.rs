@@ -1,9 +1,10 @@
 //! What is left to do when a VMM is gone, and when a VM is removed.
 
-use crate::vm::actor::Actor;
-use crate::vm::process::Ended;
-use crate::vm::timeline::short;
-use crate::vm::{Command, is_active};
+use crate::folders;
+use crate::handle::{Command, is_active};
+use crate::process::Ended;
+use crate::task::actor::Actor;
+use crate::text::short;
 use jiffy_content::clock::unix_seconds;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::{Failure, MainEnd, MainState};
@@ -14,7 +15,6 @@ use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::VmState;
 use jiffy_wire::timeline::Timeline;
 use jiffy_wire::vmm::{ExitReason, ExitRecord};
-use std::fs;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use tokio::sync::oneshot;
@@ -81,7 +81,7 @@ impl Actor {
         self.record.pid = None;
         self.record.powering_off = false;
         self.input.send_replace(None);
-        let _ = remove_any(&self.settings.paths.vm_run(&self.record.id));
+        let _ = remove_any(&self.host.paths.vm_run(&self.record.id));
         self.forget_memory();
         self.save_timeline();
         info!(vm = %self.record.name, id = %self.record.id, "VM ended");
@@ -94,7 +94,7 @@ impl Actor {
         match wanted {
             Some(EndReason::Stopped | EndReason::Killed) => return None,
             Some(EndReason::StartTimeout) => {
-                let seconds = self.settings.start_timeout.as_secs();
+                let seconds = self.host.start_timeout.as_secs();
                 return Some(Failure {
                     message: with_last_line(
                         format!("The guest of the VM {name} was not ready after {seconds} s"),
@@ -224,8 +224,8 @@ impl Actor {
             None => self.recorder.build(),
         };
         // What a VM has may be many files, and large ones.
-        let (paths, id) = (self.settings.paths.clone(), self.record.id.clone());
-        let gone = tokio::task::spawn_blocking(move || remove_folders(&paths, &id)).await;
+        let (paths, id) = (self.host.paths.clone(), self.record.id.clone());
+        let gone = tokio::task::spawn_blocking(move || folders::remove(&paths, &id)).await;
         let gone = gone.unwrap_or_else(|error| Err(io::Error::other(error)));
         if let Err(error) = &gone {
             let path = self.folder();
@@ -279,18 +279,6 @@ impl Actor {
     }
 }
 
-/// Removes all of a VM's files. The data folder gets another name first, so
-/// that a VM is never half there.
-pub fn remove_folders(paths: &jiffy_content::paths::Paths, id: &str) -> io::Result<()> {
-    let _ = remove_any(&paths.vm_run(id));
-    let gone = paths.vms().join(format!(".gone-{id}"));
-    match fs::rename(paths.vm(id), &gone) {
-        Ok(()) => remove_any(&gone),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
-    }
-}
-
 /// What a VMM that ended said last.
 pub(super) fn why_a_vmm_ended(folder: &Path) -> String {
     match exit_record(folder) {
@@ -334,6 +322,7 @@ fn last_line(path: &Path) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn the_last_line_that_says_something_is_quoted() {

@@ -1,12 +1,12 @@
 //! What the guest's init says, and what the VM's task makes of it.
 
-use crate::vm::actor::{Actor, RETRY_STORING};
-use crate::vm::adopt;
-use crate::vm::end::EndReason;
-use crate::vm::is_active;
-use crate::vm::log::Kind;
-use crate::vm::supervisor::{FromLink, Link, Stored};
-use crate::vm::timeline::short;
+use crate::handle::is_active;
+use crate::log::Kind;
+use crate::supervisor::{FromLink, Link, Stored};
+use crate::task::actor::{Actor, RETRY_STORING};
+use crate::task::adopt;
+use crate::task::end::EndReason;
+use crate::text::short;
 use jiffy_content::error::Error;
 use jiffy_content::model::vm::{MAX_WARNINGS, MainEnd, MainState};
 use jiffy_wire::agent::{ExitStatus, FromGuest, MAIN_OUTPUT_WINDOW, Stream, ToGuest};
@@ -93,7 +93,7 @@ impl Actor {
             // Its `Ready` may have been for the daemon before this one.
             self.probe_agent();
         }
-        let is_reachable = || adopt::is_reachable(&self.settings.paths, &self.record.id);
+        let is_reachable = || adopt::is_reachable(&self.host.paths, &self.record.id);
         if adopted && self.record.failure.is_some() && is_reachable() {
             info!(vm = %self.record.name, "the VM is adopted in full");
             self.record.failure = None;

@@ -5,6 +5,7 @@
 //! monotonic clock. Init stamps with the guest's; the mark `PID 1`, which the
 //! VMM stamps and whose guest time init tells in its hello, ties the two.
 
+use crate::text::{cut, short};
 use jiffy_content::clock::monotonic_ns;
 use jiffy_wire::agent::GuestSpan;
 use jiffy_wire::pager::PagerStats;
@@ -13,8 +14,6 @@ use jiffy_wire::trace;
 
 /// Most spans of a guest, and most marks: a guest can make them without end.
 const MAX_GUEST: usize = 2048;
-/// Longest name or remark of a guest that is kept, in characters.
-const MAX_TEXT: usize = 200;
 /// Characters of a remark of the VMM: it names a disk, an image, an origin.
 const MAX_REMARK: usize = 2000;
 /// The VMM's first moment, by which the node knows that it runs.
@@ -347,18 +346,6 @@ fn is_named(mark: u8) -> bool {
             | trace::MARK_GATE_ENTERED
             | trace::MARK_GATE_PASSED
     )
-}
-
-/// A guest's text, cut to a bearable length, without control characters.
-pub fn short(text: &str) -> String {
-    cut(text, MAX_TEXT)
-}
-
-fn cut(text: &str, most: usize) -> String {
-    text.chars()
-        .filter(|c| !c.is_control())
-        .take(most)
-        .collect()
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! A client of the first command: its output from the start, and its input.
 
+use crate::clients::Cursor;
 use crate::frames::{self, FrameReader};
-use crate::vm::clients::Cursor;
-use crate::vm::log::{self, Kind, Reader};
-use crate::vm::{Command, View, VmHandle};
+use crate::handle::{Command, View, VmHandle};
+use crate::log::{self, Kind, Reader};
 use jiffy_content::model::vm::{MainEnd, MainState};
 use jiffy_wire::agent::{ExecInput, ExecOutput, Stream};
 use std::io;

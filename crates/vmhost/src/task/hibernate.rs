@@ -13,13 +13,14 @@
 //!
 //! The state file goes as soon as the guest goes on.
 
-use crate::vm::actor::{Actor, Asked, Gate, Notice, Running};
-use crate::vm::control;
-use crate::vm::end::EndReason;
-use crate::vm::log::Writer;
-use crate::vm::process::Ended;
-use crate::vm::start::Prepared;
-use crate::vm::timeline::PagerFaults;
+use crate::control;
+use crate::folders::{hibernated_in, is_asleep};
+use crate::launch::Plan;
+use crate::log::Writer;
+use crate::process::Ended;
+use crate::task::actor::{Actor, Asked, Gate, Notice, Running};
+use crate::task::end::EndReason;
+use crate::timeline::PagerFaults;
 use jiffy_content::clock::unix_seconds;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::Failure;
@@ -27,19 +28,8 @@ use jiffy_content::snapshots::remove_behind;
 use jiffy_wire::api::VmState;
 use jiffy_wire::vmm::ControlRequest;
 use std::fs;
-use std::path::{Path, PathBuf};
 use tokio::sync::oneshot;
 use tracing::{info, warn};
-
-/// The folder in a VM's folder.
-pub fn folder(vm_folder: &Path) -> PathBuf {
-    vm_folder.join("hibernated")
-}
-
-/// Can the VM in this folder go on from its disk?
-pub fn is_asleep(vm_folder: &Path) -> bool {
-    folder(vm_folder).join("state").exists()
-}
 
 impl Actor {
     /// The VM's memory is on disk: from here on it sleeps.
@@ -73,12 +63,11 @@ impl Actor {
     pub(super) fn go_to_bed_or_rise(&mut self) {
         if let Some((asked, _)) = &mut self.rousing
             && let Ok(saved) = asked.saved.try_recv()
-            && let Some((asked, prepared)) = self.rousing.take()
+            && let Some((asked, plan)) = self.rousing.take()
         {
-            let woken = saved.and_then(|()| self.try_wake(*prepared));
+            let woken = saved.and_then(|()| self.try_wake(*plan));
             if woken.is_err() {
-                let _ =
-                    jiffy_sys::durable::remove_any(&self.settings.paths.vm_run(&self.record.id));
+                let _ = jiffy_sys::durable::remove_any(&self.host.paths.vm_run(&self.record.id));
                 self.record.state = VmState::Hibernated;
                 self.changed();
             }
@@ -147,14 +136,14 @@ impl Actor {
             self.kept_volumes = running.volumes;
         }
         self.input.send_replace(None);
-        let _ = jiffy_sys::durable::remove_any(&self.settings.paths.vm_run(&self.record.id));
+        let _ = jiffy_sys::durable::remove_any(&self.host.paths.vm_run(&self.record.id));
         self.leave_pager();
         self.changed();
     }
 
     /// Starts the VMM of a VM that sleeps, once the record says so: a VM that
     /// goes on must not be taken for one that sleeps.
-    pub(super) fn rouse(&mut self, prepared: Box<Prepared>, reply: oneshot::Sender<Result<()>>) {
+    pub(super) fn rouse(&mut self, plan: Box<Plan>, reply: oneshot::Sender<Result<()>>) {
         if self.record.state != VmState::Hibernated
             || self.running.is_some()
             || !self.removal.is_empty()
@@ -166,10 +155,10 @@ impl Actor {
         self.record.state = VmState::Starting;
         self.record.failure = None;
         let asked = self.once_saved(reply);
-        self.rousing = Some((asked, prepared));
+        self.rousing = Some((asked, plan));
     }
 
-    fn try_wake(&mut self, mut prepared: Prepared) -> Result<()> {
+    fn try_wake(&mut self, mut plan: Plan) -> Result<()> {
         if self.record.state != VmState::Starting || !self.removal.is_empty() {
             let error = format!("The VM {} is being removed.", self.record.name);
             return Err(Error::wrong_state(error));
@@ -179,9 +168,9 @@ impl Actor {
         let log = Writer::open_anew(&folder)
             .and_then(|mut log| log.begin().map(|_| log))
             .map_err(|error| Error::io("write the command's log", &folder, &error))?;
-        let spawned = self.spawn(&mut prepared)?;
-        prepared.volumes = std::mem::take(&mut self.kept_volumes);
-        self.runs(spawned, log, prepared);
+        let spawned = self.spawn(&mut plan)?;
+        plan.volumes = std::mem::take(&mut self.kept_volumes);
+        self.runs(spawned, log, plan);
         Ok(())
     }
 
@@ -194,14 +183,14 @@ impl Actor {
         if running.gate != Gate::Waking {
             return;
         }
-        let sleeping = folder(&self.folder());
+        let sleeping = hibernated_in(&self.folder());
         let _ = fs::remove_file(sleeping.join("state"));
         if self.record.paged.is_none() {
             // What is mapped needs no name.
             let _ = remove_behind(&sleeping);
         }
         info!(vm = %self.record.name, "VM awake");
-        let socket = self.settings.paths.control_socket(&self.record.id);
+        let socket = self.host.paths.control_socket(&self.record.id);
         tokio::spawn(async move {
             let order = ControlRequest::SetBalloon { target_mib: 0 };
             if let Err(why) = control::order(&socket, order).await {
@@ -235,7 +224,7 @@ impl Actor {
     /// The memory of a VM that has ended.
     pub(super) fn forget_memory(&mut self) {
         self.leave_pager();
-        let _ = remove_behind(&folder(&self.folder()));
+        let _ = remove_behind(&hibernated_in(&self.folder()));
     }
 
     /// Needs no pager any more. The record says so first: a daemon that has it
@@ -247,12 +236,12 @@ impl Actor {
         let (written, known) = oneshot::channel();
         self.saver.waiting.push(written);
         self.changed();
-        let settings = std::sync::Arc::clone(&self.settings);
+        let host = std::sync::Arc::clone(&self.host);
         let (id, ticket) = (self.record.id.clone(), self.pager_ticket);
         tokio::spawn(async move {
             // If it can't be written, or is removed, nobody will read it.
             let _ = known.await;
-            settings.pager.forget(&id, ticket).await;
+            host.pager.forget(&id, ticket).await;
         });
     }
 
@@ -262,11 +251,11 @@ impl Actor {
             return;
         };
         running.faults_asked += 1;
-        let settings = std::sync::Arc::clone(&self.settings);
+        let host = std::sync::Arc::clone(&self.host);
         let id = self.record.id.clone();
         let notify = running.notify.clone();
         tokio::spawn(async move {
-            let stats = settings.pager.stats(&id).await;
+            let stats = host.pager.stats(&id).await;
             let _ = notify.send(Notice::Faults(stats.map(Into::into)));
         });
     }

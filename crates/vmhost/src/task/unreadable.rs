@@ -6,11 +6,13 @@
 //! the reason, and the volumes that its VMM's configuration names are held. Only
 //! a user can end it (`kill`), or remove it (`rm --force`).
 
-use crate::node::Settings;
+use super::adopt;
+use crate::folders::is_asleep;
+use crate::handle::{Command, is_active};
+use crate::host::Host;
+use crate::process::VmmProcess;
 use crate::registry::Registry;
-use crate::vm::actor::{self, Actor};
-use crate::vm::process::VmmProcess;
-use crate::vm::{Command, adopt, hibernate, is_active};
+use crate::task::actor::{self, Actor};
 use jiffy_content::durable::LoadError;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::VmRecord;
@@ -41,14 +43,14 @@ struct Unreadable {
 
 /// Registers such a VM; `process` is its VMM, if that runs.
 pub(super) fn register(
-    settings: &Arc<Settings>,
+    host: &Arc<Host>,
     registry: &Arc<Registry>,
     volumes: &Arc<Volumes>,
     id: &str,
     error: &LoadError,
     process: Option<VmmProcess>,
 ) {
-    let folder = settings.paths.vm(id);
+    let folder = host.paths.vm(id);
     // By its id, if its name can't be had.
     let name = records::vm::name_in_any(&folder)
         .filter(|name| registry.find(name).is_err())
@@ -65,10 +67,10 @@ pub(super) fn register(
         _ => config_in(&folder),
     };
     let room = config.as_ref().filter(|_| process.is_some());
-    let room = room.map(|config| settings.room.adopt(config.memory.size_mib.into()));
+    let room = room.map(|config| host.room.adopt(config.memory.size_mib.into()));
     let disks = config.map_or_else(Vec::new, |config| config.disks);
     let held = hold_volumes(volumes, disks, &name);
-    let (mut actor, handle) = actor::new(Arc::clone(settings), Arc::clone(registry), record);
+    let (mut actor, handle) = actor::new(Arc::clone(host), Arc::clone(registry), record);
     actor.kept_volumes = held;
     let shown = refusal.clone();
     actor.view.send_modify(|view| view.refusal = Some(shown));
@@ -92,7 +94,7 @@ pub(super) fn register(
 fn state_of(folder: &Path, runs: bool) -> VmState {
     match runs {
         true => VmState::Running,
-        false if hibernate::is_asleep(folder) => VmState::Hibernated,
+        false if is_asleep(folder) => VmState::Hibernated,
         false => VmState::Exited,
     }
 }
@@ -163,7 +165,7 @@ impl Unreadable {
     async fn end(&mut self) {
         if let Some(process) = &self.process {
             let id = self.actor.record.id.clone();
-            adopt::end_vmm(&self.actor.settings, &id, process.pid).await;
+            adopt::end_vmm(&self.actor.host, &id, process.pid).await;
             self.ended();
         }
     }
@@ -181,7 +183,7 @@ impl Unreadable {
         if !is_active(actor.record.state) && actor.record.state != VmState::Hibernated {
             actor.kept_volumes.clear();
         }
-        let _ = remove_any(&actor.settings.paths.vm_run(&actor.record.id));
+        let _ = remove_any(&actor.host.paths.vm_run(&actor.record.id));
         actor.publish();
     }
 }

@@ -10,8 +10,7 @@
 //! which also is when the daemon is killed. Where there is none, or it can't
 //! be had, a VMM is spawned.
 
-use crate::node::Node;
-use crate::vm::process::{VmmProcess, at_its_end};
+use crate::process::{VmmProcess, at_its_end};
 use jiffy_content::digests::Stamp;
 use jiffy_content::paths::Paths;
 use jiffy_sys::ahead;
@@ -197,15 +196,14 @@ impl Drop for Spare {
 }
 
 /// Makes spares that are missing, while no VM starts.
-pub async fn keep(node: Arc<Node>) {
-    let spares = node.spares();
+pub async fn keep(spares: Arc<Spares>, paths: Paths, is_starting: impl Fn() -> bool) {
     if spares.room == 0 {
         return;
     }
     loop {
         while spares.lacks_one() {
-            quiet(&node).await;
-            let paths = node.paths().clone();
+            quiet(&is_starting).await;
+            let paths = paths.clone();
             let started = tokio::task::spawn_blocking(move || Spare::start(&paths)).await;
             match started.unwrap_or_else(|error| Err(io::Error::other(error))) {
                 Ok(spare) => {
@@ -213,7 +211,7 @@ pub async fn keep(node: Arc<Node>) {
                     spares.lock().push(spare);
                     // Not before it is kept: it may have died by now.
                     if let Some(pid) = pid {
-                        at_its_end(pid, &node, |node| node.spares().bury());
+                        at_its_end(pid, &spares, Spares::bury);
                     }
                 }
                 Err(error) => {
@@ -228,10 +226,10 @@ pub async fn keep(node: Arc<Node>) {
 
 /// Waits until no VM has been starting for a while: what was asked for goes
 /// first, and what is done right after a start belongs to it.
-async fn quiet(node: &Node) {
+async fn quiet(is_starting: &impl Fn() -> bool) {
     loop {
         tokio::time::sleep(QUIET_TIME).await;
-        if !node.is_starting() {
+        if !is_starting() {
             return;
         }
     }

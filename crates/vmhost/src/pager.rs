@@ -17,7 +17,7 @@ mod process;
 #[cfg(test)]
 mod tests;
 
-use crate::vm::process::{VmmProcess, is_alive};
+use crate::process::{VmmProcess, is_alive};
 use ask::done;
 use futures_util::future::join_all;
 use jiffy_content::error::{Error, Result};

@@ -4,18 +4,18 @@
 //! message of the guest, the VMM's end, a deadline. Nothing it does waits for
 //! a guest or a client; only small files are written in place.
 
-use crate::node::Settings;
+use crate::clients::Clients;
+use crate::handle::{Command, View, VmHandle, is_active};
+use crate::host::Host;
+use crate::launch::{self, Beginning, Plan, SavedRam, Spawned};
+use crate::log::{Kind, Writer};
+use crate::process::{Ended, Events, VmmProcess};
 use crate::registry::Registry;
-use crate::vm::clients::Clients;
-use crate::vm::end::{self, EndReason};
-use crate::vm::log::{Kind, Writer};
-use crate::vm::process::{Ended, Events, VmmProcess};
-use crate::vm::saver::Saver;
-use crate::vm::start::{self, Beginning, Prepared, SavedRam, Spawned};
-use crate::vm::stop::Stopping;
-use crate::vm::supervisor::{FromLink, InputPort, Link, Stored, Supervisor};
-use crate::vm::timeline::{PagerFaults, Recorder};
-use crate::vm::{Command, View, VmHandle, is_active};
+use crate::supervisor::{FromLink, InputPort, Link, Stored, Supervisor};
+use crate::task::end::{self, EndReason};
+use crate::task::saver::Saver;
+use crate::task::stop::Stopping;
+use crate::timeline::{PagerFaults, Recorder};
 use jiffy_content::clock::unix_seconds;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::{MainState, VmRecord};
@@ -39,7 +39,7 @@ const MAILBOX: usize = 16;
 
 /// A VM's task.
 pub(super) struct Actor {
-    pub(super) settings: Arc<Settings>,
+    pub(super) host: Arc<Host>,
     pub(super) registry: Arc<Registry>,
     pub(super) record: VmRecord,
     pub(super) view: watch::Sender<View>,
@@ -60,7 +60,7 @@ pub(super) struct Actor {
     /// For letting go of the pager.
     pub(super) pager_ticket: u64,
     /// It is to wake as soon as that is on disk.
-    pub(super) rousing: Option<(Asked, Box<Prepared>)>,
+    pub(super) rousing: Option<(Asked, Box<Plan>)>,
 }
 
 /// What a VM has while its VMM lives.
@@ -85,7 +85,7 @@ pub(super) struct Running {
     /// Where it is on its way from a captured VM to itself.
     pub(super) gate: Gate,
     /// Boot, if the golden snapshot it began from turns out to be none.
-    pub(super) fallback: Option<Box<Prepared>>,
+    pub(super) fallback: Option<Box<Plan>>,
     /// Its memory is on disk: the VMM's end is not the VM's.
     pub(super) sleeps: Option<Asked>,
     pub(super) notices: mpsc::UnboundedReceiver<Notice>,
@@ -145,7 +145,7 @@ enum Event {
 
 /// A VM and its way in. The task starts with [`Actor::run`].
 pub(super) fn new(
-    settings: Arc<Settings>,
+    host: Arc<Host>,
     registry: Arc<Registry>,
     record: VmRecord,
 ) -> (Actor, Arc<VmHandle>) {
@@ -168,8 +168,8 @@ pub(super) fn new(
         mailbox: mailbox_in,
     });
     let actor = Actor {
-        recorder: Recorder::new(&settings.clock),
-        settings,
+        recorder: Recorder::new(&host.clock),
+        host,
         registry,
         record,
         view,
@@ -190,8 +190,8 @@ pub(super) fn new(
 }
 
 /// Makes a VM's task and starts it.
-pub fn create(settings: Arc<Settings>, registry: Arc<Registry>, record: VmRecord) -> Arc<VmHandle> {
-    let (actor, handle) = new(settings, registry, record);
+pub fn create(host: Arc<Host>, registry: Arc<Registry>, record: VmRecord) -> Arc<VmHandle> {
+    let (actor, handle) = new(host, registry, record);
     tokio::spawn(actor.run());
     handle
 }
@@ -275,9 +275,9 @@ impl Actor {
                 self.saver.waiting.push(reply);
                 self.changed();
             }
-            Command::Start(prepared, reply) if prepared.wakes() => self.rouse(prepared, reply),
-            Command::Start(prepared, reply) => {
-                let _ = reply.send(self.start(*prepared));
+            Command::Start(plan, reply) if plan.wakes() => self.rouse(plan, reply),
+            Command::Start(plan, reply) => {
+                let _ = reply.send(self.start(*plan));
             }
             Command::Stop(grace, reply) => {
                 let _ = reply.send(self.stop(grace));
@@ -313,12 +313,12 @@ impl Actor {
     }
 
     pub(super) fn folder(&self) -> std::path::PathBuf {
-        self.settings.paths.vm(&self.record.id)
+        self.host.paths.vm(&self.record.id)
     }
 
     // ---- start -----------------------------------------------------------
 
-    fn start(&mut self, prepared: Prepared) -> Result<()> {
+    fn start(&mut self, plan: Plan) -> Result<()> {
         let name = &self.record.name;
         if is_active(self.record.state) {
             return Err(Error::wrong_state(format!("The VM {name} already runs.")));
@@ -332,14 +332,14 @@ impl Actor {
             return Err(Error::wrong_state(format!("The VM {name} is hibernated."))
                 .hint(format!("Wake it with `jiffy wake {name}`.")));
         }
-        let started = self.try_start(prepared);
+        let started = self.try_start(plan);
         if started.is_err() {
-            let _ = jiffy_sys::durable::remove_any(&self.settings.paths.vm_run(&self.record.id));
+            let _ = jiffy_sys::durable::remove_any(&self.host.paths.vm_run(&self.record.id));
         }
         started
     }
 
-    fn try_start(&mut self, mut prepared: Prepared) -> Result<()> {
+    fn try_start(&mut self, mut plan: Plan) -> Result<()> {
         let folder = self.folder();
         let log = match self.record.started {
             None => Writer::create(&folder),
@@ -348,33 +348,33 @@ impl Actor {
         let (log, log_start) = log
             .and_then(|mut log| log.begin().map(|start| (log, start)))
             .map_err(|error| Error::io("write the command's log", &folder, &error))?;
-        let spawned = self.spawn(&mut prepared)?;
+        let spawned = self.spawn(&mut plan)?;
         let record = &mut self.record;
         record.started = Some(unix_seconds());
         record.main = MainState::Pending;
         record.main_pid = None;
         record.warnings.clear();
         record.log_start = log_start;
-        self.runs(spawned, log, prepared);
+        self.runs(spawned, log, plan);
         Ok(())
     }
 
     /// Spawns the VMM, and begins a new timeline with it.
-    pub(super) fn spawn(&mut self, prepared: &mut Prepared) -> Result<Spawned> {
-        let gate_time = self.settings.start_timeout;
-        let spawned = start::spawn(
-            &self.settings.paths,
-            &self.settings.spares,
+    pub(super) fn spawn(&mut self, plan: &mut Plan) -> Result<Spawned> {
+        let gate_time = self.host.start_timeout;
+        let spawned = launch::spawn(
+            &self.host.paths,
+            &self.host.spares,
             &self.record,
-            prepared,
+            plan,
             gate_time,
         )?;
-        let mut recorder = Recorder::new(&self.settings.clock);
-        recorder.received(prepared.received_ns);
-        if let Some(waited_ns) = prepared.room.as_ref().and_then(|room| room.waited_ns) {
+        let mut recorder = Recorder::new(&self.host.clock);
+        recorder.received(plan.received_ns);
+        if let Some(waited_ns) = plan.room.as_ref().and_then(|room| room.waited_ns) {
             recorder.waited(waited_ns);
         }
-        recorder.image_ready(prepared.lookup_ns, prepared.ready_ns);
+        recorder.image_ready(plan.lookup_ns, plan.ready_ns);
         match spawned.was_standby {
             true => recorder.taken_over(spawned.spawn_ns.0, spawned.spawn_ns.1),
             false => recorder.spawned(spawned.spawn_ns.0, spawned.spawn_ns.1),
@@ -382,7 +382,7 @@ impl Actor {
         if spawned.was_spare {
             recorder.by_a_spare();
         }
-        if matches!(prepared.beginning, Beginning::Restore(_)) {
+        if matches!(plan.beginning, Beginning::Restore(_)) {
             recorder.restored();
         }
         self.recorder = recorder;
@@ -390,9 +390,9 @@ impl Actor {
     }
 
     /// There is a VMM.
-    pub(super) fn runs(&mut self, spawned: Spawned, log: Writer, prepared: Prepared) {
-        let fallback = prepared.fallback().map(Box::new);
-        let gate = self.note_beginning(&prepared);
+    pub(super) fn runs(&mut self, spawned: Spawned, log: Writer, plan: Plan) {
+        let fallback = plan.fallback().map(Box::new);
+        let gate = self.note_beginning(&plan);
         let record = &mut self.record;
         record.state = VmState::Starting;
         record.ended = None;
@@ -404,12 +404,12 @@ impl Actor {
             Some(spawned.events),
             Supervisor::new(spawned.listener, &record.id),
             log,
-            Instant::now() + self.settings.start_timeout,
-            prepared.volumes,
+            Instant::now() + self.host.start_timeout,
+            plan.volumes,
         );
         running.gate = gate;
         running.fallback = fallback;
-        running.room = prepared.room;
+        running.room = plan.room;
         info!(vm = %record.name, id = %record.id, pid = ?record.pid, "VM starting");
         self.log_end.send_replace(running.log.end());
         self.running = Some(running);
@@ -417,11 +417,11 @@ impl Actor {
     }
 
     /// Writes down what the VM begins from.
-    fn note_beginning(&mut self, prepared: &Prepared) -> Gate {
+    fn note_beginning(&mut self, plan: &Plan) -> Gate {
         let record = &mut self.record;
-        record.root = Some(prepared.root.clone());
+        record.root = Some(plan.root.clone());
         record.paged = None;
-        let Beginning::Restore(restoring) = &prepared.beginning else {
+        let Beginning::Restore(restoring) = &plan.beginning else {
             record.origin = None;
             return Gate::Open;
         };
@@ -558,7 +558,7 @@ impl Actor {
         } else {
             let why = end::why_a_vmm_ended(&folder);
             warn!(vm = %self.record.name, golden, why, "a golden snapshot can't be restored: it is dropped, and the VM boots");
-            self.settings.goldens.drop_bad(&golden);
+            self.host.goldens.drop_bad(&golden);
         }
         self.running = None;
         let booted = Writer::open(&folder)

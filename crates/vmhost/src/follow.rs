@@ -1,8 +1,8 @@
 //! Logs for a client: once, from some line on, or as they grow.
 
-use crate::vm::VmHandle;
-use crate::vm::log::{self, Kind, Reader};
-use crate::vm::process::readable;
+use crate::handle::VmHandle;
+use crate::log::{self, Kind, Reader};
+use crate::process::readable;
 use jiffy_content::error::{Error, Result};
 use jiffy_wire::agent::Stream;
 use jiffy_wire::api::LogChunk;

@@ -1,0 +1,29 @@
+//! A VM's folders.
+
+use jiffy_content::paths::Paths;
+use jiffy_sys::durable::remove_any;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Removes all of a VM's files. The data folder gets another name first, so
+/// that a VM is never half there.
+pub fn remove(paths: &Paths, id: &str) -> io::Result<()> {
+    let _ = remove_any(&paths.vm_run(id));
+    let gone = paths.vms().join(format!(".gone-{id}"));
+    match fs::rename(paths.vm(id), &gone) {
+        Ok(()) => remove_any(&gone),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Where the memory of a hibernated VM is in its folder.
+pub fn hibernated_in(vm_folder: &Path) -> PathBuf {
+    vm_folder.join("hibernated")
+}
+
+/// Can the VM in this folder go on from its disk?
+pub fn is_asleep(vm_folder: &Path) -> bool {
+    hibernated_in(vm_folder).join("state").exists()
+}

@@ -1,0 +1,34 @@
+//! What the tasks of all VMs share.
+
+use crate::pager::Pager;
+use crate::spares::Spares;
+use jiffy_content::paths::Paths;
+use jiffy_content::room::memory::Room;
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What every VM's task needs to know.
+#[derive(Debug)]
+pub struct Host {
+    /// Where files are.
+    pub paths: Paths,
+    /// Boot id of the host's kernel.
+    pub clock: String,
+    /// What a guest has to get ready.
+    pub start_timeout: Duration,
+    /// Who serves compressed memory.
+    pub pager: Arc<Pager>,
+    /// VMMs kept for what starts next.
+    pub spares: Arc<Spares>,
+    /// Memory of VMs that start or run.
+    pub room: Arc<Room>,
+    /// Whom golden snapshots belong to.
+    pub goldens: Arc<dyn GoldenKeeper>,
+}
+
+/// Whoever keeps golden snapshots.
+pub trait GoldenKeeper: Debug + Send + Sync {
+    /// The snapshot of this name can't be restored: no other VM may begin from it.
+    fn drop_bad(&self, name: &str);
+}

@@ -1,0 +1,219 @@
+//! The configurations of a VMM and of its guest.
+
+use super::plan::{Beginning, Handle, Plan, Restoring, SavedRam};
+use jiffy_content::error::{Error, Result};
+use jiffy_content::model::vm::{Root, Spec, VmRecord};
+use jiffy_content::names;
+use jiffy_content::paths::Paths;
+use jiffy_content::roots;
+use jiffy_sys::spawn::FIRST_DESCRIPTOR;
+use jiffy_wire::api::VolumeUse;
+use jiffy_wire::guest::{self, DiskMount, GuestConfig};
+use jiffy_wire::vmm::{
+    self, Boot, Disk, FwCfgContents, FwCfgFile, Memory, NewGeneration, Restore, SavedMemory,
+    Serial, Source, VmmConfig, Vsock,
+};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Longest kernel command line Linux takes on x86, less what the VMM appends.
+const MAX_COMMAND_LINE: usize = 1536;
+
+/// What a VMM inherits: its events first.
+#[derive(Default)]
+pub(super) struct Descriptors<'a> {
+    pub(super) passed: Vec<BorrowedFd<'a>>,
+}
+
+impl<'a> Descriptors<'a> {
+    pub(super) fn new(events: BorrowedFd<'a>) -> Descriptors<'a> {
+        Descriptors {
+            passed: vec![events],
+        }
+    }
+
+    /// How the VMM finds this file.
+    fn source(&mut self, handle: &'a Handle) -> Source {
+        match handle {
+            Handle::Path(path) => Source::Path(path.clone()),
+            Handle::Open(file) => {
+                let number = FIRST_DESCRIPTOR + self.passed.len() as i32;
+                self.passed.push(file.as_fd());
+                Source::Fd(number)
+            }
+        }
+    }
+
+    fn sources(&mut self, handles: &'a [Handle]) -> Vec<Source> {
+        handles.iter().map(|handle| self.source(handle)).collect()
+    }
+}
+
+/// The configuration of the VMM that is to carry out this plan.
+pub(super) fn vmm_config<'a>(
+    paths: &Paths,
+    record: &VmRecord,
+    plan: &'a Plan,
+    gate_time: Duration,
+    descriptors: &mut Descriptors<'a>,
+) -> Result<VmmConfig> {
+    let spec = &record.spec;
+    let folder = paths.vm(&record.id);
+    let guest = serde_json::to_string(&guest_config(record, &plan.root)).map_err(|error| {
+        Error::internal(format!(
+            "The guest's configuration can't be written: {error}."
+        ))
+    })?;
+    if guest.len() > guest::MAX_CONFIG {
+        return Err(Error::invalid(format!(
+            "The command and its environment make {} bytes of configuration; at most {} fit.",
+            guest.len(),
+            guest::MAX_CONFIG
+        )));
+    }
+    Ok(VmmConfig {
+        version: vmm::VERSION,
+        id: record.id.clone(),
+        vcpus: spec.cpus,
+        memory: Memory {
+            size_mib: spec.memory_mib,
+            pages: spec.pages,
+            prefault: false,
+        },
+        boot: Boot {
+            kernel: plan.kernel.clone(),
+            initrd: Some(paths.initramfs()),
+            command_line: command_line(spec)?,
+        },
+        disks: disks(paths, plan),
+        vsock: Some(Vsock {
+            cid: record.cid.into(),
+            path: paths.vsock_socket(&record.id),
+        }),
+        rng: true,
+        serial: spec
+            .console
+            .then(|| Serial::File(folder.join("console.log"))),
+        fw_cfg: vec![FwCfgFile {
+            name: guest::FW_CFG_NAME.into(),
+            contents: FwCfgContents::Text(guest),
+        }],
+        control: Some(paths.control_socket(&record.id)),
+        exit_record: Some(folder.join("exit.json")),
+        balloon: true,
+        cpu_profile: spec.cpu_profile.clone(),
+        restore: match &plan.beginning {
+            Beginning::Boot => None,
+            Beginning::Restore(restoring) => Some(restore(restoring, gate_time, descriptors)),
+        },
+    })
+}
+
+/// A VM's disks; the first is filled on demand if its image is not all here.
+fn disks(paths: &Paths, plan: &Plan) -> Vec<Disk> {
+    let mut disks = plan.disks.clone();
+    // A copy of the image that the VM writes to is all there.
+    let root = disks.first_mut().filter(|root| root.read_only);
+    if let (Some(lazy), Some(root)) = (&plan.root.lazy, root) {
+        root.residency = Some(lazy.residency(paths));
+    } else if let Some(root) = disks.first_mut() {
+        // A guest that boots in the background, to be kept, shows what a boot
+        // needs. All of the root is in a writable one's file.
+        root.note_reads =
+            plan.low_priority && root.read_only && matches!(plan.beginning, Beginning::Boot);
+    }
+    disks
+}
+
+fn restore<'a>(
+    restoring: &'a Restoring,
+    gate_time: Duration,
+    descriptors: &mut Descriptors<'a>,
+) -> Restore {
+    Restore {
+        state: descriptors.source(&restoring.state),
+        memory: match &restoring.memory {
+            SavedRam::Mapped { layers, layout } => SavedMemory::Mapped {
+                layers: descriptors.sources(layers),
+                layout: layout.as_ref().map(|layout| descriptors.source(layout)),
+            },
+            SavedRam::Paged { serving, paged } => SavedMemory::Paged {
+                socket: serving.socket.clone(),
+                working_set: paged.prefetch,
+            },
+        },
+        prefault: restoring.prefault.clone(),
+        generation: Some(NewGeneration {
+            id: names::new_uuid(),
+            start_main: restoring.start_main,
+            deadline_ms: gate_time.as_millis().try_into().unwrap_or(u32::MAX),
+        }),
+        hold: false,
+    }
+}
+
+/// The disk of a volume.
+pub fn volume_disk(volume: &VolumeUse, path: PathBuf) -> Disk {
+    Disk {
+        path,
+        read_only: volume.read_only,
+        // virtio gives the serial number 20 bytes.
+        serial: Some(volume.name.chars().take(20).collect()),
+        limit: volume.limit,
+        ..Disk::default()
+    }
+}
+
+/// The volumes that the guest is to mount.
+fn mounts(spec: &Spec) -> Vec<DiskMount> {
+    let mount = |(index, volume): (usize, &VolumeUse)| {
+        Some(DiskMount {
+            device: roots::device(index + 1),
+            fstype: "ext4".into(),
+            mount_point: volume.mount.clone()?,
+            read_only: volume.read_only,
+        })
+    };
+    spec.disks.iter().enumerate().filter_map(mount).collect()
+}
+
+fn guest_config(record: &VmRecord, root: &Root) -> GuestConfig {
+    let spec = &record.spec;
+    GuestConfig {
+        version: guest::VERSION,
+        vm_id: record.id.clone(),
+        hostname: Some(spec.hostname.clone().unwrap_or_else(|| record.name.clone())),
+        root: roots::guest_root(spec, roots::fstype(root)),
+        disks: mounts(spec),
+        handover: spec.init.clone(),
+        main: spec.command.clone(),
+        // The node's own VMs are looked at afterwards.
+        power_off_after_main: spec.command.is_some() && !spec.hidden,
+        timeline: spec.timeline,
+        preload: spec.preload.clone(),
+        rehearsal: spec.hidden,
+        ..GuestConfig::default()
+    }
+}
+
+/// The kernel's command line: the default, then the user's parameters.
+pub fn command_line(spec: &Spec) -> Result<String> {
+    use jiffy_kernel::command_line::{console_command_line, default_command_line};
+    let mut line = if spec.console {
+        console_command_line()
+    } else {
+        default_command_line()
+    };
+    if let Some(more) = &spec.kernel_args {
+        line.push(' ');
+        line.push_str(more);
+    }
+    if line.len() > MAX_COMMAND_LINE {
+        return Err(Error::invalid(format!(
+            "The kernel's command line would have {} bytes; at most {MAX_COMMAND_LINE} fit.",
+            line.len()
+        )));
+    }
+    Ok(line)
+}

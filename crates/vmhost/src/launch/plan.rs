@@ -1,0 +1,177 @@
+//! What a start needs: one plan, whatever the VM begins from.
+
+use super::standby::Standby;
+use crate::pager::Serving;
+use jiffy_content::clock::monotonic_ns;
+use jiffy_content::model::vm::{Paged, Root};
+use jiffy_content::room::memory::Reserved;
+use jiffy_content::volumes::Lease;
+use jiffy_wire::api::Origin;
+use jiffy_wire::vmm::{Disk, Extent};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// All that a start needs, looked up and held.
+#[derive(Debug)]
+pub struct Plan {
+    /// The kernel.
+    pub kernel: PathBuf,
+    /// What the root file system is.
+    pub root: Root,
+    /// The VM's disks, the root file system first.
+    pub disks: Vec<Disk>,
+    /// Volumes, held while the VM runs.
+    pub volumes: Vec<Lease>,
+    /// Boot, or what to do instead.
+    pub beginning: Beginning,
+    /// A VM restored ahead that this one may become.
+    pub standby: Option<Standby>,
+    /// Memory that was reserved for it; none of what is made for later, which has it elsewhere.
+    pub room: Option<Reserved>,
+    /// It is for later: whoever waits for something goes first.
+    pub low_priority: bool,
+    /// When the request came.
+    pub received_ns: u64,
+    /// When looking up began.
+    pub lookup_ns: u64,
+    /// When everything was found.
+    pub ready_ns: u64,
+}
+
+/// How a VM begins.
+#[derive(Debug, Clone)]
+pub enum Beginning {
+    /// The kernel boots.
+    Boot,
+    /// A captured VM goes on, as a new one or (woken) as the same.
+    Restore(Restoring),
+}
+
+/// A captured VM to go on from.
+#[derive(Debug, Clone)]
+pub struct Restoring {
+    /// Where this VM's memory came from; none if it is its own.
+    pub origin: Option<Origin>,
+    /// vCPUs, chips and devices.
+    pub state: Handle,
+    /// RAM.
+    pub memory: SavedRam,
+    /// What the guest writes to at once, as far as is known.
+    pub prefault: Vec<Extent>,
+    /// The VM's first command is a new one, to be started.
+    pub start_main: bool,
+    /// The golden snapshot it is, if that is what it is.
+    pub golden: Option<String>,
+}
+
+/// A file of a captured VM.
+#[derive(Debug, Clone)]
+pub enum Handle {
+    /// By name.
+    Path(PathBuf),
+    /// Open, to be inherited.
+    Open(Arc<OwnedFd>),
+}
+
+/// RAM of a captured VM.
+#[derive(Debug, Clone)]
+pub enum SavedRam {
+    /// Files to map.
+    Mapped {
+        /// The lowest first.
+        layers: Vec<Handle>,
+        /// What each covers.
+        layout: Option<Handle>,
+    },
+    /// The pager serves it.
+    Paged {
+        /// Where the pager listens for this VM.
+        serving: Serving,
+        /// What it serves.
+        paged: Paged,
+    },
+}
+
+impl Restoring {
+    /// The same VM goes on, or another one with this origin.
+    pub fn new(origin: Option<Origin>, state: Handle, memory: SavedRam) -> Restoring {
+        Restoring {
+            origin,
+            state,
+            memory,
+            prefault: Vec::new(),
+            start_main: false,
+            golden: None,
+        }
+    }
+}
+
+impl SavedRam {
+    /// RAM that is kept as it is, in this file.
+    pub fn of_file(path: PathBuf) -> SavedRam {
+        SavedRam::Mapped {
+            layers: vec![Handle::Path(path)],
+            layout: None,
+        }
+    }
+}
+
+impl Plan {
+    /// A start that was asked for and began to be looked up then, and is found now
+    /// (monotonic nanoseconds). Volumes, room, a standby are added.
+    pub fn new(
+        kernel: PathBuf,
+        root: Root,
+        disks: Vec<Disk>,
+        beginning: Beginning,
+        (received_ns, lookup_ns): (u64, u64),
+    ) -> Plan {
+        Plan {
+            kernel,
+            root,
+            disks,
+            volumes: Vec::new(),
+            beginning,
+            standby: None,
+            room: None,
+            low_priority: false,
+            received_ns,
+            lookup_ns,
+            ready_ns: monotonic_ns(),
+        }
+    }
+
+    /// Does a VM that slept go on?
+    pub fn wakes(&self) -> bool {
+        matches!(&self.beginning, Beginning::Restore(restoring) if restoring.origin.is_none())
+    }
+
+    /// For [`crate::pager::Pager::forget`], if the pager serves its memory.
+    pub fn ticket(&self) -> Option<u64> {
+        match &self.beginning {
+            Beginning::Restore(Restoring {
+                memory: SavedRam::Paged { serving, .. },
+                ..
+            }) => Some(serving.ticket),
+            _ => None,
+        }
+    }
+
+    /// What to do if the golden snapshot turns out to be none: boot.
+    pub fn fallback(&self) -> Option<Plan> {
+        match &self.beginning {
+            Beginning::Restore(restoring) if restoring.golden.is_some() => Some(Plan {
+                kernel: self.kernel.clone(),
+                root: self.root.clone(),
+                disks: self.disks.clone(),
+                volumes: Vec::new(),
+                beginning: Beginning::Boot,
+                standby: None,
+                room: None,
+                ..*self
+            }),
+            _ => None,
+        }
+    }
+}
