@@ -12,7 +12,7 @@ use crate::gate::Gate;
 use crate::hypervisor::{Hypervisor, HypervisorError};
 use crate::mailbox::Mailbox;
 use crate::memory::GuestRam;
-use crate::pager::{Attendant, PagedMemory, Supply};
+use crate::pager::{PagedMemory, PagerThread, Supply};
 use crate::restore;
 use crate::sandbox::Sandbox;
 use crate::state::VmState;
@@ -203,7 +203,7 @@ impl Builder {
         } = &restore.memory
         {
             let (memory, written) = PagedMemory::attach(&ram, socket, *working_set)?;
-            supply = Supply::Building(Attendant::start(memory)?);
+            supply = Supply::Building(PagerThread::start(memory)?);
             written_soon = written;
         }
         ram.register(vm)?;
@@ -382,7 +382,7 @@ impl PreparedVm {
         }
     }
 
-    /// What of that is needed of a guest that gets all of it.
+    /// The part of it that is needed for a guest without a profile.
     fn supported(&mut self) -> Result<(CpuId, Host), HypervisorError> {
         if let Some(most) = self.most.take() {
             return Ok((most.supported, most.host));
@@ -399,7 +399,7 @@ impl PreparedVm {
         Ok(())
     }
 
-    /// The vCPU of that number, which nobody has had yet.
+    /// The vCPU of that number; each may be asked for once.
     fn vcpu(&mut self, index: u8) -> Result<Vcpu, HypervisorError> {
         match self.first_vcpu.take_if(|vcpu| vcpu.index() == index) {
             Some(vcpu) => Ok(vcpu),
@@ -413,8 +413,8 @@ fn host(what: &'static str) -> impl FnOnce(io::Error) -> StartError {
     move |source| StartError::Host { what, source }
 }
 
-/// Descriptors that a VM may have at a time without its table growing: all
-/// layers of its RAM twice, and those of its devices.
+/// Descriptors that a VM may have open before the kernel grows their table: all layers of
+/// its RAM twice, and those of its devices.
 const DESCRIPTORS: u16 = 256;
 
 /// Makes room for descriptors, installs signal handlers and prepares the sandbox. There

@@ -84,8 +84,8 @@ impl ControlSocket {
             path: path.into(),
             source,
         };
-        // Made with these permissions from the start. The mask is the whole process's:
-        // a spare's other threads make no file, they wait for work.
+        // The socket has these permissions from the start. The umask is the process's: a
+        // spare VMM already has other threads, but they wait for work and create no file.
         let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
         let listener = bind(path);
         rustix::process::umask(mask);
@@ -106,8 +106,8 @@ impl ControlSocket {
         clients.chain(room.then(|| self.listener.as_fd()))
     }
 
-    /// Serves whoever has something to say; never blocks. Garbage, a line too
-    /// long, or an answer not taken closes that client.
+    /// Answers the clients that have sent something; never blocks. A malformed or overlong
+    /// line, or an answer that is not read, closes that client's connection.
     pub fn serve(&mut self, mut answer: impl FnMut(ControlRequest) -> Answer) {
         self.clients.retain_mut(|client| client.serve(&mut answer));
         while self.clients.len() < CLIENTS_MAX {

@@ -1,8 +1,7 @@
-//! The clone gate, seen from outside: a restored guest says that it has taken
-//! on its new identity, in time, or its VM ends.
+//! The clone gate, as the monitor sees it: a restored guest must report in time that it
+//! has taken on its new identity, or its VM ends.
 //!
-//! The guest holds its workload frozen until then; this side only makes sure
-//! that it does not stay so for ever.
+//! The guest keeps its workload frozen until then; the monitor only limits how long.
 
 use crate::ending::Ending;
 use jiffy_wire::trace::{MARK_GATE_FAILED, MARK_GATE_PASSED};
@@ -15,17 +14,17 @@ pub enum Gate {
     /// There is none, or the guest has passed it.
     #[default]
     Open,
-    /// It has this long.
+    /// The guest has not passed it yet.
     Closed {
-        /// For messages.
+        /// How long the guest has.
         patience: Duration,
-        /// Counted from the first time the vCPUs run; none before that.
+        /// When that time is over; none before the vCPUs run for the first time.
         until: Option<Instant>,
     },
 }
 
-/// What the guest said, if the mark is about the gate.
-pub fn verdict(mark: u8) -> Option<bool> {
+/// Whether the guest has passed the gate, if this mark says so or the opposite.
+pub fn passed(mark: u8) -> Option<bool> {
     match mark {
         MARK_GATE_PASSED => Some(true),
         MARK_GATE_FAILED => Some(false),
@@ -52,8 +51,8 @@ impl Gate {
         }
     }
 
-    /// The guest has spoken; what this means for the VM, if it is the end.
-    pub fn spoken(&mut self, passed: bool) -> Option<Ending> {
+    /// The guest has reported whether it passed. Returns why the VM ends, if it did not.
+    pub fn reported(&mut self, passed: bool) -> Option<Ending> {
         if matches!(self, Gate::Open) {
             return None;
         }
@@ -64,8 +63,8 @@ impl Gate {
         })
     }
 
-    /// How long the guest still has; none if nothing is awaited.
-    pub fn left(&self) -> Option<Duration> {
+    /// How long the guest still has; none if no report is awaited.
+    pub fn time_left(&self) -> Option<Duration> {
         match self {
             Gate::Closed {
                 until: Some(until), ..
@@ -74,16 +73,18 @@ impl Gate {
         }
     }
 
-    /// The end of a VM whose guest has had its time.
+    /// Why the VM ends, if the guest's time is over.
     pub fn overdue(&self) -> Option<Ending> {
         match self {
-            Gate::Closed { patience, .. } if self.left() == Some(Duration::ZERO) => Some(Ending {
-                reason: ExitReason::GuestFault,
-                message: format!(
-                    "the restored guest did not take on an identity of its own within {} ms",
-                    patience.as_millis()
-                ),
-            }),
+            Gate::Closed { patience, .. } if self.time_left() == Some(Duration::ZERO) => {
+                Some(Ending {
+                    reason: ExitReason::GuestFault,
+                    message: format!(
+                        "the restored guest did not take on an identity of its own within {} ms",
+                        patience.as_millis()
+                    ),
+                })
+            }
             _ => None,
         }
     }
@@ -98,7 +99,7 @@ mod tests {
             patience,
             until: None,
         };
-        assert!(gate.left().is_none(), "nothing runs yet");
+        assert!(gate.time_left().is_none(), "nothing runs yet");
         gate.running();
         gate
     }
@@ -115,16 +116,16 @@ mod tests {
     #[test]
     fn the_first_word_counts() {
         let mut gate = closed(Duration::from_secs(60));
-        assert!(gate.spoken(true).is_none());
-        assert!(gate.spoken(false).is_none(), "it is through");
-        assert!(gate.left().is_none());
+        assert!(gate.reported(true).is_none());
+        assert!(gate.reported(false).is_none(), "it is through");
+        assert!(gate.time_left().is_none());
         let mut gate = closed(Duration::from_secs(60));
-        assert!(gate.spoken(false).is_some());
+        assert!(gate.reported(false).is_some());
     }
 
     #[test]
     fn only_two_marks_are_about_the_gate() {
-        let verdicts: Vec<bool> = (0..=255).filter_map(verdict).collect();
-        assert_eq!(verdicts, [true, false]);
+        let reported: Vec<bool> = (0..=255).filter_map(passed).collect();
+        assert_eq!(reported, [true, false]);
     }
 }

@@ -1,4 +1,4 @@
-//! What other threads tell the main thread.
+//! Messages from other threads to the main thread.
 
 use crate::ending::Ending;
 use jiffy_devices::virtio::device::{Job, WorkerRole};
@@ -11,16 +11,16 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 pub enum Notice {
     /// A vCPU has parked, or its thread is about to end.
     Parked,
-    /// What was done aside is done.
-    DoneAside,
+    /// Work that the main thread waits for, on a thread of its own, has ended.
+    WorkDone,
     /// The first vCPU is about to enter the guest for the first time.
     FirstRun {
         /// When, CLOCK_MONOTONIC nanoseconds.
         at_ns: u64,
     },
-    /// The guest has taken on its new identity, or could not.
+    /// The guest has taken on its new identity, or has failed to.
     Gate {
-        /// It has.
+        /// Whether it has.
         passed: bool,
     },
     /// A vCPU can't go on.
@@ -29,8 +29,8 @@ pub enum Notice {
     Spawn(SpawnRequest),
 }
 
-/// A device wants a thread. Only the main thread starts threads: a vCPU's
-/// sandbox does not let it, and its threads would inherit that sandbox.
+/// A request to start a device's thread. Only the main thread starts threads: a vCPU's
+/// sandbox forbids it, and its threads would inherit that sandbox.
 pub struct SpawnRequest {
     role: WorkerRole,
     name: String,
@@ -49,29 +49,29 @@ impl SpawnRequest {
     }
 }
 
-/// Notices for the main thread, and the descriptor that tells of them.
+/// Notices for the main thread, and an event descriptor that is readable while there are any.
 pub struct Mailbox {
     notices: Mutex<Vec<Notice>>,
-    bell: EventFd,
+    event: EventFd,
 }
 
 impl Mailbox {
-    /// An empty one.
+    /// An empty mailbox.
     pub fn new() -> io::Result<Mailbox> {
         Ok(Mailbox {
             notices: Mutex::default(),
-            bell: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
+            event: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
         })
     }
 
-    /// Leaves a notice.
+    /// Appends a notice.
     pub fn push(&self, notice: Notice) {
         self.notices
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(notice);
         // Fails only if the counter is full, and then it is readable.
-        let _ = self.bell.write(1);
+        let _ = self.event.write(1);
     }
 
     /// Asks the main thread for a thread, and waits for it.
@@ -90,12 +90,12 @@ impl Mailbox {
 
     /// Takes all notices.
     pub fn take(&self) -> Vec<Notice> {
-        let _ = self.bell.read();
+        let _ = self.event.read();
         std::mem::take(&mut *self.notices.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Readable while there may be notices.
-    pub fn bell(&self) -> &EventFd {
-        &self.bell
+    pub fn event(&self) -> &EventFd {
+        &self.event
     }
 }

@@ -1,15 +1,20 @@
-//! RAM served by a pager: the userfaultfd, its hand-over, and what happens
-//! when the pager goes.
+//! RAM served by a pager: the userfaultfd, how it is handed over, and what happens
+//! when the pager ends.
 //!
-//! The connection carries one message from here ([`jiffy_wire::pager`]) and
-//! then single lines from the pager: [`PagerWord`]. When it breaks, the VM connects
-//! again for a while: threads that wait for a page wait on. A VM whose memory
-//! can't be had any more must end without looking at it again.
+//! The connection carries one message to the pager ([`jiffy_wire::pager`]) and
+//! then lines from it ([`PagerWord`]). When it breaks, the VMM reconnects for a while, and
+//! threads that wait for a page keep waiting. A VM whose memory is lost must end without
+//! touching it again.
 //!
-//! Before that, a VM whose image has a working set asks what the pager has of
-//! that in memory, and maps it: no fault is taken there. What its guest writes of that
-//! in its first moments it tells, if nobody has yet: those who come later copy it in
-//! one go.
+//! If the image has a working set, the VMM first asks which part of it the pager has in
+//! memory, and maps that part: it takes no faults there. If the pager does not know yet
+//! which of these pages a guest writes in its first moments, the VMM reports them: VMs that
+//! come later copy them in one go.
+//!
+//! * [`Supply`]: where missing memory comes from, over the life of a VM.
+//! * [`PagerThread`]: serves the connection while the VM is built.
+//! * [`Reconnect`]: how a pager is looked for again.
+//! * [`run_off_main`]: work that may wait for memory, off the main thread.
 
 use crate::ending::Ending;
 use crate::memory::{GuestRam, MemoryError};
@@ -28,30 +33,30 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-mod aside;
-mod attendant;
+mod off_main;
 mod reconnect;
 mod supply;
+mod thread;
 
-pub use aside::aside;
-pub use attendant::Attendant;
+pub use off_main::run_off_main;
 pub use reconnect::{INTERVAL, Reconnect};
 pub use supply::Supply;
+pub use thread::PagerThread;
 
 /// How long a VM waits for a pager to come back, unless [`PATIENCE_VARIABLE`]
 /// says otherwise.
 const PATIENCE: Duration = Duration::from_millis(900);
 /// Milliseconds, for hosts on which another pager takes longer to start.
 const PATIENCE_VARIABLE: &str = "JIFFY_PAGER_PATIENCE_MS";
-/// The least it waits for what a pager has in memory, which may have much to do: without
-/// an answer there is no VM.
+/// How long it waits at least for the pager's answer about the working set. A pager may be
+/// busy, and the VM can't start without the answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
-/// How long the guest has run when it is looked at what it has written.
+/// How long after the first entry the written pages are reported.
 const FIRST_MOMENTS: Duration = Duration::from_millis(20);
 /// Longest line of a pager, bytes.
 const LINE_MAX: usize = 4096;
 
-/// The pager could not be told of the VM's memory.
+/// The VM's memory could not be handed to a pager.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PagerError {
@@ -67,10 +72,10 @@ pub enum PagerError {
     /// What it has can't be used.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// Nobody can watch it while the VM is built.
-    #[error("the pager can't be watched")]
-    Attendant(#[source] io::Error),
-    /// It went, and no other came, while the VM was built.
+    /// No thread for its connection while the VM is built.
+    #[error("the thread that serves the pager's connection failed")]
+    Thread(#[source] io::Error),
+    /// It ended while the VM was built, and no other came.
     #[error("{0}")]
     Lost(String),
 }
@@ -85,7 +90,7 @@ impl PagerError {
             PagerError::Memory(error) => error.hint(),
             PagerError::Connect(..)
             | PagerError::WorkingSet(..)
-            | PagerError::Attendant(_)
+            | PagerError::Thread(_)
             | PagerError::Lost(_) => None,
         }
     }
@@ -107,13 +112,13 @@ pub struct PagedMemory {
     patience: Duration,
 }
 
-/// Is the pager to be told what the guest writes?
+/// Whether the pages that the guest writes first are to be reported to the pager.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Telling {
     No,
-    /// Some time after the guest was entered.
+    /// [`FIRST_MOMENTS`] after the guest is entered.
     Wanted,
-    /// Then.
+    /// At this time.
     At(Instant),
 }
 
@@ -122,19 +127,23 @@ enum Link {
     Up(UnixStream),
     /// The pager is gone, and another is looked for.
     Down(Reconnect),
-    /// Nothing is missing any more. The pager may be asked for that again, so
-    /// the connection stays.
+    /// Nothing is missing any more. The connection stays open, as the pager may be asked
+    /// to complete the memory again.
     Done {
         _connection: UnixStream,
     },
-    /// Memory is missing and nobody has it.
+    /// Memory is missing for good.
     Lost,
 }
 
 impl PagedMemory {
     /// Hands the RAM, which is still untouched, to the pager at `socket`. With
-    /// `working_set` the pager may already have a part of it in memory, and know what
-    /// of that is written at once: that is returned, too.
+    /// `working_set` the pager may already have a part of it in memory, and know which
+    /// ranges a guest writes first: those are returned, too.
+    ///
+    /// # Errors
+    ///
+    /// No userfaultfd, no pager, or an answer that makes no sense.
     pub fn attach(
         ram: &GuestRam,
         socket: &Path,
@@ -174,7 +183,7 @@ impl PagedMemory {
         Ok((memory, written_soon))
     }
 
-    /// Readable when there is something to [`attend`](PagedMemory::attend) to.
+    /// Readable when there is something to [process](PagedMemory::process_events).
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.link {
             Link::Up(stream) => Some(stream.as_fd()),
@@ -182,8 +191,8 @@ impl PagedMemory {
         }
     }
 
-    /// When to attend at the latest, from now.
-    pub fn patience(&self) -> Option<Duration> {
+    /// How long the next call of [`process_events`](PagedMemory::process_events) may wait.
+    pub fn timeout(&self) -> Option<Duration> {
         let retry = matches!(self.link, Link::Down(_)).then_some(INTERVAL);
         let telling = match self.telling {
             Telling::At(time) => Some(time.saturating_duration_since(Instant::now())),
@@ -199,8 +208,8 @@ impl PagedMemory {
         }
     }
 
-    /// Tells the pager what the guest has written, when it is time. It is only about
-    /// time for others.
+    /// Reports to the pager what the guest has written, once it is time. A failure costs
+    /// only time, and only of other VMs.
     pub fn tell_written(&mut self, ram: &GuestRam) {
         let Telling::At(time) = self.telling else {
             return;
@@ -234,16 +243,16 @@ impl PagedMemory {
         matches!(self.link, Link::Lost)
     }
 
-    /// Listens to the pager, or looks for a new one. The end of the VM, if
+    /// Reads what the pager has sent, or looks for a new one. Returns why the VM ends, if
     /// its memory is lost.
-    pub fn attend(&mut self) -> Option<Ending> {
+    pub fn process_events(&mut self) -> Option<Ending> {
         loop {
             match &self.link {
                 Link::Up(stream) => {
                     let mut bytes = [0; 512];
                     match rustix::net::recv(stream, &mut bytes[..], RecvFlags::DONTWAIT) {
                         Ok((count @ 1.., _)) => {
-                            if let Some(ending) = self.hear(&bytes[..count]) {
+                            if let Some(ending) = self.read_lines(&bytes[..count]) {
                                 return Some(ending);
                             }
                         }
@@ -270,15 +279,15 @@ impl PagedMemory {
         }
     }
 
-    /// To a pager that knows nothing of this VM. It may try to fill what is
-    /// shared, too, and learns that nothing is missing there.
+    /// Connects to a pager that does not know this VM. It may try to fill shared ranges,
+    /// too, and learns that nothing is missing there.
     fn connect_again(&self) -> io::Result<UnixStream> {
         let stream = UnixStream::connect(&self.socket)?;
         hand_over(&stream, &self.uffd, &self.mappings)?;
         Ok(stream)
     }
 
-    fn hear(&mut self, bytes: &[u8]) -> Option<Ending> {
+    fn read_lines(&mut self, bytes: &[u8]) -> Option<Ending> {
         for byte in bytes {
             if *byte != b'\n' {
                 if self.line.len() == LINE_MAX {
@@ -289,7 +298,7 @@ impl PagedMemory {
             }
             match serde_json::from_slice(&std::mem::take(&mut self.line)) {
                 Ok(PagerWord::Complete(true)) => {
-                    if let Err(error) = self.take_back() {
+                    if let Err(error) = self.unregister() {
                         return Some(self.lose(&format!(
                             "memory could not be taken back from the pager: {error}"
                         )));
@@ -311,15 +320,15 @@ impl PagedMemory {
         None
     }
 
-    /// What is missing now is zero.
-    fn take_back(&self) -> io::Result<()> {
+    /// Takes the memory back from the userfaultfd: missing pages are zero from now on.
+    fn unregister(&self) -> io::Result<()> {
         let mut served = self.served.iter();
         served.try_for_each(|(start, length)| self.uffd.unregister(*start, *length))
     }
 
-    /// Lets go who waits for memory that is lost. The guest must not be among them.
-    fn give_up(&self) {
-        if let Err(error) = self.take_back() {
+    /// Wakes threads that wait for lost memory. No vCPU may be among them.
+    fn wake_waiters(&self) {
+        if let Err(error) = self.unregister() {
             tracing::error!(%error, "threads wait for memory that is lost");
         }
     }
@@ -338,11 +347,11 @@ fn hand_over(stream: &UnixStream, uffd: &Userfaultfd, mappings: &[Mapping]) -> i
     fds::send_with_fds(stream, &message, &[uffd.as_fd()])
 }
 
-/// A file as long as RAM, which ranges of it count, and what of these is written at
-/// once.
+/// A file as long as RAM, which ranges of it are valid, and which of these a guest writes
+/// first, if that is known.
 type WorkingSet = (File, Vec<Extent>, Option<Vec<Extent>>);
 
-/// What the pager has in memory.
+/// Asks which part of the working set the pager has in memory.
 fn ask_for_working_set(
     mut stream: &UnixStream,
     patience: Duration,
@@ -426,7 +435,7 @@ mod tests {
         let base = mappings[0].base_host_virt_addr;
         uffd.copy(base + 8192, &[7; 4096]).unwrap();
         stream.write_all(b"{\"complete\":true}\n").unwrap();
-        assert!(memory.attend().is_none());
+        assert!(memory.process_events().is_none());
         assert!(memory.is_complete() && memory.descriptor().is_none());
         let word = |page: u64| -> u8 { ram.memory().read_obj(GuestAddress(page * 4096)).unwrap() };
         assert_eq!((word(2), word(3)), (7, 0), "what is missing is zero now");
@@ -468,7 +477,7 @@ mod tests {
             assert!(matches!(filled, Err(FillError::Unmapped)), "{filled:?}");
         }
         stream.write_all(b"{\"complete\":true}\n").unwrap();
-        assert!(memory.attend().is_none() && memory.is_complete());
+        assert!(memory.process_events().is_none() && memory.is_complete());
         assert_eq!([0, 4096, SHARED].map(word), [0, 3, 0]);
     }
 
@@ -524,17 +533,17 @@ mod tests {
         // from fork to exec.
         let hang_up = || accept(&listener).0.shutdown(Shutdown::Both).unwrap();
         hang_up();
-        assert!(memory.attend().is_none(), "there is another");
+        assert!(memory.process_events().is_none(), "there is another");
         hang_up();
         rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
-        assert!(memory.attend().is_none(), "it may come back");
-        assert!(memory.patience().is_some() && !memory.is_lost());
+        assert!(memory.process_events().is_none(), "it may come back");
+        assert!(memory.timeout().is_some() && !memory.is_lost());
         let Link::Down(search) = &mut memory.link else {
             panic!("it looks for another")
         };
         assert!(search.until <= Instant::now() + Duration::from_secs(600));
         search.until = Instant::now();
-        let ending = memory.attend().expect("it is time");
+        let ending = memory.process_events().expect("it is time");
         assert!(ending.message.contains("is gone"), "{}", ending.message);
         assert!(memory.is_lost());
     }
@@ -543,7 +552,7 @@ mod tests {
     fn who_builds_a_vm_waits_for_the_next_pager() {
         let (_folder, listener, ram, mut memory) = attached();
         memory.patience = Duration::from_secs(600);
-        let attendant = Attendant::start(memory).unwrap();
+        let thread = PagerThread::start(memory).unwrap();
         let seen: u8 = std::thread::scope(|scope| {
             let builder = scope.spawn(|| ram.memory().read_obj(GuestAddress(8192)).unwrap());
             accept(&listener).0.shutdown(Shutdown::Both).unwrap();
@@ -553,7 +562,7 @@ mod tests {
             builder.join().unwrap()
         });
         assert_eq!(seen, 7);
-        let memory = attendant.end().unwrap();
+        let memory = thread.stop().unwrap();
         assert!(!memory.is_lost() && !memory.is_complete());
     }
 
@@ -561,13 +570,13 @@ mod tests {
     fn who_builds_a_vm_does_not_wait_for_ever() {
         let (_folder, listener, ram, mut memory) = attached();
         memory.patience = Duration::from_millis(50);
-        let attendant = Attendant::start(memory).unwrap();
+        let thread = PagerThread::start(memory).unwrap();
         let first = accept(&listener).0;
         rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
         first.shutdown(Shutdown::Both).unwrap();
         let seen: u8 = ram.memory().read_obj(GuestAddress(8192)).unwrap();
         assert_eq!(seen, 0, "let go, so that it can end");
-        let error = attendant.end().unwrap_err();
+        let error = thread.stop().unwrap_err();
         assert!(matches!(&error, PagerError::Lost(why) if why.contains("is gone")));
     }
 
@@ -584,9 +593,9 @@ mod tests {
             let (_folder, listener, _ram, mut memory) = attached();
             let (mut stream, ..) = accept(&listener);
             stream.write_all(said).unwrap();
-            let ending = memory.attend().unwrap();
+            let ending = memory.process_events().unwrap();
             assert!(ending.message.contains(expected), "{}", ending.message);
-            assert!(memory.is_lost() && memory.attend().is_none());
+            assert!(memory.is_lost() && memory.process_events().is_none());
         }
     }
 }

@@ -1,9 +1,9 @@
 //! A VMM that was started before it is known for which VM.
 //!
-//! It does what every VM needs, and waits to be told which one it is
-//! ([`TakeSpare`]). From then on nothing tells it from one that was started
-//! for that VM: not its command line, its folder, its output or its
-//! descriptors. If whoever keeps it is gone it ends, and leaves nothing.
+//! It prepares what every VM needs, and waits for the order that says which VM it is
+//! ([`TakeSpare`]). From then on it can't be told from a VMM that was started for that VM:
+//! command line, folder, output and descriptors are the same. It ends when the daemon
+//! closes its socket, and leaves nothing behind.
 
 use crate::builder::PreparedVm;
 use crate::error::StartError;
@@ -59,7 +59,7 @@ pub struct Taken {
 /// What was done ahead, and what came with the order.
 #[derive(Debug)]
 pub struct Ahead {
-    /// Of KVM's.
+    /// KVM's VM, devices' interrupts, threads.
     pub prepared: PreparedVm,
     sources: Vec<RawFd>,
 }
@@ -77,12 +77,15 @@ pub fn wait(
     let prepared = PreparedVm::ahead(sandbox)?;
     ahead::touch_program().map_err(host("look at its own memory"))?;
     match ahead::wait(socket.as_fd()).map_err(SpareError::Socket)? {
-        Some((message, descriptors)) => be(&message, descriptors, &argument, prepared).map(Some),
+        Some((message, descriptors)) => {
+            take_over(&message, descriptors, &argument, prepared).map(Some)
+        }
         None => Ok(None),
     }
 }
 
-fn be(
+/// Becomes the VM that the message names.
+fn take_over(
     message: &[u8],
     descriptors: Vec<OwnedFd>,
     argument: &Argument,
@@ -114,8 +117,8 @@ fn be(
 }
 
 impl Ahead {
-    /// Puts the numbers that the descriptors have here into the configuration.
-    /// One that did not come is then none.
+    /// Puts the numbers that the descriptors have in this process into the configuration;
+    /// -1 for one that did not come.
     pub fn name_sources(&self, config: &mut VmmConfig) {
         let restore = config.restore.iter_mut();
         for number in restore.flat_map(|restore| restore.descriptors()) {

@@ -15,7 +15,7 @@ use crate::hypervisor::{Hypervisor, HypervisorError};
 use crate::irq::ChipsState;
 use crate::mailbox::{Mailbox, Notice};
 use crate::memory::{GuestRam, MemoryError};
-use crate::pager::{Supply, aside};
+use crate::pager::{Supply, run_off_main};
 use crate::readable::{readable, timespec};
 use crate::restore;
 use crate::sandbox::{Role, Sandbox, violation};
@@ -143,8 +143,8 @@ impl Vmm {
         Ok(())
     }
 
-    /// Enters a guest that is held, unless it is paused as well. Only fw_cfg files and
-    /// generation of this configuration count: the rest was needed to build the VM.
+    /// Enters a guest that is held, unless it is paused as well. Of this configuration only
+    /// the fw_cfg files and the generation are used: the rest was needed to build the VM.
     pub fn begin(&mut self, config: &VmmConfig) -> Result<(), StartError> {
         self.devices.replace_fw_cfg(fw_cfg::files(config)?)?;
         if let Some(restore) = &config.restore {
@@ -155,7 +155,7 @@ impl Vmm {
             self.gate = Gate::of(restore);
         }
         match self.phase {
-            // Its devices stand still, too: it enters the guest when it is resumed.
+            // Its devices are paused, too: the guest is entered when it is resumed.
             Phase::HeldPaused { .. } => self.phase = Phase::Paused { since_ns: None },
             Phase::Held => {
                 self.phase = Phase::Running { since_ns: 0 };
@@ -200,11 +200,14 @@ impl Vmm {
     /// Waits until the guest has been entered (or will not be), and confines
     /// the calling thread.
     pub fn settle(&mut self) -> Result<(), StartError> {
-        // In this order: the notice that the guest runs may be the last for long.
-        while self.attend().is_none() && matches!(self.phase, Phase::Starting) && !self.is_stuck() {
+        // Notices first: the one that the guest runs may be the last for a long time.
+        while self.process_events().is_none()
+            && matches!(self.phase, Phase::Starting)
+            && !self.is_stuck()
+        {
             self.wait_for_threads();
         }
-        // Where they share a processor, the guest need not wait for that.
+        // Lets the guest run first where both share a processor.
         std::thread::yield_now();
         self.sandbox
             .enter(Role::Main)
@@ -246,7 +249,7 @@ impl Vmm {
             self.phase = Phase::Held;
             return;
         }
-        // Not after they were told: a guest that runs may hold up this thread.
+        // Taken before vCPUs go on: a running guest may delay this thread.
         let since_ns = clock::monotonic_ns();
         self.phase = Phase::Running { since_ns };
         if paused_since_ns.is_some_and(|since| since_ns - since >= LONG_PAUSE_NS) {
@@ -257,7 +260,7 @@ impl Vmm {
         self.gate.running();
     }
 
-    /// Whether its guest stands still.
+    /// Whether its guest does not run: it is paused or held.
     pub fn is_paused(&self) -> bool {
         self.phase.is_still() || self.phase.is_held()
     }
@@ -288,11 +291,11 @@ impl Vmm {
         })
     }
 
-    /// Pauses the VM, takes everything, and, if asked, lets it go on. What was
-    /// taken never changes. A VM that was paused stays so.
+    /// Pauses the VM, captures its state and its RAM, and, if asked, resumes it. The
+    /// captured files never change. A VM that was paused before stays paused.
     pub fn capture(&mut self, resume: bool) -> Result<Capture, SaveError> {
-        // A pager says so on its own connection before anybody asks for this.
-        self.attend();
+        // The pager has reported that memory is complete before a capture is requested.
+        self.process_events();
         if !self.supply.is_complete() {
             return Err(MemoryError::Incomplete.into());
         }
@@ -303,7 +306,7 @@ impl Vmm {
             let frozen = self.ram.freeze()?;
             Ok((state, frozen))
         });
-        // Its RAM may be half frozen: then it must not run on.
+        // Its RAM may be half frozen: then it must not go on.
         let lost = matches!(result, Err(SaveError::Memory(MemoryError::Freeze(_))));
         let begun_ns = self.phase.paused_since_ns().unwrap_or(asked_ns);
         if resume && !lost {
@@ -321,10 +324,10 @@ impl Vmm {
         Capture::new(&state, frozen, pause_ns)
     }
 
-    /// Once it has been captured again and again: has KVM log what its guest writes,
-    /// while that runs, so that the next captures are shorter.
+    /// Starts KVM's dirty log for a VM that is captured repeatedly, while its guest runs,
+    /// so that its next captures are shorter.
     pub fn prepare_captures(&mut self) {
-        // A vCPU may hold what this asks for until a pager comes.
+        // While memory is missing, a vCPU may hold the lock of RAM until a pager comes.
         let runs = matches!(self.phase, Phase::Starting | Phase::Running { .. });
         if runs && self.supply.is_complete() && self.ram.wants_log() {
             self.ram.keep_log(&self.vm);
@@ -353,27 +356,26 @@ impl Vmm {
         Ok(sums)
     }
 
-    /// Does what other threads asked for since the last call; why the VM
-    /// ended, if it did.
-    pub fn attend(&mut self) -> Option<Ending> {
+    /// Carries out the requests of other threads since the last call. Returns why the VM
+    /// ends, if it does.
+    pub fn process_events(&mut self) -> Option<Ending> {
         for notice in self.mailbox.take() {
             match notice {
-                Notice::Parked | Notice::DoneAside => {}
+                Notice::Parked | Notice::WorkDone => {}
                 Notice::FirstRun { at_ns } => {
                     self.phase.entered();
-                    // The rest is done while the guest runs: where they share a
-                    // processor, it comes first.
+                    // Lets the guest run first where both share a processor.
                     std::thread::yield_now();
                     self.workers.let_devices_begin();
                     self.events.moment(self.first_entry.moment, at_ns);
                     self.events.flush();
-                    // Which of the two comes first to a page does not matter.
+                    // The guest may touch these pages at the same time, which is harmless.
                     let written_soon = std::mem::take(&mut self.first_entry.written_soon);
                     self.ram.copy_ahead(&written_soon);
                     self.supply.guest_runs();
                 }
                 Notice::Gate { passed } => {
-                    if let Some(ending) = self.gate.spoken(passed) {
+                    if let Some(ending) = self.gate.reported(passed) {
                         self.phase.end(ending);
                     }
                 }
@@ -381,7 +383,7 @@ impl Vmm {
                 Notice::Spawn(request) => self.workers.serve(request),
             }
         }
-        // The guest's own wish counts, whatever its vCPUs ran into after it.
+        // A guest's own request to end overrides what its vCPUs ran into after it.
         if let Some(request) = self.devices.board.power.request() {
             let message = match request {
                 PowerRequest::PowerOff => "the guest powered off",
@@ -392,21 +394,20 @@ impl Vmm {
                 message: message.into(),
             });
         }
-        let lost = self.supply.attend(&self.ram);
+        let lost = self.supply.process_events(&self.ram);
         if let Some(ending) = lost.or_else(|| self.gate.overdue()) {
             self.phase.end(ending);
         }
         self.phase.ending().cloned()
     }
 
-    /// When [`attend`](Vmm::attend) wants to be called again at the latest,
-    /// from now.
-    pub fn patience(&self) -> Option<Duration> {
-        let waits = [self.gate.left(), self.supply.patience()];
+    /// How long [`process_events`](Vmm::process_events) may wait for its next call.
+    pub fn timeout(&self) -> Option<Duration> {
+        let waits = [self.gate.time_left(), self.supply.timeout()];
         waits.into_iter().flatten().min()
     }
 
-    /// Ends it because of something the host could not do.
+    /// Ends the VM because of a failure of the host.
     pub fn fail(&mut self, message: String) {
         self.phase.end(Ending {
             reason: ExitReason::HostError,
@@ -414,22 +415,21 @@ impl Vmm {
         });
     }
 
-    /// Readable when the pager has something to say.
+    /// Readable when the pager has sent something.
     pub fn pager(&self) -> Option<BorrowedFd<'_>> {
         self.supply.descriptor()
     }
 
-    /// Threads may be held for good where they are: one broke out of its
-    /// sandbox, or memory is missing that nobody has. Then nothing may wait
-    /// for them, or look at the guest's memory, any more.
+    /// Whether threads may be blocked for good: one violated its sandbox, or memory is
+    /// lost. Then nothing may wait for them or touch the guest's memory any more.
     pub fn is_stuck(&self) -> bool {
         violation::first().is_some() || self.supply.is_lost()
     }
 
-    /// Readable when [`attend`](Vmm::attend) has something to do: notices of
-    /// threads, and the guest's wish to end.
-    pub fn bells(&self) -> [&vmm_sys_util::eventfd::EventFd; 2] {
-        [self.mailbox.bell(), self.devices.board.power.event()]
+    /// Readable when [`process_events`](Vmm::process_events) has something to do: notices
+    /// of threads, and the guest's request to end.
+    pub fn events(&self) -> [&vmm_sys_util::eventfd::EventFd; 2] {
+        [self.mailbox.event(), self.devices.board.power.event()]
     }
 
     /// The VM's id.
@@ -447,8 +447,8 @@ impl Vmm {
         &self.ram
     }
 
-    /// Does something with the devices that may need memory which the pager has yet to
-    /// bring. `None` if that will not come: then the VM ends.
+    /// Runs `work` on the devices, which may need memory that the pager has not brought
+    /// yet. `None` if that memory is lost: then the VM ends.
     pub(crate) fn with_devices<T: Send + 'static>(
         &mut self,
         work: impl FnOnce(&Devices) -> T + Send + 'static,
@@ -457,41 +457,41 @@ impl Vmm {
             return Some(work(&self.devices));
         }
         let (devices, mailbox) = (self.devices.clone(), self.mailbox.clone());
-        let done = aside(
+        let done = run_off_main(
             &mailbox,
             move || work(&devices),
             || {
                 self.wait_for_threads();
-                self.attend();
+                self.process_events();
                 !self.is_stuck()
             },
         );
         done.unwrap_or_else(|error| {
-            self.fail(format!("the devices can't be seen to: {error}"));
+            self.fail(format!("the devices can't be reached: {error}"));
             None
         })
     }
 
-    /// Waits until no vCPU is in the guest. Meanwhile one may be waiting for a
-    /// device's thread, which only this thread can start.
+    /// Waits until no vCPU is in the guest, and processes events meanwhile: a vCPU may be
+    /// waiting for a device's thread, which only this thread can start.
     fn wait_parked(&mut self) {
         while !self.vcpus.iter().all(VcpuThread::is_parked) && !self.is_stuck() {
             self.wait_for_threads();
-            self.attend();
+            self.process_events();
         }
     }
 
-    /// Sleeps until a thread has something to say, is held by the sandbox, or
-    /// the pager needs a look.
+    /// Sleeps until a thread has left a notice or violated its sandbox, or until the pager
+    /// has sent something.
     fn wait_for_threads(&self) {
-        let mut wait = vec![readable(self.mailbox.bell())];
+        let mut wait = vec![readable(self.mailbox.event())];
         wait.extend(violation::bell().map(readable));
         wait.extend(
             self.pager()
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
         );
-        let patience = self.supply.patience().map(timespec);
-        let _ = poll(&mut wait, patience.as_ref());
+        let timeout = self.supply.timeout().map(timespec);
+        let _ = poll(&mut wait, timeout.as_ref());
     }
 }
 
@@ -505,7 +505,7 @@ impl Drop for Vmm {
             self.with_devices(Devices::pause);
         }
         if self.is_stuck() {
-            // Threads are still at it.
+            // Threads may still use them.
             std::mem::forget((self.ram.clone(), self.devices.clone()));
         }
     }

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::Duration;
 use vmm_sys_util::eventfd::EventFd;
 
-/// When the port is tried again that a vCPU had.
+/// How often a port that a vCPU has locked is tried again.
 const RETRY: Duration = Duration::from_millis(20);
 
 /// Runs the started VM to its end. `config` is the file it was started with.
@@ -33,7 +33,7 @@ pub fn watch(
     mut console: Option<ConsoleInput>,
 ) -> Ending {
     loop {
-        if let Some(ending) = vmm.attend() {
+        if let Some(ending) = vmm.process_events() {
             return ending;
         }
         let ready = match wait(vmm, termination, control.as_ref(), console.as_ref()) {
@@ -71,7 +71,7 @@ pub fn watch(
             if stop {
                 return stopped("over the control socket");
             }
-            // Who asked has the answer by now.
+            // After the answers were sent.
             vmm.prepare_captures();
         }
     }
@@ -90,10 +90,10 @@ fn wait(
     control: Option<&ControlSocket>,
     console: Option<&ConsoleInput>,
 ) -> io::Result<Ready> {
-    let bells = vmm.bells();
+    let events = vmm.events();
     let stdin = io::stdin();
     let mut wait = vec![PollFd::new(termination, PollFlags::IN)];
-    wait.extend(bells.iter().map(|bell| readable(bell)));
+    wait.extend(events.iter().map(|event| readable(event)));
     wait.extend(violation::bell().map(readable));
     wait.extend(
         vmm.pager()
@@ -115,8 +115,8 @@ fn wait(
     }
     let busy = console.is_some_and(|console| console.busy);
     let retry = busy.then_some(RETRY);
-    let patience = vmm.patience().into_iter().chain(retry).min().map(timespec);
-    match poll(&mut wait, patience.as_ref()) {
+    let timeout = vmm.timeout().into_iter().chain(retry).min().map(timespec);
+    match poll(&mut wait, timeout.as_ref()) {
         Ok(_) => {}
         Err(rustix::io::Errno::INTR) => return Ok(Ready::default()),
         Err(error) => return Err(error.into()),
@@ -151,7 +151,7 @@ fn answer(vmm: &mut Vmm, config: &Path, request: ControlRequest, stop: &mut bool
             Ok(()) => ControlResponse::Ok,
             Err(error) => {
                 let why = sentence(&error);
-                // It has no other purpose.
+                // A held VM is of no other use.
                 vmm.fail(format!("the VM could not begin: {why}"));
                 ControlResponse::Error(why)
             }
@@ -231,13 +231,16 @@ pub struct ConsoleInput {
     /// Rings when the port has room.
     drained: EventFd,
     kept: Vec<u8>,
-    /// A vCPU had the port: it writes to stdout, and whoever reads that takes its time.
+    /// A vCPU has the port locked: it writes to stdout, whose reader may be slow.
     busy: bool,
 }
 
 impl ConsoleInput {
-    /// Input for this port.
-    /// No vCPU runs yet: it would be waited for.
+    /// Input for this port. Must be called before vCPUs run: it waits for the port's lock.
+    ///
+    /// # Errors
+    ///
+    /// No further event descriptor.
     pub fn new(serial: Arc<Mutex<Serial>>) -> io::Result<ConsoleInput> {
         let port = serial.lock().unwrap_or_else(PoisonError::into_inner);
         let drained = port.drained().try_clone()?;
@@ -262,7 +265,7 @@ impl ConsoleInput {
                 Err(_) => return false,
             }
         }
-        // The main thread waits for no vCPU: others ask for things, too.
+        // The main thread must not wait for a vCPU: it serves the control socket, too.
         let mut serial = match self.serial.try_lock() {
             Ok(serial) => serial,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),

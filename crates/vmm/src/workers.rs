@@ -1,7 +1,6 @@
-//! The threads of a VM: each in the sandbox of its role, for as long as it
-//! lives. One whose work is done waits for the next of that role: a pause ends
-//! the work of devices, and a thread with its sandbox costs more than all else
-//! that a device needs to go on.
+//! The threads of a VM, each in the sandbox of its role for as long as it lives. A thread
+//! whose work is done waits for more work of that role: a pause ends the work of devices,
+//! and to start a thread with its sandbox costs more than the rest of a resume.
 
 use crate::mailbox::{Mailbox, SpawnRequest};
 use crate::sandbox::{Role, Sandbox};
@@ -16,18 +15,18 @@ use std::thread::{self, ThreadId};
 /// Bytes of a thread's stack; only what is touched is memory.
 pub(crate) const STACK: usize = 256 << 10;
 
-/// What nearly every VM needs a thread for.
+/// The threads that nearly every VM needs.
 const USUAL: [(Role, &str); 3] = [
     (Role::Vcpu, "vcpu 0"),
     (Role::Device(WorkerRole::Block), "block"),
     (Role::Device(WorkerRole::Vsock), "vsock"),
 ];
 
-/// What a thread does: told whether it could be confined, on which it may
-/// insist.
+/// What a thread does. It gets the result of confining the thread, and decides whether to
+/// go on without.
 pub type Body = Box<dyn FnOnce(io::Result<()>) + Send>;
 
-/// Something to do, and where its end is told.
+/// Something to do, and the channel on which its end is reported.
 struct Work {
     body: Body,
     done: SyncSender<thread::Result<()>>,
@@ -46,9 +45,12 @@ struct Idle {
 pub struct IdleThreads(Vec<Idle>);
 
 impl IdleThreads {
-    /// Starts those that a VM usually needs, before it is known which VM. They
-    /// are confined at once, as what they will do needs it: nothing of what
-    /// makes a VM is done on them.
+    /// Starts the threads that a VM usually needs, before it is known which VM. They are
+    /// confined at once: nothing of a VM's building is done on them.
+    ///
+    /// # Errors
+    ///
+    /// A thread can't be started.
     pub fn usual(sandbox: Sandbox) -> io::Result<IdleThreads> {
         let start = |(role, name)| Idle::start(role, name, sandbox, true);
         USUAL
@@ -58,7 +60,7 @@ impl IdleThreads {
             .map(IdleThreads)
     }
 
-    /// Those that a VM has work for whose devices need these threads; the others end.
+    /// Keeps the threads of these roles, and vCPUs'; the others end.
     pub fn keep(mut self, needed: &[WorkerRole]) -> IdleThreads {
         self.0.retain(|idle| match idle.role {
             Role::Vcpu | Role::Main => true,
@@ -77,7 +79,7 @@ impl Idle {
             .stack_size(STACK)
             .spawn(move || {
                 termination::leave_to_others();
-                // What fails now fails again, for somebody to hear.
+                // A failure is reported when the thread gets its first work.
                 let confined = now && sandbox.enter(role).is_ok();
                 work_on(&works, confined, || sandbox.enter(role));
             })?;
@@ -89,7 +91,7 @@ impl Idle {
     }
 }
 
-/// One work after the other, until there will be none.
+/// Does work as it comes, until the channel is closed.
 fn work_on(works: &Receiver<Work>, mut confined: bool, confine: impl Fn() -> io::Result<()>) {
     while let Ok(Work { body, done }) = works.recv() {
         let allowed = if confined { Ok(()) } else { confine() };
@@ -103,9 +105,8 @@ fn work_on(works: &Receiver<Work>, mut confined: bool, confine: impl Fn() -> io:
     }
 }
 
-/// Gives threads their work, and starts those that are missing. Called on
-/// another thread than the one that made it (the main one), it has that start
-/// them.
+/// Gives threads their work, and starts threads where none is idle. Only the main thread,
+/// which made it, starts threads; other threads ask it to.
 pub struct ThreadStarter {
     mailbox: Arc<Mailbox>,
     main: ThreadId,
@@ -136,11 +137,9 @@ impl ThreadStarter {
         }
     }
 
-    /// Lets devices work, from now on. Until then their threads are held back:
-    /// what their start costs is not between a request and the first
-    /// instruction of its guest. Doorbells that ring meanwhile are heard later.
-    /// To be called when the guest runs, and before anything waits for a device
-    /// to stop.
+    /// Lets devices work from now on. Until then their work is held back, so that it does
+    /// not delay the guest's first instruction; doorbells rung meanwhile stay pending. Must
+    /// be called when the guest runs, and before anything waits for a device to stop.
     pub fn let_devices_begin(&self) {
         let held_back = {
             let mut threads = lock(&self.threads);
@@ -148,7 +147,7 @@ impl ThreadStarter {
             std::mem::take(&mut threads.held_back)
         };
         for (to, work) in held_back {
-            // Whoever waits for it learns that its thread has gone.
+            // If the thread has ended, whoever waits for the work gets an error.
             let _ = to.send(work);
         }
     }

@@ -99,7 +99,7 @@ impl Case {
     /// Boots and waits for the end.
     fn ending(&self) -> Ending {
         let mut vmm = self.start();
-        wait_for("the end", || vmm.attend())
+        wait_for("the end", || vmm.process_events())
     }
 
     fn console(&self) -> String {
@@ -125,7 +125,7 @@ fn counter(vmm: &Vmm) -> u64 {
 /// Waits until the guest has counted beyond `from`.
 fn counted_beyond(vmm: &mut Vmm, from: u64) -> u64 {
     wait_for("the guest to count", || {
-        assert_eq!(vmm.attend(), None);
+        assert_eq!(vmm.process_events(), None);
         Some(counter(vmm)).filter(|count| *count > from)
     })
 }
@@ -786,7 +786,7 @@ fn kvm_counts_exits() {
     let case = Case::new("hlt");
     let mut vmm = case.start();
     wait_for("the guest to sleep", || {
-        vmm.attend();
+        vmm.process_events();
         case.console().contains("asleep").then_some(())
     });
     let stats = vmm.stats().unwrap();

@@ -39,7 +39,7 @@ impl DeviceKind for TraceKind {
         let (events, mailbox) = (wiring.args.events.clone(), wiring.args.mailbox.clone());
         let sink = Box::new(move |mark| {
             events.mark(mark, clock::monotonic_ns());
-            if let Some(passed) = gate::verdict(mark) {
+            if let Some(passed) = gate::passed(mark) {
                 mailbox.push(Notice::Gate { passed });
             }
         });

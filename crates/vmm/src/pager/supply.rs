@@ -1,6 +1,6 @@
 //! Where missing memory of a VM comes from, from its building to its end.
 
-use super::{Attendant, PagedMemory, PagerError};
+use super::{PagedMemory, PagerError, PagerThread};
 use crate::ending::Ending;
 use crate::memory::GuestRam;
 use std::os::fd::BorrowedFd;
@@ -12,9 +12,9 @@ pub enum Supply {
     /// None is missing: it has no pager.
     #[default]
     NoPager,
-    /// A pager, which a thread attends to while the VM is built.
-    Building(Attendant),
-    /// A pager, which the main thread attends to.
+    /// A pager, whose connection a thread serves while the VM is built.
+    Building(PagerThread),
+    /// A pager, whose connection the main thread serves.
     Pager(PagedMemory),
     /// It was lost while the VM was built, and reads as zero: devices would carry out
     /// requests with zeros for their data.
@@ -22,11 +22,15 @@ pub enum Supply {
 }
 
 impl Supply {
-    /// The VM is built: from here on the main thread attends to the pager, and looks into
-    /// no RAM that may be missing.
+    /// The VM is built: from now on the main thread serves the connection, and must not
+    /// touch RAM that may be missing.
+    ///
+    /// # Errors
+    ///
+    /// Memory was lost while the VM was built.
     pub fn take_over(&mut self) -> Result<(), PagerError> {
-        if let Supply::Building(attendant) = std::mem::replace(self, Supply::Lost) {
-            *self = Supply::Pager(attendant.end()?);
+        if let Supply::Building(thread) = std::mem::replace(self, Supply::Lost) {
+            *self = Supply::Pager(thread.stop()?);
             return Ok(());
         }
         *self = Supply::NoPager;
@@ -58,25 +62,25 @@ impl Supply {
         }
     }
 
-    /// Listens to the pager, and tells it what it is to know. The end of the VM, if its
-    /// memory is lost.
-    pub fn attend(&mut self, ram: &GuestRam) -> Option<Ending> {
+    /// Reads what the pager has sent, and reports what the guest has written. Returns why
+    /// the VM ends, if its memory is lost.
+    pub fn process_events(&mut self, ram: &GuestRam) -> Option<Ending> {
         let Supply::Pager(memory) = self else {
             return None;
         };
         memory.tell_written(ram);
-        memory.attend()
+        memory.process_events()
     }
 
-    /// When to attend at the latest, from now.
-    pub fn patience(&self) -> Option<Duration> {
+    /// How long the next call of [`process_events`](Supply::process_events) may wait.
+    pub fn timeout(&self) -> Option<Duration> {
         match self {
-            Supply::Pager(memory) => memory.patience(),
+            Supply::Pager(memory) => memory.timeout(),
             _ => None,
         }
     }
 
-    /// Readable when there is something to attend to.
+    /// Readable when the pager has sent something.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Supply::Pager(memory) => memory.descriptor(),

@@ -131,8 +131,9 @@ impl Vcpu {
         }
     }
 
-    /// Lets the guest know that it stood still while its clock went on, so that
-    /// it does not take itself for stuck. One without kvm-clock can't be told.
+    /// Sets the guest's "paused" flag (`KVM_KVMCLOCK_CTRL`): its clock went on while it stood
+    /// still, and its watchdogs must not take it for stuck. Guests without kvm-clock have no
+    /// such flag.
     pub fn tell_of_pause(&self) {
         if let Err(error) = self.fd.kvmclock_ctrl()
             && error.errno() != libc::EINVAL

@@ -12,7 +12,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
-type Errand = Box<dyn FnOnce(&Vcpu) + Send>;
+type Task = Box<dyn FnOnce(&Vcpu) + Send>;
 
 /// A running or parked vCPU.
 pub struct VcpuThread {
@@ -34,7 +34,7 @@ struct Shared {
 struct Control {
     want: Want,
     parked: bool,
-    errand: Option<Errand>,
+    task: Option<Task>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +46,7 @@ enum Want {
 
 enum Work {
     Run,
-    Errand(Errand),
+    Task(Task),
     End,
 }
 
@@ -64,7 +64,7 @@ impl VcpuThread {
             control: Mutex::new(Control {
                 want: if parked { Want::Park } else { Want::Run },
                 parked: false,
-                errand: None,
+                task: None,
             }),
             changed: Condvar::new(),
             pending: AtomicBool::new(false),
@@ -112,9 +112,9 @@ impl VcpuThread {
         self.shared.lock().parked
     }
 
-    /// Runs `errand` on the thread of the parked vCPU.
-    pub fn send(&self, errand: impl FnOnce(&Vcpu) + Send + 'static) {
-        self.shared.lock().errand = Some(Box::new(errand));
+    /// Runs `task` on the thread of the vCPU, which is parked.
+    pub fn send(&self, task: impl FnOnce(&Vcpu) + Send + 'static) {
+        self.shared.lock().task = Some(Box::new(task));
         self.shared.changed.notify_one();
     }
 
@@ -140,7 +140,7 @@ impl Shared {
         }
         drop(control);
         self.changed.notify_one();
-        // Who is in the guest need not leave it to stay.
+        // A vCPU that is in the guest and is to run need not leave it.
         if want != Want::Run {
             self.pending.store(true, Ordering::SeqCst);
             if let Some(target) = self.target.get() {
@@ -149,7 +149,7 @@ impl Shared {
         }
     }
 
-    /// The vCPU parks of its own will.
+    /// The vCPU parks without being asked to.
     fn park(&self) {
         let mut control = self.lock();
         if control.want == Want::Run {
@@ -162,8 +162,8 @@ impl Shared {
         let mut control = self.lock();
         loop {
             self.pending.store(false, Ordering::SeqCst);
-            if let Some(errand) = control.errand.take() {
-                return Work::Errand(errand);
+            if let Some(task) = control.task.take() {
+                return Work::Task(task);
             }
             match control.want {
                 Want::Run => return Work::Run,
@@ -189,8 +189,8 @@ fn run(mut vcpu: Vcpu, board: &Board, shared: &Shared) {
         loop {
             match shared.next_work() {
                 Work::End => return,
-                Work::Errand(errand) => {
-                    errand(vcpu);
+                Work::Task(task) => {
+                    task(vcpu);
                     continue;
                 }
                 Work::Run => {}
@@ -226,7 +226,7 @@ fn stay_in_guest(vcpu: &mut Vcpu, board: &Board, shared: &Shared, flag: &AtomicU
     }
 }
 
-/// The VM ends, and this vCPU stays out of the guest until then.
+/// Reports the end of the VM; the vCPU stays out of the guest until then.
 fn end(ending: Ending, shared: &Shared) {
     shared.mailbox.push(Notice::Ended(ending));
     shared.park();

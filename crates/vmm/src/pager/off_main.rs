@@ -1,7 +1,7 @@
-//! Work that may have to wait for memory, done aside.
+//! Work that may wait for memory, on a thread of its own.
 //!
-//! Devices and their locks may wait for a page that is missing. Only the main thread sees
-//! that the pager is gone, so it must not wait with them.
+//! Devices and their locks may wait for a missing page. Only the main thread notices that
+//! the pager has ended, so it must not wait for that page, too.
 
 use crate::mailbox::{Mailbox, Notice};
 use crate::workers::STACK;
@@ -11,19 +11,23 @@ use std::sync::mpsc::{TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-/// Rings the main thread's bell at the end, however that comes.
-struct Rings(Arc<Mailbox>);
+/// Notifies the main thread when it is dropped: also after a panic.
+struct NotifyOnDrop(Arc<Mailbox>);
 
-impl Drop for Rings {
+impl Drop for NotifyOnDrop {
     fn drop(&mut self) {
-        self.0.push(Notice::DoneAside);
+        self.0.push(Notice::WorkDone);
     }
 }
 
-/// Does that on a thread of its own. `meanwhile` is called whenever the main thread may
-/// have something to do; it waits for that, and says whether it is worth going on: if
-/// not, the thread is left where it is, and there is no result.
-pub fn aside<T: Send + 'static>(
+/// Runs `work` on a thread of its own. `meanwhile` is called again and again until it has
+/// ended: it waits for events of the main thread, and returns whether to go on. If not, the
+/// thread is abandoned, and there is no result.
+///
+/// # Errors
+///
+/// The thread can't be started, or `work` panicked.
+pub fn run_off_main<T: Send + 'static>(
     mailbox: &Arc<Mailbox>,
     work: impl FnOnce() -> T + Send + 'static,
     mut meanwhile: impl FnMut() -> bool,
@@ -39,7 +43,7 @@ pub fn aside<T: Send + 'static>(
     Ok(result)
 }
 
-/// The same whatever the work is: there is one of it in the program.
+/// The part that does not depend on the type of the result.
 fn on_a_thread(
     mailbox: &Arc<Mailbox>,
     work: Box<dyn FnOnce() + Send>,
@@ -48,11 +52,11 @@ fn on_a_thread(
     let (tell, done) = sync_channel(1);
     let mailbox = mailbox.clone();
     thread::Builder::new()
-        .name("aside".into())
+        .name("off-main".into())
         .stack_size(STACK)
         .spawn(move || {
-            // The bell rings after the channel is closed.
-            let _rings = Rings(mailbox);
+            // Dropped last: the notice comes after the channel is closed.
+            let _notify = NotifyOnDrop(mailbox);
             let tell = tell;
             termination::leave_to_others();
             work();
@@ -82,7 +86,7 @@ mod tests {
     }
 
     fn wait_for(mailbox: &Mailbox) {
-        poll(&mut [readable(mailbox.bell())], None).unwrap();
+        poll(&mut [readable(mailbox.event())], None).unwrap();
         mailbox.take();
     }
 
@@ -91,7 +95,7 @@ mod tests {
         let mailbox = mailbox();
         let (page, comes) = channel();
         let mut page = Some(page);
-        let sum = aside(
+        let sum = run_off_main(
             &mailbox,
             move || comes.recv().map_or(0, |page: u32| page + 1),
             || {
@@ -108,14 +112,14 @@ mod tests {
     #[test]
     fn what_will_never_come_is_not_waited_for() {
         let (_page, comes) = channel::<u32>();
-        let never = aside(&mailbox(), move || comes.recv(), || false);
+        let never = run_off_main(&mailbox(), move || comes.recv(), || false);
         assert!(never.unwrap().is_none());
     }
 
     #[test]
     fn a_panic_there_is_an_error_here() {
         let mailbox = mailbox();
-        let panics = aside(
+        let panics = run_off_main(
             &mailbox,
             || assert_eq!(1, 2, "on purpose"),
             || {
