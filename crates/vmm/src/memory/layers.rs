@@ -16,12 +16,12 @@ pub const PAGE: u64 = 4096;
 /// in one message.
 pub const MAX_LAYERS: usize = jiffy_sys::fds::MOST - 2;
 
-/// A file and what of it counts.
+/// A file and the ranges of it that are valid.
 #[derive(Debug, Clone)]
 pub struct Layer {
     /// As long as RAM.
     pub file: Arc<File>,
-    /// The ranges it covers, sorted, in whole pages, apart from another.
+    /// The ranges it covers: sorted, in whole pages, not overlapping.
     pub covers: Vec<Extent>,
 }
 
@@ -34,7 +34,11 @@ pub struct Segment {
     pub layer: usize,
 }
 
-/// Puts files and their description together; refuses what does not fit.
+/// Layers from files and their description.
+///
+/// # Errors
+///
+/// Files and description do not fit each other, or RAM of `size` bytes.
 pub fn assemble(
     files: Vec<File>,
     layout: Option<MemoryLayout>,
@@ -109,7 +113,7 @@ fn check(covers: &[Extent], size: u64) -> Result<(), MemoryError> {
     Ok(())
 }
 
-/// What of each layer is to be seen: all of RAM, in order, without gaps.
+/// The visible parts of all layers: all of RAM, in order, without gaps.
 pub fn visible(layers: &[Layer]) -> Vec<Segment> {
     let mut segments = Vec::new();
     for (number, layer) in layers.iter().enumerate() {
@@ -125,7 +129,7 @@ pub fn visible(layers: &[Layer]) -> Vec<Segment> {
     segments
 }
 
-/// What of each layer is to be seen in a range.
+/// The visible parts of all layers in a range.
 pub fn within(layers: &[Layer], range: Extent) -> Vec<Segment> {
     let end = range.offset + range.length;
     visible(layers)
@@ -138,8 +142,8 @@ pub fn within(layers: &[Layer], range: Extent) -> Vec<Segment> {
         .collect()
 }
 
-/// The layers without what others hide: each covers what is to be seen of it,
-/// and those of which nothing is are gone, but for the lowest.
+/// The layers, each reduced to its visible parts. Layers without any are dropped, but for
+/// the lowest.
 pub fn without_hidden(mut layers: Vec<Layer>) -> Vec<Layer> {
     let segments = visible(&layers);
     for layer in &mut layers[1..] {

@@ -1,5 +1,5 @@
-//! RAM as this process has it mapped: addresses, and the calls that change what is mapped
-//! where. What the bytes mean is for [`super::contents`] to know.
+//! RAM as it is mapped in this process: addresses, and the system calls that change the
+//! mapping. [`super::contents`] decides what is mapped where.
 #![allow(unsafe_code)] // mmap, munmap, madvise, KVM's slots.
 
 use super::MemoryError;
@@ -63,10 +63,13 @@ impl Mapping {
         whole(self.size)
     }
 
-    /// Maps what is to be seen of the layers anew, from the lowest address up
-    /// and where nothing is mapped any more: less work than [`map_over`](Mapping::map_over)
-    /// for each layer, for which the kernel cuts each piece out of the layer below. `AlreadyExists` if another thread of this
-    /// process has mapped something there meanwhile.
+    /// Unmaps RAM and maps the visible parts of the layers, from the lowest address up. This
+    /// is less work than [`map_over`](Mapping::map_over) for each layer, for which the
+    /// kernel has to split the mapping below.
+    ///
+    /// # Errors
+    ///
+    /// `AlreadyExists` if another thread has mapped something there meanwhile.
     pub(super) fn map_in_order(&self, layers: &[Layer]) -> io::Result<()> {
         use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -84,7 +87,7 @@ impl Mapping {
                 // only the guest and volatile accesses will use.
                 let at = unsafe { mmap(address, length, protection, flags, file, offset) }?;
                 if at != address {
-                    // Linux before 4.17 takes the address for a wish.
+                    // Linux before 4.17 ignores MAP_FIXED_NOREPLACE: the address is a hint.
                     // SAFETY: just mapped, and nobody else's.
                     unsafe { munmap(at, length) }?;
                     return Err(io::ErrorKind::AlreadyExists.into());
@@ -111,7 +114,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Where these ranges of the files are in the guest: `(address, length)`.
+    /// Guest physical ranges of a range of the files: `(address, length)`.
     pub(super) fn guest_parts(&self, extent: Extent) -> impl Iterator<Item = (u64, u64)> + '_ {
         layout::ram_ranges(self.size)
             .into_iter()
@@ -130,7 +133,7 @@ impl Mapping {
             })
     }
 
-    /// Where a range of guest memory lies in the files; none if it is not all
+    /// Offset in the files of a range of guest physical memory; none if not all of it is
     /// RAM.
     pub(super) fn offset_of(&self, start: GuestAddress, length: u64) -> Option<u64> {
         let mut offset = 0;
@@ -196,7 +199,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Which bytes it changes is for the caller to know.
+    /// madvise(2) on a range. Some kinds of advice change its bytes.
     pub(super) fn advise(&self, extent: Extent, advice: Advice) -> io::Result<()> {
         for (address, _, length) in self.host_parts(extent) {
             // SAFETY: the range lies in our own mapping, which stays as it is.

@@ -1,7 +1,7 @@
 //! Guest RAM: files, mapped, and registered with KVM.
 //!
 //! * `mapping`: RAM as this process has it mapped.
-//! * `contents`: which bytes are whose: what is shared, written, given back and frozen.
+//! * `contents`: which file holds which bytes, what was written, released and frozen.
 //! * [`layers`]: RAM as a stack of files.
 //!
 //! A booted VM writes into its one file, a memfd mapped shared. Freezing maps
@@ -44,8 +44,12 @@ pub struct GuestRam {
 }
 
 impl GuestRam {
-    /// Makes RAM as configured. Huge pages are reserved by this, so that a
-    /// guest never meets a missing one.
+    /// Creates RAM as configured. Huge pages are reserved here, so that the guest never
+    /// faults on a missing one.
+    ///
+    /// # Errors
+    ///
+    /// A size that is not possible, or memory that this host does not have.
     pub fn create(config: &Memory) -> Result<GuestRam, MemoryError> {
         let size = u64::from(config.size_mib) << 20;
         if !(layout::MIN_RAM..=layout::MAX_RAM).contains(&size) {
@@ -129,8 +133,8 @@ impl GuestRam {
         match ram.mapping.map_in_order(&layers) {
             Ok(()) => Ok(ram),
             Err(error) => {
-                // Whose its addresses are now is not known: they stay as they
-                // are. Nothing refers to them.
+                // Another mapping may be at its addresses now, so nothing is unmapped.
+                // Nothing refers to them.
                 std::mem::forget(ram);
                 match error.kind() {
                     io::ErrorKind::AlreadyExists => GuestRam::laid_over(layers, size),
@@ -202,9 +206,9 @@ impl GuestRam {
         self.populate(self.mapping.whole())
     }
 
-    /// Gives the ranges pages of their own now, which costs a fraction of the
-    /// faults they would take one by one. Those that are not RAM are left out,
-    /// and so is what goes beyond a sane amount: this is only about time.
+    /// Populates the ranges with private pages at once, which costs a fraction of the page
+    /// faults that they would take one by one. Ranges outside of RAM and beyond
+    /// [`COPY_AHEAD_MAX`] are skipped: this only saves time.
     pub fn copy_ahead(&self, extents: &[Extent]) {
         let mut left = COPY_AHEAD_MAX;
         for extent in extents {
@@ -233,8 +237,12 @@ impl GuestRam {
         GuestRam::map_memfd(size, Pages::Small)
     }
 
-    /// Maps these ranges privately of a file as long as RAM, which others map,
-    /// too, instead of having them filled.
+    /// Maps these ranges privately from a file as long as RAM that other VMs map, too,
+    /// instead of having a pager fill them.
+    ///
+    /// # Errors
+    ///
+    /// The file or the ranges do not fit RAM, or can't be mapped.
     pub fn share(&self, file: File, covers: Vec<Extent>) -> Result<(), MemoryError> {
         let layer = Layer::new(file, covers, self.mapping.size)?;
         self.lock()
@@ -242,8 +250,8 @@ impl GuestRam {
             .map_err(MemoryError::Share)
     }
 
-    /// The parts of memory that are one's own, as host addresses: all but those
-    /// of [`share`](GuestRam::share). `(address, length)`
+    /// Host addresses of all parts that are not [shared](GuestRam::share):
+    /// `(address, length)`.
     pub fn unshared(&self) -> Vec<(u64, u64)> {
         let own = self.lock().unshared();
         own.into_iter()
@@ -252,7 +260,11 @@ impl GuestRam {
             .collect()
     }
 
-    /// Lets `uffd` serve all of it; returns what the pager is to be told.
+    /// Registers all of RAM with `uffd`; returns the mappings for the pager.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses a registration.
     #[allow(unsafe_code)] // Memory gets contents that others decide.
     pub fn serve_by(&self, uffd: &Userfaultfd) -> io::Result<Vec<PagerMapping>> {
         let page_size = layers::PAGE;
@@ -273,8 +285,13 @@ impl GuestRam {
             .collect()
     }
 
-    /// Freezes what RAM holds now. Nothing may write to it meanwhile. Costs as
-    /// much as was written since the last time, whatever the size of RAM.
+    /// Freezes what RAM holds now: the returned files never change. Nothing may write to RAM
+    /// meanwhile. The cost depends on what was written since the last time, not on the size.
+    ///
+    /// # Errors
+    ///
+    /// After [`MemoryError::Freeze`] RAM may be half frozen, and its VM must end; after any
+    /// other error nothing has changed.
     pub fn freeze(&self) -> Result<Frozen, MemoryError> {
         self.lock().freeze(&self.mapping)
     }
@@ -285,8 +302,12 @@ impl GuestRam {
         self.lock().written(&self.mapping)
     }
 
-    /// The same for who must not wait: a vCPU that gives memory back may be waiting for
-    /// a pager that is gone.
+    /// The same without waiting for the lock: a vCPU that releases memory holds it, and may
+    /// be waiting for a pager that is gone.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if the lock is held.
     pub fn written_at_once(&self) -> io::Result<Vec<Extent>> {
         match self.contents.try_lock() {
             Ok(mut contents) => contents.written(&self.mapping),
@@ -298,13 +319,13 @@ impl GuestRam {
         }
     }
 
-    /// Whether it was captured often enough for a log to be worth what it costs.
+    /// Whether it was captured often enough for KVM's dirty log to pay off.
     pub fn wants_log(&self) -> bool {
         self.lock().wants_log()
     }
 
-    /// Has KVM log what the guest writes from now on: it takes the guest's pages
-    /// their right to be written, so it is better done while the guest runs.
+    /// Starts KVM's dirty log. KVM write-protects the guest's pages for it, which is better
+    /// done while the guest runs than in a capture's pause.
     pub fn keep_log(&self, vm: &Arc<VmFd>) {
         self.lock().keep_log(&self.mapping, vm);
     }
@@ -315,8 +336,8 @@ impl GuestRam {
 }
 
 impl Reclaim for GuestRam {
-    /// From now on the range reads as zero, or, where that would take too many
-    /// mappings or RAM is in huge pages, as before.
+    /// From now on the range reads as zero; or as before, where that would take too many
+    /// mappings or RAM is in huge pages.
     fn release(&self, start: GuestAddress, length: u64) -> io::Result<()> {
         let Some(offset) = self.mapping.offset_of(start, length) else {
             return Err(io::ErrorKind::InvalidInput.into());

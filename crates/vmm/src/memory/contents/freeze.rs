@@ -1,4 +1,4 @@
-//! Freezing RAM: its files never change again, the VM goes on in private pages.
+//! Freezing RAM: its files never change again, and the VM goes on in private pages.
 
 use super::release::RELEASES_MAX;
 use super::{Contents, Mapped};
@@ -12,8 +12,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-/// Ranges this near to one another, bytes, are copied as one: few large mappings
-/// beat many small ones.
+/// Ranges at most this many bytes apart are copied as one: few large mappings cost less
+/// than many small ones.
 const GAP: u64 = 16 << 10;
 /// Most pieces RAM is mapped in; the kernel allows a process 65530.
 const SEGMENTS_MAX: usize = 16384;
@@ -79,8 +79,8 @@ impl Contents {
         let keep = if few { self.layers.len() } else { 1 };
         let (layer, copied) = copy(mapping, &self.layers, keep, written, &self.released)
             .map_err(MemoryError::Freeze)?;
-        // The bytes are the same before and after: if this ends half way, the
-        // VM has lost nothing but the tracking of what it wrote, so it is told.
+        // The bytes are the same before and after. If this fails half way, only the
+        // tracking of written pages is wrong, which the error reports.
         let by_log = few && self.tracking.is_by_log();
         let in_place = match by_log {
             true => &self.released,
@@ -174,7 +174,7 @@ fn write_out(mapping: &Mapping, file: &File, extent: Extent) -> io::Result<()> {
     Ok(())
 }
 
-/// Nobody who gets the file can change it, not even by taking over a VMM.
+/// Seals a file: nobody who has it can change it, not even in a compromised VMM.
 fn seal(file: &File) -> io::Result<()> {
     use rustix::fs::SealFlags;
     let seals = SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;

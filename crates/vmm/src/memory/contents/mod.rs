@@ -1,13 +1,14 @@
-//! Which bytes of RAM are whose: one protocol over what is mapped.
+//! Which file holds which bytes of RAM: the layers, how they are mapped, and what changed
+//! since the last freeze. All of it changes together, in these transitions:
 //!
-//! | what happens | layers | mapped | given back, cuts | log |
+//! | transition | layers | mapped | released, cuts | dirty log |
 //! |---|---|---|---|---|
 //! | a VM boots | its memfd | shared | none | none |
 //! | a pager shares a part (`share`) | that part on top | still shared below | – | – |
 //! | a VM goes on from a capture | those of the capture | privately | none | none |
-//! | the guest gives memory back (`release`) | – | zeros over private ranges | one more given back | – |
-//! | it was frozen often (`keep_log`) | – | – | – | begun |
-//! | `freeze` | sealed; what was written and given back on top | privately | given back become cuts, or all is mapped anew | whole |
+//! | the guest releases memory (`release`) | – | zeros over private ranges | one more released | – |
+//! | it is captured repeatedly (`keep_log`) | – | – | – | begun |
+//! | `freeze` | sealed; a new one of what was written and released | privately | released become cuts, or all is mapped anew | whole |
 //!
 //! * `freeze`: from now on the files never change.
 //! * `release`: memory that the guest does not need.
@@ -34,10 +35,9 @@ pub(super) struct Contents {
     /// Lowest first.
     layers: Vec<Layer>,
     mapped: Mapped,
-    /// Ranges that the guest gave back since the last freeze: zero, whatever
-    /// the layers say.
+    /// Ranges released since the last freeze: they are zero, whatever the layers hold.
     released: Vec<Extent>,
-    /// Ranges mapped apart from their surroundings that no layer tells of.
+    /// Ranges released before that, which are mappings of their own still.
     cuts: usize,
     tracking: Tracking,
 }

@@ -1,9 +1,9 @@
 //! What was written since the last freeze.
 //!
-//! At first a page was written if it is this process's own: that costs nothing until
-//! it is asked. For a VM that is captured again and again KVM keeps a log, which is
-//! cheaper to ask, and then its pages may stay what they are
-//! (`docs/dirty-tracking.md`).
+//! At first the private pages of this process are those that were written: that costs
+//! nothing until it is read from `/proc/self/pagemap`. For a VM that is captured
+//! repeatedly KVM keeps a dirty log, which is cheaper to read, and pages stay mapped as
+//! they are (`docs/dirty-tracking.md`).
 
 use super::Contents;
 use crate::memory::layers::{PAGE, union};
@@ -17,13 +17,13 @@ use std::io;
 use std::sync::Arc;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
-/// Freezes after which a VM is one that is captured again and again.
+/// Freezes after which a VM counts as captured repeatedly.
 const FREEZES: u32 = 2;
 
 /// The log of what a guest writes.
 pub(super) trait GuestLog: Debug + Send {
-    /// The pages of the slot, which has so many bytes, that were written since this was
-    /// asked the last time, one bit each, lowest first.
+    /// The pages of a memslot of `size` bytes that were written since the last call, one
+    /// bit each, lowest first.
     fn take(&self, slot: u32, size: u64) -> io::Result<Vec<u64>>;
 }
 
@@ -33,7 +33,7 @@ impl GuestLog for Arc<VmFd> {
     }
 }
 
-/// How it is known what was written.
+/// How written pages are found.
 #[derive(Debug, Default)]
 pub(super) struct Tracking {
     freezes: u32,
@@ -46,11 +46,11 @@ pub(super) struct Tracking {
 enum Log {
     #[default]
     None,
-    /// It could not be had, and is not asked for again.
+    /// KVM refused it, and is not asked again.
     Refused,
     /// It began after the last freeze.
     Begun(Box<dyn GuestLog>),
-    /// It has all since the last freeze.
+    /// It covers everything since the last freeze.
     Whole(Box<dyn GuestLog>),
 }
 
@@ -123,7 +123,7 @@ impl Contents {
 }
 
 impl Tracking {
-    /// What the log tells is told once, so it is kept until the next freeze.
+    /// Reads the log. Reading clears it, so the pages are kept until the next freeze.
     fn ask_log(&mut self, mapping: &Mapping) -> io::Result<()> {
         let Some(log) = self.log.kept() else {
             return Ok(());
