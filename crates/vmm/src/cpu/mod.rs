@@ -3,8 +3,8 @@
 //! * [`cpuid`]: what CPUID shows each vCPU.
 //! * [`msrs`]: the MSRs that a snapshot keeps, and their order; [`mtrr`]: memory
 //!   types as firmware leaves them.
-//! * [`tsc`]: the time stamp counter, put where it was.
-//! * [`profile`]: what a snapshot is held against.
+//! * [`tsc`]: restoring the time stamp counter.
+//! * [`profile`]: the features of a processor, which a snapshot is compared with.
 //! * [`quirks`]: what differs where QEMU's TCG is the processor.
 
 pub mod cpuid;

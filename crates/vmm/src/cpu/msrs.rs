@@ -25,7 +25,7 @@ pub const MISC_ENABLE: u32 = 0x1a0;
 /// What KVM takes in one call (`MAX_IO_MSRS` less one).
 const MOST_IN_A_CALL: usize = 255;
 
-/// Some registers in a row that are kept.
+/// Consecutive registers that are kept.
 struct Kept {
     first: u32,
     count: u32,
@@ -33,14 +33,14 @@ struct Kept {
     when: When,
 }
 
-/// On what it depends whether a register is kept.
+/// The condition under which a register is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum When {
-    /// That KVM lists it (`KVM_GET_MSR_INDEX_LIST`).
+    /// KVM lists it (`KVM_GET_MSR_INDEX_LIST`).
     Listed,
-    /// That the guest has this bit of CPUID as well.
+    /// KVM lists it, and the guest has this bit of CPUID.
     ListedAnd(Bit),
-    /// That the guest has this bit. KVM has the register and does not list it.
+    /// The guest has this bit of CPUID; KVM has the register and does not list it.
     Has(Bit),
 }
 
@@ -143,7 +143,7 @@ const _: () = {
     assert!(count <= MOST_IN_A_CALL);
 };
 
-/// Those to keep of a guest with this CPUID, where KVM lists these.
+/// The registers to keep of a guest with this CPUID, where KVM lists those in `listed`.
 pub fn to_save(listed: &[u32], cpuid: &[kvm_cpuid_entry2]) -> Vec<u32> {
     let has = |bit: Bit| {
         let leaf = |entry: &&kvm_cpuid_entry2| entry.function == bit.leaf && entry.index == 0;
@@ -161,8 +161,11 @@ pub fn to_save(listed: &[u32], cpuid: &[kvm_cpuid_entry2]) -> Vec<u32> {
         .collect()
 }
 
-/// Reads these. KVM stops at the first that this guest does not have: it is left
-/// out.
+/// Reads registers. KVM stops at the first that this guest does not have; it is skipped.
+///
+/// # Errors
+///
+/// KVM fails otherwise.
 pub fn read(vcpu: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, HypervisorError> {
     let mut values = Vec::with_capacity(indices.len());
     let mut rest = indices;
@@ -178,8 +181,8 @@ pub fn read(vcpu: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, Hyperv
     Ok(values)
 }
 
-/// What of `saved` is written, in which order: others are not kept any more, or
-/// were never worth it.
+/// The registers of `saved` that are written back, in this order. Others are no longer
+/// kept, or never were.
 fn in_order(saved: &[kvm_msr_entry]) -> Vec<kvm_msr_entry> {
     KEPT.iter()
         .flat_map(|kept| kept.first..kept.first + kept.count)
@@ -188,7 +191,11 @@ fn in_order(saved: &[kvm_msr_entry]) -> Vec<kvm_msr_entry> {
         .collect()
 }
 
-/// Writes back what was saved, but for those that are set already.
+/// Writes saved registers back, except those that are set already.
+///
+/// # Errors
+///
+/// KVM refuses a value.
 pub fn write(
     vcpu: &VcpuFd,
     saved: &[kvm_msr_entry],
@@ -199,7 +206,7 @@ pub fn write(
     let mut rest = entries.as_slice();
     while !rest.is_empty() {
         let count = set(vcpu, rest)?;
-        // Zero is what a register that this KVM does not know has anyway.
+        // A register that this KVM does not know reads as zero anyway.
         match rest.get(count) {
             Some(msr) if msr.data != 0 => {
                 return Err(HypervisorError::Msr {
@@ -214,8 +221,8 @@ pub fn write(
     Ok(())
 }
 
-/// Writes the registers of a vCPU that is to boot. One that KVM does not take it
-/// does not have.
+/// Writes the registers of a vCPU that is to boot. Those that KVM refuses are skipped: the
+/// vCPU does not have them.
 pub fn set_at_boot(vcpu: &VcpuFd, msrs: &[kvm_msr_entry]) -> Result<(), HypervisorError> {
     let mut rest = msrs;
     while !rest.is_empty() {

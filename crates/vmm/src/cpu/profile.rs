@@ -36,9 +36,9 @@ pub struct Most {
     pub supported: CpuId,
     /// What it depends on besides.
     pub host: Host,
-    /// What a captured guest may have. An earlier release showed it also what is hidden
-    /// from guests that boot today (on AMD's processors IA32_ARCH_CAPABILITIES, for
-    /// one), and KVM gives it that as before.
+    /// What a captured guest may have. Earlier releases showed guests also what is hidden
+    /// from those that boot today (IA32_ARCH_CAPABILITIES on AMD's processors, for one),
+    /// and KVM still provides that.
     restorable: Profile,
 }
 
@@ -72,8 +72,12 @@ impl Most {
         profile
     }
 
-    /// Whether a captured guest can go on here. `tsc_khz` is what a new vCPU counts
-    /// with.
+    /// Checks that a captured guest can go on here. `tsc_khz` is the frequency of a new
+    /// vCPU's time stamp counter.
+    ///
+    /// # Errors
+    ///
+    /// Names the features that this host lacks.
     pub fn check(
         &mut self,
         guest: &GuestProcessor<'_>,
@@ -102,14 +106,15 @@ pub fn of_host() -> Result<wire::Host, HypervisorError> {
     })
 }
 
-/// What tells a captured guest's processor, of any of its vCPUs.
+/// The part of a captured vCPU's state that describes its processor. It is the same for all
+/// vCPUs of a VM.
 #[derive(Debug, Clone, Copy)]
 pub struct GuestProcessor<'a> {
     /// CPUID as the guest sees it.
     pub cpuid: &'a [kvm_cpuid_entry2],
     /// Its MSRs.
     pub msrs: &'a [kvm_msr_entry],
-    /// What its time stamp counter counts with, if that is known.
+    /// Frequency of its time stamp counter, kHz, if that is known.
     pub tsc_khz: Option<u32>,
 }
 

@@ -1,11 +1,11 @@
 //! A vCPU's time stamp counter.
 //!
-//! KVM takes what is written to the register for an attempt to synchronise it
-//! with what it would be anyway, if that is less than a second away. What was
-//! saved soon after a boot would be lost so, and vCPUs that are restored more than
-//! a second apart (a page that a pager brings may come between them) would count
-//! differently for ever. So the first vCPU's counter is set by its offset to the
-//! host's, which is taken as it is, and all others get the same offset.
+//! KVM treats a write to the register as an attempt to synchronise vCPUs if the value is
+//! less than a second away from what the counter would be anyway. A value that was saved
+//! soon after boot would be lost, and vCPUs restored more than a second apart (because a
+//! pager had to bring a page in between) would differ for ever. So the first vCPU's counter
+//! is set by its offset to the host's, which KVM takes as it is, and all others get the same
+//! offset.
 
 use super::msrs;
 use crate::hypervisor::{HypervisorError, failed_to};

@@ -18,7 +18,7 @@ const SPEAKER: u16 = 0x61;
 const SPEAKER_GATE: u8 = 1;
 const LOW_THEN_HIGH: u8 = 3;
 
-/// The chip, or what was written before it was needed.
+/// The chip, or what the guest has programmed before it was needed.
 #[derive(Debug)]
 pub struct LazyPit {
     vm: Arc<VmFd>,
@@ -112,8 +112,8 @@ impl LazyPit {
         }
     }
 
-    /// Makes the chip with the counters as programmed so far, then changed by
-    /// `change`. Failing, the guest has no timer chip, as it had none before.
+    /// Creates the chip with the counters as programmed so far, changed by `change`. If that
+    /// fails the guest has no timer chip, as before.
     fn make_for_guest(&self, state: &mut State, change: impl FnOnce(&mut kvm_pit_state2)) {
         let made = self.make(state).and_then(|()| {
             let mut chip = self.vm.get_pit2().map_err(failed_to("read the timer"))?;
@@ -159,7 +159,7 @@ impl LazyPit {
     /// As [`programmed`](LazyPit::programmed) said.
     pub(super) fn program(&self, channels: [Channel; 3]) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        // Whoever wrote it, these are what a counter's byte of control can say.
+        // The state is not trusted: only values that a control byte can have.
         let plausible = |channel: &Channel| channel.access <= 3 && channel.mode <= 5;
         if !state.made && channels.iter().all(plausible) {
             state.channels = channels;

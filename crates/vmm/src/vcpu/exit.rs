@@ -1,4 +1,4 @@
-//! What makes a vCPU leave the guest, answered.
+//! Handling a vCPU's exits from the guest.
 
 use crate::ending::Ending;
 use crate::irq::LazyPit;
@@ -12,7 +12,7 @@ const SYSTEM_EVENT_SHUTDOWN: u32 = 1;
 const SYSTEM_EVENT_RESET: u32 = 2;
 const SYSTEM_EVENT_CRASH: u32 = 3;
 
-/// What a vCPU needs to answer the guest.
+/// What a vCPU needs to handle the guest's exits.
 #[derive(Clone)]
 pub struct Board {
     /// Port I/O.
@@ -25,12 +25,12 @@ pub struct Board {
     pub power: Arc<PowerSwitch>,
 }
 
-/// What comes after one stay in the guest.
+/// What to do after an exit.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Go in again.
+    /// Enter the guest again.
     Run,
-    /// Look at requests: a signal came, or the guest asked for the end.
+    /// Check for requests: a signal came, or the guest asked for its end.
     Look,
     /// This vCPU can't go on; the VM ends.
     End(Ending),
@@ -43,7 +43,7 @@ fn end(reason: ExitReason, message: impl Into<String>) -> Next {
     })
 }
 
-/// Runs the guest until it leaves, and answers it.
+/// Runs the guest until its next exit, and handles that.
 pub fn step(fd: &mut VcpuFd, board: &Board) -> Next {
     match fd.run() {
         Ok(VcpuExit::MmioRead(address, data)) => {
@@ -70,9 +70,9 @@ pub fn step(fd: &mut VcpuFd, board: &Board) -> Next {
     }
 }
 
-/// Lets KVM finish what was answered last, without entering the guest. An
-/// access of many parts (over eight bytes, across pages, `rep movs`) leaves once
-/// more for each, and what is not answered would be taken as it lies there.
+/// Lets KVM complete the last exit without entering the guest. An access that KVM splits
+/// (over eight bytes, across pages, `rep movs`) exits once more for each part, and a part
+/// that is not handled would be completed with stale data.
 pub fn complete(fd: &mut VcpuFd, board: &Board) -> Next {
     fd.set_kvm_immediate_exit(1);
     // With the flag set KVM finishes, and then returns EINTR.
@@ -84,7 +84,7 @@ pub fn complete(fd: &mut VcpuFd, board: &Board) -> Next {
     }
 }
 
-/// Bytes of each access of the exit at hand, to a port.
+/// Bytes of each access of the current port I/O exit.
 #[allow(unsafe_code)] // The width lies in kvm_run.
 fn port_width(fd: &mut VcpuFd) -> usize {
     // SAFETY: after KVM_EXIT_IO this is the member of the union in use.

@@ -1,7 +1,7 @@
 //! vCPUs.
 //!
 //! * [`entry`]: registers at a kernel's entry point.
-//! * [`exit`]: what makes a vCPU leave the guest, answered.
+//! * [`exit`]: handling exits from the guest.
 //! * [`state`]: everything a snapshot keeps of one.
 //! * [`thread`]: the thread that runs one, and its pause and resume.
 
@@ -61,13 +61,17 @@ impl Vcpu {
         Ok(Vcpu { fd, index, stats })
     }
 
-    /// What its time stamp counter counts with.
+    /// Frequency of its time stamp counter, kHz.
     pub fn tsc_khz(&self) -> Option<u32> {
         self.fd.get_tsc_khz().ok()
     }
 
-    /// Sets what it is; `cpuid` is changed to this vCPU's own, and `profile` is what it
-    /// was limited to.
+    /// Sets CPUID and the registers that firmware would set. `cpuid` is changed to this
+    /// vCPU's own; `profile` is what it was limited to.
+    ///
+    /// # Errors
+    ///
+    /// KVM refuses a value.
     pub fn configure(
         &self,
         cpuid: &mut CpuId,
@@ -82,8 +86,8 @@ impl Vcpu {
         self.set_firmware_msrs(cpuid, profile)
     }
 
-    /// A firmware's work: memory types, and on Intel's processors fast strings,
-    /// without which Linux does not use `rep movsb` for its copies.
+    /// Sets the registers that firmware would: memory types, and on Intel's processors fast
+    /// strings, without which Linux does not copy with `rep movsb`.
     fn set_firmware_msrs(
         &self,
         cpuid: &CpuId,
@@ -110,8 +114,9 @@ impl Vcpu {
         entry::set(&self.fd, entry)
     }
 
-    /// Maps a range of guest memory in KVM's tables, so that the guest does not
-    /// fault there. Only about time: KVM before Linux 6.11 can't.
+    /// Maps a range of guest memory in KVM's page tables (`KVM_PRE_FAULT_MEMORY`), so that
+    /// the guest does not fault there. Failures are ignored, as this only saves time: KVM
+    /// before Linux 6.11 does not have it.
     #[allow(unsafe_code)] // An ioctl that kvm-ioctls does not have.
     pub fn map_ahead(&self, address: u64, length: u64) {
         let mut range = PreFault {
@@ -124,7 +129,7 @@ impl Vcpu {
             // SAFETY: the structure is the one the ioctl reads and writes.
             let result =
                 unsafe { libc::ioctl(self.fd.as_raw_fd(), KVM_PRE_FAULT_MEMORY, &raw mut range) };
-            // It moves on in the range as far as it comes.
+            // KVM advances address and length as far as it got.
             if result < 0 || range.length >= left {
                 return;
             }

@@ -39,7 +39,7 @@ pub struct VcpuState {
 }
 
 impl VcpuState {
-    /// What tells the guest's processor.
+    /// The part that describes the guest's processor.
     pub fn processor(&self) -> GuestProcessor<'_> {
         GuestProcessor {
             cpuid: &self.cpuid,
@@ -86,8 +86,12 @@ impl Vcpu {
         })
     }
 
-    /// Writes everything, in the order in which KVM's parts depend on another.
-    /// `tsc` is what the vCPUs of a VM share; the first comes first.
+    /// Writes everything, in the order in which KVM's parts depend on each other. `tsc` is
+    /// shared by the vCPUs of a VM, of which the first must be restored first.
+    ///
+    /// # Errors
+    ///
+    /// KVM refuses a value.
     pub fn restore(
         &self,
         state: &VcpuState,

@@ -1,4 +1,4 @@
-//! What of KVM's list no guest is shown.
+//! The features that KVM lists and no guest is shown.
 
 use super::Vendor;
 use jiffy_wire::cpu::Profile;
@@ -84,7 +84,7 @@ pub fn is_dropped(entry: &kvm_cpuid_entry2) -> bool {
     }
 }
 
-/// Takes out of a leaf what is hidden.
+/// Clears the hidden features of a leaf.
 pub fn hide(entry: &mut kvm_cpuid_entry2, vendor: Vendor) {
     let hidden = match (entry.function, entry.index) {
         (0x1, _) => LEAF_1,
@@ -107,7 +107,7 @@ pub fn hide(entry: &mut kvm_cpuid_entry2, vendor: Vendor) {
     entry.edx &= !hidden.edx;
 }
 
-/// Takes out what a profile has not.
+/// Clears the features that a profile does not have.
 pub fn limit(entries: &mut Vec<kvm_cpuid_entry2>, profile: &Profile) {
     let mut states = 0;
     for entry in entries.iter_mut() {
@@ -139,8 +139,8 @@ pub fn limit(entries: &mut Vec<kvm_cpuid_entry2>, profile: &Profile) {
     });
 }
 
-/// Says how much XSAVE needs for the states that are left. What those need that
-/// are enabled KVM tells the guest itself.
+/// Sets the size that XSAVE needs for the remaining states. The size for the enabled states
+/// is filled in by KVM.
 pub fn size_xsave(entries: &mut [kvm_cpuid_entry2]) {
     let of_xsave = |entry: &&kvm_cpuid_entry2| entry.function == 0xd;
     let states = entries
