@@ -34,7 +34,7 @@ pub enum SaveError {
     File(#[source] io::Error),
 }
 
-/// Everything of a VM at one moment, disks aside.
+/// State and RAM of a VM at one moment.
 #[derive(Debug)]
 pub struct Capture {
     /// [`VmState`], encoded.
@@ -50,7 +50,11 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Puts the state into files of its own.
+    /// Writes state and layout into memfds.
+    ///
+    /// # Errors
+    ///
+    /// No memfd can be made.
     pub fn new(state: &VmState, frozen: Frozen, pause_ns: u64) -> Result<Capture, SaveError> {
         let layout = serde_json::to_vec(&frozen.layout).expect("a layout is plain data");
         Ok(Capture {

@@ -1,9 +1,8 @@
-//! Disks whose file a pager fills as they are read: the map of what is there,
-//! and asking for the rest ([`jiffy_wire::disk`]).
+//! Disks whose file a pager fills as they are read: the map of what is present, and
+//! requests for what is missing ([`jiffy_wire::disk`]).
 //!
-//! All happens in the disk's own thread. A pager that dies is looked for again
-//! for a while; then reads of what is missing fail, and those of what is there
-//! go on as if nothing had happened.
+//! Everything happens in the disk's own thread. If the pager ends, another is looked for;
+//! after a while reads of missing parts fail, and reads of present parts still work.
 
 use crate::events::Events;
 use crate::pager::{INTERVAL, Reconnect};
@@ -32,14 +31,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// How long a read waits for a pager to be there.
+/// How long a read waits until a pager can be reached.
 const PAGER_PATIENCE: Duration = Duration::from_secs(10);
-/// How long a read waits for a pager's answer: that asks several origins, each
+/// How long a read waits for the pager's answer: the pager asks several origins, each
 /// several times.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(180);
 /// How often the order to stop is looked for by one who has no bell.
 const GLANCE: Duration = Duration::from_millis(50);
-/// Failures that are told, for each disk: a guest can make any number of them.
+/// Failures that are logged for each disk: a guest can cause any number of them.
 const TOLD_MAX: u32 = 64;
 /// The 64-bit words of a map's header.
 const HEADER_WORDS: usize = MAP_HEADER / 8;
@@ -85,7 +84,8 @@ pub enum ResidencyError {
     Writable(PathBuf),
 }
 
-/// What is there of a disk, and who is asked for the rest.
+/// Which parts of a disk are present, and the connection over which missing ones are
+/// requested.
 #[derive(Debug)]
 pub struct DiskChunks {
     /// For messages.
@@ -305,7 +305,7 @@ impl Residency for DiskChunks {
 }
 
 impl Link {
-    /// Never waits: a pager that has its hands full is tried again.
+    /// Never blocks: a busy pager is tried again.
     fn connect(&mut self, path: &Path) -> io::Result<()> {
         let socket = socket_with(
             AddressFamily::UNIX,

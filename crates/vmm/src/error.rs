@@ -81,7 +81,7 @@ impl StartError {
     }
 }
 
-/// An error and what caused it, in one sentence.
+/// An error and its causes, in one sentence.
 pub fn sentence(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

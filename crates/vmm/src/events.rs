@@ -16,8 +16,7 @@ const LAST_EVENT_PATIENCE: Duration = Duration::from_secs(1);
 /// Bytes kept for a reader that is behind, beyond which marks are dropped.
 const KEPT_MAX: usize = 64 << 10;
 
-/// Where events go. A reader that is slow or gone loses events; it never holds
-/// up the guest.
+/// Writes events to a pipe or socket. A slow reader loses events, and never delays the guest.
 #[derive(Debug)]
 pub struct Events {
     output: Option<OwnedFd>,
@@ -39,7 +38,7 @@ impl Events {
         })
     }
 
-    /// Does a step of the VMM's work, and keeps its span until the next
+    /// Runs a step of the VMM's work and buffers its span until the next
     /// [`flush`](Events::flush): one write for many spans.
     pub fn step<T>(&self, name: &'static str, work: impl FnOnce() -> T) -> T {
         let start_ns = clock::monotonic_ns();
@@ -48,13 +47,13 @@ impl Events {
         result
     }
 
-    /// Keeps a moment until the next [`flush`](Events::flush).
+    /// Buffers a moment until the next [`flush`](Events::flush).
     pub fn moment(&self, name: &'static str, at_ns: u64) {
         self.keep_span(name, at_ns, at_ns);
     }
 
-    /// Writes a mark of the guest, and what was kept before it. While a reader
-    /// is far behind, marks are dropped.
+    /// Writes a mark of the guest, after what is buffered. While the reader is far behind,
+    /// marks are dropped.
     pub fn mark(&self, value: u8, at_ns: u64) {
         if self.lock().len() > KEPT_MAX {
             return self.flush();
@@ -63,8 +62,8 @@ impl Events {
         self.flush();
     }
 
-    /// Writes a moment with a remark, and what was kept before it. While a
-    /// reader is far behind, it is dropped.
+    /// Writes a moment with a remark, after what is buffered. While the reader is far
+    /// behind, it is dropped.
     pub fn remark(&self, name: &'static str, detail: String) {
         if self.lock().len() > KEPT_MAX {
             return self.flush();
@@ -79,7 +78,7 @@ impl Events {
         self.flush();
     }
 
-    /// Writes what was kept.
+    /// Writes what is buffered.
     pub fn flush(&self) {
         let mut kept = self.lock();
         let _ = self.write(&mut kept);

@@ -33,8 +33,8 @@ pub fn set_up() {
     set_global_default(Late::default()).expect("nothing else sets it");
 }
 
-/// The log of a VMM that mostly has nothing to say: made when there is something.
-/// Its tables would cost as much as a twentieth of a restore.
+/// The subscriber, made when the first message is logged: most VMMs log nothing, and its
+/// tables would cost a twentieth of a restore.
 #[derive(Default)]
 struct Late(OnceLock<Box<dyn Subscriber + Send + Sync>>);
 

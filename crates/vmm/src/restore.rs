@@ -17,7 +17,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Longest description of layers, bytes of JSON.
 const MAX_LAYOUT: u64 = 16 << 20;
 
-/// Reads the saved state, and holds it against the configuration.
+/// Reads the saved state and checks it against the configuration.
+///
+/// # Errors
+///
+/// It can't be read, or is of another VM.
 pub fn state(restore: &Restore, config: &VmmConfig) -> Result<VmState, StartError> {
     let bytes = read(&restore.state, MAX_ENCODED).map_err(|source| StartError::Host {
         what: "the saved state",
@@ -83,7 +87,11 @@ pub fn devices(
     Ok(state)
 }
 
-/// What the guest reads of its new generation; the time is that of each call.
+/// The contents of the generation file, made anew with the current time at each call.
+///
+/// # Errors
+///
+/// The host gives no randomness.
 pub fn generation(new: &NewGeneration) -> Result<Refresh, StartError> {
     let mut seed = [0; 64];
     let mut filled = 0;
@@ -106,7 +114,7 @@ pub fn generation(new: &NewGeneration) -> Result<Refresh, StartError> {
         let since_1970 = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
-        // As many digits from 2001 to 2286, and so always of one length.
+        // It has as many digits from 2001 to 2286, so the contents have one length.
         generation.realtime_ns = since_1970.as_nanos() as u64;
         serde_json::to_vec(&generation).expect("a generation is plain data")
     }))

@@ -18,8 +18,8 @@ use std::sync::Arc;
 /// The span whose start is this process's first instruction in `main`.
 const VMM_MAIN: &str = "VMM main";
 
-/// Runs a VM to its end and leaves the record of it. Whether it ended as it was
-/// meant to.
+/// Runs a VM to its end and writes its exit record. Returns whether the VM shut down or was
+/// stopped.
 pub fn run(options: &RunOptions, begun_ns: u64) -> bool {
     logging::set_up();
     limit_arenas();

@@ -10,7 +10,7 @@ const TAG: usize = 16;
 /// Tag, version, length.
 const HEAD: usize = TAG + 4 + 8;
 
-/// What release wrote a state, if it says so: for sentences.
+/// The release that wrote a state, if known: for messages.
 pub type Release<'a> = &'a Option<String>;
 
 /// How many sections of a kind a state can have.
@@ -116,7 +116,11 @@ struct Found<'a> {
 pub struct Sections<'a>(Vec<Found<'a>>);
 
 impl<'a> Sections<'a> {
-    /// Finds them; what they hold is not looked at.
+    /// Splits a body into its sections; their contents are not read yet.
+    ///
+    /// # Errors
+    ///
+    /// A section is cut short or has no name.
     pub fn read(mut body: &'a [u8]) -> Result<Sections<'a>, SectionError> {
         let mut all = Vec::with_capacity(32);
         while !body.is_empty() {
@@ -129,7 +133,11 @@ impl<'a> Sections<'a> {
         Ok(Sections(all))
     }
 
-    /// All sections of a kind, of which there are as many as there can be.
+    /// All sections of a kind.
+    ///
+    /// # Errors
+    ///
+    /// Their number is not `count`, or one of them can't be read.
     pub fn take<T: DeserializeOwned>(
         &mut self,
         kind: Section,
@@ -164,7 +172,11 @@ impl<'a> Sections<'a> {
         Ok(all.pop().expect("one was taken"))
     }
 
-    /// Refuses a section that nobody has taken.
+    /// Checks that all sections were taken.
+    ///
+    /// # Errors
+    ///
+    /// Names the first that was not: this release does not know it.
     pub fn finish(self, release: Release<'_>) -> Result<(), SectionError> {
         match self.0.iter().find(|section| !section.taken) {
             None => Ok(()),

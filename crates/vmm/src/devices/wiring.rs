@@ -1,4 +1,5 @@
-//! Devices on the buses, wired to KVM: windows, interrupts, doorbells.
+//! Connecting devices with KVM: MMIO windows, ports, interrupts (irqfd) and doorbells
+//! (ioeventfd).
 
 use super::error::DeviceError;
 use super::{DeviceArgs, Shared, shared};
@@ -22,8 +23,13 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 /// of its disk, of vsock, and of two devices that have none.
 const USUAL_DOORBELLS: [usize; 4] = [1, 3, 0, 0];
 
-/// The wires of the first windows, before it is known which devices there are:
-/// for each doorbell KVM waits until no vCPU looks at its bus.
+/// Connects interrupts and doorbells of the first windows before it is known which devices
+/// there are. This saves time later: for each doorbell KVM waits until no vCPU uses its bus
+/// (SRCU).
+///
+/// # Errors
+///
+/// KVM refuses a connection, or an event descriptor can't be made.
 pub fn ahead(vm: &VmFd) -> Result<Vec<Wires>, DeviceError> {
     let wires = |(number, count)| {
         let doorbells = (0..count)
@@ -92,7 +98,7 @@ pub struct Wiring<'a> {
 }
 
 impl<'a> Wiring<'a> {
-    /// Nothing yet but the wires that were made ahead.
+    /// Empty buses, with what was connected ahead.
     pub fn new(args: &'a DeviceArgs<'a>, power: Arc<PowerSwitch>, wires: Vec<Wires>) -> Wiring<'a> {
         Wiring {
             args,

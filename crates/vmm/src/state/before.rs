@@ -1,6 +1,6 @@
 //! The body of versions 1 and 2: one tree, in postcard's format, whose fields have no
-//! names. Nothing here changes any more; a part whose section gets a new version is
-//! kept as it was for this, too.
+//! names. Nothing here changes any more: when a section gets a new version, the old type is
+//! kept for these versions, too.
 
 use super::{StateError, VmState};
 use crate::devices::DevicesState;

@@ -1,15 +1,14 @@
-//! Everything a snapshot keeps of a VM beside its RAM and disks, and the
-//! envelope it travels in.
+//! Everything a snapshot keeps of a VM beside its RAM and disks, and its file format.
 //!
 //! Since version 3 the body is sections, each with a tag, a version of its own and a
 //! length: a changed or a new device changes its own section and nothing else. A
 //! section that is unknown, or of a later version, is refused by name. What each
 //! section holds is in [`VmState::encode`] and, for devices, in [`crate::devices::registry`].
 //!
-//! All files in `golden/` must be read for ever as they are now: a test fails when a
-//! change to any part of [`VmState`] makes them mean something else, or nothing. Such
-//! a change takes a new version of that part's section, a golden file with it, and the
-//! part as it was, by which the version before is read and made into what it is now.
+//! All files in `golden/` must be readable for ever: a test fails when a change to any part
+//! of [`VmState`] changes what they mean. Such a change needs a new version of that part's
+//! section, a golden file with it, and the old type of that part, from which the new one is
+//! made.
 //!
 //! | version | what follows the magic, all little endian |
 //! |---|---|
@@ -86,7 +85,7 @@ pub enum StateError {
     Length {
         /// By its header.
         expected: u64,
-        /// In truth.
+        /// What it has.
         actual: u64,
     },
     /// The checksum differs.
@@ -169,7 +168,7 @@ impl VmState {
         Ok(state)
     }
 
-    /// Nothing is in it more often than KVM could have given it.
+    /// Refuses more vCPUs or MSRs than KVM could have returned.
     fn check(self) -> Result<VmState, StateError> {
         let many = |vcpu: &VcpuState| vcpu.msrs.len() > MAX_MSRS;
         if self.vcpus.len() > MAX_VCPUS.into() || self.vcpus.iter().any(many) {
@@ -180,8 +179,8 @@ impl VmState {
     }
 }
 
-/// What release wrote a state of a later version, which may or may not say so
-/// where this one does.
+/// The release that wrote a state. A later version may not have it at this place, so
+/// anything that does not look like one is ignored.
 fn release_in(rest: &[u8]) -> Option<String> {
     let field = rest.get(..RELEASE)?;
     let text = std::str::from_utf8(field).ok()?.trim_end_matches('\0');
