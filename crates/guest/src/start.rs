@@ -165,7 +165,7 @@ fn hand_over(argv: &[String], report: &mut Report) -> bool {
             // The agent keeps the ports; no program is to have them.
             let error = syscalls::ports::give_up()
                 .err()
-                .unwrap_or_else(|| syscalls::exec(&path, &argv, &envp));
+                .unwrap_or_else(|| syscalls::spawn::exec(&path, &argv, &envp));
             report::log(&format!(
                 "{} cannot be executed: {}",
                 path.to_string_lossy(),

@@ -1,7 +1,7 @@
 //! Restore from a compressed image, its faults served by `jiffy-pager`.
 
 use super::Running;
-use super::restore::{self, Memory, RAM, SNAPSHOT, Stage};
+use super::restore::{Memory, RAM, SNAPSHOT, Stage, timed};
 use crate::plan::{IMAGE, Lazily, RECORDING, Sample};
 use anyhow::{Context, Result, bail};
 use jiffy_store::{ImageReader, Recording, WriteOptions, optimise, write_image};
@@ -20,6 +20,17 @@ const CONTROL: &str = "/tmp/bench-pager.sock";
 const SOCKET: &str = "/tmp/bench-pager-vm.sock";
 const NAME: &str = "bench";
 
+/// One restore by a pager, which is started at the first.
+pub fn restore(stage: &mut Stage, kept: &mut Option<Pager>, how: Lazily) -> Result<Sample> {
+    stage.end_parent()?;
+    let pager = match kept.take() {
+        None => Pager::start(stage, how)?,
+        Some(pager) if how == Lazily::First => pager.anew()?,
+        Some(pager) => pager,
+    };
+    kept.insert(pager).restore(stage)
+}
+
 /// A pager, and the image it serves.
 pub struct Pager {
     _process: Running,
@@ -31,7 +42,7 @@ pub struct Pager {
 impl Pager {
     /// Writes what was captured as an image, and, where something is to be known
     /// of it, restores from it once to see what that touches, and puts this first.
-    pub fn start(stage: &Stage, how: Lazily) -> Result<Pager> {
+    fn start(stage: &Stage, how: Lazily) -> Result<Pager> {
         write_image(
             Path::new(IMAGE),
             &File::open(RAM)?,
@@ -51,7 +62,7 @@ impl Pager {
     }
 
     /// Another that has served nothing yet.
-    pub fn anew(self) -> Result<Pager> {
+    fn anew(self) -> Result<Pager> {
         let (how, optimised) = (self.how, self.optimised);
         drop(self);
         let process = start()?;
@@ -67,7 +78,7 @@ impl Pager {
     /// A restore that is recorded.
     fn record(&self, stage: &Stage) -> Result<()> {
         self.serve(Some(RECORDING.into()))?;
-        let (_, child) = restore::timed(stage, &memory(false))?;
+        let (_, child) = timed(stage, &memory(false))?;
         // What it touches right after it was seen, the next one will too.
         std::thread::sleep(Duration::from_millis(20));
         drop(child);
@@ -102,11 +113,11 @@ impl Pager {
 
     /// One restore. That the pager is told of it beforehand is a span, and no
     /// part of the time, which begins with the VMM.
-    pub fn restore(&self, stage: &Stage) -> Result<Sample> {
+    fn restore(&self, stage: &Stage) -> Result<Sample> {
         let start = super::now_ns();
         self.serve(None)?;
         let told = super::now_ns() - start;
-        let (mut sample, child) = restore::timed(stage, &memory(self.optimised))?;
+        let (mut sample, child) = timed(stage, &memory(self.optimised))?;
         let stats = match ask(&PagerRequest::Stats { name: NAME.into() })? {
             PagerResponse::Stats(stats) => stats,
             other => bail!("the pager answers {other:?}"),

@@ -19,6 +19,7 @@ use anyhow::{Context, Result, bail};
 use jiffy_sys::durable;
 use jiffy_wire::timeline::Timeline;
 use jiffy_wire::vmm::VmmEvent;
+use lazy::Pager;
 use restore::Stage;
 use std::collections::BTreeMap;
 use std::fs;
@@ -44,14 +45,14 @@ pub fn run(case: &Case) -> Outcome {
     let mut samples = Vec::new();
     let mut left = case.runs;
     while left > 0 {
-        let mut stage = None;
+        let mut kept = Kept::default();
         let counted = match case.kind.is_of_a_capture() {
             true => left.min(RUNS_OF_A_CAPTURE),
             false => left,
         };
         left -= counted;
         for run in 0..case.warm_up + counted {
-            match run_once(&case.kind, run, &mut stage) {
+            match run_once(&case.kind, run, &mut kept) {
                 Ok(_) if run < case.warm_up => {}
                 Ok(more) => samples.extend(more),
                 Err(error) => return Outcome::failed(case, format!("run {run}: {error:#}")),
@@ -66,10 +67,18 @@ pub fn run(case: &Case) -> Outcome {
     }
 }
 
-fn run_once(kind: &Kind, run: u32, stage: &mut Option<Stage>) -> Result<Vec<Sample>> {
+/// What the runs of a case share.
+#[derive(Default)]
+struct Kept {
+    stage: Option<Stage>,
+    pager: Option<Pager>,
+}
+
+fn run_once(kind: &Kind, run: u32, kept: &mut Kept) -> Result<Vec<Sample>> {
+    let Kept { stage, pager } = kept;
     let sample = match kind {
         Kind::Restore { config, spare } => restore::restore(Stage::of(stage, config)?, *spare),
-        Kind::Lazy { config, how } => restore::lazy(Stage::of(stage, config)?, *how),
+        Kind::Lazy { config, how } => lazy::restore(Stage::of(stage, config)?, pager, *how),
         Kind::FirecrackerRestore {
             program,
             kernel,

@@ -1,9 +1,8 @@
 //! Capture, restore and fork of `jiffy-vmm`, without a node in between.
 
-use super::lazy::Pager;
 use super::seen::Output;
 use super::{Running, event_spans, kvm_counters, now_ns, remove_socket};
-use crate::plan::{Lazily, Sample, VSOCK};
+use crate::plan::{Sample, VSOCK};
 use anyhow::{Context, Result, bail};
 use jiffy_store::write_raw;
 use jiffy_sys::ahead;
@@ -40,7 +39,6 @@ pub struct Stage {
     config: VmmConfig,
     parent: Seen,
     prefault: Vec<Extent>,
-    pager: Option<Pager>,
 }
 
 /// A monitor whose guest was seen.
@@ -84,14 +82,13 @@ impl Stage {
             config,
             parent,
             prefault,
-            pager: None,
         })
     }
 }
 
 impl Stage {
     /// Nothing else may run while restores are measured.
-    fn end_parent(&mut self) -> Result<()> {
+    pub fn end_parent(&mut self) -> Result<()> {
         let _ = self.parent.process.0.kill();
         let _ = self.parent.process.0.wait();
         remove_socket(VSOCK)
@@ -105,19 +102,6 @@ pub fn restore(stage: &mut Stage, spare: bool) -> Result<Sample> {
         true => restore_by_spare(stage),
         false => Ok(timed(stage, &Memory::Mapped)?.0),
     }
-}
-
-/// One restore by a pager.
-pub fn lazy(stage: &mut Stage, how: Lazily) -> Result<Sample> {
-    stage.end_parent()?;
-    let pager = match stage.pager.take() {
-        None => Pager::start(stage, how)?,
-        Some(pager) if how == Lazily::First => pager.anew()?,
-        Some(pager) => pager,
-    };
-    let sample = pager.restore(stage);
-    stage.pager = Some(pager);
-    sample
 }
 
 /// The configuration of a restore.

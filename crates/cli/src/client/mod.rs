@@ -395,6 +395,11 @@ fn not_understood(status: StatusCode) -> Failure {
     .hint("`jiffy version` shows whether they are of different versions")
 }
 
+/// The path of a VM in the API, and what comes after it.
+pub fn vm_path(vm: &str, rest: &str) -> String {
+    format!("/v1/vms/{}{rest}", encoded(vm))
+}
+
 /// `text` as one segment of a path or one value of a query.
 pub fn encoded(text: &str) -> String {
     let mut out = String::with_capacity(text.len());

@@ -3,7 +3,7 @@
 use super::fd::Waited;
 use super::signals::{self, Signals};
 use super::terminal;
-use crate::client::{Client, FrameWriter, encoded};
+use crate::client::{Client, FrameWriter, vm_path};
 use crate::failure::{Failure, Result};
 use jiffy_wire::agent::ExecInput;
 use jiffy_wire::api::Vm;
@@ -170,7 +170,7 @@ impl<'a> Input<'a> {
             // Behind stdin that nobody reads, it would never arrive.
             Some(vm) if stuck || stuck_soon => {
                 let client = self.options.client.clone();
-                let path = format!("/v1/vms/{}/kill?signal={signal}", encoded(vm));
+                let path = vm_path(vm, &format!("/kill?signal={signal}"));
                 tokio::spawn(async move {
                     let _ = client.post::<Vm>(&path).await;
                 });

@@ -10,7 +10,7 @@ mod terminal;
 pub use capture::Captured;
 pub use terminal::{foreground_terminals, on_terminal, restore, size};
 
-use crate::client::{Client, Upgraded, encoded};
+use crate::client::{Client, Upgraded, vm_path};
 use crate::failure::{Failure, Kind, Outcome, Result};
 use input::{Input, Left};
 use jiffy_wire::api::Vm;
@@ -104,7 +104,7 @@ async fn leave(client: &Client, vm: Option<&str>, leaving: Leaving, left: Left) 
             Ok(Outcome::Done)
         }
         (Left::GaveUp(signal), Some(vm)) if leaving == Leaving::EndsVm => {
-            let path = format!("/v1/vms/{}/kill", encoded(vm));
+            let path = vm_path(vm, "/kill");
             let killed = tokio::time::timeout(LAST_CALL, client.post::<Vm>(&path)).await;
             match killed {
                 Ok(Ok(_)) => crate::failure::report(&format!("ended {vm}"), None),

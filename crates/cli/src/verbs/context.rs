@@ -83,3 +83,24 @@ pub fn show_json(value: &impl Serialize) -> Result<()> {
     text.push('\n');
     show(&text)
 }
+
+/// Does it to each; failures are reported, and the rest is still done.
+pub async fn each(
+    names: &[String],
+    mut act: impl AsyncFnMut(&str) -> Result<()>,
+) -> Result<Outcome> {
+    let mut outcome = Outcome::Done;
+    for name in names {
+        match act(name).await {
+            Ok(()) => {}
+            Err(failure) if failure.kind == Kind::BrokenPipe => {
+                return Err(failure);
+            }
+            Err(failure) => {
+                failure.report();
+                outcome = Outcome::Partly;
+            }
+        }
+    }
+    Ok(outcome)
+}

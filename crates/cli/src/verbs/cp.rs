@@ -1,9 +1,8 @@
 //! `jiffy cp`
 
 use super::Context;
-use super::vms::path;
 use crate::args::{Cp, Place};
-use crate::client::{Client, FrameReader, Upgraded, encoded};
+use crate::client::{Client, FrameReader, Upgraded, encoded, vm_path};
 use crate::copy::{Goal, Sink, TarReader, TarWriter, base_name, send_tree};
 use crate::failure::{Failure, Kind, Outcome, Result, report};
 use jiffy_wire::agent::{CopyDone, CopyEntry, CopyFrame, CopyKind};
@@ -75,7 +74,7 @@ async fn receive(
 }
 
 async fn copy_out(client: &Client, vm: &str, source: &str) -> Result<FrameReader> {
-    let path = path(vm, &format!("/copy-out?path={}", encoded(source)));
+    let path = vm_path(vm, &format!("/copy-out?path={}", encoded(source)));
     Ok(client.upgrade::<()>(&path, None).await?.frames.reader)
 }
 
@@ -204,7 +203,7 @@ async fn send_tar(client: &Client, vm: &str, destination: &str, archive: bool) -
 }
 
 async fn copy_in(client: &Client, vm: &str, target: &str) -> Result<Upgraded> {
-    let path = path(vm, &format!("/copy-in?path={}", encoded(target)));
+    let path = vm_path(vm, &format!("/copy-in?path={}", encoded(target)));
     client.upgrade::<()>(&path, None).await
 }
 

@@ -1,12 +1,12 @@
 //! `jiffy exec` and `jiffy attach`.
 
 use super::Context;
-use super::run::{command, stdio};
-use super::vms::path;
+use super::command::{command, stdio};
 use crate::args::{Attach, Exec};
-use crate::client::Client;
+use crate::client::{Client, vm_path};
 use crate::failure::{Outcome, Result};
 use crate::session::{self, Leaving, Stdio};
+use jiffy_wire::api::Vm;
 
 /// `jiffy exec`
 pub async fn exec(context: &Context, exec: Exec) -> Result<Outcome> {
@@ -14,7 +14,7 @@ pub async fn exec(context: &Context, exec: Exec) -> Result<Outcome> {
     let client = context.client()?;
     let command = command(exec.argv, exec.command, stdio);
     let upgraded = client
-        .upgrade(&path(&exec.vm, "/exec"), Some(&command))
+        .upgrade(&vm_path(&exec.vm, "/exec"), Some(&command))
         .await?;
     session::run(&client, upgraded, stdio, Leaving::HangsUp, None).await
 }
@@ -27,9 +27,15 @@ pub async fn attach(context: &Context, attach: Attach) -> Result<Outcome> {
 
 /// Connects to a VM's first command.
 pub async fn attach_to(client: &Client, vm: &str, stdin: bool) -> Result<Outcome> {
-    let tty = session::foreground_terminals() && super::vms::get(client, vm).await?.tty;
-    let mut upgraded = client.upgrade::<()>(&path(vm, "/attach"), None).await?;
+    let tty = session::foreground_terminals() && has_terminal(client, vm).await?;
+    let mut upgraded = client.upgrade::<()>(&vm_path(vm, "/attach"), None).await?;
     upgraded.vm.get_or_insert_with(|| vm.to_owned());
     let stdio = Stdio { stdin, tty };
     session::run(client, upgraded, stdio, Leaving::LeavesIt, None).await
+}
+
+/// Does a VM's first command run on a terminal?
+async fn has_terminal(client: &Client, vm: &str) -> Result<bool> {
+    let vm: Vm = client.get(&vm_path(vm, "")).await?;
+    Ok(vm.tty)
 }

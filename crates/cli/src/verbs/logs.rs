@@ -1,9 +1,8 @@
 //! `jiffy logs`
 
 use super::Context;
-use super::vms::path;
 use crate::args::Logs;
-use crate::client::FrameReader;
+use crate::client::{FrameReader, vm_path};
 use crate::failure::{Failure, Outcome, Result};
 use jiffy_wire::agent::Stream;
 use jiffy_wire::api::LogChunk;
@@ -20,7 +19,7 @@ pub async fn logs(context: &Context, logs: Logs) -> Result<Outcome> {
     if let Some(lines) = logs.tail {
         query.push_str(&format!("&tail={lines}"));
     }
-    let body = context.client()?.stream(&path(&logs.vm, &query)).await?;
+    let body = context.client()?.stream(&vm_path(&logs.vm, &query)).await?;
     let mut chunks = FrameReader::of_body(body);
     while let Some(chunk) = chunks.next::<LogChunk>().await? {
         let written = match chunk.stream {

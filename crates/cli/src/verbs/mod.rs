@@ -1,6 +1,7 @@
 //! One file per verb, or per family of small ones.
 
 mod bench;
+mod command;
 mod completions;
 mod context;
 mod cp;

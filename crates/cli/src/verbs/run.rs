@@ -1,28 +1,19 @@
 //! `jiffy run` and `jiffy create`.
 
 use super::Context;
+use super::command::{command, stdio};
 use super::context::{show, show_json};
-use super::vms::path;
 use crate::args::image::PullWhen;
-use crate::args::{
-    CommandOptions, Create, JsonFormat, KernelChoice, Run, StdioOptions, TimelineOutput, VmOptions,
-};
-use crate::client::Client;
+use crate::args::{Create, JsonFormat, KernelChoice, Run, TimelineOutput, VmOptions};
+use crate::client::{Client, vm_path};
 use crate::failure::{Failure, Outcome, Result, report};
 use crate::session::{self, Captured, Leaving, Stdio};
 use crate::timeline::clock::on_our_clock;
 use jiffy_sys::clock::monotonic_ns;
-use jiffy_wire::agent::{Command, WindowSize};
 use jiffy_wire::api::{CreateVm, NoCommand, RootDisk, RunVm, Vm};
 use jiffy_wire::timeline::{Span, Timeline, Track, names};
 use serde_json::json;
 use std::time::Duration;
-
-/// What a terminal has when nobody says.
-const DEFAULT_SIZE: WindowSize = WindowSize {
-    rows: 24,
-    columns: 80,
-};
 
 /// How long a VM may take to end after its command, to be shown as it ended.
 const LAST_WORDS: Duration = Duration::from_secs(10);
@@ -301,47 +292,9 @@ async fn vm_from(client: &Client, options: VmOptions) -> Result<CreateVm> {
     })
 }
 
-/// How a command is connected: a terminal if we have one, and stdin if it was
-/// asked for or comes from a pipe or a file.
-pub fn stdio(options: &StdioOptions) -> Stdio {
-    let detected = !options.no_tty && session::foreground_terminals();
-    Stdio {
-        stdin: options.interactive || detected || !session::on_terminal(),
-        tty: options.tty || detected,
-    }
-}
-
-/// The command as the guest gets it.
-pub fn command(argv: Vec<String>, options: CommandOptions, stdio: Stdio) -> Command {
-    let mut env: Vec<String> = options.env.into_iter().filter_map(variable).collect();
-    if stdio.tty
-        && !env.iter().any(|entry| entry.starts_with("TERM="))
-        && let Some(term) = variable("TERM".to_owned())
-    {
-        env.push(term);
-    }
-    Command {
-        argv,
-        env,
-        cwd: options.workdir,
-        user: options.user,
-        tty: stdio.tty.then(|| session::size().unwrap_or(DEFAULT_SIZE)),
-        stdin: stdio.stdin,
-    }
-}
-
-/// `NAME=VALUE`, or this process's value of `NAME`; none when it has none.
-fn variable(entry: String) -> Option<String> {
-    if entry.contains('=') {
-        return Some(entry);
-    }
-    let value = std::env::var(&entry).ok()?;
-    Some(format!("{entry}={value}"))
-}
-
 /// The node's spans of this VM and our own, on one clock.
 async fn merged(client: &Client, id: &str, own: Vec<Span>) -> Result<Timeline> {
-    let timeline: Timeline = client.get(&path(id, "/timeline")).await?;
+    let timeline: Timeline = client.get(&vm_path(id, "/timeline")).await?;
     let mut timeline = on_our_clock(client, timeline).await?;
     timeline.spans.extend(own);
     timeline.sort();
@@ -362,7 +315,7 @@ async fn finish(
         failure.report();
     }
     let Some(output) = output else { return Ok(()) };
-    let vm = tokio::time::timeout(LAST_WORDS, client.post::<Vm>(&path(id, "/wait"))).await;
+    let vm = tokio::time::timeout(LAST_WORDS, client.post::<Vm>(&vm_path(id, "/wait"))).await;
     let vm = vm.ok().and_then(|vm| vm.ok());
     let (status, error) = match result {
         Ok(Outcome::Ended(status)) => (Some(*status), None),

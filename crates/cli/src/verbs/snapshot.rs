@@ -1,11 +1,10 @@
 //! `jiffy snapshot`, and the verbs that pause, fork, hibernate and wake VMs.
 
 use super::Context;
-use super::context::{show, show_json};
-use super::vms::{each, path};
+use super::context::{each, show, show_json};
 use crate::args::snapshot::{Fork, Hibernate, ShowTimeline, Snapshot, Vms};
 use crate::args::{JsonFormat, ListFormat};
-use crate::client::{Client, encoded};
+use crate::client::{Client, encoded, vm_path};
 use crate::failure::{Failure, Outcome, Result, report_all};
 use crate::render::{Table, age, command, now, size};
 use crate::timeline::clock::on_our_clock;
@@ -25,7 +24,9 @@ const MAX_PICTURE: usize = 256 << 20;
 pub async fn order(context: &Context, vms: Vms, order: &str) -> Result<Outcome> {
     let client = context.client()?;
     each(&vms.vms, async |vm| {
-        client.post::<Vm>(&path(vm, &format!("/{order}"))).await?;
+        client
+            .post::<Vm>(&vm_path(vm, &format!("/{order}")))
+            .await?;
         show(&format!("{vm}\n"))
     })
     .await
@@ -35,7 +36,7 @@ pub async fn order(context: &Context, vms: Vms, order: &str) -> Result<Outcome> 
 pub async fn hibernate(context: &Context, hibernate: Hibernate) -> Result<Outcome> {
     let client = context.client()?;
     each(&hibernate.vms, async |vm| {
-        let slept: Hibernated = client.post(&path(vm, "/hibernate")).await?;
+        let slept: Hibernated = client.post(&vm_path(vm, "/hibernate")).await?;
         show(&format!("{vm}\n"))?;
         show_timeline(&client, slept.timeline, &hibernate.show).await
     })
@@ -49,7 +50,9 @@ pub async fn fork(context: &Context, fork: Fork) -> Result<Outcome> {
         count: fork.count,
         name: fork.name,
     };
-    let forked: Forked = client.post_json(&path(&fork.vm, "/fork"), &wanted).await?;
+    let forked: Forked = client
+        .post_json(&vm_path(&fork.vm, "/fork"), &wanted)
+        .await?;
     match fork.format {
         Some(JsonFormat::Json) => show_json(&forked)?,
         None => {
@@ -73,7 +76,9 @@ pub async fn snapshot(context: &Context, snapshot: Snapshot) -> Result<Outcome> 
             name,
         } => {
             let wanted = MakeSnapshot { name, stop };
-            let made: SnapshotMade = client.post_json(&path(&vm, "/snapshots"), &wanted).await?;
+            let made: SnapshotMade = client
+                .post_json(&vm_path(&vm, "/snapshots"), &wanted)
+                .await?;
             match format {
                 Some(JsonFormat::Json) => show_json(&made)?,
                 None => show(&format!("{}\n", made.snapshot.name))?,

@@ -2,8 +2,8 @@
 
 use super::Context;
 use super::context::{show, show_json};
-use super::vms::path;
 use crate::args::{self, TimelineFormat, TimelineOrder, TimelineOutput};
+use crate::client::vm_path;
 use crate::failure::{Failure, Outcome, Result};
 use crate::timeline::{Look, blame, critical_chain, json, perfetto, table};
 use jiffy_wire::timeline::Timeline;
@@ -22,7 +22,7 @@ pub async fn timeline(context: &Context, timeline: args::Timeline) -> Result<Out
         (None, Some(vm)) => (vm, None),
         (None, None) => return Err(Failure::new("no VM was named")),
     };
-    let spans: Timeline = context.client()?.get(&path(vm, "/timeline")).await?;
+    let spans: Timeline = context.client()?.get(&vm_path(vm, "/timeline")).await?;
     match (order, timeline.format) {
         (Some(order), _) => show(&order(&spans))?,
         (None, TimelineFormat::Table) => show(&table(&spans, look(rustix::stdio::stdout())))?,

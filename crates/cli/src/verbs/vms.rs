@@ -1,9 +1,9 @@
 //! The verbs that look at VMs or change their state.
 
 use super::Context;
-use super::context::{show, show_json};
+use super::context::{each, show, show_json};
 use crate::args::{Inspect, Kill, ListFormat, Ps, Rm, Start, Stop, Wait};
-use crate::client::{Client, encoded};
+use crate::client::vm_path;
 use crate::failure::{Failure, Outcome, Result};
 use crate::render::now;
 use jiffy_wire::api::Vm;
@@ -42,7 +42,7 @@ pub async fn inspect(context: &Context, inspect: Inspect) -> Result<Outcome> {
     let mut found: Vec<Vm> = Vec::new();
     let mut outcome = Outcome::Done;
     for vm in &inspect.vms {
-        match client.get(&path(vm, "")).await {
+        match client.get(&vm_path(vm, "")).await {
             Ok(vm) => found.push(vm),
             Err(failure) => {
                 failure.report();
@@ -61,11 +61,11 @@ pub async fn start(context: &Context, start: Start) -> Result<Outcome> {
         let [vm] = &start.vms[..] else {
             return Err(Failure::new("only one VM can be started and attached to"));
         };
-        client.post::<Vm>(&path(vm, "/start")).await?;
+        client.post::<Vm>(&vm_path(vm, "/start")).await?;
         return super::exec::attach_to(&client, vm, start.interactive).await;
     }
     each(&start.vms, async |vm| {
-        client.post::<Vm>(&path(vm, "/start")).await?;
+        client.post::<Vm>(&vm_path(vm, "/start")).await?;
         show(&format!("{vm}\n"))
     })
     .await
@@ -76,7 +76,7 @@ pub async fn stop(context: &Context, stop: Stop) -> Result<Outcome> {
     let client = context.client()?;
     let grace_ms = u64::from(stop.time) * 1000;
     each(&stop.vms, async |vm| {
-        let path = path(vm, &format!("/stop?grace_ms={grace_ms}"));
+        let path = vm_path(vm, &format!("/stop?grace_ms={grace_ms}"));
         client.post::<Vm>(&path).await?;
         show(&format!("{vm}\n"))
     })
@@ -91,7 +91,7 @@ pub async fn kill(context: &Context, kill: Kill) -> Result<Outcome> {
         None => "/kill".to_owned(),
     };
     each(&kill.vms, async |vm| {
-        client.post::<Vm>(&path(vm, &what)).await?;
+        client.post::<Vm>(&vm_path(vm, &what)).await?;
         show(&format!("{vm}\n"))
     })
     .await
@@ -102,7 +102,7 @@ pub async fn rm(context: &Context, rm: Rm) -> Result<Outcome> {
     let client = context.client()?;
     each(&rm.vms, async |vm| {
         match client
-            .delete(&path(vm, &format!("?force={}", rm.force)))
+            .delete(&vm_path(vm, &format!("?force={}", rm.force)))
             .await
         {
             Err(failure) if rm.force && failure.is_not_found() => return Ok(()),
@@ -117,7 +117,7 @@ pub async fn rm(context: &Context, rm: Rm) -> Result<Outcome> {
 pub async fn wait(context: &Context, wait: Wait) -> Result<Outcome> {
     let client = context.client()?;
     each(&wait.vms, async |vm| {
-        let vm: Vm = client.post(&path(vm, "/wait")).await?;
+        let vm: Vm = client.post(&vm_path(vm, "/wait")).await?;
         match (vm.exit, vm.error) {
             (Some(exit), _) => show(&format!("{}\n", exit.shell_code())),
             (None, Some(error)) => Err(Failure::new(format!("{} failed: {error}", vm.name))),
@@ -125,35 +125,4 @@ pub async fn wait(context: &Context, wait: Wait) -> Result<Outcome> {
         }
     })
     .await
-}
-
-/// Does it to each; failures are reported, and the rest is still done.
-pub async fn each(
-    names: &[String],
-    mut act: impl AsyncFnMut(&str) -> Result<()>,
-) -> Result<Outcome> {
-    let mut outcome = Outcome::Done;
-    for name in names {
-        match act(name).await {
-            Ok(()) => {}
-            Err(failure) if failure.kind == crate::failure::Kind::BrokenPipe => {
-                return Err(failure);
-            }
-            Err(failure) => {
-                failure.report();
-                outcome = Outcome::Partly;
-            }
-        }
-    }
-    Ok(outcome)
-}
-
-/// The path of a VM in the API, and what comes after it.
-pub fn path(vm: &str, rest: &str) -> String {
-    format!("/v1/vms/{}{rest}", encoded(vm))
-}
-
-/// What a VM is now; for callers that only have its name.
-pub async fn get(client: &Client, vm: &str) -> Result<Vm> {
-    client.get(&path(vm, "")).await
 }

@@ -1,8 +1,7 @@
 //! `jiffy volume`
 
 use super::Context;
-use super::context::{show, show_json};
-use super::vms::each;
+use super::context::{each, show, show_json};
 use crate::args::{ListFormat, Volume};
 use crate::client::encoded;
 use crate::failure::{Outcome, Result, report, report_all};

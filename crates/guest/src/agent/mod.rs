@@ -6,7 +6,8 @@
 //!   process, so that a slow disk delays nobody else.
 //! * [`stat`]: memory and CPU.
 //! * [`ending`]: the orderly end.
-//! * `quiesce`: programs held still for a capture, and the way on from there.
+//! * `quiesce`: programs held still for a capture, and the way on from there;
+//!   `hold`: what is kept meanwhile.
 //! * [`run`]: the loop itself; `node`: its talk with the node.
 
 mod changes;
@@ -14,6 +15,7 @@ pub mod connection;
 mod copy_in;
 pub mod copy_out;
 pub mod ending;
+mod hold;
 mod node;
 mod quiesce;
 pub mod run;

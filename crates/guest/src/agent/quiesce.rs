@@ -1,6 +1,7 @@
 //! Programs held still for a capture, and what happens when they may go on.
 
 use super::connection::Need;
+use super::hold::{Hold, Phase};
 use super::run::{Agent, HungUp};
 use crate::freezer::Frozen;
 use crate::gate::{self, Verdict, generation};
@@ -23,41 +24,6 @@ const CONFIRMATION_NS: u64 = 500_000_000;
 /// Most turns of reading what programs wrote before they were frozen: pipes
 /// hold 64 KiB each.
 const MOST_TURNS: usize = 4096;
-
-/// A connection that asked for stillness, and what was done for it.
-#[derive(Debug)]
-pub(super) struct Hold {
-    /// The connection's number.
-    connection: u64,
-    frozen: Frozen,
-    /// The generation that the host showed when it asked.
-    known: Option<String>,
-    /// What takes a new generation's seed.
-    random: OwnedFd,
-    drop_caches: bool,
-    phase: Phase,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    /// The host is still to confirm the output.
-    Delivering { give_up_at: u64 },
-    /// The answer was given.
-    Still,
-}
-
-impl Hold {
-    pub(super) fn connection(&self) -> u64 {
-        self.connection
-    }
-
-    pub(super) fn deadline(&self) -> Option<u64> {
-        match self.phase {
-            Phase::Delivering { give_up_at } => Some(give_up_at),
-            Phase::Still => None,
-        }
-    }
-}
 
 impl Agent {
     /// Freezes programs for the connection at `index`, which is answered when
@@ -289,7 +255,7 @@ impl Agent {
     /// The connection that asked for stillness is closed, or says something,
     /// which nobody does who knows the protocol.
     pub(super) fn hold_ready(&mut self, flags: PollFlags, now: u64) {
-        let Some(id) = self.hold.as_ref().map(Hold::connection) else {
+        let Some(id) = self.hold.as_ref().map(|it| it.connection) else {
             return;
         };
         if let Some(index) = self.connections.iter().position(|it| it.id() == id) {

@@ -2,7 +2,7 @@
 
 use super::connection::{Connection, Need};
 use super::ending::{Ending, Reason, Step};
-use super::quiesce::Hold;
+use super::hold::Hold;
 use super::{changes, copy_in, copy_out};
 use crate::boot::{self, Teardown};
 use crate::console::Console;
@@ -267,7 +267,7 @@ impl Agent {
             first.interest(&mut set);
         }
         if let Some(hold) = &self.hold {
-            let holding = |it: &&Connection| it.id() == hold.connection();
+            let holding = |it: &&Connection| it.id() == hold.connection;
             if let Some(connection) = self.connections.iter().find(holding) {
                 connection.interest(&mut set);
             }
@@ -339,7 +339,7 @@ impl Agent {
             }
             // Others are heard again when programs go on.
             Token::Connection(id, Channel::Peer) if self.hold.is_some() => {
-                if self.hold.as_ref().is_some_and(|it| it.connection() == id) {
+                if self.hold.as_ref().is_some_and(|it| it.connection == id) {
                     self.hold_ready(flags, now);
                 }
             }
@@ -571,7 +571,7 @@ impl Agent {
                 let id = self.connections[index].id();
                 self.drop_connection(index, now);
                 // Its peer went before it heard that all is still.
-                if self.hold.as_ref().is_some_and(|it| it.connection() == id) {
+                if self.hold.as_ref().is_some_and(|it| it.connection == id) {
                     self.release(now);
                 }
             } else {

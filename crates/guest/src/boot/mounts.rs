@@ -10,6 +10,11 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
+/// Where the image below an overlay is mounted, in the initramfs.
+pub const LOWER: &str = "/lower";
+/// Where an overlay's writable layer is mounted, in the initramfs.
+pub const UPPER: &str = "/upper";
+
 struct Mount {
     kind: &'static CStr,
     target: &'static CStr,
@@ -210,8 +215,8 @@ impl Teardown {
             let left =
                 rustix::process::fchdir(initramfs).and_then(|()| rustix::process::chroot(c"."));
             if left.is_ok() {
-                take_down(super::root::UPPER);
-                take_down(super::root::LOWER);
+                take_down(UPPER);
+                take_down(LOWER);
             }
         } else {
             targets

@@ -1,7 +1,8 @@
 //! The root file system: mounted beside the initramfs, entered, and the
 //! initramfs's memory given back.
 
-use super::{disks, mounts};
+use super::disks;
+use super::mounts::{self, LOWER, UPPER};
 use crate::files;
 use crate::program::prepare::reason;
 use crate::report::Report;
@@ -14,10 +15,6 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount};
 
 const NEW_ROOT: &str = "/new";
-/// Where the image below an overlay is mounted, in the initramfs.
-pub const LOWER: &str = "/lower";
-/// Where an overlay's writable layer is mounted, in the initramfs.
-pub const UPPER: &str = "/upper";
 
 /// How long the root's disk may take to appear.
 const PATIENCE_NS: u64 = 10_000_000_000;

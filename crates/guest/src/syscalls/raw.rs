@@ -295,24 +295,6 @@ pub fn swapon(path: &CStr) -> Result<()> {
     checked(unsafe { syscall(number::SWAPON, [path.as_ptr() as usize, 0, 0, 0, 0]) }).map(drop)
 }
 
-/// Replaces this process by a program. Returns only on failure.
-pub fn exec(path: &CStr, argv: &super::spawn::Strings, envp: &super::spawn::Strings) -> Errno {
-    // SAFETY: C strings and NULL-terminated arrays of them, alive over the call.
-    let result = unsafe {
-        syscall(
-            number::EXECVE,
-            [
-                path.as_ptr() as usize,
-                argv.pointer() as usize,
-                envp.pointer() as usize,
-                0,
-                0,
-            ],
-        )
-    };
-    Errno::from_raw_os_error(-result as i32)
-}
-
 /// The error a non-blocking connect or an earlier send met, if any.
 pub fn socket_error(fd: &impl AsFd) -> Result<()> {
     rustix::net::sockopt::socket_error(fd)?

@@ -33,9 +33,27 @@ impl Strings {
         }
     }
 
-    pub(super) fn pointer(&self) -> *const *const c_char {
+    fn pointer(&self) -> *const *const c_char {
         self.pointers.as_ptr()
     }
+}
+
+/// Replaces this process by a program. Returns only on failure.
+pub fn exec(path: &CStr, argv: &Strings, envp: &Strings) -> Errno {
+    // SAFETY: C strings and NULL-terminated arrays of them, alive over the call.
+    let result = unsafe {
+        syscall(
+            number::EXECVE,
+            [
+                path.as_ptr() as usize,
+                argv.pointer() as usize,
+                envp.pointer() as usize,
+                0,
+                0,
+            ],
+        )
+    };
+    Errno::from_raw_os_error(-result as i32)
 }
 
 /// Who the program runs as.

@@ -11,11 +11,10 @@ mod registry;
 pub use registry::{fetch, missing_image, pem, pull, push, snapshot};
 
 use super::Context;
-use super::context::{show, show_json};
-use super::vms::{each, path};
+use super::context::{each, show, show_json};
 use crate::args::image::{Commit, Image};
 use crate::args::{JsonFormat, ListFormat};
-use crate::client::{Client, encoded};
+use crate::client::{Client, encoded, vm_path};
 use crate::failure::{Outcome, Result, report_all};
 use crate::render::{Table, age, now, size};
 use jiffy_wire::api::{self, CommitVm, Committed, Pruned};
@@ -69,7 +68,7 @@ pub async fn commit(context: &Context, commit: Commit) -> Result<Outcome> {
     };
     let client = context.client()?;
     let made: Committed = client
-        .post_json(&path(&commit.vm, "/commit"), &wanted)
+        .post_json(&vm_path(&commit.vm, "/commit"), &wanted)
         .await?;
     match commit.format {
         Some(JsonFormat::Json) => show_json(&made)?,
