@@ -1,6 +1,7 @@
 //! Runs `jiffy-init agent` as an ordinary process and speaks its protocol.
 //!
-//! `JIFFY_INIT=FILE` tests another build of it: the one guests run.
+//! It is the build that guests run, with profile `small` and without std: cargo brings it up
+//! to date before the first test. `JIFFY_INIT=FILE` tests another build of it.
 #![allow(dead_code)] // Each test file uses its part.
 
 use jiffy_wire::agent::{
@@ -12,6 +13,7 @@ use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// Nothing here takes longer, even on a busy machine.
@@ -37,8 +39,6 @@ impl Agent {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         std::fs::write(path("config.json"), config).unwrap();
-        let program = std::env::var("JIFFY_INIT")
-            .unwrap_or_else(|_| env!("CARGO_BIN_EXE_jiffy-init").to_owned());
         // Whatever this test inherited stays out of the tested process.
         let mut script = String::from(
             "for n in 3 4 5 6 7 8 9; do eval \"exec $n>&-\"; done; exec \"$0\" \"$@\"",
@@ -51,7 +51,7 @@ impl Agent {
         command
             .arg("-c")
             .arg(script)
-            .arg(program)
+            .arg(jiffy_init())
             .arg("agent")
             .arg("--listen")
             .arg(path("agent"));
@@ -121,6 +121,31 @@ impl Agent {
         });
         status.unwrap()
     }
+}
+
+/// The program that guests run, as `scripts/build` builds it.
+fn jiffy_init() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        if let Some(given) = std::env::var_os("JIFFY_INIT") {
+            return given.into();
+        }
+        // TARGET/TRIPLE/PROFILE/deps/THIS
+        let this = std::env::current_exe().expect("this program has a path");
+        let triple = this.ancestors().nth(3).expect("cargo's layout");
+        let target = triple.parent().expect("cargo's layout");
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let built = std::process::Command::new(cargo)
+            .args(["build", "--quiet", "--profile", "small"])
+            .args(["-p", "jiffy-guest", "--features", "freestanding"])
+            .arg("--target-dir")
+            .arg(target)
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .status()
+            .expect("cargo starts");
+        assert!(built.success(), "jiffy-init can't be built: {built}");
+        triple.join("small/jiffy-init")
+    })
 }
 
 /// A control group for one test, with a freezer.
