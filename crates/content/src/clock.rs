@@ -12,7 +12,5 @@ pub fn unix_seconds() -> u64 {
 
 /// The boot id of this kernel, which names its monotonic clock.
 pub fn boot_id() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .map(|text| text.trim().to_owned())
-        .unwrap_or_else(|_| "unknown".to_owned())
+    jiffy_sys::clock::boot_id().unwrap_or_else(|_| "unknown".to_owned())
 }

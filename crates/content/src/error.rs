@@ -2,6 +2,7 @@
 //! of HTTP a kind is, the API says.
 
 use jiffy_registry::RegistryError;
+use jiffy_sys::causes;
 use jiffy_wire::api::{ApiError, ErrorKind};
 use std::io;
 use std::path::Path;
@@ -97,20 +98,12 @@ pub fn is_full(error: &io::Error) -> bool {
 
 /// What a registry has failed at, in one sentence of the kind that fits.
 pub fn of_registry(error: &RegistryError, folder: &Path) -> Error {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        if let Some(error) = cause.downcast_ref::<io::Error>()
-            && is_full(error)
-        {
-            return Error::io("keep what the registry sends", folder, error);
-        }
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
+    if let Some(error) = causes::find::<io::Error>(error)
+        && is_full(error)
+    {
+        return Error::io("keep what the registry sends", folder, error);
     }
+    let text = causes::sentence(error);
     let mut chars = text.chars();
     let text = match chars.next() {
         Some(first) => format!("{}{}.", first.to_uppercase(), chars.as_str()),

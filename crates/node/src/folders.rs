@@ -1,39 +1,26 @@
 //! Where the node's folders are, unless its options say.
 
 use crate::options::Options;
-use anyhow::{Context, bail};
+use anyhow::bail;
 use jiffy_content::paths::Paths;
+use jiffy_sys::folders::{Chosen, Folders};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 impl Options {
     /// Where files are: from options, environment and the user's home, in this order.
     pub fn paths(&self) -> anyhow::Result<Paths> {
-        let data = match &self.data {
-            Some(data) => data.clone(),
-            None => default_data()?,
+        let found = Folders::find(&Chosen {
+            data: self.data.clone(),
+            run: self.run.clone(),
+            lib: self.lib.clone(),
+            share: self.share.clone(),
+        });
+        let Some(data) = found.data else {
+            bail!("There is no HOME to keep data in; name a folder with --data.");
         };
-        let run = match &self.run {
-            Some(run) => run.clone(),
-            None => default_run(),
-        };
-        let executable = std::env::current_exe().context("finding jiffyd's own file")?;
-        let here = executable.parent().unwrap_or(Path::new("/"));
-        let lib = match &self.lib {
-            Some(lib) => lib.clone(),
-            None => first_existing(&[here, &here.join("../lib/jiffy")], "jiffy-vmm"),
-        };
-        let share = match &self.share {
-            Some(share) => share.clone(),
-            None => first_existing(
-                &[
-                    &here.join("../../share/jiffy"),
-                    &here.join("../share/jiffy"),
-                ],
-                "initramfs.cpio",
-            ),
-        };
-        let [data, run, lib, share] = [data, run, lib, share].map(|path| absolute(&path));
+        let [data, run, lib, share] =
+            [data, found.run, found.lib, found.share].map(|path| absolute(&path));
         let socket = match &self.socket {
             Some(socket) => absolute(socket),
             None => run.join("jiffyd.sock"),
@@ -47,40 +34,6 @@ impl Options {
             peer: self.peer.as_deref().map(absolute),
         })
     }
-}
-
-fn default_data() -> anyhow::Result<PathBuf> {
-    if rustix::process::geteuid().is_root() {
-        return Ok("/var/lib/jiffy".into());
-    }
-    if let Some(folder) = std::env::var_os("XDG_DATA_HOME").filter(|folder| !folder.is_empty()) {
-        return Ok(Path::new(&folder).join("jiffy"));
-    }
-    match std::env::var_os("HOME") {
-        Some(home) => Ok(Path::new(&home).join(".local/share/jiffy")),
-        None => bail!("There is no HOME to keep data in; name a folder with --data."),
-    }
-}
-
-fn default_run() -> PathBuf {
-    let me = rustix::process::geteuid();
-    if me.is_root() {
-        return "/run/jiffy".into();
-    }
-    match std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()) {
-        Some(folder) => Path::new(&folder).join("jiffy"),
-        None => format!("/tmp/jiffy-{}", me.as_raw()).into(),
-    }
-}
-
-/// The first of the folders that has the file, else the last folder: error
-/// messages then name a sensible place.
-fn first_existing(folders: &[&Path], file: &str) -> PathBuf {
-    folders
-        .iter()
-        .find(|folder| folder.join(file).exists())
-        .or(folders.last())
-        .map_or_else(PathBuf::new, |folder| folder.to_path_buf())
 }
 
 /// The path without links. VMMs are found by it, also by a daemon that comes when

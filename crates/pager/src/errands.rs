@@ -10,8 +10,9 @@
 //! than half of a lane's threads.
 
 use jiffy_store::{Decoder, Stop};
+use jiffy_sys::mutex::lock;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
 /// Threads for one lane, at most. They wait more than they work.
@@ -192,10 +193,6 @@ impl Shared {
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

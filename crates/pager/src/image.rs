@@ -2,6 +2,7 @@
 
 use jiffy_store::reader::{Opening, Place};
 use jiffy_store::{Decoder, ImageId, ImageReader, Kind, Stop};
+use jiffy_sys::causes;
 use rustix::fs::{Advice, fadvise};
 use std::error::Error;
 use std::fs::File;
@@ -19,15 +20,8 @@ pub struct Unreadable(pub String);
 
 impl Unreadable {
     /// An error and what caused it, in one sentence.
-    pub fn from_error(error: &dyn Error) -> Unreadable {
-        let mut sentence = error.to_string();
-        let mut cause = error.source();
-        while let Some(error) = cause {
-            sentence.push_str(": ");
-            sentence.push_str(&error.to_string());
-            cause = error.source();
-        }
-        Unreadable(sentence)
+    pub fn from_error(error: &(dyn Error + 'static)) -> Unreadable {
+        Unreadable(causes::sentence(error))
     }
 }
 

@@ -1,6 +1,7 @@
-//! The monotonic clock every timeline uses.
+//! The monotonic clock every timeline uses, and the boot that it counts from.
 
 use rustix::time::{ClockId, clock_gettime};
+use std::io;
 
 /// Nanoseconds of CLOCK_MONOTONIC. Read through the vDSO: no system call.
 pub fn monotonic_ns() -> u64 {
@@ -8,9 +9,23 @@ pub fn monotonic_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// The id of this boot of the kernel, a UUID: it names the monotonic clock
+/// (Documentation/admin-guide/sysctl/kernel.rst, `random`).
+pub fn boot_id() -> io::Result<String> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    Ok(text.trim().to_owned())
+}
+
 #[cfg(test)]
 mod tests {
-    use super::monotonic_ns;
+    use super::{boot_id, monotonic_ns};
+
+    #[test]
+    fn a_boot_has_one_id() {
+        let id = boot_id().unwrap();
+        assert_eq!(id.len(), 36);
+        assert_eq!(boot_id().unwrap(), id);
+    }
 
     #[test]
     fn it_goes_forward() {

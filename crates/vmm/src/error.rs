@@ -8,6 +8,7 @@ use crate::hypervisor::HypervisorError;
 use crate::memory::MemoryError;
 use crate::pager::PagerError;
 use crate::vcpu::MAX_VCPUS;
+pub use jiffy_sys::causes::sentence;
 use std::io;
 use thiserror::Error;
 
@@ -79,16 +80,4 @@ impl StartError {
             | StartError::Host { .. } => None,
         }
     }
-}
-
-/// An error and its causes, in one sentence.
-pub fn sentence(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }

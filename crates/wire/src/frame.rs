@@ -81,8 +81,6 @@ impl Decoder {
     }
 
     /// The next whole message; `None` if its bytes haven't all come.
-    // No `Iterator`: each call may ask for another type of message.
-    #[allow(clippy::should_implement_trait)]
     #[allow(clippy::should_implement_trait)] // the type is chosen at each call
     pub fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, FrameError> {
         let waiting = &self.buffer[self.read..];

@@ -2,6 +2,7 @@
 //! framing, and the spans of a timeline. No I/O happens here.
 //!
 //! * [`frame`]: length-prefixed frames on a byte stream, bounded.
+//! * [`lines`]: lines on a byte stream, bounded.
 //! * [`guest`]: the configuration a guest reads from fw_cfg.
 //! * [`agent`]: the protocol between the node and `jiffy-init`, over vsock.
 //! * [`vmm`]: the configuration and control messages of `jiffy-vmm`.
@@ -9,7 +10,8 @@
 //! * [`disk`]: disks whose bytes come when they are asked for.
 //! * [`cpu`]: a guest's processor, and whether a host can give it.
 //! * [`api`]: the node's HTTP API as `jiffy` and others see it.
-//! * [`text`]: lists, sizes and ages as people read them.
+//! * [`signal`]: names of signals.
+//! * [`text`]: lists, sizes and ages as people read and write them.
 //! * [`timeline`]: named spans on one monotonic clock.
 //! * [`trace`]: the marks a guest writes to the trace port.
 
@@ -26,8 +28,10 @@ pub mod cpu;
 pub mod disk;
 pub mod frame;
 pub mod guest;
+pub mod lines;
 #[cfg(feature = "std")]
 pub mod pager;
+pub mod signal;
 #[cfg(feature = "std")]
 pub mod text;
 #[cfg(feature = "std")]

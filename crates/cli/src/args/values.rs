@@ -3,6 +3,8 @@
 use super::TimelineFormat;
 use clap::ValueEnum;
 use jiffy_wire::api::VolumeUse;
+use jiffy_wire::signal;
+use jiffy_wire::text::parse_size;
 use jiffy_wire::vmm::{DiskLimit, PageSize};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -57,40 +59,18 @@ pub type DiskUse = VolumeUse;
 
 /// `256`, `256M`, `2G`, `1T` in MiB.
 pub fn mebibytes(text: &str) -> Result<u64, String> {
-    let wrong = || format!("'{text}' is no size; write 256, 256M or 2G");
-    let upper = text.to_ascii_uppercase();
-    let upper = upper.strip_suffix("IB").unwrap_or(&upper);
-    let digits = upper.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let factor = match &upper[digits.len()..] {
-        "" | "M" => 1,
-        "G" => 1024,
-        "T" => 1024 * 1024,
-        _ => return Err(wrong()),
-    };
-    let number: u64 = digits.parse().map_err(|_| wrong())?;
-    match number.checked_mul(factor) {
-        Some(0) | None => Err(wrong()),
-        Some(size) => Ok(size),
+    const MIB: u64 = 1 << 20;
+    match parse_size(text, MIB) {
+        Some(bytes) if bytes > 0 && bytes % MIB == 0 => Ok(bytes / MIB),
+        _ => Err(format!("'{text}' is no size; write 256, 256M or 2G")),
     }
 }
 
 /// `50`, `50K`, `50M`, `2G`: so many a second.
 fn rate(text: &str) -> Result<NonZeroU64, String> {
-    let wrong = || format!("'{text}' is no rate; write 1000, 500K, 50M or 2G");
-    let upper = text.to_ascii_uppercase();
-    let digits = upper.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let factor = match &upper[digits.len()..] {
-        "" => 1,
-        "K" => 1 << 10,
-        "M" => 1 << 20,
-        "G" => 1 << 30,
-        _ => return Err(wrong()),
-    };
-    let number: u64 = digits.parse().map_err(|_| wrong())?;
-    number
-        .checked_mul(factor)
+    parse_size(text, 1)
         .and_then(NonZeroU64::new)
-        .ok_or_else(wrong)
+        .ok_or_else(|| format!("'{text}' is no rate; write 1000, 500K, 50M or 2G"))
 }
 
 /// Takes `bps=50M` or `iops=1000` in; false if it is neither.
@@ -213,26 +193,13 @@ pub fn timeline_output(text: &str) -> Result<TimelineOutput, String> {
     Ok(TimelineOutput { format, file })
 }
 
-/// Linux's signals on x86-64, by number.
-const SIGNALS: [&str; 31] = [
-    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",
-    "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG",
-    "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
-];
-
 /// `TERM`, `SIGTERM`, `sigterm` or `15`.
 pub fn signal_number(text: &str) -> Result<i32, String> {
-    if let Ok(number) = text.parse::<i32>() {
-        return match number {
-            1..=64 => Ok(number),
-            _ => Err(format!("there is no signal {number}; they go from 1 to 64")),
-        };
-    }
-    let upper = text.to_ascii_uppercase();
-    let name = upper.strip_prefix("SIG").unwrap_or(&upper);
-    SIGNALS
-        .iter()
-        .position(|signal| *signal == name)
-        .map(|index| index as i32 + 1)
-        .ok_or_else(|| format!("there is no signal named '{text}'"))
+    signal::number(text).ok_or_else(|| match text.parse::<i32>() {
+        Ok(number) => format!(
+            "there is no signal {number}; they go from 1 to {}",
+            signal::MAX
+        ),
+        Err(_) => format!("there is no signal named '{text}'"),
+    })
 }

@@ -243,7 +243,11 @@ pub fn cgroups() -> Check {
 /// Copies that share their blocks, on the data folder's file system.
 pub fn reflink(folders: &Folders) -> Check {
     let check = |state, detail: String| Check::new("reflink", "reflink", state, detail);
-    let folder = existing(&folders.data);
+    let data = match folders.data() {
+        Ok(data) => data,
+        Err(failure) => return check(State::Bad, failure.message),
+    };
+    let folder = existing(data);
     let shown = folder.display();
     match clone_in(&folder) {
         Ok(()) => check(State::Good, format!("on {shown}")),
@@ -271,8 +275,12 @@ fn clone_in(folder: &Path) -> rustix::io::Result<()> {
 
 /// Free space for the data folder.
 pub fn space(folders: &Folders) -> Check {
-    let folder = existing(&folders.data);
     let check = |state, detail: String| Check::new("space", "disk space", state, detail);
+    let data = match folders.data() {
+        Ok(data) => data,
+        Err(failure) => return check(State::Bad, failure.message),
+    };
+    let folder = existing(data);
     match statvfs(&folder) {
         Ok(facts) => {
             let free = facts.f_bavail.saturating_mul(facts.f_frsize);
@@ -310,7 +318,8 @@ pub fn qemu() -> Check {
 
 /// What formats the machine's disk before its first start.
 pub fn mkfs(folders: &Folders) -> Check {
-    mkfs_for(machine(folders).has_disk(), find_mkfs())
+    let has_disk = machine(folders).is_ok_and(|machine| machine.has_disk());
+    mkfs_for(has_disk, find_mkfs())
 }
 
 fn mkfs_for(has_disk: bool, mkfs: Result<PathBuf, MachineError>) -> Check {

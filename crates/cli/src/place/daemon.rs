@@ -72,7 +72,7 @@ fn start(folders: &Folders) -> Result<()> {
         .map_err(|error| Failure::io("a pipe can't be made", error))?;
     let arguments: [&OsStr; 12] = [
         "--data".as_ref(),
-        folders.data.as_ref(),
+        folders.data()?.as_ref(),
         "--run".as_ref(),
         folders.run.as_ref(),
         "--lib".as_ref(),

@@ -1,9 +1,8 @@
 //! Jiffy's folders on this host.
 
 use crate::failure::{Failure, Result};
+use jiffy_sys::folders::{self, Chosen};
 use jiffy_sys::ownership::is_mine_alone;
-use std::env;
-use std::ffi::OsString;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
@@ -15,8 +14,8 @@ const MAX_SOCKET_PATH: usize = 107;
 /// Jiffy's folders on this host.
 #[derive(Debug, Clone)]
 pub struct Folders {
-    /// Images, volumes, VMs.
-    pub data: PathBuf,
+    /// Images, volumes, VMs; `None` where no home is known.
+    data: Option<PathBuf>,
     /// Sockets; gone after a reboot.
     pub run: PathBuf,
     /// `jiffyd`, `jiffy-vmm`, `jiffy-init`.
@@ -29,31 +28,21 @@ impl Folders {
     /// From the environment and where this program is installed. Nothing is
     /// made; none of them need exist.
     pub fn find() -> Folders {
-        let root = rustix::process::geteuid().is_root();
-        let program = env::current_exe()
-            .ok()
-            .and_then(|path| path.parent().map(Path::to_owned))
-            .unwrap_or_default();
+        let found = folders::Folders::find(&Chosen::by_environment());
         Folders {
-            data: set("JIFFY_DATA").unwrap_or_else(|| match root {
-                true => "/var/lib/jiffy".into(),
-                false => home_data().join("jiffy"),
-            }),
-            run: set("JIFFY_RUN").unwrap_or_else(|| default_run(root)),
-            lib: set("JIFFY_LIB").unwrap_or_else(|| {
-                first_existing(&[program.join("../lib/jiffy"), program.clone()], "jiffyd")
-            }),
-            share: set("JIFFY_SHARE").unwrap_or_else(|| {
-                first_existing(
-                    &[
-                        program.join("../share/jiffy"),
-                        program.join("../../share/jiffy"),
-                        program.join("share/jiffy"),
-                    ],
-                    "",
-                )
-            }),
+            data: found.data,
+            run: found.run,
+            lib: found.lib,
+            share: found.share,
         }
+    }
+
+    /// Images, volumes, VMs.
+    pub fn data(&self) -> Result<&Path> {
+        self.data.as_deref().ok_or_else(|| {
+            Failure::new("HOME is not set, so there is no folder to keep data in")
+                .hint("set HOME, or JIFFY_DATA to a folder")
+        })
     }
 
     /// The local node's socket.
@@ -79,7 +68,7 @@ impl Folders {
     pub fn below(root: &Path) -> Folders {
         let [data, run, lib, share] = ["data", "run", "lib", "share"].map(|name| root.join(name));
         Folders {
-            data,
+            data: Some(data),
             run,
             lib,
             share,
@@ -128,45 +117,6 @@ impl Folders {
     }
 }
 
-/// A variable that is set and not empty.
-fn set(name: &str) -> Option<PathBuf> {
-    env::var_os(name)
-        .filter(|value: &OsString| !value.is_empty())
-        .map(|value| {
-            let path = PathBuf::from(value);
-            // The node has another working directory.
-            std::path::absolute(&path).unwrap_or(path)
-        })
-}
-
-fn home_data() -> PathBuf {
-    set("XDG_DATA_HOME").unwrap_or_else(|| {
-        set("HOME")
-            .unwrap_or_else(|| "/".into())
-            .join(".local/share")
-    })
-}
-
-fn default_run(root: bool) -> PathBuf {
-    if root {
-        return "/run/jiffy".into();
-    }
-    match set("XDG_RUNTIME_DIR") {
-        Some(folder) => folder.join("jiffy"),
-        None => format!("/tmp/jiffy-{}", rustix::process::geteuid().as_raw()).into(),
-    }
-}
-
-/// The first of these folders with `file` in it, without `..` in its path;
-/// the first of all when there is none.
-fn first_existing(folders: &[PathBuf], file: &str) -> PathBuf {
-    folders
-        .iter()
-        .find(|folder| folder.join(file).exists())
-        .map(|folder| folder.canonicalize().unwrap_or_else(|_| folder.clone()))
-        .unwrap_or_else(|| folders[0].clone())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -174,7 +124,7 @@ mod tests {
 
     fn folders(run: &Path) -> Folders {
         Folders {
-            data: "/data".into(),
+            data: Some("/data".into()),
             run: run.to_owned(),
             lib: "/lib".into(),
             share: "/share".into(),

@@ -3,6 +3,7 @@
 use super::folders::Folders;
 use super::wait::read_until;
 use crate::failure::{Failure, Result, reason};
+use jiffy_sys::clock::boot_id;
 use jiffy_wire::vmm::{KvmKind, KvmProbe};
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use serde::{Deserialize, Serialize};
@@ -46,7 +47,7 @@ fn kind_of(path: &Path, folders: &Folders) -> Result<KvmKind> {
     let Some(device) = identity(path) else {
         return Ok(KvmKind::None);
     };
-    let boot_id = boot_id();
+    let boot_id = boot_id().unwrap_or_default();
     let file = folders.run.join("kvm.json");
     if let Some(known) = remembered(&file)
         && known.boot_id == boot_id
@@ -126,13 +127,6 @@ pub fn probe(folders: &Folders) -> Result<KvmProbe> {
         Ok(status) if !status.success() => failed(format!("failed ({status})")),
         _ => failed("answered in a way this jiffy does not understand".into()),
     })
-}
-
-/// The boot id, which also names the monotonic clock.
-pub fn boot_id() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .map(|text| text.trim().to_owned())
-        .unwrap_or_default()
 }
 
 fn identity(device: &Path) -> Option<(u64, u64, u64, i64, i64)> {

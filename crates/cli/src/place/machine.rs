@@ -17,12 +17,12 @@ pub struct Reached {
 }
 
 /// The machine that belongs to these folders.
-pub fn machine(folders: &Folders) -> Machine {
-    Machine::open(Paths {
-        data: folders.data.clone(),
+pub fn machine(folders: &Folders) -> Result<Machine> {
+    Ok(Machine::open(Paths {
+        data: folders.data()?.to_owned(),
         run: folders.run.clone(),
         share: folders.share.clone(),
-    })
+    }))
 }
 
 /// The machine's node; the machine is started if it does not run, which is
@@ -40,7 +40,7 @@ pub fn reach(folders: &Folders, why: &str) -> Result<Reached> {
 /// Starts the machine, or finds it running.
 pub fn start(folders: &Folders, options: Options, why: &str) -> Result<Reached> {
     let mut progress = None;
-    let started = machine(folders).start(options, &mut |stage| {
+    let started = machine(folders)?.start(options, &mut |stage| {
         progress
             .get_or_insert_with(|| Progress::new(why))
             .stage(stage);
@@ -62,7 +62,7 @@ pub fn start(folders: &Folders, options: Options, why: &str) -> Result<Reached> 
 /// For a node that is slow to answer: the machine may be paused because this
 /// host's disk was full. Lets it go on, or says why it can't.
 pub fn nudge(folders: &Folders) -> Result<()> {
-    let machine = machine(folders);
+    let machine = machine(folders)?;
     match machine.cause_of_death() {
         Some(MachineError::HostDiskFull { .. }) => machine
             .start(Options::default(), &mut |_| {})
@@ -75,7 +75,7 @@ pub fn nudge(folders: &Folders) -> Result<()> {
 
 /// The machine's node if it runs.
 pub fn running(folders: &Folders) -> Option<Endpoint> {
-    let endpoint = machine(folders).endpoint()?;
+    let endpoint = machine(folders).ok()?.endpoint()?;
     Some(Endpoint::Tcp {
         address: endpoint.address,
         token: endpoint.token,
@@ -84,7 +84,7 @@ pub fn running(folders: &Folders) -> Option<Endpoint> {
 
 /// Why the machine does not answer, if it has ended or stands still.
 pub fn cause_of_death(folders: &Folders) -> Option<Failure> {
-    let cause = match machine(folders).cause_of_death()? {
+    let cause = match machine(folders).ok()?.cause_of_death()? {
         MachineError::Died { console, .. } => Failure::new(
             "the machine ended while it was needed, and the VMs in it with it",
         )

@@ -2,7 +2,7 @@
 
 use crate::client::Client;
 use crate::failure::Result;
-use jiffy_sys::clock::monotonic_ns;
+use jiffy_sys::clock::{boot_id, monotonic_ns};
 use jiffy_wire::api::NodeInfo;
 use jiffy_wire::timeline::Timeline;
 
@@ -13,7 +13,7 @@ const QUESTIONS: usize = 3;
 /// machine's), it is read over the API, and taken to have been read in the
 /// middle between question and answer.
 pub async fn on_our_clock(client: &Client, mut timeline: Timeline) -> Result<Timeline> {
-    let ours = crate::place::kvm::boot_id();
+    let ours = boot_id().unwrap_or_default();
     if timeline.clock == ours {
         return Ok(timeline);
     }

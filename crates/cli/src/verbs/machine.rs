@@ -16,7 +16,7 @@ const NOT_RUNNING: u8 = 3;
 pub fn machine(context: &Context, verb: Machine) -> Result<Outcome> {
     let folders = &context.folders;
     folders.has_run()?;
-    let machine = open(folders);
+    let machine = open(folders)?;
     match verb {
         Machine::Start { cpus, memory, disk } => {
             folders.make_run()?;

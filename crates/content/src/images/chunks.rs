@@ -20,6 +20,7 @@ use jiffy_registry::{Progress, RemoteFile};
 use jiffy_store::partial::{is_partial, map_path, packings};
 use jiffy_store::reader::Outline;
 use jiffy_store::{Codec, ImageId, ImageReader, ParentRef, WriteError, WriteOptions, write_image};
+use jiffy_sys::causes;
 use jiffy_wire::pager::Origin;
 use std::fs::{self, File};
 use std::io;
@@ -473,37 +474,20 @@ fn cut_failed(root: &Path, error: &io::Error) -> Error {
 pub fn damaged(error: &jiffy_store::ImageError) -> Error {
     Error::internal(format!(
         "An image of chunks can't be read: {}.",
-        chain(error)
+        causes::sentence(error)
     ))
 }
 
 fn write_failed(error: &WriteError, path: &Path) -> Error {
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        if let Some(error) = cause.downcast_ref::<io::Error>()
-            && is_full(error)
-        {
-            return Error::io("write an image of chunks", path, error);
-        }
-        source = cause.source();
+    if let Some(error) = causes::find::<io::Error>(error)
+        && is_full(error)
+    {
+        return Error::io("write an image of chunks", path, error);
     }
     Error::internal(format!(
         "An image of chunks can't be written: {}.",
-        chain(error)
+        causes::sentence(error)
     ))
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let more = cause.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        source = cause.source();
-    }
-    text.trim_end_matches('.').to_owned()
 }
 
 #[cfg(test)]

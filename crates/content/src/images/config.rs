@@ -4,17 +4,10 @@
 use crate::error::{Error, Result};
 use jiffy_wire::agent::Command;
 use jiffy_wire::api::{ImageConfig, NoCommand};
+use jiffy_wire::signal;
 
 /// Most bytes of texts in a configuration.
 const MAX_CONFIG: usize = 256 * 1024;
-/// `SIGRTMIN` as C libraries for Linux number it.
-const SIGRTMIN: i32 = 34;
-/// Signal numbers, from 1 on (signal(7), x86).
-const SIGNALS: [&str; 31] = [
-    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",
-    "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG",
-    "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
-];
 /// SIGTERM.
 const TERM: i32 = 15;
 
@@ -134,28 +127,8 @@ pub fn fill(command: &mut Command, config: &ImageConfig) {
 
 /// The signal that ends the image's command in order, if it is not SIGTERM.
 pub fn stop_signal(config: &ImageConfig) -> Option<i32> {
-    let number = signal_number(config.stop_signal.as_deref()?)?;
+    let number = signal::number(config.stop_signal.as_deref()?)?;
     (number != TERM).then_some(number)
-}
-
-/// `SIGINT`, `INT`, `2`, `SIGRTMIN+3`.
-fn signal_number(text: &str) -> Option<i32> {
-    if let Ok(number) = text.parse::<i32>() {
-        return (1..=64).contains(&number).then_some(number);
-    }
-    let upper = text.to_ascii_uppercase();
-    let name = upper.strip_prefix("SIG").unwrap_or(&upper);
-    if let Some(more) = name.strip_prefix("RTMIN") {
-        let more: i32 = match more {
-            "" => 0,
-            more => more.strip_prefix('+')?.parse().ok()?,
-        };
-        return (0..=64 - SIGRTMIN)
-            .contains(&more)
-            .then_some(SIGRTMIN + more);
-    }
-    let index = SIGNALS.iter().position(|signal| *signal == name)?;
-    Some(index as i32 + 1)
 }
 
 #[cfg(test)]

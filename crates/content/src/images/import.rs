@@ -8,6 +8,7 @@ use crate::model::vm::Root;
 use jiffy_rootfs::{
     Choice, ImageConfig as Built, Imported, Limits, Progress, Source, import, import_tar,
 };
+use jiffy_sys::causes;
 use jiffy_wire::api::{Image, ImageConfig, ImageSource, ImportKind};
 use std::fs;
 use std::io::{self, Read};
@@ -61,7 +62,7 @@ impl Images {
             if ext4 {
                 return writable::import(tar, &out);
             }
-            let failed = |error: &dyn std::error::Error| import_error(error, &scratch);
+            let failed = |error: &(dyn std::error::Error + 'static)| import_error(error, &scratch);
             if which.kind == Some(ImportKind::Root) {
                 // As it comes: nothing is kept but the image.
                 return import_tar(tar, &out, Limits::default())
@@ -118,7 +119,7 @@ impl Made {
         config: ImageConfig,
         source: ImageSource,
     ) -> Result<Made> {
-        let failed = |error: &dyn std::error::Error| import_error(error, folder.path());
+        let failed = |error: &(dyn std::error::Error + 'static)| import_error(error, folder.path());
         let choice = Choice::new(folder.path());
         let layer = Source::open(changes, &choice).map_err(|error| failed(&error))?;
         let out = folder.path().join(ROOT);
@@ -193,25 +194,15 @@ fn config_of(built: Built) -> ImageConfig {
 }
 
 /// One sentence; a full disk and a client that went away are told apart.
-pub(crate) fn import_error(error: &dyn std::error::Error, folder: &Path) -> Error {
-    let mut message = error.to_string();
-    let mut source = error.source();
-    let mut own: Option<&io::Error> = None;
-    while let Some(cause) = source {
-        let text = cause.to_string();
-        if !message.contains(&text) {
-            message = format!("{message}: {text}");
-        }
-        own = own.or(cause.downcast_ref::<io::Error>());
-        source = cause.source();
-    }
-    match own {
+pub(crate) fn import_error(error: &(dyn std::error::Error + 'static), folder: &Path) -> Error {
+    match causes::find::<io::Error>(error) {
         Some(error) if is_full(error) => Error::io("write the image", folder, error),
         Some(error) if error.kind() == io::ErrorKind::ConnectionAborted => {
             Error::invalid("The archive ended early: the client went away.")
         }
         _ => Error::invalid(format!(
-            "The archive can't be made into an image: {message}."
+            "The archive can't be made into an image: {}.",
+            causes::sentence(error)
         ))
         .hint("`jiffy image import` takes a folder, a tar that `tar -t` can list, an OCI layout, or what `docker save` writes."),
     }

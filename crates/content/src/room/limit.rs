@@ -1,5 +1,6 @@
 //! A bound as users give it.
 
+use jiffy_wire::text::parse_size;
 use std::io;
 use std::path::Path;
 use std::str::FromStr;
@@ -40,18 +41,7 @@ impl FromStr for Limit {
                 .then_some(Limit::Percent(share))
                 .ok_or_else(wrong);
         }
-        let (digits, shift) = match text.char_indices().last() {
-            Some((at, 'K' | 'k')) => (&text[..at], 10),
-            Some((at, 'M' | 'm')) => (&text[..at], 20),
-            Some((at, 'G' | 'g')) => (&text[..at], 30),
-            Some((at, 'T' | 't')) => (&text[..at], 40),
-            _ => (text, 0),
-        };
-        let number: u64 = digits.parse().map_err(|_| wrong())?;
-        number
-            .checked_mul(1 << shift)
-            .map(Limit::Bytes)
-            .ok_or_else(wrong)
+        parse_size(text, 1).map(Limit::Bytes).ok_or_else(wrong)
     }
 }
 

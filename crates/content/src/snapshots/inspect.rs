@@ -1,12 +1,13 @@
 //! What a snapshot's RAM consists of.
 
-use super::memory::{self, text_of};
+use super::memory;
 use super::saved::Saved;
 use crate::error::{Error, Result};
 use jiffy_store::inspect::png;
 use jiffy_store::inspect::summary::{Summary, ranges};
 use jiffy_store::source::ChunkSource;
 use jiffy_store::{ImageError, ImageReader, Kind};
+use jiffy_sys::causes;
 use jiffy_wire::api::{ChunkKind, ChunkRange, MemoryForm, MemoryReport};
 use std::path::Path;
 
@@ -134,7 +135,7 @@ fn name_of(kind: Kind) -> &'static str {
 }
 
 fn unreadable(path: &Path, error: &ImageError) -> Error {
-    let text = text_of(error);
+    let text = causes::sentence(error);
     Error::internal(format!(
         "The memory of the snapshot can't be read: {}: {text}.",
         path.display()

@@ -10,6 +10,7 @@ use jiffy_store::{
     Backing, ChunkSource, Codec, ImageError, ImageReader, Kind, LayeredFile, Recording, WriteError,
     WriteOptions, write_image, write_raw,
 };
+use jiffy_sys::causes;
 use jiffy_wire::api::MemoryForm;
 use std::fs::{self, File};
 use std::io;
@@ -78,24 +79,13 @@ pub fn write(
 pub fn check(path: &Path) -> std::result::Result<(), String> {
     let mut path = path.to_owned();
     for _ in 0..=MAX_GENERATIONS {
-        let outline = Outline::read(&path).map_err(|error| text_of(&error))?;
+        let outline = Outline::read(&path).map_err(|error| causes::sentence(&error))?;
         let Some(parent) = outline.parent else {
             break;
         };
         path.set_file_name(parent.name);
     }
     Ok(())
-}
-
-/// An error and all that it came from.
-pub fn text_of(error: &ImageError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 fn options(base: Option<ImageReader>) -> WriteOptions {
@@ -219,17 +209,12 @@ pub fn bytes_of(path: &Path) -> io::Result<u64> {
 
 /// One sentence; a full disk is told apart.
 pub fn write_failed(target: &Path, error: &WriteError) -> Error {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        if let Some(error) = cause.downcast_ref::<io::Error>()
-            && crate::error::is_full(error)
-        {
-            return Error::io("write a VM's memory", target, error);
-        }
-        text = format!("{text}: {cause}");
-        source = cause.source();
+    if let Some(error) = causes::find::<io::Error>(error)
+        && crate::error::is_full(error)
+    {
+        return Error::io("write a VM's memory", target, error);
     }
+    let text = causes::sentence(error);
     Error::internal(format!("The VM's memory can't be written: {text}."))
 }
 

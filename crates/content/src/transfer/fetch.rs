@@ -208,7 +208,7 @@ fn unpack(
     job: &Arc<Job>,
 ) -> Result<(TempDir, ImageRecord)> {
     let temporary = images.temporary()?;
-    let failed = |error: &dyn std::error::Error| match job.is_cancelled() {
+    let failed = |error: &(dyn std::error::Error + 'static)| match job.is_cancelled() {
         true => Error::invalid("The pull was given up: nobody waits for it any more."),
         false => import_error(error, &images.folder),
     };

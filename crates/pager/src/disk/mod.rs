@@ -19,6 +19,7 @@ use fill::Unfilled;
 use jiffy_store::disk_cache::CacheError;
 use jiffy_store::{DiskCache, Recording, Stop};
 use jiffy_sys::clock::monotonic_ns;
+use jiffy_sys::mutex::lock;
 use jiffy_wire::disk::REQUEST_BYTES_MAX;
 use jiffy_wire::pager::PagerStats;
 use room::WithoutRoom;
@@ -26,7 +27,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
 /// Bytes of the disk that one piece of work ahead of need fills, about.
@@ -369,8 +370,4 @@ impl Counters {
             .first_ns
             .compare_exchange(0, begun, Ordering::Relaxed, Ordering::Relaxed);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,8 +4,8 @@ use jiffy_registry::artifact::{RemoteArtifact, RemoteFile};
 use jiffy_registry::client::Retries;
 use jiffy_registry::{Client, ClientOptions, Progress, Reference, RegistryError};
 use jiffy_store::{Origin, OriginError, Stop};
+use jiffy_sys::causes;
 use jiffy_wire::pager::RegistryOrigin;
-use std::error::Error;
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -116,12 +116,5 @@ impl Origin for RegistryFile {
 
 /// The client has tried again already.
 fn told(error: RegistryError) -> OriginError {
-    let mut why = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        why.push_str(": ");
-        why.push_str(&error.to_string());
-        cause = error.source();
-    }
-    OriginError::never(why)
+    OriginError::never(causes::sentence(&error))
 }

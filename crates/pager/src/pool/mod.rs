@@ -12,12 +12,13 @@ pub use job::Job;
 
 use crate::errands::{Errands, Urgency};
 use crate::vm::{Fault, Vm};
+use jiffy_sys::mutex::lock;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, mpsc};
 use std::thread::{self, JoinHandle};
 
 /// The wake-up descriptor's token; VMs have others.
@@ -262,10 +263,6 @@ impl Shared {
     fn has_jobs(&self) -> bool {
         self.jobs_waiting.load(Ordering::Acquire) > 0
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn write<T>(lock: &RwLock<T>) -> std::sync::RwLockWriteGuard<'_, T> {

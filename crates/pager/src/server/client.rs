@@ -1,6 +1,7 @@
 //! A connection to the control socket: a request a line, an answer a line, in
 //! order.
 
+use jiffy_wire::lines::Lines;
 use jiffy_wire::pager::{PagerRequest, PagerResponse};
 use rustix::event::PollFlags;
 use std::io::{ErrorKind, Read, Write};
@@ -12,7 +13,7 @@ const MAX_LINE: usize = 64 << 10;
 
 pub(super) struct Client {
     stream: UnixStream,
-    input: Vec<u8>,
+    input: Lines,
     output: Vec<u8>,
     /// An answer comes later.
     busy: bool,
@@ -24,7 +25,7 @@ impl Client {
     pub fn new(stream: UnixStream) -> Client {
         Client {
             stream,
-            input: Vec::new(),
+            input: Lines::new(MAX_LINE),
             output: Vec::new(),
             busy: false,
             closing: false,
@@ -59,7 +60,7 @@ impl Client {
         let mut buffer = [0; 4096];
         match self.stream.read(&mut buffer) {
             Ok(0) => return false,
-            Ok(bytes) => self.input.extend(&buffer[..bytes]),
+            Ok(bytes) => self.input.push(&buffer[..bytes]),
             Err(error) if again(&error) => {}
             Err(_) => return false,
         }
@@ -79,16 +80,14 @@ impl Client {
     /// The next whole request; one that is none is answered at once.
     pub fn next_request(&mut self) -> Option<PagerRequest> {
         while !self.busy && !self.closing {
-            let Some(end) = self.input.iter().position(|byte| *byte == b'\n') else {
-                if self.input.len() > MAX_LINE {
+            let line = match self.input.next_line() {
+                Ok(line) => line?,
+                Err(error) => {
                     self.closing = true;
-                    self.answer(&PagerResponse::Error(format!(
-                        "a request is longer than {MAX_LINE} bytes"
-                    )));
+                    self.answer(&PagerResponse::Error(error.to_string()));
+                    return None;
                 }
-                return None;
             };
-            let line: Vec<u8> = self.input.drain(..=end).collect();
             match serde_json::from_slice(&line) {
                 Ok(request) => return Some(request),
                 Err(error) => self.answer(&PagerResponse::Error(format!(

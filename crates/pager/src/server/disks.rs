@@ -9,6 +9,7 @@ use crate::errands::{Errands, Urgency};
 use crate::image::Unreadable;
 use jiffy_store::{Recording, Stop};
 use jiffy_wire::disk::{ChunkAnswer, ChunkRequest, LINE_MAX};
+use jiffy_wire::lines::Lines;
 use jiffy_wire::pager::{OpenDisk, PagerResponse};
 use rustix::event::PollFlags;
 use std::collections::BTreeMap;
@@ -36,7 +37,7 @@ pub(super) struct ServedDisk {
 /// A VMM.
 pub(super) struct DiskPeer {
     stream: UnixStream,
-    input: Vec<u8>,
+    input: Lines,
     output: Vec<u8>,
     pending: usize,
     /// It understands [`ChunkAnswer::Bytes`].
@@ -98,7 +99,7 @@ impl DiskPeer {
         let mut buffer = [0; LINE_MAX];
         match self.stream.read(&mut buffer) {
             Ok(0) => return false,
-            Ok(bytes) => self.input.extend(&buffer[..bytes]),
+            Ok(bytes) => self.input.push(&buffer[..bytes]),
             Err(error) if is_nothing(&error) => {}
             Err(_) => return false,
         }
@@ -110,13 +111,8 @@ impl DiskPeer {
         if self.pending >= MAX_PENDING {
             return Ok(None);
         }
-        let Some(end) = self.input.iter().position(|byte| *byte == b'\n') else {
-            return match self.input.len() > LINE_MAX {
-                true => Err(format!("a request is longer than {LINE_MAX} bytes")),
-                false => Ok(None),
-            };
-        };
-        let line: Vec<u8> = self.input.drain(..=end).collect();
+        let line = self.input.next_line().map_err(|error| error.to_string())?;
+        let Some(line) = line else { return Ok(None) };
         serde_json::from_slice(&line)
             .map(Some)
             .map_err(|error| format!("the line is not a request: {error}"))
@@ -257,7 +253,7 @@ impl Server {
             }
             let peer = DiskPeer {
                 stream,
-                input: Vec::new(),
+                input: Lines::new(LINE_MAX),
                 output: Vec::new(),
                 pending: 0,
                 takes_bytes: false,

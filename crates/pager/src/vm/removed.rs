@@ -4,7 +4,7 @@
 
 use crate::bitmap::Bitmap;
 use crate::handshake::Layout;
-use jiffy_sys::durable;
+use jiffy_sys::{clock, durable};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::ops::Range;
@@ -105,7 +105,7 @@ impl Owner {
         Some(Owner {
             pid,
             started: started.parse().ok()?,
-            boot: fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?,
+            boot: clock::boot_id().ok()?,
         })
     }
 
@@ -115,7 +115,7 @@ impl Owner {
         header.extend(self.started.to_le_bytes());
         header.extend(layout.end().to_le_bytes());
         header.extend(layout.regions()[0].address.to_le_bytes());
-        header.extend(self.boot.trim().bytes().take(64));
+        header.extend(self.boot.bytes().take(64));
         header.resize(BITS_AT as usize, 0);
         header
     }

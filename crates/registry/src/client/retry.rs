@@ -3,6 +3,7 @@
 use super::options::Retries;
 use crate::error::Result;
 use crate::{Progress, RegistryError};
+use jiffy_sys::causes;
 use std::time::{Duration, Instant};
 
 /// How long a wait may go on before it is asked whether to give up.
@@ -53,7 +54,7 @@ impl<'a> Patience<'a> {
         if deadline.is_some_and(|deadline| Instant::now() + wait >= deadline) {
             return Err(error);
         }
-        let why = chain(&error);
+        let why = causes::sentence(&error);
         tracing::debug!(what = self.what, failures = self.failures, ?wait, "{why}");
         self.progress.retrying(&why, wait);
         self.sleep(wait)
@@ -101,18 +102,6 @@ fn wait_before(retries: &Retries, attempt: u32, error: &RegistryError) -> Durati
         .saturating_mul(1 << doublings)
         .min(retries.longest_wait);
     all.mul_f64(0.5 + fastrand::f64() / 2.0)
-}
-
-/// An error with its causes, in a line.
-fn chain(error: &RegistryError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

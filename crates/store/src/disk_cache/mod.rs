@@ -17,8 +17,8 @@ use crate::error::ImageError;
 use crate::format::{ImageId, Kind};
 use crate::presence::{PresenceError, PresenceFault, PresenceMap};
 use crate::reader::ImageReader;
-use jiffy_sys::durable;
 use jiffy_sys::locked::{Locked, lock_alone};
+use jiffy_sys::{clock, durable};
 use jiffy_wire::disk::{CONTENTS, MAP_HEADER, MapHeader, PRESENT};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -376,7 +376,7 @@ fn make_folder(folder: &Path) -> io::Result<()> {
 
 /// The host's boot, as `/proc` has it.
 fn boot_id() -> io::Result<[u8; 16]> {
-    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let text = clock::boot_id()?;
     let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
     let mut id = [0; 16];
     for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {

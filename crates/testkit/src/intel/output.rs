@@ -1,5 +1,6 @@
 //! What comes over the serial port: output of programs, and lines of ours between.
 
+use jiffy_wire::lines::Lines;
 use std::collections::VecDeque;
 
 /// Something that came.
@@ -18,7 +19,7 @@ pub enum Event {
 #[derive(Debug)]
 pub struct Reader {
     mark: Vec<u8>,
-    rest: Vec<u8>,
+    lines: Lines,
     events: VecDeque<Event>,
     booted: bool,
 }
@@ -27,7 +28,7 @@ impl Reader {
     pub fn new(token: &str) -> Reader {
         Reader {
             mark: mark(token).into_bytes(),
-            rest: Vec::new(),
+            lines: Lines::new(usize::MAX),
             events: VecDeque::new(),
             booted: false,
         }
@@ -39,9 +40,9 @@ impl Reader {
     }
 
     pub fn push(&mut self, bytes: &[u8]) {
-        self.rest.extend_from_slice(bytes);
-        while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
-            let mut line: Vec<u8> = self.rest.drain(..=end).collect();
+        self.lines.push(bytes);
+        while let Ok(Some(mut line)) = self.lines.next_line() {
+            line.push(b'\n');
             let ours = find(&line, &self.mark).map(|at| line.split_off(at));
             if !line.is_empty() && self.booted {
                 self.events.push_back(Event::Output(line));

@@ -53,6 +53,25 @@ pub fn size(bytes: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
+/// What people write for a size: a whole number, then nothing for units of `plain` bytes, or
+/// `K`, `M`, `G` or `T`, small or large, with or without `iB`. In bytes; `None` for all else.
+pub fn parse_size(text: &str, plain: u64) -> Option<u64> {
+    let upper = text.to_ascii_uppercase();
+    let digits = upper.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let unit = match &upper[digits.len()..] {
+        "" => plain,
+        "K" | "KIB" => 1 << 10,
+        "M" | "MIB" => 1 << 20,
+        "G" | "GIB" => 1 << 30,
+        "T" | "TIB" => 1 << 40,
+        _ => return None,
+    };
+    // `parse` would take a sign.
+    let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+    let number: u64 = digits.parse().ok().filter(|_| is_number)?;
+    number.checked_mul(unit)
+}
+
 /// `3 seconds`, `2 hours`: the time from `since` to `now`, Unix seconds.
 pub fn age(since: u64, now: u64) -> String {
     let mut age = String::new();
@@ -106,6 +125,36 @@ mod tests {
                     assert_eq!(is_plain(&text), (b' '..=b'~').contains(&byte), "{byte:#x}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_written_size_is_a_number_and_a_unit() {
+        for (text, plain, expected) in [
+            ("0", 1, 0),
+            ("50", 1, 50),
+            ("50", 1 << 20, 50 << 20),
+            ("50k", 1, 50 << 10),
+            ("2M", 1 << 20, 2 << 20),
+            ("1GiB", 1, 1 << 30),
+            ("3t", 1, 3 << 40),
+        ] {
+            assert_eq!(parse_size(text, plain), Some(expected), "{text}");
+        }
+        for text in [
+            "",
+            "M",
+            "-1",
+            "+1",
+            "1.5G",
+            "5 M",
+            "5X",
+            "5iB",
+            "99999999T",
+            "ä",
+            "1Gä",
+        ] {
+            assert_eq!(parse_size(text, 1), None, "{text}");
         }
     }
 

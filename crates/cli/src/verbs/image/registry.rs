@@ -13,6 +13,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use jiffy_wire::api::{ArtifactKind, PullImage, PullStep, PushArtifact, RegistryAccess};
+use jiffy_wire::lines::Lines;
 use serde_json::json;
 use std::collections::HashMap;
 use std::io::Read;
@@ -208,10 +209,9 @@ pub fn pem(file: &Path) -> Result<String> {
 /// Shows the steps of a job as bars, and gives the last one.
 async fn follow(mut body: Incoming) -> Result<PullStep> {
     let mut bars = Bars::new();
-    let mut lines = Vec::new();
+    let mut lines = Lines::new(MAX_LINE);
     loop {
-        while let Some(end) = lines.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = lines.drain(..=end).collect();
+        while let Some(line) = lines.next_line().map_err(|_| not_understood())? {
             match serde_json::from_slice(&line).map_err(|_| not_understood())? {
                 PullStep::Doing(what) => bars.doing(&what),
                 PullStep::Blob {
@@ -223,13 +223,10 @@ async fn follow(mut body: Incoming) -> Result<PullStep> {
                 end => return Ok(end),
             }
         }
-        if lines.len() > MAX_LINE {
-            return Err(not_understood());
-        }
         match body.frame().await {
             Some(Ok(frame)) => {
                 if let Ok(data) = frame.into_data() {
-                    lines.extend_from_slice(&data);
+                    lines.push(&data);
                 }
             }
             _ => {

@@ -1,0 +1,75 @@
+//! An error with what caused it.
+
+use std::error::Error;
+
+/// The error, then what caused it, then the cause of that.
+pub fn causes<'a>(
+    error: &'a (dyn Error + 'static),
+) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |&error| error.source())
+}
+
+/// The error and its causes in one sentence, without a full stop. A cause that an error
+/// before it has quoted is left out.
+pub fn sentence(error: &(dyn Error + 'static)) -> String {
+    let mut text = String::new();
+    for cause in causes(error) {
+        let more = cause.to_string();
+        let more = more.trim_end_matches('.');
+        if text.is_empty() {
+            text.push_str(more);
+        } else if !text.contains(more) {
+            text.push_str(": ");
+            text.push_str(more);
+        }
+    }
+    text
+}
+
+/// The first cause of type `E`, which may be the error itself.
+pub fn find<'a, E: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a E> {
+    causes(error).find_map(|cause| cause.downcast_ref())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fmt;
+    use std::io;
+
+    #[derive(Debug)]
+    struct Told(&'static str, Option<Box<dyn Error>>);
+
+    impl fmt::Display for Told {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+    }
+
+    impl Error for Told {
+        fn source(&self) -> Option<&(dyn Error + 'static)> {
+            self.1.as_deref()
+        }
+    }
+
+    #[test]
+    fn causes_follow_once_each() {
+        let full = io::Error::from(io::ErrorKind::StorageFull);
+        let error = Told("a file can't be written", Some(Box::new(full)));
+        let error = Told("the image can't be made: a file can't be written", {
+            Some(Box::new(error))
+        });
+        assert_eq!(
+            sentence(&error),
+            "the image can't be made: a file can't be written: no storage space"
+        );
+        let kind = find::<io::Error>(&error).map(io::Error::kind);
+        assert_eq!(kind, Some(io::ErrorKind::StorageFull));
+        assert!(find::<fmt::Error>(&error).is_none());
+    }
+
+    #[test]
+    fn a_sentence_ends_without_a_full_stop() {
+        assert_eq!(sentence(&Told("It failed.", None)), "It failed");
+    }
+}

@@ -1,0 +1,91 @@
+//! Lines of a byte stream: JSON that ends with a newline, as control sockets and long answers
+//! of the API have it.
+
+use alloc::vec::Vec;
+use thiserror::Error;
+
+/// A line is longer than its reader takes.
+#[derive(Debug, Error, Clone, Copy, PartialEq, Eq)]
+#[error("a line is longer than {0} bytes")]
+pub struct TooLong(pub usize);
+
+/// Cuts a byte stream into lines.
+#[derive(Debug)]
+pub struct Lines {
+    buffer: Vec<u8>,
+    /// Up to where there is no newline.
+    searched: usize,
+    longest: usize,
+}
+
+impl Lines {
+    /// A line may have this many bytes, its newline not counted.
+    pub fn new(longest: usize) -> Lines {
+        Lines {
+            buffer: Vec::new(),
+            searched: 0,
+            longest,
+        }
+    }
+
+    /// Adds bytes as they came.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// The next whole line, without its newline; `None` if its end has not come. After an
+    /// error the stream is lost.
+    pub fn next_line(&mut self) -> Result<Option<Vec<u8>>, TooLong> {
+        let new = &self.buffer[self.searched..];
+        let end = new.iter().position(|byte| *byte == b'\n');
+        let length = end.map_or(self.buffer.len(), |end| self.searched + end);
+        if length > self.longest {
+            return Err(TooLong(self.longest));
+        }
+        if end.is_none() {
+            self.searched = length;
+            return Ok(None);
+        }
+        self.searched = 0;
+        let mut line: Vec<u8> = self.buffer.drain(..=length).collect();
+        line.pop();
+        Ok(Some(line))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_split_of_the_stream_gives_the_same_lines(
+            sent in proptest::collection::vec("[a-z]{0,9}", 0..20),
+            cut in 1usize..20,
+        ) {
+            let mut bytes = sent.join("\n").into_bytes();
+            bytes.extend(b"\nrest");
+            let mut lines = Lines::new(9);
+            let mut got = Vec::new();
+            for piece in bytes.chunks(cut) {
+                lines.push(piece);
+                while let Some(line) = lines.next_line().unwrap() {
+                    got.push(std::string::String::from_utf8(line).unwrap());
+                }
+            }
+            let sent = if sent.is_empty() { std::vec![std::string::String::new()] } else { sent };
+            prop_assert_eq!(got, sent);
+        }
+    }
+
+    #[test]
+    fn a_long_line_is_refused_whole_or_not() {
+        let mut lines = Lines::new(3);
+        lines.push(b"abc\nabcd");
+        assert_eq!(lines.next_line(), Ok(Some(b"abc".to_vec())));
+        assert_eq!(lines.next_line(), Err(TooLong(3)));
+        lines.push(b"\n");
+        assert_eq!(lines.next_line(), Err(TooLong(3)));
+    }
+}
