@@ -12,13 +12,12 @@
 //!
 //! Order on the supervisor channel: `Hello` → `Welcome` → anything.
 //!
-//! A guest may be older than its node, in the memory of a captured VM by many
-//! releases, and, when an upgrade was taken back, newer. The hello has the
-//! newest version that the guest speaks, the welcome the newest that both do
-//! ([`common`]). A [`Request`] has the version in which it came to be, and the
-//! guest takes what it speaks ([`is_spoken`]). Messages never change: one that
-//! is to say more is another message, at the end of its enum, of a new version,
-//! and is sent to nobody who did not say that he speaks it.
+//! A guest may be older than its node, in a captured VM by many releases, or newer,
+//! after a downgrade. The hello has the newest version that the guest supports, the
+//! welcome the newest that both support ([`common`]). A [`Request`] has the version that
+//! introduced it, and the guest takes those that it supports ([`is_spoken`]). Messages
+//! never change: an extended message is a new one at the end of its enum, with a new
+//! version, and is sent only to peers that support it.
 
 use alloc::{string::String, vec::Vec};
 use serde::{Deserialize, Serialize};
@@ -293,11 +292,11 @@ pub enum Request {
         /// How long programs have after SIGTERM, milliseconds.
         grace_ms: u32,
     },
-    /// Hold the workload still for a capture: freeze all programs, write dirty
-    /// pages back, and, if asked, give up caches. One [`Done`] out when all is
-    /// still. It stays so until this connection ends. Then the guest looks at
-    /// its [`crate::guest::Generation`]: if that is the one it knows, it was
-    /// captured only, and programs go on; if not, it was restored.
+    /// Quiesce the workload for a capture: freeze all programs, write dirty pages back,
+    /// and, if requested, drop caches. One [`Done`] out when that is done. Programs stay
+    /// frozen until this connection ends. Then the guest reads its
+    /// [`crate::guest::Generation`]: if it is unchanged, the guest was only captured, and
+    /// programs are thawed; if not, it was restored.
     ///
     /// The answer waits up to 500 ms until the host has stored what the first
     /// command wrote: it belongs to this guest, and a clone starts at offset 0.
@@ -319,7 +318,7 @@ pub enum Request {
     },
     /// What was changed in the root file system: the overlay's upper layer as
     /// a tar, with whiteouts and opaque folders as overlayfs has them. Programs
-    /// stand still meanwhile. [`CopyFrame::Data`] out, then `End`, or `Failed`.
+    /// are frozen meanwhile. [`CopyFrame::Data`] out, then `End`, or `Failed`.
     Changes {
         /// [`OLDEST`].
         version: u16,

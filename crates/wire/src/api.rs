@@ -140,7 +140,7 @@ pub struct CreateVm {
     pub cold: bool,
 }
 
-/// What becomes of an empty first command when the image names none.
+/// What an empty first command means when the image has none either.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NoCommand {
@@ -204,7 +204,7 @@ pub enum RootDisk {
     },
 }
 
-/// Where a VM is in its life.
+/// State of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VmState {
@@ -231,7 +231,7 @@ pub struct Vm {
     pub id: String,
     /// Its name.
     pub name: String,
-    /// Where it is in its life.
+    /// Its state.
     pub state: VmState,
     /// Image name.
     pub image: String,
@@ -317,7 +317,7 @@ pub struct Forked {
     pub timeline: crate::timeline::Timeline,
 }
 
-/// A VM that was put to sleep.
+/// A VM that was hibernated.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hibernated {
     /// The VM.
@@ -472,7 +472,7 @@ pub struct ChunkRange {
     pub stored_bytes: u64,
 }
 
-/// Golden snapshots that were forgotten, or images.
+/// Golden snapshots or images that were removed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pruned {
     /// Their names.
@@ -600,13 +600,13 @@ pub enum ImportKind {
     Docker,
 }
 
-/// How a registry is spoken to.
+/// Access to a registry.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RegistryAccess {
-    /// Who we are: name and password.
+    /// User name and password.
     pub credentials: Option<(String, String)>,
-    /// A token that says who we are, from a credential helper.
+    /// A token from a credential helper.
     pub identity_token: Option<String>,
     /// HTTP without TLS; loopback registries are tried so anyway.
     pub plain_http: bool,
@@ -824,7 +824,7 @@ pub struct ApiError {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// 400: the request makes no sense.
+    /// 400: the request is not valid.
     Invalid,
     /// 401: no token, or a wrong one.
     Unauthorized,

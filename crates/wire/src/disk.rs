@@ -1,15 +1,15 @@
-//! Disks whose bytes come when they are asked for: the map that tells what is
-//! there, and how a VMM asks a pager for the rest.
+//! Disks that are filled on demand: the map of what is stored, and how a VMM requests
+//! the rest from a pager.
 //!
 //! A disk cache is a folder with the file `contents`, sparse and as long as
 //! the disk, and the map `present` ([`MapHeader`], then a bit for each chunk).
 //! A bit is set after the bytes were written. VMMs map `present` read-only and
 //! read `contents`; only the pager writes either.
 //!
-//! For what is missing a VMM connects to the disk's socket and sends one
+//! For missing chunks a VMM connects to the disk's socket and sends one
 //! [`ChunkRequest`] a line as JSON. Each is answered with one [`ChunkAnswer`]
 //! a line, in any order. To a VMM that began with [`ChunkRequest::TAKES_BYTES`] an
-//! answer may bring bytes. `docs/disk-cache.md` has all of it in words.
+//! answer may carry bytes. `docs/disk-cache.md` describes the protocol.
 
 use serde::{Deserialize, Serialize};
 

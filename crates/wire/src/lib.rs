@@ -1,5 +1,5 @@
-//! What Jiffy's processes say to one another: messages, their versions, their
-//! framing, and the spans of a timeline. No I/O happens here.
+//! Protocols between Jiffy's processes: messages, versions, framing, and the spans of a
+//! timeline. No I/O.
 //!
 //! * [`frame`]: length-prefixed frames on a byte stream, bounded.
 //! * [`lines`]: lines on a byte stream, bounded.
@@ -7,8 +7,8 @@
 //! * [`agent`]: the protocol between the node and `jiffy-init`, over vsock.
 //! * [`vmm`]: the configuration and control messages of `jiffy-vmm`.
 //! * [`pager`]: how memory is handed to `jiffy-pager`, and what it is told to serve.
-//! * [`disk`]: disks whose bytes come when they are asked for.
-//! * [`cpu`]: a guest's processor, and whether a host can give it.
+//! * [`disk`]: disks that are filled on demand.
+//! * [`cpu`]: CPU profiles of guests and hosts, and their comparison.
 //! * [`api`]: the node's HTTP API as `jiffy` and others see it.
 //! * [`signal`]: names of signals.
 //! * [`text`]: lists, sizes and ages as people read and write them.

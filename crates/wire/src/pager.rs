@@ -1,27 +1,25 @@
-//! How a VMM hands its userfaultfd to a pager, and the node tells the pager
-//! what to serve.
+//! How a VMM hands its userfaultfd to a pager, and how the node controls the pager.
 //!
 //! The hand-over is the one Firecracker documents for its UFFD back-end: the
 //! VMM connects to a Unix stream socket and sends one message, a JSON array of
 //! [`Mapping`], with the userfaultfd attached by `SCM_RIGHTS`. From then on the
-//! connection only says that both are alive: when the VMM goes the pager
-//! forgets it, and when the pager goes the VMM connects again (a new pager
-//! wakes all that wait, so that their faults are told to it anew). When the
-//! pager can serve a VM no longer (its image is damaged) or refuses the
-//! handshake, it says so with one [`PagerWord`] as a line of JSON on the
-//! connection and closes it: the VMM must end.
+//! connection shows that both are alive: when the VMM closes it the pager forgets the
+//! VM, and when the pager closes it the VMM connects again (a new pager wakes all
+//! waiting threads, so that they fault again). If the pager can't serve a VM any more
+//! (its image is damaged) or refuses the handshake, it sends one [`PagerWord`] as a line
+//! of JSON and closes the connection: the VMM must end.
 //!
-//! A VMM of ours may ask first, with [`WORKING_SET_QUESTION`], for the part of the
-//! working set that the pager keeps in memory: the answer is
-//! [`PagerWord::WorkingSet`]. What it maps of that the pager never fills.
+//! `jiffy-vmm` may first ask, with [`WORKING_SET_QUESTION`], for the part of the working
+//! set that the pager keeps in memory: the answer is [`PagerWord::WorkingSet`]. The pager
+//! does not fill what the VMM maps of it.
 //!
-//! On that connection the pager says, one JSON object a line:
+//! The pager sends on that connection, one JSON object a line:
 //!
 //! * `{"working_set":{"ranges":[[offset,length],…],"written":null}}`: the
 //!   answer, with a sealed memfd as long as RAM attached that holds these ranges of
-//!   it; none without. Where it does not know what of that is written at once, the VMM
-//!   says so with a [`VmmWord`] when its guest has run for a moment.
-//! * `{"failed":"…"}`: a chunk can't be had; the VM ends with these words.
+//!   it; no ranges without. If `written` is null, the VMM reports with a [`VmmWord`] which of
+//!   these pages its guest wrote in its first moments.
+//! * `{"failed":"…"}`: a chunk can't be read; the VM ends with this message.
 //! * `{"complete":true}`: all that is not zero is in memory (`Complete` asked
 //!   for it; it is said before that is answered). The VMM unregisters its
 //!   memory, so that what is missing reads as zero.
@@ -34,7 +32,7 @@ use crate::vmm::Extent;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// What is there of the image's working set? A line before the handshake.
+/// Asks for the image's working set: a line before the handshake.
 pub const WORKING_SET_QUESTION: &[u8] = b"{\"working_set\":true}\n";
 /// Ranges in one list, at most.
 pub const WORKING_SET_RANGES: usize = 1024;
@@ -81,8 +79,8 @@ pub enum PagerWord {
     },
     /// All that is not zero is in memory: faults need no pager any more.
     Complete(bool),
-    /// A chunk can't be had, in one sentence: the last line of a connection
-    /// that cannot go on.
+    /// A chunk can't be read, in one sentence: the last line before the connection is
+    /// closed.
     Failed(String),
 }
 
@@ -103,14 +101,13 @@ pub enum PagerRequest {
         /// Fetch the image's recorded working set before it is asked for.
         prefetch: bool,
     },
-    /// From now on, what is missing of the image at this path is to be had
-    /// there, the first origin first, also if it is in use. To be said before
-    /// `Serve` and `OpenDisk` for an image that is not all here, and for each
-    /// of its parents that is not.
+    /// Sets the origins of an image's missing chunks, in the order to try them. Sent
+    /// before `Serve` and `OpenDisk` for each incomplete image and parent; may also
+    /// change the origins of an image in use.
     Origins {
         /// The image's file.
         image: PathBuf,
-        /// Where its bytes are. None forgets what was said.
+        /// Its origins. An empty list removes them.
         origins: Vec<Origin>,
     },
     /// Listen on `socket` for the VMMs that have this disk.
@@ -127,12 +124,12 @@ pub enum PagerRequest {
         /// The image's file.
         image: PathBuf,
     },
-    /// Fill everything that is still missing, then answer.
+    /// Fill all missing chunks, then answer.
     Complete {
         /// As in `Serve` or `OpenDisk`.
         name: String,
     },
-    /// Stop listening, let go of the VM or the disk.
+    /// Stop listening, and forget the VM or the disk.
     Forget {
         /// As in `Serve` or `OpenDisk`.
         name: String,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Which process or layer measured a span; one lane of the picture each.
+/// Which process or layer measured a span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Track {

@@ -1,4 +1,4 @@
-//! What the node tells `jiffy-vmm`, and what it hears.
+//! Configuration, commands and events of `jiffy-vmm`.
 //!
 //! The node writes a [`VmmConfig`] as JSON into the VM's folder and starts
 //! `jiffy-vmm run --config FILE [--events-fd N]`. Events come back as one JSON
@@ -9,8 +9,8 @@
 //! A spare VMM, `jiffy-vmm run --config PLACEHOLDER --spare-fd N`, does what
 //! needs no configuration and waits on that socket for a [`TakeSpare`].
 //!
-//! With [`VmmConfig::restore`] the VM is not booted but goes on where a
-//! captured one was ([`ControlRequest::Capture`]).
+//! With [`VmmConfig::restore`] the VM is not booted but restored from a captured one
+//! ([`ControlRequest::Capture`]).
 
 use crate::cpu::{Profile, Wanted};
 use serde::{Deserialize, Serialize, Serializer};

@@ -1,4 +1,4 @@
-//! What a guest's processor is, so that a snapshot can be held against a host.
+//! CPU profiles, by which a snapshot is compared with a host.
 //!
 //! A [`Profile`] is CPUID as a guest sees it, less what differs from vCPU to vCPU, with
 //! the MSRs that say what a processor is and the frequency of its time stamp counter. A

@@ -1,5 +1,4 @@
-//! What is written for people to read: tables, sizes, ages, and text of a guest made
-//! harmless.
+//! Text for people: tables, sizes, ages, and escaping of text from guests.
 //!
 //! * [`list`]: the list of VMs, which the node writes.
 //! * [`table`]: rows under headings.
@@ -53,8 +52,8 @@ pub fn size(bytes: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// What people write for a size: a whole number, then nothing for units of `plain` bytes, or
-/// `K`, `M`, `G` or `T`, small or large, with or without `iB`. In bytes; `None` for all else.
+/// Parses a size: a whole number, then nothing for units of `plain` bytes, or `K`, `M`, `G`
+/// or `T` in either case, with or without `iB`. In bytes; `None` if it is not a size.
 pub fn parse_size(text: &str, plain: u64) -> Option<u64> {
     let upper = text.to_ascii_uppercase();
     let digits = upper.trim_end_matches(|c: char| !c.is_ascii_digit());
