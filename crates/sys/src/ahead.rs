@@ -1,8 +1,8 @@
-//! A process that was started before it is known what for.
+//! A process that is started ahead and later told what to do (a spare VMM).
 //!
-//! Whoever starts it keeps one end of a pair of sockets ([`pair`]) and passes
-//! the other on. One message with descriptors says what to do; the end of the
-//! connection says that there will be nothing to do.
+//! The parent keeps one end of a socket pair ([`pair`]) and passes the other to the
+//! process. One message with descriptors tells it what to do; if the connection closes
+//! instead, it ends.
 
 #![allow(unsafe_code)] // dup2, madvise, and this process's own arguments.
 
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// Longest message, bytes.
 pub const MAX_MESSAGE: usize = 8 << 10;
 
-/// Two ends of a connection that keeps messages apart, closed on exec.
+/// A socket pair that keeps message boundaries (SOCK_SEQPACKET), closed on exec.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(
         AddressFamily::UNIX,
@@ -28,7 +28,7 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     )?)
 }
 
-/// Waits for the message; none if the other end was closed instead.
+/// Waits for the message; `None` if the other end was closed.
 pub fn wait(socket: BorrowedFd<'_>) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
     let mut bytes = vec![0; MAX_MESSAGE];
     let mut fds = Vec::with_capacity(fds::MOST);
@@ -52,13 +52,12 @@ pub fn write_to(output: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// An argument of this process, where the kernel shows it to others
-/// (`/proc/PID/cmdline`).
+/// An argument in this process's memory, which `/proc/PID/cmdline` shows.
 #[derive(Debug)]
 pub struct Argument(&'static [AtomicU8]);
 
 impl Argument {
-    /// The first argument that says this.
+    /// The first argument with this text.
     pub fn find(text: &OsStr) -> io::Result<Argument> {
         let text = text.as_bytes();
         let area = arguments()?;
@@ -109,9 +108,9 @@ fn arguments() -> io::Result<&'static [AtomicU8]> {
     }
 }
 
-/// Maps what this process has of its program, and gives it pages of its own
-/// where it may write: what runs next faults there no more. Only about time;
-/// Linux before 5.14 can't.
+/// Populates this process's mappings of its program (MADV_POPULATE_READ, and
+/// MADV_POPULATE_WRITE where they are writable), so that later code takes no page faults
+/// there. Affects only time; has no effect before Linux 5.14.
 pub fn touch_program() -> io::Result<()> {
     let Ok(program) = fs::read_link("/proc/self/exe") else {
         return Ok(());
@@ -123,7 +122,7 @@ pub fn touch_program() -> io::Result<()> {
             continue;
         };
         let file = fields.nth(3).unwrap_or_default();
-        // What is zero at first follows, and has no name.
+        // The .bss follows, an anonymous mapping.
         is_program = file == program.as_os_str() || (is_program && file.is_empty());
         let ends = range.split_once('-').map(|(start, end)| {
             let number = |text| usize::from_str_radix(text, 16);

@@ -5,8 +5,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 
 /// Reads a file from its beginning to its end. One of more than `most` bytes is
-/// refused before anything is allocated for it. Where the descriptor stands is
-/// neither used nor changed: others may share it.
+/// refused before anything is allocated for it. The file offset is neither used nor
+/// changed: others may share it.
 pub fn of(file: &File, most: u64) -> io::Result<Vec<u8>> {
     let length = file.metadata()?.len();
     if length > most {
@@ -20,7 +20,7 @@ pub fn of(file: &File, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads from a position of its own.
+/// Reads with pread(2) from its own offset.
 struct Positioned<'a> {
     file: &'a File,
     at: u64,

@@ -28,8 +28,8 @@ pub fn raise_limit(wanted: u64) -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// Whether fewer than `reserve` descriptors are left below the limit, as the newest
-/// one tells: it has the lowest number that was free. The limit comes with a "yes".
+/// The limit, if fewer than `reserve` descriptors are left below it. Judged by the newest
+/// descriptor, which has the lowest free number.
 pub fn are_short(newest: BorrowedFd<'_>, reserve: u64) -> Option<u64> {
     let limit = getrlimit(Resource::Nofile).current?;
     let open = u64::try_from(newest.as_raw_fd()).unwrap_or(0);

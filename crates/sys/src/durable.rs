@@ -1,4 +1,4 @@
-//! Files that are replaced whole or not at all.
+//! Atomic, durable replacement of files.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -38,8 +38,8 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes whatever is there: a file, a link, or a folder with all that is in it. That
-/// nothing is there is no error.
+/// Removes a file, a link, or a folder with its contents. It is no error if there is
+/// nothing.
 pub fn remove_any(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(data) if data.is_dir() => fs::remove_dir_all(path),

@@ -47,7 +47,7 @@ pub fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) ->
 /// bytes; 0 means that the peer has closed.
 ///
 /// More descriptors than [`MOST`] are an error (`InvalidData`), and all are
-/// closed: no peer decides how many descriptors this process holds.
+/// closed, so that a peer can't use up this process's descriptors.
 pub fn recv_with_fds(
     socket: impl AsFd,
     buffer: &mut [u8],
@@ -93,14 +93,13 @@ pub fn inherited(number: i32) -> io::Result<OwnedFd> {
     rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(|_| io::ErrorKind::InvalidInput.into())
 }
 
-/// Has the kernel's table of this process hold descriptors below `number` at
-/// once. It grows by itself as descriptors come; but once there are threads it
-/// waits each time until no processor can be reading the old one, which takes
-/// milliseconds. Only about time.
+/// Grows the kernel's descriptor table of this process to `number` entries now. It would
+/// grow when needed, but in a process with threads each time waits for an RCU grace
+/// period, which takes milliseconds. Affects only time.
 pub fn make_room(number: u16) {
     let any = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
     if let (Ok(any), Some(last)) = (any, number.checked_sub(1)) {
-        // Refused where the limit of open files is lower; else closed again.
+        // Fails if RLIMIT_NOFILE is lower; otherwise closed at once.
         let _ = rustix::io::fcntl_dupfd_cloexec(&any, last.into());
     }
 }

@@ -1,4 +1,4 @@
-//! A process that goes on as a copy of this one.
+//! fork(2), for processes with one thread.
 #![allow(unsafe_code)] // fork has no safe wrapper.
 
 use std::io;
@@ -6,12 +6,12 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
-/// Which of the two a process is.
+/// Parent or child.
 #[derive(Debug)]
 pub enum Fork {
-    /// The one that forked.
+    /// The parent.
     Parent(Child),
-    /// The copy. It gets SIGKILL when its parent dies.
+    /// The child. It gets SIGKILL when its parent dies.
     Child,
 }
 
@@ -24,8 +24,8 @@ pub struct Child {
     reaped: bool,
 }
 
-/// Forks a process that has one thread; with more it is refused, because the
-/// copy would have what the others were in the middle of, and not them.
+/// Forks this process. Refused if it has more than one thread: the child would have the
+/// locks of the others, and not the threads.
 pub fn fork() -> io::Result<Fork> {
     let threads = std::fs::read_dir("/proc/self/task")?.count();
     if threads != 1 {

@@ -1,25 +1,25 @@
 //! Safe wrappers around the few Linux calls Jiffy needs, and what its programs know of the
 //! host: folders, clocks, errors.
 //!
-//! * [`ahead`]: a process that waits to be told what it is for.
+//! * [`ahead`]: processes that are started before their task is known.
 //! * [`causes`]: an error with what caused it.
 //! * [`clock`]: the monotonic clock every timeline uses.
-//! * [`contents`]: all of a small file.
-//! * [`descriptors`]: how many files a process may have open.
-//! * [`durable`]: files replaced whole or not at all.
+//! * [`contents`]: reads a small file.
+//! * [`descriptors`]: the limit of open files.
+//! * [`durable`]: atomic replacement of files.
 //! * [`fds`]: descriptors sent over a Unix socket.
 //! * [`folders`]: where Jiffy keeps its files.
-//! * [`mod@fork`]: a process that goes on as a copy of this one.
-//! * [`locked`]: files locked as long as they are open.
-//! * [`mapped`]: a file that another process writes, mapped to be read.
-//! * [`memfd`]: memory with a descriptor, in small or huge pages.
+//! * [`mod@fork`]: fork(2) of a process with one thread.
+//! * [`locked`]: files locked with flock(2).
+//! * [`mapped`]: read-only mappings of files that another process writes.
+//! * [`memfd`]: memfds, in small or huge pages.
 //! * [`mutex`]: mutexes without poison.
 //! * [`netlink`]: requests to the kernel's network.
-//! * [`ownership`]: whose a folder is.
+//! * [`ownership`]: who may write to a folder.
 //! * [`pagemap`]: which pages of a mapping were written.
 //! * [`kick`]: a signal that makes one thread leave a blocking call.
 //! * [`private_socket`]: a Unix socket that only its owner may connect to.
-//! * [`regular`]: files that must be files.
+//! * [`regular`]: opens regular files only.
 //! * [`spawn`]: a program in a session of its own.
 //! * [`tap`]: network links whose other end is a descriptor.
 //! * [`termination`]: SIGTERM and SIGINT as a descriptor.

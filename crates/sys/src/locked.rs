@@ -1,8 +1,8 @@
-//! Files that are locked (flock) as long as they are open, and no longer.
+//! Files locked with flock(2) until they are closed.
 //!
-//! A lock is the open file's, and a child has its parent's files open from fork
-//! to exec. Closed alone, a file that another thread's child has too would stay
-//! locked for a moment, and who comes next would be told that it is in use.
+//! The lock belongs to the open file description, which a child shares with its parent
+//! from fork to exec. So closing the file may leave it locked for a moment; it is unlocked
+//! first.
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -12,17 +12,16 @@ use std::ops::Deref;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// A locked file. The lock ends when this is dropped, if not before, whoever else has the
-/// file.
+/// A locked file. Dropping it releases the lock, even if a child has the file open.
 #[derive(Debug)]
 pub struct Locked {
     file: File,
-    /// Whether the lock is ours to end.
+    /// Whether dropping releases the lock.
     is_ours: bool,
 }
 
 impl Locked {
-    /// Somebody else's, with whatever lock that has on it.
+    /// A file that another process has locked; the lock is left as it is.
     pub fn by_others(file: File) -> Locked {
         Locked {
             file,
@@ -30,27 +29,27 @@ impl Locked {
         }
     }
 
-    /// Locks it with others; waits for who has it alone.
+    /// Takes a shared lock; waits for an exclusive holder.
     pub fn shared(file: File) -> io::Result<Locked> {
         wait_for(&file, FlockOperation::LockShared)?;
         Ok(Locked::by_us(file))
     }
 
-    /// Locks it alone; waits for who has it.
+    /// Takes an exclusive lock; waits for other holders.
     pub fn exclusive(file: File) -> io::Result<Locked> {
         wait_for(&file, FlockOperation::LockExclusive)?;
         Ok(Locked::by_us(file))
     }
 
-    /// Locks it alone; `None` if somebody has it.
+    /// Takes an exclusive lock; `None` if another process holds one.
     pub fn alone(file: File) -> io::Result<Option<Locked>> {
         Ok(lock_alone(&file)?.then(|| Locked::by_us(file)))
     }
 
-    /// Ends the lock, if it is ours, before the file is closed.
+    /// Releases the lock, if it is ours, before the file is closed.
     pub fn unlock(&self) {
         if self.is_ours {
-            // Else it ends when the last one closes the file.
+            // On failure it ends when the last descriptor is closed.
             let _ = flock(&self.file, FlockOperation::Unlock);
         }
     }
@@ -77,7 +76,7 @@ impl Drop for Locked {
     }
 }
 
-/// Opens a file that is there to be locked, and made if it is not.
+/// Opens a lock file; creates it with mode 0600 if it is missing.
 pub fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new()
         .write(true)

@@ -1,4 +1,4 @@
-//! A file that another process writes, mapped to be read.
+//! A read-only mapping of a file that another process writes.
 #![allow(unsafe_code)] // mmap, and memory that others change.
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -8,8 +8,8 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A whole file as words of 64 bits, little-endian, read one at a time. Others
-/// may write them meanwhile. Nobody may make the file shorter: a word that is
-/// gone is a SIGBUS.
+/// may write them meanwhile. The file must not be truncated: reading beyond its end
+/// raises SIGBUS.
 #[derive(Debug)]
 pub struct MappedWords {
     start: NonNull<AtomicU64>,
@@ -51,12 +51,12 @@ impl MappedWords {
         self.words
     }
 
-    /// There is none; never so.
+    /// Never true: a mapping has at least one word.
     pub fn is_empty(&self) -> bool {
         self.words == 0
     }
 
-    /// A word, and all that was written before it; 0 beyond the end.
+    /// A word, loaded with acquire ordering; 0 beyond the end.
     pub fn get(&self, index: usize) -> u64 {
         if index >= self.words {
             return 0;

@@ -1,12 +1,12 @@
-//! Whose a folder is.
+//! Who may write to a folder.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Whether only this process's user could have put there what is in this folder:
-/// it is the user's, others may not write to it, and it is no link.
+/// Whether only this process's user could have created what is in this folder: the user
+/// owns it, others may not write to it, and it is not a link.
 pub fn is_mine_alone(folder: &Path) -> io::Result<bool> {
     let facts = fs::symlink_metadata(folder)?;
     let mine = facts.uid() == rustix::process::geteuid().as_raw();

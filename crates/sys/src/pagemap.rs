@@ -53,24 +53,23 @@ struct Region {
     categories: u64,
 }
 
-/// Pages to look for, in the words of `PAGEMAP_SCAN`: their categories, and what the
-/// kernel does to those it finds.
+/// Arguments of `PAGEMAP_SCAN`: categories of pages, and what the kernel does to the pages
+/// that it finds.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Wanted {
     /// `PM_SCAN_…`
     pub flags: u64,
-    /// Categories that count where a page does not have them.
+    /// Categories that are inverted before they are compared (`category_inverted`).
     pub inverted: u64,
-    /// A page has all of these,
+    /// A page must have all of these (`category_mask`).
     pub all_of: u64,
-    /// and one of these, if there are any.
+    /// A page must have one of these, if any are set (`category_anyof_mask`).
     pub any_of: u64,
-    /// Those in which neighbours differ are not joined by the kernel.
+    /// Categories that are reported; the kernel joins neighbours with equal ones.
     pub told: u64,
 }
 
-/// What is in memory, or swapped, of no file, and not the page of zeros that all
-/// share who have only read.
+/// Anonymous pages, in memory or swapped, without the shared zero page.
 const OWN: Wanted = Wanted {
     flags: 0,
     inverted: IS_FILE | IS_ZERO_PAGE,
@@ -111,8 +110,8 @@ impl Pagemap {
         }
     }
 
-    /// The pages in `addresses` that are wanted. Sorted, neighbours joined. Fails
-    /// where the kernel has no such scan.
+    /// The pages in `addresses` that match. Sorted, neighbours joined. Fails if the
+    /// kernel has no `PAGEMAP_SCAN`.
     pub fn scan(&self, addresses: Range<u64>, wanted: &Wanted) -> io::Result<Vec<Range<u64>>> {
         let mut found = Vec::new();
         let mut regions = [Region::default(); BATCH];
@@ -173,7 +172,7 @@ impl Pagemap {
     }
 }
 
-/// Adds a range behind all others; what touches the last is joined to it.
+/// Appends a range; joins it to the last one if they touch.
 pub fn push(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
     match ranges.last_mut() {
         Some(last) if last.end == range.start => last.end = range.end,

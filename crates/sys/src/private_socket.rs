@@ -8,8 +8,7 @@ use std::io;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-/// Listens on `path`, where nothing may be yet, with mode 0600. So many connections wait
-/// until they are accepted.
+/// Listens on `path`, which must not exist, with mode 0600 and this backlog.
 pub fn bind_private(path: &Path, backlog: i32) -> io::Result<UnixListener> {
     let socket = socket_with(
         AddressFamily::UNIX,
@@ -17,8 +16,8 @@ pub fn bind_private(path: &Path, backlog: i32) -> io::Result<UnixListener> {
         SocketFlags::CLOEXEC,
         None,
     )?;
-    // Before it has a name: its file never has another mode (unix(7) takes it from the
-    // socket, less the umask).
+    // Before bind(2), so that its file never has another mode (it is the socket's, less
+    // the umask: unix(7)).
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     listen(&socket, backlog)?;

@@ -1,30 +1,30 @@
-//! Files that must be files: what lies in one's place is refused and not waited for.
+//! Opens regular files only: anything else at the path is refused without blocking.
 
 use std::fs::{self, File, FileType, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Opens a file to read it. A FIFO would be waited for until somebody writes to it
-/// (fifo(7)), for ever; that, a folder, a socket and a device are errors that say so.
+/// Opens a file to read it. A FIFO (whose open would block, fifo(7)), a folder, a socket
+/// and a device are errors that say what it is.
 pub fn open(path: &Path) -> io::Result<File> {
     open_with(OpenOptions::new().read(true), path)
 }
 
 /// The same with other options.
 pub fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    // Of a regular file it changes nothing (open(2)).
+    // O_NONBLOCK has no effect on regular files (open(2)).
     let file = match options.custom_flags(libc::O_NONBLOCK).open(path) {
         Ok(file) => file,
-        // What can't be opened for what it is, as a socket, says less than this.
+        // The error of open(2) for a socket says less than its type.
         Err(error) => return Err(look(path).err().unwrap_or(error)),
     };
     check(file.metadata()?.file_type())?;
     Ok(file)
 }
 
-/// Opens a file to write it with these options, which make it if it is not there. What
-/// else is in its place is removed first.
+/// Opens a file for writing with these options, which must create it if it is missing.
+/// Anything else at the path is removed first.
 pub fn make_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     match open_with(options, path) {
         Err(_) if look(path).is_err() => {
@@ -35,7 +35,7 @@ pub fn make_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     }
 }
 
-/// What is known of a file, which is not opened.
+/// The metadata of a regular file, without opening it.
 pub fn look(path: &Path) -> io::Result<Metadata> {
     let data = fs::metadata(path)?;
     check(data.file_type())?;

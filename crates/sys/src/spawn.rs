@@ -1,4 +1,4 @@
-//! A process of its own session, started without copying the parent.
+//! Starts a program in a session of its own with posix_spawn(3).
 //!
 //! `posix_spawn` in glibc uses `CLONE_VM | CLONE_VFORK`: the cost does not
 //! grow with the parent's memory, and no code of the parent runs in between,
@@ -89,8 +89,8 @@ pub fn spawn_detached(what: &Detached<'_>) -> io::Result<u32> {
     Ok(pid as u32)
 }
 
-/// Copies of those descriptors whose numbers are those of targets: no step of
-/// the list of actions may overwrite what a later one reads.
+/// Duplicates descriptors whose numbers are also targets, so that no file action
+/// overwrites the source of a later one.
 fn out_of_the_way(descriptors: &[BorrowedFd<'_>]) -> io::Result<Vec<Option<OwnedFd>>> {
     let free = free_number(descriptors);
     descriptors

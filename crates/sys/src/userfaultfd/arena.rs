@@ -1,4 +1,4 @@
-//! Memory whose contents may come from elsewhere at any time.
+//! Memory that a userfaultfd may fill at any time.
 #![allow(unsafe_code)] // mmap, and accesses to memory that others change.
 
 use super::Userfaultfd;
@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// A mapping that is only ever touched byte by byte with atomic accesses, so
 /// that a userfaultfd may fill it, and many threads use it, at any time.
-/// What replays and tests touch in place of a guest.
+/// Replays and tests use it in place of guest memory.
 #[derive(Debug)]
 pub struct Arena {
     base: *mut AtomicU8,
     length: usize,
-    /// How pages are given up.
+    /// The advice that discards pages.
     discard: Advice,
 }
 
@@ -103,9 +103,8 @@ impl Arena {
         }
     }
 
-    /// Gives up whole pages (`MADV_DONTNEED`; of a file `MADV_REMOVE`, as it
-    /// would keep them): they are missing again. Sleeps until the event was
-    /// read, if removals are reported.
+    /// Discards whole pages (`MADV_DONTNEED`; `MADV_REMOVE` for a file): they are
+    /// missing again. Blocks until the event was read, if removals are reported.
     pub fn discard(&self, offset: usize, length: usize) -> io::Result<()> {
         if offset
             .checked_add(length)

@@ -22,7 +22,6 @@ use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What a userfaultfd is asked to report or to be able to do; the kernel's
 /// `UFFD_FEATURE_*` bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Features(pub u64);
@@ -38,8 +37,8 @@ impl Features {
     /// `munmap` is told as [`Event::Unmap`].
     pub const EVENT_UNMAP: Features = Features(1 << 6);
 
-    /// What a VM's memory wants: missing pages of every kind of memory, and
-    /// to be told what a balloon gave back.
+    /// The features for a VM's memory: missing pages of all kinds of memory, and
+    /// pages that a balloon discards.
     pub const GUEST_MEMORY: Features = Features(
         Features::EVENT_REMOVE.0 | Features::MISSING_HUGETLBFS.0 | Features::MISSING_SHMEM.0,
     );
@@ -55,9 +54,8 @@ pub enum Event {
         /// It wants to write.
         write: bool,
     },
-    /// The owner gives up these pages. Fills fail with
-    /// [`FillError::Changing`] from before this was read until the pages are
-    /// gone or about to go.
+    /// The owner discards these pages. Until they are discarded, fills fail with
+    /// [`FillError::Changing`].
     Remove {
         /// First byte.
         start: u64,
@@ -71,8 +69,8 @@ pub enum Event {
         /// Behind the last byte.
         end: u64,
     },
-    /// Another event (a fork, a remap), which only a descriptor that somebody
-    /// else made can have asked for. A forked child's userfaultfd is closed.
+    /// Another event (fork, remap), which only a descriptor from another process can
+    /// report. A forked child's userfaultfd is closed.
     Other(u8),
 }
 
@@ -120,7 +118,7 @@ pub const UNREGISTER: u32 = ioctl::UNREGISTER_NUMBER;
 /// Events [`Userfaultfd::read_events`] takes at once.
 pub const EVENTS: usize = 8;
 
-/// This kernel (Debian 12's 6.1) can't be told at each read that it must not wait.
+/// Set if preadv2(2) with RWF_NOWAIT is not supported (Debian 12's 6.1).
 static WAITS: AtomicBool = AtomicBool::new(false);
 
 /// A userfaultfd: of this process, or received from another.
@@ -264,8 +262,8 @@ impl Userfaultfd {
         }
     }
 
-    /// Does not wait, whatever the process it came from has made of the flag that
-    /// both share, if the kernel can be told so at each read.
+    /// Reads without blocking: with RWF_NOWAIT where the kernel supports it, because the
+    /// process that sent the descriptor shares its O_NONBLOCK flag.
     fn read(&self, into: &mut [u8]) -> Result<usize, Errno> {
         if !WAITS.load(Ordering::Relaxed) {
             let at_the_cursor = u64::MAX;
@@ -278,8 +276,8 @@ impl Userfaultfd {
         self.read_by_flag(into)
     }
 
-    /// Where the flag is all there is it is set again right before each read. Who takes
-    /// it away in that moment makes the read wait.
+    /// Without RWF_NOWAIT: sets O_NONBLOCK right before each read. If the sender clears it
+    /// in between, the read blocks.
     fn read_by_flag(&self, into: &mut [u8]) -> Result<usize, Errno> {
         self.make_non_blocking()?;
         rustix::io::read(&self.0, into)
