@@ -1,4 +1,4 @@
-//! The host's side of the agent: run a program in the machine.
+//! Client of the machine's agent: runs programs in the machine.
 
 use crate::error::MachineError;
 use crate::protocol::{Hello, Receiver, Request, VERSION, send};
@@ -7,10 +7,10 @@ use std::io;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// A machine that is gone refuses at once; one that is busy takes its time.
+/// Connect timeout: a busy machine may be slow.
 const CONNECT_TIME: Duration = Duration::from_secs(60);
 
-/// Where the agent is and what opens it.
+/// The agent's address and token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentAddress {
     /// On the host's loopback.
@@ -30,7 +30,7 @@ impl AgentAddress {
         Ok(Session { stream, receiver })
     }
 
-    /// Asks the machine to end in order; it has begun when this returns.
+    /// Asks the machine to shut down; it has started to when this returns.
     pub fn power_off(&self, grace: Duration) -> Result<(), MachineError> {
         let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
         self.request(&Request::PowerOff { grace_ms })
@@ -79,12 +79,12 @@ impl Session {
             .map_err(MachineError::Agent)
     }
 
-    /// What the program has to say next; `None` once the connection is closed.
+    /// The next message of the program; `None` once the connection is closed.
     pub fn receive(&mut self) -> Result<Option<ExecOutput>, MachineError> {
         self.receiver.receive().map_err(MachineError::Agent)
     }
 
-    /// [`receive`](Session::receive) fails when nothing came for so long.
+    /// Sets a timeout for [`receive`](Session::receive).
     pub fn set_time_limit(&self, limit: Option<Duration>) -> Result<(), MachineError> {
         self.stream
             .set_read_timeout(limit)

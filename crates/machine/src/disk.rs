@@ -6,8 +6,8 @@ use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Makes the disk if there is none: sparse, formatted, then put in its place,
-/// so that a half-made disk is never used.
+/// Creates the disk if it is missing: sparse, formatted, then renamed, so that an
+/// incomplete disk is never used.
 pub fn ensure(path: &Path, size_gib: u32) -> Result<(), MachineError> {
     if path.exists() {
         return Ok(());

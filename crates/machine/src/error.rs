@@ -45,7 +45,7 @@ pub enum MachineError {
         console: PathBuf,
     },
     /// A service in the machine did not come up.
-    #[error("the machine came up without what it is for: {message}")]
+    #[error("a service in the machine did not start: {message}")]
     NotReady {
         /// One sentence from the agent.
         message: String,
@@ -70,13 +70,13 @@ pub enum MachineError {
         path: PathBuf,
     },
     /// The machine does not stop.
-    #[error("the machine (process {pid}) does not end")]
+    #[error("the machine (process {pid}) does not stop")]
     WillNotStop {
         /// QEMU's process.
         pid: i32,
     },
-    /// Another process uses the disk, and it is not the machine we know of.
-    #[error("the machine's disk {} is in use by a process that jiffy did not find", path.display())]
+    /// Another process uses the disk, and it is not the recorded QEMU.
+    #[error("the machine's disk {} is in use by another process", path.display())]
     DiskInUse {
         /// The disk.
         path: PathBuf,

@@ -1,5 +1,5 @@
-//! One running QEMU: started, waited for, ended. The user's machine and the
-//! test harness's are both instances.
+//! One running QEMU: starts it, waits for readiness, ends it. The user's machine and the
+//! test harness's are instances.
 
 use crate::client::AgentAddress;
 use crate::error::MachineError;
@@ -33,7 +33,7 @@ pub fn new_token() -> Result<String, MachineError> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// What PID 1 in the machine is told.
+/// Configuration of PID 1 in the machine.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Role {
     /// Mount `/dev/vda` at [`DATA_MOUNT`].
@@ -135,7 +135,7 @@ pub fn host_is_intel() -> bool {
     std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("GenuineIntel"))
 }
 
-/// Whether all is there that a start needs; where QEMU is.
+/// Checks that all files for a start exist; returns QEMU's path.
 pub fn check(setup: &Setup) -> Result<PathBuf, MachineError> {
     let qemu = qemu::find()?;
     for (what, path) in [("kernel", &setup.kernel), ("initramfs", &setup.initramfs)] {
@@ -194,7 +194,7 @@ pub fn launch(
     Ok(Some(child))
 }
 
-/// Has the program end when the thread that starts it does.
+/// Makes the program end with the thread that starts it (PR_SET_PDEATHSIG).
 #[allow(unsafe_code)]
 pub fn end_with_parent(command: &mut Command) {
     let parent = std::process::id();
@@ -304,7 +304,7 @@ fn died(console: &Path) -> MachineError {
     }
 }
 
-/// The last line on the console that says something.
+/// The last line on the console with text.
 pub fn last_words(console: &Path) -> String {
     let Ok(bytes) = std::fs::read(console) else {
         return String::new();

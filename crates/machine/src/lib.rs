@@ -1,13 +1,13 @@
 //! The QEMU machine in which VMs run where the host has no real KVM.
 //!
 //! * [`machine`]: the user's machine: start, stop, status, remove.
-//! * [`options`]: its size, kept from start to start.
+//! * [`options`]: its size, stored between starts.
 //! * [`error`]: what can go wrong, each with a hint.
 //! * [`instance`]: one running QEMU, the user's or a test's.
 //! * [`qemu`]: QEMU's command line; [`qmp`]: its control socket.
 //! * [`disk`]: the data disk.
 //! * [`client`]: runs programs in the machine; [`shell`]: with a terminal.
-//! * [`protocol`]: what host and agent say; [`agent`]: the machine's side.
+//! * [`protocol`]: messages of host and agent; [`agent`]: the machine's side.
 //! * [`image`]: builds the kernel and initramfs it boots.
 
 pub mod agent;

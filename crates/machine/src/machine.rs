@@ -20,14 +20,14 @@ use std::time::{Duration, Instant, SystemTime};
 /// How long a machine may take to be ready. Software emulation on a busy
 /// host is slow; a machine that fails says so at once.
 const START_LIMIT: Duration = Duration::from_secs(180);
-/// With less free space than this, bytes, a machine that QEMU has paused for
-/// want of it would stop again at once.
+/// Least free disk space, bytes, to resume a machine that QEMU paused because the disk
+/// was full.
 const LEAST_SPACE: u64 = 1 << 20;
 /// How long programs in the machine have to end when it is stopped.
 const STOP_GRACE: Duration = Duration::from_secs(5);
-/// How long the machine may take to be gone after that.
+/// How long QEMU may take to end after that.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
-/// How long a QEMU that ends may still have its disk: its pid file goes first.
+/// How long an ending QEMU may keep its disk open after its pid file is gone.
 const DISK_LIMIT: Duration = Duration::from_millis(300);
 
 /// Folders the machine uses.
@@ -72,10 +72,10 @@ pub enum Stage {
     },
 }
 
-/// What `jiffy machine status` tells.
+/// What `jiffy machine status` shows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Status {
-    /// Where it is in its life.
+    /// Its state.
     pub state: State,
     /// QEMU's process.
     pub pid: Option<i32>,
@@ -89,7 +89,7 @@ pub struct Status {
     pub address: Option<SocketAddr>,
 }
 
-/// Where a machine is in its life.
+/// State of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
@@ -108,7 +108,7 @@ pub enum State {
 #[serde(deny_unknown_fields)]
 struct Running {
     format: u32,
-    /// QEMU's process, so that a file of an earlier one is not believed.
+    /// QEMU's process id, to detect a stale file.
     pid: i32,
     api: SocketAddr,
     agent: SocketAddr,
@@ -116,7 +116,7 @@ struct Running {
     started: u64,
 }
 
-/// The machine of one data folder. Nothing is started by having one.
+/// The machine of one data folder. Creating this value starts nothing.
 #[derive(Debug, Clone)]
 pub struct Machine {
     paths: Paths,
@@ -156,7 +156,7 @@ impl Machine {
                 self.go_on(&setup)?;
                 return Ok(endpoint);
             }
-            // Its starter died half-way; nobody else waits for it.
+            // The command that started it died before it was ready.
             instance::kill(&setup.pid_file())?;
         }
         self.start_anew(&size, progress)
@@ -236,14 +236,14 @@ impl Machine {
         })
     }
 
-    /// A machine that QEMU has paused for want of space goes on, if there is
-    /// space now.
+    /// Resumes a machine that QEMU paused because the disk was full, if there is space
+    /// now.
     fn go_on(&self, setup: &Setup) -> Result<(), MachineError> {
         let mut control = Control::connect(&setup.control_socket())?;
         if control.status()? != "io-error" {
             return Ok(());
         }
-        // It would stop again at once, or a moment after we have looked.
+        // It would be paused again at once.
         let space = rustix::fs::statvfs(&self.paths.data);
         if space.is_ok_and(|space| space.f_bfree * space.f_frsize < LEAST_SPACE) {
             return Err(MachineError::HostDiskFull {
@@ -260,7 +260,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Ends the machine in order; true if it ran. VMs in it end too.
+    /// Shuts the machine down; true if it ran. VMs in it end too.
     pub fn stop(&self) -> Result<bool, MachineError> {
         let _lock = self.lock()?;
         self.stop_locked()
@@ -294,7 +294,7 @@ impl Machine {
         Ok(ran)
     }
 
-    /// What it is doing.
+    /// Its state and size.
     pub fn status(&self) -> Result<Status, MachineError> {
         use std::os::unix::fs::MetadataExt;
         let size = Size::load(&self.size_file())?;
@@ -360,8 +360,8 @@ impl Machine {
         })
     }
 
-    /// What the running machine's death looks like from outside, for an error
-    /// met while talking to its node: `None` while it lives.
+    /// Why a machine that was running does not answer, for an error while talking to its
+    /// node: `None` while it runs.
     pub fn cause_of_death(&self) -> Option<MachineError> {
         let setup = self.setup(&Size::default_for_host());
         if instance::running_pid(&setup.pid_file()).is_some() {
@@ -432,8 +432,8 @@ impl Machine {
         in_run(&self.paths.run)
     }
 
-    /// Where the machine that runs has its sockets; else our own. Whoever started it
-    /// may have had another run folder: a login has one, a job of cron has none.
+    /// The run folder of the running machine, else our own. The command that started it
+    /// may have had another XDG_RUNTIME_DIR: a login has one, a cron job has none.
     fn run_folder(&self) -> PathBuf {
         let noted = std::fs::read(self.note_file()).map(|bytes| OsString::from_vec(bytes).into());
         noted
@@ -450,8 +450,8 @@ impl Machine {
             .map_err(|error| MachineError::file(&note, error))
     }
 
-    /// Refuses a disk that somebody uses: a machine that an older Jiffy started with
-    /// another run folder, which it did not note.
+    /// Refuses a disk that another process has locked: a machine that an older Jiffy
+    /// started with another run folder, which it did not record.
     fn check_disk_is_free(&self) -> Result<(), MachineError> {
         let path = self.disk_file();
         let deadline = Instant::now() + DISK_LIMIT;

@@ -1,18 +1,18 @@
-//! How large the machine is; kept in `machine.json`.
+//! The machine's size, stored in `machine.json`.
 
 use crate::error::MachineError;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// What runs the machine's instructions.
+/// QEMU's accelerator.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Accelerator {
-    /// Pure software.
+    /// TCG.
     #[default]
     Tcg,
-    /// Pure software with a clock that counts instructions: one nanosecond
-    /// each. Repeats to a thousandth, whatever else the host does.
+    /// TCG with a clock that counts instructions (`-icount`), one nanosecond each. Results
+    /// repeat to a thousandth, whatever else the host does.
     TcgInstructionClock,
     /// The host's own KVM, which must be a real one and allow nesting.
     Kvm,

@@ -1,4 +1,4 @@
-//! What the host and the agent in the machine say to one another.
+//! The protocol between the host and the agent in the machine.
 //!
 //! The agent listens on a TCP port that QEMU forwards from the host's
 //! loopback. A connection begins with one [`Hello`]; one [`Request`] follows.
@@ -35,7 +35,7 @@ pub const AUTHORITIES_PATH: &str = "/sys/firmware/qemu_fw_cfg/by_name/opt/jiffy/
 pub const GUEST: &str = "10.0.2.15";
 /// What the host's loopback is in the machine (QEMU's user network).
 pub const HOST: &str = "10.0.2.2";
-/// Who knows names there.
+/// The name server there.
 pub const NAME_SERVER: &str = "10.0.2.3";
 /// Name of the virtio-serial port on which readiness is pushed.
 pub const READY_PORT: &str = "jiffy.ready";
@@ -69,7 +69,7 @@ pub enum Request {
     },
 }
 
-/// How far the machine has come.
+/// Readiness of the machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "stage")]
 pub enum Ready {
@@ -85,7 +85,7 @@ pub enum Ready {
         /// Since the kernel's start, milliseconds.
         uptime_ms: u64,
     },
-    /// Something needed did not come up.
+    /// A service did not start.
     Failed {
         /// One sentence.
         message: String,

@@ -9,7 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// All that QEMU is told.
+/// QEMU's configuration.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// ELF kernel with a PVH note.
@@ -22,7 +22,7 @@ pub struct Setup {
     pub memory_mib: u32,
     /// CPUs.
     pub cpus: u8,
-    /// What runs it.
+    /// Accelerator.
     pub accelerator: Accelerator,
     /// The data disk (`/dev/vda`).
     pub disk: Option<PathBuf>,
@@ -30,7 +30,7 @@ pub struct Setup {
     pub run: PathBuf,
     /// Where its console is written.
     pub console: PathBuf,
-    /// Let it outlive us.
+    /// Daemonize: QEMU outlives this process.
     pub daemonize: bool,
 }
 

@@ -80,8 +80,8 @@ fn pass_input(mut sender: Sender) {
     }
 }
 
-/// Terminals tell of a new size by a signal, which belongs to the program
-/// that uses this library; a look five times a second is as good here.
+/// Polls the terminal's size five times a second: SIGWINCH belongs to the program that
+/// uses this library.
 fn follow_size(mut sender: Sender, mut size: WindowSize) {
     loop {
         std::thread::sleep(Duration::from_millis(200));
@@ -104,7 +104,7 @@ fn window_size() -> Option<WindowSize> {
     })
 }
 
-/// The terminal passes every key on; put back when dropped.
+/// Raw mode of the terminal; restored when dropped.
 struct RawMode(Termios);
 
 impl RawMode {

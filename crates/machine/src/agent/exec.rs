@@ -19,10 +19,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// After the program's end, how long its children may add to its output. What
-/// was written by then is delivered, however long that takes.
+/// How long after the program's end its children may add output. What was written by
+/// then is delivered, however long that takes.
 const DRAIN: Duration = Duration::from_millis(500);
-/// Most output kept with `keep_output`, bytes; the rest is lost with a remark.
+/// Most output kept with `keep_output`, bytes; the rest is dropped with a note.
 const MOST_KEPT: usize = 64 * 1024 * 1024;
 
 /// Runs `command` with `stream` for its input and output, to its end.
@@ -200,8 +200,8 @@ enum Input {
     Terminal(File),
 }
 
-/// A program with its children. Once it has ended they are left alone: they
-/// may be servers it was to start, or its number another's.
+/// A program's process group. After its end the group gets no signals: its children may
+/// be servers, and its id may be reused.
 struct Group {
     pid: u32,
     ended: Arc<AtomicBool>,
@@ -250,7 +250,7 @@ fn feed(mut receiver: Receiver<TcpStream>, mut input: Input, group: &Group) {
 
 #[allow(unsafe_code)]
 fn signal_group(pid: u32, signal: i32) {
-    // To kill(2), -1 would be everybody.
+    // kill(2) with -1 would reach all processes.
     let Some(pid) = i32::try_from(pid).ok().filter(|pid| *pid > 1) else {
         return;
     };
@@ -345,8 +345,8 @@ fn on_terminal(mut process: std::process::Command, size: WindowSize) -> io::Resu
     unlockpt(&master)?;
     resize(&master, size);
     let name = ptsname(&master, Vec::new())?;
-    // Without NOCTTY the terminal would become that of the agent itself, which
-    // leads a session, and the terminal's end would be the agent's.
+    // Without NOCTTY it would become the controlling terminal of the agent, a session
+    // leader, and its hangup would end the agent.
     let open = || {
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         rustix::fs::open(name.as_c_str(), flags, Mode::empty())

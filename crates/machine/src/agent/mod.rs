@@ -1,10 +1,10 @@
-//! `jiffy-machine-agent`: runs inside the machine, says when it is ready, runs
-//! programs for the host (`jiffy machine shell`, the test harness), and powers off.
+//! `jiffy-machine-agent`: runs inside the machine, reports readiness, runs programs for
+//! the host (`jiffy machine shell`, the test harness), and powers off.
 //!
 //! * [`ready`]: pushes readiness to the host.
 //! * [`serve`]: connections and requests.
 //! * [`exec`]: one program with its streams.
-//! * [`power`]: the orderly end.
+//! * [`power`]: shutdown.
 
 pub mod exec;
 pub mod power;

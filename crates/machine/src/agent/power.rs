@@ -1,4 +1,4 @@
-//! The orderly end of the machine.
+//! Shutdown of the machine.
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ fn signal_all(signal: i32) {
     }
 }
 
-/// Is there a program other than PID 1, this one, and the kernel's threads?
+/// Whether there are programs other than PID 1, this one and kernel threads.
 fn others_run() -> bool {
     let own = std::process::id();
     let Ok(processes) = std::fs::read_dir("/proc") else {

@@ -1,5 +1,4 @@
-//! Pushes readiness through a virtio-serial port, so that the host waits for
-//! bytes instead of asking again and again.
+//! Sends readiness through a virtio-serial port, so that the host need not poll.
 
 use crate::protocol::{READY_PORT, Ready};
 use std::fs::{File, OpenOptions};
@@ -16,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub struct Port(File);
 
 impl Port {
-    /// Opens the port; it appears when the driver has met the device.
+    /// Opens the port, which appears when the driver has probed the device.
     pub fn open() -> io::Result<Port> {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
@@ -33,7 +32,7 @@ impl Port {
         }
     }
 
-    /// Says how far we are.
+    /// Sends the state.
     pub fn push(&mut self, ready: &Ready) -> io::Result<()> {
         let mut line = serde_json::to_vec(ready)?;
         line.push(b'\n');

@@ -1,4 +1,4 @@
-//! Takes connections, checks the token, does what is asked.
+//! Accepts connections, checks the token, serves requests.
 
 use super::{exec, power};
 use crate::protocol::{Hello, Receiver, Request, VERSION};
@@ -8,16 +8,15 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How long a new connection may be silent before it has said who it is.
+/// How long a new connection may take to send its hello.
 const HELLO_PATIENCE: Duration = Duration::from_secs(60);
-/// Most connections that have not said who they are; one more, and the oldest of
-/// them is closed, however often it sends a byte.
+/// Most connections without a complete hello; one more closes the oldest of them.
 const STRANGERS: usize = 64;
 
 /// Work for a thread of its own.
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Serves for ever, one thread for each connection.
+/// Serves connections forever, a thread for each.
 pub fn serve(listener: &TcpListener, token: &str) {
     let mut server = Server::new(token, |work| {
         let thread = std::thread::Builder::new().name("connection".into());
@@ -61,7 +60,7 @@ impl<S: FnMut(Work) -> io::Result<()>> Server<S> {
     }
 }
 
-/// Connections that have not said who they are, the oldest first.
+/// Connections without a complete hello, the oldest first.
 #[derive(Default)]
 struct Strangers(Mutex<VecDeque<(u64, TcpStream)>>);
 
@@ -122,7 +121,7 @@ fn connection(stream: TcpStream, token: &str, stranger: Stranger) -> io::Result<
     }
 }
 
-/// Compares in a time that does not tell where the difference is.
+/// Constant-time comparison.
 fn same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
 }

@@ -1,8 +1,7 @@
 //! Archives in cpio's "newc" format, as the kernel unpacks an initramfs
 //! (Documentation/driver-api/early-userspace/buffer-format.rst).
 //!
-//! What goes in fixes what comes out: no times, no owners, no inode numbers of
-//! the host. Archives may be appended to one another; later entries win.
+//! Archives are reproducible: no times, no owners, no inode numbers of the host. Archives may be appended to one another; later entries win.
 
 use std::io::{self, Write};
 

@@ -1,5 +1,4 @@
-//! Kernel modules: found by name, ordered by what they depend on, and made
-//! light to load.
+//! Kernel modules: finds them by name, orders them by dependency, and strips them.
 
 use super::ImageError;
 use std::collections::{BTreeMap, BTreeSet};
@@ -136,9 +135,8 @@ fn depends(elf: &[u8]) -> Option<Vec<String>> {
 }
 
 /// Sections hidden from the kernel's loader, which knows them by name: BTF,
-/// and the lists from which tracing would look every function up in the
-/// module's symbols. In software emulation they are two thirds of the time
-/// a large module takes to load, and nobody traces in the machine.
+/// and ftrace's lists of functions. In software emulation they take two thirds of a large
+/// module's load time, and the machine needs no tracing.
 const HIDDEN: &[&[u8]] = &[
     b".BTF",
     b"__mcount_loc",
