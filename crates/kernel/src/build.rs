@@ -34,10 +34,10 @@ pub enum BuildError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// The script failed; what it said last says why.
+    /// The script failed.
     #[error("the kernel was not built: {reason}")]
     Failed {
-        /// The script's own sentence.
+        /// Its error message.
         reason: String,
         /// What it printed before, such as the compiler's errors.
         details: Vec<String>,

@@ -45,12 +45,12 @@ pub struct Finding {
 pub struct Report {
     /// How many requirements were looked at.
     pub checked: usize,
-    /// Those that are not met, the weightiest first.
+    /// Those that are not met, the most important first.
     pub findings: Vec<Finding>,
 }
 
 impl Report {
-    /// Whether a guest comes up with this kernel.
+    /// Whether guests boot with this kernel.
     pub fn boots(&self) -> bool {
         self.findings
             .iter()

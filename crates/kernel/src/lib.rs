@@ -1,4 +1,4 @@
-//! Guest kernels: what they need, where they lie, how they are made.
+//! Guest kernels: requirements, lists, builds.
 //!
 //! - [`command_line`]: the command line every Linux guest gets.
 //! - [`image`]: reads a kernel file: ELF with a PVH note, or bzImage, and the

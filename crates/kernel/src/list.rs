@@ -51,7 +51,7 @@ impl fmt::Display for Flavour {
 
 /// There is no such flavour.
 #[derive(Debug, thiserror::Error)]
-#[error("there is no kernel flavour '{0}'; say base, full or plain")]
+#[error("there is no kernel flavour '{0}'; choose base, full or plain")]
 pub struct UnknownFlavour(String);
 
 impl FromStr for Flavour {
@@ -386,7 +386,7 @@ mod tests {
         let error = "fast".parse::<Flavour>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "there is no kernel flavour 'fast'; say base, full or plain"
+            "there is no kernel flavour 'fast'; choose base, full or plain"
         );
     }
 }

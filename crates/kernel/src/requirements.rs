@@ -1,4 +1,4 @@
-//! What Jiffy, and Docker inside a guest, need of a kernel's configuration.
+//! The kernel options that Jiffy, and Docker inside a guest, need.
 
 use Need::{Docker, Needed, Recommended};
 use serde::Serialize;
@@ -7,7 +7,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Need {
-    /// A guest does not come up without it.
+    /// Guests do not boot without it.
     Needed,
     /// Something users expect does not work without it.
     Recommended,
@@ -82,7 +82,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
     one(&["FUTEX"], Needed, "threads"),
     one(&["MULTIUSER"], Needed, "`-u`: users other than root"),
     one(&["POSIX_TIMERS"], Needed, "timers"),
-    // Works without, worse.
+    // Features that work less well without it.
     one(
         &["PVH"],
         Recommended,
