@@ -8,7 +8,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// Bytes kept for a console that is slow; what comes on top is lost.
+/// Most bytes queued for a slow console; more is dropped.
 const LIMIT: usize = 256 * 1024;
 
 /// The system console, if the kernel has one.
@@ -36,12 +36,12 @@ impl Console {
         }
     }
 
-    /// Whether more may be written without loss.
+    /// Whether more can be queued.
     pub fn has_room(&self) -> bool {
         self.unsent.len() < LIMIT / 2
     }
 
-    /// Writes, or queues what the device does not take now.
+    /// Writes; queues what the device does not take now.
     pub fn write(&mut self, bytes: &[u8]) {
         if self.device.is_some() && self.unsent.len() + bytes.len() <= LIMIT {
             self.unsent.extend(bytes);
@@ -57,14 +57,14 @@ impl Console {
         self.write(b"\n");
     }
 
-    /// Polled only while something waits.
+    /// Polls for it only while bytes are queued.
     pub fn interest<'a>(&'a self, set: &mut PollSet<'a>) {
         if let (Some(device), false) = (&self.device, self.unsent.is_empty()) {
             set.add(device, PollFlags::OUT, Token::Console);
         }
     }
 
-    /// Writes what waits.
+    /// Writes queued bytes.
     pub fn flush(&mut self) {
         let Some(device) = &self.device else { return };
         while !self.unsent.is_empty() {

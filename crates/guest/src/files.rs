@@ -1,4 +1,4 @@
-//! Small files: /proc, /sys, /etc. Never more than asked for.
+//! Reads and writes small files of /proc, /sys and /etc, within limits.
 
 use alloc::{string::String, vec::Vec};
 use rustix::fd::OwnedFd;

@@ -1,5 +1,5 @@
-//! What a program needs where there is no C library: an entry point, memory,
-//! the memory functions the compiler calls, and an answer to a panic.
+//! What a program without a C library needs: an entry point, an allocator, the memory
+//! functions that the compiler calls, and a panic handler.
 //!
 //! The process has one thread and stays so; the allocator relies on it.
 #![allow(unsafe_code)] // Entry point, allocator and memory functions are unsafe by nature.
@@ -59,8 +59,7 @@ fn panic(info: &core::panic::PanicInfo) -> ! {
     jiffy_guest::syscalls::exit(101)
 }
 
-/// Gets memory from the kernel, in pieces large enough to be rare. It is never
-/// given back: what init needs once it will need again.
+/// Gets memory from the kernel in steps of [`HEAP_STEP`], and never returns it.
 #[derive(Debug)]
 struct Kernel;
 
@@ -93,7 +92,7 @@ unsafe impl Source for Kernel {
 static HEAP: TalcSyncCell<Kernel, DefaultBinning> =
     unsafe { TalcSyncCell::new(TalcCell::new(Kernel)) };
 
-// The compiler may call these; `memory.s` would be a file for four loops.
+// The compiler may call these.
 // They move eight bytes a step: faster than `rep movsb` on processors without
 // FSRM, and on an instruction clock everywhere.
 core::arch::global_asm!(

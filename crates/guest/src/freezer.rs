@@ -1,12 +1,11 @@
-//! Holds every program still, with the freezer of control groups (the kernel's
+//! Freezes all programs with the cgroup v2 freezer (the kernel's
 //! Documentation/admin-guide/cgroup-v2.rst).
 //!
-//! Programs start in the root group, which cannot be frozen, and make groups as
-//! they like; a guest that is never captured pays nothing for the possibility.
-//! To freeze them, those in the root group are moved to one of init's own, and
-//! each group below the root is frozen. The proof that nothing slipped through
-//! is the last look: all groups are frozen and the root group is empty but for
-//! this process, and only what runs could change that.
+//! Programs start in the root cgroup, which can't be frozen, and may create cgroups; a
+//! guest that is never captured has no cost. To freeze them, those in the root cgroup
+//! are moved to one of init's, and each cgroup below the root is frozen. At the end init
+//! checks that all cgroups are frozen and that it is alone in the root cgroup: only a
+//! running program could change that.
 
 use crate::files;
 use crate::program::prepare::reason;
@@ -21,15 +20,15 @@ use rustix::io::Errno;
 const ROOT: &str = "/sys/fs/cgroup";
 /// The group for programs that are in none.
 const OWN: &str = "jiffy";
-/// How long programs may take to stand still: one in the middle of a slow
-/// transfer from a disk finishes it first.
+/// How long programs may take to freeze: one in uninterruptible sleep on a slow disk
+/// finishes its transfer first.
 const PATIENCE_NS: u64 = 5_000_000_000;
-/// Processes that come after the first look were forked during it.
+/// Rounds of moving processes: those found later were forked during the first.
 const MOST_ROUNDS: u32 = 64;
 /// The kernel's files here are lists of numbers.
 const LARGEST: usize = 4 * 1024 * 1024;
 
-/// The groups of programs.
+/// The cgroups of programs.
 #[derive(Debug, Clone)]
 pub struct Freezer {
     root: String,
@@ -235,7 +234,7 @@ fn is_frozen(events: &OwnedFd) -> Result<bool, Errno> {
 }
 
 impl Frozen {
-    /// Lets them go on.
+    /// Thaws them.
     pub fn thaw(self) {
         for folder in &self.folders {
             let _ = files::write(format!("{folder}/cgroup.freeze"), b"0");

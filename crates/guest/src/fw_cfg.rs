@@ -1,8 +1,8 @@
 //! The host's files for this guest: QEMU's fw_cfg device, read through its
 //! ports (QEMU, docs/specs/fw_cfg.rst).
 //!
-//! Not through the kernel's driver where that can be helped: it shows names and
-//! sizes as they were when it was loaded, and a restored guest finds others.
+//! The kernel's driver is used only where ioperm(2) is missing: it shows the names and
+//! sizes from when it was loaded, which are wrong in a restored guest.
 
 use crate::files;
 use crate::program::prepare::reason;
@@ -22,8 +22,7 @@ const KEY_DIRECTORY: u16 = 0x0019;
 /// and a name of 56 bytes, NUL-terminated.
 const ENTRY: usize = 64;
 const MOST_ENTRIES: usize = 4096;
-/// So many entries are read at once: each reading leaves the guest, whatever
-/// its length, and a directory is short.
+/// Entries read at once: each read is a VM exit, whatever its length.
 const ENTRIES_AT_ONCE: usize = 8;
 
 /// Where the files are.
@@ -65,7 +64,7 @@ impl FwCfg {
         Ok(content)
     }
 
-    /// Several files for one look at the directory.
+    /// Several files with one read of the directory.
     pub fn read_each<const N: usize>(
         &self,
         files: [(&str, usize); N],
@@ -182,7 +181,7 @@ fn find<const N: usize>(
 fn matching(entry: &[u8; ENTRY], wanted: &str) -> Option<Place> {
     let (header, name) = entry.split_first_chunk::<8>()?;
     let wanted = wanted.as_bytes();
-    // Compared first: most entries are others'.
+    // Compare the name first: most entries are other files.
     if name.get(..wanted.len())? != wanted {
         return None;
     }

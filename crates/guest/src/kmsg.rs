@@ -9,8 +9,8 @@ use jiffy_wire::agent::GuestSpan;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// Lines that end a stretch of the kernel's boot: what the line begins with
-/// (or holds), and the name of the stretch that it ends.
+/// Log lines that end a phase of the kernel's boot: the start of the line (or a part of
+/// it), and the name of the phase.
 const LINES: [(&str, &str); 9] = [
     ("Mount-cache", "kernel early setup"),
     ("smp: Brought up", "kernel vCPUs"),
@@ -30,7 +30,7 @@ const LINES: [(&str, &str); 9] = [
 const MOST_RECORDS: usize = 2000;
 /// The kernel's largest record.
 const RECORD: usize = 8192;
-/// How init finds its own line again.
+/// Marks init's own line.
 const OWN_LINE: &str = "jiffy-init: reads the kernel's log";
 
 /// Whether the milestones are still to be read.
@@ -40,7 +40,7 @@ pub struct Milestones {
 }
 
 impl Milestones {
-    /// To be read once, if wanted.
+    /// Reads the milestones once, if they are wanted.
     pub fn new(wanted: bool) -> Milestones {
         Milestones { wanted }
     }
@@ -58,7 +58,7 @@ pub fn report(milestones: &mut Milestones, report: &mut Report) {
 fn read() -> Result<Vec<GuestSpan>, Errno> {
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let kmsg = rustix::fs::open(c"/dev/kmsg", flags, Mode::empty())?;
-    // The log has a clock of its own. A line written now shows both.
+    // The log has its own clock: a line written now gives the offset.
     let now = syscalls::monotonic_ns();
     let mut own = String::new();
     let _ = writeln!(own, "<7>{OWN_LINE} at {now}");
@@ -94,7 +94,7 @@ fn parse(record: &[u8]) -> Option<(u64, &str)> {
     Some((microseconds.checked_mul(1000)?, text.lines().next()?))
 }
 
-/// Stretches between the known lines, on CLOCK_MONOTONIC.
+/// Spans between the known lines, on CLOCK_MONOTONIC.
 fn milestones(records: &[(u64, &str)]) -> Vec<GuestSpan> {
     let offset = records.iter().rev().find_map(|(time, text)| {
         let at: i64 = text

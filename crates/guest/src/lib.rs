@@ -1,15 +1,15 @@
 //! `jiffy-init`: the guest's PID 1 and agent, in one program without std.
 //!
 //! * [`boot`]: mounts, root, disks, network, identity: once.
-//! * [`agent`]: the loop: the host's connections, every process, the end.
+//! * [`agent`]: the event loop: the host's connections, processes, shutdown.
 //! * [`supervisor`]: the channel to the node, and the first command.
 //! * [`program`]: starting programs and their streams.
-//! * [`freezer`], [`gate`]: programs held still over a capture; what a restored
-//!   guest becomes before they go on.
+//! * [`freezer`], [`gate`]: freezes programs for a capture; gives a restored guest its
+//!   new identity before they are thawed.
 //! * [`fw_cfg`]: the host's files for this guest.
 //! * [`service`]: long-running programs.
 //! * [`start`]: what the program does with its arguments.
-//! * [`syscalls`]: all that is unsafe.
+//! * [`syscalls`]: system calls, with all unsafe code.
 #![no_std]
 
 extern crate alloc;

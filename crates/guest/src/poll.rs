@@ -1,8 +1,8 @@
 //! The set of descriptors of one turn of the loop.
 //!
-//! It is built anew each turn from what every part wants just then: with a few
-//! dozen descriptors that costs less than keeping a kernel's set in step, and
-//! nothing can be left registered by mistake.
+//! It is built in each turn from what every part polls for: with a few dozen
+//! descriptors that costs less than updating an epoll set, and no stale registration
+//! can remain.
 
 use alloc::vec::Vec;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -10,7 +10,7 @@ use rustix::fd::AsFd;
 use rustix::io::{Errno, Result};
 use rustix::process::Pid;
 
-/// Whose descriptor it is.
+/// The owner of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Token {
     /// The signalfd.
@@ -77,7 +77,7 @@ impl<'a> PollSet<'a> {
         self.tokens.push(token);
     }
 
-    /// Waits for one of them, or until the timeout; says which are ready.
+    /// Waits until one is ready or the timeout is over; returns those that are ready.
     pub fn wait(mut self, timeout_ns: Option<u64>) -> Result<Vec<(Token, PollFlags)>> {
         let timeout = timeout_ns.map(|ns| Timespec {
             tv_sec: (ns / 1_000_000_000) as i64,

@@ -16,13 +16,12 @@ pub fn end(reason: Reason, teardown: Teardown) {
     off(reason);
 }
 
-/// How long a distribution's init has to end everything in its order. The node
-/// ends a VM that was asked to stop no sooner (`WRITE_BACK_TIME`).
+/// How long the distribution's init may take to shut down. The node waits at least as
+/// long before it ends a stopping VM (`WRITE_BACK_TIME`).
 const INIT_PATIENCE_NS: u64 = 90_000_000_000;
 
-/// Asks the init that is PID 1, in the way every one of them understands: by
-/// its own `poweroff` or `reboot` program. Returns if that failed, or if init
-/// has not made an end in time.
+/// Asks the init that is PID 1 to shut down, by its own `poweroff` or `reboot` program.
+/// Returns if that failed or took too long.
 pub fn through_init(reason: Reason) {
     let program = if powers_off(reason) {
         "poweroff"
@@ -59,7 +58,7 @@ fn off(reason: Reason) {
     let _ = reboot(RebootCommand::Restart);
 }
 
-/// After a mistake of init itself: save what can be saved, and end.
+/// After a panic of init: sync what can be synced, then end the VM.
 pub fn emergency() {
     rustix::fs::sync();
     off(Reason::PowerOff);

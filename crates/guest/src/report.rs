@@ -1,4 +1,4 @@
-//! What init has measured and what went wrong, until the host takes it.
+//! Spans and warnings of init, queued for the host.
 
 use crate::{files, syscalls};
 use alloc::{
@@ -9,7 +9,7 @@ use alloc::{
 use jiffy_wire::agent::{FromGuest, GuestSpan};
 use rustix::fs::{Mode, OFlags};
 
-/// Most spans and warnings kept for a host that doesn't come.
+/// Most spans and warnings queued while there is no host.
 const LIMIT: usize = 512;
 
 /// Spans and warnings in the order they happened.
@@ -20,8 +20,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Does one step and records how long it took. A failure becomes a warning
-    /// and `None`; the guest goes on without the step.
+    /// Runs one step and records its duration. A failure is recorded as a warning and
+    /// gives `None`; the boot continues without the step.
     pub fn step<T>(
         &mut self,
         name: &str,
@@ -79,7 +79,7 @@ impl Report {
 }
 
 /// Writes a line to the kernel's log, which prints it on the console if the
-/// guest has one. Only PID 1 has business there.
+/// guest has one. Does nothing unless this process is PID 1.
 pub fn log(line: &str) {
     if rustix::process::getpid() != rustix::process::Pid::INIT {
         return;

@@ -1,4 +1,4 @@
-//! Services: started, restarted by policy, their lines passed on.
+//! Services: starts and restarts them, and forwards their output by lines.
 
 use crate::poll::{Channel, PollSet, Token};
 use crate::program::process::{Output, Program};
@@ -136,8 +136,8 @@ impl Service {
         }
     }
 
-    /// Notes its end once its output is complete. Programs that are held cannot
-    /// be silent.
+    /// Records its end once its output is complete. While programs are frozen, silence
+    /// does not count.
     pub fn settle(&mut self, held: bool, now: u64, log: &mut Vec<Line>) {
         let State::Running { program, since } = &mut self.state else {
             return;

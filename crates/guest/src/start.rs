@@ -63,15 +63,15 @@ pub fn start(arguments: Vec<Vec<u8>>) -> i32 {
     }
 }
 
-/// Init itself failed (a panic). Says so wherever somebody may read it; as
-/// PID 1 it then ends the VM, because a dead PID 1 would panic the kernel.
+/// Init itself failed (a panic). Reports it to the kernel's log and the host; as PID 1
+/// it then ends the VM, because the kernel panics when PID 1 dies.
 pub fn emergency(message: &str) {
     if rustix::process::getpid() == Pid::INIT {
-        let message = format!("stopped by a mistake of its own: {message}");
+        let message = format!("internal error: {message}");
         report::log(&message);
-        link::cry(&message);
+        link::report_panic(&message);
         power::emergency();
-        // Refused by the kernel: stay, and take no processor time.
+        // If the kernel refuses, stay without using CPU time.
         loop {
             let hour = rustix::thread::Timespec {
                 tv_sec: 3600,
@@ -100,7 +100,7 @@ fn as_pid1() -> ! {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let mut report = Report::default();
     let (config, fw_cfg) = boot::read_configuration(&mut report);
-    // Dialled now, answered while the rest of the boot goes on.
+    // Connect now; the host answers during the rest of the boot.
     let identity = Identity {
         vm_id: config.vm_id.clone(),
         pid1_ns,
@@ -144,9 +144,8 @@ fn as_pid1() -> ! {
     syscalls::exit(1)
 }
 
-/// Splits the process: PID 1 becomes the distribution's init, the copy goes on
-/// as the agent. Returns in the agent only (true), or, when there is nothing
-/// to hand over to, in PID 1 (false).
+/// Forks: PID 1 executes the distribution's init, the child continues as the agent.
+/// Returns true in the agent, or false in PID 1 if it could not hand over.
 fn hand_over(argv: &[String], report: &mut Report) -> bool {
     let plan = init_program(argv);
     let (path, argv, envp) = match plan {
@@ -162,7 +161,7 @@ fn hand_over(argv: &[String], report: &mut Report) -> bool {
         Ok(Some(_agent)) => {
             syscalls::block_only(SignalSet(0));
             boot::open_console();
-            // The agent keeps the ports; no program is to have them.
+            // Only the agent keeps the I/O ports.
             let error = syscalls::ports::give_up()
                 .err()
                 .unwrap_or_else(|| syscalls::spawn::exec(&path, &argv, &envp));
@@ -203,8 +202,8 @@ fn init_program(argv: &[String]) -> Result<(CString, Strings, Strings), String> 
     Ok((path, argv, envp))
 }
 
-/// What is left for a PID 1 whose successor could not be executed: the agent
-/// serves on, this process buries orphans.
+/// PID 1 when the distribution's init could not be executed: the agent serves on, and
+/// this process reaps orphans.
 fn reap_for_ever() -> ! {
     loop {
         let result = rustix::process::wait(rustix::process::WaitOptions::empty());
@@ -229,7 +228,7 @@ fn listen_on_vsock(report: &mut Report, link: &Link) -> Option<OwnedFd> {
     );
     match result {
         Ok(socket) => Some(socket),
-        // A guest without vsock has no agent, by intention.
+        // A guest without a vsock device has no agent.
         Err(_) if link.is_absent() => None,
         Err(error) => {
             report.warn(
@@ -246,7 +245,7 @@ fn listen_on_vsock(report: &mut Report, link: &Link) -> Option<OwnedFd> {
 
 /// The agent and its loop as an ordinary process, over Unix sockets.
 fn as_process(options: &[&str]) -> Result<(), String> {
-    // Nothing that was passed here by accident goes on to programs.
+    // Programs must not inherit stray descriptors.
     syscalls::close_from(3);
     let (mut listen, mut supervisor, mut config) = (None, None, GuestConfig::default());
     let (mut fw_cfg, mut cgroup) = ("/nonexistent", "/nonexistent");
@@ -270,7 +269,7 @@ fn as_process(options: &[&str]) -> Result<(), String> {
         vm_id: config.vm_id.clone(),
         pid1_ns: syscalls::monotonic_ns(),
     };
-    // Orphans come to this process as they come to PID 1.
+    // This process reaps orphans, as PID 1 does.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     let agent = Agent::start(Options {
         config,

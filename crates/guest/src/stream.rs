@@ -9,8 +9,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use serde::{Serialize, de::DeserializeOwned};
 
-/// With more than this waiting to be sent, nothing new is produced for the
-/// connection: its reader is slow.
+/// With more bytes than this queued, nothing new is queued for the connection.
 pub const SEND_LIMIT: usize = 128 * 1024;
 
 /// One connection's two directions.
@@ -28,8 +27,7 @@ pub enum Received {
     Data,
     /// Nothing now.
     Nothing,
-    /// The peer is gone, or has ended its direction: the protocol has no use
-    /// for half a connection.
+    /// The peer has closed its direction; the protocol has no half-closed connections.
     Closed,
 }
 
@@ -43,8 +41,7 @@ impl FrameStream {
         }
     }
 
-    /// Queues a message. One too large for a frame is a mistake of this
-    /// program; it is left out rather than sent in part.
+    /// Queues a message. One that is too large for a frame is a bug, and is dropped.
     pub fn send<T: Serialize>(&mut self, message: &T) {
         let mut bytes = Vec::new();
         if frame::encode(message, &mut bytes).is_ok() {

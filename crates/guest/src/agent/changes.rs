@@ -1,7 +1,7 @@
 //! What was changed in the root file system, as a tar: the overlay's upper
 //! layer, with its whiteouts and opaque folders as overlayfs has them.
 //!
-//! Runs in a process of its own, while programs stand still. The format is
+//! Runs in a process of its own while programs are frozen. The format is
 //! POSIX.1-2001 pax; extended attributes are `SCHILY.xattr.NAME` records.
 
 use super::copy_out::Pipe;
@@ -19,9 +19,9 @@ const DEEPEST: usize = 256;
 const BLOCK: usize = 512;
 /// Longest list of attributes, and longest value (linux/limits.h).
 const XATTRS: usize = 64 * 1024;
-/// What overlayfs notes for itself.
+/// Prefix of overlayfs's own attributes.
 const OVERLAY: &[u8] = b"trusted.overlay.";
-/// The one note that means something to others: what is below is hidden.
+/// Marks an opaque folder: the lower layers' entries are hidden.
 const OPAQUE: &[u8] = b"trusted.overlay.opaque";
 /// Largest number that fits in seven octal digits.
 const MOST_ID: u32 = 0o7_777_777;
@@ -138,7 +138,7 @@ impl Tar<'_> {
             FileType::CharacterDevice => self.header(&Entry::new(path, &status, b'3')),
             FileType::BlockDevice => self.header(&Entry::new(path, &status, b'4')),
             FileType::Fifo => self.header(&Entry::new(path, &status, b'6')),
-            // A socket means nothing to anybody but who listens there.
+            // Sockets are left out: they work only for their listener.
             _ => Ok(()),
         }
     }

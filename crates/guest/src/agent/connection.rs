@@ -1,4 +1,4 @@
-//! One connection of the host: a request, and what it asks for.
+//! One connection of the host: a request and its work.
 
 use super::stat;
 use crate::poll::{Channel, PollSet, Token};
@@ -14,7 +14,7 @@ use rustix::event::PollFlags;
 use rustix::fd::OwnedFd;
 use rustix::process::Pid;
 
-/// How long a connection may take to say what it wants.
+/// How long a connection may take to send its request, nanoseconds.
 const REQUEST_NS: u64 = 10_000_000_000;
 /// How long a peer may take to fetch the end of its answer.
 const FAREWELL_NS: u64 = 30_000_000_000;
@@ -29,11 +29,11 @@ pub struct Connection {
 
 #[derive(Debug)]
 enum Work {
-    /// Nothing was asked yet.
+    /// No request has come yet.
     Waiting { give_up_at: u64 },
     /// A program runs.
     Exec(Program),
-    /// Programs are held still for it.
+    /// Programs are frozen for it.
     Holding,
     /// The answer is queued; close once it is gone.
     Answered { give_up_at: u64 },
@@ -42,7 +42,7 @@ enum Work {
 /// What a connection needs from the loop.
 #[derive(Debug)]
 pub enum Need {
-    /// Nothing but to go on.
+    /// Nothing.
     Nothing,
     /// To be dropped.
     Close,
@@ -55,13 +55,13 @@ pub enum Need {
         /// How long programs have after SIGTERM, milliseconds.
         grace_ms: u32,
     },
-    /// Programs held still; [`Connection::hold`] and [`Connection::answer`] tell
-    /// the result.
+    /// Frozen programs; [`Connection::hold`] or [`Connection::answer`] reports the
+    /// result.
     Quiesce {
         /// Give up caches.
         drop_caches: bool,
     },
-    /// A signal for the first command; [`Connection::answer`] tells the result.
+    /// A signal for the first command; [`Connection::answer`] reports the result.
     SignalMain(i32),
 }
 
@@ -144,7 +144,7 @@ impl Connection {
         }
     }
 
-    /// Until when it may say what it wants, if it has not yet.
+    /// Until when its request must come, if it has not come yet.
     pub fn waits_until(&self) -> Option<u64> {
         match &self.work {
             Work::Waiting { give_up_at } => Some(*give_up_at),
@@ -160,19 +160,18 @@ impl Connection {
         }
     }
 
-    /// Programs are held still for it from now on.
+    /// Programs are frozen for it from now on.
     pub fn hold(&mut self) {
         self.work = Work::Holding;
     }
 
-    /// All is still.
-    pub fn say_still(&mut self) {
+    /// Answers that all programs are frozen.
+    pub fn answer_quiesced(&mut self) {
         self.stream.send(&Done::Ok);
     }
 
-    /// Time goes on: what was not read while programs were held still could
-    /// not be late.
-    pub fn woken(&mut self, now: u64) {
+    /// Programs were thawed: restarts its timeouts, as nothing was read meanwhile.
+    pub fn thawed(&mut self, now: u64) {
         if let Work::Waiting { give_up_at } = &mut self.work {
             *give_up_at = now + REQUEST_NS;
         }
@@ -222,7 +221,7 @@ impl Connection {
     fn decode(&mut self, now: u64) -> Need {
         while self.takes_input() {
             if let Work::Holding = &self.work {
-                // Nothing may be said on it: whoever does is mistaken.
+                // Nothing may be sent on it: close it.
                 return Need::Close;
             }
             if let Work::Exec(program) = &mut self.work {
@@ -288,7 +287,7 @@ impl Connection {
         }
     }
 
-    /// Starts none.
+    /// Refuses to start a program.
     pub fn refuse_exec(&mut self, message: String, now: u64) {
         self.stream.send(&ExecOutput::Failed(StartError {
             kind: StartFailure::Other,
@@ -297,7 +296,7 @@ impl Connection {
         self.close_when_sent(now);
     }
 
-    /// Refuses in the words of the answer that the request would have got.
+    /// Refuses with the type of answer that the request would have got.
     pub(super) fn refuse(&mut self, request: &Request, message: String, now: u64) {
         match request {
             Request::Exec { .. } => self.stream.send(&ExecOutput::Failed(StartError {
@@ -313,7 +312,7 @@ impl Connection {
             Request::CopyOut { .. } | Request::Changes { .. } => {
                 self.stream.send(&CopyFrame::Failed { message });
             }
-            // A stat has no word for it: the connection just closes.
+            // A stat has no error: the connection is closed.
             Request::Stat { .. } => {}
             Request::Shutdown { .. } | Request::SignalMain { .. } | Request::Quiesce { .. } => {
                 self.stream.send(&Done::Error(message));
@@ -362,7 +361,8 @@ impl Connection {
     }
 
     /// Ends an exec whose output is complete, sends what can be sent; true
-    /// once there is nothing left to do. Programs that are held cannot be silent.
+    /// once there is nothing left to do. While programs are frozen, silence does not
+    /// count.
     pub fn settle(&mut self, held: bool, now: u64) -> bool {
         let room = [self.stream.has_room() && !held; 2];
         if let Work::Exec(program) = &mut self.work

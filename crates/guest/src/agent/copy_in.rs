@@ -1,8 +1,8 @@
 //! Copy into the guest.
 //!
-//! Runs in a process of its own and may wait. Nothing is followed that the
-//! copy itself brought: every path is walked from the copy's root, one folder
-//! at a time, never through a link. A file appears whole or not at all.
+//! Runs in a process of its own and may block. Links that the copy itself brought are
+//! not followed: every path is opened from the copy's root, one folder at a time. A
+//! file appears whole or not at all.
 
 use super::copy_out::Pipe;
 use crate::program::prepare::reason;
@@ -34,7 +34,7 @@ pub fn serve(pipe: &mut Pipe, path: &str) -> bool {
     pipe.send(&done).is_ok() && whole
 }
 
-/// The copy as far as it has come.
+/// State of a copy.
 struct Target {
     path: String,
     entries: u64,
@@ -264,7 +264,7 @@ impl Target {
         Ok(())
     }
 
-    /// Leaves no half of a file behind.
+    /// Removes an incomplete file.
     fn abandon(&mut self) {
         if let Some(file) = self.file.take() {
             let at = file.folder.as_ref().map_or(CWD, |folder| folder.as_fd());

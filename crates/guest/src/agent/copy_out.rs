@@ -1,6 +1,6 @@
 //! Copy out of the guest.
 //!
-//! Runs in a process of its own and may wait. Links are copied as links;
+//! Runs in a process of its own and may block. Links are copied as links;
 //! devices, sockets and pipes are left out.
 
 use crate::files;
@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use serde::{Serialize, de::DeserializeOwned};
 
-/// A connection in a process that may wait.
+/// A blocking connection.
 pub struct Pipe {
     socket: OwnedFd,
     decoder: Decoder,
@@ -72,8 +72,8 @@ impl Pipe {
 
 /// The deepest tree sent; one descriptor is open for each level.
 const DEEPEST: usize = 256;
-/// The kernel's files say that they are empty, or a page, and have what they
-/// have; so much of it is looked for.
+/// Files of /proc and /sys report a size of 0 or one page, whatever they hold; this many
+/// bytes of them are read.
 const KERNEL_FILE: usize = 1024 * 1024;
 const PAGE: u64 = 4096;
 
@@ -213,7 +213,7 @@ fn send_file(pipe: &mut Pipe, file: &OwnedFd, whole: &str, path: &str) -> Result
                     "{whole} says that it has {size} bytes and has more than {KERNEL_FILE}: a program can read it"
                 )));
             }
-            // Some of the kernel's can't be read; a tree of them goes on.
+            // Some files of the kernel can't be read; skip them.
             Err(_) if size == 0 && !path.is_empty() => Vec::new(),
             Err(error) => return Err(failed(error)),
         };

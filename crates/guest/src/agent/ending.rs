@@ -1,8 +1,7 @@
-//! The orderly end: SIGTERM to all, time to react, SIGKILL, the last words to
-//! the host. What follows (sync, unmount, power) is [`crate::power`].
+//! The orderly end: SIGTERM to all, a grace period, SIGKILL, the last messages to the
+//! host. Sync, unmount and power-off follow in [`crate::power`].
 
-/// How long killed processes may take to be gone, and the host to take the
-/// last words.
+/// How long killed processes may take to end, and the host to take the last messages.
 const KILL_NS: u64 = 2_000_000_000;
 const DELIVERY_NS: u64 = 2_000_000_000;
 
@@ -15,7 +14,7 @@ pub enum Reason {
     Restart,
 }
 
-/// Where the end has come to.
+/// The state of the shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ending {
     /// Why.
@@ -39,7 +38,7 @@ pub enum Step {
     Wait,
     /// Send SIGKILL to all.
     Kill,
-    /// Queue the last words.
+    /// Queue the last messages.
     LastWords,
     /// Leave the loop.
     Leave,
@@ -67,8 +66,8 @@ impl Ending {
         self.deadline
     }
 
-    /// Goes on: `alone` says that no program is left, `delivered` that the
-    /// host has taken everything there is.
+    /// Next step: `alone` means that no program is left, `delivered` that the host has
+    /// taken all messages.
     pub fn advance(&mut self, now: u64, alone: bool, delivered: bool) -> Step {
         let late = now >= self.deadline;
         match self.phase {
@@ -112,7 +111,7 @@ mod tests {
         assert_eq!(ending.advance(SECOND - 1, false, false), Step::Wait);
         assert_eq!(ending.advance(SECOND, false, false), Step::Kill);
         assert_eq!(ending.advance(SECOND + 1, false, false), Step::Wait);
-        // One that even SIGKILL does not end (stuck in the kernel).
+        // A process that SIGKILL does not end (stuck in the kernel).
         assert_eq!(
             ending.advance(SECOND + KILL_NS, false, false),
             Step::LastWords

@@ -4,15 +4,15 @@ use crate::freezer::Frozen;
 use alloc::string::String;
 use rustix::fd::OwnedFd;
 
-/// A connection that asked for stillness, and what was done for it.
+/// A `Request::Quiesce` and its state.
 #[derive(Debug)]
 pub(super) struct Hold {
     /// The connection's number.
     pub(super) connection: u64,
     pub(super) frozen: Frozen,
-    /// The generation that the host showed when it asked.
+    /// The id of the generation before the capture.
     pub(super) known: Option<String>,
-    /// What takes a new generation's seed.
+    /// The random device, for a new generation's seed.
     pub(super) random: OwnedFd,
     pub(super) drop_caches: bool,
     pub(super) phase: Phase,
@@ -20,9 +20,9 @@ pub(super) struct Hold {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// The host is still to confirm the output.
+    /// Waits until the host confirms the output, or until `give_up_at`.
     Delivering { give_up_at: u64 },
-    /// The answer was given.
+    /// Answered: all is still.
     Still,
 }
 

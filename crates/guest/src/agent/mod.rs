@@ -1,14 +1,12 @@
-//! The agent: the loop that serves the host and looks after every process,
-//! once the guest is booted.
+//! The agent: after the boot, the loop that serves the host and supervises processes.
 //!
 //! * [`connection`]: one connection of the host, from request to answer.
 //! * [`copy_in`], [`copy_out`]: files and trees; each runs in a copy of this
 //!   process, so that a slow disk delays nobody else.
 //! * [`stat`]: memory and CPU.
 //! * [`ending`]: the orderly end.
-//! * `quiesce`: programs held still for a capture, and the way on from there;
-//!   `hold`: what is kept meanwhile.
-//! * [`run`]: the loop itself; `node`: its talk with the node.
+//! * `quiesce`: freezes programs for a capture and thaws them; `hold`: its state.
+//! * [`run`]: the loop itself; `node`: its messages to and from the node.
 
 mod changes;
 pub mod connection;

@@ -1,4 +1,4 @@
-//! What the loop says to the node, and hears from it.
+//! Messages to and from the node.
 
 use super::run::Agent;
 use crate::service::Line;
@@ -67,7 +67,7 @@ impl Agent {
         }
     }
 
-    /// Tells the node what it doesn't know yet, as far as it takes it.
+    /// Sends the node what it does not have yet, as far as there is room.
     pub(super) fn tell_node(&mut self, now: u64) {
         let Some(stream) = self.options.link.up() else {
             if self.options.link.is_absent()

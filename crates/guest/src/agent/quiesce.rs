@@ -1,8 +1,8 @@
-//! Programs held still for a capture, and what happens when they may go on.
+//! Freezes programs for a capture, and thaws them afterwards.
 
 use super::connection::Need;
 use super::hold::{Hold, Phase};
-use super::run::{Agent, HungUp};
+use super::run::{Agent, Detached};
 use crate::freezer::Frozen;
 use crate::gate::{self, Verdict, generation};
 use crate::poll::{Channel, PollSet, Token};
@@ -26,8 +26,8 @@ const CONFIRMATION_NS: u64 = 500_000_000;
 const MOST_TURNS: usize = 4096;
 
 impl Agent {
-    /// Freezes programs for the connection at `index`, which is answered when
-    /// all is still, or cannot be.
+    /// Freezes programs for the connection at `index`, which is answered when all are
+    /// frozen and their output is confirmed, or with an error.
     pub(super) fn quiesce(&mut self, index: usize, drop_caches: bool, now: u64) {
         let begun = self.freeze();
         let connection = &mut self.connections[index];
@@ -66,7 +66,7 @@ impl Agent {
         let known = generation::known(source)?;
         let random = gate::random()?;
         let now = syscalls::monotonic_ns();
-        // With nothing to freeze, any kernel will do.
+        // Without programs the kernel needs no freezer.
         let frozen = if self.is_alone(now) && !self.options.beside_init {
             Frozen::default()
         } else {
@@ -75,8 +75,8 @@ impl Agent {
         Ok((frozen, known, random))
     }
 
-    /// Goes on towards stillness: what programs wrote goes to the host and is
-    /// confirmed, so that it belongs to this guest and to no clone of it.
+    /// Next step of a quiesce: delivers what programs wrote to the host and waits for its
+    /// confirmation, so that no clone sends it again.
     pub(super) fn advance_hold(&mut self, now: u64) {
         let Some(Hold {
             phase: Phase::Delivering { give_up_at },
@@ -107,7 +107,7 @@ impl Agent {
         }
         let found = self.connections.iter_mut().find(|it| it.id() == id);
         if let Some(connection) = found {
-            connection.say_still();
+            connection.answer_quiesced();
         }
     }
 
@@ -132,7 +132,7 @@ impl Agent {
         has_read
     }
 
-    /// Polls for programs' streams, whoever they belong to.
+    /// Polls for all programs' streams.
     fn interest_of_programs<'a>(&'a self, set: &mut PollSet<'a>) {
         if let Some(first) = &self.first {
             first.interest(set);
@@ -141,10 +141,10 @@ impl Agent {
         self.connections
             .iter()
             .for_each(|it| it.interest_of_program(set));
-        self.hung_up.iter().for_each(|it| it.interest(set));
+        self.detached.iter().for_each(|it| it.interest(set));
     }
 
-    /// The connection that asked for stillness has ended.
+    /// The quiescing connection has ended: thaws programs, or passes the gate first.
     pub(super) fn release(&mut self, now: u64) {
         let Some(hold) = self.hold.take() else {
             return;
@@ -152,7 +152,7 @@ impl Agent {
         match gate::look(&self.options.fw_cfg, hold.known.as_deref()) {
             Ok(Verdict::Same) => {
                 hold.frozen.thaw();
-                self.connections.iter_mut().for_each(|it| it.woken(now));
+                self.connections.iter_mut().for_each(|it| it.thawed(now));
             }
             Ok(Verdict::New(arrival)) => self.pass(hold, *arrival),
             Err(message) => {
@@ -164,7 +164,7 @@ impl Agent {
 
     fn pass(&mut self, hold: Hold, arrival: gate::Arrival) {
         self.options.trace.mark(MARK_GATE_ENTERED);
-        // What was measured and logged so far was the other guest's.
+        // Spans and log lines so far belong to the captured guest.
         self.options.report = Report::default();
         self.log.clear();
         (self.log_bytes, self.log_lost) = (0, 0);
@@ -181,18 +181,18 @@ impl Agent {
             vm_id,
             pid1_ns: *entered_ns,
         };
-        // Dialled now, answered while the rest goes on.
+        // Connect now; the host answers meanwhile.
         self.ready_told = false;
-        self.options.link.begin_anew(identity, *entered_ns);
+        self.options.link.restart(identity, *entered_ns);
         if self.options.owns_machine {
-            let taken_on = gate::take_on(
+            let applied = gate::apply(
                 &arrival,
                 &hold.random,
                 &self.options.config,
                 &mut self.options.teardown,
                 &mut self.options.report,
             );
-            if let Err(message) = taken_on {
+            if let Err(message) = applied {
                 return self.fail(&message);
             }
         }
@@ -202,32 +202,32 @@ impl Agent {
         self.go_on(arrival.config, start_main);
     }
 
-    /// Programs go on, under the new configuration.
+    /// Continues with the new configuration after the thaw.
     fn go_on(&mut self, config: Option<jiffy_wire::guest::GuestConfig>, start_main: bool) {
         let now = syscalls::monotonic_ns();
         let before = config.map(|config| core::mem::replace(&mut self.options.config, config));
         let earlier = self.first.take();
         match (&self.options.config.main, start_main) {
             (Some(main), true) => {
-                // Started before anything is done for the earlier one.
+                // The new command starts first.
                 let first = First::start(main);
                 if first.is_running() {
                     self.options.trace.mark(MARK_COMMAND_STARTED);
                 }
                 self.first = Some(first);
                 if let Some(program) = earlier.and_then(First::into_program) {
-                    self.hung_up.push(HungUp::left_alone(program));
+                    self.detached.push(Detached::unlimited(program));
                 }
             }
             (main, _) => {
                 if main.is_none() && start_main {
-                    let message = "the new configuration has no first command to start";
+                    let message = "the new configuration has no first command";
                     self.options.report.warn("gate", message);
                 }
                 self.first = earlier.and_then(First::for_new_host);
             }
         }
-        // Their other ends are in the guest that was captured.
+        // Their peers were connected to the captured guest.
         while !self.connections.is_empty() {
             self.drop_connection(0, now);
         }
@@ -241,7 +241,7 @@ impl Agent {
         }
     }
 
-    /// Programs stay as they are, and the VM ends.
+    /// Leaves programs frozen and has the VMM end the VM.
     fn fail(&mut self, message: &str) {
         let message = format!("the restored guest cannot go on: {message}");
         report::log(&message);
@@ -252,8 +252,7 @@ impl Agent {
         self.gate_failed = true;
     }
 
-    /// The connection that asked for stillness is closed, or says something,
-    /// which nobody does who knows the protocol.
+    /// The quiescing connection is ready: it was closed, or it violates the protocol.
     pub(super) fn hold_ready(&mut self, flags: PollFlags, now: u64) {
         let Some(id) = self.hold.as_ref().map(|it| it.connection) else {
             return;
@@ -269,14 +268,14 @@ impl Agent {
     }
 }
 
-/// Writes back what this machine's own disks have not got yet.
+/// Syncs this guest's writable disks.
 fn write_back() {
     for target in boot::writable_disks() {
         if let Ok(folder) = files::open(target) {
             let _ = rustix::fs::syncfs(folder);
         }
     }
-    // An overlay's upper layer may be on such a disk, out of sight.
+    // An overlay's upper layer may be on such a disk, without a mount point.
     if let Ok(root) = files::open(c"/") {
         let _ = rustix::fs::syncfs(root);
     }

@@ -1,4 +1,4 @@
-//! The loop.
+//! The event loop.
 
 use super::connection::{Connection, Need};
 use super::ending::{Ending, Reason, Step};
@@ -30,18 +30,18 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Pid, WaitOptions, wait};
 
-/// Most connections at a time; one more takes the place of the one that has said nothing
-/// for longest, or is closed at once.
+/// Most connections at a time. One more replaces the one that has waited longest without
+/// a request, or is closed at once.
 const MOST_CONNECTIONS: usize = 256;
-/// Most programs of connections at a time, those included that are hung up on: the node
-/// needs connections besides, to stop or capture the VM.
+/// Most programs of connections at a time, detached ones included: the node needs other
+/// connections to stop or capture the VM.
 const MOST_PROGRAMS: usize = 240;
 /// Most processes at a time that copy files.
 const MOST_COPIES: usize = 64;
 /// How long a program has after its connection was lost: SIGHUP, then this,
 /// then SIGKILL.
 const HANGUP_NS: u64 = 5_000_000_000;
-/// What programs left over have after the first command's end.
+/// Grace period of other programs after the first command's end.
 const AFTER_MAIN_GRACE_NS: u64 = 1_000_000_000;
 
 const SIGINT: i32 = 2;
@@ -56,7 +56,7 @@ const SIGPWR: i32 = 30;
 /// systemd's "power off".
 const SIGRTMIN_4: i32 = 38;
 
-/// What the loop is given.
+/// Arguments of the loop.
 #[derive(Debug)]
 pub struct Options {
     /// The guest's configuration.
@@ -73,11 +73,11 @@ pub struct Options {
     pub trace: Trace,
     /// Where the host's files for this guest are.
     pub fw_cfg: FwCfg,
-    /// The programs that are held still for a capture.
+    /// Freezes programs for a capture.
     pub freezer: Freezer,
     /// What must be taken down at the end.
     pub teardown: Teardown,
-    /// The whole machine is this process's to set up and to end.
+    /// This process is PID 1 of a VM, which it sets up and ends.
     pub owns_machine: bool,
     /// This process serves a distribution's init rather than being PID 1 for
     /// the VM's whole life.
@@ -87,13 +87,13 @@ pub struct Options {
 /// How the loop ended.
 #[derive(Debug)]
 pub struct End {
-    /// What was asked for.
+    /// Power off or reboot.
     pub reason: Reason,
     /// What must be taken down.
     pub teardown: Teardown,
 }
 
-/// Everything the loop looks after.
+/// State of the loop.
 #[derive(Debug)]
 pub struct Agent {
     pub(super) options: Options,
@@ -102,13 +102,13 @@ pub struct Agent {
     pub(super) services: Vec<Service>,
     pub(super) connections: Vec<Connection>,
     next_connection: u64,
-    /// Programs that nobody listens to any more.
-    pub(super) hung_up: Vec<HungUp>,
-    /// Copies of this process that serve a request.
+    /// Programs without a connection.
+    pub(super) detached: Vec<Detached>,
+    /// Forked processes that serve a request.
     copies: Vec<Pid>,
-    /// Programs are held still.
+    /// Programs are frozen for a capture.
     pub(super) hold: Option<Hold>,
-    /// Programs are held still for this process, which reads what they wrote.
+    /// Programs are frozen for this process, which reads the root's changes.
     pub(super) still: Option<(Pid, Frozen)>,
     /// The guest was restored and must not go on.
     pub(super) gate_failed: bool,
@@ -122,19 +122,19 @@ pub struct Agent {
     pub(super) space: Box<[MaybeUninit<u8>]>,
 }
 
-/// A program that nobody listens to: its connection was lost, or another became
-/// the first command. Its output is still read, and thrown away: it may want to
-/// say something while it cleans up, and shall not die of that.
+/// A program whose connection was lost, or that another one replaced as the first
+/// command. Its output is still read and discarded, so that writing does not kill it
+/// while it cleans up.
 #[derive(Debug)]
-pub(super) struct HungUp {
+pub(super) struct Detached {
     program: Program,
     kill_at: u64,
 }
 
-impl HungUp {
-    /// One that goes on as long as it likes.
-    pub(super) fn left_alone(program: Program) -> HungUp {
-        HungUp {
+impl Detached {
+    /// One without a time limit.
+    pub(super) fn unlimited(program: Program) -> Detached {
+        Detached {
             program,
             kill_at: u64::MAX,
         }
@@ -143,12 +143,12 @@ impl HungUp {
     pub(super) fn interest<'a>(&'a self, set: &mut PollSet<'a>) {
         let pid = self.program.pid();
         self.program
-            .interest([true; 2], |channel| Token::HungUp(pid, channel), set);
+            .interest([true; 2], |channel| Token::Detached(pid, channel), set);
     }
 }
 
-/// Signals that are read, not suffered. SIGPIPE is blocked for good: writes
-/// report it.
+/// Signals that are blocked and read from the signalfd. SIGPIPE stays blocked: writes
+/// return EPIPE.
 fn signals_blocked() -> SignalSet {
     SignalSet::of(&[
         SIGCHLD, SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGPWR, SIGRTMIN_4, SIGPIPE,
@@ -182,7 +182,7 @@ impl Agent {
             services,
             connections: Vec::new(),
             next_connection: 0,
-            hung_up: Vec::new(),
+            detached: Vec::new(),
             copies: Vec::new(),
             hold: None,
             still: None,
@@ -214,7 +214,7 @@ impl Agent {
                     }
                 }
                 Err(error) => {
-                    // Out of memory for the set, at worst: not to spin on.
+                    // Out of memory, at worst: do not spin.
                     self.options
                         .report
                         .warn("agent", &format!("poll: {}", reason(error)));
@@ -228,11 +228,11 @@ impl Agent {
         }
     }
 
-    /// What time alone brings about.
+    /// Handles timeouts.
     fn advance(&mut self, now: u64) {
         self.options.link.advance(now);
         if self.hold.is_some() {
-            // Nothing may be started, and nobody can be late.
+            // While frozen, nothing starts and no timeout counts.
             return self.advance_hold(now);
         }
         let mut lines = Vec::new();
@@ -240,10 +240,10 @@ impl Agent {
             service.advance(now, &mut lines);
         }
         self.log_lines(lines);
-        for hung_up in &mut self.hung_up {
-            if now >= hung_up.kill_at {
-                let _ = hung_up.program.signal(SIGKILL);
-                hung_up.kill_at = u64::MAX;
+        for detached in &mut self.detached {
+            if now >= detached.kill_at {
+                let _ = detached.program.signal(SIGKILL);
+                detached.kill_at = u64::MAX;
             }
         }
         let mut index = 0;
@@ -277,7 +277,7 @@ impl Agent {
             }
             self.services.iter().for_each(|it| it.interest(&mut set));
             self.connections.iter().for_each(|it| it.interest(&mut set));
-            self.hung_up.iter().for_each(|it| it.interest(&mut set));
+            self.detached.iter().for_each(|it| it.interest(&mut set));
         }
         set.wait(
             self.next_deadline()
@@ -292,10 +292,10 @@ impl Agent {
         }
         let connections = self.connections.iter().filter_map(Connection::deadline);
         let services = self.services.iter().filter_map(Service::deadline);
-        let hung_up = self
-            .hung_up
+        let detached = self
+            .detached
             .iter()
-            .map(|hung_up| hung_up.kill_at)
+            .map(|detached| detached.kill_at)
             .filter(|at| *at != u64::MAX);
         let others = [
             self.options.link.deadline(),
@@ -304,7 +304,7 @@ impl Agent {
         ];
         connections
             .chain(services)
-            .chain(hung_up)
+            .chain(detached)
             .chain(others.into_iter().flatten())
             .min()
     }
@@ -327,9 +327,9 @@ impl Agent {
                 }
                 self.log_lines(lines);
             }
-            Token::HungUp(pid, channel) => {
-                let found = self.hung_up.iter_mut().find(|it| it.program.pid() == pid);
-                if let Some(HungUp { program, .. }) = found {
+            Token::Detached(pid, channel) => {
+                let found = self.detached.iter_mut().find(|it| it.program.pid() == pid);
+                if let Some(Detached { program, .. }) = found {
                     match channel {
                         Channel::Stdout => drop(program.read(Stream::Stdout, &mut self.space, now)),
                         Channel::Stderr => drop(program.read(Stream::Stderr, &mut self.space, now)),
@@ -337,7 +337,7 @@ impl Agent {
                     }
                 }
             }
-            // Others are heard again when programs go on.
+            // Other connections are served after the thaw.
             Token::Connection(id, Channel::Peer) if self.hold.is_some() => {
                 if self.hold.as_ref().is_some_and(|it| it.connection == id) {
                     self.hold_ready(flags, now);
@@ -356,7 +356,7 @@ impl Agent {
         }
     }
 
-    // --- processes -----------------------------------------------------------
+    // Processes.
 
     fn take_signals(&mut self, now: u64) {
         let mut records = [0u8; 128 * 16];
@@ -365,7 +365,7 @@ impl Agent {
             match signal {
                 // Reaped below, however many signals were merged into one.
                 SIGCHLD => {}
-                // A distribution's init ends everybody: its business.
+                // The distribution's init ends all processes.
                 _ if self.options.beside_init => {}
                 SIGTERM | SIGINT => self.begin_end(Reason::Restart, AFTER_MAIN_GRACE_NS, now),
                 _ => self.begin_end(Reason::PowerOff, AFTER_MAIN_GRACE_NS, now),
@@ -394,7 +394,8 @@ impl Agent {
         if let Some((_, frozen)) = self.still.take_if(|(reader, _)| *reader == pid) {
             frozen.thaw();
         }
-        self.hung_up.retain(|hung_up| hung_up.program.pid() != pid);
+        self.detached
+            .retain(|detached| detached.program.pid() != pid);
         self.copies.retain(|copy| *copy != pid);
         let _ = self
             .first
@@ -410,7 +411,7 @@ impl Agent {
                 .any(|service| service.reaped(pid, status, now));
     }
 
-    // --- connections ---------------------------------------------------------
+    // Connections.
 
     fn accept(&mut self, now: u64) {
         let Some(listener) = &self.options.listener else {
@@ -473,7 +474,7 @@ impl Agent {
     fn exec(&mut self, index: usize, command: &Command, now: u64) {
         let has_program = |connection: &&Connection| connection.program().is_some();
         let programs = self.connections.iter().filter(has_program).count();
-        if programs + self.hung_up.len() >= MOST_PROGRAMS {
+        if programs + self.detached.len() >= MOST_PROGRAMS {
             let message = format!(
                 "{MOST_PROGRAMS} programs that were started from the host run in this guest; one has to end first"
             );
@@ -483,21 +484,21 @@ impl Agent {
         self.meet(index, need, now);
     }
 
-    /// Drops a connection; a program on it is hung up on.
+    /// Drops a connection; its program gets SIGHUP.
     pub(super) fn drop_connection(&mut self, index: usize, now: u64) {
         let connection = self.connections.swap_remove(index);
         if let Some(mut program) = connection.into_program()
             && !program.has_exited()
         {
             program.hang_up();
-            self.hung_up.push(HungUp {
+            self.detached.push(Detached {
                 program,
                 kill_at: now + HANGUP_NS,
             });
         }
     }
 
-    /// Holds programs still and sends what was changed in the root.
+    /// Freezes programs and sends the root's changes.
     fn changes(&mut self, index: usize, request: &Request, now: u64) {
         let begun = match (&self.hold, &self.still, &self.ending) {
             (None, None, None) => self.begin_changes(now),
@@ -527,7 +528,7 @@ impl Agent {
         Ok((frozen, upper))
     }
 
-    /// Has a copy of this process serve a request; its process id.
+    /// Forks a process that serves a request; returns its id.
     fn copy(&mut self, index: usize, request: &Request, upper: Option<OwnedFd>) -> Option<Pid> {
         process::note_start();
         let (socket, undecoded) = self.connections.swap_remove(index).into_parts();
@@ -546,9 +547,9 @@ impl Agent {
         }
     }
 
-    // --- the end of a turn, and of everything ----------------------------------
+    // The end of a turn, and of the VM.
 
-    /// Whatever became complete: programs, answers, the VM.
+    /// Finishes what is complete: programs, answers, the VM.
     fn settle(&mut self, now: u64) -> Option<End> {
         if self.gate_failed {
             return Some(self.end(Reason::PowerOff));
@@ -570,7 +571,7 @@ impl Agent {
             if self.connections[index].settle(held, now) {
                 let id = self.connections[index].id();
                 self.drop_connection(index, now);
-                // Its peer went before it heard that all is still.
+                // Its peer closed it before the answer.
                 if self.hold.as_ref().is_some_and(|it| it.connection == id) {
                     self.release(now);
                 }
@@ -606,8 +607,8 @@ impl Agent {
             let first = self.first.iter().filter_map(First::program);
             let services = self.services.iter().filter_map(Service::program);
             let connections = self.connections.iter().filter_map(Connection::program);
-            let hung_up = self.hung_up.iter().map(|hung_up| &hung_up.program);
-            for program in first.chain(services).chain(connections).chain(hung_up) {
+            let detached = self.detached.iter().map(|detached| &detached.program);
+            for program in first.chain(services).chain(connections).chain(detached) {
                 let _ = program.signal(signal);
             }
         }
@@ -632,7 +633,7 @@ impl Agent {
                     stream.send(&FromGuest::PoweringOff);
                     self.options.link.flush(now);
                 }
-                // Often that was all.
+                // Often nothing is left.
                 self.is_delivered().then(|| self.end(reason))
             }
             Step::Leave => Some(self.end(reason)),
@@ -658,7 +659,7 @@ impl Agent {
                 .all(|connection| connection.program().is_none())
     }
 
-    /// Whether the kernel has taken all that the host shall get.
+    /// Whether the kernel has taken all messages to the host.
     fn is_delivered(&mut self) -> bool {
         let told = match self.options.link.up() {
             Some(stream) => stream.unsent() == 0,
@@ -668,7 +669,7 @@ impl Agent {
     }
 }
 
-/// The life of a copying process.
+/// Body of a forked process.
 fn serve_copy(socket: OwnedFd, undecoded: &[u8], request: &Request, upper: Option<OwnedFd>) -> ! {
     // Whatever else this process inherited would keep other programs' pipes
     // open. The connection moves to where it is kept.

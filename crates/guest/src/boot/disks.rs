@@ -13,8 +13,8 @@ use rustix::thread::{Timespec, nanosleep};
 /// How long a disk may take to appear.
 const PATIENCE_NS: u64 = 5_000_000_000;
 
-/// Mounts the disks that are there; returns those that aren't yet, so that
-/// other steps use the time.
+/// Mounts the disks that exist; returns those that have not appeared yet, so that other
+/// steps run meanwhile.
 pub fn mount_present<'a>(
     disks: &'a [DiskMount],
     teardown: &mut Teardown,
@@ -95,10 +95,9 @@ fn mount_disk(disk: &DiskMount, teardown: &mut Teardown, report: &mut Report) {
     }
 }
 
-/// Lets a mounted ext4 file system have all of its disk, which may have grown
-/// since it was made.
+/// Grows a mounted ext4 file system to the size of its disk.
 fn fill(device: &str, mount_point: &str) -> Result<(), Errno> {
-    /// Less is not worth a group of blocks.
+    /// A smaller difference is ignored.
     const LEAST_BLOCKS: u64 = 1024;
     let disk = files::open(device)?;
     let mut superblock = [0; 1024];

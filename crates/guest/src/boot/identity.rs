@@ -15,7 +15,7 @@ const LARGEST_HOSTS: usize = 4096;
 const HOSTS: &str = "/etc/hosts";
 const MACHINE_ID: &str = "/etc/machine-id";
 
-/// Sets what the configuration gives; a guest without any of it costs nothing.
+/// Applies what the configuration gives.
 pub fn set(config: &GuestConfig, report: &mut Report) {
     apply(config, &GuestConfig::default(), report);
     if !files::exists(HOSTS) {
@@ -32,7 +32,7 @@ pub fn set(config: &GuestConfig, report: &mut Report) {
     }
 }
 
-/// Sets what a new configuration gives, where it differs from the `old` one.
+/// Applies what differs in a new configuration.
 pub fn renew(old: &GuestConfig, new: &GuestConfig, report: &mut Report) {
     apply(new, old, report);
     // Ours, from the boot, and nobody has changed it since.
@@ -45,7 +45,7 @@ pub fn renew(old: &GuestConfig, new: &GuestConfig, report: &mut Report) {
 }
 
 /// Makes this (hexadecimal, with or without dashes) the machine's id, if the
-/// image has a place for one. Without it, programs make up their own.
+/// image has a file for it. Without one, programs generate their own.
 pub fn machine_id(id: &str, report: &mut Report) {
     if !files::exists(MACHINE_ID) {
         return;

@@ -11,7 +11,7 @@ pub const LIST: &CStr = c"/etc/jiffy/modules";
 
 const LARGEST_LIST: usize = 64 * 1024;
 
-/// Loads all of them; one that fails doesn't keep the next from loading.
+/// Loads all of them; continues after one that fails.
 pub fn load() -> Result<(), String> {
     let list = files::read_text(LIST, LARGEST_LIST).map_err(|error| {
         format!(

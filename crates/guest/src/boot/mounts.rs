@@ -92,7 +92,7 @@ pub fn kernel_file_systems() -> Result<(), String> {
 /// /dev/pts, /dev/shm, /run, /tmp and the links in /dev.
 pub fn in_root() -> Result<(), String> {
     for (target, link) in LINKS {
-        // One that exists is as good.
+        // An existing link is kept.
         let _ = rustix::fs::symlink(target, link);
     }
     mount_all(&IN_ROOT)
@@ -173,8 +173,8 @@ fn open_standard_descriptors() {
     }
 }
 
-/// Puts the console, if there is one, in place of the standard descriptors:
-/// those from the kernel's start are of a file that went with the initramfs.
+/// Opens the console, if there is one, as standard descriptors: those that the kernel
+/// opened refer to a deleted file of the initramfs.
 pub fn open_console() {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
     if let Ok(console) = rustix::fs::open(c"/dev/console", flags, rustix::fs::Mode::empty()) {
@@ -241,8 +241,8 @@ fn mount_points() -> Vec<String> {
     parse_mounts(&table)
 }
 
-/// Where this machine's own disks are mounted writable. Not what a program
-/// serves, which may be held still and would never answer.
+/// Writable mounts of this guest's disks. Not FUSE and the like: their server may be
+/// frozen and would never answer.
 pub fn writable_disks() -> Vec<String> {
     const LARGEST: usize = 1024 * 1024;
     let table = files::read_text(c"/proc/self/mounts", LARGEST).unwrap_or_default();

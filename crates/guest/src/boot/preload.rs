@@ -1,8 +1,7 @@
 //! Files read into memory ahead of their use.
 //!
-//! A guest that goes on from a capture finds in its page cache what was there
-//! then. Its first command would start from a disk, as after any boot, unless
-//! somebody has read it.
+//! A restored guest has the page cache of the captured one. If its first command was
+//! read before the capture, it starts without reading the disk.
 
 use crate::files;
 use crate::program::prepare::{DEFAULT_PATH, candidates, reason};
@@ -16,7 +15,7 @@ const PIECE: usize = 64 * 1024;
 /// A script's interpreter may be a script, whose interpreter has a loader.
 const DEEPEST: u32 = 4;
 
-/// Reads all of them; one that can't be read doesn't keep the next from it.
+/// Reads all of them; continues after one that can't be read.
 pub fn read_all(names: &[String]) -> Result<(), String> {
     let mut space = Box::new_uninit_slice(PIECE);
     let failures: Vec<String> = names

@@ -1,5 +1,4 @@
-//! The root file system: mounted beside the initramfs, entered, and the
-//! initramfs's memory given back.
+//! The root file system: mounts it, makes it `/`, and frees the initramfs's memory.
 
 use super::disks;
 use super::mounts::{self, LOWER, UPPER};
@@ -19,7 +18,7 @@ const NEW_ROOT: &str = "/new";
 /// How long the root's disk may take to appear.
 const PATIENCE_NS: u64 = 10_000_000_000;
 
-/// Makes the configured root `/`. Where that fails the initramfs stays the root.
+/// Makes the configured root `/`. If that fails, the initramfs stays the root.
 pub fn enter(root: &Root, teardown: &mut mounts::Teardown, report: &mut Report) {
     if *root == Root::Initramfs {
         return;
@@ -116,8 +115,8 @@ fn mount_device(device: &str, target: &str, fstype: &str, read_only: bool) -> Re
         .map_err(|error| format!("{device} cannot be mounted as {fstype}: {}", reason(error)))
 }
 
-/// Lets the kernel read an image in large pieces. A request costs the host a
-/// few exits and two context switches; a page more in it costs next to nothing.
+/// Sets the device's readahead: a request costs the host a few VM exits and two context
+/// switches, an additional page in it very little.
 fn read_ahead(device: &str) {
     const SECTORS: usize = 1024;
     if let Ok(device) = files::open(device) {

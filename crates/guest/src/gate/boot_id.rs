@@ -1,7 +1,7 @@
 //! The id of this boot, `/proc/sys/kernel/random/boot_id`.
 //!
-//! The kernel makes it up when it is first read, and never changes it. A guest
-//! that was restored gets another by covering that file with one of its own.
+//! The kernel generates it at the first read and never changes it. A restored guest
+//! gets another by a bind mount of a file over it.
 
 use crate::files;
 use crate::program::prepare::reason;
@@ -18,7 +18,7 @@ const COVER: &CStr = c"/run/jiffy-boot-id";
 pub fn cover(id: &str) -> Result<(), String> {
     let content = format!("{id}\n");
     let covered = || -> Result<(), Errno> {
-        // The cover of the generation before, if there was one.
+        // The bind mount of the previous generation, if there was one.
         let _ = unmount(KERNEL_FILE, UnmountFlags::DETACH);
         let _ = rustix::fs::unlink(COVER);
         files::create(COVER, content.as_bytes(), 0o444)?;
@@ -29,7 +29,7 @@ pub fn cover(id: &str) -> Result<(), String> {
                 c"",
             )
         });
-        // Covered, it needs no name, and nobody can write to it by that.
+        // Unlinked after the mount, so that no program can open it for writing.
         let _ = rustix::fs::unlink(COVER);
         mounted
     };

@@ -4,7 +4,7 @@ use crate::fw_cfg::FwCfg;
 use alloc::{format, string::String};
 use jiffy_wire::guest::{GENERATION_NAME, Generation, VERSION};
 
-/// The largest there is by far.
+/// Limit of the file, bytes; a generation is much shorter.
 pub const LARGEST: usize = 4096;
 const SEED: usize = 64;
 

@@ -1,9 +1,9 @@
 //! The clone gate: what a restored guest becomes before its programs go on.
 //!
 //! Two guests from one memory must not share randomness, clock or identity. So
-//! programs are held still over a capture ([`crate::freezer`]), and when they
-//! may go on the guest first looks at its [`generation`]: a new one is taken
-//! on, step by step, or programs never go on.
+//! programs are frozen during a capture ([`crate::freezer`]), and before they are
+//! thawed the guest reads its [`generation`]. If it is a new one, the guest applies it,
+//! or its programs are never thawed.
 //!
 //! * [`generation`]: reads and checks it.
 //! * `boot_id`: the boot's id.
@@ -23,10 +23,10 @@ use generation::Checked;
 use jiffy_wire::guest::{FW_CFG_NAME, GENERATION_NAME, GuestConfig, MAX_CONFIG};
 use rustix::fd::OwnedFd;
 
-/// What the host says as programs are about to go on.
+/// What the host says before programs are thawed.
 #[derive(Debug)]
 pub enum Verdict {
-    /// The guest was captured, no more.
+    /// The guest was captured, not restored.
     Same,
     /// It was restored.
     New(Box<Arrival>),
@@ -39,7 +39,7 @@ pub struct Arrival {
     pub generation: Checked,
     /// The configuration, if the host gave one.
     pub config: Option<GuestConfig>,
-    /// When the guest knew it was restored.
+    /// When the guest found that it was restored, guest CLOCK_MONOTONIC, nanoseconds.
     pub entered_ns: u64,
 }
 
@@ -67,15 +67,14 @@ pub fn look(source: &FwCfg, known: Option<&str>) -> Result<Verdict, String> {
     })))
 }
 
-/// What will take the new seed: opened before it is needed in haste.
+/// The random device, which will take the new seed. Opened before the capture.
 pub fn random() -> Result<OwnedFd, String> {
     files::open(c"/dev/random").map_err(|error| format!("no /dev/random: {}", reason(error)))
 }
 
-/// Takes on the new generation in a guest that is all this process's own.
-/// What two clones must not share for a moment is an error if it cannot be
-/// done; the rest is reported as at boot.
-pub fn take_on(
+/// Applies the new generation, as PID 1. Failing to replace what two clones must never
+/// share is an error; other failures are reported as at boot.
+pub fn apply(
     arrival: &Arrival,
     random: &OwnedFd,
     old: &GuestConfig,
@@ -99,8 +98,8 @@ pub fn take_on(
     })?;
     if !is_same_vm(old, arrival.config.as_ref()) {
         boot::machine_id(id, report);
-        // Unless a program has run, nobody has asked for the boot id, and the
-        // kernel will make one up when somebody does.
+        // If no program has run, nobody has read the boot id, and the
+        // kernel generates one at the first read.
         if process::any_was_started() && !old.rehearsal {
             must(report, "boot id", |_| boot_id::cover(id))?;
         }
@@ -111,14 +110,13 @@ pub fn take_on(
     Ok(())
 }
 
-/// Has the VM slept? Of what goes on from any other memory the host makes
-/// another VM, with an id of its own. One that slept is the machine it was, and
-/// its boot is the same; only time has passed, and its randomness lay on a disk.
+/// Whether the VM hibernated: then its id is the same, and it keeps its boot id. After
+/// any other restore it is a new VM with an id of its own.
 fn is_same_vm(old: &GuestConfig, new: Option<&GuestConfig>) -> bool {
     new.is_some_and(|new| !new.vm_id.is_empty() && new.vm_id == old.vm_id)
 }
 
-/// A step without which the guest must not go on.
+/// A step that must succeed before programs are thawed.
 fn must(
     report: &mut Report,
     name: &str,

@@ -1,4 +1,4 @@
-//! A running program: its streams, its input queue, its end.
+//! A running program: its streams, input queue and exit status.
 //!
 //! Nothing here waits. The owner polls the descriptors the program names,
 //! hands readiness back, and tells it when its process was reaped.
@@ -27,7 +27,7 @@ pub const INPUT_LIMIT: usize = 256 * 1024;
 /// holds them open.
 pub const QUIET_AFTER_EXIT_NS: u64 = 100_000_000;
 
-/// Pauses between looks at a terminal that nobody has open.
+/// Pauses between checks of a terminal that nobody has open, nanoseconds.
 const FIRST_PAUSE_NS: u64 = 20_000_000;
 const LONGEST_PAUSE_NS: u64 = 1_000_000_000;
 
@@ -42,8 +42,8 @@ pub struct Program {
     stdout: Option<OwnedFd>,
     stderr: Option<OwnedFd>,
     exit: Option<ExitStatus>,
-    /// A terminal that no process has open now, though the program lives: when
-    /// to look again, and the pause after that.
+    /// No process has the terminal open although the program lives: when to check
+    /// again, and the pause after that.
     unplugged: Option<u64>,
     pause_ns: u64,
     /// Since when nothing was read although it was polled for; none while it
@@ -62,16 +62,15 @@ pub enum Output<'a> {
     Closed,
 }
 
-/// Whether anything but init itself has ever run in this guest.
+/// Whether any program has run in this guest.
 static STARTED: AtomicBool = AtomicBool::new(false);
 
-/// Says that something other than init is about to run, or to read files.
+/// Records that a program is about to run, or to read files.
 pub fn note_start() {
     STARTED.store(true, Ordering::Relaxed);
 }
 
-/// Whether any program was started, so that it may know and have passed on
-/// whatever there is to know of this boot.
+/// Whether any program was started: it may have read, and passed on, the boot id.
 pub fn any_was_started() -> bool {
     STARTED.load(Ordering::Relaxed)
 }
@@ -162,15 +161,15 @@ impl Program {
         syscalls::kill_group(self.pid, signal)
     }
 
-    /// Its connection is gone: no more input, and SIGHUP. A terminal is closed,
-    /// as when its cable is pulled; other outputs stay open.
+    /// Its connection is gone: closes stdin and sends SIGHUP. A terminal is hung up;
+    /// other outputs stay open.
     pub fn hang_up(&mut self) {
         const SIGHUP: i32 = 1;
         const SIGCONT: i32 = 18;
         self.stdin = None;
         self.input.clear();
         let _ = self.signal(SIGHUP);
-        // One that is stopped must run to take the news.
+        // A stopped program must run to get the signal.
         let _ = self.signal(SIGCONT);
         if self.terminal {
             self.stdout = None;
@@ -269,7 +268,7 @@ impl Program {
     }
 
     /// Its end, once its output is complete. `room` as in [`Self::interest`]:
-    /// a stream that nobody polls cannot be silent.
+    /// silence of a stream that is not polled does not count.
     pub fn finished(&mut self, room: [bool; 2], now: u64) -> Option<ExitStatus> {
         if self.unplugged.is_some_and(|look_again| now >= look_again) {
             self.unplugged = None;
@@ -287,7 +286,7 @@ impl Program {
         if now.saturating_sub(since) < QUIET_AFTER_EXIT_NS {
             return None;
         }
-        // The owner may be late itself, and not have looked since.
+        // The owner may not have polled since.
         if self.has_output() {
             self.quiet_since = Some(now);
             return None;
@@ -377,7 +376,7 @@ fn window(size: WindowSize) -> rustix::termios::Winsize {
     }
 }
 
-/// A reaped status in the wire's words; `None` for a stop or continuation.
+/// A wait status as [`ExitStatus`]; `None` for a stop or continuation.
 pub fn exit_status(status: rustix::process::WaitStatus) -> Option<ExitStatus> {
     match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => Some(ExitStatus::Code(code)),

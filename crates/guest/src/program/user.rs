@@ -2,8 +2,8 @@
 //! docker users know: a number needs no entry, a name does; supplementary
 //! groups come from /etc/group unless a group was given.
 //!
-//! The largest number is no id: it means "unchanged" to the kernel, and who
-//! asked for it would run as root.
+//! 4294967295 is refused: to setresuid(2) it means "unchanged", so the program would run
+//! as root.
 
 use crate::syscalls::spawn::Ids;
 use alloc::{string::String, vec::Vec};
@@ -20,7 +20,7 @@ pub struct User {
     pub home: String,
 }
 
-/// The name that is not there.
+/// The name that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unknown {
     /// No such user.

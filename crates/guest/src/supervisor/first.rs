@@ -1,4 +1,4 @@
-//! The first command: started without the host, reported to it whole.
+//! The first command: it starts without the host, which later gets all of its output.
 
 use super::window::OutputWindow;
 use crate::console::Console;
@@ -31,15 +31,15 @@ enum State {
     Ended(ExitStatus),
 }
 
-/// Room for input is told in pieces no smaller than this.
+/// Room for input is announced in steps of at least this many bytes.
 const INPUT_PIECE: usize = INPUT_LIMIT / 4;
 
-/// What was said on this connection.
+/// What was sent on this connection.
 #[derive(Debug, Default)]
 struct Told {
     start: bool,
     end: bool,
-    /// Room for input that was told and not used, in bytes.
+    /// Room for input that was announced and is unused, in bytes.
     input_room: usize,
 }
 
@@ -81,7 +81,7 @@ impl First {
         self.stdout.is_confirmed() && self.stderr.is_confirmed()
     }
 
-    /// The running program, to be looked after in another way.
+    /// Takes the running program out.
     pub fn into_program(self) -> Option<Program> {
         match self.state {
             State::Running(program) => Some(program),
@@ -89,8 +89,8 @@ impl First {
         }
     }
 
-    /// The same program for a host that has heard nothing of it: its output
-    /// counts from here. One that has ended is of no interest to that host.
+    /// The same program for a host that knows nothing of it: offsets of its output
+    /// start at 0. `None` if it has ended.
     pub fn for_new_host(self) -> Option<First> {
         let State::Running(_) = self.state else {
             return None;
@@ -113,9 +113,9 @@ impl First {
         [self.stdout.room() > 0, self.stderr.room() > 0]
     }
 
-    /// Whether the channel may be read, which also carries its input. Not while
-    /// it leaves much input unread; but one that cannot write may be waiting for
-    /// a confirmation that stands in line behind that input.
+    /// Whether the channel may be read, which also carries the program's input. Not
+    /// while much input is unread, unless the program can't write: it may be waiting
+    /// for a confirmation that is queued behind that input.
     pub fn takes_input(&self) -> bool {
         let State::Running(program) = &self.state else {
             return true;
@@ -161,7 +161,7 @@ impl First {
         }
     }
 
-    /// How much more input may come than was told, once it is worth telling.
+    /// How many bytes of room to announce, if it is at least a step.
     fn more_input_room(&self) -> Option<usize> {
         let backlog = self.program().map_or(0, Program::input_backlog);
         let room = INPUT_LIMIT.saturating_sub(backlog + self.told.input_room);
@@ -184,8 +184,8 @@ impl First {
         }
     }
 
-    /// Notes its end once its output is complete; true when that happens.
-    /// Programs that are held cannot be silent.
+    /// Records its end once its output is complete; true when that happens. While
+    /// programs are frozen, silence does not count.
     pub fn settle(&mut self, held: bool, now: u64) -> bool {
         let room = self.room().map(|room| room && !held);
         if let State::Running(program) = &mut self.state
@@ -210,7 +210,7 @@ impl First {
 
     /// The host stored how it ended.
     pub fn confirm_end(&mut self) {
-        // A confirmation of what was never said is none.
+        // Ignore a confirmation of an end that was never reported.
         self.end_stored |= self.told.end;
     }
 
@@ -227,7 +227,7 @@ impl First {
         self.stderr.disconnected();
     }
 
-    /// Tells the host what it doesn't know, as far as there is room.
+    /// Sends the host what it does not have yet, as far as there is room.
     pub fn tell(&mut self, host: &mut FrameStream) {
         if self.end_stored {
             return;
@@ -281,7 +281,7 @@ impl First {
         }
     }
 
-    /// Without a host, its output goes to the console, which confirms it.
+    /// Without a host, writes its output to the console and counts it as confirmed.
     pub fn write_to(&mut self, console: &mut Console) {
         for window in [&mut self.stdout, &mut self.stderr] {
             while console.has_room()

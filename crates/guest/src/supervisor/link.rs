@@ -1,5 +1,5 @@
-//! The connection to the node. It is dialled without waiting, early in the
-//! boot; when it breaks it is dialled again, for ever.
+//! The connection to the node. The guest connects without blocking, early in the
+//! boot, and again whenever the connection breaks.
 
 use crate::poll::{PollSet, Token};
 use crate::stream::{FrameStream, Received};
@@ -31,16 +31,17 @@ pub enum Peer {
     None,
 }
 
-/// Who says hello.
+/// What the hello tells the host.
 #[derive(Debug, Clone)]
 pub struct Identity {
     /// From the configuration.
     pub vm_id: String,
-    /// When PID 1 began, or knew that it was restored, on this machine's clock.
+    /// When PID 1 started, or found that it was restored; guest CLOCK_MONOTONIC,
+    /// nanoseconds.
     pub pid1_ns: u64,
 }
 
-/// The connection, in whichever state.
+/// The connection and its state.
 #[derive(Debug)]
 pub struct Link {
     peer: Peer,
@@ -67,7 +68,7 @@ enum State {
 /// What happened on the link.
 #[derive(Debug)]
 pub enum Event {
-    /// The host said welcome; it has this much of the first command's output.
+    /// The host sent its welcome; it has this much of the first command's output.
     Welcome {
         /// Bytes of stdout.
         stdout: u64,
@@ -96,9 +97,8 @@ impl Link {
         }
     }
 
-    /// Begins anew with another identity: dials at once, as if for the first
-    /// time.
-    pub fn begin_anew(&mut self, identity: Identity, now: u64) {
+    /// Restarts with another identity: connects at once, as for the first time.
+    pub fn restart(&mut self, identity: Identity, now: u64) {
         OPEN.store(NONE, Ordering::Relaxed);
         self.identity = identity;
         self.attempt = 0;
@@ -115,7 +115,7 @@ impl Link {
         &self.identity.vm_id
     }
 
-    /// Whether there is no way to a host at all, as far as is known.
+    /// Whether the kernel has no vsock device, or there is no peer.
     pub fn is_absent(&self) -> bool {
         matches!(self.state, State::Down { absent: true, .. })
     }
@@ -133,7 +133,7 @@ impl Link {
         }
     }
 
-    /// Dials when it is time to; ends a greeting that nobody answers.
+    /// Connects when it is time to; closes a connection whose hello got no answer.
     pub fn advance(&mut self, now: u64) {
         match &self.state {
             State::Down { retry_at, .. } if now >= *retry_at => self.dial(now),
@@ -334,12 +334,12 @@ impl Link {
     }
 }
 
-/// The channel while it is up: what a panic can still reach.
+/// The descriptor of the channel while it is up, for the panic handler.
 static OPEN: AtomicI32 = AtomicI32::new(NONE);
 const NONE: i32 = -1;
 
-/// Tells the host, without any of this module's state, that init itself failed.
-pub fn cry(message: &str) {
+/// Reports a panic of init to the host, without any of this module's state.
+pub fn report_panic(message: &str) {
     let fd = OPEN.load(Ordering::Relaxed);
     let warning = FromGuest::Warning {
         step: "jiffy-init".into(),
@@ -350,7 +350,7 @@ pub fn cry(message: &str) {
     }
 }
 
-/// A socket that is connected, or (false) about to be.
+/// A socket, and whether it is connected already.
 fn dial(
     family: AddressFamily,
     connect: impl Fn(&OwnedFd) -> Result<()>,

@@ -5,9 +5,8 @@ use alloc::vec::Vec;
 use jiffy_wire::agent::MAIN_OUTPUT_WINDOW;
 
 /// Most bytes kept that were sent but not confirmed, while the host is there.
-/// Larger than all buffers on the way to the host and back: a confirmation may
-/// stand in line behind that much input for the program, which cannot take it
-/// before it may write.
+/// Larger than all buffers on the way to the host and back: a confirmation may be
+/// queued behind that much input, which the program can't read before it can write.
 pub const UNCONFIRMED_LIMIT: usize = 1024 * 1024;
 
 /// The end of one output stream, from the first unconfirmed byte on.

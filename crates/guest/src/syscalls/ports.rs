@@ -7,15 +7,15 @@ use rustix::io::{Errno, Result};
 /// The arguments of ioperm(2) that take all ports away, in one call.
 pub(super) const GIVE_UP: [usize; 5] = [0, 0x1_0000, 0, 0, 0];
 
-/// Gives up the right to all ports: it would be had by whatever this process
-/// executes.
+/// Gives up the right to all ports: programs that this process executes would
+/// inherit it.
 pub fn give_up() -> Result<()> {
     // SAFETY: takes numbers.
     given_up(unsafe { syscall(number::IOPERM, GIVE_UP) })
 }
 
-/// What came of giving up: where any were had it fails for want of memory only. A
-/// kernel without the call has given none away.
+/// The result of ioperm(2): where the process had ports it fails only for lack of memory.
+/// A kernel without the call never granted any.
 pub(super) fn given_up(result: isize) -> Result<()> {
     let no_memory = -(Errno::NOMEM.raw_os_error() as isize);
     if result == no_memory {

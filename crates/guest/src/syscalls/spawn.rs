@@ -1,6 +1,6 @@
-//! Starts a program the cheap way: the child borrows this process's memory
-//! until it has executed the program (`clone` with `CLONE_VM | CLONE_VFORK`),
-//! so no page table is copied and an error needs no pipe to come back.
+//! Starts a program like vfork(2): the child shares this process's memory until it
+//! has executed the program (`clone` with `CLONE_VM | CLONE_VFORK`), so no page table
+//! is copied and an error needs no pipe.
 
 use super::ports;
 use super::raw::{number, syscall};
@@ -67,7 +67,7 @@ pub struct Ids {
     pub groups: Vec<u32>,
 }
 
-/// All that is settled before the child exists.
+/// Everything that is decided before the child exists.
 #[derive(Debug)]
 pub struct Plan<'a> {
     /// Paths to try, in this order.
@@ -82,7 +82,7 @@ pub struct Plan<'a> {
     pub terminal: bool,
     /// Working directory.
     pub cwd: &'a CStr,
-    /// None stays what this process is.
+    /// User and groups; `None` keeps those of this process.
     pub ids: Option<&'a Ids>,
 }
 
@@ -184,7 +184,7 @@ fn run_borrowing(stack: &mut [MaybeUninit<u128>], child: &mut Child<'_>) -> Resu
     Pid::from_raw(result as i32).ok_or(Errno::AGAIN)
 }
 
-/// The child's whole life before execve.
+/// What the child does before execve.
 ///
 /// # Safety
 /// Only `run_borrowing` may call it, in the child.
@@ -224,8 +224,8 @@ unsafe fn prepare_and_exec(plan: &Plan<'_>) -> core::result::Result<(), (Step, i
         const TIOCSCTTY: usize = 0x540e;
         call(Step::Prepare, number::IOCTL, [0, TIOCSCTTY, 0, 0, 0])?;
     }
-    // What is ignored stays ignored over execve: Rust's runtime ignores SIGPIPE,
-    // nohup SIGHUP, a shell the others for its background. The program shall not.
+    // Ignored signals stay ignored over execve. Rust's runtime ignores SIGPIPE, nohup
+    // SIGHUP, a shell the others for background jobs; the program gets the defaults.
     let default_action = [0usize; 4];
     for signal in DEFAULTED {
         call(
