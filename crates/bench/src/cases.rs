@@ -1,4 +1,4 @@
-//! The cases: how each is set up in the machine and read back as figures.
+//! The cases: how each is set up in the machine and turned into figures.
 
 use crate::disk;
 use crate::figure::{Clock, Figure};
@@ -36,18 +36,17 @@ pub const RESTORE_128: &str = "restore/mapped/128/visible";
 pub const RESTORE_512: &str = "restore/mapped/512/visible";
 /// The same with 32 times the RAM.
 pub const RESTORE_4096: &str = "restore/mapped/4096/visible";
-/// The same as for 128 MiB by a monitor that was spawned before, from when it
-/// is told what it is until its vCPUs go on: what the node does when it has a
-/// spare.
+/// The same as for 128 MiB by a spare VMM, from its `TakeSpare` until its vCPUs are
+/// resumed.
 pub const RESTORE_SPARE: &str = "restore/spare/128/resumed";
-/// The same as for 128 MiB, RAM in a compressed image that a pager serves, not
-/// for the first time: what restores touch first it has in memory.
+/// The same as for 128 MiB, RAM in a compressed image that a pager has served before: it
+/// has the working set in memory.
 pub const LAZY: &str = "restore/lazy/128/visible";
-/// The same for the first time: that much is fetched in one go.
+/// The same for the first time: the working set is fetched at once.
 pub const LAZY_FIRST: &str = "restore/lazy-first/128/visible";
-/// The same with every chunk fetched when it is asked for.
+/// The same with every chunk fetched on demand.
 pub const LAZY_DEMAND: &str = "restore/lazy-demand/128/visible";
-/// How long a VM stands still while it is captured whole.
+/// How long a VM is paused for a full capture.
 pub const PAUSE: &str = "snapshot/full/128/pause";
 /// A running VM's capture, to a child whose vCPUs run.
 pub const FORK: &str = "fork/1/host";
@@ -102,9 +101,8 @@ pub struct Measured {
     pub figures: Vec<Figure>,
 }
 
-/// Measures, in machines of that clock, every case that is `wanted` by its name,
-/// followed by a blank and the monitor's; how guests read their disks only with
-/// `disks`.
+/// Measures, in machines with that clock, every case that is `wanted` by its name, followed
+/// by a blank and the monitor's; disk reads only with `disks`.
 pub fn measure(
     clock: Clock,
     kernels: &Kernels,
@@ -174,11 +172,11 @@ fn measure_in(
             cases.extend(verbs::count_cases(runs));
             cases.push(disk::create_root(runs));
             cases.push(disk::clone_root(runs));
-            // Programs and modules are looked for and unpacked for them.
+            // Needs additional programs and modules.
             if disks || wanted(&format!("{} jiffy", disk::CLONE_ROOT)) {
                 files.extend(disk::additions(scratch)?);
             }
-            // A registry has to be filled for them.
+            // Needs a filled registry.
             if [image::FIRST_ANSWER, image::PULLED, image::LAZY]
                 .iter()
                 .any(|case| wanted(&format!("{case} jiffy")))
@@ -187,7 +185,7 @@ fn measure_in(
                 cases.extend(images.cases(verbs::HAS_GOLDEN, runs));
                 files.extend(images.additions);
             }
-            // They take as long as all others together, and come last.
+            // Last: they take as long as all others together.
             if disks {
                 let base = vmm_config(PLAIN_KERNEL);
                 cases.extend(disk::cases(scratch, &base, peers, &mut files, runs)?);
@@ -214,8 +212,8 @@ fn measure_in(
     Ok(Measured { outcomes, figures })
 }
 
-/// The recorded lazy restore once more, on this host and without a VM, by the
-/// machine's own pager.
+/// Replays the recorded lazy restore on this host, without a VM, with the machine's
+/// pager.
 fn replayed(lab: &Lab, scratch: &Path) -> Result<Vec<Figure>> {
     let fetch = |guest: &str, mode: u32| -> Result<PathBuf> {
         let name = Path::new(guest).file_name().context("a file's name")?;
@@ -336,8 +334,7 @@ fn usual(kernel: &str) -> vmm::VmmConfig {
     }
 }
 
-/// A VM with a control socket. Its guest is seen to run for ever, or idles after
-/// it was seen once.
+/// A VM with a control socket, whose guest writes its marker again and again, or once.
 fn controlled(mut config: vmm::VmmConfig, ram_mib: u32, initramfs: &str) -> vmm::VmmConfig {
     config.memory.size_mib = ram_mib;
     config.boot.initrd = Some(initramfs.into());
@@ -349,7 +346,7 @@ fn restore_cases(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result
     let mut case = |name: &str, ram_mib, kind: fn(String) -> Kind| {
         let file = format!("{}.json", name.replace('/', "-"));
         let guest = format!("/bench/{file}");
-        // On one processor a busy parent would take half of its child's time.
+        // On one CPU a busy parent would take half of its child's time.
         let initramfs = if name == FORK { INITRAMFS } else { BEATING };
         // A peer restores a VM with a serial port and no more.
         let devices = match [RESTORE_128, RESTORE_512, RESTORE_4096].contains(&name) {
@@ -364,7 +361,7 @@ fn restore_cases(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result
             monitor: "jiffy".into(),
             kind: kind(guest),
             runs,
-            // The second restore shows what is written, those from the third on know.
+            // The second restore reports the written pages, later ones use the report.
             warm_up: if name == LAZY { 2 } else { 1 },
         })
     };

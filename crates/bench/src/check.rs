@@ -1,4 +1,4 @@
-//! Has a figure got worse than the committed ones, or broken a promise?
+//! Compares figures with the committed ones and with the promises.
 
 use crate::cases::{OWN_KERNEL, SAME_KERNEL};
 use crate::disk;
@@ -7,28 +7,26 @@ use crate::image;
 use crate::plan::Outcome;
 use crate::verbs::{CLONES_MEMORY, EXEC, IDLE, IDLE_WAKE_UPS, RUN_GOLDEN};
 
-/// How much worse a figure may get before the check fails: its median against
-/// nine of ten committed runs, so that a case whose runs differ by themselves
-/// does not fail by chance.
+/// How much worse a figure may get before the check fails: its median is compared with the
+/// committed 90th percentile, so that a case that varies does not fail by chance.
 const TOLERANCE: f64 = 1.02;
-/// Bytes by which a monitor's memory may grow besides: where the linker puts things
-/// decides whether one more or less of the windows is touched that the kernel maps a
-/// program in.
+/// Bytes by which a VMM's memory may grow in addition: the program's layout decides how many
+/// of the kernel's fault-around windows are touched.
 const WINDOW: f64 = 65536.0;
-/// Instructions a second by which an idle VM may differ besides: a timer of the
-/// machine's own falls into the time that is watched, or beside it.
+/// Instructions per second by which an idle VM may differ in addition: a timer of the
+/// machine may or may not fall into the measurement.
 const TIMER: f64 = 10_000.0;
 
-/// What is wrong with a figure.
+/// A problem with a figure.
 pub struct Complaint {
     /// The figure's case.
     pub case: String,
-    /// The sentence for who reads the check.
+    /// One sentence.
     pub line: String,
 }
 
-/// Our figures that got worse than committed, or vanished, and the promises they
-/// break.
+/// Our figures that got worse than the committed ones, that are missing, or that break a
+/// promise.
 pub fn complaints(committed: &[Figure], now: &[Figure]) -> Vec<Complaint> {
     let broken = judge(now).into_iter().filter(Verdict::is_broken);
     let broken = broken.map(|verdict| Complaint {
@@ -38,9 +36,8 @@ pub fn complaints(committed: &[Figure], now: &[Figure]) -> Vec<Complaint> {
     regressions(committed, now).chain(broken).collect()
 }
 
-/// Wall-clock figures are noise, peers are not ours, how guests read disks is
-/// measured beside QEMU only, a thousand clones in the machine on the wall clock, and
-/// of a ratio both parts are compared themselves: none of these is.
+/// Whether a figure is checked. Not: wall-clock figures (noise), peers, disk reads, a
+/// thousand clones (wall clock), and ratios, whose parts are checked.
 fn regressions<'a>(
     committed: &'a [Figure],
     now: &'a [Figure],
@@ -94,7 +91,7 @@ pub fn cases_of(figure: &str) -> Vec<&str> {
     }
 }
 
-/// Adds the runs of cases that were measured again to those they had.
+/// Adds the runs of a second measurement to those of the first.
 pub fn join(outcomes: &mut [Outcome], again: Vec<Outcome>) {
     for more in again {
         let same = |it: &&mut Outcome| it.name == more.name && it.monitor == more.monitor;

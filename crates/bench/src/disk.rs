@@ -1,8 +1,8 @@
-//! A disk's throughput inside a guest: ours beside QEMU's, on the same file in
-//! the same start of the machine; and what it costs to make a root disk.
+//! Disk throughput inside a guest, Jiffy's and QEMU's, on the same file in the same
+//! machine; and the cost of creating a root disk.
 //!
-//! The file lies in memory: in a tmpfs, or, to be read cold, behind the page
-//! cache of a RAM disk, which is emptied before each run.
+//! The file is in a tmpfs or, for cold reads, on a RAM disk whose page cache is dropped
+//! before each run.
 
 use crate::figure::{Clock, Figure};
 use crate::peers::Peer;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
 
-/// What is read, and what a sequential pass reads in one go.
+/// Size of the file and of a sequential request.
 pub const BYTES: u64 = 16 << 20;
 /// Bytes of a sequential read.
 pub const PIECE_SEQUENTIAL: usize = 1 << 20;
@@ -45,9 +45,9 @@ pub const CLONE_ROOT: &str = "disk/clone-root/instructions";
 /// How a guest reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reading {
-    /// 4 KiB here and there; else 1 MiB after 1 MiB.
+    /// Random reads of 4 KiB; else sequential reads of 1 MiB.
     pub random: bool,
-    /// All of it was read before.
+    /// The file is in the page cache.
     pub warm: bool,
 }
 
@@ -227,7 +227,7 @@ pub fn cases(
                 argv,
                 warm: reading.warm,
             },
-            // A guest is booted for each, and the first is as good as others.
+            // Each boots a guest, so no warm-up is needed.
             runs: runs.min(3),
             warm_up: 0,
         };
@@ -240,8 +240,8 @@ pub fn cases(
     Ok(cases)
 }
 
-/// QEMU's microvm with a raw virtio-blk in its newest form, all else as it
-/// comes: page cache, a pool of threads.
+/// QEMU's microvm with a raw virtio-blk-device (modern), otherwise with defaults: page
+/// cache, thread pool.
 fn qemu(base: &vmm::VmmConfig, reading: Reading) -> Vec<String> {
     let (mut argv, _) = Peer::Qemu.boot(&crate::peers::Boot {
         kernel: &base.boot.kernel.display().to_string(),
@@ -254,7 +254,7 @@ fn qemu(base: &vmm::VmmConfig, reading: Reading) -> Vec<String> {
         reading.file()
     );
     let more = [
-        // Else the disk is told by ACPI, of which the kernel knows nothing.
+        // Otherwise the disk is announced by ACPI, which the kernel does not support.
         "-machine",
         "acpi=off",
         "-global",
@@ -268,8 +268,7 @@ fn qemu(base: &vmm::VmmConfig, reading: Reading) -> Vec<String> {
     argv
 }
 
-/// Is this a case of how guests read their disks? Those are measured beside
-/// QEMU, and not by a check.
+/// Whether this is a case of disk reads, which are compared with QEMU and not checked.
 pub fn is_reading(case: &str) -> bool {
     Reading::ALL
         .iter()

@@ -1,4 +1,4 @@
-//! Figures: what a benchmark leaves behind, and what it must reach.
+//! Figures: results of benchmarks, and the goals they must reach.
 
 use crate::plan::Sample;
 use serde::{Deserialize, Serialize};
@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Clock {
-    /// The instruction clock: repeats.
+    /// On the instruction clock: repeatable.
     Instructions,
-    /// The wall clock of a machine under software emulation: noise.
+    /// On the wall clock under software emulation: noisy.
     Wall,
     /// Something counted: bytes, exits.
     Count,
@@ -29,11 +29,11 @@ pub struct Figure {
     pub unit: String,
     /// Runs counted.
     pub n: usize,
-    /// Half of the runs took no more.
+    /// Median.
     pub median: f64,
-    /// Nine of ten took no more.
+    /// 90th percentile.
     pub p90: f64,
-    /// 99 of 100 took no more.
+    /// 99th percentile.
     pub p99: f64,
 }
 
@@ -47,7 +47,7 @@ impl Figure {
         mut values: Vec<f64>,
     ) -> Option<Figure> {
         values.sort_by(f64::total_cmp);
-        // Nearest rank: a value that was measured, never one between two.
+        // Nearest-rank percentiles: always a measured value.
         let rank = |share: f64| {
             let index = (share * values.len() as f64).ceil() as usize;
             values.get(index.saturating_sub(1)).copied()
@@ -64,8 +64,8 @@ impl Figure {
         })
     }
 
-    /// The times of samples: a nanosecond of the instruction clock is one
-    /// instruction; the wall clock is told in milliseconds.
+    /// The times of samples: instructions on the instruction clock (one a nanosecond),
+    /// milliseconds on the wall clock.
     pub fn of_times(case: &str, monitor: &str, clock: Clock, samples: &[Sample]) -> Option<Figure> {
         let (unit, scale) = match clock {
             Clock::Wall => ("ms", 1e-6),
@@ -77,7 +77,7 @@ impl Figure {
         Figure::of(case, monitor, clock, unit, values.collect())
     }
 
-    /// A counter of samples, over those that have it.
+    /// A counter of samples, of those that have it.
     pub fn of_counter(
         case: &str,
         monitor: &str,
@@ -93,29 +93,27 @@ impl Figure {
     }
 }
 
-/// What a figure should reach.
+/// The goal of a figure.
 pub struct Goal {
     /// The case of our own figure.
     pub case: &'static str,
     /// That figure's unit: a case may have others on other clocks.
     pub unit: &'static str,
-    /// How far.
+    /// The bound.
     pub bound: Bound,
-    /// It was reached once, and must be from then on. The others are aims: told,
-    /// and nothing fails for them.
+    /// It is a promise: the check fails if it is not reached. Other goals are only reported.
     pub promised: bool,
 }
 
 /// A bound, in the figure's own unit.
 pub enum Bound {
-    /// No more.
+    /// At most.
     AtMost(f64),
-    /// No less.
+    /// At least.
     AtLeast(f64),
-    /// No more than this share of a peer's figure of the same run, where the
-    /// peer was there.
+    /// At most this share of a peer's figure of the same run, if the peer was measured.
     OfPeer(&'static str, f64),
-    /// No more than so many times our own figure of another case of the same run.
+    /// At most this multiple of our own figure of another case of the same run.
     OfCase(&'static str, f64),
 }
 
@@ -142,8 +140,8 @@ const fn aim(case: &'static str, unit: &'static str, bound: Bound) -> Goal {
 const INSTRUCTIONS: &str = "instructions";
 const QEMU: &str = "qemu-microvm";
 
-/// What we promise, on the instruction clock and in counts, and what we aim
-/// at. A figure of the wall clock is never a promise.
+/// Promises, on the instruction clock and in counts, and aims. Figures of the wall clock
+/// are never promises.
 pub const GOALS: &[Goal] = &[
     promise("kernel/instructions", INSTRUCTIONS, Bound::AtMost(15e6)),
     promise("kernel/bytes", "bytes", Bound::AtMost(6.0 * MIB)),
@@ -245,27 +243,27 @@ pub const GOALS: &[Goal] = &[
     ),
 ];
 
-/// A goal beside what was measured.
+/// A goal and the measured figure.
 pub struct Verdict {
     /// The case.
     pub case: &'static str,
-    /// The sentence for the report.
+    /// One sentence for the report.
     pub line: String,
     /// Was it reached?
     pub reached: bool,
-    /// Had it to be?
+    /// Whether it is a promise.
     pub promised: bool,
 }
 
 impl Verdict {
-    /// A promise that was not kept.
+    /// Whether a promise was broken.
     pub fn is_broken(&self) -> bool {
         self.promised && !self.reached
     }
 }
 
-/// Judges our figures; a goal without a figure is not reached, one whose peer
-/// is absent is left out.
+/// Compares our figures with the goals. A goal without a figure is not reached; one whose
+/// peer was not measured is left out.
 pub fn judge(figures: &[Figure]) -> Vec<Verdict> {
     GOALS
         .iter()
@@ -318,7 +316,7 @@ fn judge_one(goal: &Goal, figures: &[Figure]) -> Option<Verdict> {
     })
 }
 
-/// A value with its unit, as people write it.
+/// Formats a value with its unit.
 pub fn tell(value: f64, unit: &str) -> String {
     match unit {
         "instructions" => format!("{:.2} M", value / 1e6),

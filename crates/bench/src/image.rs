@@ -1,5 +1,5 @@
-//! Images of a registry: what a node that has nothing of one moves until its
-//! first answer, and what a run of one costs beside a run of `base`.
+//! Images from a registry: bytes transferred until the first answer on a node without the
+//! image, and the cost of a run compared with `base`.
 //!
 //! The registry is Debian's, and was filled on this host. It has a Debian system,
 //! the essential packages of this host as they are installed, pushed by Jiffy;
@@ -21,14 +21,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// What is moved until the first answer, over what the registry has of the
-/// image.
+/// Share of the image's bytes in the registry that is transferred until the first answer.
 pub const FIRST_ANSWER: &str = "image/first-answer/bytes-share";
 /// `jiffy run` of a pulled image at its second start.
 pub const PULLED: &str = "run/pulled-second/answer";
 /// Its time over that of `base`.
 pub const PULLED_RATIO: &str = "run/pulled-second/ratio";
-/// The same of an image that Jiffy pushed: it is filled as it is read.
+/// The same for an image that Jiffy pushed, which is filled on demand.
 pub const LAZY: &str = "run/pulled-lazy-second/answer";
 /// Its time over that of `base`.
 pub const LAZY_RATIO: &str = "run/pulled-lazy-second/ratio";
@@ -166,11 +165,10 @@ pub fn figures(outcomes: &[Outcome], base: &str) -> Vec<Figure> {
         .collect()
 }
 
-/// The fastest over the fastest, and so on to those in the middle. On one CPU about
-/// every second run takes a million longer because the end of its VM comes first: which
-/// of a case's medians falls among those is luck, so the slower halves are left out. Of
-/// cases with unequally many runs, as after one was measured again, those of the same
-/// rank among their own are compared.
+/// Ratio of the runs of two cases, compared by rank, of their faster halves. On one CPU
+/// about every second run takes a million instructions longer, because the end of its VM
+/// comes first, so the slower halves are left out. If the cases have different numbers of
+/// runs, those of equal relative rank are compared.
 fn by_rank(these: &[Sample], those: &[Sample]) -> Vec<f64> {
     let sorted = |samples: &[Sample]| {
         let mut times: Vec<u64> = samples.iter().map(|it| it.nanoseconds).collect();
@@ -191,7 +189,7 @@ fn by_rank(these: &[Sample], those: &[Sample]) -> Vec<f64> {
 fn push_by_jiffy(scratch: &Path, registry: &LocalRegistry, small: &Path) -> Result<u64> {
     let tar = scratch.join("system.tar");
     pack(&tar)?;
-    // A socket's path is short.
+    // The path of a socket must be short.
     let sockets = tempfile::tempdir()?;
     let dist = jiffy_testkit::dist();
     let of_node = |program: &str| {
@@ -204,7 +202,7 @@ fn push_by_jiffy(scratch: &Path, registry: &LocalRegistry, small: &Path) -> Resu
         command
     };
     let node = |words: &[&str]| run(of_node("bin/jiffy").args(words));
-    // One that is started by `jiffy` would stay.
+    // A daemon started by `jiffy` would keep running.
     let daemon = of_node("lib/jiffy/jiffyd").stdin(Stdio::null()).spawn();
     let mut daemon = Running(daemon.context("jiffyd")?);
     while UnixStream::connect(sockets.path().join("jiffyd.sock")).is_err() {

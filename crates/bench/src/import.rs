@@ -1,15 +1,14 @@
-//! What importing an image costs beside `umoci unpack` and `mkfs.erofs`, on
-//! this host: `crates/rootfs/examples/import_ratio.rs`, which runs both in
-//! turn.
+//! Cost of importing an image compared with `umoci unpack` and `mkfs.erofs`, on this host:
+//! runs `crates/rootfs/examples/import_ratio.rs`.
 
 use crate::figure::{Clock, Figure};
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use std::process::Command;
 
-/// CPU time of ours over that of the work by hand.
+/// Our CPU time over that of the other tools.
 pub const RATIO: &str = "image/import/ratio";
-/// The same of the time that passed.
+/// The same for elapsed time.
 pub const WALL_RATIO: &str = "image/import/wall-ratio";
 
 /// Times that each is run.

@@ -1,18 +1,18 @@
-//! Measures Jiffy beside its peers.
+//! Benchmarks of Jiffy and of other VMMs.
 //!
 //! * [`plan`]: what to run, as the host tells the probe in the machine.
-//! * [`machine`]: has it run there, in another one should one get stuck.
+//! * [`machine`]: runs it there; starts a new machine if one hangs.
 //! * [`probe`]: runs it there and takes the time to a marker the guest writes.
 //! * [`cases`]: how each case is set up and read back.
-//! * [`verbs`]: those of the verbs that a user types.
-//! * [`disk`]: those about disks.
-//! * [`image`]: those about images of registries.
+//! * [`verbs`]: cases that use the `jiffy` command.
+//! * [`disk`]: cases of disks.
+//! * [`image`]: cases of images from registries.
 //! * [`figure`]: medians and percentiles, the goals.
-//! * [`check`]: beside the committed file: what got worse.
+//! * [`check`]: compares figures with the committed file.
 //! * [`import`]: an image imported, on this host.
-//! * [`running`]: programs that end with who started them.
+//! * [`running`]: child processes that are killed with their owner.
 //! * [`replay`]: the pager on this host, without a VM.
-//! * [`report`], [`plot`]: what people read.
+//! * [`report`], [`plot`]: tables and plots.
 //! * [`marker`]: the initramfs whose PID 1 writes the marker.
 //! * [`peers`]: other monitors found on PATH, made to run in the machine.
 

@@ -13,10 +13,10 @@ pub const PROBE: &str = "/bench/probe";
 const CASE_TIME: Duration = Duration::from_secs(150);
 /// The same for a case of a thousand VMs.
 const MANY_TIME: Duration = Duration::from_secs(900);
-/// Machines in which a case is tried.
+/// Attempts of a case, each in a new machine.
 const MOST_MACHINES: u32 = 3;
 
-/// Started when the first case wants it.
+/// Started by the first case.
 pub struct Machine {
     clock: Clock,
     files: Vec<Addition>,
@@ -42,12 +42,11 @@ impl Machine {
         Ok(self.lab.insert(lab))
     }
 
-    /// Measures a case; one that can't be has the reason in its outcome.
+    /// Measures a case; the outcome has its failure.
     ///
-    /// Under software emulation a guest gets stuck now and then, mostly one
-    /// that reads a disk, of either monitor: it takes an interrupt while it has
-    /// none enabled, and waits for a lock that it holds. Then another machine
-    /// is started, for this case and what comes after it.
+    /// Under software emulation a guest of any VMM sometimes hangs, mostly one that reads a
+    /// disk: it takes an interrupt while interrupts are disabled, and waits for a lock that
+    /// it holds. Then a new machine is started for this case and later ones.
     pub fn measure(&mut self, case: &Case) -> Outcome {
         let mut tries = 0;
         loop {

@@ -1,6 +1,6 @@
 //! The initramfs every monitor boots: its PID 1 writes [`MARKER`] to COM1 and
-//! waits, or, to be seen alive after a restore, writes it again and again. No
-//! console driver is needed for that, so none is paid for.
+//! waits, or writes it again and again, to be detected after a restore. That needs no
+//! console driver.
 
 use crate::plan::MARKER;
 use jiffy_machine::image::cpio::Archive;

@@ -1,5 +1,5 @@
-//! Other monitors, where they are on PATH: what must go into the machine for
-//! them to run there, and how each boots a kernel to the marker.
+//! Other VMMs, if they are on PATH: their files in the machine, and how each boots a
+//! kernel to the marker.
 //!
 //! All get the same kernel, initramfs, command line, RAM and one vCPU, a serial
 //! port for the marker, and nothing else that can be left out.
@@ -33,7 +33,7 @@ pub struct Boot<'a> {
 }
 
 impl Peer {
-    /// All we know how to run.
+    /// All supported peers.
     pub const ALL: [Peer; 3] = [Peer::Qemu, Peer::Firecracker, Peer::CloudHypervisor];
 
     /// The name in figures.

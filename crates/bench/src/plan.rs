@@ -1,10 +1,10 @@
-//! What the probe runs, and what it answers: JSON both ways.
+//! What the probe runs, and its results, as JSON.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// One thing to measure, some times over.
+/// A case: what to measure, and how often.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Case {
     /// `boot/same-kernel/pid1` and the like.
@@ -15,7 +15,7 @@ pub struct Case {
     pub kind: Kind,
     /// Runs counted.
     pub runs: u32,
-    /// Runs before those, thrown away.
+    /// Runs before those, which are discarded.
     pub warm_up: u32,
 }
 
@@ -190,11 +190,11 @@ pub const WAKE_UPS: &str = "wake_ups_per_thousand_seconds";
 /// The counter of what [`BYTES`] are a part of.
 pub const WHOLE: &str = "whole_bytes";
 
-/// What a pager knows of a restore's needs.
+/// What a pager knows of the working set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lazily {
-    /// Nothing: every chunk is fetched when it is asked for.
+    /// Nothing: every chunk is fetched on demand.
     OnDemand,
     /// What an earlier restore touched, [`RECORDING`], is stored first; this
     /// pager has not served the image before.
@@ -209,7 +209,7 @@ pub const IMAGE: &str = "/bench/snapshot/ram.image";
 /// In the machine, what the first of them touched.
 pub const RECORDING: &str = "/bench/snapshot/recording";
 
-/// What was measured of a case.
+/// Results of a case.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
     /// The case's name.

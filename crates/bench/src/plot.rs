@@ -1,4 +1,4 @@
-//! The picture: one bar a figure, as SVG.
+//! The plot: a bar for each figure, as SVG.
 
 use crate::figure::{Figure, tell};
 use std::fmt::Write;

@@ -1,4 +1,4 @@
-//! The pager without a VM, on this host: a recorded restore replayed.
+//! Replays a recorded restore with the pager, on this host and without a VM.
 
 use crate::figure::{Clock, Figure};
 use anyhow::{Context, Result, ensure};
@@ -7,44 +7,42 @@ use serde::Deserialize;
 use std::path::Path;
 use std::process::Command;
 
-/// Reading and decompressing on one core, as much a second of CPU time.
+/// Bytes read and decompressed per second of CPU time, on one core.
 pub const THROUGHPUT: &str = "pager/replay/throughput";
-/// A page fault served, the one in the middle. Who touches and who serves share
-/// a core, which is then never idle: what it takes a host that is itself a VM
-/// to wake a core that sleeps (tens of microseconds) is not the pager's.
+/// Median time of a served page fault. The faulting thread and the pager share a core,
+/// which is then never idle: a host that is itself a VM takes tens of microseconds to wake
+/// an idle core, which is not the pager's time.
 pub const FAULT: &str = "pager/fault/p50";
-/// How many times as fast as from a sparse file all recorded pages are there,
-/// by page faults too: a restore as it is after `jiffy snapshot optimise`. Both
-/// files are in the page cache: what a disk takes is the disk's. On all cores, as
-/// `jiffy bench pager` has it.
+/// Speed-up over page faults from a sparse file until all recorded pages are present, for
+/// an optimised image. Both files are in the page cache. On all cores, like `jiffy bench
+/// pager`.
 pub const TIMES_SPARSE: &str = "pager/fault/times-sparse";
-/// The same on one core. Where the scheduler puts who touches and who serves on
-/// different ones, each fault of a host that is itself a VM waits for two of its
-/// processors to wake, and the sparse file, with most faults, comes off worst: this
-/// is what is left without that.
+/// The same on one core. If the scheduler puts the faulting thread and the pager on
+/// different cores of a host that is itself a VM, each fault waits for two wake-ups, which
+/// slows down the sparse file most; on one core it does not.
 pub const TIMES_SPARSE_ONE_CORE: &str = "pager/fault/times-sparse-one-core";
-/// On one core, too, with files that have yet to be read from the disk.
+/// The same on one core with a cold page cache.
 pub const TIMES_SPARSE_COLD: &str = "pager/fault/times-sparse-cold";
 
 const READ: &str = "read/lz4/8K/prefetch";
 const SERVED: &str = "fault/lz4/8K";
 const AHEAD: &str = "fault/lz4/8K/optimised";
 const SPARSE: &str = "fault/sparse/4K";
-/// Replays, in each of which all strategies have their turns.
+/// Replays; each runs all strategies.
 const REPLAYS: usize = 7;
-/// Turns of a strategy in a replay; the pager reports the one in the middle.
+/// Runs of a strategy in a replay; the pager reports the median.
 const TURNS: &str = "9";
 
-/// Where a strategy's files are when a turn begins.
+/// Where a strategy's files are when a run begins.
 #[derive(Clone, Copy, PartialEq)]
 enum Files {
     /// In the page cache.
     InMemory,
-    /// Nowhere else.
+    /// On disk only.
     OnDisk,
 }
 
-/// What `jiffy-pager replay --format json` prints, as far as it is of use.
+/// The used part of the output of `jiffy-pager replay --format json`.
 #[derive(Deserialize)]
 struct Report {
     bytes: u64,
@@ -112,7 +110,7 @@ pub fn figures(program: &Path, recording: &Path, image: &Path) -> Result<Vec<Fig
     Ok(figures.into_iter().flatten().collect())
 }
 
-/// Processes that are started meanwhile have one core.
+/// Pins this process and its children to one core.
 fn on_one_core<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     let all = sched_getaffinity(None).context("which cores there are")?;
     let last = (0..CpuSet::MAX_CPU).rev().find(|core| all.is_set(*core));

@@ -1,4 +1,4 @@
-//! What a benchmark writes: JSON for programs, Markdown and SVG for people.
+//! Results of a benchmark: JSON, Markdown and SVG.
 
 use crate::cases;
 use crate::figure::{Clock, Figure, Verdict, tell};
@@ -12,7 +12,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::process::Command;
 
-/// Counters told for every monitor beside its time.
+/// Counters that are reported for every VMM.
 const COUNTERS: [(&str, &str); 9] = [
     ("exits", "VM exits"),
     ("io_exits", "port I/O"),
@@ -74,7 +74,7 @@ pub fn markdown(
     out
 }
 
-/// All that was counted in the runs of a case (medians), for who looks closer.
+/// Medians of all counters and spans of a case.
 pub fn all_counters(outcome: &Outcome) -> String {
     let names: BTreeSet<&String> = outcome
         .samples
@@ -97,7 +97,7 @@ pub fn all_counters(outcome: &Outcome) -> String {
     out
 }
 
-/// What many restores at once took, each.
+/// Times of concurrent restores.
 fn at_once_table(out: &mut String, outcomes: &[Outcome]) {
     let mut rows = String::new();
     for (count, case) in AT_ONCE {

@@ -1,8 +1,8 @@
-//! Programs that end with who started them.
+//! Child processes that are killed when their owner ends.
 
 use std::process::Child;
 
-/// Ends the child it holds, whatever happens.
+/// Kills its child when dropped.
 #[derive(Debug)]
 pub struct Running(pub Child);
 

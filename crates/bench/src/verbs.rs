@@ -1,4 +1,4 @@
-//! Cases that go through the node, by the verbs that a user types.
+//! Cases that use the `jiffy` command.
 
 use crate::figure::{Clock, Figure};
 use crate::plan::{Case, INSTRUCTIONS, Kind, Sample, WAKE_UPS};
@@ -15,9 +15,9 @@ pub const SNAPSHOT_BYTES: &str = "snapshot/idle-128/bytes";
 pub const CLONE_MEMORY: &str = "clone/unique-memory";
 /// Memory of the host that goes with each of a thousand idle clones, all told.
 pub const CLONES_MEMORY: &str = "node/clones/1000/memory";
-/// What a VM executes that does nothing: guest, monitor, daemon, host kernel.
+/// Instructions of an idle VM: guest, VMM, daemon and host kernel.
 pub const IDLE: &str = "vm/idle/instructions-per-second";
-/// How often it wakes a thread.
+/// Its wake-ups.
 pub const IDLE_WAKE_UPS: &str = "vm/idle/wake-ups-per-second";
 /// `jiffy run` from a golden snapshot to the first byte of the answer, so many
 /// at once.
@@ -66,7 +66,7 @@ pub(crate) fn exec_case(runs: u32) -> Case {
         monitor: "jiffy".into(),
         kind: Kind::ToExit {
             pull: None,
-            // One that booted has touched less of its memory than one that goes on.
+            // A VM that booted has touched less of its memory than a restored one.
             once: Some(words(&["/bin/sh", "-c", HAS_GOLDEN])),
             before: Some(words(&[JIFFY, "run", "--detach", "--name", vm])),
             argv: words(&[JIFFY, "exec", vm, "--", "true"]),
@@ -74,13 +74,13 @@ pub(crate) fn exec_case(runs: u32) -> Case {
             after: Some(words(&[JIFFY, "rm", "--force", vm])),
         },
         runs,
-        // The first boots, and starts the daemon if nobody has.
+        // The first boots, and starts the daemon if it does not run.
         warm_up: 2,
     }
 }
 
-/// How many times as many runs it takes to tell the median of runs that differ: on
-/// one CPU, now and then, the end of one run's VM is in the way of the next.
+/// Factor of runs for cases that vary more: on one CPU the end of one run's VM sometimes
+/// delays the next.
 pub const SPREAD: u32 = 3;
 
 /// How to ask whether there is a golden snapshot.
@@ -97,7 +97,7 @@ pub(crate) fn count_cases(runs: u32) -> [Case; 3] {
         name: name.into(),
         monitor: "jiffy".into(),
         kind,
-        // They boot a VM each, and vary little.
+        // Each boots a VM; they vary little.
         runs: runs.min(5),
         warm_up: 1,
     })

@@ -8,9 +8,9 @@ use std::io::Read;
 use std::process::Stdio;
 use std::sync::Barrier;
 
-/// Starts `count` of them at the same moment; `{run}` in their words is a
-/// number of each one's own. One sample each. When all have answered, what
-/// their VMs take is counted; then `after` is run for each.
+/// Starts `count` commands at once; `{run}` in their arguments is replaced by a number.
+/// One sample each. When all have answered, counts the memory of their VMs; then runs
+/// `after` for each.
 pub fn run(count: u32, first: u32, argv: &[String], after: &[String]) -> Result<Vec<Sample>> {
     let barrier = Barrier::new(count as usize + 1);
     let numbers = first..first + count;
@@ -66,7 +66,7 @@ fn name(argv: &[String], number: u32) -> Result<String> {
     name.cloned().context("the command names no VM")
 }
 
-/// Spawns a command; the time to its first byte of output, and itself.
+/// Spawns a command; returns it and the time to its first byte of output.
 pub(super) fn to_first_byte(argv: &[String]) -> Result<(u64, Running)> {
     let mut command = command(argv)?;
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -83,7 +83,7 @@ pub(super) fn to_first_byte(argv: &[String]) -> Result<(u64, Running)> {
     Ok((now_ns() - start, child))
 }
 
-/// What a VM that still runs has taken so far.
+/// Resources that a running VM has used so far.
 fn look_at(name: &str, sample: &mut Sample) -> Result<()> {
     let inspect = ["/bin/jiffy", "inspect", name].map(String::from);
     let output = command(&inspect)?.output()?;

@@ -19,10 +19,10 @@ use std::time::Duration;
 
 const FOLDER: &str = "/bench/firecracker-run";
 const SOCKET: &str = "/bench/firecracker-run/api.sock";
-/// What a request may take.
+/// Timeout of a request.
 const PATIENCE_NS: u64 = 120_000_000_000;
 
-/// How often it is knocked at between binding its socket and listening.
+/// Connection attempts between bind and listen of its socket.
 const KNOCK_EVERY: Duration = Duration::from_micros(50);
 
 /// What is booted, as paths in the machine.
@@ -82,7 +82,7 @@ pub fn restore(program: &str) -> Result<Sample> {
     let (start_ns, start_busy_ns) = (now_ns(), busy_ns()?);
     let child = start(program, output_end)?;
     let (ready_ns, ready_busy_ns) = (now_ns(), busy_ns()?);
-    // It waits for the kernel there, which on this clock has no length.
+    // It waits for the kernel there, which takes no time on this clock.
     let waited_ns = (ready_ns - start_ns).saturating_sub(ready_busy_ns - start_busy_ns);
     put(
         "/snapshot/load",
@@ -116,8 +116,8 @@ fn busy_ns() -> Result<u64> {
     Ok(number.context("/proc/schedstat")?.parse()?)
 }
 
-/// Starts it, until it listens. Nobody polls for that: it would be charged for
-/// who asks.
+/// Starts it and waits until it listens, without polling, which would be counted as its
+/// time.
 fn start(program: &str, output: Stdio) -> Result<Running> {
     fs::create_dir_all(FOLDER)?;
     let _ = fs::remove_file(SOCKET);

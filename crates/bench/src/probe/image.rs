@@ -20,9 +20,8 @@ pub fn pull(reference: &str) -> Result<Running> {
     Ok(registry)
 }
 
-/// Runs a shell command of an image of which nothing is here, and counts what
-/// loopback carries until it answers: what the registry sends, what is asked of
-/// it, and the headers of both.
+/// Runs a shell command of an image that is not stored here, and counts the bytes on
+/// loopback until it answers: requests, answers and headers.
 pub fn first_answer(run: u32, reference: &str, whole: u64) -> Result<Sample> {
     let _registry = registry()?;
     let vm = format!("first-{run}");
@@ -35,7 +34,7 @@ pub fn first_answer(run: u32, reference: &str, whole: u64) -> Result<Sample> {
     let moved = carried()? - before;
     let nanoseconds = answer.as_ref().map_or(0, |(nanoseconds, _)| *nanoseconds);
     let failure = answer.map(drop);
-    // What was not made can't be removed.
+    // Nothing to remove if it failed.
     let _ = jiffy(&["rm", "--force", &vm]);
     failure?;
     jiffy(&["image", "rm", reference])?;

@@ -1,4 +1,4 @@
-//! Restore from a compressed image, its faults served by `jiffy-pager`.
+//! Restores from a compressed image, with page faults served by `jiffy-pager`.
 
 use super::Running;
 use super::restore::{Memory, RAM, SNAPSHOT, Stage, timed};
@@ -20,7 +20,7 @@ const CONTROL: &str = "/tmp/bench-pager.sock";
 const SOCKET: &str = "/tmp/bench-pager-vm.sock";
 const NAME: &str = "bench";
 
-/// One restore by a pager, which is started at the first.
+/// One restore by a pager, which is started by the first.
 pub fn restore(stage: &mut Stage, kept: &mut Option<Pager>, how: Lazily) -> Result<Sample> {
     stage.end_parent()?;
     let pager = match kept.take() {
@@ -35,13 +35,13 @@ pub fn restore(stage: &mut Stage, kept: &mut Option<Pager>, how: Lazily) -> Resu
 pub struct Pager {
     _process: Running,
     how: Lazily,
-    /// The image was written anew with what the recorded restore touched first.
+    /// The image was optimised: the recorded working set is stored first.
     optimised: bool,
 }
 
 impl Pager {
-    /// Writes what was captured as an image, and, where something is to be known
-    /// of it, restores from it once to see what that touches, and puts this first.
+    /// Writes the captured RAM as an image. Unless chunks are fetched on demand, records a
+    /// restore and optimises the image.
     fn start(stage: &Stage, how: Lazily) -> Result<Pager> {
         write_image(
             Path::new(IMAGE),
@@ -61,12 +61,12 @@ impl Pager {
         Ok(pager)
     }
 
-    /// Another that has served nothing yet.
+    /// Restarts the pager, so that it has served nothing yet.
     fn anew(self) -> Result<Pager> {
         let (how, optimised) = (self.how, self.optimised);
         drop(self);
         let process = start()?;
-        // Who has just worked is not let in at once when it wakes.
+        // A process that has just run does not preempt when it wakes.
         std::thread::sleep(Duration::from_millis(50));
         Ok(Pager {
             _process: process,
@@ -79,7 +79,7 @@ impl Pager {
     fn record(&self, stage: &Stage) -> Result<()> {
         self.serve(Some(RECORDING.into()))?;
         let (_, child) = timed(stage, &memory(false))?;
-        // What it touches right after it was seen, the next one will too.
+        // Also record what it touches right after the marker.
         std::thread::sleep(Duration::from_millis(20));
         drop(child);
         self.forget()?;
@@ -111,8 +111,7 @@ impl Pager {
         done(&PagerRequest::Forget { name: NAME.into() })
     }
 
-    /// One restore. That the pager is told of it beforehand is a span, and no
-    /// part of the time, which begins with the VMM.
+    /// One restore. The time begins with the VMM; the `Serve` request before is a span.
     fn restore(&self, stage: &Stage) -> Result<Sample> {
         let start = super::now_ns();
         self.serve(None)?;
@@ -123,7 +122,7 @@ impl Pager {
             other => bail!("the pager answers {other:?}"),
         };
         if self.how == Lazily::Again {
-            // What is filled now is put into memory for the next.
+            // The pager stores the working set in memory for the next restore.
             std::thread::sleep(Duration::from_millis(50));
         }
         drop(child);

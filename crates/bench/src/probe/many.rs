@@ -1,4 +1,4 @@
-//! What VMs cost while they do nothing: one of them, and a thousand.
+//! The cost of idle VMs: of one, and of a thousand.
 
 use super::node::{boot_idle, counted, jiffy, output};
 use super::until_idle;
@@ -11,12 +11,12 @@ use std::time::Duration;
 
 /// How long a node is watched. On the instruction clock idle time is skipped.
 const WATCHED: Duration = Duration::from_secs(100);
-/// What follows a boot, golden snapshots and what is kept ready, is done by then.
+/// Time for background work after a boot: golden snapshots, standbys.
 const SETTLED: Duration = Duration::from_secs(30);
 
-/// Instructions and wake-ups a second of an idle VM: what the whole machine executes
-/// with it less what it executes without, and how often a thread of its monitor or of
-/// the daemon went back to sleep.
+/// Instructions and wake-ups of an idle VM per second: the whole machine's instructions
+/// with it less those without it, and the voluntary context switches of its VMM and the
+/// daemon.
 pub fn idle_vm(run: u32) -> Result<Sample> {
     let vm = format!("does-nothing-{run}");
     let found = boot_idle(&vm).and_then(|()| {
@@ -39,17 +39,17 @@ pub fn idle_vm(run: u32) -> Result<Sample> {
             ),
         ])))
     });
-    // It is gone if all went well.
+    // Usually it is gone.
     let _ = output(&["rm", "--force", &vm]);
     found
 }
 
-/// Forks an idle VM into so many, each of which answers an exec; what memory of the
-/// machine went with each, all told; then all are removed.
+/// Forks an idle VM into `count`, each of which answers an exec; measures the machine's
+/// memory for each of them; then removes all.
 pub fn clones(run: u32, count: u32) -> Result<Sample> {
     let parent = format!("parent-of-many-{run}");
     let found = boot_idle(&parent).and_then(|()| {
-        // What it has read and started once its clones need not read and start anew.
+        // Its clones need not read and start again what it has read and started.
         jiffy(&["exec", &parent, "--", "true"])?;
         std::thread::sleep(SETTLED);
         let before = available_bytes()?;
@@ -87,11 +87,11 @@ pub fn clones(run: u32, count: u32) -> Result<Sample> {
     found
 }
 
-/// What a machine did while it was watched.
+/// Activity of the machine during a measurement.
 struct Watched {
     /// Time in which its CPU was not idle.
     busy_ns: u64,
-    /// Times that threads of the processes gave the CPU back by themselves.
+    /// Voluntary context switches of the processes' threads.
     wake_ups: u64,
 }
 

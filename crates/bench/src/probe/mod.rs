@@ -1,7 +1,7 @@
 //! Runs a case inside the machine.
 //!
-//! Nothing here may wait for a tick or a disk while the clock runs: a marker
-//! is read from a pipe, counters are read after it.
+//! Nothing here may wait for a timer or a disk while it measures: the marker is read from
+//! a pipe, and counters are read after it.
 
 mod at_once;
 mod disk;
@@ -30,11 +30,11 @@ use std::process::{Command, Stdio};
 /// Where the node keeps its data in the machine.
 const DATA: &str = "/var/lib/jiffy";
 
-/// Restores of one capture differ little from one another, and more from those of
-/// another capture, whose guest stood elsewhere: after so many there is a new one.
+/// Restores of one capture differ little, and those of different captures more, so a new
+/// capture is made after this many runs.
 const RUNS_OF_A_CAPTURE: u32 = 5;
 
-/// Runs a case; the outcome of one that fails says so.
+/// Runs a case; the outcome has its failure.
 ///
 /// A machine without a data disk keeps the node's data in its root, a tmpfs of
 /// small pages; where snapshots lie on XFS the page cache has large ones.
@@ -146,7 +146,7 @@ fn run_once(kind: &Kind, run: u32, kept: &mut Kept) -> Result<Vec<Sample>> {
                 command(&fill_in(argv, run))?.output()?;
             }
             if let (Some(_needed), Some(once)) = (registry, once) {
-                // What a start reads of an image is fetched by now.
+                // The chunks that a start reads have been fetched.
                 wait_for(&fill_in(once, run))?;
             }
             Ok(sample)
@@ -172,8 +172,7 @@ fn now_ns() -> u64 {
     jiffy_sys::clock::monotonic_ns()
 }
 
-/// Removes the socket of a VM that was killed: each VM of a node has a folder of
-/// its own, in which nothing is in its way.
+/// Removes the socket of a killed VM, which would be in the way of the next.
 fn remove_socket(path: &str) -> Result<()> {
     durable::remove(Path::new(path)).context(path.to_owned())
 }
@@ -220,7 +219,7 @@ fn to_marker(argv: &[String], ram_mib: u64) -> Result<Sample> {
     })
 }
 
-/// What a monitor told of itself; the write end is closed by now.
+/// Spans that a VMM has reported; the write end is closed.
 fn event_spans(events: impl Read, start: u64) -> BTreeMap<String, u64> {
     let mut spans = BTreeMap::new();
     for line in BufReader::new(events).lines().map_while(Result::ok) {
@@ -253,8 +252,7 @@ fn wait_for(argv: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the machine has had nothing to do for a moment: what the node
-/// makes ready for the next run is then ready.
+/// Waits until the machine is idle: then the node has prepared the next run.
 fn until_idle() -> Result<()> {
     let until = now_ns() + 60_000_000_000;
     loop {

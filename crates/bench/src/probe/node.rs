@@ -1,4 +1,4 @@
-//! What VMs of a node take, on disk and in memory, through the CLI.
+//! Disk space and memory of a node's VMs, through the CLI.
 
 use crate::plan::{BYTES, Sample};
 use anyhow::{Context, Result, ensure};
@@ -8,11 +8,10 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 pub const JIFFY: &str = "/bin/jiffy";
-/// How long a guest has had nothing to do when it counts as idle.
+/// How long a guest idles before it is measured.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// The size on disk of a snapshot of a VM that does nothing: memory, state and
-/// all.
+/// Size on disk of a snapshot of an idle VM.
 pub fn snapshot_bytes(run: u32) -> Result<Sample> {
     let (vm, snapshot) = (format!("idle-{run}"), format!("idle-snapshot-{run}"));
     let found = boot_idle(&vm).and_then(|()| {
@@ -27,14 +26,13 @@ pub fn snapshot_bytes(run: u32) -> Result<Sample> {
             ("other_bytes".into(), made.other_bytes),
         ])))
     });
-    // What was not made can't be removed.
+    // Nothing to remove if it failed.
     let _ = output(&["rm", "--force", &vm]);
     let _ = output(&["snapshot", "rm", &snapshot]);
     found
 }
 
-/// The memory that only an idle clone's monitor has mapped, guest RAM
-/// included.
+/// Private memory of an idle clone's VMM, guest RAM included.
 pub fn clone_memory(run: u32) -> Result<Sample> {
     let (parent, child) = (format!("parent-{run}"), format!("clone-{run}"));
     let found = boot_idle(&parent).and_then(|()| {
@@ -57,7 +55,7 @@ pub fn counted(counters: BTreeMap<String, u64>) -> Sample {
     }
 }
 
-/// A VM without a command, booted and let alone.
+/// Boots a VM without a command and lets it idle.
 pub fn boot_idle(name: &str) -> Result<()> {
     jiffy(&[
         "run", "--cold", "--detach", "--memory", "128", "--name", name,

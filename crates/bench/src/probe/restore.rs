@@ -23,25 +23,25 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 const VMM: &str = "/lib/jiffy/jiffy-vmm";
-/// A tmpfs that keeps files in huge pages, as the page cache of XFS does with
-/// what was written in large pieces.
+/// A tmpfs with huge pages, like the page cache of XFS for files that were written in
+/// large pieces.
 pub const SNAPSHOT: &str = "/bench/snapshot";
 const STATE: &str = "/bench/snapshot/state";
 pub const RAM: &str = "/bench/snapshot/ram.raw";
 const CONFIG: &str = "/bench/restore.json";
 const CHILD_VSOCK: &str = "/tmp/bench-vsock-child.sock";
 
-/// What a guest does between its marker and a capture: it comes to rest.
+/// Time between a guest's marker and its capture, to become idle.
 pub const SETTLING: Duration = Duration::from_millis(100);
 
-/// A booted VM, and what was captured of it.
+/// A booted VM and its capture.
 pub struct Stage {
     config: VmmConfig,
     parent: Seen,
     prefault: Vec<Extent>,
 }
 
-/// A monitor whose guest was seen.
+/// A VMM whose guest has written its marker.
 pub struct Seen {
     process: Running,
     _output: OwnedFd,
@@ -51,12 +51,12 @@ pub struct Seen {
 pub enum Memory {
     /// The raw file.
     Mapped,
-    /// A pager that listens there; it may have the working set.
+    /// Socket of a pager, and whether it has the working set.
     Paged(PathBuf, bool),
 }
 
 impl Stage {
-    /// The stage of a case, made at its first run.
+    /// The stage of a case, created by its first run.
     pub fn of<'a>(stage: &'a mut Option<Stage>, config: &str) -> Result<&'a mut Stage> {
         if stage.is_none() {
             *stage = Some(Stage::new(config)?);
@@ -95,7 +95,7 @@ impl Stage {
     }
 }
 
-/// One restore from the files, by a VMM that is spawned, or that was before.
+/// One restore from the files, by a new VMM or by a spare.
 pub fn restore(stage: &mut Stage, spare: bool) -> Result<Sample> {
     stage.end_parent()?;
     match spare {
@@ -144,7 +144,7 @@ pub fn timed(stage: &Stage, memory: &Memory) -> Result<(Sample, Seen)> {
     Ok((sample, child))
 }
 
-/// What was told until now; who tells still lives.
+/// Spans reported so far; the VMM is still running.
 fn spans_so_far(events: OwnedFd, start: u64) -> Result<BTreeMap<String, u64>> {
     let length = rustix::io::ioctl_fionread(&events)?;
     Ok(event_spans(File::from(events).take(length), start))
@@ -158,8 +158,7 @@ fn restore_by_spare(stage: &Stage) -> Result<Sample> {
     spare.take(&[])?.until_resumed(start)
 }
 
-/// One fork of the running parent, whose child is a VMM that was there before:
-/// the node keeps one.
+/// One fork of the running parent into a spare VMM, as the node does it.
 pub fn fork(stage: &mut Stage) -> Result<Sample> {
     let mut config = stage.config.clone();
     config.control = None;
@@ -179,14 +178,14 @@ pub fn fork(stage: &mut Stage) -> Result<Sample> {
     Ok(sample)
 }
 
-/// A VMM that waits to be told what it is.
+/// A spare VMM.
 struct Spare {
     socket: OwnedFd,
     process: Running,
 }
 
 impl Spare {
-    /// One that has done all it can do ahead.
+    /// A spare that is ready.
     fn ready() -> Result<Spare> {
         let (socket, theirs) = ahead::pair()?;
         rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty())?;
@@ -196,7 +195,7 @@ impl Spare {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn()?;
-        // Nothing else runs: it comes as far as it can.
+        // Nothing else runs meanwhile.
         std::thread::sleep(Duration::from_millis(100));
         Ok(Spare {
             socket,
@@ -204,7 +203,7 @@ impl Spare {
         })
     }
 
-    /// Has it be the VM of [`CONFIG`].
+    /// Makes it the VM of [`CONFIG`].
     fn take(self, sources: &[OwnedFd]) -> Result<Taken> {
         let (events, events_end) = rustix::pipe::pipe()?;
         let (output, output_end) = rustix::pipe::pipe()?;
@@ -222,7 +221,7 @@ impl Spare {
     }
 }
 
-/// What was a spare.
+/// A VMM that was a spare.
 struct Taken {
     _process: Running,
     events: File,
@@ -230,7 +229,7 @@ struct Taken {
 }
 
 impl Taken {
-    /// Waits until its vCPUs go on.
+    /// Waits until its vCPUs are resumed.
     fn until_resumed(self, start: u64) -> Result<Sample> {
         let mut spans = BTreeMap::new();
         for line in BufReader::new(self.events).lines() {
@@ -271,7 +270,7 @@ pub fn pause(config: &str) -> Result<Sample> {
     })
 }
 
-/// Boots a guest, and gives it time to come to rest.
+/// Boots a guest and waits until it is idle.
 fn boot(config: &VmmConfig) -> Result<Seen> {
     fs::write(CONFIG, serde_json::to_vec(config)?)?;
     let (parent, ..) = until_seen(None)?;
@@ -279,7 +278,7 @@ fn boot(config: &VmmConfig) -> Result<Seen> {
     Ok(parent)
 }
 
-/// The VM of [`CONFIG`] from its spawn to its marker, and when these were.
+/// Starts the VM of [`CONFIG`] and waits for its marker; the times of both.
 fn until_seen(events: Option<OwnedFd>) -> Result<(Seen, u64, u64)> {
     let (output, output_end) = Output::new()?;
     let start = now_ns();
@@ -319,7 +318,7 @@ fn capture(config: &VmmConfig, parent: &mut Seen) -> Result<Captured> {
     monitor::capture(control(config)?, true).with_context(|| complaint(&mut parent.process.0))
 }
 
-/// What the VM has written in its first milliseconds after the capture.
+/// Pages that the VM wrote in its first milliseconds after the capture.
 fn written(config: &VmmConfig) -> Result<Vec<Extent>> {
     std::thread::sleep(Duration::from_millis(20));
     match monitor::ask(control(config)?, &ControlRequest::Written, &mut Vec::new())? {
@@ -339,7 +338,7 @@ fn contents(fd: &OwnedFd) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Mounts one over the folder, once.
+/// Mounts it over the folder, unless it is mounted.
 pub fn huge_tmpfs(folder: &str) -> Result<()> {
     fs::create_dir_all(folder)?;
     if fs::read_to_string("/proc/mounts")?.contains(&format!(" {folder} ")) {

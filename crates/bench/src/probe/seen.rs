@@ -1,9 +1,8 @@
-//! When a guest was seen: the moment at which its marker woke who waits for it,
-//! as the kernel's trace of wake-ups has it.
+//! When a guest's marker arrived: the time at which it woke the waiting thread, from the
+//! kernel's sched_waking trace.
 //!
-//! Who is woken is not let in at once: on one processor a guest that never rests
-//! keeps it until its turn is over, milliseconds later, and those are neither the
-//! monitor's work nor what was waited for.
+//! The woken thread does not run at once: on one CPU a busy guest keeps the CPU until its
+//! time slice ends, milliseconds later, which is not part of the restore.
 
 use crate::plan::MARKER;
 use anyhow::{Context, Result, ensure};
@@ -18,17 +17,17 @@ use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 
 const TRACING: &str = "/sys/kernel/tracing";
-/// A trace of its own, in which nothing but wake-ups of one thread is written.
+/// A trace instance with only the wake-ups of one thread.
 const WAKE_UPS: &str = "/sys/kernel/tracing/instances/jiffy";
 
-/// The standard output of a monitor, and who waits for the marker on it.
+/// The standard output of a VMM, and the thread that waits for the marker on it.
 pub struct Output {
     kept: OwnedFd,
     waiting: JoinHandle<Result<u64>>,
 }
 
 impl Output {
-    /// What waits, and what the monitor is to write to.
+    /// The waiter, and the VMM's end of the pipe.
     pub fn new() -> Result<(Output, Stdio)> {
         let (output, output_end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let kept = output.try_clone()?;
@@ -59,7 +58,7 @@ fn until_marker(mut output: File) -> Result<()> {
     loop {
         let got = output.read(&mut bytes)?;
         ensure!(got > 0, "it ended before the marker");
-        // A line of a log may have such a letter, too, but none alone.
+        // A log line may contain the letter, but not alone.
         let got = &bytes[..got];
         if got == [MARKER] || got.windows(2).any(|pair| pair == [MARKER; 2]) {
             return Ok(());
