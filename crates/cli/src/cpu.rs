@@ -1,4 +1,4 @@
-//! Processors of VMs: what a host can give, and the profile that a VM is to have.
+//! CPU profiles: what a host supports, and the one chosen for a VM.
 
 use crate::failure::{Failure, Result};
 use jiffy_wire::cpu::levels::{self, LEVELS};
@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// A profile has some KiB; a fleet has many.
+/// Longest file of profiles, bytes. A profile has a few KiB.
 const MAX_FILE: u64 = 4 << 20;
 /// Columns of a list of features.
 const WIDTH: usize = 76;
@@ -27,7 +27,7 @@ pub fn wanted(choice: &str) -> Result<Wanted> {
     }
     let bytes = read(file)?;
     let odd = |why: String| {
-        Failure::new(format!("{choice} holds no CPU profiles: {why}"))
+        Failure::new(format!("{choice} is not a file of CPU profiles: {why}"))
             .hint("`jiffy doctor --cpu --format json` prints one")
     };
     let profiles = serde_json::Deserializer::from_slice(&bytes).into_iter::<Profile>();
@@ -39,7 +39,9 @@ pub fn wanted(choice: &str) -> Result<Wanted> {
             None => profile,
             Some(before) => before.common(&profile).ok_or_else(|| {
                 let (one, two) = (&before.vendor, &profile.vendor);
-                odd(format!("{one} and {two} have nothing in common"))
+                odd(format!(
+                    "the vendors {one} and {two} have no common profile"
+                ))
             })?,
         });
     }
@@ -57,12 +59,14 @@ fn read(file: &Path) -> Result<Vec<u8>> {
         .map_err(failed)?;
     if bytes.len() as u64 > MAX_FILE {
         let file = file.display();
-        return Err(Failure::new(format!("{file} is too long for CPU profiles")));
+        return Err(Failure::new(format!(
+            "{file} is too large for a file of CPU profiles"
+        )));
     }
     Ok(bytes)
 }
 
-/// What VMs can have on a host, for a person.
+/// A host's CPU features and profiles as text.
 pub fn table(host: &Profile) -> String {
     let mut text = String::new();
     let addresses = host.physical_address_bits();
@@ -70,8 +74,8 @@ pub fn table(host: &Profile) -> String {
     let _ = writeln!(text, "ADDRESSES   {addresses} bits");
     if let Some(khz) = host.tsc_khz {
         let scaling = match host.tsc_scaling {
-            true => "any frequency for a VM from elsewhere",
-            false => "KVM can't scale it",
+            true => "can be scaled for VMs from other hosts",
+            false => "can't be scaled",
         };
         let _ = writeln!(text, "TSC         {khz} kHz; {scaling}");
     }

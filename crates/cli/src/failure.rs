@@ -1,11 +1,11 @@
-//! Errors as users read them, and what a command's end means to the shell.
+//! Errors for users, and exit statuses.
 
 use crate::render::harmless;
 use jiffy_wire::agent::{ExitStatus, StartError};
 use jiffy_wire::api::ApiError;
 use thiserror::Error;
 
-/// Jiffy's own failure: a sentence, and perhaps what to do.
+/// An error of jiffy itself: a sentence and an optional hint.
 #[derive(Debug, Error)]
 #[error("{message}")]
 pub struct Failure {
@@ -13,7 +13,7 @@ pub struct Failure {
     pub message: String,
     /// What the user can do.
     pub hint: Option<String>,
-    /// What kind, where a caller cares.
+    /// What kind, for callers that treat some differently.
     pub kind: Kind,
 }
 
@@ -24,7 +24,7 @@ pub enum Kind {
     Api(jiffy_wire::api::ErrorKind),
     /// No node answers.
     Unreachable,
-    /// Whoever reads our stdout has gone.
+    /// The reader of stdout has closed it (EPIPE).
     BrokenPipe,
     /// Anything else.
     Other,
@@ -43,13 +43,13 @@ impl Failure {
         }
     }
 
-    /// With what the user can do.
+    /// Adds a hint.
     pub fn hint(mut self, hint: impl Into<String>) -> Failure {
         self.hint = Some(hint.into());
         self
     }
 
-    /// Of another kind.
+    /// Sets the kind.
     pub fn kind(mut self, kind: Kind) -> Failure {
         self.kind = kind;
         self
@@ -96,7 +96,7 @@ pub fn reason(error: &std::io::Error) -> String {
 }
 
 /// Writes `jiffy: sentence` and perhaps a hint to stderr. Messages may quote
-/// a guest, so control characters don't pass.
+/// a guest, so control characters are replaced.
 pub fn report(message: &str, hint: Option<&str>) {
     use std::io::Write;
     let plain = |text| harmless(text).trim_end().trim_end_matches('.').to_owned();
@@ -104,11 +104,11 @@ pub fn report(message: &str, hint: Option<&str>) {
     if let Some(hint) = hint {
         text.push_str(&format!("  hint: {}\n", plain(hint)));
     }
-    // Nobody is left to tell when stderr is gone.
+    // If stderr is closed, there is nobody to report to.
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
-/// Reports what can't be used of what was listed.
+/// Reports the listed things that can't be used.
 pub fn report_all<'a>(problems: impl Iterator<Item = &'a str>) {
     for problem in problems {
         report(problem, None);
@@ -124,9 +124,9 @@ pub enum Outcome {
     Ended(ExitStatus),
     /// A program in a VM could not be started.
     NotStarted(StartError),
-    /// It was done for some of several things; the others were reported.
+    /// It failed for some of several things; these were reported.
     Partly,
-    /// The user gave up on it with this signal.
+    /// The user left with this signal.
     GaveUp(i32),
     /// What `doctor` or a `status` found.
     Verdict(u8),
@@ -137,7 +137,7 @@ pub const OWN_FAILURE: u8 = 125;
 /// 128 + SIGPIPE, as of any filter whose reader has gone.
 const READER_GONE: u8 = 141;
 
-/// Reports what there is to report and picks the exit status.
+/// Reports a failure and picks the exit status.
 pub fn conclude(result: Result<Outcome>) -> u8 {
     match result {
         Ok(Outcome::Done) => 0,

@@ -1,14 +1,14 @@
 //! `jiffy`, the command line: parses, calls the node's API, renders. No VM
 //! logic lives here.
 //!
-//! * [`args`]: what the user may type.
+//! * [`args`]: verbs and options.
 //! * [`verbs`]: one file per verb.
 //! * [`place`]: finding the node: on this host or in the machine.
 //! * [`client`]: the node's HTTP API, plain and upgraded to frames.
-//! * [`session`]: this terminal connected to a command in a VM.
+//! * [`session`]: connects this terminal to a command in a VM.
 //! * [`copy`]: trees of files to and from a VM.
 //! * [`doctor`]: what this host offers.
-//! * [`timeline`]: pictures of where the time went.
+//! * [`timeline`]: timelines as tables, JSON, trace events and chains.
 //! * [`render`]: tables, sizes, ages, and guest text made harmless.
 //! * [`failure`]: errors as users read them, and exit statuses.
 

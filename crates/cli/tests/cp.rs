@@ -171,7 +171,7 @@ fn destinations_are_what_cp_users_expect() {
         |out| fs::write(out.join("f"), "").unwrap(),
         "f",
     );
-    assert_eq!(stderr(&output), "jiffy: ./f exists and is no folder\n");
+    assert_eq!(stderr(&output), "jiffy: ./f exists and is not a folder\n");
 }
 
 #[test]

@@ -514,7 +514,7 @@ fn kernels_are_checked_without_a_node() {
         "{}",
         stdout(&output)
     );
-    assert!(stdout(&output).contains("no guest comes up with it"));
+    assert!(stdout(&output).contains("guests do not boot with it"));
     std::fs::write(&config, "neither\n").unwrap();
     let output = check(&config);
     assert_eq!(output.status.code(), Some(125));

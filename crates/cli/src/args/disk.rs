@@ -6,11 +6,11 @@ use std::path::PathBuf;
 /// `jiffy disk`
 #[derive(Debug, Subcommand)]
 pub enum Disk {
-    /// Serve an image, or a file, as a disk of other monitors (vhost-user)
+    /// Serve an image or a file as a vhost-user disk for other VMMs
     Serve(Serve),
-    /// Attach a volume to a VM that is there: not possible, and says why
+    /// Attach a volume to an existing VM: not supported, explains why
     Attach(HotPlug),
-    /// Detach a volume from a VM that is there: not possible, and says why
+    /// Detach a volume from an existing VM: not supported, explains why
     Detach(HotPlug),
 }
 
@@ -18,13 +18,13 @@ pub enum Disk {
 #[derive(Debug, Args)]
 #[command(after_long_help = SERVE_HELP)]
 pub struct Serve {
-    /// An image (`jiffy image ls`), or the path of a file, with a slash
+    /// An image (`jiffy image ls`), or the path of a file, which must contain a slash
     #[arg(value_name = "IMAGE|FILE", value_hint = ValueHint::FilePath)]
     pub what: PathBuf,
-    /// Where to listen: a Unix socket, which goes when this ends
+    /// Unix socket to listen on; it is removed when the server ends
     #[arg(long, value_name = "SOCKET", value_hint = ValueHint::AnyPath)]
     pub vhost_user: PathBuf,
-    /// Refuse writes, as is the case for images
+    /// Refuse writes; the default for images
     #[arg(long, conflicts_with = "writable")]
     pub read_only: bool,
     /// Let guests write to the file
@@ -33,8 +33,8 @@ pub struct Serve {
 }
 
 const SERVE_HELP: &str = "\
-One monitor at a time is served; when it leaves, the next can connect. Its \
-guest's memory must be shared with it. QEMU, for example:
+The server serves one VMM at a time; when it disconnects, the next can connect. \
+The guest's memory must be shared (memfd, share=on). With QEMU, for example:
 
     qemu-system-x86_64 -object memory-backend-memfd,id=ram,size=512M,share=on \\
       -machine q35,memory-backend=ram -m 512M \\
@@ -44,7 +44,7 @@ guest's memory must be shared with it. QEMU, for example:
 /// `jiffy disk attach`, `jiffy disk detach`
 #[derive(Debug, Args)]
 pub struct HotPlug {
-    /// Its name, id or the beginning of its id
+    /// The VM: its name, its id or a unique prefix of its id
     #[arg(value_name = "VM")]
     pub vm: String,
     /// The volume

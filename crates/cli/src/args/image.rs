@@ -1,4 +1,4 @@
-//! Images, registries, and what goes to and comes from them.
+//! `jiffy image`, `pull`, `push` and `commit`.
 
 use super::{JsonFormat, ListFormat};
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
@@ -7,23 +7,23 @@ use std::path::PathBuf;
 /// `jiffy image`
 #[derive(Debug, Subcommand)]
 pub enum Image {
-    /// Fetch an image from a registry
+    /// Pull an image from a registry
     Pull(Pull),
-    /// Make an image from a folder, a tar, an OCI layout or what `docker save`
-    /// writes
+    /// Create an image from a folder, a tar, an OCI layout or the output of
+    /// `docker save`
     Import(Import),
-    /// Make an image of a distribution, with mmdebstrap
+    /// Create an image of a Debian release with mmdebstrap
     Build(Build),
     /// List images
     Ls {
-        /// Names only
+        /// Print only names
         #[arg(short, long, conflicts_with = "format")]
         quiet: bool,
-        /// How to show it
+        /// Output format
         #[arg(long, value_enum, default_value = "table")]
         format: ListFormat,
     },
-    /// Show all about images, as JSON
+    /// Show the details of images, as JSON
     Inspect {
         /// Their names
         #[arg(required = true, value_name = "IMAGE")]
@@ -35,7 +35,7 @@ pub enum Image {
         #[arg(required = true, value_name = "IMAGE")]
         names: Vec<String>,
     },
-    /// Remove images that can be pulled again and that no VM needs
+    /// Remove images that no VM uses and that can be pulled again
     Prune {
         /// Output: their names, or json
         #[arg(long, value_enum, value_name = "FORMAT")]
@@ -46,16 +46,16 @@ pub enum Image {
 /// `jiffy image import`
 #[derive(Debug, Args)]
 pub struct Import {
-    /// Of a source that has several images: the one of this name or tag
+    /// Name or tag of the image, if the source has several
     #[arg(long = "ref", value_name = "NAME")]
     pub reference: Option<String>,
     /// Output: the name, or json
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub format: Option<JsonFormat>,
-    /// The name it gets
+    /// Name of the new image
     pub name: String,
-    /// A folder, a file or - for stdin; files may be packed with gzip, zstd or
-    /// xz
+    /// A folder, a file or - for stdin; files may be compressed with gzip, zstd
+    /// or xz
     #[arg(value_name = "FOLDER|FILE|-", value_hint = ValueHint::AnyPath)]
     pub source: PathBuf,
 }
@@ -63,55 +63,54 @@ pub struct Import {
 /// `jiffy image build`
 #[derive(Debug, Args)]
 #[command(
-    after_long_help = "mmdebstrap runs on this host, without privileges where the \
-host allows that. It takes packages from where this host's own apt does, unless --mirror says."
+    after_long_help = "mmdebstrap runs on this host, without root if the host \
+permits it. Packages come from this host's apt sources, unless --mirror is given."
 )]
 pub struct Build {
     /// The suite: bookworm, trixie, unstable
     #[arg(long, value_name = "SUITE")]
     pub debian: String,
-    /// Further packages. Repeatable; also a list with commas
+    /// Additional packages, separated by commas. Repeatable
     #[arg(long, value_name = "PKG", value_delimiter = ',')]
     pub include: Vec<String>,
-    /// Where packages come from: a URL or a line of sources.list
+    /// Package mirror: a URL or a line of sources.list
     #[arg(long, value_name = "MIRROR")]
     pub mirror: Option<String>,
-    /// How much of the suite: essential, apt, minbase, standard, …
+    /// Variant of mmdebstrap: essential, apt, minbase, standard, …
     #[arg(long, value_name = "VARIANT", default_value = "minbase")]
     pub variant: String,
     /// Output: the name, or json
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub format: Option<JsonFormat>,
-    /// The name it gets
+    /// Name of the new image
     pub name: String,
 }
 
 /// When to ask the registry.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum PullWhen {
-    /// Each time, also when an image of that name is here
+    /// Each time, even if an image of that name is stored here
     Always,
-    /// If there is no image of that name here
+    /// If no image of that name is stored here
     #[default]
     Missing,
     /// Never
     Never,
 }
 
-/// How a registry is spoken to.
+/// Access to a registry.
 #[derive(Debug, Default, Args)]
 pub struct RegistryOptions {
-    /// Who you are there; without it, what `docker login` and `podman login`
-    /// have left
+    /// Credentials [default: those stored by `docker login` or `podman login`]
     #[arg(long, value_name = "USER[:PASSWORD]")]
     pub creds: Option<String>,
     /// Read the password from stdin
     #[arg(long, requires = "creds")]
     pub password_stdin: bool,
-    /// Speak HTTP without TLS, also beyond this host
+    /// Use HTTP without TLS, also for registries on other hosts
     #[arg(long)]
     pub plain_http: bool,
-    /// Trust the certificates in this file, too
+    /// Also trust the CA certificates in this file (PEM)
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub ca: Option<PathBuf>,
 }
@@ -119,20 +118,20 @@ pub struct RegistryOptions {
 /// `jiffy image pull`
 #[derive(Debug, Args)]
 pub struct Pull {
-    /// Which of several images: linux/amd64, linux/arm64
+    /// Platform, if the reference has several: linux/amd64, linux/arm64
     #[arg(long, value_name = "OS/ARCH")]
     pub platform: Option<String>,
     #[command(flatten)]
     pub registry: RegistryOptions,
-    /// Take only what this public key has signed (as cosign does: ECDSA on
-    /// P-256, PEM)
+    /// Use it only if it is signed with this public key (cosign: ECDSA P-256,
+    /// PEM)
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub verify_key: Option<PathBuf>,
     /// Output: the name, or json
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub format: Option<JsonFormat>,
-    /// HOST/REPO:TAG, HOST/REPO@DIGEST; without a host, of the registry that
-    /// JIFFY_REGISTRY names
+    /// HOST/REPO:TAG or HOST/REPO@DIGEST; without a host, JIFFY_REGISTRY names the
+    /// registry
     #[arg(value_name = "REF")]
     pub reference: String,
 }
@@ -140,7 +139,7 @@ pub struct Pull {
 /// `jiffy push`
 #[derive(Debug, Args)]
 pub struct Push {
-    /// NAME is a snapshot, even if there is an image of that name
+    /// Push the snapshot NAME, even if there is an image of that name
     #[arg(long)]
     pub snapshot: bool,
     #[command(flatten)]
@@ -148,10 +147,10 @@ pub struct Push {
     /// Output: the manifest's digest, or json
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub format: Option<JsonFormat>,
-    /// An image or a snapshot
+    /// Image or snapshot to push
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// HOST/REPO:TAG; without a host, of the registry that JIFFY_REGISTRY names
+    /// HOST/REPO:TAG; without a host, JIFFY_REGISTRY names the registry
     #[arg(value_name = "REF")]
     pub reference: String,
 }
@@ -162,10 +161,10 @@ pub struct Commit {
     /// Output: the image's name, or json
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub format: Option<JsonFormat>,
-    /// Its name, id or the beginning of its id
+    /// The VM: its name, its id or a unique prefix of its id
     #[arg(value_name = "VM")]
     pub vm: String,
-    /// The name that the image gets
+    /// Name of the new image
     #[arg(value_name = "IMAGE")]
     pub image: String,
 }

@@ -1,17 +1,17 @@
-//! Definitions that are made once their verb is asked for.
+//! Argument definitions that are built only for the verb that is used.
 //!
-//! Those of all verbs take longer than anything else that a quick `jiffy run`, `exec`
-//! or `ps` does.
+//! Building those of all verbs takes more instructions than anything else that a short
+//! `jiffy run`, `exec` or `ps` does.
 
 use clap::builder::Resettable;
 use clap::error::Error;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
-/// What a verb takes, of which the definitions are made when it is asked for.
+/// The arguments of a verb, whose definitions clap builds when the verb is parsed.
 #[derive(Debug)]
 pub struct Later<T>(pub T);
 
-/// Adds definitions to a verb whose description stays what it is.
+/// Adds definitions to a verb and keeps its description.
 fn add(verb: Command, definitions: fn(Command) -> Command) -> Command {
     let (about, long_about) = (verb.get_about().cloned(), verb.get_long_about().cloned());
     definitions(verb)

@@ -1,4 +1,4 @@
-//! What the user may type.
+//! Verbs and options.
 
 pub mod bench;
 pub mod disk;
@@ -45,7 +45,7 @@ pub struct Cli {
 }
 
 impl Cli {
-    /// This process's command line; ends the process if it makes no sense.
+    /// This process's command line; exits with a usage error if it is not valid.
     pub fn of_this_process() -> Cli {
         let words: Vec<OsString> = std::env::args_os().collect();
         let mut cli = Cli::parse_from(&words);
@@ -53,15 +53,15 @@ impl Cli {
         cli
     }
 
-    /// Finds the image among the words behind the options of `run` and
-    /// `create`: the first, unless `--` stands before it.
+    /// Takes the image from the words after the options of `run` and `create`: it is
+    /// the first one, unless `--` comes before it.
     fn settle(&mut self, words: &[OsString]) {
         let (vm, argv) = match &mut self.verb {
             Verb::Run(Later(run)) if run.from.is_none() => (&mut run.vm, &mut run.argv),
             Verb::Create(Later(create)) => (&mut create.vm, &mut create.argv),
             _ => return,
         };
-        // Whatever follows the first of them was taken as it is.
+        // Clap takes everything from the first positional word on as it is.
         let before = words.len().checked_sub(argv.len() + 1);
         let escaped = before.is_some_and(|before| words[before] == "--");
         if escaped || vm.image.is_some() || argv.is_empty() {
@@ -78,71 +78,71 @@ impl Cli {
 /// The verbs.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Make a VM, start it and run a command in it
+    /// Create a VM, start it and run a command in it
     Run(Later<Run>),
-    /// Make a VM without starting it
+    /// Create a VM without starting it
     Create(Later<Create>),
-    /// Start VMs that were made or have ended
+    /// Start VMs that were created or have ended
     Start(Later<Start>),
-    /// Run a further command in a running VM
+    /// Run another command in a running VM
     Exec(Later<Exec>),
     /// List VMs
     Ps(Later<Ps>),
-    /// Show what a VM's command, console or VMM wrote
+    /// Show the output of a VM's command, console or VMM
     Logs(Later<Logs>),
     /// Copy files and folders into or out of a VM
     Cp(Later<Cp>),
-    /// Show all about VMs, as JSON
+    /// Show the details of VMs, as JSON
     Inspect(Later<Inspect>),
-    /// End VMs in order
+    /// Shut VMs down: SIGTERM to programs, sync, power off
     Stop(Later<Stop>),
-    /// End VMs at once, or send a signal to their command
+    /// End VMs at once, or send a signal to their first command
     Kill(Later<Kill>),
     /// Remove VMs
     Rm(Later<Rm>),
     /// Wait until VMs have ended and print their exit statuses
     Wait(Later<Wait>),
-    /// Connect to the command of a running VM
+    /// Connect to the first command of a running VM
     Attach(Later<Attach>),
-    /// Stop the vCPUs of VMs until they are resumed
+    /// Pause the vCPUs of VMs
     Pause(Later<snapshot::Vms>),
-    /// Let paused VMs go on
+    /// Resume paused VMs
     Resume(Later<snapshot::Vms>),
-    /// Make live clones of a running VM
+    /// Create live clones of a running VM
     Fork(Later<snapshot::Fork>),
-    /// Write the memory of VMs to disk and give it back to the host
+    /// Write the memory of VMs to disk and release it on the host
     Hibernate(Later<snapshot::Hibernate>),
-    /// Let hibernated VMs go on
+    /// Wake hibernated VMs
     Wake(Later<snapshot::Vms>),
-    /// Snapshots: captured VMs to go on from
+    /// Create and manage snapshots, from which new VMs start
     #[command(subcommand)]
     Snapshot(Later<snapshot::Snapshot>),
-    /// Show where the time of a VM's start went
+    /// Show the timeline of a VM's start
     Timeline(Later<Timeline>),
-    /// Guest kernels
+    /// Build, check and list guest kernels
     #[command(subcommand)]
     Kernel(Later<Kernel>),
-    /// Images
+    /// Manage images
     #[command(subcommand)]
     Image(Later<image::Image>),
-    /// Fetch an image or a snapshot from a registry
+    /// Pull an image or a snapshot from a registry
     Pull(Later<image::Pull>),
-    /// Send an image or a snapshot to a registry
+    /// Push an image or a snapshot to a registry
     Push(Later<image::Push>),
-    /// Make an image of what a VM has changed in its root file system
+    /// Create an image from a VM's root file system with its changes
     Commit(Later<image::Commit>),
-    /// Volumes: disks that outlive VMs
+    /// Manage volumes: disks that outlive VMs
     #[command(subcommand)]
     Volume(Later<Volume>),
-    /// Disks: served to other monitors
+    /// Serve disks to other VMMs (vhost-user)
     #[command(subcommand)]
     Disk(Later<disk::Disk>),
-    /// The Linux machine in which VMs run where there is no real KVM
+    /// Manage the Linux machine in which VMs run where the host has no KVM of its own
     #[command(subcommand)]
     Machine(Later<Machine>),
-    /// Check what this host offers and say what to do about the rest
+    /// Check what this host offers, and what to do about what is missing
     Doctor(Later<Doctor>),
-    /// Measure on this host
+    /// Run benchmarks on this host
     #[command(subcommand)]
     Bench(Later<bench::Bench>),
     /// Show the versions of jiffy and, if it runs, of its node
@@ -151,13 +151,13 @@ pub enum Verb {
     Completions(Later<Completions>),
 }
 
-/// What `run` and `create` make a VM from.
+/// Options of a new VM, for `run` and `create`.
 #[derive(Debug, Args)]
 pub struct VmOptions {
-    /// Name of the VM; without one, jiffy makes one up
+    /// Name of the VM [default: a generated name]
     #[arg(long)]
     pub name: Option<String>,
-    /// Remove the VM once it has ended
+    /// Remove the VM when it has ended
     #[arg(long)]
     pub rm: bool,
     /// vCPUs, 1 to 32
@@ -170,29 +170,29 @@ pub struct VmOptions {
     #[arg(long, value_name = "NAME|PATH", value_hint = ValueHint::FilePath)]
     pub kernel: Option<KernelChoice>,
     /// Image of the root file system: a name (`jiffy image ls`), or a reference
-    /// like HOST/REPO:TAG. May be given as the first word, too
+    /// like HOST/REPO:TAG. It can also be the first word after the options
     #[arg(long, value_name = "IMAGE")]
     pub image: Option<String>,
-    /// The image was the first word behind the options.
+    /// The image was the first word after the options.
     #[arg(skip)]
     pub image_is_a_word: bool,
     /// When to ask the registry for the image
     #[arg(long, value_name = "WHEN", value_enum, default_value = "missing")]
     pub pull: image::PullWhen,
-    /// Take the image or snapshot only if this public key has signed it, also one that
-    /// is here; the registry is asked each time
+    /// Use the image or snapshot only if it is signed with this public key; the registry
+    /// is asked each time, also for one that is stored here
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub verify_key: Option<PathBuf>,
-    /// A program in place of the image's entrypoint; empty for none
+    /// Program that replaces the image's entrypoint; empty for none
     #[arg(long, value_name = "PROGRAM")]
     pub entrypoint: Option<String>,
-    /// Attach a volume; with a size, it is made when missing. Options:
+    /// Attach a volume; with a size, it is created if it is missing. Options:
     /// mount=PATH, and limits bps=50M and iops=1000. Repeatable: /dev/vdb,
     /// /dev/vdc, …
     #[arg(long, value_name = "NAME[:SIZE][:ro][,OPTION…]", value_parser = disk_use)]
     pub disk: Vec<DiskUse>,
-    /// Keep what the VM changes in its root on a disk of its own instead of in
-    /// its memory; it goes with the VM
+    /// Store the VM's changes to its root on a disk instead of in its memory; the
+    /// disk is removed with the VM
     #[arg(
         long,
         value_name = "SIZE",
@@ -203,20 +203,20 @@ pub struct VmOptions {
         conflicts_with = "root_copy"
     )]
     pub root_disk: Option<u64>,
-    /// Run on a copy of the image that shares its blocks; the image must hold a
-    /// file system that can be written to
+    /// Run on a copy of the image that shares its blocks (reflink); the image must
+    /// hold a writable file system
     #[arg(long)]
     pub root_copy: bool,
-    /// With --root-copy: copy the image whole where no blocks can be shared
+    /// With --root-copy: copy the whole image where the file system can't share blocks
     #[arg(long, requires = "root_copy")]
     pub copy: bool,
-    /// Limit the use of the root's disks: bps=50M, iops=1000
+    /// Rate limit of each disk of the root file system: bps=50M, iops=1000
     #[arg(long, value_name = "LIMIT[,LIMIT]", value_parser = disk_limit)]
     pub root_limit: Option<DiskLimit>,
     /// Give the VM a serial console (`jiffy logs --console`)
     #[arg(long)]
     pub console: bool,
-    /// Hand PID 1 to the image's own init
+    /// Run the image's own init as PID 1
     #[arg(
         long,
         value_name = "PATH",
@@ -225,15 +225,15 @@ pub struct VmOptions {
         default_missing_value = "/sbin/init"
     )]
     pub init: Option<String>,
-    /// Host name in the guest; without one, the VM's name
+    /// Host name in the guest [default: the VM's name]
     #[arg(long, value_name = "NAME")]
     pub hostname: Option<String>,
-    /// A further kernel parameter. Repeatable
+    /// Additional kernel parameter. Repeatable
     #[arg(long, value_name = "PARAMETER", allow_hyphen_values = true)]
     pub kernel_arg: Vec<String>,
-    /// Show the VM no more of the host's processor than this: x86-64-v2, x86-64-v3,
-    /// x86-64-v4, or a file of profiles (`jiffy doctor --cpu --format json`), of which it
-    /// gets what all have in common. VMs that are to move between hosts need it
+    /// CPU profile that the VM's processor is limited to: x86-64-v2, x86-64-v3,
+    /// x86-64-v4, or a file of profiles (`jiffy doctor --cpu --format json`), of which
+    /// the VM gets the common features. VMs that move between hosts need one
     #[arg(long, value_name = "NAME|FILE")]
     pub cpu_profile: Option<String>,
     /// Back the VM's RAM with huge pages
@@ -248,10 +248,10 @@ pub struct VmOptions {
     pub huge_pages: Option<HugePages>,
 }
 
-/// What a command in a VM is started with.
+/// Environment, working directory and user of a command.
 #[derive(Debug, Args)]
 pub struct CommandOptions {
-    /// Set an environment variable; NAME alone takes this shell's value. Repeatable
+    /// Set an environment variable; NAME alone copies the value from this shell. Repeatable
     #[arg(short, long, value_name = "NAME[=VALUE]")]
     pub env: Vec<String>,
     /// Working directory
@@ -262,13 +262,13 @@ pub struct CommandOptions {
     pub user: Option<String>,
 }
 
-/// How a command is connected to this terminal.
+/// Whether a command gets stdin and a terminal.
 #[derive(Debug, Args)]
 pub struct StdioOptions {
-    /// Forward stdin; implied when stdin is a pipe or a file
+    /// Forward stdin; the default when stdin is a pipe or a file
     #[arg(short, long)]
     pub interactive: bool,
-    /// Run on a terminal; implied when stdin and stdout are terminals
+    /// Run on a terminal; the default when stdin and stdout are terminals
     #[arg(short, long)]
     pub tty: bool,
     /// Never run on a terminal
@@ -286,9 +286,9 @@ pub struct Run {
     pub command: CommandOptions,
     #[command(flatten)]
     pub stdio: StdioOptions,
-    /// Go on from a snapshot (also a reference: it is pulled when it is not
-    /// here) instead of booting. A command takes the place of
-    /// the one that was captured; without one, connect to that
+    /// Restore a snapshot instead of booting: a name, or a reference, which is
+    /// pulled if it is not stored here. A command replaces the captured one;
+    /// without a command, connect to the captured one
     #[arg(
         long,
         value_name = "SNAPSHOT",
@@ -299,16 +299,16 @@ pub struct Run {
         ]
     )]
     pub from: Option<String>,
-    /// Boot, even where jiffy keeps a booted guest of the same kind (also
+    /// Boot, even if there is a golden snapshot of this kind of VM (also
     /// JIFFY_COLD=1)
     #[arg(long)]
     pub cold: bool,
-    /// Print the VM's id and return; the VM goes on. With -i and -t its
+    /// Print the VM's id and return; the VM keeps running. With -i and -t its
     /// command waits for `jiffy attach`
     #[arg(short, long)]
     pub detach: bool,
-    /// Show on stderr where the time went, or write it to a file: table, json,
-    /// perfetto; json:FILE
+    /// Write the timeline to stderr or to a file: table, json, perfetto;
+    /// json:FILE
     #[arg(
         long,
         value_name = "FORMAT[:FILE]",
@@ -321,27 +321,27 @@ pub struct Run {
     /// With json: print one object with the VM, its exit status and its output
     #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "tty")]
     pub format: Option<JsonFormat>,
-    /// The image, then the command; behind `--` the command only, in the image
-    /// base. Without a command the image's own, else a shell, or with --detach
-    /// nothing: the VM then waits for `jiffy exec`
+    /// The image, then the command. After `--`: the command only, in the image
+    /// base. Without a command, the image's own runs, or else a shell; with
+    /// --detach no shell: the VM then waits for `jiffy exec`
     #[arg(trailing_var_arg = true, value_name = "IMAGE [CMD]|-- CMD")]
     pub argv: Vec<String>,
 }
 
 const RUN_HELP: &str = "\
-  jiffy run -- CMD                 in the image that comes with jiffy
-  jiffy run debian [--] CMD        in an image of `jiffy image ls`
-  jiffy run localhost:5000/web:2   in one from a registry: what it is made to run
+  jiffy run -- CMD                 CMD in the image that comes with jiffy
+  jiffy run debian [--] CMD        CMD in an image of `jiffy image ls`
+  jiffy run localhost:5000/web:2   the command of an image from a registry
 
-An image's entrypoint comes before CMD. A name without a registry is looked up \
-in the one that JIFFY_REGISTRY names.
+CMD is appended to the image's entrypoint. JIFFY_REGISTRY names the registry of \
+references without a host.
 
-INT, TERM, HUP, QUIT, USR1 and USR2 are forwarded to the command. A second \
-Ctrl-C within a second, for a command that ignores the first, ends the VM. On \
-a terminal Ctrl-P Ctrl-Q leaves the VM running (`jiffy attach` returns to it).
+INT, TERM, HUP, QUIT, USR1 and USR2 are forwarded to the command. If the command \
+ignores Ctrl-C, a second one within a second ends the VM. On a terminal, Ctrl-P \
+Ctrl-Q detaches; the VM keeps running (`jiffy attach` connects to it again).
 
 Stdin is forwarded when it is not a terminal: in a shell loop that reads a \
-file, give `jiffy` its own (`< /dev/null`).";
+file, redirect it (`< /dev/null`).";
 
 /// `jiffy create`
 #[derive(Debug, Args)]
@@ -359,9 +359,9 @@ pub struct Create {
     /// Output: the id, or json
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub format: Option<JsonFormat>,
-    /// The image, then the command; behind `--` the command only, in the image
-    /// base. Without a command the image's own; if it has none the VM waits for
-    /// `jiffy exec`
+    /// The image, then the command. After `--`: the command only, in the image
+    /// base. Without a command, the image's own runs; if it has none, the VM waits
+    /// for `jiffy exec`
     #[arg(trailing_var_arg = true, value_name = "IMAGE [CMD]|-- CMD")]
     pub argv: Vec<String>,
 }
@@ -369,27 +369,29 @@ pub struct Create {
 /// `jiffy start`
 #[derive(Debug, Args)]
 pub struct Start {
-    /// Connect to the VM's command, as `jiffy attach`
+    /// Connect to the VM's first command, like `jiffy attach`
     #[arg(short, long)]
     pub attach: bool,
     /// Forward stdin; with --attach
     #[arg(short, long, requires = "attach")]
     pub interactive: bool,
-    /// Names, ids or beginnings of ids
+    /// VMs: names, ids or unique prefixes of ids
     #[arg(required = true, value_name = "VM")]
     pub vms: Vec<String>,
 }
 
 /// `jiffy exec`
 #[derive(Debug, Args)]
-#[command(after_long_help = "A second Ctrl-C within a second, for a command \
-that ignores the first, closes the connection; the command then gets HUP.")]
+#[command(
+    after_long_help = "If the command ignores Ctrl-C, a second one within \
+a second closes the connection, and the command gets HUP."
+)]
 pub struct Exec {
     #[command(flatten)]
     pub command: CommandOptions,
     #[command(flatten)]
     pub stdio: StdioOptions,
-    /// Its name, id or the beginning of its id
+    /// The VM: its name, its id or a unique prefix of its id
     #[arg(value_name = "VM")]
     pub vm: String,
     /// The command and its arguments
@@ -400,13 +402,13 @@ pub struct Exec {
 /// `jiffy ps`
 #[derive(Debug, Args)]
 pub struct Ps {
-    /// VMs that don't run, too
+    /// Also list VMs that do not run
     #[arg(short, long)]
     pub all: bool,
-    /// Ids only
+    /// Print only ids
     #[arg(short, long, conflicts_with = "format")]
     pub quiet: bool,
-    /// How to show it
+    /// Output format
     #[arg(long, value_enum, default_value = "table")]
     pub format: ListFormat,
 }
@@ -414,10 +416,10 @@ pub struct Ps {
 /// `jiffy logs`
 #[derive(Debug, Args)]
 pub struct Logs {
-    /// Go on as more is written, until the VM ends
+    /// Follow the output until the VM ends
     #[arg(short, long)]
     pub follow: bool,
-    /// Only the last N lines
+    /// Print only the last N lines
     #[arg(short = 'n', long, value_name = "N")]
     pub tail: Option<u64>,
     /// The guest's serial console (needs `--console` at `run`)
@@ -426,7 +428,7 @@ pub struct Logs {
     /// The log of the VM's own jiffy-vmm process
     #[arg(long)]
     pub vmm: bool,
-    /// Its name, id or the beginning of its id
+    /// The VM: its name, its id or a unique prefix of its id
     #[arg(value_name = "VM")]
     pub vm: String,
 }
@@ -438,25 +440,25 @@ pub struct Cp {
     /// Keep owners, and set-user-ID and set-group-ID bits
     #[arg(short, long)]
     pub archive: bool,
-    /// A path here, VM:PATH, or - for a tar on stdin
+    /// A path on this host, VM:PATH, or - for a tar on stdin
     #[arg(value_name = "SRC", value_parser = place, value_hint = ValueHint::AnyPath)]
     pub source: Place,
-    /// A path here, VM:PATH, or - for a tar on stdout
+    /// A path on this host, VM:PATH, or - for a tar on stdout
     #[arg(value_name = "DST", value_parser = place, value_hint = ValueHint::AnyPath)]
     pub destination: Place,
 }
 
 const CP_HELP: &str = "\
-One of SRC and DST is in a VM. Into an existing folder the source goes under \
-its own name; a SRC that ends in /. gives its contents instead. Modes, times \
-and symbolic links are kept. Without --archive what is written here belongs to \
-you, and what is written in the VM to its root. A path here with a colon in its \
-first part is written ./a:b.";
+One of SRC and DST is in a VM. If DST is an existing folder, SRC is copied into \
+it under its own name; with a SRC that ends in /. only its contents are copied. \
+Modes, times and symbolic links are kept. Without --archive, files on this host \
+belong to you, and files in the VM to root. Write a local path with a colon in \
+its first component as ./a:b.";
 
 /// `jiffy inspect`
 #[derive(Debug, Args)]
 pub struct Inspect {
-    /// Names, ids or beginnings of ids
+    /// VMs: names, ids or unique prefixes of ids
     #[arg(required = true, value_name = "VM")]
     pub vms: Vec<String>,
 }
@@ -464,10 +466,10 @@ pub struct Inspect {
 /// `jiffy stop`
 #[derive(Debug, Args)]
 pub struct Stop {
-    /// Seconds its programs have to end before they are killed
+    /// Seconds that programs have to end before they are killed
     #[arg(short, long, value_name = "SECONDS", default_value_t = 10)]
     pub time: u32,
-    /// Names, ids or beginnings of ids
+    /// VMs: names, ids or unique prefixes of ids
     #[arg(required = true, value_name = "VM")]
     pub vms: Vec<String>,
 }
@@ -475,10 +477,10 @@ pub struct Stop {
 /// `jiffy kill`
 #[derive(Debug, Args)]
 pub struct Kill {
-    /// Send this signal (TERM, SIGTERM or 15) to the VM's command instead
+    /// Send this signal (TERM, SIGTERM or 15) to the VM's first command instead
     #[arg(short, long, value_name = "SIGNAL", value_parser = signal_number)]
     pub signal: Option<i32>,
-    /// Names, ids or beginnings of ids
+    /// VMs: names, ids or unique prefixes of ids
     #[arg(required = true, value_name = "VM")]
     pub vms: Vec<String>,
 }
@@ -486,10 +488,10 @@ pub struct Kill {
 /// `jiffy rm`
 #[derive(Debug, Args)]
 pub struct Rm {
-    /// End them first if they run; no complaint about those that don't exist
+    /// End running VMs first; ignore VMs that do not exist
     #[arg(short, long)]
     pub force: bool,
-    /// Names, ids or beginnings of ids
+    /// VMs: names, ids or unique prefixes of ids
     #[arg(required = true, value_name = "VM")]
     pub vms: Vec<String>,
 }
@@ -497,19 +499,19 @@ pub struct Rm {
 /// `jiffy wait`
 #[derive(Debug, Args)]
 pub struct Wait {
-    /// Names, ids or beginnings of ids
+    /// VMs: names, ids or unique prefixes of ids
     #[arg(required = true, value_name = "VM")]
     pub vms: Vec<String>,
 }
 
 /// `jiffy attach`
 #[derive(Debug, Args)]
-#[command(after_long_help = "On a terminal Ctrl-P Ctrl-Q leaves; the VM goes on.")]
+#[command(after_long_help = "On a terminal, Ctrl-P Ctrl-Q detaches; the VM keeps running.")]
 pub struct Attach {
     /// Don't forward stdin
     #[arg(long)]
     pub no_stdin: bool,
-    /// Its name, id or the beginning of its id
+    /// The VM: its name, its id or a unique prefix of its id
     #[arg(value_name = "VM")]
     pub vm: String,
 }
@@ -520,26 +522,26 @@ pub struct Attach {
 pub struct Timeline {
     #[command(subcommand)]
     pub order: Option<TimelineOrder>,
-    /// How to show it
+    /// Output format
     #[arg(long, value_enum, default_value = "table")]
     pub format: TimelineFormat,
-    /// Its name, id or the beginning of its id
+    /// The VM: its name, its id or a unique prefix of its id
     #[arg(value_name = "VM", required = true)]
     pub vm: Option<String>,
 }
 
-/// Orders of a timeline, as systemd-analyze has them.
+/// Views of a timeline, like those of systemd-analyze.
 #[derive(Debug, Subcommand)]
 pub enum TimelineOrder {
-    /// The steps, longest first
+    /// List the steps, longest first
     Blame {
-        /// Its name, id or the beginning of its id
+        /// The VM: its name, its id or a unique prefix of its id
         #[arg(value_name = "VM")]
         vm: String,
     },
-    /// The chain of steps that had to wait for one another
+    /// Show the critical chain: the steps that waited for one another
     CriticalChain {
-        /// Its name, id or the beginning of its id
+        /// The VM: its name, its id or a unique prefix of its id
         #[arg(value_name = "VM")]
         vm: String,
     },
@@ -549,28 +551,28 @@ pub enum TimelineOrder {
 #[derive(Debug, Subcommand)]
 pub enum Kernel {
     /// Build a guest kernel from the distribution's Linux source and print its
-    /// path; nothing is built twice
+    /// path; a kernel that was built before is reused
     Build {
-        /// base, or full: base plus what Docker inside needs
+        /// base, or full: base and what Docker inside a guest needs
         #[arg(default_value = "base")]
         variant: String,
     },
-    /// List the node's kernels, if it runs, and those built here
+    /// List the node's kernels, if it runs, and those in this user's cache
     List {
-        /// How to show it
+        /// Output format
         #[arg(long, value_enum, default_value = "table")]
         format: ListFormat,
     },
-    /// Name what a kernel image or configuration lacks for Jiffy. Exit status
-    /// 1: no guest comes up with it
+    /// List the options that a kernel image or configuration lacks for Jiffy.
+    /// Exit status 1: guests do not boot with it
     Check {
         /// A vmlinux or bzImage, or a .config
         #[arg(value_hint = ValueHint::FilePath)]
         file: PathBuf,
-        /// What Docker inside a guest needs, too
+        /// Also check the options that Docker inside a guest needs
         #[arg(long)]
         docker: bool,
-        /// How to show it
+        /// Output format
         #[arg(long, value_enum, default_value = "table")]
         format: ListFormat,
     },
@@ -579,22 +581,22 @@ pub enum Kernel {
 /// `jiffy volume`
 #[derive(Debug, Subcommand)]
 pub enum Volume {
-    /// Make a volume, with an ext4 file system
+    /// Create a volume with an ext4 file system
     Create {
-        /// The name it gets
+        /// Name of the new volume
         name: String,
         /// Its size: 256, 256M, 2G (without a letter: MiB)
         #[arg(value_parser = mebibytes)]
         size: u64,
-        /// Leave it empty
+        /// Create it without a file system
         #[arg(long)]
         raw: bool,
         /// Output: the name, or json
         #[arg(long, value_enum, value_name = "FORMAT")]
         format: Option<JsonFormat>,
     },
-    /// Change the size of a volume that no VM uses. It shrinks only where
-    /// nothing was ever written
+    /// Resize a volume that no VM uses. It can shrink only by blocks that were
+    /// never written
     Resize {
         /// Its name
         name: String,
@@ -607,7 +609,7 @@ pub enum Volume {
     },
     /// List volumes
     Ls {
-        /// How to show it
+        /// Output format
         #[arg(long, value_enum, default_value = "table")]
         format: ListFormat,
     },
@@ -630,21 +632,21 @@ pub enum Machine {
         /// RAM: 4096, 4096M, 4G (without a letter: MiB)
         #[arg(long, short, value_name = "SIZE", value_parser = mebibytes)]
         memory: Option<u64>,
-        /// Largest size of its disk, when it is first made: 64G
+        /// Maximum size of its disk, set when the disk is created: 64G
         #[arg(long, value_name = "SIZE", value_parser = mebibytes)]
         disk: Option<u64>,
     },
-    /// Stop the machine and the VMs in it; its disk stays
+    /// Stop the machine and the VMs in it; its disk is kept
     Stop,
-    /// Say whether the machine runs. Exit status 0: it does; 3: it does not
+    /// Show the machine's status. Exit status 0: it runs; 3: it does not
     Status {
-        /// How to show it
+        /// Output format
         #[arg(long, value_enum, default_value = "table")]
         format: ListFormat,
     },
-    /// A shell in the machine, or a command
+    /// Run a shell, or a command, in the machine
     Shell {
-        /// A command instead of a shell
+        /// Command to run instead of a shell
         #[arg(
             trailing_var_arg = true,
             allow_hyphen_values = true,
@@ -654,7 +656,7 @@ pub enum Machine {
     },
     /// Remove the machine and its disk: all VMs, images and volumes in it
     Rm {
-        /// Stop it first if it runs
+        /// Stop the machine first if it runs
         #[arg(short, long)]
         force: bool,
     },
@@ -667,11 +669,11 @@ pub enum Machine {
 the machine, 4 when they don't run at all."
 )]
 pub struct Doctor {
-    /// Show what VMs can have of the processor where they run, and which profiles
-    /// (`--cpu-profile`) it has; in JSON, a profile for a file
+    /// Show the CPU features that VMs can have on their host, and which profiles
+    /// (`--cpu-profile`) it supports; with json, print a profile for a file
     #[arg(long)]
     pub cpu: bool,
-    /// How to show it
+    /// Output format
     #[arg(long, value_enum, default_value = "table")]
     pub format: ListFormat,
 }
@@ -679,7 +681,7 @@ pub struct Doctor {
 /// `jiffy version`
 #[derive(Debug, Args)]
 pub struct Version {
-    /// How to show it
+    /// Output format
     #[arg(long, value_enum, default_value = "table")]
     pub format: ListFormat,
 }
@@ -705,20 +707,20 @@ pub enum Shell {
     Fish,
 }
 
-/// Formats of lists.
+/// Output formats of lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ListFormat {
     Table,
     Json,
 }
 
-/// The only other format of commands that print little.
+/// Output format of commands that print a name or id without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum JsonFormat {
     Json,
 }
 
-/// Formats of timelines.
+/// Output formats of timelines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TimelineFormat {
     /// Rows with bars

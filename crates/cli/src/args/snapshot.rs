@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// `jiffy pause`, `resume` and `wake`
 #[derive(Debug, Args)]
 pub struct Vms {
-    /// Names, ids or beginnings of ids
+    /// VMs: names, ids or unique prefixes of ids
     #[arg(required = true, value_name = "VM")]
     pub vms: Vec<String>,
 }
@@ -15,7 +15,7 @@ pub struct Vms {
 /// `--timeline`
 #[derive(Debug, Args)]
 pub struct ShowTimeline {
-    /// Show on stderr where the time went, or write it to a file
+    /// Write the timeline to stderr or to a file
     #[arg(
         long,
         value_name = "FORMAT[:FILE]",
@@ -32,7 +32,7 @@ pub struct ShowTimeline {
 pub struct Hibernate {
     #[command(flatten)]
     pub show: ShowTimeline,
-    /// Names, ids or beginnings of ids
+    /// VMs: names, ids or unique prefixes of ids
     #[arg(required = true, value_name = "VM")]
     pub vms: Vec<String>,
 }
@@ -41,10 +41,10 @@ pub struct Hibernate {
 #[derive(Debug, Args)]
 #[command(after_long_help = FORK_HELP)]
 pub struct Fork {
-    /// How many children
+    /// Number of children
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub count: Option<u32>,
-    /// The child's name; several are called NAME-1, NAME-2, …
+    /// Name of the child; several are called NAME-1, NAME-2, …
     #[arg(long)]
     pub name: Option<String>,
     #[command(flatten)]
@@ -52,7 +52,7 @@ pub struct Fork {
     /// Output: the children's names, or json
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub format: Option<JsonFormat>,
-    /// Its name, id or the beginning of its id
+    /// The VM: its name, its id or a unique prefix of its id
     #[arg(value_name = "VM")]
     pub vm: String,
 }
@@ -66,10 +66,10 @@ the child. Its volumes are clones of the parent's and go with it.";
 /// `jiffy snapshot`
 #[derive(Debug, Subcommand)]
 pub enum Snapshot {
-    /// Keep a running VM's memory, state and volumes under a name; the VM
-    /// goes on
+    /// Save a running VM's memory, state and volumes as a snapshot; the VM
+    /// keeps running
     Create {
-        /// End the VM once it is captured
+        /// End the VM after the capture
         #[arg(long)]
         stop: bool,
         #[command(flatten)]
@@ -77,52 +77,52 @@ pub enum Snapshot {
         /// Output: the name, or json
         #[arg(long, value_enum, value_name = "FORMAT")]
         format: Option<JsonFormat>,
-        /// Its name, id or the beginning of its id
+        /// The VM: its name, its id or a unique prefix of its id
         #[arg(value_name = "VM")]
         vm: String,
-        /// The name it gets
+        /// Name of the new snapshot
         name: String,
     },
     /// List snapshots
     Ls {
-        /// Those too that jiffy keeps itself, to start later runs from
+        /// Also list golden snapshots, which jiffy makes to start later runs from
         #[arg(short, long)]
         all: bool,
-        /// How to show it
+        /// Output format
         #[arg(long, value_enum, default_value = "table")]
         format: ListFormat,
     },
-    /// Remove snapshots that no VM needs
+    /// Remove snapshots that no VM uses
     Rm {
         /// Their names
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
     },
-    /// Show what a snapshot is and what its memory consists of
+    /// Show a snapshot's details and what its memory consists of
     Inspect {
         /// Figures by kind of chunk (the default)
         #[arg(long, conflicts_with_all = ["map", "png"])]
         summary: bool,
-        /// Each range of memory and how it is kept
+        /// List each range of memory and how it is stored
         #[arg(long, conflicts_with = "png")]
         map: bool,
         /// Write a picture of the address space to this file
         #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
         png: Option<PathBuf>,
-        /// How to show it
+        /// Output format
         #[arg(long, value_enum, default_value = "table", conflicts_with = "png")]
         format: ListFormat,
         /// Its name
         name: String,
     },
-    /// Forget the snapshots that jiffy keeps itself to start later runs from
+    /// Remove golden snapshots, which jiffy makes to start later runs from
     Prune {
-        /// Output: what was forgotten, or json
+        /// Output: the names of removed snapshots, or json
         #[arg(long, value_enum, value_name = "FORMAT")]
         format: Option<JsonFormat>,
     },
-    /// Store what the first VM from a snapshot touched at its front, and fetch
-    /// it in one go from now on
+    /// Store the working set of the first restore at the front of the image, so
+    /// that later restores read it at once
     Optimise {
         /// Their names
         #[arg(required = true, value_name = "NAME")]

@@ -1,4 +1,4 @@
-//! Values that need more than a word to parse.
+//! Parsers of option values.
 
 use super::TimelineFormat;
 use clap::ValueEnum;
@@ -62,7 +62,7 @@ pub fn mebibytes(text: &str) -> Result<u64, String> {
     const MIB: u64 = 1 << 20;
     match parse_size(text, MIB) {
         Some(bytes) if bytes > 0 && bytes % MIB == 0 => Ok(bytes / MIB),
-        _ => Err(format!("'{text}' is no size; write 256, 256M or 2G")),
+        _ => Err(format!("'{text}' is not a size; write 256, 256M or 2G")),
     }
 }
 
@@ -70,10 +70,10 @@ pub fn mebibytes(text: &str) -> Result<u64, String> {
 fn rate(text: &str) -> Result<NonZeroU64, String> {
     parse_size(text, 1)
         .and_then(NonZeroU64::new)
-        .ok_or_else(|| format!("'{text}' is no rate; write 1000, 500K, 50M or 2G"))
+        .ok_or_else(|| format!("'{text}' is not a rate; write 1000, 500K, 50M or 2G"))
 }
 
-/// Takes `bps=50M` or `iops=1000` in; false if it is neither.
+/// Parses `bps=50M` or `iops=1000` into `limit`; false if it is neither.
 fn take_limit(limit: &mut DiskLimit, option: &str) -> Result<bool, String> {
     let slot = match option.split_once('=') {
         Some(("bps", value)) => (&mut limit.bytes_per_second, value),
@@ -90,7 +90,7 @@ pub fn disk_limit(text: &str) -> Result<DiskLimit, String> {
     for option in text.split(',') {
         if !take_limit(&mut limit, option)? {
             return Err(format!(
-                "'{option}' is no limit of a disk; write bps=50M (bytes a second) or iops=1000 (operations)"
+                "'{option}' is not a rate limit; write bps=50M (bytes per second) or iops=1000 (operations per second)"
             ));
         }
     }
@@ -106,7 +106,7 @@ pub fn disk_use(text: &str) -> Result<DiskUse, String> {
             disk.mount = Some(path.to_owned());
         } else if !take_limit(&mut disk.limit, option)? {
             return Err(format!(
-                "'{option}' is no option of a disk; there are mount=PATH, bps=50M and iops=1000"
+                "'{option}' is not an option of a disk; write mount=PATH, bps=50M or iops=1000"
             ));
         }
     }
@@ -130,7 +130,7 @@ fn volume_use(text: &str) -> Result<DiskUse, String> {
             _ if disk.size_mib.is_none() && !disk.read_only => {
                 disk.size_mib = Some(mebibytes(part)?);
             }
-            _ => return Err(format!("'{text}' is no disk; write NAME[:SIZE][:ro]")),
+            _ => return Err(format!("'{text}' is not a disk; write NAME[:SIZE][:ro]")),
         }
     }
     Ok(disk)
@@ -188,7 +188,7 @@ pub fn timeline_output(text: &str) -> Result<TimelineOutput, String> {
         None => (text, None),
     };
     let format = TimelineFormat::from_str(format, true).map_err(|_| {
-        format!("'{format}' is no format of a timeline; there are table, json and perfetto")
+        format!("'{format}' is not a format of a timeline; write table, json or perfetto")
     })?;
     Ok(TimelineOutput { format, file })
 }

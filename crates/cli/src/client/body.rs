@@ -11,13 +11,13 @@ use tokio::sync::mpsc;
 
 /// What a request carries.
 pub enum RequestBody {
-    /// All of it, or what is left: nothing.
+    /// The whole body, or nothing when it was sent.
     Whole(Option<Bytes>),
-    /// Pieces as they come; an error breaks the request off.
+    /// Pieces from a channel; an error ends the request.
     Stream(mpsc::Receiver<io::Result<Bytes>>),
 }
 
-/// What was being sent could not be read.
+/// The source of an upload could not be read.
 #[derive(Debug, Error)]
 #[error("{0}")]
 pub struct Unreadable(String);
@@ -94,7 +94,7 @@ impl BodySender {
     pub fn finish(mut self, result: io::Result<()>) {
         let last = result.and_then(|()| self.flush());
         if let Err(error) = last {
-            // Whoever stopped listening has its own error to tell.
+            // The receiver has ended and reports its own error.
             let _ = self.pieces.blocking_send(Err(error));
         }
     }

@@ -57,8 +57,7 @@ impl FrameReader {
         }
     }
 
-    /// The next message; none at an orderly end between two frames. May be
-    /// dropped while it waits without losing anything.
+    /// The next message; `None` if the stream ends between two frames. Cancel safe.
     pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         loop {
             if let Some(message) = self.decoder.next().map_err(refused)? {
@@ -115,8 +114,8 @@ impl FrameWriter {
             .map_err(|error| broken(&reason(&error)))
     }
 
-    /// Sends some of these bytes of encoded frames and says how many. May be
-    /// dropped while it waits; nothing was sent then.
+    /// Sends some of these bytes of encoded frames and returns how many. Cancel safe: if
+    /// it is dropped, nothing was sent.
     pub async fn send_some(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.stream.write(bytes).await
     }
@@ -124,7 +123,7 @@ impl FrameWriter {
 
 fn refused(error: FrameError) -> Failure {
     Failure::new(format!(
-        "what came over the connection to jiffyd makes no sense: {error}"
+        "jiffyd sent a message that this jiffy does not understand: {error}"
     ))
     .hint("`jiffy version` shows whether jiffy and jiffyd are of different versions")
 }

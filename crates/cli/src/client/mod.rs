@@ -28,7 +28,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
-/// An answer that takes longer is worth a look at what the node runs on.
+/// After this time without an answer, `when_slow` is called.
 const SLOW: Duration = Duration::from_secs(3);
 /// The largest JSON answer that is read, in bytes.
 const MAX_ANSWER: usize = 64 * 1024 * 1024;
@@ -56,7 +56,7 @@ pub struct Client {
     connection: Arc<Mutex<Option<std::os::unix::net::UnixStream>>>,
 }
 
-/// An upgraded connection, and the VM it belongs to if the node told.
+/// An upgraded connection, and the id of its VM if the node sent it.
 pub struct Upgraded {
     /// The frames.
     pub frames: Frames,
@@ -74,8 +74,8 @@ impl Client {
         }
     }
 
-    /// Asks `why` whenever an answer takes its time; its error takes the
-    /// answer's place.
+    /// Calls `why` when an answer takes longer than [`SLOW`]; its error replaces the
+    /// answer.
     pub fn when_slow(self, why: impl Fn() -> Result<()> + Send + Sync + 'static) -> Client {
         Client {
             when_slow: Some(Arc::new(why)),
@@ -226,9 +226,9 @@ impl Client {
             .map_err(|_| Failure::new(format!("'{path}' can't be asked of a node")))
     }
 
-    /// Sends a request and hands back any answer that is no error. If the node
-    /// goes away before it answers, what may be repeated is, for a while: whoever
-    /// looks after it may start it again.
+    /// Sends a request and returns any answer that is not an error. If the node goes
+    /// away before it answers, an idempotent request is repeated for a while: a service
+    /// manager may restart the node.
     async fn send(&self, mut request: Request<RequestBody>) -> Result<Response<Incoming>> {
         let mut repeat = Repeat::of(&request);
         let response = loop {
@@ -259,8 +259,7 @@ impl Client {
         }
     }
 
-    /// The answer, or why there was none; fails if whoever is asked while it is
-    /// slow knows better.
+    /// The answer, or why there was none; or the error of `when_slow`.
     async fn answer(
         &self,
         answer: impl Future<Output = hyper::Result<Response<Incoming>>>,
@@ -300,7 +299,7 @@ impl Client {
                 let stream = TcpStream::connect(address)
                     .await
                     .map_err(|error| self.unreachable(&error))?;
-                // Keystrokes and short answers must not wait for one another.
+                // No Nagle delay for keystrokes and short answers.
                 let _ = stream.set_nodelay(true);
                 greet(stream).await
             }
@@ -318,7 +317,7 @@ impl Client {
                 "jiffyd in the machine does not answer at {address}: {}",
                 reason(error)
             ))
-            .hint("`jiffy machine status` says whether the machine runs"),
+            .hint("`jiffy machine status` shows whether the machine runs"),
         };
         failure.kind(Kind::Unreachable)
     }
@@ -383,13 +382,13 @@ fn lost(error: hyper::Error) -> Failure {
         source = error.source();
     }
     Failure::new("the connection to jiffyd was lost before it answered")
-        .hint("try again; jiffyd.log in Jiffy's run folder may tell why")
+        .hint("try again; jiffyd.log in Jiffy's run folder may say why")
         .kind(Kind::Unreachable)
 }
 
 fn not_understood(status: StatusCode) -> Failure {
     Failure::new(format!(
-        "jiffyd answered in a way this jiffy does not understand (HTTP {})",
+        "jiffyd gave an answer that this jiffy does not understand (HTTP {})",
         status.as_u16()
     ))
     .hint("`jiffy version` shows whether they are of different versions")
@@ -400,7 +399,7 @@ pub fn vm_path(vm: &str, rest: &str) -> String {
     format!("/v1/vms/{}{rest}", encoded(vm))
 }
 
-/// `text` as one segment of a path or one value of a query.
+/// `text`, percent-encoded as one segment of a path or one value of a query.
 pub fn encoded(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -410,7 +409,7 @@ pub fn encoded(text: &str) -> String {
             out.push_str(&format!("%{byte:02X}"));
         }
     }
-    // Routers take these two for steps in the path.
+    // URL parsers resolve these two as path steps.
     match out.as_str() {
         "." => "%2E".to_owned(),
         ".." => "%2E%2E".to_owned(),

@@ -1,4 +1,4 @@
-//! A connection that hears the other end out.
+//! A connection on which a failed write does not hide the answer.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::pin::Pin;
@@ -8,8 +8,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// A stream on which writing never fails because the other end has closed it.
 ///
 /// A node that refuses an upload answers and hangs up before it has read all
-/// of it. Its answer waits to be read, and a failed write must not hide it:
-/// what can't be sent any more is dropped, and reading tells the rest.
+/// of it. The answer is still to be read, and a failed write must not hide it:
+/// bytes that can't be sent are dropped, and the next read gets the answer.
 pub struct Patient<S> {
     stream: S,
     closed: bool,

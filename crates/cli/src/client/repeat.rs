@@ -8,14 +8,14 @@ use tokio::time::{Instant, sleep};
 
 /// How long a node may take to come back.
 const RESTART_TIME: Duration = Duration::from_secs(5);
-/// How often it is tried whether it is back.
+/// Time between attempts.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Ends of paths: done twice, these come to the same as done once.
+/// Endings of paths whose requests are idempotent.
 const IDEMPOTENT: [&str; 7] = [
     "/start", "/stop", "/wait", "/pause", "/resume", "/wake", "/attach",
 ];
 
-/// What becomes of a request that gets no answer.
+/// Repeats a request that got no answer.
 pub(super) struct Repeat {
     /// The request without its body, which is empty, if it may be repeated.
     empty: Option<Request<()>>,
@@ -47,43 +47,43 @@ impl Repeat {
         }
     }
 
-    /// Another one like it, if it may be repeated.
+    /// A copy of the request, if it may be repeated.
     pub(super) fn request(&self) -> Option<Request<RequestBody>> {
         let again = self.empty.clone()?;
         Some(again.map(|()| RequestBody::empty()))
     }
 
-    /// The node may have heard of it.
+    /// The request was sent, so the node may act on it.
     pub(super) fn is_sent(&mut self) {
         self.sent = true;
     }
 
-    /// It failed so: waits a little and gives what to send next, or the failure
-    /// that it comes to.
+    /// After a failure: waits, then returns the request to send next, or the final
+    /// failure.
     pub(super) async fn after(
         &mut self,
         failure: Failure,
         again: Option<Request<RequestBody>>,
     ) -> Result<Request<RequestBody>> {
-        // That no node is there at the first attempt is no restart.
+        // If no node is there at the first attempt, it is not being restarted.
         if failure.kind != Kind::Unreachable || !self.sent {
             return Err(failure);
         }
         let Some(again) = again else {
             return Err(Failure::new(
-                "the connection to jiffyd was lost before it answered: what was asked for may have been begun",
+                "the connection to jiffyd was lost before it answered: the request may have been started",
             )
-            .hint("look with `jiffy ps --all` before you try again; jiffyd.log in Jiffy's run folder may tell why")
+            .hint("check with `jiffy ps --all` before you try again; jiffyd.log in Jiffy's run folder may say why")
             .kind(Kind::Unreachable));
         };
         let now = Instant::now();
         if now >= *self.until.get_or_insert(now + RESTART_TIME) {
             let seconds = RESTART_TIME.as_secs();
             return Err(Failure::new(format!(
-                "the connection to jiffyd was lost before it answered, and for {seconds} s no other answered: {}",
+                "the connection to jiffyd was lost before it answered, and no jiffyd answered for {seconds} s: {}",
                 failure.message
             ))
-            .hint("try again; jiffyd.log in Jiffy's run folder may tell why")
+            .hint("try again; jiffyd.log in Jiffy's run folder may say why")
             .kind(Kind::Unreachable));
         }
         sleep(PAUSE).await;

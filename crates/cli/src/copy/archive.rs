@@ -95,7 +95,7 @@ impl<W: Write> TarWriter<W> {
         }
     }
 
-    /// Fills the last file's block.
+    /// Pads the last file to a whole block.
     fn pad(&mut self) -> Result<()> {
         if self.left > 0 {
             return Err(Failure::new("the VM sent fewer bytes than it announced"));
@@ -173,7 +173,7 @@ impl TarReader {
             };
             let copied = CopyEntry {
                 mode: mode(header.mode().map_err(failed)?, self.keep_owners),
-                // Some tools leave these empty.
+                // Some tools write no names here.
                 uid: owner(header.uid().unwrap_or(0) as u32, self.keep_owners),
                 gid: owner(header.gid().unwrap_or(0) as u32, self.keep_owners),
                 mtime: header.mtime().unwrap_or(0) as i64,
@@ -264,6 +264,6 @@ fn what(kind: EntryType) -> &'static str {
         EntryType::Link => "a hard link (pack with `tar --hard-dereference`)",
         EntryType::Char | EntryType::Block => "a device",
         EntryType::Fifo => "a named pipe",
-        _ => "of a kind jiffy does not know",
+        _ => "of an unknown type",
     }
 }

@@ -31,9 +31,9 @@ fn check_path(entry: &CopyEntry) -> Result<()> {
     match good {
         true => Ok(()),
         false => Err(Failure::new(format!(
-            "the VM sent an entry that does not belong into the copy: {path:?}"
+            "the VM sent an entry with a path outside the copy: {path:?}"
         ))
-        .hint("nothing was written for it; do you trust what runs in the VM?")),
+        .hint("nothing was written for it; the VM may be malicious")),
     }
 }
 

@@ -131,7 +131,7 @@ impl Sink {
             }
             (None, true) => {
                 return Err(Failure::new(format!(
-                    "{} is a folder, and what is copied has no name of its own",
+                    "{} is a folder, and the source has no file name",
                     goal.path.display()
                 )));
             }
@@ -340,7 +340,7 @@ fn open_folder(path: &Path) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     openat(CWD, path, flags, Mode::empty()).map_err(|error| match error {
         Errno::NOENT => Failure::new(format!("there is no folder {}", path.display())),
-        Errno::NOTDIR => Failure::new(format!("{} is no folder", path.display())),
+        Errno::NOTDIR => Failure::new(format!("{} is not a folder", path.display())),
         error => unwritable(path, error),
     })
 }
@@ -372,7 +372,7 @@ fn make_folder(folder: &OwnedFd, name: &str, target: &Path) -> Result<bool> {
             match rustix::fs::FileType::from_raw_mode(facts.st_mode).is_dir() {
                 true => Ok(true),
                 false => Err(Failure::new(format!(
-                    "{} exists and is no folder",
+                    "{} exists and is not a folder",
                     target.display()
                 ))),
             }
@@ -388,12 +388,12 @@ fn start_file(
     size: u64,
     target: &Path,
 ) -> Result<Unfinished> {
-    // One copy writes one file at a time, so the process id makes it unique.
+    // A process writes one file at a time, so its id makes the name unique.
     let temporary = format!(".jiffy-cp.{}.tmp", std::process::id());
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let made = openat(&folder, temporary.as_str(), flags, Mode::RUSR | Mode::WUSR);
     let file = match made {
-        // Left by a process that had this id and was killed.
+        // Left by a killed process that had the same id.
         Err(Errno::EXIST) => {
             let _ = unlinkat(&folder, temporary.as_str(), AtFlags::empty());
             openat(&folder, temporary.as_str(), flags, Mode::RUSR | Mode::WUSR)

@@ -34,7 +34,7 @@ pub fn kvm(folders: &Folders) -> (Check, Option<KvmProbe>) {
         return (check, Some(no_kvm("there is no /dev/kvm")));
     }
     if !kvm::usable(device) {
-        let check = check(State::Bad, "/dev/kvm is there, and you may not use it").hint(kvm::JOIN);
+        let check = check(State::Bad, "you have no permission to use /dev/kvm").hint(kvm::JOIN);
         return (check, Some(no_kvm("/dev/kvm can't be opened")));
     }
     match kvm::probe(folders) {
@@ -42,7 +42,7 @@ pub fn kvm(folders: &Folders) -> (Check, Option<KvmProbe>) {
             let check = match probe.kind {
                 KvmKind::Real => check(State::Good, &format!("real: {}", probe.detail)),
                 KvmKind::Emulated => check(State::Bad, &format!("emulated: {}", probe.detail))
-                    .hint("nothing to do: VMs run in the machine; natively only on another host"),
+                    .hint("nothing to do: VMs run in the machine; to run them natively, use a host with hardware virtualisation"),
                 KvmKind::None => check(State::Bad, &format!("none: {}", probe.detail)),
             };
             (check, Some(probe))
@@ -83,7 +83,7 @@ pub fn programs(folders: &Folders) -> Check {
     } else {
         let detail = format!("{} missing in {lib}", missing.join(" and "));
         Check::new("programs", "programs", State::Bad, detail)
-            .hint("install Jiffy whole (`make install`), or set JIFFY_LIB")
+            .hint("install all of Jiffy (`make install`), or set JIFFY_LIB")
     }
     .needed(Needed::Natively)
 }
@@ -108,23 +108,23 @@ pub fn guest_kernel(folders: &Folders) -> Check {
             State::Bad,
             format!("there is no {}", file.display()),
         )
-        .hint("`make build` makes it; `jiffy kernel build` the kernel alone"),
+        .hint("build it with `make build`, or only the kernel with `jiffy kernel build`"),
     }
     .needed(Needed::Natively)
 }
 
-/// Page faults served by a process, those of a VM's vCPUs included.
+/// userfaultfd, also for faults in the kernel (those of vCPUs).
 pub fn userfaultfd() -> Check {
     let check = |state, detail: &str| Check::new("userfaultfd", "userfaultfd", state, detail);
     let Ok(setting) = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd") else {
-        return check(State::Bad, "this kernel has none")
-            .hint("use a kernel with CONFIG_USERFAULTFD=y (Linux 5.2 and later); restores load eagerly until then");
+        return check(State::Bad, "this kernel does not support it")
+            .hint("use a kernel with CONFIG_USERFAULTFD=y (Linux 5.2 and later); until then restores read all memory before they start");
     };
     let device = Path::new("/dev/userfaultfd");
     if accessible(device) {
         check(State::Good, "by /dev/userfaultfd")
     } else if setting.trim() == "1" || has_capability(CAP_SYS_PTRACE) {
-        check(State::Good, "by the system call")
+        check(State::Good, "userfaultfd(2) is permitted")
     } else {
         check(State::Bad, "only for root").hint(match device.exists() {
             true => "`chown $USER /dev/userfaultfd`, or `sysctl vm.unprivileged_userfaultfd=1`",
@@ -173,16 +173,16 @@ pub fn transparent_huge_pages() -> Check {
     match setting.as_deref().map(chosen) {
         Err(_) => check(State::Neutral, "this kernel has none"),
         Ok(Some("advise" | "always" | "within_size" | "force")) => {
-            check(State::Good, "VMs' memory may have them")
+            check(State::Good, "enabled for VMs' memory")
         }
-        Ok(_) => check(State::Neutral, "off for VMs' memory").hint(
+        Ok(_) => check(State::Neutral, "disabled for VMs' memory").hint(
             "a cold start takes about half the work with them: \
              `echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`",
         ),
     }
 }
 
-/// The word in brackets of `always [advise] never`.
+/// The selected value, in brackets, of `always [advise] never`.
 fn chosen(setting: &str) -> Option<&str> {
     setting
         .split_once('[')?
@@ -191,8 +191,8 @@ fn chosen(setting: &str) -> Option<&str> {
         .map(|(word, _)| word)
 }
 
-/// Whether a low priority counts beyond its session. With autogroups the kernel
-/// shares processors among sessions (sched(7)), and each VM is one.
+/// Whether nice values have an effect between sessions. With autogroups the kernel divides
+/// CPU time between sessions (sched(7)), and each VM is one.
 pub fn priorities() -> Check {
     let setting = fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").ok();
     priorities_with(setting.as_deref())
@@ -203,13 +203,13 @@ fn priorities_with(autogroup: Option<&str>) -> Check {
     match autogroup.map(str::trim) {
         Some("1") => check(
             State::Bad,
-            "void between VMs: the kernel gives each session an equal share (autogroup)",
+            "no effect between VMs: the kernel gives each session an equal share (autogroup)",
         )
         .hint(
             "`sysctl kernel.sched_autogroup_enabled=0`, or boot with noautogroup; until then \
              work that should give way to others' VMs does not",
         ),
-        _ => check(State::Good, "hold between VMs"),
+        _ => check(State::Good, "in effect between VMs"),
     }
 }
 
@@ -220,7 +220,8 @@ pub fn tun() -> Check {
     if accessible(device) {
         check(State::Good, "/dev/net/tun")
     } else if device.exists() {
-        check(State::Bad, "you may not use /dev/net/tun").hint("`chmod 666 /dev/net/tun`")
+        check(State::Bad, "you have no permission to use /dev/net/tun")
+            .hint("`chmod 666 /dev/net/tun`")
     } else {
         check(State::Bad, "there is no /dev/net/tun").hint("`modprobe tun`")
     }
@@ -253,16 +254,16 @@ pub fn reflink(folders: &Folders) -> Check {
         Ok(()) => check(State::Good, format!("on {shown}")),
         Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOTTY | Errno::NOSYS) => {
             check(State::Bad, format!("not on the file system of {shown}"))
-                .hint("copies take time and space; keep JIFFY_DATA on XFS or Btrfs to share them")
+                .hint("copies take time and space; set JIFFY_DATA to a folder on XFS or Btrfs, where files can share blocks")
         }
         Err(error) => check(
             State::Neutral,
-            format!("can't be tried in {shown}: {}", reason(&error.into())),
+            format!("could not be checked in {shown}: {}", reason(&error.into())),
         ),
     }
 }
 
-/// Clones one nameless file into another.
+/// Clones one unnamed file (O_TMPFILE) into another.
 fn clone_in(folder: &Path) -> rustix::io::Result<()> {
     let nameless = || {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
@@ -330,7 +331,7 @@ fn mkfs_for(has_disk: bool, mkfs: Result<PathBuf, MachineError>) -> Check {
         Ok(file) => check(State::Good, file.display().to_string()),
         Err(_) if has_disk => check(
             State::Neutral,
-            "there is none on PATH, and the machine has its disk".to_owned(),
+            "not on PATH, and not needed: the machine's disk is formatted".to_owned(),
         ),
         Err(error) => {
             let mut check = check(State::Bad, error.to_string());

@@ -8,7 +8,7 @@ use std::fmt;
 /// Everything the doctor found.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// What follows.
+    /// Where VMs run.
     pub verdict: Verdict,
     /// The KVM probe, if it could run.
     pub kvm: Option<KvmProbe>,
@@ -31,7 +31,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// What scripts see.
+    /// The exit status, for scripts.
     pub fn exit_status(self) -> u8 {
         match self {
             Verdict::Native => 0,
@@ -141,13 +141,13 @@ impl Report {
         } else {
             Verdict::Nowhere
         };
-        // What only the machine wants is no fault where no machine is needed.
+        // A check for the machine only is no problem where no machine is needed.
         if verdict == Verdict::Native {
             for check in &mut checks {
                 if check.needed == Needed::InMachine && check.state == State::Bad {
                     check.state = State::Neutral;
                     check.hint = None;
-                    check.detail.push_str("; not needed here");
+                    check.detail.push_str("; not needed on this host");
                 }
             }
         }
@@ -183,11 +183,11 @@ impl fmt::Display for Report {
         let verdict = match self.verdict {
             Verdict::Native => "VMs run on this host itself.",
             Verdict::Machine => "VMs run in the machine, which jiffy starts when it is needed.",
-            Verdict::Nowhere => "VMs do not run here until the above is set right.",
+            Verdict::Nowhere => "VMs do not run here until the problems above are fixed.",
         };
         writeln!(
             f,
-            "\n{verdict} (looked for {} ms)",
+            "\n{verdict} (checked in {} ms)",
             self.took_us.div_ceil(1000)
         )
     }
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(
             report.to_string(),
             "✗ KVM    x\n✗ check  seen\n         → do this\n– check  seen\n\n\
-             VMs do not run here until the above is set right. (looked for 13 ms)\n"
+             VMs do not run here until the problems above are fixed. (checked in 13 ms)\n"
         );
     }
 }

@@ -15,7 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// A daemon that takes longer to listen has hung.
+/// A daemon that takes longer to listen is taken to hang.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Most of the log that is searched for a reason.
 const LOG_TAIL: u64 = 4096;
@@ -41,7 +41,7 @@ pub fn connect_or_start(folders: &Folders) -> Result<UnixStream> {
     match connect(folders) {
         Some(connection) => Ok(connection),
         None => Err(started.err().unwrap_or_else(|| {
-            Failure::new("jiffyd was started and does not answer")
+            Failure::new("jiffyd was started but does not answer")
                 .hint(format!("its log is {}", log_path(folders).display()))
         })),
     }
@@ -102,7 +102,7 @@ fn start(folders: &Folders) -> Result<()> {
         Ok(true) => Ok(()),
         Ok(false) => Err(did_not_start(&log_path, log_start)),
         Err(error) => Err(Failure::new(format!(
-            "jiffyd was started and does not listen: {}",
+            "jiffyd was started but does not listen: {}",
             reason(&error)
         ))
         .hint(format!("its log is {}", log_path.display()))),
@@ -126,7 +126,7 @@ fn listening(ready: OwnedFd) -> io::Result<bool> {
     Ok(count == 1)
 }
 
-/// With the last thing the daemon said.
+/// The failure, with the last line of the daemon's log.
 fn did_not_start(log: &Path, since: u64) -> Failure {
     let said = last_line(log, since);
     let failure = match said {
@@ -145,7 +145,7 @@ fn last_line(log: &Path, since: u64) -> Option<String> {
     file.take(LOG_TAIL).read_to_end(&mut text).ok()?;
     let text = String::from_utf8_lossy(&text);
     let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
-    // What it said itself counts more than what it logged on the way.
+    // Its error message explains more than its log lines.
     let own = |line: &&str| line.starts_with("jiffyd: ") || line.starts_with("error: ");
     let said = lines().rfind(own).or_else(|| lines().next_back())?;
     let said = said.strip_prefix("jiffyd: ").unwrap_or(said);

@@ -60,7 +60,9 @@ impl Folders {
             "the program {name} is not installed at {}",
             path.display()
         ))
-        .hint("install Jiffy whole (`make install`), or set JIFFY_LIB to the folder it is in"))
+        .hint(
+            "install all of Jiffy (`make install`), or set JIFFY_LIB to the folder of its programs",
+        ))
     }
 
     /// For a test: all of them in a folder of its own.
@@ -75,8 +77,8 @@ impl Folders {
         }
     }
 
-    /// Whether the run folder is there. One that somebody else could have put
-    /// there is refused: of what is in it nothing is to be believed.
+    /// Whether the run folder exists. One that another user could have created is
+    /// refused: nothing in it can be trusted.
     pub fn has_run(&self) -> Result<bool> {
         let run = self.run.display();
         match is_mine_alone(&self.run) {
@@ -90,8 +92,8 @@ impl Folders {
         }
     }
 
-    /// Makes the run folder if need be, and refuses one that somebody else
-    /// could have put there.
+    /// Creates the run folder if it is missing, and refuses one that another user could
+    /// have created.
     pub fn make_run(&self) -> Result<()> {
         let socket = self.socket();
         let length = socket.as_os_str().len();
@@ -112,7 +114,7 @@ impl Folders {
             .map_err(|error| {
                 Failure::io(format_args!("{} can't be made", self.run.display()), error)
             })?;
-        // Somebody else may have been quicker.
+        // Another user may have created it first.
         self.has_run().map(|_| ())
     }
 }

@@ -1,4 +1,4 @@
-//! Has this host a real KVM? Asked once a boot, then remembered.
+//! Whether this host has a real KVM. `jiffy-vmm probe` is run once a boot; its result is kept.
 
 use super::folders::Folders;
 use super::wait::read_until;
@@ -16,14 +16,14 @@ use std::time::{Duration, Instant};
 
 /// The device.
 pub const DEVICE: &str = "/dev/kvm";
-/// What helps where it is there and may not be used.
+/// The hint when /dev/kvm exists and can't be opened.
 pub const JOIN: &str = "join its group: `usermod -aG kvm $USER`, then log in again";
-/// A probe that takes longer has hung.
+/// A probe that takes longer is taken to hang.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Its answer is a few hundred bytes.
 const MAX_ANSWER: usize = 64 * 1024;
 
-/// A remembered verdict, and what it was about.
+/// The stored result of a probe, and the device it is about.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Verdict {
     boot_id: String,
@@ -33,14 +33,14 @@ struct Verdict {
     kind: KvmKind,
 }
 
-/// The kind of KVM this host has: from memory if it was asked since boot.
+/// The kind of KVM this host has: the stored result if there was a probe since boot.
 pub fn kind(folders: &Folders) -> Result<KvmKind> {
     kind_of(Path::new(DEVICE), folders)
 }
 
 fn kind_of(path: &Path, folders: &Folders) -> Result<KvmKind> {
-    // Quick, and changes without the device's doing (a group was joined), so
-    // never remembered.
+    // Not stored: it is quick, and it changes while the device does not (a user joins
+    // its group).
     if !usable(path) {
         return Ok(KvmKind::None);
     }
@@ -62,7 +62,7 @@ fn kind_of(path: &Path, folders: &Folders) -> Result<KvmKind> {
             device,
             kind,
         };
-        // What can't be remembered is asked again.
+        // If it can't be stored, the next command probes again.
         if folders.make_run().is_ok()
             && let Ok(text) = serde_json::to_vec(&verdict)
         {
@@ -94,7 +94,7 @@ pub fn probe(folders: &Folders) -> Result<KvmProbe> {
     let program = folders.program("jiffy-vmm")?;
     let failed = |why: String| {
         Failure::new(format!("{} probe {why}", program.display()))
-            .hint("is it of the same version as jiffy? Install Jiffy whole (`make install`)")
+            .hint("jiffy and jiffy-vmm may be of different versions: install all of Jiffy (`make install`)")
     };
     let mut child = Command::new(&program)
         .arg("probe")
@@ -125,7 +125,7 @@ pub fn probe(folders: &Folders) -> Result<KvmProbe> {
     let status = child.wait();
     serde_json::from_slice(&text).map_err(|_| match status {
         Ok(status) if !status.success() => failed(format!("failed ({status})")),
-        _ => failed("answered in a way this jiffy does not understand".into()),
+        _ => failed("gave an answer that this jiffy does not understand".into()),
     })
 }
 

@@ -26,7 +26,7 @@ pub fn machine(folders: &Folders) -> Result<Machine> {
 }
 
 /// The machine's node; the machine is started if it does not run, which is
-/// said once on stderr, with `why` VMs run there.
+/// reported once on stderr, with the reason `why` VMs run there.
 pub fn reach(folders: &Folders, why: &str) -> Result<Reached> {
     if let Some(endpoint) = running(folders) {
         return Ok(Reached {
@@ -68,7 +68,7 @@ pub fn nudge(folders: &Folders) -> Result<()> {
             .start(Options::default(), &mut |_| {})
             .map(|_| ())
             .map_err(failure),
-        // One that has ended breaks the connection by itself.
+        // If the machine has ended, the connection breaks by itself.
         _ => Ok(()),
     }
 }
@@ -85,13 +85,12 @@ pub fn running(folders: &Folders) -> Option<Endpoint> {
 /// Why the machine does not answer, if it has ended or stands still.
 pub fn cause_of_death(folders: &Folders) -> Option<Failure> {
     let cause = match machine(folders).ok()?.cause_of_death()? {
-        MachineError::Died { console, .. } => Failure::new(
-            "the machine ended while it was needed, and the VMs in it with it",
-        )
-        .hint(format!(
-            "the next command starts it again; its console is in {}",
-            console.display()
-        )),
+        MachineError::Died { console, .. } => {
+            Failure::new("the machine ended unexpectedly, and the VMs in it with it").hint(format!(
+                "the next command starts it again; its console is in {}",
+                console.display()
+            ))
+        }
         error => failure(error),
     };
     Some(cause.kind(crate::failure::Kind::Unreachable))
@@ -122,7 +121,7 @@ struct Progress {
 
 impl Progress {
     fn new(why: &str) -> Progress {
-        // The sentence stays when the spinner has gone.
+        // This line stays when the spinner is cleared.
         eprintln!("jiffy: {why}starting the machine");
         let bar = ProgressBar::new_spinner();
         if let Ok(style) = ProgressStyle::with_template("  {spinner} {msg} {elapsed}") {
@@ -134,7 +133,7 @@ impl Progress {
 
     fn stage(&self, stage: Stage) {
         self.bar.set_message(match stage {
-            Stage::Disk => "making its disk",
+            Stage::Disk => "creating its disk",
             Stage::Qemu => "booting its system",
             Stage::System { .. } => "waiting for its node",
             Stage::Ready { .. } => "ready",

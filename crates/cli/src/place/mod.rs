@@ -72,13 +72,13 @@ fn in_machine_client(endpoint: Endpoint, folders: &Folders) -> Client {
 /// Why VMs run in the machine, if they do.
 fn in_machine(choice: MachineUse, folders: &Folders) -> Result<Option<String>> {
     match choice {
-        MachineUse::Always => Ok(Some("VMs run in the machine, as was asked for".into())),
+        MachineUse::Always => Ok(Some("VMs run in the machine, as requested".into())),
         MachineUse::Never => Ok(None),
         MachineUse::Auto => kvm::kind(folders)
             .map(|kind| (kind != KvmKind::Real).then(|| no_kvm(kvm::is_refused())))
             .map_err(|failure: Failure| Failure {
                 hint: failure.hint.or_else(|| {
-                    Some("`--machine never` or `--machine always` decides without asking".into())
+                    Some("`--machine never` or `--machine always` skips this check".into())
                 }),
                 ..failure
             }),
@@ -88,7 +88,9 @@ fn in_machine(choice: MachineUse, folders: &Folders) -> Result<Option<String>> {
 fn no_kvm(is_refused: bool) -> String {
     if is_refused {
         let (device, join) = (kvm::DEVICE, kvm::JOIN);
-        return format!("you may not use {device} ({join}), so VMs run in the machine");
+        return format!(
+            "you have no permission to use {device} ({join}), so VMs run in the machine"
+        );
     }
     "this host has no real KVM, so VMs run in the machine".into()
 }
@@ -105,7 +107,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let folders = Folders::below(root.path());
         let asked = in_machine(MachineUse::Always, &folders).unwrap().unwrap();
-        assert!(asked.contains("as was asked for"), "{asked}");
+        assert!(asked.contains("as requested"), "{asked}");
         assert_eq!(in_machine(MachineUse::Never, &folders).unwrap(), None);
         assert!(no_kvm(false).contains("no real KVM"));
         let refused = no_kvm(true);

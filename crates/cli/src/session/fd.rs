@@ -78,7 +78,7 @@ impl Waited {
         };
         loop {
             let mut guard = registered.ready(interest).await?;
-            // epoll tells of changes; only poll tells how things are.
+            // epoll reports edges; poll reports the current state.
             if ready(self.fd, flags)? {
                 return Ok(());
             }

@@ -13,8 +13,8 @@ use std::io;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// A second Ctrl-C within this time gives up on the command, and so does a
-/// signal that has no way past stdin for as long.
+/// A second Ctrl-C within this time leaves the session, and so does a signal that
+/// could not be sent for as long because stdin fills the connection.
 const IMPATIENCE: Duration = Duration::from_secs(1);
 /// Ctrl-P Ctrl-Q, as in docker.
 const DETACH_KEYS: [u8; 2] = [0x10, 0x11];
@@ -38,10 +38,10 @@ pub struct Options<'a> {
     pub raw: bool,
     /// Watch for the detach keys.
     pub detach_keys: bool,
-    /// The VM whose first command this is: signals can take another way when
-    /// stdin fills the connection.
+    /// The VM whose first command this is: when stdin fills the connection, signals are
+    /// sent by `POST /v1/vms/{vm}/kill`.
     pub vm: Option<&'a str>,
-    /// For that other way.
+    /// For that request.
     pub client: &'a Client,
 }
 
@@ -54,12 +54,12 @@ pub struct Input<'a> {
     /// Encoded frames not yet sent.
     unsent: Vec<u8>,
     sent: usize,
-    /// The node reads no more; what it has to say comes by the other way.
+    /// The node has closed its reading side; the output side gets its last message.
     closed: bool,
     last_interrupt: Option<Instant>,
-    /// A signal behind stdin that may never be read, and when to give up.
+    /// A signal that waits behind unsent stdin, and when to give up on it.
     waiting: Option<(i32, Instant)>,
-    /// Some of stdin was sent; nobody knows how much of it was read.
+    /// Some of stdin was sent; how much of it the command has read is unknown.
     stdin_sent: bool,
     keys: Keys,
 }
@@ -86,16 +86,16 @@ impl<'a> Input<'a> {
     /// output side.
     pub async fn forward(&mut self, reader_gone: &Notify) -> Result<Left> {
         let mut buffer = vec![0; MAX_DATA];
-        // The command may have been started with another terminal's size, by whom it was
-        // captured or left; ours may have changed while its image was pulled.
+        // The command may have been started with the size of another terminal, and this
+        // terminal may have been resized since the request.
         if self.options.raw {
             self.resize();
         }
         loop {
-            // Where stdin is always ready and the node has hung up, nothing below
-            // ever waits, and its last words would not be heard.
+            // If stdin is always ready and the node has closed the connection, nothing
+            // below waits: yield, so that the output side can read the last message.
             tokio::task::coop::consume_budget().await;
-            // One full frame waits at most, so that back-pressure reaches stdin.
+            // At most one full frame is queued, so that back-pressure reaches stdin.
             let hungry = self.sent == self.unsent.len() && !self.closed;
             let event = tokio::select! {
                 biased;
@@ -135,7 +135,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Forwards a signal, or finds that the user has had enough.
+    /// Forwards a signal, or leaves at the second Ctrl-C.
     async fn signal(&mut self, signal: i32) -> Option<Left> {
         match signal {
             signals::WINDOW => self.resize(),
@@ -167,7 +167,7 @@ impl<'a> Input<'a> {
         // That one comes once, and early: what will be stuck may be on its way.
         let stuck_soon = signal == signals::PIPE && self.stdin_sent;
         match self.options.vm {
-            // Behind stdin that nobody reads, it would never arrive.
+            // Behind stdin that the command does not read it would never arrive.
             Some(vm) if stuck || stuck_soon => {
                 let client = self.options.client.clone();
                 let path = vm_path(vm, &format!("/kill?signal={signal}"));

@@ -18,7 +18,7 @@ use output::{Answer, Output};
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// What this end offers the command.
+/// What this terminal offers the command.
 #[derive(Debug, Clone, Copy)]
 pub struct Stdio {
     /// Forward stdin.
@@ -51,7 +51,7 @@ pub async fn run(
     capture: Option<&mut Captured>,
 ) -> Result<Outcome> {
     let Upgraded { frames, vm } = upgraded;
-    // Signals first: from here on none may end jiffy and leave the terminal raw.
+    // Before the terminal is made raw: no signal may end jiffy and leave it raw.
     let signals = signals::Signals::new().map_err(|error| Failure::io("signals", error))?;
     let raw = stdio.tty && stdio.stdin && terminal::make_raw();
     let reader_gone = Notify::new();
@@ -99,7 +99,7 @@ async fn leave(client: &Client, vm: Option<&str>, leaving: Leaving, left: Left) 
             eprintln!();
             crate::failure::report(
                 &format!("left {vm} running"),
-                Some(&format!("`jiffy attach {vm}` returns to it")),
+                Some(&format!("`jiffy attach {vm}` connects to it again")),
             );
             Ok(Outcome::Done)
         }
@@ -130,7 +130,7 @@ fn explained(failure: Failure, vm: Option<&str>) -> Failure {
         .kind(Kind::Unreachable);
     match vm {
         Some(vm) => lost.hint(format!(
-            "the VM may still be running: `jiffy ps -a` tells, `jiffy attach {vm}` returns to it"
+            "the VM may still be running: `jiffy ps -a` shows it, `jiffy attach {vm}` connects to it again"
         )),
         None => lost,
     }

@@ -8,7 +8,7 @@ use jiffy_wire::agent::{ExecOutput, ExitStatus, StartError, Stream};
 use std::io;
 use tokio::sync::Notify;
 
-/// What the node said last.
+/// The last message of a session.
 pub enum Answer {
     /// The command ended.
     Exited(ExitStatus),

@@ -1,4 +1,4 @@
-//! Pictures of where the time went.
+//! Timelines as tables, JSON, trace events and chains.
 
 mod blame;
 mod chain;

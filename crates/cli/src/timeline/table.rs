@@ -5,7 +5,7 @@ use super::{extent, milliseconds};
 use crate::render::harmless;
 use jiffy_wire::timeline::{Timeline, Track};
 
-/// For whom the table is drawn.
+/// Width and colours of a table.
 #[derive(Debug, Clone, Copy)]
 pub struct Look {
     /// Columns.
@@ -14,7 +14,7 @@ pub struct Look {
     pub colour: bool,
 }
 
-/// The narrowest bar that still says something.
+/// The least columns of the bars.
 const MIN_BAR: usize = 20;
 /// Names are cut beyond this.
 const MAX_NAME: usize = 48;

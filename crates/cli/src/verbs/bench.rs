@@ -16,8 +16,8 @@ pub fn bench(context: &Context, bench: Bench) -> Result<Outcome> {
     }
 }
 
-/// `jiffy bench pager`: this process becomes jiffy-pager, so that its exit
-/// status and its signals are that one's.
+/// `jiffy bench pager`: replaces this process by jiffy-pager (execve), which gets its
+/// signals and sets the exit status.
 fn pager(context: &Context, options: BenchPager) -> Result<Outcome> {
     let program = context.folders.program("jiffy-pager")?;
     let image = match options.image {
@@ -26,7 +26,7 @@ fn pager(context: &Context, options: BenchPager) -> Result<Outcome> {
             let beside = options.recording.with_file_name(IMAGE);
             if !beside.exists() {
                 return Err(Failure::new(format!("there is no {}", beside.display()))
-                    .hint("name the image that was recorded with --image"));
+                    .hint("give the recorded image with --image"));
             }
             beside
         }

@@ -4,7 +4,7 @@ use crate::args::{CommandOptions, StdioOptions};
 use crate::session::{self, Stdio};
 use jiffy_wire::agent::{Command, WindowSize};
 
-/// What a terminal has when nobody says.
+/// The size of a terminal that reports none.
 const DEFAULT_SIZE: WindowSize = WindowSize {
     rows: 24,
     columns: 80,

@@ -1,4 +1,4 @@
-//! What every verb has.
+//! What all verbs use: the node, and output to stdout.
 
 use crate::args::MachineUse;
 use crate::client::Client;
@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::future::Future;
 use std::io::Write;
 
-/// What every verb has.
+/// Settings and state of this command.
 pub struct Context {
     /// Where VMs run.
     pub machine: MachineUse,
@@ -46,8 +46,8 @@ impl Context {
 
     /// Runs a verb that talks to a node: on this thread, as that is the
     /// quickest to set up.
-    // Inlined, the futures of all verbs would lie on one stack, and each of its pages is
-    // touched: 50 KiB.
+    // If it were inlined, the futures of all verbs would share one stack frame of 50 KiB,
+    // and each of its pages is a page fault.
     #[inline(never)]
     pub fn block_on<F>(&self, verb: impl FnOnce() -> F) -> Result<Outcome>
     where
@@ -59,7 +59,7 @@ impl Context {
             .map_err(|error| Failure::io("the event loop can't be set up", error))?
             .block_on(verb());
         match result {
-            // A machine that has died explains more than its silence.
+            // If the machine has ended, report that instead of the lost connection.
             Err(failure) if failure.kind == Kind::Unreachable && self.in_machine.get() => {
                 Err(place::machine::cause_of_death(&self.folders).unwrap_or(failure))
             }
@@ -84,7 +84,7 @@ pub fn show_json(value: &impl Serialize) -> Result<()> {
     show(&text)
 }
 
-/// Does it to each; failures are reported, and the rest is still done.
+/// Calls `act` with each name. Failures are reported, and the other names are still done.
 pub async fn each(
     names: &[String],
     mut act: impl AsyncFnMut(&str) -> Result<()>,

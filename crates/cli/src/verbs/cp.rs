@@ -36,16 +36,16 @@ pub async fn cp(context: &Context, cp: Cp) -> Result<Outcome> {
         }
         (Place::Tar, Place::Vm { vm, path }) => send_tar(&client, vm, path, archive).await,
         (Place::Vm { .. }, Place::Vm { .. }) => Err(Failure::new(
-            "a copy from one VM to another goes through this host",
+            "jiffy cp can't copy from one VM to another",
         )
-        .hint("`jiffy cp A:/path - | jiffy cp - B:/folder` does it without a file here")),
+        .hint("`jiffy cp A:/path - | jiffy cp - B:/folder` does, through a pipe on this host")),
         _ => Err(Failure::new("one side of a copy must be in a VM")
             .hint("write it as VM:PATH, for example `jiffy cp notes.txt box:/root/`")),
     }
 }
 
-/// The name a source keeps in a folder; none for `folder/.`, whose contents
-/// are meant, and for `/`.
+/// The name that a copy gets in an existing folder; `None` for `/`, and for `folder/.`,
+/// of which only the contents are copied.
 fn own_name(path: &str) -> Option<&str> {
     match path.ends_with("/.") || path == "." {
         true => None,
@@ -115,7 +115,7 @@ async fn send_here(
         (Some(folder), None) if facts.is_dir() => ("", Some(folder)),
         (Some(_), None) => {
             return Err(Failure::new(format!(
-                "{} has no name to give it in {vm}:{destination}",
+                "{} has no file name for its copy in {vm}:{destination}",
                 here.display()
             )));
         }

@@ -30,7 +30,8 @@ fn path(hot_plug: &HotPlug) -> String {
     format!("/v1/vms/{vm}/disks/{volume}")
 }
 
-/// This process becomes the server: signals and the exit status are its own.
+/// Replaces this process by the server (execve), which gets its signals and sets the exit
+/// status.
 async fn become_server(context: &Context, serve: Serve) -> Result<Outcome> {
     let program = context.folders.program("jiffy-disk")?;
     let is_path = serve.what.as_os_str().as_encoded_bytes().contains(&b'/');
@@ -61,28 +62,30 @@ async fn file_of_image(context: &Context, serve: &Serve) -> Result<PathBuf> {
         .to_str()
         .ok_or_else(|| Failure::new(format!("{shown} does not exist")))?;
     if serve.writable {
-        return Err(Failure::new(format!(
-            "the image {shown} can't be written to: VMs share it"
-        ))
-        .hint("serve a copy of it, by its path"));
+        return Err(
+            Failure::new(format!("the image {shown} is read-only: VMs share it"))
+                .hint("serve a copy of it by its path"),
+        );
     }
     let found = context.node()?;
     if found.in_machine {
         return Err(Failure::new(format!(
-            "images of the machine can't be served on this host, and {shown} is no file here"
+            "images of the machine can't be served on this host, and there is no file {shown} here"
         ))
-        .hint("give the path of a file, with a slash in it"));
+        .hint("give the path of a file; it must contain a slash"));
     }
     let path = format!("/v1/images/{}", encoded(name));
     let image: api::Image = found.client.get(&path).await?;
     if image.present < image.size {
         return Err(Failure::new(format!(
-            "only {} of {} bytes of the image {shown} are here",
+            "only {} of {} bytes of the image {shown} are stored here",
             image.present, image.size
         ))
         .hint("fetch the rest with `jiffy image pull`"));
     }
-    image
-        .file
-        .ok_or_else(|| Failure::new(format!("the node does not tell where the image {shown} is")))
+    image.file.ok_or_else(|| {
+        Failure::new(format!(
+            "the node does not report the path of the image {shown}"
+        ))
+    })
 }

@@ -38,7 +38,7 @@ pub fn kernel(context: &Context, kernel: Kernel) -> Result<Outcome> {
     }
 }
 
-/// What the node has and what was built here; nothing is started for it.
+/// Lists kernels of the node, if it runs, and of this user's cache. Starts no node.
 async fn list(context: &Context, format: ListFormat) -> Result<Outcome> {
     let node: Option<Vec<KernelInfo>> =
         match place::find_running(context.machine, &context.folders)? {
@@ -49,7 +49,7 @@ async fn list(context: &Context, format: ListFormat) -> Result<Outcome> {
     for broken in &built.broken {
         report(
             &format!(
-                "{} is no kernel: {}",
+                "{} is not a kernel: {}",
                 broken.folder.display(),
                 broken.problem
             ),
@@ -129,7 +129,8 @@ impl Checked {
                 file.display()
             ))
         };
-        let text = std::str::from_utf8(&text).map_err(|_| neither("it is no text".into()))?;
+        let text =
+            std::str::from_utf8(&text).map_err(|_| neither("it is not UTF-8 text".into()))?;
         Config::parse(text)
             .map(Checked::Config)
             .map_err(|error| neither(error.to_string()))
@@ -167,11 +168,11 @@ fn check(file: &Path, docker: bool, format: ListFormat) -> Result<Outcome> {
     } else {
         let mut text = format!("{}: {kind}\n", file.display());
         if let Some(problem) = problem {
-            text.push_str(&format!("✗ it can't be booted: {problem}\n"));
+            text.push_str(&format!("✗ it does not boot: {problem}\n"));
         }
         match &found {
             Ok(found) => text.push_str(&describe(found)),
-            Err(why) => text.push_str(&format!("– its options can't be checked: {why}\n")),
+            Err(why) => text.push_str(&format!("– its options could not be checked: {why}\n")),
         }
         show(&text)?;
     }
@@ -180,7 +181,7 @@ fn check(file: &Path, docker: bool, format: ListFormat) -> Result<Outcome> {
 
 fn describe(found: &Report) -> String {
     if found.findings.is_empty() {
-        return format!("✓ it has all {} options looked for\n", found.checked);
+        return format!("✓ it has all {} options that were checked\n", found.checked);
     }
     let mut table = Table::new(["OPTION", "NEED", "STATE", "FOR"]);
     for finding in &found.findings {
@@ -201,8 +202,8 @@ fn describe(found: &Report) -> String {
         ]);
     }
     let mark = match found.boots() {
-        true => "✓ guests come up with it",
-        false => "✗ no guest comes up with it",
+        true => "✓ guests boot with it",
+        false => "✗ guests do not boot with it",
     };
     format!("{table}{mark}\n")
 }
@@ -214,10 +215,11 @@ fn build(context: &Context, variant: &str) -> Result<Outcome> {
         .map_err(|error: UnknownFlavour| Failure::new(error.to_string()))?;
     let folder = context.folders.share.join("kernel");
     if !folder.join("build").exists() {
-        return Err(
-            Failure::new(format!("there is no kernel build in {}", folder.display()))
-                .hint("install Jiffy whole (`make install`), or set JIFFY_SHARE"),
-        );
+        return Err(Failure::new(format!(
+            "there is no kernel build script in {}",
+            folder.display()
+        ))
+        .hint("install all of Jiffy (`make install`), or set JIFFY_SHARE"));
     }
     let bar = ProgressBar::new(0);
     let on_terminal = !bar.is_hidden();
@@ -253,7 +255,7 @@ fn build(context: &Context, variant: &str) -> Result<Outcome> {
     }
 }
 
-/// Gives the node a kernel of the user's own, unless it has it; its name there.
+/// Uploads a kernel file unless the node has it. Returns its name on the node.
 pub async fn upload(client: &Client, file: &Path) -> Result<String> {
     let failed = |error| {
         Failure::io(
@@ -264,8 +266,8 @@ pub async fn upload(client: &Client, file: &Path) -> Result<String> {
     let facts = fs::metadata(file).map_err(failed)?;
     if !facts.is_file() || facts.len() > MAX_KERNEL {
         return Err(
-            Failure::new(format!("{} is no kernel image", file.display())).hint(
-                "give a vmlinux with a PVH note or a bzImage; `jiffy kernel check` looks closer",
+            Failure::new(format!("{} is not a kernel image", file.display())).hint(
+                "give a vmlinux with a PVH note or a bzImage; `jiffy kernel check` says what is missing",
             ),
         );
     }

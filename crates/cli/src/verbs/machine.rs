@@ -9,7 +9,7 @@ use crate::render::size;
 use jiffy_machine::{Options, State, Status};
 use jiffy_wire::agent::ExitStatus;
 
-/// `status` of a machine that does not run, as systemctl has it.
+/// Exit status of `status` when the machine does not run, as with systemctl.
 const NOT_RUNNING: u8 = 3;
 
 /// `jiffy machine`
@@ -28,9 +28,9 @@ pub fn machine(context: &Context, verb: Machine) -> Result<Outcome> {
             };
             let reached = start(folders, options, "")?;
             if !reached.started {
-                show("The machine runs already.\n")?;
+                show("The machine is already running.\n")?;
                 if options != Options::default() {
-                    show("What was changed takes effect when it is next started.\n")?;
+                    show("The new settings take effect at its next start.\n")?;
                 }
             }
             Ok(Outcome::Done)
@@ -66,7 +66,7 @@ pub fn machine(context: &Context, verb: Machine) -> Result<Outcome> {
                     .hint("`jiffy machine stop` stops it; `jiffy machine rm --force` does both"));
             }
             if !machine.remove().map_err(failure)? {
-                show("There was no machine.\n")?;
+                show("There is no machine.\n")?;
             }
             Ok(Outcome::Done)
         }
@@ -74,18 +74,17 @@ pub fn machine(context: &Context, verb: Machine) -> Result<Outcome> {
 }
 
 fn narrow(size: u64, what: &str) -> Result<u32> {
-    u32::try_from(size)
-        .map_err(|_| Failure::new(format!("{size} is too much {what} for the machine")))
+    u32::try_from(size).map_err(|_| Failure::new(format!("a machine can't have {size} of {what}")))
 }
 
 fn describe(status: &Status) -> String {
     let mut out = match (status.state, status.pid) {
-        (State::Stopped, _) => "The machine does not run.\n".to_owned(),
-        (State::Running, Some(pid)) => format!("The machine runs (process {pid}).\n"),
+        (State::Stopped, _) => "The machine is not running.\n".to_owned(),
+        (State::Running, Some(pid)) => format!("The machine is running (process {pid}).\n"),
         (State::HostDiskFull, _) => {
             "The machine is paused: the disk of the data folder is full.\n".to_owned()
         }
-        _ => "The machine is being started.\n".to_owned(),
+        _ => "The machine is starting.\n".to_owned(),
     };
     out.push_str(&format!(
         "  CPUs      {}\n  memory    {}\n",

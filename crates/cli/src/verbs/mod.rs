@@ -1,4 +1,4 @@
-//! One file per verb, or per family of small ones.
+//! The verbs: a file each, or one for several small ones.
 
 mod bench;
 mod command;

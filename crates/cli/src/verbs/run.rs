@@ -15,7 +15,7 @@ use jiffy_wire::timeline::{Span, Timeline, Track, names};
 use serde_json::json;
 use std::time::Duration;
 
-/// How long a VM may take to end after its command, to be shown as it ended.
+/// How long `--format json` waits for the VM to end after its command.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
 /// `jiffy run`
@@ -30,7 +30,7 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
         let snapshot = super::image::snapshot(&client, from, run.vm.pull, key);
         run.from = Some(snapshot.await?);
     }
-    // A command that was captured has its terminal, or has none.
+    // Whether a captured command runs on a terminal was decided when it was started.
     let joins = match &run.from {
         Some(name) if run.argv.is_empty() && !run.detach => Some(joined(&client, name).await?),
         _ => None,
@@ -40,12 +40,12 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
             stdin: true,
             tty: joins == Some(true) && session::foreground_terminals(),
         },
-        // For whoever attaches later.
+        // For a later `jiffy attach`.
         (true, _) => Stdio {
             stdin: run.stdio.interactive,
             tty: run.stdio.tty,
         },
-        // Output is collected, so nobody sits at a terminal.
+        // Output is collected for JSON, so there is no terminal.
         (_, true) => Stdio {
             stdin: run.stdio.interactive || !session::on_terminal(),
             tty: false,
@@ -56,7 +56,7 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
     vm.cold = run.from.is_none() && (run.cold || cold_by_environment());
     vm.from = run.from;
     vm.timeline = run.timeline.is_some();
-    // An empty command is the image's, or that of the snapshot.
+    // Without a command, that of the image or of the snapshot runs.
     let joins_captured = vm.from.is_some() && run.argv.is_empty();
     vm.command = (!joins_captured).then(|| command(run.argv, run.command, stdio));
     vm.no_command = match run.detach {
@@ -88,7 +88,7 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
     let delivered_ns = monotonic_ns();
 
     let Some(id) = id else { return result };
-    // What comes after is about the VM; how its command ended is decided.
+    // From here on a failure does not change how the command ended.
     let mut timeline = None;
     if let Some(shown) = &run.timeline {
         let mut own = vec![Span::new(
@@ -122,9 +122,9 @@ async fn joined(client: &Client, name: &str) -> Result<bool> {
         return Ok(snapshot.tty);
     }
     Err(Failure::new(format!(
-        "no command was running when the snapshot {name} was made"
+        "no command was running when the snapshot {name} was created"
     ))
-    .hint("give a command, or --detach and then `jiffy exec`"))
+    .hint("give a command, or use --detach and then `jiffy exec`"))
 }
 
 /// `JIFFY_COLD=1`
@@ -156,8 +156,7 @@ impl ImageChoice {
         let key = options.verify_key.as_deref().map(super::image::pem);
         if key.is_some() && options.pull == PullWhen::Never {
             return Err(
-                Failure::new("--verify-key asks the registry who has signed the image")
-                    .hint("leave out --pull never"),
+                Failure::new("--verify-key needs the image's registry").hint("remove --pull never")
             );
         }
         Ok(ImageChoice {
@@ -167,8 +166,7 @@ impl ImageChoice {
         })
     }
 
-    /// Pulls the image if that is wanted each time, or has the node look who has signed
-    /// what is here.
+    /// With `--pull always`, pulls the image; with a key, has the node verify its signature.
     async fn pull_first(&self, client: &Client, vm: &CreateVm) -> Result<()> {
         let always = self.pull == PullWhen::Always;
         if let Some(image) = &vm.image
@@ -180,8 +178,8 @@ impl ImageChoice {
     }
 }
 
-/// Asks for a VM; if its image is not there it is pulled, and the VM asked for
-/// once more.
+/// Sends the request for a VM. If its image is missing, pulls it and sends the request
+/// again.
 async fn with_image<T>(
     client: &Client,
     request: &CreateVm,
@@ -203,7 +201,7 @@ async fn with_image<T>(
     Err(match choice.is_a_word && !image.contains(['/', ':', '@']) {
         true => {
             let hint = format!(
-                "the first word is an image; a command in the image base is `jiffy run -- {image} …`"
+                "the first word is the image; to run a command in the image base, write `jiffy run -- {image} …`"
             );
             failure.hint(hint)
         }
@@ -238,7 +236,7 @@ fn show_vm(vm: &Vm, format: Option<JsonFormat>) -> Result<()> {
     }
 }
 
-/// The request, with a kernel of the user's own sent ahead.
+/// The request; uploads the user's kernel first.
 async fn vm_from(client: &Client, options: VmOptions) -> Result<CreateVm> {
     let kernel = match options.kernel {
         Some(KernelChoice::File(file)) => Some(super::kernel::upload(client, &file).await?),
@@ -252,7 +250,7 @@ async fn vm_from(client: &Client, options: VmOptions) -> Result<CreateVm> {
         .memory
         .map(|size| {
             u32::try_from(size)
-                .map_err(|_| Failure::new(format!("no VM can have {size} MiB of memory")))
+                .map_err(|_| Failure::new(format!("a VM can't have {size} MiB of memory")))
         })
         .transpose()?;
     Ok(CreateVm {
@@ -301,7 +299,7 @@ async fn merged(client: &Client, id: &str, own: Vec<Span>) -> Result<Timeline> {
     Ok(timeline)
 }
 
-/// Shows what was asked for beside the output itself.
+/// Writes the timeline and, with `--format json`, the JSON object.
 async fn finish(
     client: &Client,
     id: &str,

@@ -89,7 +89,7 @@ pub async fn snapshot(context: &Context, snapshot: Snapshot) -> Result<Outcome> 
         Snapshot::Ls { all, format } => list(&client, all, format).await,
         Snapshot::Rm { names } => {
             each(&names, async |name| {
-                // Of one that can't be read nothing is known, but it can go.
+                // One that can't be read can still be removed.
                 let kept = get(&client, name).await.ok().and_then(kept_for);
                 client.delete(&snapshot_path(name, "")).await?;
                 if let Some(kept) = kept {
@@ -183,12 +183,12 @@ async fn inspect(client: &Client, name: &str, map: bool, format: ListFormat) -> 
     Ok(Outcome::Done)
 }
 
-/// What of a snapshot stays for others when it is removed.
+/// A note about the data that stays on disk for other snapshots after a removal.
 fn kept_for(snapshot: api::Snapshot) -> Option<String> {
     let children = snapshot.children.join(", ");
     (!children.is_empty()).then(|| {
         format!(
-            "{} of memory of the snapshot {} stay on disk for what is built on it: {children}",
+            "{} of memory of the snapshot {} stay on disk, because other snapshots are built on it: {children}",
             size(snapshot.memory_bytes),
             snapshot.name
         )
@@ -246,7 +246,7 @@ fn summary(snapshot: &api::Snapshot, report: &MemoryReport) -> String {
         fact("built on it", snapshot.children.join(", "));
     }
     fact(
-        "tables read in",
+        "table load time",
         format!("{:.3} ms", report.load_ns as f64 / 1e6),
     );
     let mut kinds = Table::new(["KIND", "CHUNKS", "MEMORY", "STORED", "RATIO"]);
@@ -267,7 +267,7 @@ fn short(name: &str, digest: &str) -> String {
     format!("{name} ({digest})")
 }
 
-/// `4.2:1`; nothing is no ratio.
+/// `4.2:1`; `-` if nothing is stored.
 fn ratio(bytes: u64, stored: u64) -> String {
     match stored {
         0 => "-".to_owned(),
@@ -295,7 +295,7 @@ async fn picture(client: &Client, name: &str, file: &Path) -> Result<Outcome> {
     let picture = Limited::new(body, MAX_PICTURE)
         .collect()
         .await
-        .map_err(|_| Failure::new("the picture was cut short"))?
+        .map_err(|_| Failure::new("the connection was lost before the picture was complete"))?
         .to_bytes();
     jiffy_sys::durable::replace(file, &picture).map_err(|error| {
         Failure::io(
@@ -316,7 +316,7 @@ async fn prune(client: &Client, format: Option<JsonFormat>) -> Result<Outcome> {
                 .iter()
                 .map(|name| format!("{name}\n"))
                 .collect();
-            text.push_str(&format!("{} are free again\n", size(pruned.bytes)));
+            text.push_str(&format!("freed {}\n", size(pruned.bytes)));
             show(&text)?;
         }
     }

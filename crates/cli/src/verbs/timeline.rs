@@ -11,7 +11,7 @@ use rustix::termios::{isatty, tcgetwinsize};
 use std::io::Write;
 use std::os::fd::BorrowedFd;
 
-/// Columns when nobody says.
+/// Columns if neither the terminal nor `COLUMNS` gives a width.
 const DEFAULT_WIDTH: usize = 100;
 
 /// `jiffy timeline`
@@ -20,7 +20,7 @@ pub async fn timeline(context: &Context, timeline: args::Timeline) -> Result<Out
         (Some(TimelineOrder::Blame { vm }), _) => (vm, Some(blame as fn(&Timeline) -> String)),
         (Some(TimelineOrder::CriticalChain { vm }), _) => (vm, Some(critical_chain as _)),
         (None, Some(vm)) => (vm, None),
-        (None, None) => return Err(Failure::new("no VM was named")),
+        (None, None) => return Err(Failure::new("no VM is given")),
     };
     let spans: Timeline = context.client()?.get(&vm_path(vm, "/timeline")).await?;
     match (order, timeline.format) {

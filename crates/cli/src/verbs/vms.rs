@@ -1,4 +1,4 @@
-//! The verbs that look at VMs or change their state.
+//! `jiffy ps`, `inspect`, `start`, `stop`, `kill`, `rm` and `wait`.
 
 use super::Context;
 use super::context::{each, show, show_json};
@@ -59,7 +59,7 @@ pub async fn start(context: &Context, start: Start) -> Result<Outcome> {
     let client = context.client()?;
     if start.attach {
         let [vm] = &start.vms[..] else {
-            return Err(Failure::new("only one VM can be started and attached to"));
+            return Err(Failure::new("--attach takes only one VM"));
         };
         client.post::<Vm>(&vm_path(vm, "/start")).await?;
         return super::exec::attach_to(&client, vm, start.interactive).await;

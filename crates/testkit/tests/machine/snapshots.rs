@@ -239,7 +239,7 @@ fn a_snapshot_is_listed_looked_into_used_and_removed() {
     let list = jiffy.ok(&["snapshot", "ls"]);
     assert!(list.contains("kept") && list.contains("plain"), "{list}");
     let summary = jiffy.ok(&["snapshot", "inspect", "--summary", "kept"]);
-    for word in ["zero", "zstd", "128.0 MiB", "tables read in"] {
+    for word in ["zero", "zstd", "128.0 MiB", "table load time"] {
         assert!(summary.contains(word), "{word}: {summary}");
     }
     let map = jiffy.ok(&["snapshot", "inspect", "--map", "kept"]);

@@ -1,4 +1,4 @@
-//! `jiffy image build`: mmdebstrap makes the tar, the node the image.
+//! `jiffy image build`: mmdebstrap writes a tar, which the node imports.
 
 use super::import::upload;
 use super::{default_registry, show_image};
@@ -59,7 +59,7 @@ fn mmdebstrap(wanted: &Build) -> Result<Command> {
         let odd = |c: char| c.is_whitespace() || c.is_control();
         if text.is_empty() || text.starts_with('-') || text.contains(odd) {
             return Err(Failure::new(format!(
-                "{text:?} is no name of a suite, a variant or a package"
+                "{text:?} is not the name of a suite, a variant or a package"
             )));
         }
     }
@@ -112,7 +112,7 @@ fn last_words(mut stderr: impl Read) -> String {
     let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
     let error = lines().rfind(|line| line.starts_with("E:"));
     let words = error.or_else(|| lines().next_back());
-    words.unwrap_or("it said nothing").to_owned()
+    words.unwrap_or("it printed nothing").to_owned()
 }
 
 #[cfg(test)]
@@ -169,6 +169,6 @@ mod tests {
             "E: no such suite"
         );
         assert_eq!(last_words(&b"one\ntwo\n\n"[..]), "two");
-        assert_eq!(last_words(&b""[..]), "it said nothing");
+        assert_eq!(last_words(&b""[..]), "it printed nothing");
     }
 }

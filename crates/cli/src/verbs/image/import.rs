@@ -110,14 +110,14 @@ impl Source {
         let failed = |error| Failure::io(format_args!("{} can't be read", path.display()), error);
         if path.as_os_str() == "-" {
             if crate::session::on_terminal() {
-                return Err(Failure::new("stdin is a terminal, and no tar")
+                return Err(Failure::new("stdin is a terminal, not a tar")
                     .hint("tar -C FOLDER -c . | jiffy image import NAME -"));
             }
             return Source::file(Box::new(io::stdin()), None, "stdin");
         }
         let facts = fs::metadata(&path).map_err(failed)?;
         if facts.is_dir() {
-            // Whether it can be listed is better known before the upload.
+            // An unreadable folder is reported before the upload begins.
             fs::read_dir(&path).map_err(failed)?;
             let layout = path.join("oci-layout").is_file() && path.join("index.json").is_file();
             return Ok(match layout {
@@ -137,7 +137,7 @@ impl Source {
             .read_to_end(&mut first)
             .map_err(|error| Failure::io(format_args!("{shown} can't be read"), error))?;
         if first.is_empty() {
-            return Err(Failure::new(format!("{shown} is empty, and no image")));
+            return Err(Failure::new(format!("{shown} is empty")));
         }
         Ok(Source::File(
             Box::new(Cursor::new(first).chain(file)),

@@ -1,4 +1,4 @@
-//! `jiffy image`, and what goes between here and registries.
+//! `jiffy image`, `pull`, `push` and `commit`.
 //!
 //! * [`import`]: folders and archives into images.
 //! * [`build`]: a distribution into an image.
@@ -53,7 +53,7 @@ pub async fn image(context: &Context, image: Image) -> Result<Outcome> {
                 None => {
                     let names = pruned.names.iter().map(|name| format!("{name}\n"));
                     show(&names.collect::<String>())?;
-                    show(&format!("{} free again\n", size(pruned.bytes)))?;
+                    show(&format!("freed {}\n", size(pruned.bytes)))?;
                 }
             }
             Ok(Outcome::Done)
@@ -77,14 +77,14 @@ pub async fn commit(context: &Context, commit: Commit) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// The registry of names without one.
+/// The registry of references without a host, `JIFFY_REGISTRY`.
 pub fn default_registry() -> Option<String> {
     std::env::var("JIFFY_REGISTRY")
         .ok()
         .filter(|registry| !registry.is_empty())
 }
 
-/// An image, by whatever the user calls it.
+/// An image by name or reference.
 async fn get(client: &Client, name: &str) -> Result<api::Image> {
     client.get(&image_path(name)).await
 }
@@ -130,7 +130,7 @@ fn list(images: &[api::Image], quiet: bool, format: ListFormat) -> Result<()> {
     Ok(())
 }
 
-/// How much of it is here.
+/// The share of its bytes that are stored here.
 fn here(image: &api::Image) -> String {
     match image.size {
         0 => "all".to_owned(),

@@ -1,5 +1,4 @@
-//! `jiffy pull` and `jiffy push`: the node speaks to the registry, and tells
-//! how far it is.
+//! `jiffy pull` and `jiffy push`: the node talks to the registry and reports progress.
 
 use super::{default_registry, get, show_image};
 use crate::args::JsonFormat;
@@ -89,8 +88,8 @@ pub async fn push(context: &Context, wanted: Push) -> Result<Outcome> {
     }
 }
 
-/// Is it an image that `failure` says is not there, and can it be had? Then
-/// it is pulled.
+/// Pulls the image if `failure` says that it is missing and its name is a reference.
+/// True if it was pulled.
 pub async fn missing_image(client: &Client, image: &str, failure: &Failure) -> Result<bool> {
     let registry = default_registry();
     let named = image.contains(['/', ':', '@']);
@@ -106,8 +105,7 @@ pub async fn missing_image(client: &Client, image: &str, failure: &Failure) -> R
     Ok(true)
 }
 
-/// The name of the snapshot that the user means; one in a registry is pulled
-/// if it is not here.
+/// The name of a snapshot on the node; one in a registry is pulled if it is missing.
 pub async fn snapshot(
     client: &Client,
     name: &str,
@@ -118,7 +116,7 @@ pub async fn snapshot(
         return match key {
             None => Ok(name.to_owned()),
             Some(_) => Err(Failure::new(format!(
-                "the snapshot {name} was made here: nobody has signed it"
+                "the snapshot {name} was created on this node, so it has no signature"
             ))),
         };
     }
@@ -159,7 +157,7 @@ pub async fn fetch(
     follow(body).await
 }
 
-/// What the user says of the registry.
+/// Registry access from the options.
 fn access(options: &RegistryOptions) -> Result<RegistryAccess> {
     let credentials = match &options.creds {
         None => None,
@@ -175,7 +173,7 @@ fn access(options: &RegistryOptions) -> Result<RegistryAccess> {
         Some(creds) => match creds.split_once(':') {
             Some((user, password)) => Some((user.to_owned(), password.to_owned())),
             None => {
-                return Err(Failure::new("--creds has a user, but no password")
+                return Err(Failure::new("--creds has no password")
                     .hint("write USER:PASSWORD, or give the password with --password-stdin"));
             }
         },
@@ -206,7 +204,7 @@ pub fn pem(file: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// Shows the steps of a job as bars, and gives the last one.
+/// Shows the steps of a pull or push as progress bars; returns the last one.
 async fn follow(mut body: Incoming) -> Result<PullStep> {
     let mut bars = Bars::new();
     let mut lines = Lines::new(MAX_LINE);
@@ -231,7 +229,7 @@ async fn follow(mut body: Incoming) -> Result<PullStep> {
             }
             _ => {
                 return Err(Failure::new("the connection to jiffyd was lost")
-                    .hint("try again: what was fetched is kept")
+                    .hint("try again: blobs that were fetched are kept")
                     .kind(crate::failure::Kind::Unreachable));
             }
         }
@@ -239,7 +237,7 @@ async fn follow(mut body: Incoming) -> Result<PullStep> {
 }
 
 fn not_understood() -> Failure {
-    Failure::new("jiffyd answered in a way this jiffy does not understand")
+    Failure::new("jiffyd gave an answer that this jiffy does not understand")
         .hint("`jiffy version` shows whether they are of different versions")
 }
 
