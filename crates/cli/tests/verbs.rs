@@ -641,7 +641,7 @@ fn what_may_be_repeated_is_when_the_node_comes_back() {
 }
 
 #[test]
-fn of_what_may_not_be_repeated_is_said_that_it_may_have_been_begun() {
+fn a_lost_request_that_may_not_be_repeated_may_have_been_started() {
     for arguments in [
         &["run", "-d", "--", "true"][..],
         &["create", "--name", "web"],
@@ -654,7 +654,7 @@ fn of_what_may_not_be_repeated_is_said_that_it_may_have_been_begun() {
         assert!(!output.status.success());
         let said = stderr(&output);
         assert!(
-            said.contains("may have been begun"),
+            said.contains("may have been started"),
             "{arguments:?}: {said}"
         );
         assert_eq!(node.lines().len(), 1, "{arguments:?}");
@@ -667,6 +667,6 @@ fn a_node_that_does_not_come_back_is_given_up() {
     let output = node.jiffy().arg("ps").output().unwrap();
     assert!(!output.status.success());
     let said = stderr(&output);
-    assert!(said.contains("for 5 s no other answered"), "{said}");
+    assert!(said.contains("no jiffyd answered for 5 s"), "{said}");
     assert!(node.lines().len() > 2);
 }

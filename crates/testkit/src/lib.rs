@@ -1,11 +1,11 @@
 //! Fixtures and the harness that runs tests in the machine.
 //!
 //! * [`lab`]: a machine for tests, booted once and used by all of them, and programs in it.
-//! * [`libtest`]: Rust test binaries run inside, their counts brought out.
+//! * [`libtest`]: runs Rust test binaries in the machine and sums their results.
 //! * [`intel`]: the second processor, where KVM is kvm-intel.
 //! * [`host_kernel`]: the kernels on which tests are run.
 //! * [`icount`]: the clock that counts instructions.
-//! * [`monitor`]: a `jiffy-vmm` asked without a node, by programs in it.
+//! * [`monitor`]: talks to `jiffy-vmm` without a node.
 //! * [`slowest`]: which tests took longest.
 
 pub mod host_kernel;

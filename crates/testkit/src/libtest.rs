@@ -9,7 +9,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What the tests of one or more binaries came to.
+/// Results of one or more test binaries.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Tests that passed.
@@ -56,8 +56,8 @@ impl std::ops::AddAssign for Counts {
 /// The environment of a test in a machine.
 const ENVIRONMENT: [(&str, &str); 2] = [("RUST_BACKTRACE", "1"), ("JIFFY_IN_LAB", "1")];
 
-/// Runs a static libtest binary in the machine and relays what it prints. A
-/// binary that ends badly, or without a result, counts as a failure.
+/// Runs a static libtest binary in the machine and relays its output. A binary that
+/// crashes, or prints no result, counts as a failure.
 pub fn run(lab: &Lab, binary: &Path, arguments: &[String], limit: Duration) -> Result<Counts> {
     let name = name(binary)?;
     let guest = place(name);
@@ -123,7 +123,7 @@ pub fn run_on_intel(
     Ok(counts)
 }
 
-/// Bochs loads byte by byte, and most of a test binary is for debuggers.
+/// Strips a binary: Bochs loads the disc byte by byte.
 fn without_symbols(binary: &Path, to: &Path) -> Result<PathBuf> {
     let status = std::process::Command::new("strip")
         .arg("-o")
@@ -146,7 +146,7 @@ fn place(name: &str) -> String {
     format!("/tmp/tests/{name}")
 }
 
-/// What a binary came to that wrote this and ended so.
+/// Result of a binary with this output and exit status.
 fn judge(name: &str, output: &[u8], status: i32) -> Counts {
     let mut counts = Counts::parse(&String::from_utf8_lossy(output));
     if status != 0 && counts.failed == 0 {

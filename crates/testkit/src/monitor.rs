@@ -1,4 +1,4 @@
-//! A `jiffy-vmm` asked directly, without a node in between.
+//! Talks to `jiffy-vmm` directly, without a node.
 
 use anyhow::{Context, Result, bail};
 use jiffy_sys::fds::recv_with_fds;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// How long a monitor may take until its control socket is there.
 const START_TIME: Duration = Duration::from_secs(10);
 
-/// What a capture hands over.
+/// Result of a capture.
 #[derive(Debug)]
 pub struct Captured {
     /// How long the vCPUs stood still, nanoseconds.
@@ -22,7 +22,7 @@ pub struct Captured {
 }
 
 impl Captured {
-    /// What a child is told of it, which has the descriptors from its parent.
+    /// Restore configuration of a child that inherits the descriptors.
     pub fn for_child(&self) -> Result<Restore> {
         for fd in &self.fds {
             rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?;
@@ -31,8 +31,8 @@ impl Captured {
         Restore::of_captured(&fds).context("too few descriptors were captured")
     }
 
-    /// What a spare VMM is told of it, which gets the descriptors after its
-    /// output and its events.
+    /// Restore configuration of a spare VMM, which gets the descriptors after output and
+    /// events.
     pub fn for_spare(&self) -> Result<Restore> {
         let fds: Vec<i32> = (TakeSpare::FIRST_SOURCE..).take(self.fds.len()).collect();
         Restore::of_captured(&fds).context("too few descriptors were captured")

@@ -1,9 +1,9 @@
-//! Which tests took longest, as the last words of a run.
+//! Prints the slowest tests at the end of a run.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// How many are named.
+/// How many are printed.
 const NAMED: usize = 10;
 
 struct Took {

@@ -1,4 +1,4 @@
-//! `jiffy-lab`: boots a machine for one task and takes it down again.
+//! `jiffy-lab`: boots a machine for one task.
 
 use anyhow::{Result, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Runs programs and tests in a machine of their own, which has a real KVM.
+/// Runs programs and tests in a machine with a complete KVM
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Cli {
@@ -23,28 +23,28 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Boot, run one program, print its output, end with its status.
+    /// Run one program; exit with its status
     Run {
         #[command(flatten)]
         machine: MachineArgs,
-        /// Pass our stdin to the program.
+        /// Pass stdin to the program
         #[arg(short = 'i', long)]
         stdin: bool,
-        /// End it after so many seconds; on Intel the boot counts, too.
+        /// Time limit in seconds; on Intel it includes the boot
         #[arg(long, default_value_t = 600)]
         time_limit: u64,
-        /// Say on stderr how long the boot took.
+        /// Print the boot time on stderr
         #[arg(long)]
         timing: bool,
         /// The program and its arguments.
         #[arg(required = true, last = true)]
         argv: Vec<String>,
     },
-    /// Boot, run Rust test binaries one after the other, sum their results.
+    /// Run Rust test binaries and sum their results
     RunTests {
         #[command(flatten)]
         machine: MachineArgs,
-        /// End each binary after so many seconds; on Intel all of them, with the boot.
+        /// Time limit of each binary in seconds; on Intel of all, with the boot
         #[arg(long, default_value_t = 900)]
         time_limit: u64,
         /// Static test binaries.
@@ -54,14 +54,14 @@ enum Verb {
         #[arg(last = true)]
         arguments: Vec<String>,
     },
-    /// Boot and open a shell.
+    /// Open a shell
     Shell {
         #[command(flatten)]
         machine: MachineArgs,
     },
 }
 
-/// Whose virtualisation the machine's KVM has.
+/// The virtualisation of the machine's KVM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Processor {
     /// kvm-amd: SVM, which QEMU emulates.
@@ -97,8 +97,8 @@ struct MachineArgs {
     /// Further parameters for that kernel.
     #[arg(long, default_value = "", allow_hyphen_values = true)]
     kernel_args: String,
-    /// Count instructions instead of time: 1 ns is one instruction. No disk;
-    /// output comes when the program has ended.
+    /// Use the instruction clock: 1 ns is one instruction. No disk; output comes when
+    /// the program has ended
     #[arg(long)]
     icount: bool,
     /// RAM in MiB; 4096 by default, on Intel 3072 always.
@@ -113,7 +113,7 @@ struct MachineArgs {
     /// Run jiffyd as a service, as the user's machine does.
     #[arg(long)]
     node: bool,
-    /// Intel only: have Jiffy's programs there, as they are in the other machine.
+    /// Intel only: include Jiffy's programs, as in the other machine
     #[arg(long)]
     with_jiffy: bool,
     /// A file or folder of the host, and its absolute path in the machine.

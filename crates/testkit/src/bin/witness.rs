@@ -1,5 +1,4 @@
-//! A program for VMs under test: it does small work and notices what must
-//! never happen to it.
+//! A program for VMs under test: it does a little work and detects inconsistencies.
 //!
 //! * `count FILE`: counts in FILE, up to ten times a second, and adds a
 //!   random number to `FILE.random` each time; `FILE.bad` says so if the

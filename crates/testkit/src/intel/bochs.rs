@@ -1,4 +1,4 @@
-//! Bochs: which program, what it is told, how it ends.
+//! Bochs: program, configuration, process.
 
 use super::IntelOptions;
 use crate::host_kernel::checkout_script;
@@ -46,8 +46,7 @@ impl Model {
         }
     }
 
-    /// What the kernel must be told of it: with APICv VM entries fail, for Bochs'
-    /// is not whole.
+    /// Kernel parameters for it: Bochs' APICv is incomplete, and VM entries fail with it.
     pub(super) fn kernel_args(self) -> &'static str {
         match self {
             Model::Haswell => "",
@@ -143,7 +142,7 @@ impl Bochs {
             return Ok(command);
         }
         std::fs::write(folder.join(DEBUGGER), "continue\n")?;
-        // `script` is a terminal that nobody looks at.
+        // `script` provides a terminal.
         let mut command = Command::new("script");
         let program = self.program.to_str().context("a path that is no UTF-8")?;
         let line = format!("exec '{program}' -q -f {CONFIGURATION} -rc {DEBUGGER}");
@@ -190,7 +189,7 @@ impl Bochs {
     }
 }
 
-/// The first of these files that is there.
+/// The first of these files that exists.
 fn firmware(package: &str, paths: &[&'static str]) -> Result<&'static str> {
     match paths.iter().find(|path| Path::new(path).is_file()) {
         Some(path) => Ok(path),
@@ -198,7 +197,7 @@ fn firmware(package: &str, paths: &[&'static str]) -> Result<&'static str> {
     }
 }
 
-/// A Bochs that runs. It ends with this value, and with the thread that started it.
+/// A running Bochs. It is killed when this is dropped, and with the thread that started it.
 #[derive(Debug)]
 pub struct Machine {
     child: Child,

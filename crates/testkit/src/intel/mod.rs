@@ -1,8 +1,8 @@
 //! The laboratory's second processor: an Intel one, which Bochs emulates with VMX
 //! and EPT, so that `/dev/kvm` is kvm-intel.
 //!
-//! Bochs has no device over which an agent could be asked. What is to run is in the
-//! initramfs from the start, and what it says comes over a serial port.
+//! Bochs has no device for an agent. The programs to run are in the initramfs, and their
+//! output comes over a serial port.
 
 mod bochs;
 mod medium;
@@ -22,7 +22,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How often what the machine wrote is looked for.
+/// Interval of polling the machine's output.
 const LOOK_EACH: Duration = Duration::from_millis(50);
 
 /// What kind of Intel machine the tests want.
@@ -40,7 +40,7 @@ pub struct IntelOptions {
     pub with_jiffy: bool,
     /// Files that are there from the start.
     pub files: Vec<Addition>,
-    /// What all of it may take, its boot included.
+    /// Time limit, boot included.
     pub time_limit: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! What comes over the serial port: output of programs, and lines of ours between.
+//! Output over the serial port: of programs, with control lines in between.
 
 use jiffy_wire::lines::Lines;
 use std::collections::VecDeque;
@@ -14,8 +14,8 @@ pub enum Event {
     NoKvm,
 }
 
-/// Takes the stream apart. Lines of ours begin with a control character and a token
-/// that no program there has been told, wherever the program's own line ended.
+/// Parses the stream. Control lines begin with a control character and a token that
+/// programs there do not know.
 #[derive(Debug)]
 pub struct Reader {
     mark: Vec<u8>,
@@ -57,7 +57,7 @@ impl Reader {
         let line = String::from_utf8_lossy(line);
         match line.trim_end().split_once(' ') {
             Some(("ended", status)) => {
-                // A status that can't be read is no success.
+                // An invalid status counts as a failure.
                 let status = status.parse().unwrap_or(255);
                 self.events.push_back(Event::Ended(status));
             }
@@ -79,7 +79,7 @@ fn find(line: &[u8], mark: &[u8]) -> Option<usize> {
     line.windows(mark.len()).position(|window| window == mark)
 }
 
-/// A line of shell that writes one of our lines.
+/// A shell command that writes a control line.
 pub fn say(token: &str, what: &str) -> String {
     format!("printf '\\036{token} %s\\n' \"{what}\"\n")
 }

@@ -1,4 +1,4 @@
-//! A machine for tests: an instance of its own, beside the user's.
+//! A machine for tests, separate from the user's.
 //!
 //! * `run`: programs in it, with their input, output and end.
 
@@ -22,11 +22,11 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How long the machine may take to come up on a busy host.
+/// How long the machine may take to boot on a busy host.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
 /// Machines that the tests of a process may share. Each keeps one core busy.
 pub const MOST_SHARED: usize = 2;
-/// How often a machine is woken.
+/// Interval of wake-ups.
 const WAKING: Duration = Duration::from_secs(10);
 /// Names of our folders under the temporary folder begin with this.
 pub(crate) const PREFIX: &str = "jiffy-lab-";
@@ -45,7 +45,7 @@ pub struct LabOptions {
     pub memory_mib: u32,
     /// CPUs.
     pub cpus: u8,
-    /// What runs it.
+    /// Accelerator.
     pub accelerator: Accelerator,
     /// An XFS disk of this size at /var/lib/jiffy.
     pub disk_gib: Option<u32>,
@@ -103,9 +103,9 @@ pub struct Lab {
     _folder: tempfile::TempDir,
 }
 
-/// Connects to the machine now and then. Rarely QEMU's TCG loses the interrupt of the
-/// processor's timer: a machine that is idle then sleeps until something else wakes it,
-/// seen for fourteen minutes with a runnable process.
+/// Connects to the machine periodically. Rarely QEMU's TCG loses a timer interrupt, and an
+/// idle machine sleeps until another event wakes it: fourteen minutes were seen, with a
+/// runnable process.
 fn wake_now_and_then(agent: SocketAddr) -> mpsc::Sender<()> {
     let (end, ended) = mpsc::channel::<()>();
     std::thread::spawn(move || {
@@ -322,8 +322,8 @@ pub(crate) fn tail(console: &Path) -> String {
     lines[lines.len().saturating_sub(40)..].join("\n")
 }
 
-/// The thread that is QEMU's parent. QEMU is told to end with the thread that
-/// started it; a test's own thread would be too short-lived.
+/// The thread that is QEMU's parent. QEMU ends with the thread that started it
+/// (PR_SET_PDEATHSIG), and a test's thread would end too early.
 #[derive(Debug)]
 struct Keeper {
     children: Option<mpsc::Sender<Child>>,
@@ -342,7 +342,7 @@ impl Keeper {
             .name("qemu".into())
             .spawn(move || {
                 let _ = started.send(instance::launch(&setup, &config, &token));
-                // Ends when all senders are gone; children it still has, end too.
+                // Ends when all senders are dropped; its children end with it.
                 let mut kept: Vec<Child> = to_keep.into_iter().collect();
                 for child in &mut kept {
                     let _ = child.kill();
@@ -380,7 +380,7 @@ impl Drop for Keeper {
 
 static TO_REMOVE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// A value in a static is never dropped: its folder goes when the process ends.
+/// Removes the folders of statics, which are never dropped, at exit.
 #[allow(unsafe_code)]
 fn remove_at_exit(folder: &Path) {
     extern "C" fn remove_all() {

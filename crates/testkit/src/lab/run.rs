@@ -7,10 +7,10 @@ use jiffy_wire::agent::{Command, ExecInput, ExecOutput, ExitStatus, Stream, Wind
 use jiffy_wire::frame::MAX_DATA;
 use std::time::{Duration, Instant};
 
-/// A program that runs for longer hangs, unless a test says otherwise.
+/// Default time limit of a program.
 const TIME_LIMIT: Duration = Duration::from_secs(600);
 
-/// A program to run, in the making.
+/// Builder of a program to run.
 #[derive(Debug)]
 pub struct Run<'a> {
     lab: &'a Lab,
@@ -20,7 +20,7 @@ pub struct Run<'a> {
     time_limit: Duration,
 }
 
-/// What a program left behind.
+/// Result of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
     /// How it ended.
@@ -47,7 +47,7 @@ impl Output {
         String::from_utf8_lossy(&self.stderr).trim_end().into()
     }
 
-    /// Itself if the program succeeded; otherwise an error with all it said.
+    /// Itself if the program succeeded; otherwise an error with its output.
     pub fn success(self) -> Result<Output> {
         ensure!(
             self.status == ExitStatus::Code(0),
@@ -86,7 +86,7 @@ impl<'a> Run<'a> {
         self
     }
 
-    /// These bytes, then the end, are its input.
+    /// Sets its whole input.
     pub fn stdin(mut self, bytes: impl Into<Vec<u8>>) -> Self {
         self.stdin = Some(bytes.into());
         self.command.stdin = true;
@@ -106,13 +106,13 @@ impl<'a> Run<'a> {
         self
     }
 
-    /// Output comes only when it has ended: for measurements.
+    /// Sends output only after its end: for measurements.
     pub fn keep_output(mut self) -> Self {
         self.keep_output = true;
         self
     }
 
-    /// It is an error if it runs for longer.
+    /// Sets the time limit.
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.time_limit = limit;
         self
@@ -190,7 +190,7 @@ impl Running {
             .send(&ExecInput::Resize(WindowSize { rows, columns }))?)
     }
 
-    /// Reads on until `text` stands in its stdout; all of it so far.
+    /// Reads until its stdout contains `text`; returns all of it so far.
     pub fn read_until(&mut self, text: &str) -> Result<String> {
         loop {
             let so_far = String::from_utf8_lossy(&self.stdout).into_owned();

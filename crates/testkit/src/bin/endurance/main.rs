@@ -1,11 +1,11 @@
-//! A guest at work that is captured and restored again and again, without a
-//! node: each time in a new `jiffy-vmm`, from what the one before handed over.
+//! Captures and restores a working guest repeatedly, without a node: each time in a new
+//! `jiffy-vmm`, from the previous one's capture.
 //!
 //! As PID 1 of a guest it computes line after line, and puts each into a file,
 //! onto a disk, and over a vsock connection, which every restore resets: then
 //! it connects anew and goes on with the line that the host asks for.
 //!
-//! * `host CYCLES MIB`: runs all of it; says what happened, or what went wrong.
+//! * `host CYCLES MIB`: runs the test and reports the result.
 
 mod guest;
 mod host;
@@ -19,7 +19,7 @@ const LINE: usize = 20;
 const SECTOR: u64 = 512;
 const DISK_BYTES: u64 = 16 << 20;
 const PORT: u32 = 9000;
-/// Tells the guest to look at all it has written, and to say so.
+/// Asks the guest to check all that it has written.
 const CHECK: u8 = b'C';
 
 fn main() {
