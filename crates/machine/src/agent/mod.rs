@@ -4,7 +4,7 @@
 //! * [`ready`]: pushes readiness to the host.
 //! * [`serve`]: connections and requests.
 //! * [`exec`]: one program with its streams.
-//! * [`power`]: shutdown.
+//! * [`power`]: shuts the machine down.
 
 pub mod exec;
 pub mod power;
