@@ -26,7 +26,7 @@ pub enum Token {
     /// The agent connection of this id.
     Connection(u64, Channel),
     /// The program of this process id, whose connection was lost.
-    HungUp(Pid, Channel),
+    Detached(Pid, Channel),
     /// The service of this index.
     Service(usize, Channel),
 }
@@ -36,7 +36,7 @@ impl Token {
     pub fn is_output(self) -> bool {
         let (Token::Main(channel)
         | Token::Connection(_, channel)
-        | Token::HungUp(_, channel)
+        | Token::Detached(_, channel)
         | Token::Service(_, channel)) = self
         else {
             return false;
