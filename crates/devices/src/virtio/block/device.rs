@@ -20,7 +20,7 @@ use vmm_sys_util::eventfd::EventFd;
 #[derive(Debug)]
 pub struct Block {
     backend: Backend,
-    /// Outlives the worker: a pause gives nobody a full bucket.
+    /// Outlives the worker, so that a pause does not refill the buckets.
     limiter: Arc<Limiter>,
     running: Option<Running>,
 }
@@ -51,7 +51,8 @@ impl Block {
         Ok(block)
     }
 
-    /// The same disk, of whose file parts are missing. Before it is activated.
+    /// Marks parts of the disk's file as missing: `residency` knows which. To be called
+    /// before it is activated.
     pub fn on_demand(mut self, residency: Arc<dyn Residency>) -> Block {
         self.backend.set_residency(residency);
         self

@@ -19,7 +19,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 /// Linux 6.1: which alignment direct I/O needs. Not among rustix's names.
 const STATX_DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
-/// Where the kernel can't say: right for every disk sold.
+/// Used where the kernel does not tell: enough for every disk sold.
 const CAUTIOUS_ALIGNMENT: u32 = 4096;
 
 /// An open, locked disk. It never changes size.
@@ -31,13 +31,13 @@ pub(super) struct Disk {
     block_size: u32,
     /// What host memory must be aligned to; 1 without direct I/O.
     memory_alignment: usize,
-    /// Knows what of the file is there, if not all is.
+    /// Which parts of the file are present, if not all are.
     residency: Option<Arc<dyn Residency>>,
 }
 
-/// Most bytes moved before the order to stop is looked for; a multiple of
-/// every block size. A guest can ask for gigabytes in one request, by naming
-/// the same memory many times, and a pause must not wait for them.
+/// Most bytes moved between two checks for the order to stop; a multiple of every block
+/// size. A guest can ask for gigabytes in one request, by naming the same memory many times,
+/// and a pause must not wait for them.
 pub(super) const PIECE_BYTES: usize = 4 << 20;
 
 /// What one thread uses for its transfers.

@@ -1,4 +1,4 @@
-//! Carries out requests, whoever's transport they came by.
+//! Carries out requests, over whichever transport they came.
 
 use super::SECTOR;
 use super::disk::{Disk, Scratch};
@@ -46,18 +46,18 @@ impl Executor {
         }
     }
 
-    /// Lets the order to stop be heard by who waits for missing bytes: it comes
-    /// with a ring of `bell`.
+    /// Lets code that waits for missing bytes notice the order to stop: `bell` is readable
+    /// then.
     pub(super) fn listen_to(&mut self, bell: EventFd) {
         self.scratch.order.set_bell(bell);
     }
 
-    /// Carries out one request; the number of bytes written to the guest, or
-    /// `None` if the order to stop came in the middle. What was done by then
-    /// is done again another time, to the same effect.
+    /// Carries out one request. Returns the number of bytes written to the guest, or `None`
+    /// if the order to stop came before it was done: then it is carried out again later,
+    /// with the same result.
     ///
-    /// `admit` is asked first, and may wait; its error is as if the order to
-    /// stop had come.
+    /// `admit` is called first, and may wait (rate limits); its error counts as the order to
+    /// stop.
     pub fn answer(
         &mut self,
         memory: &GuestMemory,
@@ -125,7 +125,7 @@ impl Executor {
     }
 }
 
-/// Writes the identity, or what of it fits.
+/// Writes the identity, as much of it as fits.
 fn identify(id: &[u8; ID_BYTES], memory: &GuestMemory, room: &[Segment]) -> io::Result<u32> {
     let mut left = id.as_slice();
     for segment in room {
@@ -141,7 +141,7 @@ fn identify(id: &[u8; ID_BYTES], memory: &GuestMemory, room: &[Segment]) -> io::
 fn failure(error: &io::Error, log: &LogLimit) -> u8 {
     match error.kind() {
         io::ErrorKind::Unsupported => VIRTIO_BLK_S_UNSUPP as u8,
-        // The guest asked for the impossible: its own business.
+        // The guest's mistake, not the host's.
         io::ErrorKind::InvalidInput | io::ErrorKind::ReadOnlyFilesystem => {
             tracing::debug!(%error, sector_bytes = SECTOR, "a guest's block request");
             VIRTIO_BLK_S_IOERR as u8

@@ -46,7 +46,7 @@ pub enum BlockError {
     /// No bytes.
     #[error("the disk {0:?} is empty")]
     Empty(PathBuf),
-    /// A tail that no sector holds.
+    /// Not a whole number of sectors.
     #[error("the disk {path:?} is {bytes} bytes long, not a multiple of {unit}")]
     Size {
         /// Which disk.

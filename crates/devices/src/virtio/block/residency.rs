@@ -1,6 +1,6 @@
-//! Disks whose file is filled as it is read: what is there is asked before
-//! each read, and what is missing is waited for. Who fills the file, and how
-//! it is asked, is somebody else's business.
+//! Disks whose file is filled as it is read: before each read the device checks what is
+//! present, and waits for what is missing. The VMM implements [`Residency`], which knows who
+//! fills the file.
 
 use crate::virtio::queue::doorbell::descriptor;
 use std::io;
@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use vmm_sys_util::eventfd::EventFd;
 
-/// Knows what of a disk's file is there.
+/// Which parts of a disk's file are present, and how to get the others.
 pub trait Residency: std::fmt::Debug + Send + Sync {
-    /// Whether all of these bytes are in the file. Asked before every read, so
-    /// it should cost next to nothing. What is there stays there.
+    /// Whether all of these bytes are in the file. Called before every read, so it must be
+    /// cheap. Bytes that are present stay present.
     fn is_present(&self, bytes: &Range<u64>) -> bool;
 
     /// Waits until they are, or until some have come that the file has no room for. The
@@ -22,7 +22,7 @@ pub trait Residency: std::fmt::Debug + Send + Sync {
     fn fetch(&self, bytes: &Range<u64>, order: &StopOrder) -> io::Result<Fetched>;
 }
 
-/// What became of bytes that were missing.
+/// The result of fetching missing bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Fetched {
     /// All of them are in the file.
@@ -32,7 +32,7 @@ pub enum Fetched {
     Bytes(Vec<u8>),
 }
 
-/// The order to stop, for those who wait in a disk's thread.
+/// The order to stop, for code that waits in a disk's thread.
 #[derive(Debug)]
 pub struct StopOrder {
     stop: Arc<AtomicBool>,
@@ -57,14 +57,14 @@ impl StopOrder {
         self.stop.load(Ordering::SeqCst)
     }
 
-    /// Readable when it has come, and at other times too. Without one the
-    /// order is to be looked for now and then.
+    /// Readable when the order has come, and at other times, too. Without it, check
+    /// [`has_come`](StopOrder::has_come) from time to time.
     pub fn bell(&self) -> Option<BorrowedFd<'_>> {
         self.bell.as_ref().map(descriptor)
     }
 
-    /// Silences the bell, which is readable. It also rings for further
-    /// requests of the driver, which are looked for in any case.
+    /// Resets the event descriptor, which is readable. It is the queue's doorbell: further
+    /// requests of the driver are looked for in any case.
     pub fn silence(&self) {
         if let Some(bell) = &self.bell {
             let _ = bell.read();

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// A saved disk: what its guest knows of it. Its contents are the business of
-/// whoever keeps disk images; its queue is the transport's.
+/// A saved disk: what its guest knows of it. Its contents are saved by the node; its queue
+/// by the transport.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockState {
     /// Size.
@@ -19,7 +19,7 @@ pub struct BlockState {
     pub id: [u8; ID_BYTES],
 }
 
-/// A saved disk can't be had back.
+/// A saved disk can't be restored.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RestoreError {

@@ -25,9 +25,9 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Serves the queue until told to stop; gives it back with its position.
-    /// Each request it took is answered, except one so large that the stop
-    /// could not wait for it: that one is in the queue again, to be done anew.
+    /// Serves the queue until told to stop; returns it with its position. Each request that
+    /// was taken is answered, except one that would delay the stop for too long: that one is
+    /// put back into the queue, to be carried out again.
     pub(super) fn run(mut self) -> ActiveQueue {
         if let Err(error) = make_blocking(&self.active.doorbell) {
             tracing::error!(%error, "the doorbell of a disk can't be waited on");
@@ -63,7 +63,7 @@ impl Worker {
         self.stop.load(Ordering::SeqCst)
     }
 
-    /// Answers all there is, or until told to stop.
+    /// Answers all waiting requests, or until told to stop.
     fn serve(&mut self) -> Result<(), virtio_queue::Error> {
         let memory = self.memory.clone();
         let memory = memory.as_ref();

@@ -1,5 +1,5 @@
-//! File bytes by way of an aligned buffer, for direct I/O on guest buffers
-//! that are not aligned.
+//! Transfers through an aligned buffer, for direct I/O on guest buffers that are not
+//! aligned.
 
 use super::segment::Segment;
 use super::vectored::Direction;
@@ -19,7 +19,11 @@ const ALIGNMENT: usize = 4096;
 pub(crate) struct Bounce(Vec<u8>);
 
 impl Bounce {
-    /// Moves the bytes of `segments`, all of them, from or to `offset`.
+    /// Moves all bytes of `segments` from or to `offset`.
+    ///
+    /// # Errors
+    ///
+    /// The file is too short, or a system call fails.
     pub(crate) fn transfer(
         &mut self,
         file: &File,

@@ -1,8 +1,7 @@
 //! Chains of descriptors (Virtio 1.3 §2.7.5), read many at a time.
 //!
-//! A request of a mebibyte has hundreds. To read each by itself, and to look
-//! each time for the region of memory it is in, takes as long as to copy the
-//! data.
+//! A request of one MiB has hundreds of descriptors. Reading each by itself, and looking up
+//! its region of memory each time, takes as long as copying the data.
 
 use crate::GuestMemory;
 use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
@@ -14,7 +13,7 @@ const BYTES: usize = 16;
 /// Descriptors read at once.
 const WINDOW: usize = 32;
 
-/// A chain, by where its descriptors are.
+/// A chain: the table of its descriptors and the index of the first.
 #[derive(Debug, Clone, Copy)]
 pub struct Chain {
     table: GuestAddress,
@@ -28,7 +27,7 @@ impl Chain {
         self.head
     }
 
-    /// What the library found in this queue.
+    /// The chain that the queue library found in this queue.
     pub fn of(queue: &Queue, found: &DescriptorChain<&GuestMemory>) -> Chain {
         Chain {
             table: GuestAddress(queue.desc_table()),
@@ -73,19 +72,19 @@ impl Descriptor {
     }
 }
 
-/// Goes along a chain. It ends early where a chain breaks a rule: the last
-/// descriptor then has a next one.
+/// Iterates over the descriptors of a chain. It ends early where a chain breaks a rule: the
+/// last descriptor then still says that another one follows.
 pub(crate) struct Walk<'a> {
     memory: &'a GuestMemory,
     table: GuestAddress,
     size: u16,
     next: Option<u16>,
-    /// Descriptors that may come yet: no chain has more than its table.
+    /// How many descriptors may still follow: no chain has more than its table.
     left: u16,
-    /// Bytes that may come yet (§2.7.5.2).
+    /// How many bytes may still follow (§2.7.5.2).
     bytes_left: u32,
     indirect: bool,
-    /// Those of the table from `first` on that were read.
+    /// The descriptors of the table that were read, from `first` on.
     window: [[u8; BYTES]; WINDOW],
     first: u16,
     count: u16,
@@ -115,7 +114,7 @@ impl<'a> Walk<'a> {
         if index >= self.size {
             return None;
         }
-        // In a queue's own table those of a chain may lie anywhere.
+        // In a queue's own table a chain's descriptors may lie anywhere.
         let most = if self.indirect { WINDOW as u16 } else { 1 };
         let count = most.min(self.size - index);
         let bytes = self.window[..usize::from(count)].as_flattened_mut();
@@ -125,7 +124,7 @@ impl<'a> Walk<'a> {
         Some(Descriptor::of(&self.window[0]))
     }
 
-    /// Goes on in a table of its own (§2.7.5.3).
+    /// Continues in an indirect table (§2.7.5.3).
     fn enter(&mut self, table: Descriptor) -> Option<()> {
         let size = table.length / BYTES as u32;
         if self.indirect || !table.length.is_multiple_of(BYTES as u32) {

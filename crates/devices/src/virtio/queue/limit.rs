@@ -33,11 +33,11 @@ pub struct Cost {
     pub bytes: u64,
 }
 
-/// Where the time comes from, and how to let it pass.
+/// A clock, and how to wait on it.
 pub(crate) trait Clock: std::fmt::Debug + Send + Sync {
     /// Nanoseconds since some moment.
     fn now_ns(&self) -> u64;
-    /// Lets so much time pass, less if `doorbell` becomes readable.
+    /// Waits so long, or until `doorbell` is readable.
     fn wait(&self, nanoseconds: u64, doorbell: BorrowedFd<'_>) -> io::Result<()>;
 }
 
@@ -57,8 +57,8 @@ impl Clock for Monotonic {
         };
         let mut fds = [PollFd::new(&doorbell, PollFlags::IN)];
         match poll(&mut fds, Some(&timeout)) {
-            // The order to stop, or the driver's notice of further requests,
-            // which are looked for in any case.
+            // The order to stop, or a notification of further requests, which are looked
+            // for in any case.
             Ok(1..) => {
                 rustix::io::read(doorbell, &mut [0; 8])?;
                 Ok(())

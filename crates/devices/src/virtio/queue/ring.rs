@@ -53,9 +53,9 @@ pub(crate) struct Ring {
     log: Arc<LogLimit>,
     /// Whose it is, for messages.
     device: &'static str,
-    /// Buffers were returned since the driver was last told.
+    /// Chains were returned since the driver was last asked whether it wants an interrupt.
     returned: bool,
-    /// The driver made nonsense of the ring; only a reset helps.
+    /// The driver broke the ring; only a reset helps.
     broken: bool,
 }
 
@@ -106,8 +106,8 @@ impl Ring {
         }
     }
 
-    /// Puts the chain that was popped last back.
-    pub fn unpop(&mut self) {
+    /// Puts the chain that was taken last back, to be taken again.
+    pub fn put_back(&mut self) {
         self.active.queue.go_to_previous_position();
     }
 
@@ -123,14 +123,14 @@ impl Ring {
         }
     }
 
-    /// Asks the driver not to ring.
-    pub fn mute(&mut self, memory: &GuestMemory) {
+    /// Asks the driver not to notify the device of new chains.
+    pub fn disable_notification(&mut self, memory: &GuestMemory) {
         // Fails only for rings outside of RAM, which the transport refuses.
         let _ = self.active.queue.disable_notification(memory);
     }
 
-    /// Asks the driver to ring; true if more came meanwhile.
-    pub fn unmute(&mut self, memory: &GuestMemory) -> bool {
+    /// Asks the driver to notify the device of new chains; true if some came meanwhile.
+    pub fn enable_notification(&mut self, memory: &GuestMemory) -> bool {
         !self.broken
             && self
                 .active
@@ -139,9 +139,9 @@ impl Ring {
                 .unwrap_or(false)
     }
 
-    /// Asks the driver to ring for the next chain it adds, even if it has
-    /// chains here already; returns how many it has ever added, wrapping.
-    pub fn ring_for_next(&mut self, memory: &GuestMemory) -> u16 {
+    /// Asks the driver to notify the device of the next chain it adds, even if chains are
+    /// waiting; returns how many it has ever added, wrapping.
+    pub fn notify_for_next(&mut self, memory: &GuestMemory) -> u16 {
         let added = self.added(memory);
         let queue = &mut self.active.queue;
         let position = queue.next_avail();

@@ -53,8 +53,8 @@ pub(crate) fn write(memory: &GuestMemory, segments: &[Segment], offset: usize, s
     }
 }
 
-/// A region of guest memory: that of the last segment, in which the next one
-/// is likely to be too.
+/// The region of guest memory of the last segment, in which the next one is likely to be,
+/// too.
 pub(crate) struct Region {
     start: u64,
     end: u64,
@@ -73,7 +73,7 @@ impl Default for Region {
 }
 
 impl Region {
-    /// The one that holds an address; an empty one if none does.
+    /// The region that holds an address; an empty one if none does.
     pub(crate) fn of(memory: &GuestMemory, address: GuestAddress) -> Region {
         let Some(region) = memory.find_region(address) else {
             return Region::default();
@@ -85,7 +85,7 @@ impl Region {
         }
     }
 
-    /// Where a segment is that lies wholly in it.
+    /// Host address of a segment, if the region holds all of it.
     pub(crate) fn place_of(&self, segment: &Segment) -> Option<*mut u8> {
         let start = segment.address.0;
         let end = start.checked_add(segment.length as u64)?;
@@ -93,7 +93,7 @@ impl Region {
             .then(|| self.place.wrapping_byte_add((start - self.start) as usize))
     }
 
-    /// Is all of a segment in guest memory? This becomes the region in which it
+    /// Whether all of a segment is in guest memory. Moves on to the region in which it
     /// begins.
     pub(crate) fn reaches(&mut self, memory: &GuestMemory, segment: &Segment) -> bool {
         if self.place_of(segment).is_some() {

@@ -1,5 +1,5 @@
-//! Bytes of files and sockets straight to and from guest memory. The kernel writes
-//! there through bare pointers, which no log of writes sees: what it wrote is logged here.
+//! Transfers between files or sockets and guest memory, without a copy. The kernel writes
+//! to guest memory through raw pointers, past [`WriteLog`], so what it wrote is logged here.
 #![allow(unsafe_code)] // System calls on memory that guests write at any time.
 
 use super::segment::{Region, Segment};
@@ -14,7 +14,7 @@ use vm_memory::bitmap::Bitmap as _;
 /// The kernel's limit on vectors per call (UIO_MAXIOV).
 const VECTORS_MAX: usize = 1024;
 
-/// Which way.
+/// The direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// File to guest.
@@ -23,7 +23,7 @@ pub(crate) enum Direction {
     Write,
 }
 
-/// Runs of host memory that back guest memory; kept to be filled again.
+/// Ranges of host memory that back guest memory. Kept to reuse its allocation.
 #[derive(Default)]
 pub(crate) struct Vectors(Vec<libc::iovec>);
 
@@ -32,10 +32,13 @@ pub(crate) struct Vectors(Vec<libc::iovec>);
 unsafe impl Send for Vectors {}
 
 impl Vectors {
-    /// Moves the bytes of `segments`, all of them, from or to `offset`.
-    /// Alignment, in bytes, is what direct I/O asks of host addresses and
-    /// lengths (1 for none): if it isn't met, nothing is moved and the answer
-    /// is false.
+    /// Moves all bytes of `segments` from or to `offset`. `alignment`, in bytes, is what
+    /// direct I/O needs of host addresses and lengths (1 for none): if they don't have it,
+    /// nothing is moved, and the result is false.
+    ///
+    /// # Errors
+    ///
+    /// The file is too short, or a system call fails.
     pub(crate) fn transfer(
         &mut self,
         file: &File,
@@ -65,8 +68,12 @@ impl Vectors {
         Ok(true)
     }
 
-    /// Sends the bytes of `segments` into a non-blocking socket; how many it took: fewer
-    /// when it is full. A program that is gone is an error, not a SIGPIPE.
+    /// Sends the bytes of `segments` into a non-blocking socket. Returns how many it took:
+    /// fewer when it is full.
+    ///
+    /// # Errors
+    ///
+    /// The peer is gone (without SIGPIPE), or the call fails.
     pub(crate) fn send(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -89,8 +96,12 @@ impl Vectors {
         Ok(sent)
     }
 
-    /// Fills `segments` from a non-blocking socket; how many bytes came: none at its end,
-    /// and an error if there is nothing now.
+    /// Fills `segments` from a non-blocking socket. Returns how many bytes came: none at its
+    /// end.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if there is nothing now; any other error of the call.
     pub(crate) fn receive(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -123,7 +134,7 @@ impl Vectors {
         Ok(filled)
     }
 
-    /// Runs that lie side by side become one.
+    /// Collects the host addresses of `segments`; adjacent ranges become one.
     fn gather(
         &mut self,
         memory: &GuestMemory,
@@ -158,7 +169,7 @@ impl Vectors {
     }
 }
 
-/// Notes that segments are written, which the kernel does through bare pointers.
+/// Logs that the kernel writes to these segments.
 fn log_writes(memory: &GuestMemory, segments: impl IntoIterator<Item = Segment>) {
     if !memory.iter().any(|region| WriteLog::of(region).is_kept()) {
         return;

@@ -64,9 +64,9 @@ impl Key {
 /// How far a connection is set up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// The guest asked; the program's queue was full; to be called again.
+    /// The guest asked; the program's queue was full, and is tried again.
     Dialing {
-        /// Calls left before the guest is refused.
+        /// Attempts left before the guest is refused.
         calls_left: u16,
     },
     /// A program asked; the guest has not answered.
@@ -75,7 +75,7 @@ pub enum Phase {
     Open,
 }
 
-/// What becomes of a connection after a packet.
+/// What happens to a connection after a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It goes on.
@@ -114,9 +114,9 @@ pub struct Connection {
     /// The host program's socket; `None` while dialing and after it is gone.
     stream: Option<UnixStream>,
     owed: Owed,
-    /// It is in the muxer's queue of those with something to say.
+    /// It is in the muxer's queue of connections with a packet for the guest.
     pub queued: bool,
-    /// The guest may have seen our REQUEST, so a RST has a meaning to it.
+    /// The guest may have seen our REQUEST, so it must be told with a RST.
     known_to_guest: bool,
 
     // From the guest to the host program.
@@ -166,7 +166,7 @@ impl Connection {
         connection
     }
 
-    /// The guest's, to a program that cannot be called yet.
+    /// A connection of the guest's to a program that can't be reached yet.
     pub fn dialing(request: &Header, calls_left: u16) -> Connection {
         let mut connection = Connection::new(Phase::Dialing { calls_left }, None);
         connection.known_to_guest = true;
@@ -176,7 +176,7 @@ impl Connection {
         connection
     }
 
-    /// The guest's, to a program that was called.
+    /// A connection of the guest's to a program that has accepted.
     pub fn from_guest(request: &Header, stream: UnixStream) -> Connection {
         let mut connection = Connection::dialing(request, 0);
         connection.dialed(stream);
@@ -196,7 +196,7 @@ impl Connection {
         self.phase
     }
 
-    /// One call less; returns whether any was left.
+    /// Counts an attempt; returns whether another is left.
     pub fn count_call(&mut self) -> bool {
         match &mut self.phase {
             Phase::Dialing { calls_left } if *calls_left > 0 => {
@@ -207,7 +207,7 @@ impl Connection {
         }
     }
 
-    /// The guest may have heard of it.
+    /// The guest may know it.
     pub fn is_known_to_guest(&self) -> bool {
         self.known_to_guest
     }
@@ -350,7 +350,7 @@ impl Connection {
         !self.outbox.is_empty()
     }
 
-    /// Passes the guest's end of file on, once all before it has gone.
+    /// Passes the guest's end of file on, once all bytes before it were sent.
     fn shut_write_side(&mut self) {
         if self.guest_sent_all
             && self.outbox.is_empty()
@@ -369,7 +369,7 @@ impl Connection {
         self.leave_if_done();
     }
 
-    /// Lets go of a socket that is of no more use.
+    /// Closes a socket that is not needed any more.
     fn leave_if_done(&mut self) {
         if self.host_reads_no_more && self.host_sent_all {
             self.stream = None;

@@ -1,4 +1,4 @@
-//! What has to have happened by when.
+//! Deadlines by token.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};

@@ -16,19 +16,19 @@ use vmm_sys_util::epoll::EpollEvent;
 /// Packets taken, or made, before the other direction has its turn.
 const BATCH: usize = 64;
 
-/// Turns after the order to stop: more than full rings need, and an end to a
-/// guest that goes on all the same.
+/// Turns after the order to stop: more than full rings need, and a bound for a guest that
+/// keeps sending.
 const LAST_TURNS: usize = 8;
 
 /// `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET` (Virtio 1.3 §5.10.6.7).
 const EVENT_TRANSPORT_RESET: u32 = 0;
 
-/// For the driver to act on a reset before programs are let in all the same.
+/// How long programs wait for the driver to act on a reset.
 pub(super) const RESET_TIME: Duration = Duration::from_millis(500);
 
-/// Where telling the guest of a lost transport stands. Linux works through
-/// events and packets side by side and would drop a connection made too early
-/// with those from before; so programs wait until it returns the event buffer.
+/// How far the guest has been told of a transport reset. Linux processes events and packets
+/// concurrently and would drop a connection made too early together with those from before
+/// the reset; so programs wait until it returns the event buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TransportReset {
     None,
@@ -103,9 +103,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Tells a restored guest that its connections are gone, before its vCPUs
-    /// run: the event, and a RST for each as far as its buffers go. What it
-    /// waits for then is no thread of ours, only its own interrupt.
+    /// Tells a restored guest before its vCPUs run that its connections are gone: by the
+    /// event, and by a RST for each as far as its buffers go. Then the guest waits for no
+    /// thread of ours, only for its interrupt.
     pub fn announce_reset(&mut self) {
         let Some(rings) = &mut self.rings else {
             return;
@@ -124,7 +124,7 @@ impl Engine {
         };
         self.left_at = Some((Engine::positions(&rings), Instant::now()));
         for ring in rings.each() {
-            // Its last copy may be closed elsewhere, which is as good.
+            // Fails if the last copy of the descriptor was closed, which removes it as well.
             let _ = poll.remove(&ring.active().doorbell);
         }
         rings.into_queues()
@@ -142,9 +142,9 @@ impl Engine {
         rings.each().map(position).collect()
     }
 
-    /// Takes note of what the poll set reported.
+    /// Handles an event of the poll set.
     pub fn on_event(&mut self, event: &EpollEvent, now: Instant) {
-        // Doorbells only wake: every turn looks at all rings.
+        // Doorbells only wake the thread: every turn looks at all rings.
         if !(poll::DOORBELL..poll::DOORBELL + 3).contains(&event.data()) {
             self.muxer.on_socket(event.data(), event.event_set(), now);
         }
@@ -191,7 +191,7 @@ fn tell_reset(reset: &mut TransportReset, rings: &mut Rings) {
             }
         }
         TransportReset::Owed => {
-            let added = ring.ring_for_next(memory);
+            let added = ring.notify_for_next(memory);
             let Some(chain) = ring.pop(memory) else {
                 return;
             };
@@ -206,26 +206,26 @@ fn tell_reset(reset: &mut TransportReset, rings: &mut Rings) {
             } else {
                 ring.give_back(memory, head, 0);
             }
-            // A driver with useless buffers is not told; there is no other way.
+            // A driver whose buffers are unusable can't be told.
             *reset = TransportReset::Told(added);
         }
     }
 }
 
-/// Works through packets of the guest's; true if it stopped before the end.
+/// Processes packets from the guest; true if it stopped before the end.
 fn take_packets(muxer: &mut Muxer, rings: &mut Rings, now: Instant) -> bool {
     let memory = &*rings.memory;
     let ring = &mut rings.transmit;
     let mut buffers = Buffers::new(memory);
-    ring.mute(memory);
+    ring.disable_notification(memory);
     for _ in 0..BATCH {
         if muxer.is_congested() {
-            // The guest must take answers first. `make_packets` goes on.
+            // The guest must take answers first: `make_packets` makes them.
             return false;
         }
         let chain = match ring.pop(memory) {
             Some(chain) => chain,
-            None if ring.unmute(memory) => match ring.pop(memory) {
+            None if ring.enable_notification(memory) => match ring.pop(memory) {
                 Some(chain) => chain,
                 None => return false,
             },
@@ -251,14 +251,14 @@ fn make_packets(muxer: &mut Muxer, rings: &mut Rings) -> bool {
     let ring = &mut rings.receive;
     let was_congested = muxer.is_congested();
     let mut buffers = Buffers::new(memory);
-    ring.mute(memory);
+    ring.disable_notification(memory);
     for _ in 0..BATCH {
         if !muxer.wants_to_speak() {
             return was_congested;
         }
         let chain = match ring.pop(memory) {
             Some(chain) => chain,
-            None if ring.unmute(memory) => match ring.pop(memory) {
+            None if ring.enable_notification(memory) => match ring.pop(memory) {
                 Some(chain) => chain,
                 None => return false,
             },
@@ -276,13 +276,13 @@ fn make_packets(muxer: &mut Muxer, rings: &mut Rings) -> bool {
                 buffers.copy_from(0, &header.to_bytes());
                 ring.give_back(memory, head, HEADER_LEN as u32 + header.len);
             }
-            None => ring.unpop(),
+            None => ring.put_back(),
         }
     }
     true
 }
 
-/// The engine, whatever became of a thread that held it.
+/// Locks the engine, also if a thread panicked that held it.
 pub fn lock(engine: &Mutex<Engine>) -> MutexGuard<'_, Engine> {
     engine.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -304,7 +304,7 @@ pub fn step(engine: &Mutex<Engine>, poll: &PollSet, timeout: Option<Duration>) -
     if !stop {
         return Ok(Step::Sleep(sleep));
     }
-    // What the guest sent before it was stopped still goes out.
+    // What the guest sent before the stop is still delivered.
     for _ in 0..LAST_TURNS {
         if sleep != Some(Duration::ZERO) {
             break;

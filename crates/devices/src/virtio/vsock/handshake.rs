@@ -1,4 +1,4 @@
-//! What a host program says before it is connected: `CONNECT <port>\n`.
+//! The line a host program sends before it is connected: `CONNECT <port>\n`.
 
 use rustix::net::{RecvFlags, recv};
 use std::io::{self, Read};
@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 /// Longest line accepted, its newline included; the longest useful one has 20.
 pub const LINE_LIMIT: usize = 32;
 
-/// A host program that has connected but not said where to.
+/// A host program that has connected but not sent its line.
 pub struct Handshake {
     /// Its socket.
     pub stream: UnixStream,
@@ -25,8 +25,8 @@ pub enum Progress {
 }
 
 impl Handshake {
-    /// Looks at what has come. Takes the line, once complete, and not a byte
-    /// more: what a program sent after it is for the guest.
+    /// Peeks at what has come. Reads the line once it is complete, and not a byte more: what
+    /// a program sends after it is for the guest.
     pub fn advance(&mut self) -> Progress {
         let mut line = [0; LINE_LIMIT];
         let seen = loop {

@@ -1,4 +1,4 @@
-//! The Unix socket host programs connect to, and the calls to theirs.
+//! The Unix socket that host programs connect to, and connections to theirs.
 
 use super::error::VsockError;
 use rustix::fs::{Mode, fchmod};
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 /// Longest path of a Unix socket, in bytes (unix(7), with the final NUL 108).
 const PATH_LIMIT: usize = 107;
 
-/// Programs that may queue before they are answered: as while the guest boots.
+/// Programs that may wait to be accepted, for example while the guest boots.
 const BACKLOG: i32 = 1024;
 
 /// A listening socket with its file, which goes away with it.
@@ -87,8 +87,11 @@ impl Drop for Listener {
     }
 }
 
-/// Calls the program that listens for the guest's connections to `port`.
-/// `WouldBlock`: its queue is full, try later.
+/// Connects to the program that listens for the guest's connections to `port`.
+///
+/// # Errors
+///
+/// `WouldBlock` if its queue is full: try later. Any other error is final.
 pub fn dial(path: &Path, port: u32) -> io::Result<UnixStream> {
     let mut name = OsString::from(path);
     name.push(format!("_{port}"));

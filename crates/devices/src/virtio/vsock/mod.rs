@@ -12,9 +12,9 @@
 //! * `engine`: one turn of work; the worker thread only repeats it.
 //! * `rings`: the three virtqueues.
 //! * `packet`: headers, and payloads in guest memory.
-//! * `muxer`: all connections, and which one may speak next.
+//! * `muxer`: all connections, and which one sends next.
 //! * `connection`, `credit`, `outbox`: one connection.
-//! * `listener`, `handshake`: host programs that knock.
+//! * `listener`, `handshake`: host programs that connect.
 //! * `poll`, `deadlines`: what the engine sleeps on.
 //!
 //! Memory is bounded whatever the guest does: at most

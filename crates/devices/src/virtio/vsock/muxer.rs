@@ -1,5 +1,5 @@
-//! All connections of the device, and the host programs that have none yet or
-//! none any more.
+//! All connections of the device, and the sockets of host programs that have no connection
+//! yet, or no longer.
 
 use super::connection::{Connection, Key, Outgoing, Phase, Verdict};
 use super::deadlines::Deadlines;
@@ -18,17 +18,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vmm_sys_util::epoll::{EpollEvent, EventSet};
 
-/// For a host program to say where it wants to go.
+/// How long a host program has to send its `CONNECT` line.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
-/// For the guest to answer a REQUEST.
+/// How long the guest has to answer a REQUEST.
 const RESPONSE_TIME: Duration = Duration::from_secs(10);
-/// Between calls to a host program whose queue is full.
+/// Pause between attempts to connect to a host program whose queue is full.
 const DIAL_PAUSE: Duration = Duration::from_millis(10);
-/// Calls in all: 1.5 s, less than the 2 s after which Linux gives up.
+/// Attempts in all: 1.5 s, less than the 2 s after which Linux gives up.
 const DIAL_CALLS: u16 = 150;
-/// After running out of descriptors.
+/// Pause after running out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Programs answered in one turn.
+/// Programs accepted in one turn.
 const ACCEPT_BATCH: usize = 64;
 /// RSTs without a connection at which the device takes no more packets before
 /// the guest has taken some (Virtio 1.3 §5.10.6.1).
@@ -40,20 +40,20 @@ const HOST_PORTS: std::ops::Range<u32> = 1 << 30..1 << 31;
 /// A RST for a connection that is not, or no more, in the table.
 #[derive(Debug, Clone, Copy)]
 struct Reset {
-    /// Whom the guest wanted: the host, or a context id out of reach.
+    /// The context id the guest addressed: the host's, or one that can't be reached.
     cid: u64,
-    /// Its own socket type: Linux heeds no other.
+    /// The guest's socket type: Linux ignores a RST with another one.
     kind: u16,
     key: Key,
 }
 
-/// A socket that has yet to get what a connection left.
+/// A socket that still has to get what a connection left.
 struct Drain {
     stream: UnixStream,
     outbox: Outbox,
 }
 
-/// Connections by their ports, and who may speak next.
+/// Connections by their ports, and which of them sends next.
 pub struct Muxer {
     guest_cid: u64,
     /// The context id the guest had before it was restored.
@@ -61,14 +61,14 @@ pub struct Muxer {
     path: PathBuf,
     poll: Arc<PollSet>,
     listener: Listener,
-    /// The engine lets programs in.
+    /// The engine accepts programs.
     open: bool,
     /// Descriptors ran out; programs wait for a moment.
     paused: bool,
     connections: HashMap<Key, Connection>,
     handshakes: HashMap<u64, Handshake>,
     drains: HashMap<u64, Drain>,
-    /// Connections with something to say to the guest, each once, in turn.
+    /// Connections with a packet for the guest, each once, in turn.
     ready: VecDeque<Key>,
     resets: VecDeque<Reset>,
     deadlines: Deadlines,
@@ -78,7 +78,7 @@ pub struct Muxer {
 }
 
 impl Muxer {
-    /// Listens at `path`; lets nobody in yet.
+    /// Listens at `path`; accepts nobody yet.
     pub fn new(
         guest_cid: u64,
         path: PathBuf,
@@ -159,7 +159,7 @@ impl Muxer {
         self.resets.clear();
     }
 
-    /// Lets host programs in, or makes them wait.
+    /// Accepts host programs, or lets them wait.
     pub fn set_open(&mut self, open: bool) {
         if self.open != open {
             self.open = open;
@@ -202,7 +202,7 @@ impl Muxer {
         self.deadlines.next()
     }
 
-    /// Time passed while nobody could act on it.
+    /// Moves all deadlines by the time that the device was paused.
     pub fn shift_deadlines(&mut self, by: Duration) {
         self.deadlines.shift(by);
     }
@@ -258,7 +258,7 @@ impl Muxer {
             }
             self.handshakes.insert(token, Handshake { stream });
             self.deadlines.set(token, now + HANDSHAKE_TIME);
-            // Most programs have said their line by now.
+            // Most programs have sent their line by now.
             self.advance_handshake(token, EventSet::IN, now);
         }
     }
@@ -453,7 +453,7 @@ impl Muxer {
         }
     }
 
-    /// Puts a connection that has something to say at the end of the queue.
+    /// Puts a connection that has a packet for the guest at the end of the queue.
     fn line_up(&mut self, key: Key) {
         if let Some(connection) = self.connections.get_mut(&key)
             && !connection.queued
@@ -576,7 +576,7 @@ impl Muxer {
         }
     }
 
-    /// Says once that the host, not the guest or a program, is at fault.
+    /// Logs once that the host, not the guest or a program, is at fault.
     fn complain(&mut self, error: &io::Error) {
         if !std::mem::replace(&mut self.out_of_descriptors, true) {
             tracing::warn!(%error, "vsock: connections fail");

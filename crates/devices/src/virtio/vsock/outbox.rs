@@ -53,7 +53,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Throws everything away; returns how many bytes that was.
+    /// Discards everything; returns how many bytes that was.
     pub fn discard(&mut self) -> usize {
         std::mem::take(&mut self.bytes).len()
     }

@@ -15,7 +15,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 const RESERVED: u64 = (u32::MAX as u64) << 32;
 /// Ends the worker.
 pub const STOP: u64 = RESERVED;
-/// Host programs knock.
+/// Host programs wait to be accepted.
 pub const LISTENER: u64 = RESERVED | 1;
 /// A queue's doorbell.
 pub const DOORBELL: u64 = RESERVED | 2;
