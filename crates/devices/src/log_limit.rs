@@ -5,14 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Messages of one device that are let through.
 const ADMITTED: u64 = 8;
 
-/// Lets a device's first few messages through and counts the rest, so that no
-/// guest can fill the host's log. When the device goes, the number left out is
-/// told.
+/// Lets a device's first messages through and counts the rest, so that no guest can fill the
+/// host's log. When the device is dropped, the number of suppressed messages is logged.
 #[derive(Debug, Default)]
 pub struct LogLimit(AtomicU64);
 
 impl LogLimit {
-    /// Nothing said yet.
+    /// No message yet.
     pub const fn new() -> LogLimit {
         LogLimit(AtomicU64::new(0))
     }

@@ -1,5 +1,5 @@
-//! Pages of guest memory that the monitor itself has written: KVM's log of a
-//! guest's writes does not have them.
+//! Pages of guest memory that the monitor itself has written: KVM's dirty log has only the
+//! guest's writes.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, OnceLock};
@@ -16,7 +16,7 @@ pub struct WriteLog {
 }
 
 impl WriteLog {
-    /// That of a region.
+    /// The log of a region.
     pub fn of(region: &GuestRegionMmap<WriteLog>) -> &WriteLog {
         let mapping: &MmapRegion<WriteLog> = region;
         mapping.bitmap()

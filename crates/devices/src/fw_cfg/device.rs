@@ -1,4 +1,4 @@
-//! The ports.
+//! The device at its ports.
 
 use super::dma;
 use super::items::{FwCfgError, FwCfgFile, Items, Position};
@@ -21,8 +21,8 @@ const DMA_BYTES: u64 = 8;
 /// What the DMA register reads as, big endian.
 const DMA_SIGNATURE: [u8; 8] = *b"QEMU CFG";
 
-/// Makes the contents of a file that says something about this moment; always
-/// of one length.
+/// Makes the contents of a file that depends on the current time; always of the same
+/// length.
 pub type Refresh = Box<dyn FnMut() -> Vec<u8> + Send>;
 
 /// The device. The guest can read; every write of an item is refused.
@@ -64,8 +64,12 @@ impl FwCfg {
         Ok(device)
     }
 
-    /// Puts other contents in place of those of the files of these names; the
-    /// others stay. What the guest has selected begins again.
+    /// Replaces the contents of the files of these names; other files stay. The selected item
+    /// is read from its beginning again.
+    ///
+    /// # Errors
+    ///
+    /// A file can't be offered.
     pub fn replace(&mut self, files: Vec<FwCfgFile>) -> Result<(), FwCfgError> {
         let others = self.items.files().iter();
         let others = others.filter(|old| files.iter().all(|new| new.name != old.name));
@@ -76,7 +80,7 @@ impl FwCfg {
         Ok(())
     }
 
-    /// Makes the contents of the file `name` anew whenever the guest selects it
+    /// Lets `refresh` make the contents of the file `name` anew whenever the guest selects it
     /// through the selector port.
     pub fn refresh_on_select(&mut self, name: &str, refresh: Refresh) {
         self.refresh = self.items.selector(name).map(|item| (item, refresh));

@@ -14,7 +14,7 @@ const WRITE: u32 = 1 << 4;
 const REQUEST_BYTES: usize = 16;
 const ZEROS: [u8; 4096] = [0; 4096];
 
-/// Does what the request at `address` says and answers in its control word.
+/// Carries out the request at `address` and answers in its control word.
 /// A request outside guest memory cannot be answered and does nothing.
 pub(super) fn run(
     items: &Items,

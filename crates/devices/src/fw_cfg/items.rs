@@ -82,7 +82,7 @@ impl Items {
         })
     }
 
-    /// The bytes behind a selector; a selector nobody has is empty.
+    /// The bytes of the item that a selector stands for; none for an unknown selector.
     pub(super) fn get(&self, selector: u16) -> &[u8] {
         // All numbers with the architecture bit are unknown here.
         if selector & !(ENTRY_MASK | 1 << 14) != 0 {
@@ -138,7 +138,7 @@ fn directory(files: &[FwCfgFile]) -> Vec<u8> {
     bytes
 }
 
-/// Where the next byte comes from.
+/// The selected item and the offset of its next byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Position {
     pub(super) selector: u16,

@@ -5,19 +5,19 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Most bytes of a file, a line of our own aside.
+/// Most bytes of a file, not counting our own line.
 const BYTES_MAX: u64 = 4 << 20;
-/// Of these the first are kept for ever: how the guest booted.
+/// The first bytes, which are always kept: how the guest booted.
 const FIRST_BYTES: u64 = 256 << 10;
-/// And, when the file is full, so many of the last, from a line's beginning.
+/// The last bytes that are kept when the file is full, from the beginning of a line.
 const LAST_BYTES: u64 = 2 << 20;
 
-/// Where a serial port writes what its guest says, for people to read later.
+/// The output of a serial port in a file, for people to read later.
 ///
-/// A guest can write for ever, and a full disk is everybody's. So when the
-/// file reaches 4 MiB, it is cut down to its first 256 KiB, a line that says
-/// how much is left out, and its last 2 MiB: what is looked for is how a guest
-/// came up and what it said last. Whoever follows the file sees it shrink.
+/// A guest can write without end, and must not fill the disk. So when the file reaches
+/// 4 MiB, it is cut down to its first 256 KiB, a line that says how much was left out, and
+/// its last 2 MiB: people look for how a guest booted and what it wrote last. A program that
+/// follows the file sees it shrink.
 ///
 /// A path that is no regular file (a terminal, a pipe) is written through.
 ///

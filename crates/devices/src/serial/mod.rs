@@ -29,9 +29,8 @@ pub const IRQ: u32 = 4;
 
 /// A serial port.
 ///
-/// Output goes to a [`Write`]: each byte as it comes, and a sink that blocks
-/// holds up the vCPU that writes, as a slow line would. Bytes a sink refuses
-/// are lost and counted. Input goes into the port's receive buffer of 64
+/// Output goes to a [`Write`], byte by byte; a sink that blocks delays the vCPU that
+/// writes, as a slow line would. Bytes that the sink refuses are lost and counted. Input goes into the port's receive buffer of 64
 /// bytes by [`input`](Serial::input), which takes what fits; when the guest
 /// has emptied the buffer, [`drained`](Serial::drained) rings.
 pub struct Serial {
@@ -124,8 +123,8 @@ impl Serial {
         }
     }
 
-    /// Rings again if there is an interrupt that the guest has not looked at: the
-    /// edge may have been lost with the interrupt controller's old state.
+    /// Raises the interrupt again if the guest has not handled it yet: the edge may have been
+    /// lost with the interrupt controller's old state.
     pub fn repeat(&self) {
         let state = self.uart.state();
         let (enabled, identified) = (state.interrupt_enable, state.interrupt_identification);
@@ -227,7 +226,7 @@ impl SerialEvents for Events {
     }
 
     fn in_buffer_empty(&self) {
-        // Fails only if the counter is full: then it rings anyway.
+        // Fails only if the counter is full: then it is readable anyway.
         let _ = self.drained.write(1);
     }
 }

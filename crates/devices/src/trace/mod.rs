@@ -10,9 +10,8 @@ use serde::{Deserialize, Serialize};
 /// take the time first, and be brief.
 pub type MarkSink = Box<dyn FnMut(u8) + Send>;
 
-/// The port. It passes on a fixed number of marks from boot or restore on and
-/// counts the rest, so that a guest that writes for ever fills nobody's
-/// memory.
+/// The port. It passes on a fixed number of marks from boot or restore on and counts the
+/// rest, so that a guest that writes without end fills no memory of the host.
 pub struct TracePort {
     sink: MarkSink,
     limit: u64,

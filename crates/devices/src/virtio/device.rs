@@ -46,14 +46,13 @@ pub trait VirtioDevice: Send {
     /// `activate` (pause, snapshot) or to be dropped (reset).
     fn deactivate(&mut self) -> Vec<ActiveQueue>;
 
-    /// The driver reset the device, which is not running: what the driver had
-    /// told it is void. A pause comes without it.
+    /// The driver has reset the device, which is not running: forget what the driver had
+    /// configured. Not called for a pause.
     fn reset(&mut self) {}
 
-    /// Whether something of the device's own waits on the doorbells. If not,
-    /// the VMM registers no ioeventfd for it, every QueueNotify comes to the
-    /// transport, and the transport calls
-    /// [`notified`](VirtioDevice::notified): no thread, one longer exit.
+    /// Whether a thread of the device waits on the doorbells. If not, the VMM registers no
+    /// ioeventfd for it: every QueueNotify exits to the transport, which calls
+    /// [`notified`](VirtioDevice::notified).
     fn waits_on_doorbells(&self) -> bool {
         true
     }
@@ -97,14 +96,14 @@ impl<D: VirtioDevice + ?Sized> VirtioDevice for Box<D> {
     }
 }
 
-/// What a device gets to work with.
+/// What a device gets when it is activated.
 pub struct Activation {
     /// Guest RAM.
     pub memory: Arc<GuestMemory>,
     /// The queues the driver enabled, by index; a queue the driver left
     /// disabled is `None`.
     pub queues: Vec<Option<ActiveQueue>>,
-    /// Tells the driver.
+    /// Interrupts the driver.
     pub interrupt: Arc<dyn Interrupt>,
     /// Features the driver accepted.
     pub features: u64,
@@ -112,7 +111,8 @@ pub struct Activation {
     pub workers: Arc<dyn Workers>,
 }
 
-/// A queue in use and the descriptor that rings when the driver notifies it.
+/// A queue in use and its doorbell: the event descriptor that the driver's notification
+/// makes readable.
 #[derive(Debug)]
 pub struct ActiveQueue {
     /// The queue's index.
@@ -136,7 +136,7 @@ pub trait Interrupt: Send + Sync {
     }
 }
 
-/// What a worker thread is for: the VMM picks its seccomp filter by it.
+/// What a device's thread does: the VMM chooses its seccomp filter by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WorkerRole {
     /// Reads and writes disk files.
@@ -156,9 +156,13 @@ impl WorkerRole {
     ];
 }
 
-/// Has work done on threads, in the sandbox of their role.
+/// Runs work on threads, each in the sandbox of its role.
 pub trait Workers: Send + Sync {
-    /// Has `body` done on a thread of that role.
+    /// Runs `body` on a thread of that role.
+    ///
+    /// # Errors
+    ///
+    /// A thread can't be started.
     fn spawn(
         &self,
         role: WorkerRole,
@@ -167,11 +171,11 @@ pub trait Workers: Send + Sync {
     ) -> io::Result<Job>;
 }
 
-/// Work that was given to a thread. Its thread may do other work later.
+/// Work that runs on a thread. The thread may do other work later.
 pub struct Job(Box<dyn FnOnce() -> thread::Result<()> + Send>);
 
 impl Job {
-    /// `wait` returns when the work has ended, and says whether well.
+    /// `wait` returns when the work has ended: an error if it panicked.
     pub fn new(wait: impl FnOnce() -> thread::Result<()> + Send + 'static) -> Job {
         Job(Box::new(wait))
     }

@@ -14,7 +14,7 @@ pub struct BalloonArgs {
     pub reclaim: Arc<dyn Reclaim>,
 }
 
-/// What stays from one activation to the next.
+/// What a balloon keeps from one activation to the next.
 pub(super) struct Account {
     /// Bytes of guest RAM.
     pub(super) ram_bytes: u64,
@@ -28,7 +28,7 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// Of a balloon that has given nothing back yet.
+    /// The account of a new balloon.
     pub(super) fn new(args: BalloonArgs) -> Account {
         Account {
             ram_bytes: args.ram_bytes,

@@ -13,13 +13,13 @@
 //!   checked.
 //!
 //! It has no thread. A guest that inflates waits for the answer anyway (Linux
-//! sends 256 page numbers and sleeps until they are taken), so nothing is won
-//! by another thread, and every restore would pay for starting one. Free page
+//! sends 256 page numbers and sleeps until they are taken), so another thread
+//! would save nothing, and every restore would have to start it. Free page
 //! reporting comes at most every two seconds, in requests of at most 32 blocks
 //! of 2 or 4 MiB (Linux, mm/page_reporting.c): a few milliseconds on the vCPU
-//! that runs the report, less than what clearing those pages once more will
-//! cost it. What a hostile guest can make of it is bounded by
-//! [`reclaim::Budget`] and holds up nobody but itself.
+//! that runs the report, less than clearing those pages again will cost the
+//! guest. [`reclaim::Budget`] bounds what a hostile guest can do with it, and
+//! it delays nobody but itself.
 //!
 //! What the VMM does with it:
 //!

@@ -8,9 +8,9 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 /// Takes guest memory back for the host.
 pub trait Reclaim: Send + Sync {
-    /// Gives `length` bytes of guest RAM from `start` back to the host. What
-    /// they hold is of no interest to the guest; it reads zeros, or what was
-    /// there, when it touches them next, which may be while this runs.
+    /// Gives `length` bytes of guest RAM from `start` back to the host. The guest does not
+    /// need their contents; when it touches them next, which may be while this runs, it
+    /// reads zeros or what was there.
     ///
     /// The range is not empty, begins and ends on a page, and lies in one
     /// region of guest RAM. May be called from any thread, also from two at

@@ -7,8 +7,7 @@ use thiserror::Error;
 
 /// A saved balloon. Its queues are the transport's; a request that waits in
 /// one is answered after the restore, and so is the buffer of statistics,
-/// which lies in its queue again while the device is at rest. What was given
-/// back so far is counted anew.
+/// which is back in its queue while the device is paused. Counters start anew.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BalloonState {
@@ -23,7 +22,7 @@ pub struct BalloonState {
     pub untold: bool,
 }
 
-/// A saved balloon can't be had back.
+/// A saved balloon can't be restored.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RestoreError {

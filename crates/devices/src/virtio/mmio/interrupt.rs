@@ -7,8 +7,8 @@ use vmm_sys_util::eventfd::EventFd;
 const USED_BUFFERS: u32 = 1;
 const CONFIG_CHANGED: u32 = 2;
 
-/// One device's interrupt: an event descriptor (an irqfd, edge-triggered) and
-/// the status bits that say why it rang.
+/// One device's interrupt: an event descriptor (an irqfd, edge-triggered) and the status
+/// bits that say why it was raised.
 #[derive(Debug)]
 pub struct MmioInterrupt {
     status: AtomicU32,
@@ -62,14 +62,14 @@ impl MmioInterrupt {
         self.status() != 0
     }
 
-    /// Rings again for bits the driver has not acknowledged: an edge may have
-    /// been lost with the interrupt controller's old state.
+    /// Raises the interrupt again if the driver has not acknowledged all bits: an edge may
+    /// have been lost with the interrupt controller's old state.
     pub(super) fn repeat(&self) {
         self.ring();
     }
 
-    // The line rings even if the bit was set already: an edge that came while
-    // the interrupt was masked is gone, and the next one must not be.
+    // Raised even if the bit was set already: an edge that came while the interrupt
+    // was masked is lost, and this one must not be.
     fn raise(&self, bit: u32) {
         self.status.fetch_or(bit, Ordering::SeqCst);
         self.ring();

@@ -4,8 +4,8 @@ use super::state::QueueState;
 use crate::GuestMemory;
 use virtio_queue::{Queue, QueueT};
 
-/// Ring addresses, size and positions of one queue as registers hold them:
-/// anything the guest cares to write. [`build`](QueueRegisters::build) judges.
+/// Ring addresses, size and positions of one queue as its registers hold them. They may
+/// have any value; [`build`](QueueRegisters::build) checks them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct QueueRegisters {
     pub(super) max_size: u16,
@@ -55,7 +55,7 @@ impl QueueRegisters {
         (placed && queue.is_valid(memory)).then_some(queue)
     }
 
-    /// Remembers how far a device got.
+    /// Keeps the position up to which a device has served the queue.
     pub(super) fn keep_position(&mut self, queue: &Queue) {
         self.next_avail = queue.next_avail();
         self.next_used = queue.next_used();

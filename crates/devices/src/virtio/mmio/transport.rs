@@ -19,9 +19,8 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 /// A virtio device at a window of [`super::WINDOW_BYTES`] in guest physical
 /// memory.
 ///
-/// Everything a guest can write is either recorded and judged when it
-/// matters, or ignored with a debug message; nothing it writes makes the
-/// transport fail.
+/// What a guest writes is either recorded, and checked when it is used, or ignored with a
+/// debug message. Nothing it writes makes the transport fail.
 pub struct MmioTransport<D: VirtioDevice> {
     pub(super) device: D,
     memory: Arc<GuestMemory>,
@@ -38,13 +37,13 @@ pub struct MmioTransport<D: VirtioDevice> {
     log: LogLimit,
 }
 
-/// What a transport and its driver reach one another by.
+/// The event descriptors between a transport and its driver.
 #[derive(Debug)]
 pub struct Wires {
     /// Carries the device's interrupt: an irqfd without resampling (edge).
     pub line: EventFd,
-    /// Rung by the driver, one for each queue, the first first. Those that are
-    /// missing are made with the transport.
+    /// Notifications of the driver (ioeventfds), one a queue, by index. Missing ones are
+    /// made with the transport.
     pub doorbells: Vec<EventFd>,
 }
 
@@ -57,7 +56,7 @@ impl From<EventFd> for Wires {
     }
 }
 
-/// A transport can only be saved while its device is at rest.
+/// A transport can only be saved while its device is paused.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("a virtio device must be paused before it can be saved")]
 pub struct StillRunning;
@@ -158,7 +157,7 @@ impl<D: VirtioDevice> MmioTransport<D> {
         &self.device
     }
 
-    /// The same, to change what the host has a say in.
+    /// The device, mutable, for changes by the host.
     pub fn device_mut(&mut self) -> &mut D {
         &mut self.device
     }
@@ -179,7 +178,7 @@ impl<D: VirtioDevice> MmioTransport<D> {
         &self.interrupt
     }
 
-    /// Stops the device and keeps its place. Call with all vCPUs stopped.
+    /// Stops the device and keeps its queues' positions. Call with all vCPUs stopped.
     /// Requests being worked on are finished first; requests still waiting
     /// stay in their rings.
     pub fn pause(&mut self) {
@@ -335,7 +334,8 @@ impl<D: VirtioDevice> MmioTransport<D> {
         self.queues.get_mut(self.queue_select as usize)
     }
 
-    /// The same, and not yet ready: addresses and size of a ready queue stay.
+    /// The selected queue, if it may be set up now and is not ready: addresses and size of a
+    /// ready queue can't be changed.
     fn queue_not_ready(&mut self) -> Option<&mut QueueRegisters> {
         self.queue_to_set_up().filter(|queue| !queue.ready)
     }
