@@ -273,6 +273,7 @@ fn vmm_config(kernel: &str) -> vmm::VmmConfig {
         fw_cfg: Vec::new(),
         control: None,
         exit_record: None,
+        handed: Vec::new(),
         balloon: false,
         cpu_profile: None,
         restore: None,

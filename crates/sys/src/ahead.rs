@@ -7,9 +7,9 @@
 #![allow(unsafe_code)] // dup2, madvise, and this process's own arguments.
 
 use crate::fds::{self, recv_with_fds};
+use crate::handed;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::ffi::OsStr;
-use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -91,7 +91,7 @@ impl Argument {
 
 /// All arguments as the kernel laid them out, each with its final zero.
 fn arguments() -> io::Result<&'static [AtomicU8]> {
-    let stat = fs::read_to_string("/proc/self/stat")?;
+    let stat = io::read_to_string(handed::open_proc("stat")?)?;
     // proc_pid_stat(5): the name, in brackets, is the second; arg_start and
     // arg_end are fields 48 and 49.
     let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
@@ -112,11 +112,11 @@ fn arguments() -> io::Result<&'static [AtomicU8]> {
 /// MADV_POPULATE_WRITE where they are writable), so that later code takes no page faults
 /// there. Affects only time; has no effect before Linux 5.14.
 pub fn touch_program() -> io::Result<()> {
-    let Ok(program) = fs::read_link("/proc/self/exe") else {
+    let Ok(program) = handed::program() else {
         return Ok(());
     };
     let mut is_program = false;
-    for line in fs::read_to_string("/proc/self/maps")?.lines() {
+    for line in io::read_to_string(handed::open_proc("maps")?)?.lines() {
         let mut fields = line.split_ascii_whitespace();
         let (Some(range), Some(may)) = (fields.next(), fields.next()) else {
             continue;
@@ -146,7 +146,7 @@ pub fn touch_program() -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::fds::send_with_fds;
-    use std::fs::File;
+    use std::fs::{self, File};
     use std::io::{Read, Seek, Write};
     use std::os::fd::AsFd;
 

@@ -10,6 +10,7 @@
 //! * [`fds`]: descriptors sent over a Unix socket.
 //! * [`folders`]: where Jiffy keeps its files.
 //! * [`mod@fork`]: fork(2) of a process with one thread.
+//! * [`handed`]: files that this process was handed open.
 //! * [`locked`]: files locked with flock(2).
 //! * [`mapped`]: read-only mappings of files that another process writes.
 //! * [`memfd`]: memfds, in small or huge pages.
@@ -34,6 +35,7 @@ pub mod durable;
 pub mod fds;
 pub mod folders;
 pub mod fork;
+pub mod handed;
 pub mod kick;
 pub mod locked;
 pub mod mapped;

@@ -5,11 +5,13 @@
 //! entries are read one by one.
 #![allow(unsafe_code)] // One ioctl.
 
+use crate::handed;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 const PAGE: u64 = 4096;
 
@@ -88,9 +90,12 @@ pub struct Pagemap {
 impl Pagemap {
     /// Opens it.
     pub fn open() -> io::Result<Pagemap> {
-        Ok(Pagemap {
-            file: File::open("/proc/self/pagemap")?,
-        })
+        let name = Path::new(handed::PAGEMAP);
+        let file = match handed::copy(name) {
+            Some(file) => file?.into(),
+            None => File::open(name)?,
+        };
+        Ok(Pagemap { file })
     }
 
     /// The pages in `addresses` (whole pages of mappings of ours) that belong

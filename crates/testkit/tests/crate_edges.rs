@@ -9,6 +9,7 @@ use std::process::Command;
 const DOORS: &[(&str, &[&str])] = &[
     ("wire", &[]),
     ("sys", &[]),
+    ("jail", &[]),
     ("devices", &["sys"]),
     ("vmm", &["devices", "sys", "wire"]),
     ("disk", &["devices", "sys"]),

@@ -173,6 +173,7 @@ impl Spare {
     ) -> io::Result<VmmProcess> {
         let take = serde_json::to_vec(&TakeSpare {
             config: config.to_owned(),
+            config_fd: None,
         })?;
         let all = [&[log], descriptors].concat();
         send_with_fds(&self.socket, &take, &all)?;

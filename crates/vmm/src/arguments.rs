@@ -31,6 +31,8 @@ pub struct RunOptions {
     /// An inherited socket: wait there to be told which configuration it is,
     /// and where events go. `config` only keeps its place.
     pub spare_fd: Option<i32>,
+    /// Inherited descriptors of files that can't be opened by name: name and number.
+    pub handed: Vec<(PathBuf, i32)>,
     /// Whether threads are confined.
     pub sandbox: Sandbox,
 }
@@ -84,6 +86,7 @@ fn parse_run(mut arguments: impl Iterator<Item = OsString>) -> Result<RunOptions
     let mut config = None;
     let mut events_fd = None;
     let mut spare_fd = None;
+    let mut handed = Vec::new();
     let mut sandbox = Sandbox::On;
     while let Some(argument) = arguments.next() {
         let text = argument.to_str().unwrap_or_default();
@@ -95,6 +98,7 @@ fn parse_run(mut arguments: impl Iterator<Item = OsString>) -> Result<RunOptions
             "--config" => "--config",
             "--events-fd" => "--events-fd",
             "--spare-fd" => "--spare-fd",
+            "--fd" => "--fd",
             "--seccomp" => "--seccomp",
             _ => return Err(UsageError::Unknown(argument)),
         };
@@ -109,6 +113,7 @@ fn parse_run(mut arguments: impl Iterator<Item = OsString>) -> Result<RunOptions
             "--config" => config = Some(PathBuf::from(value)),
             "--events-fd" => events_fd = Some(descriptor(&value).ok_or_else(bad)?),
             "--spare-fd" => spare_fd = Some(descriptor(&value).ok_or_else(bad)?),
+            "--fd" => handed.push(named(&value).ok_or_else(bad)?),
             _ => {
                 sandbox = match value.to_str() {
                     Some("on") => Sandbox::On,
@@ -125,8 +130,15 @@ fn parse_run(mut arguments: impl Iterator<Item = OsString>) -> Result<RunOptions
         config: config.ok_or(UsageError::NoConfig)?,
         events_fd,
         spare_fd,
+        handed,
         sandbox,
     })
+}
+
+/// `NAME=N`.
+fn named(value: &OsStr) -> Option<(PathBuf, i32)> {
+    let (name, number) = value.to_str()?.rsplit_once('=')?;
+    Some((name.into(), descriptor(number.as_ref())?))
 }
 
 /// A number that is not that of standard input, output or error.
@@ -149,14 +161,15 @@ mod tests {
             config: "vmm.json".into(),
             events_fd: Some(5),
             spare_fd: None,
+            handed: vec![("/dev/kvm".into(), 6), ("a=b".into(), 7)],
             sandbox: Sandbox::Off,
         }));
         assert_eq!(
-            parsed("run --config vmm.json --events-fd 5 --seccomp off"),
+            parsed("run --config vmm.json --events-fd 5 --fd /dev/kvm=6 --fd a=b=7 --seccomp off"),
             expected
         );
         assert_eq!(
-            parsed("run --seccomp=off --events-fd=5 --config=vmm.json"),
+            parsed("run --seccomp=off --fd=/dev/kvm=6 --fd=a=b=7 --events-fd=5 --config=vmm.json"),
             expected
         );
     }
@@ -181,6 +194,8 @@ mod tests {
             "run --config x --events-fd much",
             "run --config x --spare-fd 2",
             "run --config x --seccomp maybe",
+            "run --config x --fd 4",
+            "run --config x --fd /dev/kvm=2",
         ] {
             assert!(
                 matches!(parsed(line), Err(UsageError::Value { .. })),

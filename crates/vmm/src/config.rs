@@ -1,9 +1,14 @@
 //! The configuration of a VM, from its file.
 
+use jiffy_sys::{contents, handed};
 use jiffy_wire::vmm::{VERSION, VmmConfig};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
+
+/// Largest configuration, bytes: a fw_cfg file may be text.
+const SIZE_MAX: u64 = 64 << 20;
 
 /// A configuration can't be used.
 #[derive(Debug, Error)]
@@ -27,7 +32,7 @@ pub enum ConfigError {
 
 /// Reads it.
 pub fn read(path: &Path) -> Result<VmmConfig, ConfigError> {
-    let text = std::fs::read(path).map_err(|error| ConfigError::Read(path.into(), error))?;
+    let text = contents(path).map_err(|error| ConfigError::Read(path.into(), error))?;
     let config: VmmConfig =
         serde_json::from_slice(&text).map_err(|error| ConfigError::Invalid(path.into(), error))?;
     if config.version != VERSION {
@@ -37,4 +42,13 @@ pub fn read(path: &Path) -> Result<VmmConfig, ConfigError> {
         });
     }
     Ok(config)
+}
+
+/// It may be read again: one that was handed over stays open.
+fn contents(path: &Path) -> io::Result<Vec<u8>> {
+    let file = match handed::copy(path) {
+        Some(file) => file?.into(),
+        None => File::open(path)?,
+    };
+    contents::of(&file, SIZE_MAX)
 }

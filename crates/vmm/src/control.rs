@@ -1,7 +1,7 @@
 //! The control socket: one JSON object a line, answered with one line, which
 //! may carry descriptors.
 
-use jiffy_sys::fds;
+use jiffy_sys::{fds, handed};
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -63,7 +63,8 @@ impl From<ControlResponse> for Answer {
 
 /// The listening socket and its clients. Removes the socket when dropped.
 pub struct ControlSocket {
-    path: PathBuf,
+    /// Its file, unless it was handed over: then that is for others to remove.
+    path: Option<PathBuf>,
     listener: UnixListener,
     clients: Vec<Client>,
 }
@@ -75,24 +76,34 @@ struct Client {
 
 impl ControlSocket {
     /// Listens at `path`, for this user only. The socket of a program that is
-    /// gone is replaced.
+    /// gone is replaced. A socket of that name that was handed over is used as it is.
     pub fn listen(path: &Path) -> Result<ControlSocket, ControlError> {
+        if let Some(listener) = handed::take(path) {
+            return ControlSocket::on(listener.into(), path, None);
+        }
         if path.as_os_str().len() > PATH_MAX {
             return Err(ControlError::PathTooLong(path.into()));
         }
-        let failed = |source| ControlError::Listen {
-            path: path.into(),
-            source,
-        };
         // The socket has these permissions from the start. The umask is the process's: a
         // spare VMM already has other threads, but they wait for work and create no file.
         let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
         let listener = bind(path);
         rustix::process::umask(mask);
-        let listener = listener?;
-        listener.set_nonblocking(true).map_err(failed)?;
+        ControlSocket::on(listener?, path, Some(path.into()))
+    }
+
+    fn on(
+        listener: UnixListener,
+        name: &Path,
+        path: Option<PathBuf>,
+    ) -> Result<ControlSocket, ControlError> {
+        let made = listener.set_nonblocking(true);
+        made.map_err(|source| ControlError::Listen {
+            path: name.into(),
+            source,
+        })?;
         Ok(ControlSocket {
-            path: path.into(),
+            path,
             listener,
             clients: Vec::new(),
         })
@@ -129,7 +140,9 @@ impl ControlSocket {
 
 impl Drop for ControlSocket {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        if let Some(path) = &self.path {
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 

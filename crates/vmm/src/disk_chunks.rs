@@ -8,6 +8,7 @@ use crate::events::Events;
 use crate::pager::{INTERVAL, Reconnect};
 use crate::readable::timespec;
 use jiffy_devices::virtio::block::{Fetched, Residency, StopOrder};
+use jiffy_sys::handed;
 use jiffy_sys::mapped::MappedWords;
 use jiffy_wire::disk::{
     ANSWER_BYTES_MAX, ChunkAnswer, ChunkRequest, LINE_MAX, MAP_HEADER, MapError, MapHeader,
@@ -141,7 +142,7 @@ impl DiskChunks {
             disk: disk.path.clone(),
             source,
         };
-        let file = File::open(&residency.present).map_err(unreadable)?;
+        let file = handed::open(&residency.present).map_err(unreadable)?;
         let (words, header) =
             map(&file)
                 .map_err(unreadable)?

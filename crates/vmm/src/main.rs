@@ -9,7 +9,7 @@ use arguments::Command;
 use jiffy_vmm::error::sentence;
 
 const USAGE: &str = "\
-usage: jiffy-vmm run --config FILE [--events-fd N | --spare-fd N] [--seccomp on|off]
+usage: jiffy-vmm run --config FILE [--events-fd N | --spare-fd N] [--fd NAME=N]... [--seccomp on|off]
        jiffy-vmm probe
        jiffy-vmm cpu
        jiffy-vmm --version

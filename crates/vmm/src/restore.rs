@@ -7,7 +7,7 @@ use crate::memory::layers::{self, MAX_LAYERS};
 use crate::memory::{GuestRam, MemoryError};
 use crate::state::{MAX_ENCODED, VmState};
 use jiffy_devices::fw_cfg::{FwCfgFile, FwCfgFileState, Refresh};
-use jiffy_sys::{contents, fds};
+use jiffy_sys::{contents, fds, handed};
 use jiffy_wire::guest::{self, GENERATION_NAME, Generation};
 use jiffy_wire::vmm::{MemoryLayout, NewGeneration, Restore, SavedMemory, Source, VmmConfig};
 use std::fs::File;
@@ -123,7 +123,7 @@ pub fn generation(new: &NewGeneration) -> Result<Refresh, StartError> {
 fn open_memory(source: &Source) -> Result<File, MemoryError> {
     match source {
         Source::Path(path) => {
-            File::open(path).map_err(|error| MemoryError::Open(path.clone(), error))
+            handed::open(path).map_err(|error| MemoryError::Open(path.clone(), error))
         }
         Source::Fd(fd) => fds::inherited(*fd)
             .map(File::from)
@@ -134,7 +134,7 @@ fn open_memory(source: &Source) -> Result<File, MemoryError> {
 /// The contents of a source, at most `limit` bytes.
 fn read(source: &Source, limit: u64) -> io::Result<Vec<u8>> {
     let file = match source {
-        Source::Path(path) => File::open(path)?,
+        Source::Path(path) => handed::open(path)?,
         Source::Fd(fd) => fds::inherited(*fd)?.into(),
     };
     contents::of(&file, limit)

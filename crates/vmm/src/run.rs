@@ -3,15 +3,18 @@
 use crate::arguments::RunOptions;
 use crate::logging;
 use anyhow::{Context, anyhow};
-use jiffy_sys::clock;
 use jiffy_sys::termination::TerminationFd;
+use jiffy_sys::{clock, handed};
 use jiffy_vmm::control::ControlSocket;
+use jiffy_vmm::sandbox;
 use jiffy_vmm::spare::{self, Ahead};
 use jiffy_vmm::watch::{ConsoleInput, watch};
 use jiffy_vmm::{Builder, Events, StartError, config, error::sentence};
 use jiffy_wire::vmm::{ExitReason, ExitRecord, Serial};
 use std::fs::File;
+use std::io;
 use std::os::fd::FromRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -23,6 +26,12 @@ const VMM_MAIN: &str = "VMM main";
 pub fn run(options: &RunOptions, begun_ns: u64) -> bool {
     logging::set_up();
     limit_arenas();
+    for (name, number) in &options.handed {
+        if let Err(error) = handed::add_inherited(name.clone(), *number) {
+            eprintln!("jiffy-vmm: --fd {}={number}: {error}", name.display());
+            return false;
+        }
+    }
     let Some(spare_fd) = options.spare_fd else {
         let events = options.events_fd.map(|fd| inherited("--events-fd", fd));
         return run_from(options, &options.config, None, events.transpose(), begun_ns);
@@ -66,7 +75,7 @@ fn run_from(
     };
     if let Some(path) = &exit_record {
         let json = serde_json::to_vec_pretty(&record).expect("a record is plain data");
-        if let Err(error) = jiffy_sys::durable::replace(path, &json) {
+        if let Err(error) = leave_record(path, &json) {
             let path = path.display();
             eprintln!("jiffy-vmm: the exit record {path} can't be written: {error}");
         }
@@ -83,6 +92,18 @@ fn run_from(
             }
             false
         }
+    }
+}
+
+/// Into the file that was handed over for it, or into one of its own.
+fn leave_record(path: &Path, json: &[u8]) -> io::Result<()> {
+    match handed::take(path) {
+        Some(file) => {
+            let file = File::from(file);
+            file.write_all_at(json, 0)?;
+            file.sync_data()
+        }
+        None => jiffy_sys::durable::replace(path, json),
     }
 }
 
@@ -128,8 +149,13 @@ fn run_vm(
     exit_record: &mut Option<PathBuf>,
 ) -> Result<ExitRecord, Failure> {
     let mut config = config::read(config_file).map_err(StartError::from)?;
-    if let Some(ahead) = &ahead {
-        ahead.name_sources(&mut config);
+    match &ahead {
+        Some(ahead) => ahead.name_sources(&mut config),
+        None => sandbox::close_proc().context("procfs can't be left")?,
+    }
+    for file in &config.handed {
+        handed::add_inherited(file.name.clone(), file.fd)
+            .with_context(|| format!("{} was not handed over", file.name.display()))?;
     }
     *exit_record = config.exit_record.clone();
     let termination = TerminationFd::block().context("signals can't be received")?;

@@ -7,8 +7,9 @@
 
 use crate::builder::PreparedVm;
 use crate::error::StartError;
-use crate::sandbox::Sandbox;
+use crate::sandbox::{self, Sandbox};
 use jiffy_sys::ahead::{self, Argument};
+use jiffy_sys::handed;
 use jiffy_wire::vmm::{TakeSpare, VmmConfig};
 use std::fs::File;
 use std::io;
@@ -76,6 +77,7 @@ pub fn wait(
     let argument = Argument::find(placeholder.as_os_str()).map_err(host("find its arguments"))?;
     let prepared = PreparedVm::ahead(sandbox)?;
     ahead::touch_program().map_err(host("look at its own memory"))?;
+    sandbox::close_proc().map_err(host("leave procfs"))?;
     match ahead::wait(socket.as_fd()).map_err(SpareError::Socket)? {
         Some((message, descriptors)) => {
             take_over(&message, descriptors, &argument, prepared).map(Some)
@@ -98,21 +100,26 @@ fn take_over(
     };
     // What goes wrong from here on is in the VM's log.
     ahead::write_to(output.as_fd()).map_err(host("write to the VM's log"))?;
-    let TakeSpare { config } = serde_json::from_slice(message)?;
+    let TakeSpare { config, config_fd } = serde_json::from_slice(message)?;
     if argument.replace(config.as_os_str()).is_err() {
         return Err(SpareError::NoRoom(config));
     }
-    if let Some(folder) = config.parent() {
-        std::env::set_current_dir(folder).map_err(host("enter the VM's folder"))?;
+    // As if inherited: open until the end.
+    let sources: Vec<RawFd> = descriptors.map(IntoRawFd::into_raw_fd).collect();
+    match config_fd {
+        Some(number) => handed::add_inherited(config.clone(), number_of(&sources, number))
+            .map_err(host("have its configuration"))?,
+        // It may open files, and finds them as one does that was started for its VM.
+        None => {
+            if let Some(folder) = config.parent() {
+                std::env::set_current_dir(folder).map_err(host("enter the VM's folder"))?;
+            }
+        }
     }
     Ok(Taken {
         config,
         events: events.into(),
-        ahead: Ahead {
-            prepared,
-            // As if inherited: open until the end.
-            sources: descriptors.map(IntoRawFd::into_raw_fd).collect(),
-        },
+        ahead: Ahead { prepared, sources },
     })
 }
 
@@ -121,7 +128,9 @@ impl Ahead {
     /// -1 for one that did not come.
     pub fn name_sources(&self, config: &mut VmmConfig) {
         let restore = config.restore.iter_mut();
-        for number in restore.flat_map(|restore| restore.descriptors()) {
+        let restored = restore.flat_map(|restore| restore.descriptors());
+        let handed = config.handed.iter_mut().map(|file| &mut file.fd);
+        for number in restored.chain(handed) {
             *number = number_of(&self.sources, *number);
         }
     }

@@ -210,7 +210,7 @@ impl Vmm {
         // Lets the guest run first where both share a processor.
         std::thread::yield_now();
         self.sandbox
-            .enter(Role::Main)
+            .enter(Role::of_main())
             .map_err(|source| StartError::Host {
                 what: "a sandbox",
                 source,

@@ -63,7 +63,7 @@ impl IdleThreads {
     /// Keeps the threads of these roles, and vCPUs'; the others end.
     pub fn keep(mut self, needed: &[WorkerRole]) -> IdleThreads {
         self.0.retain(|idle| match idle.role {
-            Role::Vcpu | Role::Main => true,
+            Role::Vcpu | Role::Main | Role::MainByName => true,
             Role::Device(role) => needed.contains(&role),
         });
         self

@@ -74,6 +74,7 @@ impl Case {
             fw_cfg: Vec::new(),
             control: None,
             exit_record: None,
+            handed: Vec::new(),
             balloon: false,
             cpu_profile: None,
             restore: None,

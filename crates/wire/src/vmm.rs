@@ -29,6 +29,10 @@ pub struct TakeSpare {
     /// The configuration's file, as long as the name on the command line: it
     /// is put in its place there. Its folder becomes the working directory.
     pub config: PathBuf,
+    /// The number that the configuration's file, open, would have: for a VMM that can open
+    /// nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config_fd: Option<i32>,
 }
 
 impl TakeSpare {
@@ -78,9 +82,23 @@ pub struct VmmConfig {
     /// What of this host's processor a VM that boots is shown; none for all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_profile: Option<Wanted>,
+    /// Files that the VMM is handed open: it opens none of these names itself. Names of Unix
+    /// sockets that it connects to are relative to its working directory.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub handed: Vec<Handed>,
     /// Go on from a captured VM. `boot` and `cpu_profile` are then not used.
     #[serde(default)]
     pub restore: Option<Restore>,
+}
+
+/// A file that a VMM is handed open.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Handed {
+    /// Its name, as the configuration has it: of a file, or of a socket to listen on.
+    pub name: PathBuf,
+    /// The number by which it is inherited.
+    pub fd: i32,
 }
 
 /// A captured VM to go on from.

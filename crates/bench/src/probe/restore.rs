@@ -209,6 +209,7 @@ impl Spare {
         let (output, output_end) = rustix::pipe::pipe()?;
         let take = serde_json::to_vec(&TakeSpare {
             config: CONFIG.into(),
+            config_fd: None,
         })?;
         let mut descriptors = vec![output_end.as_fd(), events_end.as_fd()];
         descriptors.extend(sources.iter().map(AsFd::as_fd));

@@ -1,5 +1,6 @@
 //! A console's output in a file that stays small.
 
+use jiffy_sys::handed;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -58,13 +59,16 @@ impl ConsoleLog {
     }
 
     fn with(path: &Path, limits: Limits) -> io::Result<ConsoleLog> {
-        let file = OpenOptions::new()
-            .read(true)
-            .append(true)
-            .create(true)
-            // A pipe that nobody reads is no reason to wait.
-            .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
-            .open(path)?;
+        let file = match handed::take(path) {
+            Some(file) => file.into(),
+            None => OpenOptions::new()
+                .read(true)
+                .append(true)
+                .create(true)
+                // A pipe that nobody reads is no reason to wait.
+                .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+                .open(path)?,
+        };
         let metadata = file.metadata()?;
         let end = metadata.len();
         let first_end = end.min(limits.first);

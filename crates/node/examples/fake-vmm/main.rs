@@ -186,7 +186,7 @@ fn wait_as_spare(placeholder: &Path) -> (PathBuf, File, Vec<OwnedFd>) {
     let sources = fds.split_off(2);
     let events = fds.pop().unwrap();
     ahead::write_to(fds[0].as_fd()).unwrap();
-    let TakeSpare { config } = serde_json::from_slice(&message).unwrap();
+    let TakeSpare { config, .. } = serde_json::from_slice(&message).unwrap();
     argument.replace(config.as_os_str()).unwrap();
     std::env::set_current_dir(config.parent().unwrap()).unwrap();
     (config, events.into(), sources)

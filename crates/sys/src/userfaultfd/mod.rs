@@ -15,11 +15,13 @@ mod tests;
 
 pub use arena::Arena;
 
+use crate::handed;
 use ioctl::call;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// `UFFD_FEATURE_*` bits.
@@ -117,6 +119,8 @@ pub const UNREGISTER: u32 = ioctl::UNREGISTER_NUMBER;
 
 /// Events [`Userfaultfd::read_events`] takes at once.
 pub const EVENTS: usize = 8;
+/// Who may open it may have faults of the kernel served, too (Linux 6.1).
+pub const DEVICE: &str = "/dev/userfaultfd";
 
 /// Set if preadv2(2) with RWF_NOWAIT is not supported (Debian 12's 6.1).
 static WAITS: AtomicBool = AtomicBool::new(false);
@@ -134,11 +138,10 @@ impl Userfaultfd {
     /// A kernel without one of the features answers `InvalidInput`.
     pub fn create(features: Features) -> io::Result<Userfaultfd> {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
-        let device = rustix::fs::open(
-            "/dev/userfaultfd",
-            OFlags::RDWR | OFlags::CLOEXEC,
-            Mode::empty(),
-        );
+        let device = match handed::take(Path::new(DEVICE)) {
+            Some(device) => Ok(device),
+            None => rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()),
+        };
         let made = match device {
             Ok(device) => ioctl::new_from_device(device.as_raw_fd(), flags),
             Err(_) => ioctl::new_by_syscall(flags),

@@ -101,6 +101,7 @@ pub(super) fn vmm_config<'a>(
         }],
         control: Some(paths.control_socket(&record.id)),
         exit_record: Some(folder.join("exit.json")),
+        handed: Vec::new(),
         balloon: true,
         cpu_profile: spec.cpu_profile.clone(),
         restore: match &plan.beginning {

@@ -1,6 +1,7 @@
 //! Where kernel bytes come from: a file, or (in tests and fuzzing) a slice.
 
 use jiffy_devices::GuestMemory;
+use jiffy_sys::handed;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -58,10 +59,13 @@ impl Source for OpenFile {
 /// Opens a regular file for reading; anything else is an error, and a FIFO
 /// does not block.
 pub fn open(path: &Path) -> io::Result<OpenFile> {
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK)
-        .open(path)?;
+    let file = match handed::take(path) {
+        Some(file) => file.into(),
+        None => OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)?,
+    };
     let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(io::Error::other("it is not a regular file"));

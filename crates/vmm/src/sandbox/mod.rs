@@ -12,13 +12,19 @@ pub mod policy;
 pub mod violation;
 
 use jiffy_devices::virtio::device::WorkerRole;
+use jiffy_sys::handed;
+use rustix::process::DumpableBehavior;
 use std::io;
+use std::path::Path;
 
 /// Whose system calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// The main thread: control socket, pause, starting device threads, end.
     Main,
+    /// The same, of a VMM that opens and removes files by name: one that was not handed its
+    /// files.
+    MainByName,
     /// Runs a vCPU and answers its exits.
     Vcpu,
     /// A device's thread.
@@ -29,8 +35,34 @@ impl Role {
     /// All roles.
     pub fn all() -> impl Iterator<Item = Role> {
         let devices = WorkerRole::ALL.into_iter().map(Role::Device);
-        [Role::Main, Role::Vcpu].into_iter().chain(devices)
+        let others = [Role::Main, Role::MainByName, Role::Vcpu];
+        others.into_iter().chain(devices)
     }
+
+    /// That of the main thread of this process.
+    pub fn of_main() -> Role {
+        match handed::copy(Path::new(handed::PAGEMAP)) {
+            Some(_) => Role::Main,
+            None => Role::MainByName,
+        }
+    }
+}
+
+/// Opens what is needed of procfs later, closes it, and lets nobody but root look into this
+/// process's memory: of a VMM that was handed its files, before it has to do with a guest.
+pub fn close_proc() -> io::Result<()> {
+    if !is_handed() {
+        return Ok(());
+    }
+    handed::close_proc()?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    // It was executed by a descriptor, of which the kernel makes a name.
+    Ok(rustix::thread::set_name(c"jiffy-vmm")?)
+}
+
+/// Was this process handed its files?
+fn is_handed() -> bool {
+    handed::copy(Path::new(handed::PROC)).is_some()
 }
 
 /// Whether threads are confined.

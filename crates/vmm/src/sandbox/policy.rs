@@ -178,56 +178,61 @@ static VSOCK: Filter = Filter::build(&[
 
 /// The main thread starts the others, whose filters come on top of its own: it
 /// may do what any device's thread may do.
-static MAIN: Filter = Filter::build(&[
-    COMMON,
-    FILE,
-    &[
-        call(libc::SYS_ppoll),
-        call(libc::SYS_poll),
-        call(libc::SYS_epoll_wait),
-        call(libc::SYS_epoll_pwait),
-        call(libc::SYS_epoll_ctl),
-        call(libc::SYS_eventfd2),
-        call_with(libc::SYS_ioctl, 1, MAIN_IOCTLS),
-        call(libc::SYS_fcntl),
-        // Device threads.
-        call(libc::SYS_clone3),
-        call(libc::SYS_clone),
-        call(libc::SYS_set_robust_list),
-        call(libc::SYS_rseq),
-        call(libc::SYS_prctl),
-        call(libc::SYS_seccomp),
-        call(libc::SYS_sched_getaffinity),
-        // What is captured goes into new files.
-        call(libc::SYS_memfd_create),
-        call(libc::SYS_ftruncate),
-        // Control socket and vsock.
-        call_with(libc::SYS_socket, 0, UNIX),
-        call(libc::SYS_connect),
-        call(libc::SYS_accept4),
-        call(libc::SYS_recvfrom),
-        call(libc::SYS_recvmsg),
-        call(libc::SYS_sendto),
-        call(libc::SYS_sendmsg),
-        call(libc::SYS_readv),
-        call(libc::SYS_shutdown),
-        call(libc::SYS_getsockopt),
-        // The exit record, what was written, a configuration that was waited
-        // for; and removing sockets.
-        call(libc::SYS_openat),
-        call(libc::SYS_fstat),
-        call(libc::SYS_newfstatat),
-        call(libc::SYS_statx),
-        call(libc::SYS_rename),
-        call(libc::SYS_unlink),
-        call(libc::SYS_unlinkat),
-    ],
-]);
+const MAIN_CALLS: &[Rule] = &[
+    call(libc::SYS_ppoll),
+    call(libc::SYS_poll),
+    call(libc::SYS_epoll_wait),
+    call(libc::SYS_epoll_pwait),
+    call(libc::SYS_epoll_ctl),
+    call(libc::SYS_eventfd2),
+    call_with(libc::SYS_ioctl, 1, MAIN_IOCTLS),
+    call(libc::SYS_fcntl),
+    // Device threads.
+    call(libc::SYS_clone3),
+    call(libc::SYS_clone),
+    call(libc::SYS_set_robust_list),
+    call(libc::SYS_rseq),
+    call(libc::SYS_prctl),
+    call(libc::SYS_seccomp),
+    call(libc::SYS_sched_getaffinity),
+    // What is captured goes into new files.
+    call(libc::SYS_memfd_create),
+    call(libc::SYS_ftruncate),
+    // Control socket and vsock.
+    call_with(libc::SYS_socket, 0, UNIX),
+    call(libc::SYS_connect),
+    call(libc::SYS_accept4),
+    call(libc::SYS_recvfrom),
+    call(libc::SYS_recvmsg),
+    call(libc::SYS_sendto),
+    call(libc::SYS_sendmsg),
+    call(libc::SYS_readv),
+    call(libc::SYS_shutdown),
+    call(libc::SYS_getsockopt),
+    // Of descriptors: the length of a configuration that was waited for.
+    call(libc::SYS_fstat),
+    call(libc::SYS_newfstatat),
+    call(libc::SYS_statx),
+];
+
+/// The exit record, what was written, a configuration that was waited for; and removing
+/// sockets.
+const BY_NAME: &[Rule] = &[
+    call(libc::SYS_openat),
+    call(libc::SYS_rename),
+    call(libc::SYS_unlink),
+    call(libc::SYS_unlinkat),
+];
+
+static MAIN: Filter = Filter::build(&[COMMON, FILE, MAIN_CALLS]);
+
+static MAIN_BY_NAME: Filter = Filter::build(&[COMMON, FILE, MAIN_CALLS, BY_NAME]);
 
 /// The program of a role.
 pub fn filter(role: Role) -> &'static [libc::sock_filter] {
     match role {
         Role::Main => &MAIN,
+        Role::MainByName => &MAIN_BY_NAME,
         Role::Vcpu => &VCPU,
         Role::Device(WorkerRole::Block) => &BLOCK,
         Role::Device(WorkerRole::BlockOnDemand) => &BLOCK_ON_DEMAND,

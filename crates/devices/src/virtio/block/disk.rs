@@ -7,6 +7,7 @@ use crate::GuestMemory;
 use crate::virtio::queue::bounce::{Bounce, Cursor};
 use crate::virtio::queue::segment::Segment;
 use crate::virtio::queue::vectored::{Direction, Vectors};
+use jiffy_sys::handed;
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, StatxFlags};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -360,6 +361,11 @@ fn open(options: &BlockOptions) -> Result<File, BlockError> {
         io::ErrorKind::InvalidInput if options.direct => BlockError::NoDirect(path.clone()),
         _ => BlockError::Open(path.clone(), error),
     };
+    if let Some(file) = handed::take(path) {
+        let file = File::from(file);
+        check_kind(path, &file.metadata().map_err(failed)?)?;
+        return Ok(file);
+    }
     // Looked at before it is opened: opening a pipe would wait.
     check_kind(path, &std::fs::metadata(path).map_err(failed)?)?;
     let mut flags = libc::O_NONBLOCK;

@@ -1,6 +1,7 @@
 //! The Unix socket that host programs connect to, and connections to theirs.
 
 use super::error::VsockError;
+use jiffy_sys::handed;
 use rustix::fs::{Mode, fchmod};
 use rustix::io::Errno;
 use rustix::net::{
@@ -26,14 +27,23 @@ const BACKLOG: i32 = 1024;
 pub struct Listener {
     socket: OwnedFd,
     path: PathBuf,
-    /// Device and inode of our file: another's is never removed.
-    identity: (u64, u64),
+    /// Device and inode of our file: another's is never removed. None of one that was
+    /// handed over: its file is for others to remove.
+    identity: Option<(u64, u64)>,
 }
 
 impl Listener {
     /// Listens at `path`, open to this user only. Replaces a socket file that
-    /// nobody listens on, and nothing else.
+    /// nobody listens on, and nothing else. A socket of that name that was handed over is
+    /// used as it is.
     pub fn bind(path: &Path) -> Result<Listener, VsockError> {
+        if let Some(socket) = handed::take(path) {
+            return Ok(Listener {
+                socket,
+                path: path.to_owned(),
+                identity: None,
+            });
+        }
         let failed = |source: io::Error| VsockError::Listen {
             path: path.to_owned(),
             source,
@@ -54,7 +64,7 @@ impl Listener {
             }
             other => other.map_err(|errno| failed(errno.into()))?,
         }
-        let identity = identity(path).map_err(failed)?;
+        let identity = Some(identity(path).map_err(failed)?);
         let listener = Listener {
             socket,
             path: path.to_owned(),
@@ -79,7 +89,8 @@ impl AsRawFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if identity(&self.path).is_ok_and(|found| found == self.identity)
+        if self.identity.is_some()
+            && identity(&self.path).ok() == self.identity
             && let Err(error) = fs::remove_file(&self.path)
         {
             tracing::debug!(path = %self.path.display(), %error, "socket file not removed");

@@ -174,6 +174,7 @@ fn config(size_mib: u32, folder: &Path) -> VmmConfig {
         fw_cfg: Vec::new(),
         control: Some(folder.join(CONTROL)),
         exit_record: None,
+        handed: Vec::new(),
         balloon: true,
         cpu_profile: None,
         restore: None,

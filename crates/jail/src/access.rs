@@ -1,0 +1,56 @@
+//! What a jailed program may pass and connect to, by the group of folders and sockets.
+
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::Path;
+
+/// Lets the program with this user pass through a folder, and do nothing else there; none
+/// where programs have no user of their own.
+pub fn open_folder(folder: &Path, user: Option<u32>) -> io::Result<()> {
+    user.map_or(Ok(()), |user| open_to(folder, user, 0o710))
+}
+
+/// Lets whoever may pass through this folder as its group connect to the socket: one
+/// program, or all of them. Nobody, if it is this process's group.
+pub fn open_socket(socket: &Path, folder: &Path) -> io::Result<()> {
+    let group = fs::metadata(folder)?.gid();
+    match group == rustix::process::getegid().as_raw() {
+        true => Ok(()),
+        false => open_to(socket, group, 0o660),
+    }
+}
+
+fn open_to(path: &Path, group: u32, mode: u32) -> io::Result<()> {
+    chown(path, None, Some(group))?;
+    fs::set_permissions(path, Permissions::from_mode(mode))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn a_socket_is_open_to_the_group_that_may_pass_its_folder() {
+        let above = tempfile::tempdir().unwrap();
+        let (folder, socket) = (above.path().join("vm"), above.path().join("vm/socket"));
+        fs::create_dir(&folder).unwrap();
+        let _listener = UnixListener::bind(&socket).unwrap();
+        let facts = |path: &Path| {
+            let facts = fs::metadata(path).unwrap();
+            (facts.gid(), facts.mode() & 0o777)
+        };
+        let before = facts(&socket);
+        open_folder(&folder, None).unwrap();
+        open_socket(&socket, &folder).unwrap();
+        assert_eq!(facts(&socket), before);
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        open_folder(&folder, Some(54321)).unwrap();
+        open_socket(&socket, &folder).unwrap();
+        assert_eq!(facts(&folder), (54321, 0o710));
+        assert_eq!(facts(&socket), (54321, 0o660));
+    }
+}

@@ -1,0 +1,303 @@
+//! What the new process does before it executes the program.
+//!
+//! It shares memory with its parent, whose other threads go on: only system calls, no
+//! allocation, no lock, no panic.
+#![allow(unsafe_code)] // System calls that rustix lacks, or has only for owned descriptors.
+
+use crate::level::Level;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{
+    MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount_change, mount_move,
+    move_mount, open_tree, unmount,
+};
+use rustix::process::{Resource, Rlimit, chroot, fchdir, pivot_root, setrlimit, setsid};
+use rustix::thread::{Gid, Uid};
+use rustix::thread::{set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use std::ffi::CStr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::ptr;
+
+/// The user and group id that a program has inside of its user namespace.
+pub const INSIDE: u32 = 1000;
+
+/// The folder in the empty one.
+pub const INNER: &CStr = c"root";
+
+/// All that the child needs, made by its parent.
+pub struct Plan<'a> {
+    pub level: Level,
+    pub user: u32,
+    pub group: u32,
+    pub user_map: &'a [u8],
+    pub group_map: &'a [u8],
+    pub folder: &'a CStr,
+    pub empty: &'a CStr,
+    pub limits: &'a [(Resource, Rlimit)],
+    /// What become descriptors 0, 1, ….
+    pub sources: &'a [RawFd],
+    /// Another follows them: of this process's folder in procfs.
+    pub own_proc: bool,
+    /// None: it ends with status 0.
+    pub program: Option<RawFd>,
+    pub arguments: *const *const libc::c_char,
+    pub environment: *const *const libc::c_char,
+    /// Written by the child: which step failed, and the error's number.
+    pub failed: Option<(Stage, i32)>,
+}
+
+/// A step.
+#[derive(Debug, Clone, Copy)]
+pub enum Stage {
+    Session,
+    UserNamespace,
+    Mounts,
+    Root,
+    Folder,
+    Descriptors,
+    Limits,
+    User,
+    Execute,
+}
+
+impl Stage {
+    /// After "could not".
+    pub fn name(self) -> &'static str {
+        match self {
+            Stage::Session => "begin a session",
+            Stage::UserNamespace => "map its user into its user namespace",
+            Stage::Mounts => "cut its mounts off from the host's",
+            Stage::Root => "enter its empty root",
+            Stage::Folder => "enter its folder",
+            Stage::Descriptors => "take its descriptors",
+            Stage::Limits => "set its limits",
+            Stage::User => "become its user",
+            Stage::Execute => "execute the program",
+        }
+    }
+}
+
+type Step = Result<(), (Stage, Errno)>;
+
+/// Its folder in procfs, by a number that is no target.
+fn own_proc(plan: &Plan<'_>) -> Result<Option<OwnedFd>, Errno> {
+    let Some(program) = plan.program.filter(|_| plan.own_proc) else {
+        return Ok(None);
+    };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let proc = rustix::fs::open(c"/proc/self", flags, Mode::empty())?;
+    rustix::io::fcntl_dupfd_cloexec(&proc, program + 1).map(Some)
+}
+
+/// For [`clone::vfork_into`](crate::clone::vfork_into).
+///
+/// # Safety
+///
+/// `plan` is the parent's, which waits.
+pub unsafe extern "C" fn run(plan: *mut Plan<'_>) -> ! {
+    // SAFETY: the parent lent it, and does not look at it before this process executes a
+    // program or ends.
+    let plan = unsafe { &mut *plan };
+    if let Err((stage, error)) = enter(plan) {
+        plan.failed = Some((stage, error.raw_os_error()));
+    }
+    // SAFETY: ends this process; nothing of the parent's is touched.
+    unsafe { libc::_exit(i32::from(plan.failed.is_some())) }
+}
+
+fn enter(plan: &Plan<'_>) -> Step {
+    setsid().map_err(at(Stage::Session))?;
+    default_signals();
+    if plan.level == Level::UserNamespace {
+        map_user(plan).map_err(at(Stage::UserNamespace))?;
+    }
+    let proc = own_proc(plan).map_err(at(Stage::Descriptors))?;
+    match plan.level.has_own_root() {
+        true => leave_file_system(plan)?,
+        false => rustix::process::chdir(plan.folder).map_err(at(Stage::Folder))?,
+    }
+    for (resource, limit) in plan.limits {
+        // One that is lower already stays so.
+        match setrlimit(*resource, *limit) {
+            Ok(()) | Err(Errno::PERM) => {}
+            Err(error) => return Err((Stage::Limits, error)),
+        }
+    }
+    if plan.level == Level::OwnUser {
+        become_user(plan).map_err(at(Stage::User))?;
+    }
+    leave_keyrings();
+    set_no_new_privs(true).map_err(at(Stage::User))?;
+    let Some(program) = plan.program else {
+        return Ok(());
+    };
+    take_descriptors(plan.sources, proc.as_ref(), program).map_err(at(Stage::Descriptors))?;
+    Err((Stage::Execute, execute(plan)))
+}
+
+fn at(stage: Stage) -> impl FnOnce(Errno) -> (Stage, Errno) {
+    move |error| (stage, error)
+}
+
+/// Handlers go with the program, but what is ignored stays so.
+fn default_signals() {
+    const IGNORED_BY_SOME: [libc::c_int; 6] = [
+        libc::SIGPIPE,
+        libc::SIGHUP,
+        libc::SIGINT,
+        libc::SIGQUIT,
+        libc::SIGTERM,
+        libc::SIGCHLD,
+    ];
+    // SAFETY: no handler is installed; this process has a copy of the table of handlers.
+    unsafe {
+        for signal in IGNORED_BY_SOME {
+            libc::signal(signal, libc::SIG_DFL);
+        }
+        let mut none = std::mem::zeroed();
+        libc::sigemptyset(&mut none);
+        libc::sigprocmask(libc::SIG_SETMASK, &none, ptr::null_mut());
+    }
+}
+
+/// user_namespaces(7): who may not give itself other groups may map its own.
+fn map_user(plan: &Plan<'_>) -> Result<(), Errno> {
+    write(c"/proc/self/setgroups", b"deny")?;
+    write(c"/proc/self/uid_map", plan.user_map)?;
+    write(c"/proc/self/gid_map", plan.group_map)
+}
+
+fn write(path: &CStr, text: &[u8]) -> Result<(), Errno> {
+    let file = rustix::fs::open(path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::io::write(&file, text).map(drop)
+}
+
+/// Makes an empty folder the root, and the folder of sockets, which nothing is above, the
+/// working directory.
+fn leave_file_system(plan: &Plan<'_>) -> Step {
+    // What is unmounted here must not be unmounted elsewhere.
+    let propagation = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    mount_change(c"/", propagation).map_err(at(Stage::Mounts))?;
+    let folder = copy_of(plan.folder).map_err(at(Stage::Folder))?;
+    let root = copy_of(plan.empty).map_err(at(Stage::Root))?;
+    change_root(&root, plan.empty).map_err(at(Stage::Root))?;
+    fchdir(&folder).map_err(at(Stage::Folder))
+}
+
+/// A mount of this folder alone, in no namespace: what is above it in the file system can't
+/// be reached from it. Nothing can be made, removed or executed there.
+fn copy_of(folder: &CStr) -> Result<OwnedFd, Errno> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let copy = open_tree(rustix::fs::CWD, folder, flags)?;
+    // SAFETY: all-zero is a valid `mount_attr`.
+    let mut attributes: libc::mount_attr = unsafe { std::mem::zeroed() };
+    attributes.attr_set = libc::MOUNT_ATTR_RDONLY
+        | libc::MOUNT_ATTR_NOSUID
+        | libc::MOUNT_ATTR_NODEV
+        | libc::MOUNT_ATTR_NOEXEC;
+    // SAFETY: an open descriptor, an empty string and a structure of the given size.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            copy.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const attributes,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    match result {
+        0 => Ok(copy),
+        _ => Err(last_error()),
+    }
+}
+
+fn change_root(root: &OwnedFd, place: &CStr) -> Result<(), Errno> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    move_mount(root.as_fd(), c"", rustix::fs::CWD, place, flags)?;
+    fchdir(root)?;
+    match pivot_root(c".", c".") {
+        // The host's root is under the new one, and goes with all that is mounted on it.
+        Ok(()) => unmount(c".", UnmountFlags::DETACH)?,
+        // The first root, an initramfs, can't be exchanged, only covered.
+        Err(Errno::INVAL) => mount_move(c".", c"/")?,
+        Err(error) => return Err(error),
+    }
+    // One folder deeper: whose root is not that of its namespace gets no user namespace, in
+    // which it would be root again (user_namespaces(7)).
+    chroot(INNER)
+}
+
+fn become_user(plan: &Plan<'_>) -> Result<(), Errno> {
+    let (user, group) = (Uid::from_raw(plan.user), Gid::from_raw(plan.user));
+    set_thread_groups(&[Gid::from_raw(plan.group)])?;
+    set_thread_res_gid(group, group, group)?;
+    // With it go all capabilities (capabilities(7)).
+    set_thread_res_uid(user, user, user)
+}
+
+/// What is in the keyring of the session before is not for the program (keyctl(2)). A kernel
+/// without keys has none to leave.
+fn leave_keyrings() {
+    const KEYCTL_JOIN_SESSION_KEYRING: libc::c_int = 1;
+    // SAFETY: no name, so it is a new one without a name.
+    unsafe {
+        let none = ptr::null::<libc::c_char>();
+        libc::syscall(libc::SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, none);
+    }
+}
+
+/// The sources become 0, 1, …, the program is the next, and all others are closed.
+fn take_descriptors(
+    sources: &[RawFd],
+    proc: Option<&OwnedFd>,
+    program: RawFd,
+) -> Result<(), Errno> {
+    let mut target = 0;
+    for source in sources.iter().copied().chain(proc.map(AsRawFd::as_raw_fd)) {
+        // SAFETY: numbers; what they were here is not used any more.
+        if unsafe { libc::dup2(source, target) } < 0 {
+            return Err(last_error());
+        }
+        target += 1;
+    }
+    // The program's own stays until it is executed; no source lies between, or above it
+    // that is needed any more.
+    let closed = |from: RawFd, to: libc::c_uint| {
+        if from as libc::c_uint > to {
+            return Ok(());
+        }
+        // SAFETY: closes numbers of this process's own table.
+        match unsafe { libc::syscall(libc::SYS_close_range, from, to, 0) } {
+            0 => Ok(()),
+            _ => Err(last_error()),
+        }
+    };
+    closed(target, (program as libc::c_uint).saturating_sub(1))?;
+    closed(program + 1, libc::c_uint::MAX)
+}
+
+fn execute(plan: &Plan<'_>) -> Errno {
+    let Some(program) = plan.program else {
+        return Errno::INVAL;
+    };
+    // SAFETY: an open descriptor that is closed on exec; strings and arrays that end with
+    // zero and outlive this process's view of them.
+    unsafe {
+        libc::syscall(
+            libc::SYS_execveat,
+            program,
+            c"".as_ptr(),
+            plan.arguments,
+            plan.environment,
+            libc::AT_EMPTY_PATH,
+        );
+    }
+    last_error()
+}
+
+fn last_error() -> Errno {
+    // SAFETY: the address of this thread's error number, set by the call before. The thread
+    // is the parent's, which waits.
+    Errno::from_raw_os_error(unsafe { *libc::__errno_location() })
+}

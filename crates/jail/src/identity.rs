@@ -1,0 +1,126 @@
+//! User ids that belong to nobody, one for each jailed program.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The first id of the usual range: above what systemd, shadow and container runtimes give
+/// away (systemd's UIDS-GIDS lists 1879048192 and above as unused).
+pub const FIRST: u32 = 1_880_000_000;
+/// How many there are.
+pub const COUNT: u32 = 65_536;
+
+/// Ids for programs that run at the same time.
+#[derive(Debug)]
+pub struct Identities {
+    first: u32,
+    count: u32,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u32,
+    used: HashSet<u32>,
+}
+
+/// A user and group id that no other program has as long as this exists.
+#[derive(Debug)]
+pub struct Identity {
+    id: u32,
+    of: Arc<Identities>,
+}
+
+impl Identities {
+    /// From this id on, so many. The first of them is the group that all programs share
+    /// ([`Identities::shared_group`]).
+    pub fn new(first: u32, count: u32) -> Arc<Identities> {
+        Arc::new(Identities {
+            first,
+            count,
+            state: Mutex::default(),
+        })
+    }
+
+    /// The group of all jailed programs, which may pass through the run folder.
+    pub fn shared_group(&self) -> u32 {
+        self.first
+    }
+
+    /// One that is free, the longest unused first: a process that was not seen to end
+    /// does not meet its successor.
+    pub fn take(self: &Arc<Identities>) -> Option<Identity> {
+        let mut state = self.lock();
+        for _ in 1..self.count {
+            state.next = state.next % (self.count - 1) + 1;
+            let id = self.first + state.next;
+            if state.used.insert(id) {
+                return Some(self.identity(id));
+            }
+        }
+        None
+    }
+
+    /// That of a program which runs already; none if it is not of this range, or taken.
+    pub fn adopt(self: &Arc<Identities>, id: u32) -> Option<Identity> {
+        let is_ours = id > self.first && id - self.first < self.count;
+        (is_ours && self.lock().used.insert(id)).then(|| self.identity(id))
+    }
+
+    fn identity(self: &Arc<Identities>, id: u32) -> Identity {
+        Identity {
+            id,
+            of: Arc::clone(self),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Identity {
+    /// The user id, and the group id.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+}
+
+impl Drop for Identity {
+    fn drop(&mut self) {
+        self.of.lock().used.remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_programs_have_one_id_and_a_free_one_is_taken_last() {
+        let all = Identities::new(1000, 4);
+        let one = all.take().unwrap();
+        let two = all.take().unwrap();
+        assert_eq!((one.id(), two.id()), (1001, 1002));
+        drop(one);
+        let three = all.take().unwrap();
+        assert_eq!(three.id(), 1003);
+        assert_eq!(all.take().unwrap().id(), 1001, "it was dropped at once");
+        let _again = all.take().unwrap();
+        assert!(all.take().is_none(), "the shared group is nobody's own");
+    }
+
+    #[test]
+    fn an_adopted_id_is_not_given_away() {
+        let all = Identities::new(1000, 3);
+        let adopted = all.adopt(1001).unwrap();
+        assert!(all.adopt(1001).is_none());
+        assert!(all.adopt(1000).is_none());
+        assert!(all.adopt(1003).is_none());
+        assert!(all.adopt(5).is_none());
+        let other = all.take().unwrap();
+        assert_eq!(other.id(), 1002);
+        assert!(all.take().is_none());
+        drop(adopted);
+        assert_eq!(all.take().unwrap().id(), 1001);
+    }
+}

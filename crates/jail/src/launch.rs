@@ -1,0 +1,258 @@
+//! The program, its jail, and the start of both.
+
+use crate::child::{self, Plan, Stage};
+use crate::clone;
+use crate::level::Level;
+use crate::limits::Limits;
+use std::ffi::{CString, OsStr};
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::ptr;
+use thiserror::Error;
+
+/// The first of [`Program::descriptors`] in the program.
+pub const FIRST_DESCRIPTOR: i32 = 3;
+
+/// The folder that becomes the root: empty, and closed to writers.
+const EMPTY: &str = "empty";
+
+/// What to execute. It must be linked statically: there are no libraries in the jail.
+#[derive(Debug)]
+pub struct Program<'a> {
+    /// The executable, open.
+    pub file: BorrowedFd<'a>,
+    /// All arguments, its name first.
+    pub arguments: &'a [&'a OsStr],
+    /// All of its environment, as `NAME=value`.
+    pub environment: &'a [&'a OsStr],
+    /// Its standard output and standard error; stdin is /dev/null.
+    pub output: BorrowedFd<'a>,
+    /// Become descriptors 3, 4, …; every other descriptor is closed.
+    pub descriptors: &'a [BorrowedFd<'a>],
+    /// Whether one more descriptor follows: of the program's own folder in procfs, which it
+    /// is to close before it may be taken over.
+    pub own_proc: bool,
+}
+
+/// What is around it.
+#[derive(Debug)]
+pub struct Jail<'a> {
+    /// What it is made of.
+    pub level: Level,
+    /// User and group id, with [`Level::OwnUser`].
+    pub user: u32,
+    /// The one further group, with [`Level::OwnUser`].
+    pub group: u32,
+    /// The working directory, and all of the file system that can be reached, read-only:
+    /// sockets in it can be connected to. It has an empty folder for the root
+    /// ([`Jail::prepare`]).
+    pub folder: &'a Path,
+    /// Resource limits.
+    pub limits: Limits,
+    /// The cgroup (version 2) it begins in: its folder, open.
+    pub cgroup: Option<BorrowedFd<'a>>,
+}
+
+/// Nothing was started.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// Here.
+    #[error("a process could not be started")]
+    Start(#[source] io::Error),
+    /// In the new process.
+    #[error("a new process could not {step}")]
+    Step {
+        /// What, after "could not".
+        step: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+impl LaunchError {
+    /// The host's answer.
+    pub fn io(&self) -> &io::Error {
+        match self {
+            LaunchError::Start(error) | LaunchError::Step { source: error, .. } => error,
+        }
+    }
+}
+
+impl Jail<'_> {
+    /// Makes what a jail needs in the folder that programs will see.
+    pub fn prepare(folder: &Path) -> io::Result<()> {
+        let empty = folder.join(EMPTY);
+        let root = empty.join(OsStr::from_bytes(child::INNER.to_bytes()));
+        DirBuilder::new().recursive(true).create(&root)?;
+        // Whatever the umask is.
+        for folder in [&root, &empty] {
+            fs::set_permissions(folder, fs::Permissions::from_mode(0o555))?;
+        }
+        Ok(())
+    }
+
+    /// Starts the program, in a session of its own. Returns its process id, as this
+    /// process sees it; the caller reaps it.
+    pub fn launch(&self, program: &Program<'_>) -> Result<u32, LaunchError> {
+        self.start(Some(program))
+    }
+
+    /// Has a process do all that it does before a program, and end.
+    pub(crate) fn try_level(level: Level, folder: &Path, user: u32) -> Result<(), LaunchError> {
+        let jail = Jail {
+            level,
+            user,
+            group: user,
+            folder,
+            limits: Limits {
+                files: 64,
+                processes: 64,
+                file_size: None,
+            },
+            cgroup: None,
+        };
+        let pid = jail.start(None)?;
+        let pid = rustix::process::Pid::from_raw(pid as i32);
+        let waited = rustix::process::waitpid(pid, rustix::process::WaitOptions::empty());
+        match waited.map_err(|error| LaunchError::Start(error.into()))? {
+            Some((_, status)) if status.exit_status() == Some(0) => Ok(()),
+            _ => Err(LaunchError::Start(io::Error::other("it was ended"))),
+        }
+    }
+
+    fn start(&self, program: Option<&Program<'_>>) -> Result<u32, LaunchError> {
+        let failed = LaunchError::Start;
+        let null = File::open("/dev/null").map_err(failed)?;
+        let nothing = Program {
+            file: null.as_fd(),
+            arguments: &[],
+            environment: &[],
+            output: null.as_fd(),
+            descriptors: &[],
+            own_proc: false,
+        };
+        let given = program.unwrap_or(&nothing);
+        let folder = c_string(self.folder.as_os_str()).map_err(failed)?;
+        let empty = c_string(self.folder.join(EMPTY).as_os_str()).map_err(failed)?;
+        let arguments = Strings::new(given.arguments).map_err(failed)?;
+        let environment = Strings::new(given.environment).map_err(failed)?;
+        let sources = Sources::new(given, &null).map_err(failed)?;
+        let user_map = map(rustix::process::geteuid().as_raw());
+        let group_map = map(rustix::process::getegid().as_raw());
+        let limits = self.limits.all();
+        let mut plan = Plan {
+            level: self.level,
+            user: self.user,
+            group: self.group,
+            user_map: user_map.as_bytes(),
+            group_map: group_map.as_bytes(),
+            folder: &folder,
+            empty: &empty,
+            limits: &limits,
+            sources: sources.numbers(),
+            own_proc: given.own_proc,
+            program: program.map(|_| sources.program()),
+            arguments: arguments.as_ptr(),
+            environment: environment.as_ptr(),
+            failed: None,
+        };
+        let cgroup = self.cgroup.map(|cgroup| cgroup.as_raw_fd());
+        // SAFETY: `child::run` keeps to what is asked of a child.
+        #[allow(unsafe_code)]
+        let pid =
+            unsafe { clone::vfork_into(self.level.namespaces(), cgroup, child::run, &mut plan) };
+        let pid = pid.map_err(failed)?;
+        match plan.failed {
+            None => Ok(pid as u32),
+            Some((stage, error)) => {
+                let ended = rustix::process::Pid::from_raw(pid);
+                // It has ended: nothing to wait for but its entry.
+                let _ = rustix::process::waitpid(ended, rustix::process::WaitOptions::empty());
+                Err(LaunchError::Step {
+                    step: Stage::name(stage),
+                    source: io::Error::from_raw_os_error(error),
+                })
+            }
+        }
+    }
+}
+
+/// This user, and nobody else, inside of a user namespace; not as its root.
+fn map(outside: u32) -> String {
+    format!("{} {outside} 1\n", child::INSIDE)
+}
+
+/// Strings as execve(2) takes them.
+struct Strings {
+    _strings: Vec<CString>,
+    pointers: Vec<*const libc::c_char>,
+}
+
+impl Strings {
+    fn new(texts: &[&OsStr]) -> io::Result<Strings> {
+        let strings: Vec<CString> = texts
+            .iter()
+            .map(|text| c_string(text))
+            .collect::<io::Result<_>>()?;
+        let end = std::iter::once(ptr::null());
+        let pointers = strings.iter().map(|text| text.as_ptr()).chain(end);
+        Ok(Strings {
+            pointers: pointers.collect(),
+            _strings: strings,
+        })
+    }
+
+    fn as_ptr(&self) -> *const *const libc::c_char {
+        self.pointers.as_ptr()
+    }
+}
+
+/// Descriptors of this process that become 0, 1, …, and the program: none of them has the
+/// number of a target, so that no step overwrites what a later one needs.
+struct Sources {
+    numbers: Vec<RawFd>,
+    program: OwnedFd,
+    _moved: Vec<OwnedFd>,
+}
+
+impl Sources {
+    fn new(program: &Program<'_>, null: &File) -> io::Result<Sources> {
+        let all = [null.as_fd(), program.output, program.output];
+        let all = all.iter().chain(program.descriptors);
+        let free = RawFd::try_from(3 + program.descriptors.len() + usize::from(program.own_proc))
+            .map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut moved = Vec::new();
+        let mut numbers = Vec::with_capacity(free as usize);
+        for descriptor in all {
+            if descriptor.as_raw_fd() >= free {
+                numbers.push(descriptor.as_raw_fd());
+                continue;
+            }
+            let copy = rustix::io::fcntl_dupfd_cloexec(descriptor, free)?;
+            numbers.push(copy.as_raw_fd());
+            moved.push(copy);
+        }
+        Ok(Sources {
+            numbers,
+            program: rustix::io::fcntl_dupfd_cloexec(program.file, free)?,
+            _moved: moved,
+        })
+    }
+
+    fn numbers(&self) -> &[RawFd] {
+        &self.numbers
+    }
+
+    fn program(&self) -> RawFd {
+        self.program.as_raw_fd()
+    }
+}
+
+fn c_string(text: &OsStr) -> io::Result<CString> {
+    CString::new(text.as_bytes()).map_err(|_| io::ErrorKind::InvalidInput.into())
+}

@@ -1,0 +1,21 @@
+//! A jailed program that was taken over: it does what it likes, with everything that the
+//! jail leaves it, and reaches nothing.
+//!
+//! This test is its own victim and its own attacker: it starts itself in two jails. The
+//! attacker tries everything twice, with the jail alone, and with the system call filter of
+//! a monitor's main thread on top.
+
+mod attempts;
+mod stage;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments.as_slice() {
+        ["victim"] => stage::be_victim(),
+        ["attacker", aims @ ..] => attempts::run(aims),
+        // What a test harness is asked.
+        ["--list", ..] => println!("a_taken_over_program_reaches_nothing: test"),
+        _ => stage::run(),
+    }
+}

@@ -1,0 +1,204 @@
+//! Two jails, and what is around them that must not be reached.
+#![allow(unsafe_code)] // Shared memory of System V, and the victim's secret.
+
+use jiffy_jail::{Identities, Jail, Level, Limits, Program};
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::net::{TcpListener, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::path::Path;
+
+/// Descriptors that a jailed program here may have.
+pub const FILES: u64 = 64;
+/// Threads and processes.
+pub const PROCESSES: u64 = 16;
+/// Bytes of a file.
+pub const FILE_SIZE: u64 = 1 << 20;
+/// At the victim's address.
+pub const SECRET: u64 = 0x5ec2_e75e_c2e7_5ec2;
+/// System V shared memory of the host.
+pub const SHM_KEY: i32 = 0x6a69_6666;
+
+static TREASURE: u64 = SECRET;
+
+/// Holds something in memory until it is ended.
+pub fn be_victim() {
+    println!("{:p}", &raw const TREASURE);
+    loop {
+        std::thread::park();
+    }
+}
+
+struct Jailed(u32);
+
+impl Jailed {
+    fn wait(self) -> Option<rustix::process::WaitStatus> {
+        let pid = rustix::process::Pid::from_raw(self.0 as i32);
+        std::mem::forget(self);
+        let waited = rustix::process::waitpid(pid, rustix::process::WaitOptions::empty());
+        waited.unwrap().map(|(_, status)| status)
+    }
+}
+
+impl Drop for Jailed {
+    fn drop(&mut self) {
+        let pid = rustix::process::Pid::from_raw(self.0 as i32).unwrap();
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+    }
+}
+
+fn start(jail: &Jail<'_>, arguments: &[&str], handed: &[BorrowedFd<'_>]) -> (Jailed, OwnedFd) {
+    let (ours, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+    let this = File::open("/proc/self/exe").unwrap();
+    let mut all = vec![OsStr::new("escapes")];
+    all.extend(arguments.iter().map(OsStr::new));
+    let pid = jail.launch(&Program {
+        file: this.as_fd(),
+        arguments: &all,
+        environment: &[],
+        output: theirs.as_fd(),
+        descriptors: handed,
+        own_proc: false,
+    });
+    let pid = pid.unwrap_or_else(|error| panic!("{error}: {}", error.io()));
+    (Jailed(pid), ours)
+}
+
+/// A socket that only this group may connect to; none: only its owner.
+fn listen(path: &Path, group: Option<u32>) -> UnixListener {
+    let listener = UnixListener::bind(path).unwrap();
+    let mode = if group.is_some() { 0o660 } else { 0o600 };
+    std::os::unix::fs::chown(path, None, group).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    listener
+}
+
+fn folder(path: &Path, group: u32) {
+    fs::create_dir(path).unwrap();
+    std::os::unix::fs::chown(path, None, Some(group)).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o710)).unwrap();
+}
+
+/// Sets all of it up, and lets the attacker go.
+pub fn run() {
+    let base = tempfile::tempdir().unwrap();
+    let path = |name: &str| base.path().join(name);
+    let ids = Identities::new(jiffy_jail::identity::FIRST, 16);
+    let is_root = rustix::process::geteuid().is_root();
+    let group = |id: u32| match is_root {
+        true => id,
+        false => rustix::process::getegid().as_raw(),
+    };
+    folder(&path("run"), group(ids.shared_group()));
+    let run = path("run");
+    Jail::prepare(&run).unwrap();
+    let (level, refused) = Level::of_host(&run, ids.shared_group());
+    for error in refused {
+        println!("not here: {error}: {}", error.io());
+    }
+    println!("jail: {level}");
+    assert!(
+        !is_root || level == Level::OwnUser,
+        "root gives users of their own"
+    );
+
+    let (victims, attackers) = (ids.take().unwrap(), ids.take().unwrap());
+    folder(&run.join("vms"), group(ids.shared_group()));
+    folder(&run.join("vms/victim"), group(victims.id()));
+    folder(&run.join("vms/own"), group(attackers.id()));
+    let _sockets = [
+        listen(&run.join("jiffyd.sock"), None),
+        listen(&run.join("pager.sock"), None),
+        listen(&run.join("vms/victim/control.sock"), None),
+        listen(
+            &run.join("vms/victim/vsock.sock_1024"),
+            Some(group(victims.id())),
+        ),
+        listen(&run.join("vms/own/control.sock"), None),
+    ];
+    let own = listen(
+        &run.join("vms/own/vsock.sock_1024"),
+        Some(group(attackers.id())),
+    );
+    fs::write(path("public"), "public").unwrap();
+    fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(path("public"), fs::Permissions::from_mode(0o666)).unwrap();
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+    let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+    udp.set_nonblocking(true).unwrap();
+    let name = format!("jiffy-jail-{}", std::process::id());
+    let address = SocketAddr::from_abstract_name(&name).unwrap();
+    let _abstract = UnixListener::bind_addr(&address).unwrap();
+    // SAFETY: makes, and at the end removes, a segment of the host's.
+    let shm = unsafe { libc::shmget(SHM_KEY, 4096, libc::IPC_CREAT | 0o666) };
+    assert!(shm >= 0, "{}", std::io::Error::last_os_error());
+
+    let jail = |user: u32| Jail {
+        level,
+        user,
+        group: ids.shared_group(),
+        folder: &run,
+        limits: Limits {
+            files: FILES,
+            processes: PROCESSES,
+            file_size: Some(FILE_SIZE),
+        },
+        cgroup: None,
+    };
+    let (victim, says) = start(&jail(victims.id()), &["victim"], &[]);
+    let mut treasure = String::new();
+    BufReader::new(File::from(says))
+        .read_line(&mut treasure)
+        .unwrap();
+
+    let public = path("public");
+    for filter in ["jail", "filter"] {
+        let kept = tempfile::tempfile().unwrap();
+        let aims = [
+            "attacker",
+            filter,
+            &victim.0.to_string(),
+            treasure.trim(),
+            &std::process::id().to_string(),
+            public.to_str().unwrap(),
+            &tcp.local_addr().unwrap().port().to_string(),
+            &udp.local_addr().unwrap().port().to_string(),
+            &name,
+        ];
+        let (attacker, says) = start(&jail(attackers.id()), &aims, &[kept.as_fd()]);
+        let mut said = String::new();
+        File::from(says).read_to_string(&mut said).unwrap();
+        let status = attacker.wait().unwrap();
+        print!("{said}");
+        assert!(status.exit_status() == Some(0), "{status:?}");
+        let failed = said
+            .lines()
+            .filter(|line| line.starts_with("held: "))
+            .count();
+        let escaped: Vec<&str> = said
+            .lines()
+            .filter(|line| line.starts_with("ESCAPED"))
+            .collect();
+        assert!(escaped.is_empty(), "with {filter}: {escaped:#?}");
+        assert!(failed >= 60, "only {failed} were tried");
+        assert!(said.lines().any(|line| line == "done"));
+        assert!(kept.metadata().unwrap().len() <= FILE_SIZE);
+        own.set_nonblocking(true).unwrap();
+        own.accept().expect("its own socket was to be reached");
+        let mut datagram = [0];
+        assert!(udp.recv(&mut datagram).is_err(), "a datagram came");
+    }
+    // SAFETY: as above.
+    unsafe { libc::shmctl(shm, libc::IPC_RMID, std::ptr::null_mut()) };
+    assert_eq!(fs::read(path("public")).unwrap(), b"public");
+    let alive = rustix::process::test_kill_process(
+        rustix::process::Pid::from_raw(victim.0 as i32).unwrap(),
+    );
+    assert!(alive.is_ok(), "the victim lives");
+    println!("a_taken_over_program_reaches_nothing: ok");
+}

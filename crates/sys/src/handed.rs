@@ -1,0 +1,133 @@
+//! Files that this process was handed open, by the names that its configuration uses.
+//!
+//! A jailed program can open nothing: whoever starts it opens what it may have, and leaves
+//! it the descriptors. What opens a file asks here first ([`take`]). A process that was
+//! handed nothing opens by name.
+
+use rustix::fs::{Mode, OFlags};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The name of this process's folder in procfs, which a jailed one is handed.
+pub const PROC: &str = "/proc/self";
+/// The name of what tells which pages were written.
+pub const PAGEMAP: &str = "/proc/self/pagemap";
+
+static FILES: Mutex<Vec<(PathBuf, OwnedFd)>> = Mutex::new(Vec::new());
+
+fn files() -> MutexGuard<'static, Vec<(PathBuf, OwnedFd)>> {
+    FILES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// This descriptor is the file of that name.
+pub fn add(name: PathBuf, file: OwnedFd) {
+    files().push((name, file));
+}
+
+/// This inherited descriptor is the file of that name. `InvalidInput` for standard streams
+/// and numbers that are not open. To be called once for a number.
+#[allow(unsafe_code)] // A number becomes a descriptor.
+pub fn add_inherited(name: PathBuf, number: RawFd) -> io::Result<()> {
+    let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
+    // SAFETY: asks about a number; no memory is touched.
+    if number < 3 || unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
+        return Err(invalid());
+    }
+    // SAFETY: it is open, was left for this process, and belongs to nothing else here.
+    add(name, unsafe { OwnedFd::from_raw_fd(number) });
+    Ok(())
+}
+
+/// The file of that name, if it was handed over; it can be taken once.
+pub fn take(name: &Path) -> Option<OwnedFd> {
+    let mut files = files();
+    let at = files.iter().position(|(known, _)| known == name)?;
+    Some(files.swap_remove(at).1)
+}
+
+/// Another descriptor for the file of that name, if it was handed over and not taken.
+/// Whoever reads it must not rely on where it stands.
+pub fn copy(name: &Path) -> Option<io::Result<OwnedFd>> {
+    let files = files();
+    let (_, file) = files.iter().find(|(known, _)| known == name)?;
+    Some(file.try_clone())
+}
+
+/// The file of that name, handed over or opened for reading.
+pub fn open(name: &Path) -> io::Result<File> {
+    match take(name) {
+        Some(file) => Ok(file.into()),
+        None => File::open(name),
+    }
+}
+
+/// A file of this process in procfs, like `maps`.
+pub fn open_proc(name: &str) -> io::Result<File> {
+    match copy(Path::new(PROC)) {
+        Some(folder) => {
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+            let file = rustix::fs::openat(folder?, name, flags, Mode::empty())?;
+            Ok(file.into())
+        }
+        None => File::open(Path::new(PROC).join(name)),
+    }
+}
+
+/// Opens what is asked of procfs later, and closes procfs. Nothing to do for a process that
+/// was not handed it.
+pub fn close_proc() -> io::Result<()> {
+    if copy(Path::new(PROC)).is_some() {
+        let pagemap = open_proc("pagemap")?;
+        add(PAGEMAP.into(), pagemap.into());
+        drop(take(Path::new(PROC)));
+    }
+    Ok(())
+}
+
+/// The file that this process executes, by its name in `maps`.
+pub fn program() -> io::Result<PathBuf> {
+    use std::os::unix::ffi::OsStringExt;
+    let link = match copy(Path::new(PROC)) {
+        Some(folder) => rustix::fs::readlinkat(folder?.as_fd(), "exe", Vec::new())?,
+        None => rustix::fs::readlink("/proc/self/exe", Vec::new())?,
+    };
+    Ok(std::ffi::OsString::from_vec(link.into_bytes()).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Seek, Write};
+
+    #[test]
+    fn a_file_is_found_by_its_name_and_taken_once() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"handed").unwrap();
+        file.rewind().unwrap();
+        let name = Path::new("/nowhere/handed");
+        assert!(take(name).is_none());
+        assert!(open(name).is_err());
+        add(name.into(), file.into());
+        assert!(copy(name).unwrap().is_ok());
+        let mut text = String::new();
+        open(name).unwrap().read_to_string(&mut text).unwrap();
+        assert_eq!(text, "handed");
+        assert!(copy(name).is_none() && take(name).is_none());
+    }
+
+    #[test]
+    fn who_was_handed_no_procfs_has_the_hosts() {
+        let mut maps = String::new();
+        open_proc("maps")
+            .unwrap()
+            .read_to_string(&mut maps)
+            .unwrap();
+        let program = program().unwrap();
+        assert!(maps.contains(program.to_str().unwrap()));
+        close_proc().unwrap();
+        assert!(copy(Path::new(PAGEMAP)).is_none());
+    }
+}
