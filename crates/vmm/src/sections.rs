@@ -77,6 +77,11 @@ impl Section {
         assert!(tag.len() <= TAG && tag.is_ascii());
         Section { tag, version }
     }
+
+    /// Its tag.
+    pub const fn tag(self) -> &'static str {
+        self.tag
+    }
 }
 
 /// A body that is being written.

@@ -77,6 +77,9 @@ pub trait DeviceKind: Debug + Sync + 'static {
 
 /// A [`DeviceKind`] whose types are not named.
 pub trait AnyKind: Debug + Sync {
+    /// [`DeviceKind::SECTION`].
+    fn section(&self) -> Section;
+
     /// [`DeviceKind::workers`].
     fn workers(&self, config: &VmmConfig) -> Vec<WorkerRole>;
 
@@ -100,6 +103,10 @@ pub trait AnyKind: Debug + Sync {
 }
 
 impl<K: DeviceKind> AnyKind for K {
+    fn section(&self) -> Section {
+        K::SECTION
+    }
+
     fn workers(&self, config: &VmmConfig) -> Vec<WorkerRole> {
         K::workers(config)
     }
@@ -240,4 +247,19 @@ impl DevicesState {
 pub fn workers(config: &VmmConfig) -> Vec<WorkerRole> {
     let each = REGISTRY.iter().map(|kind| kind.workers(config));
     each.flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::VmState;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn each_kind_has_a_section_of_its_own() {
+        let tags = REGISTRY.iter().map(|kind| kind.section().tag());
+        let other = VmState::SECTIONS.iter().map(|section| section.tag());
+        let all: BTreeSet<&str> = tags.chain(other).collect();
+        assert_eq!(all.len(), REGISTRY.len() + VmState::SECTIONS.len());
+    }
 }

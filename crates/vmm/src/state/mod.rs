@@ -97,6 +97,10 @@ pub enum StateError {
 }
 
 impl VmState {
+    /// The sections beside those of devices.
+    #[cfg(test)]
+    pub(crate) const SECTIONS: [Section; 3] = [MEMORY, VCPU, CHIPS];
+
     /// In the format of this [`VERSION`].
     pub fn encode(&self) -> Vec<u8> {
         let mut parts = Writer::default();
