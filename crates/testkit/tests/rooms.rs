@@ -17,14 +17,13 @@ const STILL_IN_CIRCLES: &[&str] = &[
     "content/snapshots",
     "content/transfer",
     "node",
-    "node/vm",
-    "registry/artifact",
-    "registry/client",
     "rootfs",
     "rootfs/archive",
     "rootfs/erofs",
     "store",
     "store/format",
+    "vmhost/launch",
+    "vmhost/task",
     "vmm/devices",
 ];
 

@@ -8,6 +8,7 @@
 //! * [`remote`]: [`RemoteArtifact`], its files read in ranges or fetched whole.
 
 pub mod annotations;
+mod hash;
 mod plan;
 mod push;
 pub mod remote;

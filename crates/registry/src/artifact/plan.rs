@@ -1,14 +1,13 @@
 //! How files become an artifact.
 
+use super::hash::hash;
 use super::{MAX_CONFIG, MAX_PACK, PACK_TYPE, Pack, annotations, is_name, is_role};
 use crate::client::MAX_MANIFEST;
-use crate::digest::Hasher;
 use crate::error::Result;
 use crate::manifest::media_type;
 use crate::{Descriptor, Digest, ImageManifest, Progress, RegistryError, RemoteFile, parallel};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -271,33 +270,6 @@ fn described(name: &str, offset: u64, role: &str, digest: Digest, size: u64) -> 
         offset,
         role: role.to_owned(),
     }
-}
-
-/// The digest of some bytes of a file.
-pub(super) fn hash(
-    file: &File,
-    offset: u64,
-    size: u64,
-    name: &str,
-    progress: &dyn Progress,
-) -> Result<std::io::Result<Digest>> {
-    let mut hasher = Hasher::new();
-    let mut piece = vec![0; 128 << 10];
-    let mut done = 0;
-    while done < size {
-        if progress.cancelled() {
-            return Err(RegistryError::Cancelled {
-                what: format!("reading {name}"),
-            });
-        }
-        let wanted = usize::try_from(size - done).map_or(piece.len(), |left| left.min(piece.len()));
-        if let Err(error) = file.read_exact_at(&mut piece[..wanted], offset + done) {
-            return Ok(Err(error));
-        }
-        hasher.update(&piece[..wanted]);
-        done += wanted as u64;
-    }
-    Ok(Ok(hasher.finish()))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! An artifact in a registry, its files read in ranges or fetched whole.
 
-use super::plan::hash;
+use super::hash::hash;
 use super::{
     IMAGE_TYPE, MAX_CONFIG, PACK_TYPE, Pack, SNAPSHOT_TYPE, annotations, is_name, is_role,
 };

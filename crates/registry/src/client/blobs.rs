@@ -1,7 +1,8 @@
 //! Blobs from a registry, whole and in parts.
 
 use super::Client;
-use super::exchange::{Answer, Call, Payload};
+use super::answer::Answer;
+use super::exchange::{Call, Payload};
 use super::failure::{broken, unreachable};
 use crate::digest::Hasher;
 use crate::error::{Result, one_line};

@@ -1,11 +1,12 @@
 //! One request, with its authorisation and redirects.
 
+use super::answer::Answer;
 use super::authorisation::{self, Authorisations, Key};
 use super::challenge::{self, Challenge};
 use super::failure::{broken, detail_of, refusal, unreachable};
 use super::options::{ClientOptions, PlainHttp};
-use super::push::Source;
 use super::retry::Patience;
+use super::source::Source;
 use super::transport::{Transport, Way, is_about_tls};
 use super::url::{Scheme, Url};
 use crate::credentials::{Login, Secret};
@@ -64,28 +65,6 @@ pub(super) enum Payload<'a> {
         blob: &'a Descriptor,
         progress: &'a dyn Progress,
     },
-}
-
-/// A good answer.
-pub(super) struct Answer {
-    pub(super) response: Response<Body>,
-    /// Where it came from in the end.
-    pub(super) url: Url,
-}
-
-impl Answer {
-    pub(super) fn status(&self) -> StatusCode {
-        self.response.status()
-    }
-
-    pub(super) fn header(&self, name: &HeaderName) -> Option<&str> {
-        self.response.headers().get(name)?.to_str().ok()
-    }
-
-    /// `Content-Length`, if it is there and a number.
-    pub(super) fn length(&self) -> Option<u64> {
-        self.header(&header::CONTENT_LENGTH)?.trim().parse().ok()
-    }
 }
 
 impl Exchange {

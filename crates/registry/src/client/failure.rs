@@ -1,7 +1,7 @@
 //! Answers that are not good, and connections that break, as errors.
 
+use super::answer::Answer;
 use super::authorisation;
-use super::exchange::Answer;
 use super::resolver::ThisComputer;
 use super::transport::is_about_tls;
 use crate::RegistryError;

@@ -10,6 +10,7 @@
 //! * `transport`, `resolver`, `url`: connections, and where they lead.
 //! * `failure`, `retry`: what goes wrong, and what is tried again.
 
+mod answer;
 mod authorisation;
 mod blobs;
 mod challenge;
@@ -20,6 +21,7 @@ pub mod options;
 mod push;
 mod resolver;
 mod retry;
+mod source;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod transport;
@@ -27,7 +29,8 @@ mod url;
 
 pub use manifests::{Fetched, Image};
 pub use options::{ClientOptions, PlainHttp, Retries};
-pub use push::{Source, Uploaded};
+pub use push::Uploaded;
+pub use source::Source;
 
 use crate::error::Result;
 use std::sync::Arc;

@@ -3,11 +3,11 @@
 use super::blobs::blob_name;
 use super::exchange::{Call, Payload};
 use super::manifests::{CONTENT_DIGEST, check_claim};
+use super::source::Source;
 use super::url::Url;
 use super::{Client, MAX_MANIFEST};
 use crate::error::Result;
 use crate::{Descriptor, Digest, Progress, Reference, RegistryError};
-use std::io::{Read, Seek};
 use ureq::http::header;
 use ureq::http::{Method, StatusCode};
 
@@ -21,11 +21,6 @@ pub enum Uploaded {
     /// Its bytes were sent.
     Sent,
 }
-
-/// Bytes that can be read more than once, for a retry.
-pub trait Source: Read + Seek {}
-
-impl<T: Read + Seek> Source for T {}
 
 /// What a registry says to the wish to upload.
 enum Opened {
