@@ -1,7 +1,7 @@
-# Sourced by the other scripts: sentences, steps and their times.
+# Sourced by the other scripts: error messages, steps and their times.
 
 set -euo pipefail
-# What is built is for others, too: programs of any user read the files of an image.
+# Built files must be readable by all users: programs of any user read an image's files.
 umask 022
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
@@ -17,13 +17,13 @@ fail() {
     exit 1
 }
 
-# step NAME COMMAND…: says what begins, runs it (variables it sets are lost),
-# notes how long it took.
+# step NAME COMMAND…: prints the name, runs the command in a subshell (variables it sets are
+# lost), records its time.
 step() {
     local name=$1 begin=$SECONDS status
     shift
     echo "==> $name" >&2
-    # In a shell of its own, not tested by `||`: so it ends at its first error.
+    # In a subshell that is not tested by `||`, so that `set -e` works in it.
     set +e
     (set -e; "$@")
     status=$?

@@ -1,4 +1,4 @@
-//! A fuzzer's bytes as numbers. Past the end everything is zero.
+//! Reads numbers from a fuzzer's bytes; zero past the end.
 
 /// Takes numbers off the front.
 pub struct Input<'a>(pub &'a [u8]);

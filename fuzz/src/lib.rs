@@ -1,8 +1,8 @@
-//! Fuzz targets for everything hostile bytes can reach.
+//! Fuzz targets for all code that takes hostile bytes.
 //!
-//! A target is a module of [`targets`] that is called as it is, with its line in
-//! [`TARGETS`]. `fuzz/run` has libFuzzer call it with what it makes up; the test
-//! `corpus` calls it with the inputs in `fuzz/corpus` and `fuzz/regressions`.
+//! A target is a module of [`targets`] with the same name, and a line in [`TARGETS`].
+//! `fuzz/run` runs it under libFuzzer; the test `corpus` calls it with the inputs in
+//! `fuzz/corpus` and `fuzz/regressions`.
 //!
 //! * [`targets`]: one module each.
 //! * [`input`]: a fuzzer's bytes as numbers.
@@ -16,16 +16,16 @@ pub mod targets;
 
 pub use targets::TARGETS;
 
-/// Something that is called with any bytes. It panics when what must hold does not.
+/// A function that is called with any bytes, and panics if an invariant does not hold.
 #[derive(Clone, Copy)]
 pub struct Target {
-    /// As its module.
+    /// The name of its module.
     pub name: &'static str,
     /// The files and folders, from the checkout's top, whose code these bytes reach.
     pub covers: &'static [&'static str],
-    /// Inputs to begin with, which follow the format as the code writes it today.
+    /// Seeds: valid inputs, written by today's code.
     pub seeds: fn() -> Vec<Vec<u8>>,
-    /// Is called with one input.
+    /// Called with one input.
     pub run: fn(&[u8]),
 }
 

@@ -21,8 +21,8 @@ const RING_ROOM: u64 = 0x1000;
 const PLACE_UNIT: u64 = 8;
 /// A flag no device knows: the address is far outside memory.
 const FAR: u16 = 0x8000;
-/// How long a device may keep a script's requests before it is stopped. One
-/// whose own rings were overwritten may never answer, and that is no fault.
+/// How long a device may keep a script's requests before it is stopped. A device whose
+/// rings were overwritten may never answer, which is no failure.
 const MOMENT: Duration = Duration::from_millis(2);
 
 /// One descriptor.
@@ -112,8 +112,7 @@ impl Script {
         self.play_on(device, &[size], 0, features, event_idx, |_| {});
     }
 
-    /// The same on one of several queues; `then` has the last word. Returns
-    /// the device.
+    /// The same on one of several queues; `then` runs at the end. Returns the device.
     pub fn play_on<D: VirtioDevice>(
         &self,
         device: D,

@@ -18,7 +18,7 @@ pub fn folder() -> &'static Path {
     })
 }
 
-/// Has it be `folder`, which whoever calls this removes.
+/// Uses `folder`, which the caller removes.
 ///
 /// # Panics
 ///
