@@ -7,6 +7,7 @@
 //! * [`policy`]: what a VM may reach, and which of its ports can be reached.
 //! * [`links`]: TAPs, routes, neighbours.
 //! * [`rules`]: the nftables table of all VMs.
+//! * [`names`]: the name server of VMs.
 //! * [`firewalls`]: other firewalls of this host.
 //! * [`conntrack`]: connections that the kernel tracks.
 //! * [`nft`]: nftables, as the kernel speaks it.
@@ -21,6 +22,7 @@ pub mod firewalls;
 pub mod host;
 pub mod identity;
 pub mod links;
+pub mod names;
 mod netlink;
 mod nft;
 pub mod policy;

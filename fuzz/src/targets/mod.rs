@@ -20,6 +20,7 @@ pub mod kernel_image;
 pub mod layer_tar;
 pub mod memory_layout;
 pub mod mmio_transport;
+pub mod name_messages;
 pub mod node_files;
 pub mod pager_handshake;
 pub mod ports;
@@ -51,6 +52,7 @@ pub const TARGETS: &[Target] = &[
     layer_tar::TARGET,
     memory_layout::TARGET,
     mmio_transport::TARGET,
+    name_messages::TARGET,
     node_files::TARGET,
     pager_handshake::TARGET,
     ports::TARGET,

@@ -1,6 +1,7 @@
 //! The whole network, with real packets. Needs root.
 
 mod isolation;
+mod names;
 mod policies;
 mod ports;
 mod reconcile;

@@ -1,0 +1,84 @@
+//! Answers that are kept for a while, in bounded memory.
+
+use super::message::Resolved;
+use domain::base::iana::Rtype;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The most answers, and the most bytes of all.
+const ANSWERS: usize = 4096;
+const BYTES: usize = 4 << 20;
+
+type Key = (String, Rtype);
+
+/// Answers by name and type. What came first goes first when there is no room.
+#[derive(Debug, Default)]
+pub struct Cache {
+    answers: HashMap<Key, Kept>,
+    /// Keys in the order of their coming, with a number: of one that came again the older is
+    /// void.
+    order: VecDeque<(Key, u64)>,
+    next: u64,
+    bytes: usize,
+}
+
+#[derive(Debug, Clone)]
+struct Kept {
+    resolved: Arc<Resolved>,
+    since: Instant,
+    number: u64,
+}
+
+impl Cache {
+    /// An answer that is still good, and its age.
+    pub fn get(&self, name: &str, kind: Rtype, now: Instant) -> Option<(Arc<Resolved>, Duration)> {
+        let kept = self.answers.get(&(name.to_owned(), kind))?;
+        let age = now.saturating_duration_since(kept.since);
+        (age < kept.resolved.ttl).then(|| (kept.resolved.clone(), age))
+    }
+
+    /// Keeps an answer, unless it is good for no time or says nothing.
+    pub fn put(&mut self, name: &str, kind: Rtype, resolved: Arc<Resolved>, now: Instant) {
+        if resolved.ttl.is_zero() || resolved.failed || resolved.cut || resolved.len() > BYTES {
+            return;
+        }
+        let key = (name.to_owned(), kind);
+        self.bytes += cost(&key, &resolved);
+        let kept = Kept {
+            resolved,
+            since: now,
+            number: self.next,
+        };
+        if let Some(old) = self.answers.insert(key.clone(), kept) {
+            self.bytes -= cost(&key, &old.resolved);
+        }
+        self.order.push_back((key, self.next));
+        self.next += 1;
+        while self.bytes > BYTES || self.order.len() > ANSWERS {
+            let Some((key, number)) = self.order.pop_front() else {
+                break;
+            };
+            if self.answers.get(&key).is_some_and(|it| it.number == number)
+                && let Some(old) = self.answers.remove(&key)
+            {
+                self.bytes -= cost(&key, &old.resolved);
+            }
+        }
+    }
+
+    /// Answers that are kept.
+    pub fn len(&self) -> usize {
+        self.answers.len()
+    }
+
+    /// Is none kept?
+    pub fn is_empty(&self) -> bool {
+        self.answers.is_empty()
+    }
+}
+
+/// Bytes: the key is there twice.
+fn cost(key: &Key, resolved: &Resolved) -> usize {
+    2 * key.0.len() + resolved.len() + 200
+}

@@ -1,0 +1,179 @@
+//! Who asks, and who has which name.
+
+use crate::VmId;
+use crate::policy::Policy;
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// VMs have their names below this one, too (a name for private use, by ICANN's resolution of
+/// 2024). It is the guests' search domain.
+pub const DOMAIN: &str = "jiffy.internal";
+/// The host has this name.
+const HOST: &str = "host";
+
+/// A VM that may ask.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asker {
+    /// Which.
+    pub vm: VmId,
+    /// Its name.
+    pub name: String,
+    /// The network whose VMs it sees, and that see it.
+    pub network: Option<String>,
+    /// Which names resolve for it.
+    pub policy: Policy,
+    /// Its address.
+    pub v4: Ipv4Addr,
+    /// The same of IPv6.
+    pub v6: Option<Ipv6Addr>,
+}
+
+/// What is known of a name without asking anybody.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Known {
+    /// Nothing: others are to be asked.
+    Nothing,
+    /// There is no such name.
+    Absent,
+    /// These are its addresses.
+    Addresses(Vec<IpAddr>),
+    /// The name of an address.
+    Name(String),
+}
+
+/// All VMs that may ask. It is changed while it is used.
+#[derive(Debug)]
+pub struct Directory {
+    gateway: (Ipv4Addr, Option<Ipv6Addr>),
+    inner: RwLock<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    by_vm: HashMap<VmId, Arc<Asker>>,
+    by_address: HashMap<IpAddr, Arc<Asker>>,
+}
+
+impl Directory {
+    /// Nobody yet. The gateway is what VMs know as `host`.
+    pub fn new(gateway: Ipv4Addr, gateway6: Option<Ipv6Addr>) -> Directory {
+        Directory {
+            gateway: (gateway, gateway6),
+            inner: RwLock::default(),
+        }
+    }
+
+    /// A VM may ask, or has changed.
+    pub fn set(&self, asker: Asker) {
+        let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
+        inner.remove(asker.vm);
+        let asker = Arc::new(asker);
+        for address in addresses(&asker) {
+            inner.by_address.insert(address, asker.clone());
+        }
+        inner.by_vm.insert(asker.vm, asker);
+    }
+
+    /// A VM is gone.
+    pub fn remove(&self, vm: VmId) {
+        let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
+        inner.remove(vm);
+    }
+
+    /// Who has this address.
+    pub fn asker(&self, address: IpAddr) -> Option<Arc<Asker>> {
+        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        inner.by_address.get(&address.to_canonical()).cloned()
+    }
+
+    /// What is known of a name that `asker` asks for: its own, and those of its network.
+    /// `name` has neither capital letters nor a dot at its end.
+    pub fn look_up(&self, asker: &Asker, name: &str) -> Known {
+        let ours = name.strip_suffix(DOMAIN);
+        let label = match ours {
+            Some(rest) => match rest.strip_suffix('.') {
+                Some(label) => label,
+                None if rest.is_empty() => return Known::Addresses(Vec::new()),
+                None => return Known::Nothing,
+            },
+            None => name,
+        };
+        if label == HOST {
+            let (v4, v6) = self.gateway;
+            let all = [Some(IpAddr::V4(v4)), v6.map(IpAddr::V6)];
+            return Known::Addresses(all.into_iter().flatten().collect());
+        }
+        if let Some(address) = reverse(name) {
+            return self.name_of(asker, address);
+        }
+        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        let named = |it: &&Arc<Asker>| it.name.eq_ignore_ascii_case(label) && sees(asker, it);
+        // A VM's own name is its own, whoever else of its network has it.
+        let found = inner.by_vm.get(&asker.vm).filter(named);
+        match found.or_else(|| inner.by_vm.values().filter(named).min_by_key(|it| it.vm)) {
+            Some(found) => Known::Addresses(addresses(found).collect()),
+            None if ours.is_some() || !name.contains('.') => Known::Absent,
+            None => Known::Nothing,
+        }
+    }
+
+    fn name_of(&self, asker: &Asker, address: IpAddr) -> Known {
+        let (v4, v6) = self.gateway;
+        if address == IpAddr::V4(v4) || Some(address) == v6.map(IpAddr::V6) {
+            return Known::Name(format!("{HOST}.{DOMAIN}"));
+        }
+        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        match inner.by_address.get(&address) {
+            Some(it) if sees(asker, it) => Known::Name(format!("{}.{DOMAIN}", it.name)),
+            Some(_) => Known::Absent,
+            None => Known::Nothing,
+        }
+    }
+}
+
+impl Inner {
+    fn remove(&mut self, vm: VmId) {
+        if let Some(old) = self.by_vm.remove(&vm) {
+            for address in addresses(&old) {
+                if self.by_address.get(&address).is_some_and(|it| it.vm == vm) {
+                    self.by_address.remove(&address);
+                }
+            }
+        }
+    }
+}
+
+fn addresses(asker: &Asker) -> impl Iterator<Item = IpAddr> + use<> {
+    [Some(IpAddr::V4(asker.v4)), asker.v6.map(IpAddr::V6)]
+        .into_iter()
+        .flatten()
+}
+
+fn sees(asker: &Asker, other: &Asker) -> bool {
+    asker.vm == other.vm || (asker.network.is_some() && asker.network == other.network)
+}
+
+/// The address whose name is asked for (RFC 1035 §3.5, RFC 3596 §2.5).
+fn reverse(name: &str) -> Option<IpAddr> {
+    if let Some(digits) = name.strip_suffix(".in-addr.arpa") {
+        let mut octets = [0; 4];
+        let mut parts = digits.split('.');
+        for octet in octets.iter_mut().rev() {
+            *octet = parts.next()?.parse().ok()?;
+        }
+        return parts.next().is_none().then(|| IpAddr::from(octets));
+    }
+    let digits = name.strip_suffix(".ip6.arpa")?;
+    let mut bits = 0u128;
+    let mut count = 0;
+    for digit in digits.rsplit('.') {
+        let value = digit.chars().next()?.to_digit(16)?;
+        if digit.len() != 1 || count == 32 {
+            return None;
+        }
+        bits = bits << 4 | u128::from(value);
+        count += 1;
+    }
+    (count == 32).then(|| IpAddr::V6(Ipv6Addr::from_bits(bits)))
+}

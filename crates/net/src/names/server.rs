@@ -1,0 +1,358 @@
+//! Sockets, and how much is done at a time.
+
+use super::cache::Cache;
+use super::directory::{Asker, Directory, Known};
+use super::message::{self, ANSWER_BYTES, Bad, QUESTION_BYTES, Question, Resolved};
+use super::resolvers::Resolvers;
+use crate::policy::opened_by_name;
+use crate::{Error, VmId};
+use domain::base::iana::Rcode;
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener as StdListener, UdpSocket as StdUdp};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// Questions that are worked on at a time: of all, and of one VM. By UDP those beyond are
+/// dropped, which a resolver in a guest asks again; by TCP they close the connection.
+const QUESTIONS: usize = 512;
+const QUESTIONS_OF_ONE: usize = 32;
+/// How long a connection may be silent.
+const SILENCE: Duration = Duration::from_secs(5);
+/// Questions on one connection.
+const ON_ONE_CONNECTION: usize = 64;
+/// An address stays open a little longer than its name has it: a program may have asked at the
+/// last moment, and connect then.
+const GRACE: Duration = Duration::from_secs(10);
+/// Pause after an error of a socket that may last, as when there is no descriptor left.
+const AFTER_ERROR: Duration = Duration::from_millis(50);
+
+/// What opens addresses to a VM: [`crate::rules::NameRules`], in a lock.
+pub trait Open: Send + Sync + 'static {
+    /// Opens these, each for a time, before it returns.
+    fn open(&self, vm: VmId, addresses: &[(IpAddr, Duration)]) -> Result<(), Error>;
+}
+
+impl Open for Mutex<crate::rules::NameRules> {
+    fn open(&self, vm: VmId, addresses: &[(IpAddr, Duration)]) -> Result<(), Error> {
+        let mut rules = self.lock().unwrap_or_else(PoisonError::into_inner);
+        rules.open(vm, addresses)
+    }
+}
+
+/// Bound sockets.
+#[derive(Debug)]
+pub struct Sockets {
+    udp: Vec<StdUdp>,
+    tcp: Vec<StdListener>,
+    /// The port they are bound to.
+    pub port: u16,
+}
+
+impl Sockets {
+    /// Binds the port of these addresses; another one if somebody has it: the rules lead
+    /// guests there ([`crate::host::HostOptions::name_port`]).
+    pub fn bind(addresses: &[IpAddr], port: u16) -> io::Result<Sockets> {
+        match Sockets::bind_all(addresses, port) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                // One that the first address has free may be another's at the second.
+                let mut last = error;
+                for _ in 0..16 {
+                    let first = addresses
+                        .first()
+                        .copied()
+                        .ok_or(io::ErrorKind::InvalidInput)?;
+                    let free = StdUdp::bind((first, 0))?.local_addr()?.port();
+                    match Sockets::bind_all(addresses, free) {
+                        Ok(sockets) => return Ok(sockets),
+                        Err(error) => last = error,
+                    }
+                }
+                Err(last)
+            }
+            other => other,
+        }
+    }
+
+    fn bind_all(addresses: &[IpAddr], port: u16) -> io::Result<Sockets> {
+        let mut sockets = Sockets {
+            udp: Vec::new(),
+            tcp: Vec::new(),
+            port,
+        };
+        for address in addresses {
+            let at = SocketAddr::new(*address, port);
+            let (udp, tcp) = (StdUdp::bind(at)?, StdListener::bind(at)?);
+            udp.set_nonblocking(true)?;
+            tcp.set_nonblocking(true)?;
+            sockets.udp.push(udp);
+            sockets.tcp.push(tcp);
+        }
+        Ok(sockets)
+    }
+}
+
+/// Answers VMs.
+pub struct NameServer {
+    directory: Arc<Directory>,
+    resolvers: Resolvers,
+    open: Box<dyn Open>,
+    cache: Mutex<Cache>,
+    asked: Mutex<HashMap<VmId, usize>>,
+}
+
+impl NameServer {
+    /// One that knows the VMs of `directory`, asks `resolvers` for the rest, and opens
+    /// addresses by `open`.
+    pub fn new(directory: Arc<Directory>, resolvers: Resolvers, open: impl Open) -> NameServer {
+        NameServer {
+            directory,
+            resolvers,
+            open: Box::new(open),
+            cache: Mutex::default(),
+            asked: Mutex::default(),
+        }
+    }
+
+    /// Answers until it is dropped.
+    pub async fn serve(self: Arc<Self>, sockets: Sockets) -> io::Result<()> {
+        let mut tasks = JoinSet::new();
+        for socket in sockets.udp {
+            let socket = Arc::new(UdpSocket::from_std(socket)?);
+            tasks.spawn(self.clone().serve_udp(socket));
+        }
+        for listener in sockets.tcp {
+            let listener = TcpListener::from_std(listener)?;
+            tasks.spawn(self.clone().serve_tcp(listener));
+        }
+        while tasks.join_next().await.is_some() {}
+        Ok(())
+    }
+
+    async fn serve_udp(self: Arc<Self>, socket: Arc<UdpSocket>) {
+        // They end with the socket.
+        let mut answers = JoinSet::new();
+        let mut packet = [0; QUESTION_BYTES + 1];
+        loop {
+            while answers.try_join_next().is_some() {}
+            let (length, from) = match socket.recv_from(&mut packet).await {
+                Ok(it) => it,
+                Err(_) => {
+                    tokio::time::sleep(AFTER_ERROR).await;
+                    continue;
+                }
+            };
+            let Some((asker, place)) = self.place(from.ip()) else {
+                continue;
+            };
+            let question = packet[..length].to_vec();
+            let (server, socket) = (self.clone(), socket.clone());
+            answers.spawn(async move {
+                if let Some(answer) = server.answer(&asker, &question, false).await {
+                    let _ = socket.send_to(&answer, from).await;
+                }
+                drop(place);
+            });
+        }
+    }
+
+    async fn serve_tcp(self: Arc<Self>, listener: TcpListener) {
+        let mut connections = JoinSet::new();
+        loop {
+            while connections.try_join_next().is_some() {}
+            let Ok((stream, from)) = listener.accept().await else {
+                tokio::time::sleep(AFTER_ERROR).await;
+                continue;
+            };
+            // A connection has the place of a question for as long as it lasts.
+            if let Some((asker, place)) = self.place(from.ip()) {
+                let server = self.clone();
+                connections.spawn(async move {
+                    let _ = server.talk(&asker, stream).await;
+                    drop(place);
+                });
+            }
+        }
+    }
+
+    async fn talk(&self, asker: &Asker, mut stream: TcpStream) -> io::Result<()> {
+        for _ in 0..ON_ONE_CONNECTION {
+            let question = timeout(SILENCE, async {
+                let length = usize::from(stream.read_u16().await?);
+                if length > QUESTION_BYTES {
+                    return Err(io::ErrorKind::InvalidData.into());
+                }
+                let mut question = vec![0; length];
+                stream.read_exact(&mut question).await?;
+                Ok::<_, io::Error>(question)
+            });
+            let question = question.await??;
+            let Some(answer) = self.answer(asker, &question, true).await else {
+                break;
+            };
+            let length = u16::try_from(answer.len()).map_err(|_| io::ErrorKind::InvalidData)?;
+            let mut framed = length.to_be_bytes().to_vec();
+            framed.extend_from_slice(&answer);
+            timeout(SILENCE, stream.write_all(&framed)).await??;
+        }
+        Ok(())
+    }
+
+    /// Who asks, and a place for the question; `None`: nobody we know, or there is none.
+    fn place(self: &Arc<Self>, from: IpAddr) -> Option<(Arc<Asker>, Place)> {
+        let asker = self.directory.asker(from)?;
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let all: usize = asked.values().sum();
+        let own = asked.entry(asker.vm).or_default();
+        if all >= QUESTIONS || *own >= QUESTIONS_OF_ONE {
+            if *own == 0 {
+                asked.remove(&asker.vm);
+            }
+            return None;
+        }
+        *own += 1;
+        drop(asked);
+        let place = Place {
+            server: self.clone(),
+            vm: asker.vm,
+        };
+        Some((asker, place))
+    }
+
+    /// The answer; `None`: none is given.
+    pub async fn answer(&self, asker: &Asker, question: &[u8], tcp: bool) -> Option<Vec<u8>> {
+        let question = match message::read(question) {
+            Ok(question) => question,
+            Err(Bad::Silence) => return None,
+            Err(Bad::Answer(answer)) => return Some(answer),
+        };
+        match self.directory.look_up(asker, &question.name) {
+            Known::Nothing => {}
+            known => {
+                let answer = question.own(&known);
+                return Some(answer.unwrap_or_else(|| question.error(Rcode::SERVFAIL)));
+            }
+        }
+        if !asker.policy.resolves(&question.name) {
+            return Some(question.error(Rcode::NXDOMAIN));
+        }
+        let Some((resolved, age)) = self.resolve(&question).await else {
+            return Some(question.error(Rcode::SERVFAIL));
+        };
+        if asker.policy.opens(&question.name) && !self.open(asker, &resolved, age) {
+            return Some(question.error(Rcode::SERVFAIL));
+        }
+        let most = if tcp {
+            ANSWER_BYTES
+        } else {
+            question.udp_bytes.into()
+        };
+        let answer = question.relay(&resolved, age, most);
+        Some(answer.unwrap_or_else(|| question.error(Rcode::SERVFAIL)))
+    }
+
+    async fn resolve(&self, question: &Question<'_>) -> Option<(Arc<Resolved>, Duration)> {
+        let now = Instant::now();
+        {
+            let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+            let kept = cache.get(&question.name, question.kind, now);
+            if kept.is_some() {
+                return kept;
+            }
+        }
+        let resolved = Arc::new(self.resolvers.ask(question).await?);
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        cache.put(&question.name, question.kind, resolved.clone(), now);
+        Some((resolved, Duration::ZERO))
+    }
+
+    /// Opens what the name has, as far as names can open it. `false`: it failed.
+    fn open(&self, asker: &Asker, resolved: &Resolved, age: Duration) -> bool {
+        let opened: Vec<_> = resolved
+            .addresses
+            .iter()
+            .filter(|(address, _)| opened_by_name(*address))
+            .map(|(address, ttl)| (*address, ttl.saturating_sub(age) + GRACE))
+            .collect();
+        if opened.is_empty() {
+            return true;
+        }
+        match self.open.open(asker.vm, &opened) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!(vm = %asker.vm, %error, "what a name has could not be opened");
+                false
+            }
+        }
+    }
+}
+
+/// A place for a question, given back when it is dropped.
+struct Place {
+    server: Arc<NameServer>,
+    vm: VmId,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let asked = &self.server.asked;
+        let mut asked = asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = asked.get_mut(&self.vm) {
+            *own -= 1;
+            if *own == 0 {
+                asked.remove(&self.vm);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn one_vm_takes_no_more_than_its_places_and_all_no_more_than_all() {
+        struct Nothing;
+        impl Open for Nothing {
+            fn open(&self, _: VmId, _: &[(IpAddr, Duration)]) -> Result<(), Error> {
+                Ok(())
+            }
+        }
+        let directory = Arc::new(Directory::new(Ipv4Addr::new(10, 118, 0, 1), None));
+        for number in 2..100 {
+            directory.set(Asker {
+                vm: VmId::parse(&format!("{number:012x}")).expect("an id"),
+                name: format!("vm{number}"),
+                network: None,
+                policy: Default::default(),
+                v4: Ipv4Addr::new(10, 118, 0, number),
+                v6: None,
+            });
+        }
+        let resolvers = Resolvers::fixed(vec![([127, 0, 0, 1], 53).into()]);
+        let server = Arc::new(NameServer::new(directory, resolvers, Nothing));
+        let place = |number: u8| server.place(Ipv4Addr::new(10, 118, 0, number).into());
+        assert!(place(1).is_none());
+        let own: Vec<_> = (0..QUESTIONS_OF_ONE)
+            .map(|_| place(2).expect("a place"))
+            .collect();
+        assert!(place(2).is_none());
+        let mut all = own.len();
+        let mut others = Vec::new();
+        for number in 3..100 {
+            others.extend((0..QUESTIONS_OF_ONE).filter_map(|_| place(number)));
+        }
+        all += others.len();
+        assert_eq!(all, QUESTIONS);
+        drop(own);
+        assert!(place(2).is_some());
+        drop(others);
+        assert!(server.asked.lock().expect("a map").is_empty());
+    }
+}
