@@ -27,7 +27,10 @@ pub(super) static DISK: LazyLock<PathBuf> = LazyLock::new(|| {
 /// This target.
 pub const TARGET: Target = Target {
     name: "block_queue",
-    covers: &["crates/devices/src/virtio/block"],
+    covers: &[
+        "crates/devices/src/virtio/block",
+        "crates/devices/src/virtio/queue",
+    ],
     seeds: all_seeds,
     run,
 };
