@@ -16,6 +16,7 @@ const STILL_IN_CIRCLES: &[&str] = &[
     "content/images",
     "content/snapshots",
     "content/transfer",
+    "jail",
     "node",
     "rootfs",
     "rootfs/archive",
