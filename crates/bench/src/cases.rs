@@ -275,6 +275,7 @@ fn vmm_config(kernel: &str) -> vmm::VmmConfig {
         exit_record: None,
         handed: Vec::new(),
         balloon: false,
+        nets: Vec::new(),
         cpu_profile: None,
         restore: None,
     }

@@ -111,7 +111,7 @@ pub fn guest_config(role: Role) -> GuestConfig {
             name: "eth0".into(),
             addresses: vec![format!("{GUEST}/24")],
             gateways: vec![HOST.into()],
-            mtu: None,
+            ..Interface::default()
         }],
         name_servers: vec![NAME_SERVER.into()],
         services,

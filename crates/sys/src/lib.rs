@@ -23,6 +23,7 @@
 //! * [`regular`]: opens regular files only.
 //! * [`spawn`]: a program in a session of its own.
 //! * [`tap`]: network links whose other end is a descriptor.
+//! * [`tap_queue`]: such a descriptor, as whoever serves it sees it.
 //! * [`termination`]: SIGTERM and SIGINT as a descriptor.
 //! * [`userfaultfd`]: page faults of one process, served by another.
 
@@ -48,5 +49,6 @@ pub mod private_socket;
 pub mod regular;
 pub mod spawn;
 pub mod tap;
+pub mod tap_queue;
 pub mod termination;
 pub mod userfaultfd;

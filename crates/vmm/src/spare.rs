@@ -127,10 +127,7 @@ impl Ahead {
     /// Puts the numbers that the descriptors have in this process into the configuration;
     /// -1 for one that did not come.
     pub fn name_sources(&self, config: &mut VmmConfig) {
-        let restore = config.restore.iter_mut();
-        let restored = restore.flat_map(|restore| restore.descriptors());
-        let handed = config.handed.iter_mut().map(|file| &mut file.fd);
-        for number in restored.chain(handed) {
+        for number in config.descriptors() {
             *number = number_of(&self.sources, *number);
         }
     }

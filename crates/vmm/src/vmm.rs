@@ -347,12 +347,13 @@ impl Vmm {
         self.profile.as_ref()
     }
 
-    /// KVM's counters, summed over the vCPUs and the VM.
+    /// KVM's counters, summed over the vCPUs and the VM, and those of network interfaces.
     pub fn stats(&self) -> Result<BTreeMap<String, u64>, io::Error> {
         let mut sums = BTreeMap::new();
         for stats in &self.stats {
             stats.add_to(&mut sums)?;
         }
+        self.devices.add_net_totals(&mut sums);
         Ok(sums)
     }
 

@@ -76,6 +76,7 @@ impl Case {
             exit_record: None,
             handed: Vec::new(),
             balloon: false,
+            nets: Vec::new(),
             cpu_profile: None,
             restore: None,
         };

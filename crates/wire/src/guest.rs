@@ -5,6 +5,7 @@
 //! reads it through the fw_cfg ports (QEMU, docs/specs/fw_cfg.rst).
 
 use crate::agent::Command;
+use crate::mac::Mac;
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +41,13 @@ pub struct GuestConfig {
     /// Name servers, written to /etc/resolv.conf when not empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub name_servers: Vec<String>,
+    /// Domains in which short names are looked up, for /etc/resolv.conf.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub search: Vec<String>,
+    /// Further lines of /etc/hosts. With any of these, or an interface, the whole file is
+    /// init's, whatever the image has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<HostEntry>,
     /// `net.ipv4.ip_forward` = `1` and the like.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub sysctls: BTreeMap<String, String>,
@@ -119,8 +127,28 @@ pub struct DiskMount {
     pub read_only: bool,
 }
 
-/// One network interface.
+/// A line of /etc/hosts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostEntry {
+    /// An IP address.
+    pub address: String,
+    /// Its names, one at least.
+    pub names: Vec<String>,
+}
+
+/// A neighbour whose address is known, and never asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Neighbour {
+    /// An IP address.
+    pub address: String,
+    /// Where it is.
+    pub mac: Mac,
+}
+
+/// One network interface.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Interface {
     /// `eth0` and the like.
@@ -133,6 +161,13 @@ pub struct Interface {
     /// MTU in bytes; none leaves the device's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
+    /// The MAC address it has: that of its device. A guest that was restored takes it on;
+    /// in one that boots it is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<Mac>,
+    /// Neighbours that are known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub neighbours: Vec<Neighbour>,
 }
 
 /// A long-running program.

@@ -3,6 +3,7 @@
 //!
 //! * [`frame`]: length-prefixed frames on a byte stream, bounded.
 //! * [`lines`]: lines on a byte stream, bounded.
+//! * [`mac`]: addresses of network interfaces.
 //! * [`guest`]: the configuration a guest reads from fw_cfg.
 //! * [`agent`]: the protocol between the node and `jiffy-init`, over vsock.
 //! * [`vmm`]: the configuration and control messages of `jiffy-vmm`.
@@ -29,6 +30,7 @@ pub mod disk;
 pub mod frame;
 pub mod guest;
 pub mod lines;
+pub mod mac;
 #[cfg(feature = "std")]
 pub mod pager;
 pub mod signal;

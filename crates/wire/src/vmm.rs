@@ -13,6 +13,7 @@
 //! ([`ControlRequest::Capture`]).
 
 use crate::cpu::{Profile, Wanted};
+use crate::mac::Mac;
 use serde::{Deserialize, Serialize, Serializer};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -86,6 +87,9 @@ pub struct VmmConfig {
     /// sockets that it connects to are relative to its working directory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub handed: Vec<Handed>,
+    /// Network interfaces, `eth0` first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nets: Vec<Net>,
     /// Go on from a captured VM. `boot` and `cpu_profile` are then not used.
     #[serde(default)]
     pub restore: Option<Restore>,
@@ -99,6 +103,20 @@ pub struct Handed {
     pub name: PathBuf,
     /// The number by which it is inherited.
     pub fd: i32,
+}
+
+impl VmmConfig {
+    /// The numbers of all descriptors it names.
+    pub fn descriptors(&mut self) -> impl Iterator<Item = &mut i32> {
+        let nets = self.nets.iter_mut().flat_map(|net| match &mut net.backend {
+            NetBackend::Tap(numbers) => numbers.as_mut_slice(),
+            NetBackend::Passt(Source::Fd(number)) => std::slice::from_mut(number),
+            NetBackend::Passt(Source::Path(_)) | NetBackend::None => &mut [],
+        });
+        let restore = self.restore.iter_mut().flat_map(Restore::descriptors);
+        let handed = self.handed.iter_mut().map(|file| &mut file.fd);
+        restore.chain(handed).chain(nets)
+    }
 }
 
 /// A captured VM to go on from.
@@ -338,6 +356,70 @@ impl DiskLimit {
     }
 }
 
+/// A network interface of the guest's. It has a pair of queues for each descriptor of a
+/// TAP interface, else one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Net {
+    /// Its address. Frames that the guest sends with another are dropped. A restored guest
+    /// is to take it on ([`crate::guest::Interface::mac`]).
+    pub mac: Mac,
+    /// Largest packet without Ethernet header, bytes: 68 or more. None leaves the driver's,
+    /// which is 1500.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u16>,
+    /// Where frames go.
+    #[serde(default)]
+    pub backend: NetBackend,
+    /// How fast the guest may receive.
+    #[serde(default, skip_serializing_if = "NetLimit::is_none")]
+    pub receive_limit: NetLimit,
+    /// How fast it may send.
+    #[serde(default, skip_serializing_if = "NetLimit::is_none")]
+    pub send_limit: NetLimit,
+}
+
+/// What may go through a network interface in one direction at most. After a rest the
+/// burst goes at once, or one second's worth. What the host hands over in one piece, as
+/// segments of a connection, is one packet.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NetLimit {
+    /// Bytes of frames in a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_per_second: Option<NonZeroU64>,
+    /// Packets in a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packets_per_second: Option<NonZeroU64>,
+    /// Bytes at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_burst: Option<NonZeroU64>,
+    /// Packets at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packets_burst: Option<NonZeroU64>,
+}
+
+impl NetLimit {
+    /// Is there none?
+    pub fn is_none(&self) -> bool {
+        *self == NetLimit::default()
+    }
+}
+
+/// Where the frames of a network interface go and come from.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NetBackend {
+    /// Nowhere: the link is down.
+    #[default]
+    None,
+    /// A TAP interface, by its queues: descriptors left open for the VMM, made with
+    /// `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`, and `IFF_MULTI_QUEUE` if there are several.
+    Tap(Vec<i32>),
+    /// passt: its Unix socket (`passt --socket`), or a connection to it.
+    Passt(Source),
+}
+
 /// The vsock device. Host programs reach guest port N by connecting to `path`
 /// and sending `CONNECT N\n` (answer `OK <port>\n`); a guest that connects to
 /// port N of the host reaches the Unix socket `<path>_N`.
@@ -495,7 +577,9 @@ pub enum ControlResponse {
         paused: bool,
     },
     /// Counters by KVM's own names (`exits`, `io_exits`, `mmio_exits`,
-    /// `halt_exits`, …), summed over vCPUs.
+    /// `halt_exits`, …), summed over vCPUs; and of each network interface, as
+    /// `net0_received_frames`, `net0_received_bytes`, `net0_received_dropped`, the same of
+    /// what the guest `sent`, and `net0_sent_spoofed`.
     Stats(std::collections::BTreeMap<String, u64>),
     /// Captured. Sent with `SCM_RIGHTS`: the state, the layout (JSON), then
     /// `layers` files.
@@ -586,5 +670,35 @@ mod tests {
             assert_eq!(serde_json::from_str::<Extent>(text).unwrap(), range);
         }
         assert!(serde_json::from_str::<Extent>("[8192]").is_err());
+    }
+
+    #[test]
+    fn a_network_interface_is_read_with_defaults_and_named_by_its_descriptors() {
+        let text = r#"{"version":1,"id":"a","vcpus":1,"memory":{"size_mib":64},
+            "boot":{"kernel":"/k"},"nets":[
+            {"mac":"02:4a:46:00:00:01","mtu":1400,"backend":{"tap":[5,6]},
+             "send_limit":{"bytes_per_second":1000000,"packets_burst":10}},
+            {"mac":"02:4a:46:00:00:02","backend":{"passt":{"fd":7}}},
+            {"mac":"02:4a:46:00:00:03","backend":{"passt":{"path":"/s"}}},
+            {"mac":"02:4a:46:00:00:04"}]}"#;
+        let mut config: VmmConfig = serde_json::from_str(text).unwrap();
+        assert_eq!(config.nets[3].backend, NetBackend::None);
+        assert_eq!((config.nets[0].mtu, config.nets[1].mtu), (Some(1400), None));
+        assert!(config.nets[0].receive_limit.is_none() && config.nets[1].send_limit.is_none());
+        assert_eq!(config.nets[0].send_limit.packets_burst, NonZeroU64::new(10));
+        config.restore = Restore::of_captured(&[8, 9, 4]);
+        let numbers: Vec<i32> = config.descriptors().map(|number| *number).collect();
+        assert_eq!(numbers, [4, 9, 8, 5, 6, 7]);
+        let written = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<VmmConfig>(&written).unwrap(), config);
+        for bad in [
+            r#"{"mac":"02:4a:46:00:00"}"#,
+            r#"{"mac":"02:4a:46:00:00:01","mtu":65536}"#,
+            r#"{"mac":"02:4a:46:00:00:01","queues":2}"#,
+            r#"{"mac":"02:4a:46:00:00:01","backend":"tap"}"#,
+            r#"{"backend":"none"}"#,
+        ] {
+            assert!(serde_json::from_str::<Net>(bad).is_err(), "{bad}");
+        }
     }
 }

@@ -21,6 +21,7 @@ pub mod layer_tar;
 pub mod memory_layout;
 pub mod mmio_transport;
 pub mod name_messages;
+pub mod net_queues;
 pub mod node_files;
 pub mod pager_handshake;
 pub mod ports;
@@ -53,6 +54,7 @@ pub const TARGETS: &[Target] = &[
     memory_layout::TARGET,
     mmio_transport::TARGET,
     name_messages::TARGET,
+    net_queues::TARGET,
     node_files::TARGET,
     pager_handshake::TARGET,
     ports::TARGET,

@@ -23,6 +23,7 @@ pub const TARGET: Target = Target {
         "crates/vmm/src/disk_chunks.rs",
         "crates/vmm/src/pager.rs",
         "crates/vmm/src/spare.rs",
+        "crates/wire/src/mac.rs",
         "crates/wire/src/vmm.rs",
     ],
     seeds: all_seeds,

@@ -145,14 +145,17 @@ pub enum WorkerRole {
     BlockOnDemand,
     /// Moves bytes between vsock and Unix sockets.
     Vsock,
+    /// Moves frames between a TAP interface or a socket and the guest.
+    Net,
 }
 
 impl WorkerRole {
     /// All roles.
-    pub const ALL: [WorkerRole; 3] = [
+    pub const ALL: [WorkerRole; 4] = [
         WorkerRole::Block,
         WorkerRole::BlockOnDemand,
         WorkerRole::Vsock,
+        WorkerRole::Net,
     ];
 }
 

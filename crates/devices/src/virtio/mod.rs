@@ -6,6 +6,7 @@
 //! * [`block`]: disks, raw files or block devices.
 //! * [`balloon`]: memory given back to the host.
 //! * [`entropy`]: random numbers.
+//! * [`net`]: network interfaces.
 //! * [`vsock`]: streams between guest and host.
 
 pub mod balloon;
@@ -15,6 +16,7 @@ pub mod entropy;
 #[cfg(test)]
 mod flood_tests;
 pub mod mmio;
+pub mod net;
 pub mod queue;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -103,6 +103,7 @@ pub(super) fn vmm_config<'a>(
         exit_record: Some(folder.join("exit.json")),
         handed: Vec::new(),
         balloon: true,
+        nets: Vec::new(),
         cpu_profile: spec.cpu_profile.clone(),
         restore: match &plan.beginning {
             Beginning::Boot => None,

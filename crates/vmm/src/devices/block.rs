@@ -78,6 +78,7 @@ fn options(disk: &Disk) -> BlockOptions {
         limit: RateLimit {
             bytes_per_second: disk.limit.bytes_per_second,
             operations_per_second: disk.limit.operations_per_second,
+            ..RateLimit::default()
         },
     }
 }

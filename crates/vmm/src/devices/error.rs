@@ -8,7 +8,9 @@ use jiffy_devices::serial::SerialError;
 use jiffy_devices::virtio::balloon;
 use jiffy_devices::virtio::block::{self, BlockError};
 use jiffy_devices::virtio::mmio::{self, StillRunning};
+use jiffy_devices::virtio::net::{self, NetError};
 use jiffy_devices::virtio::vsock::VsockError;
+use jiffy_wire::mac::Mac;
 use std::io;
 use std::path::PathBuf;
 use thiserror::Error;
@@ -43,6 +45,28 @@ pub enum DeviceError {
     /// A saved balloon.
     #[error(transparent)]
     Balloon(#[from] balloon::RestoreError),
+    /// A network interface.
+    #[error(transparent)]
+    Net(#[from] NetError),
+    /// A saved network interface.
+    #[error(transparent)]
+    NetRestore(#[from] net::RestoreError),
+    /// What was to be left open for one.
+    #[error("descriptor {number} of the network interface {mac} is not open")]
+    NetDescriptor {
+        /// Which interface.
+        mac: Mac,
+        /// Which descriptor.
+        number: i32,
+    },
+    /// Where passt should listen.
+    #[error("passt does not answer on {}", path.display())]
+    Passt {
+        /// Its socket.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// The serial port.
     #[error(transparent)]
     Serial(#[from] SerialError),

@@ -2,8 +2,8 @@
 //! the buses, and wired to KVM.
 //!
 //! * [`registry`]: which kinds of devices there are. A new kind is a line there.
-//! * [`block`], [`vsock`], [`entropy`], [`balloon`], [`serial`], [`fw_cfg`], [`power`],
-//!   [`rtc`], [`trace`]: each kind, between the configuration and the device itself.
+//! * [`block`], [`vsock`], [`entropy`], [`balloon`], [`net`], [`serial`], [`fw_cfg`],
+//!   [`power`], [`rtc`], [`trace`]: each kind, between the configuration and the device itself.
 //! * [`virtio`]: what the virtio devices among them have in common.
 //! * [`wiring`]: windows, ports, interrupts and doorbells.
 
@@ -12,6 +12,7 @@ pub mod block;
 pub mod entropy;
 mod error;
 pub mod fw_cfg;
+pub mod net;
 pub mod power;
 pub mod registry;
 pub mod rtc;
@@ -122,8 +123,13 @@ impl Devices {
 
     /// The first device of a kind.
     pub fn first<K: DeviceKind>(&self) -> Option<&K::Device> {
-        let mut all = self.all.iter();
-        all.find_map(|device| registry::as_kind::<K>(&**device))
+        self.all::<K>().next()
+    }
+
+    /// All devices of a kind, in their order.
+    pub fn all<K: DeviceKind>(&self) -> impl Iterator<Item = &K::Device> {
+        let all = self.all.iter();
+        all.filter_map(|device| registry::as_kind::<K>(&**device))
     }
 }
 

@@ -6,6 +6,7 @@ use super::block::BlockKind;
 use super::entropy::EntropyKind;
 use super::error::DeviceError;
 use super::fw_cfg::FwCfgKind;
+use super::net::NetKind;
 use super::power::PowerKind;
 use super::rtc::RtcKind;
 use super::serial::SerialKind;
@@ -29,6 +30,7 @@ pub const REGISTRY: &[&dyn AnyKind] = &[
     &Virtio(VsockKind),
     &Virtio(EntropyKind),
     &Virtio(BalloonKind),
+    &Virtio(NetKind),
     &SerialKind,
     &FwCfgKind,
     &PowerKind,

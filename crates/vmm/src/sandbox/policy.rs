@@ -3,6 +3,7 @@
 use super::Role;
 use super::filter::{Filter, Rule, call, call_with, call_without};
 use jiffy_devices::virtio::device::WorkerRole;
+use jiffy_sys::tap_queue;
 
 const EXECUTABLE: u32 = libc::PROT_EXEC as u32;
 const UNIX: &[u32] = &[libc::AF_UNIX as u32];
@@ -81,6 +82,8 @@ const MAIN_IOCTLS: &[u32] = &[
     read(0x9f, size_of::<kvm_bindings::kvm_pit_state2>()),
     FIONBIO,
     FIONREAD,
+    tap_queue::TUNSETOFFLOAD,
+    tap_queue::TUNSETQUEUE,
     // Which pages were written, for a capture: KVM has a log kept, and tells.
     jiffy_sys::pagemap::PAGEMAP_SCAN,
     write(0x46, size_of::<kvm_bindings::kvm_userspace_memory_region>()),
@@ -176,6 +179,26 @@ static VSOCK: Filter = Filter::build(&[
     ],
 ]);
 
+static NET: Filter = Filter::build(&[
+    COMMON,
+    &[
+        call(libc::SYS_epoll_wait),
+        call(libc::SYS_epoll_pwait),
+        call(libc::SYS_epoll_ctl),
+        call(libc::SYS_readv),
+        // What the driver can take, and how many queues it uses.
+        call_with(
+            libc::SYS_ioctl,
+            1,
+            &[tap_queue::TUNSETOFFLOAD, tap_queue::TUNSETQUEUE],
+        ),
+        call(libc::SYS_set_robust_list),
+        call(libc::SYS_rseq),
+        call(libc::SYS_prctl),
+        call(libc::SYS_sched_getaffinity),
+    ],
+]);
+
 /// The main thread starts the others, whose filters come on top of its own: it
 /// may do what any device's thread may do.
 const MAIN_CALLS: &[Rule] = &[
@@ -237,6 +260,7 @@ pub fn filter(role: Role) -> &'static [libc::sock_filter] {
         Role::Device(WorkerRole::Block) => &BLOCK,
         Role::Device(WorkerRole::BlockOnDemand) => &BLOCK_ON_DEMAND,
         Role::Device(WorkerRole::Vsock) => &VSOCK,
+        Role::Device(WorkerRole::Net) => &NET,
     }
     .as_slice()
 }

@@ -1,5 +1,5 @@
 //! How fast a guest may use a device: a bucket of tokens for operations, one for
-//! bytes, each filled at its rate and holding one second's worth.
+//! bytes, each filled at its rate and holding one second's worth, or what its burst says.
 //!
 //! A request larger than the bucket goes when the bucket is full and leaves it
 //! in debt, so that the rate holds over time whatever the size of requests. A
@@ -11,7 +11,7 @@ use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const SECOND_NS: i128 = 1_000_000_000;
 
@@ -20,8 +20,12 @@ const SECOND_NS: i128 = 1_000_000_000;
 pub struct RateLimit {
     /// Bytes read and written in a second.
     pub bytes_per_second: Option<NonZeroU64>,
-    /// Requests in a second: reads, writes, flushes, discards, zeroing.
+    /// Requests in a second: reads, writes, flushes, discards, zeroing; frames.
     pub operations_per_second: Option<NonZeroU64>,
+    /// Bytes at once after a rest; none for one second's worth.
+    pub bytes_burst: Option<NonZeroU64>,
+    /// Requests at once after a rest; none for one second's worth.
+    pub operations_burst: Option<NonZeroU64>,
 }
 
 /// What a request counts for.
@@ -73,27 +77,31 @@ impl Clock for Monotonic {
 #[derive(Debug)]
 struct Bucket {
     rate: u64,
+    /// Tokens that it holds.
+    room: u64,
     level: i128,
 }
 
 impl Bucket {
-    fn new(rate: NonZeroU64) -> Bucket {
-        let rate = rate.get();
+    fn new(rate: NonZeroU64, burst: Option<NonZeroU64>) -> Bucket {
+        let room = burst.unwrap_or(rate).get();
         Bucket {
-            rate,
-            level: i128::from(rate) * SECOND_NS,
+            rate: rate.get(),
+            room,
+            level: i128::from(room) * SECOND_NS,
         }
     }
 
     fn fill(&mut self, nanoseconds: u64) {
         let rate = i128::from(self.rate);
-        self.level = (self.level + rate * i128::from(nanoseconds)).min(rate * SECOND_NS);
+        let full = i128::from(self.room) * SECOND_NS;
+        self.level = (self.level + rate * i128::from(nanoseconds)).min(full);
     }
 
     /// Nanoseconds until so many tokens may be taken; 0 if now.
     fn wait_ns(&self, tokens: u64) -> u64 {
         let rate = i128::from(self.rate);
-        let needed = i128::from(tokens).min(rate) * SECOND_NS;
+        let needed = i128::from(tokens.min(self.room)) * SECOND_NS;
         let missing = (needed - self.level).max(0);
         u64::try_from((missing + rate - 1) / rate).unwrap_or(u64::MAX)
     }
@@ -113,6 +121,17 @@ struct Buckets {
 impl Buckets {
     /// Takes what the request costs, or tells how long to wait first.
     fn take(&mut self, cost: Cost, now_ns: u64) -> Result<(), u64> {
+        match self.wait_ns(cost, now_ns) {
+            0 => {
+                self.charge(cost);
+                Ok(())
+            }
+            wait => Err(wait),
+        }
+    }
+
+    /// How long until a request of this cost may be carried out.
+    fn wait_ns(&mut self, cost: Cost, now_ns: u64) -> u64 {
         let elapsed = now_ns.saturating_sub(self.filled_ns);
         self.filled_ns = now_ns;
         let mut wait = 0;
@@ -120,13 +139,13 @@ impl Buckets {
             bucket.fill(elapsed);
             wait = wait.max(bucket.wait_ns(tokens));
         }
-        if wait > 0 {
-            return Err(wait);
-        }
+        wait
+    }
+
+    fn charge(&mut self, cost: Cost) {
         for (bucket, tokens) in self.pairs(cost) {
             bucket.take(tokens);
         }
-        Ok(())
     }
 
     fn pairs(&mut self, cost: Cost) -> impl Iterator<Item = (&mut Bucket, u64)> {
@@ -157,8 +176,12 @@ impl Limiter {
         let limited = limit != RateLimit::default();
         let buckets = limited.then(|| {
             Mutex::new(Buckets {
-                operations: limit.operations_per_second.map(Bucket::new),
-                bytes: limit.bytes_per_second.map(Bucket::new),
+                operations: limit
+                    .operations_per_second
+                    .map(|rate| Bucket::new(rate, limit.operations_burst)),
+                bytes: limit
+                    .bytes_per_second
+                    .map(|rate| Bucket::new(rate, limit.bytes_burst)),
                 filled_ns: clock.now_ns(),
             })
         });
@@ -178,11 +201,7 @@ impl Limiter {
             return Ok(());
         };
         loop {
-            let now_ns = self.clock.now_ns();
-            let taken = buckets
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take(cost, now_ns);
+            let taken = lock(buckets).take(cost, self.clock.now_ns());
             let Err(wait_ns) = taken else {
                 return Ok(());
             };
@@ -192,6 +211,41 @@ impl Limiter {
             }
         }
     }
+
+    /// Admits a request of this cost now, or tells how many nanoseconds later to ask again.
+    pub(crate) fn try_admit(&self, cost: Cost) -> Result<(), u64> {
+        match &self.buckets {
+            None => Ok(()),
+            Some(buckets) => lock(buckets).take(cost, self.clock.now_ns()),
+        }
+    }
+
+    /// Admits something whose cost is known afterwards ([`charge`](Limiter::charge)), if
+    /// nothing that came before has yet to be paid for.
+    pub(crate) fn try_admit_unknown(&self) -> Result<(), u64> {
+        let Some(buckets) = &self.buckets else {
+            return Ok(());
+        };
+        let least = Cost {
+            operations: 1,
+            bytes: 1,
+        };
+        match lock(buckets).wait_ns(least, self.clock.now_ns()) {
+            0 => Ok(()),
+            wait => Err(wait),
+        }
+    }
+
+    /// Has something paid for that was carried out.
+    pub(crate) fn charge(&self, cost: Cost) {
+        if let Some(buckets) = &self.buckets {
+            lock(buckets).charge(cost);
+        }
+    }
+}
+
+fn lock(buckets: &Mutex<Buckets>) -> MutexGuard<'_, Buckets> {
+    buckets.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -226,6 +280,7 @@ mod tests {
         RateLimit {
             bytes_per_second: NonZeroU64::new(bytes),
             operations_per_second: NonZeroU64::new(operations),
+            ..RateLimit::default()
         }
     }
 
@@ -261,6 +316,32 @@ mod tests {
         assert_eq!((time, waits), (5 * SECOND, 500));
         let (time, _) = run(limit(1 << 20, 0), vec![cost(4096); 1024]);
         assert_eq!(time, 3 * SECOND);
+    }
+
+    #[test]
+    fn a_burst_is_what_goes_at_once() {
+        let burst = |tokens| RateLimit {
+            operations_burst: NonZeroU64::new(tokens),
+            ..limit(0, 100)
+        };
+        assert_eq!(run(burst(10), vec![cost(0); 10]), (0, 0));
+        assert_eq!(run(burst(10), vec![cost(0); 110]).0, SECOND);
+        assert_eq!(run(burst(1000), vec![cost(0); 1000]), (0, 0));
+    }
+
+    #[test]
+    fn what_is_charged_afterwards_is_waited_for() {
+        let (limiter, clock) = limiter(limit(1000, 0));
+        limiter.try_admit_unknown().unwrap();
+        limiter.charge(cost(3000));
+        // Two seconds' worth in debt, and a byte more.
+        let wait = limiter.try_admit_unknown().unwrap_err();
+        assert_eq!(wait, 2 * SECOND + SECOND / 1000);
+        assert_eq!(limiter.try_admit(cost(1)), Err(wait));
+        clock.now_ns.fetch_add(wait, Ordering::SeqCst);
+        limiter.try_admit_unknown().unwrap();
+        assert_eq!(limiter.try_admit(cost(1)), Ok(()));
+        assert!(limiter.try_admit(cost(1)).is_err());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A queue in use: taking chains, returning them, interrupts.
 
 use super::chain::Chain;
-use super::signal::driver_wants_interrupt;
+use super::signal::{driver_wants_interrupt, driver_wants_interrupt_since};
 use crate::GuestMemory;
 use crate::log_limit::LogLimit;
 use crate::virtio::device::{ActiveQueue, Interrupt};
@@ -9,6 +9,7 @@ use std::num::Wrapping;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes as _, GuestAddress};
 
 /// The next chain that the driver made available, if there is one. An error is a queue
 /// that the driver broke.
@@ -53,8 +54,8 @@ pub(crate) struct Ring {
     log: Arc<LogLimit>,
     /// Whose it is, for messages.
     device: &'static str,
-    /// Chains were returned since the driver was last asked whether it wants an interrupt.
-    returned: bool,
+    /// The used index when the driver was last asked whether it wants an interrupt.
+    told: Wrapping<u16>,
     /// The driver broke the ring; only a reset helps.
     broken: bool,
 }
@@ -68,11 +69,11 @@ impl Ring {
         log: Arc<LogLimit>,
     ) -> Ring {
         Ring {
+            told: Wrapping(active.queue.next_used()),
             active,
             interrupt,
             log,
             device,
-            returned: false,
             broken: false,
         }
     }
@@ -108,19 +109,49 @@ impl Ring {
 
     /// Puts the chain that was taken last back, to be taken again.
     pub fn put_back(&mut self) {
-        self.active.queue.go_to_previous_position();
+        self.put_back_last(1);
+    }
+
+    /// Puts the last `count` chains back, to be taken again.
+    pub fn put_back_last(&mut self, count: u16) {
+        let queue = &mut self.active.queue;
+        queue.set_next_avail(queue.next_avail().wrapping_sub(count));
     }
 
     /// Returns a chain to the driver with `length` bytes written.
     pub fn give_back(&mut self, memory: &GuestMemory, head: u16, length: u32) {
         match self.active.queue.add_used(memory, head, length) {
-            Ok(()) => self.returned = true,
+            Ok(()) => {}
             // The head came from the driver and does not exist.
             Err(error) => {
                 let device = self.device;
                 tracing::debug!(device, %error, "a chain cannot be returned");
             }
         }
+    }
+
+    /// Returns several chains, of `(head, bytes written)`, so that the driver sees all of
+    /// them at once.
+    pub fn give_back_together(&mut self, memory: &GuestMemory, chains: &[(u16, u32)]) {
+        let queue = &mut self.active.queue;
+        let size = queue.size();
+        // A head that does not exist came from the driver.
+        let is_known = |chain: &(u16, u32)| chain.0 < size;
+        let Some(last) = chains.iter().rposition(is_known) else {
+            return;
+        };
+        for (head, length) in chains[..last].iter().filter(|chain| is_known(chain)) {
+            let next = queue.next_used();
+            let mut element = [0; 8];
+            element[..4].copy_from_slice(&u32::from(*head).to_le_bytes());
+            element[4..].copy_from_slice(&length.to_le_bytes());
+            let place = queue.used_ring() + 4 + 8 * u64::from(next % size);
+            // The transport has checked that the ring is in guest memory.
+            let _ = memory.write_slice(&element, GuestAddress(place));
+            queue.set_next_used(next.wrapping_add(1));
+        }
+        let (head, length) = chains[last];
+        self.give_back(memory, head, length);
     }
 
     /// Asks the driver not to notify the device of new chains.
@@ -159,6 +190,15 @@ impl Ring {
 
     /// Whether the driver wants to hear of what was returned since the last time.
     pub fn wants_interrupt(&mut self, memory: &GuestMemory) -> bool {
-        std::mem::take(&mut self.returned) && driver_wants_interrupt(&mut self.active.queue, memory)
+        let used = Wrapping(self.active.queue.next_used());
+        let before = std::mem::replace(&mut self.told, used);
+        used != before && driver_wants_interrupt_since(&self.active.queue, memory, before)
+    }
+
+    /// Interrupts the driver if it wants to hear of it.
+    pub fn notify(&mut self, memory: &GuestMemory) {
+        if self.wants_interrupt(memory) {
+            self.interrupt.used_buffers();
+        }
     }
 }

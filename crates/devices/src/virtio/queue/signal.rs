@@ -1,6 +1,7 @@
 //! Whether the driver wants an interrupt for used buffers (Virtio 1.3 §2.7.7).
 
 use crate::GuestMemory;
+use std::num::Wrapping;
 use std::sync::atomic::{Ordering, fence};
 use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{Queue, QueueT};
@@ -19,4 +20,27 @@ pub fn driver_wants_interrupt(queue: &mut Queue, memory: &GuestMemory) -> bool {
         .load(GuestAddress(queue.avail_ring()), Ordering::Relaxed)
         .unwrap_or(0);
     u32::from(u16::from_le(flags)) & VRING_AVAIL_F_NO_INTERRUPT == 0
+}
+
+/// The same for buffers that were returned since the used index was `before`, by whatever
+/// way: the library only knows of those it returned itself, one by one.
+pub(crate) fn driver_wants_interrupt_since(
+    queue: &Queue,
+    memory: &GuestMemory,
+    before: Wrapping<u16>,
+) -> bool {
+    let used = Wrapping(queue.next_used());
+    // The used index must be visible before the driver's wish is read.
+    fence(Ordering::SeqCst);
+    let read = |offset: u64| -> u16 {
+        let place = GuestAddress(queue.avail_ring() + offset);
+        memory
+            .load(place, Ordering::Relaxed)
+            .map_or(0, u16::from_le)
+    };
+    if queue.event_idx_enabled() {
+        let event = Wrapping(read(4 + 2 * u64::from(queue.size())));
+        return used - event - Wrapping(1) < used - before;
+    }
+    used != before && u32::from(read(0)) & VRING_AVAIL_F_NO_INTERRUPT == 0
 }

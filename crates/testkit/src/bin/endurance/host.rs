@@ -176,6 +176,7 @@ fn config(size_mib: u32, folder: &Path) -> VmmConfig {
         exit_record: None,
         handed: Vec::new(),
         balloon: true,
+        nets: Vec::new(),
         cpu_profile: None,
         restore: None,
     }

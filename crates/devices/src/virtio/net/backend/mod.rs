@@ -1,0 +1,189 @@
+//! Where frames go and come from.
+//!
+//! * [`tap`]: a TAP interface of the host's.
+//! * [`passt`]: a process that makes sockets of the guest's connections.
+
+mod passt;
+mod tap;
+
+use super::header;
+use super::options::NetError;
+use super::transmit::Lead;
+use super::vectors::Vectors;
+use passt::Passt;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use tap::Tap;
+
+/// Where the frames of a device go and come from.
+#[derive(Debug)]
+pub enum Backend {
+    /// A TAP interface with `IFF_VNET_HDR`, by its queues: a pair of the device's queues
+    /// for each.
+    Tap(Vec<OwnedFd>),
+    /// A connection to passt(1): on a stream, each frame after its length, four bytes big
+    /// endian. No offloads.
+    Passt(UnixStream),
+    /// The link is down, and what the guest sends is dropped.
+    None,
+    /// Datagrams in place of a TAP interface, for tests: a virtio header and a frame each.
+    #[cfg(any(test, feature = "testing"))]
+    Datagrams(Vec<std::os::unix::net::UnixDatagram>),
+}
+
+/// How a frame was sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// All of it will arrive.
+    Whole,
+    /// There is nobody.
+    Nowhere,
+}
+
+/// One queue of a backend.
+#[derive(Debug)]
+pub(super) enum Endpoint {
+    Tap(Tap),
+    Passt(Box<Passt>),
+    /// Nobody is there, or not any more. Features stay those that were offered.
+    Gone {
+        features: u64,
+    },
+}
+
+impl Backend {
+    /// Its queues, made ready.
+    pub(super) fn open(self) -> Result<Vec<Endpoint>, NetError> {
+        match self {
+            Backend::Tap(queues) => {
+                let taps = tap::open(queues.into_iter().map(File::from).collect())?;
+                Ok(taps.into_iter().map(Endpoint::Tap).collect())
+            }
+            Backend::Passt(socket) => {
+                let passt = Passt::new(socket).map_err(NetError::Passt)?;
+                Ok(vec![Endpoint::Passt(Box::new(passt))])
+            }
+            // A driver that was saved with another backend finds all that it uses.
+            Backend::None => Ok(vec![Endpoint::Gone {
+                features: tap::every_feature(),
+            }]),
+            #[cfg(any(test, feature = "testing"))]
+            Backend::Datagrams(sockets) => {
+                let files = sockets.into_iter().map(|socket| {
+                    socket.set_nonblocking(true).expect("a socket");
+                    File::from(OwnedFd::from(socket))
+                });
+                let taps = tap::stand_ins(files.collect());
+                Ok(taps.into_iter().map(Endpoint::Tap).collect())
+            }
+        }
+    }
+}
+
+impl Endpoint {
+    /// Offloads it can do.
+    pub(super) fn features(&self) -> u64 {
+        match self {
+            Endpoint::Tap(tap) => tap.features(),
+            Endpoint::Passt(_) => 0,
+            Endpoint::Gone { features } => *features,
+        }
+    }
+
+    /// What to wait on.
+    pub(super) fn descriptor(&self) -> Option<Arc<File>> {
+        match self {
+            Endpoint::Tap(tap) => Some(tap.file().clone()),
+            Endpoint::Passt(passt) => Some(passt.file().clone()),
+            Endpoint::Gone { .. } => None,
+        }
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        !matches!(self, Endpoint::Gone { .. })
+    }
+
+    /// Tells the other end what the driver can do, before anything is received, and
+    /// whether this queue is used.
+    pub(super) fn agree_on(&self, features: u64, used_pairs: u16) -> io::Result<()> {
+        match self {
+            Endpoint::Tap(tap) => tap.agree_on(features, used_pairs),
+            _ => Ok(()),
+        }
+    }
+
+    /// Lets the other end use the first `count` queues, and no others.
+    pub(super) fn use_pairs(&self, count: u16) -> io::Result<()> {
+        match self {
+            Endpoint::Tap(tap) => tap.use_queues(count),
+            _ => Ok(()),
+        }
+    }
+
+    /// The next frame, with its virtio header, into `vectors`, which have
+    /// room for the longest; its length. None if there is none yet, or there will be none.
+    pub(super) fn receive(&mut self, vectors: &Vectors) -> Option<usize> {
+        let received = match self {
+            Endpoint::Tap(tap) => tap.receive(vectors),
+            Endpoint::Passt(passt) => passt.receive(vectors),
+            Endpoint::Gone { .. } => return None,
+        };
+        match received {
+            Ok(bytes) => Some(bytes),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+            Err(error) => {
+                self.hang_up(&error);
+                None
+            }
+        }
+    }
+
+    /// Sends a frame: its lead, and what follows, in `vectors`. What would have to wait is
+    /// not begun.
+    pub(super) fn send(&mut self, lead: &Lead, vectors: &mut Vectors) -> io::Result<Sent> {
+        let sent = match self {
+            Endpoint::Tap(tap) => tap.send(lead, vectors),
+            Endpoint::Passt(passt) => passt.send(&lead[header::BYTES..], vectors),
+            Endpoint::Gone { .. } => return Ok(Sent::Nowhere),
+        };
+        if let Err(error) = &sent
+            && self.is_end(error)
+        {
+            self.hang_up(error);
+            return Ok(Sent::Nowhere);
+        }
+        sent.map(|()| Sent::Whole)
+    }
+
+    /// Goes on with what was begun to be sent.
+    pub(super) fn flush(&mut self) {
+        if let Endpoint::Passt(passt) = self
+            && let Err(error) = passt.flush()
+            && error.kind() != io::ErrorKind::WouldBlock
+        {
+            self.hang_up(&error);
+        }
+    }
+
+    /// Whether a failed write tells that there is nobody any more.
+    fn is_end(&self, error: &io::Error) -> bool {
+        match (self, error.raw_os_error()) {
+            // The interface was removed; or a driver sends on a queue that is not used.
+            (Endpoint::Tap(tap), Some(libc::EBADFD)) => tap.is_first(),
+            (Endpoint::Passt(_), error) => {
+                matches!(error, Some(libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN))
+            }
+            _ => false,
+        }
+    }
+
+    fn hang_up(&mut self, error: &io::Error) {
+        tracing::warn!(%error, "the link of a network device is down: its other end is gone");
+        *self = Endpoint::Gone {
+            features: self.features(),
+        };
+    }
+}

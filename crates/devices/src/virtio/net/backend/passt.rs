@@ -1,0 +1,115 @@
+//! passt(1) on a stream socket: each frame after its length, four bytes big endian, as
+//! QEMU's `-netdev stream` has it.
+
+use super::super::vectors::Vectors;
+use super::super::{FRAME_MAX, header};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+const LENGTH: usize = 4;
+/// Room for a frame and more: several small ones come in one read.
+const BUFFER: usize = 2 * (LENGTH + FRAME_MAX);
+
+/// A connection to passt.
+#[derive(Debug)]
+pub struct Passt {
+    socket: Arc<File>,
+    /// What was read and not delivered: `buffer[start..end]`.
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    /// Of a frame that was begun to be sent.
+    unsent: Vec<u8>,
+}
+
+impl Passt {
+    pub fn new(socket: UnixStream) -> io::Result<Passt> {
+        socket.set_nonblocking(true)?;
+        Ok(Passt {
+            socket: Arc::new(OwnedFd::from(socket).into()),
+            buffer: vec![0; BUFFER].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            unsent: Vec::new(),
+        })
+    }
+
+    pub fn file(&self) -> &Arc<File> {
+        &self.socket
+    }
+
+    /// The next frame after an empty virtio header.
+    pub fn receive(&mut self, vectors: &Vectors) -> io::Result<usize> {
+        let frame = loop {
+            match self.frame()? {
+                Some(frame) => break frame,
+                None => self.fill()?,
+            }
+        };
+        let bytes = &self.buffer[self.start + LENGTH..][..frame];
+        vectors.store(0, &[0; header::BYTES]);
+        vectors.store(header::BYTES, bytes);
+        self.start += LENGTH + frame;
+        Ok(header::BYTES + frame)
+    }
+
+    /// The length of the frame that is in the buffer, if it is there whole.
+    fn frame(&self) -> io::Result<Option<usize>> {
+        let there = &self.buffer[self.start..self.end];
+        let Some((length, rest)) = there.split_first_chunk::<LENGTH>() else {
+            return Ok(None);
+        };
+        let length = u32::from_be_bytes(*length) as usize;
+        if length > FRAME_MAX {
+            return Err(io::Error::other(format!(
+                "passt announced a frame of {length} bytes"
+            )));
+        }
+        Ok((rest.len() >= length).then_some(length))
+    }
+
+    fn fill(&mut self) -> io::Result<()> {
+        self.buffer.copy_within(self.start..self.end, 0);
+        self.end -= self.start;
+        self.start = 0;
+        match (&*self.socket).read(&mut self.buffer[self.end..])? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            count => {
+                self.end += count;
+                Ok(())
+            }
+        }
+    }
+
+    /// Sends a frame whose Ethernet header is `head`. Once a part of it is sent it is as
+    /// good as sent: the rest is kept.
+    pub fn send(&mut self, head: &[u8], vectors: &mut Vectors) -> io::Result<()> {
+        self.flush()?;
+        let rest = vectors.bytes(vectors.len());
+        let mut lead = Vec::with_capacity(LENGTH + head.len());
+        lead.extend_from_slice(&((head.len() + rest) as u32).to_be_bytes());
+        lead.extend_from_slice(head);
+        let sent = vectors.write_to(self.socket.as_fd(), &lead)?;
+        if sent < lead.len() + rest {
+            self.unsent
+                .extend_from_slice(lead.get(sent..).unwrap_or(&[]));
+            vectors.advance(sent.saturating_sub(lead.len()));
+            let mut left = vec![0; vectors.bytes(vectors.len())];
+            vectors.load(&mut left);
+            self.unsent.extend_from_slice(&left);
+        }
+        Ok(())
+    }
+
+    /// Sends what is left of a frame.
+    pub fn flush(&mut self) -> io::Result<()> {
+        while !self.unsent.is_empty() {
+            let sent = (&*self.socket).write(&self.unsent)?;
+            self.unsent.drain(..sent);
+        }
+        Ok(())
+    }
+}

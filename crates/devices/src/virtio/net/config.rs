@@ -1,0 +1,84 @@
+//! The configuration space (Virtio 1.3 §5.1.4), and the link it tells of.
+
+use super::Counters;
+use super::options::{Mac, NetArgs};
+use crate::virtio::device::Interrupt;
+use crate::virtio::queue::limit::Limiter;
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use virtio_bindings::virtio_net::{VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP};
+
+/// What device and workers share.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) mac: Mac,
+    pub(super) mtu: Option<u16>,
+    /// Pairs of queues there are.
+    pub(super) pairs: u16,
+    /// Pairs the driver uses.
+    pub(super) used_pairs: AtomicU16,
+    up: AtomicBool,
+    /// The guest shall tell its neighbours where it is, and has not said that it has.
+    announce: AtomicBool,
+    pub(super) counters: Counters,
+    /// Of all pairs. They outlive a pause.
+    pub(super) receive_limiter: Limiter,
+    pub(super) send_limiter: Limiter,
+}
+
+impl Link {
+    pub(super) fn new(args: &NetArgs, pairs: u16, up: bool) -> Link {
+        Link {
+            mac: args.mac,
+            mtu: args.mtu,
+            pairs,
+            receive_limiter: Limiter::new(args.receive_limit),
+            send_limiter: Limiter::new(args.send_limit),
+            used_pairs: AtomicU16::new(1),
+            up: AtomicBool::new(up),
+            announce: AtomicBool::new(false),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Whether there is somebody at the other end.
+    pub(super) fn is_up(&self) -> bool {
+        self.up.load(Ordering::SeqCst)
+    }
+
+    /// The other end is gone for good. Told once.
+    pub(super) fn goes_down(&self, interrupt: &dyn Interrupt) {
+        if self.up.swap(false, Ordering::SeqCst) {
+            interrupt.config_changed();
+        }
+    }
+
+    pub(super) fn set_announce(&self, wanted: bool) {
+        self.announce.store(wanted, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_announce_wanted(&self) -> bool {
+        self.announce.load(Ordering::SeqCst)
+    }
+
+    fn status(&self) -> u16 {
+        let bit = |set, bit: u32| if set { bit as u16 } else { 0 };
+        bit(self.is_up(), VIRTIO_NET_S_LINK_UP)
+            | bit(self.is_announce_wanted(), VIRTIO_NET_S_ANNOUNCE)
+    }
+
+    /// Reads the configuration space; zeros beyond its end.
+    pub(super) fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let mut config = [0; 12];
+        config[..6].copy_from_slice(&self.mac.0);
+        config[6..8].copy_from_slice(&self.status().to_le_bytes());
+        config[8..10].copy_from_slice(&self.pairs.to_le_bytes());
+        config[10..].copy_from_slice(&self.mtu.unwrap_or(0).to_le_bytes());
+        for (index, byte) in (0..).zip(data) {
+            let place = offset.checked_add(index).map(usize::try_from);
+            *byte = match place {
+                Some(Ok(place)) => config.get(place).copied().unwrap_or(0),
+                _ => 0,
+            };
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! The virtio device: its life, its queues, its threads.
+
+use super::backend::{Backend, Endpoint};
+use super::config::Link;
+use super::control::Control;
+use super::counters::Totals;
+use super::options::{NetArgs, NetError};
+use super::receive::Receive;
+use super::state::{NetState, RestoreError};
+use super::transmit::Transmit;
+use super::worker::{Pair, Worker};
+use super::{CONTROL_QUEUE_SIZE, PAIRS_MAX, QUEUE_SIZE};
+use crate::log_limit::LogLimit;
+use crate::virtio::device::{
+    ActivateError, Activation, ActiveQueue, Interrupt, Job, VirtioDevice, WorkerRole,
+};
+use crate::virtio::queue::ring::Ring;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
+use virtio_bindings::virtio_net::*;
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use vmm_sys_util::eventfd::EventFd;
+
+/// A network interface of the guest's.
+#[derive(Debug)]
+pub struct Net {
+    link: Arc<Link>,
+    features: u64,
+    queue_sizes: Vec<u16>,
+    /// Those that no worker has.
+    pairs: Vec<Option<Pair>>,
+    /// The guest shall tell its neighbours where it is, once it runs.
+    announce: bool,
+    running: Option<Running>,
+    log: Arc<LogLimit>,
+}
+
+/// What a worker gives back.
+type Returned = Arc<Mutex<Option<(Pair, Vec<ActiveQueue>)>>>;
+
+#[derive(Debug)]
+struct Running {
+    stop: Arc<AtomicBool>,
+    workers: Vec<Work>,
+    /// Of pairs that the driver did not enable.
+    idle: Vec<ActiveQueue>,
+}
+
+#[derive(Debug)]
+struct Work {
+    number: usize,
+    bell: EventFd,
+    job: Job,
+    returned: Returned,
+}
+
+/// The queues of a pair.
+struct Queues {
+    number: usize,
+    receive: ActiveQueue,
+    transmit: ActiveQueue,
+    control: Option<ActiveQueue>,
+}
+
+impl Net {
+    /// Makes it; of a TAP interface all flags are looked at.
+    pub fn new(mut args: NetArgs) -> Result<Net, NetError> {
+        args.check()?;
+        let endpoints = std::mem::replace(&mut args.backend, Backend::None).open()?;
+        let count = match u16::try_from(endpoints.len()) {
+            Ok(count) if (1..=PAIRS_MAX).contains(&count) => count,
+            _ => return Err(NetError::Pairs(endpoints.len())),
+        };
+        let connected = endpoints.iter().all(Endpoint::is_connected);
+        let offloads = endpoints.iter().fold(u64::MAX, |features, endpoint| {
+            features & endpoint.features()
+        });
+        let pairs = endpoints
+            .into_iter()
+            .map(|endpoint| Pair::new(endpoint).map(Some));
+        let mut queue_sizes = vec![QUEUE_SIZE; 2 * usize::from(count)];
+        queue_sizes.push(CONTROL_QUEUE_SIZE);
+        Ok(Net {
+            link: Arc::new(Link::new(&args, count, connected)),
+            features: offered(args.mtu, count) | offloads,
+            queue_sizes,
+            pairs: pairs.collect::<Result<_, _>>().map_err(NetError::Poll)?,
+            announce: false,
+            running: None,
+            log: Arc::default(),
+        })
+    }
+
+    /// The device of a restored VM. Its address may be another than when it was saved:
+    /// the guest is to take it on before it sends anything. Where it is the same the
+    /// guest is asked to tell its neighbours that it is here now.
+    pub fn restore(args: NetArgs, state: &NetState) -> Result<Net, RestoreError> {
+        let mut net = Net::new(args)?;
+        state.check(net.link.pairs)?;
+        net.link
+            .used_pairs
+            .store(state.used_pairs, Ordering::SeqCst);
+        net.announce = state.mac == net.link.mac;
+        Ok(net)
+    }
+
+    /// What a snapshot keeps; taken while the device is paused.
+    pub fn save(&self) -> NetState {
+        NetState {
+            mac: self.link.mac,
+            mtu: self.link.mtu,
+            pairs: self.link.pairs,
+            used_pairs: self.link.used_pairs.load(Ordering::SeqCst),
+            announce: self.link.is_announce_wanted(),
+        }
+    }
+
+    /// What went through it so far.
+    pub fn totals(&self) -> Totals {
+        self.link.counters.totals()
+    }
+
+    /// Sorts the queues of an activation into pairs. Those that belong to none come back.
+    fn sort(
+        &self,
+        features: u64,
+        queues: Vec<Option<ActiveQueue>>,
+    ) -> Result<(Vec<Queues>, Vec<ActiveQueue>), ActivateError> {
+        // A driver that does not know of several pairs has its control queue third.
+        let pairs = match features & (1 << VIRTIO_NET_F_MQ) {
+            0 => 1,
+            _ => usize::from(self.link.pairs),
+        };
+        let mut queues: Vec<_> = queues.into_iter().collect();
+        queues.resize_with(self.queue_sizes.len(), || None);
+        let mut control = match features & (1 << VIRTIO_NET_F_CTRL_VQ) {
+            0 => None,
+            _ => queues[2 * pairs].take(),
+        };
+        let mut sorted = Vec::new();
+        let mut idle = Vec::new();
+        for number in 0..pairs {
+            let index = 2 * number as u16;
+            match (queues[2 * number].take(), queues[2 * number + 1].take()) {
+                (Some(receive), Some(transmit)) => sorted.push(Queues {
+                    number,
+                    receive,
+                    transmit,
+                    control: control.take(),
+                }),
+                (None, _) if number == 0 => return Err(ActivateError::MissingQueue(index)),
+                (_, None) if number == 0 => return Err(ActivateError::MissingQueue(index + 1)),
+                (receive, transmit) => idle.extend(receive.into_iter().chain(transmit)),
+            }
+        }
+        idle.extend(queues.into_iter().flatten());
+        Ok((sorted, idle))
+    }
+
+    /// Starts the worker of a pair.
+    fn start(&mut self, queues: Queues, activation: &Shared<'_>) -> Result<Work, ActivateError> {
+        let number = queues.number;
+        let pair = self.pairs[number].take();
+        // Taken by a worker that never gave it back.
+        let mut pair = pair.ok_or(ActivateError::MissingQueue(2 * number as u16))?;
+        let bell = pair.bell().map_err(ActivateError::Worker)?;
+        let ring = |active| {
+            Ring::new(
+                "net",
+                active,
+                activation.interrupt.clone(),
+                self.log.clone(),
+            )
+        };
+        let (features, link) = (activation.features, &self.link);
+        let pending = pair.pending.take();
+        let worker = Worker {
+            receive: Receive::new(ring(queues.receive), features, link.clone(), pending),
+            transmit: Transmit::new(
+                ring(queues.transmit),
+                features,
+                link.clone(),
+                self.log.clone(),
+            ),
+            control: queues
+                .control
+                .map(|queue| Control::new(ring(queue), features, link.clone())),
+            pair,
+            features,
+            memory: activation.memory.clone(),
+            interrupt: activation.interrupt.clone(),
+            link: link.clone(),
+            stop: activation.stop.clone(),
+        };
+        let returned = Returned::default();
+        let slot = returned.clone();
+        let body = move || {
+            let result = worker.run();
+            *slot.lock().expect("what a network device's worker returns") = Some(result);
+        };
+        let job = activation
+            .workers
+            .spawn(WorkerRole::Net, &format!("net {number}"), Box::new(body))
+            .map_err(ActivateError::Worker)?;
+        Ok(Work {
+            number,
+            bell,
+            job,
+            returned,
+        })
+    }
+}
+
+/// What all workers of an activation have.
+struct Shared<'a> {
+    memory: Arc<crate::GuestMemory>,
+    interrupt: Arc<dyn Interrupt>,
+    features: u64,
+    workers: &'a dyn crate::virtio::device::Workers,
+    stop: Arc<AtomicBool>,
+}
+
+/// Features that do not depend on the backend.
+fn offered(mtu: Option<u16>, pairs: u16) -> u64 {
+    let always = [
+        VIRTIO_NET_F_MAC,
+        VIRTIO_NET_F_STATUS,
+        VIRTIO_NET_F_MRG_RXBUF,
+        VIRTIO_NET_F_CTRL_VQ,
+        VIRTIO_NET_F_GUEST_ANNOUNCE,
+        VIRTIO_RING_F_EVENT_IDX,
+    ];
+    let mtu = mtu.map(|_| VIRTIO_NET_F_MTU);
+    let several = (pairs > 1).then_some(VIRTIO_NET_F_MQ);
+    let features = always.into_iter().chain(mtu).chain(several);
+    features.fold(0, |bits, feature| bits | 1 << feature)
+}
+
+impl VirtioDevice for Net {
+    fn device_type(&self) -> u32 {
+        VIRTIO_ID_NET
+    }
+
+    fn queue_max_sizes(&self) -> &[u16] {
+        &self.queue_sizes
+    }
+
+    fn features(&self) -> u64 {
+        self.features
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        self.link.read_config(offset, data);
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        let features = activation.features;
+        let (queues, idle) = self.sort(features, activation.queues)?;
+        if std::mem::take(&mut self.announce) && features & (1 << VIRTIO_NET_F_GUEST_ANNOUNCE) != 0
+        {
+            self.link.set_announce(true);
+            activation.interrupt.config_changed();
+        }
+        let shared = Shared {
+            memory: activation.memory,
+            interrupt: activation.interrupt,
+            features,
+            workers: &*activation.workers,
+            stop: Arc::new(AtomicBool::new(false)),
+        };
+        self.running = Some(Running {
+            stop: shared.stop.clone(),
+            workers: Vec::new(),
+            idle,
+        });
+        for queues in queues {
+            match self.start(queues, &shared) {
+                Ok(work) => {
+                    let running = self.running.as_mut().expect("it is being started");
+                    running.workers.push(work);
+                }
+                Err(error) => {
+                    self.deactivate();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn deactivate(&mut self) -> Vec<ActiveQueue> {
+        let Some(running) = self.running.take() else {
+            return Vec::new();
+        };
+        running.stop.store(true, Ordering::SeqCst);
+        for work in &running.workers {
+            if let Err(error) = work.bell.write(1) {
+                tracing::error!(%error, "the worker of a network device can't be told to stop");
+            }
+        }
+        let mut queues = running.idle;
+        for work in running.workers {
+            if work.job.join().is_err() {
+                tracing::error!("the thread of a network device ended badly");
+            }
+            let returned = work
+                .returned
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
+            if let Some((pair, returned)) = returned {
+                self.pairs[work.number] = Some(pair);
+                queues.extend(returned);
+            }
+        }
+        queues
+    }
+
+    fn reset(&mut self) {
+        self.link.used_pairs.store(1, Ordering::SeqCst);
+        self.link.set_announce(false);
+        for pair in self.pairs.iter_mut().flatten() {
+            pair.pending = None;
+        }
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        self.deactivate();
+    }
+}

@@ -1,0 +1,81 @@
+//! The header before each frame (Virtio 1.3 §5.1.6).
+
+use thiserror::Error;
+use virtio_bindings::virtio_net::*;
+
+/// Bytes of `struct virtio_net_hdr` without hash fields.
+pub const BYTES: usize = 12;
+/// Where `num_buffers` is.
+pub(super) const NUM_BUFFERS: usize = 10;
+
+/// A guest's header breaks a rule; its frame is dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Refused {
+    /// A kind of offload that was not agreed on, or that does not exist.
+    #[error("an offload (flags {flags:#x}, type {gso_type:#x}) that was not agreed on")]
+    NotAgreed {
+        /// As given.
+        flags: u8,
+        /// As given.
+        gso_type: u8,
+    },
+    /// A checksum field or a header beyond the frame.
+    #[error("offload fields point beyond the frame of {frame} bytes")]
+    Beyond {
+        /// Bytes of the frame.
+        frame: u32,
+    },
+    /// Segments of no bytes, or without a checksum.
+    #[error("segments of no bytes, or without a checksum")]
+    Segments,
+}
+
+fn has(features: u64, feature: u32) -> bool {
+    features & (1 << feature) != 0
+}
+
+/// What the host may be given of a guest's header, before a frame of so many bytes.
+/// Fields that mean nothing are zero in it.
+pub fn check(header: &[u8; BYTES], frame: u32, features: u64) -> Result<[u8; BYTES], Refused> {
+    let [flags, gso_type, ..] = *header;
+    let word = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
+    let (header_bytes, segment, start, offset) = (word(2), word(4), word(6), word(8));
+    let mut checked = [0; BYTES];
+
+    let needs_checksum = flags & VIRTIO_NET_HDR_F_NEEDS_CSUM as u8 != 0;
+    let not_agreed = Refused::NotAgreed { flags, gso_type };
+    if needs_checksum {
+        if !has(features, VIRTIO_NET_F_CSUM) {
+            return Err(not_agreed);
+        }
+        if u32::from(start) + u32::from(offset) + 2 > frame {
+            return Err(Refused::Beyond { frame });
+        }
+        checked[0] = VIRTIO_NET_HDR_F_NEEDS_CSUM as u8;
+        checked[6..10].copy_from_slice(&header[6..10]);
+    }
+
+    let ecn = gso_type & VIRTIO_NET_HDR_GSO_ECN as u8 != 0;
+    let kind = u32::from(gso_type) & !VIRTIO_NET_HDR_GSO_ECN;
+    let feature = match (kind, ecn) {
+        (VIRTIO_NET_HDR_GSO_NONE, false) => return Ok(checked),
+        (VIRTIO_NET_HDR_GSO_TCPV4, _) => VIRTIO_NET_F_HOST_TSO4,
+        (VIRTIO_NET_HDR_GSO_TCPV6, _) => VIRTIO_NET_F_HOST_TSO6,
+        (VIRTIO_NET_HDR_GSO_UDP, false) => VIRTIO_NET_F_HOST_UFO,
+        (VIRTIO_NET_HDR_GSO_UDP_L4, false) => VIRTIO_NET_F_HOST_USO,
+        _ => return Err(not_agreed),
+    };
+    if !has(features, feature) || ecn && !has(features, VIRTIO_NET_F_HOST_ECN) {
+        return Err(not_agreed);
+    }
+    if !needs_checksum || segment == 0 {
+        return Err(Refused::Segments);
+    }
+    if u32::from(header_bytes) > frame {
+        return Err(Refused::Beyond { frame });
+    }
+    checked[1] = gso_type;
+    checked[2..6].copy_from_slice(&header[2..6]);
+    Ok(checked)
+}

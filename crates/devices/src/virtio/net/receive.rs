@@ -1,0 +1,269 @@
+//! Frames to the guest.
+
+use super::backend::Endpoint;
+use super::config::Link;
+use super::header;
+use super::transmit::Turn;
+use super::vectors::Vectors;
+use super::{ETHERNET, FRAME_MAX, TURN};
+use crate::GuestMemory;
+use crate::virtio::queue::chain::Walk;
+use crate::virtio::queue::ring::Ring;
+use crate::virtio::queue::{Chain, Cost};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use virtio_bindings::virtio_net::*;
+use virtio_queue::QueueT;
+
+/// Most runs of memory of all buffers that are held at once.
+const RUNS_MAX: usize = 512;
+/// The longest frame with its header.
+pub(super) const WHOLE_MAX: usize = header::BYTES + FRAME_MAX;
+
+/// A chain of the driver's that waits to be filled.
+#[derive(Debug)]
+struct Held {
+    head: u16,
+    descriptors: u16,
+    runs: usize,
+    bytes: usize,
+}
+
+/// The receive queue of a pair.
+///
+/// Buffers are looked at ahead of the frame whose size is not known yet, and stay until
+/// they are filled. They are put back into the queue when the device stops.
+pub(super) struct Receive {
+    ring: Ring,
+    link: Arc<Link>,
+    mergeable: bool,
+    /// Room that a usual frame needs, with its header.
+    usual: usize,
+    held: VecDeque<Held>,
+    /// Of all chains held, in order: one at most, unless they can be merged.
+    vectors: Vectors,
+    room: usize,
+    /// What has no room in the guest's buffers; mapped when it is needed first.
+    spill: Box<[u8]>,
+    /// A frame, with its header, that waits for room.
+    pending: Option<Vec<u8>>,
+    returned: Vec<(u16, u32)>,
+}
+
+impl Receive {
+    pub(super) fn new(
+        ring: Ring,
+        features: u64,
+        link: Arc<Link>,
+        pending: Option<Vec<u8>>,
+    ) -> Receive {
+        let has = |feature: u32| features & (1 << feature) != 0;
+        let segments = [
+            VIRTIO_NET_F_GUEST_TSO4,
+            VIRTIO_NET_F_GUEST_TSO6,
+            VIRTIO_NET_F_GUEST_UFO,
+            VIRTIO_NET_F_GUEST_USO4,
+            VIRTIO_NET_F_GUEST_USO6,
+        ];
+        let usual = if segments.into_iter().any(has) {
+            WHOLE_MAX
+        } else {
+            let packet = usize::from(link.mtu.unwrap_or(1500));
+            header::BYTES + ETHERNET + 4 + packet
+        };
+        Receive {
+            ring,
+            link,
+            mergeable: has(VIRTIO_NET_F_MRG_RXBUF),
+            usual,
+            held: VecDeque::new(),
+            vectors: Vectors::default(),
+            room: 0,
+            spill: vec![0; WHOLE_MAX].into_boxed_slice(),
+            pending,
+            returned: Vec::new(),
+        }
+    }
+
+    pub(super) fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    /// Gives the queue back, and the frame that waits.
+    pub(super) fn finish(mut self) -> (Ring, Option<Vec<u8>>) {
+        self.ring.put_back_last(self.held.len() as u16);
+        (self.ring, self.pending)
+    }
+
+    /// Takes what there is, for one turn.
+    pub(super) fn serve(&mut self, memory: &GuestMemory, endpoint: &mut Endpoint) -> Turn {
+        let mut turn = Turn::More;
+        for _ in 0..TURN {
+            if let Err(wait_ns) = self.link.receive_limiter.try_admit_unknown() {
+                turn = Turn::Later(wait_ns);
+                break;
+            }
+            let going_on = match self.pending.take() {
+                Some(frame) => self.deliver_pending(memory, frame),
+                None => self.has_buffers(memory, self.usual) && self.receive(memory, endpoint),
+            };
+            if !going_on {
+                turn = Turn::Done;
+                break;
+            }
+        }
+        self.ring.notify(memory);
+        turn
+    }
+
+    /// Holds buffers for so many bytes, as far as there are any. Where there is none, or
+    /// not enough, the driver rings when it adds one.
+    fn has_buffers(&mut self, memory: &GuestMemory, wanted: usize) -> bool {
+        loop {
+            self.hold(memory, wanted);
+            let enough = match self.mergeable {
+                true => self.room >= wanted,
+                false => !self.held.is_empty(),
+            };
+            if enough {
+                self.ring.disable_notification(memory);
+                return true;
+            }
+            if !self.ring.enable_notification(memory) || self.vectors.len() >= RUNS_MAX {
+                return !self.held.is_empty();
+            }
+        }
+    }
+
+    fn hold(&mut self, memory: &GuestMemory, wanted: usize) {
+        let mut refused = Vec::new();
+        while self.room < wanted && self.vectors.len() < RUNS_MAX {
+            if !self.mergeable && !self.held.is_empty() {
+                break;
+            }
+            let Some(chain) = self.ring.pop(memory) else {
+                break;
+            };
+            let head = chain.head();
+            match self.gather(memory, chain) {
+                Some(held) => {
+                    self.room += held.bytes;
+                    self.held.push_back(held);
+                }
+                None => refused.push((head, 0)),
+            }
+        }
+        // Not held, so that they are not put back with those that are.
+        self.ring.give_back_together(memory, &refused);
+    }
+
+    /// The runs of a chain, appended; none, and nothing appended, if it breaks a rule.
+    fn gather(&mut self, memory: &GuestMemory, chain: Chain) -> Option<Held> {
+        let head = chain.head();
+        let before = self.vectors.len();
+        let (mut descriptors, mut bytes, mut whole) = (0u16, 0usize, false);
+        for descriptor in Walk::new(memory, chain) {
+            let length = descriptor.length as usize;
+            // No frame needs more, and sums stay small.
+            let length = length.min(WHOLE_MAX);
+            let fits = descriptor.is_writable()
+                && self.vectors.push_guest(memory, descriptor.address, length)
+                && self.vectors.len() - before <= RUNS_MAX;
+            if !fits {
+                whole = false;
+                break;
+            }
+            descriptors = descriptors.saturating_add(1);
+            bytes = bytes.saturating_add(length);
+            whole = !descriptor.has_next();
+        }
+        if !whole || bytes < header::BYTES {
+            self.vectors.truncate(before);
+            return None;
+        }
+        Some(Held {
+            head,
+            descriptors,
+            runs: self.vectors.len() - before,
+            bytes,
+        })
+    }
+
+    /// Takes one frame from the backend; whether there was one.
+    fn receive(&mut self, memory: &GuestMemory, endpoint: &mut Endpoint) -> bool {
+        let room = self.room;
+        self.vectors.push_host(&mut self.spill);
+        let received = endpoint.receive(&self.vectors);
+        self.vectors.pop();
+        let whole = match received {
+            Some(whole) => whole.min(room + self.spill.len()),
+            None => return false,
+        };
+        if whole < header::BYTES + ETHERNET {
+            self.link.counters.received.dropped();
+        } else if whole <= room {
+            self.deliver(memory, whole);
+        } else {
+            // Part of it is in the guest's buffers already, which stay the device's.
+            let mut frame = vec![0; room];
+            self.vectors.load(&mut frame);
+            self.vectors.log_writes(memory, room);
+            frame.extend_from_slice(&self.spill[..whole - room]);
+            self.pending = Some(frame);
+        }
+        true
+    }
+
+    /// Delivers a frame that waits, if there is room now, or drops it if there never will
+    /// be; whether it waits no more.
+    fn deliver_pending(&mut self, memory: &GuestMemory, frame: Vec<u8>) -> bool {
+        let any = self.has_buffers(memory, frame.len().max(self.usual));
+        if any && frame.len() <= self.room {
+            self.vectors.store(0, &frame);
+            self.deliver(memory, frame.len());
+            return true;
+        }
+        let descriptors: usize = self
+            .held
+            .iter()
+            .map(|held| usize::from(held.descriptors))
+            .sum();
+        let all_held = descriptors >= usize::from(self.ring.active().queue.size());
+        if any && (!self.mergeable || all_held || self.vectors.len() >= RUNS_MAX) {
+            self.link.counters.received.dropped();
+            return true;
+        }
+        self.pending = Some(frame);
+        false
+    }
+
+    /// Returns the buffers in which the first `whole` bytes are now.
+    fn deliver(&mut self, memory: &GuestMemory, whole: usize) {
+        self.returned.clear();
+        let (mut left, mut runs) = (whole, 0);
+        for held in &self.held {
+            let filled = left.min(held.bytes);
+            self.returned.push((held.head, filled as u32));
+            runs += held.runs;
+            left -= filled;
+            if left == 0 {
+                break;
+            }
+        }
+        let buffers = self.returned.len() as u16;
+        self.vectors
+            .store(header::NUM_BUFFERS, &buffers.to_le_bytes());
+        self.vectors.log_writes(memory, whole);
+        self.vectors.drain(runs);
+        for held in self.held.drain(..self.returned.len()) {
+            self.room -= held.bytes;
+        }
+        self.ring.give_back_together(memory, &self.returned);
+        let bytes = whole - header::BYTES;
+        self.link.counters.received.passed(bytes);
+        self.link.receive_limiter.charge(Cost {
+            operations: 1,
+            bytes: bytes as u64,
+        });
+    }
+}

@@ -1,0 +1,72 @@
+use super::driver::*;
+use crate::virtio::net::{Backend, Net};
+use crate::virtio::queue::RateLimit;
+use crate::virtio::testing::PATIENCE;
+use std::num::NonZeroU64;
+use std::os::unix::net::UnixDatagram;
+use std::time::{Duration, Instant};
+
+/// Ten frames at once, and then a hundred a second.
+fn frames() -> RateLimit {
+    RateLimit {
+        operations_per_second: NonZeroU64::new(100),
+        operations_burst: NonZeroU64::new(10),
+        ..RateLimit::default()
+    }
+}
+
+fn limited(receive: RateLimit, send: RateLimit) -> (Guest, UnixDatagram) {
+    let (ours, host) = UnixDatagram::pair().unwrap();
+    host.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut args = args(Backend::Datagrams(vec![ours]));
+    (args.receive_limit, args.send_limit) = (receive, send);
+    (Guest::start(Net::new(args).unwrap(), USUAL), host)
+}
+
+#[test]
+fn what_a_guest_sends_is_limited_and_not_lost() {
+    let (mut guest, host) = limited(RateLimit::default(), frames());
+    let start = Instant::now();
+    for number in 0..30 {
+        guest.send_in(&with_header(&frame(number, 60)), &[]);
+        assert_eq!(received_by(&host)[30], number);
+    }
+    assert!(start.elapsed() >= Duration::from_millis(190));
+}
+
+#[test]
+fn what_a_guest_receives_is_limited_and_not_lost() {
+    let (mut guest, host) = limited(frames(), RateLimit::default());
+    guest.offer_buffers(100, 2048);
+    let start = Instant::now();
+    for number in 0..30 {
+        host.send(&with_header(&frame(number, 60))).unwrap();
+        assert_eq!(guest.wait_received()[30], number);
+    }
+    assert!(start.elapsed() >= Duration::from_millis(190));
+}
+
+#[test]
+fn one_direction_does_not_wait_for_the_other_nor_the_order_to_stop() {
+    let one = NonZeroU64::new(1);
+    let slow = RateLimit {
+        bytes_per_second: one,
+        bytes_burst: one,
+        ..RateLimit::default()
+    };
+    let (mut guest, host) = limited(slow, RateLimit::default());
+    guest.offer_buffers(10, 2048);
+    // A minute to pay for.
+    host.send(&with_header(&frame(1, 60))).unwrap();
+    host.send(&with_header(&frame(2, 60))).unwrap();
+    guest.wait_received();
+    let start = Instant::now();
+    for number in 0..100 {
+        let bytes = with_header(&frame(number, 60));
+        guest.send(&bytes);
+        assert_eq!(received_by(&host), bytes);
+    }
+    let (device, _) = guest.device.stop();
+    assert!(start.elapsed() < Duration::from_secs(30));
+    assert_eq!(device.totals().received_frames, 1);
+}

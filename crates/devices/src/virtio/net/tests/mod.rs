@@ -1,0 +1,11 @@
+mod control;
+mod driver;
+mod headers;
+mod limits;
+mod malformed;
+mod opening;
+mod passt;
+mod receiving;
+mod saving;
+mod sending;
+mod tap;

@@ -1,0 +1,175 @@
+//! Frames from the guest.
+
+use super::backend::{Endpoint, Sent};
+use super::config::Link;
+use super::header;
+use super::vectors::{self, Vectors};
+use super::{ETHERNET, FRAME_MAX, TURN};
+use crate::GuestMemory;
+use crate::log_limit::LogLimit;
+use crate::virtio::queue::chain::Walk;
+use crate::virtio::queue::ring::Ring;
+use crate::virtio::queue::{Chain, Cost};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use thiserror::Error;
+
+/// How a turn ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// There is nothing to do until something is heard.
+    Done,
+    /// There may be more.
+    More,
+    /// There is more, and the backend must be ready first.
+    Blocked,
+    /// There is more, which the limit allows in so many nanoseconds.
+    Later(u64),
+}
+
+/// Virtio header and Ethernet header: what is looked at, and is therefore a copy that the
+/// guest can't change any more.
+pub(super) type Lead = [u8; header::BYTES + ETHERNET];
+
+/// A frame that is dropped.
+#[derive(Debug, Error)]
+enum Malformed {
+    #[error("a chain of descriptors that is broken, or has one that the device writes")]
+    Chain,
+    #[error("buffers outside of guest memory")]
+    Memory,
+    #[error("a frame of {0} bytes, with its header")]
+    Length(usize),
+    #[error(transparent)]
+    Header(#[from] header::Refused),
+}
+
+/// The transmit queue of a pair.
+pub(super) struct Transmit {
+    ring: Ring,
+    features: u64,
+    link: Arc<Link>,
+    log: Arc<LogLimit>,
+    vectors: Vectors,
+}
+
+impl Transmit {
+    pub(super) fn new(ring: Ring, features: u64, link: Arc<Link>, log: Arc<LogLimit>) -> Transmit {
+        Transmit {
+            ring,
+            features,
+            link,
+            log,
+            vectors: Vectors::default(),
+        }
+    }
+
+    pub(super) fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    pub(super) fn into_ring(self) -> Ring {
+        self.ring
+    }
+
+    /// Sends what is there, for one turn. A frame that is taken from the queue is sent or
+    /// dropped, or is in the queue again.
+    pub(super) fn serve(&mut self, memory: &GuestMemory, endpoint: &mut Endpoint) -> Turn {
+        self.ring.disable_notification(memory);
+        let mut turn = Turn::More;
+        for _ in 0..TURN {
+            let Some(chain) = self.ring.pop(memory) else {
+                if self.ring.enable_notification(memory) {
+                    self.ring.disable_notification(memory);
+                    continue;
+                }
+                turn = Turn::Done;
+                break;
+            };
+            let head = chain.head();
+            match self.gather(memory, chain) {
+                Ok((lead, bytes)) if lead[header::BYTES + 6..][..6] == self.link.mac.0 => {
+                    let cost = Cost {
+                        operations: 1,
+                        bytes: bytes as u64,
+                    };
+                    if let Err(wait_ns) = self.link.send_limiter.try_admit(cost) {
+                        self.ring.put_back();
+                        turn = Turn::Later(wait_ns);
+                        break;
+                    }
+                    if self.send(endpoint, &lead, bytes) {
+                        self.ring.put_back();
+                        turn = Turn::Blocked;
+                        break;
+                    }
+                }
+                Ok(_) => {
+                    self.link.counters.spoofed.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(malformed) => {
+                    self.link.counters.sent.dropped();
+                    tracing::debug!(%malformed, "a guest's frame");
+                }
+            }
+            self.ring.give_back(memory, head, 0);
+        }
+        self.ring.notify(memory);
+        turn
+    }
+
+    /// Finds and checks a frame: its lead, and the bytes of the frame. What follows the
+    /// lead is in `vectors`.
+    fn gather(&mut self, memory: &GuestMemory, chain: Chain) -> Result<(Lead, usize), Malformed> {
+        self.vectors.clear();
+        let mut total = 0usize;
+        let mut whole = false;
+        for descriptor in Walk::new(memory, chain) {
+            if descriptor.is_writable() {
+                return Err(Malformed::Chain);
+            }
+            total = total.saturating_add(descriptor.length as usize);
+            if total > header::BYTES + FRAME_MAX {
+                return Err(Malformed::Length(total));
+            }
+            let length = descriptor.length as usize;
+            if !self.vectors.push_guest(memory, descriptor.address, length) {
+                return Err(Malformed::Memory);
+            }
+            // One is the lead's.
+            if self.vectors.len() >= vectors::MOST {
+                return Err(Malformed::Chain);
+            }
+            whole = !descriptor.has_next();
+        }
+        if !whole {
+            return Err(Malformed::Chain);
+        }
+        let mut lead: Lead = [0; header::BYTES + ETHERNET];
+        if self.vectors.load(&mut lead) < lead.len() {
+            return Err(Malformed::Length(total));
+        }
+        self.vectors.advance(lead.len());
+        let bytes = total - header::BYTES;
+        let (given, _) = lead.split_first_chunk_mut().expect("a lead is longer");
+        *given = header::check(given, bytes as u32, self.features)?;
+        Ok((lead, bytes))
+    }
+
+    /// Whether the backend is not ready for it.
+    fn send(&mut self, endpoint: &mut Endpoint, lead: &Lead, bytes: usize) -> bool {
+        match endpoint.send(lead, &mut self.vectors) {
+            Ok(Sent::Whole) => self.link.counters.sent.passed(bytes),
+            Ok(Sent::Nowhere) => self.link.counters.sent.dropped(),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+            Err(error) => {
+                self.link.counters.sent.dropped();
+                if self.log.admits() {
+                    tracing::debug!(%error, "the host did not take a guest's frame");
+                }
+            }
+        }
+        false
+    }
+}

@@ -1,0 +1,222 @@
+//! The thread that serves a pair of queues.
+
+use super::backend::Endpoint;
+use super::config::Link;
+use super::control::Control;
+use super::receive::Receive;
+use super::transmit::{Transmit, Turn};
+use crate::GuestMemory;
+use crate::virtio::device::{ActiveQueue, Interrupt};
+use jiffy_sys::clock;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::EventFd;
+
+const STOP: u64 = 0;
+const ENDPOINT: u64 = 1;
+const RECEIVE: u64 = 2;
+const TRANSMIT: u64 = 3;
+const CONTROL: u64 = 4;
+
+/// What a pair of queues keeps from one activation to the next.
+#[derive(Debug)]
+pub(super) struct Pair {
+    pub(super) endpoint: Endpoint,
+    /// A frame that waits for room in the guest.
+    pub(super) pending: Option<Vec<u8>>,
+    poll: Epoll,
+    /// Rings when the worker is to stop.
+    bell: EventFd,
+}
+
+impl Pair {
+    pub(super) fn new(endpoint: Endpoint) -> io::Result<Pair> {
+        use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK};
+        let pair = Pair {
+            endpoint,
+            pending: None,
+            poll: Epoll::new()?,
+            bell: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?,
+        };
+        watch(&pair.poll, &pair.bell, STOP, EventSet::IN)?;
+        if let Some(file) = pair.endpoint.descriptor() {
+            let events = EventSet::IN | EventSet::OUT | EventSet::READ_HANG_UP;
+            watch(&pair.poll, &*file, ENDPOINT, events)?;
+        }
+        Ok(pair)
+    }
+
+    pub(super) fn bell(&self) -> io::Result<EventFd> {
+        self.bell.try_clone()
+    }
+}
+
+/// Edge-triggered: nothing that rings needs to be read.
+fn watch(poll: &Epoll, source: &impl AsRawFd, token: u64, events: EventSet) -> io::Result<()> {
+    let event = EpollEvent::new(events | EventSet::EDGE_TRIGGERED, token);
+    poll.ctl(ControlOperation::Add, source.as_raw_fd(), event)
+}
+
+/// Everything the thread owns.
+pub(super) struct Worker {
+    pub(super) pair: Pair,
+    pub(super) receive: Receive,
+    pub(super) transmit: Transmit,
+    /// Of the first pair only.
+    pub(super) control: Option<Control>,
+    pub(super) features: u64,
+    pub(super) memory: Arc<GuestMemory>,
+    pub(super) interrupt: Arc<dyn Interrupt>,
+    pub(super) link: Arc<Link>,
+    pub(super) stop: Arc<AtomicBool>,
+}
+
+/// What there may be to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Ready {
+    receive: Task,
+    transmit: Task,
+    control: bool,
+}
+
+/// One direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Task {
+    Now,
+    /// When something is heard.
+    Idle,
+    /// At this time of CLOCK_MONOTONIC, and not before.
+    At(u64),
+}
+
+impl Task {
+    fn after(turn: Turn) -> Task {
+        match turn {
+            Turn::More => Task::Now,
+            Turn::Done | Turn::Blocked => Task::Idle,
+            Turn::Later(wait_ns) => Task::At(clock::monotonic_ns().saturating_add(wait_ns)),
+        }
+    }
+
+    /// Something was heard. What has to wait for its time goes on waiting.
+    fn rouse(&mut self) {
+        if *self == Task::Idle {
+            *self = Task::Now;
+        }
+    }
+
+    /// Milliseconds that may be waited for it; less than 0 for as long as it takes.
+    fn timeout(self) -> i32 {
+        match self {
+            Task::Now => 0,
+            Task::Idle => -1,
+            Task::At(time) => {
+                let left = time.saturating_sub(clock::monotonic_ns());
+                i32::try_from(left.div_ceil(1_000_000)).unwrap_or(i32::MAX)
+            }
+        }
+    }
+
+    fn is_due(self) -> bool {
+        self.timeout() == 0
+    }
+}
+
+impl Worker {
+    /// Serves the queues until told to stop; gives them back with their positions.
+    pub(super) fn run(mut self) -> (Pair, Vec<ActiveQueue>) {
+        if let Err(error) = self.serve() {
+            tracing::error!(%error, "the thread of a network device can't go on");
+            self.interrupt.needs_reset();
+        }
+        for doorbell in self.doorbells() {
+            let fd = doorbell.as_raw_fd();
+            let none = EpollEvent::default();
+            let _ = self.pair.poll.ctl(ControlOperation::Delete, fd, none);
+        }
+        let (receive, pending) = self.receive.finish();
+        self.pair.pending = pending;
+        let control = self.control.map(Control::into_ring);
+        let rings = [Some(receive), Some(self.transmit.into_ring()), control];
+        let queues = rings.into_iter().flatten();
+        (self.pair, queues.map(|ring| ring.into_active()).collect())
+    }
+
+    fn doorbells(&self) -> Vec<&EventFd> {
+        let rings = [Some(self.receive.ring()), Some(self.transmit.ring())];
+        let control = self.control.as_ref().map(Control::ring);
+        let rings = rings.into_iter().chain([control]).flatten();
+        rings.map(|ring| &ring.active().doorbell).collect()
+    }
+
+    fn serve(&mut self) -> io::Result<()> {
+        for (token, doorbell) in (RECEIVE..).zip(self.doorbells()) {
+            watch(&self.pair.poll, doorbell, token, EventSet::IN)?;
+        }
+        let used_pairs = self.link.used_pairs.load(Ordering::SeqCst);
+        self.pair.endpoint.agree_on(self.features, used_pairs)?;
+        // What came while nobody listened.
+        let mut ready = Ready {
+            receive: Task::Now,
+            transmit: Task::Now,
+            control: true,
+        };
+        while !self.stop.load(Ordering::SeqCst) {
+            let memory = self.memory.clone();
+            if std::mem::take(&mut ready.control)
+                && let Some(control) = &mut self.control
+            {
+                control.serve(&memory, &self.pair.endpoint);
+            }
+            if ready.transmit.is_due() {
+                let turn = self.transmit.serve(&memory, &mut self.pair.endpoint);
+                ready.transmit = Task::after(turn);
+            }
+            if ready.receive.is_due() {
+                let turn = self.receive.serve(&memory, &mut self.pair.endpoint);
+                ready.receive = Task::after(turn);
+            }
+            if !self.pair.endpoint.is_connected() {
+                self.link.goes_down(&*self.interrupt);
+            }
+            self.wait(&mut ready)?;
+        }
+        Ok(())
+    }
+
+    /// Waits, if there is nothing to do.
+    fn wait(&mut self, ready: &mut Ready) -> io::Result<()> {
+        let tasks = [ready.receive, ready.transmit].into_iter();
+        let soonest = tasks
+            .map(Task::timeout)
+            .filter(|timeout| *timeout >= 0)
+            .min();
+        let mut events = [EpollEvent::default(); 8];
+        let count = match self.pair.poll.wait(soonest.unwrap_or(-1), &mut events) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+            other => other?,
+        };
+        for event in &events[..count] {
+            match event.data() {
+                ENDPOINT => {
+                    let events = event.event_set();
+                    self.pair.endpoint.flush();
+                    if events.contains(EventSet::OUT) {
+                        ready.transmit.rouse();
+                    }
+                    if !(events - EventSet::OUT).is_empty() {
+                        ready.receive.rouse();
+                    }
+                }
+                RECEIVE => ready.receive.rouse(),
+                TRANSMIT => ready.transmit.rouse(),
+                CONTROL => ready.control = true,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
