@@ -57,7 +57,7 @@ const TRUSTED: &[(&str, &str)] = &[
         "the guest's kernel writes it",
     ),
     (
-        "crates/guest/src/boot/network.rs",
+        "crates/guest/src/boot/network/mod.rs",
         "in a configuration that the host's daemon made",
     ),
     ("crates/guest/src/fw_cfg.rs", "the host gives it"),

@@ -6,6 +6,7 @@ use crate::report::Report;
 use alloc::{format, string::String, vec::Vec};
 use core::fmt::Write;
 use jiffy_wire::guest::{GuestConfig, Root};
+use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::rand::GetRandomFlags;
 
@@ -18,8 +19,8 @@ const MACHINE_ID: &str = "/etc/machine-id";
 /// Applies what the configuration gives.
 pub fn set(config: &GuestConfig, report: &mut Report) {
     apply(config, &GuestConfig::default(), report);
-    if !files::exists(HOSTS) {
-        report.step("hosts", |_| write_hosts(config));
+    if !config.interfaces.is_empty() || !config.hosts.is_empty() || !files::exists(HOSTS) {
+        report.step("hosts", |_| replace_file(HOSTS, hosts(config)?.as_bytes()));
     }
     // In memory: nothing of it outlives this boot. A distribution's init has
     // rules of its own.
@@ -35,12 +36,24 @@ pub fn set(config: &GuestConfig, report: &mut Report) {
 /// Applies what differs in a new configuration.
 pub fn renew(old: &GuestConfig, new: &GuestConfig, report: &mut Report) {
     apply(new, old, report);
-    // Ours, from the boot, and nobody has changed it since.
-    if new.hostname != old.hostname
-        && files::read(HOSTS, LARGEST_HOSTS)
-            .is_ok_and(|content| content == hosts(old.hostname.as_deref()).as_bytes())
-    {
-        report.step("hosts", |_| write_hosts(new));
+    if (&new.hostname, &new.hosts) != (&old.hostname, &old.hosts) {
+        report.step("hosts", |_| {
+            let mut content = hosts(new)?;
+            // What others have added stays; of an image's own file init has no line.
+            if let Ok(present) = files::read_text(HOSTS, LARGEST_HOSTS) {
+                let ours = hosts(old)?;
+                let is_ours = |line: &&str| ours.lines().any(|own| own == *line);
+                if (new.interfaces.is_empty() && new.hosts.is_empty())
+                    && !present.lines().any(|line| is_ours(&line))
+                {
+                    return Ok(());
+                }
+                for line in present.lines().filter(|line| !is_ours(line)) {
+                    let _ = writeln!(content, "{line}");
+                }
+            }
+            replace_file(HOSTS, content.as_bytes())
+        });
     }
 }
 
@@ -54,19 +67,20 @@ pub fn machine_id(id: &str, report: &mut Report) {
         let mut content = id.replace('-', "");
         content.push('\n');
         match files::create(MACHINE_ID, content.as_bytes(), 0o444) {
-            // A root that cannot be written: covered.
-            Err(Errno::ROFS) => cover_machine_id(&content),
+            Err(Errno::ROFS) => cover(MACHINE_ID, content.as_bytes(), 0o444),
             other => other,
         }
         .map_err(|error| format!("{MACHINE_ID} cannot be written: {}", reason(error)))
     });
 }
 
-fn cover_machine_id(content: &str) -> Result<(), Errno> {
-    const COVER: &str = "/run/machine-id";
-    files::create(COVER, content.as_bytes(), 0o444)?;
-    let _ = rustix::mount::unmount(MACHINE_ID, rustix::mount::UnmountFlags::DETACH);
-    rustix::mount::mount_bind(COVER, MACHINE_ID)
+/// Mounts a file of this content over one of a root that cannot be written.
+fn cover(path: &str, content: &[u8], mode: u32) -> Result<(), Errno> {
+    let name = path.rsplit_once('/').map_or(path, |(_, name)| name);
+    let cover = format!("/run/{name}");
+    files::create(cover.as_str(), content, mode)?;
+    let _ = rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH);
+    rustix::mount::mount_bind(cover.as_str(), path)
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {
@@ -83,9 +97,11 @@ fn apply(config: &GuestConfig, old: &GuestConfig, report: &mut Report) {
                 .map_err(|error| format!("the name {hostname:?} was refused: {}", reason(error)))
         });
     }
-    if !config.name_servers.is_empty() && config.name_servers != old.name_servers {
+    if !config.name_servers.is_empty()
+        && (&config.name_servers, &config.search) != (&old.name_servers, &old.search)
+    {
         report.step("name servers", |_| {
-            let content = resolv_conf(&config.name_servers)?;
+            let content = resolv_conf(config)?;
             replace_file("/etc/resolv.conf", content.as_bytes())
         });
     }
@@ -98,13 +114,16 @@ fn apply(config: &GuestConfig, old: &GuestConfig, report: &mut Report) {
     }
 }
 
-fn write_hosts(config: &GuestConfig) -> Result<(), String> {
-    replace_file(HOSTS, hosts(config.hostname.as_deref()).as_bytes())
-}
-
-/// Writes a file in /etc, in place of a dangling link if one is there.
+/// Writes a file in /etc, in place of a link if one is there: what that names is another
+/// program's. In a root that can't be written it is covered.
 fn replace_file(path: &str, content: &[u8]) -> Result<(), String> {
-    let written = match files::create(path, content, 0o644) {
+    let is_link = rustix::fs::lstat(path)
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink);
+    let written = match is_link {
+        true => Err(Errno::NOENT),
+        false => files::create(path, content, 0o644),
+    };
+    let written = match written {
         Err(Errno::NOENT) => {
             // No such folder, or a link to where nothing is.
             files::make_folder(c"/etc", 0o755)
@@ -116,27 +135,61 @@ fn replace_file(path: &str, content: &[u8]) -> Result<(), String> {
         }
         other => other,
     };
+    let written = match written {
+        Err(Errno::ROFS) => cover(path, content, 0o644),
+        other => other,
+    };
     written.map_err(|error| format!("{path} cannot be written: {}", reason(error)))
 }
 
-fn resolv_conf(servers: &[String]) -> Result<String, String> {
+fn resolv_conf(config: &GuestConfig) -> Result<String, String> {
     let mut content = String::new();
-    for server in servers {
+    for server in &config.name_servers {
         if server.parse::<core::net::IpAddr>().is_err() {
             return Err(format!("the name server {server:?} is not an IP address"));
         }
         let _ = writeln!(content, "nameserver {server}");
     }
+    if !config.search.is_empty() {
+        let domains = config.search.iter().map(|domain| name(domain));
+        let domains = domains.collect::<Result<Vec<_>, _>>()?;
+        let _ = writeln!(content, "search {}", domains.join(" "));
+    }
     Ok(content)
 }
 
-fn hosts(hostname: Option<&str>) -> String {
+fn hosts(config: &GuestConfig) -> Result<String, String> {
     let mut content =
         String::from("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n");
-    if let Some(name) = hostname {
-        let _ = writeln!(content, "127.0.1.1\t{name}");
+    for entry in &config.hosts {
+        let address = &entry.address;
+        if address.parse::<core::net::IpAddr>().is_err() {
+            return Err(format!("{address:?} of a host is not an IP address"));
+        }
+        let names = entry.names.iter().map(|text| name(text));
+        let names = names.collect::<Result<Vec<_>, _>>()?;
+        if names.is_empty() {
+            return Err(format!("the host {address} has no name"));
+        }
+        let _ = writeln!(content, "{address}\t{}", names.join(" "));
     }
-    content
+    // The guest's own name stands with its address, if the host gave it one.
+    let is_named = |own: &String| config.hosts.iter().any(|entry| entry.names.contains(own));
+    if let Some(own) = &config.hostname
+        && !is_named(own)
+    {
+        let _ = writeln!(content, "127.0.1.1\t{own}");
+    }
+    Ok(content)
+}
+
+/// The name of a host or domain: one word, of a line.
+fn name(text: &str) -> Result<&str, String> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    match !text.is_empty() && text.len() <= 253 && text.bytes().all(plain) {
+        true => Ok(text),
+        false => Err(format!("{text:?} is not the name of a host or domain")),
+    }
 }
 
 fn apply_sysctls<'a>(
@@ -213,20 +266,48 @@ mod tests {
         }
     }
 
+    fn config(text: &str) -> GuestConfig {
+        let whole = format!("{{\"version\":1,\"vm_id\":\"a\",{text}}}");
+        serde_json::from_str(&whole).unwrap()
+    }
+
     #[test]
     fn name_servers_are_addresses() {
-        let both = [String::from("10.0.0.1"), String::from("fd00::1")];
+        let text = r#""name_servers":["10.0.0.1","fd00::1"],"search":["a.example","b"]"#;
         assert_eq!(
-            resolv_conf(&both).unwrap(),
-            "nameserver 10.0.0.1\nnameserver fd00::1\n"
+            resolv_conf(&config(text)).unwrap(),
+            "nameserver 10.0.0.1\nnameserver fd00::1\nsearch a.example b\n"
         );
-        assert!(resolv_conf(&[String::from("10.0.0.1\nsearch evil")]).is_err());
+        for bad in [
+            r#""name_servers":["10.0.0.1\nsearch evil"]"#,
+            r#""search":["a b"]"#,
+            r#""search":["a\nnameserver 1.1.1.1"]"#,
+            r#""search":[""]"#,
+        ] {
+            assert!(resolv_conf(&config(bad)).is_err(), "{bad}");
+        }
     }
 
     #[test]
     fn hosts_name_the_guest() {
-        assert!(hosts(Some("box")).ends_with("127.0.1.1\tbox\n"));
-        assert!(!hosts(None).contains("127.0.1.1"));
+        let named = hosts(&config(r#""hostname":"box""#)).unwrap();
+        assert!(named.ends_with("127.0.1.1\tbox\n"));
+        assert!(
+            !hosts(&config(r#""search":[]"#))
+                .unwrap()
+                .contains("127.0.1.1")
+        );
+        let text = r#""hostname":"box","hosts":[{"address":"10.0.0.2","names":["box","box.lan"]},
+                      {"address":"fd00::9","names":["db"]}]"#;
+        let content = hosts(&config(text)).unwrap();
+        assert!(content.ends_with("10.0.0.2\tbox box.lan\nfd00::9\tdb\n"));
+        for bad in [
+            r#""hosts":[{"address":"x","names":["a"]}]"#,
+            r#""hosts":[{"address":"10.0.0.1","names":[]}]"#,
+            r#""hosts":[{"address":"10.0.0.1","names":["a\n10.0.0.2 b"]}]"#,
+        ] {
+            assert!(hosts(&config(bad)).is_err(), "{bad}");
+        }
     }
 
     proptest! {

@@ -1,0 +1,343 @@
+//! Network interfaces.
+//!
+//! * `netlink`: requests to the kernel.
+//! * `connections`: those that a clone can't go on with.
+
+mod connections;
+mod netlink;
+
+use super::disks;
+use crate::files;
+use crate::program::prepare::reason;
+use crate::report::Report;
+use alloc::{format, string::String, vec::Vec};
+use core::net::{IpAddr, Ipv6Addr};
+use jiffy_wire::guest::Interface;
+use jiffy_wire::mac::Mac;
+use netlink::Netlink;
+use rustix::io::{Errno, Result as IoResult};
+
+const PATIENCE_NS: u64 = 2_000_000_000;
+/// Loopback has this index in every network namespace.
+const LOOPBACK: u32 = 1;
+
+/// Brings loopback up, and each interface as given. What fails on one is
+/// reported and does not stop the others.
+pub fn configure(interfaces: &[Interface], report: &mut Report) -> Result<(), String> {
+    let mut netlink = open()?;
+    netlink
+        .set_link(LOOPBACK, None)
+        .map_err(|error| format!("loopback stays down: {}", reason(error)))?;
+    for interface in interfaces {
+        report.step(&format!("interface {}", interface.name), |_| {
+            let plan = Plan::of(interface)?;
+            let index = plan.bring_up(&mut netlink, false)?;
+            plan.connect(&mut netlink, index)
+        });
+    }
+    Ok(())
+}
+
+/// The same for a guest that was restored: an interface that is to be otherwise
+/// first loses what it has no more, and what was connected from addresses that are gone is
+/// reset. Only then it takes on its own MAC address, and tells its neighbours.
+pub fn renew(old: &[Interface], new: &[Interface], report: &mut Report) -> Result<(), String> {
+    let mut netlink = open()?;
+    let mut gone = Vec::new();
+    for before in old.iter().filter(|it| !new.contains(it)) {
+        let after = new.iter().find(|it| it.name == before.name);
+        report.step(&format!("interface {}", before.name), |_| {
+            let after = after.map(Plan::of).transpose()?.unwrap_or_default();
+            clear(&mut netlink, &Plan::of(before)?, &after, &mut gone)
+        });
+    }
+    if !gone.is_empty() {
+        report.step("connections", |_| {
+            let ended = connections::reset(&gone);
+            ended.map(drop).map_err(|error| {
+                format!(
+                    "those of the VM it was made from are not reset: {}",
+                    reason(error)
+                )
+            })
+        });
+    }
+    for interface in super::added(old, new) {
+        report.step(&format!("interface {}", interface.name), |_| {
+            let plan = Plan::of(&interface)?;
+            let index = plan.bring_up(&mut netlink, true)?;
+            plan.take_on_mac(&mut netlink, index)?;
+            plan.connect(&mut netlink, index)
+        });
+    }
+    Ok(())
+}
+
+fn open() -> Result<Netlink, String> {
+    Netlink::open(None).map_err(|error| format!("no netlink socket: {}", reason(error)))
+}
+
+/// An interface as it is to be, checked whole before anything is set.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Plan<'a> {
+    name: &'a str,
+    mtu: Option<u32>,
+    mac: Option<Mac>,
+    /// With the length of their prefix.
+    addresses: Vec<(IpAddr, u8)>,
+    gateways: Vec<IpAddr>,
+    neighbours: Vec<(IpAddr, Mac)>,
+}
+
+impl Plan<'_> {
+    fn of(interface: &Interface) -> Result<Plan<'_>, String> {
+        let name = interface.name.as_str();
+        if name.is_empty() || name.contains(['/', '\0']) || name == "." || name == ".." {
+            return Err(format!("{name:?} is not the name of an interface"));
+        }
+        let address = |what: &str, text: &str| {
+            text.parse::<IpAddr>()
+                .map_err(|_| format!("the {what} {text:?} is not an address"))
+        };
+        let mut addresses = interface
+            .addresses
+            .iter()
+            .map(|text| {
+                parse_prefix(text)
+                    .ok_or_else(|| format!("{text:?} is not an address with a prefix length"))
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        // The kernel makes one of the MAC address that the interface came up with, and
+        // keeps it with another.
+        if let Some(mac) = interface.mac
+            && addresses.iter().any(|(address, _)| address.is_ipv6())
+        {
+            addresses.push((link_local(mac).into(), 64));
+        }
+        Ok(Plan {
+            name,
+            mtu: interface.mtu,
+            mac: interface.mac,
+            addresses,
+            gateways: interface
+                .gateways
+                .iter()
+                .map(|text| address("gateway", text))
+                .collect::<Result<_, _>>()?,
+            neighbours: interface
+                .neighbours
+                .iter()
+                .map(|it| Ok((address("neighbour", &it.address)?, it.mac)))
+                .collect::<Result<_, String>>()?,
+        })
+    }
+
+    /// Brings the interface up with its addresses; its number. In a guest that was
+    /// restored it may have been otherwise before.
+    fn bring_up(&self, netlink: &mut Netlink, restored: bool) -> Result<u32, String> {
+        let name = self.name;
+        if !disks::wait_for(&format!("/sys/class/net/{name}"), PATIENCE_NS) {
+            return Err(format!("there is no interface {name}"));
+        }
+        let index = netlink
+            .index_of(name)
+            .map_err(|error| format!("there is no interface {name}: {}", reason(error)))?;
+        if self.mac.is_some() {
+            self.expect_nobody_else(restored);
+        }
+        netlink
+            .set_link(index, self.mtu)
+            .map_err(|error| format!("{name} cannot be brought up: {}", reason(error)))?;
+        for (address, prefix) in &self.addresses {
+            netlink
+                .add_address(index, *address, *prefix)
+                .map_err(|error| format!("{address}/{prefix} on {name}: {}", reason(error)))?;
+        }
+        Ok(index)
+    }
+
+    /// The host has given this guest a link of its own with all it needs: nothing is asked
+    /// of that link. Parameters that a kernel lacks need not be set.
+    fn expect_nobody_else(&self, restored: bool) {
+        let name = self.name;
+        let set = |parameter: &str, value: &[u8]| {
+            let path = format!("/proc/sys/net/ipv6/conf/{name}/{parameter}");
+            let _ = files::write(path.as_str(), value);
+        };
+        if self.addresses.iter().any(|(address, _)| address.is_ipv6()) {
+            if restored {
+                set("disable_ipv6", b"0");
+            }
+            set("accept_ra", b"0");
+            set("accept_dad", b"0");
+        } else {
+            set("disable_ipv6", b"1");
+        }
+    }
+
+    /// Has the interface take on the MAC address that its device has now, and the kernel
+    /// tell the neighbours where its addresses are.
+    fn take_on_mac(&self, netlink: &mut Netlink, index: u32) -> Result<(), String> {
+        let Some(mac) = self.mac else {
+            return Ok(());
+        };
+        for (family, parameter) in [("ipv4", "arp_notify"), ("ipv6", "ndisc_notify")] {
+            let path = format!("/proc/sys/net/{family}/conf/{}/{parameter}", self.name);
+            let _ = files::write(path.as_str(), b"1");
+        }
+        netlink
+            .set_mac(index, mac)
+            .map_err(|error| format!("{mac} on {}: {}", self.name, reason(error)))
+    }
+
+    /// Neighbours, which a change of the MAC address removes, and routes.
+    fn connect(&self, netlink: &mut Netlink, index: u32) -> Result<(), String> {
+        let name = self.name;
+        for (address, mac) in &self.neighbours {
+            netlink
+                .add_neighbour(index, *address, *mac)
+                .map_err(|error| format!("{address} at {mac} on {name}: {}", reason(error)))?;
+        }
+        for gateway in &self.gateways {
+            netlink
+                .add_default_route(index, *gateway)
+                .map_err(|error| {
+                    format!("default route by {gateway} on {name}: {}", reason(error))
+                })?;
+        }
+        Ok(())
+    }
+}
+
+/// Takes from an interface what it had `before` and shall not have `after`; adds to `gone`
+/// the addresses.
+fn clear(
+    netlink: &mut Netlink,
+    before: &Plan<'_>,
+    after: &Plan<'_>,
+    gone: &mut Vec<IpAddr>,
+) -> Result<(), String> {
+    let name = before.name;
+    let failed = |what: IpAddr, error: Errno| format!("{what} stays on {name}: {}", reason(error));
+    let index = netlink
+        .index_of(name)
+        .map_err(|error| format!("there is no interface {name}: {}", reason(error)))?;
+    // Routes first: an address takes some of them along.
+    for gateway in before
+        .gateways
+        .iter()
+        .filter(|it| !after.gateways.contains(it))
+    {
+        removed(netlink.remove_default_route(index, *gateway))
+            .map_err(|error| failed(*gateway, error))?;
+    }
+    let mut neighbours = before.neighbours.iter();
+    while let Some((address, _)) = neighbours.find(|it| !after.neighbours.contains(it)) {
+        removed(netlink.remove_neighbour(index, *address))
+            .map_err(|error| failed(*address, error))?;
+    }
+    let mut addresses = before.addresses.iter();
+    while let Some((address, prefix)) = addresses.find(|it| !after.addresses.contains(it)) {
+        removed(netlink.remove_address(index, *address, *prefix))
+            .map_err(|error| failed(*address, error))?;
+        gone.push(*address);
+    }
+    Ok(())
+}
+
+/// Of a MAC address (RFC 4291, appendix A).
+fn link_local(mac: Mac) -> Ipv6Addr {
+    let [a, b, c, d, e, f] = mac.0;
+    let word = |high: u8, low: u8| u16::from_be_bytes([high, low]);
+    Ipv6Addr::new(
+        0xfe80,
+        0,
+        0,
+        0,
+        word(a ^ 2, b),
+        word(c, 0xff),
+        word(0xfe, d),
+        word(e, f),
+    )
+}
+
+/// What a program has removed before is as good as removed.
+fn removed(result: IoResult<()>) -> IoResult<()> {
+    match result {
+        Err(Errno::ADDRNOTAVAIL | Errno::SRCH | Errno::NOENT) => Ok(()),
+        other => other,
+    }
+}
+
+/// `10.0.0.2/24` or `fd00::2/64`; without a length, the whole address.
+fn parse_prefix(text: &str) -> Option<(IpAddr, u8)> {
+    let (address, prefix) = match text.split_once('/') {
+        Some((address, prefix)) => (address, Some(prefix)),
+        None => (text, None),
+    };
+    let address: IpAddr = address.parse().ok()?;
+    let longest = if address.is_ipv4() { 32 } else { 128 };
+    let prefix = prefix.map_or(Some(longest), |prefix| prefix.parse().ok())?;
+    (prefix <= longest).then_some((address, prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::ToString;
+
+    #[test]
+    fn prefixes_are_checked() {
+        assert_eq!(
+            parse_prefix("10.0.0.2/24"),
+            Some(([10, 0, 0, 2].into(), 24))
+        );
+        assert_eq!(parse_prefix("10.0.0.2"), Some(([10, 0, 0, 2].into(), 32)));
+        assert_eq!(parse_prefix("fd00::2/64").unwrap().1, 64);
+        for bad in [
+            "",
+            "10.0.0.2/33",
+            "fd00::/129",
+            "10.0.0/8",
+            "10.0.0.2/",
+            "10.0.0.2/-1",
+        ] {
+            assert_eq!(parse_prefix(bad), None, "{bad}");
+        }
+    }
+
+    fn interface() -> Interface {
+        serde_json::from_str(
+            r#"{"name":"eth0","addresses":["10.0.0.2/32","fd00::2/128"],"gateways":["10.0.0.1"],
+                "mac":"02:4a:46:00:00:01",
+                "neighbours":[{"address":"10.0.0.1","mac":"02:4a:46:00:00:02"}]}"#,
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn an_interface_is_checked_whole() {
+        let interface = interface();
+        let plan = Plan::of(&interface).unwrap();
+        assert_eq!(plan.addresses.len(), 3);
+        assert_eq!(plan.addresses[2].0.to_string(), "fe80::4a:46ff:fe00:1");
+        assert_eq!(plan.neighbours[0].1.to_string(), "02:4a:46:00:00:02");
+        type Change = fn(&mut Interface);
+        let wrong: [(Change, &str); 5] = [
+            (|it| it.name = "..".into(), "not the name"),
+            (|it| it.name = "a/b".into(), "not the name"),
+            (|it| it.addresses.push("10.0.0.2/33".into()), "10.0.0.2/33"),
+            (|it| it.gateways.push("gate".into()), "gateway \"gate\""),
+            (
+                |it| it.neighbours[0].address = "x".into(),
+                "neighbour \"x\"",
+            ),
+        ];
+        for (change, said) in wrong {
+            let mut interface = interface.clone();
+            change(&mut interface);
+            let error = Plan::of(&interface).unwrap_err();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+}
