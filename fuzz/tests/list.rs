@@ -112,7 +112,7 @@ const TRUSTED: &[(&str, &str)] = &[
         "crates/content/src/transfer/keep.rs",
         "our own file of credentials",
     ),
-    ("crates/node/src/options.rs", "what starts the daemon"),
+    ("crates/jiffyd/src/options.rs", "what starts the daemon"),
     (
         "crates/vmhost/src/task/unreadable.rs",
         "the daemon before wrote it; what is odd is nothing",

@@ -2,7 +2,6 @@
 
 use crate::cpu::Processor;
 use crate::golden::{self, Goldens};
-use crate::options::Options;
 use crate::spec;
 use jiffy_content::clock::{boot_id, monotonic_ns};
 use jiffy_content::digests::Digests;
@@ -58,10 +57,32 @@ mod making;
 mod operation;
 mod sleep;
 mod snapshot;
+mod standbys;
 mod transfer;
 mod volumes;
 
 pub use operation::to_the_end;
+
+/// What is to be known of a node before it is opened.
+#[derive(Debug)]
+pub struct Config {
+    /// The registry of images whose name has none.
+    pub registry: Option<String>,
+    /// Who must have signed what comes from registries.
+    pub policy: Policy,
+    /// What a guest has to get ready.
+    pub start_timeout: Duration,
+    /// VMs to keep restored ahead of runs, each of another kind.
+    pub standbys: usize,
+    /// VMMs to start ahead.
+    pub spares: usize,
+    /// What may be kept of what was fetched.
+    pub cache: Limit,
+    /// Memory that VMs may have in all.
+    pub memory_limit: Option<Limit>,
+    /// How long a VM waits for memory.
+    pub memory_wait: Duration,
+}
 
 /// A node.
 #[derive(Debug)]
@@ -98,27 +119,25 @@ pub struct Node {
 
 impl Node {
     /// Reads what is on disk and adopts what still runs.
-    pub async fn open(paths: Paths, options: &Options) -> anyhow::Result<Arc<Node>> {
+    pub async fn open(paths: Paths, config: Config) -> Result<Arc<Node>> {
         let digests = Arc::<Digests>::default();
-        let (goldens, wishes, wanted) = Goldens::new(paths.golden(), options.standby as usize);
+        let (goldens, wishes, wanted) = Goldens::new(paths.golden(), config.standbys);
         let goldens = Arc::new(goldens);
-        let policy = Policy::read(&options.signed)?;
-        let memory_wait = Duration::from_secs(options.memory_wait.into());
         let node = Node {
-            images: Arc::new(Images::new(&paths, options.registry.clone(), policy)),
+            images: Arc::new(Images::new(&paths, config.registry, config.policy)),
             transfers: Arc::new(Transfers::new(paths.pulls())),
             kernels: Kernels::new(&paths, Arc::clone(&digests)),
             volumes: Arc::new(Volumes::new(paths.volumes())),
             snapshots: Arc::new(Snapshots::new(paths.snapshots())),
             digests,
             processor: Processor::new(paths.vmm()),
-            cache: options.cache,
+            cache: config.cache,
             host: Arc::new(Host {
                 pager: Pager::new(paths.clone()),
-                spares: Arc::new(Spares::new(options.spare as usize)),
+                spares: Arc::new(Spares::new(config.spares)),
                 clock: boot_id(),
-                start_timeout: Duration::from_secs(options.start_timeout.into()),
-                room: Room::new(options.memory_limit, memory_wait),
+                start_timeout: config.start_timeout,
+                room: Room::new(config.memory_limit, config.memory_wait),
                 goldens: Arc::clone(&goldens) as _,
                 paths,
             }),
@@ -140,8 +159,8 @@ impl Node {
         let node = Arc::new(node);
         node.trim.notify_one();
         tokio::spawn(lazy::keep_caches_small(Arc::clone(&node)));
-        tokio::spawn(golden::make_wanted(Arc::clone(&node), wishes));
-        tokio::spawn(golden::standby::keep(Arc::clone(&node), wanted));
+        tokio::spawn(make_golden::make_wanted(Arc::clone(&node), wishes));
+        tokio::spawn(standbys::keep(Arc::clone(&node), wanted));
         let starting = Arc::clone(&node.registry);
         let is_starting = move || starting.any(starts).is_some();
         let (host, paths) = (&node.host, node.host.paths.clone());
@@ -219,10 +238,6 @@ impl Node {
         self.registry.new_cid()
     }
 
-    pub(crate) fn digests(&self) -> &Digests {
-        &self.digests
-    }
-
     /// Files whose contents decide what a booted guest is, but for its image.
     pub(crate) fn golden_parts(&self, kernel: &Path) -> [PathBuf; 3] {
         let paths = &self.host.paths;
@@ -243,7 +258,16 @@ impl Node {
             Ok(())
         });
         operation::joined(computed.await)?;
-        Ok(golden::key(self, shape, &kernel, &image.root))
+        Ok(self.known_key(shape, &kernel, &image.root))
+    }
+
+    /// The key of VMs of this shape; none as long as a digest it takes is not
+    /// known: then the next run may have it.
+    pub(super) fn known_key(&self, shape: &Spec, kernel: &Path, root: &Root) -> Option<String> {
+        let parts = self.golden_parts(kernel);
+        let digests: Option<Vec<String>> =
+            parts.iter().map(|path| self.digests.known(path)).collect();
+        golden::key_of(shape, &root.contents_id(), &digests?)
     }
 
     /// Was the image of this shape removed meanwhile?
@@ -371,7 +395,7 @@ impl Node {
         let shape = spec::golden(spec).filter(|_| fits)?;
         let kernel = self.kernels.find(&spec.kernel).ok()?;
         let image = self.images.find(&spec.image).await.ok()?;
-        let key = golden::key(self, &shape, &kernel, &image.root)?;
+        let key = self.known_key(&shape, &kernel, &image.root)?;
         self.goldens.take_standby(&key)
     }
 

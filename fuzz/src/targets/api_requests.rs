@@ -2,13 +2,13 @@
 
 use crate::Target;
 use crate::input::Input;
-use jiffy_node::testing;
+use jiffy_api::testing;
 
 /// This target.
 pub const TARGET: Target = Target {
     name: "api_requests",
     covers: &[
-        "crates/node/src/api",
+        "crates/api/src",
         "crates/content/src/images/config.rs",
         "crates/content/src/images/name.rs",
         "crates/content/src/names.rs",

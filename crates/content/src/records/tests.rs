@@ -503,7 +503,7 @@ fn configurations_of_artifacts_do_not_drift() {
 #[test]
 fn what_release_0_1_wrote_is_written_as_it_was() {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../node/tests/fixtures/release-0.1/data.tar.zst");
+        .join("../jiffyd/tests/fixtures/release-0.1/data.tar.zst");
     let unpacked = zstd::Decoder::new(fs::File::open(fixture).unwrap()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let mut seen = BTreeMap::<String, u32>::new();

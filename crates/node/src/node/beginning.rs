@@ -115,7 +115,7 @@ impl Node {
         roots::check_own(&self.host.paths.vm(&vm.id), &vm.name, spec)?;
         let volumes = self.hold_volumes(vm).await?;
         let golden = spec::golden(spec)
-            .and_then(|shape| golden::key(self, &shape, &kernel, &root))
+            .and_then(|shape| self.known_key(&shape, &kernel, &root))
             .and_then(|key| self.goldens.find(&key));
         self.check_layer(vm, &root)?;
         let volume_disks = self.volume_disks(vm, &volumes);

@@ -4,12 +4,13 @@
 use super::Node;
 use super::operation::Stopwatch;
 use super::snapshot::write;
-use crate::golden;
+use crate::golden::{self, Wishes};
+use crate::spec;
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::{MainState, Root, Spec};
 use jiffy_content::names as rules;
-use jiffy_content::room::memory::{self as room, Background};
+use jiffy_content::room::memory::{self as room, Amount, Background};
 use jiffy_content::snapshots::draft::Draft;
 use jiffy_content::snapshots::remove_behind;
 use jiffy_content::snapshots::saved::Saved;
@@ -25,19 +26,94 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
-use tracing::debug;
+use tracing::{debug, info};
 
+/// How long no run must have begun before a golden snapshot is made.
+const QUIET_TIME: Duration = Duration::from_secs(1);
 /// What a program that does nothing may take.
 const WARM_UP_TIME: Duration = Duration::from_secs(20);
 
+/// Makes what is wanted, one after the other, while nothing else begins.
+pub async fn make_wanted(node: Arc<Node>, mut wanted: Wishes) {
+    while let Some(wish) = wanted.recv().await {
+        let Some(vm) = wish.upgrade() else { continue };
+        // A kind that does not boot is none.
+        let view = vm.when(|view| view.vm.state != VmState::Starting).await;
+        if view.failure.is_some() {
+            continue;
+        }
+        let Some(shape) = spec::golden(&vm.spec) else {
+            continue;
+        };
+        drop(vm);
+        if let Err(error) = make(&node, shape).await {
+            info!(%error, "no golden snapshot was made");
+        }
+    }
+}
+
+async fn make(node: &Node, shape: Spec) -> Result<()> {
+    let goldens = node.goldens();
+    let Some(key) = node.golden_key(&shape).await? else {
+        return Ok(());
+    };
+    if goldens.is_settled(&key) {
+        return Ok(());
+    }
+    quiet(node).await;
+    // The next run that boots asks again.
+    let Some(mut room) = node.room().behind(Amount::of(&shape)) else {
+        return Err(room::needed_by_runs());
+    };
+    match node.make_golden(shape.clone(), &key, &mut room).await {
+        Ok(saved) => {
+            let same_kind = |old: &Saved| {
+                let old = &old.manifest.spec;
+                (&old.kernel, &old.image, old.cpus, old.memory_mib)
+                    == (&shape.kernel, &shape.image, shape.cpus, shape.memory_mib)
+            };
+            for (_, old) in goldens.take(same_kind) {
+                goldens.discard(&old.folder, "another one takes its place");
+            }
+            info!(
+                golden = golden::name_of(&saved),
+                image = shape.image,
+                bytes = saved.manifest.memory_bytes,
+                "golden snapshot made"
+            );
+            // What was made for an image that is gone by now must not stay.
+            goldens.add(key, saved);
+            if node.golden_image_is_gone(&shape).await {
+                goldens.forget_image(&shape.image);
+            }
+            Ok(())
+        }
+        Err(error) if room.was_claimed() => Err(error),
+        Err(error) => {
+            // What could not be fetched now may be had at the next run.
+            let root = node.image_root(&shape.image).await;
+            if !root.is_ok_and(|root| root.lazy.is_some()) {
+                goldens.give_up(key);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Waits until no VM starts and no run began a moment ago.
+async fn quiet(node: &Node) {
+    loop {
+        let wait = QUIET_TIME.saturating_sub(node.goldens().since_last_run());
+        if wait.is_zero() && !node.is_starting() {
+            return;
+        }
+        tokio::time::sleep(wait.max(QUIET_TIME / 10)).await;
+    }
+}
+
 impl Node {
     /// Makes a golden snapshot of a VM made for that, in this memory: see [`crate::golden`].
-    pub(crate) async fn make_golden(
-        &self,
-        shape: Spec,
-        key: &str,
-        room: &mut Background,
-    ) -> Result<Saved> {
+    async fn make_golden(&self, shape: Spec, key: &str, room: &mut Background) -> Result<Saved> {
         let name = || Some(format!("golden-{}", rules::new_id()));
         let vm = self.make_vm(name(), shape.clone(), None).await?;
         let made = give_way(&vm, room, self.golden_of(&vm, key)).await;

@@ -1,5 +1,5 @@
 //! VMs of release 0.1 under today's programs. What is known of them is the fixture
-//! of `crates/node/tests/fixtures/release-0.1/`.
+//! of `crates/jiffyd/tests/fixtures/release-0.1/`.
 
 use crate::support::{Jiffy, jiffy};
 use std::fs::File;

@@ -3,14 +3,17 @@
 //! * `plan`: what a start needs.
 //! * `config`: what the VMM and the guest are told.
 //! * `spawn`: the process: spawned, or a spare's, or a standby's.
+//! * `spawned`: what a VM has of its VMM.
 //! * `standby`: VMs restored ahead.
 
 mod config;
 mod plan;
 mod spawn;
+mod spawned;
 mod standby;
 
 pub use config::{command_line, volume_disk};
 pub use plan::{Beginning, Handle, Plan, Restoring, SavedRam};
-pub use spawn::{Spawned, spawn};
+pub use spawn::{hold, spawn};
+pub use spawned::Spawned;
 pub use standby::Standby;

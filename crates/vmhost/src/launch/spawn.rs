@@ -2,7 +2,8 @@
 
 use super::config::{Descriptors, vmm_config};
 use super::plan::Plan;
-use super::standby::Standby;
+use super::spawned::Spawned;
+use super::standby::{self, Standby};
 use crate::control;
 use crate::process::{Events, VmmProcess};
 use crate::spares::Spares;
@@ -29,23 +30,6 @@ const KEPT_DESCRIPTORS: u64 = 128;
 /// The nice value of VMs that are made for later.
 const LOW_PRIORITY: i32 = 19;
 
-/// A VMM that was just spawned.
-#[derive(Debug)]
-pub struct Spawned {
-    /// Its process.
-    pub process: VmmProcess,
-    /// Its events.
-    pub events: Events,
-    /// Where the guest's init will connect.
-    pub listener: UnixListener,
-    /// Before and after the spawn, monotonic nanoseconds.
-    pub spawn_ns: (u64, u64),
-    /// It was restored ahead: what it did before this is no part of its start.
-    pub was_standby: bool,
-    /// Its process was there before.
-    pub was_spare: bool,
-}
-
 /// Makes the run folder and the configuration, and spawns the VMM, or has a
 /// spare be it, or takes over the standby; a guest that is restored has so long
 /// to take on its new identity. After an error nothing runs; the caller removes
@@ -71,14 +55,17 @@ pub fn spawn(
     spawn_process(paths, spares, record, plan, gate_time, false)
 }
 
-/// Spawns a VMM that restores its VM and holds it.
-pub(super) fn hold(
-    paths: &Paths,
-    record: &VmRecord,
-    plan: &Plan,
-    gate_time: Duration,
-) -> Result<Spawned> {
-    spawn_process(paths, None, record, plan, gate_time, true)
+/// Restores a VM, and holds it: it has a folder, and no record. After an error nothing of it
+/// is left.
+pub fn hold(paths: &Paths, record: &VmRecord, plan: &Plan, gate_time: Duration) -> Result<Standby> {
+    let folder = paths.vm(&record.id);
+    fs::DirBuilder::new()
+        .mode(0o700)
+        .create(&folder)
+        .map_err(|error| Error::io("make a VM's folder", &folder, &error))?;
+    let held = spawn_process(paths, None, record, plan, gate_time, true);
+    let spawned = held.inspect_err(|_| standby::remove(paths, &record.id))?;
+    Ok(Standby::new(paths, record, spawned))
 }
 
 /// Gives a VM that is held the configuration it waits for. After an error its

@@ -1,14 +1,10 @@
 //! A VM that is restored ahead, and held before its guest's first instruction.
 
-use super::plan::Plan;
-use super::spawn::{self, Spawned};
+use super::spawned::Spawned;
 use crate::folders;
-use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::VmRecord;
 use jiffy_content::paths::Paths;
 use std::fs;
-use std::os::unix::fs::DirBuilderExt;
-use std::time::Duration;
 use tracing::debug;
 
 /// A VM that is restored and held.
@@ -23,27 +19,14 @@ pub struct Standby {
 }
 
 impl Standby {
-    /// Restores a VM, and holds it: it has a folder, and no record. After an error nothing
-    /// of it is left.
-    pub fn hold(
-        paths: &Paths,
-        record: &VmRecord,
-        plan: &Plan,
-        gate_time: Duration,
-    ) -> Result<Standby> {
-        let folder = paths.vm(&record.id);
-        fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&folder)
-            .map_err(|error| Error::io("make a VM's folder", &folder, &error))?;
-        let held = spawn::hold(paths, record, plan, gate_time);
-        let spawned = held.inspect_err(|_| remove(paths, &record.id))?;
-        Ok(Standby {
+    /// The VM of this record, which this VMM holds.
+    pub(super) fn new(paths: &Paths, record: &VmRecord, spawned: Spawned) -> Standby {
+        Standby {
             id: record.id.clone(),
             cid: record.cid,
             paths: paths.clone(),
             spawned: Some(spawned),
-        })
+        }
     }
 
     /// Its process, until somebody takes it over.
@@ -98,7 +81,8 @@ async fn end(spawned: Spawned, paths: Paths, id: String) {
     let _ = tokio::task::spawn_blocking(move || remove(&paths, &id)).await;
 }
 
-fn remove(paths: &Paths, id: &str) {
+/// Removes what a standby had.
+pub(super) fn remove(paths: &Paths, id: &str) {
     if let Err(error) = folders::remove(paths, id) {
         debug!(id, %error, "what a standby had could not be removed");
     }

@@ -1,9 +1,8 @@
 //! Requests that become streams of frames.
 
-use super::failure::Result;
-use super::parts::{Upgrade, json, query, switch, upgrade};
-use super::vms::agent_failed;
-use crate::node::Node;
+use crate::failure::Result;
+use crate::parts::{Upgrade, json, query, switch, upgrade};
+use crate::vms::agent_failed;
 use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Request, State};
@@ -15,6 +14,7 @@ use hyper_util::rt::TokioIo;
 use jiffy_content::checks::check_command;
 use jiffy_content::error::Error;
 use jiffy_content::images::config;
+use jiffy_node::Node;
 use jiffy_vmhost::agent;
 use jiffy_vmhost::attach;
 use jiffy_vmhost::clients::Cursor;

@@ -1,9 +1,8 @@
 //! Images.
 
-use super::failure::Result;
-use super::no_content;
-use super::parts::{blocking_body, json, query};
-use crate::node::{Node, to_the_end};
+use crate::failure::Result;
+use crate::failure::no_content;
+use crate::parts::{blocking_body, json, query};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -13,6 +12,7 @@ use axum::response::Response;
 use futures_util::stream;
 use jiffy_content::images::import::Which;
 use jiffy_content::transfer::job::Watcher;
+use jiffy_node::{Node, to_the_end};
 use jiffy_wire::api::{
     CommitVm, Committed, Image, ImageSource, ImportKind, Pruned, PullImage, PushArtifact,
 };

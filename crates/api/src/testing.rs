@@ -1,10 +1,10 @@
 //! For fuzzing: what is read of clients, without a node.
 
-use crate::api::parts;
-use crate::spec;
+use crate::parts;
 use axum::http::Uri;
 use jiffy_content::images::config;
 use jiffy_content::{checks, roots};
+use jiffy_node::spec;
 use jiffy_wire::api::{self, CreateVm};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use std::collections::HashMap;

@@ -1,14 +1,14 @@
 //! Kernels and volumes.
 
-use super::failure::{Failure, Result};
-use super::no_content;
-use super::parts::{blocking_body, json};
-use crate::node::Node;
+use crate::failure::no_content;
+use crate::failure::{Failure, Result};
+use crate::parts::{blocking_body, json};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::Response;
 use jiffy_content::error::{self, Error};
+use jiffy_node::Node;
 use jiffy_wire::api::{KernelInfo, MakeVolume, ResizeVolume, ResizedVolume, Volume};
 use std::sync::Arc;
 

@@ -1,10 +1,7 @@
-//! Sockets and the lock: one daemon per data folder, one per socket.
+//! Sockets and their connections.
 
-use crate::api::auth::Token;
-use crate::api::failure::Failure;
-use crate::node::Node;
-use crate::options::Options;
-use anyhow::{Context, bail};
+use crate::auth::Token;
+use crate::failure::Failure;
 use axum::Router;
 use axum::extract::Request;
 use axum::response::IntoResponse;
@@ -13,14 +10,12 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use jiffy_content::error::Error;
-use jiffy_content::paths::Paths;
-use jiffy_vmhost::process::is_alive;
-use rustix::fs::FlockOperation;
+use jiffy_content::error::{Error, Result};
+use jiffy_node::Node;
 use std::convert::Infallible;
-use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Seek, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,62 +37,8 @@ const REFUSED_HEADER_TIME: Duration = Duration::from_secs(5);
 /// What requests have to be answered once the daemon ends.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
-/// What the last child of a daemon that was killed has to let go of its lock.
-const DYING_TIME: Duration = Duration::from_secs(10);
-/// What a daemon that was told to end has for it: whoever looks after daemons may start
-/// the next meanwhile.
-const ENDING_TIME: Duration = Duration::from_secs(5);
 /// What it has to close its socket, which is next to the lock.
 const CLOSING_TIME: Duration = Duration::from_secs(1);
-/// How often it is looked whether it has.
-const DYING_POLL: Duration = Duration::from_millis(2);
-
-/// Held while a daemon owns a data folder.
-#[derive(Debug)]
-pub struct Lock {
-    _file: File,
-}
-
-/// Takes the data folder; says who has it if somebody does.
-pub fn lock(paths: &Paths) -> anyhow::Result<Lock> {
-    let path = paths.data.join("jiffyd.lock");
-    let mut file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(&path)
-        .with_context(|| format!("opening {}", path.display()))?;
-    let begun = Instant::now();
-    while rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-        let mut holder = String::new();
-        let _ = file
-            .rewind()
-            .and_then(|()| file.read_to_string(&mut holder));
-        let holder = holder.trim();
-        // A daemon that was killed while it spawned a process: that process
-        // has the lock until it executes its program.
-        let is_dead = !holder.is_empty() && holder.parse().ok().is_none_or(|pid| !is_alive(pid));
-        let patience = if is_dead { DYING_TIME } else { ENDING_TIME };
-        if begun.elapsed() < patience {
-            std::thread::sleep(DYING_POLL);
-            continue;
-        }
-        let holder = match holder {
-            "" => String::new(),
-            pid => format!(" (process {pid})"),
-        };
-        bail!(
-            "Another jiffyd{holder} already keeps {}.",
-            paths.data.display()
-        );
-    }
-    file.set_len(0)?;
-    file.rewind()?;
-    writeln!(file, "{}", std::process::id())?;
-    Ok(Lock { _file: file })
-}
 
 /// The sockets of a daemon.
 #[derive(Debug)]
@@ -112,35 +53,41 @@ pub struct Listeners {
 
 impl Listeners {
     /// Opens them. A socket that nobody answers on is replaced.
-    pub async fn open(options: &Options, paths: &Paths) -> anyhow::Result<Listeners> {
-        let tcp = match (options.listen, &options.token_file) {
-            (None, _) => None,
-            (Some(_), None) => {
-                bail!("Listening on TCP needs a token: name its file with --token-file.")
-            }
-            (Some(address), Some(file)) => {
-                let token = read_token(file)?;
-                let listener = TcpListener::bind(address.0)
+    pub async fn open(
+        socket: &Path,
+        tcp: Option<(SocketAddr, Token)>,
+        connections: u32,
+    ) -> Result<Listeners> {
+        let failed = |what: String, error: std::io::Error| {
+            Error::internal(format!("Listening on {what} failed: {error}"))
+        };
+        let tcp = match tcp {
+            None => None,
+            Some((address, token)) => {
+                let listener = TcpListener::bind(address)
                     .await
-                    .with_context(|| format!("Listening on tcp:{} failed", address.0))?;
+                    .map_err(|error| failed(format!("tcp:{address}"), error))?;
                 Some((listener, token))
             }
         };
-        let socket = &paths.socket;
+        let on_socket = |error| failed(socket.display().to_string(), error);
         if is_answered(socket).await {
-            bail!("Another jiffyd already answers on {}.", socket.display());
+            return Err(Error::conflict(format!(
+                "Another jiffyd already answers on {}.",
+                socket.display()
+            )));
         }
         let _ = fs::remove_file(socket);
         // The folder is closed to others, so nobody gets in before the chmod.
-        let unix = UnixListener::bind(socket)
-            .with_context(|| format!("Listening on {} failed", socket.display()))?;
-        fs::set_permissions(socket, fs::Permissions::from_mode(0o600))?;
-        let inode = fs::metadata(socket)?.ino();
+        let unix = UnixListener::bind(socket).map_err(on_socket)?;
+        let private = fs::Permissions::from_mode(0o600);
+        fs::set_permissions(socket, private).map_err(on_socket)?;
+        let inode = fs::metadata(socket).map_err(on_socket)?.ino();
         Ok(Listeners {
             unix,
             inode,
             tcp,
-            connections: options.connections,
+            connections,
         })
     }
 
@@ -254,15 +201,6 @@ async fn accept_failed(error: &std::io::Error) {
     tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
-fn read_token(path: &Path) -> anyhow::Result<Token> {
-    let text = fs::read_to_string(path)
-        .with_context(|| format!("Reading the token file {} failed", path.display()))?;
-    match text.trim() {
-        "" => bail!("The token file {} is empty.", path.display()),
-        token => Ok(Token::new(token)),
-    }
-}
-
 /// One client's connection.
 struct Connection {
     router: Router,
@@ -336,7 +274,7 @@ impl Connection {
 
 /// Serves a node until it is asked to end.
 pub async fn serve(listeners: Listeners, node: Arc<Node>, end: impl Future<Output = ()>) {
-    let router = crate::api::router(Arc::clone(&node));
+    let router = crate::routes::router(Arc::clone(&node));
     let either = async {
         tokio::select! {
             () = end => {}
@@ -344,18 +282,4 @@ pub async fn serve(listeners: Listeners, node: Arc<Node>, end: impl Future<Outpu
         }
     };
     listeners.serve(router, either).await;
-}
-
-/// Tells whoever started the daemon that it listens. The descriptor is opened
-/// by its name in /proc: a number in an option proves no ownership.
-pub fn announce(descriptor: u32) {
-    use std::io::Write;
-    let path = format!("/proc/self/fd/{descriptor}");
-    let told = std::fs::OpenOptions::new()
-        .write(true)
-        .open(&path)
-        .and_then(|mut file| file.write_all(b"1"));
-    if let Err(error) = told {
-        tracing::warn!(%path, %error, "whoever started jiffyd can't be told that it listens");
-    }
 }

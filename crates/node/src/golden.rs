@@ -15,25 +15,19 @@
 //! as it is there then, and what is missing comes when it is read. It is found
 //! by its image only, and removed with it.
 
-pub mod standby;
-
-use crate::node::Node;
 use crate::spec;
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::digests::Digests;
-use jiffy_content::error::Result;
 use jiffy_content::model::snapshot::Manifest;
-use jiffy_content::model::vm::{Root, Spec};
-use jiffy_content::room::memory::{self as room, Amount};
+use jiffy_content::model::vm::Spec;
 use jiffy_content::snapshots::saved::Saved;
 use jiffy_content::snapshots::{remove_behind, remove_whole};
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_vmhost::host::GoldenKeeper;
 use jiffy_vmhost::launch::Standby;
 use jiffy_vmhost::launch::{Beginning, Handle, Restoring, SavedRam, command_line};
-use jiffy_wire::api::{Origin, Pruned, VmState};
+use jiffy_wire::api::{Origin, Pruned};
 use jiffy_wire::cpu::Profile;
-use standby::Wanted;
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -43,8 +37,6 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
-/// How long no run must have begun before a golden snapshot is made.
-const QUIET_TIME: Duration = Duration::from_secs(1);
 /// Most wishes that wait. One more is dropped: what is run often is wished for
 /// again.
 const WISHES: usize = 64;
@@ -74,12 +66,15 @@ struct Index {
     hopeless: HashSet<String>,
 }
 
+/// Kinds of which a standby is wanted, by their keys.
+pub type Wanted = mpsc::Receiver<String>;
+
 /// VMs that booted.
 pub type Wishes = mpsc::Receiver<Weak<VmHandle>>;
 
 impl Goldens {
     /// Those in this folder, none read yet, with at most so many standbys; and
-    /// what [`make_wanted`] and [`standby::keep`] need.
+    /// what is wished for.
     pub fn new(folder: PathBuf, room: usize) -> (Goldens, Wishes, Wanted) {
         let (wishes, wished) = mpsc::channel(WISHES);
         let (standbys_wanted, wanted) = mpsc::channel(WISHES);
@@ -143,6 +138,28 @@ impl Goldens {
                 self.lock().by_key.insert(key, Arc::new(saved));
             }
         }
+    }
+
+    /// Is there one of this kind, or can there be none?
+    pub fn is_settled(&self, key: &str) -> bool {
+        let index = self.lock();
+        index.by_key.contains_key(key) || index.hopeless.contains(key)
+    }
+
+    /// One was made.
+    pub fn add(&self, key: String, saved: Saved) {
+        self.lock().by_key.insert(key, Arc::new(saved));
+    }
+
+    /// One of this kind can't be had.
+    pub fn give_up(&self, key: String) {
+        self.lock().hopeless.insert(key);
+    }
+
+    /// How long ago the last run began.
+    pub fn since_last_run(&self) -> Duration {
+        let last = self.last_run_ns.load(Ordering::Relaxed);
+        Duration::from_nanos(monotonic_ns().saturating_sub(last))
     }
 
     /// The snapshot of this kind.
@@ -219,17 +236,17 @@ impl Goldens {
     }
 
     /// One of this id is being made.
-    fn comes(&self, id: &str) {
+    pub fn comes(&self, id: &str) {
         self.lock().coming = Some(id.to_owned());
     }
 
     /// It could not be made.
-    fn does_not_come(&self) {
+    pub fn does_not_come(&self) {
         self.lock().coming = None;
     }
 
     /// The snapshot to make a standby from, if there shall be one.
-    fn lacks_standby(&self, key: &str) -> Option<Arc<Saved>> {
+    pub fn lacks_standby(&self, key: &str) -> Option<Arc<Saved>> {
         let mut index = self.lock();
         index.standbys.retain(|(_, standby)| standby.lives());
         let has = index.standbys.iter().any(|(of, _)| of == key);
@@ -239,13 +256,13 @@ impl Goldens {
     }
 
     /// Lets go of standbys that died.
-    fn bury_standbys(&self) {
+    pub fn bury_standbys(&self) {
         self.lock().standbys.retain(|(_, standby)| standby.lives());
     }
 
     /// Keeps a standby, unless its snapshot is gone by now; the one wanted
     /// longest ago makes room.
-    fn keep_standby(&self, key: String, saved: &Arc<Saved>, standby: Standby) {
+    pub fn keep_standby(&self, key: String, saved: &Arc<Saved>, standby: Standby) {
         let mut index = self.lock();
         index.coming = None;
         let current = index.by_key.get(&key);
@@ -285,7 +302,7 @@ impl Goldens {
         }
     }
 
-    fn take(&self, which: impl Fn(&Saved) -> bool) -> Vec<(String, Arc<Saved>)> {
+    pub fn take(&self, which: impl Fn(&Saved) -> bool) -> Vec<(String, Arc<Saved>)> {
         let mut index = self.lock();
         let keys: Vec<String> = index
             .by_key
@@ -299,7 +316,7 @@ impl Goldens {
             .collect()
     }
 
-    fn discard(&self, folder: &Path, why: &str) {
+    pub fn discard(&self, folder: &Path, why: &str) {
         debug!(folder = %folder.display(), why, "golden snapshot removed");
         if let Err(error) = remove_behind(folder) {
             warn!(folder = %folder.display(), %error, "a golden snapshot could not be removed");
@@ -352,18 +369,8 @@ pub fn beginning(saved: &Saved, start_main: bool) -> Beginning {
     })
 }
 
-/// The key of VMs of this shape; none as long as a digest it takes is not
-/// known: then the next run may have it.
-pub fn key(node: &Node, shape: &Spec, kernel: &Path, root: &Root) -> Option<String> {
-    let parts = node.golden_parts(kernel);
-    let digests: Option<Vec<String>> = parts
-        .iter()
-        .map(|path| node.digests().known(path))
-        .collect();
-    key_of(shape, &root.contents_id(), &digests?)
-}
-
-fn key_of(shape: &Spec, image: &str, digests: &[String]) -> Option<String> {
+/// The key of VMs of this shape, from an image with this id, and files with these digests.
+pub fn key_of(shape: &Spec, image: &str, digests: &[String]) -> Option<String> {
     let mut hasher = blake3::Hasher::new();
     let line = command_line(shape).ok()?;
     let shape = format!("{} {} {:?}", shape.cpus, shape.memory_mib, shape.pages);
@@ -375,94 +382,11 @@ fn key_of(shape: &Spec, image: &str, digests: &[String]) -> Option<String> {
     Some(hasher.finalize().to_hex()[..32].to_owned())
 }
 
-/// Makes what is wanted, one after the other, while nothing else begins.
-pub async fn make_wanted(node: Arc<Node>, mut wanted: Wishes) {
-    while let Some(wish) = wanted.recv().await {
-        let Some(vm) = wish.upgrade() else { continue };
-        // A kind that does not boot is none.
-        let view = vm.when(|view| view.vm.state != VmState::Starting).await;
-        if view.failure.is_some() {
-            continue;
-        }
-        let Some(shape) = spec::golden(&vm.spec) else {
-            continue;
-        };
-        drop(vm);
-        if let Err(error) = make(&node, shape).await {
-            info!(%error, "no golden snapshot was made");
-        }
-    }
-}
-
-async fn make(node: &Node, shape: Spec) -> Result<()> {
-    let goldens = node.goldens();
-    let Some(key) = node.golden_key(&shape).await? else {
-        return Ok(());
-    };
-    let known = {
-        let index = goldens.lock();
-        index.by_key.contains_key(&key) || index.hopeless.contains(&key)
-    };
-    if known {
-        return Ok(());
-    }
-    quiet(node).await;
-    // The next run that boots asks again.
-    let Some(mut room) = node.room().behind(Amount::of(&shape)) else {
-        return Err(room::needed_by_runs());
-    };
-    match node.make_golden(shape.clone(), &key, &mut room).await {
-        Ok(saved) => {
-            let same_kind = |old: &Saved| {
-                let old = &old.manifest.spec;
-                (&old.kernel, &old.image, old.cpus, old.memory_mib)
-                    == (&shape.kernel, &shape.image, shape.cpus, shape.memory_mib)
-            };
-            for (_, old) in goldens.take(same_kind) {
-                goldens.discard(&old.folder, "another one takes its place");
-            }
-            info!(
-                golden = name_of(&saved),
-                image = shape.image,
-                bytes = saved.manifest.memory_bytes,
-                "golden snapshot made"
-            );
-            // What was made for an image that is gone by now must not stay.
-            goldens.lock().by_key.insert(key, Arc::new(saved));
-            if node.golden_image_is_gone(&shape).await {
-                goldens.forget_image(&shape.image);
-            }
-            Ok(())
-        }
-        Err(error) if room.was_claimed() => Err(error),
-        Err(error) => {
-            // What could not be fetched now may be had at the next run.
-            let root = node.image_root(&shape.image).await;
-            if !root.is_ok_and(|root| root.lazy.is_some()) {
-                goldens.lock().hopeless.insert(key);
-            }
-            Err(error)
-        }
-    }
-}
-
-/// Waits until no VM starts and no run began a moment ago.
-async fn quiet(node: &Node) {
-    loop {
-        let last = node.goldens().last_run_ns.load(Ordering::Relaxed);
-        let since = Duration::from_nanos(monotonic_ns().saturating_sub(last));
-        let wait = QUIET_TIME.saturating_sub(since);
-        if wait.is_zero() && !node.is_starting() {
-            return;
-        }
-        tokio::time::sleep(wait.max(QUIET_TIME / 10)).await;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use jiffy_content::model::image::LazyDisk;
+    use jiffy_content::model::vm::Root;
     use jiffy_wire::api::CreateVm;
 
     #[test]

@@ -1,16 +1,15 @@
 //! Snapshots, and VMs that pause, fork, hibernate and wake.
 
-use super::failure::Result;
-use super::no_content;
-use super::parts::{json, query};
-use crate::node::Node;
-use crate::node::to_the_end;
+use crate::failure::Result;
+use crate::failure::no_content;
+use crate::parts::{json, query};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, Uri};
 use axum::response::Response;
+use jiffy_node::{Node, to_the_end};
 use jiffy_wire::api::{
     ForkVm, Forked, Hibernated, MakeSnapshot, MemoryReport, Pruned, Snapshot, SnapshotMade, Vm,
 };

@@ -9,8 +9,8 @@
 //! and no name. A daemon that finds one of its predecessor's ends it, as it
 //! does with every VMM that belongs to no VM.
 
-use super::{beginning, name_of};
-use crate::node::Node;
+use super::Node;
+use crate::golden::{Wanted, beginning, name_of};
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::VmRecord;
@@ -18,11 +18,10 @@ use jiffy_content::names;
 use jiffy_content::room::memory::{self as room, Amount};
 use jiffy_content::roots;
 use jiffy_content::snapshots::saved::Saved;
-use jiffy_vmhost::launch::{Plan, Standby};
+use jiffy_vmhost::launch::{self, Plan, Standby};
 use jiffy_vmhost::process::at_its_end;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc;
 use tracing::debug;
 
 /// How long after a run began the next standby may be made: what was asked for
@@ -30,9 +29,6 @@ use tracing::debug;
 const AFTER_A_RUN: Duration = Duration::from_millis(4);
 /// How long after the last VM got ready: whoever waits for it goes first.
 const AFTER_A_START: Duration = Duration::from_millis(1);
-
-/// Kinds of which a standby is wanted, by their keys.
-pub type Wanted = mpsc::Receiver<String>;
 
 /// Restores a VM from this snapshot, and holds it.
 async fn make(node: &Node, saved: &Saved) -> Result<Standby> {
@@ -58,7 +54,7 @@ async fn make(node: &Node, saved: &Saved) -> Result<Standby> {
     let disks = roots::disks(&paths.vm(&id), spec, root.path.clone(), Vec::new());
     let plan = Plan::new(kernel, root, disks, beginning(saved, true), (now, now));
     node.goldens().comes(&id);
-    Standby::hold(paths, &record, &plan, node.start_timeout())
+    launch::hold(paths, &record, &plan, node.start_timeout())
 }
 
 /// Makes standbys that are wanted, one after the other, while no VM starts.

@@ -1,9 +1,8 @@
 //! VMs and what can be done to them.
 
-use super::failure::Result;
-use super::no_content;
-use super::parts::{json, query};
-use crate::node::{Node, to_the_end};
+use crate::failure::Result;
+use crate::failure::no_content;
+use crate::parts::{json, query};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -12,6 +11,7 @@ use axum::http::{HeaderMap, Uri};
 use axum::response::{IntoResponse, Response};
 use jiffy_content::clock::{monotonic_ns, unix_seconds};
 use jiffy_content::error::Error;
+use jiffy_node::{Node, to_the_end};
 use jiffy_vmhost::agent;
 use jiffy_vmhost::handle::Command;
 use jiffy_vmhost::task::DEFAULT_GRACE;

@@ -1,6 +1,7 @@
-//! Errors as answers of HTTP.
+//! Errors, and nothing, as answers of HTTP.
 
 use axum::Json;
+use axum::body::Body;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use jiffy_content::error::Error;
@@ -30,4 +31,11 @@ impl IntoResponse for Failure {
         }
         (status, Json(error)).into_response()
     }
+}
+
+/// 204: it is done, and there is nothing to say.
+pub fn no_content() -> Response {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    response
 }

@@ -1,32 +1,14 @@
-//! The HTTP API. What each route does is in [`crate::node`] and below; here
-//! requests are taken apart and answers put together.
-//!
-//! * [`vms`]: VMs and what can be done to them.
-//! * [`streams`]: requests that become streams of frames.
-//! * [`snapshots`]: snapshots, and VMs that pause, fork, hibernate and wake.
-//! * [`images`]: images, pulls and pushes.
-//! * [`store`]: kernels and volumes.
-//! * [`parts`]: bodies, queries and upgrades.
-//! * [`auth`]: the token.
-//! * [`failure`]: errors as answers.
+//! Which request goes where.
 
-pub mod auth;
-pub mod failure;
-pub mod images;
-pub mod parts;
-pub mod snapshots;
-pub mod store;
-pub mod streams;
-pub mod vms;
-
-use crate::node::Node;
+use crate::failure::{Failure, Result, no_content};
+use crate::{images, snapshots, store, streams, vms};
 use axum::Router;
 use axum::extract::State;
-use axum::http::{Method, StatusCode, Uri};
+use axum::http::{Method, Uri};
 use axum::routing::{get, post, put};
-use axum::{Json, body::Body, response::Response};
-use failure::{Failure, Result};
+use axum::{Json, response::Response};
 use jiffy_content::error::Error;
+use jiffy_node::Node;
 use jiffy_wire::api::NodeInfo;
 use jiffy_wire::cpu::Profile;
 use std::sync::Arc;
@@ -112,11 +94,4 @@ async fn unknown(method: Method, uri: Uri) -> Failure {
     Error::not_found(format!("The API has no {method} {path}."))
         .hint("The client may be of another version; compare `jiffy version`.")
         .into()
-}
-
-/// 204.
-fn no_content() -> Response {
-    let mut response = Response::new(Body::empty());
-    *response.status_mut() = StatusCode::NO_CONTENT;
-    response
 }

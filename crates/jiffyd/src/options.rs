@@ -1,11 +1,16 @@
 //! The daemon's command line.
 
+use anyhow::{Context, bail};
 use clap::Parser;
-use jiffy_content::images::policy::Signed;
+use jiffy_api::auth::Token;
+use jiffy_content::images::policy::{Policy, Signed};
 use jiffy_content::room::Limit;
+use jiffy_node::Config;
+use std::fs;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 /// The Jiffy node: keeps images and VMs, and serves the API.
 #[derive(Debug, Clone, Parser)]
@@ -122,6 +127,42 @@ pub struct Options {
 /// `tcp:ADDR:PORT`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpAddress(pub SocketAddr);
+
+impl Options {
+    /// What of them is the node's.
+    pub fn node(&self) -> anyhow::Result<Config> {
+        Ok(Config {
+            registry: self.registry.clone(),
+            policy: Policy::read(&self.signed)?,
+            start_timeout: Duration::from_secs(self.start_timeout.into()),
+            standbys: self.standby as usize,
+            spares: self.spare as usize,
+            cache: self.cache,
+            memory_limit: self.memory_limit,
+            memory_wait: Duration::from_secs(self.memory_wait.into()),
+        })
+    }
+
+    /// Where to listen beside the Unix socket, and what must be shown there.
+    pub fn tcp(&self) -> anyhow::Result<Option<(SocketAddr, Token)>> {
+        match (self.listen, &self.token_file) {
+            (None, _) => Ok(None),
+            (Some(_), None) => {
+                bail!("Listening on TCP needs a token: name its file with --token-file.")
+            }
+            (Some(address), Some(file)) => Ok(Some((address.0, read_token(file)?))),
+        }
+    }
+}
+
+fn read_token(path: &Path) -> anyhow::Result<Token> {
+    let text = fs::read_to_string(path)
+        .with_context(|| format!("Reading the token file {} failed", path.display()))?;
+    match text.trim() {
+        "" => bail!("The token file {} is empty.", path.display()),
+        token => Ok(Token::new(token)),
+    }
+}
 
 impl FromStr for TcpAddress {
     type Err = String;

@@ -1,0 +1,65 @@
+//! One daemon per data folder.
+
+use anyhow::{Context, bail};
+use jiffy_content::paths::Paths;
+use jiffy_vmhost::process::is_alive;
+use rustix::fs::FlockOperation;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::time::{Duration, Instant};
+
+/// What the last child of a daemon that was killed has to let go of its lock.
+const DYING_TIME: Duration = Duration::from_secs(10);
+/// What a daemon that was told to end has for it: whoever looks after daemons may start
+/// the next meanwhile.
+const ENDING_TIME: Duration = Duration::from_secs(5);
+/// How often it is looked whether it has.
+const DYING_POLL: Duration = Duration::from_millis(2);
+
+/// Held while a daemon owns a data folder.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+/// Takes the data folder; says who has it if somebody does.
+pub fn lock(paths: &Paths) -> anyhow::Result<Lock> {
+    let path = paths.data.join("jiffyd.lock");
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .with_context(|| format!("opening {}", path.display()))?;
+    let begun = Instant::now();
+    while rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        let mut holder = String::new();
+        let _ = file
+            .rewind()
+            .and_then(|()| file.read_to_string(&mut holder));
+        let holder = holder.trim();
+        // A daemon that was killed while it spawned a process: that process
+        // has the lock until it executes its program.
+        let is_dead = !holder.is_empty() && holder.parse().ok().is_none_or(|pid| !is_alive(pid));
+        let patience = if is_dead { DYING_TIME } else { ENDING_TIME };
+        if begun.elapsed() < patience {
+            std::thread::sleep(DYING_POLL);
+            continue;
+        }
+        let holder = match holder {
+            "" => String::new(),
+            pid => format!(" (process {pid})"),
+        };
+        bail!(
+            "Another jiffyd{holder} already keeps {}.",
+            paths.data.display()
+        );
+    }
+    file.set_len(0)?;
+    file.rewind()?;
+    writeln!(file, "{}", std::process::id())?;
+    Ok(Lock { _file: file })
+}

@@ -1,0 +1,94 @@
+//! The daemon: options, composition, signals, logging, exit status.
+
+mod folders;
+mod lock;
+mod options;
+
+use clap::Parser;
+use jiffy_api::serve::{self, Listeners};
+use jiffy_node::Node;
+use options::Options;
+use std::process::ExitCode;
+use std::sync::Arc;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::info;
+use tracing_subscriber::EnvFilter;
+
+/// Requests are small and VMs' tasks mostly sleep.
+const WORKERS: usize = 2;
+/// A running VM takes five descriptors, and some more while it is started.
+const DESCRIPTORS: u64 = 1 << 16;
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
+    jiffy_sys::descriptors::raise_limit(DESCRIPTORS);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .enable_all()
+        .build();
+    let result = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
+        let result = runtime.block_on(run(options));
+        // An import that is still under way is not waited for.
+        runtime.shutdown_background();
+        result
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("jiffyd: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the daemon until a signal or a request ends it. VMs go on.
+async fn run(options: Options) -> anyhow::Result<()> {
+    let paths = options.paths()?;
+    paths.prepare()?;
+    let _lock = lock::lock(&paths)?;
+    let listeners = Listeners::open(&paths.socket, options.tcp()?, options.connections).await?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let node = Node::open(paths.clone(), options.node()?).await?;
+    info!(
+        socket = %paths.socket.display(),
+        tcp = ?listeners.tcp_address(),
+        data = %paths.data.display(),
+        "jiffyd listens"
+    );
+    if let Some(descriptor) = options.ready_fd {
+        announce(descriptor);
+    }
+    let inode = listeners.inode();
+    let end = async {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    serve::serve(listeners, Arc::clone(&node), end).await;
+    serve::remove_socket(&paths.socket, inode);
+    node.flush().await;
+    info!("jiffyd ends; VMs go on");
+    Ok(())
+}
+
+/// Tells whoever started the daemon that it listens. The descriptor is opened
+/// by its name in /proc: a number in an option proves no ownership.
+pub fn announce(descriptor: u32) {
+    use std::io::Write;
+    let path = format!("/proc/self/fd/{descriptor}");
+    let told = std::fs::OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .and_then(|mut file| file.write_all(b"1"));
+    if let Err(error) = told {
+        tracing::warn!(%path, %error, "whoever started jiffyd can't be told that it listens");
+    }
+}
