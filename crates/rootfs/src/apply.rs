@@ -1,9 +1,10 @@
 //! Applies a layer's entries to the tree.
 
 use crate::archive::{Archive, Entry, EntryKind};
-use crate::import::{ImportError, MAX_XATTR_NAME, MAX_XATTRS, is_storable};
+use crate::error::ImportError;
 use crate::layer::LayerStream;
 use crate::tree::{Attributes, Content, Input, Kind, NameError, Piece, Tree};
+use crate::xattrs::{MAX_XATTR_NAME, MAX_XATTRS, is_storable};
 
 /// How a layer says that something of a lower layer is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,7 +4,9 @@
 use crate::apply::Whiteouts;
 use crate::config::ImageConfig;
 use crate::erofs::{Inputs, Plan, ReadAt, Readable};
-use crate::import::{ImportError, Imported, Limits, Target, Watch, gather, open_image};
+use crate::error::ImportError;
+use crate::import::{Imported, Target, Watch, gather, open_image};
+use crate::limits::Limits;
 use crate::source::Source;
 use crate::tree::{Content, Kind, NodeId, Piece, Tree};
 use std::fs::File;

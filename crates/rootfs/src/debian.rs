@@ -1,7 +1,9 @@
 //! Debian root file systems, made by mmdebstrap.
 
 use crate::config::ImageConfig;
-use crate::import::{ImportError, Imported, Limits, Progress, Watch, folder_of, import};
+use crate::error::ImportError;
+use crate::import::{Imported, Progress, Watch, folder_of, import};
+use crate::limits::Limits;
 use crate::source::{Choice, Source, SourceError};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, Signal, kill_process_group};

@@ -1,56 +1,19 @@
 //! A source into an image file.
 
 use crate::apply::{Counts, Whiteouts, apply};
-use crate::archive::ArchiveError;
 use crate::config::ImageConfig;
-use crate::erofs::{self, Inputs, Plan, PlanError, ReadError, WriteError};
-use crate::layer::{self, Bounds, LayerError, Spool};
-use crate::source::folder::{self, FolderError};
-use crate::source::{Choice, Contents, LayerInput, Source, SourceError, SourceKind};
-use crate::tree::{NameError, Tree};
+use crate::erofs::{self, Inputs, Plan};
+use crate::error::ImportError;
+use crate::layer::{self, Bounds, Spool};
+use crate::limits::Limits;
+use crate::source::{Choice, Contents, LayerInput, Source, SourceKind, folder};
+use crate::tree::Tree;
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use thiserror::Error;
-
-/// Bytes of all attributes of one entry that Linux would accept (XATTR_LIST_MAX).
-pub(crate) const MAX_XATTRS: usize = 64 * 1024;
-/// Longest attribute name without its namespace's prefix.
-pub(crate) const MAX_XATTR_NAME: usize = 255;
-
-/// What a source may grow to.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// Bytes of the image.
-    pub image_bytes: u64,
-    /// Files, folders, links and whiteouts in all layers together.
-    pub entries: u64,
-    /// Bytes of names, link targets, attributes and maps of holes.
-    pub metadata_bytes: u64,
-    /// Bytes of all layers, unpacked.
-    pub unpacked_bytes: u64,
-    /// Times its packed size that a layer may unpack to, once it is larger
-    /// than 1 GiB.
-    pub ratio: u64,
-}
-
-impl Default for Limits {
-    /// 64 GiB of image and as much again of layers, two million entries with
-    /// 512 MiB of names and attributes (together up to 1.2 GB of memory), and
-    /// 200 times.
-    fn default() -> Limits {
-        Limits {
-            image_bytes: 64 << 30,
-            entries: 2_000_000,
-            metadata_bytes: 512 << 20,
-            unpacked_bytes: 128 << 30,
-            ratio: 200,
-        }
-    }
-}
 
 /// What was imported.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,119 +54,6 @@ pub enum Progress {
 /// Told how far it is; `Break` ends the import with
 /// [`ImportError::Cancelled`].
 pub type Watch<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
-
-/// A source was not imported; nothing was left behind.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum ImportError {
-    /// The source can't be used.
-    #[error(transparent)]
-    Source(#[from] SourceError),
-    /// One of several layers is refused.
-    #[error("layer {number} of {of} ({name}) is refused")]
-    InLayer {
-        /// Which, the lowest being 1.
-        number: usize,
-        /// How many there are.
-        of: usize,
-        /// Its digest or file.
-        name: String,
-        /// Why.
-        #[source]
-        source: Box<ImportError>,
-    },
-    /// A layer's bytes are not what they should be.
-    #[error(transparent)]
-    Layer(LayerError),
-    /// The archive is broken.
-    #[error(transparent)]
-    Archive(#[from] ArchiveError),
-    /// An entry's name is not acceptable.
-    #[error("\"{path}\" in the archive is refused")]
-    Name {
-        /// Its path.
-        path: String,
-        /// Why.
-        #[source]
-        source: NameError,
-    },
-    /// An entry's extended attributes can't be stored.
-    #[error(
-        "\"{path}\" in the archive has the extended attribute \"{name}\", which can't be stored"
-    )]
-    Xattr {
-        /// Its path.
-        path: String,
-        /// The attribute.
-        name: String,
-    },
-    /// An overlay's entry whose contents or name are elsewhere.
-    #[error(
-        "\"{0}\" in the changes was moved or only its attributes were copied; \
-         mount the overlay with redirect_dir=off,metacopy=off"
-    )]
-    Elsewhere(String),
-    /// More entries than allowed.
-    #[error("the archive has more than {0} entries")]
-    TooManyEntries(u64),
-    /// The source holds nothing.
-    #[error("the archive is empty")]
-    Empty,
-    /// The folder can't be imported.
-    #[error(transparent)]
-    Folder(FolderError),
-    /// The parent image can't be read.
-    #[error("the image {} can't be used", .path.display())]
-    Image {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: ReadError,
-    },
-    /// The image can't be laid out.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    /// The image can't be written.
-    #[error(transparent)]
-    Write(WriteError),
-    /// Whoever watched wanted it to end.
-    #[error("the import was cancelled")]
-    Cancelled,
-}
-
-impl From<io::Error> for ImportError {
-    fn from(error: io::Error) -> ImportError {
-        ImportError::Write(WriteError::Io(error))
-    }
-}
-
-impl From<WriteError> for ImportError {
-    fn from(error: WriteError) -> ImportError {
-        match error {
-            WriteError::Cancelled => ImportError::Cancelled,
-            error => ImportError::Write(error),
-        }
-    }
-}
-
-impl From<LayerError> for ImportError {
-    fn from(error: LayerError) -> ImportError {
-        match error {
-            LayerError::Cancelled => ImportError::Cancelled,
-            error => ImportError::Layer(error),
-        }
-    }
-}
-
-impl From<FolderError> for ImportError {
-    fn from(error: FolderError) -> ImportError {
-        match error {
-            FolderError::Cancelled => ImportError::Cancelled,
-            error => ImportError::Folder(error),
-        }
-    }
-}
 
 /// Writes `source` as an EROFS image to `out`, which appears whole or not at
 /// all. The same contents give the same bytes, whatever they came as.
@@ -400,14 +250,6 @@ pub(crate) fn folder_of(out: &Path) -> &Path {
     out.parent()
         .filter(|parent| !parent.as_os_str().is_empty())
         .unwrap_or(Path::new("."))
-}
-
-/// Whether an image can hold an attribute of that name, and should: those of
-/// overlayfs are about the layers that it was made from.
-pub(crate) fn is_storable(name: &[u8]) -> bool {
-    erofs::xattr_index(name).is_some()
-        && !name.starts_with(b"trusted.overlay.")
-        && !name.starts_with(b"user.overlay.")
 }
 
 /// Opens an image of ours.

@@ -19,20 +19,26 @@
 mod apply;
 pub mod archive;
 mod child;
+mod chunk_table;
 pub mod config;
 pub mod debian;
 pub mod erofs;
+mod error;
 mod import;
 pub mod layer;
+mod limits;
 pub mod source;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod tree;
+mod xattrs;
 
 pub use child::{Child, child, child_over, rebuild};
 pub use config::{ConfigError, ExposedPort, ImageConfig, Platform};
 pub use debian::{Debian, DebianError};
 pub use erofs::ReadAt;
-pub use import::{ImportError, Imported, Limits, Progress, Watch, import, import_tar};
+pub use error::ImportError;
+pub use import::{Imported, Progress, Watch, import, import_tar};
+pub use limits::Limits;
 pub use source::folder::FolderError;
 pub use source::{Choice, Layer, Source, SourceError, SourceKind};

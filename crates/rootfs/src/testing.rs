@@ -2,8 +2,10 @@
 
 use crate::apply::Whiteouts;
 use crate::erofs::{self, Inputs, Plan, ReadAt, Readable};
-use crate::import::{ImportError, Limits, gather};
+use crate::error::ImportError;
+use crate::import::gather;
 use crate::layer::{Blob, Expected};
+use crate::limits::Limits;
 use crate::source::{Contents, LayerInput};
 use crate::tree::Tree;
 use rustix::fs::MemfdFlags;

@@ -21,7 +21,9 @@
 //!   wherever in the layer they stand.
 //! * A hard link names a file of a lower layer or one before it in its own.
 
+use crate::chunk_table;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use thiserror::Error;
 
 /// Index of a node in its [`Tree`].
@@ -81,6 +83,15 @@ pub struct Content {
     pub pieces: Box<[Piece]>,
     /// Which file of a folder it is, for [`Input::Folder`].
     pub path: Option<Box<FolderFile>>,
+}
+
+impl Content {
+    /// The bytes of the file that are no holes.
+    pub(crate) fn data_ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        self.pieces
+            .iter()
+            .map(|piece| piece.at..piece.at + piece.len)
+    }
 }
 
 /// A file in a folder that is imported, as it was when it was found.
@@ -549,7 +560,7 @@ pub(crate) fn weight(kind: &Kind) -> u64 {
             let path = content.path.as_ref().map_or(0, |file| file.path.len());
             let runs = content.pieces.len() * size_of::<Piece>();
             // It is in memory for all files at once, before any is written.
-            (runs + path) as u64 + crate::erofs::table_bytes(content)
+            (runs + path) as u64 + chunk_table::table_bytes(content.size, content.data_ranges())
         }
         _ => 0,
     }

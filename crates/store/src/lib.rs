@@ -8,6 +8,7 @@
 //! * [`codec`]: how a chunk is compressed and brought back.
 //! * [`source`]: what an image is made of: files, layers of files.
 //! * [`writer`]: [`write_image`], on all cores, as one stream.
+//! * [`outline`]: what an image says of itself, without its chunks and parents.
 //! * [`reader`]: [`ImageReader`], any chunk at any time, from any thread.
 //! * [`partial`]: images that are not all here, and who has the rest.
 //! * [`disk_cache`]: a disk's bytes in a file, chunk by chunk as they are needed.
@@ -29,6 +30,7 @@ pub mod error;
 pub mod format;
 pub mod inspect;
 pub mod optimise;
+pub mod outline;
 pub mod partial;
 pub mod presence;
 pub mod raw;
@@ -49,6 +51,7 @@ pub use disk_cache::DiskCache;
 pub use error::{BackingFault, Fault, ImageError, WriteError};
 pub use format::{BackingRef, ImageId, Kind, ParentRef};
 pub use optimise::optimise;
+pub use outline::Outline;
 pub use partial::{Origin, OriginError, PeerFolder};
 pub use raw::write_raw;
 pub use reader::ImageReader;

@@ -2,13 +2,14 @@
 
 use crate::backing::Backing;
 use crate::codec::{Codec, Decoder};
-use crate::error::WriteError;
+use crate::error::{ImageError, WriteError};
 use crate::format::Kind;
-use crate::reader::ImageReader;
+use crate::reader::{ImageReader, Place};
 use crate::recording::Recording;
 use crate::source::ChunkSource;
 use crate::writer::{WriteOptions, Written, write_image};
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
@@ -82,7 +83,7 @@ pub fn options_of(image: &ImageReader) -> Result<WriteOptions, WriteError> {
         options.parent = Some(Arc::clone(parent));
         options.parent_name = Some(reference.name.clone());
     }
-    options.backing = Backing::of(image)?;
+    options.backing = backing_of(image)?;
     for index in 0..image.chunks() {
         match image.kind(index)? {
             Kind::Zero | Kind::Raw | Kind::Parent | Kind::Backing => {}
@@ -100,6 +101,22 @@ pub fn options_of(image: &ImageReader) -> Result<WriteOptions, WriteError> {
         }
     }
     Ok(options)
+}
+
+/// The backing file of an image, with the places that its chunks have there.
+fn backing_of(image: &ImageReader) -> Result<Option<Backing>, ImageError> {
+    let Some(backing) = image.backing() else {
+        return Ok(None);
+    };
+    let mut places = HashMap::new();
+    for index in 0..image.chunks() {
+        if let Place::Entry(entry) = image.place(index)?
+            && entry.kind == Kind::Backing
+        {
+            places.insert(index, entry.offset);
+        }
+    }
+    Ok(Some(Backing::known(backing.reference().clone(), places)))
 }
 
 /// Writes `image` anew as `target`, with the recorded chunks first and one

@@ -21,11 +21,7 @@ const STILL_IN_CIRCLES: &[&str] = &[
     "content/snapshots",
     "content/transfer",
     "jail",
-    "rootfs",
-    "rootfs/archive",
     "rootfs/erofs",
-    "store",
-    "store/format",
     "vmm/devices",
 ];
 

@@ -3,9 +3,9 @@
 use super::captured::Captured;
 use super::saved::{Saved, memory_in};
 use crate::error::{Error, Result};
+use jiffy_store::Outline;
 use jiffy_store::optimise::{Contents, options_of};
 use jiffy_store::partial::is_partial;
-use jiffy_store::reader::Outline;
 use jiffy_store::{
     Backing, ChunkSource, Codec, ImageError, ImageReader, Kind, LayeredFile, Recording, WriteError,
     WriteOptions, write_image, write_raw,

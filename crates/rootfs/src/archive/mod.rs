@@ -15,12 +15,21 @@ use std::collections::BTreeMap;
 use std::io::{self, Read};
 use thiserror::Error;
 
-pub use sparse::{Segment, Sparse};
+pub use sparse::Sparse;
 
 const BLOCK: usize = 512;
 /// The largest PAX or long-name record, and the most that is kept of all PAX
 /// records of one entry, bytes.
 pub const MAX_EXTENSION: u64 = 1024 * 1024;
+
+/// A run of bytes that is in the archive; between runs are holes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    /// Where in the file.
+    pub offset: u64,
+    /// How many bytes.
+    pub len: u64,
+}
 
 /// What an entry is.
 #[derive(Debug, Clone, PartialEq, Eq)]

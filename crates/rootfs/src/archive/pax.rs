@@ -1,6 +1,6 @@
 //! PAX extended headers (POSIX `pax`, "pax Extended Header").
 
-use super::sparse::Segment;
+use super::Segment;
 use std::collections::BTreeMap;
 
 /// The records that are used, beside attributes and maps of holes.

@@ -3,19 +3,10 @@
 //! Source: GNU tar manual, "Storing Sparse Files".
 
 use super::pax::{Pax, decimal};
-use super::{ArchiveError, BLOCK};
+use super::{ArchiveError, BLOCK, Segment};
 
 /// The most pieces one file may have.
 const MAX_SEGMENTS: usize = 256 * 1024;
-
-/// A run of bytes that is in the archive; between runs are holes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
-    /// Where in the file.
-    pub offset: u64,
-    /// How many bytes.
-    pub len: u64,
-}
 
 /// A file's size with its holes, and what is in the archive.
 #[derive(Debug, Clone, PartialEq, Eq)]

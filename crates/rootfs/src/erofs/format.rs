@@ -1,7 +1,7 @@
 //! On-disk structures, little endian (Linux `fs/erofs/erofs_fs.h`).
 
-/// Bytes of a block.
-pub const BLOCK_SIZE: u64 = 4096;
+pub use crate::chunk_table::{BLOCK_SIZE, MAX_CHUNK_BITS, MAX_CHUNKS};
+
 /// Where the superblock begins.
 pub const SUPERBLOCK_OFFSET: u64 = 1024;
 /// Bytes of an extended inode.
@@ -30,10 +30,6 @@ pub const VOLUME_NAME: &[u8; 16] = b"jiffy\0\0\0\0\0\0\0\0\0\0\0";
 pub const ROOT_OFFSET: u64 = SUPERBLOCK_OFFSET + SUPERBLOCK_SIZE;
 /// The address of a chunk that is a hole.
 pub const HOLE: u32 = u32::MAX;
-/// The most chunks in a file's table.
-pub const MAX_CHUNKS: u64 = 1 << 18;
-/// The largest chunk, as a power of two of blocks.
-pub const MAX_CHUNK_BITS: u32 = 31;
 
 /// Bytes before the first attribute of an inode.
 pub const XATTR_HEADER_SIZE: usize = 12;

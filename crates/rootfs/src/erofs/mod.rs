@@ -25,7 +25,6 @@ mod write;
 
 pub use format::{BLOCK_SIZE, xattr_body, xattr_index};
 pub use inputs::{InputError, Inputs, ReadAt};
-pub(crate) use plan::table_bytes;
 pub use plan::{Parent, Plan, PlanError};
 pub use read::{ReadError, Readable};
 pub use write::{WriteError, write};

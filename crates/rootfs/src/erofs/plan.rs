@@ -2,14 +2,11 @@
 
 use super::folder;
 use super::format::{
-    BLOCK_SIZE, HOLE, INODE_SIZE, MAX_CHUNK_BITS, MAX_CHUNKS, MAX_TAIL_INLINE, ROOT_OFFSET,
-    SLOT_SIZE, xattr_body,
+    BLOCK_SIZE, HOLE, INODE_SIZE, MAX_TAIL_INLINE, ROOT_OFFSET, SLOT_SIZE, xattr_body,
 };
+use crate::chunk_table;
 use crate::tree::{Content, Input, Kind, Node, NodeId, Tree};
 use thiserror::Error;
-
-/// A file is worth a table of chunks if its holes have so many bytes.
-const HOLES_WORTH_A_TABLE: u64 = 1 << 20;
 
 /// An image can't be laid out.
 #[derive(Debug, Error)]
@@ -238,7 +235,8 @@ impl<'a> Plan<'a> {
                 .pieces
                 .iter()
                 .any(|piece| piece.input == Input::Parent);
-        if !shared && holes(content)? < HOLES_WORTH_A_TABLE {
+        let is_worth_it = chunk_table::is_worth_it(size, content.data_ranges());
+        if !shared && !is_worth_it.ok_or(PlanError::FileTooLarge(size))? {
             return self.place_row(size, xattrs);
         }
         if shared && let Some(data) = shared_row(content, xattrs) {
@@ -261,7 +259,7 @@ impl<'a> Plan<'a> {
 
     fn place_chunks(&mut self, content: &Content, shared: bool) -> Result<Data, PlanError> {
         let size = content.size;
-        let bits = chunk_bits(size)?;
+        let bits = chunk_table::chunk_bits(size).ok_or(PlanError::FileTooLarge(size))?;
         let chunk = BLOCK_SIZE << bits;
         let mut table = Vec::with_capacity(size.div_ceil(chunk) as usize);
         let mut pieces = &content.pieces[..];
@@ -353,41 +351,6 @@ impl<'a> Plan<'a> {
         self.next = end as u32;
         Ok(first)
     }
-}
-
-/// Chunks as small as the table may be long, as a power of two of blocks.
-fn chunk_bits(size: u64) -> Result<u32, PlanError> {
-    (0..=MAX_CHUNK_BITS)
-        .find(|bits| size.div_ceil(BLOCK_SIZE << bits) <= MAX_CHUNKS)
-        .ok_or(PlanError::FileTooLarge(size))
-}
-
-/// Bytes of the table of chunks that a file needs for its holes, here and in
-/// the image.
-pub(crate) fn table_bytes(content: &Content) -> u64 {
-    match (chunk_bits(content.size), holes(content)) {
-        (Ok(bits), Ok(HOLES_WORTH_A_TABLE..)) => 4 * content.size.div_ceil(BLOCK_SIZE << bits),
-        _ => 0,
-    }
-}
-
-/// Bytes of the chunks in which nothing is: so the image can be read back and
-/// written again the same.
-fn holes(content: &Content) -> Result<u64, PlanError> {
-    let chunk = BLOCK_SIZE << chunk_bits(content.size)?;
-    let end = content.size.next_multiple_of(chunk);
-    let mut at = 0u64;
-    let mut holes = 0;
-    let ends = content
-        .pieces
-        .iter()
-        .map(|piece| (piece.at, piece.at + piece.len));
-    for (start, next) in ends.chain([(end, end)]) {
-        let (first, last) = (at.next_multiple_of(chunk), start / chunk * chunk);
-        holes += last.saturating_sub(first);
-        at = next;
-    }
-    Ok(holes)
 }
 
 /// The parent's own blocks, if they serve as they are.

@@ -264,7 +264,7 @@ impl Walk<'_> {
     ) -> Result<Attributes, FolderError> {
         let mut xattrs = BTreeMap::new();
         for name in names(place).map_err(|error| failed(path, error))? {
-            if crate::import::is_storable(&name) {
+            if crate::xattrs::is_storable(&name) {
                 let value = value(place, &name).map_err(|error| failed(path, error))?;
                 xattrs.insert(name, value);
             } else {

@@ -7,8 +7,8 @@ pub(crate) mod folder;
 mod oci;
 
 use crate::config::{ConfigError, ImageConfig, Platform, RawConfig};
-use crate::import::Limits;
-use crate::layer::{self, Blob, Bounds, Digest, Expected, LayerError, Packing, Spool};
+use crate::layer::{self, Blob, Digest, Expected, LayerError, Packing, Spool};
+use crate::limits::Limits;
 use bundle::{Bundle, open_file};
 use std::io::{self, Read};
 use std::ops::ControlFlow;
@@ -442,15 +442,6 @@ fn is_called(name: &str, wanted: &str) -> bool {
         name.strip_suffix(wanted)
             .is_some_and(|before| before.is_empty() || before.ends_with('/'))
     })
-}
-
-impl Limits {
-    pub(crate) fn bounds(&self) -> Bounds {
-        Bounds {
-            bytes: self.unpacked_bytes,
-            ratio: self.ratio,
-        }
-    }
 }
 
 #[cfg(test)]

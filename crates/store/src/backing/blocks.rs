@@ -1,13 +1,13 @@
 //! Finds chunks in a file, wherever they begin at a multiple of 4 KiB.
 
 use crate::codec::is_zero;
-use crate::format::backing::BLOCK;
+use crate::format::BACKING_BLOCK;
 use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-const BLOCK_BYTES: usize = BLOCK as usize;
+const BLOCK_BYTES: usize = BACKING_BLOCK as usize;
 /// Read at once, bytes.
 const PIECE: usize = 1 << 20;
 /// Most places of one first block that are looked at: there may be very many
@@ -27,7 +27,7 @@ pub struct BlockTable {
 impl BlockTable {
     /// Reads all of a file, which must have less than 16 TiB.
     pub fn of(file: &File) -> io::Result<BlockTable> {
-        let blocks = file.metadata()?.len() / BLOCK;
+        let blocks = file.metadata()?.len() / BACKING_BLOCK;
         if u32::try_from(blocks).is_err() {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
@@ -35,8 +35,8 @@ impl BlockTable {
         let mut order = Vec::with_capacity(blocks as usize);
         let mut piece = vec![0; PIECE];
         let mut at = 0;
-        while at < blocks * BLOCK {
-            let count = (blocks * BLOCK - at).min(PIECE as u64);
+        while at < blocks * BACKING_BLOCK {
+            let count = (blocks * BACKING_BLOCK - at).min(PIECE as u64);
             let piece = &mut piece[..count as usize];
             file.read_exact_at(piece, at)?;
             for block in piece.chunks_exact(BLOCK_BYTES) {
@@ -66,7 +66,7 @@ impl BlockTable {
             .take_while(|block| of(block) == first)
             .filter(|block| self.checksums[**block as usize..].starts_with(&sums))
             .take(COMPARED)
-            .map(|block| u64::from(*block) * BLOCK)
+            .map(|block| u64::from(*block) * BACKING_BLOCK)
             .find(|offset| {
                 let mut there = vec![0; chunk.len()];
                 file.read_exact_at(&mut there, *offset).is_ok() && there == chunk

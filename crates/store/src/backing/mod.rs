@@ -16,9 +16,7 @@ mod tests;
 pub use blocks::BlockTable;
 pub use file::BackingFile;
 
-use crate::error::ImageError;
-use crate::format::{BackingRef, Kind};
-use crate::reader::{ImageReader, Place};
+use crate::format::BackingRef;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -67,23 +65,12 @@ impl Backing {
         Ok(Backing::search(reference, Arc::new(table), file))
     }
 
-    /// As an image has it; only for the same chunks.
-    pub(crate) fn of(image: &ImageReader) -> Result<Option<Backing>, ImageError> {
-        let Some(backing) = image.backing() else {
-            return Ok(None);
-        };
-        let mut known = HashMap::new();
-        for index in 0..image.chunks() {
-            if let Place::Entry(entry) = image.place(index)?
-                && entry.kind == Kind::Backing
-            {
-                known.insert(index, entry.offset);
-            }
+    /// Chunks that are known to be at these bytes of the file, by their numbers.
+    pub(crate) fn known(reference: BackingRef, places: HashMap<u32, u64>) -> Backing {
+        Backing {
+            reference,
+            places: Arc::new(Places::Known(places)),
         }
-        Ok(Some(Backing {
-            reference: backing.reference().clone(),
-            places: Arc::new(Places::Known(known)),
-        }))
     }
 
     /// Where in the file the chunk of this number is.

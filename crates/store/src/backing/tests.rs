@@ -1,7 +1,8 @@
 use super::*;
-use crate::error::{BackingFault, Fault, WriteError};
+use crate::error::{BackingFault, Fault, ImageError, WriteError};
 use crate::format::manifest::ENTRY_BYTES;
-use crate::format::{Fields, footer};
+use crate::format::{Fields, Kind, footer};
+use crate::reader::{ImageReader, Place};
 use crate::recording::Recording;
 use crate::samples::{CHUNK, Folder, backing, contents, read_all, small};
 use crate::testing::reseal;

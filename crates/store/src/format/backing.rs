@@ -1,11 +1,7 @@
 //! What an image says of its backing file.
 
-use super::footer::is_name;
-use super::{Fields, MAX_NAME};
+use super::{Fields, MAX_NAME, is_name};
 use std::ops::RangeInclusive;
-
-/// Chunks of a backing file begin at multiples of this, bytes.
-pub const BLOCK: u64 = 4096;
 
 /// A file of which an image names parts instead of storing them.
 #[derive(Debug, Clone, PartialEq, Eq)]

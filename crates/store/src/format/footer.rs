@@ -2,7 +2,7 @@
 
 use super::{
     BackingRef, ContentHash, Fields, Header, ImageId, MAX_DICTIONARY, MAX_NAME, Record, VERSION,
-    VERSION_WITH_BACKING, header, is_sealed, manifest,
+    VERSION_WITH_BACKING, header, is_name, is_sealed, manifest,
 };
 use crate::error::Fault;
 use std::ops::Range;
@@ -246,13 +246,4 @@ impl ParentRef {
             name: name.to_owned(),
         })
     }
-}
-
-/// Whether a parent or a backing file may be called this: never a path out of
-/// its folder.
-pub fn is_name(name: &str) -> bool {
-    (1..=MAX_NAME).contains(&name.len())
-        && !name.contains(['/', '\0'])
-        && name != "."
-        && name != ".."
 }

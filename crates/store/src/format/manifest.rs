@@ -1,7 +1,6 @@
 //! Groups of 64 chunks, and an entry for each chunk that is not zero.
 
-use super::backing::BLOCK;
-use super::{Fields, GROUP, Record};
+use super::{BACKING_BLOCK, Fields, GROUP, Record};
 use std::ops::Range;
 
 /// Bytes of a group.
@@ -175,7 +174,7 @@ impl Limits {
         };
         if entry.length != 0 {
             Some("a chunk in the backing file has bytes in this one")
-        } else if !entry.offset.is_multiple_of(BLOCK) {
+        } else if !entry.offset.is_multiple_of(BACKING_BLOCK) {
             Some("a chunk in the backing file does not begin at a block")
         } else if entry.offset + u64::from(self.chunk_size) > size {
             Some("a chunk lies outside the backing file")

@@ -39,6 +39,9 @@ pub const MAX_DICTIONARY: u64 = 1 << 20;
 /// The longest line of parents that is followed.
 pub const MAX_DEPTH: usize = 64;
 
+/// Chunks of a backing file begin at multiples of this, bytes.
+pub const BACKING_BLOCK: u64 = 4096;
+
 /// The first half of a content hash (BLAKE3) of a whole chunk.
 pub type ContentHash = [u8; 16];
 
@@ -109,6 +112,15 @@ pub fn is_chunk_size(bytes: u32) -> bool {
 /// How many chunks `size` bytes have; `None` if their numbers would not fit.
 pub fn chunks(size: u64, chunk_size: u32) -> Option<u32> {
     u32::try_from(size.div_ceil(u64::from(chunk_size))).ok()
+}
+
+/// Whether a parent or a backing file may be called this: never a path out of
+/// its folder.
+pub fn is_name(name: &str) -> bool {
+    (1..=MAX_NAME).contains(&name.len())
+        && !name.contains(['/', '\0'])
+        && name != "."
+        && name != ".."
 }
 
 /// Reads numbers one after the other. Reading past the end gives zeros: the

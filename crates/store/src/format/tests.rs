@@ -94,10 +94,10 @@ fn names_of_parents_never_leave_their_folder() {
         "a\0b",
         &"x".repeat(256),
     ] {
-        assert!(!footer::is_name(name), "{name}");
+        assert!(!is_name(name), "{name}");
     }
     for name in ["a", "base.image", "...", "ä b", &"x".repeat(255)] {
-        assert!(footer::is_name(name), "{name}");
+        assert!(is_name(name), "{name}");
     }
 }
 

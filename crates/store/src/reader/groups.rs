@@ -1,9 +1,10 @@
 //! The table of chunks, read as it is needed.
 
-use super::{Place, read_exact};
+use super::Place;
 use crate::error::Fault;
 use crate::format::manifest::{ENTRY_BYTES, GROUP_BYTES, Limits};
 use crate::format::{Entry, Footer, GROUP, Group, Section};
+use crate::outline::read_exact;
 use std::fs::File;
 use std::sync::{Mutex, OnceLock, PoisonError};
 

@@ -5,14 +5,12 @@
 //! bounded size. Everything is read with `pread`: a disk that fails or a file
 //! that was cut off is an error of one call, not the end of the process.
 //!
-//! * [`outline`]: what can be known without chunks and parents.
 //! * [`groups`]: the table of chunks.
 //! * [`parents`]: where parents are looked for.
 //! * `packings`: the same image, packed in other ways.
 //! * `verified`: chunks of an image that is not all here ([`crate::partial`]).
 
 mod groups;
-mod outline;
 mod packings;
 pub mod parents;
 #[cfg(test)]
@@ -24,22 +22,21 @@ use crate::backing::BackingFile;
 use crate::codec::{Decoder, checksum};
 use crate::error::{Fault, ImageError};
 use crate::format::{
-    ContentHash, Entry, Footer, ImageId, Kind, ParentRef, Section, chunks, header, manifest::Limits,
+    ContentHash, Entry, Footer, ImageId, Kind, ParentRef, chunks, header, manifest::Limits,
 };
+use crate::outline::{self, Outline, read_exact, read_section};
 use crate::partial::blocks::PartialFile;
 use crate::partial::{self, Origins};
 use crate::presence::PresenceMap;
 use crate::stop::Stop;
 use groups::Groups;
 use jiffy_sys::locked::Locked;
-pub use outline::Outline;
-pub(crate) use outline::manifest_id;
 use packings::Packings;
 use parents::Resolve;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -570,27 +567,4 @@ fn open_locked(path: &Path) -> io::Result<Locked> {
         return Err(io::ErrorKind::NotFound.into());
     }
     Ok(file)
-}
-
-/// Reads a section whole. Its length was held against the file's and the
-/// number of chunks.
-fn read_section(file: &File, section: &Section) -> Result<Vec<u8>, Fault> {
-    let mut bytes = vec![0; section.length as usize];
-    read_exact(file, section.offset, &mut bytes)?;
-    if crc32c::crc32c(&bytes) != section.checksum {
-        return Err(Fault::Damaged {
-            offset: section.offset,
-            what: "the checksum of a section is wrong",
-        });
-    }
-    Ok(bytes)
-}
-
-fn read_exact(file: &File, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
-    file.read_exact_at(bytes, offset)
-        .map_err(|source| Fault::Read {
-            offset,
-            length: bytes.len() as u64,
-            source,
-        })
 }

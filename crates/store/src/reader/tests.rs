@@ -5,6 +5,7 @@ use crate::samples::{CHUNK, Folder, contents, read_all, small, text};
 use crate::writer::WriteOptions;
 use std::error::Error;
 use std::fs;
+use std::os::unix::fs::FileExt;
 
 fn fault(result: Result<ImageReader, ImageError>) -> Fault {
     *result.expect_err("it is refused").fault

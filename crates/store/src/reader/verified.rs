@@ -1,10 +1,11 @@
 //! Chunks of an image that is not all here: fetched, held against their
 //! content hash, and fetched anew if they are wrong.
 
-use super::{ImageReader, Opening, manifest_id};
+use super::{ImageReader, Opening};
 use crate::codec::Decoder;
 use crate::error::{Fault, ImageError};
 use crate::format::{Entry, Footer, Kind, content_hash};
+use crate::outline::manifest_id;
 use crate::partial::blocks::{FETCH_MAX, Missing, PartialFile, TRIES};
 use crate::partial::{Origin, map_path};
 use crate::presence::{PresenceFault, PresenceMap};

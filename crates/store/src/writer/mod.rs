@@ -191,7 +191,7 @@ fn check(size: u64, options: &WriteOptions) -> Result<Option<ParentRef>, WriteEr
         ));
     }
     if let Some(backing) = &options.backing
-        && !format::footer::is_name(&backing.reference.name)
+        && !format::is_name(&backing.reference.name)
     {
         return refuse(format!(
             "'{}' cannot be a backing file's name",
@@ -214,7 +214,7 @@ fn check(size: u64, options: &WriteOptions) -> Result<Option<ParentRef>, WriteEr
             None => String::new(),
         },
     };
-    if !format::footer::is_name(&name) {
+    if !format::is_name(&name) {
         return refuse(format!("'{name}' cannot be a parent's name"));
     }
     let id = parent.id();

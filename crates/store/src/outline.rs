@@ -1,11 +1,12 @@
-//! What can be known of an image without its chunks and parents.
+//! What header, footer and manifest of an image say: all that can be known without its
+//! chunks and parents.
 
-use super::{read_exact, read_section};
 use crate::error::{Fault, ImageError};
 use crate::format::{
     BackingRef, Footer, Group, Header, IdHasher, ImageId, ParentRef, Section, footer, header,
 };
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use zstd::zstd_safe::DDict;
 
@@ -31,7 +32,7 @@ impl Outline {
         outline().map_err(|fault| ImageError::new(path, fault))
     }
 
-    pub(super) fn of(file: &File, length: u64) -> Result<Outline, Fault> {
+    pub(crate) fn of(file: &File, length: u64) -> Result<Outline, Fault> {
         let footer = read_ends(file, length)?;
         let mut parent = None;
         if footer.parent.length > 0 {
@@ -111,7 +112,7 @@ fn each_piece<const N: usize>(
 }
 
 /// The dictionary, if there is one, as it is and prepared.
-pub(super) fn dictionary(
+pub(crate) fn dictionary(
     file: &File,
     footer: &Footer,
 ) -> Result<Option<(Vec<u8>, DDict<'static>)>, Fault> {
@@ -124,4 +125,27 @@ pub(super) fn dictionary(
         what: "the dictionary is not one",
     })?;
     Ok(Some((bytes, prepared)))
+}
+
+/// Reads a section whole. Its length was held against the file's and the
+/// number of chunks.
+pub(crate) fn read_section(file: &File, section: &Section) -> Result<Vec<u8>, Fault> {
+    let mut bytes = vec![0; section.length as usize];
+    read_exact(file, section.offset, &mut bytes)?;
+    if crc32c::crc32c(&bytes) != section.checksum {
+        return Err(Fault::Damaged {
+            offset: section.offset,
+            what: "the checksum of a section is wrong",
+        });
+    }
+    Ok(bytes)
+}
+
+pub(crate) fn read_exact(file: &File, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+    file.read_exact_at(bytes, offset)
+        .map_err(|source| Fault::Read {
+            offset,
+            length: bytes.len() as u64,
+            source,
+        })
 }
