@@ -1,7 +1,7 @@
 //! The disk as vhost-user has it.
 
 use jiffy_devices::GuestMemory;
-use jiffy_devices::virtio::block::{Backend, Executor};
+use jiffy_devices::virtio::block::{Backend, Executor, Outcome};
 use jiffy_devices::virtio::queue::Chain;
 use jiffy_devices::virtio::queue::signal::driver_wants_interrupt;
 use jiffy_devices::write_log::WriteLog;
@@ -91,7 +91,7 @@ fn answer_all(
     while let Some(chain) = vring.get_queue_mut().iter(memory).map_err(broken)?.next() {
         let head = chain.head_index();
         let chain = Chain::of(vring.get_queue(), &chain);
-        let Some(written) = executor.answer(memory, chain, &mut |_| Ok(())) else {
+        let Outcome::Done(written) = executor.answer(memory, chain, &mut |_| Ok(())) else {
             return Ok(answered);
         };
         answered += 1;

@@ -1,13 +1,14 @@
 //! Disks whose file a pager fills as they are read: the map of what is present, and
 //! requests for what is missing ([`jiffy_wire::disk`]).
 //!
-//! Everything happens in the disk's own thread. If the pager ends, another is looked for;
-//! after a while reads of missing parts fail, and reads of present parts still work.
+//! Everything happens in the disk's own thread, and nothing blocks it: any number of reads
+//! wait for the pager while others go on. If the pager ends, another is looked for; after a
+//! while reads of missing parts fail, and reads of present parts still work.
 
 use crate::events::Events;
 use crate::pager::{INTERVAL, Reconnect};
 use crate::readable::timespec;
-use jiffy_devices::virtio::block::{Fetched, Residency, StopOrder};
+use jiffy_devices::virtio::block::{Fetched, Fetcher, Residency};
 use jiffy_sys::handed;
 use jiffy_sys::mapped::MappedWords;
 use jiffy_wire::disk::{
@@ -21,14 +22,15 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv,
     send, socket_with,
 };
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
@@ -37,8 +39,8 @@ const PAGER_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a read waits for the pager's answer: the pager asks several origins, each
 /// several times.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(180);
-/// How often the order to stop is looked for by one who has no bell.
-const GLANCE: Duration = Duration::from_millis(50);
+/// How often the patience with a pager that says nothing is looked at.
+const GLANCE: Duration = Duration::from_secs(1);
 /// Failures that are logged for each disk: a guest can cause any number of them.
 const TOLD_MAX: u32 = 64;
 /// The 64-bit words of a map's header.
@@ -100,7 +102,7 @@ pub struct DiskChunks {
     told: AtomicU32,
 }
 
-/// The connection to the pager; made when something is missing.
+/// The connection to the pager, made when something is missing, and what is asked for.
 #[derive(Debug, Default)]
 struct Link {
     stream: Option<OwnedFd>,
@@ -110,6 +112,23 @@ struct Link {
     last: u64,
     /// The pager was told that bytes are taken.
     is_told: bool,
+    /// Requests without an answer, by their ids.
+    asked: BTreeMap<u64, Asked>,
+    /// The search for a pager, while there is none and something is asked for.
+    search: Option<Reconnect>,
+    /// When a connection was last tried in vain, or lost.
+    tried: Option<Instant>,
+    /// Why the search was given up.
+    given_up: Option<io::Error>,
+}
+
+/// Bytes that were asked for.
+#[derive(Debug)]
+struct Asked {
+    bytes: Range<u64>,
+    since: Instant,
+    /// On the connection that there is now.
+    is_sent: bool,
 }
 
 /// What the pager does not do.
@@ -175,90 +194,88 @@ impl DiskChunks {
         Ok((!chunks.is_present(&(0..bytes))).then_some(chunks))
     }
 
-    /// Asks the pager, and waits until it has answered.
-    fn ask(&self, bytes: &Range<u64>, order: &StopOrder) -> io::Result<Result<Fetched, Failure>> {
-        let failed = |sentence: String| {
-            Ok(Err(Failure {
-                chunk: Some((bytes.start / u64::from(self.unit)) as u32),
-                sentence,
-            }))
-        };
-        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
-        let begun = Instant::now();
-        let mut search = Reconnect::within(PAGER_PATIENCE);
-        let mut asked = None;
+    fn link(&self) -> MutexGuard<'_, Link> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What an answer to a request for these bytes means.
+    fn judge(
+        &self,
+        link: &mut Link,
+        bytes: &Range<u64>,
+        answer: ChunkAnswer,
+        came: Vec<u8>,
+    ) -> Result<Fetched, Failure> {
+        match answer {
+            ChunkAnswer::Bytes { .. } if came.len() as u64 > bytes.end - bytes.start => {
+                link.lose_pager();
+                Err(self.failure(bytes, NO_PROTOCOL))
+            }
+            ChunkAnswer::Bytes { .. } => Ok(Fetched::Bytes(came)),
+            // Others may answer so, but the map is what counts.
+            ChunkAnswer::Present { .. } if self.is_present(bytes) => Ok(Fetched::Present),
+            ChunkAnswer::Present { .. } => {
+                Err(self.failure(bytes, "the pager says that it is there, and it is not"))
+            }
+            ChunkAnswer::Unavailable {
+                chunk, sentence, ..
+            } => Err(Failure { chunk, sentence }),
+        }
+    }
+
+    /// Takes the answers that have come; the requests and what became of them.
+    fn hear(&self, link: &mut Link) -> Vec<(u64, Result<Fetched, Failure>)> {
+        let mut outcomes = Vec::new();
         loop {
-            if order.has_come() {
-                return Err(io::ErrorKind::Interrupted.into());
-            }
-            if begun.elapsed() > ANSWER_PATIENCE {
-                link.hang_up();
-                return failed(format!(
-                    "the pager at {} has not answered for {} s",
-                    self.socket.display(),
-                    ANSWER_PATIENCE.as_secs()
-                ));
-            }
-            if link.stream.is_none() {
-                asked = None;
-                match search.attempt(|| link.connect(&self.socket)) {
-                    Ok(Some(())) => {}
-                    Ok(None) => {
-                        wait(None, order, INTERVAL)?;
-                        continue;
-                    }
-                    Err(error) => {
-                        return failed(format!(
-                            "the pager at {} can't be reached: {error}",
-                            self.socket.display()
-                        ));
+            match link.next() {
+                Ok(None) => return outcomes,
+                Ok(Some((answer, came))) => {
+                    // One that was given up is passed over.
+                    let id = answer.id();
+                    if let Some(asked) = link.asked.remove(&id) {
+                        let outcome = self.judge(link, &asked.bytes, answer, came);
+                        outcomes.push((id, outcome));
                     }
                 }
-            }
-            let id = match asked {
-                Some(id) => id,
-                None => match link.request(bytes) {
-                    Ok(id) => *asked.insert(id),
-                    Err(_) => {
-                        link.hang_up();
-                        search = Reconnect::within(PAGER_PATIENCE);
-                        continue;
-                    }
-                },
-            };
-            match link.hear(id) {
-                Ok(Some((ChunkAnswer::Bytes { .. }, came))) => {
-                    if came.len() as u64 > bytes.end - bytes.start {
-                        link.hang_up();
-                        return failed(NO_PROTOCOL.into());
-                    }
-                    return Ok(Ok(Fetched::Bytes(came)));
-                }
-                Ok(Some((ChunkAnswer::Present { .. }, _))) => {
-                    // Others may answer so, but the map is what counts.
-                    return match self.is_present(bytes) {
-                        true => Ok(Ok(Fetched::Present)),
-                        false => failed("the pager says that it is there, and it is not".into()),
-                    };
-                }
-                Ok(Some((
-                    ChunkAnswer::Unavailable {
-                        chunk, sentence, ..
-                    },
-                    _,
-                ))) => return Ok(Err(Failure { chunk, sentence })),
-                Ok(None) => wait(link.stream.as_ref(), order, GLANCE)?,
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                    link.hang_up();
-                    return failed(error.to_string());
+                    link.lose_pager();
+                    let refused = |asked: &Asked| Some(self.failure(&asked.bytes, NO_PROTOCOL));
+                    outcomes.extend(link.fail(refused));
+                    return outcomes;
                 }
                 Err(_) => {
                     tracing::warn!(disk = self.name, "the pager is gone; looking for another");
-                    link.hang_up();
-                    search = Reconnect::within(PAGER_PATIENCE);
-                    wait(None, order, INTERVAL)?;
+                    link.lose_pager();
+                    return outcomes;
                 }
             }
+        }
+    }
+
+    /// Requests that have waited for too long.
+    fn expire(&self, link: &mut Link) -> Vec<(u64, Result<Fetched, Failure>)> {
+        let socket = self.socket.display();
+        if let Some(error) = link.given_up.take() {
+            link.search = None;
+            let sentence = format!("the pager at {socket} can't be reached: {error}");
+            return link.fail(|asked| Some(self.failure(&asked.bytes, &sentence)));
+        }
+        let seconds = ANSWER_PATIENCE.as_secs();
+        let sentence = format!("the pager at {socket} has not answered for {seconds} s");
+        let expired = link.fail(|asked| {
+            let is_late = asked.since.elapsed() > ANSWER_PATIENCE;
+            is_late.then(|| self.failure(&asked.bytes, &sentence))
+        });
+        if !expired.is_empty() {
+            link.lose_pager();
+        }
+        expired
+    }
+
+    fn failure(&self, bytes: &Range<u64>, sentence: &str) -> Failure {
+        Failure {
+            chunk: Some((bytes.start / u64::from(self.unit)) as u32),
+            sentence: sentence.to_owned(),
         }
     }
 
@@ -293,15 +310,64 @@ impl Residency for DiskChunks {
         true
     }
 
-    fn fetch(&self, bytes: &Range<u64>, order: &StopOrder) -> io::Result<Fetched> {
+    fn fetcher(&self) -> Option<&dyn Fetcher> {
+        Some(self)
+    }
+}
+
+impl Fetcher for DiskChunks {
+    fn ask(&self, bytes: Range<u64>) -> u64 {
         debug_assert!(bytes.end - bytes.start <= REQUEST_BYTES_MAX);
-        match self.ask(bytes, order)? {
-            Ok(fetched) => Ok(fetched),
-            Err(failure) => {
+        let mut link = self.link();
+        link.last += 1;
+        let id = link.last;
+        let asked = Asked {
+            bytes,
+            since: Instant::now(),
+            is_sent: false,
+        };
+        link.asked.insert(id, asked);
+        link.send_all(&self.socket);
+        id
+    }
+
+    fn answers(&self) -> Vec<(u64, io::Result<Fetched>)> {
+        let mut link = self.link();
+        link.send_all(&self.socket);
+        let mut outcomes = self.hear(&mut link);
+        outcomes.extend(self.expire(&mut link));
+        drop(link);
+        let told = outcomes.into_iter().map(|(id, outcome)| {
+            let outcome = outcome.map_err(|failure| {
                 self.tell(&failure);
-                Err(io::Error::other(failure.sentence))
-            }
+                io::Error::other(failure.sentence)
+            });
+            (id, outcome)
+        });
+        told.collect()
+    }
+
+    fn wait(&self, bell: BorrowedFd<'_>) -> io::Result<bool> {
+        let link = self.link();
+        let mut fds = vec![PollFd::from_borrowed_fd(bell, PollFlags::IN)];
+        let stream = link.stream.as_ref();
+        fds.extend(stream.map(|stream| PollFd::new(stream, PollFlags::IN)));
+        let time = match stream {
+            // The patience with a silent pager is looked at now and then.
+            Some(_) => GLANCE,
+            None => INTERVAL,
+        };
+        match poll(&mut fds, Some(&timespec(time))) {
+            Ok(_) => Ok(!fds[0].revents().is_empty()),
+            Err(Errno::INTR) => Ok(false),
+            Err(error) => Err(error.into()),
         }
+    }
+
+    fn give_up(&self) {
+        let mut link = self.link();
+        link.asked.clear();
+        link.search = None;
     }
 }
 
@@ -322,42 +388,93 @@ impl Link {
         Ok(())
     }
 
-    fn hang_up(&mut self) {
+    /// The connection is over. What was asked for on it is to be asked for anew.
+    fn lose_pager(&mut self) {
         self.stream = None;
+        self.tried = Some(Instant::now());
+        for asked in self.asked.values_mut() {
+            asked.is_sent = false;
+        }
     }
 
-    fn request(&mut self, bytes: &Range<u64>) -> io::Result<u64> {
-        self.last += 1;
-        let request = ChunkRequest {
-            id: self.last,
-            offset: bytes.start,
-            length: bytes.end - bytes.start,
-        };
-        let mut line = Vec::with_capacity(128);
+    /// Sends what was not sent yet, to a pager that is connected to first if need be.
+    fn send_all(&mut self, socket: &Path) {
+        if self.asked.values().all(|asked| asked.is_sent) {
+            return;
+        }
+        if self.stream.is_none() {
+            let waits = |tried: Instant| tried.elapsed() < INTERVAL;
+            if self.tried.is_some_and(waits) {
+                return;
+            }
+            let begin = || Reconnect::within(PAGER_PATIENCE);
+            let search = *self.search.get_or_insert_with(begin);
+            match search.attempt(|| self.connect(socket)) {
+                Ok(Some(())) => {}
+                Ok(None) => {
+                    self.tried = Some(Instant::now());
+                    return;
+                }
+                Err(error) => {
+                    self.given_up = Some(error);
+                    return;
+                }
+            }
+        }
+        match self.send() {
+            Ok(()) => (self.search, self.tried) = (None, None),
+            Err(_) => self.lose_pager(),
+        }
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        let mut lines = Vec::with_capacity(128);
         if !self.is_told {
-            line.extend(line_of(&ChunkRequest::TAKES_BYTES));
+            lines.extend(line_of(&ChunkRequest::TAKES_BYTES));
             self.is_told = true;
         }
-        line.extend(line_of(&request));
+        for (id, asked) in self.asked.iter_mut().filter(|(_, asked)| !asked.is_sent) {
+            lines.extend(line_of(&ChunkRequest {
+                id: *id,
+                offset: asked.bytes.start,
+                length: asked.bytes.end - asked.bytes.start,
+            }));
+            asked.is_sent = true;
+        }
         let stream = self.stream.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-        // A line is far shorter than what the socket takes at once.
-        match send(stream, &line, SendFlags::NOSIGNAL)? {
-            sent if sent == line.len() => Ok(request.id),
+        // The lines of a whole queue are far shorter than what the socket takes at once.
+        match send(stream, &lines, SendFlags::NOSIGNAL)? {
+            sent if sent == lines.len() => Ok(()),
             _ => Err(io::ErrorKind::WriteZero.into()),
         }
     }
 
-    /// The answer to this request, with its bytes, if it is there; those to requests that
-    /// were given up are passed over. `InvalidData` if the pager does not keep to
-    /// the protocol; any other error if it is gone.
-    fn hear(&mut self, id: u64) -> io::Result<Option<(ChunkAnswer, Vec<u8>)>> {
-        loop {
-            while let Some((answer, bytes)) = self.next_answer()? {
-                if answer.id() == id {
-                    return Ok(Some((answer, bytes)));
-                }
+    /// Takes those requests away for which there is a failure.
+    fn fail(
+        &mut self,
+        failure: impl Fn(&Asked) -> Option<Failure>,
+    ) -> Vec<(u64, Result<Fetched, Failure>)> {
+        let mut failed = Vec::new();
+        self.asked.retain(|id, asked| match failure(asked) {
+            Some(failure) => {
+                failed.push((*id, Err(failure)));
+                false
             }
-            let stream = self.stream.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+            None => true,
+        });
+        failed
+    }
+
+    /// The next answer that has come, with its bytes. `InvalidData` if the pager does not
+    /// keep to the protocol; any other error if it is gone.
+    fn next(&mut self) -> io::Result<Option<(ChunkAnswer, Vec<u8>)>> {
+        loop {
+            let Some(stream) = &self.stream else {
+                return Ok(None);
+            };
+            if let Some(answer) = next_answer(&mut self.heard, &mut self.coming)? {
+                return Ok(Some(answer));
+            }
             let mut bytes = [0; LINE_MAX];
             match recv(stream, &mut bytes[..], RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return Err(io::ErrorKind::ConnectionReset.into()),
@@ -368,65 +485,44 @@ impl Link {
             }
         }
     }
+}
 
-    /// The next answer of what was heard.
-    fn next_answer(&mut self) -> io::Result<Option<(ChunkAnswer, Vec<u8>)>> {
-        let no_answer = || io::Error::new(io::ErrorKind::InvalidData, NO_PROTOCOL);
-        let (answer, length) = match self.coming.take() {
-            Some(coming) => coming,
-            None => {
-                let Some(end) = self.heard.iter().position(|byte| *byte == b'\n') else {
-                    let is_line = self.heard.len() <= LINE_MAX;
-                    return is_line.then_some(None).ok_or_else(no_answer);
-                };
-                let line: Vec<u8> = self.heard.drain(..=end).collect();
-                let answer = serde_json::from_slice(&line).map_err(|_| no_answer())?;
-                let length = match answer {
-                    ChunkAnswer::Bytes { length, .. } => length,
-                    _ => return Ok(Some((answer, Vec::new()))),
-                };
-                if length == 0 || length > ANSWER_BYTES_MAX || !length.is_multiple_of(SECTOR) {
-                    return Err(no_answer());
-                }
-                (answer, length)
+/// The next answer of what was heard; `coming` is one of which not all bytes were.
+fn next_answer(
+    heard: &mut Vec<u8>,
+    coming: &mut Option<(ChunkAnswer, usize)>,
+) -> io::Result<Option<(ChunkAnswer, Vec<u8>)>> {
+    let no_answer = || io::Error::new(io::ErrorKind::InvalidData, NO_PROTOCOL);
+    let (answer, length) = match coming.take() {
+        Some(coming) => coming,
+        None => {
+            let Some(end) = heard.iter().position(|byte| *byte == b'\n') else {
+                let is_line = heard.len() <= LINE_MAX;
+                return is_line.then_some(None).ok_or_else(no_answer);
+            };
+            let line: Vec<u8> = heard.drain(..=end).collect();
+            let answer = serde_json::from_slice(&line).map_err(|_| no_answer())?;
+            let length = match answer {
+                ChunkAnswer::Bytes { length, .. } => length,
+                _ => return Ok(Some((answer, Vec::new()))),
+            };
+            if length == 0 || length > ANSWER_BYTES_MAX || !length.is_multiple_of(SECTOR) {
+                return Err(no_answer());
             }
-        };
-        if self.heard.len() < length {
-            self.coming = Some((answer, length));
-            return Ok(None);
+            (answer, length)
         }
-        Ok(Some((answer, self.heard.drain(..length).collect())))
+    };
+    if heard.len() < length {
+        *coming = Some((answer, length));
+        return Ok(None);
     }
+    Ok(Some((answer, heard.drain(..length).collect())))
 }
 
 fn line_of(request: &ChunkRequest) -> Vec<u8> {
     let mut line = serde_json::to_vec(request).expect("a request is plain data");
     line.push(b'\n');
     line
-}
-
-/// Waits until there is something to hear, the order to stop may have come, or
-/// so much time has passed (if nothing else tells of the order).
-fn wait(stream: Option<&OwnedFd>, order: &StopOrder, time: Duration) -> io::Result<()> {
-    let bell = order.bell();
-    let mut fds = Vec::with_capacity(2);
-    fds.extend(stream.map(|stream| PollFd::new(stream, PollFlags::IN)));
-    fds.extend(bell.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)));
-    let time = match (stream, bell) {
-        // The patience with a silent pager is looked at now and then.
-        (Some(_), Some(_)) => Duration::from_secs(1),
-        _ => time,
-    };
-    match poll(&mut fds, Some(&timespec(time))) {
-        Ok(_) | Err(Errno::INTR) => {}
-        Err(error) => return Err(error.into()),
-    }
-    let rung = bell.is_some() && fds.last().is_some_and(|fd| !fd.revents().is_empty());
-    drop(fds);
-    if rung {
-        order.silence();
-    }
-    Ok(())
 }
 
 /// Maps a map, and reads its header.

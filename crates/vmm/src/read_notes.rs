@@ -2,10 +2,9 @@
 //! needs. Costs a look into a bitmap for each read, and is kept only of disks
 //! whose configuration asks for it.
 
-use jiffy_devices::virtio::block::{Fetched, Residency, StopOrder};
+use jiffy_devices::virtio::block::{Fetcher, Residency};
 use jiffy_wire::vmm::ReadUnits;
 use std::collections::HashSet;
-use std::io;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
@@ -53,8 +52,8 @@ impl Residency for ReadNotes {
         true
     }
 
-    fn fetch(&self, _: &Range<u64>, _: &StopOrder) -> io::Result<Fetched> {
-        Ok(Fetched::Present)
+    fn fetcher(&self) -> Option<&dyn Fetcher> {
+        None
     }
 }
 

@@ -1,11 +1,10 @@
 use super::*;
-use jiffy_devices::virtio::block::StopOrder;
 use jiffy_devices::virtio::device::WorkerRole;
 use jiffy_wire::vmm;
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::AtomicBool;
 use std::thread;
 
 const CHUNK: u64 = 64 << 10;
@@ -108,8 +107,26 @@ fn say(mut stream: &UnixStream, answer: &ChunkAnswer) {
     stream.write_all(&line).unwrap();
 }
 
-fn no_order() -> StopOrder {
-    StopOrder::from(Arc::new(AtomicBool::new(false)))
+/// A bell that nobody rings.
+fn bell() -> OwnedFd {
+    let flags = rustix::event::EventfdFlags::CLOEXEC;
+    rustix::event::eventfd(0, flags).unwrap()
+}
+
+/// Asks for bytes and waits for the answer, as a disk's thread does.
+fn fetch(chunks: &DiskChunks, bell: &OwnedFd, bytes: Range<u64>) -> io::Result<Fetched> {
+    let id = chunks.ask(bytes);
+    answer(chunks, bell, id)
+}
+
+fn answer(chunks: &DiskChunks, bell: &OwnedFd, id: u64) -> io::Result<Fetched> {
+    loop {
+        if let Some((number, outcome)) = chunks.answers().pop() {
+            assert_eq!(number, id);
+            return outcome;
+        }
+        assert!(!chunks.wait(bell.as_fd()).unwrap(), "nobody rang");
+    }
 }
 
 #[test]
@@ -189,15 +206,13 @@ fn the_pager_is_asked_and_its_answer_waited_for() {
         assert!(fourth.id > third.id);
         (&stream).write_all(b"{\"failed\":\"what?\"}\n").unwrap();
     });
-    let order = no_order();
-    chunks
-        .fetch(&(5 * CHUNK..5 * CHUNK + 4096), &order)
-        .unwrap();
-    let error = chunks.fetch(&(9 * CHUNK..10 * CHUNK), &order).unwrap_err();
+    let bell = bell();
+    fetch(&chunks, &bell, 5 * CHUNK..5 * CHUNK + 4096).unwrap();
+    let error = fetch(&chunks, &bell, 9 * CHUNK..10 * CHUNK).unwrap_err();
     assert_eq!(error.to_string(), "chunk 9 is at nobody's");
-    let error = chunks.fetch(&(11 * CHUNK..12 * CHUNK), &order).unwrap_err();
+    let error = fetch(&chunks, &bell, 11 * CHUNK..12 * CHUNK).unwrap_err();
     assert!(error.to_string().contains("it is not"), "a lie: {error}");
-    let error = chunks.fetch(&(12 * CHUNK..13 * CHUNK), &order).unwrap_err();
+    let error = fetch(&chunks, &bell, 12 * CHUNK..13 * CHUNK).unwrap_err();
     assert!(error.to_string().contains("protocol"), "{error}");
     pager.join().unwrap();
     drop(chunks);
@@ -247,7 +262,8 @@ fn what_finds_no_room_comes_with_the_answer() {
             }
         }
     });
-    let fetch = |bytes: Range<u64>| chunks.fetch(&bytes, &no_order());
+    let bell = bell();
+    let fetch = |bytes: Range<u64>| fetch(&chunks, &bell, bytes);
     let came = fetch(0..(256 << 10) + 512).unwrap();
     assert_eq!(came, Fetched::Bytes(vec![b'\n'; 256 << 10]));
     let came = fetch(256 << 10..(256 << 10) + 512).unwrap();
@@ -280,7 +296,7 @@ fn a_pager_that_dies_is_asked_again_when_there_is_another() {
         set(&map, 1..2);
         say(&stream, &ChunkAnswer::Present { id: request.id });
     });
-    chunks.fetch(&(CHUNK..2 * CHUNK), &no_order()).unwrap();
+    fetch(&chunks, &bell(), CHUNK..2 * CHUNK).unwrap();
     pagers.join().unwrap();
 }
 
@@ -291,47 +307,90 @@ fn without_a_pager_a_read_fails_in_the_end_and_what_is_there_does_not() {
     let chunks = bench.open();
     bench.set(0..1);
     assert!(chunks.is_present(&(0..CHUNK)));
-    let error = chunks.fetch(&(CHUNK..2 * CHUNK), &no_order()).unwrap_err();
+    let error = fetch(&chunks, &bell(), CHUNK..2 * CHUNK).unwrap_err();
     assert!(error.to_string().contains("can't be reached"), "{error}");
 }
 
 #[test]
-fn the_order_to_stop_ends_the_waiting() {
+fn sixteen_are_asked_for_at_once_and_answered_in_any_order() {
     let mut bench = Bench::new();
     let chunks = bench.open();
     let listener = bench.listener.take().unwrap();
-    let stop = Arc::new(AtomicBool::new(false));
-    let order = StopOrder::from(stop.clone());
+    let map = bench.folder.path().join("present");
+    let pager = thread::spawn(move || {
+        let stream = listener.accept().unwrap().0;
+        let mut requests: Vec<ChunkRequest> = (0..16).map(|_| hear(&stream).unwrap()).collect();
+        requests.sort_by_key(|request| request.offset % (5 * CHUNK));
+        for request in requests {
+            let chunk = request.offset / CHUNK;
+            match chunk {
+                7 => say(
+                    &stream,
+                    &ChunkAnswer::Unavailable {
+                        id: request.id,
+                        chunk: Some(7),
+                        sentence: "chunk 7 is at nobody's".into(),
+                    },
+                ),
+                _ => {
+                    set(&map, chunk..chunk + 1);
+                    say(&stream, &ChunkAnswer::Present { id: request.id });
+                }
+            }
+        }
+    });
+    let chunk_of = |chunk: u64| chunk * CHUNK..(chunk + 1) * CHUNK;
+    let mut waiting: BTreeMap<u64, u64> = (0..16)
+        .map(|chunk| (chunks.ask(chunk_of(chunk)), chunk))
+        .collect();
+    let bell = bell();
+    while !waiting.is_empty() {
+        for (id, outcome) in chunks.answers() {
+            match waiting.remove(&id).expect("it was asked for, and once") {
+                7 => assert_eq!(outcome.unwrap_err().to_string(), "chunk 7 is at nobody's"),
+                chunk => {
+                    assert_eq!(outcome.unwrap(), Fetched::Present);
+                    assert!(chunks.is_present(&chunk_of(chunk)));
+                }
+            }
+        }
+        chunks.wait(bell.as_fd()).unwrap();
+    }
+    pager.join().unwrap();
+}
+
+#[test]
+fn the_bell_ends_the_waiting_and_what_is_given_up_is_asked_anew() {
+    let mut bench = Bench::new();
+    let chunks = bench.open();
+    let listener = bench.listener.take().unwrap();
+    let bell = bell();
+    let ring = bell.try_clone().unwrap();
     let pager = thread::spawn(move || {
         let stream = listener.accept().unwrap().0;
         let request = hear(&stream).unwrap();
-        stop.store(true, Ordering::SeqCst);
+        rustix::io::write(&ring, &1u64.to_ne_bytes()).unwrap();
         // It is done anew later, on the same connection.
         let again = hear(&stream).unwrap();
         assert_eq!(
             (again.offset, again.length),
             (request.offset, request.length)
         );
-        say(
-            &stream,
-            &ChunkAnswer::Unavailable {
-                id: request.id,
-                chunk: None,
-                sentence: "the old one".into(),
-            },
-        );
-        say(
-            &stream,
-            &ChunkAnswer::Unavailable {
-                id: again.id,
-                chunk: None,
-                sentence: "the new one".into(),
-            },
-        );
+        for (id, sentence) in [(request.id, "the old one"), (again.id, "the new one")] {
+            say(
+                &stream,
+                &ChunkAnswer::Unavailable {
+                    id,
+                    chunk: None,
+                    sentence: sentence.into(),
+                },
+            );
+        }
     });
-    let error = chunks.fetch(&(0..4096), &order).unwrap_err();
-    assert_eq!(error.kind(), io::ErrorKind::Interrupted);
-    let error = chunks.fetch(&(0..4096), &no_order()).unwrap_err();
+    chunks.ask(0..4096);
+    while !chunks.wait(bell.as_fd()).unwrap() {}
+    chunks.give_up();
+    let error = fetch(&chunks, &self::bell(), 0..4096).unwrap_err();
     assert_eq!(error.to_string(), "the new one");
     pager.join().unwrap();
 }
@@ -389,24 +448,20 @@ fn everything_can_be_done_in_the_sandbox() {
         stream
     }));
     Sandbox::On.prepare().unwrap();
+    let bell = bell();
     let disk = thread::spawn(move || {
         Sandbox::On
             .enter(Role::Device(WorkerRole::BlockOnDemand))
             .unwrap();
-        let order = no_order();
-        chunks.fetch(&(CHUNK..2 * CHUNK), &order).unwrap();
-        chunks.fetch(&(2 * CHUNK..3 * CHUNK), &order).unwrap_err();
-        let came = chunks.fetch(&(2 * CHUNK..3 * CHUNK), &order).unwrap();
+        fetch(&chunks, &bell, CHUNK..2 * CHUNK).unwrap();
+        fetch(&chunks, &bell, 2 * CHUNK..3 * CHUNK).unwrap_err();
+        let came = fetch(&chunks, &bell, 2 * CHUNK..3 * CHUNK).unwrap();
         assert_eq!(came, Fetched::Bytes(vec![5; CHUNK as usize]));
-        let stop = Arc::new(AtomicBool::new(false));
-        let order = StopOrder::from(stop.clone());
-        // No thread may be started here: the order has come already.
-        stop.store(true, Ordering::SeqCst);
-        let error = chunks.fetch(&(3 * CHUNK..4 * CHUNK), &order).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::Interrupted);
-        stop.store(false, Ordering::SeqCst);
+        let given_up = chunks.ask(3 * CHUNK..4 * CHUNK);
+        chunks.give_up();
+        assert!(chunks.answers().iter().all(|(id, _)| *id != given_up));
         // Until the pager has gone, and nobody comes for a while.
-        chunks.fetch(&(4 * CHUNK..5 * CHUNK), &order).unwrap_err();
+        fetch(&chunks, &bell, 4 * CHUNK..5 * CHUNK).unwrap_err();
         println!("lived");
     });
     // A thread that did what it may not is held for ever.

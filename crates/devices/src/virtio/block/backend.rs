@@ -48,9 +48,9 @@ impl Backend {
             .set_residency(residency);
     }
 
-    /// Whether parts of its file may be missing.
-    pub(super) fn is_on_demand(&self) -> bool {
-        self.disk.is_on_demand()
+    /// What its one worker has in common with its other users.
+    pub(super) fn disk(&self) -> Arc<Disk> {
+        self.disk.clone()
     }
 
     /// Feature bits a driver may choose from, without the transport's.

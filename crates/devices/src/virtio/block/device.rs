@@ -92,14 +92,16 @@ impl VirtioDevice for Block {
         let stop = Arc::new(AtomicBool::new(false));
         let returned = Arc::new(Mutex::new(None));
         let write_through = activation.features & (1 << VIRTIO_BLK_F_FLUSH) == 0;
-        let mut executor = self.backend.executor(stop.clone(), write_through);
-        let mut role = WorkerRole::Block;
-        if self.backend.is_on_demand() {
-            executor.listen_to(doorbell.try_clone().map_err(ActivateError::Worker)?);
-            role = WorkerRole::BlockOnDemand;
-        }
+        let executor = self.backend.executor(stop.clone(), write_through);
+        let disk = self.backend.disk();
+        let role = match disk.on_demand() {
+            Some(_) => WorkerRole::BlockOnDemand,
+            None => WorkerRole::Block,
+        };
         let worker = Worker {
             executor,
+            disk,
+            waiting: Vec::new(),
             limiter: self.limiter.clone(),
             memory: activation.memory,
             interrupt: activation.interrupt,

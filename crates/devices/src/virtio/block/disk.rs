@@ -2,9 +2,9 @@
 
 use super::SECTOR;
 use super::options::{BlockError, BlockOptions};
-use super::residency::{Fetched, Residency, StopOrder};
+use super::residency::{Fetcher, Residency};
 use crate::GuestMemory;
-use crate::virtio::queue::bounce::{Bounce, Cursor};
+use crate::virtio::queue::bounce::Bounce;
 use crate::virtio::queue::segment::Segment;
 use crate::virtio::queue::vectored::{Direction, Vectors};
 use jiffy_sys::handed;
@@ -15,8 +15,8 @@ use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use vm_memory::{Bytes, GuestAddress};
+use std::sync::atomic::{AtomicBool, Ordering};
+use vm_memory::GuestAddress;
 
 /// Linux 6.1: which alignment direct I/O needs. Not among rustix's names.
 const STATX_DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
@@ -43,7 +43,7 @@ pub(super) const PIECE_BYTES: usize = 4 << 20;
 
 /// What one thread uses for its transfers.
 pub(super) struct Scratch {
-    pub(super) order: StopOrder,
+    stop: Arc<AtomicBool>,
     vectors: Vectors,
     bounce: Bounce,
     piece: Vec<Segment>,
@@ -54,7 +54,7 @@ impl Scratch {
     /// is set.
     pub(super) fn new(stop: Arc<AtomicBool>) -> Scratch {
         Scratch {
-            order: stop.into(),
+            stop,
             vectors: Vectors::default(),
             bounce: Bounce::default(),
             piece: Vec::new(),
@@ -63,7 +63,7 @@ impl Scratch {
 
     /// An error if the order to stop has come.
     pub(super) fn go_on(&self) -> io::Result<()> {
-        match self.order.has_come() {
+        match self.stop.load(Ordering::SeqCst) {
             true => Err(io::ErrorKind::Interrupted.into()),
             false => Ok(()),
         }
@@ -108,9 +108,16 @@ impl Disk {
         self.residency = Some(residency);
     }
 
-    /// Whether parts of the file may be missing.
-    pub(super) fn is_on_demand(&self) -> bool {
-        self.residency.is_some()
+    /// What is in the file, and who gets the rest; `None` if nothing is ever missing.
+    pub(super) fn on_demand(&self) -> Option<(&dyn Residency, &dyn Fetcher)> {
+        let residency = self.residency.as_deref()?;
+        Some((residency, residency.fetcher()?))
+    }
+
+    /// Whether all of these bytes are in the file, which has them on the disk.
+    pub(super) fn has(&self, bytes: &Range<u64>) -> bool {
+        let residency = self.residency.as_ref();
+        residency.is_none_or(|residency| residency.is_present(bytes))
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -126,7 +133,7 @@ impl Disk {
         self.block_size
     }
 
-    /// Fills `segments`, `bytes` in all, from `offset`.
+    /// Fills `segments`, `bytes` in all, from `offset`. All of them are in the file.
     pub(super) fn read(
         &self,
         scratch: &mut Scratch,
@@ -164,7 +171,7 @@ impl Disk {
         bytes: u64,
     ) -> io::Result<()> {
         if bytes <= PIECE_BYTES as u64 {
-            return self.transfer_piece(scratch, direction, memory, segments, offset, bytes);
+            return self.transfer_piece(scratch, direction, memory, segments, offset);
         }
         let mut piece = std::mem::take(&mut scratch.piece);
         let mut rest = Rest {
@@ -172,61 +179,29 @@ impl Disk {
             consumed: 0,
         };
         let mut result = Ok(());
-        let end = offset + bytes;
         while result.is_ok() && rest.next_piece(&mut piece) {
-            let bytes = (end - offset).min(PIECE_BYTES as u64);
-            result = scratch.go_on().and_then(|()| {
-                self.transfer_piece(scratch, direction, memory, &piece, offset, bytes)
-            });
+            result = scratch
+                .go_on()
+                .and_then(|()| self.transfer_piece(scratch, direction, memory, &piece, offset));
             offset += PIECE_BYTES as u64;
         }
         scratch.piece = piece;
         result
     }
 
-    /// Moves bytes of which some may not be in the file yet.
-    fn transfer_piece(
+    /// Fills `segments` from `offset`, at most [`PIECE_BYTES`], all in the file.
+    pub(super) fn read_present(
         &self,
         scratch: &mut Scratch,
-        direction: Direction,
         memory: &GuestMemory,
         segments: &[Segment],
         offset: u64,
-        bytes: u64,
     ) -> io::Result<()> {
-        let missing = match &self.residency {
-            Some(residency) if direction == Direction::Read => {
-                let bytes = offset..offset + bytes;
-                (!residency.is_present(&bytes)).then_some((residency, bytes))
-            }
-            _ => None,
-        };
-        let Some((residency, mut bytes)) = missing else {
-            return self.transfer_here(scratch, direction, memory, segments, offset);
-        };
-        let mut cursor = Cursor::new(segments);
-        loop {
-            let mut came = match residency.fetch(&bytes, &scratch.order)? {
-                Fetched::Present => break,
-                Fetched::Bytes(came) => came,
-            };
-            let length = came.len() as u64;
-            if length == 0 || length > bytes.end - bytes.start {
-                return Err(io::ErrorKind::InvalidData.into());
-            }
-            cursor.run(&mut came, |part, address| memory.write_slice(part, address))?;
-            bytes.start += length;
-            if bytes.is_empty() {
-                return Ok(());
-            }
-            scratch.go_on()?;
-        }
-        let rest = cursor.rest();
-        self.transfer_here(scratch, direction, memory, &rest, bytes.start)
+        self.transfer_piece(scratch, Direction::Read, memory, segments, offset)
     }
 
-    /// Moves bytes that are in the file.
-    fn transfer_here(
+    /// Moves the bytes of one piece.
+    fn transfer_piece(
         &self,
         scratch: &mut Scratch,
         direction: Direction,
@@ -301,7 +276,7 @@ impl Disk {
     }
 
     /// The range must lie on the disk and on block boundaries.
-    fn check(&self, offset: u64, bytes: u64) -> io::Result<()> {
+    pub(super) fn check(&self, offset: u64, bytes: u64) -> io::Result<()> {
         let block = u64::from(self.block_size);
         let end = offset.checked_add(bytes);
         let inside = end.is_some_and(|end| end <= self.bytes);

@@ -2,8 +2,10 @@
 
 use super::SECTOR;
 use super::disk::{Disk, Scratch};
+use super::on_demand::{Step, WaitingRead};
 use super::options::ID_BYTES;
 use super::request::{Buffers, Operation, Request};
+use super::residency::Fetched;
 use crate::GuestMemory;
 use crate::log_limit::LogLimit;
 use crate::virtio::queue::chain::Chain;
@@ -14,7 +16,30 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
 use vm_memory::{Bytes, GuestAddress};
-use vmm_sys_util::eventfd::EventFd;
+
+/// What became of a request.
+#[derive(Debug)]
+pub enum Outcome {
+    /// It was answered, and so many bytes were written to the guest.
+    Done(u32),
+    /// The order to stop came in the middle. What was done by then is done again another
+    /// time, to the same effect.
+    Stopped,
+    /// It waits for bytes that are not in the disk's file: only of a disk that has a
+    /// [`Residency`](super::Residency).
+    Waits(Waiting),
+}
+
+/// A request that waits; [`Executor::resume`] goes on with it.
+#[derive(Debug)]
+pub struct Waiting(WaitingRead);
+
+impl Waiting {
+    /// The number of the answer it waits for.
+    pub(super) fn ticket(&self) -> u64 {
+        self.0.ticket
+    }
+}
 
 /// What one thread carries out requests with.
 pub struct Executor {
@@ -46,15 +71,7 @@ impl Executor {
         }
     }
 
-    /// Lets code that waits for missing bytes notice the order to stop: `bell` is readable
-    /// then.
-    pub(super) fn listen_to(&mut self, bell: EventFd) {
-        self.scratch.order.set_bell(bell);
-    }
-
-    /// Carries out one request. Returns the number of bytes written to the guest, or `None`
-    /// if the order to stop came before it was done: then it is carried out again later,
-    /// with the same result.
+    /// Carries out one request.
     ///
     /// `admit` is called first, and may wait (rate limits); its error counts as the order to
     /// stop.
@@ -63,48 +80,79 @@ impl Executor {
         memory: &GuestMemory,
         chain: Chain,
         admit: &mut dyn FnMut(Cost) -> io::Result<()>,
-    ) -> Option<u32> {
-        let (address, status, data_written) = match self.buffers.parse(memory, chain) {
+    ) -> Outcome {
+        match self.buffers.parse(memory, chain) {
             Ok(request) => {
                 let admitted = admit(request.cost());
-                let (status, written) =
-                    match admitted.and_then(|()| self.carry_out(memory, &request)) {
-                        Ok(written) => (VIRTIO_BLK_S_OK as u8, written),
-                        Err(error) if error.kind() == io::ErrorKind::Interrupted => return None,
-                        Err(error) => (failure(&error, &self.log), 0),
-                    };
-                (request.status, status, written)
+                let done = admitted.and_then(|()| self.carry_out(memory, &request));
+                self.conclude(memory, request.status, done)
             }
             Err(refused) => {
                 tracing::debug!(%refused, "a guest's block request");
                 match refused.status() {
-                    Some((address, status)) => (address, status, 0),
-                    None => return Some(0),
+                    Some((address, status)) => say(memory, address, status, 0),
+                    None => Outcome::Done(0),
                 }
             }
-        };
-        Some(match memory.write_obj(status, address) {
-            Ok(()) => data_written.saturating_add(1),
-            Err(_) => 0,
-        })
+        }
     }
 
-    /// The number of data bytes written to the guest.
-    fn carry_out(&mut self, memory: &GuestMemory, request: &Request) -> io::Result<u32> {
+    /// Goes on with a request that waited.
+    pub(super) fn resume(
+        &mut self,
+        memory: &GuestMemory,
+        waiting: Waiting,
+        fetched: io::Result<Fetched>,
+    ) -> Outcome {
+        let (status, length) = (waiting.0.status, waiting.0.length);
+        let step = fetched.and_then(|fetched| {
+            self.disk
+                .answered(&mut self.scratch, memory, waiting.0, fetched)
+        });
+        self.conclude(memory, status, step.map(|step| progress(step, length)))
+    }
+
+    /// Writes the status of a request that has come to its end.
+    fn conclude(
+        &self,
+        memory: &GuestMemory,
+        status: GuestAddress,
+        progress: io::Result<Progress>,
+    ) -> Outcome {
+        match progress {
+            Ok(Progress::Waits(read)) => Outcome::Waits(Waiting(read)),
+            Ok(Progress::Written(bytes)) => say(memory, status, VIRTIO_BLK_S_OK as u8, bytes),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Outcome::Stopped,
+            Err(error) => say(memory, status, failure(&error, &self.log), 0),
+        }
+    }
+
+    fn carry_out(&mut self, memory: &GuestMemory, request: &Request) -> io::Result<Progress> {
         let bytes = request.data_bytes;
         let scratch = &mut self.scratch;
         match &request.operation {
             Operation::Read(offset) => {
                 let data = self.buffers.writable_data();
+                self.disk.check(*offset, bytes)?;
+                let wanted = *offset..*offset + bytes;
+                if !self.disk.has(&wanted) {
+                    let step =
+                        self.disk
+                            .begin_waiting(scratch, memory, data, wanted, request.status)?;
+                    return Ok(progress(step, bytes));
+                }
                 self.disk.read(scratch, memory, data, *offset, bytes)?;
-                return Ok(u32::try_from(bytes).unwrap_or(u32::MAX));
+                return Ok(progress(Step::Done, bytes));
             }
             Operation::Write(offset) => {
                 let data = self.buffers.readable_data();
                 self.disk.write(scratch, memory, data, *offset, bytes)?;
             }
-            Operation::Flush => return self.disk.flush().map(|()| 0),
-            Operation::Identify => return identify(&self.id, memory, self.buffers.writable_data()),
+            Operation::Flush => return self.disk.flush().map(|()| Progress::Written(0)),
+            Operation::Identify => {
+                let written = identify(&self.id, memory, self.buffers.writable_data())?;
+                return Ok(Progress::Written(written));
+            }
             Operation::Discard(ranges) => {
                 for range in ranges.as_slice() {
                     scratch.go_on()?;
@@ -121,8 +169,30 @@ impl Executor {
         if self.write_through {
             self.disk.flush()?;
         }
-        Ok(0)
+        Ok(Progress::Written(0))
     }
+}
+
+/// How far a request has come that did not fail.
+enum Progress {
+    /// It is done, and so many data bytes were written to the guest.
+    Written(u32),
+    Waits(WaitingRead),
+}
+
+fn progress(step: Step, bytes: u64) -> Progress {
+    match step {
+        Step::Done => Progress::Written(u32::try_from(bytes).unwrap_or(u32::MAX)),
+        Step::Waits(read) => Progress::Waits(read),
+    }
+}
+
+/// Writes the status byte behind so many data bytes.
+fn say(memory: &GuestMemory, address: GuestAddress, status: u8, data_written: u32) -> Outcome {
+    Outcome::Done(match memory.write_obj(status, address) {
+        Ok(()) => data_written.saturating_add(1),
+        Err(_) => 0,
+    })
 }
 
 /// Writes the identity, as much of it as fits.

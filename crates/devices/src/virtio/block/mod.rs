@@ -9,6 +9,7 @@
 //! * `request`: requests as guest memory has them, checked.
 //! * [`executor`]: carries requests out.
 //! * `worker`: the thread that serves the queue.
+//! * `on_demand`: reads that wait for bytes which are not in the file yet.
 //! * `disk`: bytes of the file to and from guest memory, a piece at a time.
 
 pub mod backend;
@@ -16,6 +17,7 @@ mod config;
 pub mod device;
 mod disk;
 pub mod executor;
+mod on_demand;
 pub mod options;
 mod request;
 pub mod residency;
@@ -27,17 +29,17 @@ mod tests;
 
 pub use backend::Backend;
 pub use device::Block;
-pub use executor::Executor;
+pub use executor::{Executor, Outcome};
 pub use options::{BlockError, BlockOptions, ID_BYTES};
-pub use residency::{Fetched, Residency, StopOrder};
+pub use residency::{Fetched, Fetcher, Residency};
 pub use state::{BlockState, RestoreError};
 
 /// Bytes of the unit in which the protocol counts (Virtio 1.3 §5.2.4).
 pub const SECTOR: u64 = 512;
 
-/// Entries of the queue. The worker serves one request after the other, so
-/// depth buys nothing, and a Linux guest allocates a request for every entry
-/// when it boots.
+/// Entries of the queue. The worker carries out one request after the other, so more buy
+/// nothing (as many can wait for missing bytes), and a Linux guest allocates a request for
+/// every entry when it boots.
 const QUEUE_SIZE: u16 = 128;
 
 /// Most buffers of data in one request: a queue's worth, less header and

@@ -81,32 +81,22 @@ impl Bounce {
 }
 
 /// A place in a list of segments.
-pub(crate) struct Cursor<'a> {
+struct Cursor<'a> {
     segments: &'a [Segment],
     /// Bytes of the first segment already done.
     consumed: usize,
 }
 
 impl<'a> Cursor<'a> {
-    pub(crate) fn new(segments: &'a [Segment]) -> Cursor<'a> {
+    fn new(segments: &'a [Segment]) -> Cursor<'a> {
         Cursor {
             segments,
             consumed: 0,
         }
     }
 
-    /// What is still to be done.
-    pub(crate) fn rest(&self) -> Vec<Segment> {
-        let mut rest = self.segments.to_vec();
-        if let Some(first) = rest.first_mut() {
-            first.address.0 += self.consumed as u64;
-            first.length -= self.consumed;
-        }
-        rest
-    }
-
     /// Pairs all of `chunk` with the guest memory that comes next.
-    pub(crate) fn run(
+    fn run(
         &mut self,
         mut chunk: &mut [u8],
         mut copy: impl FnMut(&mut [u8], GuestAddress) -> Result<(), vm_memory::GuestMemoryError>,

@@ -9,7 +9,10 @@ use std::num::Wrapping;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
-use vm_memory::{Bytes as _, GuestAddress};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
+
+/// Where the entries of an available ring begin, behind flags and index (Virtio 1.3 §2.7.6).
+const ENTRIES: u64 = 4;
 
 /// The next chain that the driver made available, if there is one. An error is a queue
 /// that the driver broke.
@@ -21,6 +24,25 @@ pub(crate) fn next_chain(
         return Ok(None);
     };
     Ok(Some(Chain::of(queue, &found)))
+}
+
+/// Puts a chain that was taken, and not returned, before the next one: whoever goes on with
+/// the queue takes it anew.
+///
+/// The entry of the available ring is written, which else only drivers do. It is one of those
+/// that the device has taken: a driver writes it again when it has fewer requests under way
+/// than the queue has entries, and this one is under way. Chains behind it may have been
+/// returned, so a position alone can't say what is still to be done; and so a saved queue has
+/// no more parts than its rings and its position.
+pub(crate) fn put_back(
+    queue: &mut Queue,
+    memory: &GuestMemory,
+    head: u16,
+) -> Result<(), GuestMemoryError> {
+    queue.go_to_previous_position();
+    let entry = u64::from(queue.next_avail() % queue.size());
+    let address = queue.avail_ring() + ENTRIES + entry * size_of::<u16>() as u64;
+    memory.write_obj(head.to_le(), GuestAddress(address))
 }
 
 /// Answers at most a queue's worth of requests. `act` returns the number of bytes it

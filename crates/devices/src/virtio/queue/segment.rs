@@ -29,6 +29,25 @@ pub(crate) fn part(
     })
 }
 
+/// Takes so many bytes off the front of a list, which has as many.
+pub(crate) fn take_front(segments: &mut Vec<Segment>, mut bytes: usize) -> Vec<Segment> {
+    let mut front = Vec::new();
+    let mut used_up = 0;
+    for segment in segments.iter_mut() {
+        if bytes == 0 {
+            break;
+        }
+        let length = segment.length.min(bytes);
+        front.push(Segment { length, ..*segment });
+        bytes -= length;
+        segment.address.0 += length as u64;
+        segment.length -= length;
+        used_up += usize::from(segment.length == 0);
+    }
+    segments.drain(..used_up);
+    front
+}
+
 /// Fills `target` from byte `offset` of the segments on; the caller has checked that
 /// there are so many.
 pub(crate) fn read(memory: &GuestMemory, segments: &[Segment], offset: usize, target: &mut [u8]) {

@@ -1,17 +1,21 @@
 //! Disks whose file is filled as it is read.
 
 use super::driver::*;
-use crate::virtio::block::{Block, BlockOptions, Fetched, Residency, SECTOR, StopOrder};
-use crate::virtio::testing::{Buffer, DriverQueue, Running, memory};
+use crate::virtio::block::{Block, BlockOptions, Fetched, Fetcher, Residency, SECTOR};
+use crate::virtio::queue::doorbell::descriptor;
+use crate::virtio::testing::{Buffer, DriverQueue, Running, copy_of, memory};
 use rustix::event::{PollFd, PollFlags, poll};
+use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use vmm_sys_util::eventfd::EventFd;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -22,6 +26,17 @@ struct Map {
     present: Mutex<Vec<bool>>,
     asked: Mutex<Sender<Range<u64>>>,
     mood: Mutex<Mood>,
+    fetches: Mutex<Fetches>,
+    /// Rings when there are answers.
+    news: EventFd,
+}
+
+#[derive(Debug, Default)]
+struct Fetches {
+    last: u64,
+    /// Asked for, and not answered until the test says so.
+    held: Vec<(u64, Range<u64>)>,
+    answers: Vec<(u64, io::Result<Fetched>)>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -32,8 +47,8 @@ enum Mood {
     Bring(usize),
     /// As many, and what comes next is in the file.
     BringOnce(usize),
-    /// Until the order to stop comes.
-    Wait,
+    /// Answered when the test says so.
+    Hold,
 }
 
 impl Map {
@@ -44,12 +59,40 @@ impl Map {
             present: Mutex::new(vec![false; sectors]),
             asked: Mutex::new(asked),
             mood: Mutex::new(Mood::Fill),
+            fetches: Mutex::default(),
+            news: EventFd::new(libc::EFD_NONBLOCK).unwrap(),
         };
         (Arc::new(map), heard)
     }
 
     fn feel(&self, mood: Mood) {
         *self.mood.lock().unwrap() = mood;
+    }
+
+    fn fill(&self, bytes: &Range<u64>) {
+        let file = OpenOptions::new().write(true).open(&self.path).unwrap();
+        let sectors = Map::sectors(bytes);
+        for sector in sectors.clone() {
+            let bytes = [sector as u8 ^ 0xff; SECTOR as usize];
+            file.write_all_at(&bytes, sector as u64 * SECTOR).unwrap();
+        }
+        self.present.lock().unwrap()[sectors].fill(true);
+    }
+
+    /// Answers what was held and satisfies `which`.
+    fn release(&self, which: impl Fn(&Range<u64>) -> bool) {
+        let mut fetches = self.fetches.lock().unwrap();
+        let held = std::mem::take(&mut fetches.held);
+        for (ticket, bytes) in held {
+            match which(&bytes) {
+                true => {
+                    self.fill(&bytes);
+                    fetches.answers.push((ticket, Ok(Fetched::Present)));
+                }
+                false => fetches.held.push((ticket, bytes)),
+            }
+        }
+        self.news.write(1).unwrap();
     }
 
     fn sectors(bytes: &Range<u64>) -> Range<usize> {
@@ -63,39 +106,63 @@ impl Residency for Map {
         present[Map::sectors(bytes)].iter().all(|there| *there)
     }
 
-    fn fetch(&self, bytes: &Range<u64>, order: &StopOrder) -> io::Result<Fetched> {
-        self.asked.lock().unwrap().send(bytes.clone()).unwrap();
+    fn fetcher(&self) -> Option<&dyn Fetcher> {
+        Some(self)
+    }
+}
+
+impl Fetcher for Map {
+    fn ask(&self, bytes: Range<u64>) -> u64 {
         let mood = *self.mood.lock().unwrap();
-        match mood {
+        let mut fetches = self.fetches.lock().unwrap();
+        fetches.last += 1;
+        let ticket = fetches.last;
+        let outcome = match mood {
             Mood::Bring(most) | Mood::BringOnce(most) => {
                 if matches!(mood, Mood::BringOnce(_)) {
                     self.feel(Mood::Fill);
                 }
-                let sectors = Map::sectors(bytes).take(most);
+                let sectors = Map::sectors(&bytes).take(most);
                 let came = sectors.flat_map(|sector| [sector as u8 ^ 0xff; SECTOR as usize]);
-                Ok(Fetched::Bytes(came.collect()))
+                Some(Ok(Fetched::Bytes(came.collect())))
             }
             Mood::Fill => {
-                let file = OpenOptions::new().write(true).open(&self.path).unwrap();
-                let sectors = Map::sectors(bytes);
-                for sector in sectors.clone() {
-                    let bytes = [sector as u8 ^ 0xff; SECTOR as usize];
-                    file.write_all_at(&bytes, sector as u64 * SECTOR).unwrap();
-                }
-                self.present.lock().unwrap()[sectors].fill(true);
-                Ok(Fetched::Present)
+                self.fill(&bytes);
+                Some(Ok(Fetched::Present))
             }
-            Mood::Fail => Err(io::Error::other("chunk 1 cannot be had")),
-            Mood::Wait => {
-                while !order.has_come() {
-                    let bell = order.bell().expect("a device has a bell");
-                    let mut fds = [PollFd::from_borrowed_fd(bell, PollFlags::IN)];
-                    poll(&mut fds, None).unwrap();
-                    order.silence();
-                }
-                Err(io::ErrorKind::Interrupted.into())
+            Mood::Fail => Some(Err(io::Error::other("chunk 1 cannot be had"))),
+            Mood::Hold => None,
+        };
+        match outcome {
+            Some(outcome) => {
+                fetches.answers.push((ticket, outcome));
+                self.news.write(1).unwrap();
             }
+            None => fetches.held.push((ticket, bytes.clone())),
         }
+        drop(fetches);
+        self.asked.lock().unwrap().send(bytes).unwrap();
+        ticket
+    }
+
+    fn answers(&self) -> Vec<(u64, io::Result<Fetched>)> {
+        let _ = self.news.read();
+        std::mem::take(&mut self.fetches.lock().unwrap().answers)
+    }
+
+    fn wait(&self, bell: BorrowedFd<'_>) -> io::Result<bool> {
+        let mut fds = [
+            PollFd::from_borrowed_fd(bell, PollFlags::IN),
+            PollFd::from_borrowed_fd(descriptor(&self.news), PollFlags::IN),
+        ];
+        poll(&mut fds, None)?;
+        Ok(!fds[0].revents().is_empty())
+    }
+
+    fn give_up(&self) {
+        let mut fetches = self.fetches.lock().unwrap();
+        fetches.held.clear();
+        fetches.answers.clear();
     }
 }
 
@@ -184,7 +251,7 @@ fn what_the_file_has_no_room_for_is_read_as_it_came() {
 fn a_read_that_waits_goes_back_to_the_ring_and_is_done_later() {
     let fixture = Fixture::new(64);
     let (map, asked) = Map::new(&fixture, 64);
-    map.feel(Mood::Wait);
+    map.feel(Mood::Hold);
     let mut guest = start(&fixture, &map);
     guest.write_header(IN, 30);
     guest.driver.add(&usual(&[Buffer::writable(DATA, 4096)]));
@@ -227,4 +294,149 @@ fn large_reads_are_filled_piece_by_piece() {
     assert_eq!(asked.last().unwrap().end, 8 * SECTOR + (9 << 20));
     assert!(asked.windows(2).all(|pair| pair[0].end == pair[1].start));
     assert!(asked.iter().all(|bytes| bytes.end - bytes.start <= 4 << 20));
+}
+
+/// Puts a read of one sector into the ring, with a place of its own for each; its head.
+fn add_read(guest: &mut Guest, sector: u64) -> u16 {
+    let (header, data, status) = (0xb000 + sector * 16, DATA + sector * 512, 0xc000 + sector);
+    let mut bytes = [0; 16];
+    bytes[..4].copy_from_slice(&IN.to_le_bytes());
+    bytes[8..].copy_from_slice(&sector.to_le_bytes());
+    guest.driver.store(header, &bytes);
+    guest.driver.store(status, &[UNTOUCHED]);
+    guest.driver.add(&[
+        Buffer::readable(header, 16),
+        Buffer::writable(data, 512),
+        Buffer::writable(status, 1),
+    ])
+}
+
+fn expect_read(driver: &DriverQueue, sector: u64, byte: u8) {
+    let (mut status, mut data) = ([0], [0; 512]);
+    driver.load(0xc000 + sector, &mut status);
+    driver.load(DATA + sector * 512, &mut data);
+    assert_eq!((status, data), ([OK], [byte; 512]), "sector {sector}");
+}
+
+#[test]
+fn sixteen_missing_reads_wait_at_once_and_one_that_is_in_the_file_passes_them() {
+    let fixture = Fixture::new(64);
+    let (map, asked) = Map::new(&fixture, 64);
+    map.present.lock().unwrap()[40..41].fill(true);
+    map.feel(Mood::Hold);
+    let mut guest = start(&fixture, &map);
+    let missing: Vec<u16> = (0..16).map(|sector| add_read(&mut guest, sector)).collect();
+    guest.device.ring(0);
+    let mut wanted: BTreeSet<u64> = (0..16).map(|sector| sector * SECTOR).collect();
+    for _ in 0..16 {
+        let bytes = asked.recv_timeout(PATIENCE).unwrap();
+        assert!(wanted.remove(&bytes.start), "{bytes:?} is asked for once");
+    }
+    let present = add_read(&mut guest, 40);
+    guest.device.ring(0);
+    assert_eq!(guest.driver.wait_used().head, u32::from(present));
+    expect_read(&guest.driver, 40, 40);
+    // They are answered as they come.
+    map.release(|bytes| bytes.start == 11 * SECTOR);
+    assert_eq!(guest.driver.wait_used().head, u32::from(missing[11]));
+    expect_read(&guest.driver, 11, 11 ^ 0xff);
+    map.release(|_| true);
+    let mut heads: BTreeSet<u32> = missing.iter().map(|head| u32::from(*head)).collect();
+    heads.remove(&u32::from(missing[11]));
+    for _ in 0..15 {
+        assert!(heads.remove(&guest.driver.wait_used().head));
+    }
+    for sector in (0..16).filter(|sector| *sector != 11) {
+        expect_read(&guest.driver, sector, sector as u8 ^ 0xff);
+    }
+    assert!(asked.try_recv().is_err());
+}
+
+#[test]
+fn what_waits_over_a_capture_is_answered_once_and_what_passed_it_is_not_done_again() {
+    let fixture = Fixture::new(64);
+    let (map, asked) = Map::new(&fixture, 64);
+    map.present.lock().unwrap()[32..48].fill(true);
+    map.feel(Mood::Hold);
+    let mut guest = start(&fixture, &map);
+    // Once round the ring of 64 entries before, so that positions and entries differ.
+    for _ in 0..50 {
+        assert_eq!(guest.read(40, 512).0, OK);
+    }
+    let mut waiting = BTreeSet::new();
+    let mut passed = BTreeSet::new();
+    for n in 0..8 {
+        waiting.insert(u32::from(add_read(&mut guest, n)));
+        passed.insert(u32::from(add_read(&mut guest, 32 + n)));
+    }
+    guest.device.ring(0);
+    for _ in 0..8 {
+        assert!(passed.remove(&guest.driver.wait_used().head));
+        asked.recv_timeout(PATIENCE).unwrap();
+    }
+    let (block, queues) = guest.device.stop();
+    assert_eq!(guest.driver.next_used(), None);
+    let state = queues[0].state();
+    assert_eq!((state.next_avail, state.next_used), (50 + 8, 50 + 8));
+    let saved = block.save();
+    drop(block);
+
+    // A clone goes on from a copy of the memory, and has one more request.
+    let memory = copy_of(&guest.memory);
+    map.feel(Mood::Fill);
+    let options = BlockOptions {
+        read_only: true,
+        ..fixture.options()
+    };
+    let block = Block::restore(&options, &saved)
+        .unwrap()
+        .on_demand(map.clone());
+    let device = Running::start(block, &memory, queues, FLUSHES);
+    let mut guest = Guest {
+        driver: guest.driver.over(memory.clone()),
+        device,
+        memory,
+    };
+    let last = add_read(&mut guest, 47);
+    waiting.insert(u32::from(last));
+    guest.device.ring(0);
+    for _ in 0..9 {
+        let head = guest.driver.wait_used().head;
+        assert!(waiting.remove(&head), "head {head} came twice");
+    }
+    for sector in 0..8 {
+        expect_read(&guest.driver, sector, sector as u8 ^ 0xff);
+    }
+    expect_read(&guest.driver, 47, 47);
+    let (_, queues) = guest.device.stop();
+    assert_eq!(guest.driver.next_used(), None);
+    assert_eq!(queues[0].state().next_avail, 50 + 17);
+}
+
+#[test]
+fn a_reset_forgets_what_waits() {
+    let fixture = Fixture::new(64);
+    let (map, asked) = Map::new(&fixture, 64);
+    map.feel(Mood::Hold);
+    let mut guest = start(&fixture, &map);
+    for sector in 0..4 {
+        add_read(&mut guest, sector);
+    }
+    guest.device.ring(0);
+    for _ in 0..4 {
+        asked.recv_timeout(PATIENCE).unwrap();
+    }
+    let (block, _) = guest.device.stop();
+    assert!(map.fetches.lock().unwrap().held.is_empty(), "given up");
+    // The driver begins with new rings.
+    map.feel(Mood::Fill);
+    let driver = DriverQueue::new(guest.memory.clone(), RINGS, 64);
+    let queue = driver.device_queue(false);
+    let mut guest = Guest {
+        device: Running::start(block, &guest.memory, vec![queue], FLUSHES),
+        driver,
+        memory: guest.memory,
+    };
+    assert_eq!(guest.read(20, 512), (OK, 513));
+    assert_eq!(guest.driver.next_used(), None);
 }
