@@ -11,7 +11,7 @@ pub const TARGET: Target = Target {
     covers: &[
         "crates/registry/src/artifact",
         "crates/registry/src/manifest.rs",
-        "crates/registry/src/signature.rs",
+        "crates/registry/src/signature",
     ],
     seeds: all_seeds,
     run,

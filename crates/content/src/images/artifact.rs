@@ -124,6 +124,7 @@ pub fn cut(name: &str, path: std::path::PathBuf, boot: u64, tail: u64) -> FileTo
         boot => FileToPush::local(name, path, BOOT).cut(boot, DATA),
     }
     .cut(tail, TAIL)
+    .read_in_parts()
 }
 
 /// The file of this name, which must be there.

@@ -5,9 +5,11 @@
 //!
 //! * [`plan`](Artifact::plan): how files become an artifact.
 //! * [`push`](Artifact::push): sends what the registry lacks.
+//! * `blocks`: the hashes by which parts of files are checked.
 //! * [`remote`]: [`RemoteArtifact`], its files read in ranges or fetched whole.
 
 pub mod annotations;
+mod blocks;
 mod hash;
 mod plan;
 mod push;

@@ -1,15 +1,16 @@
 //! How files become an artifact.
 
 use super::hash::hash;
-use super::{MAX_CONFIG, MAX_PACK, PACK_TYPE, Pack, annotations, is_name, is_role};
+use super::{MAX_CONFIG, MAX_PACK, PACK_TYPE, Pack, annotations, blocks, is_name, is_role};
 use crate::client::MAX_MANIFEST;
 use crate::error::Result;
 use crate::manifest::media_type;
 use crate::{Descriptor, Digest, ImageManifest, Progress, RegistryError, RemoteFile, parallel};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The configuration blob of an artifact: what it is, for Jiffy.
 #[derive(Clone, Debug)]
@@ -33,8 +34,10 @@ enum From {
         path: PathBuf,
         /// Where a segment begins, and its role.
         segments: Vec<(u64, String)>,
+        /// Whether it has a file of hashes beside it.
+        in_parts: bool,
     },
-    Remote(RemoteFile),
+    Remote(Box<RemoteFile>),
 }
 
 /// Files, cut and hashed: what there is to push.
@@ -57,7 +60,9 @@ pub(super) enum Bytes {
     /// At the pack's offset of a file.
     In(PathBuf),
     /// In the repository of another artifact.
-    At(RemoteFile),
+    At(Box<RemoteFile>),
+    /// Here.
+    Held(Arc<[u8]>),
 }
 
 impl FileToPush {
@@ -69,6 +74,7 @@ impl FileToPush {
             from: From::Local {
                 path: path.into(),
                 segments: vec![(0, role.to_owned())],
+                in_parts: false,
             },
         }
     }
@@ -87,13 +93,23 @@ impl FileToPush {
         self
     }
 
+    /// Parts of it will be read: the artifact has the hashes of its blocks beside it. Does
+    /// nothing for a file that is in a registry already, which has some or has none.
+    #[must_use]
+    pub fn read_in_parts(mut self) -> Self {
+        if let From::Local { in_parts, .. } = &mut self.from {
+            *in_parts = true;
+        }
+        self
+    }
+
     /// A file of an artifact that is in a registry already, such as a parent's. Its
     /// packs are listed as they are; a push finds them there, has them mounted from
     /// that artifact's repository, or copies them from there.
     pub fn remote(name: &str, file: &RemoteFile) -> Self {
         Self {
             name: name.to_owned(),
-            from: From::Remote(file.clone()),
+            from: From::Remote(Box::new(file.clone())),
         }
     }
 }
@@ -122,19 +138,17 @@ impl Artifact {
                 )));
             }
             match &file.from {
-                From::Local { path, segments } => {
+                From::Local {
+                    path,
+                    segments,
+                    in_parts,
+                } => {
                     packs.extend(cut_and_hash(&file.name, path, segments, progress)?);
+                    if *in_parts {
+                        packs.extend(hashes(&file.name, path, progress)?);
+                    }
                 }
-                From::Remote(remote) => packs.extend(remote.packs().iter().map(|pack| Planned {
-                    pack: described(
-                        &file.name,
-                        pack.offset,
-                        &pack.role,
-                        pack.blob.digest,
-                        pack.blob.size,
-                    ),
-                    bytes: Bytes::At(remote.clone()),
-                })),
+                From::Remote(remote) => packs.extend(elsewhere(&file.name, remote)),
             }
         }
         let manifest = ImageManifest {
@@ -223,6 +237,60 @@ fn cut_and_hash(
         })
     });
     Ok(packs.collect())
+}
+
+/// The packs of a file in another artifact, and of its hashes.
+fn elsewhere(name: &str, remote: &RemoteFile) -> Vec<Planned> {
+    let planned = |name: &str, offset, role: &str, blob: &Descriptor| Planned {
+        pack: described(name, offset, role, blob.digest, blob.size),
+        bytes: Bytes::At(Box::new(remote.clone())),
+    };
+    let packs = remote.packs().iter();
+    let mut packs: Vec<Planned> = packs
+        .map(|pack| planned(name, pack.offset, &pack.role, &pack.blob))
+        .collect();
+    if let (Some(blocks), Some(name)) = (&remote.blocks, blocks::name_of(name)) {
+        packs.push(planned(&name, 0, blocks::ROLE, blocks.blob()));
+    }
+    packs
+}
+
+/// The hashes of a local file's blocks; none if the file's name is too long for another
+/// beside it.
+fn hashes(name: &str, path: &Path, progress: &dyn Progress) -> Result<Option<Planned>> {
+    /// Bytes hashed by one thread at a time: whole blocks.
+    const PIECE: u64 = 64 * blocks::BLOCK;
+    let failed = |error| RegistryError::file("read", path, error);
+    let Some(beside) = blocks::name_of(name) else {
+        return Ok(None);
+    };
+    let file = File::open(path).map_err(failed)?;
+    let size = file.metadata().map_err(failed)?.len();
+    let pieces: Vec<u64> = (0..size).step_by(PIECE as usize).collect();
+    let found = Mutex::new(BTreeMap::new());
+    parallel::for_each(&pieces, |start| {
+        if progress.cancelled() {
+            let what = format!("reading {name}");
+            return Err(RegistryError::Cancelled { what });
+        }
+        let mut bytes = vec![0; PIECE.min(size - start) as usize];
+        file.read_exact_at(&mut bytes, *start).map_err(failed)?;
+        let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        found.insert(*start, blocks::hashes(&bytes));
+        Ok(())
+    })?;
+    let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let bytes: Vec<u8> = found.into_values().flatten().collect();
+    Ok(Some(Planned {
+        pack: described(
+            &beside,
+            0,
+            blocks::ROLE,
+            Digest::of(&bytes),
+            bytes.len() as u64,
+        ),
+        bytes: Bytes::Held(bytes.into()),
+    }))
 }
 
 #[derive(Debug, PartialEq, Eq)]

@@ -56,6 +56,9 @@ impl Artifact {
                     client.upload_blob(reference, blob, None, &mut file, progress)?
                 }
                 Bytes::At(origin) => copy(client, reference, blob, origin, progress)?,
+                Bytes::Held(bytes) => {
+                    client.upload_blob(reference, blob, None, &mut Cursor::new(bytes), progress)?
+                }
             };
             note(blob, how);
             Ok(())

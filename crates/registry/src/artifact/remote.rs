@@ -1,8 +1,9 @@
 //! An artifact in a registry, its files read in ranges or fetched whole.
 
+use super::blocks::{self, Blocks};
 use super::hash::hash;
 use super::{
-    IMAGE_TYPE, MAX_CONFIG, PACK_TYPE, Pack, SNAPSHOT_TYPE, annotations, is_name, is_role,
+    IMAGE_TYPE, MAX_CONFIG, MAX_PACK, PACK_TYPE, Pack, SNAPSHOT_TYPE, annotations, is_name, is_role,
 };
 use crate::client::Fetched;
 use crate::error::{Result, one_line};
@@ -16,6 +17,7 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// An artifact in a registry: its manifest and configuration are here, its files
 /// there.
@@ -37,7 +39,18 @@ pub struct RemoteFile {
     name: String,
     size: u64,
     packs: Vec<Pack>,
+    /// The hashes of its blocks; artifacts that Jiffy 0.1 pushed have none.
+    pub(super) blocks: Option<Blocks>,
+    /// The pack that was read last, of a file without such hashes.
+    last_pack: Arc<Mutex<Option<LastPack>>>,
 }
+
+/// The first byte of a pack in its file, and all of it.
+type LastPack = (u64, Arc<Vec<u8>>);
+
+/// The largest pack that is read whole into memory because a part of it is wanted and can't
+/// be checked.
+const MOST_WHOLE: u64 = 2 * MAX_PACK;
 
 impl RemoteArtifact {
     /// Whether a manifest says that it is an artifact of Jiffy, of any version.
@@ -174,6 +187,8 @@ pub(crate) fn files(
                 name: name.to_owned(),
                 size: 0,
                 packs: Vec::new(),
+                blocks: None,
+                last_pack: Arc::default(),
             });
             files.len() - 1
         });
@@ -193,6 +208,24 @@ pub(crate) fn files(
             offset,
             role: role.to_owned(),
         });
+    }
+    attach_blocks(files)
+}
+
+/// Puts the hashes of blocks to the files that they are of. What is of none is refused.
+fn attach_blocks(files: Vec<RemoteFile>) -> std::result::Result<Vec<RemoteFile>, String> {
+    let is_hashes = |file: &RemoteFile| file.packs.iter().any(|pack| pack.role == blocks::ROLE);
+    let (hashes, mut files): (Vec<_>, Vec<_>) = files.into_iter().partition(is_hashes);
+    for file in hashes {
+        let bad = |why: &str| format!("the file {:?} {why}", file.name);
+        let [Pack { blob, .. }] = &file.packs[..] else {
+            return Err(bad("has hashes of blocks and is not one pack"));
+        };
+        let of = blocks::file_of(&file.name);
+        let of = files.iter_mut().find(|it| Some(&*it.name) == of);
+        let of = of.ok_or_else(|| bad("has the hashes of a file that is not there"))?;
+        let blocks = Blocks::of(blob, of.size);
+        of.blocks = Some(blocks.ok_or_else(|| bad("does not have a hash for each block"))?);
     }
     Ok(files)
 }
@@ -228,6 +261,8 @@ impl RemoteFile {
             name: "file".to_owned(),
             size: packs.last().map_or(0, Pack::end),
             packs,
+            blocks: None,
+            last_pack: Arc::default(),
         }
     }
 
@@ -272,9 +307,9 @@ impl RemoteFile {
         (count == all).then(|| self.packs[first].offset..end)
     }
 
-    /// Some bytes of the file, across packs. Packs that are wholly in the range are
-    /// verified by their SHA-256; parts of packs **are not**: the caller must have a
-    /// checksum of its own.
+    /// Some bytes of the file, across packs. All of them were held against a hash that the
+    /// manifest's digest vouches for: whole packs against their SHA-256, parts of packs by
+    /// whole blocks. Of a file without hashes of its blocks whole packs are read.
     pub fn read(&self, range: Range<u64>, progress: &dyn Progress) -> Result<Vec<u8>> {
         if range.start > range.end || range.end > self.size {
             return Err(RegistryError::damaged(
@@ -285,28 +320,112 @@ impl RemoteFile {
                 ),
             ));
         }
-        let first = self.packs.partition_point(|pack| pack.end() <= range.start);
+        if range.is_empty() {
+            return Ok(Vec::new());
+        }
+        let is_whole = self.packs_around(&range) == range;
+        let Some(blocks) = self.blocks.as_ref().filter(|_| !is_whole) else {
+            return self.read_packs(&range, progress);
+        };
+        let around = Blocks::around(&range, self.size);
         let mut bytes = Vec::new();
-        for pack in &self.packs[first..] {
+        for pack in self.packs_of(&around) {
+            let part = around.start.max(pack.offset)..around.end.min(pack.end());
+            let part = part.start - pack.offset..part.end - pack.offset;
+            self.client.append_blob_range(
+                &self.repository,
+                &pack.blob,
+                part,
+                &mut bytes,
+                progress,
+            )?;
+        }
+        let fetch = |blob: &Descriptor| {
+            let mut hashes = Vec::new();
+            self.client
+                .blob(&self.repository, blob, &mut hashes, progress)?;
+            Ok(hashes)
+        };
+        if let Some(number) = blocks.first_wrong(around.start, &bytes, fetch)? {
+            return Err(RegistryError::damaged(
+                format!("file {:?} of {}", self.name, self.repository),
+                format!("block {number} has another hash than the artifact says"),
+            ));
+        }
+        bytes.truncate((range.end - around.start) as usize);
+        bytes.drain(..(range.start - around.start) as usize);
+        Ok(bytes)
+    }
+
+    /// How many bytes are fetched to read these.
+    pub fn bytes_to_read(&self, range: &Range<u64>) -> u64 {
+        let around = match &self.blocks {
+            Some(_) => Blocks::around(range, self.size),
+            None => self.packs_around(range),
+        };
+        around.end - around.start
+    }
+
+    /// The packs that hold these bytes.
+    fn packs_of<'a>(&'a self, range: &'a Range<u64>) -> impl Iterator<Item = &'a Pack> {
+        let first = self.packs.partition_point(|pack| pack.end() <= range.start);
+        let packs = self.packs[first..].iter();
+        packs.take_while(|pack| pack.offset < range.end)
+    }
+
+    /// All bytes of the packs that hold these.
+    fn packs_around(&self, range: &Range<u64>) -> Range<u64> {
+        let mut packs = self.packs_of(range);
+        let Some(first) = packs.next() else {
+            return range.clone();
+        };
+        first.offset..packs.last().unwrap_or(first).end()
+    }
+
+    /// Some bytes of the file, by whole packs.
+    fn read_packs(&self, range: &Range<u64>, progress: &dyn Progress) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        for pack in self.packs_of(range) {
             let (start, end) = (range.start.max(pack.offset), range.end.min(pack.end()));
-            if start >= end {
-                break;
-            }
             if start == pack.offset && end == pack.end() {
                 self.client
                     .blob(&self.repository, &pack.blob, &mut bytes, progress)?;
-                continue;
-            }
-            let part = start - pack.offset..end - pack.offset;
-            let part = self
-                .client
-                .blob_range(&self.repository, &pack.blob, part, progress)?;
-            if bytes.is_empty() {
-                bytes = part;
             } else {
-                bytes.extend_from_slice(&part);
+                let whole = self.whole_pack(pack, progress)?;
+                let part = (start - pack.offset) as usize..(end - pack.offset) as usize;
+                bytes.extend_from_slice(&whole[part]);
             }
         }
+        Ok(bytes)
+    }
+
+    /// A pack of which parts are wanted: what is read next is likely in it, too.
+    fn whole_pack(&self, pack: &Pack, progress: &dyn Progress) -> Result<Arc<Vec<u8>>> {
+        if pack.blob.size > MOST_WHOLE {
+            return Err(RegistryError::Unsupported {
+                what: format!("file {:?} of {}", self.name, self.repository),
+                reason: format!(
+                    "parts of it are read, it has no hashes of its blocks, and a pack of {} \
+                     bytes is more than the {MOST_WHOLE} that are read whole instead; push it \
+                     again with this version of Jiffy",
+                    pack.blob.size
+                ),
+            });
+        }
+        let mut last = self
+            .last_pack
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some((offset, bytes)) = &*last
+            && *offset == pack.offset
+        {
+            return Ok(bytes.clone());
+        }
+        let mut bytes = Vec::new();
+        self.client
+            .blob(&self.repository, &pack.blob, &mut bytes, progress)?;
+        let bytes = Arc::new(bytes);
+        *last = Some((pack.offset, bytes.clone()));
         Ok(bytes)
     }
 

@@ -1,7 +1,7 @@
 //! Who we are, told once: passwords and tokens by registry and right.
 
 use super::challenge::Challenge;
-use super::url::{Origin, Url, percent_encoded};
+use super::url::{Origin, Url};
 use crate::RegistryError;
 use crate::credentials::{Login, Secret};
 use crate::error::{Result, one_line};
@@ -11,6 +11,7 @@ use serde::Deserialize;
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
+use url::form_urlencoded;
 
 /// How long a token is good for if its server does not say: Docker's specification.
 const DEFAULT_LIFE: u64 = 60;
@@ -101,18 +102,18 @@ pub(super) fn token_request(
     let parameter = |name: &str| challenge.parameters.get(name);
     let scopes = with_asked(scopes, parameter("scope"));
     if let Some(Login::Identity(token)) = login {
-        let mut form = format!(
-            "grant_type=refresh_token&client_id=jiffy&refresh_token={}&scope={}",
-            percent_encoded(token.reveal()),
-            percent_encoded(&scopes.join(" "))
-        );
+        let mut form = form_urlencoded::Serializer::new(String::new());
+        form.append_pair("grant_type", "refresh_token")
+            .append_pair("client_id", "jiffy")
+            .append_pair("refresh_token", token.reveal())
+            .append_pair("scope", &scopes.join(" "));
         if let Some(service) = parameter("service") {
-            form.push_str(&format!("&service={}", percent_encoded(service)));
+            form.append_pair("service", service);
         }
         return TokenRequest {
             url: realm,
             authorisation: None,
-            form: Some(Secret::new(form)),
+            form: Some(Secret::new(form.finish())),
         };
     }
     let mut url = realm;
@@ -257,7 +258,7 @@ mod tests {
         assert!(asked.authorisation.is_none());
         let form = asked.form.unwrap();
         assert!(
-            form.reveal().contains("refresh_token=i%20d"),
+            form.reveal().contains("refresh_token=i+d"),
             "{}",
             form.reveal()
         );

@@ -10,7 +10,6 @@ use crate::{Descriptor, Progress, Reference, RegistryError};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Range;
-use std::time::Instant;
 use ureq::http::header;
 use ureq::http::{Method, StatusCode};
 
@@ -21,6 +20,20 @@ const PIECE: usize = 64 << 10;
 /// though only some of it was asked for.
 const MOST_SKIPPED: u64 = 64 << 20;
 
+/// Bytes that are read at a time to where they stay: what a record of TLS has at most.
+const RECORD: usize = 16 << 10;
+/// The most that is allocated before anything has come, bytes.
+const MOST_RESERVED: u64 = 4 << 20;
+
+/// Where bytes go that come.
+enum Sink<'a> {
+    /// Each piece is looked at.
+    Pieces(&'a mut dyn FnMut(&[u8]) -> Result<()>),
+    /// They are read to the end of this, from the connection and not by way of another
+    /// buffer.
+    Memory(&'a mut Vec<u8>),
+}
+
 /// Of which blob some bytes are wanted.
 struct Wanted<'a> {
     what: &'a str,
@@ -28,8 +41,7 @@ struct Wanted<'a> {
     blob: &'a Descriptor,
     /// The most that is thrown away if they come with all that is before them.
     most_skipped: u64,
-    /// When they must be here.
-    deadline: Option<Instant>,
+    progress: &'a dyn Progress,
 }
 
 impl Client {
@@ -113,7 +125,7 @@ impl Client {
             blob,
             // All of it is wanted, however it comes.
             most_skipped: u64::MAX,
-            deadline: progress.deadline(),
+            progress,
         };
         let mut mark = done;
         while done < blob.size {
@@ -133,7 +145,8 @@ impl Client {
                 Ok(())
             };
             let from = mark;
-            if let Err(error) = self.receive(&wanted, from..blob.size, &mut take) {
+            let sink = Sink::Pieces(&mut take);
+            if let Err(error) = self.receive(&wanted, from..blob.size, sink) {
                 if done >= mark + PIECE as u64 {
                     patience.got_further();
                 }
@@ -151,8 +164,8 @@ impl Client {
         Ok(())
     }
 
-    /// Some bytes of a blob, in one ranged read. **Not verified**: a part of a blob has
-    /// no digest, so the caller must have a checksum of its own.
+    /// Some bytes of a blob, in one ranged read. **Not verified**: a part of a blob has no
+    /// digest, so the caller must have a checksum of its own.
     pub fn blob_range(
         &self,
         repository: &Reference,
@@ -160,6 +173,20 @@ impl Client {
         range: Range<u64>,
         progress: &dyn Progress,
     ) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.append_blob_range(repository, blob, range, &mut bytes, progress)?;
+        Ok(bytes)
+    }
+
+    /// The same, to the end of `bytes`. What had come stays there if this fails.
+    pub(crate) fn append_blob_range(
+        &self,
+        repository: &Reference,
+        blob: &Descriptor,
+        range: Range<u64>,
+        bytes: &mut Vec<u8>,
+        progress: &dyn Progress,
+    ) -> Result<()> {
         let what = blob_name(repository, blob);
         if range.start > range.end || range.end > blob.size {
             return Err(RegistryError::damaged(
@@ -175,45 +202,33 @@ impl Client {
             repository,
             blob,
             most_skipped: MOST_SKIPPED,
-            deadline: progress.deadline(),
+            progress,
         };
-        let mut bytes = Vec::new();
         let mut patience = self.inner.patience(&what, progress);
-        let length = range.end - range.start;
-        while (bytes.len() as u64) < length {
-            let before = bytes.len();
-            let from = range.start + before as u64;
-            let mut take = |piece: &[u8]| {
-                // Grows with what comes, not by what was promised.
-                bytes.extend_from_slice(piece);
-                if progress.cancelled() {
-                    return Err(RegistryError::Cancelled { what: what.clone() });
-                }
-                Ok(())
-            };
-            if let Err(error) = self.receive(&wanted, from..range.end, &mut take) {
-                if bytes.len() >= before + PIECE {
+        let begin = bytes.len() as u64;
+        bytes.reserve((range.end - range.start).min(MOST_RESERVED) as usize);
+        let come = |bytes: &Vec<u8>| bytes.len() as u64 - begin;
+        while come(bytes) < range.end - range.start {
+            let before = come(bytes);
+            let left = range.start + before..range.end;
+            if let Err(error) = self.receive(&wanted, left, Sink::Memory(bytes)) {
+                if come(bytes) >= before + PIECE as u64 {
                     patience.got_further();
                 }
                 patience.failed(error)?;
             }
         }
-        Ok(bytes)
+        Ok(())
     }
 
-    /// One request for some bytes of a blob, all of which `take` gets or it fails.
-    fn receive(
-        &self,
-        wanted: &Wanted<'_>,
-        range: Range<u64>,
-        take: &mut dyn FnMut(&[u8]) -> Result<()>,
-    ) -> Result<()> {
+    /// One request for some bytes of a blob, all of which `sink` gets or it fails.
+    fn receive(&self, wanted: &Wanted<'_>, range: Range<u64>, mut sink: Sink<'_>) -> Result<()> {
         let &Wanted {
             what,
             repository,
             blob,
             most_skipped,
-            deadline,
+            progress,
         } = wanted;
         let whole = range.start == 0 && range.end == blob.size;
         let mut headers = Vec::new();
@@ -227,11 +242,11 @@ impl Client {
             method: Method::GET,
             url: self
                 .inner
-                .url(repository, &format!("blobs/{}", blob.digest)),
+                .url(repository, &format!("blobs/{}", blob.digest))?,
             headers,
             scopes: pull_scope(repository),
             payload: Payload::Nothing,
-            deadline,
+            deadline: progress.deadline(),
         })?;
         let skip = match answer.status() {
             StatusCode::PARTIAL_CONTENT if !whole => {
@@ -263,20 +278,40 @@ impl Client {
         };
         let mut body = answer.response.into_body().into_reader();
         let mut buffer = vec![0; PIECE];
+        let mut read = |buffer: &mut [u8], seen: u64| match body.read(buffer) {
+            Ok(0) => {
+                let why = format!("the answer ended after {seen} of {} bytes", skip + length);
+                Err(unreachable(what, &host, &why))
+            }
+            Ok(count) => Ok(count),
+            Err(error) => Err(broken(what, &host, ureq::Error::from(error))),
+        };
         let mut seen = 0;
         while seen < skip + length {
+            if seen >= skip
+                && let Sink::Memory(bytes) = &mut sink
+            {
+                let at = bytes.len();
+                let left = usize::try_from(skip + length - seen).unwrap_or(usize::MAX);
+                bytes.resize(at + left.min(RECORD), 0);
+                let count = read(&mut bytes[at..], seen);
+                bytes.truncate(at + count.as_ref().copied().unwrap_or(0));
+                seen += count? as u64;
+                if progress.cancelled() {
+                    let what = what.to_owned();
+                    return Err(RegistryError::Cancelled { what });
+                }
+                continue;
+            }
             let left = usize::try_from(skip + length - seen).unwrap_or(usize::MAX);
             let wanted = buffer.len().min(left);
-            let count = body
-                .read(&mut buffer[..wanted])
-                .map_err(|error| broken(what, &host, ureq::Error::from(error)))?;
-            if count == 0 {
-                let why = format!("the answer ended after {seen} of {} bytes", skip + length);
-                return Err(unreachable(what, &host, &why));
-            }
+            let count = read(&mut buffer[..wanted], seen)?;
             let before = usize::try_from(skip.saturating_sub(seen)).unwrap_or(usize::MAX);
             if before < count {
-                take(&buffer[before..count])?;
+                match &mut sink {
+                    Sink::Pieces(take) => take(&buffer[before..count])?,
+                    Sink::Memory(bytes) => bytes.extend_from_slice(&buffer[before..count]),
+                }
             }
             seen += count as u64;
         }

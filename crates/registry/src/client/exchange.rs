@@ -93,9 +93,10 @@ impl Exchange {
     }
 
     /// An address in a repository: `tail` is what follows its name.
-    pub(super) fn url(&self, repository: &Reference, tail: &str) -> Url {
+    pub(super) fn url(&self, repository: &Reference, tail: &str) -> Result<Url> {
         let path = format!("/v2/{}/{tail}", repository.repository());
-        Url::new(self.scheme(repository), repository.registry(), path)
+        let url = Url::new(self.scheme(repository), repository.registry(), &path);
+        url.map_err(|why| RegistryError::protocol(repository.to_string(), why))
     }
 
     fn scheme(&self, repository: &Reference) -> Scheme {
@@ -136,7 +137,9 @@ impl Exchange {
         {
             return false;
         }
-        let url = Url::new(Scheme::Https, registry, "/v2/".to_owned());
+        let Ok(url) = Url::new(Scheme::Https, registry, "/v2/") else {
+            return false;
+        };
         let Ok(request) = Request::get(url.to_string()).body(()) else {
             return false;
         };
@@ -160,10 +163,9 @@ impl Exchange {
             origin: call.url.origin(),
             scopes,
         };
-        let registry = self.url(call.repository, "").origin();
+        let registry = self.url(call.repository, "")?;
         // An upload can be sent to another host: it has its own ways to know us.
-        let ours =
-            key.origin == registry || key.origin == self.url(call.repository, "").secure().origin();
+        let ours = key.origin == registry.origin() || key.origin == registry.secure().origin();
         // What was just given is used, even if it has expired by now.
         let mut given = None;
         loop {

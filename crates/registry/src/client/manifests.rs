@@ -5,7 +5,7 @@ use super::exchange::{Call, Payload};
 use super::{Client, MAX_MANIFEST};
 use crate::error::{Result, one_line};
 use crate::manifest::{self, Content, media_type};
-use crate::{Digest, ImageManifest, Platform, Progress, Reference, RegistryError};
+use crate::{Descriptor, Digest, ImageManifest, Platform, Progress, Reference, RegistryError};
 use ureq::http::Method;
 use ureq::http::header::{self, HeaderName};
 
@@ -51,7 +51,7 @@ impl Client {
         let (bytes, media_type) = self.inner.patience(&what, progress).until(|| {
             let answer =
                 self.inner
-                    .send(self.manifest_call(&what, reference, Method::GET, progress))?;
+                    .send(self.manifest_call(&what, reference, Method::GET, progress)?)?;
             let claimed = answer.header(&CONTENT_DIGEST).map(str::to_owned);
             let media_type = answer.header(&header::CONTENT_TYPE).map(str::to_owned);
             let bytes = self.inner.read_small(&what, answer, MAX_MANIFEST)?;
@@ -86,7 +86,7 @@ impl Client {
         let head = self.inner.patience(&what, progress).until(|| {
             let answer =
                 self.inner
-                    .send(self.manifest_call(&what, reference, Method::HEAD, progress))?;
+                    .send(self.manifest_call(&what, reference, Method::HEAD, progress)?)?;
             Ok(answer.header(&CONTENT_DIGEST).map(str::to_owned))
         });
         match head {
@@ -157,7 +157,7 @@ impl Client {
         let name = format!("{}/{}", repository.registry(), repository.repository());
         let what = format!("tags of {name}");
         let mut tags = Vec::new();
-        let mut next = Some(self.inner.url(repository, "tags/list?n=1000"));
+        let mut next = Some(self.inner.url(repository, "tags/list?n=1000")?);
         let mut pages = 0;
         while let Some(url) = next {
             pages += 1;
@@ -206,13 +206,59 @@ impl Client {
         Ok(tags)
     }
 
+    /// What refers to the manifest with this digest: its referrers (OCI distribution
+    /// specification 1.1, "Listing Referrers"), or what the index says that stands in for
+    /// them where a registry has no such list. At most one page of them.
+    pub fn referrers(
+        &self,
+        repository: &Reference,
+        digest: &Digest,
+        progress: &dyn Progress,
+    ) -> Result<Vec<Descriptor>> {
+        let what = format!("referrers of {}", repository.with_digest(*digest));
+        let answer = self.inner.patience(&what, progress).until(|| {
+            let answer = self.inner.send(Call {
+                what: &what,
+                repository,
+                method: Method::GET,
+                url: self.inner.url(repository, &format!("referrers/{digest}"))?,
+                headers: vec![(header::ACCEPT, media_type::OCI_INDEX.to_owned())],
+                scopes: pull_scope(repository),
+                payload: Payload::Nothing,
+                deadline: progress.deadline(),
+            })?;
+            self.inner.read_small(&what, answer, MAX_MANIFEST)
+        });
+        let content = match answer {
+            Ok(bytes) => manifest::parse(&bytes, media_type::OCI_INDEX, &what)?,
+            // Registries from before the list answer anything but 2xx.
+            Err(
+                RegistryError::NotFound { .. }
+                | RegistryError::Refused { .. }
+                | RegistryError::Unauthorised { .. },
+            ) => {
+                let tag = repository.with_tag(&format!("sha256-{}", digest.hex()))?;
+                match self.manifest(&tag, progress) {
+                    Ok(fetched) => fetched.content,
+                    Err(RegistryError::NotFound { .. }) => return Ok(Vec::new()),
+                    Err(error) => return Err(error),
+                }
+            }
+            Err(error) => return Err(error),
+        };
+        match content {
+            Content::Index(index) => Ok(index.manifests),
+            Content::Image(_) => Err(RegistryError::damaged(what, "they are no index")),
+        }
+    }
+
     fn manifest_call<'a>(
         &self,
         what: &'a str,
         reference: &'a Reference,
         method: Method,
         progress: &dyn Progress,
-    ) -> Call<'a> {
+    ) -> Result<Call<'a>> {
         let mut accept = vec![
             media_type::OCI_MANIFEST,
             media_type::OCI_INDEX,
@@ -221,18 +267,18 @@ impl Client {
         ];
         // So that the registry says what it has, and we why it is refused.
         accept.extend(media_type::DOCKER_SCHEMA_1);
-        Call {
+        Ok(Call {
             what,
             repository: reference,
             method,
             url: self
                 .inner
-                .url(reference, &format!("manifests/{}", reference.selector())),
+                .url(reference, &format!("manifests/{}", reference.selector()))?,
             headers: vec![(header::ACCEPT, accept.join(", "))],
             scopes: pull_scope(reference),
             payload: Payload::Nothing,
             deadline: progress.deadline(),
-        }
+        })
     }
 }
 

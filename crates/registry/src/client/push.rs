@@ -46,7 +46,7 @@ impl Client {
                 method: Method::HEAD,
                 url: self
                     .inner
-                    .url(repository, &format!("blobs/{}", blob.digest)),
+                    .url(repository, &format!("blobs/{}", blob.digest))?,
                 headers: Vec::new(),
                 // The same as for the upload that may follow: one token for both.
                 scopes: push_scope(repository),
@@ -126,7 +126,7 @@ impl Client {
         blob: &Descriptor,
         mount_from: Option<&str>,
     ) -> Result<Opened> {
-        let mut url = self.inner.url(repository, "blobs/uploads/");
+        let mut url = self.inner.url(repository, "blobs/uploads/")?;
         let mut scopes = push_scope(repository);
         if let Some(from) = mount_from {
             url = url
@@ -246,7 +246,9 @@ impl Client {
                 what: &what,
                 repository: reference,
                 method: Method::PUT,
-                url: self.inner.url(reference, &format!("manifests/{selector}")),
+                url: self
+                    .inner
+                    .url(reference, &format!("manifests/{selector}"))?,
                 headers: vec![(header::CONTENT_TYPE, media_type.to_owned())],
                 scopes: push_scope(reference),
                 payload: Payload::Bytes(bytes),

@@ -1,206 +1,145 @@
 //! Addresses on a registry, and where it sends us.
 
-use crate::reference::{host_of, is_loopback, is_registry};
+use crate::reference::is_loopback;
 use std::fmt;
 use std::net::IpAddr;
 use ureq::http::Uri;
+pub(super) use url::Origin;
 
 /// `http` or `https`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scheme {
     Http,
     Https,
 }
 
-impl Scheme {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Http => "http",
-            Self::Https => "https",
-        }
-    }
-
-    fn port(self) -> u16 {
-        match self {
-            Self::Http => 80,
-            Self::Https => 443,
-        }
-    }
-}
-
-/// Who is spoken to: what credentials and tokens belong to.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Origin {
-    scheme: Scheme,
-    host: String,
-    port: u16,
-}
-
-/// An absolute address. Never has a user, a password or a fragment.
+/// An absolute address of HTTP, as [`url`] reads them. Never has a user, a password or a
+/// fragment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Url {
-    scheme: Scheme,
-    /// `HOST[:PORT]`.
-    authority: String,
-    /// Begins with `/`.
-    path_and_query: String,
-}
+pub(super) struct Url(url::Url);
 
 /// The longest address a registry may send, bytes. Signed addresses of object stores
 /// have some 2,000.
 const LONGEST: usize = 16 << 10;
 
 impl Url {
-    pub(super) fn new(scheme: Scheme, authority: &str, path_and_query: String) -> Self {
-        Self {
-            scheme,
-            authority: authority.to_owned(),
-            path_and_query,
-        }
+    /// `authority` is `HOST[:PORT]`, `path_and_query` begins with `/`.
+    pub(super) fn new(
+        scheme: Scheme,
+        authority: &str,
+        path_and_query: &str,
+    ) -> Result<Self, String> {
+        let scheme = match scheme {
+            Scheme::Http => "http",
+            Scheme::Https => "https",
+        };
+        Self::parse(&format!("{scheme}://{authority}{path_and_query}"))
     }
 
     /// Reads an absolute address of a stranger.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        let refused = |why: &str| Err(format!("{:?} {why}", crate::error::one_line(text)));
-        if text.len() > LONGEST {
-            return refused("is too long an address");
-        }
-        if !text.bytes().all(|b| b.is_ascii_graphic()) {
-            return refused("is not an address");
-        }
-        let lower = text.get(..8).unwrap_or(text).to_ascii_lowercase();
-        let (scheme, rest) = if lower.starts_with("https://") {
-            (Scheme::Https, &text[8..])
-        } else if lower.starts_with("http://") {
-            (Scheme::Http, &text[7..])
-        } else {
-            return refused("is not an address of HTTP");
-        };
-        let rest = rest.split('#').next().unwrap_or(rest);
-        let end = rest.find(['/', '?']).unwrap_or(rest.len());
-        let (authority, path) = rest.split_at(end);
-        if !is_registry(authority) {
-            return refused("has no valid host");
-        }
-        let slash = if path.starts_with('/') { "" } else { "/" };
-        let url = Self {
-            scheme,
-            authority: authority.to_ascii_lowercase(),
-            path_and_query: format!("{slash}{path}"),
-        };
-        // Nothing could be sent there: a query with a quotation mark, for one.
-        match url.to_string().parse::<Uri>() {
-            Ok(_) => Ok(url),
-            Err(_) => refused("is not an address"),
-        }
+        read(text, url::Url::parse)
     }
 
-    /// Where a `Location` or `Link` of an answer to this address leads.
+    /// Where a `Location` or `Link` of an answer to this address leads: one that is not
+    /// absolute is relative to it (RFC 9110 §10.2.2).
     pub(super) fn join(&self, location: &str) -> Result<Self, String> {
-        if location.starts_with("//") {
-            return Self::parse(&format!("{}:{location}", self.scheme.name()));
+        if location.is_empty() {
+            return Err("it says nothing".to_owned());
         }
-        if location.starts_with('/') {
-            let origin = format!("{}://{}", self.scheme.name(), self.authority);
-            return Self::parse(&format!("{origin}{location}"));
-        }
-        Self::parse(location)
+        read(location, |text| self.0.join(text))
     }
 
     /// The same address with another parameter behind.
     pub(super) fn with_query(mut self, name: &str, value: &str) -> Self {
-        let mark = if self.path_and_query.contains('?') {
-            '&'
-        } else {
-            '?'
-        };
-        self.path_and_query.push(mark);
-        self.path_and_query.push_str(name);
-        self.path_and_query.push('=');
-        self.path_and_query.push_str(&percent_encoded(value));
+        self.0.query_pairs_mut().append_pair(name, value);
         self
     }
 
+    /// Who is spoken to: what credentials and tokens belong to.
     pub(super) fn origin(&self) -> Origin {
-        let port = self
-            .authority
-            .rsplit_once(':')
-            .filter(|(host, _)| !host.contains(':') || host.ends_with(']'))
-            .and_then(|(_, port)| port.parse().ok());
-        Origin {
-            scheme: self.scheme,
-            host: host_of(&self.authority).to_owned(),
-            port: port.unwrap_or(self.scheme.port()),
-        }
+        self.0.origin()
     }
 
+    /// `HOST[:PORT]`.
     pub(super) fn authority(&self) -> &str {
-        &self.authority
+        self.0.authority()
     }
 
-    /// The host alone.
+    /// The host alone, of an address of IPv6 without brackets.
     pub(super) fn host(&self) -> &str {
-        host_of(&self.authority)
+        let host = self.0.host_str().unwrap_or_default();
+        host.trim_start_matches('[').trim_end_matches(']')
     }
 
     /// Whether this host has a name in the domain that another's is in: `auth.x.example`
     /// and `x.example` share that of `registry.x.example`. A domain has two labels at
     /// least, and addresses are in none.
     pub(super) fn shares_domain(&self, other: &Url) -> bool {
-        let is_address = |url: &Url| url.host().parse::<IpAddr>().is_ok();
-        if is_address(self) || is_address(other) {
-            return false;
-        }
-        let Some((_, domain)) = other.host().split_once('.') else {
+        let (Some(ours), Some(theirs)) = (self.0.domain(), other.0.domain()) else {
             return false;
         };
-        let below = self.host().strip_suffix(domain);
+        let Some((_, domain)) = theirs.split_once('.') else {
+            return false;
+        };
+        let below = ours.strip_suffix(domain);
         domain.contains('.') && below.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     }
 
     pub(super) fn is_plain(&self) -> bool {
-        self.scheme == Scheme::Http
+        self.0.scheme() == "http"
     }
 
     /// Whether it leads to this computer. Linux takes 0.0.0.0 for that, too.
     pub(super) fn is_here(&self) -> bool {
         let address = self.host().parse::<IpAddr>();
-        is_loopback(&self.authority)
+        is_loopback(self.authority())
             || address.is_ok_and(|address| address.to_canonical().is_unspecified())
     }
 
     /// The same address by TLS.
     pub(super) fn secure(&self) -> Self {
-        Self {
-            scheme: Scheme::Https,
-            ..self.clone()
-        }
+        let mut url = self.0.clone();
+        // From one special scheme to another it never fails.
+        let _ = url.set_scheme("https");
+        Self(url)
+    }
+}
+
+/// Reads an address, and refuses those that nothing is sent to.
+fn read(
+    text: &str,
+    parse: impl FnOnce(&str) -> Result<url::Url, url::ParseError>,
+) -> Result<Url, String> {
+    let refused = |why: &str| Err(format!("{:?} {why}", crate::error::one_line(text)));
+    if text.len() > LONGEST {
+        return refused("is too long an address");
+    }
+    // The parser leaves out line ends and encodes other characters.
+    if !text.bytes().all(|b| b.is_ascii_graphic()) {
+        return refused("is not an address");
+    }
+    let mut url = match parse(text) {
+        Ok(url) => url,
+        Err(error) => return refused(&format!("is not an address: {error}")),
+    };
+    if !matches!(url.scheme(), "http" | "https") {
+        return refused("is not an address of HTTP");
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return refused("has a user or a password");
+    }
+    url.set_fragment(None);
+    match url.as_str().parse::<Uri>() {
+        Ok(_) => Ok(Url(url)),
+        Err(_) => refused("is not an address"),
     }
 }
 
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}://{}{}",
-            self.scheme.name(),
-            self.authority,
-            self.path_and_query
-        )
+        self.0.fmt(f)
     }
-}
-
-/// A value as part of a query or a form.
-pub(super) fn percent_encoded(value: &str) -> String {
-    let mut encoded = String::with_capacity(value.len());
-    for byte in value.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            encoded.push(char::from(byte));
-        } else {
-            encoded.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    encoded
 }
 
 #[cfg(test)]
@@ -210,33 +149,46 @@ mod tests {
 
     #[test]
     fn locations_lead_to_absolute_addresses() {
-        let base = Url::parse("http://localhost:5000/v2/a/blobs/uploads/").unwrap();
+        let base = Url::parse("http://localhost:5000/v2/a/blobs/uploads/?n=1").unwrap();
         let joined = |location| base.join(location).map(|url| url.to_string());
-        assert_eq!(joined("/x?y=1").unwrap(), "http://localhost:5000/x?y=1");
-        assert_eq!(
-            joined("https://Other.example/x#f").unwrap(),
-            "https://other.example/x"
-        );
-        assert_eq!(joined("//other.example").unwrap(), "http://other.example/");
+        for (location, leads_to) in [
+            ("/x?y=1", "http://localhost:5000/x?y=1"),
+            ("https://Other.example/x#f", "https://other.example/x"),
+            ("//other.example", "http://other.example/"),
+            ("x/y", "http://localhost:5000/v2/a/blobs/uploads/x/y"),
+            (
+                "../x?_state=a%3D",
+                "http://localhost:5000/v2/a/blobs/x?_state=a%3D",
+            ),
+            (
+                "?next=2",
+                "http://localhost:5000/v2/a/blobs/uploads/?next=2",
+            ),
+            ("/a?b=\"c", "http://localhost:5000/a?b=%22c"),
+        ] {
+            assert_eq!(joined(location).unwrap(), leads_to, "{location}");
+        }
         for bad in [
             "",
-            "x/y",
             "ftp://a/b",
+            "file:///etc/passwd",
             "http://u:p@host/x",
+            "http://u@host/x",
             "http://",
             "http://a b/",
-            "http:///x",
+            "http://[::1/",
+            "http://host:99999/",
             "/a\r\nX: y",
-            "/a?b=\"c",
         ] {
             assert!(joined(bad).is_err(), "{bad}");
         }
-        let url = base
+        let url = Url::parse("http://localhost:5000/v2/")
+            .unwrap()
             .with_query("digest", "sha256:ab")
             .with_query("n", "a b&c");
         assert_eq!(
             url.to_string(),
-            "http://localhost:5000/v2/a/blobs/uploads/?digest=sha256%3Aab&n=a%20b%26c"
+            "http://localhost:5000/v2/?digest=sha256%3Aab&n=a+b%26c"
         );
     }
 
@@ -250,6 +202,8 @@ mod tests {
         assert_ne!(origin("https://a.example"), origin("http://a.example"));
         assert_ne!(origin("http://[::1]:5000/"), origin("http://[::1]/"));
         assert_eq!(origin("http://[::1]:80/"), origin("http://[::1]/"));
+        let secure = Url::parse("http://a.example:5000/").unwrap().secure();
+        assert_eq!(secure.to_string(), "https://a.example:5000/");
     }
 
     #[test]
@@ -283,6 +237,8 @@ mod tests {
             "localhost:1",
             "127.0.0.1",
             "127.1.2.3:4",
+            "127.1",
+            "0x7f000001",
             "[::1]",
             "0.0.0.0:80",
             "[::]",
@@ -295,7 +251,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_location_is_refused_or_an_address_that_http_takes(location in "\\PC{0,60}|https?://[a-z.:@\\[\\]0-9]{0,20}[/?#a-z%]{0,9}|/[!-~]{0,30}") {
+        fn any_location_is_refused_or_an_address_that_http_takes(location in "\\PC{0,60}|https?://[a-z.:@\\[\\]0-9]{0,20}[/?#a-z%]{0,9}|/[!-~]{0,30}|[!-~]{0,30}") {
             let base = Url::parse("https://registry.example/v2/").unwrap();
             if let Ok(url) = base.join(&location) {
                 let _ = url.origin();

@@ -1,9 +1,10 @@
 //! Manifests signed with a key, as cosign does it.
 //!
-//! A signature is in the same repository as what it signs, under the tag
-//! `sha256-HEX.sig`: an image of which each layer is a small JSON document ("simple
-//! signing") that names the manifest's digest, with the signature in an annotation.
-//! Keys are ECDSA on P-256 with SHA-256.
+//! A signature is in the same repository as what it signs. Cosign 1 and 2 put it under the
+//! tag `sha256-HEX.sig`: an image of which each layer is a small JSON document ("simple
+//! signing") that names the manifest's digest, with the signature in an annotation. Cosign 3
+//! adds a referrer of the manifest, which is a Sigstore [`bundle`]. Both are read, and the
+//! first is written. Keys are ECDSA on P-256 with SHA-256.
 //!
 //! Why cosign's and not minisign's: its signatures are in the registry, so that they
 //! travel with the image, and `cosign`, `skopeo`, `podman` and the admission
@@ -13,6 +14,11 @@
 //!
 //! As with `cosign verify`, the digest counts and the name of the repository does not:
 //! a mirror has the same signatures.
+
+mod bundle;
+
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use bundle::judge_any;
 
 use crate::error::Result;
 use crate::manifest::{Content, media_type};
@@ -134,11 +140,10 @@ pub fn verify(
         what: format!("manifest {digest} of {}", repository.with_digest(*digest)),
         reason,
     };
-    let Some(signatures) = signatures(client, repository, digest, progress)? else {
-        return Err(unsigned("nobody signed it".to_owned()));
-    };
-    let mut others = 0;
-    for layer in signatures.layers.iter().take(MOST_SIGNATURES) {
+    let mut found = Found::default();
+    let simple = signatures(client, repository, digest, progress)?;
+    let layers = simple.map_or_else(Vec::new, |manifest| manifest.layers);
+    for layer in layers.iter().take(MOST_SIGNATURES) {
         if layer.media_type != SIMPLE_SIGNING {
             continue;
         }
@@ -154,11 +159,36 @@ pub fn verify(
         if key.verifies(&document, &signature) && names(&document, digest) {
             return Ok(());
         }
-        others += 1;
+        found.by_others += 1;
     }
-    Err(unsigned(format!(
-        "{others} signatures are by others, or of something else"
-    )))
+    if bundle::verify(client, repository, digest, key, &mut found, progress)? {
+        return Ok(());
+    }
+    Err(unsigned(found.to_string()))
+}
+
+/// Signatures of a manifest that say nothing of the key.
+#[derive(Default)]
+struct Found {
+    /// By other keys, or of something else.
+    by_others: usize,
+    /// Of a kind that is not verified: with a certificate, say.
+    of_other_kinds: usize,
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.by_others, self.of_other_kinds) {
+            (0, 0) => f.write_str("nobody signed it"),
+            (others, 0) => write!(f, "{others} signatures are by others, or of something else"),
+            (others, kinds) => write!(
+                f,
+                "of {} signatures {kinds} are of kinds that are not verified, with certificates \
+                 for example, and the others by other keys, or of something else",
+                others + kinds
+            ),
+        }
+    }
 }
 
 /// Signs the manifest with this digest, beside signatures that are there; does nothing

@@ -2,7 +2,10 @@
 
 use crate::server::{Reply, Request, Server};
 use crate::{GivesUp, Waits, client, reference};
-use jiffy_registry::{BlobFolder, Client, Descriptor, Progress, RegistryError};
+use jiffy_registry::artifact::{Artifact, Config, FileToPush, IMAGE_TYPE, RemoteArtifact};
+use jiffy_registry::{
+    BlobFolder, Client, Descriptor, Digest, Progress, Reference, RegistryError, media_type,
+};
 use std::fs;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -309,4 +312,90 @@ fn an_error_s_words_that_drip_are_not_waited_for() {
         .small_blob(&reference(&server, "a:1"), &blob, 10, &())
         .unwrap_err();
     assert!(error.to_string().contains("418"), "{error}");
+}
+
+/// Serves an artifact of one file, and says of each ranged answer what comes of it.
+fn artifact_server(
+    content: &[u8],
+    change: impl Fn(&mut Vec<u8>) + Send + Sync + 'static,
+) -> (Server, Reference) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    fs::write(&path, content).unwrap();
+    let file = FileToPush::local("disk", &path, "boot")
+        .cut(100_000, "data")
+        .read_in_parts();
+    let config = Config {
+        media_type: "c".into(),
+        bytes: b"{}".to_vec(),
+    };
+    let plan = Artifact::plan(IMAGE_TYPE, config, Default::default(), &[file], &()).unwrap();
+    let manifest = plan.manifest().to_vec();
+    let hashes = content.chunks(64 << 10).flat_map(|block| {
+        let hash = blake3::hash(block);
+        hash.as_bytes()[..16].to_vec()
+    });
+    let mut blobs = vec![b"{}".to_vec(), hashes.collect()];
+    blobs.extend([content[..100_000].to_vec(), content[100_000..].to_vec()]);
+    let server = Server::start(move |request| {
+        if request.path.contains("/manifests/") {
+            let kind = media_type::OCI_MANIFEST;
+            return Reply::new(200, manifest.clone()).with("content-type", kind);
+        }
+        let is_it = |blob: &&Vec<u8>| request.path.ends_with(&Digest::of(blob).to_string());
+        let Some(blob) = blobs.iter().find(is_it) else {
+            return Reply::new(404, "");
+        };
+        match request.range() {
+            None => Reply::new(200, blob.clone()),
+            Some(range) => {
+                let mut blob = blob.clone();
+                change(&mut blob);
+                Reply::part(&blob, range)
+            }
+        }
+    });
+    let to = reference(&server, "a:1");
+    (server, to)
+}
+
+#[test]
+fn a_part_of_a_file_that_has_another_hash_is_not_given() {
+    let content = content();
+    let (_server, to) = artifact_server(&content, |_| {});
+    let (client, _) = client();
+    let file = |to: &Reference| {
+        let artifact = RemoteArtifact::open(&client, to, &()).unwrap();
+        assert_eq!(artifact.files().len(), 1, "hashes are no file");
+        artifact.file("disk").unwrap().clone()
+    };
+    let honest = file(&to);
+    for range in [
+        0..1,
+        64..70_000,
+        99_999..100_001,
+        65_536..131_072,
+        250_000..300_000,
+    ] {
+        assert_eq!(
+            honest.bytes_to_read(&range) % (64 << 10),
+            match range.end {
+                300_000 => 300_000 % (64 << 10),
+                _ => 0,
+            }
+        );
+        let part = honest.read(range.clone(), &()).unwrap();
+        assert!(part == content[range.start as usize..range.end as usize]);
+    }
+    // One bit anywhere in the blocks that are touched, also outside of what is asked for.
+    let (_server, to) = artifact_server(&content, |blob| blob[10] ^= 1);
+    let lying = file(&to);
+    for range in [50..60, 64_000..64_001] {
+        let error = lying.read(range, &()).unwrap_err();
+        assert!(matches!(error, RegistryError::Damaged { .. }), "{error}");
+        assert!(error.to_string().contains("block 0 has another hash"));
+    }
+    // What is in other blocks is good.
+    let part = lying.read(200_000..200_010, &()).unwrap();
+    assert!(part == content[200_000..200_010]);
 }

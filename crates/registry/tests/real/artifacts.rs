@@ -25,7 +25,8 @@ fn image(folder: &Path, name: &str, seed: u64, size: usize) -> (FileToPush, Vec<
     let file = FileToPush::local(name, path, "data")
         .cut(0, "boot")
         .cut(100_000, "data")
-        .cut(size as u64 - 5_000, "tail");
+        .cut(size as u64 - 5_000, "tail")
+        .read_in_parts();
     (file, content)
 }
 
@@ -64,7 +65,7 @@ fn files_go_out_and_come_back() {
     assert_eq!(pushed.digest, artifact.digest());
     assert_eq!(
         pushed.bytes_total,
-        size as u64 + 5 + config().bytes.len() as u64
+        size as u64 + size.div_ceil(64 << 10) as u64 * 16 + 5 + config().bytes.len() as u64
     );
     assert_eq!(pushed.bytes_uploaded, pushed.bytes_total);
     let blobs: u64 = moved.0.lock().unwrap().values().sum();
@@ -107,6 +108,31 @@ fn files_go_out_and_come_back() {
     assert_eq!(fs::read(back.path().join("state")).unwrap(), b"state");
     assert_eq!(fs::read(back.path().join("empty")).unwrap(), b"");
     assert_eq!(fs::read_dir(back.path()).unwrap().count(), 3);
+}
+
+#[test]
+fn a_file_without_hashes_of_blocks_is_read_by_whole_packs() {
+    let registry = registry();
+    let client = client();
+    let there = tempfile::tempdir().unwrap();
+    let content = bytes(7, 400_000);
+    let path = there.path().join("disk");
+    fs::write(&path, &content).unwrap();
+    let file = FileToPush::local("disk", path, "data").cut(100_000, "data");
+    let to = reference(&registry, "older:1");
+    plan(&[file]).push(&client, &to, &()).unwrap();
+    let remote = RemoteArtifact::open(&client, &to, &()).unwrap();
+    let file = remote.file("disk").unwrap();
+    assert_eq!(file.bytes_to_read(&(5..10)), 100_000);
+    assert_eq!(file.bytes_to_read(&(99_999..100_001)), 400_000);
+    for range in [5..10, 20..99_999, 99_990..100_010, 250_000..400_000] {
+        let moved = Moved::default();
+        let part = file.read(range.clone(), &moved).unwrap();
+        assert!(part == content[range.start as usize..range.end as usize]);
+        // The pack that was read before is still in memory.
+        let is_again = [20, 250_000].contains(&range.start);
+        assert_eq!(moved.0.lock().unwrap().is_empty(), is_again, "{range:?}");
+    }
 }
 
 #[test]

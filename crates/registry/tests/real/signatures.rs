@@ -182,6 +182,118 @@ fn a_signature_of_something_else_is_none() {
     assert!(matches!(error, RegistryError::Unsigned { .. }), "{error}");
 }
 
+const BUNDLE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json";
+
+/// A bundle as `cosign sign --key` of version 3 writes it, with a signature of OpenSSL's.
+fn bundle(folder: &Path, key: &str, digest: &Digest) -> Vec<u8> {
+    let statement = serde_json::json!({
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"digest": {"sha256": digest.hex()}, "annotations": {}}],
+        "predicateType": "https://sigstore.dev/cosign/sign/v1",
+        "predicate": {},
+    })
+    .to_string();
+    let kind = "application/vnd.in-toto+json";
+    let signed = format!("DSSEv1 28 {kind} {} {statement}", statement.len());
+    let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    fs::write(path("signed"), signed).unwrap();
+    let signature = openssl(&["dgst", "-sha256", "-sign", &path(key), &path("signed")]);
+    let bundle = serde_json::json!({
+        "mediaType": BUNDLE,
+        "verificationMaterial": {
+            "publicKey": {"hint": "Zm9v"},
+            "tlogEntries": [],
+            "timestampVerificationData": null,
+        },
+        "dsseEnvelope": {
+            "payload": STANDARD.encode(statement),
+            "payloadType": kind,
+            "signatures": [{"sig": STANDARD.encode(signature), "keyid": ""}],
+        },
+    });
+    bundle.to_string().into_bytes()
+}
+
+/// Attaches a bundle to a manifest, as `BUNDLE_SPEC.md` has it. The registry has no list of
+/// referrers, so the index that stands in for it is written as the specification says.
+fn attach(client: &Client, to: &Reference, digest: &Digest, bundle: &[u8]) {
+    let upload = |media_type: &str, bytes: &[u8]| {
+        let blob = Descriptor::of(media_type, bytes);
+        let mut source = Cursor::new(bytes);
+        client
+            .upload_blob(to, &blob, None, &mut source, &())
+            .unwrap();
+        blob
+    };
+    let subject = client.manifest(&to.with_digest(*digest), &()).unwrap();
+    let manifest = serde_json::json!({
+        "schemaVersion": 2,
+        "mediaType": media_type::OCI_MANIFEST,
+        "artifactType": BUNDLE,
+        "config": upload(media_type::OCI_EMPTY, b"{}"),
+        "layers": [upload(BUNDLE, bundle)],
+        "subject": Descriptor::of(media_type::OCI_MANIFEST, &subject.bytes),
+        "annotations": {
+            "dev.sigstore.bundle.content": "dsse-envelope",
+            "dev.sigstore.bundle.predicateType": "https://sigstore.dev/cosign/sign/v1",
+        },
+    })
+    .to_string();
+    let own = Digest::of(manifest.as_bytes());
+    let put = |to: &Reference, media_type: &str, text: &str| {
+        client
+            .put_manifest(to, media_type, text.as_bytes(), &())
+            .unwrap();
+    };
+    put(&to.with_digest(own), media_type::OCI_MANIFEST, &manifest);
+    let mut listed = Descriptor::of(media_type::OCI_MANIFEST, manifest.as_bytes());
+    listed.artifact_type = Some(BUNDLE.to_owned());
+    let index = serde_json::json!({
+        "schemaVersion": 2, "mediaType": media_type::OCI_INDEX, "manifests": [listed],
+    });
+    let tag = to.with_tag(&format!("sha256-{}", digest.hex())).unwrap();
+    put(&tag, media_type::OCI_INDEX, &index.to_string());
+}
+
+#[test]
+fn a_bundle_of_cosign_3_is_found_and_verified() {
+    let registry = registry();
+    let client = client();
+    let folder = tempfile::tempdir().unwrap();
+    let (_, public) = key(folder.path(), "ours");
+    let (others, _) = key(folder.path(), "others");
+    let believed = PublicKey::from_pem(&public).unwrap();
+    let to = reference(&registry, "bundled:1");
+    let digest = image(&client, &to);
+    let said = |key: &PublicKey| {
+        let error = verify(&client, &to, &digest, key, &()).unwrap_err();
+        assert!(matches!(error, RegistryError::Unsigned { .. }), "{error}");
+        error.to_string()
+    };
+    assert!(said(&believed).contains("nobody signed it"));
+    attach(
+        &client,
+        &to,
+        &digest,
+        &bundle(folder.path(), "ours", &digest),
+    );
+    verify(&client, &to, &digest, &believed, &()).unwrap();
+    assert!(said(&others.public()).contains("1 signatures are by others"));
+
+    // A good signature of something else, and one with a certificate.
+    let other = bundle(folder.path(), "ours", &Digest::of(b"something else"));
+    attach(&client, &to, &digest, &other);
+    assert!(said(&believed).contains("by others, or of something else"));
+    let keyless = String::from_utf8(bundle(folder.path(), "others", &digest)).unwrap();
+    let keyless = keyless.replace("publicKey", "x509CertificateChain");
+    attach(&client, &to, &digest, keyless.as_bytes());
+    assert!(said(&believed).contains("of kinds that are not verified"));
+    // Beside one that says so the older way.
+    sign(&client, &to, &digest, &others, &()).unwrap();
+    verify(&client, &to, &digest, &others.public(), &()).unwrap();
+    assert!(said(&believed).contains("of 2 signatures 1 are of kinds"));
+}
+
 #[test]
 fn keys_of_other_kinds_are_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,0 +1,279 @@
+//! Signatures as cosign 3 writes them: Sigstore bundles that refer to a manifest.
+//!
+//! A referrer whose type is that of a bundle has it as its one layer: JSON, with an envelope
+//! (DSSE) in which an in-toto statement names the digests that are signed. Who signed with a
+//! key has the key's signature over the envelope's payload. Certificates, time stamps and
+//! entries of transparency logs are not looked at.
+//!
+//! Sources: cosign's `BUNDLE_SPEC.md`, Sigstore's `sigstore_bundle.proto`, DSSE's
+//! `protocol.md` and `envelope.md`, in-toto's `statement.md` (version 1).
+
+use super::{Found, MOST_SIGNATURES, PublicKey};
+use crate::error::Result;
+use crate::manifest::Content;
+use crate::{Client, Descriptor, Digest, Progress, Reference, RegistryError};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+/// What the type of a bundle begins with; its version follows.
+const BUNDLE: &str = "application/vnd.dev.sigstore.bundle";
+/// What an envelope says of its payload if that is a statement.
+const IN_TOTO: &str = "application/vnd.in-toto+json";
+/// What a statement says if it is an image's signature. Others are attestations.
+const SIGNED: &str = "https://sigstore.dev/cosign/sign/v1";
+/// The largest bundle, bytes.
+const MAX_BUNDLE: u64 = 1 << 20;
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Bundle {
+    verification_material: Option<Material>,
+    dsse_envelope: Option<Envelope>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Material {
+    /// There for signatures with a key.
+    public_key: Option<serde_json::Value>,
+}
+
+/// DSSE, "Envelope".
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Envelope {
+    payload: String,
+    payload_type: String,
+    signatures: Vec<EnvelopeSignature>,
+}
+
+#[derive(Deserialize)]
+struct EnvelopeSignature {
+    sig: String,
+}
+
+/// An in-toto statement.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Statement {
+    #[serde(rename = "_type")]
+    kind: String,
+    subject: Vec<Subject>,
+    predicate_type: String,
+}
+
+#[derive(Deserialize)]
+struct Subject {
+    digest: BTreeMap<String, String>,
+}
+
+/// What a bundle is to a key.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    /// The key has signed the manifest.
+    Signed,
+    /// Another key has, or something else is signed.
+    ByOthers,
+    /// It is not verified.
+    OfOtherKind,
+    /// An attestation: no signature of the image.
+    NoSignature,
+}
+
+/// Whether a bundle that refers to this manifest has a signature by the key; what others
+/// there are is noted.
+pub(super) fn verify(
+    client: &Client,
+    repository: &Reference,
+    digest: &Digest,
+    key: &PublicKey,
+    found: &mut Found,
+    progress: &dyn Progress,
+) -> Result<bool> {
+    let referrers = client.referrers(repository, digest, progress)?;
+    let bundles = referrers.iter().filter(|referrer| is_bundle(referrer));
+    for referrer in bundles.take(MOST_SIGNATURES) {
+        let Some(bytes) = bundle(client, repository, referrer, progress)? else {
+            continue;
+        };
+        match judge(&bytes, digest, key) {
+            Verdict::Signed => return Ok(true),
+            Verdict::ByOthers => found.by_others += 1,
+            Verdict::OfOtherKind => found.of_other_kinds += 1,
+            Verdict::NoSignature => {}
+        }
+    }
+    Ok(false)
+}
+
+/// Lists of registries from before OCI 1.1 leave the type out.
+fn is_bundle(referrer: &Descriptor) -> bool {
+    let kind = referrer.artifact_type.as_deref();
+    kind.is_none_or(|kind| kind.starts_with(BUNDLE))
+}
+
+/// The bundle that a referrer is; `None` if it is none, or is gone.
+fn bundle(
+    client: &Client,
+    repository: &Reference,
+    referrer: &Descriptor,
+    progress: &dyn Progress,
+) -> Result<Option<Vec<u8>>> {
+    let fetched = match client.manifest(&repository.with_digest(referrer.digest), progress) {
+        Err(RegistryError::NotFound { .. }) => return Ok(None),
+        fetched => fetched?,
+    };
+    let Content::Image(manifest) = fetched.content else {
+        return Ok(None);
+    };
+    let layer = manifest.layers.first();
+    let Some(layer) = layer.filter(|layer| layer.media_type.starts_with(BUNDLE)) else {
+        return Ok(None);
+    };
+    let bytes = client.small_blob(repository, layer, MAX_BUNDLE, progress)?;
+    Ok(Some(bytes))
+}
+
+fn judge(bundle: &[u8], digest: &Digest, key: &PublicKey) -> Verdict {
+    let Ok(bundle) = serde_json::from_slice::<Bundle>(bundle) else {
+        return Verdict::OfOtherKind;
+    };
+    let (Some(envelope), Some(material)) = (bundle.dsse_envelope, bundle.verification_material)
+    else {
+        return Verdict::OfOtherKind;
+    };
+    if envelope.payload_type != IN_TOTO {
+        return Verdict::OfOtherKind;
+    }
+    let Ok(payload) = STANDARD.decode(&envelope.payload) else {
+        return Verdict::OfOtherKind;
+    };
+    let signed = authenticated(&envelope.payload_type, &payload);
+    let signatures = envelope.signatures.iter().take(MOST_SIGNATURES);
+    let is_ours = signatures
+        .filter_map(|signature| STANDARD.decode(&signature.sig).ok())
+        .any(|signature| key.verifies(&signed, &signature));
+    // Until here the payload is a stranger's; what it says matters for the sentence alone.
+    let statement = serde_json::from_slice::<Statement>(&payload).ok();
+    match statement {
+        Some(statement) if statement.predicate_type != SIGNED => Verdict::NoSignature,
+        Some(statement) if is_ours && statement.names(digest) => Verdict::Signed,
+        _ if material.public_key.is_none() => Verdict::OfOtherKind,
+        _ => Verdict::ByOthers,
+    }
+}
+
+impl Statement {
+    fn names(&self, digest: &Digest) -> bool {
+        let is_it = |subject: &Subject| subject.digest.get("sha256") == Some(&digest.hex());
+        self.kind.starts_with("https://in-toto.io/Statement/v") && self.subject.iter().any(is_it)
+    }
+}
+
+/// What is signed of an envelope: DSSE's pre-authentication encoding.
+fn authenticated(payload_type: &str, payload: &[u8]) -> Vec<u8> {
+    let head = format!(
+        "DSSEv1 {} {payload_type} {} ",
+        payload_type.len(),
+        payload.len()
+    );
+    [head.as_bytes(), payload].concat()
+}
+
+/// Reads any bytes as a bundle, for the fuzzer.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn judge_any(bytes: &[u8]) {
+    let point = [&[4][..], &[1; 64]].concat();
+    let verdict = judge(bytes, &Digest::of(b""), &PublicKey { point });
+    assert_ne!(verdict, Verdict::Signed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::signature::PrivateKey;
+    use ring::rand::SystemRandom;
+    use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair};
+    use serde_json::{Value, json};
+
+    fn private_key() -> PrivateKey {
+        let random = SystemRandom::new();
+        let algorithm = &ECDSA_P256_SHA256_ASN1_SIGNING;
+        let der = EcdsaKeyPair::generate_pkcs8(algorithm, &random).unwrap();
+        let pair = EcdsaKeyPair::from_pkcs8(algorithm, der.as_ref(), &random).unwrap();
+        PrivateKey { pair }
+    }
+
+    fn statement(digest: &Digest, predicate: &str) -> Value {
+        json!({
+            "_type": "https://in-toto.io/Statement/v1",
+            "subject": [{"digest": {"sha256": digest.hex()}, "annotations": {}}],
+            "predicateType": predicate,
+            "predicate": {},
+        })
+    }
+
+    fn bundle(key: &PrivateKey, statement: &Value) -> Value {
+        let payload = statement.to_string();
+        let signed = authenticated(IN_TOTO, payload.as_bytes());
+        let signature = key.pair.sign(&SystemRandom::new(), &signed).unwrap();
+        json!({
+            "mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json",
+            "verificationMaterial": {"publicKey": {"hint": "abc"}, "tlogEntries": []},
+            "dsseEnvelope": {
+                "payload": STANDARD.encode(&payload),
+                "payloadType": IN_TOTO,
+                "signatures": [{"sig": STANDARD.encode(signature.as_ref()), "keyid": ""}],
+            },
+        })
+    }
+
+    #[test]
+    fn the_encoding_is_that_of_the_specification() {
+        // DSSE's protocol.md, "Test Vectors".
+        let encoded = authenticated("http://example.com/HelloWorld", b"hello world");
+        assert_eq!(
+            encoded,
+            b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
+        );
+    }
+
+    #[test]
+    fn a_bundle_counts_for_the_key_and_the_digest_that_it_names() {
+        let (ours, others) = (private_key(), private_key());
+        let digest = Digest::of(b"manifest");
+        let judged = |bundle: &Value, digest: &Digest, key: &PrivateKey| {
+            judge(bundle.to_string().as_bytes(), digest, &key.public())
+        };
+        let good = bundle(&ours, &statement(&digest, SIGNED));
+        assert_eq!(judged(&good, &digest, &ours), Verdict::Signed);
+        assert_eq!(judged(&good, &digest, &others), Verdict::ByOthers);
+        assert_eq!(judged(&good, &Digest::of(b"x"), &ours), Verdict::ByOthers);
+
+        let mut changed = good.clone();
+        let payload = statement(&Digest::of(b"x"), SIGNED).to_string();
+        changed["dsseEnvelope"]["payload"] = STANDARD.encode(payload).into();
+        assert_eq!(
+            judged(&changed, &Digest::of(b"x"), &ours),
+            Verdict::ByOthers
+        );
+        let attestation = bundle(&ours, &statement(&digest, "https://slsa.dev/provenance/v1"));
+        assert_eq!(judged(&attestation, &digest, &ours), Verdict::NoSignature);
+
+        let mut keyless = good.clone();
+        keyless["verificationMaterial"] = json!({"certificate": {"rawBytes": "AA=="}});
+        assert_eq!(judged(&keyless, &digest, &others), Verdict::OfOtherKind);
+        let of_bytes = json!({
+            "verificationMaterial": {"publicKey": {"hint": ""}},
+            "messageSignature": {"signature": "AA=="},
+        });
+        assert_eq!(judged(&of_bytes, &digest, &ours), Verdict::OfOtherKind);
+        for bytes in [&b""[..], b"[]", b"{}", b"{\"dsseEnvelope\":7}"] {
+            assert_eq!(judge(bytes, &digest, &ours.public()), Verdict::OfOtherKind);
+            judge_any(bytes);
+        }
+        judge_any(good.to_string().as_bytes());
+    }
+}
