@@ -1,7 +1,7 @@
 //! What the pager wants of an image: its bytes, chunk by chunk.
 
 use jiffy_store::reader::{Opening, Place};
-use jiffy_store::{Decoder, ImageId, ImageReader, Kind, Stop};
+use jiffy_store::{Decoder, ImageId, ImageReader, Kind};
 use jiffy_sys::causes;
 use rustix::fs::{Advice, fadvise};
 use std::error::Error;
@@ -106,7 +106,7 @@ pub trait ChunkImage: Send + Sync {
     }
 
     /// Has chunks here, so that they can be read, as far as they can be had.
-    fn fetch(&self, _chunks: &[u32], _stop: &Stop) -> Result<(), Unreadable> {
+    fn fetch(&self, _decoder: &mut Decoder, _chunks: &[u32]) -> Result<(), Unreadable> {
         Ok(())
     }
 
@@ -270,8 +270,9 @@ impl ChunkImage for StoredImage {
         true
     }
 
-    fn fetch(&self, chunks: &[u32], stop: &Stop) -> Result<(), Unreadable> {
-        self.reader.fetch_chunks(chunks, stop).map_err(unreadable)
+    fn fetch(&self, decoder: &mut Decoder, chunks: &[u32]) -> Result<(), Unreadable> {
+        let fetched = self.reader.fetch_chunks(decoder, chunks);
+        fetched.map_err(unreadable)
     }
 
     fn waits_for(&self) -> String {

@@ -1,39 +1,32 @@
-//! What may have to wait for others: fetching from origins, filling the caches
-//! of disks. Threads of their own, so that a registry that answers slowly holds
-//! up no page fault.
+//! Threads for what may have to wait for others: fetching from origins, filling the caches
+//! of disks. So a registry that answers slowly holds up no page fault of another VM.
 //!
-//! Each errand has a *lane*: whom it may wait for. One registry that drips occupies the
+//! Each task has a *lane*: whom it may wait for. One registry that drips occupies the
 //! threads of its lane, and nobody else waits for it: a lane in which nothing is under
 //! way gets a thread however many others have.
 //!
 //! What somebody waits for goes first, and work ahead of need never takes more
 //! than half of a lane's threads.
 
-use jiffy_store::{Decoder, Stop};
+use crate::scratch::Scratch;
+use jiffy_store::Stop;
 use jiffy_sys::mutex::lock;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
-/// Threads for one lane, at most. They wait more than they work.
-const OF_LANE: usize = 8;
+/// Threads for one lane, at most: as many requests as one VMM has under way for a disk.
+/// They wait more than they work.
+const OF_LANE: usize = 16;
 /// Threads that work, above which a lane gets no second one.
 const PLENTY: usize = 32;
 /// Threads, at most.
 const THREADS: usize = 64;
 
-/// Buffers of one thread.
-#[derive(Default)]
-pub struct Hands {
-    /// Unpacks chunks.
-    pub decoder: Decoder,
-    /// For chunks.
-    pub chunks: Vec<u8>,
-}
+/// What a thread is to do, with its buffers.
+type Task = Box<dyn FnOnce(&mut Scratch) + Send>;
 
-type Errand = Box<dyn FnOnce(&mut Hands) + Send>;
-
-/// How soon it is to be done.
+/// How soon a task is to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Urgency {
     /// Somebody waits for it.
@@ -45,7 +38,7 @@ pub enum Urgency {
 /// The threads. They are started when they are needed. Dropping it ends them
 /// after what is under way, which nobody waits for: an origin may be slow.
 #[derive(Default)]
-pub struct Errands {
+pub struct IoPool {
     shared: Arc<Shared>,
 }
 
@@ -66,8 +59,8 @@ struct State {
 
 #[derive(Default)]
 struct Lane {
-    now: VecDeque<Errand>,
-    ahead: VecDeque<Errand>,
+    now: VecDeque<Task>,
+    ahead: VecDeque<Task>,
     working: usize,
     working_ahead: usize,
 }
@@ -94,45 +87,45 @@ impl Lane {
     }
 }
 
-impl Errands {
+impl IoPool {
     /// Has something done that may wait for whom `lane` names.
     pub fn push(
         &self,
         urgency: Urgency,
         lane: String,
-        errand: impl FnOnce(&mut Hands) + Send + 'static,
+        task: impl FnOnce(&mut Scratch) + Send + 'static,
     ) {
         let mut state = lock(&self.shared.state);
         let queues = state.lanes.entry(lane).or_default();
         match urgency {
-            Urgency::Now => queues.now.push_back(Box::new(errand)),
-            Urgency::Ahead => queues.ahead.push_back(Box::new(errand)),
+            Urgency::Now => queues.now.push_back(Box::new(task)),
+            Urgency::Ahead => queues.ahead.push_back(Box::new(task)),
         }
         let lanes = state.lanes.values();
         let wanted: usize = lanes.map(|lane| lane.wants(state.working)).sum();
         // Those that do nothing, or are being started.
         let spare = state.threads - state.working;
         if spare < wanted && state.threads < THREADS {
-            self.hire(&mut state);
+            self.start_thread(&mut state);
         }
         drop(state);
         self.shared.changed.notify_one();
     }
 
-    fn hire(&self, state: &mut State) {
+    fn start_thread(&self, state: &mut State) {
         let shared = self.shared.clone();
         let thread = thread::Builder::new()
-            .name(format!("errand-{}", state.threads))
+            .name(format!("task-{}", state.threads))
             .spawn(move || shared.run());
         match thread {
             Ok(_) => state.threads += 1,
             // Those that are there do it, if there are any.
-            Err(error) => tracing::error!(%error, "a thread for errands cannot be started"),
+            Err(error) => tracing::error!(%error, "a thread of the I/O pool cannot be started"),
         }
     }
 }
 
-impl Drop for Errands {
+impl Drop for IoPool {
     fn drop(&mut self) {
         lock(&self.shared.state).stop = true;
         self.shared.changed.notify_all();
@@ -140,9 +133,9 @@ impl Drop for Errands {
 }
 
 impl State {
-    /// The next errand and its lane: what somebody waits for first, and of that what is
+    /// The next task and its lane: what somebody waits for first, and of that what is
     /// in the lane with the fewest threads.
-    fn take(&mut self) -> Option<(String, Urgency, Errand)> {
+    fn take(&mut self) -> Option<(String, Urgency, Task)> {
         let working = self.working;
         let ready = self.lanes.iter_mut().filter_map(|(name, lane)| {
             let urgency = lane.next(working)?;
@@ -150,14 +143,14 @@ impl State {
         });
         let (is_ahead, _, name, lane) =
             ready.min_by_key(|(is_ahead, busy, ..)| (*is_ahead, *busy))?;
-        let (urgency, errand) = match is_ahead {
+        let (urgency, task) = match is_ahead {
             false => (Urgency::Now, lane.now.pop_front()?),
             true => (Urgency::Ahead, lane.ahead.pop_front()?),
         };
         lane.working += 1;
         lane.working_ahead += usize::from(is_ahead);
         self.working += 1;
-        Some((name.clone(), urgency, errand))
+        Some((name.clone(), urgency, task))
     }
 
     fn done(&mut self, name: &str, urgency: Urgency) {
@@ -174,13 +167,14 @@ impl State {
 
 impl Shared {
     fn run(&self) {
-        let mut hands = Hands::default();
+        let mut scratch = Scratch::default();
         let mut state = lock(&self.state);
         while !state.stop {
-            if let Some((lane, urgency, errand)) = state.take() {
+            if let Some((lane, urgency, task)) = state.take() {
                 drop(state);
-                errand(&mut hands);
-                hands.decoder.stop = Stop::never();
+                task(&mut scratch);
+                scratch.decoder.stop = Stop::never();
+                scratch.decoder.forget_fetched();
                 state = lock(&self.state);
                 state.done(&lane, urgency);
                 // One that was let wait may go now.
@@ -205,14 +199,14 @@ mod tests {
 
     #[test]
     fn what_is_waited_for_passes_any_amount_of_work_ahead() {
-        let errands = Errands::default();
+        let io_pool = IoPool::default();
         let lane = || "registry.example".to_owned();
         let (release, held) = channel::<()>();
         let held = Arc::new(Mutex::new(held));
         let (say, heard) = channel();
         for number in 0..50 {
             let (held, say) = (held.clone(), say.clone());
-            errands.push(Urgency::Ahead, lane(), move |_| {
+            io_pool.push(Urgency::Ahead, lane(), move |_| {
                 let _ = held.lock().unwrap().recv();
                 say.send(number).unwrap();
             });
@@ -220,7 +214,7 @@ mod tests {
         // All work ahead is stuck; this is done nevertheless.
         for number in 100..150 {
             let say = say.clone();
-            errands.push(Urgency::Now, lane(), move |_| say.send(number).unwrap());
+            io_pool.push(Urgency::Now, lane(), move |_| say.send(number).unwrap());
         }
         let mut done: Vec<i32> = (0..50)
             .map(|_| heard.recv_timeout(PATIENCE).unwrap())
@@ -234,20 +228,20 @@ mod tests {
             .collect();
         done.sort();
         assert_eq!(done, (0..50).collect::<Vec<_>>());
-        let state = lock(&errands.shared.state);
+        let state = lock(&io_pool.shared.state);
         assert!(state.threads <= OF_LANE + 1);
     }
 
     #[test]
     fn those_who_never_answer_hold_up_themselves_alone() {
-        let errands = Errands::default();
+        let io_pool = IoPool::default();
         let (release, held) = channel::<()>();
         let held = Arc::new(Mutex::new(held));
         let (say, heard) = channel();
         let stuck = |lane: String, count| {
             for _ in 0..count {
                 let (held, say) = (held.clone(), say.clone());
-                errands.push(Urgency::Now, lane.clone(), move |_| {
+                io_pool.push(Urgency::Now, lane.clone(), move |_| {
                     say.send(true).unwrap();
                     let _ = held.lock().unwrap().recv();
                 });
@@ -264,10 +258,10 @@ mod tests {
         // Others are done at once: of this computer, and of any other registry.
         for lane in ["", "quick.example", "quick.example", "other.example"] {
             let (done, is_done) = channel();
-            errands.push(Urgency::Ahead, lane.into(), move |_| done.send(()).unwrap());
+            io_pool.push(Urgency::Ahead, lane.into(), move |_| done.send(()).unwrap());
             is_done.recv_timeout(PATIENCE).unwrap();
         }
-        let state = lock(&errands.shared.state);
+        let state = lock(&io_pool.shared.state);
         let most = PLENTY + state.lanes.len();
         assert!(state.working >= PLENTY && state.working <= most);
         assert!(state.threads <= THREADS);

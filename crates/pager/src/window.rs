@@ -1,5 +1,6 @@
 //! Chunks that are read together, because they are together in the file.
 
+use jiffy_store::runs;
 use std::ops::Range;
 
 /// Stored bytes read at once, at most (but at least a chunk).
@@ -26,25 +27,16 @@ impl Window {
 /// the order in which it is needed.
 pub(crate) fn windows(mut stored: Vec<(u32, Range<u64>)>) -> Vec<Window> {
     stored.sort_by_key(|(_, place)| place.start);
-    let mut windows: Vec<Window> = Vec::new();
-    for (chunk, place) in stored {
-        if let Some(Window { file, chunks }) = windows.last_mut()
-            && place.start <= file.end + GAP
-            && place.end.max(file.end) - file.start <= WINDOW
-        {
-            file.end = file.end.max(place.end);
-            chunks.push((chunk, place));
-        } else {
-            windows.push(Window {
-                file: place.clone(),
-                chunks: vec![(chunk, place)],
-            });
-        }
-    }
-    for window in &mut windows {
-        window.chunks.sort_by_key(|(chunk, _)| *chunk);
-    }
-    windows
+    let places = stored.into_iter().map(|(chunk, place)| {
+        let item = (chunk, place.clone());
+        (place, item)
+    });
+    let in_order = |(file, mut chunks): (Range<u64>, Vec<(u32, Range<u64>)>)| {
+        chunks.sort_by_key(|(chunk, _)| *chunk);
+        Window { file, chunks }
+    };
+    let windows = runs::join(places, GAP, WINDOW);
+    windows.into_iter().map(in_order).collect()
 }
 
 #[cfg(test)]

@@ -5,9 +5,8 @@
 //! later VMs map that privately instead of having pages of their own filled, and
 //! share what they do not write.
 
-use crate::errands::Hands;
 use crate::image::{ChunkImage, Content, ImageKey, Unreadable};
-use crate::vm::first;
+use crate::scratch::{Scratch, first};
 use jiffy_sys::memfd::{self, Pages};
 use jiffy_wire::pager::WORKING_SET_RANGES;
 use jiffy_wire::vmm::Extent;
@@ -43,7 +42,7 @@ impl WorkingSet {
     pub fn read(
         image: &dyn ChunkImage,
         chunks: &[u32],
-        hands: &mut Hands,
+        scratch: &mut Scratch,
     ) -> Result<WorkingSet, Unreadable> {
         let size = image.chunk_size() as u64;
         let failed = |error: io::Error| {
@@ -57,9 +56,9 @@ impl WorkingSet {
         for extent in &covers {
             let end = extent.offset + extent.length;
             for offset in (extent.offset..end).step_by(size as usize) {
-                let buffer = first(&mut hands.chunks, size as usize);
+                let buffer = first(&mut scratch.chunks, size as usize);
                 let chunk = (offset / size) as u32;
-                if let Content::Bytes { .. } = image.read(&mut hands.decoder, chunk, buffer)? {
+                if let Content::Bytes { .. } = image.read(&mut scratch.decoder, chunk, buffer)? {
                     let buffer = &buffer[..size.min(end - offset) as usize];
                     file.write_all_at(buffer, offset).map_err(failed)?;
                 }
@@ -295,7 +294,7 @@ mod tests {
         // The last chunk is half a chunk.
         let image = Numbers(20 * CHUNK + PAGE);
         let chunks = [20, 3, 5, 19, 15];
-        let set = WorkingSet::read(&image, &chunks, &mut Hands::default()).unwrap();
+        let set = WorkingSet::read(&image, &chunks, &mut Scratch::default()).unwrap();
         let extent = |first, length| Extent {
             offset: first * CHUNK,
             length,
@@ -345,7 +344,7 @@ mod tests {
         let mut sets = WorkingSets::default();
         sets.note_written(key, vec![extent(1, 1)]);
         let image = Numbers(64 * CHUNK);
-        let set = WorkingSet::read(&image, &[1, 2, 3, 40], &mut Hands::default()).unwrap();
+        let set = WorkingSet::read(&image, &[1, 2, 3, 40], &mut Scratch::default()).unwrap();
         sets.keep(key, Some(set));
         assert_eq!(sets.of(key).unwrap().1, None);
         let odd = Extent {

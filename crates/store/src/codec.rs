@@ -5,8 +5,10 @@
 //! multiplication, three times as fast as by the instruction for CRC-32C.
 
 use crate::format::Kind;
+use crate::partial::blocks::{FETCH_MAX, Fetched, Found, PartialFile};
 use crate::stop::Stop;
 use lz4::block::CompressionMode;
+use std::ops::Range;
 use zstd::zstd_safe::{CCtx, CDict, CParameter, DCtx, DDict};
 
 /// How chunks are compressed.
@@ -116,6 +118,8 @@ pub struct Decoder {
     zstd: Option<DCtx<'static>>,
     /// Asked while chunks are fetched from elsewhere.
     pub stop: Stop,
+    /// What was fetched for this thread, the last at the end.
+    fetched: Vec<Fetched>,
 }
 
 impl Decoder {
@@ -125,7 +129,29 @@ impl Decoder {
             scratch: Vec::new(),
             zstd: None,
             stop: Stop::never(),
+            fetched: Vec::new(),
         }
+    }
+
+    /// Keeps what was fetched in memory, so that chunks are unpacked from there: as much as
+    /// is fetched at once.
+    pub(crate) fn keep_fetched(&mut self, came: Fetched) {
+        self.fetched.push(came);
+        let bytes = |fetched: &[Fetched]| fetched.iter().map(Fetched::len).sum::<usize>();
+        while self.fetched.len() > 1 && bytes(&self.fetched) as u64 > FETCH_MAX {
+            self.fetched.remove(0);
+        }
+    }
+
+    /// The bytes of a range of a file, if they were fetched lately.
+    pub(crate) fn find_fetched(&self, file: &PartialFile, range: &Range<u64>) -> Option<Found> {
+        let newest_first = self.fetched.iter().rev();
+        newest_first.flat_map(|came| came.find(file, range)).next()
+    }
+
+    /// Frees the memory of what was fetched.
+    pub fn forget_fetched(&mut self) {
+        self.fetched = Vec::new();
     }
 
     /// Gets ready for chunks of so many bytes.

@@ -12,7 +12,9 @@
 //! * [`reader`]: [`ImageReader`], any chunk at any time, from any thread.
 //! * [`partial`]: images that are not all here, and who has the rest.
 //! * [`disk_cache`]: a disk's bytes in a file, chunk by chunk as they are needed.
-//! * [`presence`]: the map of what is there of a file.
+//! * [`presence`]: the map of what is there of a file; `sparse`: a file with one, and which
+//!   parts of it are being filled: what the two above have in common.
+//! * [`runs`]: places that are near one another, read together.
 //! * [`backing`]: a file of which images name parts instead of storing them.
 //! * [`bounded`]: caches that are kept small.
 //! * [`raw`]: [`write_raw`], a sparse file a VMM can map.
@@ -36,9 +38,11 @@ pub mod presence;
 pub mod raw;
 pub mod reader;
 pub mod recording;
+pub mod runs;
 #[cfg(test)]
 mod samples;
 pub mod source;
+mod sparse;
 pub mod stop;
 pub mod temporary;
 #[cfg(any(test, feature = "testing"))]

@@ -6,6 +6,7 @@ use crate::error::{ImageError, WriteError};
 use crate::format::Kind;
 use crate::reader::{ImageReader, Place};
 use crate::recording::Recording;
+use crate::runs;
 use crate::source::ChunkSource;
 use crate::writer::{WriteOptions, Written, write_image};
 use std::cell::RefCell;
@@ -55,19 +56,14 @@ impl ChunkSource for Contents<'_> {
 
     fn data_ranges(&self) -> io::Result<Vec<Range<u64>>> {
         let chunk_size = u64::from(self.0.chunk_size());
-        let mut ranges: Vec<Range<u64>> = Vec::new();
+        let mut ranges = Vec::new();
         for index in 0..self.0.chunks() {
-            if self.0.kind(index).map_err(io::Error::other)? == Kind::Zero {
-                continue;
-            }
-            let start = u64::from(index) * chunk_size;
-            let end = (start + chunk_size).min(self.0.size());
-            match ranges.last_mut() {
-                Some(last) if last.end == start => last.end = end,
-                _ => ranges.push(start..end),
+            if self.0.kind(index).map_err(io::Error::other)? != Kind::Zero {
+                let start = u64::from(index) * chunk_size;
+                ranges.push(start..(start + chunk_size).min(self.0.size()));
             }
         }
-        Ok(ranges)
+        Ok(runs::join_touching(ranges))
     }
 }
 

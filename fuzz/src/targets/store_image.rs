@@ -43,6 +43,7 @@ pub const TARGET: Target = Target {
         "crates/store/src/codec.rs",
         "crates/store/src/backing",
         "crates/store/src/format",
+        "crates/store/src/outline.rs",
         "crates/store/src/reader",
         "crates/store/src/recording.rs",
     ],

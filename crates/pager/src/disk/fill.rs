@@ -1,12 +1,11 @@
 //! Chunks from the image into the cache.
 
 use super::room::{Unkept, WithoutRoom};
-use super::{Disk, Unavailable, lock};
-use crate::errands::Hands;
+use super::{Disk, Unavailable};
 use crate::image::{ChunkImage, Content};
-use crate::vm::first;
+use crate::scratch::{Scratch, first};
+use jiffy_store::disk_cache::Claim;
 use std::ops::Range;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 /// Why chunks are not in the cache.
@@ -36,39 +35,38 @@ impl Disk {
         &self,
         chunks: Range<u32>,
         without_room: WithoutRoom,
-        hands: &mut Hands,
+        scratch: &mut Scratch,
     ) -> Result<(), Unfilled> {
-        let mut at = chunks.start;
         let mut fetched = chunks.start;
-        while let Some(missing) = self.cache.next_missing(at..chunks.end) {
+        while let Some(missing) = self.cache.next_missing(chunks.clone()) {
             self.go_on()?;
             if missing.end > fetched && missing.end - missing.start > 1 {
                 // One large read instead of many. Why it fails, if it does, is
                 // told by the chunk it concerns.
                 let chunks: Vec<u32> = missing.clone().collect();
-                let stop = hands.decoder.stop.clone();
-                let _ = self.image.reader().fetch_chunks(&chunks, &stop);
+                let reader = self.image.reader();
+                let _ = reader.fetch_chunks(&mut scratch.decoder, &chunks);
                 fetched = missing.end;
             }
-            match self.claim(&missing) {
-                Some(run) => {
-                    let outcome = self.fill_run(run.clone(), hands);
+            let most = (RUN / self.image.chunk_size()) as u32;
+            match self.cache.claim(&missing, most) {
+                Claim::Fill(flight) => {
+                    // A disk has at most 2^32 - 1 chunks.
+                    let run = flight.units().start as u32..flight.units().end as u32;
+                    let outcome = self.fill_run(run.clone(), scratch);
                     // Nobody else waits for these as long as this waits for room.
-                    self.release(&run);
-                    at = match outcome {
-                        Ok(()) => run.end,
+                    self.cache.land(&flight);
+                    match outcome {
+                        Ok(()) => {}
                         Err(Unfilled::Unkept(unkept)) if without_room == WithoutRoom::Wait => {
-                            let kept = self.wait_for_room(unkept, hands);
+                            let kept = self.wait_for_room(unkept, scratch);
                             kept.map_err(Unfilled::Unkept)?;
-                            run.start
                         }
                         Err(unfilled) => return Err(unfilled),
-                    };
+                    }
                 }
-                None => {
-                    self.wait_for(missing.start);
-                    at = missing.start;
-                }
+                Claim::Wait(flight) => self.cache.wait(&flight),
+                Claim::Nothing => {}
             }
         }
         Ok(())
@@ -80,7 +78,7 @@ impl Disk {
         &self,
         chunks: &[u32],
         without_room: WithoutRoom,
-        hands: &mut Hands,
+        scratch: &mut Scratch,
     ) -> Option<Unavailable> {
         let reader = self.image.reader();
         let missing: Vec<u32> = chunks
@@ -92,14 +90,14 @@ impl Disk {
             return None;
         }
         let mut problem = None;
-        hands.decoder.stop = self.ended.clone();
-        if let Err(error) = reader.fetch_chunks(&missing, &self.ended) {
+        scratch.decoder.stop = self.ended.clone();
+        if let Err(error) = reader.fetch_chunks(&mut scratch.decoder, &missing) {
             tracing::warn!(disk = self.name, "{error}");
         }
         for run in missing.chunk_by(|one, next| one + 1 == *next) {
             let run = run[0]..run[run.len() - 1] + 1;
             let count = u64::from(run.end - run.start);
-            match self.fill(run, without_room, hands) {
+            match self.fill(run, without_room, scratch) {
                 Ok(()) => {
                     let ahead = &self.counters.ahead_chunks;
                     ahead.fetch_add(count, Ordering::Relaxed);
@@ -128,43 +126,14 @@ impl Disk {
         }
     }
 
-    /// The first chunks of a missing run, to be filled by this thread alone;
-    /// `None` if another fills the first.
-    fn claim(&self, missing: &Range<u32>) -> Option<Range<u32>> {
-        let most = (RUN / self.image.chunk_size()).max(1) as u32;
-        let end = missing.end.min(missing.start + most);
-        let mut filling = lock(&self.filling);
-        let end = (missing.start..end)
-            .find(|chunk| filling.contains(chunk) || self.cache.has(*chunk))
-            .unwrap_or(end);
-        let run = missing.start..end;
-        filling.extend(run.clone());
-        (!run.is_empty()).then_some(run)
-    }
-
-    fn release(&self, run: &Range<u32>) {
-        let mut filling = lock(&self.filling);
-        filling.retain(|chunk| !run.contains(chunk));
-        drop(filling);
-        self.filled.notify_all();
-    }
-
-    fn wait_for(&self, chunk: u32) {
-        let filling = lock(&self.filling);
-        let waited = self
-            .filled
-            .wait_while(filling, |filling| filling.contains(&chunk));
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
-    }
-
     /// Reads chunks and puts them there; those before a bad one too.
-    fn fill_run(&self, run: Range<u32>, hands: &mut Hands) -> Result<(), Unfilled> {
+    fn fill_run(&self, run: Range<u32>, scratch: &mut Scratch) -> Result<(), Unfilled> {
         let size = self.image.chunk_size();
-        let bytes = first(&mut hands.chunks, run.len() * size);
+        let bytes = first(&mut scratch.chunks, run.len() * size);
         let mut outcome = Ok(());
         let mut good = 0;
         for (chunk, bytes) in run.clone().zip(bytes.chunks_mut(size)) {
-            match self.image.read(&mut hands.decoder, chunk, bytes) {
+            match self.image.read(&mut scratch.decoder, chunk, bytes) {
                 Ok(Content::Zero) => bytes.fill(0),
                 Ok(Content::Bytes { read }) => {
                     let total = &self.counters.bytes_read;

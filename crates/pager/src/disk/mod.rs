@@ -11,23 +11,23 @@ mod room;
 #[cfg(test)]
 mod tests;
 
-use crate::errands::{Errands, Hands, Urgency};
-use crate::image::StoredImage;
+use crate::image::{ChunkImage, StoredImage};
+use crate::io_pool::{IoPool, Urgency};
+use crate::scratch::Scratch;
 use crate::vm::Touched;
 use ahead::Ahead;
 use fill::Unfilled;
 use jiffy_store::disk_cache::CacheError;
-use jiffy_store::{DiskCache, Recording, Stop};
+use jiffy_store::{DiskCache, Recording, Stop, runs};
 use jiffy_sys::clock::monotonic_ns;
 use jiffy_sys::mutex::lock;
 use jiffy_wire::disk::REQUEST_BYTES_MAX;
 use jiffy_wire::pager::PagerStats;
 use room::WithoutRoom;
-use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Bytes of the disk that one piece of work ahead of need fills, about.
@@ -61,9 +61,6 @@ pub struct Disk {
     name: String,
     image: Arc<StoredImage>,
     cache: DiskCache,
-    /// Chunks that somebody fills.
-    filling: Mutex<HashSet<u32>>,
-    filled: Condvar,
     ahead: Mutex<Ahead>,
     /// What was asked for, while that is recorded.
     touched: Option<Touched>,
@@ -97,8 +94,6 @@ impl Disk {
         let chunk_size = reader.chunk_size() as usize;
         Ok(Disk {
             name: name.to_owned(),
-            filling: Mutex::default(),
-            filled: Condvar::new(),
             ahead: Mutex::new(Ahead::new(chunk_size as u64, cache.chunks())),
             touched: record.then(|| Touched::new(reader.size(), chunk_size)),
             recording: AtomicBool::new(record),
@@ -120,6 +115,18 @@ impl Disk {
         self.image.reader().waits_for()
     }
 
+    /// The lane in which these bytes are had in the cache: that of what it may wait for, or,
+    /// if they are in the cache or in the image's file, one beside it. In that nobody waits
+    /// for a registry but for a moment, if at all: for who is filling the same chunks.
+    pub fn lane_of(&self, offset: u64, length: u64) -> String {
+        let is_here = |chunk| self.cache.has(chunk) || self.image.is_here(chunk);
+        let lane = self.lane();
+        match self.check(offset, length) {
+            Ok(chunks) if chunks.clone().all(is_here) => format!("here, {lane}"),
+            _ => lane,
+        }
+    }
+
     /// Its cache.
     pub fn cache(&self) -> &DiskCache {
         &self.cache
@@ -130,11 +137,11 @@ impl Disk {
     /// takes bytes has them from memory.
     pub fn demand(
         self: &Arc<Disk>,
-        errands: &Errands,
+        io_pool: &IoPool,
         offset: u64,
         length: u64,
         takes_bytes: bool,
-        hands: &mut Hands,
+        scratch: &mut Scratch,
     ) -> Result<Had, Unavailable> {
         let begun = monotonic_ns();
         let chunks = self.check(offset, length)?;
@@ -145,13 +152,13 @@ impl Disk {
             true => WithoutRoom::GiveUp,
             false => WithoutRoom::Wait,
         };
-        let had = match self.fill(chunks.clone(), without_room, hands) {
+        let had = match self.fill(chunks.clone(), without_room, scratch) {
             Ok(()) => {
-                self.read_ahead(errands, chunks);
+                self.read_ahead(io_pool, chunks);
                 Ok(Had::Present)
             }
             Err(Unfilled::Unkept(unkept)) if takes_bytes => {
-                self.without_room(offset, length, &unkept, hands)
+                self.without_room(offset, length, &unkept, scratch)
             }
             Err(unfilled) => Err(unfilled.into()),
         };
@@ -191,7 +198,7 @@ impl Disk {
         }
     }
 
-    fn read_ahead(self: &Arc<Disk>, errands: &Errands, chunks: Range<u32>) {
+    fn read_ahead(self: &Arc<Disk>, io_pool: &IoPool, chunks: Range<u32>) {
         // A whole image is as near as the cache: then the recording is exact.
         let exact = self.records() && !self.image.reader().is_partial();
         let next = lock(&self.ahead).after(chunks);
@@ -202,15 +209,15 @@ impl Disk {
             self.touch(next.clone());
         }
         let disk = self.clone();
-        errands.push(Urgency::Ahead, self.lane(), move |hands| {
+        io_pool.push(Urgency::Ahead, self.lane(), move |scratch| {
             let chunks: Vec<u32> = next.collect();
-            disk.fill_ahead(&chunks, WithoutRoom::GiveUp, hands);
+            disk.fill_ahead(&chunks, WithoutRoom::GiveUp, scratch);
         });
     }
 
     /// Fetches what an earlier boot asked for, or the image's working set, a
     /// few large pieces at once.
-    pub fn prefetch(self: &Arc<Disk>, errands: &Errands, recording: Option<&Path>) {
+    pub fn prefetch(self: &Arc<Disk>, io_pool: &IoPool, recording: Option<&Path>) {
         let chunks = match recording.map(|path| self.recorded(path)) {
             Some(Some(chunks)) => chunks,
             _ => match self.image.reader().working_set() {
@@ -223,14 +230,14 @@ impl Disk {
         };
         for piece in self.pieces(chunks) {
             let disk = self.clone();
-            errands.push(Urgency::Ahead, self.lane(), move |hands| {
-                disk.fill_ahead(&piece, WithoutRoom::GiveUp, hands);
+            io_pool.push(Urgency::Ahead, self.lane(), move |scratch| {
+                disk.fill_ahead(&piece, WithoutRoom::GiveUp, scratch);
             });
         }
     }
 
     /// Fills everything that is missing.
-    pub fn complete(self: &Arc<Disk>, errands: &Errands, done: Done) {
+    pub fn complete(self: &Arc<Disk>, io_pool: &IoPool, done: Done) {
         let pieces = self.pieces((0..self.cache.chunks()).collect());
         if pieces.is_empty() {
             return done(None);
@@ -241,11 +248,11 @@ impl Disk {
         ));
         for piece in pieces {
             let (disk, left) = (self.clone(), left.clone());
-            errands.push(Urgency::Ahead, self.lane(), move |hands| {
+            io_pool.push(Urgency::Ahead, self.lane(), move |scratch| {
                 // Of pieces without number the first that finds no room is enough.
                 let problem = match lock(&left.1).0.is_some() {
                     true => None,
-                    false => disk.fill_ahead(&piece, WithoutRoom::Wait, hands),
+                    false => disk.fill_ahead(&piece, WithoutRoom::Wait, scratch),
                 };
                 let mut end = lock(&left.1);
                 end.0 = end.0.take().or(problem.map(|problem| problem.sentence));
@@ -297,22 +304,17 @@ impl Disk {
             })
             .collect();
         places.sort_by_key(|(place, order, _)| (place.start, *order));
+        let places = places
+            .into_iter()
+            .map(|(place, order, chunk)| (place, (order, chunk)));
         let most = (PIECE / u64::from(reader.chunk_size())).max(1) as usize;
-        let mut pieces: Vec<(usize, u64, Vec<u32>)> = Vec::new();
-        for (place, order, chunk) in places {
-            match pieces.last_mut() {
-                Some((first, end, piece))
-                    if piece.len() < most && place.start <= end.saturating_add(GAP) =>
-                {
-                    *first = order.min(*first);
-                    *end = place.end.max(*end);
-                    piece.push(chunk);
-                }
-                _ => pieces.push((order, place.end, vec![chunk])),
-            }
-        }
-        pieces.sort_by_key(|(first, ..)| *first);
-        pieces.into_iter().map(|(.., piece)| piece).collect()
+        let mut pieces: Vec<Vec<(usize, u32)>> = runs::join(places, GAP, u64::MAX)
+            .into_iter()
+            .flat_map(|(_, run)| run.chunks(most).map(<[_]>::to_vec).collect::<Vec<_>>())
+            .collect();
+        pieces.sort_by_key(|piece| piece.iter().map(|(order, _)| *order).min());
+        let chunks = |piece: Vec<(usize, u32)>| piece.into_iter().map(|(_, chunk)| chunk).collect();
+        pieces.into_iter().map(chunks).collect()
     }
 
     /// Nothing more is filled ahead, and who waits is told.

@@ -8,9 +8,8 @@
 //! make room.
 
 use super::{Disk, Had, Unavailable, lock};
-use crate::errands::Hands;
 use crate::image::{ChunkImage, Content};
-use crate::vm::first;
+use crate::scratch::{Scratch, first};
 use jiffy_store::disk_cache::{CacheError, trim_others};
 use jiffy_wire::disk::ANSWER_BYTES_MAX;
 use std::thread;
@@ -32,7 +31,7 @@ pub(super) enum WithoutRoom {
     GiveUp,
 }
 
-/// Chunks that were read and find no room: they are the first of [`Hands::chunks`].
+/// Chunks that were read and find no room: they are the first of [`Scratch::chunks`].
 #[derive(Debug)]
 pub(super) struct Unkept {
     /// The first.
@@ -67,14 +66,15 @@ impl Disk {
     }
 
     /// Waits until chunks find room.
-    pub(super) fn wait_for_room(&self, unkept: Unkept, hands: &Hands) -> Result<(), Unkept> {
+    pub(super) fn wait_for_room(&self, unkept: Unkept, scratch: &Scratch) -> Result<(), Unkept> {
         let begun = Instant::now();
         loop {
-            if hands.decoder.stop.is_given_up() || self.has_ended() || begun.elapsed() > PATIENCE {
+            if scratch.decoder.stop.is_given_up() || self.has_ended() || begun.elapsed() > PATIENCE
+            {
                 return Err(unkept);
             }
             thread::sleep(GLANCE);
-            match self.put(unkept.first, &hands.chunks[..unkept.length]) {
+            match self.put(unkept.first, &scratch.chunks[..unkept.length]) {
                 Ok(()) => return Ok(()),
                 Err(error) if error.is_for_want_of_room() => {}
                 Err(error) => return Err(Unkept { error, ..unkept }),
@@ -88,11 +88,11 @@ impl Disk {
         offset: u64,
         length: u64,
         unkept: &Unkept,
-        hands: &mut Hands,
+        scratch: &mut Scratch,
     ) -> Result<Had, Unavailable> {
         let size = self.image.chunk_size();
         let end = offset + length.min(ANSWER_BYTES_MAX as u64);
-        let read = std::mem::take(&mut hands.chunks);
+        let read = std::mem::take(&mut scratch.chunks);
         let mut bytes = Vec::with_capacity((end - offset) as usize);
         for chunk in self.cache.chunks_of(&(offset..end)) {
             let start = u64::from(chunk) * size as u64;
@@ -103,20 +103,24 @@ impl Disk {
                 .map(|nth| nth as usize * size);
             match at.and_then(|at| read[..unkept.length].get(at..at + size)) {
                 Some(chunk) => bytes.extend_from_slice(&chunk[part]),
-                None => bytes.extend_from_slice(&self.read_chunk(chunk, hands)?[part]),
+                None => bytes.extend_from_slice(&self.read_chunk(chunk, scratch)?[part]),
             }
         }
-        hands.chunks = read;
+        scratch.chunks = read;
         Ok(Had::Bytes(bytes))
     }
 
     /// A chunk out of the cache or the image.
-    fn read_chunk<'a>(&self, chunk: u32, hands: &'a mut Hands) -> Result<&'a [u8], Unavailable> {
-        let bytes = first(&mut hands.chunks, self.image.chunk_size());
-        if self.cache.has(chunk) && self.cache.read(chunk, bytes).is_ok() {
+    fn read_chunk<'a>(
+        &self,
+        chunk: u32,
+        scratch: &'a mut Scratch,
+    ) -> Result<&'a [u8], Unavailable> {
+        let bytes = first(&mut scratch.chunks, self.image.chunk_size());
+        if self.cache.read(chunk, bytes).is_ok_and(|is_there| is_there) {
             return Ok(bytes);
         }
-        match self.image.read(&mut hands.decoder, chunk, bytes) {
+        match self.image.read(&mut scratch.decoder, chunk, bytes) {
             Ok(Content::Zero) => bytes.fill(0),
             Ok(Content::Bytes { .. }) => {}
             Err(error) => {

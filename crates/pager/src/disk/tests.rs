@@ -1,5 +1,5 @@
 use super::*;
-use crate::errands::Errands;
+use crate::io_pool::IoPool;
 use jiffy_store::partial;
 use jiffy_store::reader::Opening;
 use jiffy_store::{Codec, ImageId, ImageReader, Origin, OriginError, WriteOptions, write_image};
@@ -51,7 +51,7 @@ struct Bench {
     folder: tempfile::TempDir,
     bytes: Vec<u8>,
     whole: PathBuf,
-    errands: Arc<Errands>,
+    io_pool: Arc<IoPool>,
 }
 
 /// Chunks of noise; every fifth is zero.
@@ -90,7 +90,7 @@ impl Bench {
             folder,
             bytes,
             whole,
-            errands: Arc::default(),
+            io_pool: Arc::default(),
         }
     }
 
@@ -145,8 +145,8 @@ impl Bench {
         takes_bytes: bool,
     ) -> Result<Had, Unavailable> {
         let (offset, length) = (offset as u64, length as u64);
-        let mut hands = Hands::default();
-        disk.demand(&self.errands, offset, length, takes_bytes, &mut hands)
+        let mut scratch = Scratch::default();
+        disk.demand(&self.io_pool, offset, length, takes_bytes, &mut scratch)
     }
 
     fn check(&self, disk: &Disk, range: Range<usize>) {
@@ -220,7 +220,7 @@ fn a_recorded_boot_is_fetched_in_one_go_and_others_too() {
 
     let (disk, origin, open, _) = bench.open_partial();
     drop(open);
-    disk.prefetch(&bench.errands, Some(&path));
+    disk.prefetch(&bench.io_pool, Some(&path));
     eventually("the boot set is not there", || {
         recording
             .chunks
@@ -240,7 +240,7 @@ fn an_optimised_image_comes_with_its_set_in_few_reads() {
     let (disk, origin, open, _) = bench.open_partial();
     drop(open);
     disk.prefetch(
-        &bench.errands,
+        &bench.io_pool,
         Some(&bench.folder.path().join("no recording")),
     );
     eventually("the working set is not there", || {
@@ -257,8 +257,8 @@ fn who_waits_for_one_chunk_waits_for_nobody_else_s() {
     // Three want the same chunk: it is asked for once.
     let waiting: Vec<_> = (0..3)
         .map(|_| {
-            let (disk, errands) = (disk.clone(), bench.errands.clone());
-            thread::spawn(move || disk.demand(&errands, 0, 4096, false, &mut Hands::default()))
+            let (disk, io_pool) = (disk.clone(), bench.io_pool.clone());
+            thread::spawn(move || disk.demand(&io_pool, 0, 4096, false, &mut Scratch::default()))
         })
         .collect();
     asked.recv_timeout(PATIENCE).unwrap();
@@ -303,7 +303,7 @@ fn complete_fills_all_or_tells_what_is_missing() {
     let complete = || {
         let (say, heard) = mpsc::channel();
         disk.complete(
-            &bench.errands,
+            &bench.io_pool,
             Box::new(move |problem| say.send(problem).unwrap()),
         );
         heard.recv_timeout(PATIENCE).unwrap()

@@ -2,7 +2,8 @@
 
 use super::lock;
 use crate::image::Unreadable;
-use crate::vm::{Scratch, Stop, Vm, first};
+use crate::scratch::{Scratch, first};
+use crate::vm::{Stop, Vm};
 use crate::window::{GAP, Window, windows};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -10,7 +10,7 @@ mod worker;
 
 pub use job::Job;
 
-use crate::errands::{Errands, Urgency};
+use crate::io_pool::{IoPool, Urgency};
 use crate::vm::{Fault, Vm};
 use jiffy_sys::mutex::lock;
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -59,7 +59,7 @@ pub struct Pool {
 /// What workers have in common.
 struct Shared {
     settings: Settings,
-    errands: Arc<Errands>,
+    io_pool: Arc<IoPool>,
     epoll: OwnedFd,
     wake: OwnedFd,
     stop: AtomicBool,
@@ -82,7 +82,7 @@ enum Deferred {
 
 impl Pool {
     /// Starts the workers. They are ready when this returns.
-    pub fn start(settings: Settings, errands: Arc<Errands>) -> io::Result<Pool> {
+    pub fn start(settings: Settings, io_pool: Arc<IoPool>) -> io::Result<Pool> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(
@@ -93,7 +93,7 @@ impl Pool {
         )?;
         let shared = Arc::new(Shared {
             settings,
-            errands,
+            io_pool,
             epoll,
             wake,
             stop: AtomicBool::new(false),
@@ -173,12 +173,13 @@ impl Pool {
             let (vm, piece) = (vm.clone(), piece.to_vec());
             let shared = Arc::downgrade(&self.shared);
             self.shared
-                .errands
-                .push(Urgency::Ahead, lane.clone(), move |_| {
+                .io_pool
+                .push(Urgency::Ahead, lane.clone(), move |scratch| {
                     if vm.has_ended() {
                         return;
                     }
-                    if let Err(error) = vm.image().fetch(&piece, vm.stop()) {
+                    scratch.decoder.stop = vm.stop().clone();
+                    if let Err(error) = vm.image().fetch(&mut scratch.decoder, &piece) {
                         tracing::warn!(vm = vm.name(), "{error}");
                     }
                     let here: Vec<u32> = piece
@@ -200,24 +201,27 @@ impl Pool {
         }
         let shared = Arc::downgrade(&self.shared);
         let lane = vm.image().waits_for();
-        self.shared.errands.push(Urgency::Ahead, lane, move |_| {
-            let image = vm.image();
-            let chunks = image.size().div_ceil(image.chunk_size() as u64) as u32;
-            let step = PIECE / image.chunk_size();
-            for first in (0..chunks).step_by(step) {
-                if vm.has_ended() {
-                    break;
+        self.shared
+            .io_pool
+            .push(Urgency::Ahead, lane, move |scratch| {
+                scratch.decoder.stop = vm.stop().clone();
+                let image = vm.image();
+                let chunks = image.size().div_ceil(image.chunk_size() as u64) as u32;
+                let step = PIECE / image.chunk_size();
+                for first in (0..chunks).step_by(step) {
+                    if vm.has_ended() {
+                        break;
+                    }
+                    let piece: Vec<u32> = (first..chunks.min(first + step as u32)).collect();
+                    if let Err(error) = image.fetch(&mut scratch.decoder, &piece) {
+                        return done(Some(error.0));
+                    }
                 }
-                let piece: Vec<u32> = (first..chunks.min(first + step as u32)).collect();
-                if let Err(error) = image.fetch(&piece, vm.stop()) {
-                    return done(Some(error.0));
+                match shared.upgrade() {
+                    Some(shared) => shared.push(Arc::new(Job::complete(vm, done))),
+                    None => done(Some("the pager ends".into())),
                 }
-            }
-            match shared.upgrade() {
-                Some(shared) => shared.push(Arc::new(Job::complete(vm, done))),
-                None => done(Some("the pager ends".into())),
-            }
-        });
+            });
     }
 }
 

@@ -1,8 +1,10 @@
 //! What one worker does.
 
 use super::{Deferred, Job, Shared, VM_EVENTS, WAKE, lock};
-use crate::errands::Urgency;
-use crate::vm::{Fault, Scratch, Stop, Vm, first};
+use crate::io_pool::Urgency;
+use crate::scratch::Scratch;
+use crate::vm::{self, Fault, Stop, Vm};
+use crate::window::WINDOW;
 use jiffy_sys::clock::monotonic_ns;
 use jiffy_sys::userfaultfd::Event;
 use rustix::event::{Timespec, epoll};
@@ -12,6 +14,8 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+/// Bytes of most images' chunks.
+const CHUNK: usize = 8 << 10;
 /// Faults of one VM served before it is another's turn.
 const TURN: usize = 32;
 /// VMs served before a piece of a job is done, if there is one: faults come
@@ -33,7 +37,7 @@ pub(super) struct Worker {
 
 pub(super) fn run(shared: &Arc<Shared>, is_ready: Sender<()>) {
     let mut worker = Worker {
-        scratch: Scratch::at_hand(),
+        scratch: Scratch::in_memory(CHUNK, vm::PIECE as usize, WINDOW as usize),
         ..Worker::default()
     };
     drop(is_ready);
@@ -172,9 +176,8 @@ impl Shared {
     }
 
     fn serve_fault(self: &Arc<Self>, vm: &Arc<Vm>, fault: Fault, worker: &mut Worker) {
-        let elsewhere = vm.elsewhere(fault);
-        if !elsewhere.is_empty() {
-            return self.send_for(vm, fault, elsewhere);
+        if vm.is_elsewhere(fault) {
+            return self.send_for(vm, fault);
         }
         for _ in 0..TRIES {
             if vm.has_ended() {
@@ -195,41 +198,29 @@ impl Shared {
         self.put_off(Deferred::Fault(vm.clone(), fault));
     }
 
-    /// Has chunks fetched without keeping a worker; then the fault is served.
-    fn send_for(self: &Arc<Self>, vm: &Arc<Vm>, fault: Fault, chunks: Vec<u32>) {
+    /// Has a fault served by a thread that may wait for an origin: who gets the chunk puts
+    /// it into memory.
+    fn send_for(self: &Arc<Self>, vm: &Arc<Vm>, fault: Fault) {
         let (shared, vm) = (Arc::downgrade(self), vm.clone());
         let lane = vm.image().waits_for();
-        self.errands.push(Urgency::Now, lane, move |hands| {
-            hands.decoder.stop = vm.stop().clone();
-            let image = vm.image();
-            for chunk in chunks {
-                if vm.has_ended() {
-                    return;
-                }
-                // Read, so that it is right before a worker reads it.
-                let bytes = first(&mut hands.chunks, image.chunk_size());
-                if let Err(error) = image.read(&mut hands.decoder, chunk, bytes) {
-                    // What comes for nobody is no failure.
-                    return match vm.has_ended() {
-                        true => {}
-                        false => vm.fail(error.0),
-                    };
-                }
+        self.io_pool.push(Urgency::Now, lane, move |scratch| {
+            if vm.has_ended() {
+                return;
             }
-            // What could not be kept, on a full disk, is filled by whom it came to.
-            if !vm.elsewhere(fault).is_empty() {
-                let mut scratch = Scratch::default();
-                scratch.decoder.stop = vm.stop().clone();
-                match vm.serve(fault, &mut scratch) {
-                    Ok(()) => return,
-                    Err(Stop::Changing) => {}
-                    Err(Stop::Gone) => return vm.end(),
-                    Err(Stop::Failed(sentence)) => return vm.fail(sentence),
+            scratch.decoder.stop = vm.stop().clone();
+            match vm.serve(fault, scratch) {
+                Ok(()) => {}
+                // A worker reads the event of the change, and has the chunk in the file.
+                Err(Stop::Changing) => {
+                    if let Some(shared) = shared.upgrade() {
+                        lock(&shared.faults).push_back((vm, fault));
+                        shared.wake();
+                    }
                 }
-            }
-            if let Some(shared) = shared.upgrade() {
-                lock(&shared.faults).push_back((vm, fault));
-                shared.wake();
+                Err(Stop::Gone) => vm.end(),
+                // What comes for nobody is no failure.
+                Err(Stop::Failed(_)) if vm.has_ended() => {}
+                Err(Stop::Failed(sentence)) => vm.fail(sentence),
             }
         });
     }

@@ -1,22 +1,20 @@
 //! Disks that are filled on demand, and the VMMs that have them.
 
+use super::disk_peer::{Answers, DiskPeer};
 use super::opening::{Opened, Opening, Wanted};
 use super::requests::Answer;
 use super::served::say_failed;
 use super::{Notice, Notifier, Server, aside, listen};
 use crate::disk::{Disk, Had, Unavailable};
-use crate::errands::{Errands, Urgency};
 use crate::image::Unreadable;
-use jiffy_store::{Recording, Stop};
-use jiffy_wire::disk::{ChunkAnswer, ChunkRequest, LINE_MAX};
-use jiffy_wire::lines::Lines;
+use crate::io_pool::{IoPool, Urgency};
+use jiffy_store::Recording;
+use jiffy_wire::disk::{ChunkAnswer, ChunkRequest};
 use jiffy_wire::pager::{OpenDisk, PagerResponse};
-use rustix::event::PollFlags;
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -24,34 +22,12 @@ use std::sync::Arc;
 const MAX_PEERS: usize = 1024;
 /// Connections of one process at once: one is enough, and one that broke may linger.
 const MAX_OF_ONE: usize = 8;
-/// Requests of one VMM that are not answered yet; more are not read.
-const MAX_PENDING: usize = 16;
 
 pub(super) struct ServedDisk {
     request: OpenDisk,
     pub disk: Arc<Disk>,
     listener: UnixListener,
     pub peers: BTreeMap<u64, DiskPeer>,
-}
-
-/// A VMM.
-pub(super) struct DiskPeer {
-    stream: UnixStream,
-    input: Lines,
-    output: Vec<u8>,
-    pending: usize,
-    /// It understands [`ChunkAnswer::Bytes`].
-    takes_bytes: bool,
-    /// The process, if it is known.
-    pid: Option<i32>,
-    /// Given up when it has gone: for what it asked for.
-    stop: Stop,
-}
-
-impl Drop for DiskPeer {
-    fn drop(&mut self) {
-        self.stop.give_up();
-    }
 }
 
 impl ServedDisk {
@@ -69,78 +45,6 @@ impl ServedDisk {
     pub fn remove_socket(&self) {
         let _ = fs::remove_file(&self.request.socket);
     }
-}
-
-impl DiskPeer {
-    /// What to wait for.
-    pub fn interest(&self) -> PollFlags {
-        let mut interest = PollFlags::empty();
-        if !self.output.is_empty() {
-            interest |= PollFlags::OUT;
-        } else if self.pending < MAX_PENDING {
-            interest |= PollFlags::IN;
-        }
-        interest
-    }
-
-    pub fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
-    }
-
-    /// Reads what there is and writes what can be; false at the end of the
-    /// connection.
-    fn exchange(&mut self, hung_up: bool) -> bool {
-        if !self.flush() {
-            return false;
-        }
-        if !self.output.is_empty() || self.pending >= MAX_PENDING {
-            return !hung_up;
-        }
-        let mut buffer = [0; LINE_MAX];
-        match self.stream.read(&mut buffer) {
-            Ok(0) => return false,
-            Ok(bytes) => self.input.push(&buffer[..bytes]),
-            Err(error) if is_nothing(&error) => {}
-            Err(_) => return false,
-        }
-        true
-    }
-
-    /// The next request. `Err` if the VMM does not keep to the protocol.
-    fn next_request(&mut self) -> Result<Option<ChunkRequest>, String> {
-        if self.pending >= MAX_PENDING {
-            return Ok(None);
-        }
-        let line = self.input.next_line().map_err(|error| error.to_string())?;
-        let Some(line) = line else { return Ok(None) };
-        serde_json::from_slice(&line)
-            .map(Some)
-            .map_err(|error| format!("the line is not a request: {error}"))
-    }
-
-    fn answer(&mut self, answer: &ChunkAnswer, bytes: &[u8]) {
-        let line = serde_json::to_vec(answer).expect("an answer is plain data");
-        self.output.extend(line);
-        self.output.push(b'\n');
-        self.output.extend(bytes);
-    }
-
-    /// False when the connection is over.
-    fn flush(&mut self) -> bool {
-        while !self.output.is_empty() {
-            match self.stream.write(&self.output) {
-                Ok(0) => return false,
-                Ok(bytes) => drop(self.output.drain(..bytes)),
-                Err(error) if is_nothing(&error) => return true,
-                Err(_) => return false,
-            }
-        }
-        true
-    }
-}
-
-fn is_nothing(error: &std::io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
 impl Server {
@@ -201,7 +105,7 @@ impl Server {
             )
         })?;
         if let Some(recording) = &request.prefetch {
-            disk.prefetch(&self.errands, Some(recording));
+            disk.prefetch(&self.io_pool, Some(recording));
         }
         tracing::info!(disk = request.name, full = disk.cache().is_full(), "open");
         let name = request.name.clone();
@@ -251,16 +155,7 @@ impl Server {
                 );
                 return;
             }
-            let peer = DiskPeer {
-                stream,
-                input: Lines::new(LINE_MAX),
-                output: Vec::new(),
-                pending: 0,
-                takes_bytes: false,
-                pid,
-                stop: Stop::new(),
-            };
-            served.peers.insert(self.next, peer);
+            served.peers.insert(self.next, DiskPeer::new(stream, pid));
             self.next += 1;
         }
     }
@@ -276,27 +171,12 @@ impl Server {
         }
     }
 
-    /// An answer for a VMM, if that is still there.
-    pub(super) fn answer_disk_peer(
-        &mut self,
-        name: &str,
-        number: u64,
-        answer: &ChunkAnswer,
-        bytes: &[u8],
-    ) {
-        if let Some(peer) = self.disk_peer(name, number) {
-            peer.pending -= 1;
-            peer.answer(answer, bytes);
-            self.continue_disk_peer(name, number);
-        }
-    }
-
     fn disk_peer(&mut self, name: &str, number: u64) -> Option<&mut DiskPeer> {
         self.disks.get_mut(name)?.peers.get_mut(&number)
     }
 
     /// Begins with the requests that have come, and says what there is to say.
-    fn continue_disk_peer(&mut self, name: &str, number: u64) {
+    pub(super) fn continue_disk_peer(&mut self, name: &str, number: u64) {
         let Some(served) = self.disks.get_mut(name) else {
             return;
         };
@@ -307,13 +187,12 @@ impl Server {
             match peer.next_request() {
                 Ok(Some(ChunkRequest::TAKES_BYTES)) => peer.takes_bytes = true,
                 Ok(Some(request)) => {
-                    peer.pending += 1;
                     let work = Work {
                         disk: served.disk.clone(),
-                        errands: self.errands.clone(),
+                        io_pool: self.io_pool.clone(),
                         notifier: self.notifier.clone(),
                         peer: number,
-                        stop: peer.stop.clone(),
+                        answers: peer.begin_request(),
                         takes_bytes: peer.takes_bytes,
                         request,
                     };
@@ -322,7 +201,7 @@ impl Server {
                 Ok(None) => break,
                 Err(sentence) => {
                     tracing::warn!(disk = name, "{sentence}");
-                    say_failed(&peer.stream, &sentence);
+                    say_failed(peer.stream(), &sentence);
                     return self.lose_disk_peer(name, number);
                 }
             }
@@ -338,7 +217,7 @@ impl Server {
         if let Some(served) = self.disks.get_mut(name) {
             served.peers.remove(&number);
             if served.peers.is_empty() {
-                self.scribe.write(served.recording(false), None);
+                self.recorder.write(served.recording(false), None);
             }
         }
     }
@@ -375,7 +254,7 @@ impl Server {
     pub(super) fn finish_disks(&mut self) {
         for served in self.disks.values() {
             served.remove_socket();
-            self.scribe.write(served.recording(true), None);
+            self.recorder.write(served.recording(true), None);
             if let Err(error) = served.disk.close() {
                 tracing::warn!(disk = served.disk.name(), "{error}");
             }
@@ -386,25 +265,28 @@ impl Server {
 /// A request on its way.
 struct Work {
     disk: Arc<Disk>,
-    errands: Arc<Errands>,
+    io_pool: Arc<IoPool>,
     notifier: Notifier,
     peer: u64,
-    stop: Stop,
+    answers: Arc<Answers>,
     takes_bytes: bool,
     request: ChunkRequest,
 }
 
 impl Work {
+    /// Has it done by the I/O pool, whose thread answers the VMM itself.
     fn begin(self) {
-        let errands = self.errands.clone();
-        errands.push(Urgency::Now, self.disk.lane(), move |hands| {
-            if self.stop.is_given_up() {
+        let io_pool = self.io_pool.clone();
+        let lane = self.disk.lane_of(self.request.offset, self.request.length);
+        io_pool.push(Urgency::Now, lane, move |scratch| {
+            let stop = self.answers.stop();
+            if stop.is_given_up() {
                 return;
             }
-            hands.decoder.stop = self.stop.clone();
+            scratch.decoder.stop = stop.clone();
             let ChunkRequest { id, offset, length } = self.request;
             let (disk, takes_bytes) = (&self.disk, self.takes_bytes);
-            let outcome = disk.demand(&self.errands, offset, length, takes_bytes, hands);
+            let outcome = disk.demand(&self.io_pool, offset, length, takes_bytes, scratch);
             let mut bytes = Vec::new();
             let answer = match outcome {
                 Ok(Had::Present) => ChunkAnswer::Present { id },
@@ -413,7 +295,7 @@ impl Work {
                     let length = bytes.len();
                     ChunkAnswer::Bytes { id, length }
                 }
-                Err(_) if self.stop.is_given_up() => return,
+                Err(_) if stop.is_given_up() => return,
                 Err(Unavailable { chunk, sentence }) => {
                     tracing::error!(disk = self.disk.name(), chunk, "{sentence}");
                     ChunkAnswer::Unavailable {
@@ -423,12 +305,12 @@ impl Work {
                     }
                 }
             };
-            self.notifier.send(Notice::DiskAnswer {
-                name: self.disk.name().to_owned(),
-                peer: self.peer,
-                answer,
-                bytes,
-            });
+            if self.answers.give(&answer, &bytes) {
+                self.notifier.send(Notice::DiskPeer {
+                    name: self.disk.name().to_owned(),
+                    peer: self.peer,
+                });
+            }
         });
     }
 }

@@ -1,6 +1,6 @@
 //! The control socket and the VMs' sockets: one thread that waits for all of
-//! them. What takes long is done by the pool's workers and the scribe, who
-//! send a [`Notice`].
+//! them. What takes long is done by the pool's workers, the I/O pool and the recorder,
+//! who send a [`Notice`].
 //!
 //! * [`listen`]: sockets only their owner may connect to.
 //! * [`client`]: a connection to the control socket.
@@ -8,29 +8,31 @@
 //! * [`disks`]: disks that are filled on demand, and the VMMs that have them.
 //! * [`images`]: images that are open, each once.
 //! * [`opening`]: images and disks that are being opened, on threads of their own.
-//! * [`scribe`]: writes recordings.
+//! * `disk_peer`: a VMM that has a disk, and the answers for it.
+//! * [`recorder`]: writes recordings.
 
 mod client;
+mod disk_peer;
 mod disks;
 mod images;
 mod listen;
 mod opening;
+mod recorder;
 mod requests;
-mod scribe;
 mod served;
 
-use crate::errands::{Errands, Hands};
 use crate::image::ImageKey;
+use crate::io_pool::IoPool;
 use crate::pool::{Pool, Settings};
+use crate::scratch::Scratch;
 use crate::working_set::{WorkingSet, WorkingSets};
 use client::Client;
 use disks::ServedDisk;
 use images::Images;
-use jiffy_wire::disk::ChunkAnswer;
 use opening::{Opened, Opening};
+use recorder::Recorder;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::process::setpriority_process;
-use scribe::Scribe;
 use served::Served;
 use std::collections::BTreeMap;
 use std::io;
@@ -77,14 +79,8 @@ enum Notice {
         name: String,
         outcome: Result<Opened, String>,
     },
-    /// What a VMM asked for is in its disk's cache, or cannot be had.
-    DiskAnswer {
-        name: String,
-        peer: u64,
-        answer: ChunkAnswer,
-        /// What follows it.
-        bytes: Vec<u8>,
-    },
+    /// A disk's VMM was answered, and takes no more at once, or may ask for more.
+    DiskPeer { name: String, peer: u64 },
 }
 
 /// Sends notices, and ends the server's sleep.
@@ -114,8 +110,8 @@ pub struct Server {
     images: Arc<Images>,
     working_sets: WorkingSets,
     pool: Pool,
-    errands: Arc<Errands>,
-    scribe: Scribe,
+    io_pool: Arc<IoPool>,
+    recorder: Recorder,
     notifier: Notifier,
     notices: Receiver<Notice>,
     /// The next number for a client or a VM.
@@ -145,7 +141,7 @@ impl Server {
             notices: send,
             bell,
         };
-        let errands = Arc::new(Errands::default());
+        let io_pool = Arc::new(IoPool::default());
         Ok(Server {
             control: listener,
             control_path: control.to_owned(),
@@ -155,9 +151,9 @@ impl Server {
             opening: BTreeMap::new(),
             images: Arc::default(),
             working_sets: WorkingSets::default(),
-            pool: Pool::start(settings, errands.clone())?,
-            errands,
-            scribe: Scribe::start(notifier.clone())?,
+            pool: Pool::start(settings, io_pool.clone())?,
+            io_pool,
+            recorder: Recorder::start(notifier.clone())?,
             notifier,
             notices,
             next: 1,
@@ -272,7 +268,7 @@ impl Server {
                         .find(|served| served.token() == Some(token));
                     if let Some(served) = served {
                         served.fail(&self.pool, &sentence);
-                        self.scribe.write(served.recording(), None);
+                        self.recorder.write(served.recording(), None);
                     }
                 }
                 Notice::Completed {
@@ -289,12 +285,7 @@ impl Server {
                 Notice::Prefetched { name } => self.keep_working_set(&name),
                 Notice::WorkingSet { image, set } => self.working_sets.keep(image, set),
                 Notice::Opened { name, outcome } => self.opened(&name, outcome),
-                Notice::DiskAnswer {
-                    name,
-                    peer,
-                    answer,
-                    bytes,
-                } => self.answer_disk_peer(&name, peer, &answer, &bytes),
+                Notice::DiskPeer { name, peer } => self.continue_disk_peer(&name, peer),
                 Notice::Answer { client, problem } => self.answer_late(client, problem),
             }
         }
@@ -326,7 +317,7 @@ impl Server {
             }
             let set = image
                 .working_set()
-                .and_then(|chunks| WorkingSet::read(&*image, &chunks, &mut Hands::default()));
+                .and_then(|chunks| WorkingSet::read(&*image, &chunks, &mut Scratch::default()));
             let set = set.inspect_err(|error| tracing::warn!("no working set: {error}"));
             let set = set.ok();
             notifier.send(Notice::WorkingSet { image: key, set });
@@ -362,7 +353,7 @@ impl Server {
                 self.go_on_completing(name);
             }
             served::Heard::Wrote(key, ranges) => self.working_sets.note_written(key, ranges),
-            served::Heard::Gone => self.scribe.write(served.recording(), None),
+            served::Heard::Gone => self.recorder.write(served.recording(), None),
         }
     }
 
@@ -370,16 +361,17 @@ impl Server {
     fn finish(mut self) {
         for served in self.served.values_mut() {
             served.let_go(&self.pool);
-            self.scribe.write(served.recording(), None);
+            self.recorder.write(served.recording(), None);
             served.remove_socket();
         }
         self.finish_disks();
         let _ = std::fs::remove_file(&self.control_path);
-        self.scribe.finish();
+        self.recorder.finish();
     }
 }
 
-/// Has something done in a thread of its own: all errands may wait for registries.
+/// Has something done in a thread of its own: those of the I/O pool may all wait for
+/// registries.
 fn aside(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), String> {
     thread::Builder::new()
         .name(name.into())

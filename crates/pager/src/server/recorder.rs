@@ -8,22 +8,24 @@ use std::path::PathBuf;
 use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 
+/// A recording to be written.
 struct Order {
     path: PathBuf,
     recording: Recording,
     client: Option<u64>,
 }
 
-pub(super) struct Scribe {
+/// The thread that writes recordings, one after the other.
+pub(super) struct Recorder {
     orders: Option<Sender<Order>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Scribe {
-    pub fn start(notifier: Notifier) -> io::Result<Scribe> {
+impl Recorder {
+    pub fn start(notifier: Notifier) -> io::Result<Recorder> {
         let (orders, incoming) = mpsc::channel::<Order>();
         let thread = thread::Builder::new()
-            .name("scribe".into())
+            .name("recorder".into())
             .spawn(move || {
                 for order in incoming {
                     let problem = order.recording.write(&order.path).err().map(|error| {
@@ -40,7 +42,7 @@ impl Scribe {
                     }
                 }
             })?;
-        Ok(Scribe {
+        Ok(Recorder {
             orders: Some(orders),
             thread: Some(thread),
         })

@@ -3,8 +3,8 @@
 use super::opening::{Opened, Opening, Wanted};
 use super::served::Served;
 use super::{Client, MAX_CLIENTS, Notice, Server, aside, listen};
-use crate::errands::Urgency;
 use crate::image::Unreadable;
+use crate::io_pool::Urgency;
 use crate::vm::Vm;
 use jiffy_wire::pager::{PagerRequest, PagerResponse};
 use std::path::Path;
@@ -148,7 +148,7 @@ impl Server {
         match served.recording(true) {
             None => Ok(Some(PagerResponse::Ok)),
             recording => {
-                self.scribe.write(recording, Some(client));
+                self.recorder.write(recording, Some(client));
                 Ok(None)
             }
         }
@@ -157,7 +157,7 @@ impl Server {
     /// Fetches all of an image that is missing.
     fn complete_image(&mut self, image: &Path, client: u64) -> Result<Answer, String> {
         let (images, notifier) = (self.images.clone(), self.notifier.clone());
-        let (errands, path) = (self.errands.clone(), image.to_owned());
+        let (io_pool, path) = (self.io_pool.clone(), image.to_owned());
         aside("image-open", move || {
             let image = match images.open(&path) {
                 Ok(image) => image,
@@ -166,7 +166,7 @@ impl Server {
                     return notifier.send(Notice::Answer { client, problem });
                 }
             };
-            errands.push(Urgency::Ahead, image.reader().waits_for(), move |_| {
+            io_pool.push(Urgency::Ahead, image.reader().waits_for(), move |_| {
                 let problem = image.reader().complete().err();
                 let problem = problem.map(|error| Unreadable::from_error(&error).0);
                 drop(image);
@@ -180,7 +180,7 @@ impl Server {
         if let Some(served) = self.disks.get(name) {
             let notifier = self.notifier.clone();
             let done = Box::new(move |problem| notifier.send(Notice::Answer { client, problem }));
-            served.disk.complete(&self.errands, done);
+            served.disk.complete(&self.io_pool, done);
             return Ok(None);
         }
         let served = self.find(name)?;
@@ -251,7 +251,7 @@ impl Server {
         match served.recording() {
             None => Ok(Some(PagerResponse::Ok)),
             recording => {
-                self.scribe.write(recording, Some(client));
+                self.recorder.write(recording, Some(client));
                 Ok(None)
             }
         }

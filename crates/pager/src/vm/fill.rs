@@ -3,7 +3,7 @@
 use super::Vm;
 use crate::handshake::Region;
 use crate::image::{Content, Unreadable};
-use crate::window::WINDOW;
+use crate::scratch::{self, Scratch};
 use jiffy_store::Decoder;
 use jiffy_sys::userfaultfd::FillError;
 use std::io;
@@ -12,10 +12,8 @@ use std::sync::PoisonError;
 
 /// Bytes filled with the gate locked, at most (but at least a page): what an
 /// event has to wait for.
-const PIECE: u64 = 64 << 10;
+pub(crate) const PIECE: u64 = 64 << 10;
 const PAGE: u64 = 4 << 10;
-/// Bytes of most images' chunks.
-const CHUNK: usize = 8 << 10;
 
 /// Why filling stopped.
 #[derive(Debug)]
@@ -32,45 +30,6 @@ impl From<Unreadable> for Stop {
     fn from(error: Unreadable) -> Stop {
         Stop::Failed(error.0)
     }
-}
-
-/// The buffers of one worker.
-#[derive(Default)]
-pub struct Scratch {
-    /// Unpacks chunks.
-    pub(crate) decoder: Decoder,
-    /// For chunks.
-    pub(crate) chunks: Vec<u8>,
-    /// For bytes of the file.
-    pub(crate) stored: Vec<u8>,
-}
-
-impl Scratch {
-    /// Large enough for most of what there is to do. To grow takes longer than
-    /// to serve a fault, and somebody waits.
-    pub(crate) fn at_hand() -> Scratch {
-        let mut decoder = Decoder::new();
-        decoder.grow(CHUNK);
-        Scratch {
-            decoder,
-            chunks: touched(PIECE as usize),
-            stored: touched(WINDOW as usize),
-        }
-    }
-}
-
-/// A buffer that is in memory.
-fn touched(bytes: usize) -> Vec<u8> {
-    // Of zeroes the allocator would take pages that are made when they are used.
-    vec![1; bytes]
-}
-
-/// The first bytes of a buffer that grows, with any contents.
-pub(crate) fn first(buffer: &mut Vec<u8>, bytes: usize) -> &mut [u8] {
-    if buffer.len() < bytes {
-        buffer.resize(bytes, 0);
-    }
-    &mut buffer[..bytes]
 }
 
 /// Did a fill meet a page that was there already? Whoever waits for that page
@@ -98,7 +57,7 @@ impl Vm {
         scratch: &mut Scratch,
     ) -> Result<Met, Stop> {
         let start = unit * self.unit;
-        let buffer = self::first(&mut scratch.chunks, self.unit as usize);
+        let buffer = scratch::first(&mut scratch.chunks, self.unit as usize);
         let met = match self.read(start, &mut scratch.decoder, buffer)? {
             Content::Zero => self.fill_zero(start..start + self.unit)?,
             Content::Bytes { .. } => {

@@ -5,14 +5,15 @@ mod removed;
 mod touched;
 
 use fill::Met;
-pub(crate) use fill::first;
-pub use fill::{Scratch, Stop};
+pub(crate) use fill::PIECE;
+pub use fill::Stop;
 pub use removed::{Owner, Removed};
 pub use touched::Touched;
 
 use crate::bitmap::Bitmap;
 use crate::handshake::Layout;
 use crate::image::ChunkImage;
+use crate::scratch::Scratch;
 use jiffy_sys::clock::monotonic_ns;
 use jiffy_sys::userfaultfd::{EVENTS, Event, Userfaultfd};
 use jiffy_wire::pager::PagerStats;
@@ -251,25 +252,16 @@ impl Vm {
         }));
     }
 
-    /// The chunks that a fault waits for and that are still elsewhere.
-    pub(crate) fn elsewhere(&self, fault: Fault) -> Vec<u32> {
+    /// Whether a fault waits for a chunk that is still elsewhere.
+    pub(crate) fn is_elsewhere(&self, fault: Fault) -> bool {
         if self.image.is_whole() {
-            return Vec::new();
+            return false;
         }
         let Some((offset, region)) = self.layout.find(fault.address) else {
-            return Vec::new();
+            return false;
         };
-        if self.removed.contains(offset - offset % region.page) {
-            // It reads as zero, whatever the image has.
-            return Vec::new();
-        }
-        let size = self.image.chunk_size() as u64;
-        let start = offset / self.unit * self.unit;
-        let end = (start + self.unit).min(self.image.size());
-        (start / size..end.div_ceil(size))
-            .map(|chunk| chunk as u32)
-            .filter(|chunk| !self.image.is_here(*chunk))
-            .collect()
+        // What was given up reads as zero, whatever the image has.
+        !self.removed.contains(offset - offset % region.page) && !self.is_here(offset / self.unit)
     }
 
     /// Whether a unit can be read without waiting for others.

@@ -2,6 +2,7 @@
 
 use super::disks::{CHUNK, SIZE, Vmm, check, open, peer, request, set_origins, without_chunks};
 use super::support::*;
+use jiffy_store::ImageReader;
 use jiffy_wire::disk::ChunkAnswer;
 use jiffy_wire::pager::{OpenDisk, Origin, PagerRequest, PagerResponse, RegistryOrigin};
 use std::io::{Read, Write};
@@ -43,13 +44,28 @@ fn a_registry_that_drips_is_given_up_in_time_and_delays_nobody_else() {
     let image = image(folder.path(), SIZE, |_| {});
     let partial = without_chunks(&image);
     let pager = Pager::start(folder.path(), &[]);
+    let before = peer(folder.path(), "before", &image, |_| {});
+    set_origins(&pager, &partial, vec![before]);
+    let disk = request(folder.path(), &partial);
+    let mut waiting = open(&pager, &disk);
+    waiting.have(0, CHUNK);
     set_origins(&pager, &partial, vec![dripping()]);
-    let mut waiting = open(&pager, &request(folder.path(), &partial));
-    // More than there are threads for it.
-    let asked = 12;
-    for chunk in 0..asked {
-        waiting.ask(chunk * 16 * CHUNK, CHUNK);
+    // As many as one VMM may have under way, and as there are threads for it.
+    let asked = 16;
+    let whole = ImageReader::open(&image).unwrap();
+    let place = |chunk: &u32| whole.stored_range(*chunk).unwrap();
+    let far = |chunk: &u32| place(chunk).is_some_and(|place| place.start > 128 << 10);
+    let far: Vec<u32> = (0..whole.chunks()).filter(far).take(asked).collect();
+    assert_eq!(far.len(), asked);
+    for chunk in &far {
+        waiting.ask(u64::from(*chunk) * CHUNK, CHUNK);
     }
+    // They hold up no other request of the disk: what is here is had at once, be it in the
+    // cache already or in the image's file alone.
+    let mut second = Vmm::connect(&disk.socket);
+    second.have(0, CHUNK);
+    second.have(CHUNK, CHUNK);
+    assert!(waiting.hears_nothing(), "it was waited for");
     // Others are filled: from this computer, and from a peer.
     let whole = OpenDisk {
         name: "whole".into(),
@@ -83,7 +99,7 @@ fn a_registry_that_drips_is_given_up_in_time_and_delays_nobody_else() {
         }
     }
     // Who hangs up is not worked for any more: what it asked for ends with it.
-    waiting.ask(0, CHUNK);
+    waiting.ask(u64::from(far[0]) * CHUNK, CHUNK);
     drop(waiting);
     assert_eq!(pager.forget("root"), PagerResponse::Ok);
 }

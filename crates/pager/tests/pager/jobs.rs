@@ -68,7 +68,7 @@ struct Given {
     stream: UnixStream,
 }
 
-/// Asks as a VMM of ours does, and shakes hands.
+/// Asks as a VMM of ours does, and shakes scratch.
 fn ask_for_working_set(memory: &Memory, socket: &Path) -> Given {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.write_all(WORKING_SET_QUESTION).unwrap();

@@ -27,7 +27,7 @@ fn fifty_vms_share_the_workers() {
         .map(|(seed, (_, memory, _))| memory.check(seed))
         .collect();
     checks.into_iter().for_each(join);
-    assert_eq!(threads, 4, "two workers, the server, the scribe");
+    assert_eq!(threads, 4, "two workers, the server, the recorder");
     // And one that puts the working set into memory for all.
     assert!(pager.count("task") <= threads + 1);
     for (name, _, connection) in vms {

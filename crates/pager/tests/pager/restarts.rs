@@ -127,7 +127,7 @@ fn an_order_to_complete_waits_for_a_vmm_that_connects_again() {
     assert!(format!("{late:?}").contains("is not connected"), "{late:?}");
 }
 
-/// Each phase has a system call: it listens, is asked, shakes hands, waits,
+/// Each phase has a system call: it listens, is asked, shakes scratch, waits,
 /// reads a fault, reads the image, fills.
 #[test]
 fn killed_at_any_system_call_nothing_is_lost() {

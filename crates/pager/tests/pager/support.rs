@@ -311,7 +311,7 @@ impl Memory {
         )
     }
 
-    /// Connects and shakes hands: one message, the descriptor with it.
+    /// Connects and shakes scratch: one message, the descriptor with it.
     pub fn connect(&self, socket: &Path) -> UnixStream {
         self.try_connect(socket).unwrap()
     }

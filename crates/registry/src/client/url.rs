@@ -45,7 +45,7 @@ impl Url {
     /// absolute is relative to it (RFC 9110 §10.2.2).
     pub(super) fn join(&self, location: &str) -> Result<Self, String> {
         if location.is_empty() {
-            return Err("it says nothing".to_owned());
+            return Err("\"\" is not an address".to_owned());
         }
         read(location, |text| self.0.join(text))
     }

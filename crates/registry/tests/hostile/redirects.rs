@@ -70,8 +70,8 @@ fn places_that_are_none_are_refused() {
     for (location, said) in [
         ("", "not an address"),
         ("file:///etc/passwd", "not an address"),
-        ("http://user:pw@host.example/", "no valid host"),
-        ("http://[::1", "no valid host"),
+        ("http://user:pw@host.example/", "a user or a password"),
+        ("http://[::1", "not an address"),
         ("/again", "again and again"),
     ] {
         let server = gate(location.to_owned());

@@ -136,13 +136,27 @@ fn an_upload_to_nowhere_is_refused() {
     for reply in [
         Reply::new(202, ""),
         Reply::new(202, "").with("location", "ftp://x/"),
-        Reply::new(202, "").with("location", "upload/1"),
+        Reply::new(202, "").with("location", "http://u:p@x/"),
     ] {
         let server = registry(move |_, request| (request.method == "POST").then(|| reply.clone()));
         let (client, _) = client();
         let error = upload(&client, &reference(&server, "a:1"), None).unwrap_err();
         assert!(matches!(error, RegistryError::Protocol { .. }), "{error}");
     }
+}
+
+#[test]
+fn a_relative_location_is_followed() {
+    let server = registry(|_, request| {
+        let location = "../blobs/uploads/7?state=x";
+        (request.method == "POST").then(|| Reply::new(202, "").with("location", location))
+    });
+    let (client, _) = client();
+    upload(&client, &reference(&server, "a:1"), None).unwrap();
+    let seen = server.seen();
+    let put = seen.iter().find(|request| request.method == "PUT").unwrap();
+    let path = "/v2/a/blobs/blobs/uploads/7?state=x&digest=";
+    assert!(put.path.starts_with(path), "{}", put.path);
 }
 
 #[test]

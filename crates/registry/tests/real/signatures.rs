@@ -289,8 +289,9 @@ fn a_bundle_of_cosign_3_is_found_and_verified() {
     attach(&client, &to, &digest, keyless.as_bytes());
     assert!(said(&believed).contains("of kinds that are not verified"));
     // Beside one that says so the older way.
-    sign(&client, &to, &digest, &others, &()).unwrap();
-    verify(&client, &to, &digest, &others.public(), &()).unwrap();
+    let (third, _) = key(folder.path(), "third");
+    sign(&client, &to, &digest, &third, &()).unwrap();
+    verify(&client, &to, &digest, &third.public(), &()).unwrap();
     assert!(said(&believed).contains("of 2 signatures 1 are of kinds"));
 }
 

@@ -17,6 +17,8 @@ use crate::error::ImageError;
 use crate::format::{ImageId, Kind};
 use crate::presence::{PresenceError, PresenceFault, PresenceMap};
 use crate::reader::ImageReader;
+use crate::sparse::SparseFile;
+pub use crate::sparse::{Claim, Flight};
 use jiffy_sys::locked::{Locked, lock_alone};
 use jiffy_sys::{clock, durable};
 use jiffy_wire::disk::{CONTENTS, MAP_HEADER, MapHeader, PRESENT};
@@ -74,8 +76,7 @@ static GIVING_UP: RwLock<()> = RwLock::new(());
 /// A cache, open to be filled by this process alone.
 #[derive(Debug)]
 pub struct DiskCache {
-    contents: File,
-    map: PresenceMap,
+    sparse: SparseFile<()>,
     folder: PathBuf,
     /// Whether it was closed; held while chunks are put there.
     closed: RwLock<bool>,
@@ -90,7 +91,7 @@ impl DiskCache {
             let cache = DiskCache::try_open(folder, image)?;
             // From here on nobody removes it, but somebody may have done so before its
             // map was locked.
-            if is_at(&folder.join(CONTENTS), &cache.contents) {
+            if is_at(&folder.join(CONTENTS), cache.sparse.file()) {
                 return Ok(cache);
             }
         }
@@ -142,8 +143,7 @@ impl DiskCache {
         };
         map.touch();
         Ok(DiskCache {
-            contents,
-            map,
+            sparse: SparseFile::new(Locked::by_others(contents), map, 0..length),
             folder: folder.to_owned(),
             closed: RwLock::new(false),
         })
@@ -154,43 +154,59 @@ impl DiskCache {
         &self.folder
     }
 
+    fn map(&self) -> &PresenceMap {
+        self.sparse.map()
+    }
+
     /// How many chunks there are.
     pub fn chunks(&self) -> u32 {
-        self.map.units() as u32
+        self.map().units() as u32
     }
 
     /// The chunks that hold these bytes.
     pub fn chunks_of(&self, bytes: &Range<u64>) -> Range<u32> {
-        let chunks = self.map.units_of(bytes);
-        chunks.start as u32..chunks.end as u32
+        chunks(self.map().units_of(bytes))
     }
 
     /// Bytes of the disk.
     pub fn length(&self) -> u64 {
-        self.map.header().length
+        self.map().header().length
     }
 
     /// Whether a chunk is there.
     pub fn has(&self, chunk: u32) -> bool {
-        self.map.get(chunk.into())
+        self.map().get(chunk.into())
     }
 
     /// Whether all of these are.
     pub fn has_all(&self, chunks: Range<u32>) -> bool {
-        self.map.has_all(chunks.start.into()..chunks.end.into())
+        self.map().has_all(units(&chunks))
     }
 
     /// Whether everything is.
     pub fn is_full(&self) -> bool {
-        self.map.has_all(0..self.map.units())
+        self.map().has_all(0..self.map().units())
     }
 
     /// The next run of chunks that are not there.
-    pub fn next_missing(&self, chunks: Range<u32>) -> Option<Range<u32>> {
-        let run = self
-            .map
-            .next_missing(chunks.start.into()..chunks.end.into())?;
-        Some(run.start as u32..run.end as u32)
+    pub fn next_missing(&self, wanted: Range<u32>) -> Option<Range<u32>> {
+        self.map().next_missing(units(&wanted)).map(chunks)
+    }
+
+    /// What one thread is to do next so that these chunks are there: at most so many at
+    /// once.
+    pub fn claim(&self, wanted: &Range<u32>, most: u32) -> Claim<()> {
+        self.sparse.claim(&units(wanted), most.into())
+    }
+
+    /// Ends what was claimed to be filled, whatever became of it.
+    pub fn land(&self, flight: &Flight<()>) {
+        self.sparse.land(flight, ());
+    }
+
+    /// Waits for another thread that fills chunks.
+    pub fn wait(&self, flight: &Flight<()>) {
+        self.sparse.wait(flight);
     }
 
     /// Puts chunks there that follow one another, whole ones, and then says
@@ -200,24 +216,24 @@ impl DiskCache {
         if *closed {
             return Err(CacheError::Closed(self.folder.clone()));
         }
-        let unit = u64::from(self.map.header().unit);
+        let unit = u64::from(self.map().header().unit);
         let start = u64::from(first);
         let chunks = start..start + bytes.len() as u64 / unit;
-        let place = self.map.bytes_of(&chunks);
+        let place = self.sparse.bytes_of(&chunks);
         let bytes = &bytes[..(place.end - place.start) as usize];
-        self.contents
-            .write_all_at(bytes, place.start)
-            .and_then(|()| self.map.set(chunks))
+        self.sparse
+            .put(chunks, bytes)
             .map_err(|error| CacheError::Io(self.folder.clone(), error))
     }
 
-    /// Reads a chunk that is there into bytes that are as long as one; the last is padded.
-    pub fn read(&self, chunk: u32, bytes: &mut [u8]) -> io::Result<()> {
+    /// Reads a chunk into bytes that are as long as one; the last is padded. False if it is
+    /// not there.
+    pub fn read(&self, chunk: u32, bytes: &mut [u8]) -> io::Result<bool> {
         let start = u64::from(chunk);
-        let place = self.map.bytes_of(&(start..start + 1));
+        let place = self.sparse.bytes_of(&(start..start + 1));
         let (there, padding) = bytes.split_at_mut((place.end - place.start) as usize);
         padding.fill(0);
-        self.contents.read_exact_at(there, place.start)
+        self.sparse.read(place.start, there)
     }
 
     /// Syncs what is there, so that it outlives a loss of power. Nobody puts
@@ -230,19 +246,29 @@ impl DiskCache {
         }
         *closed = true;
         let synced = self
-            .contents
+            .sparse
+            .file()
             .sync_data()
-            .and_then(|()| self.map.bind([0; 16]))
-            .and_then(|()| self.map.sync());
-        self.map.release();
+            .and_then(|()| self.map().bind([0; 16]))
+            .and_then(|()| self.map().sync());
+        self.map().release();
         synced.map_err(|error| CacheError::Io(self.folder.clone(), error))
     }
 }
 
 impl Drop for DiskCache {
     fn drop(&mut self) {
-        self.map.touch();
+        self.map().touch();
     }
+}
+
+fn units(chunks: &Range<u32>) -> Range<u64> {
+    chunks.start.into()..chunks.end.into()
+}
+
+/// A disk has at most 2³² - 1 chunks.
+fn chunks(units: Range<u64>) -> Range<u32> {
+    units.start as u32..units.end as u32
 }
 
 /// Whether the cache in `folder` holds all of its disk, so that a VM needs no

@@ -2,9 +2,10 @@
 
 use super::{GIVING_UP, boot_id, remove};
 use crate::presence::{PresenceFault, PresenceMap};
+use crate::sparse::SparseFile;
 use jiffy_sys::locked::Locked;
 use jiffy_wire::disk::{CONTENTS, PRESENT};
-use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use rustix::fs::{SeekFrom, seek};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSliceMut};
@@ -75,12 +76,13 @@ pub fn trim(folder: &Path, parts: Parts, bytes: u64, keep: &[u32]) -> io::Result
         .iter()
         .map(|chunk| u64::from(*chunk) * unit..(u64::from(*chunk) + 1) * unit)
         .collect();
-    let before = contents.metadata()?.blocks() * 512;
+    let sparse = SparseFile::<()>::new(contents, map, 0..length);
+    let contents = sparse.file();
     let mut chosen: Vec<Range<u64>> = Vec::new();
     let mut sum = 0;
     let mut at = 0;
     while sum < bytes
-        && let Some(data) = next_data(&contents, at)?
+        && let Some(data) = next_data(contents, at)?
     {
         // Whole units: their bits say that all of each is there.
         let size = RANGE.max(unit);
@@ -90,7 +92,7 @@ pub fn trim(folder: &Path, parts: Parts, bytes: u64, keep: &[u32]) -> io::Result
         let needed = kept
             .iter()
             .any(|kept| kept.start < range.end && range.start < kept.end);
-        if !needed && (parts == Parts::Any || !is_cached(&contents, &range)?) {
+        if !needed && (parts == Parts::Any || !is_cached(contents, &range)?) {
             sum += range.end.min(data.end.max(range.start)) - data.start.max(range.start);
             chosen.push(range);
         }
@@ -101,17 +103,8 @@ pub fn trim(folder: &Path, parts: Parts, bytes: u64, keep: &[u32]) -> io::Result
     if chosen.is_empty() {
         return Ok(Some(0));
     }
-    for range in &chosen {
-        map.clear(map.units_of(range))?;
-    }
-    // After a loss of power no bit may stand for a hole.
-    map.sync()?;
-    let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    for range in &chosen {
-        fallocate(&*contents, how, range.start, range.end - range.start)?;
-    }
-    let after = contents.metadata()?.blocks() * 512;
-    Ok(Some(before.saturating_sub(after)))
+    let units: Vec<Range<u64>> = chosen.iter().map(|range| sparse.units_of(range)).collect();
+    sparse.drop_units(&units, true).map(Some)
 }
 
 /// Gives up about so many bytes of the caches beside this one that nobody uses, what

@@ -4,15 +4,15 @@ use super::{Origin, OriginError};
 use crate::error::Fault;
 use crate::format::{Footer, header};
 use crate::presence::PresenceMap;
+use crate::sparse::{Claim, Flight, SparseFile};
 use crate::stop::Stop;
-use rustix::fs::{FallocateFlags, fallocate};
-use std::collections::HashMap;
+use jiffy_sys::locked::Locked;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::slice::from_ref;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::thread;
 use std::time::Duration;
 
@@ -32,15 +32,10 @@ pub(crate) const TRIES: u32 = 16;
 
 /// The file of a partial image, and who has the rest. Used by many threads.
 pub struct PartialFile {
-    file: File,
-    map: PresenceMap,
+    sparse: SparseFile<Outcome>,
+    /// Tells the bytes of one such file from those of others.
+    number: u64,
     origins: RwLock<Vec<Arc<Known>>>,
-    /// Blocks that are being fetched.
-    flights: Mutex<HashMap<u64, Arc<Flight>>>,
-    landed: Condvar,
-    /// Held for reading while blocks that are there are read, for writing
-    /// while some are dropped: nobody reads a hole for a block.
-    gate: RwLock<()>,
     fetched: AtomicU64,
     rejected: AtomicU64,
     /// How many want all of it to stay.
@@ -48,17 +43,50 @@ pub struct PartialFile {
     whole: AtomicBool,
 }
 
+/// What becomes of blocks that are fetched: their bytes, or who was asked for them in vain.
+type Outcome = Result<Fetched, Arc<Missing>>;
+
+/// Bytes that were fetched, and are still in memory.
+#[derive(Debug, Clone)]
+pub(crate) struct Fetched {
+    /// The [`PartialFile`] that they are of.
+    file: u64,
+    /// The first of them in the file.
+    start: u64,
+    bytes: Arc<Vec<u8>>,
+}
+
+impl Fetched {
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Where among these bytes those of a range of the file are, if they are all here.
+    pub fn find(&self, file: &PartialFile, range: &Range<u64>) -> Option<Found> {
+        let start = range.start.checked_sub(self.start)? as usize;
+        let end = range.end.checked_sub(self.start)? as usize;
+        let is_here = self.file == file.number && end <= self.bytes.len();
+        is_here.then(|| Found(self.bytes.clone(), start..end))
+    }
+}
+
+/// Some of the bytes that were fetched.
+pub(crate) struct Found(Arc<Vec<u8>>, Range<usize>);
+
+impl std::ops::Deref for Found {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0[self.1.clone()]
+    }
+}
+
 /// An origin, and how often it had not what it was asked for. Who failed least is
 /// asked first.
 struct Known {
     origin: Arc<dyn Origin>,
     failures: AtomicU32,
-}
-
-/// Blocks that one thread fetches.
-struct Flight {
-    blocks: Range<u64>,
-    outcome: OnceLock<Result<(), Arc<Missing>>>,
 }
 
 /// Bytes that nobody gives: who was asked, and why not.
@@ -69,7 +97,7 @@ pub(crate) struct Missing {
     /// Nobody wanted them any more.
     given_up: bool,
     /// They came, and could not be written.
-    unkept: Option<Arc<Vec<u8>>>,
+    unkept: Option<Fetched>,
 }
 
 impl Missing {
@@ -80,13 +108,6 @@ impl Missing {
             given_up: false,
             unkept: None,
         }
-    }
-
-    /// These bytes, if they came and could not be written.
-    fn unkept(&self, wanted: &Range<u64>) -> Option<&[u8]> {
-        let start = wanted.start.checked_sub(self.bytes.start)?;
-        let end = wanted.end.checked_sub(self.bytes.start)?;
-        self.unkept.as_ref()?.get(start as usize..end as usize)
     }
 }
 
@@ -112,27 +133,18 @@ impl From<Missing> for Fault {
 /// Blocks that one thread replaces: nobody else fetches or replaces them.
 pub(crate) struct Replacing<'a> {
     file: &'a PartialFile,
-    flight: Arc<Flight>,
+    flight: Arc<Flight<Outcome>>,
 }
 
 impl Drop for Replacing<'_> {
     fn drop(&mut self) {
-        // Who waits for other chunks of these blocks looks for himself.
-        let outcome = match self.file.map.has_all(self.flight.blocks.clone()) {
-            true => Ok(()),
-            false => Err(Arc::new(Missing {
-                given_up: true,
-                ..Missing::new(0..0, "they were wrong")
-            })),
-        };
-        self.file.land(&self.flight, outcome);
+        // Who waits for other chunks of these blocks looks again.
+        let outcome = Err(Arc::new(Missing {
+            given_up: true,
+            ..Missing::new(0..0, "they were replaced")
+        }));
+        self.file.sparse.land(&self.flight, outcome);
     }
-}
-
-enum Claim {
-    Nothing,
-    Fetch(Arc<Flight>),
-    Wait(Arc<Flight>),
 }
 
 impl PartialFile {
@@ -156,13 +168,12 @@ impl PartialFile {
             });
         }
         map.touch();
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        let mapped = header::BYTES as u64..head.tail;
         Ok(PartialFile {
-            file,
-            map,
+            sparse: SparseFile::new(Locked::by_others(file), map, mapped),
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             origins: RwLock::new(known(origins)),
-            flights: Mutex::default(),
-            landed: Condvar::new(),
-            gate: RwLock::default(),
             fetched: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
             completing: AtomicUsize::new(0),
@@ -197,36 +208,44 @@ impl PartialFile {
 
     /// Whether these bytes of the file are here.
     pub fn has(&self, bytes: &Range<u64>) -> bool {
-        self.map.has_all(self.blocks(bytes))
+        self.sparse.has(bytes)
     }
 
     /// Bytes that are not here.
     pub fn missing(&self) -> u64 {
         let mut missing = 0;
         let mut at = 0;
-        while let Some(run) = self.map.next_missing(at..self.all_blocks().end) {
-            let bytes = self.clip(&self.map.bytes_of(&run));
+        let end = self.all_blocks().end;
+        while let Some(run) = self.sparse.map().next_missing(at..end) {
+            let bytes = self.bytes_of(&run);
             missing += bytes.end - bytes.start;
             at = run.end;
         }
         missing
     }
 
-    /// Has these bytes of the file here, whoever fetches them.
-    pub(crate) fn fetch(&self, bytes: &Range<u64>, stop: &Stop) -> Result<(), Missing> {
-        let blocks = self.blocks(bytes);
-        while !self.map.has_all(blocks.clone()) {
-            let (flight, outcome) = match self.claim(&blocks) {
-                Claim::Nothing => continue,
-                Claim::Fetch(flight) => {
-                    let outcome = self.bring(&flight.blocks, stop).map_err(Arc::new);
-                    self.land(&flight, outcome.clone());
-                    (flight, outcome)
+    /// Has these bytes of the file here, whoever fetches them. Those that came last, if any
+    /// had to come.
+    pub(crate) fn fetch(
+        &self,
+        bytes: &Range<u64>,
+        stop: &Stop,
+    ) -> Result<Option<Fetched>, Missing> {
+        let blocks = self.sparse.units_of(bytes);
+        let mut came = None;
+        loop {
+            let outcome = match self.sparse.claim(&blocks, FETCH_MAX / u64::from(BLOCK)) {
+                Claim::Nothing => return Ok(came),
+                Claim::Fill(flight) => {
+                    let outcome = self.bring(&flight.units(), stop).map_err(Arc::new);
+                    self.sparse.land(&flight, outcome.clone());
+                    outcome
                 }
                 Claim::Wait(flight) => {
-                    let outcome = self.wait(&flight);
+                    let outcome = self.sparse.wait(&flight);
                     // It wanted more than this; perhaps less can be had. Or it gave up.
-                    let more = blocks.end - blocks.start < flight.blocks.end - flight.blocks.start;
+                    let theirs = flight.units();
+                    let more = blocks.end - blocks.start < theirs.end - theirs.start;
                     let again = |missing: &Arc<Missing>| {
                         let failed = more && missing.unkept.is_none();
                         (failed || missing.given_up) && !stop.is_given_up()
@@ -234,63 +253,59 @@ impl PartialFile {
                     if outcome.as_ref().is_err_and(again) {
                         continue;
                     }
-                    (flight, outcome)
+                    outcome
                 }
             };
-            drop(flight);
-            outcome.map_err(|missing| (*missing).clone())?;
+            came = Some(outcome.map_err(|missing| (*missing).clone())?);
         }
-        Ok(())
+    }
+
+    /// These bytes of the file, if they had to be fetched: as they came, also if they could
+    /// not be written. `None` if they are in the file.
+    pub(crate) fn fetch_into_memory(
+        &self,
+        bytes: &Range<u64>,
+        stop: &Stop,
+    ) -> Result<Option<Fetched>, Missing> {
+        match self.fetch(bytes, stop) {
+            Err(Missing {
+                unkept: Some(came), ..
+            }) if came.find(self, bytes).is_some() => Ok(Some(came)),
+            Err(missing) if missing.unkept.is_some() => {
+                // Not all of them came with those that find no room.
+                let mut all = None;
+                self.ask(bytes, stop, &mut |given| {
+                    all = Some(given.clone());
+                    Ok(())
+                })?;
+                Ok(all)
+            }
+            fetched => fetched,
+        }
     }
 
     /// Reads bytes of the file, after fetching what is missing.
-    ///
-    /// What comes and cannot be written is read all the same, as it came.
     pub(crate) fn read(&self, offset: u64, into: &mut [u8], stop: &Stop) -> Result<(), Fault> {
         let bytes = offset..offset.saturating_add(into.len() as u64);
-        let blocks = self.blocks(&bytes);
         for _ in 0..TRIES {
-            {
-                let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
-                if self.map.has_all(blocks.clone()) {
-                    return self
-                        .file
-                        .read_exact_at(into, offset)
-                        .map_err(|source| Fault::Read {
-                            offset,
-                            length: into.len() as u64,
-                            source,
-                        });
+            match self.sparse.read(offset, into) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(source) => {
+                    return Err(Fault::Read {
+                        offset,
+                        length: into.len() as u64,
+                        source,
+                    });
                 }
             }
-            match self.fetch(&bytes, stop) {
-                Err(missing) if missing.unkept.is_some() => {
-                    return self.read_unkept(&missing, &bytes, into, stop);
-                }
-                fetched => fetched?,
+            let came = self.fetch_into_memory(&bytes, stop)?;
+            if let Some(found) = came.and_then(|came| came.find(self, &bytes)) {
+                into.copy_from_slice(&found);
+                return Ok(());
             }
         }
         Err(Missing::new(bytes, "others find them wrong again and again").into())
-    }
-
-    /// Bytes of which some came and could not be written: as they came, or, if that is
-    /// not all of them, as they come once more.
-    fn read_unkept(
-        &self,
-        missing: &Missing,
-        bytes: &Range<u64>,
-        into: &mut [u8],
-        stop: &Stop,
-    ) -> Result<(), Fault> {
-        if let Some(came) = missing.unkept(bytes) {
-            into.copy_from_slice(came);
-            return Ok(());
-        }
-        self.ask(bytes, stop, &mut |given| {
-            into.copy_from_slice(given);
-            Ok(())
-        })
-        .map_err(Fault::from)
     }
 
     /// Gives back what is here of all chunks, which can be had again, for bytes that
@@ -299,58 +314,36 @@ impl PartialFile {
         if self.completing.load(Ordering::Acquire) > 0 || self.whole.load(Ordering::Acquire) {
             return;
         }
-        let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
         self.rejected.fetch_add(1, Ordering::Relaxed);
-        let blocks = self.all_blocks();
-        if self.map.clear(blocks.clone()).is_ok() {
-            let _ = punch(&self.file, &self.bytes_of(&blocks));
-        }
+        // What can't be given back stays.
+        let _ = self.sparse.drop_units(from_ref(&self.all_blocks()), false);
     }
 
     /// Waits until nobody fetches or replaces any of the blocks of these bytes, and keeps
     /// others from it: of many who read a wrong chunk one has it replaced.
     pub(crate) fn begin_replacing(&self, bytes: &Range<u64>) -> Replacing<'_> {
-        let flight = Arc::new(Flight {
-            blocks: self.blocks(bytes),
-            outcome: OnceLock::new(),
-        });
-        let ours = || flight.blocks.clone();
-        let flights = lock(&self.flights);
-        let taken = |flights: &mut HashMap<u64, Arc<Flight>>| {
-            ours().any(|block| flights.contains_key(&block))
-        };
-        let waited = self.landed.wait_while(flights, taken);
-        let mut flights = waited.unwrap_or_else(PoisonError::into_inner);
-        flights.extend(ours().map(|block| (block, flight.clone())));
-        drop(flights);
+        let flight = self.sparse.claim_alone(self.sparse.units_of(bytes));
         Replacing { file: self, flight }
     }
 
     /// Reads bytes of the file if all of them are here.
     pub(crate) fn read_here(&self, offset: u64, into: &mut [u8]) -> bool {
-        let bytes = offset..offset.saturating_add(into.len() as u64);
-        let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
-        self.map.has_all(self.blocks(&bytes)) && self.file.read_exact_at(into, offset).is_ok()
+        self.sparse.read(offset, into).unwrap_or(false)
     }
 
     /// Drops what is here of these bytes: they are not the image's.
     pub(crate) fn reject(&self, bytes: &Range<u64>) {
-        let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
         self.rejected.fetch_add(1, Ordering::Relaxed);
-        let blocks = self.blocks(bytes);
         // If the map's file cannot be written, the hash tells again later.
-        let _ = self.map.clear(blocks.clone());
-        let _ = punch(&self.file, &self.bytes_of(&blocks));
+        let _ = self
+            .sparse
+            .drop_units(&[self.sparse.units_of(bytes)], false);
     }
 
     /// How often something was found wrong. Waits until nothing is being fetched: if
     /// all is here, what is found from then on stays unless this grows.
     pub(crate) fn rejections(&self) -> u64 {
-        let flights = lock(&self.flights);
-        let none = self
-            .landed
-            .wait_while(flights, |flights| !flights.is_empty());
-        drop(none.unwrap_or_else(PoisonError::into_inner));
+        self.sparse.wait_for_all();
         self.rejected.load(Ordering::Relaxed)
     }
 
@@ -362,7 +355,7 @@ impl PartialFile {
         stop: &Stop,
         right: &mut dyn FnMut(&[u8]) -> bool,
     ) -> Result<(), Missing> {
-        let blocks = self.blocks(bytes);
+        let blocks = self.sparse.units_of(bytes);
         let around = self.bytes_of(&blocks);
         if bytes.start < around.start || bytes.end > around.end {
             let tried = "they came with the image's tables, and are not the image's";
@@ -370,102 +363,45 @@ impl PartialFile {
         }
         let wanted = (bytes.start - around.start) as usize..(bytes.end - around.start) as usize;
         self.ask(&around, stop, &mut |given| {
-            if !right(&given[wanted.clone()]) {
+            if !right(&given.bytes[wanted.clone()]) {
                 return Err(Refused::Wrong);
             }
             // Who asks has them by now; the next one asks again.
-            let _ = self.keep(&blocks, &around, given);
+            let _ = self.sparse.put(blocks.clone(), &given.bytes);
             Ok(())
         })
+        .map(drop)
     }
 
     /// All was found here and right: the file is an ordinary image now.
     pub(crate) fn finish(&self) -> io::Result<()> {
-        self.file.sync_all()?;
+        self.sparse.file().sync_all()?;
+        let map = self.sparse.map();
         // Another image may have taken this one's name, with a map that it needs.
-        if !self.whole.swap(true, Ordering::AcqRel) && self.map.has_its_name()? {
-            std::fs::remove_file(self.map.path())?;
-            jiffy_sys::durable::sync_folder_of(self.map.path())?;
+        if !self.whole.swap(true, Ordering::AcqRel) && map.has_its_name()? {
+            std::fs::remove_file(map.path())?;
+            jiffy_sys::durable::sync_folder_of(map.path())?;
         }
         Ok(())
     }
 
     /// Blocks that have chunks.
     pub(crate) fn all_blocks(&self) -> Range<u64> {
-        self.blocks(&(0..self.map.header().tail))
+        self.sparse.all_units()
     }
 
     /// The bytes of some blocks that are chunks'.
     pub(crate) fn bytes_of(&self, blocks: &Range<u64>) -> Range<u64> {
-        self.clip(&self.map.bytes_of(blocks))
-    }
-
-    /// The blocks one needs for these bytes; none for header and manifest.
-    fn blocks(&self, bytes: &Range<u64>) -> Range<u64> {
-        let bytes = self.clip(bytes);
-        if bytes.is_empty() {
-            return 0..0;
-        }
-        self.map.units_of(&bytes)
-    }
-
-    /// Without header and manifest.
-    fn clip(&self, bytes: &Range<u64>) -> Range<u64> {
-        let start = bytes.start.max(header::BYTES as u64);
-        start..bytes.end.min(self.map.header().tail).max(start)
-    }
-
-    /// What one thread is to do so that `blocks` are here.
-    fn claim(&self, blocks: &Range<u64>) -> Claim {
-        let most = (FETCH_MAX / u64::from(self.map.header().unit)).max(1);
-        let mut flights = lock(&self.flights);
-        let mut waited = None;
-        let mut at = blocks.start;
-        while let Some(run) = self.map.next_missing(at..blocks.end) {
-            let flown = run.clone().find(|block| !flights.contains_key(block));
-            waited = waited.or_else(|| flights.get(&run.start).cloned());
-            if let Some(start) = flown {
-                let end = (start..run.end.min(start + most))
-                    .find(|block| flights.contains_key(block))
-                    .unwrap_or(run.end.min(start + most));
-                let flight = Arc::new(Flight {
-                    blocks: start..end,
-                    outcome: OnceLock::new(),
-                });
-                flights.extend((start..end).map(|block| (block, flight.clone())));
-                return Claim::Fetch(flight);
-            }
-            at = run.end;
-        }
-        waited.map_or(Claim::Nothing, Claim::Wait)
-    }
-
-    fn land(&self, flight: &Flight, outcome: Result<(), Arc<Missing>>) {
-        let mut flights = lock(&self.flights);
-        for block in flight.blocks.clone() {
-            flights.remove(&block);
-        }
-        let _ = flight.outcome.set(outcome);
-        drop(flights);
-        self.landed.notify_all();
-    }
-
-    fn wait(&self, flight: &Flight) -> Result<(), Arc<Missing>> {
-        let flights = lock(&self.flights);
-        let landed = self
-            .landed
-            .wait_while(flights, |_| flight.outcome.get().is_none());
-        drop(landed.unwrap_or_else(PoisonError::into_inner));
-        flight.outcome.get().cloned().unwrap_or(Ok(()))
+        self.sparse.bytes_of(blocks)
     }
 
     /// Fetches a run of blocks from the first origin that gives it.
-    fn bring(&self, blocks: &Range<u64>, stop: &Stop) -> Result<(), Missing> {
+    fn bring(&self, blocks: &Range<u64>, stop: &Stop) -> Result<Fetched, Missing> {
         let bytes = self.bytes_of(blocks);
         self.ask(&bytes, stop, &mut |given| {
-            self.keep(blocks, &bytes, given).or_else(|_| {
+            self.sparse.put(blocks.clone(), &given.bytes).or_else(|_| {
                 self.shed();
-                let kept = self.keep(blocks, &bytes, given);
+                let kept = self.sparse.put(blocks.clone(), &given.bytes);
                 kept.map_err(Refused::Unkept)
             })
         })
@@ -477,8 +413,8 @@ impl PartialFile {
         &self,
         bytes: &Range<u64>,
         stop: &Stop,
-        take: &mut dyn FnMut(&[u8]) -> Result<(), Refused>,
-    ) -> Result<(), Missing> {
+        take: &mut dyn FnMut(&Fetched) -> Result<(), Refused>,
+    ) -> Result<Fetched, Missing> {
         let length = bytes.end - bytes.start;
         let mut origins = self
             .origins
@@ -508,15 +444,20 @@ impl PartialFile {
                 *answer = match known.origin.fetch(bytes.clone(), stop) {
                     Ok(given) if given.len() as u64 == length => {
                         self.fetched.fetch_add(length, Ordering::Relaxed);
+                        let given = Fetched {
+                            file: self.number,
+                            start: bytes.start,
+                            bytes: Arc::new(given),
+                        };
                         match take(&given) {
-                            Ok(()) => return Ok(()),
+                            Ok(()) => return Ok(given),
                             Err(Refused::Wrong) => OriginError::never(WRONG),
                             Err(Refused::Unkept(error)) => {
                                 let from = known.origin.name();
                                 let why =
                                     format!("{from}: what it gave cannot be kept here: {error}");
                                 return Err(Missing {
-                                    unkept: Some(Arc::new(given)),
+                                    unkept: Some(given),
                                     ..Missing::new(bytes.clone(), why)
                                 });
                             }
@@ -548,15 +489,6 @@ impl PartialFile {
             ..Missing::new(bytes.clone(), tried)
         })
     }
-
-    /// Writes what came, then says that it is here.
-    fn keep(&self, blocks: &Range<u64>, bytes: &Range<u64>, given: &[u8]) -> io::Result<()> {
-        // None of these is dropped between the two steps.
-        let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
-        self.file
-            .write_all_at(given, bytes.start)
-            .and_then(|()| self.map.set(blocks.clone()))
-    }
 }
 
 fn known(origins: Vec<Arc<dyn Origin>>) -> Vec<Arc<Known>> {
@@ -570,20 +502,7 @@ fn known(origins: Vec<Arc<dyn Origin>>) -> Vec<Arc<Known>> {
 impl Drop for PartialFile {
     fn drop(&mut self) {
         if !self.whole.load(Ordering::Acquire) {
-            self.map.touch();
+            self.sparse.map().touch();
         }
     }
-}
-
-/// Gives a range back to the file system; it reads as zeros.
-pub(super) fn punch(file: &File, bytes: &Range<u64>) -> io::Result<()> {
-    if bytes.is_empty() {
-        return Ok(());
-    }
-    let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    Ok(fallocate(file, how, bytes.start, bytes.end - bytes.start)?)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

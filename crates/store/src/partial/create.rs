@@ -1,19 +1,21 @@
 //! How a partial image begins, and how it gives back what it has fetched.
 
-use super::blocks::{BLOCK, punch};
+use super::blocks::BLOCK;
 use super::map_path;
 use crate::error::{Fault, ImageError, WriteError};
 use crate::format::manifest::ENTRY_BYTES;
 use crate::format::{Fields, Footer, Header, ImageId, footer, header};
 use crate::outline::manifest_id;
 use crate::presence::{PresenceFault, PresenceMap};
+use crate::sparse::SparseFile;
 use crate::temporary::{Existing, Temporary};
 use jiffy_sys::locked::Locked;
 use jiffy_wire::disk::MapHeader;
 use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::slice;
 
 /// Where the first chunk begins at the latest; each follows the one before.
 const FIRST_CHUNK: u64 = 4096;
@@ -146,9 +148,8 @@ pub fn shrink(path: &Path) -> io::Result<Option<u64>> {
             "the map is that of another file",
         ));
     }
-    let before = file.metadata()?.blocks();
-    map.clear(0..map.units())?;
-    punch(&file, &(header::BYTES as u64..head.tail))?;
-    let after = file.metadata()?.blocks();
-    Ok(Some(before.saturating_sub(after) * 512))
+    let sparse = SparseFile::<()>::new(file, map, header::BYTES as u64..head.tail);
+    // All units, also those that are header and tables alone: they are always here.
+    let all = 0..sparse.map().units();
+    sparse.drop_units(slice::from_ref(&all), false).map(Some)
 }

@@ -1,6 +1,7 @@
 mod availability;
 
 use super::*;
+use crate::codec::Decoder;
 use crate::error::{Fault, ImageError, WriteError};
 use crate::format::{IdHasher, Kind, Section, footer};
 use crate::reader::{ImageReader, Opening};
@@ -617,7 +618,7 @@ fn chunks_asked_for_together_come_in_few_large_reads() {
     let origin = Scripted::honest(&pair.whole);
     let image = pair.open(std::slice::from_ref(&origin)).unwrap();
     let wanted: Vec<u32> = (100..300).collect();
-    image.fetch_chunks(&wanted, &Stop::never()).unwrap();
+    image.fetch_chunks(&mut Decoder::new(), &wanted).unwrap();
     assert_eq!(origin.asked().len(), 1);
     assert!(wanted.iter().all(|index| image.is_here(*index).unwrap()));
     assert_eq!(image.runs_of(&wanted).unwrap(), []);

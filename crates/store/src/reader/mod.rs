@@ -25,7 +25,7 @@ use crate::format::{
     ContentHash, Entry, Footer, ImageId, Kind, ParentRef, chunks, header, manifest::Limits,
 };
 use crate::outline::{self, Outline, read_exact, read_section};
-use crate::partial::blocks::PartialFile;
+use crate::partial::blocks::{Found, PartialFile};
 use crate::partial::{self, Origins};
 use crate::presence::PresenceMap;
 use crate::stop::Stop;
@@ -375,24 +375,51 @@ impl ImageReader {
                 self.parent_reader(index)?
                     .read_chunk_with(decoder, index, chunk)?;
             }
-            Kind::Raw => self.read_part(entry.offset, chunk, &decoder.stop)?,
+            // It has the size of a chunk (`Limits`).
+            Kind::Raw => match self.fetched(decoder, entry)? {
+                Some(found) => chunk.copy_from_slice(&found),
+                None => self.read_part(entry.offset, chunk, &decoder.stop)?,
+            },
             Kind::Backing => {
                 let read = self.backing_file(index)?.read(index, entry, chunk);
                 return read.map_err(|fault| self.failed(fault));
             }
-            _ => {
-                // A chunk takes at most its own size. Kept long: growing costs.
-                decoder.grow(chunk.len());
-                let mut scratch = std::mem::take(&mut decoder.scratch);
-                let stored = &mut scratch[..entry.length as usize];
-                let unpacked = self
-                    .read_part(entry.offset, stored, &decoder.stop)
-                    .and_then(|()| self.unpack(decoder, index, entry, stored, chunk));
-                decoder.scratch = scratch;
-                unpacked?;
-            }
+            _ => match self.fetched(decoder, entry)? {
+                Some(found) => self.unpack(decoder, index, entry, &found, chunk)?,
+                None => {
+                    // A chunk takes at most its own size. Kept long: growing costs.
+                    decoder.grow(chunk.len());
+                    let mut scratch = std::mem::take(&mut decoder.scratch);
+                    let stored = &mut scratch[..entry.length as usize];
+                    let unpacked = self
+                        .read_part(entry.offset, stored, &decoder.stop)
+                        .and_then(|()| self.unpack(decoder, index, entry, stored, chunk));
+                    decoder.scratch = scratch;
+                    unpacked?;
+                }
+            },
         }
         self.check(index, entry, chunk)
+    }
+
+    /// The stored bytes of a chunk that had to be fetched, out of memory: what came is not
+    /// read back from the file. `None` if they are in the file.
+    fn fetched(&self, decoder: &mut Decoder, entry: &Entry) -> Result<Option<Found>, ImageError> {
+        let Some(partial) = &self.partial else {
+            return Ok(None);
+        };
+        let range = entry.range();
+        let found = decoder.find_fetched(partial, &range);
+        if found.is_some() || partial.has(&range) {
+            return Ok(found);
+        }
+        let came = partial.fetch_into_memory(&range, &decoder.stop);
+        let came = came.map_err(|missing| self.failed(missing.into()))?;
+        let found = came.as_ref().and_then(|came| came.find(partial, &range));
+        if let Some(came) = came {
+            decoder.keep_fetched(came);
+        }
+        Ok(found)
     }
 
     /// Makes a chunk from the bytes of its [`ImageReader::stored_range`], read

@@ -6,9 +6,10 @@ use crate::codec::Decoder;
 use crate::error::{Fault, ImageError};
 use crate::format::{Entry, Footer, Kind, content_hash};
 use crate::outline::manifest_id;
-use crate::partial::blocks::{FETCH_MAX, Missing, PartialFile, TRIES};
+use crate::partial::blocks::{FETCH_MAX, Fetched, Missing, PartialFile, TRIES};
 use crate::partial::{Origin, map_path};
 use crate::presence::{PresenceFault, PresenceMap};
+use crate::runs;
 use crate::stop::Stop;
 use std::fs::OpenOptions;
 use std::io;
@@ -150,27 +151,32 @@ impl ImageReader {
 
     /// Has the chunks' bytes here, a few large reads of an origin at once. They
     /// are checked when they are read. Chunks of parents are left out.
-    pub fn fetch_chunks(&self, chunks: &[u32], stop: &Stop) -> Result<(), ImageError> {
-        self.packings.first_that(stop, |packing| match packing {
-            None => self.fetch_own(chunks, stop),
-            Some(other) => other.fetch_own(chunks, stop),
+    /// What comes stays in `decoder`, too, up to 4 MiB of it.
+    pub fn fetch_chunks(&self, decoder: &mut Decoder, chunks: &[u32]) -> Result<(), ImageError> {
+        let stop = decoder.stop.clone();
+        self.packings.first_that(&stop, |packing| {
+            packing.unwrap_or(self).fetch_own(decoder, chunks)
         })
     }
 
-    fn fetch_own(&self, chunks: &[u32], stop: &Stop) -> Result<(), ImageError> {
-        self.runs_of(chunks)?
-            .iter()
-            .try_for_each(|run| self.fetch_part(run, stop))
+    fn fetch_own(&self, decoder: &mut Decoder, chunks: &[u32]) -> Result<(), ImageError> {
+        let stop = decoder.stop.clone();
+        for run in self.runs_of(chunks)? {
+            if let Some(came) = self.fetch_part(&run, &stop)? {
+                decoder.keep_fetched(came);
+            }
+        }
+        Ok(())
     }
 
     /// Has these bytes of the file here.
     pub fn fetch_stored(&self, bytes: &Range<u64>) -> Result<(), ImageError> {
-        self.fetch_part(bytes, &Stop::never())
+        self.fetch_part(bytes, &Stop::never()).map(drop)
     }
 
-    fn fetch_part(&self, bytes: &Range<u64>, stop: &Stop) -> Result<(), ImageError> {
+    fn fetch_part(&self, bytes: &Range<u64>, stop: &Stop) -> Result<Option<Fetched>, ImageError> {
         match &self.partial {
-            None => Ok(()),
+            None => Ok(None),
             Some(partial) => partial
                 .fetch(bytes, stop)
                 .map_err(|missing| self.failed(missing.into())),
@@ -190,19 +196,8 @@ impl ImageReader {
         }
         places.retain(|place| !partial.has(place));
         places.sort_by_key(|place| place.start);
-        let mut runs: Vec<Range<u64>> = Vec::new();
-        for place in places {
-            match runs.last_mut() {
-                Some(last)
-                    if place.start <= last.end + GAP
-                        && place.end.max(last.end) - last.start <= FETCH_MAX =>
-                {
-                    last.end = last.end.max(place.end);
-                }
-                _ => runs.push(place),
-            }
-        }
-        Ok(runs)
+        let runs = runs::join(places.into_iter().map(|place| (place, ())), GAP, FETCH_MAX);
+        Ok(runs.into_iter().map(|(run, _)| run).collect())
     }
 
     /// Fetches all that is missing, checks all of it, and makes the file an
@@ -232,12 +227,11 @@ impl ImageReader {
                 let piece = pieces.lock().ok().and_then(|mut pieces| pieces.next());
                 let Some(first) = piece else { break };
                 let end = (first + step).min(partial.all_blocks().end);
-                partial
-                    .fetch(&partial.bytes_of(&(first..end)), &Stop::never())
-                    .map_err(|missing| {
-                        failed.store(true, Ordering::Relaxed);
-                        self.failed(missing.into())
-                    })?;
+                let fetched = partial.fetch(&partial.bytes_of(&(first..end)), &Stop::never());
+                fetched.map(drop).map_err(|missing| {
+                    failed.store(true, Ordering::Relaxed);
+                    self.failed(missing.into())
+                })?;
             }
             Ok(())
         };
@@ -302,6 +296,7 @@ impl ImageReader {
             && own
             && matches!(*error.fault, Fault::Chunk { .. })
         {
+            decoder.forget_fetched();
             let _alone = partial.begin_replacing(&entry.range());
             let stop = decoder.stop.clone();
             let mut right = |stored: &[u8]| {

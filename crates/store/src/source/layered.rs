@@ -1,6 +1,7 @@
 //! Files over one another, as a captured VM's RAM is.
 
 use super::{ChunkSource, file};
+use crate::runs;
 use jiffy_wire::vmm::MemoryLayout;
 use std::fs::File;
 use std::io;
@@ -129,16 +130,12 @@ impl ChunkSource for LayeredFile {
     }
 
     fn data_ranges(&self) -> io::Result<Vec<Range<u64>>> {
-        let mut ranges: Vec<Range<u64>> = Vec::new();
+        let mut ranges = Vec::new();
         for segment in &self.segments {
-            for range in file::data_within(&self.layers[segment.layer], segment.range.clone())? {
-                match ranges.last_mut() {
-                    Some(last) if last.end == range.start => last.end = range.end,
-                    _ => ranges.push(range),
-                }
-            }
+            let layer = &self.layers[segment.layer];
+            ranges.extend(file::data_within(layer, segment.range.clone())?);
         }
-        Ok(ranges)
+        Ok(runs::join_touching(ranges))
     }
 }
 

@@ -17,7 +17,7 @@ use crate::virtio::queue::signal::driver_wants_interrupt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use virtio_queue::QueueT;
+use virtio_queue::{QueueOwnedT, QueueT};
 
 /// Everything the thread owns.
 pub(super) struct Worker {

@@ -1,7 +1,6 @@
 //! Origins that lie or never answer, other packings, full disks, and who gives up.
 
 use super::*;
-use crate::codec::Decoder;
 use std::process::Command;
 use std::sync::mpsc::channel;
 
@@ -64,7 +63,7 @@ fn an_image_that_one_artifact_does_not_give_is_had_by_another_s_packing() {
     let image = other.open(&[absent(&other.whole)]).unwrap();
     image.set_packings(vec![packing]);
     let wanted: Vec<u32> = (50..150).collect();
-    image.fetch_chunks(&wanted, &Stop::never()).unwrap();
+    image.fetch_chunks(&mut Decoder::new(), &wanted).unwrap();
     assert_eq!(honest.asked().len(), 1);
 }
 

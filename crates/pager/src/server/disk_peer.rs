@@ -1,0 +1,172 @@
+//! A VMM that has a disk: its requests, and the answers for it.
+
+use jiffy_store::Stop;
+use jiffy_sys::mutex::lock;
+use jiffy_wire::disk::{ChunkAnswer, ChunkRequest, LINE_MAX};
+use jiffy_wire::lines::Lines;
+use rustix::event::PollFlags;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Requests of one VMM that are not answered yet; more are not read.
+const MAX_PENDING: usize = 16;
+
+/// A VMM, as the server's thread has it.
+pub(super) struct DiskPeer {
+    answers: Arc<Answers>,
+    input: Lines,
+    /// It understands [`ChunkAnswer::Bytes`].
+    pub takes_bytes: bool,
+    /// The process, if it is known.
+    pub pid: Option<i32>,
+}
+
+/// Answers for a VMM, given by the threads that have them.
+pub(super) struct Answers {
+    stream: UnixStream,
+    /// Given up when it has gone: for what it asked for.
+    stop: Stop,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Requests without an answer.
+    pending: usize,
+    /// What its socket has not taken yet.
+    output: Vec<u8>,
+}
+
+impl Drop for DiskPeer {
+    fn drop(&mut self) {
+        self.answers.stop.give_up();
+        // Threads that have answers for it keep the descriptor a while longer.
+        let _ = self.answers.stream.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+impl DiskPeer {
+    /// `stream` does not block.
+    pub fn new(stream: UnixStream, pid: Option<i32>) -> DiskPeer {
+        DiskPeer {
+            answers: Arc::new(Answers {
+                stream,
+                stop: Stop::new(),
+                state: Mutex::default(),
+            }),
+            input: Lines::new(LINE_MAX),
+            takes_bytes: false,
+            pid,
+        }
+    }
+
+    /// What to wait for.
+    pub fn interest(&self) -> PollFlags {
+        let state = self.answers.state();
+        let mut interest = PollFlags::empty();
+        if !state.output.is_empty() {
+            interest |= PollFlags::OUT;
+        } else if state.pending < MAX_PENDING {
+            interest |= PollFlags::IN;
+        }
+        interest
+    }
+
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.answers.stream.as_fd()
+    }
+
+    pub fn stream(&self) -> &UnixStream {
+        &self.answers.stream
+    }
+
+    /// Reads what there is and writes what can be; false at the end of the
+    /// connection.
+    pub fn exchange(&mut self, hung_up: bool) -> bool {
+        let mut state = self.answers.state();
+        if state.flush(&self.answers.stream).is_err() {
+            return false;
+        }
+        if !state.output.is_empty() || state.pending >= MAX_PENDING {
+            return !hung_up;
+        }
+        drop(state);
+        let mut buffer = [0; LINE_MAX];
+        match (&self.answers.stream).read(&mut buffer) {
+            Ok(0) => return false,
+            Ok(bytes) => self.input.push(&buffer[..bytes]),
+            Err(error) if is_nothing(&error) => {}
+            Err(_) => return false,
+        }
+        true
+    }
+
+    /// Writes what can be; false when the connection is over.
+    pub fn flush(&self) -> bool {
+        self.answers.state().flush(&self.answers.stream).is_ok()
+    }
+
+    /// The next request. `Err` if the VMM does not keep to the protocol.
+    pub fn next_request(&mut self) -> Result<Option<ChunkRequest>, String> {
+        if self.answers.state().pending >= MAX_PENDING {
+            return Ok(None);
+        }
+        let line = self.input.next_line().map_err(|error| error.to_string())?;
+        let Some(line) = line else { return Ok(None) };
+        serde_json::from_slice(&line)
+            .map(Some)
+            .map_err(|error| format!("the line is not a request: {error}"))
+    }
+
+    /// One more request is under way; its answer goes there.
+    pub fn begin_request(&self) -> Arc<Answers> {
+        self.answers.state().pending += 1;
+        self.answers.clone()
+    }
+}
+
+impl Answers {
+    /// Given up when the VMM has gone.
+    pub fn stop(&self) -> Stop {
+        self.stop.clone()
+    }
+
+    /// Answers a request, at once if the socket takes it. Whether the server has to look
+    /// after the VMM: there is more to write, or further requests may be read.
+    pub fn give(&self, answer: &ChunkAnswer, bytes: &[u8]) -> bool {
+        let mut state = self.state();
+        let was_full = state.pending >= MAX_PENDING;
+        state.pending -= 1;
+        let line = serde_json::to_vec(answer).expect("an answer is plain data");
+        state.output.extend(line);
+        state.output.push(b'\n');
+        state.output.extend(bytes);
+        // A connection that is over is found by the server.
+        let flushed = state.flush(&self.stream);
+        was_full || flushed.is_err() || !state.output.is_empty()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+}
+
+impl State {
+    fn flush(&mut self, mut stream: &UnixStream) -> io::Result<()> {
+        while !self.output.is_empty() {
+            match stream.write(&self.output) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(bytes) => drop(self.output.drain(..bytes)),
+                Err(error) if is_nothing(&error) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_nothing(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}

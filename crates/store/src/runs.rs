@@ -1,0 +1,60 @@
+//! Places in a file that are read together, because they are near one another.
+
+use std::ops::Range;
+
+/// Joins places whose gaps have at most `gap` bytes into runs of at most `most` bytes, each
+/// with what belongs to its places. A place that is longer is a run of its own. Places are
+/// in ascending order of where they begin; they may overlap.
+pub fn join<T>(
+    places: impl IntoIterator<Item = (Range<u64>, T)>,
+    gap: u64,
+    most: u64,
+) -> Vec<(Range<u64>, Vec<T>)> {
+    let mut runs: Vec<(Range<u64>, Vec<T>)> = Vec::new();
+    for (place, item) in places {
+        match runs.last_mut() {
+            Some((run, items))
+                if place.start <= run.end.saturating_add(gap)
+                    && place.end.max(run.end) - run.start <= most =>
+            {
+                run.end = run.end.max(place.end);
+                items.push(item);
+            }
+            _ => runs.push((place, vec![item])),
+        }
+    }
+    runs
+}
+
+/// The same, of ranges that touch, however long they become.
+pub fn join_touching(ranges: impl IntoIterator<Item = Range<u64>>) -> Vec<Range<u64>> {
+    let runs = join(ranges.into_iter().map(|range| (range, ())), 0, u64::MAX);
+    runs.into_iter().map(|(run, _)| run).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_joined_up_to_a_length() {
+        let runs = |gap, most| {
+            let places = [(0..10, 'a'), (10..20, 'b'), (12..15, 'c'), (25..90, 'd')];
+            join(places, gap, most)
+        };
+        assert_eq!(
+            runs(0, 100),
+            [(0..20, vec!['a', 'b', 'c']), (25..90, vec!['d'])]
+        );
+        assert_eq!(runs(5, 100), [(0..90, vec!['a', 'b', 'c', 'd'])]);
+        assert_eq!(
+            runs(5, 12),
+            [
+                (0..10, vec!['a']),
+                (10..20, vec!['b', 'c']),
+                (25..90, vec!['d'])
+            ]
+        );
+        assert_eq!(join_touching([0..1, 1..3, 4..5]), [0..3, 4..5]);
+    }
+}

@@ -1,0 +1,308 @@
+//! A sparse file, the map of what is in it, and which parts of it are being filled.
+//!
+//! Images that are not all here ([`crate::partial`]) and the caches of disks
+//! ([`crate::disk_cache`]) are such files, with a policy each: where bytes come from,
+//! whether they are believed, and what of the map outlives the host.
+//!
+//! Bytes are written before their bit is set, and bits are cleared before their bytes
+//! become a hole. A part that is missing is filled by one thread, and others that want it
+//! wait for that one: the part is *in flight*.
+
+use crate::presence::PresenceMap;
+use jiffy_sys::locked::Locked;
+use rustix::fs::{FallocateFlags, fallocate};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+
+/// A sparse file with its map. `O` is what becomes of a part that was in flight. Used by
+/// many threads.
+#[derive(Debug)]
+pub(crate) struct SparseFile<O> {
+    file: Locked,
+    map: PresenceMap,
+    /// The bytes that the map is about; all others are there.
+    mapped: Range<u64>,
+    flights: Mutex<HashMap<u64, Arc<Flight<O>>>>,
+    landed: Condvar,
+    /// Held for reading while units that are there are read, for writing while some are
+    /// dropped: nobody reads a hole for a unit.
+    gate: RwLock<()>,
+}
+
+/// Units that one thread fills.
+#[derive(Debug)]
+pub struct Flight<O> {
+    units: Range<u64>,
+    outcome: OnceLock<O>,
+}
+
+impl<O> Flight<O> {
+    /// The units.
+    pub fn units(&self) -> Range<u64> {
+        self.units.clone()
+    }
+}
+
+/// What one thread is to do so that units are there.
+#[derive(Debug)]
+pub enum Claim<O> {
+    /// Nothing: they are.
+    Nothing,
+    /// Fill these, and land them whatever becomes of it.
+    Fill(Arc<Flight<O>>),
+    /// Wait for another thread.
+    Wait(Arc<Flight<O>>),
+}
+
+impl<O: Clone> SparseFile<O> {
+    /// `map` must be one of `file`; `mapped` are the bytes that it is about.
+    pub fn new(file: Locked, map: PresenceMap, mapped: Range<u64>) -> SparseFile<O> {
+        SparseFile {
+            file,
+            map,
+            mapped,
+            flights: Mutex::default(),
+            landed: Condvar::new(),
+            gate: RwLock::default(),
+        }
+    }
+
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    pub fn map(&self) -> &PresenceMap {
+        &self.map
+    }
+
+    /// The units that hold these bytes; none for bytes that the map is not about.
+    pub fn units_of(&self, bytes: &Range<u64>) -> Range<u64> {
+        let bytes = self.clip(bytes);
+        match bytes.is_empty() {
+            true => 0..0,
+            false => self.map.units_of(&bytes),
+        }
+    }
+
+    /// The bytes of these units that the map is about.
+    pub fn bytes_of(&self, units: &Range<u64>) -> Range<u64> {
+        self.clip(&self.map.bytes_of(units))
+    }
+
+    /// All units that hold bytes the map is about.
+    pub fn all_units(&self) -> Range<u64> {
+        self.units_of(&self.mapped)
+    }
+
+    fn clip(&self, bytes: &Range<u64>) -> Range<u64> {
+        let start = bytes.start.max(self.mapped.start);
+        start..bytes.end.min(self.mapped.end).max(start)
+    }
+
+    /// Whether all of these bytes are there.
+    pub fn has(&self, bytes: &Range<u64>) -> bool {
+        self.map.has_all(self.units_of(bytes))
+    }
+
+    /// Writes all bytes of some units, then says that they are there.
+    pub fn put(&self, units: Range<u64>, bytes: &[u8]) -> io::Result<()> {
+        // None of these is dropped between the two steps.
+        let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        self.file
+            .write_all_at(bytes, self.bytes_of(&units).start)
+            .and_then(|()| self.map.set(units))
+    }
+
+    /// Reads bytes; false if they are not all there.
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<bool> {
+        let bytes = offset..offset.saturating_add(into.len() as u64);
+        let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        match self.has(&bytes) {
+            true => self.file.read_exact_at(into, offset).map(|()| true),
+            false => Ok(false),
+        }
+    }
+
+    /// Drops units: they are not there any more, and their bytes go back to the file system.
+    /// With `durably` no loss of power leaves a bit that stands for a hole. The bytes that
+    /// were given back.
+    pub fn drop_units(&self, units: &[Range<u64>], durably: bool) -> io::Result<u64> {
+        let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
+        let before = self.file.metadata()?.blocks();
+        for units in units {
+            self.map.clear(units.clone())?;
+        }
+        if durably {
+            self.map.sync()?;
+        }
+        for units in units {
+            let bytes = self.bytes_of(units);
+            if !bytes.is_empty() {
+                let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                fallocate(&*self.file, how, bytes.start, bytes.end - bytes.start)?;
+            }
+        }
+        let after = self.file.metadata()?.blocks();
+        Ok(before.saturating_sub(after) * 512)
+    }
+
+    /// What one thread is to do next so that `units` are there: at most so many at once.
+    pub fn claim(&self, units: &Range<u64>, most: u64) -> Claim<O> {
+        let most = most.max(1);
+        let mut flights = self.flights();
+        let mut other = None;
+        let mut at = units.start;
+        while let Some(run) = self.map.next_missing(at..units.end) {
+            other = other.or_else(|| flights.get(&run.start).cloned());
+            let is_free = |unit: &u64| !flights.contains_key(unit);
+            if let Some(start) = run.clone().find(is_free) {
+                let end = run.end.min(start + most);
+                let end = (start..end).find(|unit| !is_free(unit)).unwrap_or(end);
+                return Claim::Fill(begin(&mut flights, start..end));
+            }
+            at = run.end;
+        }
+        other.map_or(Claim::Nothing, Claim::Wait)
+    }
+
+    /// Waits until none of `units` is in flight, and has all of them in flight for the one
+    /// who asks, whether they are there or not.
+    pub fn claim_alone(&self, units: Range<u64>) -> Arc<Flight<O>> {
+        let flights = self.flights();
+        let waited = self.landed.wait_while(flights, |flights| {
+            units.clone().any(|unit| flights.contains_key(&unit))
+        });
+        begin(&mut waited.unwrap_or_else(PoisonError::into_inner), units)
+    }
+
+    /// Ends a flight, and tells those who wait for it.
+    pub fn land(&self, flight: &Flight<O>, outcome: O) {
+        let mut flights = self.flights();
+        for unit in flight.units.clone() {
+            flights.remove(&unit);
+        }
+        let _ = flight.outcome.set(outcome);
+        drop(flights);
+        self.landed.notify_all();
+    }
+
+    /// Waits for a flight of another thread.
+    pub fn wait(&self, flight: &Flight<O>) -> O {
+        let mut flights = self.flights();
+        loop {
+            if let Some(outcome) = flight.outcome.get() {
+                return outcome.clone();
+            }
+            let waited = self.landed.wait(flights);
+            flights = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Waits until nothing is in flight.
+    pub fn wait_for_all(&self) {
+        let flights = self.flights();
+        let waited = self
+            .landed
+            .wait_while(flights, |flights| !flights.is_empty());
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn flights(&self) -> MutexGuard<'_, HashMap<u64, Arc<Flight<O>>>> {
+        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn begin<O>(flights: &mut HashMap<u64, Arc<Flight<O>>>, units: Range<u64>) -> Arc<Flight<O>> {
+    let flight = Arc::new(Flight {
+        units: units.clone(),
+        outcome: OnceLock::new(),
+    });
+    flights.extend(units.map(|unit| (unit, flight.clone())));
+    flight
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_wire::disk::MapHeader;
+    use std::slice::from_ref;
+    use std::thread;
+    use std::time::Duration;
+
+    const UNIT: u64 = 4096;
+
+    /// A file of ten units, of which the first half unit is not mapped.
+    fn file(folder: &tempfile::TempDir) -> SparseFile<u32> {
+        let header = MapHeader {
+            unit: UNIT as u32,
+            length: 10 * UNIT,
+            tail: 10 * UNIT,
+            image: [1; 16],
+            boot: [0; 16],
+        };
+        let map = PresenceMap::create(&folder.path().join("map"), header).unwrap();
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(folder.path().join("file"))
+            .unwrap();
+        file.set_len(10 * UNIT).unwrap();
+        SparseFile::new(Locked::by_others(file), map, UNIT / 2..10 * UNIT)
+    }
+
+    #[test]
+    fn what_is_put_is_there_and_what_is_dropped_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = file(&folder);
+        assert_eq!(file.all_units(), 0..10);
+        assert_eq!(file.bytes_of(&(0..1)), UNIT / 2..UNIT);
+        assert!(file.has(&(0..UNIT / 2)), "no unit is about these");
+        assert!(!file.has(&(0..UNIT)));
+        file.put(0..2, &[7; 6144]).unwrap();
+        let mut bytes = [0; 100];
+        assert!(file.read(UNIT - 50, &mut bytes).unwrap());
+        assert_eq!(bytes, [7; 100]);
+        assert!(!file.read(2 * UNIT - 50, &mut bytes).unwrap());
+        assert_eq!(file.drop_units(from_ref(&(1..2)), true).unwrap(), UNIT);
+        assert!(file.has(&(0..UNIT)) && !file.has(&(UNIT..UNIT + 1)));
+    }
+
+    #[test]
+    fn one_fills_and_others_wait() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = file(&folder);
+        let Claim::Fill(first) = file.claim(&(2..9), 4) else {
+            panic!("nobody fills it");
+        };
+        assert_eq!(first.units(), 2..6);
+        let Claim::Fill(second) = file.claim(&(0..9), 4) else {
+            panic!("there is more");
+        };
+        assert_eq!(second.units(), 0..2, "up to what is in flight");
+        let Claim::Fill(third) = file.claim(&(2..9), 4) else {
+            panic!("there is more");
+        };
+        assert_eq!(third.units(), 6..9);
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| match file.claim(&(3..8), 4) {
+                Claim::Wait(flight) => file.wait(&flight),
+                claim => panic!("{claim:?}"),
+            });
+            let replaces = scope.spawn(|| file.claim_alone(5..7).units());
+            thread::sleep(Duration::from_millis(20));
+            assert!(!waits.is_finished() && !replaces.is_finished());
+            file.put(2..6, &[1; 4 * 4096]).unwrap();
+            file.land(&first, 11);
+            assert_eq!(waits.join().unwrap(), 11);
+            file.land(&third, 13);
+            assert_eq!(replaces.join().unwrap(), 5..7);
+        });
+        file.land(&second, 12);
+        assert!(matches!(file.claim(&(2..5), 4), Claim::Nothing));
+    }
+}
