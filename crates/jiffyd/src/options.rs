@@ -87,6 +87,16 @@ pub struct Options {
         value_parser = clap::value_parser!(u32).range(..=1000)
     )]
     pub spare: u32,
+    /// Whether each VMM runs in a jail: as a user of its own (without root: in a user
+    /// namespace), in namespaces of its own, with an empty root. Not yet the default.
+    #[arg(
+        long,
+        value_name = "on|off",
+        env = "JIFFY_JAIL",
+        default_value = "off",
+        value_parser = ["on", "off"]
+    )]
+    pub jail: String,
     /// Most connections at a time; one process may have three quarters of them.
     /// Never more than a quarter of the files that the daemon may open.
     #[arg(
@@ -137,6 +147,7 @@ impl Options {
             start_timeout: Duration::from_secs(self.start_timeout.into()),
             standbys: self.standby as usize,
             spares: self.spare as usize,
+            jailed: self.jail == "on",
             cache: self.cache,
             memory_limit: self.memory_limit,
             memory_wait: Duration::from_secs(self.memory_wait.into()),

@@ -22,6 +22,7 @@ use jiffy_content::volumes::Volumes;
 use jiffy_vmhost::clients::Cursor;
 use jiffy_vmhost::handle::{Command, View, VmHandle};
 use jiffy_vmhost::host::Host;
+use jiffy_vmhost::jails::Launcher;
 use jiffy_vmhost::launch::Standby;
 use jiffy_vmhost::pager::Pager;
 use jiffy_vmhost::registry::Registry;
@@ -76,6 +77,8 @@ pub struct Config {
     pub standbys: usize,
     /// VMMs to start ahead.
     pub spares: usize,
+    /// Whether VMMs run in jails.
+    pub jailed: bool,
     /// What may be kept of what was fetched.
     pub cache: Limit,
     /// Memory that VMs may have in all.
@@ -134,6 +137,7 @@ impl Node {
             cache: config.cache,
             host: Arc::new(Host {
                 pager: Pager::new(paths.clone()),
+                launcher: Launcher::new(&paths, config.jailed),
                 spares: Arc::new(Spares::new(config.spares)),
                 clock: boot_id(),
                 start_timeout: config.start_timeout,
@@ -163,8 +167,7 @@ impl Node {
         tokio::spawn(standbys::keep(Arc::clone(&node), wanted));
         let starting = Arc::clone(&node.registry);
         let is_starting = move || starting.any(starts).is_some();
-        let (host, paths) = (&node.host, node.host.paths.clone());
-        tokio::spawn(spares::keep(Arc::clone(&host.spares), paths, is_starting));
+        tokio::spawn(spares::keep(Arc::clone(&node.host), is_starting));
         tokio::spawn(Arc::clone(&node).tell_damage());
         Ok(node)
     }
@@ -216,6 +219,10 @@ impl Node {
 
     pub(crate) fn goldens(&self) -> &Goldens {
         &self.goldens
+    }
+
+    pub(crate) fn launcher(&self) -> &Launcher {
+        &self.host.launcher
     }
 
     pub(crate) fn room(&self) -> &Arc<Room> {

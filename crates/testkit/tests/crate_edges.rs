@@ -27,7 +27,10 @@ const DOORS: &[(&str, &[&str])] = &[
             "wire", "store", "rootfs", "registry", "kernel", "sys", "ext4",
         ],
     ),
-    ("vmhost", &["content", "kernel", "store", "sys", "wire"]),
+    (
+        "vmhost",
+        &["content", "jail", "kernel", "store", "sys", "wire"],
+    ),
     (
         "node",
         &["vmhost", "content", "wire", "store", "registry", "sys"],

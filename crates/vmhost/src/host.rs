@@ -1,5 +1,6 @@
 //! What the tasks of all VMs share.
 
+use crate::jails::Launcher;
 use crate::pager::Pager;
 use crate::spares::Spares;
 use jiffy_content::paths::Paths;
@@ -19,6 +20,8 @@ pub struct Host {
     pub start_timeout: Duration,
     /// Who serves compressed memory.
     pub pager: Arc<Pager>,
+    /// Starts VMMs.
+    pub launcher: Launcher,
     /// VMMs kept for what starts next.
     pub spares: Arc<Spares>,
     /// Memory of VMs that start or run.

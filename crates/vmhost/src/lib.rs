@@ -1,5 +1,6 @@
 //! VMs on their host: each owned by one task, its VMM a process of its own.
 //!
+//! * [`jails`]: VMMs and the jails they run in.
 //! * [`launch`]: what a start needs, and from that to a running VMM.
 //! * [`spares`]: VMMs that were started ahead.
 //! * [`task`]: the task that owns a VM; VMs that outlived a daemon.
@@ -25,6 +26,7 @@ pub mod follow;
 pub mod frames;
 pub mod handle;
 pub mod host;
+pub mod jails;
 pub mod launch;
 pub mod log;
 pub mod pager;

@@ -1,5 +1,6 @@
 //! The VMM's process and its events.
 
+use jiffy_jail::Identity;
 use jiffy_wire::vmm::VmmEvent;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -54,6 +55,8 @@ pub struct VmmProcess {
     pub pid: u32,
     pidfd: AsyncFd<OwnedFd>,
     child: bool,
+    /// The user it runs as, which no other has meanwhile.
+    identity: Option<Identity>,
 }
 
 impl VmmProcess {
@@ -78,7 +81,19 @@ impl VmmProcess {
             pid,
             pidfd: readable(pidfd)?,
             child,
+            identity: None,
         })
+    }
+
+    /// The same process, which runs as this user.
+    pub fn with(mut self, identity: Option<Identity>) -> VmmProcess {
+        self.identity = identity;
+        self
+    }
+
+    /// The user that it runs as, if that is its own.
+    pub fn user(&self) -> Option<u32> {
+        self.identity.as_ref().map(Identity::id)
     }
 
     /// Waits for its end. May be cancelled.

@@ -10,12 +10,14 @@
 //! which also is when the daemon is killed. Where there is none, or it can't
 //! be had, a VMM is spawned.
 
+use crate::host::Host;
+use crate::jails::{Launcher, Monitor};
 use crate::process::{VmmProcess, at_its_end};
 use jiffy_content::digests::Stamp;
+use jiffy_content::error::{Error, Result};
 use jiffy_content::paths::Paths;
 use jiffy_sys::ahead;
 use jiffy_sys::fds::send_with_fds;
-use jiffy_sys::spawn::{Detached, spawn_detached};
 use jiffy_wire::vmm::TakeSpare;
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -47,7 +49,7 @@ pub struct Spares {
 
 /// A VMM that waits.
 #[derive(Debug)]
-struct Spare {
+pub struct Spare {
     process: Option<VmmProcess>,
     socket: OwnedFd,
     /// The file that it executes, as it was.
@@ -65,28 +67,13 @@ impl Spares {
         }
     }
 
-    /// Has a spare be the VMM of the VM with this configuration: it gets the
-    /// VM's log, and descriptors as a spawned one would inherit them. None if
-    /// there is none, or it can't be had.
-    pub fn take(
-        &self,
-        paths: &Paths,
-        config: &Path,
-        log: BorrowedFd<'_>,
-        descriptors: &[BorrowedFd<'_>],
-    ) -> Option<VmmProcess> {
+    /// One, if there is one.
+    pub fn take(&self, paths: &Paths) -> Option<Spare> {
         if self.room == 0 {
             return None;
         }
         self.wanted.notify_one();
-        let spare = self.pop(paths)?;
-        match spare.be(config, log, descriptors) {
-            Ok(process) => Some(process),
-            Err(error) => {
-                debug!(%error, "a spare VMM can't be had");
-                None
-            }
-        }
+        self.pop(paths)
     }
 
     fn pop(&self, paths: &Paths) -> Option<Spare> {
@@ -132,16 +119,17 @@ impl Spares {
 }
 
 impl Spare {
-    fn start(paths: &Paths) -> io::Result<Spare> {
+    fn start(paths: &Paths, launcher: &Launcher) -> Result<Spare> {
         let path = paths.vmm();
-        let program = Stamp::of(&fs::metadata(&path)?);
-        let (socket, theirs) = ahead::pair()?;
+        let failed = |error: io::Error| Error::io("start a VMM ahead", &path, &error);
+        let program = Stamp::of(&fs::metadata(&path).map_err(failed)?);
+        let (socket, theirs) = ahead::pair().map_err(failed)?;
         let config = paths.vm(NO_ID).join("vmm.json");
         // It has nothing to say: what keeps it from being a VMM keeps a
         // spawned one from it too, and that one has a log.
-        let nowhere = File::options().write(true).open("/dev/null")?;
-        let pid = spawn_detached(&Detached {
-            program: &path,
+        let nowhere = File::options().write(true).open("/dev/null");
+        let nowhere = nowhere.map_err(failed)?;
+        let process = launcher.start(Monitor {
             arguments: &[
                 OsStr::new("run"),
                 OsStr::new("--config"),
@@ -152,9 +140,10 @@ impl Spare {
             directory: Path::new("/"),
             output: nowhere.as_fd(),
             descriptors: &[theirs.as_fd()],
+            identity: launcher.identity()?,
         })?;
         Ok(Spare {
-            process: Some(VmmProcess::child(pid)?),
+            process: Some(process),
             socket,
             program,
             made: Instant::now(),
@@ -165,15 +154,23 @@ impl Spare {
         self.process.as_ref().is_some_and(VmmProcess::lives)
     }
 
-    fn be(
+    /// The user that it runs as, if that is its own.
+    pub fn user(&self) -> Option<u32> {
+        self.process.as_ref().and_then(VmmProcess::user)
+    }
+
+    /// Has it be the VMM of the VM with this configuration: it gets the VM's log, and
+    /// descriptors as a spawned one would inherit them.
+    pub fn be(
         mut self,
         config: &Path,
+        config_fd: Option<i32>,
         log: BorrowedFd<'_>,
         descriptors: &[BorrowedFd<'_>],
     ) -> io::Result<VmmProcess> {
         let take = serde_json::to_vec(&TakeSpare {
             config: config.to_owned(),
-            config_fd: None,
+            config_fd,
         })?;
         let all = [&[log], descriptors].concat();
         send_with_fds(&self.socket, &take, &all)?;
@@ -197,16 +194,19 @@ impl Drop for Spare {
 }
 
 /// Makes spares that are missing, while no VM starts.
-pub async fn keep(spares: Arc<Spares>, paths: Paths, is_starting: impl Fn() -> bool) {
+pub async fn keep(host: Arc<Host>, is_starting: impl Fn() -> bool) {
+    let spares = Arc::clone(&host.spares);
     if spares.room == 0 {
         return;
     }
     loop {
         while spares.lacks_one() {
             quiet(&is_starting).await;
-            let paths = paths.clone();
-            let started = tokio::task::spawn_blocking(move || Spare::start(&paths)).await;
-            match started.unwrap_or_else(|error| Err(io::Error::other(error))) {
+            let maker = Arc::clone(&host);
+            let started =
+                tokio::task::spawn_blocking(move || Spare::start(&maker.paths, &maker.launcher));
+            let cut_short = |error| Err(Error::internal(format!("It was cut short: {error}.")));
+            match started.await.unwrap_or_else(cut_short) {
                 Ok(spare) => {
                     let pid = spare.process.as_ref().map(|process| process.pid);
                     spares.lock().push(spare);

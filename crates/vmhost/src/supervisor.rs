@@ -4,6 +4,7 @@
 //! after a valid hello; nonsense closes that connection and nothing else.
 
 use crate::frames::{self, FrameReader};
+use jiffy_jail::access::open_socket;
 use jiffy_wire::agent::{self, ExecInput, FromGuest, ToGuest};
 use jiffy_wire::frame;
 use std::fs;
@@ -166,7 +167,12 @@ impl Supervisor {
 /// Listens on this socket, whatever is in its place.
 pub fn bind(socket: &Path) -> io::Result<UnixListener> {
     let _ = fs::remove_file(socket).or_else(|_| fs::remove_dir_all(socket));
-    UnixListener::bind(socket)
+    let listener = UnixListener::bind(socket)?;
+    // That of a VMM in a jail, if its folder says so.
+    socket
+        .parent()
+        .map_or(Ok(()), |folder| open_socket(socket, folder))?;
+    Ok(listener)
 }
 
 impl Drop for Supervisor {

@@ -90,6 +90,8 @@ impl Daemon {
             .arg(path("lib"))
             .arg("--share")
             .arg(path("share"))
+            // The stand-in for a VMM runs real programs: not in a jail.
+            .args(["--jail", "off"])
             .args(&self.options)
             .env("RUST_LOG", "debug")
             .stdin(Stdio::null());

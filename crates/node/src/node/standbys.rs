@@ -54,7 +54,7 @@ async fn make(node: &Node, saved: &Saved) -> Result<Standby> {
     let disks = roots::disks(&paths.vm(&id), spec, root.path.clone(), Vec::new());
     let plan = Plan::new(kernel, root, disks, beginning(saved, true), (now, now));
     node.goldens().comes(&id);
-    launch::hold(paths, &record, &plan, node.start_timeout())
+    launch::hold(paths, node.launcher(), &record, &plan, node.start_timeout())
 }
 
 /// Makes standbys that are wanted, one after the other, while no VM starts.

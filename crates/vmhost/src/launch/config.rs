@@ -1,54 +1,24 @@
 //! The configurations of a VMM and of its guest.
 
-use super::plan::{Beginning, Handle, Plan, Restoring, SavedRam};
+use super::handover::Descriptors;
+use super::plan::{Beginning, Plan, Restoring, SavedRam};
+use crate::jails::Launcher;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::{Root, Spec, VmRecord};
 use jiffy_content::names;
 use jiffy_content::paths::Paths;
 use jiffy_content::roots;
-use jiffy_sys::spawn::FIRST_DESCRIPTOR;
 use jiffy_wire::api::VolumeUse;
 use jiffy_wire::guest::{self, DiskMount, GuestConfig};
 use jiffy_wire::vmm::{
     self, Boot, Disk, FwCfgContents, FwCfgFile, Memory, NewGeneration, Restore, SavedMemory,
-    Serial, Source, VmmConfig, Vsock,
+    Serial, VmmConfig, Vsock,
 };
-use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Longest kernel command line Linux takes on x86, less what the VMM appends.
 const MAX_COMMAND_LINE: usize = 1536;
-
-/// What a VMM inherits: its events first.
-#[derive(Default)]
-pub(super) struct Descriptors<'a> {
-    pub(super) passed: Vec<BorrowedFd<'a>>,
-}
-
-impl<'a> Descriptors<'a> {
-    pub(super) fn new(events: BorrowedFd<'a>) -> Descriptors<'a> {
-        Descriptors {
-            passed: vec![events],
-        }
-    }
-
-    /// How the VMM finds this file.
-    fn source(&mut self, handle: &'a Handle) -> Source {
-        match handle {
-            Handle::Path(path) => Source::Path(path.clone()),
-            Handle::Open(file) => {
-                let number = FIRST_DESCRIPTOR + self.passed.len() as i32;
-                self.passed.push(file.as_fd());
-                Source::Fd(number)
-            }
-        }
-    }
-
-    fn sources(&mut self, handles: &'a [Handle]) -> Vec<Source> {
-        handles.iter().map(|handle| self.source(handle)).collect()
-    }
-}
 
 /// The configuration of the VMM that is to carry out this plan.
 pub(super) fn vmm_config<'a>(
@@ -72,7 +42,7 @@ pub(super) fn vmm_config<'a>(
             guest::MAX_CONFIG
         )));
     }
-    Ok(VmmConfig {
+    let mut config = VmmConfig {
         version: vmm::VERSION,
         id: record.id.clone(),
         vcpus: spec.cpus,
@@ -86,10 +56,13 @@ pub(super) fn vmm_config<'a>(
             initrd: Some(paths.initramfs()),
             command_line: command_line(spec)?,
         },
-        disks: disks(paths, plan),
+        disks: disks(paths, plan, descriptors.launcher),
         vsock: Some(Vsock {
             cid: record.cid.into(),
-            path: paths.vsock_socket(&record.id),
+            path: descriptors
+                .launcher
+                .inside(&paths.vsock_socket(&record.id))
+                .into(),
         }),
         rng: true,
         serial: spec
@@ -107,18 +80,22 @@ pub(super) fn vmm_config<'a>(
         cpu_profile: spec.cpu_profile.clone(),
         restore: match &plan.beginning {
             Beginning::Boot => None,
-            Beginning::Restore(restoring) => Some(restore(restoring, gate_time, descriptors)),
+            Beginning::Restore(restoring) => Some(restore(restoring, gate_time, descriptors)?),
         },
-    })
+    };
+    config.handed = descriptors.hand(&config, paths)?;
+    Ok(config)
 }
 
 /// A VM's disks; the first is filled on demand if its image is not all here.
-fn disks(paths: &Paths, plan: &Plan) -> Vec<Disk> {
+fn disks(paths: &Paths, plan: &Plan, launcher: &Launcher) -> Vec<Disk> {
     let mut disks = plan.disks.clone();
     // A copy of the image that the VM writes to is all there.
     let root = disks.first_mut().filter(|root| root.read_only);
     if let (Some(lazy), Some(root)) = (&plan.root.lazy, root) {
-        root.residency = Some(lazy.residency(paths));
+        let mut residency = lazy.residency(paths);
+        residency.pager_socket = launcher.inside(&residency.pager_socket).into();
+        root.residency = Some(residency);
     } else if let Some(root) = disks.first_mut() {
         // A guest that boots in the background, to be kept, shows what a boot
         // needs. All of the root is in a writable one's file.
@@ -132,16 +109,19 @@ fn restore<'a>(
     restoring: &'a Restoring,
     gate_time: Duration,
     descriptors: &mut Descriptors<'a>,
-) -> Restore {
-    Restore {
-        state: descriptors.source(&restoring.state),
+) -> Result<Restore> {
+    Ok(Restore {
+        state: descriptors.source(&restoring.state)?,
         memory: match &restoring.memory {
             SavedRam::Mapped { layers, layout } => SavedMemory::Mapped {
-                layers: descriptors.sources(layers),
-                layout: layout.as_ref().map(|layout| descriptors.source(layout)),
+                layers: descriptors.sources(layers)?,
+                layout: layout
+                    .as_ref()
+                    .map(|layout| descriptors.source(layout))
+                    .transpose()?,
             },
             SavedRam::Paged { serving, paged } => SavedMemory::Paged {
-                socket: serving.socket.clone(),
+                socket: descriptors.launcher.inside(&serving.socket).into(),
                 working_set: paged.prefetch,
             },
         },
@@ -152,7 +132,7 @@ fn restore<'a>(
             deadline_ms: gate_time.as_millis().try_into().unwrap_or(u32::MAX),
         }),
         hold: false,
-    }
+    })
 }
 
 /// The disk of a volume.

@@ -2,11 +2,13 @@
 //!
 //! * `plan`: what a start needs.
 //! * `config`: what the VMM and the guest are told.
+//! * `handover`: what the VMM is handed open.
 //! * `spawn`: the process: spawned, or a spare's, or a standby's.
 //! * `spawned`: what a VM has of its VMM.
 //! * `standby`: VMs restored ahead.
 
 mod config;
+mod handover;
 mod plan;
 mod spawn;
 mod spawned;

@@ -1,19 +1,22 @@
 //! From a plan to a running VMM.
 
-use super::config::{Descriptors, vmm_config};
-use super::plan::Plan;
+use super::config::vmm_config;
+use super::handover::Descriptors;
+use super::plan::{Beginning, Plan, SavedRam};
 use super::spawned::Spawned;
 use super::standby::{self, Standby};
 use crate::control;
+use crate::jails::{Launcher, Monitor};
 use crate::process::{Events, VmmProcess};
 use crate::spares::Spares;
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::VmRecord;
 use jiffy_content::paths::Paths;
+use jiffy_jail::Identity;
+use jiffy_jail::access::{open_folder, open_socket};
 use jiffy_sys::durable::remove_any;
 use jiffy_sys::regular;
-use jiffy_sys::spawn::{Detached, spawn_detached};
 use rustix::process::Pid;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -36,13 +39,14 @@ const LOW_PRIORITY: i32 = 19;
 /// the run folder.
 pub fn spawn(
     paths: &Paths,
+    launcher: &Launcher,
     spares: &Spares,
     record: &VmRecord,
     plan: &mut Plan,
     gate_time: Duration,
 ) -> Result<Spawned> {
     if let Some(standby) = plan.standby.take() {
-        match take_over(paths, record, plan, gate_time, standby) {
+        match take_over(paths, launcher, record, plan, gate_time, standby) {
             Ok(spawned) => return Ok(spawned),
             Err(error) => {
                 debug!(vm = record.name, %error, "a standby can't be had");
@@ -52,18 +56,24 @@ pub fn spawn(
     }
     // Spares are for what somebody waits for.
     let spares = (!plan.low_priority).then_some(spares);
-    spawn_process(paths, spares, record, plan, gate_time, false)
+    spawn_process(paths, launcher, spares, record, plan, gate_time, false)
 }
 
 /// Restores a VM, and holds it: it has a folder, and no record. After an error nothing of it
 /// is left.
-pub fn hold(paths: &Paths, record: &VmRecord, plan: &Plan, gate_time: Duration) -> Result<Standby> {
+pub fn hold(
+    paths: &Paths,
+    launcher: &Launcher,
+    record: &VmRecord,
+    plan: &Plan,
+    gate_time: Duration,
+) -> Result<Standby> {
     let folder = paths.vm(&record.id);
     fs::DirBuilder::new()
         .mode(0o700)
         .create(&folder)
         .map_err(|error| Error::io("make a VM's folder", &folder, &error))?;
-    let held = spawn_process(paths, None, record, plan, gate_time, true);
+    let held = spawn_process(paths, launcher, None, record, plan, gate_time, true);
     let spawned = held.inspect_err(|_| standby::remove(paths, &record.id))?;
     Ok(Standby::new(paths, record, spawned))
 }
@@ -72,6 +82,7 @@ pub fn hold(paths: &Paths, record: &VmRecord, plan: &Plan, gate_time: Duration) 
 /// process has ended.
 fn take_over(
     paths: &Paths,
+    launcher: &Launcher,
     record: &VmRecord,
     plan: &Plan,
     gate_time: Duration,
@@ -81,18 +92,12 @@ fn take_over(
     let mut spawned = standby
         .into_spawned()
         .ok_or_else(|| Error::internal("A standby was taken twice."))?;
-    let begun = write_config(
-        paths,
-        record,
-        plan,
-        gate_time,
-        false,
-        &mut Descriptors::default(),
-    )
-    .and_then(|_| {
-        let socket = paths.control_socket(&record.id);
-        control::begin(&socket).map_err(|error| Error::io("reach the VMM", &socket, &error))
-    });
+    let mut descriptors = Descriptors::none(launcher);
+    let begun =
+        write_config(paths, record, plan, gate_time, false, &mut descriptors).and_then(|_| {
+            let socket = paths.control_socket(&record.id);
+            control::begin(&socket).map_err(|error| Error::io("reach the VMM", &socket, &error))
+        });
     if let Err(error) = begun {
         spawned.process.kill();
         return Err(error);
@@ -128,6 +133,7 @@ fn write_config<'a>(
 
 fn spawn_process(
     paths: &Paths,
+    launcher: &Launcher,
     spares: Option<&Spares>,
     record: &VmRecord,
     plan: &Plan,
@@ -156,23 +162,42 @@ fn spawn_process(
     let supervisor = paths.supervisor_socket(&record.id);
     let listener = UnixListener::bind(&supervisor)
         .map_err(|error| Error::io("listen for the guest", &supervisor, &error))?;
+    let spare = spares.and_then(|spares| spares.take(paths));
+    let mut identity = None;
+    if spare.is_none() {
+        identity = launcher.identity()?;
+    }
+    let user = spare
+        .as_ref()
+        .map_or_else(|| identity.as_ref().map(Identity::id), |spare| spare.user());
+    open_to_monitor(paths, record, plan, user)?;
     let (events, their_end) =
         Events::new().map_err(|error| Error::io("make a pipe for the VMM", &folder, &error))?;
     check_descriptors(their_end.as_fd())?;
-    let mut descriptors = Descriptors::new(their_end.as_fd());
+    let mut descriptors = Descriptors::new(launcher, their_end);
     let config = write_config(paths, record, plan, gate_time, hold, &mut descriptors)?;
+    let config_fd = descriptors.config(&config)?;
     let log = open_log(&folder.join("vmm.log"))
         .map_err(|error| Error::io("open the VMM's log", &folder.join("vmm.log"), &error))?;
     let before = monotonic_ns();
-    let spare = spares.and_then(|spares| {
-        let (log, passed) = (log.as_fd(), &descriptors.passed);
-        spares.take(paths, &config, log, passed)
+    let passed = descriptors.passed();
+    let had = spare.and_then(|spare| {
+        let had = spare.be(&config, config_fd, log.as_fd(), &passed);
+        had.inspect_err(|error| debug!(%error, "a spare VMM can't be had"))
+            .ok()
     });
-    let was_spare = spare.is_some();
-    let process = match spare {
+    let was_spare = had.is_some();
+    let process = match had {
         Some(process) => process,
-        None => spawn_vmm(paths, &config, &log, &descriptors)?,
+        None => {
+            if identity.is_none() {
+                identity = launcher.identity()?;
+                open_to_monitor(paths, record, plan, identity.as_ref().map(Identity::id))?;
+            }
+            spawn_vmm(launcher, &config, config_fd, &log, &passed, identity)?
+        }
     };
+    drop(passed);
     let after = monotonic_ns();
     if plan.low_priority {
         // Its threads inherit it; they don't exist yet.
@@ -201,45 +226,49 @@ fn check_descriptors(newest: BorrowedFd<'_>) -> Result<()> {
 }
 
 fn spawn_vmm(
-    paths: &Paths,
+    launcher: &Launcher,
     config: &Path,
+    config_fd: Option<i32>,
     log: &File,
-    descriptors: &Descriptors<'_>,
+    descriptors: &[BorrowedFd<'_>],
+    identity: Option<Identity>,
 ) -> Result<VmmProcess> {
-    let program = paths.vmm();
-    let pid = spawn_detached(&Detached {
-        program: &program,
-        arguments: &[
-            OsStr::new("run"),
-            OsStr::new("--config"),
-            config.as_os_str(),
-            OsStr::new("--events-fd"),
-            OsStr::new("3"),
-        ],
+    let mut arguments = vec![
+        OsStr::new("run"),
+        OsStr::new("--config"),
+        config.as_os_str(),
+        OsStr::new("--events-fd"),
+        OsStr::new("3"),
+    ];
+    let handed = config_fd.map(|number| {
+        let mut handed = config.as_os_str().to_owned();
+        handed.push(format!("={number}"));
+        handed
+    });
+    if let Some(handed) = &handed {
+        arguments.extend([OsStr::new("--fd"), handed]);
+    }
+    launcher.start(Monitor {
+        arguments: &arguments,
         directory: config.parent().unwrap_or(Path::new("/")),
         output: log.as_fd(),
-        descriptors: &descriptors.passed,
+        descriptors,
+        identity,
     })
-    .map_err(|error| spawn_error(&program, &error))?;
-    VmmProcess::child(pid)
-        .map_err(|error| Error::internal(format!("The VMM can't be watched: {error}.")))
 }
 
-fn spawn_error(program: &Path, error: &io::Error) -> Error {
-    match error.kind() {
-        io::ErrorKind::NotFound => {
-            Error::internal(format!("The VMM {} does not exist.", program.display())).hint(
-                "Install Jiffy whole, or name the folder of jiffy-vmm with --lib or JIFFY_LIB.",
-            )
-        }
-        io::ErrorKind::OutOfMemory => {
-            Error::no_room("The host has no memory left to start another VMM.")
-        }
-        _ => Error::internal(format!(
-            "The VMM {} can't be started: {error}.",
-            program.display()
-        )),
+/// Lets the VM's monitor connect to its sockets, and no other: they are there by now.
+fn open_to_monitor(paths: &Paths, record: &VmRecord, plan: &Plan, user: Option<u32>) -> Result<()> {
+    let run = paths.vm_run(&record.id);
+    let failed = |error| Error::io("open sockets to the VMM in", &run, &error);
+    open_folder(&run, user).map_err(failed)?;
+    open_socket(&paths.supervisor_socket(&record.id), &run).map_err(failed)?;
+    if let Beginning::Restore(restoring) = &plan.beginning
+        && let SavedRam::Paged { serving, .. } = &restoring.memory
+    {
+        open_socket(&serving.socket, &run).map_err(failed)?;
     }
+    Ok(())
 }
 
 fn open_log(path: &Path) -> io::Result<File> {

@@ -4,6 +4,7 @@ use super::{ANSWER_TIME, DISK_TIME, Pager};
 use crate::text::short;
 use jiffy_content::model::image::LazyDisk;
 use jiffy_content::model::vm::Paged;
+use jiffy_jail::access::open_socket;
 use jiffy_wire::pager::{PagerRequest, PagerResponse};
 use std::fs;
 use std::io;
@@ -30,12 +31,18 @@ impl Pager {
         }
         let request = PagerRequest::Serve {
             name: id.to_owned(),
-            socket,
+            socket: socket.clone(),
             image: paged.image.clone(),
             record: paged.record.clone(),
             prefetch: paged.prefetch,
         };
-        self.told(&request).await
+        let told = self.told(&request).await?;
+        // A VM that is not there yet gets it with its folder.
+        let run = self.paths.vm_run(id);
+        if run.exists() {
+            opened(open_socket(&socket, &run))?;
+        }
+        Ok(told)
     }
 
     pub(super) async fn tell_of_disk(&self, disk: &LazyDisk) -> Told {
@@ -46,7 +53,10 @@ impl Pager {
         for request in requests {
             done(self.ask(&request, DISK_TIME).await)?;
         }
-        self.told(&open).await
+        let told = self.told(&open).await?;
+        let socket = self.paths.pager_vm_socket(&disk.name());
+        opened(open_socket(&socket, &self.paths.run.join("pager")))?;
+        Ok(told)
     }
 
     async fn told(&self, request: &PagerRequest) -> Told {
@@ -80,6 +90,10 @@ impl Pager {
             .await
             .unwrap_or(Err(io::ErrorKind::TimedOut.into()))
     }
+}
+
+fn opened(result: io::Result<()>) -> std::result::Result<(), String> {
+    result.map_err(|error| format!("its socket can't be opened to VMMs: {error}"))
 }
 
 pub(super) async fn exchange(

@@ -364,6 +364,7 @@ impl Actor {
         let gate_time = self.host.start_timeout;
         let spawned = launch::spawn(
             &self.host.paths,
+            &self.host.launcher,
             &self.host.spares,
             &self.record,
             plan,

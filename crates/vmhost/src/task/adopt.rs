@@ -25,6 +25,7 @@ use jiffy_content::roots;
 use jiffy_content::snapshots::remove_behind;
 use jiffy_content::snapshots::saved::Saved;
 use jiffy_content::volumes::{Lease, Volumes};
+use jiffy_jail::access::open_folder;
 use jiffy_wire::api::VmState;
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use std::collections::HashMap;
@@ -207,6 +208,7 @@ fn unreadable(
     };
     let process = pid.and_then(|pid| VmmProcess::adopted(pid).ok());
     let process = process.filter(is_its);
+    let process = process.map(|process| host.launcher.adopt(process));
     unreadable::register(host, registry, volumes, id, error, process);
 }
 
@@ -226,7 +228,9 @@ fn adopt(
 ) {
     let paths = &host.paths;
     let process = match VmmProcess::adopted(pid) {
-        Ok(process) if vmm_id(pid, &paths.vms()).as_deref() == Some(&record.id) => process,
+        Ok(process) if vmm_id(pid, &paths.vms()).as_deref() == Some(&record.id) => {
+            host.launcher.adopt(process)
+        }
         // It ended between the two looks.
         _ => {
             settle(host, registry, volumes, record);
@@ -235,7 +239,7 @@ fn adopt(
     };
     record.failure = None;
     with_its_own_name(registry, &mut record);
-    let supervisor = listen(paths, &mut record);
+    let supervisor = listen(paths, &mut record, process.user());
     look_for_agent(paths, &mut record);
     let log = open_log(&paths.vm(&record.id), &mut record);
     let held = hold_volumes(volumes, &record);
@@ -258,9 +262,10 @@ fn adopt(
 
 /// Where the guest's init connects. If that can't be had now it is tried again
 /// later: the VM goes on.
-fn listen(paths: &Paths, record: &mut VmRecord) -> Supervisor {
+fn listen(paths: &Paths, record: &mut VmRecord, user: Option<u32>) -> Supervisor {
     let run = paths.vm_run(&record.id);
     if fs::DirBuilder::new().mode(0o700).create(&run).is_ok() {
+        let _ = open_folder(&run, user);
         let message = format!(
             "The run folder {} of the VM {} was removed while it ran: it can't be reached any more, only its command goes on.",
             run.display(),

@@ -1,0 +1,258 @@
+//! Monitors and the jails they run in.
+
+use crate::process::VmmProcess;
+use jiffy_content::error::{Error, Result};
+use jiffy_content::paths::Paths;
+use jiffy_jail::access::open_folder;
+use jiffy_jail::{Identities, Identity, Jail, Level, Limits, Program};
+use jiffy_sys::handed::PROC;
+use jiffy_sys::spawn::{Detached, FIRST_DESCRIPTOR, spawn_detached};
+use jiffy_sys::userfaultfd::DEVICE as USERFAULTFD;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tracing::{debug, info, warn};
+
+const KVM: &str = "/dev/kvm";
+/// Of the daemon's environment monitors see these.
+const ENVIRONMENT: [&str; 2] = ["RUST_LOG", "JIFFY_PAGER_PATIENCE_MS"];
+/// A monitor's layers of RAM and their copies, disks, and connections of its guest.
+const FILES: u64 = 4096;
+/// Threads of the most vCPUs and devices, and those of KVM's.
+const PROCESSES: u64 = 256;
+
+/// Starts monitors.
+#[derive(Debug)]
+pub struct Launcher {
+    run: PathBuf,
+    program: PathBuf,
+    /// None: they are started as what they are, with the daemon's user and view.
+    level: Option<Level>,
+    identities: Arc<Identities>,
+}
+
+/// A monitor to be started.
+#[derive(Debug)]
+pub struct Monitor<'a> {
+    /// Its arguments, less those that this adds.
+    pub arguments: &'a [&'a OsStr],
+    /// Its working directory, if it is in no jail.
+    pub directory: &'a Path,
+    /// Its log.
+    pub output: BorrowedFd<'a>,
+    /// Descriptors from 3 on.
+    pub descriptors: &'a [BorrowedFd<'a>],
+    /// Who it will be.
+    pub identity: Option<Identity>,
+}
+
+impl Launcher {
+    /// Finds out what jails this host can give, unless there are to be none, and says once
+    /// what they lack.
+    pub fn new(paths: &Paths, jailed: bool) -> Launcher {
+        let identities = Identities::new(jiffy_jail::identity::FIRST, jiffy_jail::identity::COUNT);
+        let mut launcher = Launcher {
+            run: paths.run.clone(),
+            program: paths.vmm(),
+            level: None,
+            identities,
+        };
+        if !jailed {
+            debug!("monitors are in no jail: one that is taken over is the daemon's user");
+            return launcher;
+        }
+        let group = launcher.identities.shared_group();
+        let level = match Jail::prepare(&paths.run) {
+            Ok(()) => {
+                let (level, refused) = Level::of_host(&paths.run, group);
+                for error in refused {
+                    debug!(why = %error, error = %error.io(), "a kind of jail is not to be had");
+                }
+                level
+            }
+            Err(error) => {
+                warn!(%error, "no folder for jails can be made");
+                Level::Bare
+            }
+        };
+        match level {
+            Level::OwnUser => launcher.share_folders(paths),
+            Level::UserNamespace => {}
+            _ => warn!(
+                "this host lets monitors have no namespaces: they see its file system, their system calls are filtered"
+            ),
+        }
+        info!(%level, "monitors run with");
+        launcher.level = Some(level);
+        launcher
+    }
+
+    /// Lets jailed monitors pass through the run folder to what is theirs.
+    fn share_folders(&self, paths: &Paths) {
+        let folders = [
+            paths.run.clone(),
+            paths.run.join("vms"),
+            paths.run.join("pager"),
+        ];
+        for folder in folders {
+            let shared = open_folder(&folder, Some(self.identities.shared_group()));
+            if let Err(error) = shared {
+                warn!(folder = %folder.display(), %error, "monitors can't pass through a folder");
+            }
+        }
+    }
+
+    /// Are monitors handed what they need? Then they can open nothing.
+    pub fn hands_over(&self) -> bool {
+        self.level.is_some()
+    }
+
+    /// The name that a monitor has for a socket to connect to.
+    pub fn inside<'a>(&self, socket: &'a Path) -> &'a Path {
+        match self.level {
+            Some(_) => socket.strip_prefix(&self.run).unwrap_or(socket),
+            None => socket,
+        }
+    }
+
+    /// A user for a monitor, if each has its own.
+    pub fn identity(&self) -> Result<Option<Identity>> {
+        if self.level != Some(Level::OwnUser) {
+            return Ok(None);
+        }
+        let none = || Error::no_room("All user ids for monitors are in use.");
+        self.identities.take().map(Some).ok_or_else(none)
+    }
+
+    /// The user of a monitor that runs already, not to be given to another.
+    pub fn adopt(&self, process: VmmProcess) -> VmmProcess {
+        let identity = user_of(process.pid).and_then(|user| self.identities.adopt(user));
+        process.with(identity)
+    }
+
+    /// Starts one.
+    pub fn start(&self, monitor: Monitor<'_>) -> Result<VmmProcess> {
+        let failed = |error: &io::Error| spawn_error(&self.program, error);
+        let Some(level) = self.level else {
+            let pid = spawn_detached(&Detached {
+                program: &self.program,
+                arguments: monitor.arguments,
+                directory: monitor.directory,
+                output: monitor.output,
+                descriptors: monitor.descriptors,
+            });
+            return watched(pid.map_err(|error| failed(&error))?);
+        };
+        let file = File::open(&self.program).map_err(|error| failed(&error))?;
+        let devices = Devices::open();
+        let mut descriptors = monitor.descriptors.to_vec();
+        let mut names = devices.hand(&mut descriptors);
+        names.push(named(PROC, descriptors.len()));
+        let mut arguments = vec![self.program.as_os_str()];
+        arguments.extend(monitor.arguments);
+        for name in &names {
+            arguments.extend([OsStr::new("--fd"), name]);
+        }
+        let environment: Vec<OsString> = ENVIRONMENT.iter().filter_map(|name| set(name)).collect();
+        let environment: Vec<&OsStr> = environment.iter().map(OsString::as_os_str).collect();
+        let jail = Jail {
+            level,
+            user: monitor.identity.as_ref().map_or(0, Identity::id),
+            group: self.identities.shared_group(),
+            folder: &self.run,
+            limits: Limits {
+                files: FILES,
+                processes: PROCESSES,
+                file_size: None,
+            },
+            cgroup: None,
+        };
+        let started = jail.launch(&Program {
+            file: file.as_fd(),
+            arguments: &arguments,
+            environment: &environment,
+            output: monitor.output,
+            descriptors: &descriptors,
+            own_proc: true,
+        });
+        let pid = started.map_err(|error| {
+            let why = format!("{error}: {}", error.io());
+            failed(&io::Error::new(error.io().kind(), why))
+        })?;
+        Ok(watched(pid)?.with(monitor.identity))
+    }
+}
+
+/// What every monitor uses of the host; what can't be opened it will miss, and say so.
+struct Devices {
+    kvm: Option<File>,
+    userfaultfd: Option<File>,
+}
+
+impl Devices {
+    fn open() -> Devices {
+        let open = |name| {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).open(name).ok()
+        };
+        Devices {
+            kvm: open(KVM),
+            userfaultfd: open(USERFAULTFD),
+        }
+    }
+
+    fn hand<'a>(&'a self, descriptors: &mut Vec<BorrowedFd<'a>>) -> Vec<OsString> {
+        let mut names = Vec::new();
+        for (name, device) in [(KVM, &self.kvm), (USERFAULTFD, &self.userfaultfd)] {
+            if let Some(device) = device {
+                names.push(named(name, descriptors.len()));
+                descriptors.push(device.as_fd());
+            }
+        }
+        names
+    }
+}
+
+/// As the value of `--fd`: the descriptor at this place.
+fn named(name: &str, at: usize) -> OsString {
+    format!("{name}={}", FIRST_DESCRIPTOR as usize + at).into()
+}
+
+fn set(name: &str) -> Option<OsString> {
+    let mut entry = OsString::from(name);
+    entry.push("=");
+    entry.push(std::env::var_os(name)?);
+    Some(entry)
+}
+
+fn watched(pid: u32) -> Result<VmmProcess> {
+    VmmProcess::child(pid)
+        .map_err(|error| Error::internal(format!("The VMM can't be watched: {error}.")))
+}
+
+/// The user that a process runs as.
+fn user_of(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+fn spawn_error(program: &Path, error: &io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::NotFound => {
+            Error::internal(format!("The VMM {} does not exist.", program.display())).hint(
+                "Install Jiffy whole, or name the folder of jiffy-vmm with --lib or JIFFY_LIB.",
+            )
+        }
+        io::ErrorKind::OutOfMemory => {
+            Error::no_room("The host has no memory left to start another VMM.")
+        }
+        _ => Error::internal(format!(
+            "The VMM {} can't be started: {error}.",
+            program.display()
+        )),
+    }
+}

@@ -1,0 +1,184 @@
+//! What a VMM is handed open: its events, what it goes on from, and, in a jail, every file
+//! and socket that its configuration names.
+
+use super::plan::Handle;
+use crate::jails::Launcher;
+use jiffy_content::error::{Error, Result};
+use jiffy_content::paths::Paths;
+use jiffy_sys::private_socket::bind_private;
+use jiffy_sys::regular;
+use jiffy_sys::spawn::FIRST_DESCRIPTOR;
+use jiffy_wire::vmm::{Handed, Serial, Source, VmmConfig};
+use rustix::fs::OFlags;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Requests to a VMM that may wait for it.
+const CONTROL_BACKLOG: i32 = 128;
+/// Programs that may wait for the guest: as while it boots.
+const VSOCK_BACKLOG: i32 = 1024;
+
+/// What a VMM inherits: its events first.
+pub(super) struct Descriptors<'a> {
+    pub launcher: &'a Launcher,
+    /// Is there a process to inherit them?
+    used: bool,
+    passed: Vec<Passed<'a>>,
+}
+
+enum Passed<'a> {
+    Borrowed(BorrowedFd<'a>),
+    Owned(OwnedFd),
+}
+
+impl Passed<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Passed::Borrowed(file) => *file,
+            Passed::Owned(file) => file.as_fd(),
+        }
+    }
+}
+
+impl<'a> Descriptors<'a> {
+    pub fn new(launcher: &'a Launcher, events: OwnedFd) -> Descriptors<'a> {
+        Descriptors {
+            launcher,
+            used: true,
+            passed: vec![Passed::Owned(events)],
+        }
+    }
+
+    /// For a VMM that has them already.
+    pub fn none(launcher: &'a Launcher) -> Descriptors<'a> {
+        Descriptors {
+            launcher,
+            used: false,
+            passed: Vec::new(),
+        }
+    }
+
+    /// All of them, in order.
+    pub fn passed(&self) -> Vec<BorrowedFd<'_>> {
+        self.passed.iter().map(Passed::as_fd).collect()
+    }
+
+    fn push(&mut self, passed: Passed<'a>) -> i32 {
+        let number = FIRST_DESCRIPTOR + self.passed.len() as i32;
+        self.passed.push(passed);
+        number
+    }
+
+    fn hands_over(&self) -> bool {
+        self.used && self.launcher.hands_over()
+    }
+
+    /// How the VMM finds this file.
+    pub fn source(&mut self, handle: &'a Handle) -> Result<Source> {
+        match handle {
+            Handle::Open(file) => Ok(Source::Fd(self.push(Passed::Borrowed(file.as_fd())))),
+            Handle::Path(path) if self.hands_over() => {
+                let file = File::open(path)
+                    .map_err(|error| Error::io("open what a VM goes on from", path, &error))?;
+                Ok(Source::Fd(self.push(Passed::Owned(file.into()))))
+            }
+            Handle::Path(path) => Ok(Source::Path(path.clone())),
+        }
+    }
+
+    pub fn sources(&mut self, handles: &'a [Handle]) -> Result<Vec<Source>> {
+        handles.iter().map(|handle| self.source(handle)).collect()
+    }
+
+    /// The number of the configuration's file, if the VMM can't open it.
+    pub fn config(&mut self, config: &Path) -> Result<Option<i32>> {
+        if !self.hands_over() {
+            return Ok(None);
+        }
+        let file = File::open(config)
+            .map_err(|error| Error::io("open the VM's configuration", config, &error))?;
+        Ok(Some(self.push(Passed::Owned(file.into()))))
+    }
+
+    /// Everything else that the VMM will open or listen on, if it can't do so itself. What
+    /// does not exist is not handed over: the VMM says what it lacks.
+    pub fn hand(&mut self, config: &VmmConfig, paths: &Paths) -> Result<Vec<Handed>> {
+        if !self.hands_over() {
+            return Ok(Vec::new());
+        }
+        let mut handed = Vec::new();
+        let mut add = |name: &Path, file: OwnedFd| {
+            handed.push(Handed {
+                name: name.to_owned(),
+                fd: self.push(Passed::Owned(file)),
+            });
+        };
+        if config.restore.is_none() {
+            let files = [Some(&config.boot.kernel), config.boot.initrd.as_ref()];
+            for name in files.into_iter().flatten() {
+                if let Some(file) = open(name, false, OFlags::empty())? {
+                    add(name, file);
+                }
+            }
+        }
+        for disk in &config.disks {
+            let flags = match disk.direct {
+                true => OFlags::DIRECT,
+                false => OFlags::empty(),
+            };
+            if let Some(file) = open(&disk.path, !disk.read_only, flags)? {
+                add(&disk.path, file);
+            }
+            if let Some(residency) = &disk.residency
+                && let Some(file) = open(&residency.present, false, OFlags::empty())?
+            {
+                add(&residency.present, file);
+            }
+        }
+        if let Some(Serial::File(name)) = &config.serial {
+            let mut options = OpenOptions::new();
+            let options = options.read(true).append(true).create(true);
+            let file = regular::make_with(options, name)
+                .map_err(|error| Error::io("make the console's log", name, &error))?;
+            add(name, file.into());
+        }
+        if let Some(name) = &config.exit_record {
+            let mut options = OpenOptions::new();
+            let options = options.write(true).create(true).truncate(true);
+            let file = regular::make_with(options, name)
+                .map_err(|error| Error::io("make a VM's last record", name, &error))?;
+            add(name, file.into());
+        }
+        let vsock = config
+            .vsock
+            .as_ref()
+            .map(|vsock| (&vsock.path, VSOCK_BACKLOG));
+        let control = config.control.as_ref().map(|path| (path, CONTROL_BACKLOG));
+        for (name, backlog) in vsock.into_iter().chain(control) {
+            let socket = paths.run.join(name);
+            let listener = bind_private(&socket, backlog)
+                .map_err(|error| Error::io("make a VMM's socket", &socket, &error))?;
+            add(name, listener.into());
+        }
+        Ok(handed)
+    }
+}
+
+/// A file of a VM, whatever it is: the VMM looks at that, and opening a pipe must not wait.
+fn open(name: &Path, write: bool, flags: OFlags) -> Result<Option<OwnedFd>> {
+    let flags = (flags | OFlags::NONBLOCK).bits() as i32;
+    let mut options = OpenOptions::new();
+    match options
+        .read(true)
+        .write(write)
+        .custom_flags(flags)
+        .open(name)
+    {
+        Ok(file) => Ok(Some(file.into())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::io("open a VM's file", name, &error)),
+    }
+}
