@@ -37,17 +37,18 @@ impl Listener {
     /// nobody listens on, and nothing else. A socket of that name that was handed over is
     /// used as it is.
     pub fn bind(path: &Path) -> Result<Listener, VsockError> {
+        let failed = |source: io::Error| VsockError::Listen {
+            path: path.to_owned(),
+            source,
+        };
         if let Some(socket) = handed::take(path) {
+            rustix::io::ioctl_fionbio(&socket, true).map_err(|errno| failed(errno.into()))?;
             return Ok(Listener {
                 socket,
                 path: path.to_owned(),
                 identity: None,
             });
         }
-        let failed = |source: io::Error| VsockError::Listen {
-            path: path.to_owned(),
-            source,
-        };
         if path.as_os_str().len() > PATH_LIMIT {
             return Err(VsockError::PathTooLong {
                 path: path.to_owned(),

@@ -84,3 +84,16 @@ fn paths_that_cannot_be_are_refused_with_a_sentence() {
     .unwrap();
     assert!(error.to_string().contains("cannot listen on"), "{error}");
 }
+
+#[test]
+fn a_socket_that_is_handed_over_is_made_not_to_block_and_its_file_is_left() {
+    let host = Host::new();
+    let given = UnixListener::bind(host.path()).unwrap();
+    let same = given.try_clone().unwrap();
+    jiffy_sys::handed::add(host.path(), given.into());
+    let device = Vsock::new(host.args()).unwrap();
+    let flags = rustix::fs::fcntl_getfl(&same).unwrap();
+    assert!(flags.contains(rustix::fs::OFlags::NONBLOCK));
+    drop(device);
+    assert!(host.path().exists());
+}
