@@ -1,7 +1,7 @@
 //! Client of the machine's agent: runs programs in the machine.
 
 use crate::error::MachineError;
-use crate::protocol::{Hello, Receiver, Request, VERSION, send};
+use crate::protocol::{Hello, Receiver, Request, send};
 use jiffy_wire::agent::{Command, ExecInput, ExecOutput};
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -42,7 +42,7 @@ impl AgentAddress {
             let mut stream = TcpStream::connect_timeout(&self.address, CONNECT_TIME)?;
             stream.set_nodelay(true)?;
             let hello = Hello {
-                version: VERSION,
+                version: request.version(),
                 token: self.token.clone(),
             };
             send(&mut stream, &hello)?;

@@ -16,8 +16,12 @@ use jiffy_wire::frame::{self, Decoder};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::io::{self, Read, Write};
 
-/// Version of this module's messages.
+/// The newest version of this module's messages. A machine outlives the release that
+/// started it, so a [`Hello`] has the version in which its request came to be, and the
+/// agent serves all versions from [`OLDEST`] on.
 pub const VERSION: u32 = 1;
+/// The oldest version that is served.
+pub const OLDEST: u32 = 1;
 /// `jiffyd`'s port in the machine.
 pub const API_PORT: u16 = 7070;
 /// The agent's port in the machine.
@@ -45,7 +49,7 @@ pub const DATA_MOUNT: &str = "/var/lib/jiffy";
 /// First message of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// [`VERSION`].
+    /// The version in which the request came to be ([`Request::version`]).
     pub version: u32,
     /// The machine's token.
     pub token: String,
@@ -67,6 +71,16 @@ pub enum Request {
         /// How long programs have after SIGTERM, milliseconds.
         grace_ms: u32,
     },
+}
+
+impl Request {
+    /// The version in which it came to be: an agent of that version or a later one
+    /// serves it.
+    pub fn version(&self) -> u32 {
+        match self {
+            Request::Exec { .. } | Request::PowerOff { .. } => 1,
+        }
+    }
 }
 
 /// Readiness of the machine.
@@ -136,5 +150,24 @@ impl<R: Read> Receiver<R> {
                 Err(error) => return Err(error),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A machine that release 0.1 started reads this. A change here is a new version.
+    #[test]
+    fn version_1_does_not_drift() {
+        let power_off = Request::PowerOff { grace_ms: 5000 };
+        let hello = Hello {
+            version: power_off.version(),
+            token: "token".into(),
+        };
+        let mut bytes = Vec::new();
+        send(&mut bytes, &hello).unwrap();
+        send(&mut bytes, &power_off).unwrap();
+        assert_eq!(bytes, b"\x07\0\0\0\x01\x05token\x03\0\0\0\x01\x88\x27");
     }
 }

@@ -1,7 +1,7 @@
 //! Accepts connections, checks the token, serves requests.
 
 use super::{exec, power};
-use crate::protocol::{Hello, Receiver, Request, VERSION};
+use crate::protocol::{Hello, OLDEST, Receiver, Request, VERSION};
 use std::collections::VecDeque;
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -101,7 +101,8 @@ fn connection(stream: TcpStream, token: &str, stranger: Stranger) -> io::Result<
     let mut receiver = Receiver::new(stream.try_clone()?);
     let refused = || io::Error::from(io::ErrorKind::PermissionDenied);
     let hello: Hello = receiver.receive()?.ok_or_else(refused)?;
-    if hello.version != VERSION || !same(hello.token.as_bytes(), token.as_bytes()) {
+    let served = (OLDEST..=VERSION).contains(&hello.version);
+    if !served || !same(hello.token.as_bytes(), token.as_bytes()) {
         return Err(refused());
     }
     drop(stranger);
@@ -184,6 +185,26 @@ mod tests {
         last.set_nonblocking(true).unwrap();
         let waits = last.read(&mut [0]).unwrap_err();
         assert_eq!(waits.kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn every_version_that_is_known_is_served_and_a_newer_one_refused() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let said = |version| {
+            let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (stream, _) = listener.accept().unwrap();
+            let token = "token".to_owned();
+            crate::protocol::send(&mut client, &Hello { version, token }).unwrap();
+            client.shutdown(Shutdown::Write).unwrap();
+            let all = Arc::new(Strangers::default());
+            let stranger = all.meet(&stream).unwrap();
+            connection(stream, "token", stranger)
+        };
+        for version in OLDEST..=VERSION {
+            said(version).unwrap();
+        }
+        let refused = said(VERSION + 1).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
     }
 
     #[test]
