@@ -13,6 +13,7 @@ use std::os::unix::fs::FileExt;
 pub const TARGET: Target = Target {
     name: "memory_layout",
     covers: &[
+        "crates/content/src/snapshots/captured.rs",
         "crates/store/src/source",
         "crates/vmm/src/memory/layers.rs",
         "crates/vmm/src/restore.rs",
