@@ -90,7 +90,7 @@ pub(super) async fn attach(
                 .into(),
         );
     }
-    node.rouse(&vm).await?;
+    node.wake_if_asleep(&vm).await?;
     let cursor = Cursor::new(&vm.clients);
     let folder = node.folder(&vm);
     Ok(switch(stream, move |stream| async move {

@@ -603,12 +603,12 @@ impl Node {
 
     /// As [`Node::agent_socket`]; a VM that sleeps, or is about to, is woken.
     pub async fn awake_socket(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<PathBuf> {
-        self.rouse(vm).await?;
+        self.wake_if_asleep(vm).await?;
         self.agent_socket(vm).await
     }
 
     /// Wakes a VM if it sleeps, or is about to.
-    pub async fn rouse(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
+    pub async fn wake_if_asleep(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
         vm.settled().await;
         if vm.view.borrow().vm.state == VmState::Hibernated {
             to_the_end(Arc::clone(self).woken(Arc::clone(vm))).await?;

@@ -13,6 +13,7 @@ use crate::process::{Ended, Events, VmmProcess};
 use crate::registry::Registry;
 use crate::supervisor::{FromLink, InputPort, Link, Stored, Supervisor};
 use crate::task::end::{self, EndReason};
+use crate::task::phase::{Course, Gate, Phase};
 use crate::task::saver::Saver;
 use crate::task::stop::Stopping;
 use crate::timeline::{PagerFaults, Recorder};
@@ -47,7 +48,7 @@ pub(super) struct Actor {
     pub(super) input: watch::Sender<Option<InputPort>>,
     pub(super) clients: Arc<Clients>,
     pub(super) mailbox: mpsc::Receiver<Command>,
-    pub(super) running: Option<Running>,
+    pub(super) phase: Phase,
     pub(super) recorder: Recorder,
     pub(super) saver: Saver,
     /// Somebody asked for removal; with force it does not wait for clients.
@@ -55,12 +56,8 @@ pub(super) struct Actor {
     pub(super) removed: bool,
     /// Why the record on disk is not what it is here.
     pub(super) unsaved: Option<String>,
-    /// Volumes of a VM that sleeps: nobody else may write to them.
-    pub(super) kept_volumes: Vec<Lease>,
     /// For letting go of the pager.
     pub(super) pager_ticket: u64,
-    /// It is to wake as soon as that is on disk.
-    pub(super) rousing: Option<(Asked, Box<Plan>)>,
 }
 
 /// What a VM has while its VMM lives.
@@ -77,44 +74,20 @@ pub(super) struct Running {
     /// The guest waits for acknowledgements: none is put off.
     pub(super) acknowledge_at_once: bool,
     pub(super) deadline: Option<Instant>,
-    pub(super) stopping: Option<Stopping>,
+    /// What is to become of it.
+    pub(super) course: Course,
     pub(super) ended: Option<Ended>,
     pub(super) adopted: bool,
     /// Answers of the pager that are still to come: what it has done for the VM.
     pub(super) faults_asked: u32,
     /// Where it is on its way from a captured VM to itself.
     pub(super) gate: Gate,
-    /// Boot, if the golden snapshot it began from turns out to be none.
-    pub(super) fallback: Option<Box<Plan>>,
-    /// Its memory is on disk: the VMM's end is not the VM's.
-    pub(super) sleeps: Option<Asked>,
     pub(super) notices: mpsc::UnboundedReceiver<Notice>,
     pub(super) notify: mpsc::UnboundedSender<Notice>,
     /// Held while the VM runs.
     pub(super) volumes: Vec<Lease>,
     /// Its memory in the ledger.
     pub(super) room: Option<Reserved>,
-}
-
-/// Something to be done once the record is on disk.
-pub(super) struct Asked {
-    /// Says that it is.
-    pub(super) saved: oneshot::Receiver<Result<()>>,
-    /// Who asked.
-    pub(super) reply: oneshot::Sender<Result<()>>,
-}
-
-/// Where a VM is on its way from a captured one to itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Gate {
-    /// It was not restored, or is through.
-    Open,
-    /// A new VM that has not begun.
-    New,
-    /// A golden snapshot of this name that has not begun.
-    Golden(String),
-    /// A VM that slept and is not awake.
-    Waking,
 }
 
 /// What helper tasks of a VM report back.
@@ -177,13 +150,11 @@ pub(super) fn new(
         input,
         clients,
         mailbox,
-        running: None,
+        phase: Phase::Idle,
         saver: Saver::default(),
         removal: Vec::new(),
         removed: false,
         unsaved: None,
-        kept_volumes: Vec::new(),
-        rousing: None,
         pager_ticket: 0,
     };
     (actor, handle)
@@ -244,14 +215,14 @@ impl Actor {
         let mailbox = &mut self.mailbox;
         let saver = &mut self.saver;
         let clients = &self.clients;
-        let running = &mut self.running;
+        let phase = &mut self.phase;
         tokio::select! {
             biased;
             command = mailbox.recv() => Event::Command(command),
             event = async {
-                match running {
-                    Some(running) => running.next(held_up).await,
-                    None => std::future::pending().await,
+                match phase {
+                    Phase::Active(running) => running.next(held_up).await,
+                    _ => std::future::pending().await,
                 }
             } => event,
             result = saver.done() => Event::Saved(result),
@@ -261,7 +232,7 @@ impl Actor {
 
     /// Must the guest wait before more of its output is taken?
     pub(super) fn is_held_up(&self) -> bool {
-        self.running.as_ref().is_some_and(|running| {
+        self.phase.running().is_some_and(|running| {
             // The little that is left in the connection of a VMM that has ended fits
             // into the log, however slow a client is.
             let lags = running.ended.is_none() && self.clients.lag(running.log.end());
@@ -275,7 +246,7 @@ impl Actor {
                 self.saver.waiting.push(reply);
                 self.changed();
             }
-            Command::Start(plan, reply) if plan.wakes() => self.rouse(plan, reply),
+            Command::Start(plan, reply) if plan.wakes() => self.wake(plan, reply),
             Command::Start(plan, reply) => {
                 let _ = reply.send(self.start(*plan));
             }
@@ -392,7 +363,6 @@ impl Actor {
 
     /// There is a VMM.
     pub(super) fn runs(&mut self, spawned: Spawned, log: Writer, plan: Plan) {
-        let fallback = plan.fallback().map(Box::new);
         let gate = self.note_beginning(&plan);
         let record = &mut self.record;
         record.state = VmState::Starting;
@@ -409,11 +379,10 @@ impl Actor {
             plan.volumes,
         );
         running.gate = gate;
-        running.fallback = fallback;
         running.room = plan.room;
         info!(vm = %record.name, id = %record.id, pid = ?record.pid, "VM starting");
         self.log_end.send_replace(running.log.end());
-        self.running = Some(running);
+        self.phase = Phase::Active(Box::new(running));
         self.changed();
     }
 
@@ -434,7 +403,13 @@ impl Actor {
             (None, _) => Gate::Waking,
             (origin, Some(golden)) => {
                 record.origin = origin.clone();
-                Gate::Golden(golden.clone())
+                match plan.fallback() {
+                    Some(fallback) => Gate::Golden {
+                        name: golden.clone(),
+                        fallback: Box::new(fallback),
+                    },
+                    None => Gate::New,
+                }
             }
             (origin, None) => {
                 record.origin = origin.clone();
@@ -468,7 +443,7 @@ impl Actor {
     // ---- the VMM ---------------------------------------------------------
 
     pub(super) fn vmm_events(&mut self) {
-        let Some(running) = &mut self.running else {
+        let Phase::Active(running) = &mut self.phase else {
             return;
         };
         let Some(events) = &mut running.events else {
@@ -503,14 +478,13 @@ impl Actor {
     /// A restored guest is itself; what it began from is not needed again.
     pub(super) fn gate_passed(&mut self) {
         self.awake();
-        if let Some(running) = &mut self.running {
+        if let Phase::Active(running) = &mut self.phase {
             running.gate = Gate::Open;
-            running.fallback = None;
         }
     }
 
     fn process_ended(&mut self, how: Ended) {
-        if let Some(running) = &mut self.running {
+        if let Phase::Active(running) = &mut self.phase {
             debug!(vm = %self.record.name, ?how, "the VMM ended");
             running.ended = Some(how);
             running.deadline = None;
@@ -520,19 +494,19 @@ impl Actor {
     /// The VM is over when its VMM is gone and all that its guest said is
     /// taken in: what is in the connection outlives the VMM.
     fn finish_if_over(&mut self) {
-        let over = self.running.as_ref().is_some_and(|running| {
+        let over = self.phase.running().is_some_and(|running| {
             let taken_in = running.unstored.is_none()
                 && running.link.is_none()
                 && running.supervisor.messages.is_empty();
             // Who kills or removes it may do so to make room for what can't be stored.
-            let killed = |stopping: Stopping| stopping.reason == EndReason::Killed;
-            let unwanted = running.stopping.is_some_and(killed) || !self.removal.is_empty();
+            let killed = |stopping: &Stopping| stopping.reason == EndReason::Killed;
+            let unwanted = running.stopping().is_some_and(killed) || !self.removal.is_empty();
             let given_up = running.unstored.is_some() && unwanted;
             running.ended.is_some() && (taken_in || given_up)
         });
         if over {
             self.vmm_events();
-            if !self.sleeps_on() && !self.boots_instead() {
+            if !self.stays_hibernated() && !self.boots_instead() {
                 self.finish();
             }
         }
@@ -541,14 +515,21 @@ impl Actor {
     /// A golden snapshot that can't be restored is dropped, and the VM boots
     /// instead: its user doesn't see the difference.
     fn boots_instead(&mut self) -> bool {
-        let Some(running) = &mut self.running else {
+        let Phase::Active(running) = &mut self.phase else {
             return false;
         };
-        let (Gate::Golden(golden), None) = (&running.gate, &running.stopping) else {
+        if !matches!(
+            (&running.gate, &running.course),
+            (Gate::Golden { .. }, Course::Runs)
+        ) {
             return false;
-        };
-        let golden = golden.clone();
-        let Some(mut fallback) = running.fallback.take() else {
+        }
+        let gate = std::mem::replace(&mut running.gate, Gate::Open);
+        let Gate::Golden {
+            name: golden,
+            mut fallback,
+        } = gate
+        else {
             return false;
         };
         fallback.room = running.room.take();
@@ -561,7 +542,7 @@ impl Actor {
             warn!(vm = %self.record.name, golden, why, "a golden snapshot can't be restored: it is dropped, and the VM boots");
             self.host.goldens.drop_bad(&golden);
         }
-        self.running = None;
+        self.phase = Phase::Idle;
         let booted = Writer::open(&folder)
             .map_err(|error| Error::io("write the command's log", &folder, &error))
             .and_then(|log| Ok((self.spawn(&mut fallback)?, log)));
@@ -573,11 +554,11 @@ impl Actor {
     }
 
     fn deadline(&mut self) {
-        let Some(running) = &mut self.running else {
+        let Phase::Active(running) = &mut self.phase else {
             return;
         };
         running.deadline = None;
-        if running.stopping.is_some() {
+        if running.stopping().is_some() {
             self.escalate_in_time();
         } else if self.record.state == VmState::Starting {
             warn!(vm = %self.record.name, "the guest wasn't ready in time");
@@ -598,7 +579,7 @@ impl Actor {
 
     fn timeline(&mut self) -> Timeline {
         self.vmm_events();
-        if self.running.is_none()
+        if self.phase.running().is_none()
             && let Some(kept) = self.kept_timeline()
         {
             return kept;
@@ -646,13 +627,11 @@ impl Running {
             acknowledged: Stored::default(),
             acknowledge_at_once: false,
             deadline: Some(deadline),
-            stopping: None,
+            course: Course::Runs,
             ended: None,
             adopted: false,
             faults_asked: 0,
             gate: Gate::Open,
-            fallback: None,
-            sleeps: None,
             notices,
             notify,
             volumes,
@@ -679,6 +658,14 @@ impl Running {
             how = self.process.ended(), if alive => Event::ProcessEnded(how),
             () = at(deadline) => Event::Deadline,
             () = at(retry) => Event::RetryStoring,
+        }
+    }
+
+    /// How it is to end, if it is.
+    pub(super) fn stopping(&self) -> Option<&Stopping> {
+        match &self.course {
+            Course::Stops(stopping) => Some(stopping),
+            _ => None,
         }
     }
 

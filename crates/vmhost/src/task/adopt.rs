@@ -13,7 +13,8 @@ use crate::process::VmmProcess;
 use crate::registry::Registry;
 use crate::spares::NO_ID;
 use crate::supervisor::{self, Supervisor};
-use crate::task::actor::{self, Actor, Gate, Running};
+use crate::task::actor::{self, Actor, Running};
+use crate::task::phase::{Gate, Phase};
 use crate::task::stop::DEFAULT_GRACE;
 use jiffy_content::clock::unix_seconds;
 use jiffy_content::durable::{LoadError, is_taken};
@@ -148,7 +149,7 @@ fn settle(
         actor.publish();
     }
     if actor.record.state == VmState::Hibernated {
-        actor.kept_volumes = hold_volumes(volumes, &actor.record);
+        actor.phase = Phase::Asleep(hold_volumes(volumes, &actor.record));
         let end = log::end_of(&paths_of(&actor)).unwrap_or(0);
         actor.log_end.send_replace(end);
     }
@@ -418,7 +419,7 @@ impl Actor {
             let _ = remove_behind(&hibernated_in(&self.folder()));
         }
         self.log_end.send_replace(running.log.end());
-        self.running = Some(running);
+        self.phase = Phase::Active(Box::new(running));
         self.let_go_on();
         if let Some(kept) = self.kept_timeline() {
             self.recorder.keep(kept);

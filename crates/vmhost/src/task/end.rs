@@ -41,10 +41,10 @@ pub(super) enum EndReason {
 impl Actor {
     /// The VMM is gone and all that its guest said is taken in.
     pub(super) fn finish(&mut self) {
-        let Some(running) = self.running.take() else {
+        let Some(running) = self.phase.take_running() else {
             return;
         };
-        let wanted = running.stopping.map(|stopping| stopping.reason);
+        let wanted = running.stopping().map(|stopping| stopping.reason);
         let how = running.ended.unwrap_or(Ended::Unknown);
         // Volumes are free before anybody hears of the end.
         drop(running);

@@ -6,6 +6,7 @@ use crate::supervisor::{FromLink, Link, Stored};
 use crate::task::actor::{Actor, RETRY_STORING};
 use crate::task::adopt;
 use crate::task::end::EndReason;
+use crate::task::phase::Phase;
 use crate::text::short;
 use jiffy_content::error::Error;
 use jiffy_content::model::vm::{MAX_WARNINGS, MainEnd, MainState};
@@ -32,15 +33,15 @@ impl Actor {
             } => self.hello(link, pid1_ns, attempt),
             FromLink::Message(serial, message) => {
                 let current = self
-                    .running
-                    .as_ref()
+                    .phase
+                    .running()
                     .and_then(|running| running.link.as_ref());
                 if current.is_some_and(|link| link.serial == serial) {
                     self.guest(message);
                 }
             }
             FromLink::Gone(serial) => {
-                if let Some(running) = &mut self.running
+                if let Phase::Active(running) = &mut self.phase
                     && running
                         .link
                         .as_ref()
@@ -54,7 +55,7 @@ impl Actor {
     }
 
     fn hello(&mut self, link: Link, pid1_ns: u64, attempt: u32) {
-        let Some(running) = &mut self.running else {
+        let Phase::Active(running) = &mut self.phase else {
             return;
         };
         if running
@@ -155,7 +156,7 @@ impl Actor {
                 self.changed();
             }
             FromGuest::MainInputRoom { bytes } => {
-                if let Some(running) = &mut self.running
+                if let Phase::Active(running) = &mut self.phase
                     && let Some(link) = &mut running.link
                 {
                     link.more_room(bytes);
@@ -172,11 +173,11 @@ impl Actor {
         self.record.state = VmState::Running;
         self.gate_passed();
         self.ask_for_faults();
-        if let Some(running) = &mut self.running {
+        if let Phase::Active(running) = &mut self.phase {
             if let Some(room) = &mut running.room {
                 room.note_ready();
             }
-            if running.stopping.is_none() {
+            if running.stopping().is_none() {
                 running.deadline = None;
             }
         }
@@ -194,7 +195,7 @@ impl Actor {
 
     /// Notes are worth less than output: what can't be stored is dropped.
     fn note(&mut self, text: &str) {
-        if let Some(running) = &mut self.running {
+        if let Phase::Active(running) = &mut self.phase {
             let bytes = text.as_bytes();
             let end = bytes.len().min(MAX_DATA);
             if let Ok(end) = running.log.append(Kind::Note, &bytes[..end]) {
@@ -204,7 +205,7 @@ impl Actor {
     }
 
     fn output(&mut self, stream: Stream, offset: u64, data: Vec<u8>) {
-        let Some(running) = &mut self.running else {
+        let Phase::Active(running) = &mut self.phase else {
             return;
         };
         let mut stored = running.log.offset(stream);
@@ -215,7 +216,7 @@ impl Actor {
             stored = offset;
             self.note(&format!("[node] {lost} bytes of output are lost\n"));
         }
-        let Some(running) = &mut self.running else {
+        let Phase::Active(running) = &mut self.phase else {
             return;
         };
         let repeated = stored.saturating_sub(offset);
@@ -233,7 +234,7 @@ impl Actor {
     }
 
     fn store(&mut self, kind: Kind, data: Vec<u8>) {
-        let Some(running) = &mut self.running else {
+        let Phase::Active(running) = &mut self.phase else {
             return;
         };
         match running.log.append(kind, &data) {
@@ -257,7 +258,7 @@ impl Actor {
                 let why = Error::io("store the command's output", &self.folder(), &error)
                     .0
                     .message;
-                if let Some(running) = &mut self.running {
+                if let Phase::Active(running) = &mut self.phase {
                     running.unstored = Some((kind, data));
                     running.retry_at = Some(Instant::now() + RETRY_STORING);
                 }
@@ -268,7 +269,7 @@ impl Actor {
 
     /// A guest that is to be captured waits for every acknowledgement.
     pub(super) fn deliver(&mut self, at_once: bool) {
-        let Some(running) = &mut self.running else {
+        let Phase::Active(running) = &mut self.phase else {
             return;
         };
         running.acknowledge_at_once = at_once;
@@ -283,7 +284,7 @@ impl Actor {
     }
 
     pub(super) fn store_again(&mut self) {
-        let Some(running) = &mut self.running else {
+        let Phase::Active(running) = &mut self.phase else {
             return;
         };
         running.retry_at = None;
@@ -291,8 +292,8 @@ impl Actor {
             self.store(kind, data);
         }
         if self
-            .running
-            .as_ref()
+            .phase
+            .running()
             .is_some_and(|running| running.unstored.is_none())
         {
             self.hold_up(None);
@@ -320,8 +321,8 @@ impl Actor {
             if self.record.state != VmState::Paused {
                 self.record.state = VmState::Stopping;
             }
-            if let Some(running) = &mut self.running
-                && running.stopping.is_none()
+            if let Phase::Active(running) = &mut self.phase
+                && running.stopping().is_none()
             {
                 running.deadline = None;
             }
@@ -332,7 +333,7 @@ impl Actor {
 
     /// Its end was told on this connection, perhaps not for the first time.
     fn confirm_end(&mut self) {
-        if let Some(running) = &mut self.running {
+        if let Phase::Active(running) = &mut self.phase {
             if let Some(link) = &mut running.link {
                 link.heard_end = true;
             }
@@ -345,8 +346,8 @@ impl Actor {
     /// Gives attached clients the way to the command's input, once it runs.
     fn offer_input(&self) {
         let link = self
-            .running
-            .as_ref()
+            .phase
+            .running()
             .and_then(|running| running.link.as_ref());
         if let Some(link) = link
             && matches!(self.record.main, MainState::Started)

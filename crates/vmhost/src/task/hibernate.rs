@@ -15,11 +15,12 @@
 
 use crate::control;
 use crate::folders::{hibernated_in, is_asleep};
-use crate::launch::Plan;
+use crate::launch::{Plan, Spawned};
 use crate::log::Writer;
 use crate::process::Ended;
-use crate::task::actor::{Actor, Asked, Gate, Notice, Running};
+use crate::task::actor::{Actor, Notice, Running};
 use crate::task::end::EndReason;
+use crate::task::phase::{Asked, Course, Gate, Phase, Waking};
 use crate::timeline::PagerFaults;
 use jiffy_content::clock::unix_seconds;
 use jiffy_content::error::{Error, Result};
@@ -34,8 +35,8 @@ use tracing::{info, warn};
 impl Actor {
     /// The VM's memory is on disk: from here on it sleeps.
     pub(super) fn hibernate(&mut self, reply: oneshot::Sender<Result<()>>) {
-        let runs = |running: &Running| running.stopping.is_none();
-        if self.record.state != VmState::Running || !self.running.as_ref().is_some_and(runs) {
+        let runs = |running: &Running| matches!(running.course, Course::Runs);
+        if self.record.state != VmState::Running || !self.phase.running().is_some_and(runs) {
             let error = format!("The VM {} ended meanwhile.", self.record.name);
             let _ = reply.send(Err(Error::wrong_state(error)));
             return;
@@ -46,9 +47,9 @@ impl Actor {
         // On disk before its VMM ends: a record that says that it runs would
         // make it a VM that died.
         let asked = self.once_saved(reply);
-        if let Some(running) = &mut self.running {
+        if let Phase::Active(running) = &mut self.phase {
             running.deadline = None;
-            running.sleeps = Some(asked);
+            running.course = Course::Hibernates(asked);
         }
     }
 
@@ -59,67 +60,72 @@ impl Actor {
         Asked { saved, reply }
     }
 
-    /// The record was written: perhaps something waits for that.
-    pub(super) fn go_to_bed_or_rise(&mut self) {
-        if let Some((asked, _)) = &mut self.rousing
-            && let Ok(saved) = asked.saved.try_recv()
-            && let Some((asked, plan)) = self.rousing.take()
-        {
-            let woken = saved.and_then(|()| self.try_wake(*plan));
-            if woken.is_err() {
-                let _ = jiffy_sys::durable::remove_any(&self.host.paths.vm_run(&self.record.id));
-                self.record.state = VmState::Hibernated;
-                self.changed();
-            }
-            let _ = asked.reply.send(woken);
-        }
-        let Some(running) = &mut self.running else {
-            return;
-        };
-        let Some(Ok(saved)) = running.sleeps.as_mut().map(|asked| asked.saved.try_recv()) else {
-            return;
-        };
-        match saved {
-            // Its disks are written back, and its state is on disk.
-            Ok(()) => running.process.kill(),
-            Err(error) => {
-                self.record.state = VmState::Running;
-                self.record.ended = None;
-                self.record.pid = Some(running.process.pid);
-                if let Some(asked) = running.sleeps.take() {
-                    let _ = asked.reply.send(Err(error));
+    /// The record was written: perhaps a VM waits for that, to hibernate or to wake.
+    pub(super) fn record_saved(&mut self) {
+        match &mut self.phase {
+            Phase::Waking(waking) => {
+                if let Ok(saved) = waking.asked.saved.try_recv() {
+                    self.spawn_waking(saved);
                 }
-                self.changed();
             }
+            Phase::Active(running) => {
+                if let Course::Hibernates(asked) = &mut running.course
+                    && let Ok(saved) = asked.saved.try_recv()
+                {
+                    self.end_vmm_of_hibernated(saved);
+                }
+            }
+            Phase::Idle | Phase::Asleep(_) => {}
         }
     }
 
-    /// The VMM of a VM that is to sleep is gone.
-    pub(super) fn sleeps_on(&mut self) -> bool {
-        let Some(running) = &mut self.running else {
+    /// Its memory is on disk, and perhaps the record that says so.
+    fn end_vmm_of_hibernated(&mut self, saved: Result<()>) {
+        let Phase::Active(running) = &mut self.phase else {
+            return;
+        };
+        let Err(error) = saved else {
+            // Its disks are written back, and its state is on disk.
+            return running.process.kill();
+        };
+        self.record.state = VmState::Running;
+        self.record.ended = None;
+        self.record.pid = Some(running.process.pid);
+        if let Course::Hibernates(asked) = std::mem::replace(&mut running.course, Course::Runs) {
+            let _ = asked.reply.send(Err(error));
+        }
+        self.changed();
+    }
+
+    /// The VMM is gone: of a VM that hibernates, or of one that could not be woken?
+    pub(super) fn stays_hibernated(&mut self) -> bool {
+        let Phase::Active(running) = &mut self.phase else {
             return false;
         };
-        let Some(asked) = running.sleeps.take() else {
-            return self.sleeps_again();
-        };
-        self.lie_down();
-        info!(vm = %self.record.name, "VM hibernated");
-        let _ = asked.reply.send(Ok(()));
-        true
+        match std::mem::replace(&mut running.course, Course::Runs) {
+            Course::Hibernates(asked) => {
+                self.release_vmm();
+                info!(vm = %self.record.name, "VM hibernated");
+                let _ = asked.reply.send(Ok(()));
+                true
+            }
+            Course::Runs => self.failed_to_wake(),
+            stops @ Course::Stops(_) => {
+                running.course = stops;
+                false
+            }
+        }
     }
 
     /// A VM that was to wake and never went on sleeps again.
-    fn sleeps_again(&mut self) -> bool {
-        let wakes = self
-            .running
-            .as_ref()
-            .is_some_and(|running| running.gate == Gate::Waking && running.stopping.is_none());
-        if !wakes || !is_asleep(&self.folder()) {
+    fn failed_to_wake(&mut self) -> bool {
+        let wakes = |running: &Running| matches!(running.gate, Gate::Waking);
+        if !self.phase.running().is_some_and(wakes) || !is_asleep(&self.folder()) {
             return false;
         }
         let why = super::end::why_a_vmm_ended(&self.folder());
         warn!(vm = %self.record.name, why, "a hibernated VM could not be woken");
-        self.lie_down();
+        self.release_vmm();
         self.record.state = VmState::Hibernated;
         self.record.pid = None;
         self.record.failure = Some(Failure {
@@ -130,10 +136,11 @@ impl Actor {
         true
     }
 
-    fn lie_down(&mut self) {
-        if let Some(running) = self.running.take() {
-            // Nobody else may write to what its memory belongs to.
-            self.kept_volumes = running.volumes;
+    /// Lets go of a VMM that is gone, and keeps the volumes: nobody else may write to what
+    /// the memory on disk belongs to.
+    fn release_vmm(&mut self) {
+        if let Some(running) = self.phase.take_running() {
+            self.phase = Phase::Asleep(running.volumes);
         }
         self.input.send_replace(None);
         let _ = jiffy_sys::durable::remove_any(&self.host.paths.vm_run(&self.record.id));
@@ -143,22 +150,61 @@ impl Actor {
 
     /// Starts the VMM of a VM that sleeps, once the record says so: a VM that
     /// goes on must not be taken for one that sleeps.
-    pub(super) fn rouse(&mut self, plan: Box<Plan>, reply: oneshot::Sender<Result<()>>) {
-        if self.record.state != VmState::Hibernated
-            || self.running.is_some()
-            || !self.removal.is_empty()
-        {
-            let error = format!("The VM {} is not hibernated.", self.record.name);
-            let _ = reply.send(Err(Error::wrong_state(error)));
-            return;
-        }
+    pub(super) fn wake(&mut self, plan: Box<Plan>, reply: oneshot::Sender<Result<()>>) {
+        let volumes = match &mut self.phase {
+            Phase::Asleep(volumes)
+                if self.record.state == VmState::Hibernated && self.removal.is_empty() =>
+            {
+                std::mem::take(volumes)
+            }
+            _ => {
+                let error = format!("The VM {} is not hibernated.", self.record.name);
+                let _ = reply.send(Err(Error::wrong_state(error)));
+                return;
+            }
+        };
         self.record.state = VmState::Starting;
         self.record.failure = None;
         let asked = self.once_saved(reply);
-        self.rousing = Some((asked, plan));
+        self.phase = Phase::Waking(Waking {
+            volumes,
+            asked,
+            plan,
+        });
     }
 
-    fn try_wake(&mut self, mut plan: Plan) -> Result<()> {
+    /// The record says that it wakes, or could not be written.
+    fn spawn_waking(&mut self, saved: Result<()>) {
+        let phase = std::mem::replace(&mut self.phase, Phase::Idle);
+        let Phase::Waking(Waking {
+            volumes,
+            asked,
+            mut plan,
+        }) = phase
+        else {
+            self.phase = phase;
+            return;
+        };
+        let spawned = saved.and_then(|()| self.try_wake(&mut plan));
+        let woken = match spawned {
+            Ok((spawned, log)) => {
+                plan.volumes = volumes;
+                self.runs(spawned, log, *plan);
+                Ok(())
+            }
+            Err(error) => {
+                let run = self.host.paths.vm_run(&self.record.id);
+                let _ = jiffy_sys::durable::remove_any(&run);
+                self.phase = Phase::Asleep(volumes);
+                self.record.state = VmState::Hibernated;
+                self.changed();
+                Err(error)
+            }
+        };
+        let _ = asked.reply.send(woken);
+    }
+
+    fn try_wake(&mut self, plan: &mut Plan) -> Result<(Spawned, Writer)> {
         if self.record.state != VmState::Starting || !self.removal.is_empty() {
             let error = format!("The VM {} is being removed.", self.record.name);
             return Err(Error::wrong_state(error));
@@ -168,19 +214,16 @@ impl Actor {
         let log = Writer::open_anew(&folder)
             .and_then(|mut log| log.begin().map(|_| log))
             .map_err(|error| Error::io("write the command's log", &folder, &error))?;
-        let spawned = self.spawn(&mut plan)?;
-        plan.volumes = std::mem::take(&mut self.kept_volumes);
-        self.runs(spawned, log, plan);
-        Ok(())
+        Ok((self.spawn(plan)?, log))
     }
 
     /// A guest that slept is through its gate: what it slept in is needed no more, and it
     /// gets back what the balloon took.
     pub(super) fn awake(&mut self) {
-        let Some(running) = &self.running else {
+        let Phase::Active(running) = &self.phase else {
             return;
         };
-        if running.gate != Gate::Waking {
+        if !matches!(running.gate, Gate::Waking) {
             return;
         }
         let sleeping = hibernated_in(&self.folder());
@@ -202,21 +245,27 @@ impl Actor {
     /// Ends a VM that sleeps, for good. False if it has a VMM to end.
     pub(super) fn ends_asleep(&mut self, reason: EndReason) -> bool {
         let meanwhile = |vm: &str| Error::wrong_state(format!("The VM {vm} was ended meanwhile."));
-        if let Some(running) = &mut self.running {
-            // About to fall asleep: it is as awake as any.
-            if let Some(asked) = running.sleeps.take() {
+        if let Phase::Active(running) = &mut self.phase {
+            // About to hibernate: it is as awake as any.
+            if let Course::Hibernates(_) = &running.course
+                && let Course::Hibernates(asked) =
+                    std::mem::replace(&mut running.course, Course::Runs)
+            {
                 let _ = asked.reply.send(Err(meanwhile(&self.record.name)));
                 self.record.state = VmState::Running;
                 self.record.pid = Some(running.process.pid);
             }
             return false;
         }
-        if let Some((asked, _)) = self.rousing.take() {
-            let _ = asked.reply.send(Err(meanwhile(&self.record.name)));
-        } else if self.record.state != VmState::Hibernated {
-            return false;
+        // Its volumes are free from here on.
+        match std::mem::replace(&mut self.phase, Phase::Idle) {
+            Phase::Waking(waking) => {
+                let error = meanwhile(&self.record.name);
+                let _ = waking.asked.reply.send(Err(error));
+            }
+            _ if self.record.state != VmState::Hibernated => return false,
+            _ => {}
         }
-        self.kept_volumes.clear();
         self.conclude(Some(reason), Ended::Unknown);
         true
     }
@@ -247,7 +296,7 @@ impl Actor {
 
     /// Asks the pager what it has done for the VM.
     pub(super) fn ask_for_faults(&mut self) {
-        let (Some(running), Some(_)) = (&mut self.running, &self.record.paged) else {
+        let (Phase::Active(running), Some(_)) = (&mut self.phase, &self.record.paged) else {
             return;
         };
         running.faults_asked += 1;
@@ -265,7 +314,7 @@ impl Actor {
         if let Some(faults) = faults {
             self.recorder.faults(faults);
         }
-        if let Some(running) = &mut self.running {
+        if let Phase::Active(running) = &mut self.phase {
             running.faults_asked = running.faults_asked.saturating_sub(1);
         }
         if self.saver.is_idle() {

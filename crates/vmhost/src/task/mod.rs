@@ -1,6 +1,7 @@
 //! The task that owns one VM.
 //!
 //! * [`actor`]: it takes commands and hears the VMM, the guest and time.
+//! * `phase`: what it holds, as a diagram.
 //! * `guest`: what it makes of the guest's messages.
 //! * `saver`: the record on its way to the disk.
 //! * `hibernate`: without a VMM for a while.
@@ -14,6 +15,7 @@ pub mod adopt;
 mod end;
 mod guest;
 mod hibernate;
+mod phase;
 mod saver;
 mod stop;
 mod unreadable;

@@ -2,6 +2,7 @@
 
 use crate::supervisor::Stored;
 use crate::task::actor::Actor;
+use crate::task::phase::Phase;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::MainState;
 use jiffy_wire::agent::Stream;
@@ -61,7 +62,7 @@ impl Actor {
         for waiting in self.saver.written_for.drain(..) {
             let _ = waiting.send(result.clone());
         }
-        self.go_to_bed_or_rise();
+        self.record_saved();
         if !self.saver.dirty {
             self.acknowledge_end();
         }
@@ -73,7 +74,7 @@ impl Actor {
     pub(super) fn acknowledge_end(&mut self) {
         let over = matches!(self.record.main, MainState::Ended(_));
         if over
-            && let Some(running) = &mut self.running
+            && let Phase::Active(running) = &mut self.phase
             && running.faults_asked == 0
         {
             let stored = Stored {

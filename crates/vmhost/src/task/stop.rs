@@ -5,6 +5,7 @@ use crate::control;
 use crate::handle::is_active;
 use crate::task::actor::{Actor, Notice};
 use crate::task::end::EndReason;
+use crate::task::phase::{Course, Phase};
 use jiffy_content::error::{Error, Result};
 use jiffy_content::images::config::stop_signal;
 use jiffy_content::model::vm::MainState;
@@ -32,11 +33,12 @@ const VMM_TIME: Duration = Duration::from_secs(2);
 pub(super) struct Stopping {
     /// Who wanted it.
     pub(super) reason: EndReason,
-    phase: Phase,
+    step: Step,
 }
 
+/// How far that is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Phase {
+pub(super) enum Step {
     /// The agent was asked to shut the guest down.
     Agent,
     /// The guest's programs are over: it writes back.
@@ -55,21 +57,21 @@ impl Actor {
             // Nobody in there to ask.
             return self.kill(EndReason::Stopped);
         }
-        let Some(running) = &mut self.running else {
+        let Phase::Active(running) = &mut self.phase else {
             return Ok(());
         };
-        if running.stopping.is_none() && self.record.powering_off {
+        if matches!(running.course, Course::Runs) && self.record.powering_off {
             // It is about to end by itself, and hears nothing any more.
-            running.stopping = Some(Stopping {
+            running.course = Course::Stops(Stopping {
                 reason: EndReason::Stopped,
-                phase: Phase::PoweringOff,
+                step: Step::PoweringOff,
             });
             running.deadline = Some(Instant::now() + WRITE_BACK_TIME);
         }
-        if running.stopping.is_none() {
-            running.stopping = Some(Stopping {
+        if matches!(running.course, Course::Runs) {
+            running.course = Course::Stops(Stopping {
                 reason: EndReason::Stopped,
-                phase: Phase::Agent,
+                step: Step::Agent,
             });
             let vsock = self.host.paths.vsock_socket(&self.record.id);
             let notify = running.notify.clone();
@@ -105,7 +107,7 @@ impl Actor {
             });
         }
         // What it writes back is not cut short by being asked again.
-        if running.stopping.is_some_and(|it| it.phase == Phase::Agent) {
+        if running.stopping().is_some_and(|it| it.step == Step::Agent) {
             let until = Instant::now() + grace + POWER_OFF_TIME;
             running.deadline = Some(running.deadline.map_or(until, |old| old.min(until)));
         }
@@ -122,11 +124,11 @@ impl Actor {
     }
 
     fn writes_back(&mut self) {
-        if let Some(running) = &mut self.running
-            && let Some(stopping) = &mut running.stopping
-            && stopping.phase == Phase::Agent
+        if let Phase::Active(running) = &mut self.phase
+            && let Course::Stops(stopping) = &mut running.course
+            && stopping.step == Step::Agent
         {
-            stopping.phase = Phase::PoweringOff;
+            stopping.step = Step::PoweringOff;
             running.deadline = Some(Instant::now() + WRITE_BACK_TIME);
         }
     }
@@ -137,16 +139,16 @@ impl Actor {
             return Ok(());
         }
         self.refuse_unless_active()?;
-        let Some(running) = &mut self.running else {
+        let Phase::Active(running) = &mut self.phase else {
             return Ok(());
         };
         if running
-            .stopping
-            .is_none_or(|stopping| stopping.phase < Phase::Control)
+            .stopping()
+            .is_none_or(|stopping| stopping.step < Step::Control)
         {
-            running.stopping = Some(Stopping {
+            running.course = Course::Stops(Stopping {
                 reason,
-                phase: Phase::Agent,
+                step: Step::Agent,
             });
             self.escalate();
         }
@@ -167,18 +169,18 @@ impl Actor {
 
     /// The next, harder step.
     pub(super) fn escalate(&mut self) {
-        let Some(running) = &mut self.running else {
+        let Phase::Active(running) = &mut self.phase else {
             return;
         };
-        let Some(stopping) = &mut running.stopping else {
+        let Course::Stops(stopping) = &mut running.course else {
             return;
         };
         if running.ended.is_some() {
             return;
         }
-        match stopping.phase {
-            Phase::Agent | Phase::PoweringOff => {
-                stopping.phase = Phase::Control;
+        match stopping.step {
+            Step::Agent | Step::PoweringOff => {
+                stopping.step = Step::Control;
                 running.deadline = Some(Instant::now() + VMM_TIME);
                 let socket = self.host.paths.control_socket(&self.record.id);
                 let notify = running.notify.clone();
@@ -189,11 +191,11 @@ impl Actor {
                     }
                 });
             }
-            Phase::Control | Phase::Killed => {
-                if stopping.phase == Phase::Control {
+            Step::Control | Step::Killed => {
+                if stopping.step == Step::Control {
                     warn!(vm = %self.record.name, "the VMM did not stop and is killed");
                 }
-                stopping.phase = Phase::Killed;
+                stopping.step = Step::Killed;
                 running.process.kill();
             }
         }
@@ -201,7 +203,7 @@ impl Actor {
 
     /// The agent didn't take the request.
     pub(super) fn escalate_from_agent(&mut self) {
-        if self.phase() != Some(Phase::Agent) {
+        if self.step() != Some(Step::Agent) {
             return;
         }
         // A guest whose command has ended powers off; it may have said so to the daemon
@@ -215,26 +217,26 @@ impl Actor {
     /// The time of this step is over.
     pub(super) fn escalate_in_time(&mut self) {
         // That it powers off may stand behind output that waits for a client.
-        match self.phase() {
-            Some(Phase::Agent) if self.is_held_up() => self.writes_back(),
+        match self.step() {
+            Some(Step::Agent) if self.is_held_up() => self.writes_back(),
             _ => self.escalate(),
         }
     }
 
     pub(super) fn escalate_from_control(&mut self) {
-        if self.phase() == Some(Phase::Control) {
+        if self.step() == Some(Step::Control) {
             self.escalate();
         }
     }
 
-    fn phase(&self) -> Option<Phase> {
-        let running = self.running.as_ref()?;
-        running.stopping.map(|stopping| stopping.phase)
+    fn step(&self) -> Option<Step> {
+        let running = self.phase.running()?;
+        running.stopping().map(|stopping| stopping.step)
     }
 
     /// Asks an adopted VM's agent whether it is there.
     pub(super) fn probe_agent(&self) {
-        let Some(running) = &self.running else {
+        let Phase::Active(running) = &self.phase else {
             return;
         };
         let vsock = self.host.paths.vsock_socket(&self.record.id);

@@ -37,6 +37,8 @@ struct Unreadable {
     refusal: Error,
     newer: bool,
     process: Option<VmmProcess>,
+    /// Its volumes, as long as it lives or sleeps.
+    volumes: Vec<Lease>,
     /// Its memory in the ledger, as long as that lives.
     room: Option<Reserved>,
 }
@@ -70,8 +72,7 @@ pub(super) fn register(
     let room = room.map(|config| host.room.adopt(config.memory.size_mib.into()));
     let disks = config.map_or_else(Vec::new, |config| config.disks);
     let held = hold_volumes(volumes, disks, &name);
-    let (mut actor, handle) = actor::new(Arc::clone(host), Arc::clone(registry), record);
-    actor.kept_volumes = held;
+    let (actor, handle) = actor::new(Arc::clone(host), Arc::clone(registry), record);
     let shown = refusal.clone();
     actor.view.send_modify(|view| view.refusal = Some(shown));
     if registry.insert(handle).is_err() {
@@ -85,6 +86,7 @@ pub(super) fn register(
         refusal,
         newer: error.is_newer(),
         process,
+        volumes: held,
         room,
     };
     tokio::spawn(vm.run());
@@ -181,7 +183,7 @@ impl Unreadable {
         actor.record.pid = None;
         actor.record.state = state_of(&actor.folder(), false);
         if !is_active(actor.record.state) && actor.record.state != VmState::Hibernated {
-            actor.kept_volumes.clear();
+            self.volumes.clear();
         }
         let _ = remove_any(&actor.host.paths.vm_run(&actor.record.id));
         actor.publish();
