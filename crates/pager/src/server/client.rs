@@ -84,7 +84,9 @@ impl Client {
                 Ok(line) => line?,
                 Err(error) => {
                     self.closing = true;
-                    self.answer(&PagerResponse::Error(error.to_string()));
+                    self.answer(&PagerResponse::Error(format!(
+                        "the line is not a request: {error}"
+                    )));
                     return None;
                 }
             };

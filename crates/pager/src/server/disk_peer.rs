@@ -113,7 +113,8 @@ impl DiskPeer {
         if self.answers.state().pending >= MAX_PENDING {
             return Ok(None);
         }
-        let line = self.input.next_line().map_err(|error| error.to_string())?;
+        let too_long = |error| format!("the line is not a request: {error}");
+        let line = self.input.next_line().map_err(too_long)?;
         let Some(line) = line else { return Ok(None) };
         serde_json::from_slice(&line)
             .map(Some)

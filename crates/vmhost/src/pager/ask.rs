@@ -8,6 +8,7 @@ use jiffy_jail::access::open_socket;
 use jiffy_wire::pager::{PagerRequest, PagerResponse};
 use std::fs;
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
@@ -37,11 +38,7 @@ impl Pager {
             prefetch: paged.prefetch,
         };
         let told = self.told(&request).await?;
-        // A VM that is not there yet gets it with its folder.
-        let run = self.paths.vm_run(id);
-        if run.exists() {
-            opened(open_socket(&socket, &run))?;
-        }
+        open_to_vmms(&socket, &self.paths.vm_run(id))?;
         Ok(told)
     }
 
@@ -55,7 +52,7 @@ impl Pager {
         }
         let told = self.told(&open).await?;
         let socket = self.paths.pager_vm_socket(&disk.name());
-        opened(open_socket(&socket, &self.paths.run.join("pager")))?;
+        open_to_vmms(&socket, &self.paths.run.join("pager"))?;
         Ok(told)
     }
 
@@ -92,8 +89,14 @@ impl Pager {
     }
 }
 
-fn opened(result: io::Result<()>) -> std::result::Result<(), String> {
-    result.map_err(|error| format!("its socket can't be opened to VMMs: {error}"))
+/// Lets VMMs that may pass through `folder` connect to a socket of the pager's. A VM that has
+/// no folder yet gets the socket with it.
+fn open_to_vmms(socket: &Path, folder: &Path) -> std::result::Result<(), String> {
+    if !folder.exists() {
+        return Ok(());
+    }
+    open_socket(socket, folder)
+        .map_err(|error| format!("its socket can't be opened to VMMs: {error}"))
 }
 
 pub(super) async fn exchange(

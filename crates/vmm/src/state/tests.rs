@@ -102,8 +102,8 @@ fn a_part_that_is_unknown_newer_missing_or_there_twice_is_named() {
         refused(&more)
     };
     assert_eq!(
-        with("net", 1, b"what it needs"),
-        "the VM was saved by jiffy 0.1.0 with a part that this jiffy does not know: net"
+        with("tpm", 1, b"what it needs"),
+        "the VM was saved by jiffy 0.1.0 with a part that this jiffy does not know: tpm"
     );
     assert_eq!(
         with("disk", 7, b"x"),

@@ -10,7 +10,7 @@ use jiffy_sys::tap::{Tap, TapOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -153,6 +153,11 @@ impl Guest {
     pub fn reaches(&self, address: &str, port: u16) -> bool {
         self.namespace.run(|| connects(address, port))
     }
+
+    /// A connection to a TCP server, if it can be had.
+    pub fn connect(&self, address: &str, port: u16) -> Option<TcpStream> {
+        self.namespace.run(|| connect(address, port)).ok()
+    }
 }
 
 impl Drop for Guest {
@@ -230,14 +235,17 @@ impl Drop for Server {
 
 /// Can this thread connect to a TCP server?
 pub fn connects(address: &str, port: u16) -> bool {
+    connect(address, port).is_ok()
+}
+
+fn connect(address: &str, port: u16) -> io::Result<TcpStream> {
     let at = SocketAddr::new(address.parse().expect("an address"), port);
-    TcpStream::connect_timeout(&at, PATIENCE).is_ok()
+    TcpStream::connect_timeout(&at, PATIENCE)
 }
 
 /// What a server says to this thread.
 pub fn hear(address: &str, port: u16) -> Option<String> {
-    let at = SocketAddr::new(address.parse().expect("an address"), port);
-    let mut stream = TcpStream::connect_timeout(&at, PATIENCE).ok()?;
+    let mut stream = connect(address, port).ok()?;
     stream.set_read_timeout(Some(PATIENCE)).ok()?;
     let mut said = String::new();
     stream.read_to_string(&mut said).ok()?;
