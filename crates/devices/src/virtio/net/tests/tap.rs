@@ -51,7 +51,6 @@ fn asks_for_address(guest: &mut Guest) -> [u8; 2] {
 }
 
 #[test]
-#[ignore = "needs the right to make network namespaces"]
 fn frames_go_through_an_interface_of_the_hosts() {
     own_namespace();
     let files = queues(c"jiffy0", 1);
@@ -82,7 +81,6 @@ fn frames_go_through_an_interface_of_the_hosts() {
 }
 
 #[test]
-#[ignore = "needs the right to make network namespaces"]
 fn several_queues_are_used_as_the_driver_says() {
     own_namespace();
     let net = Net::new(args(Backend::Tap(queues(c"jiffy0", 4)))).unwrap();
@@ -111,7 +109,6 @@ fn several_queues_are_used_as_the_driver_says() {
 }
 
 #[test]
-#[ignore = "needs the right to make network namespaces"]
 fn an_interface_of_another_kind_is_refused() {
     own_namespace();
     let mut single = queues(c"jiffy1", 1);
