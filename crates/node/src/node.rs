@@ -137,7 +137,7 @@ impl Node {
             cache: config.cache,
             host: Arc::new(Host {
                 pager: Pager::new(paths.clone()),
-                launcher: Launcher::new(&paths, config.jailed),
+                launcher: Arc::new(Launcher::new(&paths, config.jailed)),
                 spares: Arc::new(Spares::new(config.spares)),
                 clock: boot_id(),
                 start_timeout: config.start_timeout,
@@ -167,7 +167,14 @@ impl Node {
         tokio::spawn(standbys::keep(Arc::clone(&node), wanted));
         let starting = Arc::clone(&node.registry);
         let is_starting = move || starting.any(starts).is_some();
-        tokio::spawn(spares::keep(Arc::clone(&node.host), is_starting));
+        let host = &node.host;
+        let (spares, launcher) = (Arc::clone(&host.spares), Arc::clone(&host.launcher));
+        tokio::spawn(spares::keep(
+            spares,
+            host.paths.clone(),
+            launcher,
+            is_starting,
+        ));
         tokio::spawn(Arc::clone(&node).tell_damage());
         Ok(node)
     }

@@ -173,7 +173,7 @@ fn who_may_not_is_told_so_in_one_sentence_and_who_may_has_the_image() {
     }
     // What is wrong with a flag is said before anybody is asked.
     let said = stage.refuses(&[&pull[..], &["--creds", USER]].concat());
-    assert_eq!(said[0], "jiffy: --creds has a user, but no password");
+    assert_eq!(said[0], "jiffy: --creds has no password");
     let other = stage.folder.path().join("root/etc/name");
     let other = other.display().to_string();
     let said = stage.refuses(&[&pull[..], &["--ca", &other]].concat());

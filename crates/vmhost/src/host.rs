@@ -21,7 +21,7 @@ pub struct Host {
     /// Who serves compressed memory.
     pub pager: Arc<Pager>,
     /// Starts VMMs.
-    pub launcher: Launcher,
+    pub launcher: Arc<Launcher>,
     /// VMMs kept for what starts next.
     pub spares: Arc<Spares>,
     /// Memory of VMs that start or run.

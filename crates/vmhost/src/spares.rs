@@ -10,7 +10,6 @@
 //! which also is when the daemon is killed. Where there is none, or it can't
 //! be had, a VMM is spawned.
 
-use crate::host::Host;
 use crate::jails::{Launcher, Monitor};
 use crate::process::{VmmProcess, at_its_end};
 use jiffy_content::digests::Stamp;
@@ -194,17 +193,20 @@ impl Drop for Spare {
 }
 
 /// Makes spares that are missing, while no VM starts.
-pub async fn keep(host: Arc<Host>, is_starting: impl Fn() -> bool) {
-    let spares = Arc::clone(&host.spares);
+pub async fn keep(
+    spares: Arc<Spares>,
+    paths: Paths,
+    launcher: Arc<Launcher>,
+    is_starting: impl Fn() -> bool,
+) {
     if spares.room == 0 {
         return;
     }
     loop {
         while spares.lacks_one() {
             quiet(&is_starting).await;
-            let maker = Arc::clone(&host);
-            let started =
-                tokio::task::spawn_blocking(move || Spare::start(&maker.paths, &maker.launcher));
+            let (paths, launcher) = (paths.clone(), Arc::clone(&launcher));
+            let started = tokio::task::spawn_blocking(move || Spare::start(&paths, &launcher));
             let cut_short = |error| Err(Error::internal(format!("It was cut short: {error}.")));
             match started.await.unwrap_or_else(cut_short) {
                 Ok(spare) => {

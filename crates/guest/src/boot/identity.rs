@@ -39,12 +39,13 @@ pub fn renew(old: &GuestConfig, new: &GuestConfig, report: &mut Report) {
     if (&new.hostname, &new.hosts) != (&old.hostname, &old.hosts) {
         report.step("hosts", |_| {
             let mut content = hosts(new)?;
-            // What others have added stays; of an image's own file init has no line.
+            // What others have added stays. A file that lacks a line of init's is the image's
+            // own, which only a network replaces.
             if let Ok(present) = files::read_text(HOSTS, LARGEST_HOSTS) {
                 let ours = hosts(old)?;
                 let is_ours = |line: &&str| ours.lines().any(|own| own == *line);
-                if (new.interfaces.is_empty() && new.hosts.is_empty())
-                    && !present.lines().any(|line| is_ours(&line))
+                let is_init = |own: &str| present.lines().any(|line| line == own);
+                if (new.interfaces.is_empty() && new.hosts.is_empty()) && !ours.lines().all(is_init)
                 {
                     return Ok(());
                 }

@@ -1,7 +1,8 @@
 //! The configuration space (Virtio 1.3 §5.1.4), and the link it tells of.
 
 use super::Counters;
-use super::options::{Mac, NetArgs};
+use super::mac::Mac;
+use super::options::NetArgs;
 use crate::virtio::device::Interrupt;
 use crate::virtio::queue::limit::Limiter;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};

@@ -19,7 +19,9 @@ mod config;
 mod control;
 pub mod counters;
 pub mod device;
+pub mod error;
 pub mod header;
+pub mod mac;
 pub mod options;
 mod receive;
 pub mod state;
@@ -33,7 +35,9 @@ mod tests;
 pub use backend::Backend;
 pub use counters::{Counters, Totals};
 pub use device::Net;
-pub use options::{Mac, NetArgs, NetError};
+pub use error::NetError;
+pub use mac::Mac;
+pub use options::NetArgs;
 pub use state::{NetState, RestoreError};
 
 /// Entries of a receive and of a transmit queue. Linux fills the whole receive queue

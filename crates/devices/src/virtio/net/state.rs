@@ -1,6 +1,7 @@
 //! What a snapshot keeps.
 
-use super::options::{Mac, NetError};
+use super::error::NetError;
+use super::mac::Mac;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 

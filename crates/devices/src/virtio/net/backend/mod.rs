@@ -6,8 +6,8 @@
 mod passt;
 mod tap;
 
+use super::error::NetError;
 use super::header;
-use super::options::NetError;
 use super::transmit::Lead;
 use super::vectors::Vectors;
 use passt::Passt;

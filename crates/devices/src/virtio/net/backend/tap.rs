@@ -1,7 +1,7 @@
 //! A TAP interface of the host's.
 
+use super::super::error::NetError;
 use super::super::header;
-use super::super::options::NetError;
 use super::super::transmit::Lead;
 use super::super::vectors::Vectors;
 use jiffy_sys::tap_queue::{self, offload};
