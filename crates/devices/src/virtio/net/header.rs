@@ -5,6 +5,10 @@ use virtio_bindings::virtio_net::*;
 
 /// Bytes of `struct virtio_net_hdr` without hash fields.
 pub const BYTES: usize = 12;
+
+/// Virtio header and Ethernet header: what is looked at, and is therefore a copy that the
+/// guest can't change any more.
+pub(super) type Lead = [u8; BYTES + super::ETHERNET];
 /// Where `num_buffers` is.
 pub(super) const NUM_BUFFERS: usize = 10;
 

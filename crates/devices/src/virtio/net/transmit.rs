@@ -2,7 +2,7 @@
 
 use super::backend::{Endpoint, Sent};
 use super::config::Link;
-use super::header;
+use super::header::{self, Lead};
 use super::vectors::{self, Vectors};
 use super::{ETHERNET, FRAME_MAX, TURN};
 use crate::GuestMemory;
@@ -27,10 +27,6 @@ pub(super) enum Turn {
     /// There is more, which the limit allows in so many nanoseconds.
     Later(u64),
 }
-
-/// Virtio header and Ethernet header: what is looked at, and is therefore a copy that the
-/// guest can't change any more.
-pub(super) type Lead = [u8; header::BYTES + ETHERNET];
 
 /// A frame that is dropped.
 #[derive(Debug, Error)]

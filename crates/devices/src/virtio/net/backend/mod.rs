@@ -7,8 +7,7 @@ mod passt;
 mod tap;
 
 use super::error::NetError;
-use super::header;
-use super::transmit::Lead;
+use super::header::{self, Lead};
 use super::vectors::Vectors;
 use passt::Passt;
 use std::fs::File;

@@ -1,8 +1,7 @@
 //! A TAP interface of the host's.
 
 use super::super::error::NetError;
-use super::super::header;
-use super::super::transmit::Lead;
+use super::super::header::{self, Lead};
 use super::super::vectors::Vectors;
 use jiffy_sys::tap_queue::{self, offload};
 use std::fs::File;
