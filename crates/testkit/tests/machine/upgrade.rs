@@ -17,7 +17,7 @@ impl Old<'_> {
     /// The fixture's data folder in the machine, and no daemon yet.
     fn unpacked(jiffy: &Jiffy) -> Old<'_> {
         let fixture = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../node/tests/fixtures/release-0.1/data.tar.zst");
+            .join("../jiffyd/tests/fixtures/release-0.1/data.tar.zst");
         let packed = zstd::Decoder::new(File::open(fixture).expect("the fixture"));
         let mut packed = tar::Archive::new(packed.expect("zstd"));
         let mut wanted = tar::Builder::new(Vec::new());
