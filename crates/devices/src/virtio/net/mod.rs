@@ -1,7 +1,8 @@
 //! The network device (Virtio 1.3 §5.1).
 //!
 //! * [`device`]: the virtio device: its life, its queues, its threads.
-//! * [`options`]: what it is made from, and what can be wrong with that.
+//! * [`options`]: what it is made from; [`error`]: why it can't be made.
+//! * [`mac`]: addresses of interfaces.
 //! * [`backend`]: where frames go and come from: a TAP interface, passt, nowhere.
 //! * [`counters`]: what went through it and what did not.
 //! * [`state`]: what a snapshot keeps.
