@@ -15,6 +15,7 @@
 pub mod auth;
 mod failure;
 mod images;
+mod networks;
 mod parts;
 mod places;
 mod routes;

@@ -1,7 +1,7 @@
 //! Which request goes where.
 
 use crate::failure::{Failure, Result, no_content};
-use crate::{images, snapshots, store, streams, vms};
+use crate::{images, networks, snapshots, store, streams, vms};
 use axum::Router;
 use axum::extract::State;
 use axum::http::{Method, Uri};
@@ -58,6 +58,14 @@ pub fn router(node: Arc<Node>) -> Router {
             get(images::inspect)
                 .post(images::import)
                 .delete(images::remove),
+        )
+        .route("/v1/vms/{vm}/policy", post(networks::policy))
+        .route("/v1/networks", get(networks::list))
+        .route(
+            "/v1/networks/{name}",
+            get(networks::inspect)
+                .post(networks::create)
+                .delete(networks::remove),
         )
         .route("/v1/kernels", get(store::list_kernels))
         .route("/v1/kernels/{name}", put(store::put_kernel))

@@ -61,7 +61,7 @@ pub(super) async fn create(State(node): Shared, body: Body) -> Result<Json<Vm>> 
 }
 
 pub(super) async fn inspect(State(node): Shared, Path(vm): Path<String>) -> Result<Json<Vm>> {
-    Ok(Json(node.find_any(&vm)?.vm()))
+    Ok(Json(node.inspect(&vm)?))
 }
 
 #[derive(Deserialize)]

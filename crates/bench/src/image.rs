@@ -196,6 +196,7 @@ fn push_by_jiffy(scratch: &Path, registry: &LocalRegistry, small: &Path) -> Resu
         let mut command = Command::new(dist.join(program));
         command
             .env("JIFFY_MACHINE", "never")
+            .env("JIFFY_VM_NETWORK", "off")
             .env("RUST_LOG", "warn")
             .env("JIFFY_DATA", scratch.join("node"))
             .env("JIFFY_RUN", sockets.path());

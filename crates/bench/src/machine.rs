@@ -80,10 +80,13 @@ impl Machine {
     }
 
     fn probe(&mut self, case: &Case) -> Result<Outcome> {
+        let network = std::env::var("JIFFY_NETWORK").unwrap_or_else(|_| "none".to_owned());
         let output = self
             .lab()?
             .command([PROBE])
             .env("JIFFY_MACHINE", "never")
+            // Without one, as the peers are measured, unless somebody wants to know.
+            .env("JIFFY_NETWORK", &network)
             .stdin(serde_json::to_vec(case)?)
             .time_limit(match case.kind {
                 Kind::Clones { .. } => MANY_TIME,

@@ -138,6 +138,11 @@ impl Paths {
         self.data.join("volumes")
     }
 
+    /// Ranges of addresses, and networks that users made.
+    pub fn networks(&self) -> PathBuf {
+        self.data.join("networks.json")
+    }
+
     /// Snapshots that users made.
     pub fn snapshots(&self) -> PathBuf {
         self.data.join("snapshots")

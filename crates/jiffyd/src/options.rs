@@ -6,6 +6,7 @@ use jiffy_api::auth::Token;
 use jiffy_content::images::policy::{Policy, Signed};
 use jiffy_content::room::Limit;
 use jiffy_node::Config;
+use jiffy_vmhost::network;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -123,6 +124,23 @@ pub struct Options {
     /// has memory available for what they take at first.
     #[arg(long, value_name = "SHARE|SIZE", env = "JIFFY_MEMORY_LIMIT")]
     pub memory_limit: Option<Limit>,
+    /// Whether VMs can have a network: links, addresses and rules of this host's, which only
+    /// root can make. Without, and where it can't be had, VMs have none.
+    #[arg(
+        long,
+        value_name = "on|off",
+        env = "JIFFY_VM_NETWORK",
+        default_value = "on",
+        value_parser = ["on", "off"]
+    )]
+    pub vm_network: String,
+    /// The range that VMs have IPv4 addresses of, like 10.118.0.0/16; by default one that
+    /// overlaps none of the host's routes. The first address is the host's.
+    #[arg(long, value_name = "RANGE", env = "JIFFY_VM_IPV4")]
+    pub vm_ipv4: Option<Range>,
+    /// The same of IPv6, a /96 or larger.
+    #[arg(long, value_name = "RANGE", env = "JIFFY_VM_IPV6")]
+    pub vm_ipv6: Option<Range>,
     /// Seconds that a VM waits for memory before it is refused; 0 for none.
     #[arg(
         long,
@@ -133,6 +151,12 @@ pub struct Options {
     )]
     pub memory_wait: u32,
 }
+
+/// Set where what users call localhost is another host.
+const LOOPBACK: &str = "JIFFY_LOOPBACK";
+
+/// `ADDRESS/PREFIX`.
+pub type Range = jiffy_net::Cidr;
 
 /// `tcp:ADDR:PORT`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,6 +175,13 @@ impl Options {
             cache: self.cache,
             memory_limit: self.memory_limit,
             memory_wait: Duration::from_secs(self.memory_wait.into()),
+            network: network::Settings {
+                on: self.vm_network == "on",
+                v4: self.vm_ipv4,
+                v6: self.vm_ipv6,
+                never: self.listen.iter().flat_map(never_reached).collect(),
+                everywhere: std::env::var_os(LOOPBACK).is_some(),
+            },
         })
     }
 
@@ -164,6 +195,12 @@ impl Options {
             (Some(address), Some(file)) => Ok(Some((address.0, read_token(file)?))),
         }
     }
+}
+
+/// The API's port, and the one after it: the agent's of the machine.
+fn never_reached(api: &TcpAddress) -> [u16; 2] {
+    let port = api.0.port();
+    [port, port.saturating_add(1)]
 }
 
 fn read_token(path: &Path) -> anyhow::Result<Token> {

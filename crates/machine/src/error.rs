@@ -1,6 +1,7 @@
 //! What can go wrong with the machine, and what to do about it.
 
 use std::io;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 /// An error of the machine: one sentence; [`hint`](MachineError::hint) says
@@ -63,6 +64,16 @@ pub enum MachineError {
     /// No machine runs.
     #[error("the machine is not running")]
     NotRunning,
+    /// A port of the host can't lead to the machine.
+    #[error(
+        "the port {address}:{port} can't be had on this host: another program has it, or it is root's"
+    )]
+    PortInUse {
+        /// The host's address.
+        address: Ipv4Addr,
+        /// The port.
+        port: u16,
+    },
     /// The host's disk is full and QEMU has paused the machine.
     #[error("the machine is paused: the disk under {} is full", path.display())]
     HostDiskFull {
@@ -144,6 +155,7 @@ impl MachineError {
                 format!("its console is in {}", console.display())
             }
             MachineError::NotRunning => "jiffy machine start".into(),
+            MachineError::PortInUse { .. } => "choose another with -p".into(),
             MachineError::HostDiskFull { .. } => {
                 "free some space, then `jiffy machine start` lets it go on".into()
             }

@@ -5,6 +5,7 @@
 //! * [`error`]: what can go wrong, each with a hint.
 //! * [`instance`]: one running QEMU, the user's or a test's.
 //! * [`qemu`]: QEMU's command line; [`qmp`]: its control socket.
+//! * [`forward`]: ports of the host that lead to it.
 //! * [`disk`]: the data disk.
 //! * [`client`]: runs programs in the machine; [`shell`]: with a terminal.
 //! * [`protocol`]: messages of host and agent; [`agent`]: the machine's side.
@@ -14,6 +15,7 @@ pub mod agent;
 pub mod client;
 pub mod disk;
 pub mod error;
+pub mod forward;
 pub mod image;
 pub mod instance;
 pub mod machine;
@@ -24,5 +26,6 @@ pub mod qmp;
 pub mod shell;
 
 pub use error::MachineError;
+pub use forward::Forward;
 pub use machine::{Endpoint, Machine, Paths, Stage, State, Status};
 pub use options::{Accelerator, Options};

@@ -390,6 +390,11 @@ impl Machine {
         (running.format == 1 && running.pid == pid).then_some(running)
     }
 
+    /// Of the machine that runs.
+    pub(crate) fn current_setup(&self) -> Setup {
+        self.setup(&Size::default_for_host())
+    }
+
     fn setup(&self, size: &Size) -> Setup {
         self.setup_in(self.run_folder(), size)
     }

@@ -75,6 +75,15 @@ pub enum Error {
     /// A VM that is attached already, or an address that another has.
     #[error("the address {0} belongs to another VM")]
     AddressTaken(Ipv4Addr),
+    /// A port of the host's that can't lead to a VM.
+    #[error("{0} can't be published: {1}")]
+    Port(String, &'static str),
+    /// VMs have no IPv6.
+    #[error("{0} can't be published: VMs have no IPv6 on this host")]
+    PortWithoutIpv6(String),
+    /// Another node's daemon.
+    #[error("another jiffyd has the network of this host's VMs")]
+    OtherNode,
 }
 
 impl Error {

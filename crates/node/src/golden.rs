@@ -373,7 +373,11 @@ pub fn beginning(saved: &Saved, start_main: bool) -> Beginning {
 pub fn key_of(shape: &Spec, image: &str, digests: &[String]) -> Option<String> {
     let mut hasher = blake3::Hasher::new();
     let line = command_line(shape).ok()?;
-    let shape = format!("{} {} {:?}", shape.cpus, shape.memory_mib, shape.pages);
+    let interface = shape.network.is_some();
+    let shape = format!(
+        "{} {} {:?} {interface}",
+        shape.cpus, shape.memory_mib, shape.pages
+    );
     let texts = [env!("CARGO_PKG_VERSION"), &line, &shape, image];
     for text in texts.into_iter().chain(digests.iter().map(String::as_str)) {
         hasher.update(text.as_bytes());
@@ -387,6 +391,7 @@ mod tests {
     use super::*;
     use jiffy_content::model::image::LazyDisk;
     use jiffy_content::model::vm::Root;
+    use jiffy_vmhost::network;
     use jiffy_wire::api::CreateVm;
 
     #[test]
@@ -411,6 +416,10 @@ mod tests {
         let plain = shape(|_| ());
         let digests = |last: &str| ["k".to_owned(), "i".to_owned(), last.to_owned()];
         let key = |shape: &Spec, image: &str, last: &str| key_of(shape, image, &digests(last));
+        let networked = Spec {
+            network: Some(network::plain()),
+            ..plain.clone()
+        };
         let first = key(&plain, "image", "v").unwrap();
         assert_eq!(key(&plain, "image", "v").unwrap(), first);
         assert_eq!(first.len(), 32);
@@ -419,6 +428,7 @@ mod tests {
             key(&plain, "image", "w"),
             key(&shape(|vm| vm.cpus = Some(2)), "image", "v"),
             key(&shape(|vm| vm.memory_mib = Some(256)), "image", "v"),
+            key(&networked, "image", "v"),
         ];
         for other in others {
             assert_ne!(other.unwrap(), first);

@@ -24,12 +24,14 @@ use jiffy_vmhost::handle::{Command, View, VmHandle};
 use jiffy_vmhost::host::Host;
 use jiffy_vmhost::jails::Launcher;
 use jiffy_vmhost::launch::Standby;
+use jiffy_vmhost::network::{self, Network};
 use jiffy_vmhost::pager::Pager;
 use jiffy_vmhost::registry::Registry;
 use jiffy_vmhost::spares::{self, Spares};
 use jiffy_vmhost::task::{self, adopt};
 use jiffy_wire::api::{self, CreateVm, NodeInfo, RootDisk, Vm, VmState};
 use jiffy_wire::cpu::Profile;
+use jiffy_wire::mac::Mac;
 use jiffy_wire::timeline::Timeline;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -55,6 +57,7 @@ mod images;
 mod lazy;
 mod make_golden;
 mod making;
+mod networks;
 mod operation;
 mod sleep;
 mod snapshot;
@@ -85,6 +88,8 @@ pub struct Config {
     pub memory_limit: Option<Limit>,
     /// How long a VM waits for memory.
     pub memory_wait: Duration,
+    /// What the operator decides about VMs' network.
+    pub network: network::Settings,
 }
 
 /// A node.
@@ -141,6 +146,7 @@ impl Node {
                 spares: Arc::new(Spares::new(config.spares)),
                 clock: boot_id(),
                 start_timeout: config.start_timeout,
+                network: Network::open(&config.network, &paths),
                 room: Room::new(config.memory_limit, config.memory_wait),
                 goldens: Arc::clone(&goldens) as _,
                 paths,
@@ -176,6 +182,7 @@ impl Node {
             is_starting,
         ));
         tokio::spawn(Arc::clone(&node).tell_damage());
+        tokio::spawn(network::forget_released(Arc::clone(&node.host.network)));
         Ok(node)
     }
 
@@ -230,6 +237,10 @@ impl Node {
 
     pub(crate) fn launcher(&self) -> &Launcher {
         &self.host.launcher
+    }
+
+    pub(crate) fn network(&self) -> &Arc<Network> {
+        &self.host.network
     }
 
     pub(crate) fn room(&self) -> &Arc<Room> {
@@ -325,6 +336,10 @@ impl Node {
             running: running as u32,
             vms: all.len() as u32,
             standbys: self.goldens.standbys(),
+            network: Some(match self.host.network.why_not() {
+                Some(why) => format!("none: {why}"),
+                None => self.host.network.ranges().join(", "),
+            }),
         }
     }
 
@@ -343,6 +358,18 @@ impl Node {
             false => Ok(vm),
             true => Err(Error::not_found(format!("There is no VM {wanted}."))),
         }
+    }
+
+    /// A VM with all that can be told of it.
+    pub fn inspect(&self, wanted: &str) -> Result<Vm> {
+        let mut vm = self.find_any(wanted)?.vm();
+        if let Some(network) = &mut vm.network
+            && !network.addresses.is_empty()
+        {
+            network.mac = network::mac_of(&vm.id).ok().map(|mac| Mac(mac).to_string());
+            network.counters = self.host.network.counters(&vm.id);
+        }
+        Ok(vm)
     }
 
     /// VMs, the oldest first: all, or those that have begun and not ended.
@@ -390,12 +417,12 @@ impl Node {
         let spec = match wanted.from.clone() {
             Some(name) => {
                 let saved = self.snapshots.find(&name)?;
-                spec::from_snapshot(&name, &saved.manifest, wanted)?
+                spec::from_snapshot(&name, &saved.manifest, wanted, self.network())?
             }
             None => {
                 let image = wanted.image.as_deref().unwrap_or(BASE);
                 let image = self.images.resolve(image, wanted.registry.as_deref());
-                spec::check(wanted.clone(), &image.await?)?
+                spec::check(wanted.clone(), &image.await?, self.network())?
             }
         };
         Ok((chosen, spec))

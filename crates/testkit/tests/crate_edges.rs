@@ -29,14 +29,17 @@ const DOORS: &[(&str, &[&str])] = &[
     ),
     (
         "vmhost",
-        &["content", "jail", "kernel", "store", "sys", "wire"],
+        &["content", "jail", "kernel", "net", "store", "sys", "wire"],
     ),
     (
         "node",
         &["vmhost", "content", "wire", "store", "registry", "sys"],
     ),
     ("api", &["node", "vmhost", "content", "wire"]),
-    ("jiffyd", &["api", "node", "vmhost", "content", "sys"]),
+    (
+        "jiffyd",
+        &["api", "node", "vmhost", "net", "content", "sys"],
+    ),
     ("machine", &["wire", "sys"]),
     ("cli", &["wire", "machine", "kernel", "sys"]),
 ];

@@ -2,10 +2,11 @@
 //! machine, in folders of the test's own.
 
 use serde_json::Value;
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Two machines at once would only slow one another down.
 static TURN: Mutex<()> = Mutex::new(());
@@ -302,4 +303,182 @@ fn a_full_disk_of_the_host_is_explained_and_nothing_is_lost() {
         "{said}"
     );
     assert!(said.ends_with("the writer ended with 0"), "{said}");
+}
+
+/// Serves its host name to whoever connects.
+const SERVE: &str = "echo ready; exec nc -ll -p 8080 -e hostname";
+
+impl Host {
+    /// Starts a VM that serves its host name at port 8080; waits until it does.
+    fn server(&self, name: &str, options: &[&str]) {
+        let mut arguments = vec!["run", "-d", "--name", name];
+        arguments.extend(options);
+        arguments.extend(["--", "sh", "-c", SERVE]);
+        self.ok(&arguments);
+        let until = Instant::now() + Duration::from_secs(60);
+        while !self.ok(&["logs", name]).contains("ready") {
+            assert!(Instant::now() < until, "{name} does not serve");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Does this in a VM; its output and whether it succeeded.
+    fn within(&self, vm: &str, script: &str) -> (String, bool) {
+        let output = self.run(&["exec", vm, "sh", "-c", script]);
+        (text(&output.stdout), output.status.success())
+    }
+
+    fn address(&self, vm: &str) -> String {
+        let shown: Value = serde_json::from_str(&self.ok(&["inspect", vm])).expect("JSON");
+        let address = &shown[0]["network"]["addresses"][0];
+        address.as_str().expect("an address").to_owned()
+    }
+}
+
+/// What a server sends, asked from this host. One that is about to listen is asked again.
+fn asked(port: u16) -> std::io::Result<String> {
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        match asked_once(port) {
+            Ok(said) if said.is_empty() && Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            answer => return answer,
+        }
+    }
+}
+
+fn asked_once(port: u16) -> std::io::Result<String> {
+    use std::io::Read;
+    let mut stream =
+        TcpStream::connect_timeout(&([127, 0, 0, 1], port).into(), Duration::from_secs(30))?;
+    stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+    let mut said = String::new();
+    stream.read_to_string(&mut said)?;
+    Ok(said.trim_end().to_owned())
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+#[test]
+fn vms_have_a_network_and_their_published_ports_lead_to_them() {
+    let host = host();
+    // Whoever looks at this host's port reaches the server in the VM, through the machine.
+    let port = free_port();
+    let publish = format!("{port}:8080");
+    host.server("web", &["--network", "default", "-p", &publish]);
+    assert_eq!(asked(port).expect("an answer"), "web");
+    assert_eq!(
+        host.ok(&["port", "web"]),
+        format!("8080/tcp -> 127.0.0.1:{port}")
+    );
+    // The port is taken, here and there.
+    let refused = assert_one_sentence(&host.run(&[
+        "run", "-d", "--name", "other", "-p", &publish, "--", "sleep", "1000",
+    ]));
+    assert!(refused.contains(&port.to_string()), "{refused}");
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let publish = format!("{}:8080", taken.local_addr().expect("an address").port());
+    assert_one_sentence(&host.run(&["run", "--rm", "-p", &publish, "--", "true"]));
+    assert!(!host.ok(&["ps", "-a"]).contains("other"));
+
+    // Asleep it keeps its address, and awake it answers again.
+    let address = host.address("web");
+    host.ok(&["hibernate", "web"]);
+    host.ok(&["wake", "web"]);
+    assert_eq!(host.address("web"), address);
+    assert_eq!(asked(port).expect("an answer"), "web");
+    let timeline = host.ok(&["timeline", "web"]);
+    for span in ["address taken", "rules made"] {
+        assert!(timeline.contains(span), "{timeline}");
+    }
+
+    // A server on this host is a private address to VMs: refused, unless it is allowed.
+    let server = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let local = server.local_addr().expect("an address").port();
+    std::thread::spawn(move || {
+        use std::io::Write;
+        for stream in server.incoming().flatten() {
+            let _ = (&stream).write_all(b"hello from the host\n");
+        }
+    });
+    let ask = format!("nc -w 20 10.0.2.2 {local} </dev/null");
+    let (said, _) = host.within("web", &ask);
+    assert_eq!(said, "");
+    let rule = format!("10.0.2.2:{local}");
+    host.ok(&["network", "policy", "web", "--allow", &rule]);
+    let (said, _) = host.within("web", &ask);
+    assert_eq!(said, "hello from the host");
+    assert_eq!(
+        host.ok(&["network", "policy", "web"]),
+        format!("allow {rule}")
+    );
+    host.ok(&["network", "policy", "web", "--clear"]);
+    assert_eq!(host.within("web", &ask).0, "");
+    let shown: Value = serde_json::from_str(&host.ok(&["inspect", "web"])).expect("JSON");
+    let counters = &shown[0]["network"]["counters"];
+    assert!(counters["refused"].as_u64() >= Some(2), "{counters}");
+    assert_eq!(counters["spoofed"], 0, "{counters}");
+
+    // Gone with the VM, also from this host.
+    host.ok(&["rm", "--force", "web"]);
+    assert!(asked_once(port).is_err());
+    let links = host.ok(&["machine", "shell", "ls", "/sys/class/net"]);
+    assert!(!links.contains(&address), "{links}");
+    let left = links.split_whitespace();
+    let left: Vec<&str> = left.filter(|it| it.starts_with("jf-")).collect();
+    assert_eq!(left, ["jf-host"]);
+}
+
+#[test]
+fn vms_of_a_network_know_each_other_and_children_are_reached_as_their_parent_was() {
+    let host = host();
+    host.ok(&["network", "create", "lab"]);
+    host.server("parent", &["--network", "lab"]);
+    host.ok(&["fork", "parent", "-n", "3", "--name", "child"]);
+    host.ok(&[
+        "run",
+        "-d",
+        "--name",
+        "asker",
+        "--network",
+        "lab",
+        "--",
+        "sleep",
+        "1000",
+    ]);
+    host.ok(&["run", "-d", "--name", "stranger", "--", "sleep", "1000"]);
+    // Each by its own address and by its name; who asks is told a name that is nobody else's.
+    for name in ["parent", "child-1", "child-2", "child-3"] {
+        let address = host.address(name);
+        for at in [address.as_str(), name] {
+            let (said, _) = host.within("asker", &format!("nc -w 20 {at} 8080 </dev/null"));
+            assert_eq!(said, name, "{at}");
+        }
+        // Whoever is in another network neither reaches nor knows it.
+        let (said, _) = host.within("stranger", &format!("nc -w 5 {address} 8080 </dev/null"));
+        assert_eq!(said, "");
+        assert!(!host.within("stranger", &format!("nslookup {name}")).1);
+    }
+    assert!(host.within("stranger", "nslookup host.jiffy.internal").1);
+    let used = assert_one_sentence(&host.run(&["network", "rm", "lab"]));
+    assert!(used.contains("parent"), "{used}");
+    // A run from a golden snapshot, and one without a network.
+    let resolv = host.ok(&["run", "--rm", "--", "cat", "/etc/resolv.conf", "/etc/hosts"]);
+    assert!(resolv.contains("search jiffy.internal"), "{resolv}");
+    let links = host.ok(&[
+        "run",
+        "--rm",
+        "--network",
+        "none",
+        "--",
+        "ls",
+        "/sys/class/net",
+    ]);
+    assert!(!links.contains("eth0"), "{links}");
+    let doctor = text(&host.run(&["doctor"]).stdout);
+    assert!(doctor.contains("VMs have addresses of 10."), "{doctor}");
 }

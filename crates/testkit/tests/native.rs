@@ -36,6 +36,7 @@ impl Node {
             .arg(folder.path().join("run"))
             .args(["--start-timeout", "250"])
             .env("JIFFY_PAGER_PATIENCE_MS", "60000")
+            .env("JIFFY_VM_NETWORK", "off")
             .stdin(Stdio::null())
             .stderr(log)
             .spawn()

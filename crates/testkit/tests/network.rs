@@ -13,6 +13,7 @@ use jiffy_wire::vmm::{
     self, Boot, Disk, FwCfgContents, FwCfgFile, Memory, Net, NetBackend, NewGeneration, PageSize,
     Serial, VmmConfig, Vsock,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -23,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(250);
+const PATIENCE: Duration = Duration::from_secs(100);
 const HOST: &str = "10.9.0.1";
 const HOST6: &str = "fd09::1";
 const HOST_MAC: &str = "02:4a:46:ff:ff:01";
@@ -159,7 +160,12 @@ fn listen(port: u16) -> TcpListener {
     TcpListener::bind((HOST, port)).unwrap()
 }
 
+/// Who connects next; nobody for too long is a failure.
 fn accept(listener: &TcpListener) -> TcpStream {
+    let patience = Timespec::try_from(PATIENCE).unwrap();
+    let mut ready = [PollFd::new(listener, PollFlags::IN)];
+    let count = poll(&mut ready, Some(&patience)).unwrap();
+    assert_eq!(count, 1, "nobody connected to {listener:?}");
     let (stream, _) = listener.accept().unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream
@@ -369,10 +375,11 @@ fn a_clone_has_addresses_of_its_own_and_its_connections_are_reset() {
     let folder = tempfile::tempdir().unwrap();
     let (parent, clone) = (Place::new(2), Place::new(3));
     let (calls, ends) = (listen(9001), listen(9002));
-    // A connection to the outside that stays, until it is reset; who then it is, is told.
+    // A connection to the outside that stays, until it is reset; who then it is, is told. Its
+    // input never ends, and is no program that the shell would wait for.
     let script = format!(
         "nc -ll -p 8080 -e hostname & \
-         sleep 100000 | nc {HOST} 9001 >/tmp/heard; \
+         mkfifo /tmp/input; exec 3<>/tmp/input; nc {HOST} 9001 <&3 >/tmp/heard; \
          (hostname; cat /sys/class/net/eth0/address; ip addr show dev eth0) | nc {HOST} 9002; wait"
     );
     let root = root(folder.path());

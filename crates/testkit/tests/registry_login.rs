@@ -112,6 +112,7 @@ fn command_in(folder: &tempfile::TempDir, program: &str) -> Command {
     let mut command = Command::new(path);
     command
         .env("JIFFY_MACHINE", "never")
+        .env("JIFFY_VM_NETWORK", "off")
         .env("JIFFY_DATA", folder.path().join("data"))
         .env("JIFFY_RUN", folder.path().join("run"))
         .env("DOCKER_CONFIG", folder.path())

@@ -7,7 +7,7 @@ use crate::timeline::PagerFaults;
 use jiffy_content::error::{Error, Result};
 pub use jiffy_content::model::vm::is_active;
 use jiffy_content::model::vm::{Failure, MainState, Paged, Root, Spec};
-use jiffy_wire::api::{Vm, VmState};
+use jiffy_wire::api::{NetworkPolicy, Vm, VmState};
 use jiffy_wire::timeline::Timeline;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,6 +57,8 @@ impl View {
 pub enum Command {
     /// Write the record to disk.
     Save(oneshot::Sender<Result<()>>),
+    /// It may reach this on the network, and nothing else beside what all may.
+    Policy(NetworkPolicy, oneshot::Sender<Result<()>>),
     /// Start the VMM. Answered once it is spawned.
     Start(Box<Plan>, oneshot::Sender<Result<()>>),
     /// End the guest in order; this long for programs after SIGTERM.

@@ -1,6 +1,7 @@
 //! What the tasks of all VMs share.
 
 use crate::jails::Launcher;
+use crate::network::Network;
 use crate::pager::Pager;
 use crate::spares::Spares;
 use jiffy_content::paths::Paths;
@@ -24,6 +25,8 @@ pub struct Host {
     pub launcher: Arc<Launcher>,
     /// VMMs kept for what starts next.
     pub spares: Arc<Spares>,
+    /// The network of VMs.
+    pub network: Arc<Network>,
     /// Memory of VMs that start or run.
     pub room: Arc<Room>,
     /// Whom golden snapshots belong to.

@@ -14,6 +14,7 @@
 //! * [`log`], [`clients`], [`attach`], [`follow`]: the first command's output and its readers.
 //! * [`timeline`]: what was measured.
 //! * [`pager`]: the process that serves memory and disks.
+//! * [`network`]: what VMs have of the host's network.
 //! * [`folders`], [`text`]: small things many need.
 
 pub mod agent;
@@ -29,6 +30,7 @@ pub mod host;
 pub mod jails;
 pub mod launch;
 pub mod log;
+pub mod network;
 pub mod pager;
 pub mod process;
 pub mod proxy;

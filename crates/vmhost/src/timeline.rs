@@ -38,6 +38,7 @@ pub struct Recorder {
     spawn: Option<(u64, u64)>,
     standby: Option<(u64, u64)>,
     spare: bool,
+    attached: Option<[u64; 4]>,
     vmm: Vec<(String, u64, u64, Option<String>)>,
     marks: Vec<(u8, u64)>,
     guest: Vec<GuestSpan>,
@@ -119,6 +120,13 @@ impl Recorder {
     /// Its VMM was there before: it was told what it is instead of spawned.
     pub fn by_a_spare(&mut self) {
         self.spare = true;
+    }
+
+    /// The VM's place on the network was begun, it had its address, its link, and its rules.
+    /// What was done ahead is no part of this start.
+    pub fn attached(&mut self, times_ns: [u64; 4]) {
+        let begun = self.received.unwrap_or(0);
+        self.attached = Some(times_ns).filter(|[start, ..]| *start >= begun);
     }
 
     /// A VM that was restored ahead was given its configuration. What its VMM
@@ -216,6 +224,12 @@ impl Recorder {
         }
         if let Some((start, end)) = self.image_ready {
             spans.push(Span::new(Track::Node, names::IMAGE_READY, start, end));
+        }
+        if let Some([start, addressed, linked, ruled]) = self.attached {
+            let span = |name, start, end| Span::new(Track::Node, name, start, end);
+            spans.push(span(names::ADDRESS_TAKEN, start, addressed));
+            spans.push(span(names::LINK_MADE, addressed, linked));
+            spans.push(span(names::RULES_MADE, linked, ruled));
         }
         if let Some((start, end)) = self.standby {
             spans.push(Span::new(Track::Node, names::STANDBY_TAKEN, start, end));

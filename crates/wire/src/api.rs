@@ -41,6 +41,11 @@
 //! | `POST /v1/pulls` | [`PullImage`] | a stream of lines [`PullStep`], JSON |
 //! | `POST /v1/pushes` | [`PushArtifact`] | a stream of lines [`PullStep`], JSON |
 //! | `POST /v1/vms/{vm}/commit` | [`CommitVm`] | [`Committed`] |
+//! | `POST /v1/vms/{vm}/policy` | [`NetworkPolicy`] | [`Vm`], which may reach that from now on |
+//! | `GET /v1/networks` | | `[Network]` |
+//! | `GET /v1/networks/{name}` | | [`Network`] |
+//! | `POST /v1/networks/{name}` | | [`Network`], made |
+//! | `DELETE /v1/networks/{name}` | | 204 |
 //! | `GET /v1/kernels` | | `[KernelInfo]` |
 //! | `PUT /v1/kernels/{name}` | a kernel image | [`KernelInfo`] |
 //! | `GET /v1/volumes` | | `[Volume]` |
@@ -138,6 +143,119 @@ pub struct CreateVm {
     /// Boot even where a golden snapshot would do.
     #[serde(default)]
     pub cold: bool,
+    /// Its network; nothing asked for is the network `default`, where the node can have one.
+    #[serde(default, skip_serializing_if = "NetworkUse::is_default")]
+    pub network: NetworkUse,
+}
+
+/// A VM's network: which, and what it may reach and be reached by.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkUse {
+    /// `none`, `default`, or one that was made; VMs of one that was made see each other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The host's ports that lead to it: `[ADDRESS:]HOST[-HOST]:GUEST[-GUEST][/udp]`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<String>,
+    /// All ports that its image names, too, each by a free port of the host's.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub publish_all: bool,
+    /// What it may reach.
+    #[serde(default, skip_serializing_if = "NetworkPolicy::is_default")]
+    pub policy: NetworkPolicy,
+    /// Name servers in place of the node's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dns: Vec<String>,
+    /// Domains in which short names are looked up, before the node's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub search: Vec<String>,
+    /// Further lines of its /etc/hosts: `NAME:ADDRESS`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<String>,
+}
+
+impl NetworkUse {
+    /// Was nothing asked for?
+    pub fn is_default(&self) -> bool {
+        *self == NetworkUse::default()
+    }
+}
+
+/// What a VM may reach beside, or not of, what all VMs may:
+/// `TARGET[:PORT[-PORT]][/tcp|/udp]`, where TARGET is `all`, `host`, an address, a range, a
+/// name or `*.NAME`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkPolicy {
+    /// Reached whatever else is said.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub allow: Vec<String>,
+    /// Not reached, unless allowed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub deny: Vec<String>,
+}
+
+impl NetworkPolicy {
+    /// Is it what holds for every VM?
+    pub fn is_default(&self) -> bool {
+        *self == NetworkPolicy::default()
+    }
+}
+
+/// A VM's network as the API shows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmNetwork {
+    /// `default`, or one that was made.
+    pub name: String,
+    /// Its MAC address, while it is on the network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
+    /// Its addresses, IPv4 first; none while it is not on the network.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<String>,
+    /// The host's ports that lead to it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<String>,
+    /// What it may reach beside, or not of, what all VMs may.
+    #[serde(default, skip_serializing_if = "NetworkPolicy::is_default")]
+    pub policy: NetworkPolicy,
+    /// What went through its link; only where one VM is asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counters: Option<NetworkCounters>,
+}
+
+/// What went through a VM's link since it is there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkCounters {
+    /// Packets that the VM sent, and their bytes.
+    pub sent_packets: u64,
+    /// See `sent_packets`.
+    pub sent_bytes: u64,
+    /// Packets that it received, and their bytes.
+    pub received_packets: u64,
+    /// See `received_packets`.
+    pub received_bytes: u64,
+    /// Packets that it sent from addresses that are not its own, and that were dropped.
+    pub spoofed: u64,
+    /// Packets to where it may not reach.
+    pub refused: u64,
+}
+
+/// A network of the node's.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    /// Its name.
+    pub name: String,
+    /// Ranges that its VMs have addresses of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ranges: Vec<String>,
+    /// Names of its VMs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vms: Vec<String>,
+    /// Why VMs of it have no link, in one sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// What an empty first command means when the image has none either.
@@ -280,6 +398,9 @@ pub struct Vm {
     /// Where its memory came from, if it did not boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Origin>,
+    /// Its network, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<VmNetwork>,
 }
 
 /// Where the memory of a VM that did not boot came from.
@@ -503,6 +624,9 @@ pub struct NodeInfo {
     /// Ids that VMs restored ahead of runs will have.
     #[serde(default)]
     pub standbys: Vec<String>,
+    /// Ranges that VMs have addresses of, or why they have no network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
 }
 
 /// An image.

@@ -119,6 +119,12 @@ pub mod names {
     pub const ROOM_WAITED: &str = "room waited for";
     /// Node: image, kernel and disks looked up and opened.
     pub const IMAGE_READY: &str = "image ready";
+    /// Node: the VM's address was taken, and its published ports were held.
+    pub const ADDRESS_TAKEN: &str = "address taken";
+    /// Node: the VM's link was made.
+    pub const LINK_MADE: &str = "link made";
+    /// Node: the rules of what the VM may reach were made.
+    pub const RULES_MADE: &str = "rules made";
     /// Node: from spawn of `jiffy-vmm` to its first instruction in main.
     pub const VMM_SPAWNED: &str = "VMM spawned";
     /// Node: a VM that was restored ahead was given its configuration.

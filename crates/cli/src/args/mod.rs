@@ -4,6 +4,7 @@ pub mod bench;
 pub mod disk;
 pub mod image;
 mod later;
+pub mod network;
 pub mod snapshot;
 mod values;
 
@@ -134,6 +135,11 @@ pub enum Verb {
     /// Manage volumes: disks that outlive VMs
     #[command(subcommand)]
     Volume(Later<Volume>),
+    /// Manage networks, and what VMs may reach
+    #[command(subcommand)]
+    Network(Later<network::Network>),
+    /// List the published ports of a VM
+    Port(Later<network::Port>),
     /// Serve disks to other VMMs (vhost-user)
     #[command(subcommand)]
     Disk(Later<disk::Disk>),
@@ -246,6 +252,8 @@ pub struct VmOptions {
         value_enum
     )]
     pub huge_pages: Option<HugePages>,
+    #[command(flatten)]
+    pub network: network::NetworkOptions,
 }
 
 /// Environment, working directory and user of a command.

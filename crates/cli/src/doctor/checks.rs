@@ -20,6 +20,8 @@ const LITTLE_SPACE: u64 = 1 << 30;
 const CGROUP2_MAGIC: i64 = 0x6367_7270;
 /// `CAP_SYS_PTRACE` (linux/capability.h).
 const CAP_SYS_PTRACE: u32 = 19;
+/// `CAP_NET_ADMIN` (linux/capability.h).
+const CAP_NET_ADMIN: u32 = 12;
 
 /// A real KVM, an emulated one or none.
 pub fn kvm(folders: &Folders) -> (Check, Option<KvmProbe>) {
@@ -213,11 +215,23 @@ fn priorities_with(autogroup: Option<&str>) -> Check {
     }
 }
 
-/// TAP devices.
-pub fn tun() -> Check {
+/// What VMs' network needs of this host, and what the node says of it, if one runs.
+pub fn network(node: Option<&str>) -> Check {
     let device = Path::new("/dev/net/tun");
-    let check = |state, detail: &str| Check::new("tun", "network (tun)", state, detail);
-    if accessible(device) {
+    let check = |state, detail: &str| Check::new("tun", "network", state, detail);
+    if let Some(said) = node {
+        return match said.strip_prefix("none: ") {
+            Some(why) => check(State::Bad, &format!("VMs have none: {why}")),
+            None => check(State::Good, &format!("VMs have addresses of {said}")),
+        };
+    }
+    if accessible(device) && !has_capability(CAP_NET_ADMIN) {
+        check(
+            State::Bad,
+            "VMs on this host have none: only root may make their links and rules",
+        )
+        .hint("run jiffy as root, or use the machine")
+    } else if accessible(device) {
         check(State::Good, "/dev/net/tun")
     } else if device.exists() {
         check(State::Bad, "you have no permission to use /dev/net/tun")

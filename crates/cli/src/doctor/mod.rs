@@ -7,8 +7,9 @@ use report::Report;
 
 use crate::place::Folders;
 
-/// Looks at everything; starts nothing but the tiny guest of the KVM probe.
-pub fn examine(folders: &Folders) -> Report {
+/// Looks at everything; starts nothing but the tiny guest of the KVM probe. `network` is what
+/// the node says of its network, if one runs.
+pub fn examine(folders: &Folders, network: Option<&str>) -> Report {
     let began = jiffy_sys::clock::monotonic_ns();
     // The probe runs beside the other checks.
     let (kvm, others) = std::thread::scope(|scope| {
@@ -20,7 +21,7 @@ pub fn examine(folders: &Folders) -> Report {
             checks::huge_pages(),
             checks::transparent_huge_pages(),
             checks::priorities(),
-            checks::tun(),
+            checks::network(network),
             checks::cgroups(),
             checks::reflink(folders),
             checks::space(folders),

@@ -4,7 +4,8 @@ use super::folders::Folders;
 use crate::client::Endpoint;
 use crate::failure::{Failure, Result, reason};
 use indicatif::{ProgressBar, ProgressStyle};
-use jiffy_machine::{Machine, MachineError, Options, Paths, Stage};
+use jiffy_machine::{Forward, Machine, MachineError, Options, Paths, Stage};
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::time::Duration;
 
@@ -71,6 +72,11 @@ pub fn nudge(folders: &Folders) -> Result<()> {
         // If the machine has ended, the connection breaks by itself.
         _ => Ok(()),
     }
+}
+
+/// Has these ports of this host lead to the machine, and no others of VMs'.
+pub fn forward(folders: &Folders, ports: &BTreeSet<Forward>) -> Result<()> {
+    machine(folders)?.forward(ports).map_err(failure)
 }
 
 /// The machine's node if it runs.

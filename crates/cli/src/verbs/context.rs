@@ -32,6 +32,11 @@ impl Context {
         }
     }
 
+    /// Is the node that was found in the machine?
+    pub fn in_machine(&self) -> bool {
+        self.in_machine.get()
+    }
+
     /// The node; started if it does not run.
     pub fn node(&self) -> Result<Found> {
         let found = place::find(self.machine, &self.folders)?;

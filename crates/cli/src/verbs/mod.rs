@@ -12,6 +12,8 @@ mod image;
 mod kernel;
 mod logs;
 mod machine;
+mod network;
+mod ports;
 mod run;
 mod snapshot;
 mod timeline;
@@ -68,6 +70,8 @@ fn perform(cli: Cli, began_ns: u64) -> Result<Outcome> {
         Verb::Push(Later(push)) => context.block_on(|| image::push(&context, push)),
         Verb::Commit(Later(commit)) => context.block_on(|| image::commit(&context, commit)),
         Verb::Volume(Later(volume)) => context.block_on(|| volume::volume(&context, volume)),
+        Verb::Network(Later(network)) => context.block_on(|| network::network(&context, network)),
+        Verb::Port(Later(port)) => context.block_on(|| network::port(&context, port)),
         Verb::Disk(Later(disk)) => context.block_on(|| disk::disk(&context, disk)),
         Verb::Machine(Later(machine)) => machine::machine(&context, machine),
         Verb::Doctor(Later(doctor)) => doctor::doctor(&context, doctor),

@@ -4,13 +4,14 @@ use super::Context;
 use super::command::{command, stdio};
 use super::context::{show, show_json};
 use crate::args::image::PullWhen;
+use crate::args::network::NetworkOptions;
 use crate::args::{Create, JsonFormat, KernelChoice, Run, TimelineOutput, VmOptions};
 use crate::client::{Client, vm_path};
 use crate::failure::{Failure, Outcome, Result, report};
 use crate::session::{self, Captured, Leaving, Stdio};
 use crate::timeline::clock::on_our_clock;
 use jiffy_sys::clock::monotonic_ns;
-use jiffy_wire::api::{CreateVm, NoCommand, RootDisk, RunVm, Vm};
+use jiffy_wire::api::{CreateVm, NetworkPolicy, NetworkUse, NoCommand, RootDisk, RunVm, Vm};
 use jiffy_wire::timeline::{Span, Timeline, Track, names};
 use serde_json::json;
 use std::time::Duration;
@@ -64,16 +65,20 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
         false => NoCommand::Shell,
     };
     choice.pull_first(&client, &vm).await?;
+    let published = publish(context, &client, &mut vm).await?;
     let request = RunVm {
         vm,
         detach: run.detach,
     };
     if run.detach {
-        let vm: Vm = with_image(&client, &request.vm, &choice, async || {
-            client.post_json("/v1/run", &request).await
+        let vm = with_image(&client, &request.vm, &choice, async || {
+            client.post_json::<_, Vm>("/v1/run", &request).await
         })
-        .await?;
-        return detached(&vm, run.format);
+        .await;
+        if published {
+            context.forward_ports_after(&client, None).await;
+        }
+        return detached(&vm?, run.format);
     }
     let mut sent_ns = monotonic_ns();
     let upgraded = with_image(&client, &request.vm, &choice, async || {
@@ -111,8 +116,36 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
             Err(failure) => failure.report(),
         }
     }
+    if published {
+        // One that goes on without us keeps them.
+        let over = matches!(result, Ok(Outcome::Ended(_))).then_some(id.as_str());
+        context.forward_ports_after(&client, over).await;
+    }
     let shown = finish(&client, &id, captured.then_some(&output), timeline, &result).await;
     shown.and(result)
+}
+
+/// Has the ports of a new VM lead to the machine, if it is to be there: those that this host
+/// does not have to give are known before it is made. Has it any?
+async fn publish(context: &Context, client: &Client, vm: &mut CreateVm) -> Result<bool> {
+    let network = &mut vm.network;
+    let asked = !network.ports.is_empty() || network.publish_all;
+    if asked && context.in_machine() {
+        for port in &mut network.ports {
+            *port = in_full(port);
+        }
+        context.forward_ports(client, &network.ports).await?;
+    }
+    Ok(asked)
+}
+
+/// A published port with the address and protocol that are left out.
+fn in_full(port: &str) -> String {
+    let (rest, protocol) = port.rsplit_once('/').unwrap_or((port, "tcp"));
+    match rest.matches(':').count() {
+        1 => format!("127.0.0.1:{rest}/{protocol}"),
+        _ => format!("{rest}/{protocol}"),
+    }
 }
 
 /// Does the command that a snapshot holds run on a terminal?
@@ -221,6 +254,9 @@ pub async fn create(context: &Context, create: Create) -> Result<Outcome> {
     vm.command = Some(command(create.argv, create.command, stdio));
     vm.no_command = NoCommand::Wait;
     choice.pull_first(&client, &vm).await?;
+    for port in &mut vm.network.ports {
+        *port = in_full(port);
+    }
     let vm: Vm = with_image(&client, &vm, &choice, async || {
         client.post_json("/v1/vms", &vm).await
     })
@@ -286,8 +322,24 @@ async fn vm_from(client: &Client, options: VmOptions) -> Result<CreateVm> {
             .map(crate::cpu::wanted)
             .transpose()?,
         kernel_args: (!options.kernel_arg.is_empty()).then(|| options.kernel_arg.join(" ")),
+        network: network_of(options.network),
         ..CreateVm::default()
     })
+}
+
+fn network_of(options: NetworkOptions) -> NetworkUse {
+    NetworkUse {
+        name: options.network,
+        ports: options.publish,
+        publish_all: options.publish_all,
+        policy: NetworkPolicy {
+            allow: options.allow,
+            deny: options.deny,
+        },
+        dns: options.dns,
+        search: options.dns_search,
+        hosts: options.add_host,
+    }
 }
 
 /// The node's spans of this VM and our own, on one clock.

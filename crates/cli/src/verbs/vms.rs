@@ -64,23 +64,27 @@ pub async fn start(context: &Context, start: Start) -> Result<Outcome> {
         client.post::<Vm>(&vm_path(vm, "/start")).await?;
         return super::exec::attach_to(&client, vm, start.interactive).await;
     }
-    each(&start.vms, async |vm| {
+    let outcome = each(&start.vms, async |vm| {
         client.post::<Vm>(&vm_path(vm, "/start")).await?;
         show(&format!("{vm}\n"))
     })
-    .await
+    .await;
+    context.forward_ports_after(&client, None).await;
+    outcome
 }
 
 /// `jiffy stop`
 pub async fn stop(context: &Context, stop: Stop) -> Result<Outcome> {
     let client = context.client()?;
     let grace_ms = u64::from(stop.time) * 1000;
-    each(&stop.vms, async |vm| {
+    let outcome = each(&stop.vms, async |vm| {
         let path = vm_path(vm, &format!("/stop?grace_ms={grace_ms}"));
         client.post::<Vm>(&path).await?;
         show(&format!("{vm}\n"))
     })
-    .await
+    .await;
+    context.forward_ports_after(&client, None).await;
+    outcome
 }
 
 /// `jiffy kill`
@@ -90,17 +94,19 @@ pub async fn kill(context: &Context, kill: Kill) -> Result<Outcome> {
         Some(signal) => format!("/kill?signal={signal}"),
         None => "/kill".to_owned(),
     };
-    each(&kill.vms, async |vm| {
+    let outcome = each(&kill.vms, async |vm| {
         client.post::<Vm>(&vm_path(vm, &what)).await?;
         show(&format!("{vm}\n"))
     })
-    .await
+    .await;
+    context.forward_ports_after(&client, None).await;
+    outcome
 }
 
 /// `jiffy rm`
 pub async fn rm(context: &Context, rm: Rm) -> Result<Outcome> {
     let client = context.client()?;
-    each(&rm.vms, async |vm| {
+    let outcome = each(&rm.vms, async |vm| {
         match client
             .delete(&vm_path(vm, &format!("?force={}", rm.force)))
             .await
@@ -110,7 +116,9 @@ pub async fn rm(context: &Context, rm: Rm) -> Result<Outcome> {
         }
         show(&format!("{vm}\n"))
     })
-    .await
+    .await;
+    context.forward_ports_after(&client, None).await;
+    outcome
 }
 
 /// `jiffy wait`

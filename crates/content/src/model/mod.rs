@@ -3,10 +3,12 @@
 //!
 //! * [`vm`]: a VM's record and what it is made of.
 //! * [`image`]: what is known of an image, and disks that are filled as they are read.
+//! * [`network`]: the node's networks.
 //! * [`snapshot`]: what a captured VM is and what it needs.
 //! * [`artifact`]: what of these is in a registry.
 
 pub mod artifact;
 pub mod image;
+pub mod network;
 pub mod snapshot;
 pub mod vm;

@@ -4,9 +4,12 @@ use super::image::LazyDisk;
 use crate::clock::unix_seconds;
 use crate::durable::LoadError;
 use jiffy_wire::agent::{Command, ExitStatus, StartError};
-use jiffy_wire::api::{ImageConfig, Origin, RootDisk, Vm, VmState, VolumeUse};
+use jiffy_wire::api::{
+    ImageConfig, NetworkPolicy, NetworkUse, Origin, RootDisk, Vm, VmNetwork, VmState, VolumeUse,
+};
 use jiffy_wire::cpu::Wanted;
 use jiffy_wire::vmm::{DiskLimit, PageSize};
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 /// Most warnings of a guest that are kept.
@@ -67,6 +70,8 @@ pub struct Spec {
     pub root_limit: DiskLimit,
     /// Its volumes are copies of its own, in its folder.
     pub own_volumes: bool,
+    /// Its network interface, if it has one.
+    pub network: Option<NetworkUse>,
 }
 
 /// A snapshot to go on from.
@@ -186,6 +191,10 @@ pub struct VmRecord {
     pub paged: Option<Paged>,
     /// Its guest said that its programs are over: it writes its disks back.
     pub powering_off: bool,
+    /// Its addresses, IPv4 first, from its start to its end.
+    pub addresses: Vec<IpAddr>,
+    /// What it may reach, if that was changed after it was made.
+    pub policy: Option<NetworkPolicy>,
 }
 
 impl VmRecord {
@@ -210,7 +219,15 @@ impl VmRecord {
             root: None,
             paged: None,
             powering_off: false,
+            addresses: Vec::new(),
+            policy: None,
         }
+    }
+
+    /// What it may reach on the network.
+    pub fn network_policy(&self) -> NetworkPolicy {
+        let made_with = || self.spec.network.as_ref().map(|it| it.policy.clone());
+        self.policy.clone().or_else(made_with).unwrap_or_default()
     }
 
     /// As the API shows it.
@@ -255,6 +272,13 @@ impl VmRecord {
             remove: spec.remove,
             warnings: self.warnings.clone(),
             origin: self.origin.clone(),
+            network: spec.network.as_ref().map(|network| VmNetwork {
+                name: network.name.clone().unwrap_or_default(),
+                addresses: self.addresses.iter().map(IpAddr::to_string).collect(),
+                ports: network.ports.clone(),
+                policy: self.network_policy(),
+                ..VmNetwork::default()
+            }),
         }
     }
 

@@ -18,6 +18,7 @@
 //! | [`vm`] | `vms/ID/vm.json` |
 //! | [`snapshot`] | `snapshot.json` of captured VMs |
 //! | [`image`] | `images/NAME/image.json` |
+//! | [`networks`] | `networks.json` |
 //! | [`origins`] | `chunks/ID.origins.json`, `origins.json` beside `ram.image` |
 //! | [`boot_set`] | `images/NAME/boot.json` |
 //! | [`prefault`] | `prefault.json` of golden snapshots |
@@ -28,6 +29,7 @@
 pub mod artifact;
 pub mod boot_set;
 pub mod image;
+pub mod networks;
 pub mod origins;
 pub mod prefault;
 pub mod snapshot;

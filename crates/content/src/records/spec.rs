@@ -42,6 +42,8 @@ pub struct Spec {
     root_limit: DiskLimit,
     #[serde(default, skip_serializing_if = "is_false")]
     own_volumes: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    network: Option<NetworkUse>,
 }
 both_ways!(
     Spec,
@@ -68,8 +70,61 @@ both_ways!(
         root_disk: opt,
         root_limit: into,
         own_volumes: same,
+        network: opt,
     }
 );
+
+/// See [`api::NetworkUse`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkUse {
+    name: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    ports: Vec<String>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    publish_all: bool,
+    #[serde(default, skip_serializing_if = "NetworkPolicy::is_default")]
+    policy: NetworkPolicy,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    dns: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    search: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    hosts: Vec<String>,
+}
+both_ways!(
+    NetworkUse,
+    api::NetworkUse {
+        name: same,
+        ports: same,
+        publish_all: same,
+        policy: into,
+        dns: same,
+        search: same,
+        hosts: same,
+    }
+);
+
+/// See [`api::NetworkPolicy`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkPolicy {
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    allow: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    deny: Vec<String>,
+}
+both_ways!(
+    NetworkPolicy,
+    api::NetworkPolicy {
+        allow: same,
+        deny: same,
+    }
+);
+
+impl NetworkPolicy {
+    fn is_default(&self) -> bool {
+        *self == NetworkPolicy::default()
+    }
+}
 
 /// See [`live::FromSnapshot`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,6 +9,7 @@ use crate::model::artifact::VolumeArtifact;
 use crate::model::image::BootSet;
 use crate::model::image::ImageRecord;
 use crate::model::image::LazyDisk;
+use crate::model::network::Networks;
 use crate::model::snapshot::Manifest;
 use crate::model::vm::{Failure, FromSnapshot, MainEnd, MainState, Paged, Root, Spec, VmRecord};
 use jiffy_wire::agent::{Command, ExitStatus, StartError, StartFailure, WindowSize};
@@ -118,7 +119,29 @@ fn spec() -> Spec {
         root_disk: Some(RootDisk::Layer { size_mib: 64 }),
         root_limit: limit(),
         own_volumes: true,
+        network: None,
     }
+}
+
+/// A VM with an interface: of release 0.2 and later.
+fn on_a_network() -> VmRecord {
+    let policy = |allow: &str| api::NetworkPolicy {
+        allow: vec![text(allow)],
+        deny: vec![text("all")],
+    };
+    let mut vm = vm();
+    vm.spec.network = Some(api::NetworkUse {
+        name: Some(text("default")),
+        ports: vec![text("127.0.0.1:8080:80/tcp")],
+        publish_all: true,
+        policy: policy("example.org:443/tcp"),
+        dns: vec![text("192.0.2.53")],
+        search: vec![text("example.org")],
+        hosts: vec![text("db:192.0.2.7")],
+    });
+    vm.addresses = vec![[10, 118, 0, 2].into(), "fd00::2".parse().unwrap()];
+    vm.policy = Some(policy("192.0.2.0/24"));
+    vm
 }
 
 fn lazy() -> LazyDisk {
@@ -163,6 +186,8 @@ fn vm() -> VmRecord {
             prefetch: true,
         }),
         powering_off: true,
+        addresses: Vec::new(),
+        policy: None,
     }
 }
 
@@ -228,6 +253,7 @@ fn records_of_vms_do_not_drift() {
     let save = |path: &Path, vm| super::vm::save(path.parent().unwrap(), vm, false).unwrap();
     let load = |path: &Path| super::vm::load(path.parent().unwrap());
     does_not_drift("vm-1.json", "vm.json", &vm(), save, load);
+    does_not_drift("vm-1-network.json", "vm.json", &on_a_network(), save, load);
 }
 
 #[test]
@@ -427,6 +453,18 @@ fn lists_of_pages_do_not_drift() {
         save,
         super::prefault::load,
     );
+}
+
+#[test]
+fn networks_do_not_drift() {
+    let networks = Networks {
+        v4: text("10.118.0.0/16"),
+        v6: text("fd12:3456:789a::/64"),
+        names: [text("lab"), text("web")].into(),
+    };
+    let save = |path: &Path, it| super::networks::save(path, it).unwrap();
+    let load = super::networks::load;
+    does_not_drift("networks-1.json", "networks.json", &networks, save, load);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `vm.json`: all that is known of a VM.
 
-use super::spec::Spec;
+use super::spec::{NetworkPolicy, Spec};
 use super::{both_ways, both_ways_enum, is_false};
 use crate::durable::{self, LoadError};
 use crate::model::image as lazy;
@@ -8,6 +8,7 @@ use crate::model::vm as live;
 use jiffy_wire::{agent, api};
 use serde::{Deserialize, Serialize};
 use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 const FORMAT: &str = "jiffy-vm";
@@ -39,6 +40,10 @@ pub struct Vm {
     paged: Option<Paged>,
     #[serde(default, skip_serializing_if = "is_false")]
     powering_off: bool,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    addresses: Vec<IpAddr>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    policy: Option<NetworkPolicy>,
 }
 both_ways!(
     Vm,
@@ -61,6 +66,8 @@ both_ways!(
         root: opt,
         paged: opt,
         powering_off: same,
+        addresses: same,
+        policy: opt,
     }
 );
 

@@ -92,6 +92,8 @@ impl Daemon {
             .arg(path("share"))
             // The stand-in for a VMM runs real programs: not in a jail.
             .args(["--jail", "off"])
+            // Nothing is changed of the network of the host that tests run on.
+            .env("JIFFY_VM_NETWORK", "off")
             .args(&self.options)
             .env("RUST_LOG", "debug")
             .stdin(Stdio::null());

@@ -15,6 +15,7 @@ mod golden;
 mod images;
 mod kills;
 mod life;
+mod network;
 mod pulls;
 mod pushes;
 mod registry;

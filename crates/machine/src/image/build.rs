@@ -9,8 +9,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// Modules loaded at boot, in this order (what they depend on comes first):
-/// fw_cfg and KVM, then what reaches the host, then the data disk. Some kernels
-/// have some of them built in.
+/// fw_cfg and KVM, then what reaches the host, then the data disk, then what VMs' network
+/// needs (docs/network.md). Some kernels have some of them built in.
 pub const MODULES: &[&str] = &[
     "qemu_fw_cfg",
     "kvm-amd",
@@ -20,6 +20,15 @@ pub const MODULES: &[&str] = &[
     "virtio_blk",
     "tun",
     "xfs",
+    "nf_tables",
+    "nft_ct",
+    "nft_chain_nat",
+    "nft_nat",
+    "nft_masq",
+    "nft_reject_inet",
+    "nft_fib_inet",
+    "nft_connlimit",
+    "nf_conntrack_netlink",
 ];
 
 /// Modules that lie in `/lib/modules` and are loaded when asked for.

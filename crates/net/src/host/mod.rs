@@ -24,6 +24,7 @@ use crate::pool::{Pool, Ranges};
 use crate::rules::{Counted, GuestRules, Rules};
 use crate::{Cidr, Error, VmId};
 use forwarding::Forwarding;
+use jiffy_sys::clock::monotonic_ns;
 use jiffy_sys::tap::Tap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -107,6 +108,9 @@ pub struct Attached {
     pub tap: Tap,
     /// What its device and guest are told.
     pub addresses: Addresses,
+    /// When its making began, when its link was there, and when its rules were (host
+    /// CLOCK_MONOTONIC).
+    pub times_ns: [u64; 3],
 }
 
 /// What was found, changed and set.
@@ -186,10 +190,12 @@ impl Host {
     /// Makes a VM's link and rules. Its address is its own since [`Host::take_address`] or
     /// [`Host::open`].
     pub fn attach(&mut self, spec: &GuestSpec) -> Result<Attached, Error> {
+        let begun_ns = monotonic_ns();
         let taken = |it: &&GuestRules| it.v4 == spec.v4 || it.vm == spec.vm;
         if self.rules.guests().any(|it| taken(&it)) {
             return Err(Error::AddressTaken(spec.v4));
         }
+        self.check_ports(spec)?;
         if self.released.contains(&IpAddr::V4(spec.v4)) {
             self.forget_released()?;
         }
@@ -198,11 +204,41 @@ impl Host {
         let tap = links::create(&mut self.route, &link, ranges)?;
         // A link without rules reaches nothing, and is gone with its descriptors on an error.
         self.forwarding.link_made(&link.vm.link())?;
+        let linked_ns = monotonic_ns();
         self.rules.add(self.guest_rules(spec, tap.index))?;
         Ok(Attached {
             tap,
             addresses: self.addresses(spec),
+            times_ns: [begun_ns, linked_ns, monotonic_ns()],
         })
+    }
+
+    /// Makes the link of a VM anew, which keeps its address: what it was connected to stays.
+    pub fn attach_again(&mut self, spec: &GuestSpec) -> Result<Attached, Error> {
+        if let Some(guest) = self.rules.remove(spec.vm)? {
+            links::remove(&mut self.route, guest.link)?;
+        }
+        for address in [Some(spec.v4.into()), self.v6(spec).map(IpAddr::from)] {
+            address.inspect(|it| _ = self.released.remove(it));
+        }
+        self.attach(spec)
+    }
+
+    /// Can the ports of the host lead to this VM, and do they to no other?
+    fn check_ports(&self, spec: &GuestSpec) -> Result<(), Error> {
+        for port in &spec.ports {
+            if port.address.is_ipv6() && !self.forwarding.ipv6() {
+                return Err(Error::PortWithoutIpv6(port.to_string()));
+            }
+            let others = self.rules.guests().filter(|it| it.vm != spec.vm);
+            if others.flat_map(|it| &it.ports).any(|it| it.collides(port)) {
+                return Err(Error::Port(
+                    port.to_string(),
+                    "another VM has one of these ports",
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Removes a VM's link and rules. Its address stays its own. One that is not attached is
@@ -239,6 +275,7 @@ impl Host {
     pub fn change(&mut self, spec: &GuestSpec) -> Result<(), Error> {
         let old = self.rules.guest(spec.vm).cloned();
         let old = old.ok_or_else(|| Error::NotAttached(spec.vm.to_string()))?;
+        self.check_ports(spec)?;
         let new = self.guest_rules(spec, old.link);
         if loopback(&new.ports) && !loopback(&old.ports) {
             let (link, ranges) = (self.link_spec(spec), self.ranges());

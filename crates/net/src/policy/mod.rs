@@ -5,7 +5,9 @@
 //!
 //! * [`target`]: whom a rule is about, and how it is written.
 //! * [`publish`]: ports of the host's that lead to a VM.
+//! * [`hold`]: sockets that keep those ports from other programs.
 
+pub mod hold;
 pub mod publish;
 pub mod target;
 

@@ -2,6 +2,7 @@
 
 use super::Node;
 use super::operation::{Stopwatch, joined};
+use crate::spec;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
@@ -77,6 +78,7 @@ impl Node {
             command: parent.spec.command.clone().filter(|_| runs),
             hostname: parent.spec.hostname.clone(),
             from: None,
+            network: spec::inherited(&parent.spec),
             ..(*parent.spec).clone()
         };
         let mut children = Vec::with_capacity(names.len());

@@ -52,9 +52,10 @@ async fn make(node: &Node, saved: &Saved) -> Result<Standby> {
     let now = monotonic_ns();
     let kernel = node.kernel_file(&spec.kernel);
     let disks = roots::disks(&paths.vm(&id), spec, root.path.clone(), Vec::new());
-    let plan = Plan::new(kernel, root, disks, beginning(saved, true), (now, now));
+    let mut plan = Plan::new(kernel, root, disks, beginning(saved, true), (now, now));
     node.goldens().comes(&id);
-    launch::hold(paths, node.launcher(), &record, &plan, node.start_timeout())
+    plan.network = node.network().attach(&record)?;
+    launch::hold(paths, node.launcher(), &record, plan, node.start_timeout())
 }
 
 /// Makes standbys that are wanted, one after the other, while no VM starts.

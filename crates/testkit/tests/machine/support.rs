@@ -99,6 +99,8 @@ impl Jiffy {
         self.lab
             .command(argv)
             .env("JIFFY_MACHINE", "never")
+            // One node has the network of a machine, and here there are many.
+            .env("JIFFY_VM_NETWORK", "off")
             .env("JIFFY_START_TIMEOUT", START_TIMEOUT)
             .env("JIFFY_PAGER_PATIENCE_MS", PAGER_PATIENCE)
     }

@@ -3,16 +3,18 @@
 use super::handover::Descriptors;
 use super::plan::{Beginning, Plan, Restoring, SavedRam};
 use crate::jails::Launcher;
+use crate::network;
 use jiffy_content::error::{Error, Result};
-use jiffy_content::model::vm::{Root, Spec, VmRecord};
+use jiffy_content::model::vm::{Spec, VmRecord};
 use jiffy_content::names;
 use jiffy_content::paths::Paths;
 use jiffy_content::roots;
 use jiffy_wire::api::VolumeUse;
 use jiffy_wire::guest::{self, DiskMount, GuestConfig};
+use jiffy_wire::mac::Mac;
 use jiffy_wire::vmm::{
-    self, Boot, Disk, FwCfgContents, FwCfgFile, Memory, NewGeneration, Restore, SavedMemory,
-    Serial, VmmConfig, Vsock,
+    self, Boot, Disk, FwCfgContents, FwCfgFile, Memory, Net, NetBackend, NewGeneration, Restore,
+    SavedMemory, Serial, VmmConfig, Vsock,
 };
 use std::path::PathBuf;
 use std::time::Duration;
@@ -30,7 +32,7 @@ pub(super) fn vmm_config<'a>(
 ) -> Result<VmmConfig> {
     let spec = &record.spec;
     let folder = paths.vm(&record.id);
-    let guest = serde_json::to_string(&guest_config(record, &plan.root)).map_err(|error| {
+    let guest = serde_json::to_string(&guest_config(record, plan)).map_err(|error| {
         Error::internal(format!(
             "The guest's configuration can't be written: {error}."
         ))
@@ -76,7 +78,7 @@ pub(super) fn vmm_config<'a>(
         exit_record: Some(folder.join("exit.json")),
         handed: Vec::new(),
         balloon: true,
-        nets: Vec::new(),
+        nets: nets(record, plan, descriptors)?,
         cpu_profile: spec.cpu_profile.clone(),
         restore: match &plan.beginning {
             Beginning::Boot => None,
@@ -135,6 +137,28 @@ fn restore<'a>(
     })
 }
 
+/// A VM's network interface, if it has one. Without a network its link is down.
+fn nets<'a>(
+    record: &VmRecord,
+    plan: &'a Plan,
+    descriptors: &mut Descriptors<'a>,
+) -> Result<Vec<Net>> {
+    if record.spec.network.is_none() {
+        return Ok(Vec::new());
+    }
+    let backend = match &plan.network {
+        Some(attachment) => descriptors.tap(&attachment.queues),
+        None => NetBackend::None,
+    };
+    Ok(vec![Net {
+        mac: Mac(network::mac_of(&record.id)?),
+        mtu: None,
+        backend,
+        receive_limit: Default::default(),
+        send_limit: Default::default(),
+    }])
+}
+
 /// The disk of a volume.
 pub fn volume_disk(volume: &VolumeUse, path: PathBuf) -> Disk {
     Disk {
@@ -160,9 +184,9 @@ fn mounts(spec: &Spec) -> Vec<DiskMount> {
     spec.disks.iter().enumerate().filter_map(mount).collect()
 }
 
-fn guest_config(record: &VmRecord, root: &Root) -> GuestConfig {
-    let spec = &record.spec;
-    GuestConfig {
+fn guest_config(record: &VmRecord, plan: &Plan) -> GuestConfig {
+    let (spec, root) = (&record.spec, &plan.root);
+    let mut config = GuestConfig {
         version: guest::VERSION,
         vm_id: record.id.clone(),
         hostname: Some(spec.hostname.clone().unwrap_or_else(|| record.name.clone())),
@@ -176,7 +200,14 @@ fn guest_config(record: &VmRecord, root: &Root) -> GuestConfig {
         preload: spec.preload.clone(),
         rehearsal: spec.hidden,
         ..GuestConfig::default()
+    };
+    // What boots to be captured learns who it is when it goes on as somebody; its link is up,
+    // as theirs will be.
+    let is_nobody = spec.hidden && matches!(plan.beginning, Beginning::Boot);
+    if let Some(attachment) = plan.network.as_ref().filter(|_| !is_nobody) {
+        network::told(&mut config, record, &attachment.addresses);
     }
+    config
 }
 
 /// The kernel's command line: the default, then the user's parameters.

@@ -8,7 +8,7 @@ use jiffy_content::paths::Paths;
 use jiffy_sys::private_socket::bind_private;
 use jiffy_sys::regular;
 use jiffy_sys::spawn::FIRST_DESCRIPTOR;
-use jiffy_wire::vmm::{Handed, Serial, Source, VmmConfig};
+use jiffy_wire::vmm::{Handed, NetBackend, Serial, Source, VmmConfig};
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -86,6 +86,19 @@ impl<'a> Descriptors<'a> {
                 Ok(Source::Fd(self.push(Passed::Owned(file.into()))))
             }
             Handle::Path(path) => Ok(Source::Path(path.clone())),
+        }
+    }
+
+    /// The queues of a TAP. A VMM that was restored ahead has them already.
+    pub fn tap(&mut self, queues: &'a [OwnedFd]) -> NetBackend {
+        match self.used {
+            true => NetBackend::Tap(
+                queues
+                    .iter()
+                    .map(|queue| self.push(Passed::Borrowed(queue.as_fd())))
+                    .collect(),
+            ),
+            false => NetBackend::None,
         }
     }
 

@@ -1,6 +1,7 @@
 //! What a start needs: one plan, whatever the VM begins from.
 
 use super::standby::Standby;
+use crate::network::Attachment;
 use crate::pager::Serving;
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::model::vm::{Paged, Root};
@@ -27,6 +28,8 @@ pub struct Plan {
     pub beginning: Beginning,
     /// A VM restored ahead that this one may become.
     pub standby: Option<Standby>,
+    /// What it has of the network, if it has anything.
+    pub network: Option<Attachment>,
     /// Memory that was reserved for it; none of what is made for later, which has it elsewhere.
     pub room: Option<Reserved>,
     /// It is for later: whoever waits for something goes first.
@@ -134,6 +137,7 @@ impl Plan {
             volumes: Vec::new(),
             beginning,
             standby: None,
+            network: None,
             room: None,
             low_priority: false,
             received_ns,
@@ -168,6 +172,7 @@ impl Plan {
                 volumes: Vec::new(),
                 beginning: Beginning::Boot,
                 standby: None,
+                network: None,
                 room: None,
                 ..*self
             }),

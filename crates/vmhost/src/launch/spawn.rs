@@ -7,6 +7,7 @@ use super::spawned::Spawned;
 use super::standby::{self, Standby};
 use crate::control;
 use crate::jails::{Launcher, Monitor};
+use crate::network::Network;
 use crate::process::{Events, VmmProcess};
 use crate::spares::Spares;
 use jiffy_content::clock::monotonic_ns;
@@ -24,6 +25,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixListener;
 use tracing::debug;
@@ -41,19 +43,22 @@ pub fn spawn(
     paths: &Paths,
     launcher: &Launcher,
     spares: &Spares,
+    network: &Arc<Network>,
     record: &VmRecord,
     plan: &mut Plan,
     gate_time: Duration,
 ) -> Result<Spawned> {
     if let Some(standby) = plan.standby.take() {
-        match take_over(paths, launcher, record, plan, gate_time, standby) {
+        match take_over(paths, launcher, network, record, plan, gate_time, standby) {
             Ok(spawned) => return Ok(spawned),
             Err(error) => {
                 debug!(vm = record.name, %error, "a standby can't be had");
+                plan.network = None;
                 let _ = remove_any(&paths.vm_run(&record.id));
             }
         }
     }
+    plan.network = network.attach(record)?;
     // Spares are for what somebody waits for.
     let spares = (!plan.low_priority).then_some(spares);
     spawn_process(paths, launcher, spares, record, plan, gate_time, false)
@@ -65,7 +70,7 @@ pub fn hold(
     paths: &Paths,
     launcher: &Launcher,
     record: &VmRecord,
-    plan: &Plan,
+    mut plan: Plan,
     gate_time: Duration,
 ) -> Result<Standby> {
     let folder = paths.vm(&record.id);
@@ -73,9 +78,9 @@ pub fn hold(
         .mode(0o700)
         .create(&folder)
         .map_err(|error| Error::io("make a VM's folder", &folder, &error))?;
-    let held = spawn_process(paths, launcher, None, record, plan, gate_time, true);
+    let held = spawn_process(paths, launcher, None, record, &plan, gate_time, true);
     let spawned = held.inspect_err(|_| standby::remove(paths, &record.id))?;
-    Ok(Standby::new(paths, record, spawned))
+    Ok(Standby::new(paths, record, spawned, plan.network.take()))
 }
 
 /// Gives a VM that is held the configuration it waits for. After an error its
@@ -83,21 +88,27 @@ pub fn hold(
 fn take_over(
     paths: &Paths,
     launcher: &Launcher,
+    network: &Arc<Network>,
     record: &VmRecord,
-    plan: &Plan,
+    plan: &mut Plan,
     gate_time: Duration,
     standby: Standby,
 ) -> Result<Spawned> {
     let before = monotonic_ns();
-    let mut spawned = standby
-        .into_spawned()
+    let (mut spawned, attachment) = standby
+        .into_parts()
         .ok_or_else(|| Error::internal("A standby was taken twice."))?;
+    plan.network = attachment;
+    let settled = match &plan.network {
+        Some(attachment) => network.settle(attachment, record),
+        None => Ok(()),
+    };
     let mut descriptors = Descriptors::none(launcher);
-    let begun =
-        write_config(paths, record, plan, gate_time, false, &mut descriptors).and_then(|_| {
-            let socket = paths.control_socket(&record.id);
-            control::begin(&socket).map_err(|error| Error::io("reach the VMM", &socket, &error))
-        });
+    let begun = settled.and_then(|()| {
+        write_config(paths, record, plan, gate_time, false, &mut descriptors)?;
+        let socket = paths.control_socket(&record.id);
+        control::begin(&socket).map_err(|error| Error::io("reach the VMM", &socket, &error))
+    });
     if let Err(error) = begun {
         spawned.process.kill();
         return Err(error);

@@ -2,6 +2,7 @@
 
 use super::spawned::Spawned;
 use crate::folders;
+use crate::network::Attachment;
 use jiffy_content::model::vm::VmRecord;
 use jiffy_content::paths::Paths;
 use std::fs;
@@ -16,16 +17,23 @@ pub struct Standby {
     pub cid: u32,
     paths: Paths,
     spawned: Option<Spawned>,
+    network: Option<Attachment>,
 }
 
 impl Standby {
     /// The VM of this record, which this VMM holds.
-    pub(super) fn new(paths: &Paths, record: &VmRecord, spawned: Spawned) -> Standby {
+    pub(super) fn new(
+        paths: &Paths,
+        record: &VmRecord,
+        spawned: Spawned,
+        network: Option<Attachment>,
+    ) -> Standby {
         Standby {
             id: record.id.clone(),
             cid: record.cid,
             paths: paths.clone(),
             spawned: Some(spawned),
+            network,
         }
     }
 
@@ -57,9 +65,9 @@ impl Standby {
         }
     }
 
-    /// Its process and sockets, for whoever takes it over.
-    pub fn into_spawned(mut self) -> Option<Spawned> {
-        self.spawned.take()
+    /// Its process and sockets, and what it has of the network, for whoever takes it over.
+    pub fn into_parts(mut self) -> Option<(Spawned, Option<Attachment>)> {
+        Some((self.spawned.take()?, self.network.take()))
     }
 }
 

@@ -22,7 +22,7 @@ use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::{MainState, VmRecord};
 use jiffy_content::room::memory::Reserved;
 use jiffy_content::volumes::Lease;
-use jiffy_wire::api::VmState;
+use jiffy_wire::api::{NetworkPolicy, VmState};
 use jiffy_wire::timeline::Timeline;
 use jiffy_wire::trace::MARK_GATE_PASSED;
 use jiffy_wire::vmm::VmmEvent;
@@ -246,6 +246,9 @@ impl Actor {
                 self.saver.waiting.push(reply);
                 self.changed();
             }
+            Command::Policy(policy, reply) => {
+                let _ = reply.send(self.change_policy(policy));
+            }
             Command::Start(plan, reply) if plan.wakes() => self.wake(plan, reply),
             Command::Start(plan, reply) => {
                 let _ = reply.send(self.start(*plan));
@@ -337,6 +340,7 @@ impl Actor {
             &self.host.paths,
             &self.host.launcher,
             &self.host.spares,
+            &self.host.network,
             &self.record,
             plan,
             gate_time,
@@ -356,6 +360,10 @@ impl Actor {
         }
         if matches!(plan.beginning, Beginning::Restore(_)) {
             recorder.restored();
+        }
+        if let Some(attachment) = plan.network.take() {
+            recorder.attached(attachment.times_ns);
+            self.record.addresses = attachment.taken_over();
         }
         self.recorder = recorder;
         Ok(spawned)
@@ -416,6 +424,17 @@ impl Actor {
                 Gate::New
             }
         }
+    }
+
+    /// It may reach something else from now on.
+    fn change_policy(&mut self, policy: NetworkPolicy) -> Result<()> {
+        let before = self.record.policy.replace(policy);
+        let changed = self.host.network.change(&self.record);
+        match changed {
+            Ok(()) => self.changed(),
+            Err(_) => self.record.policy = before,
+        }
+        changed
     }
 
     /// Its vCPUs were stopped, or go on.

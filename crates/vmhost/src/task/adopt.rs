@@ -150,6 +150,7 @@ fn settle(
     }
     if actor.record.state == VmState::Hibernated {
         actor.phase = Phase::Asleep(hold_volumes(volumes, &actor.record));
+        host.network.keep_asleep(&actor.record);
         let end = log::end_of(&paths_of(&actor)).unwrap_or(0);
         actor.log_end.send_replace(end);
     }

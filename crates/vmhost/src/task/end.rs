@@ -82,6 +82,8 @@ impl Actor {
         self.record.powering_off = false;
         self.input.send_replace(None);
         let _ = remove_any(&self.host.paths.vm_run(&self.record.id));
+        self.host.network.detach(&self.record);
+        self.record.addresses.clear();
         self.forget_memory();
         self.save_timeline();
         info!(vm = %self.record.name, id = %self.record.id, "VM ended");

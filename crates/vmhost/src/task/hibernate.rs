@@ -144,6 +144,7 @@ impl Actor {
         }
         self.input.send_replace(None);
         let _ = jiffy_sys::durable::remove_any(&self.host.paths.vm_run(&self.record.id));
+        self.host.network.keep_asleep(&self.record);
         self.leave_pager();
         self.changed();
     }
@@ -195,6 +196,7 @@ impl Actor {
             Err(error) => {
                 let run = self.host.paths.vm_run(&self.record.id);
                 let _ = jiffy_sys::durable::remove_any(&run);
+                self.host.network.keep_asleep(&self.record);
                 self.phase = Phase::Asleep(volumes);
                 self.record.state = VmState::Hibernated;
                 self.changed();

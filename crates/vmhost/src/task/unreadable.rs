@@ -147,6 +147,7 @@ impl Unreadable {
             Command::MemoryWhole(_, reply) | Command::Flush(reply) => drop(reply.send(())),
             Command::Save(reply)
             | Command::Start(_, reply)
+            | Command::Policy(_, reply)
             | Command::Stop(_, reply)
             | Command::Kill(reply)
             | Command::Paused(_, reply)

@@ -1,4 +1,10 @@
 //! Checks what a request wants a VM to be.
+//!
+//! * `network`: which network it is on, and what leads to it.
+
+mod network;
+
+pub use network::inherited;
 
 use jiffy_content::checks::{
     MAX_COMMAND, check_command, check_cpus, check_hostname, check_memory, check_volumes,
@@ -10,6 +16,7 @@ use jiffy_content::model::snapshot::Manifest;
 use jiffy_content::model::vm::{FromSnapshot, Spec};
 use jiffy_content::names;
 use jiffy_content::roots;
+use jiffy_vmhost::network::Network;
 use jiffy_wire::api::{CreateVm, ImageConfig};
 use jiffy_wire::cpu::{Wanted, levels};
 use jiffy_wire::vmm::PageSize;
@@ -17,8 +24,13 @@ use jiffy_wire::vmm::PageSize;
 /// Longest kernel parameters of a request, in bytes.
 const MAX_KERNEL_ARGS: usize = 1024;
 /// Checks a request for a VM of this image and fills in the defaults.
-pub fn check(wanted: CreateVm, image: &Found) -> Result<Spec> {
-    check_of(wanted, &image.name, image.config())
+pub fn check(wanted: CreateVm, image: &Found, network: &Network) -> Result<Spec> {
+    let asked = wanted.network.clone();
+    let spec = check_of(wanted, &image.name, image.config())?;
+    Ok(Spec {
+        network: self::network::wanted(asked, image.config(), network)?,
+        ..spec
+    })
 }
 
 /// A VM of the built-in image, in tests.
@@ -27,7 +39,7 @@ pub fn of_base(wanted: CreateVm) -> Spec {
     check_of(wanted, "base", &ImageConfig::default()).unwrap()
 }
 
-/// The same, of an image with this name and configuration.
+/// The same but for its network, of an image with this name and configuration.
 pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Result<Spec> {
     if let Some(name) = &wanted.name {
         names::check_vm(name)?;
@@ -92,12 +104,18 @@ pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Re
         root_disk: wanted.root_disk,
         root_limit: wanted.root_limit,
         own_volumes: false,
+        network: None,
     })
 }
 
 /// Checks a request for a VM that goes on from a snapshot. The snapshot
 /// decides what it is made of.
-pub fn from_snapshot(name: &str, manifest: &Manifest, wanted: CreateVm) -> Result<Spec> {
+pub fn from_snapshot(
+    name: &str,
+    manifest: &Manifest,
+    wanted: CreateVm,
+    network: &Network,
+) -> Result<Spec> {
     if let Some(name) = &wanted.name {
         names::check_vm(name)?;
     }
@@ -157,6 +175,7 @@ pub fn from_snapshot(name: &str, manifest: &Manifest, wanted: CreateVm) -> Resul
         cold: false,
         hidden: false,
         own_volumes: !manifest.spec.disks.is_empty() || manifest.spec.root_disk.is_some(),
+        network: self::network::of_snapshot(name, &manifest.spec, wanted.network, network)?,
         ..manifest.spec.clone()
     })
 }
@@ -186,6 +205,10 @@ pub fn golden(spec: &Spec) -> Option<Spec> {
         timeline: false,
         cold: true,
         hidden: true,
+        network: spec
+            .network
+            .as_ref()
+            .map(|_| jiffy_vmhost::network::plain()),
         ..spec.clone()
     })
 }

@@ -1,0 +1,170 @@
+//! Ports of this host that lead to the machine, for ports that its VMs publish: QEMU's user
+//! network forwards them, and is told while it runs.
+
+use crate::error::MachineError;
+use crate::instance;
+use crate::machine::Machine;
+use crate::protocol::{AGENT_PORT, API_PORT, GUEST};
+use crate::qmp::Control;
+use serde_json::json;
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+
+/// QEMU's name of the network (`-netdev user,id=net`).
+const NETDEV: &str = "net";
+
+/// A port of this host that leads to the same port of the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Forward {
+    /// UDP, not TCP.
+    pub udp: bool,
+    /// This host's address; an unspecified one is all.
+    pub address: Ipv4Addr,
+    /// The port.
+    pub port: u16,
+}
+
+impl Forward {
+    /// The ports of `ADDRESS:HOST[-HOST]:GUEST[-GUEST]/PROTOCOL`, as a node writes them; none if
+    /// they are of IPv6, which QEMU's network does not forward.
+    pub fn of_published(text: &str) -> Vec<Forward> {
+        let parse = || {
+            let (rest, protocol) = text.rsplit_once('/')?;
+            let (rest, _) = rest.rsplit_once(':')?;
+            let (address, ports) = rest.rsplit_once(':')?;
+            let (first, last) = ports.split_once('-').unwrap_or((ports, ports));
+            let address = address.parse().ok()?;
+            let ports = first.parse::<u16>().ok()?..=last.parse().ok()?;
+            let forward = |port| Forward {
+                udp: protocol == "udp",
+                address,
+                port,
+            };
+            Some(ports.map(forward).collect())
+        };
+        parse().unwrap_or_default()
+    }
+
+    fn host_side(&self) -> String {
+        let protocol = if self.udp { "udp" } else { "tcp" };
+        format!("{protocol}:{}:{}", self.address, self.port)
+    }
+}
+
+impl Machine {
+    /// Has these ports lead to the machine, and no others beside those of its own. A port that
+    /// can't be had is an error, and the others are as wanted.
+    pub fn forward(&self, wanted: &BTreeSet<Forward>) -> Result<(), MachineError> {
+        let mut control = self.control()?;
+        let there = forwards(&table(&mut control)?);
+        for gone in there.difference(wanted) {
+            monitor(
+                &mut control,
+                &format!("hostfwd_remove {NETDEV} {}", gone.host_side()),
+            )?;
+        }
+        let mut refused = None;
+        for new in wanted.difference(&there) {
+            let line = format!(
+                "hostfwd_add {NETDEV} {}-{GUEST}:{}",
+                new.host_side(),
+                new.port
+            );
+            let answer = monitor(&mut control, &line)?;
+            if !answer.trim().is_empty() {
+                refused = Some(MachineError::PortInUse {
+                    address: new.address,
+                    port: new.port,
+                });
+            }
+        }
+        refused.map_or(Ok(()), Err)
+    }
+
+    fn control(&self) -> Result<Control, MachineError> {
+        let setup = self.current_setup();
+        instance::running_pid(&setup.pid_file()).ok_or(MachineError::NotRunning)?;
+        Control::connect(&setup.control_socket())
+    }
+}
+
+fn table(control: &mut Control) -> Result<String, MachineError> {
+    monitor(control, "info usernet")
+}
+
+fn monitor(control: &mut Control, line: &str) -> Result<String, MachineError> {
+    let answer = control.execute("human-monitor-command", json!({ "command-line": line }))?;
+    Ok(answer.as_str().unwrap_or_default().to_owned())
+}
+
+/// Reads `info usernet`, less what is the machine's own.
+fn forwards(table: &str) -> BTreeSet<Forward> {
+    let lines = table.lines().filter_map(|line| {
+        let columns: Vec<_> = line.split_whitespace().collect();
+        let [protocol, _, address, host, _, guest, ..] = columns[..] else {
+            return None;
+        };
+        let guest: u16 = guest.parse().ok()?;
+        let own = guest == API_PORT || guest == AGENT_PORT;
+        let forward = Forward {
+            udp: match protocol {
+                "TCP[HOST_FORWARD]" => false,
+                "UDP[HOST_FORWARD]" => true,
+                _ => return None,
+            },
+            // `*` is all.
+            address: address.parse().unwrap_or(Ipv4Addr::UNSPECIFIED),
+            port: host.parse().ok()?,
+        };
+        (!own).then_some(forward)
+    });
+    lines.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn forward(udp: bool, address: [u8; 4], port: u16) -> Forward {
+        Forward {
+            udp,
+            address: address.into(),
+            port,
+        }
+    }
+
+    #[test]
+    fn published_ports_are_forwarded_one_by_one() {
+        assert_eq!(
+            Forward::of_published("127.0.0.1:8080-8081:80-81/tcp"),
+            [
+                forward(false, [127, 0, 0, 1], 8080),
+                forward(false, [127, 0, 0, 1], 8081)
+            ]
+        );
+        assert_eq!(
+            Forward::of_published("0.0.0.0:53:53/udp"),
+            [forward(true, [0; 4], 53)]
+        );
+        for other in ["[::]:80:80/tcp", "80", "", "a:b:c/d"] {
+            assert!(Forward::of_published(other).is_empty(), "{other}");
+        }
+    }
+
+    #[test]
+    fn what_is_forwarded_is_read_without_the_machines_own() {
+        let table = "Hub -1 (net):\r\n  Protocol[State]    FD  Source Address  Port   Dest. Address  Port RecvQ SendQ\r\n  \
+            TCP[HOST_FORWARD]  13       127.0.0.1 35113       10.0.2.15  7071     0     0\r\n  \
+            TCP[ESTABLISHED]   14       127.0.0.1  8080       10.0.2.15  8080     0     0\r\n  \
+            TCP[HOST_FORWARD]  15       127.0.0.1  8080       10.0.2.15  8080     0     0\r\n  \
+            UDP[HOST_FORWARD]  12               *    53       10.0.2.15    53     0     0\r\n";
+        assert_eq!(
+            forwards(table),
+            [
+                forward(false, [127, 0, 0, 1], 8080),
+                forward(true, [0; 4], 53)
+            ]
+            .into()
+        );
+    }
+}

@@ -1,0 +1,82 @@
+//! Networks, and what VMs may reach.
+
+use super::Node;
+use jiffy_content::error::{Error, Result};
+use jiffy_vmhost::handle::Command;
+use jiffy_vmhost::network::{DEFAULT, check_policy};
+use jiffy_wire::api::{Network, NetworkPolicy, Vm};
+
+impl Node {
+    /// All networks, the default one first.
+    pub fn networks(&self) -> Vec<Network> {
+        let names = self.host.network.names();
+        [DEFAULT.to_owned()]
+            .into_iter()
+            .chain(names)
+            .map(|name| self.describe(name))
+            .collect()
+    }
+
+    /// One network.
+    pub fn network_named(&self, name: &str) -> Result<Network> {
+        if name != DEFAULT {
+            self.host.network.check_name(name)?;
+        }
+        Ok(self.describe(name.to_owned()))
+    }
+
+    /// Makes a network.
+    pub fn create_network(&self, name: &str) -> Result<Network> {
+        self.host.network.create(name)?;
+        Ok(self.describe(name.to_owned()))
+    }
+
+    /// Removes a network that no VM is in.
+    pub fn remove_network(&self, name: &str) -> Result<()> {
+        let vms = self.vms_in(name);
+        if name != DEFAULT && !vms.is_empty() {
+            return Err(Error::conflict(format!(
+                "The network {name} is that of {}.",
+                vms.join(", ")
+            ))
+            .hint("Remove these VMs first."));
+        }
+        self.host.network.remove(name)
+    }
+
+    /// Changes what a VM may reach, while it runs.
+    pub async fn change_policy(&self, wanted: &str, policy: NetworkPolicy) -> Result<Vm> {
+        let vm = self.find(wanted)?;
+        if vm.spec.network.is_none() {
+            return Err(Error::wrong_state(format!(
+                "The VM {} has no network.",
+                vm.name
+            )));
+        }
+        check_policy(&policy)?;
+        vm.ask(|reply| Command::Policy(policy, reply)).await??;
+        vm.ask(Command::Save).await??;
+        Ok(vm.vm())
+    }
+
+    fn describe(&self, name: String) -> Network {
+        let network = &self.host.network;
+        Network {
+            vms: self.vms_in(&name),
+            name,
+            ranges: network.ranges(),
+            error: network
+                .why_not()
+                .map(|why| format!("VMs have no network on this host: {why}.")),
+        }
+    }
+
+    fn vms_in(&self, network: &str) -> Vec<String> {
+        let mut all = self.registry.all();
+        all.retain(|vm| {
+            let own = vm.spec.network.as_ref();
+            !vm.spec.hidden && own.and_then(|it| it.name.as_deref()) == Some(network)
+        });
+        all.iter().map(|vm| vm.name.clone()).collect()
+    }
+}

@@ -1,0 +1,199 @@
+//! Which network a VM is on, what it may reach, and which ports lead to it.
+
+use jiffy_content::error::{Error, Result};
+use jiffy_content::model::vm::Spec;
+use jiffy_vmhost::network::{DEFAULT, NONE, Network, check_policy, check_ports, hosts_entry};
+use jiffy_wire::api::{ImageConfig, NetworkUse};
+use std::net::{IpAddr, TcpListener, UdpSocket};
+
+/// Most name servers (resolv.conf(5)), search domains, and lines of /etc/hosts.
+const SERVERS: usize = 3;
+const DOMAINS: usize = 6;
+const HOSTS: usize = 256;
+
+/// The network of a new VM: the default one where there is one, if nothing was asked for.
+pub(super) fn wanted(
+    mut asked: NetworkUse,
+    image: &ImageConfig,
+    network: &Network,
+) -> Result<Option<NetworkUse>> {
+    if asked.name.as_deref() == Some(NONE) {
+        return none(&asked).map(|()| None);
+    }
+    if asked.is_default() && network.why_not().is_some() {
+        return Ok(None);
+    }
+    let name = asked.name.get_or_insert_with(|| DEFAULT.to_owned());
+    network.check_name(name)?;
+    if asked.publish_all {
+        for port in &image.exposed_ports {
+            asked.ports.push(free_port(port)?);
+        }
+    }
+    check(&mut asked)?;
+    Ok(Some(asked))
+}
+
+/// The network of a VM from a snapshot: whether it has an interface, the snapshot decides.
+pub(super) fn of_snapshot(
+    name: &str,
+    captured: &Spec,
+    asked: NetworkUse,
+    network: &Network,
+) -> Result<Option<NetworkUse>> {
+    match inherited(captured) {
+        None if asked.is_default() || asked.name.as_deref() == Some(NONE) => Ok(None),
+        None => Err(Error::invalid(format!(
+            "The VM of the snapshot {name} has no network interface, and so has one from it."
+        ))
+        .hint("Leave the network's options out, or make the snapshot of a VM that has one.")),
+        Some(kept) if asked.is_default() => match kept.name.as_deref() {
+            // A network of another node's, or one that is gone.
+            Some(name) if network.check_name(name).is_err() => Ok(Some(NetworkUse {
+                name: Some(DEFAULT.to_owned()),
+                ..kept
+            })),
+            _ => Ok(Some(kept)),
+        },
+        Some(_) if asked.name.as_deref() == Some(NONE) => Err(Error::invalid(format!(
+            "The VM of the snapshot {name} has a network interface, and so has one from it."
+        ))
+        .hint("`--deny all` has it reach nothing.")),
+        Some(_) => wanted(asked, &captured.config, network),
+    }
+}
+
+/// What a VM that is made from another has of that one's network: a port of the host's leads
+/// to one VM only.
+pub fn inherited(parent: &Spec) -> Option<NetworkUse> {
+    let network = parent.network.clone()?;
+    Some(NetworkUse {
+        ports: Vec::new(),
+        publish_all: false,
+        ..network
+    })
+}
+
+fn none(asked: &NetworkUse) -> Result<()> {
+    let plain = NetworkUse {
+        name: asked.name.clone(),
+        ..NetworkUse::default()
+    };
+    match *asked == plain {
+        true => Ok(()),
+        false => Err(Error::invalid(
+            "A VM without a network has no ports, rules, name servers or hosts.",
+        )
+        .hint("Leave --network none out, or the other options.")),
+    }
+}
+
+/// Checks all of it, and writes ports in one form.
+fn check(asked: &mut NetworkUse) -> Result<()> {
+    let ports = check_ports(&asked.ports)?;
+    asked.ports = ports.iter().map(ToString::to_string).collect();
+    check_policy(&asked.policy)?;
+    let counts = [
+        (asked.dns.len(), SERVERS, "name servers"),
+        (asked.search.len(), DOMAINS, "search domains"),
+        (asked.hosts.len(), HOSTS, "further hosts"),
+    ];
+    if let Some((count, most, what)) = counts.into_iter().find(|(count, most, _)| count > most) {
+        return Err(Error::invalid(format!(
+            "A VM can have at most {most} {what}, not {count}."
+        )));
+    }
+    for server in &asked.dns {
+        if server.parse::<IpAddr>().is_err() {
+            return Err(Error::invalid(format!(
+                "The name server {server:?} is not an IP address."
+            )));
+        }
+    }
+    let plain = |it: u8| it.is_ascii_alphanumeric() || b"-._".contains(&it);
+    for domain in &asked.search {
+        if !(1..=253).contains(&domain.len()) || !domain.bytes().all(plain) {
+            return Err(Error::invalid(format!(
+                "{domain:?} is not the name of a domain."
+            )));
+        }
+    }
+    for host in &asked.hosts {
+        if hosts_entry(host).is_none() {
+            return Err(Error::invalid(format!("{host:?} is not NAME:ADDRESS.")));
+        }
+    }
+    Ok(())
+}
+
+/// A free port of the host's for a port that an image names, `80/tcp`.
+fn free_port(exposed: &str) -> Result<String> {
+    let (port, protocol) = exposed.split_once('/').unwrap_or((exposed, "tcp"));
+    let free = match protocol {
+        "udp" => UdpSocket::bind("127.0.0.1:0").and_then(|it| it.local_addr()),
+        _ => TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()),
+    };
+    let free = free
+        .map_err(|error| Error::internal(format!("The host has no free port: {error}.")))?
+        .port();
+    Ok(format!("127.0.0.1:{free}:{port}/{protocol}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(change: impl FnOnce(&mut NetworkUse)) -> Result<NetworkUse> {
+        let mut asked = NetworkUse::default();
+        change(&mut asked);
+        check(&mut asked).map(|()| asked)
+    }
+
+    #[test]
+    fn every_bad_value_is_named() {
+        let refused = |change: fn(&mut NetworkUse)| {
+            let error = asked(change).expect_err("bad");
+            error.0.message
+        };
+        assert!(refused(|it| it.ports = vec!["x".into()]).contains('x'));
+        assert!(refused(|it| it.dns = vec!["dns".into()]).contains("dns"));
+        assert!(refused(|it| it.search = vec!["a b".into()]).contains("a b"));
+        assert!(refused(|it| it.hosts = vec!["db=1".into()]).contains("db=1"));
+        assert!(refused(|it| it.policy.deny = vec!["host:1".into()]).contains("host"));
+        assert!(refused(|it| it.dns = vec!["192.0.2.1".into(); 4]).contains("3 name servers"));
+    }
+
+    #[test]
+    fn ports_are_written_in_one_form_and_not_inherited() {
+        let network = asked(|it| it.ports = vec!["8080:80".into()]).expect("good");
+        assert_eq!(network.ports, ["127.0.0.1:8080:80/tcp"]);
+        let parent = Spec {
+            network: Some(network),
+            ..Spec::default()
+        };
+        let child = inherited(&parent).expect("a network");
+        assert!(child.ports.is_empty());
+        assert_eq!(inherited(&Spec::default()), None);
+    }
+
+    #[test]
+    fn a_port_of_an_image_gets_a_free_one() {
+        let port = free_port("53/udp").expect("a port");
+        assert!(
+            port.starts_with("127.0.0.1:") && port.ends_with(":53/udp"),
+            "{port}"
+        );
+        check_ports(&[port, free_port("80").expect("a port")]).expect("ports");
+    }
+
+    #[test]
+    fn no_network_has_nothing_else() {
+        let mut network = NetworkUse {
+            name: Some(NONE.to_owned()),
+            ..NetworkUse::default()
+        };
+        none(&network).expect("none");
+        network.policy.allow = vec!["all".to_owned()];
+        none(&network).expect_err("rules without a network");
+    }
+}

@@ -1,0 +1,139 @@
+//! What a VM's guest is told about its network.
+
+use super::DEFAULT;
+use jiffy_content::model::vm::VmRecord;
+use jiffy_net::host::Addresses;
+use jiffy_net::names::directory::DOMAIN;
+use jiffy_wire::guest::{GuestConfig, HostEntry, Interface, Neighbour};
+use jiffy_wire::mac::Mac;
+use std::net::{IpAddr, Ipv6Addr};
+
+/// The interface in the guest.
+const INTERFACE: &str = "eth0";
+
+/// Tells a guest its addresses, its gateway as a permanent neighbour, and its name server.
+pub fn told(config: &mut GuestConfig, record: &VmRecord, addresses: &Addresses) {
+    let network = record.spec.network.clone().unwrap_or_default();
+    let own = [Some(IpAddr::V4(addresses.v4)), addresses.v6.map(IpAddr::V6)];
+    let own: Vec<String> = own.into_iter().flatten().map(|it| it.to_string()).collect();
+    let gateway6: Option<Ipv6Addr> = addresses.gateway6;
+    let gateways = [
+        Some(IpAddr::V4(addresses.gateway)),
+        gateway6.map(IpAddr::V6),
+    ];
+    let gateways: Vec<String> = gateways
+        .into_iter()
+        .flatten()
+        .map(|it| it.to_string())
+        .collect();
+    let neighbour = |address: &String| Neighbour {
+        address: address.clone(),
+        mac: Mac(addresses.gateway_mac.0),
+    };
+    config.interfaces = vec![Interface {
+        name: INTERFACE.to_owned(),
+        neighbours: gateways.iter().map(neighbour).collect(),
+        addresses: own.clone(),
+        gateways,
+        mtu: None,
+        mac: Some(Mac(addresses.mac.0)),
+    }];
+    config.name_servers = match network.dns.is_empty() {
+        true => vec![addresses.gateway.to_string()],
+        false => network.dns,
+    };
+    config.search = network.search;
+    config.search.push(DOMAIN.to_owned());
+    let hostname = config
+        .hostname
+        .clone()
+        .unwrap_or_else(|| record.name.clone());
+    let mut names = vec![hostname];
+    if names[0] != record.name && network.name.as_deref() != Some(DEFAULT) {
+        // By this one the VMs of its network know it.
+        names.push(record.name.clone());
+    }
+    let own = own.into_iter().map(|address| HostEntry {
+        address,
+        names: names.clone(),
+    });
+    let further = network.hosts.iter().filter_map(|text| hosts_entry(text));
+    config.hosts = own.chain(further).collect();
+}
+
+/// `NAME:ADDRESS` as a line of /etc/hosts; none if it is none.
+pub fn hosts_entry(text: &str) -> Option<HostEntry> {
+    let (name, address) = text.split_once(':')?;
+    let plain = |it: u8| it.is_ascii_alphanumeric() || b"-._".contains(&it);
+    let good = (1..=253).contains(&name.len()) && name.bytes().all(plain);
+    let address = address.trim_start_matches('[').trim_end_matches(']');
+    let address: IpAddr = address.parse().ok()?;
+    good.then(|| HostEntry {
+        address: address.to_string(),
+        names: vec![name.to_owned()],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_content::model::vm::Spec;
+    use jiffy_wire::api::NetworkUse;
+
+    #[test]
+    fn a_guest_is_told_who_it_is_and_whom_to_ask() {
+        let network = NetworkUse {
+            name: Some("lab".to_owned()),
+            search: vec!["example.org".to_owned()],
+            hosts: vec!["db:192.0.2.7".to_owned(), "six:[2001:db8::1]".to_owned()],
+            ..NetworkUse::default()
+        };
+        let spec = Spec {
+            network: Some(network),
+            ..Spec::default()
+        };
+        let record = VmRecord::new("0123456789ab".into(), "web".into(), spec, 3);
+        let addresses = Addresses {
+            mac: jiffy_net::identity::Mac([2, 0, 0, 0, 0, 9]),
+            v4: [10, 118, 0, 2].into(),
+            v6: None,
+            gateway: [10, 118, 0, 1].into(),
+            gateway6: None,
+            gateway_mac: jiffy_net::identity::GATEWAY_MAC,
+        };
+        let mut config = GuestConfig {
+            hostname: Some("inside".to_owned()),
+            ..GuestConfig::default()
+        };
+        told(&mut config, &record, &addresses);
+        let interface = &config.interfaces[0];
+        assert_eq!(interface.addresses, ["10.118.0.2"]);
+        assert_eq!(interface.gateways, ["10.118.0.1"]);
+        assert_eq!(interface.neighbours[0].mac.to_string(), "02:6a:66:00:00:01");
+        assert_eq!(config.name_servers, ["10.118.0.1"]);
+        assert_eq!(config.search, ["example.org", "jiffy.internal"]);
+        let hosts: Vec<String> = config
+            .hosts
+            .iter()
+            .map(|it| format!("{} {}", it.address, it.names.join(" ")))
+            .collect();
+        assert_eq!(
+            hosts,
+            ["10.118.0.2 inside web", "192.0.2.7 db", "2001:db8::1 six"]
+        );
+    }
+
+    #[test]
+    fn a_line_of_hosts_needs_a_name_and_an_address() {
+        for wrong in [
+            "db",
+            "db:",
+            ":192.0.2.7",
+            "d b:192.0.2.7",
+            "db:192.0.2",
+            "db:x",
+        ] {
+            assert_eq!(hosts_entry(wrong), None, "{wrong}");
+        }
+    }
+}

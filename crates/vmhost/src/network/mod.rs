@@ -1,0 +1,423 @@
+//! VMs on the host's network: links, addresses, rules, names.
+//!
+//! [`Network`] stands between the records of VMs and `jiffy_net`, which knows nothing of them.
+//! What a VM has of the network is its record's: an [`Attachment`] that is dropped before a VM
+//! took it over is detached.
+//!
+//! * [`guest`]: what a VM's monitor and guest are told.
+//! * [`open`]: the network as a daemon finds it.
+//! * [`specs`]: what records say, as the network has it.
+
+mod guest;
+mod open;
+mod specs;
+
+pub use guest::{hosts_entry, told};
+pub use open::{Settings, forget_released};
+pub use specs::{check_policy, check_ports};
+
+use jiffy_content::clock::monotonic_ns;
+use jiffy_content::error::{Error, Result};
+use jiffy_content::model::network::Networks;
+use jiffy_content::model::vm::VmRecord;
+use jiffy_content::names as rules;
+use jiffy_content::records::networks;
+use jiffy_net::host::{Addresses, Attached, Host};
+use jiffy_net::names::{Asker, Directory};
+use jiffy_net::policy::hold::Held;
+use jiffy_net::{Error as NetError, VmId};
+use jiffy_sys::causes;
+use jiffy_wire::api::{NetworkCounters, NetworkUse};
+use specs::spec_of;
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use tokio::sync::Notify;
+use tracing::warn;
+
+/// The network that a VM is on unless something else was asked for. Its VMs do not see each
+/// other.
+pub const DEFAULT: &str = "default";
+/// What is asked for to have no network.
+pub const NONE: &str = "none";
+
+/// The network of this node's VMs.
+#[derive(Debug)]
+pub struct Network(State);
+
+#[derive(Debug)]
+enum State {
+    /// There is none, and why.
+    Off(String),
+    On(Box<On>),
+}
+
+#[derive(Debug)]
+struct On {
+    inner: Mutex<Inner>,
+    directory: Arc<Directory>,
+    /// What the host publishes on loopback is published on all addresses: loopback is another
+    /// host's (in the machine).
+    everywhere: bool,
+    /// Connections of VMs that are gone are still to be forgotten.
+    released: Arc<Notify>,
+    file: PathBuf,
+    /// Held for as long as this daemon has the network of this network namespace.
+    _only: UnixListener,
+}
+
+#[derive(Debug)]
+struct Inner {
+    host: Host,
+    networks: Networks,
+    /// Published ports.
+    held: HashMap<VmId, Held>,
+    /// Links of VMs that sleep.
+    asleep: HashMap<VmId, Attached>,
+}
+
+/// What a VM that starts has of the network. Dropped before the VM has taken it over, it is
+/// detached.
+#[derive(Debug)]
+pub struct Attachment {
+    network: Weak<Network>,
+    vm: VmId,
+    /// Its address was taken for this start.
+    fresh: bool,
+    /// What its guest is told.
+    pub addresses: Addresses,
+    /// A descriptor of its TAP for each pair of queues.
+    pub queues: Vec<OwnedFd>,
+    /// When it was begun, had its address, its link, and its rules (host CLOCK_MONOTONIC).
+    pub times_ns: [u64; 4],
+}
+
+impl Attachment {
+    /// Its addresses, IPv4 first. From here on they are the VM's.
+    pub fn taken_over(mut self) -> Vec<IpAddr> {
+        self.network = Weak::new();
+        let (v4, v6) = (self.addresses.v4, self.addresses.v6);
+        [Some(v4.into()), v6.map(IpAddr::from)]
+            .into_iter()
+            .flatten()
+            .collect()
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        if let Some(network) = self.network.upgrade()
+            && let State::On(on) = &network.0
+        {
+            on.detach(self.vm, self.fresh.then_some(self.addresses.v4));
+        }
+    }
+}
+
+impl Network {
+    /// Why VMs have no network here, without a full stop; none if they have one.
+    pub fn why_not(&self) -> Option<&str> {
+        match &self.0 {
+            State::Off(why) => Some(why),
+            State::On(_) => None,
+        }
+    }
+
+    /// Attaches a VM that starts. None: it has no network interface, or the host has no
+    /// network for it.
+    pub fn attach(self: &Arc<Self>, record: &VmRecord) -> Result<Option<Attachment>> {
+        let (State::On(on), Some(_)) = (&self.0, &record.spec.network) else {
+            return Ok(None);
+        };
+        let begun_ns = monotonic_ns();
+        let vm = id_of(record)?;
+        let (attached, fresh) = on.attach(vm, record)?;
+        let [addressed_ns, linked_ns, ruled_ns] = attached.times_ns;
+        Ok(Some(Attachment {
+            network: Arc::downgrade(self),
+            vm,
+            fresh,
+            addresses: attached.addresses,
+            queues: attached.tap.queues,
+            times_ns: [begun_ns, addressed_ns, linked_ns, ruled_ns],
+        }))
+    }
+
+    /// What was attached for a VM of this id becomes this VM's, with the name, policy and
+    /// ports that it has.
+    pub fn settle(&self, attachment: &Attachment, record: &VmRecord) -> Result<()> {
+        let State::On(on) = &self.0 else {
+            return Ok(());
+        };
+        let spec = specs::spec_of(record, attachment.addresses.v4, on.everywhere)?;
+        let mut inner = on.lock();
+        if !spec.ports.is_empty() {
+            let held = Held::all(&spec.ports).map_err(port_error)?;
+            inner.held.insert(attachment.vm, held);
+        }
+        if !spec.ports.is_empty() || spec.network.is_some() || !spec.policy.is_default() {
+            inner.host.change(&spec).map_err(failed)?;
+        }
+        on.directory
+            .set(asker(record, &spec, &attachment.addresses));
+        Ok(())
+    }
+
+    /// Gives a VM that is on the network what its record says now.
+    pub fn change(&self, record: &VmRecord) -> Result<()> {
+        let (State::On(on), Some(v4)) = (&self.0, v4_of(record)) else {
+            return Ok(());
+        };
+        let spec = spec_of(record, v4, on.everywhere)?;
+        let mut inner = on.lock();
+        inner.host.change(&spec).map_err(failed)?;
+        let addresses = inner.host.addresses(&spec);
+        on.directory.set(asker(record, &spec, &addresses));
+        Ok(())
+    }
+
+    /// A VM has ended: nothing of the network is its own any more.
+    pub fn detach(&self, record: &VmRecord) {
+        if let (State::On(on), Ok(vm)) = (&self.0, id_of(record)) {
+            on.detach(vm, v4_of(record));
+        }
+    }
+
+    /// Keeps the link of a VM whose monitor is gone until it wakes.
+    pub fn keep_asleep(&self, record: &VmRecord) {
+        let (State::On(on), Some(v4), Ok(vm)) = (&self.0, v4_of(record), id_of(record)) else {
+            return;
+        };
+        let kept = spec_of(record, v4, on.everywhere).and_then(|spec| {
+            let mut inner = on.lock();
+            let attached = inner.host.attach_again(&spec).map_err(failed)?;
+            let held = Held::all(&spec.ports).map_err(port_error);
+            inner.held.entry(vm).or_insert(held?);
+            on.directory.set(asker(record, &spec, &attached.addresses));
+            inner.asleep.insert(vm, attached);
+            Ok(())
+        });
+        if let Err(error) = kept {
+            warn!(vm = %record.name, %error, "a VM that sleeps is not on the network until it wakes");
+        }
+    }
+
+    /// What went through a VM's link.
+    pub fn counters(&self, id: &str) -> Option<NetworkCounters> {
+        let State::On(on) = &self.0 else { return None };
+        let (traffic, stopped) = on.lock().host.counters(VmId::parse(id).ok()?).ok()?;
+        Some(NetworkCounters {
+            sent_packets: traffic.sent_packets,
+            sent_bytes: traffic.sent_bytes,
+            received_packets: traffic.received_packets,
+            received_bytes: traffic.received_bytes,
+            spoofed: stopped.spoofed,
+            refused: stopped.refused,
+        })
+    }
+
+    /// Ranges that VMs have addresses of.
+    pub fn ranges(&self) -> Vec<String> {
+        match &self.0 {
+            State::Off(_) => Vec::new(),
+            State::On(on) => {
+                let ranges = on.lock().host.ranges();
+                vec![ranges.v4().to_string(), ranges.v6().to_string()]
+            }
+        }
+    }
+
+    /// Names of the networks that users made.
+    pub fn names(&self) -> Vec<String> {
+        match &self.0 {
+            State::Off(_) => Vec::new(),
+            State::On(on) => on.lock().networks.names.iter().cloned().collect(),
+        }
+    }
+
+    /// Makes a network.
+    pub fn create(&self, name: &str) -> Result<()> {
+        rules::check("network", name)?;
+        let on = self.on()?;
+        let mut inner = on.lock();
+        if [DEFAULT, NONE].contains(&name) || inner.networks.names.contains(name) {
+            return Err(Error::conflict(format!("The network {name} exists.")));
+        }
+        let mut networks = inner.networks.clone();
+        networks.names.insert(name.to_owned());
+        on.save(&mut inner, networks)
+    }
+
+    /// Removes a network that no VM is in.
+    pub fn remove(&self, name: &str) -> Result<()> {
+        let on = self.on()?;
+        let mut inner = on.lock();
+        let mut networks = inner.networks.clone();
+        if !networks.names.remove(name) {
+            return Err(match [DEFAULT, NONE].contains(&name) {
+                true => Error::invalid(format!("The network {name} can't be removed.")),
+                false => no_network(name),
+            });
+        }
+        on.save(&mut inner, networks)?;
+        inner.host.remove_network(name).map_err(failed)
+    }
+
+    /// Is there a network of this name to be on? Says why not.
+    pub fn check_name(&self, name: &str) -> Result<()> {
+        let on = self.on()?;
+        match name == DEFAULT || on.lock().networks.names.contains(name) {
+            true => Ok(()),
+            false => Err(no_network(name)),
+        }
+    }
+
+    fn on(&self) -> Result<&On> {
+        match &self.0 {
+            State::On(on) => Ok(on),
+            State::Off(why) => Err(Error::wrong_state(format!(
+                "VMs have no network on this host: {why}."
+            ))
+            .hint("Leave the network's options out, or see `jiffy doctor`.")),
+        }
+    }
+}
+
+impl On {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Attaches a VM, at the address that it has if it has one; is that a new one?
+    fn attach(&self, vm: VmId, record: &VmRecord) -> Result<(Attached, bool)> {
+        let mut inner = self.lock();
+        let kept = v4_of(record);
+        if kept.is_some()
+            && let Some(attached) = inner.asleep.remove(&vm)
+        {
+            return Ok((attached, false));
+        }
+        let v4 = match kept {
+            Some(v4) => v4,
+            None => inner.host.take_address().map_err(failed)?,
+        };
+        let attached = spec_of(record, v4, self.everywhere).and_then(|spec| {
+            if !spec.ports.is_empty() {
+                // Its own, from before.
+                inner.held.remove(&vm);
+                let held = Held::all(&spec.ports).map_err(port_error)?;
+                inner.held.insert(vm, held);
+            }
+            let attached = match kept {
+                Some(_) => inner.host.attach_again(&spec),
+                None => inner.host.attach(&spec),
+            };
+            let attached = attached.map_err(failed)?;
+            self.directory
+                .set(asker(record, &spec, &attached.addresses));
+            Ok(attached)
+        });
+        if attached.is_err() {
+            inner.held.remove(&vm);
+            if kept.is_none() {
+                inner.host.free_address(v4);
+            }
+        }
+        Ok((attached?, kept.is_none()))
+    }
+
+    /// Detaches a VM, and gives back its address if it has none any more.
+    fn detach(&self, vm: VmId, freed: Option<Ipv4Addr>) {
+        self.directory.remove(vm);
+        let mut inner = self.lock();
+        inner.held.remove(&vm);
+        inner.asleep.remove(&vm);
+        if let Err(error) = inner.host.detach(vm) {
+            warn!(%vm, error = causes::sentence(&error), "a VM's link or rules stay behind");
+        }
+        if let Some(v4) = freed {
+            inner.host.free_address(v4);
+        }
+        drop(inner);
+        self.released.notify_one();
+    }
+
+    fn save(&self, inner: &mut Inner, networks: Networks) -> Result<()> {
+        networks::save(&self.file, networks.clone())
+            .map_err(|error| Error::io("write the networks", &self.file, &error))?;
+        inner.networks = networks;
+        Ok(())
+    }
+}
+
+fn asker(record: &VmRecord, spec: &jiffy_net::host::GuestSpec, addresses: &Addresses) -> Asker {
+    Asker {
+        vm: spec.vm,
+        name: record.name.clone(),
+        network: spec.network.clone(),
+        policy: spec.policy.clone(),
+        v4: addresses.v4,
+        v6: addresses.v6,
+    }
+}
+
+/// The MAC address of the VM with this id.
+pub fn mac_of(id: &str) -> Result<[u8; 6]> {
+    Ok(id_from(id)?.mac().0)
+}
+
+fn id_of(record: &VmRecord) -> Result<VmId> {
+    id_from(&record.id)
+}
+
+fn id_from(id: &str) -> Result<VmId> {
+    VmId::parse(id).map_err(|error| Error::internal(format!("{error}.")))
+}
+
+/// The IPv4 address that a VM has.
+fn v4_of(record: &VmRecord) -> Option<Ipv4Addr> {
+    record.addresses.iter().find_map(|address| match address {
+        IpAddr::V4(v4) => Some(*v4),
+        IpAddr::V6(_) => None,
+    })
+}
+
+fn no_network(name: &str) -> Error {
+    Error::not_found(format!("There is no network {name}."))
+        .hint(format!("Make it with `jiffy network create {name}`."))
+}
+
+fn failed(error: NetError) -> Error {
+    match error {
+        NetError::Port(..) | NetError::PortWithoutIpv6(_) => port_error(error),
+        NetError::PoolEmpty(_) => Error::no_room(format!("{}.", capital(&error))),
+        _ => Error::internal(format!(
+            "The VM can't be on the network: {}.",
+            causes::sentence(&error)
+        )),
+    }
+}
+
+fn port_error(error: NetError) -> Error {
+    Error::conflict(format!("The port {error}.")).hint("Choose another with -p.")
+}
+
+/// A sentence's beginning.
+fn capital(error: &NetError) -> String {
+    let mut text = causes::sentence(error);
+    if let Some(first) = text.get_mut(..1) {
+        first.make_ascii_uppercase();
+    }
+    text
+}
+
+/// What a VM of a golden snapshot has that is made ahead: the default, for whoever takes it.
+pub fn plain() -> NetworkUse {
+    NetworkUse {
+        name: Some(DEFAULT.to_owned()),
+        ..NetworkUse::default()
+    }
+}

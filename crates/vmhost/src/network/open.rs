@@ -1,0 +1,258 @@
+//! The network as a daemon finds it: links, routes and rules become what the records say, and
+//! the name server answers.
+
+use super::specs::spec_of;
+use super::{Inner, Network, On, State, asker, v4_of};
+use jiffy_content::durable::LoadError;
+use jiffy_content::model::network::Networks;
+use jiffy_content::model::vm::{VmRecord, is_active};
+use jiffy_content::names;
+use jiffy_content::paths::Paths;
+use jiffy_content::records::networks;
+use jiffy_net::host::{GuestSpec, Host, HostOptions, Report};
+use jiffy_net::names::resolvers::Resolvers;
+use jiffy_net::names::{Directory, NameServer, Sockets};
+use jiffy_net::policy::hold::Held;
+use jiffy_net::rules::NameRules;
+use jiffy_net::{Cidr, Error};
+use jiffy_sys::causes;
+use jiffy_wire::api::VmState;
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tracing::{debug, info, warn};
+
+/// The abstract socket that the daemon binds which has the network: it is the network
+/// namespace's, as the network is.
+const ONLY: &[u8] = b"jiffy-network";
+/// The host's resolvers.
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+/// Port of the name server.
+const NAME_PORT: u16 = 53;
+/// How long VMs' connections are kept after they have ended: many VMs' are forgotten at once.
+const FORGET: Duration = Duration::from_secs(1);
+
+/// What an operator decides about the network.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// VMs can have a network.
+    pub on: bool,
+    /// Ranges that VMs have addresses of, in place of those that are chosen.
+    pub v4: Option<Cidr>,
+    /// The same of IPv6.
+    pub v6: Option<Cidr>,
+    /// Ports of the host's that no VM reaches, whatever a rule says.
+    pub never: Vec<u16>,
+    /// What is published on loopback is published on all addresses.
+    pub everywhere: bool,
+}
+
+impl Network {
+    /// The network of the VMs in this data folder. If the host can have none, VMs have none.
+    pub fn open(settings: &Settings, paths: &Paths) -> Arc<Network> {
+        let opened = match settings.on {
+            true => open(settings, paths),
+            false => Err("jiffyd was started without (--vm-network off)".to_owned()),
+        };
+        if let Err(why) = &opened {
+            info!(why, "VMs have no network");
+        }
+        Arc::new(Network(match opened {
+            Ok(on) => State::On(Box::new(on)),
+            Err(why) => State::Off(why),
+        }))
+    }
+}
+
+fn open(settings: &Settings, paths: &Paths) -> Result<On, String> {
+    let failed = |error: Error| causes::sentence(&error);
+    let only = SocketAddr::from_abstract_name(ONLY).and_then(|name| UnixListener::bind_addr(&name));
+    let only = only.map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => failed(Error::OtherNode),
+        _ => format!("the network's lock can't be had: {error}"),
+    })?;
+    let file = paths.networks();
+    let kept = kept(&file)?;
+    let known = |own: Option<Cidr>, kept: &str| own.or_else(|| kept.parse().ok());
+    let mut options = HostOptions {
+        v4: known(settings.v4, &kept.v4),
+        v6: known(settings.v6, &kept.v6),
+        seed: seed()?,
+        never: settings.never.clone(),
+        ..HostOptions::default()
+    };
+    let records = records(paths);
+    let specs = |records: &[VmRecord]| -> Vec<(GuestSpec, VmRecord)> {
+        let spec = |record: &VmRecord| {
+            let spec = spec_of(record, v4_of(record)?, settings.everywhere);
+            let spec = spec.inspect_err(
+                |error| warn!(vm = %record.name, %error, "a VM is not on the network any more"),
+            );
+            Some((spec.ok()?, record.clone()))
+        };
+        records.iter().filter_map(spec).collect()
+    };
+    let guests = specs(&records);
+    let all: Vec<GuestSpec> = guests.iter().map(|(spec, _)| spec.clone()).collect();
+    let mut opened = Host::open(options.clone(), &all, &kept.names);
+    if matches!(opened, Err(Error::PoolTaken { .. })) && guests.is_empty() {
+        // Chosen before the host had that route.
+        (options.v4, options.v6) = (settings.v4, settings.v6);
+        opened = Host::open(options.clone(), &all, &kept.names);
+    }
+    let (mut host, mut report) = opened.map_err(failed)?;
+    let ranges = host.ranges();
+    let gateway = ranges.gateway();
+    let sockets = Sockets::bind(&[gateway.into()], NAME_PORT)
+        .map_err(|error| format!("the VMs' name server can't have a port: {error}"))?;
+    if sockets.port != NAME_PORT {
+        options.name_port = sockets.port;
+        drop(host);
+        (host, report) = Host::open(options, &all, &kept.names).map_err(failed)?;
+    }
+    tell(&report);
+    let networks = Networks {
+        v4: ranges.v4().to_string(),
+        v6: ranges.v6().to_string(),
+        names: kept.names.clone(),
+    };
+    if networks != kept {
+        networks::save(&file, networks.clone())
+            .map_err(|error| format!("{} can't be written: {error}", file.display()))?;
+    }
+    let directory = Arc::new(Directory::new(gateway, report_v6(&report)));
+    let mut held = HashMap::new();
+    for (spec, record) in &guests {
+        match Held::all(&spec.ports) {
+            Ok(ports) => _ = held.insert(spec.vm, ports),
+            Err(error) => warn!(vm = %record.name, %error, "a published port is not held"),
+        }
+        directory.set(asker(record, spec, &host.addresses(spec)));
+    }
+    serve_names(&directory, sockets, gateway.into())?;
+    Ok(On {
+        inner: Mutex::new(Inner {
+            host,
+            networks,
+            held,
+            asleep: HashMap::new(),
+        }),
+        directory,
+        everywhere: settings.everywhere,
+        released: Arc::new(Notify::new()),
+        file,
+        _only: only,
+    })
+}
+
+fn report_v6(report: &Report) -> Option<std::net::Ipv6Addr> {
+    report.no_ipv6.is_none().then(|| report.ranges.gateway6())
+}
+
+/// What an earlier daemon kept.
+fn kept(file: &Path) -> Result<Networks, String> {
+    match networks::load(file) {
+        Ok(kept) => Ok(kept),
+        Err(LoadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
+            Ok(Networks::default())
+        }
+        Err(error) if error.is_newer() => Err(format!("{}: {}", file.display(), error.sentence())),
+        Err(error) => {
+            let why = error.sentence();
+            warn!(file = %file.display(), why, "the list of networks is lost");
+            Ok(Networks::default())
+        }
+    }
+}
+
+/// VMs that have addresses.
+fn records(paths: &Paths) -> Vec<VmRecord> {
+    let entries = fs::read_dir(paths.vms()).into_iter().flatten().flatten();
+    let ids = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    ids.filter(|id| names::is_id(id))
+        .filter_map(|id| VmRecord::load(&paths.vm(&id)).ok())
+        .filter(|record| !record.addresses.is_empty())
+        .filter(|record| is_active(record.state) || record.state == VmState::Hibernated)
+        .collect()
+}
+
+/// Random bytes that the IPv6 range has.
+fn seed() -> Result<[u8; 5], String> {
+    let mut seed = [0; 5];
+    rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| format!("there are no random numbers: {error}"))?;
+    Ok(seed)
+}
+
+/// Says what was found and set.
+fn tell(report: &Report) {
+    let (v4, v6) = (report.ranges.v4(), report.ranges.v6());
+    info!(%v4, %v6, "VMs' network");
+    if !report.settings.is_empty() {
+        info!(settings = report.settings.join(" "), "set for VMs");
+    }
+    if let Some(why) = report.no_ipv6 {
+        info!(why, "VMs have no IPv6");
+    }
+    if !report.removed_links.is_empty() || report.removed_routes > 0 || report.forgotten > 0 {
+        info!(
+            links = report.removed_links.join(" "),
+            routes = report.removed_routes,
+            connections = report.forgotten,
+            "what was left of VMs that are gone is removed"
+        );
+    }
+    for vm in &report.without_link {
+        debug!(%vm, "a VM has no link");
+    }
+    for blocker in &report.blockers {
+        let remedy = blocker.remedy();
+        warn!(
+            chain = blocker.chain,
+            remedy, "another firewall stops what VMs send"
+        );
+    }
+}
+
+fn serve_names(directory: &Arc<Directory>, sockets: Sockets, own: IpAddr) -> Result<(), String> {
+    let rules = NameRules::new().map_err(|error| causes::sentence(&error))?;
+    let resolvers = Resolvers::new(RESOLV_CONF.into(), vec![own]);
+    let server = Arc::new(NameServer::new(
+        Arc::clone(directory),
+        resolvers,
+        Mutex::new(rules),
+    ));
+    tokio::spawn(async move {
+        if let Err(error) = server.serve(sockets).await {
+            warn!(%error, "VMs' name server ended");
+        }
+    });
+    Ok(())
+}
+
+/// Forgets connections of VMs that have ended, many VMs' at once.
+pub async fn forget_released(network: Arc<Network>) {
+    let State::On(on) = &network.0 else { return };
+    let released = Arc::clone(&on.released);
+    loop {
+        released.notified().await;
+        tokio::time::sleep(FORGET).await;
+        let network = Arc::clone(&network);
+        let _ = tokio::task::spawn_blocking(move || {
+            let State::On(on) = &network.0 else { return };
+            let mut inner = on.inner.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Err(error) = inner.host.forget_released() {
+                let error = causes::sentence(&error);
+                debug!(error, "connections of VMs that ended are not forgotten");
+            }
+        })
+        .await;
+    }
+}

@@ -1,0 +1,145 @@
+//! What records say, as the network has it.
+
+use super::DEFAULT;
+use jiffy_content::error::{Error, Result};
+use jiffy_content::model::vm::VmRecord;
+use jiffy_net::host::GuestSpec;
+use jiffy_net::policy::publish::Publish;
+use jiffy_net::policy::{Policy, RULES, Rule};
+use jiffy_net::{Error as NetError, VmId};
+use jiffy_wire::api::NetworkPolicy;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Bytes of the largest packet, as on Ethernet.
+const MTU: u32 = 1500;
+/// Most published ports of a VM, each a range perhaps.
+const PORTS: usize = 64;
+
+/// The VM of this record at this address. Ports published on loopback may be published
+/// `everywhere` instead.
+pub(super) fn spec_of(record: &VmRecord, v4: Ipv4Addr, everywhere: bool) -> Result<GuestSpec> {
+    let network = record.spec.network.clone().unwrap_or_default();
+    let mut ports = check_ports(&network.ports)?;
+    if everywhere {
+        for port in ports.iter_mut().filter(|port| port.address.is_loopback()) {
+            port.address = match port.address {
+                IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+                IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+            };
+        }
+    }
+    Ok(GuestSpec {
+        vm: VmId::parse(&record.id).map_err(invalid)?,
+        v4,
+        network: network.name.filter(|name| name != DEFAULT),
+        policy: check_policy(&record.network_policy())?,
+        ports,
+        mtu: MTU,
+        queues: 1,
+        owner: None,
+    })
+}
+
+/// Published ports, none of them twice.
+pub fn check_ports(texts: &[String]) -> Result<Vec<Publish>> {
+    if texts.len() > PORTS {
+        return Err(Error::invalid(format!(
+            "A VM can have at most {PORTS} published ports and ranges."
+        )));
+    }
+    let mut ports: Vec<Publish> = Vec::with_capacity(texts.len());
+    for text in texts {
+        let port: Publish = text.parse().map_err(invalid)?;
+        if ports.iter().any(|other| other.collides(&port)) {
+            return Err(Error::invalid(format!(
+                "The port {port} is published twice."
+            )));
+        }
+        ports.push(port);
+    }
+    Ok(ports)
+}
+
+/// What a VM may reach.
+pub fn check_policy(policy: &NetworkPolicy) -> Result<Policy> {
+    if policy.allow.len() + policy.deny.len() > RULES {
+        return Err(Error::invalid(format!(
+            "A VM can have at most {RULES} rules about what it may reach."
+        )));
+    }
+    let parsed = |texts: &[String]| -> Result<Vec<Rule>> {
+        let rules = texts.iter().map(|text| text.parse().map_err(invalid));
+        rules.collect()
+    };
+    let policy = Policy {
+        allow: parsed(&policy.allow)?,
+        deny: parsed(&policy.deny)?,
+    };
+    if policy
+        .deny
+        .iter()
+        .any(|rule| rule.to == jiffy_net::policy::To::Host)
+    {
+        return Err(
+            Error::invalid("The host is never reached unless a rule allows it.")
+                .hint("Leave --deny host out."),
+        );
+    }
+    Ok(policy)
+}
+
+fn invalid(error: NetError) -> Error {
+    Error::invalid(format!("{error}."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_content::model::vm::Spec;
+    use jiffy_wire::api::NetworkUse;
+
+    fn texts<const N: usize>(all: [&str; N]) -> Vec<String> {
+        all.map(str::to_owned).into()
+    }
+
+    #[test]
+    fn what_is_published_on_loopback_is_so_on_all_addresses_where_loopback_is_anothers() {
+        let network = NetworkUse {
+            name: Some("lab".to_owned()),
+            ports: texts(["8080:80", "192.0.2.1:53:53/udp"]),
+            ..NetworkUse::default()
+        };
+        let spec = Spec {
+            network: Some(network),
+            ..Spec::default()
+        };
+        let record = VmRecord::new("0123456789ab".into(), "web".into(), spec, 3);
+        let ports = |everywhere| {
+            let spec = spec_of(&record, [10, 118, 0, 2].into(), everywhere).expect("a spec");
+            assert_eq!(spec.network.as_deref(), Some("lab"));
+            spec.ports
+                .iter()
+                .map(Publish::to_string)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            ports(false),
+            ["127.0.0.1:8080:80/tcp", "192.0.2.1:53:53/udp"]
+        );
+        assert_eq!(ports(true), ["0.0.0.0:8080:80/tcp", "192.0.2.1:53:53/udp"]);
+    }
+
+    #[test]
+    fn what_can_not_be_published_or_ruled_is_refused() {
+        assert!(check_ports(&texts(["80:80", "70-90:170-190"])).is_err());
+        assert!(check_ports(&vec!["80:80".to_owned(); PORTS + 1]).is_err());
+        assert!(check_ports(&texts(["80"])).is_err());
+        let policy = |allow: Vec<String>, deny: Vec<String>| {
+            check_policy(&NetworkPolicy { allow, deny }).map(drop)
+        };
+        policy(texts(["host:5432", "*.example.org"]), texts(["all"])).expect("a policy");
+        policy(vec![], texts(["host:80"])).expect_err("never reached anyway");
+        policy(texts(["10.0.0.0/8:0"]), vec![]).expect_err("no port");
+        policy(vec!["all".to_owned(); RULES + 1], vec![]).expect_err("too many");
+    }
+}
