@@ -155,12 +155,14 @@ fn measure_in(
         }
     }
     cases.extend(restore_cases(scratch, &mut files, runs)?);
-    cases.push(verbs::run_case(verbs::RUN, true, runs));
-    cases.push(verbs::run_case(
-        verbs::RUN_GOLDEN,
-        false,
-        runs * verbs::SPREAD,
-    ));
+    for (network, cold, golden) in [
+        (false, verbs::RUN, verbs::RUN_GOLDEN),
+        (true, verbs::RUN_NETWORK, verbs::RUN_GOLDEN_NETWORK),
+    ] {
+        cases.push(verbs::run_case(cold, true, network, runs));
+        let runs = runs * verbs::SPREAD;
+        cases.push(verbs::run_case(golden, false, network, runs));
+    }
     cases.push(verbs::exec_case(runs));
     match clock {
         Clock::Wall => {

@@ -191,6 +191,8 @@ pub const GOALS: &[Goal] = &[
     ),
     promise("snapshot/full/128/pause", INSTRUCTIONS, Bound::AtMost(25e6)),
     aim("run/golden/answer", INSTRUCTIONS, Bound::AtMost(8e6)),
+    aim("run/cold/network", INSTRUCTIONS, Bound::AtMost(30e6)),
+    aim("run/golden/network", INSTRUCTIONS, Bound::AtMost(8e6)),
     promise("exec/answer", INSTRUCTIONS, Bound::AtMost(6e6)),
     promise("fork/1/host", INSTRUCTIONS, Bound::AtMost(1.5e6)),
     promise("snapshot/idle-128/bytes", "bytes", Bound::AtMost(8.0 * MIB)),

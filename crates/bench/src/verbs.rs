@@ -7,6 +7,10 @@ use crate::plan::{Case, INSTRUCTIONS, Kind, Sample, WAKE_UPS};
 pub const RUN: &str = "run/cold/answer";
 /// The same from a golden snapshot.
 pub const RUN_GOLDEN: &str = "run/golden/answer";
+/// The two on a network.
+pub const RUN_NETWORK: &str = "run/cold/network";
+/// See [`RUN_NETWORK`].
+pub const RUN_GOLDEN_NETWORK: &str = "run/golden/network";
 /// `jiffy exec VM -- true`, the VM having nothing else to do.
 pub const EXEC: &str = "exec/answer";
 /// A snapshot of an idle VM, on disk.
@@ -30,21 +34,28 @@ pub const AT_ONCE: [(u32, &str); 3] = [
 const JIFFY: &str = "/bin/jiffy";
 
 /// `jiffy run -- true`, from nothing or from a golden snapshot, which the
-/// first run has left behind.
-pub(crate) fn run_case(name: &str, cold: bool, runs: u32) -> Case {
+/// first run has left behind; perhaps on a network.
+pub(crate) fn run_case(name: &str, cold: bool, network: bool, runs: u32) -> Case {
     let words = |list: &[&str]| Some(list.iter().map(|word| word.to_string()).collect());
     let vm = format!("{}-{{run}}", name.replace('/', "-"));
     let mut argv = vec![JIFFY, "run", "--name", &vm];
     if cold {
         argv.push("--cold");
     }
+    if network {
+        argv.extend(["--network", "default", "--memory", "144"]);
+    }
+    let has_golden = match network {
+        true => HAS_GOLDEN_NETWORK,
+        false => HAS_GOLDEN,
+    };
     argv.extend(["--", "true"]);
     Case {
         name: name.into(),
         monitor: "jiffy".into(),
         kind: Kind::ToExit {
             once: (!cold)
-                .then(|| words(&["/bin/sh", "-c", HAS_GOLDEN]))
+                .then(|| words(&["/bin/sh", "-c", has_golden]))
                 .flatten(),
             pull: None,
             before: None,
@@ -85,6 +96,10 @@ pub const SPREAD: u32 = 3;
 
 /// How to ask whether there is a golden snapshot.
 pub(crate) const HAS_GOLDEN: &str = "jiffy snapshot ls --all --format json | grep -q golden";
+
+/// The same of a kind with a network, which its size tells from the other.
+const HAS_GOLDEN_NETWORK: &str =
+    r#"jiffy snapshot ls --all --format json | grep -q '"memory_mib": 144'"#;
 
 /// Cases that count bytes.
 pub(crate) fn count_cases(runs: u32) -> [Case; 3] {

@@ -193,3 +193,22 @@ fn a_second_daemon_has_no_network_and_says_why() {
     );
     drop(first);
 }
+
+#[test]
+fn a_vm_whose_record_is_lost_keeps_its_link_until_its_end() {
+    let mut daemon = daemon();
+    let vm: Vm = daemon.run_detached(on(NetworkUse::default(), "web")).json();
+    let link = [format!("jf-{}", vm.id)];
+    daemon.killed();
+    fs::write(daemon.vm_folder(&vm.id).join("vm.json"), "nonsense").unwrap();
+    begin(&mut daemon);
+    assert_eq!(links(), link);
+    // Its address is nobody else's.
+    let other: Vm = daemon
+        .run_detached(on(NetworkUse::default(), "other"))
+        .json();
+    assert_ne!(network(&other).addresses, network(&vm).addresses);
+    let path = format!("/v1/vms/{}?force=true", vm.id);
+    assert_eq!(daemon.delete(&path).status, 204);
+    assert_eq!(links(), [format!("jf-{}", other.id)]);
+}

@@ -6,14 +6,17 @@
 //!
 //! * [`guest`]: what a VM's monitor and guest are told.
 //! * [`open`]: the network as a daemon finds it.
+//! * [`recovered`]: addresses that a record does not tell.
 //! * [`specs`]: what records say, as the network has it.
 
 mod guest;
 mod open;
+mod recovered;
 mod specs;
 
 pub use guest::{hosts_entry, told};
 pub use open::{Settings, forget_released};
+pub use recovered::recovered;
 pub use specs::{check_policy, check_ports};
 
 use jiffy_content::clock::monotonic_ns;

@@ -1,6 +1,7 @@
 //! The network as a daemon finds it: links, routes and rules become what the records say, and
 //! the name server answers.
 
+use super::recovered::{has_link, recovered, unknown};
 use super::specs::spec_of;
 use super::{Inner, Network, On, State, asker, v4_of};
 use jiffy_content::durable::LoadError;
@@ -177,9 +178,20 @@ fn records(paths: &Paths) -> Vec<VmRecord> {
     let entries = fs::read_dir(paths.vms()).into_iter().flatten().flatten();
     let ids = entries.filter_map(|entry| entry.file_name().into_string().ok());
     ids.filter(|id| names::is_id(id))
-        .filter_map(|id| VmRecord::load(&paths.vm(&id)).ok())
-        .filter(|record| !record.addresses.is_empty())
-        .filter(|record| is_active(record.state) || record.state == VmState::Hibernated)
+        .filter_map(|id| {
+            let folder = paths.vm(&id);
+            let has_link = has_link(&id);
+            let mut record = match VmRecord::load(&folder) {
+                Ok(record) => record,
+                Err(_) if has_link => unknown(&id, &folder),
+                Err(_) => return None,
+            };
+            if record.addresses.is_empty() && has_link {
+                record.addresses = recovered(&folder);
+            }
+            let lives = is_active(record.state) || record.state == VmState::Hibernated;
+            (!record.addresses.is_empty() && (lives || has_link)).then_some(record)
+        })
         .collect()
 }
 

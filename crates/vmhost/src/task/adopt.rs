@@ -9,6 +9,7 @@ use crate::folders::{self, hibernated_in, is_asleep};
 use crate::handle::is_active;
 use crate::host::Host;
 use crate::log::{self, Writer};
+use crate::network;
 use crate::process::VmmProcess;
 use crate::registry::Registry;
 use crate::spares::NO_ID;
@@ -240,6 +241,9 @@ fn adopt(
         }
     };
     record.failure = None;
+    if record.addresses.is_empty() && record.spec.network.is_some() {
+        record.addresses = network::recovered(&paths.vm(&record.id));
+    }
     with_its_own_name(registry, &mut record);
     let supervisor = listen(paths, &mut record, process.user());
     look_for_agent(paths, &mut record);

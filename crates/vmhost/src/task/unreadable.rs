@@ -10,6 +10,7 @@ use super::adopt;
 use crate::folders::is_asleep;
 use crate::handle::{Command, is_active};
 use crate::host::Host;
+use crate::network;
 use crate::process::VmmProcess;
 use crate::registry::Registry;
 use crate::task::actor::{self, Actor};
@@ -68,6 +69,9 @@ pub(super) fn register(
         VmState::Exited => None,
         _ => config_in(&folder),
     };
+    if process.is_some() {
+        record.addresses = network::recovered(&folder);
+    }
     let room = config.as_ref().filter(|_| process.is_some());
     let room = room.map(|config| host.room.adopt(config.memory.size_mib.into()));
     let disks = config.map_or_else(Vec::new, |config| config.disks);
@@ -181,6 +185,8 @@ impl Unreadable {
         self.process = None;
         self.room = None;
         let actor = &mut self.actor;
+        actor.host.network.detach(&actor.record);
+        actor.record.addresses.clear();
         actor.record.pid = None;
         actor.record.state = state_of(&actor.folder(), false);
         if !is_active(actor.record.state) && actor.record.state != VmState::Hibernated {

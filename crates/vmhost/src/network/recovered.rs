@@ -1,0 +1,77 @@
+//! Addresses of VMs that run and whose record does not tell them: a daemon was killed before it
+//! wrote that, or the record can't be read. What their guests were told does.
+
+use super::plain;
+use jiffy_content::model::vm::{Spec, VmRecord};
+use jiffy_sys::regular;
+use jiffy_wire::guest::{self, GuestConfig};
+use jiffy_wire::vmm::{FwCfgContents, VmmConfig};
+use std::net::IpAddr;
+use std::path::Path;
+
+/// Largest configuration of a VMM that is looked into: with the guest's in it.
+const MOST: u64 = 4 << 20;
+
+/// Has the VM a link here?
+pub(super) fn has_link(id: &str) -> bool {
+    Path::new("/sys/class/net")
+        .join(format!("{}{id}", jiffy_net::identity::LINK_PREFIX))
+        .exists()
+}
+
+/// The addresses that the guest of the VM in this folder was told.
+pub fn recovered(folder: &Path) -> Vec<IpAddr> {
+    let told = || {
+        let config = regular::read(&folder.join("vmm.json"), MOST).ok()?;
+        let config: VmmConfig = serde_json::from_slice(&config).ok()?;
+        let is_guests = |name: &str| name == guest::FW_CFG_NAME;
+        let file = config.fw_cfg.into_iter().find(|it| is_guests(&it.name))?;
+        let FwCfgContents::Text(text) = file.contents else {
+            return None;
+        };
+        serde_json::from_str::<GuestConfig>(&text).ok()
+    };
+    let interfaces = told().map(|it| it.interfaces).unwrap_or_default();
+    let addresses = interfaces.iter().flat_map(|it| &it.addresses);
+    addresses.filter_map(|it| it.parse().ok()).collect()
+}
+
+/// A VM with a link whose record can't be read: it may reach what all may.
+pub(super) fn unknown(id: &str, folder: &Path) -> VmRecord {
+    let spec = Spec {
+        network: Some(plain()),
+        ..Spec::default()
+    };
+    let mut record = VmRecord::new(id.to_owned(), id.to_owned(), spec, 0);
+    record.addresses = recovered(folder);
+    record
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn what_a_guest_was_told_is_found_again_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("vmm.json");
+        assert!(recovered(folder.path()).is_empty());
+        for nonsense in ["", "{}", "[1]", r#"{"fw_cfg":[]}"#] {
+            fs::write(&file, nonsense).unwrap();
+            assert!(recovered(folder.path()).is_empty(), "{nonsense}");
+        }
+        let guest = r#"{"version":1,"vm_id":"a","interfaces":[{"name":"eth0","addresses":["10.118.0.2","fd00::2","x"]}]}"#;
+        let config = serde_json::json!({
+            "version": jiffy_wire::vmm::VERSION, "id": "a", "vcpus": 1,
+            "memory": { "size_mib": 128 },
+            "boot": { "kernel": "/k", "command_line": "" },
+            "fw_cfg": [{ "name": guest::FW_CFG_NAME, "contents": { "text": guest } }],
+        });
+        fs::write(&file, config.to_string()).unwrap();
+        assert_eq!(
+            recovered(folder.path()),
+            [IpAddr::from([10, 118, 0, 2]), "fd00::2".parse().unwrap()]
+        );
+    }
+}
