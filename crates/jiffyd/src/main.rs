@@ -7,6 +7,7 @@ mod options;
 use clap::Parser;
 use jiffy_api::serve::{self, Listeners};
 use jiffy_node::Node;
+use jiffy_vmhost::network::uninstall;
 use options::Options;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use tracing_subscriber::EnvFilter;
 
 /// Requests are small and VMs' tasks mostly sleep.
 const WORKERS: usize = 2;
-/// A running VM takes five descriptors, and some more while it is started.
+/// A running VM takes six descriptors, and some more while it is started.
 const DESCRIPTORS: u64 = 1 << 16;
 
 fn main() -> ExitCode {
@@ -52,6 +53,11 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let paths = options.paths()?;
     paths.prepare()?;
     let _lock = lock::lock(&paths)?;
+    if options.remove_network {
+        let settings = options.node()?.network;
+        return uninstall(&settings, &paths)
+            .map_err(|why| anyhow::anyhow!("The network of VMs can't be removed: {why}."));
+    }
     let listeners = Listeners::open(&paths.socket, options.tcp()?, options.connections).await?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

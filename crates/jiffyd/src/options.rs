@@ -141,6 +141,10 @@ pub struct Options {
     /// The same of IPv6, a /96 or larger.
     #[arg(long, value_name = "RANGE", env = "JIFFY_VM_IPV6")]
     pub vm_ipv6: Option<Range>,
+    /// Remove all links, routes, rules and settings that were made for VMs, and end: before
+    /// Jiffy is removed. No daemon may run.
+    #[arg(long)]
+    pub remove_network: bool,
     /// Seconds that a VM waits for memory before it is refused; 0 for none.
     #[arg(
         long,

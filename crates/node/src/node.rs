@@ -182,7 +182,11 @@ impl Node {
             is_starting,
         ));
         tokio::spawn(Arc::clone(&node).tell_damage());
-        tokio::spawn(network::forget_released(Arc::clone(&node.host.network)));
+        tokio::spawn(network::clean_up(Arc::clone(&node.host.network)));
+        let starting = Arc::clone(&node.registry);
+        let is_starting = move || starting.any(starts).is_some();
+        let network = Arc::clone(&node.host.network);
+        tokio::spawn(network::keep_ahead(network, is_starting));
         Ok(node)
     }
 
@@ -382,7 +386,7 @@ impl Node {
     /// Makes a VM; it is on disk when this returns.
     pub async fn create(self: &Arc<Self>, wanted: CreateVm) -> Result<Arc<VmHandle>> {
         let (chosen, spec) = self.specify(wanted).await?;
-        let vm = self.known_vm(chosen, spec, None).await?;
+        let vm = self.known_vm(chosen, spec, names::new_id(), None).await?;
         let (node, made) = (Arc::clone(self), Arc::clone(&vm));
         let rest = async move {
             let _one = made.operate().await;
@@ -399,7 +403,14 @@ impl Node {
         let received_ns = monotonic_ns();
         let (chosen, spec) = self.specify(wanted).await?;
         let standby = self.standby_for(&spec).await;
-        let vm = self.known_vm(chosen, spec, standby.as_ref()).await?;
+        let id = match &standby {
+            Some(standby) => standby.id.clone(),
+            None => self.new_id(&spec),
+        };
+        let known = self.known_vm(chosen, spec, id.clone(), standby.as_ref());
+        let vm = known
+            .await
+            .inspect_err(|_| _ = self.host.network.forget(&id))?;
         let cursor = Cursor::new(&vm.clients);
         let (node, made) = (Arc::clone(self), Arc::clone(&vm));
         let rest = async move {
@@ -455,7 +466,8 @@ impl Node {
         spec: Spec,
         standby: Option<&Standby>,
     ) -> Result<Arc<VmHandle>> {
-        let vm = self.known_vm(chosen, spec, standby).await?;
+        let id = standby.map_or_else(names::new_id, |standby| standby.id.clone());
+        let vm = self.known_vm(chosen, spec, id, standby).await?;
         match self.provide(&vm, standby.is_some()).await {
             Ok(()) => Ok(vm),
             Err(error) => {
@@ -471,15 +483,20 @@ impl Node {
         &self,
         chosen: Option<String>,
         spec: Spec,
+        id: String,
         standby: Option<&Standby>,
     ) -> Result<Arc<VmHandle>> {
-        let (id, cid) = match standby {
-            Some(standby) => (standby.id.clone(), standby.cid),
-            None => (names::new_id(), self.new_cid()),
-        };
+        let cid = standby.map_or_else(|| self.new_cid(), |standby| standby.cid);
         let name = chosen.clone().unwrap_or_else(names::made_up);
         let record = VmRecord::new(id, name, spec, cid);
         self.register(record, chosen.is_some()).await
+    }
+
+    /// An id for a VM that is about to start: one whose link was made ahead, if it needs one.
+    fn new_id(&self, spec: &Spec) -> String {
+        let ahead = spec.network.as_ref();
+        let ahead = ahead.and_then(|_| self.host.network.take_ahead());
+        ahead.unwrap_or_else(names::new_id)
     }
 
     async fn register(&self, mut record: VmRecord, chosen: bool) -> Result<Arc<VmHandle>> {

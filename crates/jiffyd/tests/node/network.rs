@@ -3,7 +3,9 @@
 use crate::client::Answer;
 use crate::daemon::{Daemon, eventually, named};
 use crate::snapshots::counter;
-use jiffy_wire::api::{CreateVm, ErrorKind, ForkVm, Forked, Hibernated, NetworkUse, Vm, VmNetwork};
+use jiffy_wire::api::{
+    CreateVm, ErrorKind, ForkVm, Forked, Hibernated, NetworkPolicy, NetworkUse, Vm, VmNetwork,
+};
 use rustix::thread::UnshareFlags;
 use std::fs;
 use std::net::TcpListener;
@@ -29,14 +31,10 @@ fn begin(daemon: &mut Daemon) {
     daemon.answers();
 }
 
-/// Links of VMs.
-fn links() -> Vec<String> {
+/// Has this VM a link?
+fn has_link(id: &str) -> bool {
     let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
-    let names = text.lines().filter_map(|line| line.split_once(':'));
-    let names = names.map(|(name, _)| name.trim().to_owned());
-    names
-        .filter(|name| name.starts_with("jf-") && name != "jf-host")
-        .collect()
+    text.contains(&format!("jf-{id}:"))
 }
 
 fn network(vm: &Vm) -> VmNetwork {
@@ -59,7 +57,7 @@ fn told(daemon: &Daemon, vm: &Vm) -> String {
 fn a_vm_has_a_link_from_its_start_to_its_end() {
     let daemon = daemon();
     let vm: Vm = daemon.run_detached(on(NetworkUse::default(), "web")).json();
-    assert_eq!(links(), [format!("jf-{}", vm.id)]);
+    assert!(has_link(&vm.id));
     let told = told(&daemon, &vm);
     let shown = network(&daemon.vm("web"));
     assert_eq!(shown.name, "default");
@@ -79,15 +77,16 @@ fn a_vm_has_a_link_from_its_start_to_its_end() {
         ))
         .json();
     assert_eq!(alone.network, None);
-    assert_eq!(links().len(), 1);
+    assert!(!has_link(&alone.id));
     daemon.post("/v1/vms/web/kill", b"").json::<Vm>();
-    assert!(links().is_empty());
+    eventually("its link goes", || !has_link(&vm.id));
     assert!(network(&daemon.vm("web")).addresses.is_empty());
     // The next start is a new one.
     let again: Vm = daemon.post("/v1/vms/web/start", b"").json();
     assert_ne!(&network(&again).addresses[0], address);
+    assert!(has_link(&vm.id));
     assert_eq!(daemon.delete("/v1/vms/web?force=true").status, 204);
-    assert!(links().is_empty());
+    assert!(!has_link(&vm.id), "at once");
 }
 
 #[test]
@@ -104,20 +103,18 @@ fn what_sleeps_keeps_its_address_and_the_next_daemon_knows_all() {
     daemon
         .post("/v1/vms/sleeps/hibernate", b"")
         .json::<Hibernated>();
-    assert_eq!(links().len(), 2);
+    assert!(has_link(&runs.id) && has_link(&sleeps.id));
     daemon.killed();
     // Nobody holds the link of the one that sleeps; a stranger's is in the way.
-    eventually("its link goes", || links() == [format!("jf-{}", runs.id)]);
+    eventually("its link goes", || !has_link(&sleeps.id));
+    assert!(has_link(&runs.id));
     let stray = std::process::Command::new("busybox")
         .args(["tunctl", "-t", "jf-00112233aabb"])
         .status();
     assert!(stray.expect("busybox").success());
     begin(&mut daemon);
-    let mut expected = [format!("jf-{}", runs.id), format!("jf-{}", sleeps.id)];
-    let mut there = links();
-    expected.sort();
-    there.sort();
-    assert_eq!(there, expected);
+    assert!(has_link(&runs.id) && has_link(&sleeps.id));
+    assert!(!has_link("00112233aabb"));
     let woken: Vm = daemon.post("/v1/vms/sleeps/wake", b"").json();
     assert_eq!(network(&woken).addresses, network(&sleeps).addresses);
     // Its port is its own, before and after.
@@ -134,7 +131,7 @@ fn what_sleeps_keeps_its_address_and_the_next_daemon_knows_all() {
         let path = format!("/v1/vms/{name}?force=true");
         assert_eq!(daemon.delete(&path).status, 204);
     }
-    assert!(links().is_empty());
+    assert!(!has_link(&runs.id) && !has_link(&sleeps.id));
     TcpListener::bind("127.0.0.1:8080").expect("the port is free");
 }
 
@@ -152,7 +149,7 @@ fn children_have_links_of_their_own_and_no_ports() {
     };
     let body = serde_json::to_vec(&fork).unwrap();
     let forked: Forked = daemon.post("/v1/vms/parent/fork", &body).json();
-    assert_eq!(links().len(), 4);
+    assert!(forked.vms.iter().all(|child| has_link(&child.id)));
     let mut addresses: Vec<String> = forked
         .vms
         .iter()
@@ -168,6 +165,35 @@ fn children_have_links_of_their_own_and_no_ports() {
         assert!(told(&daemon, child).contains(own.as_str()));
     }
     assert_eq!(network(&parent).ports, ["127.0.0.1:8080:80/tcp"]);
+}
+
+#[test]
+fn a_link_is_made_ahead_of_the_next_run_and_goes_with_a_vm_that_is_refused() {
+    let daemon = daemon();
+    let first: Vm = daemon
+        .run_detached(on(NetworkUse::default(), "first"))
+        .json();
+    let links = || {
+        let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+        text.matches("jf-").count() - 1
+    };
+    eventually("the next one is there", || links() == 2);
+    // The name is taken: what was promised to this one goes, and the next is made.
+    daemon
+        .run_detached(on(NetworkUse::default(), "first"))
+        .error(ErrorKind::Conflict);
+    eventually("the next one is there again", || links() == 2);
+    let rule = NetworkUse {
+        policy: NetworkPolicy {
+            deny: vec!["all".into()],
+            ..NetworkPolicy::default()
+        },
+        ..NetworkUse::default()
+    };
+    let second: Vm = daemon.run_detached(on(rule, "second")).json();
+    eventually("and the one after that", || links() == 3);
+    assert_eq!(network(&second).policy.deny, ["all"]);
+    assert_ne!(network(&first).addresses, network(&second).addresses);
 }
 
 #[test]
@@ -198,11 +224,10 @@ fn a_second_daemon_has_no_network_and_says_why() {
 fn a_vm_whose_record_is_lost_keeps_its_link_until_its_end() {
     let mut daemon = daemon();
     let vm: Vm = daemon.run_detached(on(NetworkUse::default(), "web")).json();
-    let link = [format!("jf-{}", vm.id)];
     daemon.killed();
     fs::write(daemon.vm_folder(&vm.id).join("vm.json"), "nonsense").unwrap();
     begin(&mut daemon);
-    assert_eq!(links(), link);
+    assert!(has_link(&vm.id));
     // Its address is nobody else's.
     let other: Vm = daemon
         .run_detached(on(NetworkUse::default(), "other"))
@@ -210,5 +235,79 @@ fn a_vm_whose_record_is_lost_keeps_its_link_until_its_end() {
     assert_ne!(network(&other).addresses, network(&vm).addresses);
     let path = format!("/v1/vms/{}?force=true", vm.id);
     assert_eq!(daemon.delete(&path).status, 204);
-    assert_eq!(links(), [format!("jf-{}", other.id)]);
+    eventually("its link goes", || !has_link(&vm.id));
+    assert!(has_link(&other.id));
+}
+
+#[test]
+fn nothing_is_left_of_many_vms_whatever_is_killed() {
+    let mut daemon = daemon();
+    for round in 0..6 {
+        let start = |number: usize| {
+            let vm = on(NetworkUse::default(), &format!("vm-{round}-{number}"));
+            daemon.run_detached(vm)
+        };
+        std::thread::scope(|scope| {
+            let starts: Vec<_> = (0..10).map(|it| scope.spawn(move || start(it))).collect();
+            for started in starts {
+                started.join().unwrap().json::<Vm>();
+            }
+        });
+        let all: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
+        assert_eq!(all.len(), 10);
+        let mut addresses: Vec<String> = all
+            .iter()
+            .map(|vm| network(vm).addresses[0].clone())
+            .collect();
+        addresses.sort();
+        addresses.dedup();
+        assert_eq!(addresses.len(), 10);
+        for vm in all.iter().skip(round) {
+            let pid = vm.pid.unwrap().to_string();
+            let kill = std::process::Command::new("kill")
+                .args(["-9", &pid])
+                .status();
+            assert!(kill.unwrap().success());
+        }
+        if round % 2 == 0 {
+            daemon.killed();
+            begin(&mut daemon);
+        }
+        for vm in &all {
+            let path = format!("/v1/vms/{}?force=true", vm.id);
+            assert_eq!(daemon.delete(&path).status, 204);
+            assert!(!has_link(&vm.id));
+        }
+    }
+    eventually(
+        "only the host's link and one that was made ahead are left",
+        || {
+            let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+            text.matches("jf-").count() <= 2
+        },
+    );
+    // Routes and neighbours went with them, and rules know nobody.
+    let routes = fs::read_to_string("/proc/thread-self/net/route").unwrap();
+    assert!(routes.matches("jf-").count() <= 2, "{routes}");
+}
+
+#[test]
+fn all_of_it_is_removed_when_that_is_wanted() {
+    let mut daemon = daemon();
+    let remove = |daemon: &Daemon| {
+        let mut command = daemon.command();
+        command
+            .env("JIFFY_VM_NETWORK", "on")
+            .arg("--remove-network");
+        command.output().unwrap()
+    };
+    assert!(!remove(&daemon).status.success(), "a daemon runs");
+    daemon.shut_down();
+    let removed = remove(&daemon);
+    assert!(removed.status.success(), "{removed:?}");
+    let left = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+    assert!(!left.contains("jf-"), "{left}");
+    begin(&mut daemon);
+    let vm: Vm = daemon.run_detached(on(NetworkUse::default(), "web")).json();
+    assert!(has_link(&vm.id));
 }

@@ -201,11 +201,12 @@ fn guest_config(record: &VmRecord, plan: &Plan) -> GuestConfig {
         rehearsal: spec.hidden,
         ..GuestConfig::default()
     };
-    // What boots to be captured learns who it is when it goes on as somebody; its link is up,
-    // as theirs will be.
+    // What boots to be captured learns who it is when it goes on as somebody.
     let is_nobody = spec.hidden && matches!(plan.beginning, Beginning::Boot);
-    if let Some(attachment) = plan.network.as_ref().filter(|_| !is_nobody) {
-        network::told(&mut config, record, &attachment.addresses);
+    match &plan.network {
+        Some(attachment) if is_nobody => network::told_link(&mut config, &attachment.addresses),
+        Some(attachment) => network::told(&mut config, record, &attachment.addresses),
+        None => {}
     }
     config
 }

@@ -11,6 +11,16 @@ use std::net::{IpAddr, Ipv6Addr};
 /// The interface in the guest.
 const INTERFACE: &str = "eth0";
 
+/// Has a guest bring its interface up, which is much of what there is to do, without an
+/// address.
+pub fn told_link(config: &mut GuestConfig, addresses: &Addresses) {
+    config.interfaces = vec![Interface {
+        name: INTERFACE.to_owned(),
+        mac: Some(Mac(addresses.mac.0)),
+        ..Interface::default()
+    }];
+}
+
 /// Tells a guest its addresses, its gateway as a permanent neighbour, and its name server.
 pub fn told(config: &mut GuestConfig, record: &VmRecord, addresses: &Addresses) {
     let network = record.spec.network.clone().unwrap_or_default();

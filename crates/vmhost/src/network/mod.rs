@@ -5,27 +5,30 @@
 //! took it over is detached.
 //!
 //! * [`guest`]: what a VM's monitor and guest are told.
+//! * [`keeping`]: what is done when nobody waits.
 //! * [`open`]: the network as a daemon finds it.
 //! * [`recovered`]: addresses that a record does not tell.
 //! * [`specs`]: what records say, as the network has it.
 
 mod guest;
+mod keeping;
 mod open;
 mod recovered;
 mod specs;
 
-pub use guest::{hosts_entry, told};
-pub use open::{Settings, forget_released};
+pub use guest::{hosts_entry, told, told_link};
+pub use keeping::{clean_up, keep_ahead};
+pub use open::{Settings, uninstall};
 pub use recovered::recovered;
 pub use specs::{check_policy, check_ports};
 
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::network::Networks;
-use jiffy_content::model::vm::VmRecord;
+use jiffy_content::model::vm::{Spec, VmRecord};
 use jiffy_content::names as rules;
 use jiffy_content::records::networks;
-use jiffy_net::host::{Addresses, Attached, Host};
+use jiffy_net::host::{Addresses, GuestSpec, Host};
 use jiffy_net::names::{Asker, Directory};
 use jiffy_net::policy::hold::Held;
 use jiffy_net::{Error as NetError, VmId};
@@ -65,8 +68,12 @@ struct On {
     /// What the host publishes on loopback is published on all addresses: loopback is another
     /// host's (in the machine).
     everywhere: bool,
+    /// VMs have ended, and are to be detached.
+    left: Notify,
     /// Connections of VMs that are gone are still to be forgotten.
-    released: Arc<Notify>,
+    released: Notify,
+    /// A link is to be made ahead.
+    wanted: Notify,
     file: PathBuf,
     /// Held for as long as this daemon has the network of this network namespace.
     _only: UnixListener,
@@ -78,8 +85,21 @@ struct Inner {
     networks: Networks,
     /// Published ports.
     held: HashMap<VmId, Held>,
-    /// Links of VMs that sleep.
-    asleep: HashMap<VmId, Attached>,
+    /// Descriptors of VMs' TAPs, beside their monitors': a link does not go with its monitor, so
+    /// that it is there while its VM sleeps, and is removed when nobody waits.
+    kept: HashMap<VmId, Vec<OwnedFd>>,
+    /// VMs that have ended, and whose link and rules are still there.
+    leaving: HashMap<VmId, Option<Ipv4Addr>>,
+    /// A link that was made before it is known for which VM, and VMs that are to have theirs.
+    ahead: Option<Ahead>,
+    promised: HashMap<VmId, Ahead>,
+}
+
+/// A link of no VM's yet.
+#[derive(Debug, Clone, Copy)]
+struct Ahead {
+    vm: VmId,
+    v4: Ipv4Addr,
 }
 
 /// What a VM that starts has of the network. Dropped before the VM has taken it over, it is
@@ -115,7 +135,11 @@ impl Drop for Attachment {
         if let Some(network) = self.network.upgrade()
             && let State::On(on) = &network.0
         {
-            on.detach(self.vm, self.fresh.then_some(self.addresses.v4));
+            match self.fresh {
+                true => on.detach(&mut on.lock(), self.vm, Some(self.addresses.v4)),
+                // It sleeps on, and its link is kept for it.
+                false => {}
+            }
         }
     }
 }
@@ -137,16 +161,27 @@ impl Network {
         };
         let begun_ns = monotonic_ns();
         let vm = id_of(record)?;
-        let (attached, fresh) = on.attach(vm, record)?;
+        let attached = on.attach(vm, record)?;
         let [addressed_ns, linked_ns, ruled_ns] = attached.times_ns;
         Ok(Some(Attachment {
             network: Arc::downgrade(self),
             vm,
-            fresh,
+            fresh: attached.fresh,
             addresses: attached.addresses,
-            queues: attached.tap.queues,
+            queues: attached.queues,
             times_ns: [begun_ns, addressed_ns, linked_ns, ruled_ns],
         }))
+    }
+
+    /// The id of a VM whose link was made ahead; the next is made when there is time.
+    pub fn take_ahead(&self) -> Option<String> {
+        let State::On(on) = &self.0 else { return None };
+        let mut inner = on.lock();
+        let taken = inner.ahead.take();
+        on.wanted.notify_one();
+        let ahead = taken?;
+        inner.promised.insert(ahead.vm, ahead);
+        Some(ahead.vm.to_string())
     }
 
     /// What was attached for a VM of this id becomes this VM's, with the name, policy and
@@ -161,7 +196,7 @@ impl Network {
             let held = Held::all(&spec.ports).map_err(port_error)?;
             inner.held.insert(attachment.vm, held);
         }
-        if !spec.ports.is_empty() || spec.network.is_some() || !spec.policy.is_default() {
+        if !is_plain(&spec) {
             inner.host.change(&spec).map_err(failed)?;
         }
         on.directory
@@ -182,11 +217,33 @@ impl Network {
         Ok(())
     }
 
-    /// A VM has ended: nothing of the network is its own any more.
-    pub fn detach(&self, record: &VmRecord) {
-        if let (State::On(on), Ok(vm)) = (&self.0, id_of(record)) {
-            on.detach(vm, v4_of(record));
+    /// A VM has ended: its names and ports are free from now on, and the rest is removed in a
+    /// moment, when nobody waits for the VM's answer.
+    pub fn leave(&self, record: &VmRecord) {
+        let (State::On(on), Some(v4), Ok(vm)) = (&self.0, v4_of(record), id_of(record)) else {
+            return;
+        };
+        on.directory.remove(vm);
+        let mut inner = on.lock();
+        inner.held.remove(&vm);
+        inner.leaving.insert(vm, Some(v4));
+        on.left.notify_one();
+    }
+
+    /// A VM is removed: nothing of it is left when this returns. True if there was something.
+    pub fn forget(&self, id: &str) -> bool {
+        let (State::On(on), Ok(vm)) = (&self.0, id_from(id)) else {
+            return false;
+        };
+        let mut inner = on.lock();
+        let freed = match inner.promised.remove(&vm) {
+            Some(ahead) => Some(ahead.v4),
+            None => inner.leaving.remove(&vm).flatten(),
+        };
+        if freed.is_some() {
+            on.detach(&mut inner, vm, freed);
         }
+        freed.is_some()
     }
 
     /// Keeps the link of a VM whose monitor is gone until it wakes.
@@ -196,11 +253,17 @@ impl Network {
         };
         let kept = spec_of(record, v4, on.everywhere).and_then(|spec| {
             let mut inner = on.lock();
+            if inner.kept.contains_key(&vm) {
+                return Ok(());
+            }
+            // Another daemon started it.
             let attached = inner.host.attach_again(&spec).map_err(failed)?;
-            let held = Held::all(&spec.ports).map_err(port_error);
-            inner.held.entry(vm).or_insert(held?);
             on.directory.set(asker(record, &spec, &attached.addresses));
-            inner.asleep.insert(vm, attached);
+            inner.kept.insert(vm, attached.tap.queues);
+            if !inner.held.contains_key(&vm) {
+                let held = Held::all(&spec.ports).map_err(port_error)?;
+                inner.held.insert(vm, held);
+            }
             Ok(())
         });
         if let Err(error) = kept {
@@ -294,58 +357,111 @@ impl On {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Attaches a VM, at the address that it has if it has one; is that a new one?
-    fn attach(&self, vm: VmId, record: &VmRecord) -> Result<(Attached, bool)> {
+    /// Attaches a VM, at the address that it has if it has one.
+    fn attach(&self, vm: VmId, record: &VmRecord) -> Result<Made> {
         let mut inner = self.lock();
-        let kept = v4_of(record);
-        if kept.is_some()
-            && let Some(attached) = inner.asleep.remove(&vm)
-        {
-            return Ok((attached, false));
+        if let Some(freed) = inner.leaving.remove(&vm) {
+            self.detach(&mut inner, vm, freed);
         }
-        let v4 = match kept {
-            Some(v4) => v4,
-            None => inner.host.take_address().map_err(failed)?,
+        let promised = inner.promised.remove(&vm);
+        let own = v4_of(record);
+        let fresh = own.is_none();
+        let v4 = match (own, promised) {
+            (Some(v4), _) => v4,
+            (None, Some(ahead)) => ahead.v4,
+            (None, None) => inner.host.take_address().map_err(failed)?,
         };
-        let attached = spec_of(record, v4, self.everywhere).and_then(|spec| {
-            if !spec.ports.is_empty() {
-                // Its own, from before.
-                inner.held.remove(&vm);
-                let held = Held::all(&spec.ports).map_err(port_error)?;
-                inner.held.insert(vm, held);
-            }
-            let attached = match kept {
-                Some(_) => inner.host.attach_again(&spec),
-                None => inner.host.attach(&spec),
-            };
-            let attached = attached.map_err(failed)?;
-            self.directory
-                .set(asker(record, &spec, &attached.addresses));
-            Ok(attached)
-        });
-        if attached.is_err() {
-            inner.held.remove(&vm);
-            if kept.is_none() {
-                inner.host.free_address(v4);
-            }
+        let made = self.attach_at(&mut inner, vm, record, v4);
+        if made.is_err() && fresh {
+            self.detach(&mut inner, vm, Some(v4));
         }
-        Ok((attached?, kept.is_none()))
+        made.map(|made| Made { fresh, ..made })
+    }
+
+    fn attach_at(
+        &self,
+        inner: &mut Inner,
+        vm: VmId,
+        record: &VmRecord,
+        v4: Ipv4Addr,
+    ) -> Result<Made> {
+        let spec = spec_of(record, v4, self.everywhere)?;
+        if !inner.held.contains_key(&vm) && !spec.ports.is_empty() {
+            let held = Held::all(&spec.ports).map_err(port_error)?;
+            inner.held.insert(vm, held);
+        }
+        let made = match inner.kept.get(&vm) {
+            // Made ahead, or before its VM slept.
+            Some(queues) => {
+                let queues = dup(queues)?;
+                if !is_plain(&spec) {
+                    inner.host.change(&spec).map_err(failed)?;
+                }
+                let now = monotonic_ns();
+                Made {
+                    addresses: inner.host.addresses(&spec),
+                    queues,
+                    times_ns: [now; 3],
+                    fresh: false,
+                }
+            }
+            None => {
+                let attached = inner.host.attach_again(&spec).map_err(failed)?;
+                inner.kept.insert(vm, dup(&attached.tap.queues)?);
+                Made {
+                    addresses: attached.addresses,
+                    queues: attached.tap.queues,
+                    times_ns: attached.times_ns,
+                    fresh: false,
+                }
+            }
+        };
+        self.directory.set(asker(record, &spec, &made.addresses));
+        Ok(made)
     }
 
     /// Detaches a VM, and gives back its address if it has none any more.
-    fn detach(&self, vm: VmId, freed: Option<Ipv4Addr>) {
+    fn detach(&self, inner: &mut Inner, vm: VmId, freed: Option<Ipv4Addr>) {
         self.directory.remove(vm);
-        let mut inner = self.lock();
         inner.held.remove(&vm);
-        inner.asleep.remove(&vm);
         if let Err(error) = inner.host.detach(vm) {
-            warn!(%vm, error = causes::sentence(&error), "a VM's link or rules stay behind");
+            let error = causes::sentence(&error);
+            warn!(%vm, error, "a VM's link or rules stay behind");
         }
+        inner.kept.remove(&vm);
         if let Some(v4) = freed {
             inner.host.free_address(v4);
         }
-        drop(inner);
         self.released.notify_one();
+    }
+
+    /// Makes a link for the next VM.
+    fn make_ahead(&self) -> Result<()> {
+        let mut inner = self.lock();
+        if inner.ahead.is_some() {
+            return Ok(());
+        }
+        let id = rules::new_id();
+        let spec = Spec {
+            network: Some(plain()),
+            ..Spec::default()
+        };
+        let record = VmRecord::new(id.clone(), id, spec, 0);
+        let vm = id_of(&record)?;
+        let v4 = inner.host.take_address().map_err(failed)?;
+        let attached = spec_of(&record, v4, self.everywhere)
+            .and_then(|spec| inner.host.attach(&spec).map_err(failed));
+        match attached {
+            Ok(attached) => {
+                inner.kept.insert(vm, attached.tap.queues);
+                inner.ahead = Some(Ahead { vm, v4 });
+                Ok(())
+            }
+            Err(error) => {
+                inner.host.free_address(v4);
+                Err(error)
+            }
+        }
     }
 
     fn save(&self, inner: &mut Inner, networks: Networks) -> Result<()> {
@@ -356,7 +472,27 @@ impl On {
     }
 }
 
-fn asker(record: &VmRecord, spec: &jiffy_net::host::GuestSpec, addresses: &Addresses) -> Asker {
+/// What was made of a VM's network.
+struct Made {
+    addresses: Addresses,
+    queues: Vec<OwnedFd>,
+    /// Addressed, linked, ruled.
+    times_ns: [u64; 3],
+    /// Its address was taken for this.
+    fresh: bool,
+}
+
+fn dup(queues: &[OwnedFd]) -> Result<Vec<OwnedFd>> {
+    let dup: std::io::Result<_> = queues.iter().map(OwnedFd::try_clone).collect();
+    dup.map_err(|error| Error::internal(format!("A VM's link can't be handed on: {error}.")))
+}
+
+/// Has it nothing beside what a link has that was made ahead?
+fn is_plain(spec: &GuestSpec) -> bool {
+    spec.network.is_none() && spec.policy.is_default() && spec.ports.is_empty()
+}
+
+fn asker(record: &VmRecord, spec: &GuestSpec, addresses: &Addresses) -> Asker {
     Asker {
         vm: spec.vm,
         name: record.name.clone(),

@@ -1,7 +1,7 @@
 //! The network as a daemon finds it: links, routes and rules become what the records say, and
 //! the name server answers.
 
-use super::recovered::{has_link, recovered, unknown};
+use super::recovered::{linked, recovered, unknown};
 use super::specs::spec_of;
 use super::{Inner, Network, On, State, asker, v4_of};
 use jiffy_content::durable::LoadError;
@@ -18,15 +18,14 @@ use jiffy_net::rules::NameRules;
 use jiffy_net::{Cidr, Error};
 use jiffy_sys::causes;
 use jiffy_wire::api::VmState;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
@@ -37,8 +36,6 @@ const ONLY: &[u8] = b"jiffy-network";
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// Port of the name server.
 const NAME_PORT: u16 = 53;
-/// How long VMs' connections are kept after they have ended: many VMs' are forgotten at once.
-const FORGET: Duration = Duration::from_secs(1);
 
 /// What an operator decides about the network.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -72,23 +69,45 @@ impl Network {
     }
 }
 
-fn open(settings: &Settings, paths: &Paths) -> Result<On, String> {
-    let failed = |error: Error| causes::sentence(&error);
+/// Removes all that was made and set of the host's network: links, routes, rules, settings.
+/// VMs that run lose theirs.
+pub fn uninstall(settings: &Settings, paths: &Paths) -> Result<(), String> {
+    let _only = only()?;
+    let options = options(settings, &kept(&paths.networks())?)?;
+    let (host, _) = Host::open(options, &[], &BTreeSet::new()).map_err(failed)?;
+    host.uninstall().map_err(failed)
+}
+
+fn failed(error: Error) -> String {
+    causes::sentence(&error)
+}
+
+/// What only one daemon of a network namespace has.
+fn only() -> Result<UnixListener, String> {
     let only = SocketAddr::from_abstract_name(ONLY).and_then(|name| UnixListener::bind_addr(&name));
-    let only = only.map_err(|error| match error.kind() {
+    only.map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => failed(Error::OtherNode),
         _ => format!("the network's lock can't be had: {error}"),
-    })?;
-    let file = paths.networks();
-    let kept = kept(&file)?;
+    })
+}
+
+/// Ranges are the operator's, or those of the daemon before.
+fn options(settings: &Settings, kept: &Networks) -> Result<HostOptions, String> {
     let known = |own: Option<Cidr>, kept: &str| own.or_else(|| kept.parse().ok());
-    let mut options = HostOptions {
+    Ok(HostOptions {
         v4: known(settings.v4, &kept.v4),
         v6: known(settings.v6, &kept.v6),
         seed: seed()?,
         never: settings.never.clone(),
         ..HostOptions::default()
-    };
+    })
+}
+
+fn open(settings: &Settings, paths: &Paths) -> Result<On, String> {
+    let only = only()?;
+    let file = paths.networks();
+    let kept = kept(&file)?;
+    let mut options = options(settings, &kept)?;
     let records = records(paths);
     let specs = |records: &[VmRecord]| -> Vec<(GuestSpec, VmRecord)> {
         let spec = |record: &VmRecord| {
@@ -143,11 +162,16 @@ fn open(settings: &Settings, paths: &Paths) -> Result<On, String> {
             host,
             networks,
             held,
-            asleep: HashMap::new(),
+            kept: HashMap::new(),
+            leaving: HashMap::new(),
+            ahead: None,
+            promised: HashMap::new(),
         }),
         directory,
         everywhere: settings.everywhere,
-        released: Arc::new(Notify::new()),
+        left: Notify::new(),
+        released: Notify::new(),
+        wanted: Notify::new(),
         file,
         _only: only,
     })
@@ -177,10 +201,11 @@ fn kept(file: &Path) -> Result<Networks, String> {
 fn records(paths: &Paths) -> Vec<VmRecord> {
     let entries = fs::read_dir(paths.vms()).into_iter().flatten().flatten();
     let ids = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let linked = linked();
     ids.filter(|id| names::is_id(id))
         .filter_map(|id| {
             let folder = paths.vm(&id);
-            let has_link = has_link(&id);
+            let has_link = linked.contains(&id);
             let mut record = match VmRecord::load(&folder) {
                 Ok(record) => record,
                 Err(_) if has_link => unknown(&id, &folder),
@@ -247,24 +272,4 @@ fn serve_names(directory: &Arc<Directory>, sockets: Sockets, own: IpAddr) -> Res
         }
     });
     Ok(())
-}
-
-/// Forgets connections of VMs that have ended, many VMs' at once.
-pub async fn forget_released(network: Arc<Network>) {
-    let State::On(on) = &network.0 else { return };
-    let released = Arc::clone(&on.released);
-    loop {
-        released.notified().await;
-        tokio::time::sleep(FORGET).await;
-        let network = Arc::clone(&network);
-        let _ = tokio::task::spawn_blocking(move || {
-            let State::On(on) = &network.0 else { return };
-            let mut inner = on.inner.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Err(error) = inner.host.forget_released() {
-                let error = causes::sentence(&error);
-                debug!(error, "connections of VMs that ended are not forgotten");
-            }
-        })
-        .await;
-    }
 }

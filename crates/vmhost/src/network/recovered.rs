@@ -3,20 +3,24 @@
 
 use super::plain;
 use jiffy_content::model::vm::{Spec, VmRecord};
+use jiffy_net::VmId;
 use jiffy_sys::regular;
 use jiffy_wire::guest::{self, GuestConfig};
 use jiffy_wire::vmm::{FwCfgContents, VmmConfig};
+use std::collections::HashSet;
+use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 
 /// Largest configuration of a VMM that is looked into: with the guest's in it.
 const MOST: u64 = 4 << 20;
 
-/// Has the VM a link here?
-pub(super) fn has_link(id: &str) -> bool {
-    Path::new("/sys/class/net")
-        .join(format!("{}{id}", jiffy_net::identity::LINK_PREFIX))
-        .exists()
+/// Ids of VMs that have a link in this network namespace.
+pub(super) fn linked() -> HashSet<String> {
+    let text = fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
+    let names = text.lines().filter_map(|line| line.split_once(':'));
+    let ids = names.filter_map(|(name, _)| VmId::of_link(name.trim()));
+    ids.map(|id| id.to_string()).collect()
 }
 
 /// The addresses that the guest of the VM in this folder was told.
@@ -50,7 +54,6 @@ pub(super) fn unknown(id: &str, folder: &Path) -> VmRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
 
     #[test]
     fn what_a_guest_was_told_is_found_again_and_nothing_else() {

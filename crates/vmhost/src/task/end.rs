@@ -17,6 +17,7 @@ use jiffy_wire::timeline::Timeline;
 use jiffy_wire::vmm::{ExitReason, ExitRecord};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
+use std::sync::Arc;
 use tokio::sync::oneshot;
 use tracing::{info, warn};
 
@@ -82,7 +83,7 @@ impl Actor {
         self.record.powering_off = false;
         self.input.send_replace(None);
         let _ = remove_any(&self.host.paths.vm_run(&self.record.id));
-        self.host.network.detach(&self.record);
+        self.host.network.leave(&self.record);
         self.record.addresses.clear();
         self.forget_memory();
         self.save_timeline();
@@ -227,7 +228,12 @@ impl Actor {
         };
         // What a VM has may be many files, and large ones.
         let (paths, id) = (self.host.paths.clone(), self.record.id.clone());
-        let gone = tokio::task::spawn_blocking(move || folders::remove(&paths, &id)).await;
+        let network = Arc::clone(&self.host.network);
+        let removal = tokio::task::spawn_blocking(move || {
+            network.forget(&id);
+            folders::remove(&paths, &id)
+        });
+        let gone = removal.await;
         let gone = gone.unwrap_or_else(|error| Err(io::Error::other(error)));
         if let Err(error) = &gone {
             let path = self.folder();

@@ -185,7 +185,7 @@ impl Unreadable {
         self.process = None;
         self.room = None;
         let actor = &mut self.actor;
-        actor.host.network.detach(&actor.record);
+        actor.host.network.leave(&actor.record);
         actor.record.addresses.clear();
         actor.record.pid = None;
         actor.record.state = state_of(&actor.folder(), false);

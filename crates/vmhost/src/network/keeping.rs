@@ -1,0 +1,85 @@
+//! What is done when nobody waits: links of VMs that have ended are removed, their connections
+//! are forgotten, and a link is made for the next VM.
+
+use super::{Network, On, State};
+use jiffy_sys::causes;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::sleep;
+use tracing::debug;
+
+/// How long after a VM's end its link is removed: what its user waits for goes first.
+const LEAVE: Duration = Duration::from_millis(50);
+/// How long VMs' connections are kept after that: many VMs' are forgotten at once.
+const FORGET: Duration = Duration::from_secs(1);
+/// How long no VM must have been starting before a link is made ahead.
+const QUIET: Duration = Duration::from_millis(10);
+
+impl Network {
+    fn when_on(&self, act: impl FnOnce(&On)) {
+        if let State::On(on) = &self.0 {
+            act(on);
+        }
+    }
+}
+
+/// Removes what VMs that have ended had.
+pub async fn clean_up(network: Arc<Network>) {
+    let State::On(on) = &network.0 else { return };
+    loop {
+        tokio::select! {
+            () = on.left.notified() => {
+                sleep(LEAVE).await;
+                blocking(&network, detach_all).await;
+            }
+            () = on.released.notified() => {
+                sleep(FORGET).await;
+                blocking(&network, forget_connections).await;
+            }
+        }
+    }
+}
+
+/// Makes a link whenever there is none for the next VM, while no VM starts.
+pub async fn keep_ahead(network: Arc<Network>, is_starting: impl Fn() -> bool) {
+    let State::On(on) = &network.0 else { return };
+    loop {
+        on.wanted.notified().await;
+        loop {
+            sleep(QUIET).await;
+            if !is_starting() {
+                break;
+            }
+        }
+        blocking(&network, |on| {
+            if let Err(error) = on.make_ahead() {
+                debug!(%error, "no link is made ahead");
+            }
+        })
+        .await;
+    }
+}
+
+async fn blocking(network: &Arc<Network>, act: fn(&On)) {
+    let network = Arc::clone(network);
+    let _ = tokio::task::spawn_blocking(move || network.when_on(act)).await;
+}
+
+fn detach_all(on: &On) {
+    // One at a time: whoever wants to begin is let in between.
+    loop {
+        let mut inner = on.lock();
+        let Some(vm) = inner.leaving.keys().next().copied() else {
+            return;
+        };
+        let freed = inner.leaving.remove(&vm).flatten();
+        on.detach(&mut inner, vm, freed);
+    }
+}
+
+fn forget_connections(on: &On) {
+    if let Err(error) = on.lock().host.forget_released() {
+        let error = causes::sentence(&error);
+        debug!(error, "connections of VMs that ended are not forgotten");
+    }
+}
