@@ -183,10 +183,7 @@ impl Node {
         ));
         tokio::spawn(Arc::clone(&node).tell_damage());
         tokio::spawn(network::clean_up(Arc::clone(&node.host.network)));
-        let starting = Arc::clone(&node.registry);
-        let is_starting = move || starting.any(starts).is_some();
-        let network = Arc::clone(&node.host.network);
-        tokio::spawn(network::keep_ahead(network, is_starting));
+        tokio::spawn(standbys::keep_links(Arc::clone(&node)));
         Ok(node)
     }
 

@@ -30,6 +30,9 @@ const AFTER_A_RUN: Duration = Duration::from_millis(4);
 /// How long after the last VM got ready: whoever waits for it goes first.
 const AFTER_A_START: Duration = Duration::from_millis(1);
 
+/// How long after that a link is made: a short command's answer goes first, too.
+const AFTER_AN_ANSWER: Duration = Duration::from_millis(5);
+
 /// Restores a VM from this snapshot, and holds it.
 async fn make(node: &Node, saved: &Saved) -> Result<Standby> {
     let spec = &saved.manifest.spec;
@@ -56,6 +59,16 @@ async fn make(node: &Node, saved: &Saved) -> Result<Standby> {
     node.goldens().comes(&id);
     plan.network = node.network().attach(&record)?;
     launch::hold(paths, node.launcher(), &record, plan, node.start_timeout())
+}
+
+/// Has a link made ahead whenever the last one was taken, while no VM starts.
+pub async fn keep_links(node: Arc<Node>) {
+    loop {
+        node.network().ahead_is_wanted().await;
+        node.when_none_starts().await;
+        tokio::time::sleep(AFTER_AN_ANSWER).await;
+        node.network().make_ahead().await;
+    }
 }
 
 /// Makes standbys that are wanted, one after the other, while no VM starts.

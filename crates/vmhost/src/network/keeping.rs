@@ -12,10 +12,27 @@ use tracing::debug;
 const LEAVE: Duration = Duration::from_millis(50);
 /// How long VMs' connections are kept after that: many VMs' are forgotten at once.
 const FORGET: Duration = Duration::from_secs(1);
-/// How long no VM must have been starting before a link is made ahead.
-const QUIET: Duration = Duration::from_millis(10);
 
 impl Network {
+    /// Waits until a link is to be made ahead: the last one was taken. Without a network, for
+    /// ever.
+    pub async fn ahead_is_wanted(&self) {
+        match &self.0 {
+            State::On(on) => on.wanted.notified().await,
+            State::Off(_) => std::future::pending().await,
+        }
+    }
+
+    /// Makes a link for the next VM, if there is none.
+    pub async fn make_ahead(self: &Arc<Self>) {
+        blocking(self, |on| {
+            if let Err(error) = on.make_ahead() {
+                debug!(%error, "no link is made ahead");
+            }
+        })
+        .await;
+    }
+
     fn when_on(&self, act: impl FnOnce(&On)) {
         if let State::On(on) = &self.0 {
             act(on);
@@ -37,26 +54,6 @@ pub async fn clean_up(network: Arc<Network>) {
                 blocking(&network, forget_connections).await;
             }
         }
-    }
-}
-
-/// Makes a link whenever there is none for the next VM, while no VM starts.
-pub async fn keep_ahead(network: Arc<Network>, is_starting: impl Fn() -> bool) {
-    let State::On(on) = &network.0 else { return };
-    loop {
-        on.wanted.notified().await;
-        loop {
-            sleep(QUIET).await;
-            if !is_starting() {
-                break;
-            }
-        }
-        blocking(&network, |on| {
-            if let Err(error) = on.make_ahead() {
-                debug!(%error, "no link is made ahead");
-            }
-        })
-        .await;
     }
 }
 

@@ -17,7 +17,7 @@ mod recovered;
 mod specs;
 
 pub use guest::{hosts_entry, told, told_link};
-pub use keeping::{clean_up, keep_ahead};
+pub use keeping::clean_up;
 pub use open::{Settings, uninstall};
 pub use recovered::recovered;
 pub use specs::{check_policy, check_ports};
@@ -36,6 +36,7 @@ use jiffy_sys::causes;
 use jiffy_wire::api::{NetworkCounters, NetworkUse};
 use specs::spec_of;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -132,14 +133,12 @@ impl Attachment {
 
 impl Drop for Attachment {
     fn drop(&mut self) {
-        if let Some(network) = self.network.upgrade()
+        // One that sleeps sleeps on, and its link is kept for it.
+        if self.fresh
+            && let Some(network) = self.network.upgrade()
             && let State::On(on) = &network.0
         {
-            match self.fresh {
-                true => on.detach(&mut on.lock(), self.vm, Some(self.addresses.v4)),
-                // It sleeps on, and its link is kept for it.
-                false => {}
-            }
+            on.detach(&mut on.lock(), self.vm, Some(self.addresses.v4));
         }
     }
 }
@@ -260,9 +259,8 @@ impl Network {
             let attached = inner.host.attach_again(&spec).map_err(failed)?;
             on.directory.set(asker(record, &spec, &attached.addresses));
             inner.kept.insert(vm, attached.tap.queues);
-            if !inner.held.contains_key(&vm) {
-                let held = Held::all(&spec.ports).map_err(port_error)?;
-                inner.held.insert(vm, held);
+            if let Entry::Vacant(held) = inner.held.entry(vm) {
+                held.insert(Held::all(&spec.ports).map_err(port_error)?);
             }
             Ok(())
         });
