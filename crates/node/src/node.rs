@@ -31,7 +31,6 @@ use jiffy_vmhost::spares::{self, Spares};
 use jiffy_vmhost::task::{self, adopt};
 use jiffy_wire::api::{self, CreateVm, NodeInfo, RootDisk, Vm, VmState};
 use jiffy_wire::cpu::Profile;
-use jiffy_wire::mac::Mac;
 use jiffy_wire::timeline::Timeline;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -361,18 +360,6 @@ impl Node {
         }
     }
 
-    /// A VM with all that can be told of it.
-    pub fn inspect(&self, wanted: &str) -> Result<Vm> {
-        let mut vm = self.find_any(wanted)?.vm();
-        if let Some(network) = &mut vm.network
-            && !network.addresses.is_empty()
-        {
-            network.mac = network::mac_of(&vm.id).ok().map(|mac| Mac(mac).to_string());
-            network.counters = self.host.network.counters(&vm.id);
-        }
-        Ok(vm)
-    }
-
     /// VMs, the oldest first: all, or those that have begun and not ended.
     pub fn list(&self, all: bool) -> Vec<Arc<VmHandle>> {
         let mut handles = self.registry.all();
@@ -487,13 +474,6 @@ impl Node {
         let name = chosen.clone().unwrap_or_else(names::made_up);
         let record = VmRecord::new(id, name, spec, cid);
         self.register(record, chosen.is_some()).await
-    }
-
-    /// An id for a VM that is about to start: one whose link was made ahead, if it needs one.
-    fn new_id(&self, spec: &Spec) -> String {
-        let ahead = spec.network.as_ref();
-        let ahead = ahead.and_then(|_| self.host.network.take_ahead());
-        ahead.unwrap_or_else(names::new_id)
     }
 
     async fn register(&self, mut record: VmRecord, chosen: bool) -> Result<Arc<VmHandle>> {

@@ -136,6 +136,22 @@ fn what_sleeps_keeps_its_address_and_the_next_daemon_knows_all() {
 }
 
 #[test]
+fn a_port_is_the_next_vms_as_soon_as_its_vm_has_ended() {
+    let daemon = daemon();
+    for number in 0..5 {
+        let name = format!("web-{number}");
+        let port = NetworkUse {
+            ports: vec!["8080-8081:80-81".into(), "8080:53/udp".into()],
+            ..NetworkUse::default()
+        };
+        daemon.run_detached(on(port, &name)).json::<Vm>();
+        daemon
+            .post(&format!("/v1/vms/{name}/kill"), b"")
+            .json::<Vm>();
+    }
+}
+
+#[test]
 fn children_have_links_of_their_own_and_no_ports() {
     let daemon = daemon();
     let port = NetworkUse {

@@ -2,9 +2,12 @@
 
 use super::Node;
 use jiffy_content::error::{Error, Result};
+use jiffy_content::model::vm::Spec;
+use jiffy_content::names;
 use jiffy_vmhost::handle::Command;
-use jiffy_vmhost::network::{DEFAULT, check_policy};
+use jiffy_vmhost::network::{DEFAULT, check_policy, mac_of};
 use jiffy_wire::api::{Network, NetworkPolicy, Vm};
+use jiffy_wire::mac::Mac;
 
 impl Node {
     /// All networks, the default one first.
@@ -57,6 +60,25 @@ impl Node {
         vm.ask(|reply| Command::Policy(policy, reply)).await??;
         vm.ask(Command::Save).await??;
         Ok(vm.vm())
+    }
+
+    /// An id for a VM that is about to start: one whose link was made ahead, if it needs one.
+    pub(super) fn new_id(&self, spec: &Spec) -> String {
+        let ahead = spec.network.as_ref();
+        let ahead = ahead.and_then(|_| self.host.network.take_ahead());
+        ahead.unwrap_or_else(names::new_id)
+    }
+
+    /// A VM with all that can be told of it.
+    pub fn inspect(&self, wanted: &str) -> Result<Vm> {
+        let mut vm = self.find_any(wanted)?.vm();
+        if let Some(network) = &mut vm.network
+            && !network.addresses.is_empty()
+        {
+            network.mac = mac_of(&vm.id).ok().map(|mac| Mac(mac).to_string());
+            network.counters = self.host.network.counters(&vm.id);
+        }
+        Ok(vm)
     }
 
     fn describe(&self, name: String) -> Network {

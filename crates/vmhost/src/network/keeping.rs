@@ -69,7 +69,7 @@ fn detach_all(on: &On) {
         let Some(vm) = inner.leaving.keys().next().copied() else {
             return;
         };
-        let freed = inner.leaving.remove(&vm).flatten();
+        let freed = inner.leaving.remove(&vm);
         on.detach(&mut inner, vm, freed);
     }
 }

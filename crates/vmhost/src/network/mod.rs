@@ -90,7 +90,7 @@ struct Inner {
     /// that it is there while its VM sleeps, and is removed when nobody waits.
     kept: HashMap<VmId, Vec<OwnedFd>>,
     /// VMs that have ended, and whose link and rules are still there.
-    leaving: HashMap<VmId, Option<Ipv4Addr>>,
+    leaving: HashMap<VmId, Ipv4Addr>,
     /// A link that was made before it is known for which VM, and VMs that are to have theirs.
     ahead: Option<Ahead>,
     promised: HashMap<VmId, Ahead>,
@@ -191,6 +191,7 @@ impl Network {
         };
         let spec = specs::spec_of(record, attachment.addresses.v4, on.everywhere)?;
         let mut inner = on.lock();
+        on.free_ports(&mut inner, record);
         if !spec.ports.is_empty() {
             let held = Held::all(&spec.ports).map_err(port_error)?;
             inner.held.insert(attachment.vm, held);
@@ -225,7 +226,7 @@ impl Network {
         on.directory.remove(vm);
         let mut inner = on.lock();
         inner.held.remove(&vm);
-        inner.leaving.insert(vm, Some(v4));
+        inner.leaving.insert(vm, v4);
         on.left.notify_one();
     }
 
@@ -237,7 +238,7 @@ impl Network {
         let mut inner = on.lock();
         let freed = match inner.promised.remove(&vm) {
             Some(ahead) => Some(ahead.v4),
-            None => inner.leaving.remove(&vm).flatten(),
+            None => inner.leaving.remove(&vm),
         };
         if freed.is_some() {
             on.detach(&mut inner, vm, freed);
@@ -359,8 +360,9 @@ impl On {
     fn attach(&self, vm: VmId, record: &VmRecord) -> Result<Made> {
         let mut inner = self.lock();
         if let Some(freed) = inner.leaving.remove(&vm) {
-            self.detach(&mut inner, vm, freed);
+            self.detach(&mut inner, vm, Some(freed));
         }
+        self.free_ports(&mut inner, record);
         let promised = inner.promised.remove(&vm);
         let own = v4_of(record);
         let fresh = own.is_none();
@@ -416,6 +418,16 @@ impl On {
         };
         self.directory.set(asker(record, &spec, &made.addresses));
         Ok(made)
+    }
+
+    /// Ports of VMs that have just ended may be this one's now.
+    fn free_ports(&self, inner: &mut Inner, record: &VmRecord) {
+        let publishes = |network: &NetworkUse| !network.ports.is_empty();
+        if record.spec.network.as_ref().is_some_and(publishes) {
+            for (vm, freed) in std::mem::take(&mut inner.leaving) {
+                self.detach(inner, vm, Some(freed));
+            }
+        }
     }
 
     /// Detaches a VM, and gives back its address if it has none any more.

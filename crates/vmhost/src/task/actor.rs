@@ -22,7 +22,7 @@ use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::{MainState, VmRecord};
 use jiffy_content::room::memory::Reserved;
 use jiffy_content::volumes::Lease;
-use jiffy_wire::api::{NetworkPolicy, VmState};
+use jiffy_wire::api::VmState;
 use jiffy_wire::timeline::Timeline;
 use jiffy_wire::trace::MARK_GATE_PASSED;
 use jiffy_wire::vmm::VmmEvent;
@@ -424,17 +424,6 @@ impl Actor {
                 Gate::New
             }
         }
-    }
-
-    /// It may reach something else from now on.
-    fn change_policy(&mut self, policy: NetworkPolicy) -> Result<()> {
-        let before = self.record.policy.replace(policy);
-        let changed = self.host.network.change(&self.record);
-        match changed {
-            Ok(()) => self.changed(),
-            Err(_) => self.record.policy = before,
-        }
-        changed
     }
 
     /// Its vCPUs were stopped, or go on.

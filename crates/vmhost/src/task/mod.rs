@@ -2,6 +2,7 @@
 //!
 //! * [`actor`]: it takes commands and hears the VMM, the guest and time.
 //! * `phase`: what it holds, as a diagram.
+//! * `policy`: what it may reach, changed while it runs.
 //! * `guest`: what it makes of the guest's messages.
 //! * `saver`: the record on its way to the disk.
 //! * `hibernate`: without a VMM for a while.
@@ -16,6 +17,7 @@ mod end;
 mod guest;
 mod hibernate;
 mod phase;
+mod policy;
 mod saver;
 mod stop;
 mod unreadable;
