@@ -91,9 +91,9 @@ impl Setup {
             "-device",
             &format!("virtserialport,chardev=ready,name={READY_PORT}"),
         ]);
-        // The machine's node and pager reach what the user reaches, for images
-        // come from registries; VMs in it have no network. Two ports of the
-        // machine are reached from the host's loopback.
+        // The machine's node and pager reach what the user reaches, for images come from
+        // registries, and so do VMs, as far as their rules let them. Two ports of the machine
+        // are reached from the host's loopback; those that VMs publish are added later.
         line.add([
             "-netdev",
             &format!(
