@@ -9,6 +9,11 @@ pub const FIRST: u32 = 1_880_000_000;
 /// How many there are.
 pub const COUNT: u32 = 65_536;
 
+/// Is this the id of a program, and not the group of all?
+pub fn is_one(id: u32) -> bool {
+    id > FIRST && id - FIRST < COUNT
+}
+
 /// Ids for programs that run at the same time.
 #[derive(Debug)]
 pub struct Identities {

@@ -12,6 +12,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tracing::{debug, info, warn};
@@ -125,6 +126,17 @@ impl Launcher {
         }
         let none = || Error::no_room("All user ids for monitors are in use.");
         self.identities.take().map(Some).ok_or_else(none)
+    }
+
+    /// Can this process be the monitor of the VM with this run folder? A monitor that was
+    /// taken over may write anything into its command line, but its user stays the one whose
+    /// group the folder has.
+    pub fn is_user_of(&self, pid: u32, folder: &Path) -> bool {
+        let (Ok(folder), Some(user)) = (fs::metadata(folder), user_of(pid)) else {
+            return true;
+        };
+        let has_own = [user, folder.gid()].into_iter().any(jiffy_jail::identity::is_one);
+        !has_own || user == folder.gid()
     }
 
     /// The user of a monitor that runs already, not to be given to another.

@@ -81,9 +81,11 @@ impl<'a> Descriptors<'a> {
         match handle {
             Handle::Open(file) => Ok(Source::Fd(self.push(Passed::Borrowed(file.as_fd())))),
             Handle::Path(path) if self.hands_over() => {
-                let file = File::open(path)
-                    .map_err(|error| Error::io("open what a VM goes on from", path, &error))?;
-                Ok(Source::Fd(self.push(Passed::Owned(file.into()))))
+                let file = open(path, false, OFlags::empty())?;
+                Ok(file.map_or_else(
+                    || Source::Path(path.clone()),
+                    |file| Source::Fd(self.push(Passed::Owned(file))),
+                ))
             }
             Handle::Path(path) => Ok(Source::Path(path.clone())),
         }

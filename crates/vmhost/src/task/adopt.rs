@@ -58,7 +58,11 @@ pub async fn all(host: &Arc<Host>, registry: &Arc<Registry>, volumes: &Arc<Volum
         HashMap::new()
     } else {
         settle_spares(&paths.vms()).await;
-        vmms(&paths.vms())
+        let (own, others) = vmms(host);
+        for (id, pid) in others {
+            end_impostor(host, &id, pid).await;
+        }
+        own
     };
     for id in ids {
         let folder = paths.vm(&id);
@@ -205,9 +209,7 @@ fn unreadable(
     error: &LoadError,
 ) {
     let is_its = |_: &VmmProcess| {
-        pid.and_then(|pid| vmm_id(pid, &host.paths.vms()))
-            .as_deref()
-            == Some(id)
+        pid.and_then(|pid| vmm_id(pid, host)).as_deref() == Some(id)
     };
     let process = pid.and_then(|pid| VmmProcess::adopted(pid).ok());
     let process = process.filter(is_its);
@@ -231,7 +233,7 @@ fn adopt(
 ) {
     let paths = &host.paths;
     let process = match VmmProcess::adopted(pid) {
-        Ok(process) if vmm_id(pid, &paths.vms()).as_deref() == Some(&record.id) => {
+        Ok(process) if vmm_id(pid, host).as_deref() == Some(&record.id) => {
             host.launcher.adopt(process)
         }
         // It ended between the two looks.
@@ -372,7 +374,7 @@ async fn end_sleeper(pid: u32, id: &str, host: &Host) {
     let Ok(process) = VmmProcess::adopted(pid) else {
         return;
     };
-    if vmm_id(pid, &host.paths.vms()).as_deref() == Some(id) {
+    if vmm_id(pid, host).as_deref() == Some(id) {
         process.kill();
         let _ = timeout(STOP_TIME, process.ended()).await;
     }
@@ -385,12 +387,24 @@ async fn end_orphan(host: &Host, id: &str, pid: u32) {
     }
 }
 
+/// Ends a VMM whose command line names another VM than the one it was started for.
+async fn end_impostor(host: &Host, id: &str, pid: u32) {
+    let Ok(process) = VmmProcess::adopted(pid) else {
+        return;
+    };
+    if folder_of(pid, &host.paths.vms()).as_deref() == Some(id) && !is_of(pid, id, host) {
+        warn!(id, pid, "ending a VMM that says it is the VM's, and runs as another user");
+        process.kill();
+        let _ = timeout(STOP_TIME, process.ended()).await;
+    }
+}
+
 /// Ends a VMM; false if this process is none of this VM's any more.
 pub(super) async fn end_vmm(host: &Host, id: &str, pid: u32) -> bool {
     let Ok(process) = VmmProcess::adopted(pid) else {
         return false;
     };
-    if vmm_id(pid, &host.paths.vms()).as_deref() != Some(id) {
+    if vmm_id(pid, host).as_deref() != Some(id) {
         return false;
     }
     let socket = host.paths.control_socket(id);
@@ -516,17 +530,20 @@ fn ids_in(folder: &Path) -> Vec<String> {
 /// the other.
 async fn settle_spares(vms: &Path) {
     let deadline = Instant::now() + STOP_TIME;
-    let undecided = || vmms_of(vms, |id| id == NO_ID);
+    let undecided = || -> Vec<u32> {
+        let spares = vmms_of(vms, |id| id == NO_ID);
+        spares.map(|(_, pid)| pid).collect()
+    };
     let mut left = undecided();
     while !left.is_empty() && Instant::now() < deadline {
         tokio::time::sleep(LOOK).await;
         left = undecided();
     }
-    for pid in left.into_values() {
+    for pid in left {
         let Ok(process) = VmmProcess::adopted(pid) else {
             continue;
         };
-        if undecided().values().any(|still| *still == pid) {
+        if undecided().contains(&pid) {
             warn!(pid, "ending a spare VMM that did not end by itself");
             process.kill();
             let _ = timeout(STOP_TIME, process.ended()).await;
@@ -534,26 +551,33 @@ async fn settle_spares(vms: &Path) {
     }
 }
 
-/// All VMMs whose configuration is in this folder: VM's id to process id.
-fn vmms(vms: &Path) -> HashMap<String, u32> {
-    vmms_of(vms, names::is_id)
+/// All VMMs whose configuration is in this node's folder, as VM's id and process id; and
+/// processes that only say so.
+fn vmms(host: &Host) -> (HashMap<String, u32>, Vec<(String, u32)>) {
+    let vms = host.paths.vms();
+    let all = vmms_of(&vms, names::is_id);
+    let (own, others) = all.partition::<Vec<_>, _>(|(id, pid)| is_of(*pid, id, host));
+    (own.into_iter().collect(), others)
 }
 
-fn vmms_of(vms: &Path, which: impl Fn(&str) -> bool) -> HashMap<String, u32> {
-    let Ok(entries) = fs::read_dir("/proc") else {
-        return HashMap::new();
-    };
+/// Was this process started for this VM, as far as its user tells?
+fn is_of(pid: u32, id: &str, host: &Host) -> bool {
+    host.launcher.is_user_of(pid, &host.paths.vm_run(id))
+}
+
+/// VM's id and process id, of VMMs with these ids.
+fn vmms_of(vms: &Path, which: impl Fn(&str) -> bool) -> impl Iterator<Item = (String, u32)> {
+    let entries = fs::read_dir("/proc").into_iter().flatten();
     entries
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
-        .filter_map(|pid| Some((folder_of(pid, vms)?, pid)))
-        .filter(|(id, _)| which(id))
-        .collect()
+        .filter_map(move |pid| Some((folder_of(pid, vms)?, pid)))
+        .filter(move |(id, _)| which(id))
 }
 
 /// The id of the VM whose VMM this process is.
-fn vmm_id(pid: u32, vms: &Path) -> Option<String> {
-    folder_of(pid, vms).filter(|id| names::is_id(id))
+fn vmm_id(pid: u32, host: &Host) -> Option<String> {
+    folder_of(pid, &host.paths.vms()).filter(|id| names::is_id(id) && is_of(pid, id, host))
 }
 
 /// What stands in a VM's id's place in the command line of this process.
