@@ -9,6 +9,8 @@ use std::time::Duration;
 
 /// In the machine, the program that measures a case.
 pub const PROBE: &str = "/bench/probe";
+/// `jiffyd` there has it as this program does, to compare what a jail costs.
+const JAIL: &str = "JIFFY_JAIL";
 /// Longest time for all runs of a case: several times what the longest takes.
 const CASE_TIME: Duration = Duration::from_secs(150);
 /// The same for a case of a thousand VMs.
@@ -81,12 +83,16 @@ impl Machine {
 
     fn probe(&mut self, case: &Case) -> Result<Outcome> {
         let network = std::env::var("JIFFY_NETWORK").unwrap_or_else(|_| "none".to_owned());
-        let output = self
+        let mut command = self
             .lab()?
             .command([PROBE])
             .env("JIFFY_MACHINE", "never")
             // Without one, as the peers are measured, unless somebody wants to know.
-            .env("JIFFY_NETWORK", &network)
+            .env("JIFFY_NETWORK", &network);
+        if let Ok(jail) = std::env::var(JAIL) {
+            command = command.env(JAIL, &jail);
+        }
+        let output = command
             .stdin(serde_json::to_vec(case)?)
             .time_limit(match case.kind {
                 Kind::Clones { .. } => MANY_TIME,

@@ -5,6 +5,7 @@
 //! * [`level`]: how much of a jail this host can give.
 //! * [`access`]: which sockets it may connect to.
 //! * [`identity`]: user ids, one for each program.
+//! * [`cgroup`]: a control group for each program, and what it may use.
 //! * [`limits`]: what it may use of what the kernel counts for a process.
 //! * `child`: what the new process does before it executes the program.
 //! * `clone`: the new process.
@@ -13,6 +14,7 @@
 //! does not hold.
 
 pub mod access;
+pub mod cgroup;
 mod child;
 mod clone;
 pub mod identity;
@@ -20,6 +22,7 @@ pub mod launch;
 pub mod level;
 pub mod limits;
 
+pub use cgroup::{Cgroup, Cgroups, Share};
 pub use identity::{Identities, Identity};
 pub use launch::{FIRST_DESCRIPTOR, Jail, LaunchError, Program};
 pub use level::Level;

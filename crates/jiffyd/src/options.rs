@@ -94,7 +94,7 @@ pub struct Options {
         long,
         value_name = "on|off",
         env = "JIFFY_JAIL",
-        default_value = "off",
+        default_value = "on",
         value_parser = ["on", "off"]
     )]
     pub jail: String,

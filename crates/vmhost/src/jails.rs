@@ -2,16 +2,19 @@
 
 use crate::process::VmmProcess;
 use jiffy_content::error::{Error, Result};
+use jiffy_content::model::vm::Spec;
 use jiffy_content::paths::Paths;
 use jiffy_jail::access::open_folder;
-use jiffy_jail::{Identities, Identity, Jail, Level, Limits, Program};
+use jiffy_jail::{Cgroup, Cgroups, Identities, Identity, Jail, Level, Limits, Program, Share};
 use jiffy_sys::handed::PROC;
 use jiffy_sys::spawn::{Detached, FIRST_DESCRIPTOR, spawn_detached};
 use jiffy_sys::userfaultfd::DEVICE as USERFAULTFD;
+use std::error::Error as _;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,6 +28,11 @@ const FILES: u64 = 4096;
 /// Threads of the most vCPUs and devices, and those of KVM's.
 const PROCESSES: u64 = 256;
 
+/// Page tables of a monitor and of KVM: this part of a VM's memory.
+const PAGE_TABLES: u64 = 64;
+/// What a monitor needs for itself, bytes.
+const OVERHEAD: u64 = 64 << 20;
+
 /// Starts monitors.
 #[derive(Debug)]
 pub struct Launcher {
@@ -33,6 +41,8 @@ pub struct Launcher {
     /// None: they are started as what they are, with the daemon's user and view.
     level: Option<Level>,
     identities: Arc<Identities>,
+    /// None: what monitors use is not bounded.
+    cgroups: Option<Arc<Cgroups>>,
 }
 
 /// A monitor to be started.
@@ -48,6 +58,8 @@ pub struct Monitor<'a> {
     pub descriptors: &'a [BorrowedFd<'a>],
     /// Who it will be.
     pub identity: Option<Identity>,
+    /// What it may use of the host; not yet known of a spare.
+    pub share: Option<Share>,
 }
 
 impl Launcher {
@@ -60,6 +72,7 @@ impl Launcher {
             program: paths.vmm(),
             level: None,
             identities,
+            cgroups: None,
         };
         if !jailed {
             debug!("monitors are in no jail: one that is taken over is the daemon's user");
@@ -86,7 +99,15 @@ impl Launcher {
                 "this host lets monitors have no namespaces: they see its file system, their system calls are filtered"
             ),
         }
-        info!(%level, "monitors run with");
+        launcher.cgroups = match Cgroups::of_host(&group_name(&paths.run)) {
+            Ok(cgroups) => Some(cgroups),
+            Err(error) => {
+                let why = error.source().map(ToString::to_string).unwrap_or_default();
+                warn!(%error, why, "monitors have no control groups: nothing bounds what they use of memory and processors");
+                None
+            }
+        };
+        info!(%level, cgroups = launcher.cgroups.is_some(), "monitors run with");
         launcher.level = Some(level);
         launcher
     }
@@ -135,14 +156,25 @@ impl Launcher {
         let (Ok(folder), Some(user)) = (fs::metadata(folder), user_of(pid)) else {
             return true;
         };
-        let has_own = [user, folder.gid()].into_iter().any(jiffy_jail::identity::is_one);
+        let has_own = [user, folder.gid()]
+            .into_iter()
+            .any(jiffy_jail::identity::is_one);
         !has_own || user == folder.gid()
     }
 
     /// The user of a monitor that runs already, not to be given to another.
     pub fn adopt(&self, process: VmmProcess) -> VmmProcess {
         let identity = user_of(process.pid).and_then(|user| self.identities.adopt(user));
-        process.with(identity)
+        let cgroups = self.cgroups.as_ref();
+        let cgroup = cgroups.and_then(|cgroups| cgroups.of_process(process.pid));
+        process.with(identity, cgroup)
+    }
+
+    /// All monitors that run have been adopted: what is in other groups is ended.
+    pub fn all_adopted(&self) {
+        if let Some(cgroups) = &self.cgroups {
+            cgroups.sweep();
+        }
     }
 
     /// Starts one.
@@ -170,6 +202,7 @@ impl Launcher {
         }
         let environment: Vec<OsString> = ENVIRONMENT.iter().filter_map(|name| set(name)).collect();
         let environment: Vec<&OsStr> = environment.iter().map(OsString::as_os_str).collect();
+        let cgroup = self.cgroup(&monitor).map_err(|error| failed(&error))?;
         let jail = Jail {
             level,
             user: monitor.identity.as_ref().map_or(0, Identity::id),
@@ -180,7 +213,7 @@ impl Launcher {
                 processes: PROCESSES,
                 file_size: None,
             },
-            cgroup: None,
+            cgroup: cgroup.as_ref().map(AsFd::as_fd),
         };
         let started = jail.launch(&Program {
             file: file.as_fd(),
@@ -194,7 +227,18 @@ impl Launcher {
             let why = format!("{error}: {}", error.io());
             failed(&io::Error::new(error.io().kind(), why))
         })?;
-        Ok(watched(pid)?.with(monitor.identity))
+        Ok(watched(pid)?.with(monitor.identity, cgroup))
+    }
+
+    fn cgroup(&self, monitor: &Monitor<'_>) -> io::Result<Option<Cgroup>> {
+        let Some(cgroups) = &self.cgroups else {
+            return Ok(None);
+        };
+        let cgroup = cgroups.make(PROCESSES)?;
+        if let Some(share) = &monitor.share {
+            cgroup.bound(share)?;
+        }
+        Ok(Some(cgroup))
     }
 }
 
@@ -243,6 +287,41 @@ fn set(name: &str) -> Option<OsString> {
 fn watched(pid: u32) -> Result<VmmProcess> {
     VmmProcess::child(pid)
         .map_err(|error| Error::internal(format!("The VMM can't be watched: {error}.")))
+}
+
+/// The share of a VM's monitor. Twice the VM's memory: what a capture froze stays beside what
+/// is written after it, and [`captured_once_more`] lets later captures have theirs.
+pub fn share_of(spec: &Spec, is_last: bool) -> Share {
+    let memory = bytes(spec);
+    Share {
+        memory: 2 * memory + memory / PAGE_TABLES + OVERHEAD,
+        processors: spec.cpus.into(),
+        is_last,
+    }
+}
+
+/// How many bytes a monitor may need beside what it has, when its VM is captured: a copy of all
+/// that was written, and then all of it written again.
+pub fn captured_once_more(spec: &Spec) -> u64 {
+    2 * bytes(spec)
+}
+
+fn bytes(spec: &Spec) -> u64 {
+    u64::from(spec.memory_mib) << 20
+}
+
+/// Of the group of a node's monitors: its run folder, escaped as unit names are
+/// (systemd.unit(5)).
+fn group_name(run: &Path) -> String {
+    let mut name = String::from("jiffy");
+    for byte in run.as_os_str().as_bytes() {
+        match byte {
+            b'/' => name.push('-'),
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' => name.push(char::from(*byte)),
+            _ => name.push_str(&format!("\\x{byte:02x}")),
+        }
+    }
+    name
 }
 
 /// The user that a process runs as.

@@ -1,6 +1,6 @@
 //! The VMM's process and its events.
 
-use jiffy_jail::Identity;
+use jiffy_jail::{Cgroup, Identity, Share};
 use jiffy_wire::vmm::VmmEvent;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -26,6 +26,8 @@ pub enum Ended {
     Code(i32),
     /// By this signal.
     Signal(i32),
+    /// By the kernel, because it had used all of its memory.
+    OutOfMemory,
     /// It wasn't our child, so Linux doesn't tell.
     Unknown,
 }
@@ -57,6 +59,8 @@ pub struct VmmProcess {
     child: bool,
     /// The user it runs as, which no other has meanwhile.
     identity: Option<Identity>,
+    /// Its control group.
+    cgroup: Option<Cgroup>,
 }
 
 impl VmmProcess {
@@ -82,13 +86,34 @@ impl VmmProcess {
             pidfd: readable(pidfd)?,
             child,
             identity: None,
+            cgroup: None,
         })
     }
 
-    /// The same process, which runs as this user.
-    pub fn with(mut self, identity: Option<Identity>) -> VmmProcess {
+    /// The same process, which runs as this user and in this group.
+    pub fn with(mut self, identity: Option<Identity>, cgroup: Option<Cgroup>) -> VmmProcess {
         self.identity = identity;
+        self.cgroup = cgroup;
         self
+    }
+
+    /// Bounds what it may use of the host, if it is in a group of its own.
+    pub fn bound(&self, share: &Share) -> io::Result<()> {
+        self.cgroup
+            .as_ref()
+            .map_or(Ok(()), |cgroup| cgroup.bound(share))
+    }
+
+    /// Lets it have so many bytes of memory beside what it has.
+    pub fn let_grow(&self, bytes: u64) -> io::Result<()> {
+        self.cgroup
+            .as_ref()
+            .map_or(Ok(()), |cgroup| cgroup.let_grow(bytes))
+    }
+
+    /// Did the kernel end it for having used all of its memory?
+    pub fn was_out_of_memory(&self) -> bool {
+        self.cgroup.as_ref().is_some_and(Cgroup::was_out_of_memory)
     }
 
     /// The user that it runs as, if that is its own.

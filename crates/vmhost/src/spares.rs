@@ -15,6 +15,7 @@ use crate::process::{VmmProcess, at_its_end};
 use jiffy_content::digests::Stamp;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::paths::Paths;
+use jiffy_jail::Share;
 use jiffy_sys::ahead;
 use jiffy_sys::fds::send_with_fds;
 use jiffy_wire::vmm::TakeSpare;
@@ -140,6 +141,7 @@ impl Spare {
             output: nowhere.as_fd(),
             descriptors: &[theirs.as_fd()],
             identity: launcher.identity()?,
+            share: None,
         })?;
         Ok(Spare {
             process: Some(process),
@@ -162,6 +164,7 @@ impl Spare {
     /// descriptors as a spawned one would inherit them.
     pub fn be(
         mut self,
+        share: &Share,
         config: &Path,
         config_fd: Option<i32>,
         log: BorrowedFd<'_>,
@@ -172,6 +175,8 @@ impl Spare {
             config_fd,
         })?;
         let all = [&[log], descriptors].concat();
+        let process = self.process.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        process.bound(share)?;
         send_with_fds(&self.socket, &take, &all)?;
         self.process
             .take()

@@ -13,6 +13,7 @@ fn main() {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
         ["victim"] => stage::be_victim(),
+        ["memory bomb"] => stage::be_memory_bomb(),
         ["attacker", aims @ ..] => attempts::run(aims),
         // What a test harness is asked.
         ["--list", ..] => println!("a_taken_over_program_reaches_nothing: test"),

@@ -1,7 +1,7 @@
 //! Two jails, and what is around them that must not be reached.
 #![allow(unsafe_code)] // Shared memory of System V, and the victim's secret.
 
-use jiffy_jail::{Identities, Jail, Level, Limits, Program};
+use jiffy_jail::{Cgroup, Cgroups, Identities, Jail, Level, Limits, Program, Share};
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
@@ -16,6 +16,8 @@ use std::path::Path;
 pub const FILES: u64 = 64;
 /// Threads and processes.
 pub const PROCESSES: u64 = 16;
+/// Bytes of memory, where there are control groups.
+pub const MEMORY: u64 = 64 << 20;
 /// Bytes of a file.
 pub const FILE_SIZE: u64 = 1 << 20;
 /// At the victim's address.
@@ -24,6 +26,15 @@ pub const SECRET: u64 = 0x5ec2_e75e_c2e7_5ec2;
 pub const SHM_KEY: i32 = 0x6a69_6666;
 
 static TREASURE: u64 = SECRET;
+
+/// Has four times the memory that it may have.
+pub fn be_memory_bomb() {
+    let mut all = vec![0_u8; 4 * MEMORY as usize];
+    for page in all.chunks_mut(4096) {
+        page[0] = 1;
+    }
+    std::hint::black_box(&all);
+}
 
 /// Holds something in memory until it is ended.
 pub fn be_victim() {
@@ -84,6 +95,27 @@ fn folder(path: &Path, group: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o710)).unwrap();
 }
 
+struct World<'a> {
+    level: Level,
+    group: u32,
+    run: &'a Path,
+}
+
+fn jail_of<'a>(world: &World<'a>, user: u32, cgroup: Option<&'a Cgroup>) -> Jail<'a> {
+    Jail {
+        level: world.level,
+        user,
+        group: world.group,
+        folder: world.run,
+        limits: Limits {
+            files: FILES,
+            processes: PROCESSES,
+            file_size: Some(FILE_SIZE),
+        },
+        cgroup: cgroup.map(AsFd::as_fd),
+    }
+}
+
 /// Sets all of it up, and lets the attacker go.
 pub fn run() {
     let base = tempfile::tempdir().unwrap();
@@ -138,19 +170,25 @@ pub fn run() {
     let shm = unsafe { libc::shmget(SHM_KEY, 4096, libc::IPC_CREAT | 0o666) };
     assert!(shm >= 0, "{}", std::io::Error::last_os_error());
 
-    let jail = |user: u32| Jail {
-        level,
-        user,
-        group: ids.shared_group(),
-        folder: &run,
-        limits: Limits {
-            files: FILES,
-            processes: PROCESSES,
-            file_size: Some(FILE_SIZE),
-        },
-        cgroup: None,
+    let cgroups = Cgroups::of_host("jiffy-escapes")
+        .inspect_err(|error| println!("not here: {error}"))
+        .ok();
+    let group_of_its_own = || {
+        let cgroup = cgroups.as_ref()?.make(PROCESSES).unwrap();
+        let share = Share {
+            memory: MEMORY,
+            processors: 1,
+            is_last: false,
+        };
+        cgroup.bound(&share).unwrap();
+        Some(cgroup)
     };
-    let (victim, says) = start(&jail(victims.id()), &["victim"], &[]);
+    let world = World {
+        level,
+        group: ids.shared_group(),
+        run: &run,
+    };
+    let (victim, says) = start(&jail_of(&world, victims.id(), None), &["victim"], &[]);
     let mut treasure = String::new();
     BufReader::new(File::from(says))
         .read_line(&mut treasure)
@@ -170,7 +208,9 @@ pub fn run() {
             &udp.local_addr().unwrap().port().to_string(),
             &name,
         ];
-        let (attacker, says) = start(&jail(attackers.id()), &aims, &[kept.as_fd()]);
+        let cgroup = group_of_its_own();
+        let jail = jail_of(&world, attackers.id(), cgroup.as_ref());
+        let (attacker, says) = start(&jail, &aims, &[kept.as_fd()]);
         let mut said = String::new();
         File::from(says).read_to_string(&mut said).unwrap();
         let status = attacker.wait().unwrap();
@@ -193,6 +233,37 @@ pub fn run() {
         let mut datagram = [0];
         assert!(udp.recv(&mut datagram).is_err(), "a datagram came");
     }
+    if let Some(cgroup) = group_of_its_own() {
+        let jail = jail_of(&world, attackers.id(), Some(&cgroup));
+        let (attacker, _) = start(&jail, &["memory bomb"], &[]);
+        let status = attacker.wait().unwrap();
+        assert_eq!(status.terminating_signal(), Some(libc::SIGKILL));
+        assert!(cgroup.was_out_of_memory(), "it was the kernel");
+        println!("held: have memory without end");
+        let folder = cgroup.folder().to_owned();
+        drop(cgroup);
+        assert!(!folder.exists(), "its group is gone");
+    }
+    if let Some(cgroups) = &cgroups {
+        // One that nobody has: the monitor of a daemon that forgot it.
+        let lost = cgroups.make(PROCESSES).unwrap();
+        let (stray, _) = start(
+            &jail_of(&world, attackers.id(), Some(&lost)),
+            &["victim"],
+            &[],
+        );
+        let found = cgroups.of_process(stray.0).unwrap();
+        assert_eq!(found.folder(), lost.folder());
+        drop((found, lost));
+        cgroups.sweep();
+        assert_eq!(
+            stray.wait().unwrap().terminating_signal(),
+            Some(libc::SIGKILL)
+        );
+        cgroups.sweep();
+        cgroups.remove();
+        assert!(!cgroups.folder().exists(), "nothing is left");
+    }
     // SAFETY: as above.
     unsafe { libc::shmctl(shm, libc::IPC_RMID, std::ptr::null_mut()) };
     assert_eq!(fs::read(path("public")).unwrap(), b"public");
@@ -200,5 +271,7 @@ pub fn run() {
         rustix::process::Pid::from_raw(victim.0 as i32).unwrap(),
     );
     assert!(alive.is_ok(), "the victim lives");
-    println!("a_taken_over_program_reaches_nothing: ok");
+    println!(
+        "test result: ok. 1 passed; 0 failed; 0 ignored; a_taken_over_program_reaches_nothing"
+    );
 }

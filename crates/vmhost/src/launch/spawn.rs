@@ -6,7 +6,7 @@ use super::plan::{Beginning, Plan, SavedRam};
 use super::spawned::Spawned;
 use super::standby::{self, Standby};
 use crate::control;
-use crate::jails::{Launcher, Monitor};
+use crate::jails::{Launcher, Monitor, share_of};
 use crate::network::Network;
 use crate::process::{Events, VmmProcess};
 use crate::spares::Spares;
@@ -14,8 +14,8 @@ use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::VmRecord;
 use jiffy_content::paths::Paths;
-use jiffy_jail::Identity;
 use jiffy_jail::access::{open_folder, open_socket};
+use jiffy_jail::{Identity, Share};
 use jiffy_sys::durable::remove_any;
 use jiffy_sys::regular;
 use rustix::process::Pid;
@@ -192,8 +192,9 @@ fn spawn_process(
         .map_err(|error| Error::io("open the VMM's log", &folder.join("vmm.log"), &error))?;
     let before = monotonic_ns();
     let passed = descriptors.passed();
+    let share = share_of(&record.spec, plan.low_priority);
     let had = spare.and_then(|spare| {
-        let had = spare.be(&config, config_fd, log.as_fd(), &passed);
+        let had = spare.be(&share, &config, config_fd, log.as_fd(), &passed);
         had.inspect_err(|error| debug!(%error, "a spare VMM can't be had"))
             .ok()
     });
@@ -205,7 +206,7 @@ fn spawn_process(
                 identity = launcher.identity()?;
                 open_to_monitor(paths, record, plan, identity.as_ref().map(Identity::id))?;
             }
-            spawn_vmm(launcher, &config, config_fd, &log, &passed, identity)?
+            spawn_vmm(launcher, &config, config_fd, &log, &passed, identity, share)?
         }
     };
     drop(passed);
@@ -243,6 +244,7 @@ fn spawn_vmm(
     log: &File,
     descriptors: &[BorrowedFd<'_>],
     identity: Option<Identity>,
+    share: Share,
 ) -> Result<VmmProcess> {
     let mut arguments = vec![
         OsStr::new("run"),
@@ -265,6 +267,7 @@ fn spawn_vmm(
         output: log.as_fd(),
         descriptors,
         identity,
+        share: Some(share),
     })
 }
 

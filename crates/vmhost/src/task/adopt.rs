@@ -110,6 +110,7 @@ pub async fn all(host: &Arc<Host>, registry: &Arc<Registry>, volumes: &Arc<Volum
     for (id, pid) in alive {
         end_orphan(host, &id, pid).await;
     }
+    host.launcher.all_adopted();
     let paged = registry.all().into_iter().filter_map(|vm| {
         let paged = vm.view.borrow().paged.clone();
         Some((vm.id.clone(), paged?))
@@ -208,9 +209,7 @@ fn unreadable(
     pid: Option<u32>,
     error: &LoadError,
 ) {
-    let is_its = |_: &VmmProcess| {
-        pid.and_then(|pid| vmm_id(pid, host)).as_deref() == Some(id)
-    };
+    let is_its = |_: &VmmProcess| pid.and_then(|pid| vmm_id(pid, host)).as_deref() == Some(id);
     let process = pid.and_then(|pid| VmmProcess::adopted(pid).ok());
     let process = process.filter(is_its);
     let process = process.map(|process| host.launcher.adopt(process));
@@ -393,7 +392,10 @@ async fn end_impostor(host: &Host, id: &str, pid: u32) {
         return;
     };
     if folder_of(pid, &host.paths.vms()).as_deref() == Some(id) && !is_of(pid, id, host) {
-        warn!(id, pid, "ending a VMM that says it is the VM's, and runs as another user");
+        warn!(
+            id,
+            pid, "ending a VMM that says it is the VM's, and runs as another user"
+        );
         process.kill();
         let _ = timeout(STOP_TIME, process.ended()).await;
     }

@@ -46,7 +46,12 @@ impl Actor {
             return;
         };
         let wanted = running.stopping().map(|stopping| stopping.reason);
-        let how = running.ended.unwrap_or(Ended::Unknown);
+        let how = match running.ended.unwrap_or(Ended::Unknown) {
+            Ended::Signal(_) | Ended::Unknown if running.process.was_out_of_memory() => {
+                Ended::OutOfMemory
+            }
+            how => how,
+        };
         // Volumes are free before anybody hears of the end.
         drop(running);
         self.conclude(wanted, how);
@@ -141,6 +146,9 @@ impl Actor {
             Ended::Signal(signal) => {
                 format!("The VM {name} ended because its VMM was killed by signal {signal}")
             }
+            Ended::OutOfMemory => format!(
+                "The VM {name} ended because its VMM needed more memory than it may have: twice the VM's"
+            ),
             Ended::Code(code) => {
                 format!("The VM {name} ended because its VMM ended with status {code}")
             }

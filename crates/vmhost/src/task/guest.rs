@@ -1,6 +1,7 @@
 //! What the guest's init says, and what the VM's task makes of it.
 
 use crate::handle::is_active;
+use crate::jails::captured_once_more;
 use crate::log::Kind;
 use crate::supervisor::{FromLink, Link, Stored};
 use crate::task::actor::{Actor, RETRY_STORING};
@@ -274,6 +275,11 @@ impl Actor {
         };
         running.acknowledge_at_once = at_once;
         if at_once {
+            // It is about to be captured.
+            let growth = captured_once_more(&self.record.spec);
+            if let Err(error) = running.process.let_grow(growth) {
+                debug!(vm = %self.record.name, %error, "a VMM's memory stays bounded as it is");
+            }
             let stored = Stored {
                 stdout: running.log.offset(Stream::Stdout),
                 stderr: running.log.offset(Stream::Stderr),

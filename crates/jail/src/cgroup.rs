@@ -1,0 +1,324 @@
+//! Control groups (version 2; the kernel's Documentation/admin-guide/cgroup-v2.rst): one for
+//! each jailed program, below one of the node's.
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, mkdirat, openat, statfs, unlinkat};
+use rustix::io::Errno;
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use thiserror::Error;
+
+/// Where the hierarchy is mounted.
+const HIERARCHY: &str = "/sys/fs/cgroup";
+/// `CGROUP2_SUPER_MAGIC` (linux/magic.h).
+const MAGIC: i64 = 0x6367_7270;
+/// What has to be there to bound a program.
+const CONTROLLERS: [&str; 3] = ["memory", "pids", "cpu"];
+/// What is used if it is there.
+const OPTIONAL: &str = "io";
+/// The group of this process, where the one it was started in becomes the one above.
+const OWN: &str = "daemon";
+/// The period of `cpu.max`, microseconds.
+const PERIOD: u64 = 100_000;
+/// The nice value of a program that gives way to all others.
+const LAST: &str = "19";
+
+/// There are none here.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum CgroupError {
+    /// Version 1, or none.
+    #[error("version 2 of cgroups is not mounted at {HIERARCHY}")]
+    Version,
+    /// Kept from this user.
+    #[error("the group {} can't be used", .0.display())]
+    Group(PathBuf, #[source] io::Error),
+    /// Not enabled above, or there are other processes in the group.
+    #[error("the group {} has no controller \"{controller}\" for groups in it", .group.display())]
+    Controller {
+        /// Which group.
+        group: PathBuf,
+        /// Which controller.
+        controller: &'static str,
+    },
+}
+
+/// The group above those of programs.
+#[derive(Debug)]
+pub struct Cgroups {
+    folder: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// How many were made.
+    made: u32,
+    /// Of programs that this process knows.
+    used: HashSet<PathBuf>,
+    /// Those whose program had not ended when it was not wanted any more.
+    left: Vec<PathBuf>,
+}
+
+/// The group of one program; it is removed with this, or later if the program has not ended by
+/// then.
+#[derive(Debug)]
+pub struct Cgroup {
+    folder: PathBuf,
+    open: OwnedFd,
+    of: Arc<Cgroups>,
+}
+
+/// What a program may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Processors; its weight beside others is in proportion.
+    pub processors: u32,
+    /// All others come first.
+    pub is_last: bool,
+}
+
+impl Cgroups {
+    /// Makes the group of this name, for groups that this process makes in it. As root it is
+    /// at the top of the hierarchy, unless the group of this process was delegated to it: then,
+    /// and for users, it is in that one, and this process moves to another beside it.
+    pub fn of_host(name: &str) -> Result<Arc<Cgroups>, CgroupError> {
+        let top = Path::new(HIERARCHY);
+        if !statfs(top).is_ok_and(|facts| facts.f_type == MAGIC) {
+            return Err(CgroupError::Version);
+        }
+        let own = own_group().map(|own| top.join(own.trim_start_matches('/')));
+        let own = own.unwrap_or_else(|| top.to_owned());
+        if own == top || (rustix::process::geteuid().is_root() && !is_delegated(&own)) {
+            return Cgroups::below(top, name);
+        }
+        // Moved by the daemon before this one, or by whoever started this one.
+        let above = match own.file_name().is_some_and(|last| last == OWN) {
+            true => own.parent().unwrap_or(&own).to_owned(),
+            false => {
+                let beside = own.join(OWN);
+                make_folder(&beside)?;
+                write(&beside, "cgroup.procs", "0")
+                    .map_err(|error| CgroupError::Group(beside, error))?;
+                own
+            }
+        };
+        Cgroups::below(&above, name)
+    }
+
+    fn below(above: &Path, name: &str) -> Result<Arc<Cgroups>, CgroupError> {
+        let folder = above.join(name);
+        enable(above)?;
+        make_folder(&folder)?;
+        enable(&folder)?;
+        Ok(Arc::new(Cgroups {
+            folder,
+            state: Mutex::default(),
+        }))
+    }
+
+    /// Where groups are made.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Makes the group of a program that is to be started, with a bound of threads and
+    /// processes.
+    pub fn make(self: &Arc<Cgroups>, processes: u64) -> io::Result<Cgroup> {
+        let mut state = self.lock();
+        state
+            .left
+            .retain(|folder| rmdir(folder) == Err(Errno::BUSY));
+        let folder = loop {
+            state.made += 1;
+            let name = format!("{}-{}", std::process::id(), state.made);
+            let folder = self.folder.join(name);
+            match mkdirat(CWD, &folder, Mode::from(0o755)) {
+                Ok(()) => break folder,
+                // Of an earlier process with this id.
+                Err(Errno::EXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
+        };
+        drop(state);
+        let cgroup = self.open(folder)?;
+        cgroup.set("pids.max", &processes.to_string())?;
+        Ok(cgroup)
+    }
+
+    /// The group of a program that runs already; none if it is in none of these.
+    pub fn of_process(self: &Arc<Cgroups>, pid: u32) -> Option<Cgroup> {
+        let group = group_in(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)?;
+        let folder = Path::new(HIERARCHY).join(group.trim_start_matches('/'));
+        let is_ours = folder.parent() == Some(&self.folder);
+        is_ours.then(|| self.open(folder).ok()).flatten()
+    }
+
+    /// Ends all programs in groups that nobody has, and removes the groups.
+    pub fn sweep(&self) {
+        let mut state = self.lock();
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            let folder = entry.path();
+            let is_group = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            // A group without processes is removed at once.
+            if is_group
+                && !state.used.contains(&folder)
+                && rmdir(&folder) == Err(Errno::BUSY)
+                && write(&folder, "cgroup.kill", "1").is_ok()
+            {
+                state.left.push(folder);
+            }
+        }
+    }
+
+    /// Removes the group of all, if there is none in it.
+    pub fn remove(&self) {
+        let _ = rmdir(&self.folder);
+    }
+
+    fn open(self: &Arc<Cgroups>, folder: PathBuf) -> io::Result<Cgroup> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let open = openat(CWD, &folder, flags, Mode::empty())?;
+        self.lock().used.insert(folder.clone());
+        Ok(Cgroup {
+            folder,
+            open,
+            of: Arc::clone(self),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Cgroup {
+    /// Bounds what the program may use.
+    pub fn bound(&self, share: &Share) -> io::Result<()> {
+        self.set("memory.max", &share.memory.to_string())?;
+        let quota = (u64::from(share.processors) + 1) * PERIOD;
+        self.set("cpu.max", &format!("{quota} {PERIOD}"))?;
+        match share.is_last {
+            true => self.set("cpu.weight.nice", LAST),
+            // The default is 100.
+            false if share.processors == 1 => Ok(()),
+            false => {
+                let weight = (u64::from(share.processors) * 100).min(10_000);
+                self.set("cpu.weight", &weight.to_string())
+            }
+        }
+    }
+
+    /// Lets the program have so many bytes of memory more than it has now, if that is more
+    /// than it may have.
+    pub fn let_grow(&self, bytes: u64) -> io::Result<()> {
+        let number =
+            |name| Ok::<u64, io::Error>(self.get(name)?.trim().parse().unwrap_or(u64::MAX));
+        let wanted = number("memory.current")?.saturating_add(bytes);
+        match wanted > number("memory.max")? {
+            true => self.set("memory.max", &wanted.to_string()),
+            false => Ok(()),
+        }
+    }
+
+    /// Did the kernel end the program, because it had used all of its memory?
+    pub fn was_out_of_memory(&self) -> bool {
+        let events = self.get("memory.events").unwrap_or_default();
+        let kills = events
+            .lines()
+            .find_map(|line| line.strip_prefix("oom_kill "));
+        kills.is_some_and(|kills| kills != "0")
+    }
+
+    fn set(&self, name: &str, value: &str) -> io::Result<()> {
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        let file = openat(&self.open, name, flags, Mode::empty())?;
+        rustix::io::write(&file, value.as_bytes())?;
+        Ok(())
+    }
+
+    fn get(&self, name: &str) -> io::Result<String> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let file = openat(&self.open, name, flags, Mode::empty())?;
+        io::read_to_string(fs::File::from(file))
+    }
+}
+
+impl AsFd for Cgroup {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.open.as_fd()
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let mut state = self.of.lock();
+        state.used.remove(&self.folder);
+        if rmdir(&self.folder) == Err(Errno::BUSY) {
+            state.left.push(std::mem::take(&mut self.folder));
+        }
+    }
+}
+
+/// The group of this process, below the hierarchy.
+fn own_group() -> Option<String> {
+    group_in(&fs::read_to_string("/proc/self/cgroup").ok()?)
+}
+
+/// That of version 2 in such a file of procfs (cgroups(7)).
+fn group_in(text: &str) -> Option<String> {
+    let line = text.lines().find_map(|line| line.strip_prefix("0::"));
+    line.map(str::to_owned)
+}
+
+/// Did systemd hand this group to whoever runs in it (its CGROUP_DELEGATION document)?
+fn is_delegated(group: &Path) -> bool {
+    ["trusted.delegate", "user.delegate"].iter().any(|name| {
+        let mut value = [0_u8; 1];
+        rustix::fs::getxattr(group, *name, &mut value) == Ok(1) && value == *b"1"
+    })
+}
+
+fn make_folder(folder: &Path) -> Result<(), CgroupError> {
+    match fs::create_dir(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(CgroupError::Group(folder.to_owned(), error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Lets groups in this one have the controllers.
+fn enable(group: &Path) -> Result<(), CgroupError> {
+    const LIST: &str = "cgroup.subtree_control";
+    let enabled = |controller: &str| {
+        let list = fs::read_to_string(group.join(LIST)).unwrap_or_default();
+        list.split_whitespace().any(|one| one == controller)
+    };
+    for controller in CONTROLLERS.iter().chain([&OPTIONAL]) {
+        if !enabled(controller) {
+            // Whether it is there is looked at below.
+            let _ = write(group, LIST, &format!("+{controller}"));
+        }
+    }
+    match CONTROLLERS.into_iter().find(|one| !enabled(one)) {
+        Some(controller) => Err(CgroupError::Controller {
+            group: group.to_owned(),
+            controller,
+        }),
+        None => Ok(()),
+    }
+}
+
+fn rmdir(group: &Path) -> Result<(), Errno> {
+    unlinkat(CWD, group, AtFlags::REMOVEDIR)
+}
+
+fn write(group: &Path, name: &str, value: &str) -> io::Result<()> {
+    fs::write(group.join(name), value)
+}
