@@ -198,6 +198,11 @@ impl Cgroups {
 }
 
 impl Cgroup {
+    /// Its folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Bounds what the program may use.
     pub fn bound(&self, share: &Share) -> io::Result<()> {
         self.set("memory.max", &share.memory.to_string())?;

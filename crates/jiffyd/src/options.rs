@@ -94,7 +94,7 @@ pub struct Options {
         long,
         value_name = "on|off",
         env = "JIFFY_JAIL",
-        default_value = "on",
+        default_value = "off",
         value_parser = ["on", "off"]
     )]
     pub jail: String,
