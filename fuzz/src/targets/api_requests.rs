@@ -12,7 +12,7 @@ pub const TARGET: Target = Target {
         "crates/content/src/images/config.rs",
         "crates/content/src/images/name.rs",
         "crates/content/src/names.rs",
-        "crates/node/src/spec.rs",
+        "crates/node/src/spec",
         "crates/registry/src/digest.rs",
         "crates/registry/src/platform.rs",
         "crates/registry/src/reference.rs",
