@@ -1,4 +1,4 @@
-//! Bounds of what a VM may be, whether a request or a snapshot from elsewhere says it.
+//! Limits of a VM's parts, for requests and for snapshots from other nodes.
 
 use crate::error::{Error, Result};
 use crate::images::{config, name};
@@ -41,7 +41,7 @@ fn check_mount(disk: &VolumeUse) -> Result<()> {
     )))
 }
 
-/// Checks the volumes of a VM, but for whether they exist.
+/// Checks the volumes of a VM, except whether they exist.
 pub fn check_volumes(disks: &[VolumeUse]) -> Result<()> {
     if disks.len() > MAX_PER_VM {
         return Err(Error::invalid(format!(
@@ -72,7 +72,7 @@ pub fn check_cpus(cpus: u8) -> Result<()> {
     }
 }
 
-/// Checks what a VM was made of elsewhere.
+/// Checks the parts of a VM that was made on another node.
 pub fn check_parts(spec: &Spec) -> Result<()> {
     check_cpus(spec.cpus)?;
     check_memory(spec.memory_mib, spec.pages)?;

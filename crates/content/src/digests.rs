@@ -1,5 +1,5 @@
-//! BLAKE3 digests of files, each computed once for as long as it is the same
-//! file by its inode, size and times.
+//! BLAKE3 digests of files, each computed once while the file's inode, size and times stay the
+//! same.
 
 use std::collections::HashMap;
 use std::fs::{self, Metadata};
@@ -8,19 +8,18 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What changes whenever a file's contents do.
+/// File metadata that changes whenever the contents change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stamp {
     pub(crate) device: u64,
     pub(crate) inode: u64,
     pub(crate) size: u64,
-    /// Seconds and nanoseconds of the last change of contents, and of the
-    /// last change of anything.
+    /// mtime and ctime, each in seconds and nanoseconds.
     pub(crate) times: [i64; 4],
 }
 
 impl Stamp {
-    /// Of a file with this metadata.
+    /// The stamp of a file with this metadata.
     pub fn of(data: &Metadata) -> Stamp {
         Stamp {
             device: data.dev(),
@@ -36,12 +35,12 @@ impl Stamp {
     }
 }
 
-/// A digest somebody wrote down, and of which file.
+/// A digest that was saved, and the file and stamp it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Known {
     /// The file.
     pub path: PathBuf,
-    /// As it was.
+    /// The file's stamp when the digest was computed.
     pub stamp: Stamp,
     /// BLAKE3, hexadecimal.
     pub digest: String,
@@ -67,7 +66,7 @@ impl Digests {
         self.entry(path).map(|known| known.digest)
     }
 
-    /// As [`Digests::of`], to be written down.
+    /// As [`Digests::of`], with path and stamp, to be saved.
     pub fn entry(&self, path: &Path) -> io::Result<Known> {
         let file = jiffy_sys::regular::open(path)?;
         let stamp = Stamp::of(&file.metadata()?);
@@ -89,7 +88,7 @@ impl Digests {
         })
     }
 
-    /// Takes over what was written down; it holds only for the same file.
+    /// Takes over saved digests; each is used only while its file's stamp matches.
     pub fn remember(&self, known: &[Known]) {
         let mut all = self.lock();
         for known in known {

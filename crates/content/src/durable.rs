@@ -25,8 +25,8 @@ pub enum LoadError {
     /// The file can't be read.
     #[error("the file can't be read")]
     Io(#[source] io::Error),
-    /// A file of no bytes: the host stopped before a file that was never
-    /// synced reached the disk.
+    /// The file has no bytes: the host stopped before a file that was not synced reached the
+    /// disk.
     #[error("the file is empty")]
     Empty,
     /// No envelope.
@@ -54,8 +54,8 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// Was it written by a newer release? Then nothing is wrong with it, and
-    /// that release will want it back.
+    /// Was the file written by a newer release? Then it is not damaged, and must be kept for that
+    /// release.
     pub fn is_newer(&self) -> bool {
         matches!(self, LoadError::OtherVersion { found, expected } if found > expected)
     }
@@ -69,8 +69,8 @@ impl LoadError {
     }
 }
 
-/// Says what is wrong with a file that is not read here, but must be there with something
-/// in it; without a full stop.
+/// Checks that a file exists and is not empty, without reading it. The error is a sentence
+/// without its full stop.
 pub fn check_there(path: &Path) -> Result<(), String> {
     let shown = path.display();
     match jiffy_sys::regular::look(path) {
@@ -81,8 +81,8 @@ pub fn check_there(path: &Path) -> Result<(), String> {
     }
 }
 
-/// Moves what is to be removed into a folder of its own beside it: it is gone from its place
-/// at once, and from the disk with the folder. A daemon that starts removes such folders.
+/// Moves `path` into a new temporary folder beside it: `path` is free at once, and its contents
+/// are removed with the folder. A starting daemon removes such folders.
 pub fn set_aside(path: &Path) -> io::Result<TempDir> {
     let parent = path.parent().unwrap_or(Path::new("/"));
     let gone = tempfile::Builder::new()
@@ -92,7 +92,7 @@ pub fn set_aside(path: &Path) -> io::Result<TempDir> {
     Ok(gone)
 }
 
-/// Is there anything of this name, if only a link to nowhere?
+/// Does anything have this path, even a dangling symbolic link?
 pub fn is_taken(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
@@ -145,8 +145,8 @@ pub fn load<T: DeserializeOwned>(
     })
 }
 
-/// As [`load`], of several versions up to `newest`: `parse` gets the version and
-/// the content, and gives nothing for a version that it does not know.
+/// As [`load`], for versions up to `newest`: `parse` gets the version and the content, and
+/// returns `None` for a version that it does not know.
 pub fn load_with<T>(
     path: &Path,
     format: &'static str,
@@ -169,7 +169,7 @@ pub fn load_with<T>(
     let whole = sum == Ok(crc32c::crc32c(content.as_bytes()));
     let known = match whole {
         true => parse(envelope.version, content),
-        // Damaged or not, another version is another version.
+        // A file of another version is reported as such even if its checksum is wrong.
         false if envelope.version > newest => None,
         false => return Err(LoadError::Checksum),
     };

@@ -1,5 +1,5 @@
-//! The error of all crates of the daemon: a kind, a sentence, perhaps a hint. What status
-//! of HTTP a kind is, the API says.
+//! The error type of all crates of the daemon: a kind, a sentence and an optional hint. The API
+//! maps kinds to HTTP status codes.
 
 use jiffy_registry::RegistryError;
 use jiffy_sys::causes;
@@ -71,8 +71,8 @@ impl Error {
         Error::new(ErrorKind::Internal, message)
     }
 
-    /// A failure of the file system: `NoRoom` when that is the reason.
-    /// `doing` completes "the node could not …".
+    /// A file system error; its kind is `NoRoom` if the disk is full. `doing` completes "the node
+    /// could not …".
     pub fn io(doing: &str, path: &Path, error: &io::Error) -> Error {
         if is_full(error) {
             return Error::no_room(format!(
@@ -96,7 +96,7 @@ pub fn is_full(error: &io::Error) -> bool {
     )
 }
 
-/// What a registry has failed at, in one sentence of the kind that fits.
+/// Converts a registry error into one sentence and the kind that fits.
 pub fn of_registry(error: &RegistryError, folder: &Path) -> Error {
     if let Some(error) = causes::find::<io::Error>(error)
         && is_full(error)

@@ -45,7 +45,7 @@ impl Kernels {
             let path = folder.join(FILE);
             match durable::check_there(&path) {
                 Ok(()) => return Ok(path),
-                // Another one of that name is not what is meant.
+                // Never falls back to another kernel of the same name.
                 Err(why) if is_taken(&folder) => return Err(unusable(name, &why)),
                 Err(_) => {}
             }
@@ -92,8 +92,8 @@ impl Kernels {
         self.info(name.to_owned(), &folder.join(FILE))
     }
 
-    /// Removes folders with nothing in them, which a daemon that ended in the middle
-    /// leaves. [`Kernels::put`] removes none: another call may just put its kernel there.
+    /// Removes empty folders, which a daemon that was killed leaves. [`Kernels::put`] removes
+    /// none, because a concurrent call may be about to put its kernel there.
     pub fn sweep(&self) {
         for entry in fs::read_dir(&self.own).into_iter().flatten().flatten() {
             let path = entry.path();
@@ -109,7 +109,7 @@ impl Kernels {
         contents: impl Read,
         failed: &impl Fn(io::Error) -> Error,
     ) -> Result<()> {
-        // Where the next daemon removes what has a dot.
+        // In the folder that the next daemon cleans of names with a dot.
         let mut temporary = tempfile::Builder::new()
             .prefix(".new-")
             .tempfile_in(&self.own)
@@ -153,8 +153,8 @@ impl Kernels {
     }
 }
 
-/// Removes what nobody of us has put where a kernel is to be: a file in its folder's
-/// place, or a folder in its file's.
+/// Removes anything that blocks the kernel's path: a file in place of its folder, or a folder in
+/// place of its file.
 fn clear_the_way(folder: &Path, file: &Path) -> io::Result<()> {
     if fs::metadata(folder).is_ok_and(|data| !data.is_dir()) || !folder.exists() {
         remove_any(folder)?;
@@ -198,7 +198,7 @@ mod tests {
     use crate::error::Error;
     use jiffy_wire::api::ErrorKind;
 
-    /// Looks around when it is read.
+    /// A reader that lists the folder each time it is read.
     struct Spy<'a>(&'a Path, Vec<String>);
 
     impl Read for Spy<'_> {
@@ -224,13 +224,13 @@ mod tests {
         assert_eq!(spy.1.len(), 1, "{:?}", spy.1);
         assert!(spy.1[0].starts_with(".new-"), "{:?}", spy.1);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
-        // One that is there stays.
+        // An existing kernel is kept.
         let known = folder.path().join("mine").join(FILE);
         fs::create_dir(known.parent().unwrap()).unwrap();
         fs::write(&known, "a kernel").unwrap();
         kernels.put("mine", &b"none"[..]).unwrap_err();
         assert!(known.exists());
-        // Nor does the folder go that another upload has made for the same name.
+        // A folder made by a concurrent upload of the same name is kept.
         let other = folder.path().join("other");
         fs::create_dir(&other).unwrap();
         kernels.put("other", &b"none"[..]).unwrap_err();

@@ -40,8 +40,8 @@ pub fn check(what: &str, name: &str) -> Result<()> {
     )
 }
 
-/// Checks a name the user chose for a VM: one that looks like another VM's id
-/// could be taken for it.
+/// Checks a name the user chose for a VM. A name that looks like an id is refused: it could be
+/// mistaken for another VM's id.
 pub fn check_vm(name: &str) -> Result<()> {
     check("VM", name)?;
     if is_id(name) {
@@ -53,7 +53,7 @@ pub fn check_vm(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// A name nobody chose, like `swift-heron`.
+/// A generated name, like `swift-heron`.
 pub fn made_up() -> String {
     let [first, second] = random::<2>();
     format!(
@@ -84,12 +84,12 @@ pub fn new_uuid() -> String {
     )
 }
 
-/// Four digits that make a made-up name unique.
+/// Four hexadecimal digits that make a generated name unique.
 pub fn suffix() -> String {
     hexadecimal(&random::<2>())
 }
 
-/// Is this text an id, whole?
+/// Is the whole text an id?
 pub fn is_id(text: &str) -> bool {
     text.len() == 12
         && text

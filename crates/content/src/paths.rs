@@ -22,7 +22,7 @@ pub struct Paths {
     pub share: PathBuf,
     /// The API's Unix socket.
     pub socket: PathBuf,
-    /// Images of chunks of another node, to be looked into before a registry.
+    /// Folder of another node's images of chunks, searched before a registry.
     pub peer: Option<PathBuf>,
 }
 
@@ -192,14 +192,13 @@ fn make_private(folder: &Path) -> Result<()> {
     })
 }
 
-/// A volume's file in the folder of a snapshot, and in that of a VM that has its own.
+/// A volume's file in the folder of a snapshot, or of a VM that has its own volumes.
 pub fn volume_in(folder: &Path, name: &str) -> PathBuf {
     folder.join("volumes").join(format!("{name}.img"))
 }
 
-/// Makes the folder that [`volume_in`] names files in. The one around it is not
-/// made: if that is gone, its VM was removed just now, and nobody would remove
-/// it again.
+/// Makes the folder that [`volume_in`] names files in. It does not make the parent: if the parent
+/// is gone, the VM was just removed, and nothing would remove a new folder.
 pub fn make_volumes(folder: &Path) -> io::Result<()> {
     let made = fs::DirBuilder::new()
         .mode(0o700)

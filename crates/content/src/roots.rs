@@ -1,13 +1,12 @@
-//! The disk of a VM's own for what it changes in its root file system.
+//! A VM's own root disk, which takes the changes to its root file system.
 //!
-//! Without one, changes are kept in the guest's memory. A *layer* is an empty
-//! file system that the guest lays over the read-only image: a few writes
-//! make it, whatever its size and whatever the file system below. A *copy* is
-//! the whole image, if that is a file system that can be written to, as a
-//! clone that shares its blocks (ioctl_ficlone(2)).
+//! Without one, changes are kept in the guest's memory. A *layer* is an empty file system that
+//! the guest mounts over the read-only image; making it costs a few writes, whatever its size and
+//! whatever the file system of the image. A *copy* is a clone of the whole image that shares its
+//! blocks (ioctl_ficlone(2)); the image must be a writable file system.
 //!
-//! The disk lies among the clones of volumes, under a name no volume can have:
-//! it is captured with them, and cloned for forks.
+//! The file is in the folder of the VM's volume clones, under a name that no volume can have: it
+//! is captured with them, and cloned for forks.
 
 use crate::clock::unix_seconds;
 use crate::durable;
@@ -22,7 +21,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Its name among a VM's volumes.
+/// Name of the root disk among a VM's volumes.
 pub const NAME: &str = ".root";
 /// Least size of a layer, in MiB: with a journal.
 const LEAST_MIB: u64 = 16;
@@ -34,7 +33,7 @@ pub fn file_in(folder: &Path) -> PathBuf {
     volume_in(folder, NAME)
 }
 
-/// Refuses what can't be made.
+/// Refuses a root disk that can't be made.
 pub fn check(wanted: &RootDisk) -> Result<()> {
     match wanted {
         RootDisk::Layer { size_mib } if !(LEAST_MIB..=MOST_MIB).contains(size_mib) => {
@@ -56,13 +55,12 @@ pub fn make(folder: &Path, spec: &Spec, image: &Path) -> Result<()> {
     let failed = |error: io::Error| Error::io("make the VM's root disk", &path, &error);
     make_volumes(folder).map_err(failed)?;
     let made = match wanted {
-        // It lives as long as its VM, at this size: nothing is to be mended
-        // from copies, and nothing grows.
+        // The layer lives as long as its VM and never grows, so it needs no superblock copies.
         RootDisk::Layer { size_mib } => empty(&path, size_mib << 20, "root", false).map_err(failed),
         RootDisk::Copy { plainly } => copy(&spec.image, image, &path, *plainly),
     };
     let made = made.and_then(|file| {
-        // A VM that is removed at its end does not survive the host's anyway.
+        // A VM that is removed when it ends does not survive a crash of the host: no sync.
         match spec.remove {
             true => Ok(()),
             false => file.sync_all().map_err(failed),
@@ -73,7 +71,7 @@ pub fn make(folder: &Path, spec: &Spec, image: &Path) -> Result<()> {
     })
 }
 
-/// Refuses a VM that has lost the disk of its own for its root.
+/// Refuses a VM whose root disk is missing.
 pub fn check_own(folder: &Path, vm: &str, spec: &Spec) -> Result<()> {
     if spec.root_disk.is_none() {
         return Ok(());
@@ -160,7 +158,7 @@ pub fn fstype(root: &Root) -> &'static str {
     }
 }
 
-/// An image's file. One that somebody has a lease on is waited for.
+/// Opens an image's file; waits for a file lease (fcntl(2), F_SETLEASE) to be broken.
 fn open(image: &Path) -> io::Result<File> {
     jiffy_sys::regular::look(image)?;
     File::open(image)

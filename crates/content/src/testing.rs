@@ -1,4 +1,4 @@
-//! For fuzzing: what is read of registries and files.
+//! Entry points for fuzzing: parsers of what registries and files hold.
 
 use crate::images::name;
 use crate::model::artifact::{ImageArtifact, SnapshotArtifact};
@@ -40,7 +40,7 @@ pub fn artifact(bytes: &[u8]) {
     }
 }
 
-/// Reads a record of a kind from a file in `folder`, with the checksum made right.
+/// Reads a record of this kind from a file in `folder`, written with a correct checksum.
 ///
 /// # Panics
 ///

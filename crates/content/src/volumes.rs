@@ -32,13 +32,13 @@ pub struct Volumes {
 
 #[derive(Debug, Default)]
 struct Uses {
-    /// By running VMs, of each volume.
+    /// The running VMs that use each volume.
     of: HashMap<String, Vec<Use>>,
-    /// Volumes that change their size or are removed just now: no VM gets them.
+    /// Volumes that are being resized or removed: no VM can get them.
     changing: HashMap<String, Change>,
 }
 
-/// What is done to a volume that no VM has.
+/// A change of a volume that no VM holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Change {
     Resized,
@@ -51,7 +51,7 @@ struct Use {
     read_only: bool,
 }
 
-/// A volume held by a running VM; dropping it lets go.
+/// A VM's hold on a volume; dropping it releases the volume.
 #[derive(Debug)]
 pub struct Lease {
     /// The volume's name.
@@ -66,7 +66,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let mut uses = self.volumes.lock();
         if let Some(users) = uses.of.get_mut(&self.name) {
-            // One use: the VM may have others.
+            // Removes one use only: the VM may have other leases on this volume.
             if let Some(ours) = users.iter().position(|user| user.vm == self.vm) {
                 users.remove(ours);
             }
@@ -86,15 +86,15 @@ impl Volumes {
         }
     }
 
-    /// Refuses what [`Volumes::provide`] would, before anything is made.
+    /// Refuses what [`Volumes::provide`] would refuse, before anything is made.
     pub fn check(&self, wanted: &[VolumeUse]) -> Result<()> {
         let mut all = wanted.iter();
         all.try_for_each(|volume| self.missing(volume).map(drop))
     }
 
-    /// Makes the volumes a new VM asks for that don't exist; gives the names
-    /// of those made. After an error none is left. What was made is anybody's from
-    /// then on, and can't be taken back: it comes last.
+    /// Makes the volumes of a new VM that don't exist yet; returns the names of those made. After
+    /// an error none of them is left. Other VMs can use the new volumes at once, so the caller
+    /// can't undo this: it must be the last step.
     pub fn provide(&self, wanted: &[VolumeUse]) -> Result<Vec<String>> {
         let mut made = Vec::new();
         for volume in wanted {
@@ -110,7 +110,7 @@ impl Volumes {
         Ok(made)
     }
 
-    /// Removes volumes that were made just now in vain; not one that a VM has by now.
+    /// Removes the volumes that a failed call has just made, unless a VM uses one already.
     fn discard(&self, made: &[String]) {
         let uses = self.lock();
         let is_free =
@@ -199,8 +199,8 @@ impl Volumes {
         made
     }
 
-    /// Holds the volumes for a VM that starts. One VM that writes excludes
-    /// all others; any number may read.
+    /// Takes leases on the volumes for a VM that starts. A VM that writes excludes all others;
+    /// any number of VMs may read.
     pub fn hold(self: &Arc<Volumes>, wanted: &[VolumeUse], vm: &str) -> Result<Vec<Lease>> {
         let mut leases = Vec::with_capacity(wanted.len());
         for volume in wanted {
@@ -232,7 +232,7 @@ impl Volumes {
                 vm: vm.to_owned(),
                 volumes: Arc::clone(self),
             });
-            // Now nobody removes it.
+            // The lease is held, so the volume can't be removed from here on.
             if self.size(name)?.is_none() {
                 return Err(Error::not_found(format!("The volume {name} is gone.")));
             }
@@ -296,16 +296,16 @@ impl Volumes {
         Ok(volumes)
     }
 
-    /// Changes the size of a volume that no VM holds: blocking. It shrinks only
-    /// if nothing was ever written behind its new end. Gives what is to be
-    /// known of the file system on it.
+    /// Changes the size of a volume that no VM holds: blocking. It shrinks only if nothing was
+    /// ever written beyond the new end. Returns what the user must know about the file system on
+    /// it.
     pub fn resize(&self, name: &str, mib: u64) -> Result<Option<String>> {
         names::check("volume", name)?;
         check_size(mib)?;
         self.change(name, Change::Resized, || self.resize_unused(name, mib))
     }
 
-    /// Does something to a volume that no VM holds and nobody else changes.
+    /// Runs `work` on a volume that no VM holds and that nothing else changes.
     fn change<T>(&self, name: &str, change: Change, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let mut uses = self.lock();
         if let Some(user) = uses.of.get(name).and_then(|users| users.first()) {
@@ -315,8 +315,8 @@ impl Volumes {
             ))
             .hint(format!("Stop that VM first with `jiffy stop {}`.", user.vm)));
         }
-        // Nobody may begin to use it meanwhile. The disk is not waited for under the
-        // lock: VMs that start and end need it.
+        // Marks the volume so that no VM can take it meanwhile. The lock is not held during the
+        // work on the disk, because VMs that start and end need it.
         if let Some(other) = uses.changing.get(name) {
             return Err(being_changed(name, *other));
         }
@@ -372,7 +372,7 @@ impl Volumes {
         let path = self.path(name);
         match rustix::fs::unlinkat(CWD, &path, AtFlags::empty()) {
             Ok(()) => Ok(()),
-            // None of ours, but in a volume's place.
+            // Not a volume, but a folder in its place.
             Err(rustix::io::Errno::ISDIR) => fs::remove_dir_all(&path)
                 .map_err(|error| Error::io("remove a volume", &path, &error)),
             Err(rustix::io::Errno::NOENT) => {
@@ -427,7 +427,7 @@ fn check_size(mib: u64) -> Result<()> {
     Ok(())
 }
 
-/// The file of a new volume. One that takes no file system is left empty.
+/// The file of a new volume. A raw volume, or one too small for a file system, is left empty.
 fn contents(path: &Path, name: &str, bytes: u64, raw: bool) -> io::Result<File> {
     if !raw && Layout::of(bytes, true).is_some() {
         return roots::empty(path, bytes, name, true);
@@ -441,7 +441,7 @@ fn contents(path: &Path, name: &str, bytes: u64, raw: bool) -> io::Result<File> 
     Ok(file)
 }
 
-/// Is there anything but a hole from this byte on (lseek(2), SEEK_DATA)?
+/// Is there any data, not only holes, from this byte on (lseek(2), SEEK_DATA)?
 fn has_data(file: &File, from: u64) -> io::Result<bool> {
     match rustix::fs::seek(file, SeekFrom::Data(from)) {
         Ok(_) => Ok(true),

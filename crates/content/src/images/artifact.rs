@@ -1,5 +1,5 @@
-//! Images as artifacts in registries (`docs/registry-artifacts.md`): the
-//! configuration blob, and which file is cut where.
+//! Images as artifacts in registries (`docs/registry-artifacts.md`): the configuration blob, and
+//! where files are cut into blobs.
 
 use super::chunks::{Chunks, parse_id};
 use super::config;
@@ -21,19 +21,19 @@ pub const DATA: &str = "data";
 pub const TAIL: &str = "tail";
 /// Most generations of an image.
 pub const MAX_CHAIN: usize = 64;
-/// Largest file system of an image: as an import may make it, twice over.
+/// Largest file system of an image: twice what an import may make.
 pub const MAX_SIZE: u64 = 256 << 30;
-/// Largest tables that are taken, bytes.
+/// Largest tables that are accepted, bytes.
 const MAX_TAIL: u64 = 1 << 30;
-/// Smallest chunk, bytes, and the most that tables have for each: its entry, hash,
-/// place in the working set and part of its group (docs/image-format.md).
+/// Smallest chunk, bytes, and the most bytes of tables for each: its entry, its hash, its place
+/// in the working set and its part of its group (docs/image-format.md).
 const MIN_CHUNK: u64 = 4096;
 const MOST_OF_CHUNK: u64 = 64;
-/// The most that tables have besides: a dictionary, names, ends.
+/// Most further bytes of tables: a dictionary, names, header and footer.
 const MOST_BESIDES: u64 = 2 << 20;
 
 impl ImageArtifact {
-    /// Of an image whose chunks are there.
+    /// The configuration of an image whose chunks exist.
     pub fn of(record: &ImageRecord) -> ImageArtifact {
         ImageArtifact {
             os: "linux".to_owned(),
@@ -48,7 +48,7 @@ impl ImageArtifact {
         }
     }
 
-    /// Reads and checks what a registry gave.
+    /// Reads and checks a blob of a registry.
     pub fn read(bytes: &[u8]) -> Result<ImageArtifact> {
         let read: records::artifact::ImageArtifact =
             serde_json::from_slice(bytes).map_err(|error| {
@@ -61,7 +61,7 @@ impl ImageArtifact {
         Ok(read)
     }
 
-    /// Refuses what no image has.
+    /// Refuses values that no image can have.
     pub fn check(&self) -> Result<()> {
         let wrong = |what: String| Err(Error::invalid(format!("The artifact {what}.")));
         if (self.os.as_str(), self.architecture.as_str()) != ("linux", "amd64") {
@@ -97,26 +97,26 @@ impl ImageArtifact {
     }
 }
 
-/// The most bytes of the tables of an image that holds so many.
+/// Most bytes that the tables of an image of `size` bytes can have.
 pub fn most_tail(size: u64) -> u64 {
     let tables = size.div_ceil(MIN_CHUNK).saturating_mul(MOST_OF_CHUNK);
     tables.saturating_add(MOST_BESIDES).min(MAX_TAIL)
 }
 
-/// JSON of something of ours.
+/// JSON of a configuration blob.
 pub fn json<T: Serialize>(value: &T) -> Result<Vec<u8>> {
     serde_json::to_vec(value)
         .map_err(|error| Error::internal(format!("A configuration can't be written: {error}.")))
 }
 
-/// An image of chunks that is all here, cut so that what is fetched together
-/// lies together: blocking.
+/// An image of chunks that is complete here, cut so that each blob holds what is fetched
+/// together: blocking.
 pub fn local_file(chunks: &Chunks, id: &str) -> Result<FileToPush> {
     let (boot, tail) = chunks.cuts(id)?;
     Ok(cut(&Chunks::file_name(id), chunks.path(id), boot, tail))
 }
 
-/// A file of chunks with its boot set up to `boot` and its tables from `tail`.
+/// A file of chunks whose boot set ends at `boot` and whose tables begin at `tail`.
 pub fn cut(name: &str, path: std::path::PathBuf, boot: u64, tail: u64) -> FileToPush {
     match boot {
         0 => FileToPush::local(name, path, DATA),

@@ -34,14 +34,14 @@ impl Images {
         let folder = self.folder_of(BASE)?;
         let have = match ImageRecord::load(&folder) {
             Ok(have) => Some(have).filter(|_| durable::check_there(&folder.join(ROOT)).is_ok()),
-            // One of a user's stays; that of a release each makes anew.
+            // A newer release's record of a user's image is kept; a built-in image is made again.
             Err(error) if error.is_newer() && !record::was_built_in(&folder) => {
                 return Err(super::unreadable(BASE, &error));
             }
             Err(_) => None,
         };
         let up_to_date = match (&have, &stamp) {
-            // One that the user imported under this name stays.
+            // An image that the user imported under this name is kept.
             (Some(have), _) if have.built_in.is_none() => true,
             (Some(have), Ok(stamp)) => have.built_in == Some(*stamp),
             (Some(_), Err(_)) => true,

@@ -1,7 +1,6 @@
-//! What a boot needs of an image: the chunks that a guest has read by the time
-//! it has run a program that does nothing. It is noted of the guests that are
-//! booted to be kept (golden snapshots), costs those nothing to speak of, and
-//! is what a node elsewhere fetches at once when it starts the image lazily.
+//! The boot set of an image: the chunks that a guest has read by the time it has run a program
+//! that does nothing. It is recorded when a golden snapshot is made, at almost no cost. A node
+//! that starts the image lazily fetches these chunks at once.
 
 use super::Images;
 use super::chunks::CHUNK;
@@ -11,16 +10,16 @@ use crate::records;
 use jiffy_wire::vmm::ReadUnits;
 use std::path::{Path, PathBuf};
 
-/// Most chunks taken, 256 MiB: a VMM notes no more.
+/// Most chunks kept, 256 MiB: a VMM records no more.
 const MOST: usize = 16 << 10;
 
-/// Where it is in an image's folder.
+/// The boot set's file in an image's folder.
 fn file(folder: &Path) -> PathBuf {
     folder.join("boot.json")
 }
 
-/// The chunks, in the order in which they were read; none if they are not
-/// known of this file system.
+/// The chunks, in the order in which they were read; `None` if they are not known for the file
+/// system with this digest.
 pub fn load(folder: &Path, digest: &str) -> Option<Vec<u32>> {
     let known = records::boot_set::load(&file(folder)).ok()?;
     let fits = known.digest == digest && known.reads.unit == CHUNK;
@@ -33,10 +32,10 @@ pub fn load(folder: &Path, digest: &str) -> Option<Vec<u32>> {
 }
 
 impl Images {
-    /// Keeps what a guest has read of this image.
+    /// Saves what a guest has read of this image.
     pub fn keep_boot(&self, name: &str, digest: &str, reads: &ReadUnits) -> Result<()> {
         let folder = self.folder_of(name)?;
-        // Another may have taken its name.
+        // The name may belong to another image by now.
         if self.record(name)?.digest != digest {
             return Ok(());
         }

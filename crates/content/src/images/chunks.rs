@@ -1,16 +1,15 @@
-//! Images of chunks: what file systems are kept in beside, or in place of, the
-//! file that VMs read, so that they can be shared piece by piece.
+//! Images of chunks: the form in which file systems are stored, beside or instead of the file
+//! that VMs read, so that chunks can be shared.
 //!
-//! They lie in one folder, named by what they hold: `ID.jimg`. A child names
-//! its parent so too. Of one that came from a registry only what was read is
-//! here; `ID.origins.json` says where the rest is. The folder is one that
-//! other nodes can be told to look into first.
+//! They are in one folder, named by their ids: `ID.jimg`. A child names its parent in the same
+//! way. Of an image that came from a registry only the chunks that were read are here;
+//! `ID.origins.json` says where the rest is. The folder can be another node's peer folder.
 //!
-//! An id says what an image holds, and nothing of where its chunks lie: that each
-//! artifact says for itself. One whose tables are other than those that are here is kept
-//! beside it, as `ID.2.jimg` with origins of its own: whoever reads the one has the other,
-//! too, if need be (`store::partial::packings`). So nobody who pushes something with a
-//! public id keeps others from what has it.
+//! An id identifies the contents of an image, not the positions of its chunks, which each
+//! artifact describes in its own tables. An image whose tables differ from those that are here is
+//! another *packing*: it is stored beside the first as `ID.2.jimg`, with origins of its own. A
+//! reader of one packing can also use the others (`store::partial::packings`). So an artifact
+//! pushed with somebody else's id can't block access to the real one.
 
 use super::artifact::{MAX_CHAIN, TAIL};
 use crate::error::of_registry;
@@ -28,26 +27,26 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tracing::info;
 
-/// Bytes of a chunk. Small ones move less that nobody asked for; large ones
-/// pack better. A guest reads ahead 128 KiB at most.
+/// Bytes of a chunk. With small chunks less is fetched that was not asked for; large ones
+/// compress better. A guest reads ahead 128 KiB at most.
 pub const CHUNK: u32 = 16 << 10;
-/// How hard chunks are packed.
+/// Zstandard level.
 const LEVEL: i32 = 3;
-/// How the name of an image of chunks ends.
+/// Suffix of the file of an image of chunks.
 const SUFFIX: &str = ".jimg";
-/// How the name of its map ends.
+/// Suffix of the file of its map of present chunks.
 const PRESENT: &str = ".present";
-/// Registries that are remembered of an image; each may cost a guest a wait.
+/// Most origins kept for an image; a guest may have to wait for each.
 const MAX_ORIGINS: usize = 4;
 
-/// Where an image of chunks is, or can be begun: the key that its files begin with.
+/// Where a packing of an image is or can be begun. The keys are the beginnings of file names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// All of it is here.
+    /// The whole image is here.
     Whole,
-    /// It is here in parts, packed in the same way.
+    /// Part of it is here, in the same packing.
     Same(String),
-    /// It is not here packed so.
+    /// This packing of it is not here; the key is free.
     Free(String),
 }
 
@@ -55,12 +54,12 @@ pub enum Place {
 #[derive(Debug, Clone)]
 pub struct Chunks {
     folder: PathBuf,
-    /// Ids, as often as they are held.
+    /// Ids that are held, one entry for each hold.
     held: Arc<Mutex<Vec<String>>>,
 }
 
 impl Chunks {
-    /// Those in this folder.
+    /// The images of chunks in this folder.
     pub fn new(folder: PathBuf) -> Chunks {
         Chunks {
             folder,
@@ -68,17 +67,17 @@ impl Chunks {
         }
     }
 
-    /// What the image with this id is called, here and in artifacts.
+    /// The file name of the image with this id, here and in artifacts.
     pub fn file_name(id: &str) -> String {
         format!("{id}{SUFFIX}")
     }
 
-    /// Where the image with this id is.
+    /// The file of the image with this id.
     pub fn path(&self, id: &str) -> PathBuf {
         self.folder.join(Chunks::file_name(id))
     }
 
-    /// The keys of an image: its id, and what further packings of it are called.
+    /// The keys of an image: its id, and the names of its further packings.
     fn keys(&self, id: &str) -> Vec<String> {
         let first = self.path(id);
         let others = packings(&first);
@@ -89,14 +88,14 @@ impl Chunks {
         std::iter::once(&first).chain(&others).map(key).collect()
     }
 
-    /// The keys of an image of which parts are here, in each way it is packed.
+    /// The keys of the packings of an image of which only parts are here.
     pub fn partial(&self, id: &str) -> Vec<String> {
         let mut keys = self.keys(id);
         keys.retain(|key| self.is_partial(key));
         keys
     }
 
-    /// These images and all that they are built on, in each way that they are packed.
+    /// These images and all their ancestors, those of each packing.
     pub fn with_all_parents(&self, ids: &[String]) -> Vec<String> {
         let mut all = ids.to_vec();
         let mut next = 0;
@@ -114,9 +113,9 @@ impl Chunks {
         all
     }
 
-    /// Where the image with this id is that this file of an artifact is packed as, by
-    /// the SHA-256 of its tables: blocking. Of too many ways to pack it the one that was
-    /// used longest ago gives way.
+    /// Finds the packing of the image with this id that this file of an artifact has, by the
+    /// SHA-256 of its tables: blocking. If there are too many packings, the least recently used
+    /// one is removed.
     pub fn place_of(&self, id: &str, file: &RemoteFile, progress: &dyn Progress) -> Result<Place> {
         let mut free = None;
         let mut oldest = None;
@@ -134,7 +133,7 @@ impl Chunks {
                 return Ok(Place::Same(key));
             }
             let used = fs::metadata(map_path(&path)).and_then(|data| data.modified());
-            // The first one's name is what children know.
+            // Children refer to the first packing by name, so it is not removed.
             if number > 0 {
                 oldest = oldest.into_iter().chain([(used.ok(), key)]).min();
             }
@@ -148,17 +147,17 @@ impl Chunks {
         })
     }
 
-    /// Whoever has it open reads on.
+    /// Removes a packing; processes that have it open can still read it.
     fn remove_packing(&self, key: &str) {
         let path = self.path(key);
         info!(path = %path.display(), "a packing that was not used lately gives way");
-        // The image first: without its map it would be taken for whole.
+        // The image first: an image without its map would be taken for a whole one.
         for path in [path.clone(), map_path(&path), self.origins_file(key)] {
             let _ = fs::remove_file(path);
         }
     }
 
-    /// Is it here, whole or not?
+    /// Is any part of the image here?
     pub fn has(&self, id: &str) -> bool {
         self.path(id).exists()
     }
@@ -168,7 +167,7 @@ impl Chunks {
         is_partial(&self.path(id))
     }
 
-    /// Where what is missing of it can be had.
+    /// Where missing chunks of it can be fetched.
     pub fn origins(&self, id: &str) -> Vec<Origin> {
         records::origins::load(&self.origins_file(id)).unwrap_or_default()
     }
@@ -179,9 +178,9 @@ impl Chunks {
         fs::metadata(self.path(id)).map_or(0, |data| data.blocks() * 512)
     }
 
-    /// Writes the image of chunks of a file system, and gives its id and those of its
-    /// parents, which are held: blocking. What a boot needs of it, if that is known,
-    /// lies together and is fetched in one go.
+    /// Writes the image of chunks of a file system; returns its id and those of its ancestors,
+    /// with a hold on all of them: blocking. The boot set, if it is known, is stored contiguously
+    /// and fetched in one request.
     pub fn make(
         &self,
         root: &Path,
@@ -201,7 +200,7 @@ impl Chunks {
                 .and_then(|()| jiffy_sys::durable::sync_folder_of(&to))
                 .map_err(|error| Error::io("name an image of chunks", &to, &error))?;
         }
-        // One that was here before has the same id, whatever its parents are.
+        // An image that existed already has the same id, but may have other parents.
         let chain = self.with_parents(id)?;
         let held = self.hold(&chain);
         Ok((chain, held))
@@ -226,7 +225,7 @@ impl Chunks {
         Ok(chain)
     }
 
-    /// The same into a file of its own, for what is not kept here.
+    /// Writes the image into `to`, outside of the folder of chunks; returns its id.
     pub fn write(
         &self,
         root: &Path,
@@ -244,10 +243,10 @@ impl Chunks {
         let parent = match parent {
             Some(id) if !self.is_partial(id) => {
                 let parent = ImageReader::open(&self.path(id)).map_err(|error| damaged(&error))?;
-                // A child's chunks are as large as its parent's.
+                // A child must have chunks of its parent's size.
                 (parent.chunk_size() == CHUNK).then(|| Arc::new(parent))
             }
-            // Of a parent that is not all here nothing could be compared.
+            // A partial parent can't be compared with.
             _ => None,
         };
         let options = WriteOptions {
@@ -265,8 +264,7 @@ impl Chunks {
         Ok(written.id.to_string())
     }
 
-    /// Begins an image of which only the last bytes are here, under a key that is free:
-    /// blocking.
+    /// Begins a partial image of which only the last bytes are here, under a free key: blocking.
     pub fn begin(&self, key: &str, length: u64, tail: &[u8], origins: &[Origin]) -> Result<()> {
         if self.has(key) {
             return Ok(());
@@ -278,8 +276,7 @@ impl Chunks {
             .map_err(|error| write_failed(&error, &path))
     }
 
-    /// From now on what is missing of it can be had here, too; this origin is
-    /// asked first.
+    /// Adds an origin from which missing chunks can be fetched; it is asked first.
     pub fn add_origin(&self, id: &str, origin: Origin) -> Result<()> {
         let known = self.origins(id);
         let origins = with_origin(&known, origin);
@@ -295,13 +292,13 @@ impl Chunks {
             .map_err(|error| Error::io("write where an image's bytes are", &path, &error))
     }
 
-    /// Where its parts lie that are fetched together: the boot set's end, if it
-    /// has one, and the beginning of its tables.
+    /// Offsets at which the file is cut into parts that are fetched together: the end of the boot
+    /// set, if it has one, and the beginning of the tables.
     pub fn cuts(&self, id: &str) -> Result<(u64, u64)> {
         self.cuts_of(&self.path(id))
     }
 
-    /// The same of a file elsewhere, whose parents are here.
+    /// As [`Chunks::cuts`], for a file elsewhere whose parents are here.
     pub fn cuts_of(&self, path: &Path) -> Result<(u64, u64)> {
         let of_parent = |_: &Path, parent: &ParentRef| Ok(self.path(&parent.id.to_string()));
         let image =
@@ -310,8 +307,7 @@ impl Chunks {
         Ok((image.hot_range().end, tail))
     }
 
-    /// What is done with these images from now on, until the hold is dropped,
-    /// must not find them removed because nobody has them yet.
+    /// Keeps these images from being removed as unused until the hold is dropped.
     pub fn hold(&self, ids: &[String]) -> Held {
         self.lock().extend(ids.iter().cloned());
         Held {
@@ -320,13 +316,13 @@ impl Chunks {
         }
     }
 
-    /// What is held now.
+    /// The ids that are held now.
     pub fn held(&self) -> Vec<String> {
         self.lock().clone()
     }
 
-    /// Removes all that is neither wanted nor held, with all that lies beside
-    /// it; gives the bytes that are free again.
+    /// Removes all images that are neither wanted nor held, with the files beside them; returns
+    /// the bytes that were freed.
     pub fn remove_unused(&self, wanted: impl Fn(&str) -> bool) -> u64 {
         use std::os::unix::fs::MetadataExt;
         let held = self.lock();
@@ -336,7 +332,7 @@ impl Chunks {
         };
         let mut unused = self.entries();
         unused.retain(|(name, _)| is_unused(name));
-        // Images first, and for good: one that lost its map would be taken for whole.
+        // Images first, synced: an image that lost its map would be taken for a whole one.
         let (images, others): (Vec<_>, Vec<_>) = unused
             .into_iter()
             .partition(|(name, _)| name.ends_with(SUFFIX));
@@ -352,7 +348,7 @@ impl Chunks {
         }
         for (name, path) in others {
             let image = name.trim_start_matches('.').strip_suffix(PRESENT);
-            // What is there yet has its map yet.
+            // If the image could not be removed, it needs its map.
             if image.is_none_or(|image| !self.folder.join(image).exists()) {
                 let _ = fs::remove_file(path);
             }
@@ -360,8 +356,8 @@ impl Chunks {
         bytes
     }
 
-    /// Removes what a daemon that was killed has left half made. The map of an
-    /// image of which parts are here has a dot, too, and stays.
+    /// Removes what a killed daemon has left half done. The map of a partial image begins with a
+    /// dot, too, and is kept.
     pub fn sweep(&self) {
         for (name, path) in self.entries() {
             let orphan = match id_in(&name) {
@@ -383,7 +379,7 @@ impl Chunks {
         }
     }
 
-    /// Names of all that lies here, and paths.
+    /// Names and paths of all files in the folder.
     fn entries(&self) -> Vec<(String, PathBuf)> {
         let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
         entries
@@ -403,8 +399,8 @@ impl Chunks {
     }
 }
 
-/// These and a further one, which is asked first, or takes the place of what
-/// was known of the same.
+/// These origins and a further one, which comes first and replaces an older entry for the same
+/// place.
 pub fn with_origin(known: &[Origin], origin: Origin) -> Vec<Origin> {
     let mut origins: Vec<Origin> = std::iter::once(origin)
         .chain(known.iter().cloned())
@@ -423,7 +419,7 @@ pub fn with_origin(known: &[Origin], origin: Origin) -> Vec<Origin> {
     origins
 }
 
-/// Images of chunks that are being worked with.
+/// A hold on images of chunks: they are not removed until it is dropped.
 #[derive(Debug)]
 pub struct Held {
     held: Arc<Mutex<Vec<String>>>,
@@ -441,8 +437,7 @@ impl Drop for Held {
     }
 }
 
-/// The image that a file belongs to: `ID.jimg`, `ID.origins.json`,
-/// `.ID.jimg.present` and so on.
+/// The id in a file name: of `ID.jimg`, `ID.origins.json`, `.ID.jimg.present` and so on.
 fn id_in(name: &str) -> Option<&str> {
     let (id, _) = name.strip_prefix('.').unwrap_or(name).split_once('.')?;
     parse_id(id).is_ok().then_some(id)
@@ -451,7 +446,7 @@ fn id_in(name: &str) -> Option<&str> {
 /// Bytes before the first chunk (docs/image-format.md).
 const HEADER: u64 = 64;
 
-/// The id that these 32 digits are.
+/// Parses an id of 32 digits.
 pub fn parse_id(text: &str) -> Result<ImageId> {
     let wrong = || {
         let shown: String = text.chars().take(40).collect();
@@ -470,7 +465,7 @@ fn cut_failed(root: &Path, error: &io::Error) -> Error {
     Error::io("cut a file system into chunks", root, error)
 }
 
-/// One sentence.
+/// The error for a damaged image, one sentence.
 pub fn damaged(error: &jiffy_store::ImageError) -> Error {
     Error::internal(format!(
         "An image of chunks can't be read: {}.",
@@ -511,7 +506,7 @@ mod tests {
         let (made, _) = chunks.make(&root, Some(&parent), None).unwrap();
         let child = made[0].clone();
         assert_eq!(made, [child.clone(), parent.clone()]);
-        // It stays a child, whoever makes it again without a parent.
+        // The image keeps its parent when it is made again without one.
         let (again, both_held) = chunks.make(&root, None, None).unwrap();
         assert_eq!(again, made);
         assert!(made.iter().all(|id| chunks.held().contains(id)));
@@ -525,7 +520,7 @@ mod tests {
         assert!(tail >= HEADER && tail < image.file_bytes());
         drop(image);
 
-        // The same from its last bytes only.
+        // The same image, begun from its last bytes only.
         let whole = fs::read(chunks.path(&parent)).unwrap();
         let (_, tail) = chunks.cuts(&parent).unwrap();
         let other = tempfile::tempdir().unwrap();
@@ -544,7 +539,7 @@ mod tests {
                 .begin(&child, whole.len() as u64, tail, &origins)
                 .is_err()
         );
-        // What is held stays, and so does what lies beside it.
+        // Held images are kept, with the files beside them.
         assert_eq!(chunks.remove_unused(|id| id == child), 0);
         drop(held);
         let held = there.hold(std::slice::from_ref(&parent));

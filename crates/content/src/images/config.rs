@@ -1,12 +1,12 @@
-//! What an image says its commands are started with, and how that and a
-//! request become a command (OCI image configuration; Docker's rules).
+//! The part of an image's configuration that commands are started with, and how it is merged with
+//! a request (OCI image configuration; Docker's rules).
 
 use crate::error::{Error, Result};
 use jiffy_wire::agent::Command;
 use jiffy_wire::api::{ImageConfig, NoCommand};
 use jiffy_wire::signal;
 
-/// Most bytes of texts in a configuration.
+/// Most bytes of all strings in a configuration.
 const MAX_CONFIG: usize = 256 * 1024;
 /// SIGTERM.
 const TERM: i32 = 15;
@@ -55,9 +55,9 @@ pub fn check(config: &ImageConfig) -> Result<()> {
     Ok(())
 }
 
-/// The first command of a VM: the entrypoint (the image's, or the request's
-/// in its place), then the request's words, or the image's `cmd` if there are
-/// none. An entrypoint of one's own drops the image's `cmd`.
+/// The first command of a VM: the entrypoint (the request's, or else the image's), followed by
+/// the request's words, or by the image's `cmd` if there are none. If the request has an
+/// entrypoint, the image's `cmd` is ignored.
 pub fn first_command(
     wanted: Option<Command>,
     entrypoint: Option<Vec<String>>,
@@ -95,8 +95,8 @@ pub fn first_command(
     Ok(Some(command))
 }
 
-/// What a command does not say itself is the image's: environment, working
-/// directory, user.
+/// Fills in environment, working directory and user from the image where the command does not set
+/// them.
 pub fn fill(command: &mut Command, config: &ImageConfig) {
     let name_of = |entry: &str| {
         entry
@@ -106,7 +106,7 @@ pub fn fill(command: &mut Command, config: &ImageConfig) {
     };
     let own: Vec<String> = command.env.iter().map(|entry| name_of(entry)).collect();
     let mut env: Vec<String> = Vec::new();
-    // Of several values of one name the last one counts.
+    // If a name occurs more than once, its last value counts.
     for entry in &config.env {
         let name = name_of(entry);
         env.retain(|other| name_of(other) != name);
@@ -125,7 +125,7 @@ pub fn fill(command: &mut Command, config: &ImageConfig) {
     }
 }
 
-/// The signal that ends the image's command in order, if it is not SIGTERM.
+/// The signal that asks the image's command to end, if it is not SIGTERM.
 pub fn stop_signal(config: &ImageConfig) -> Option<i32> {
     let number = signal::number(config.stop_signal.as_deref()?)?;
     (number != TERM).then_some(number)
@@ -147,7 +147,7 @@ mod tests {
         }
     }
 
-    /// Docker's table of entrypoint and command.
+    /// Docker's table of combinations of entrypoint and command.
     #[test]
     fn entrypoint_and_command_go_together_as_docker_has_it() {
         let argv = |config: &ImageConfig, entrypoint: Option<&str>, given: &str| {

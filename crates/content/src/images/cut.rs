@@ -12,8 +12,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 impl Images {
-    /// The record of an image with its chunks, which are made if there are
-    /// none, and are kept until the hold is dropped: blocking.
+    /// The record of an image with its chunks, which are made if there are none and held until
+    /// the hold is dropped: blocking.
     pub(crate) fn with_chunks(&self, name: &str) -> Result<(ImageRecord, Held)> {
         let mut record = (*self.record(name)?).clone();
         let held = self.chunks.hold(&record.chunks);
@@ -35,14 +35,14 @@ impl Images {
         Ok((record, held))
     }
 
-    /// The image of chunks of a snapshot's root file system, and its parents, which are
-    /// kept until the hold is dropped: blocking. It is in the file `root`, or it is `lazy`.
+    /// The images of chunks of a snapshot's root file system, with its ancestors, held until the
+    /// hold is dropped: blocking. The root is in the file `root`, or is the disk `lazy`.
     pub(crate) fn chunks_of_root(
         &self,
         lazy: Option<&LazyDisk>,
         root: &Path,
     ) -> Result<(Vec<String>, Held)> {
-        // Of one that was pulled there are chunks, here or elsewhere, and no file.
+        // A pulled root has chunks, here or in a registry, and no file.
         if let Some(disk) = lazy {
             return Ok((disk.chunks.clone(), self.chunks.hold(&disk.chunks)));
         }
@@ -55,14 +55,14 @@ impl Images {
         }
     }
 
-    /// Notes the chunks that were made of an image with it, unless another has
-    /// its name by now: blocking.
+    /// Saves the new chunks in the image's record, unless another image has the name by now:
+    /// blocking.
     fn keep_chunks(&self, name: &str, made: &ImageRecord) -> Result<()> {
         let folder = self.folder_of(name)?;
         let _one = self.changing.blocking_lock();
         let now = ImageRecord::load(&folder).ok();
         let Some(mut now) = now.filter(|now| now.digest == made.digest) else {
-            // Nobody knows of which of the two the chunks are.
+            // It is not known which of the two images the chunks were made of.
             return Err(Error::conflict(format!(
                 "The image {name} was replaced or removed while it was cut into chunks."
             ))
@@ -75,9 +75,8 @@ impl Images {
         Ok(())
     }
 
-    /// The image whose file system is in this file: the same file, by another
-    /// name. Digests would not do: that of an image that is not all here is what
-    /// whoever pushed it says.
+    /// The image that has this file as its file system, found by inode. Digests are not compared,
+    /// because the digest of a partial image is only claimed by whoever pushed it.
     fn with_file(&self, file: &Path) -> Result<Option<String>> {
         let number = |path: &Path| fs::metadata(path).ok().map(|it| (it.dev(), it.ino()));
         let Some(wanted) = number(file) else {
@@ -125,7 +124,7 @@ mod tests {
         assert!(refused.0.message.contains("web"), "{}", refused.0.message);
         assert_eq!(ImageRecord::load(&web).unwrap(), new);
 
-        // The same file system with another configuration: that one stays.
+        // The same file system with another configuration must not lose that configuration.
         let again = ImageRecord {
             created: 7,
             ..old.clone()
@@ -143,7 +142,7 @@ mod tests {
     fn chunks_that_are_being_pushed_outlive_their_image() {
         let folder = tempfile::tempdir().unwrap();
         let (images, _) = images(folder.path());
-        // Made for the first push, found by the second.
+        // The first push makes the chunks; the second one finds them.
         for _ in 0..2 {
             let (record, held) = images.with_chunks("web").unwrap();
             let web = images.folder_of("web").unwrap();

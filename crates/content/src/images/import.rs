@@ -1,4 +1,4 @@
-//! Tars and archives of other tools into images.
+//! Makes images of tars and of archives of other tools.
 
 use super::{Images, ROOT, name, writable};
 use crate::clock::unix_seconds;
@@ -19,8 +19,7 @@ use tempfile::TempDir;
 use tracing::info;
 
 impl Images {
-    /// Makes an image of a tar. `in_use` tells whether a VM needs the image
-    /// that is replaced.
+    /// Makes an image of a tar. `in_use` fails if a VM needs the image that would be replaced.
     pub async fn import<F: Future<Output = Result<()>>>(
         self: &Arc<Self>,
         name: &str,
@@ -40,8 +39,7 @@ impl Images {
         self.shown(&self.find(name).await?)
     }
 
-    /// An image in a folder of its own that is not yet called anything, and
-    /// has no record yet.
+    /// Makes an image in a temporary folder, without a name and without a record.
     pub(super) async fn make(
         &self,
         tar: impl Read + Send + 'static,
@@ -64,7 +62,7 @@ impl Images {
             }
             let failed = |error: &(dyn std::error::Error + 'static)| import_error(error, &scratch);
             if which.kind == Some(ImportKind::Root) {
-                // As it comes: nothing is kept but the image.
+                // Streamed: the tar itself is not stored.
                 return import_tar(tar, &out, Limits::default())
                     .map(record_of)
                     .map_err(|error| failed(&error));
@@ -82,8 +80,8 @@ impl Images {
         Ok((temporary, record))
     }
 
-    /// The name in full that something new gets: a plain name as it is, a
-    /// reference with its registry and tag.
+    /// The full name for a new image: a plain name as it is, a reference with its registry and
+    /// tag.
     pub fn new_name(&self, text: &str, registry: Option<&str>) -> Result<String> {
         if name::is_plain(text) {
             name::folder(text)?;
@@ -93,16 +91,16 @@ impl Images {
     }
 }
 
-/// What of a tar is the image.
+/// Selects the image in a tar.
 #[derive(Debug, Default)]
 pub struct Which {
-    /// How it is packed; none to find out.
+    /// Format of the archive; `None` to detect it.
     pub kind: Option<ImportKind>,
     /// Its name or tag, where a tar has several images.
     pub reference: Option<String>,
 }
 
-/// An image that was made, and is not yet called anything.
+/// An image that was made and has no name yet.
 #[derive(Debug)]
 pub struct Made {
     folder: TempDir,
@@ -110,8 +108,7 @@ pub struct Made {
 }
 
 impl Made {
-    /// An image with the file system of another one, changed as a layer in a
-    /// tar says: blocking.
+    /// Makes an image of another one's file system and the changes of a layer in a tar: blocking.
     pub fn child(
         folder: TempDir,
         parent: &Root,
@@ -150,7 +147,7 @@ impl Images {
         self.temporary()
     }
 
-    /// Gives what was made its name.
+    /// Gives the new image its name.
     pub async fn keep<F: Future<Output = Result<()>>>(
         self: &Arc<Self>,
         name: &str,
@@ -193,7 +190,7 @@ fn config_of(built: Built) -> ImageConfig {
     }
 }
 
-/// One sentence; a full disk and a client that went away are told apart.
+/// The error in one sentence; a full disk and a client that disconnected have kinds of their own.
 pub(crate) fn import_error(error: &(dyn std::error::Error + 'static), folder: &Path) -> Error {
     match causes::find::<io::Error>(error) {
         Some(error) if is_full(error) => Error::io("write the image", folder, error),

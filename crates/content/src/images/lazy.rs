@@ -1,8 +1,7 @@
-//! Disks whose bytes come when a guest reads them.
+//! Disks whose contents are fetched when a guest reads them.
 //!
-//! A VM of an image that is not all here reads a *disk cache*
-//! (`docs/disk-cache.md`), which the pager fills from the image of chunks,
-//! and that from the registry. All VMs of one image share the cache.
+//! A VM of a partial image reads a *disk cache* (`docs/disk-cache.md`). The pager fills it from
+//! the image of chunks, and that one from the registry. All VMs of one image share the cache.
 
 use super::chunks::{Chunks, parse_id};
 use crate::durable::is_taken;
@@ -19,10 +18,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use tracing::warn;
 
-/// Digits of an id in the name of a disk; a socket's path is short.
+/// Digits of the id in a disk's name; the length of a socket's path is limited.
 const NAME_DIGITS: usize = 16;
 
-/// Removes caches that are none: what was in them is fetched again.
+/// Removes invalid caches; their contents are fetched again.
 pub fn sweep(disks: &Path) {
     for entry in fs::read_dir(disks).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -47,7 +46,7 @@ pub fn sweep(disks: &Path) {
 }
 
 impl LazyDisk {
-    /// What the pager calls it.
+    /// The disk's name in requests to the pager.
     pub fn name(&self) -> String {
         let id = self.chunks.first().map_or("", String::as_str);
         format!("d-{}", id.get(..NAME_DIGITS).unwrap_or(id))
@@ -63,7 +62,7 @@ impl LazyDisk {
         self.cache(paths).join(CONTENTS)
     }
 
-    /// How a VMM gets what is missing.
+    /// How a VMM finds and asks for missing chunks.
     pub fn residency(&self, paths: &Paths) -> Residency {
         Residency {
             present: self.cache(paths).join(PRESENT),
@@ -78,10 +77,10 @@ impl LazyDisk {
         partial.map(|id| chunks.path(id)).collect()
     }
 
-    /// What the pager has to be told, in this order.
+    /// The requests that the pager needs for this disk, in order.
     pub fn requests(&self, paths: &Paths) -> Vec<PagerRequest> {
         let chunks = Chunks::new(paths.chunks());
-        // Who is near is asked first.
+        // The peer comes first: it is nearer than a registry.
         let peer = paths.peer.clone().map(|folder| Origin::Folder { folder });
         let all = chunks.with_all_parents(&self.chunks);
         let mut requests: Vec<PagerRequest> = all
@@ -101,7 +100,7 @@ impl LazyDisk {
             socket: paths.pager_vm_socket(&self.name()),
             cache: self.cache(paths),
             image: chunks.path(image),
-            // The first boot shows what a boot needs.
+            // The first boot is recorded; later ones prefetch what it read.
             record: (!recording.exists()).then(|| recording.clone()),
             prefetch: Some(recording),
         }));
@@ -109,7 +108,7 @@ impl LazyDisk {
     }
 }
 
-/// Which chunks the first boot from this image asked for.
+/// The recording of the chunks that the first boot from this image read.
 pub fn recording(paths: &Paths, id: &str) -> PathBuf {
     paths.disks().join(format!("{id}.recording"))
 }
@@ -119,7 +118,7 @@ pub fn cache_in(disks: &Path, chunks: &[String]) -> PathBuf {
     disks.join(chunks.first().map_or("none", String::as_str))
 }
 
-/// What could be given up of all that was fetched: it can be had again.
+/// Fetched data that may be evicted, because it can be fetched again.
 pub fn caches(paths: &Paths) -> Vec<Cached> {
     let mut found = Vec::new();
     for entry in fs::read_dir(paths.disks()).into_iter().flatten().flatten() {
@@ -136,7 +135,7 @@ pub fn caches(paths: &Paths) -> Vec<Cached> {
     for entry in fs::read_dir(paths.chunks()).into_iter().flatten().flatten() {
         let path = entry.path();
         let id = path.file_stem().unwrap_or_default().to_string_lossy();
-        // Only what somebody else has can be had again.
+        // Without an origin the data can't be fetched again, so it is not evicted.
         if chunks.path(&id) == path && chunks.is_partial(&id) && !chunks.origins(&id).is_empty() {
             found.push(Cached::Image(path));
         }

@@ -1,20 +1,18 @@
 //! Images of root file systems.
 //!
-//! An image is a folder `images/NAME/` (a reference's name is written as
-//! [`name::folder`] has it):
+//! An image is a folder `images/NAME/` ([`name::folder`] encodes references):
 //!
 //! | file | what |
 //! |---|---|
 //! | `image.json` | the [`record`]: what is known of it |
 //! | `image.erofs` | the file system, as VMs read it |
-//! | `boot.json` | what a guest that booted has read of it, once one has |
+//! | `boot.json` | the boot set: what a guest has read during a boot, once one was recorded |
 //!
-//! An image that was pushed, or came from a registry as an artifact of ours, has
-//! an image of [`chunks`] too. One of which only parts are here has no
-//! `image.erofs`: VMs read it as a [`lazy`] disk.
+//! An image that was pushed, or was pulled as an artifact of Jiffy, also has an image of
+//! [`chunks`]. A partial image has no `image.erofs`: VMs read it as a [`lazy`] disk.
 //!
-//! It is made under a name with a dot, synced, and renamed: after a crash it
-//! is there whole or not at all, and the next daemon removes what has a dot.
+//! An image is made in a folder whose name begins with a dot, synced, and renamed: after a crash
+//! it is complete or absent, and the next daemon removes folders that begin with a dot.
 //!
 //! * [`name`]: names, references and folders.
 //! * [`record`]: what `image.json` holds.
@@ -22,12 +20,12 @@
 //! * [`config`]: how an image's configuration and a request become a command.
 //! * [`base`]: the image that comes with Jiffy.
 //! * [`import`]: tars and archives of other tools.
-//! * [`policy`]: who must have signed them.
+//! * [`policy`]: which signatures images from registries need.
 //! * `cut`: images cut into chunks.
-//! * [`artifact`]: what of an image is in a registry.
+//! * [`artifact`]: the configuration of an image in a registry.
 //! * [`chunks`]: images of chunks.
-//! * [`boot`]: what a boot needs of an image.
-//! * [`lazy`]: disks whose bytes come when a guest reads them.
+//! * [`boot`]: boot sets of images.
+//! * [`lazy`]: disks whose contents are fetched when a guest reads them.
 
 pub mod artifact;
 pub mod base;
@@ -76,30 +74,30 @@ pub(crate) const ROOT: &str = "image.erofs";
 pub struct Images {
     pub(crate) folder: PathBuf,
     share: PathBuf,
-    /// Where names without a registry are looked up, unless a request says.
+    /// Registry of names without one, unless a request names another.
     registry: Option<String>,
-    /// Who must have signed what comes from registries.
+    /// Which keys must have signed images from registries.
     policy: Policy,
-    /// What is shared piece by piece.
+    /// The images of chunks.
     pub(crate) chunks: Chunks,
-    /// Where the caches of disks are.
+    /// Folder of the disk caches.
     disks: PathBuf,
-    /// Snapshots from registries need chunks, too.
+    /// Folder of snapshots: those from registries use chunks, too.
     pub(crate) snapshots: PathBuf,
-    /// And so do VMs that run, whatever became of what they came from.
+    /// Folder of VMs: running VMs use chunks even if their image was removed.
     vms: PathBuf,
-    /// One change at a time.
+    /// Serialises changes of images.
     changing: Arc<Mutex<()>>,
-    /// The built-in image is there and from this release.
+    /// The built-in image exists and is this release's.
     base_ready: AtomicBool,
-    /// Records by folder, and the inodes of the file they were read from.
+    /// Records by folder, with the inode number of the file each was read from.
     records: std::sync::Mutex<HashMap<PathBuf, (u64, Arc<ImageRecord>)>>,
 }
 
-/// An image that is there.
+/// An image that exists.
 #[derive(Debug, Clone)]
 pub struct Found {
-    /// Its name: what was asked for, in full.
+    /// Its full name.
     pub name: String,
     /// Its file system.
     pub root: Root,
@@ -149,7 +147,7 @@ impl Images {
         Err(missing(text))
     }
 
-    /// An image by its name in full; made now if it is the built-in one.
+    /// Finds an image by its full name; makes the built-in image if needed.
     pub async fn find(&self, name: &str) -> Result<Found> {
         if name::folder(name).is_err() {
             return Err(missing(name));
@@ -157,7 +155,8 @@ impl Images {
         self.look_up(name).await?.ok_or_else(|| missing(name))
     }
 
-    /// As [`Images::find`], of one that a VM is to start from: signed, if it has to be.
+    /// As [`Images::find`], for a VM that starts: refuses an image that lacks a required
+    /// signature.
     pub async fn startable(&self, name: &str) -> Result<Found> {
         let found = self.find(name).await?;
         self.policy
@@ -165,13 +164,13 @@ impl Images {
         Ok(found)
     }
 
-    /// Who must have signed what comes from registries.
+    /// Which keys must have signed what comes from registries.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// Notes who has signed an image, if it is still the one of this manifest; false if not:
-    /// blocking.
+    /// Records which keys have signed an image; false if the image's manifest is another one by
+    /// now: blocking.
     pub fn note_signed(&self, name: &str, manifest: &str, signed_by: &[String]) -> Result<bool> {
         let folder = self.folder_of(name)?;
         let _one = self.changing.blocking_lock();
@@ -190,7 +189,7 @@ impl Images {
         Ok(true)
     }
 
-    /// An image's file never changes: another image is another file.
+    /// Looks an image up. An image's file never changes; a new image is a new file.
     async fn look_up(&self, name: &str) -> Result<Option<Found>> {
         if name == BASE && !self.base_ready.load(Ordering::Acquire) {
             self.provide_base().await?;
@@ -263,7 +262,7 @@ impl Images {
         Ok(self.image(&found.name, &found.record, &folder))
     }
 
-    /// Removes an image; `in_use` refuses if a VM needs it.
+    /// Removes an image; `in_use` fails if a VM needs it.
     pub async fn remove<F: Future<Output = Result<()>>>(
         self: &Arc<Self>,
         name: &str,
@@ -284,28 +283,27 @@ impl Images {
         let removed = tokio::task::spawn_blocking(move || {
             images.collect();
             drop(one);
-            // Gigabytes, perhaps.
+            // May free gigabytes, so it is done here, on a blocking thread.
             drop(gone);
         });
         removed.await.map_err(|error| cut_short(&error))
     }
 
-    /// Removes what pulls and pushes have left that an earlier daemon did not
-    /// end.
+    /// Removes what unfinished pulls and pushes of an earlier daemon have left.
     pub fn sweep(&self) {
         self.chunks.sweep();
         lazy::sweep(&self.disks);
         self.collect();
     }
 
-    /// Keeps what a root file system is filled from, until this is dropped, for a VM
-    /// whose record does not say yet that it has it.
+    /// Holds the chunks that a root file system is filled from, for a VM whose record does not
+    /// name them yet.
     pub fn hold(&self, root: &Root) -> Option<Held> {
         let disk = root.lazy.as_ref()?;
         Some(self.chunks.hold(&disk.chunks))
     }
 
-    /// Removes chunks and caches that nothing has any more.
+    /// Removes chunks and caches that nothing uses any more.
     pub fn collect(&self) {
         let mut wanted: HashSet<String> = self.chunks.held().into_iter().collect();
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
@@ -314,7 +312,7 @@ impl Images {
             };
             match self.record(&name) {
                 Ok(record) => wanted.extend(record.chunks.iter().cloned()),
-                // What this one needs is not known.
+                // Its chunks are not known: nothing may be removed.
                 Err(_) => return,
             }
         }
@@ -339,17 +337,17 @@ impl Images {
             }
             let record = match VmRecord::load(&entry.path()) {
                 Ok(record) => record,
-                // It never began.
+                // An empty record: the VM was never started.
                 Err(LoadError::Empty) => continue,
                 Err(LoadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => continue,
-                // It may run, and what it needs is not known.
+                // The VM may be running and its chunks are not known: nothing may be removed.
                 Err(_) => return,
             };
             let root = is_active(record.state).then_some(record.root).flatten();
             let disk = root.and_then(|root| root.lazy);
             wanted.extend(disk.into_iter().flat_map(|disk| disk.chunks));
         }
-        // Another packing may be built on what its own record does not name.
+        // Another packing may have ancestors that the records do not name.
         let named: Vec<String> = wanted.iter().cloned().collect();
         wanted.extend(self.chunks.with_all_parents(&named));
         self.chunks.remove_unused(|id| wanted.contains(id));
@@ -363,8 +361,8 @@ impl Images {
         }
     }
 
-    /// Removes the images of references that `in_use` lets go: they can be
-    /// pulled again. What has a name of its owner's stays.
+    /// Removes pulled images that `in_use` releases: they can be pulled again. Images that the user
+    /// imported are kept.
     pub async fn prune<F: Future<Output = Result<()>>>(
         self: &Arc<Self>,
         in_use: impl Fn(String) -> F,
@@ -382,7 +380,7 @@ impl Images {
         Ok(pruned)
     }
 
-    /// A folder for an image that is not yet called anything.
+    /// A temporary folder for an image that has no name yet.
     pub(crate) fn temporary(&self) -> Result<TempDir> {
         tempfile::Builder::new()
             .prefix(".new-")
@@ -398,8 +396,8 @@ impl Images {
             .map_err(|error| Error::io("write an image's record", temporary.path(), &error))
     }
 
-    /// Gives a finished image its name; what had it before is removed. One
-    /// change at a time: the caller holds `changing`.
+    /// Gives a finished image its name and removes the image that had it. The caller holds
+    /// `changing`, so that there is one change at a time.
     fn put(&self, name: &str, temporary: TempDir) -> Result<()> {
         let to = self.folder_of(name)?;
         let failed = |error: io::Error| Error::io("name an image", &to, &error);
@@ -410,7 +408,7 @@ impl Images {
             let flags = RenameFlags::EXCHANGE;
             rustix::fs::renameat_with(CWD, temporary.path(), CWD, &to, flags)
                 .map_err(|error| failed(error.into()))?;
-            // Which a folder that is none would outlive.
+            // TempDir would fail to remove something that is not a folder.
             remove_any(temporary.path()).map_err(failed)?;
         } else {
             fs::rename(temporary.path(), &to).map_err(failed)?;
@@ -419,8 +417,8 @@ impl Images {
         jiffy_sys::durable::sync_folder_of(&to).map_err(failed)
     }
 
-    /// Makes a finished image the one of this name, if whoever needs the one
-    /// before lets it go.
+    /// Publishes a finished image under this name, if the VMs that need the previous one allow
+    /// it.
     pub async fn publish<F: Future<Output = Result<()>>>(
         self: &Arc<Self>,
         name: &str,
@@ -432,7 +430,7 @@ impl Images {
             in_use().await?;
         }
         let (images, name) = (Arc::clone(self), name.to_owned());
-        // The one before may be gigabytes, and all is synced.
+        // Blocking: the previous image may have gigabytes, and everything is synced.
         let put = tokio::task::spawn_blocking(move || {
             let _one = one;
             images.put(&name, temporary)
@@ -440,7 +438,7 @@ impl Images {
         put.await.map_err(|error| cut_short(&error))?
     }
 
-    /// The record of an image, read again only if it was written again.
+    /// The record of an image, cached until its file is written again.
     fn record(&self, name: &str) -> Result<Arc<ImageRecord>> {
         let folder = self.folder_of(name)?;
         let inode = fs::metadata(record::file(&folder)).map_or(0, |data| data.ino());
@@ -454,13 +452,13 @@ impl Images {
         Ok(record)
     }
 
-    /// The inode may be another record's from now on.
+    /// Drops a cached record: its inode number may be reused from now on.
     fn forget(&self, folder: &Path) {
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         records.remove(folder);
     }
 
-    /// The name in full of the image that a user means, whatever can be read of it.
+    /// The full name of the image that a user means, even if its record can't be read.
     pub fn named(&self, text: &str, registry: Option<&str>) -> Result<String> {
         let meanings = name::meanings(text, self.registry(registry))?;
         let is_here = |name: &String| self.folder_of(name).is_ok_and(|path| is_taken(&path));
@@ -470,7 +468,7 @@ impl Images {
             .ok_or_else(|| missing(text))
     }
 
-    /// Refuses an image that has neither a file system nor what one is filled from.
+    /// Refuses an image that has neither a file system nor chunks to fill one from.
     fn check(&self, name: &str, record: &ImageRecord, folder: &Path) -> Result<()> {
         let root = folder.join(ROOT);
         let path = match record.chunks.first() {

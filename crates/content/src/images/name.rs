@@ -1,16 +1,16 @@
-//! Names of images: the owner's own, like `web`, or references, like
-//! `registry.example/team/web:2`, and the folders they are kept in.
+//! Names of images: plain names chosen by the user, like `web`, or references, like
+//! `registry.example/team/web:2`; and the names of their folders.
 
 use crate::error::{Error, Result};
 use crate::names;
 use jiffy_registry::Reference;
 use jiffy_registry::reference::ReferenceError;
 
-/// Longest name of a folder on every file system that matters.
+/// Longest name of a folder, bytes; the limit of common file systems (NAME_MAX).
 const MAX_FOLDER: usize = 255;
 
-/// What the user may mean by this text: the images to look for, the likeliest
-/// first. `registry` is where names without one are looked up.
+/// The images that this text may mean, the likeliest first. `registry` is used for names without
+/// a registry.
 pub fn meanings(text: &str, registry: Option<&str>) -> Result<Vec<String>> {
     let mut meanings = Vec::new();
     if names::check("image", text).is_ok() {
@@ -27,7 +27,7 @@ pub fn meanings(text: &str, registry: Option<&str>) -> Result<Vec<String>> {
     Ok(meanings)
 }
 
-/// The reference that this text is.
+/// Parses this text as a reference.
 pub fn reference(text: &str, registry: Option<&str>) -> Result<Reference> {
     let registry = registry.filter(|registry| !registry.is_empty());
     let reference = Reference::parse(text, registry)
@@ -45,13 +45,13 @@ pub fn reference(text: &str, registry: Option<&str>) -> Result<Reference> {
     Ok(reference)
 }
 
-/// Is it a name of its owner's, not a reference?
+/// Is it a plain name, not a reference?
 pub fn is_plain(name: &str) -> bool {
     !name.contains(['/', ':', '@'])
 }
 
-/// The folder's name of an image of this name: itself, with what can't be in
-/// a file's name, or would not come back, as `%` and two digits.
+/// The folder's name for an image of this name. Characters that can't be in a file name, or would
+/// be ambiguous, are written as `%` and two digits.
 pub fn folder(name: &str) -> Result<String> {
     if is_plain(name) {
         names::check("image", name)?;
@@ -89,7 +89,7 @@ pub fn folder(name: &str) -> Result<String> {
     Ok(folder)
 }
 
-/// The name of the image that is in a folder; none if there can be none.
+/// The name of the image in a folder; `None` if the folder's name is not valid.
 pub fn of_folder(folder_name: &str) -> Option<String> {
     let mut bytes = Vec::new();
     let mut rest = folder_name.as_bytes();
@@ -104,7 +104,7 @@ pub fn of_folder(folder_name: &str) -> Option<String> {
         rest = &rest[2..];
     }
     let name = String::from_utf8(bytes).ok()?;
-    // What is not what we would have written is somebody else's.
+    // Only the canonical encoding is accepted.
     (folder(&name).ok()?.as_str() == folder_name).then_some(name)
 }
 
@@ -122,7 +122,7 @@ mod tests {
             "registry.example/team/web@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
             "[::1]:5000/a:b",
         ] {
-            // An address of version 6 has empty parts between its colons.
+            // An IPv6 address has empty parts between its colons.
             if name.starts_with('[') {
                 continue;
             }

@@ -1,7 +1,7 @@
-//! Who must have signed what comes from registries.
+//! Which keys must have signed what comes from registries.
 //!
-//! Keys are looked for in the registry when something is pulled, and the record says which
-//! were found. What starts is held against the record alone: it needs no registry.
+//! Signatures are verified during a pull, and the record says which keys were found. At a start
+//! only the record is checked, so no registry is needed.
 
 use crate::error::{Error, Result};
 use jiffy_registry::signature::PublicKey;
@@ -67,16 +67,16 @@ pub struct Policy {
     rules: Vec<Rule>,
 }
 
-/// One of these keys must have signed all of this place.
+/// A rule: at least one of these keys must have signed everything from this place.
 #[derive(Debug)]
 struct Rule {
     place: String,
     keys: Vec<PublicKey>,
 }
 
-/// Keys that are looked for in a pull.
+/// The keys that a pull verifies.
 pub struct Keys<'a> {
-    /// That of the request, which must be there in any case.
+    /// The request's key, which must have signed in any case.
     asked: Option<PublicKey>,
     rule: Option<&'a Rule>,
 }
@@ -103,7 +103,7 @@ impl Policy {
         Ok(policy)
     }
 
-    /// The rule for what has this name; none if the owner of this node gave the name.
+    /// The rule for this name; `None` for a plain name, which the user chose.
     fn rule(&self, name: &str) -> Option<&Rule> {
         let reference = Reference::parse(name, None).ok()?;
         let place = place_of(&reference);
@@ -111,7 +111,7 @@ impl Policy {
         fits.max_by_key(|rule| (rule.place != ALL, rule.place.len()))
     }
 
-    /// Refuses what has this name and is not known to be signed as it has to be.
+    /// Refuses an image or snapshot of this name that lacks a required signature.
     pub fn check(&self, kind: &str, name: &str, source: Option<&ImageSource>) -> Result<()> {
         let Some(rule) = self.rule(name) else {
             return Ok(());
@@ -129,7 +129,7 @@ impl Policy {
         )))
     }
 
-    /// The keys that a pull looks for: these, and that of the request, PEM.
+    /// The keys that a pull verifies: those of the rule, and `asked`, the request's, PEM.
     pub fn keys(
         &self,
         reference: &Reference,
@@ -158,13 +158,13 @@ impl Rule {
 }
 
 impl Keys<'_> {
-    /// Is there none?
+    /// Is there no key to verify?
     pub fn is_empty(&self) -> bool {
         self.asked.is_none() && self.rule.is_none()
     }
 
-    /// Looks for the keys; gives the ids of those that `is_signed` has found, or why one
-    /// that is needed is not among them.
+    /// Verifies the keys; returns the ids of those for which `is_signed` succeeds, or an error if
+    /// a required key is not among them.
     pub fn verify(&self, is_signed: impl Fn(&PublicKey) -> Result<()>) -> Result<Vec<String>> {
         let mut signed_by = Vec::new();
         if let Some(key) = &self.asked {
@@ -196,7 +196,7 @@ impl Keys<'_> {
     }
 }
 
-/// Adds keys to those that are known.
+/// Adds key ids that are not in `known` yet.
 pub fn add(known: &mut Vec<String>, more: &[String]) {
     for id in more {
         if !known.contains(id) {

@@ -20,13 +20,13 @@ impl ImageRecord {
     pub fn load(folder: &Path) -> Result<ImageRecord, LoadError> {
         let mut record = records::image::load(&file(folder))?;
         if config::check(&record.config).is_err() {
-            // Nothing we wrote.
+            // Jiffy never writes such a configuration.
             record.config = ImageConfig::default();
         }
         Ok(record)
     }
 
-    /// As the API shows it; what is on disk is left to the caller.
+    /// As the API shows it; the caller fills in the sizes on disk.
     pub fn shown(&self, name: &str) -> Image {
         Image {
             name: name.to_owned(),
@@ -46,8 +46,7 @@ impl ImageRecord {
     }
 }
 
-/// Is the image in this folder one that came with a release, also if its record
-/// is of one that is not known?
+/// Did the image in this folder come with a release, even if its record has an unknown version?
 pub fn was_built_in(folder: &Path) -> bool {
     records::image::was_built_in(&file(folder))
 }

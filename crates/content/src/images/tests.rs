@@ -4,7 +4,7 @@ use std::pin::{Pin, pin};
 use std::sync::mpsc::channel;
 use std::task::Poll;
 
-/// Images in this folder, of which one is called `web`.
+/// The images in this folder, one of them named `web`.
 pub(super) fn images(folder: &Path) -> (Images, ImageRecord) {
     let [data, run] = ["data", "run"].map(|name| folder.join(name));
     let paths = Paths {
@@ -36,13 +36,13 @@ fn going(folder: &Path) -> usize {
     names.filter(|name| name.starts_with(".gone-")).count()
 }
 
-/// Goes as far with it as can be without waiting.
+/// Polls once; true if the future is still pending.
 async fn is_pending<F: Future>(mut what: Pin<&mut F>) -> bool {
     poll_fn(|context| Poll::Ready(what.as_mut().poll(context).is_pending())).await
 }
 
-/// The one thread for work that takes its time is busy: whatever is done meanwhile is
-/// done by a worker that others need.
+/// The only blocking thread is busy, so anything that completes meanwhile ran on an async worker,
+/// which must not be blocked.
 #[test]
 fn no_worker_removes_what_may_be_large() {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -65,7 +65,7 @@ fn no_worker_removes_what_may_be_large() {
         crate::snapshots::remove_behind(&golden).unwrap();
         assert!(!golden.exists());
         assert_eq!(going(&images.folder), 2);
-        // Nor does one put an image in the place of another.
+        // Nor does a worker replace an image.
         let new = images.temporary().unwrap();
         let mut publishing = pin!(images.publish("new", new, || async { Ok(()) }));
         assert!(is_pending(publishing.as_mut()).await);
@@ -75,7 +75,7 @@ fn no_worker_removes_what_may_be_large() {
         publishing.await.unwrap();
         assert!(images.has("new"));
     });
-    // What was begun behind others is done.
+    // The removals that were queued on the blocking thread are done.
     drop(runtime);
     assert_eq!(going(&images.folder), 0);
 }

@@ -1,5 +1,4 @@
-//! Images that are file systems one can write to: an ext4 image as it is, for
-//! VMs that run on a copy of it.
+//! Writable images: an ext4 image is stored as it is, for VMs that run on a copy of it.
 
 use crate::clock::unix_seconds;
 use crate::error::{Error, Result};
@@ -9,15 +8,15 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Enough to see what it is: up to and with the superblock's magic.
+/// Bytes needed to recognise an image: up to the end of the superblock's magic.
 pub(super) const HEAD: usize = 1082;
-/// Bytes of a sector; disks have whole ones.
+/// Bytes of a sector; a disk's size is a multiple of it.
 const SECTOR: u64 = 512;
-/// What is zero as a whole stays a hole.
+/// Unit of copying, bytes; a unit that is all zeros becomes a hole.
 const PIECE: usize = 64 * 1024;
 
-/// Is this the beginning of an ext4 image? A tar or a compressed stream that
-/// happens to have the magic at its place is none.
+/// Is this the beginning of an ext4 image? A tar or a compressed stream that happens to have the
+/// magic at this offset is not one.
 pub(super) fn is_ext4(head: &[u8]) -> bool {
     let magic = head.get(1080..1082) == Some(&[0x53, 0xef]);
     let tar = head.get(257..262) == Some(b"ustar");
@@ -25,7 +24,7 @@ pub(super) fn is_ext4(head: &[u8]) -> bool {
     magic && !tar && !compressed
 }
 
-/// Writes an ext4 image to a file: blocking. Gives its record.
+/// Writes an ext4 image to a file and returns its record: blocking.
 pub(super) fn import(mut image: impl Read, out: &Path) -> Result<ImageRecord> {
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::ConnectionAborted => {

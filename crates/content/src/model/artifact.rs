@@ -1,4 +1,4 @@
-//! What of an image or a snapshot is in a registry (`docs/registry-artifacts.md`).
+//! The configurations of images and snapshots in registries (`docs/registry-artifacts.md`).
 
 use super::snapshot::Manifest;
 use jiffy_wire::api::ImageConfig;

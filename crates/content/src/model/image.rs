@@ -30,21 +30,20 @@ pub struct ImageRecord {
     pub parent: Option<String>,
 }
 
-/// What a VM's disk is that is filled on demand.
+/// A disk of a VM that is filled on demand.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LazyDisk {
     /// The image of chunks, and then its parents, by their ids.
     pub chunks: Vec<String>,
-    /// What is on it is ext4, not EROFS: it can't be looked at before it is
-    /// there.
+    /// The file system is ext4, not EROFS. It can't be inspected before it has been fetched.
     pub ext4: bool,
 }
 
-/// What was read, and of what.
+/// The reads of a boot, and the file system they were made on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BootSet {
-    /// Of the file system that was read.
+    /// Digest of that file system.
     pub digest: String,
-    /// What was read of it, in order.
+    /// The units that were read, in order.
     pub reads: ReadUnits,
 }

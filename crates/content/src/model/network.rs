@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-/// What of the network outlives a daemon.
+/// The part of the network's state that outlives a daemon.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Networks {
-    /// `ADDRESS/PREFIX` that VMs have IPv4 addresses of.
+    /// Range of the VMs' IPv4 addresses, `ADDRESS/PREFIX`.
     pub v4: String,
-    /// The same of IPv6.
+    /// Range of the VMs' IPv6 addresses.
     pub v6: String,
     /// Names of networks that users made.
     pub names: BTreeSet<String>,

@@ -37,18 +37,18 @@ pub struct Manifest {
     pub memory: MemoryForm,
     /// Bytes it takes on disk.
     pub memory_bytes: u64,
-    /// Bytes of the memory of others that it is built on, and keeps.
+    /// Bytes of other captures' RAM images that it is built on and keeps on disk.
     pub shared_bytes: u64,
-    /// Bytes of all else that takes room of its own.
+    /// Bytes of all else that is its own on disk.
     pub other_bytes: u64,
     /// Its working set comes first in the image.
     pub optimised: bool,
-    /// Its root file system is filled as it is read; there is no file of it.
+    /// Its root file system is a lazy disk, filled on demand; there is no file of it.
     pub lazy_root: Option<LazyDisk>,
     /// Where it was pulled from, and by which manifest.
     pub source: Option<ImageSource>,
-    /// Files whose digests were computed for it, so that the next daemon
-    /// need not.
+    /// Digests of files that were computed for it, so that the next daemon need not read the
+    /// files again.
     pub files: Vec<Known>,
 }
 

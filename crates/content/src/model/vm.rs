@@ -60,13 +60,13 @@ pub struct Spec {
     pub from: Option<FromSnapshot>,
     /// Never start from a golden snapshot.
     pub cold: bool,
-    /// The node's own: only there to be captured, and shown to nobody.
+    /// An internal VM, made only to be captured; it is not shown to users.
     pub hidden: bool,
-    /// Programs to have in memory before it is captured.
+    /// Programs to read into the page cache before it is captured.
     pub preload: Vec<String>,
-    /// The disk of its own for what it changes in its root.
+    /// Its own disk for changes to its root file system.
     pub root_disk: Option<RootDisk>,
-    /// How fast it may use the disks of its root, each.
+    /// Rate limit of each disk of its root.
     pub root_limit: DiskLimit,
     /// Its volumes are copies of its own, in its folder.
     pub own_volumes: bool,
@@ -90,14 +90,13 @@ pub struct Root {
     pub path: PathBuf,
     /// BLAKE3 of its contents, hexadecimal.
     pub digest: String,
-    /// It is filled as guests read it.
+    /// Set if it is a lazy disk, filled as guests read it.
     pub lazy: Option<LazyDisk>,
 }
 
 impl Root {
-    /// What tells it from roots with other contents. Of one that is not all here
-    /// nobody has computed the digest: whoever pushed it says what it is. The id
-    /// of its chunks is what it is read by.
+    /// An id of the root's contents. The digest of a lazy root was not computed here but claimed
+    /// by the registry, so the id of its chunks, by which it is read, is used instead.
     pub fn contents_id(&self) -> String {
         match &self.lazy {
             None => self.digest.clone(),
@@ -143,7 +142,7 @@ pub enum MainEnd {
     Lost(Failure),
 }
 
-/// Why a VM ended out of order.
+/// Why a VM ended abnormally.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Failure {
     /// One sentence.
@@ -177,7 +176,7 @@ pub struct VmRecord {
     pub main: MainState,
     /// Its process id in the guest, once it was started.
     pub main_pid: Option<u32>,
-    /// How the VM ended, if not in order.
+    /// Why the VM ended, if abnormally.
     pub failure: Option<Failure>,
     /// Warnings of the guest's init.
     pub warnings: Vec<String>,
@@ -189,7 +188,7 @@ pub struct VmRecord {
     pub root: Option<Root>,
     /// Who serves its memory, if it is not mapped.
     pub paged: Option<Paged>,
-    /// Its guest said that its programs are over: it writes its disks back.
+    /// Its guest reported that its programs have ended; it is writing its disks back.
     pub powering_off: bool,
     /// Its addresses, IPv4 first, from its start to its end.
     pub addresses: Vec<IpAddr>,

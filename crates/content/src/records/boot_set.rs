@@ -39,7 +39,7 @@ both_ways!(
     }
 );
 
-/// Writes a boot set. Lost with the host, it is not missed.
+/// Writes a boot set, not synced: it is only a hint.
 pub fn save(path: &Path, set: live::BootSet) -> io::Result<()> {
     durable::save(path, FORMAT, VERSION, &BootSet::from(set), false)
 }

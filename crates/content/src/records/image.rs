@@ -102,7 +102,7 @@ pub fn load(path: &Path) -> Result<ImageRecord, LoadError> {
     })
 }
 
-/// Does a record of whatever version say that its image came with a release?
+/// Does a record, of any version, say that its image came with a release?
 pub fn was_built_in(path: &Path) -> bool {
     #[derive(Deserialize)]
     struct BuiltIn {

@@ -1,10 +1,9 @@
-//! What the node keeps on disk, in types of its own.
+//! The files that the node keeps on disk, in types of their own.
 //!
-//! The types of the program and of the API change with every release; what is
-//! saved changes only together with its version. So each file has types here
-//! that are nothing else, and conversions to and from what the program uses.
-//! The conversions name every field: one that is added to either side does not
-//! compile until somebody has decided whether it is saved.
+//! The types of the program and of the API change with every release; a file's format changes
+//! only with its version. So each file has types here that are used for nothing else, with
+//! conversions to and from the program's types. The conversions name every field: a field that is
+//! added to either side does not compile until it is decided whether it is saved.
 //!
 //! * A field may be added within a version if it has a default and an older
 //!   release may ignore it. Fields that are not known are ignored.
@@ -59,7 +58,7 @@ macro_rules! both_ways {
 }
 pub(crate) use both_ways;
 
-/// The same of an enum whose variants have nothing in them.
+/// As [`both_ways`], for an enum whose variants have no fields.
 macro_rules! both_ways_enum {
     ($saved:ident, $live:path { $($variant:ident),* $(,)? }) => {
         impl From<$live> for $saved {
@@ -88,12 +87,12 @@ fn into<A: Into<B>, B>(field: A) -> B {
     field.into()
 }
 
-/// One that may be missing.
+/// An optional field with a saved type of its own.
 fn opt<A: Into<B>, B>(field: Option<A>) -> Option<B> {
     field.map(Into::into)
 }
 
-/// A list of such.
+/// A list of values with a saved type of their own.
 fn list<A: Into<B>, B>(field: Vec<A>) -> Vec<B> {
     field.into_iter().map(Into::into).collect()
 }

@@ -1,4 +1,4 @@
-//! `origins.json`: where what is missing of an image can be had.
+//! `origins.json`: where missing chunks of an image can be fetched.
 
 use super::{both_ways, list};
 use crate::durable::{self, LoadError};

@@ -1,4 +1,4 @@
-//! `prefault.json`: what a guest of a golden snapshot writes to at once.
+//! `prefault.json`: ranges that a guest writes to soon after a restore of a golden snapshot.
 
 use super::{both_ways, list};
 use crate::durable::{self, LoadError};
@@ -10,7 +10,7 @@ use std::path::Path;
 const FORMAT: &str = "jiffy-prefault";
 const VERSION: u32 = 1;
 
-/// See [`Extent`]. Written as `[offset, length]`; with names it is read as well.
+/// See [`Extent`]. Written as `[offset, length]`; an object with names is read, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub struct Range {
     offset: u64,

@@ -1,4 +1,4 @@
-//! `snapshot.json`: what a captured VM is and needs.
+//! `snapshot.json`: the manifest of a captured VM.
 
 use super::image::ImageSource;
 use super::spec::Spec;

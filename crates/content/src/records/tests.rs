@@ -1,4 +1,4 @@
-//! Saved types against the bytes that each version has.
+//! Tests of the saved types against a golden file of each version.
 
 use super::*;
 use crate::digests::{Known, Stamp};
@@ -29,8 +29,8 @@ fn golden(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// What is written of `live` is the golden file's bytes, and what is read of
-/// those is `live`. Every field of `live` must have a value that is written.
+/// Checks that `live` is written as the golden file's bytes, and that reading those gives `live`.
+/// Every field of `live` must have a value that is written.
 ///
 /// If this fails, files of another release are not read as they were meant:
 /// raise the version, keep the types of the one before, add a golden file and a
@@ -297,7 +297,7 @@ fn every_way_a_vm_can_be_comes_back() {
     ];
     let pages = [PageSize::Small, PageSize::Huge1G, PageSize::Huge2M];
     for (at, main) in mains.into_iter().enumerate() {
-        // The states' own words are in files of 0.1.
+        // Files of 0.1 have the states in lower case.
         let state: VmState =
             serde_json::from_str(&format!("\"{}\"", states[at % states.len()].to_lowercase()))
                 .unwrap();
@@ -537,7 +537,7 @@ fn configurations_of_artifacts_do_not_drift() {
     assert_eq!(SnapshotArtifact::from(read), snapshot);
 }
 
-/// What release 0.1 wrote is written the same way today: it can go back.
+/// Files of release 0.1 are still written in the same way, so that a downgrade is possible.
 #[test]
 fn what_release_0_1_wrote_is_written_as_it_was() {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR"))

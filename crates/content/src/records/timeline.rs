@@ -1,4 +1,4 @@
-//! `timeline.json`: what was measured of a VM's last life.
+//! `timeline.json`: measurements of a VM's last run.
 
 use super::{both_ways, both_ways_enum};
 use crate::durable::{self, LoadError};
@@ -74,7 +74,7 @@ both_ways_enum!(
     }
 );
 
-/// Writes a timeline. Lost with the host, it is not missed.
+/// Writes a timeline, not synced: it may be lost if the host crashes.
 pub fn save(path: &Path, timeline: live::Timeline) -> io::Result<()> {
     durable::save(path, FORMAT, VERSION, &Timeline::from(timeline), false)
 }

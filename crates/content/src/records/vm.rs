@@ -373,8 +373,7 @@ pub fn load(folder: &Path) -> Result<live::VmRecord, LoadError> {
     durable::load::<Vm>(&folder.join(FILE), FORMAT, VERSION).map(Into::into)
 }
 
-/// What is believed of a record of a release that is not known: its VM's name,
-/// if there still is such a field.
+/// The VM's name in a record of an unknown version, if it has such a field.
 pub fn name_in_any(folder: &Path) -> Option<String> {
     #[derive(Deserialize)]
     struct Named {

@@ -1,9 +1,8 @@
-//! Is there room on the disk for what a registry says that it has?
+//! Reserves disk room for what is pulled from registries.
 //!
-//! Nothing else reserves room on a disk. What a capture writes is compressed and shares what
-//! was written before, and disks are sparse and cloned: the sizes that are known beforehand
-//! say nothing of what they take. These are written until the disk is full, and then are an
-//! error and gone.
+//! Only pulls reserve room. The size of a capture is not known in advance: it is compressed and
+//! shares what was written before, and disks are sparse and cloned. Captures are written until
+//! the disk is full; then they fail and are removed.
 
 use crate::error::{Error, Result};
 use jiffy_registry::Descriptor;
@@ -11,19 +10,20 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Says how much of a blob is written.
+/// Tells how many bytes of a blob are written.
 pub trait Written: std::fmt::Debug + Send + Sync {
     /// Bytes of the blob of this digest.
     fn written(&self, digest: &str) -> u64;
 }
 
-/// Room that pulls have and do not use yet. What they have written the file system counts.
+/// Room that pulls have reserved and not used yet. What they have written is counted by the file
+/// system.
 #[derive(Debug, Default)]
 pub struct Room {
     pulls: Mutex<Vec<Weak<Reserved>>>,
 }
 
-/// Room of one pull; nobody else's until this is dropped.
+/// The reservation of one pull; dropping it gives the room back.
 #[derive(Debug)]
 pub struct Reserved {
     /// Which file system.
@@ -47,9 +47,9 @@ impl Reserved {
 }
 
 impl Room {
-    /// Reserves room on the file system of this path for blobs that are fetched and for so
-    /// many bytes besides, or refuses what does not fit before any of it is fetched:
-    /// blocking. What others than pulls write meanwhile may fill the disk yet.
+    /// Reserves room on the file system of this path for the blobs of a pull and for `more`
+    /// bytes, or refuses before anything is fetched: blocking. Writers other than pulls may still
+    /// fill the disk.
     pub fn reserve<'a>(
         &self,
         path: &Path,
@@ -71,7 +71,7 @@ impl Room {
         });
         let mut pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
         pulls.retain(|pull| pull.strong_count() > 0);
-        // Before the file system is asked: what is written in between counts twice, not never.
+        // Read before statvfs: bytes written in between are counted twice rather than not at all.
         let others = pulls
             .iter()
             .filter_map(Weak::upgrade)
@@ -83,7 +83,7 @@ impl Room {
     }
 }
 
-/// As [`Room::reserve`], of little that is written at once.
+/// As [`Room::reserve`], for a small amount that is written at once.
 pub fn check(path: &Path, bytes: u64) -> Result<()> {
     check_beside(path, bytes, 0)
 }
@@ -109,7 +109,7 @@ fn check_beside(path: &Path, bytes: u64, others: u64) -> Result<()> {
     .hint("Make room: `jiffy image prune` removes what can be pulled again."))
 }
 
-/// This path, or the nearest folder above it that exists: what is asked about its file system.
+/// This path, or its nearest ancestor that exists, to call statvfs on.
 fn nearest_existing(path: &Path) -> &Path {
     let existing = path.ancestors().find(|folder| folder.exists());
     existing.unwrap_or(path)
@@ -148,7 +148,7 @@ mod tests {
         let path = folder.path().join("not/there/yet");
         let space = rustix::fs::statvfs(folder.path()).unwrap();
         let free = space.f_bavail * space.f_frsize;
-        // Others write there, too: what is left is more than they will, or nothing.
+        // Other programs write to this disk, too: a quarter is left as a margin.
         let blob = Descriptor::new("", Digest::of(b"large"), free - free / 4);
         let room = Room::default();
         let (first, second) = (Arc::<Done>::default(), Arc::<Done>::default());
@@ -162,7 +162,7 @@ mod tests {
             "{}",
             refused.message
         );
-        // What was fetched is on the disk, and counts there; here nothing is written.
+        // Fetched bytes are counted by the file system; this test writes none.
         first.0.store(blob.size, Ordering::Relaxed);
         drop(want().unwrap());
         first.0.store(0, Ordering::Relaxed);

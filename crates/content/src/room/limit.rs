@@ -1,21 +1,21 @@
-//! A bound as users give it.
+//! A limit as users write it.
 
 use jiffy_wire::text::parse_size;
 use std::io;
 use std::path::Path;
 use std::str::FromStr;
 
-/// A bound of what is used.
+/// A limit of use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
-    /// Of all that there is, in percent.
+    /// Percent of the total.
     Percent(u8),
     /// Bytes.
     Bytes(u64),
 }
 
 impl Limit {
-    /// In bytes, where there are so many.
+    /// The limit in bytes, of a total of `all` bytes.
     pub fn of(self, all: u64) -> u64 {
         match self {
             Limit::Bytes(bytes) => bytes,
@@ -23,7 +23,7 @@ impl Limit {
         }
     }
 
-    /// In bytes, for what is in this folder.
+    /// The limit in bytes, of the file system that this folder is on.
     pub fn of_disk(self, folder: &Path) -> io::Result<u64> {
         let all = rustix::fs::statvfs(folder)?;
         Ok(self.of(all.f_blocks.saturating_mul(all.f_frsize)))

@@ -1,20 +1,19 @@
-//! The ledger of memory. Whatever starts a VM reserves memory here first, and what can't
-//! have it now waits in line.
+//! The ledger of memory. Every start of a VM reserves memory here first; a request that does not
+//! fit waits in a queue.
 //!
 //! Two things are counted, each against a bound of its own:
 //!
-//! * [`Amount::soon`]: what VMs that are starting, or that a pager fills to the end, will
-//!   take, against what the host has available. It is given back when the VM is ready: what
-//!   it took is no longer available then, and the host counts it. It can't be kept for the
-//!   VM's life: a thousand idle children of a fork have 125 GiB between them, and take
-//!   1.5 GiB.
+//! * [`Amount::soon`]: what VMs that are starting, or whose RAM a pager fills completely, will
+//!   take, against the host's MemAvailable. It is given back when the VM is ready: MemAvailable
+//!   no longer includes what the VM took. It is not kept for the VM's life, because that would
+//!   refuse too much: a thousand idle children of a fork have 125 GiB in all and take 1.5 GiB.
 //! * [`Amount::whole`]: the most that VMs may ever take, against `--memory-limit`, if there
 //!   is one. It is given back when the VMM is gone.
 //!
-//! Requests are served in the order in which they came: the first in line looks again
-//! whenever something is given back, the others wait for their turn and look at nothing.
-//! What a node does for later ([`Room::behind`]) never waits and is never waited for. A spare
-//! VMM is not asked for: its few MiB are those of the VM that takes it.
+//! Requests are served in order of arrival: the first in the queue checks again whenever memory
+//! is given back; the others wait for their turn. Background work ([`Room::behind`]) never waits
+//! and never delays a request. A spare VMM reserves nothing: its few MiB belong to the VM that
+//! takes it.
 
 #[cfg(test)]
 mod tests;
@@ -32,11 +31,11 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::debug;
 
-/// How often the first in line looks by itself: programs that are no VMs give memory back,
-/// too, and nobody tells.
+/// How often the first in the queue checks without a notification: other programs give memory
+/// back, too.
 const LOOK: Duration = Duration::from_millis(250);
-/// What a child of a fork takes until it is ready, MiB: an idle one has 1.43 MiB that only it
-/// has (`clone/unique-memory` of the benchmarks).
+/// What a child of a fork takes until it is ready, MiB: an idle one has 1.43 MiB of its own
+/// (`clone/unique-memory` of the benchmarks).
 const CHILD_MIB: u64 = 2;
 
 /// Memory of VMs, MiB.
@@ -49,21 +48,22 @@ pub struct Amount {
 }
 
 impl Amount {
-    /// Of a VM that boots, is restored or woken. What its guest will touch is not known
-    /// before it has run, also of a golden or a lazy one: its command may fill all of its
-    /// memory as soon as it starts. The VMM's own few MiB are much less than what a guest
-    /// leaves untouched, and are not counted.
+    /// The amount of a VM that boots, is restored or is woken. How much its guest will touch is
+    /// not known in advance, not even for a golden or lazy one: its command may fill all of its
+    /// memory at once. The VMM's own few MiB are much less than what a guest leaves untouched,
+    /// and are not counted.
     pub fn of(spec: &Spec) -> Amount {
         let whole = u64::from(spec.memory_mib);
         let soon = match spec.pages {
-            // These are set aside when the VMM maps them, and were never available.
+            // hugetlb pages are reserved when the VMM maps them and are not part of MemAvailable.
             PageSize::Huge2M | PageSize::Huge1G => 0,
             PageSize::Small => whole,
         };
         Amount { soon, whole }
     }
 
-    /// Of a child of a fork, which has its parent's memory until one of them writes.
+    /// The amount of a child of a fork, which shares its parent's memory until one of them
+    /// writes.
     pub fn of_child(spec: &Spec) -> Amount {
         Amount {
             soon: CHILD_MIB,
@@ -71,9 +71,9 @@ impl Amount {
         }
     }
 
-    /// Of a VM whose memory a pager fills to the end, for a capture: so many bytes of it are
-    /// not zero, if that is known. What is there already counts once more, which is never
-    /// too little.
+    /// The amount of a VM whose RAM a pager fills completely for a capture; `bytes` of it are not
+    /// zero, if that is known. Pages that are present already are counted again, so the amount is
+    /// never too small.
     pub fn to_complete(spec: &Spec, bytes: Option<u64>) -> Amount {
         let most = Amount::of(spec).soon;
         let mib = bytes.map_or(most, |bytes| bytes.div_ceil(1 << 20));
@@ -113,17 +113,17 @@ pub struct Room {
     limit: Option<u64>,
     /// How long a request waits.
     patience: Duration,
-    /// Who holds it is first in line. It is handed on in the order of arrival, and only who
-    /// holds it adds to the books: two can't have the same memory.
+    /// The first in the queue holds it. It is passed on in order of arrival, and only its holder
+    /// adds to the books, so that two requests can't get the same memory.
     turn: tokio::sync::Mutex<()>,
     books: Mutex<Books>,
-    /// Something was given back.
+    /// Notifies when something was given back.
     freed: Notify,
-    /// How often what is reserved for later was taken away.
+    /// Counts how often background reservations were taken away.
     claims: watch::Sender<u64>,
 }
 
-/// What the host says of its memory; an error if it can't tell.
+/// Reads the host's memory; an error if that is not possible.
 type Host = dyn Fn() -> io::Result<Memory> + Send + Sync;
 
 #[derive(Debug, Clone, Copy)]
@@ -136,9 +136,9 @@ struct Memory {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Books {
-    /// Of what somebody waits for, and of VMs that run.
+    /// Reserved by requests, and held by running VMs.
     held: Amount,
-    /// Of what is made for later.
+    /// Reserved by background work.
     behind: Amount,
 }
 
@@ -149,23 +149,23 @@ pub struct Reserved {
     amount: Amount,
     count: u32,
     is_behind: bool,
-    /// From when to when it was waited for, if it was: monotonic nanoseconds.
+    /// When the wait for it began and ended, if there was one: monotonic nanoseconds.
     pub waited_ns: Option<(u64, u64)>,
 }
 
-/// Memory for what is made for later.
+/// Memory reserved by background work.
 #[derive(Debug)]
 pub struct Background {
     _reserved: Reserved,
     claims: watch::Receiver<u64>,
-    /// Claims before it was reserved.
+    /// The value of `claims` before the reservation.
     before: u64,
 }
 
 impl Room {
-    /// Of this host.
+    /// The ledger of this host.
     pub fn new(limit: Option<Limit>, patience: Duration) -> Arc<Room> {
-        // A host that can't tell has no share to give.
+        // If the host's total is unknown, a limit in percent does not restrict anything.
         let total = meminfo().map_or(u64::MAX, |memory| memory.total << 20);
         let limit = limit.map(|limit| limit.of(total) >> 20);
         Room::of_host(Box::new(meminfo), limit, patience)
@@ -183,11 +183,11 @@ impl Room {
         })
     }
 
-    /// Reserves so much for each of so many VMs that are to start together. Waits if there
-    /// is no room, unless there can't be. Whoever drops this leaves the line.
+    /// Reserves `each` for each of `count` VMs that start together. Waits if there is no room,
+    /// unless there never can be. Dropping the future leaves the queue.
     pub async fn reserve(self: &Arc<Self>, each: Amount, count: u32) -> Result<Reserved> {
         if self.patience.is_zero() {
-            // Nobody holds it for longer than a look.
+            // Without patience, the turn is never held for longer than one check.
             let _turn = self.turn.lock().await;
             return self.take(each, count).map_err(|lack| lack.error(None));
         }
@@ -203,7 +203,7 @@ impl Room {
                 }
             };
             loop {
-                // Made before the look: what is given back after it is not missed.
+                // Created before the check, so that memory given back after it is not missed.
                 let freed = self.freed.notified();
                 let shortage = match self.take(each, count) {
                     Ok(reserved) => return Ok(reserved),
@@ -230,16 +230,16 @@ impl Room {
         }
     }
 
-    /// Waits until whoever asked before has what it asked for, or gave up.
+    /// Waits until all earlier requests are served or have given up.
     pub async fn nobody_waits(&self) {
         drop(self.turn.lock().await);
     }
 
-    /// Reserves for what is made for later, if there is room now and nobody waits. It is no
-    /// hindrance to what somebody waits for, which takes it away ([`Background::claimed`]).
+    /// Reserves for background work, if there is room now and no request waits. Requests may take
+    /// this memory away ([`Background::claimed`]).
     pub fn behind(self: &Arc<Self>, amount: Amount) -> Option<Background> {
         let _turn = self.turn.try_lock().ok()?;
-        // Seen before the look, as above.
+        // Subscribed before the check, so that no claim is missed.
         let claims = self.claims.subscribe();
         let before = *claims.borrow();
         let shortage = self.shortage(amount, 1);
@@ -266,7 +266,7 @@ impl Room {
         self.reserved(amount, 1, false)
     }
 
-    /// Of whoever has the turn.
+    /// Reserves without waiting; only the holder of the turn calls this.
     fn take(self: &Arc<Self>, each: Amount, count: u32) -> std::result::Result<Reserved, Shortage> {
         let shortage = self.shortage(each, count);
         if shortage.lacks().is_some() {
@@ -293,9 +293,9 @@ impl Room {
         }
     }
 
-    /// What is wanted beside what there is.
+    /// Compares the request with what is reserved and what the host has.
     fn shortage(&self, each: Amount, count: u32) -> Shortage {
-        // The books first: of a VM that gets ready in between, both count what it took.
+        // The books first: memory of a VM that becomes ready in between is counted twice.
         let held = self.books().held;
         Shortage {
             want: each.times(count),
@@ -304,7 +304,7 @@ impl Room {
             limit: self.limit,
             memory: match each.soon {
                 0 => None,
-                // A host that can't tell is no reason to refuse.
+                // A request is not refused because the host's memory can't be read.
                 _ => (self.host)().ok(),
             },
         }
@@ -318,7 +318,7 @@ impl Room {
         };
         *of = of.less(amount);
         drop(books);
-        // For the first in line; it hands the turn on when it has what it wants.
+        // Wakes the first in the queue, which passes its turn on when it is served.
         self.freed.notify_one();
     }
 
@@ -348,7 +348,7 @@ impl Reserved {
         }
     }
 
-    /// A part for each of the VMs it is for.
+    /// Splits it into one reservation for each VM.
     pub fn split(mut self) -> Vec<Reserved> {
         let count = self.count.max(1);
         let each = Amount {
@@ -374,7 +374,7 @@ impl Drop for Reserved {
 }
 
 impl Background {
-    /// Waits until somebody else has this memory: what it is for is to be given up.
+    /// Waits until a request has claimed this memory: the background work must be given up.
     pub async fn claimed(&mut self) {
         // The sender is the ledger's, which this holds.
         let _ = self.claims.wait_for(|claims| *claims > self.before).await;
@@ -386,12 +386,12 @@ impl Background {
     }
 }
 
-/// Why something is not made for later: there is no room behind what runs, or it was claimed.
+/// The error of background work that has no room, or whose memory was claimed.
 pub fn needed_by_runs() -> Error {
     Error::no_room("What runs needs the memory.")
 }
 
-/// What is wanted, beside what there is.
+/// A request, compared with what is reserved and what the host has.
 #[derive(Debug, Clone, Copy)]
 struct Shortage {
     want: Amount,
@@ -402,7 +402,7 @@ struct Shortage {
     memory: Option<Memory>,
 }
 
-/// What there is too little of.
+/// Which bound a request exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lack {
     /// The host's memory.
@@ -417,10 +417,10 @@ impl Shortage {
         self.lacks_beside(Amount::default())
     }
 
-    /// As [`Shortage::lacks`] if so much more were held.
+    /// As [`Shortage::lacks`] if `more` were held in addition.
     fn lacks_beside(&self, more: Amount) -> Option<Lack> {
         let all = self.held.plus(more).plus(self.want);
-        // VMs that were adopted may have more than the limit.
+        // Adopted VMs may already hold more than the limit.
         if self.want.whole > 0 && self.limit.is_some_and(|limit| all.whole > limit) {
             return Some(Lack::Limit);
         }

@@ -1,4 +1,4 @@
-//! A captured VM as its VMM hands it out: descriptors of what never changes again.
+//! A captured VM as its VMM hands it over: descriptors of files that never change.
 
 use jiffy_wire::vmm::MemoryLayout;
 use std::fs::File;
@@ -11,16 +11,16 @@ const MAX_STATE: u64 = 256 << 20;
 /// Largest layout, in bytes.
 const MAX_LAYOUT: u64 = 256 << 20;
 
-/// A captured VM: what these files hold never changes.
+/// A captured VM: the contents of these files never change.
 #[derive(Debug, Clone)]
 pub struct Captured {
     /// vCPUs, chips and devices.
     pub state: Arc<OwnedFd>,
-    /// What each layer covers, as JSON.
+    /// The ranges that each layer covers, as JSON.
     pub layout: Arc<OwnedFd>,
     /// Layers of RAM, the lowest first.
     pub layers: Vec<Arc<OwnedFd>>,
-    /// How long the vCPUs stood still (until the answer, if they still do).
+    /// Nanoseconds for which the vCPUs were paused (until the answer, if they still are).
     pub pause_ns: u64,
 }
 
@@ -37,7 +37,7 @@ impl Captured {
     }
 }
 
-/// The contents of a memfd that the VMM and we have open at once.
+/// The contents of a memfd that both the VMM and this process have open.
 fn whole(file: &OwnedFd, most: u64) -> io::Result<Vec<u8>> {
     jiffy_sys::contents::of(&File::from(file.try_clone()?), most)
 }

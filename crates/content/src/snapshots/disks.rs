@@ -1,9 +1,8 @@
-//! Disks that a VM writes to on their way to a registry and back
-//! (`docs/registry-artifacts.md`): its own root disk and its volumes, each an
-//! image of chunks, as RAM is one.
+//! Writable disks of a snapshot's VM in registries (`docs/registry-artifacts.md`): its own root
+//! disk and its volumes. Each is pushed as an image of chunks, like RAM.
 //!
-//! A disk that is written to is a whole file, so it comes whole with a pull, and
-//! not as it is read. Of a copy of an image only what differs is pushed.
+//! VMs write to these disks as plain files, so a pull fetches them completely, not on demand. Of
+//! a copy of an image only the differences are pushed.
 
 use crate::error::of_registry;
 use crate::error::{Error, Result};
@@ -26,10 +25,9 @@ use std::path::Path;
 pub const ROOT_FILE: &str = "root-disk.image";
 /// Largest disk that is pushed and pulled, bytes.
 pub const MAX_SIZE: u64 = artifact::MAX_SIZE;
-/// Beside its chunks an image has its tables, at most this part of what it is
-/// an image of.
+/// Besides its chunks an image has tables, at most one part in this many of its size.
 const TABLES: u64 = 64;
-/// And a header, a footer, and the rest of the last chunk.
+/// Most bytes of header, footer and the rest of the last chunk.
 const ENDS: u64 = 4 << 20;
 
 /// A volume's file in an artifact.
@@ -37,8 +35,8 @@ pub fn volume_file(name: &str) -> String {
     format!("volume-{name}.image")
 }
 
-/// Cuts a root disk of that kind into chunks, in a file in `folder`, and gives
-/// its id: blocking. `image` are the chunks of its root file system.
+/// Cuts a root disk of this kind into chunks, in a file in `folder`, and returns its id:
+/// blocking. `image` are the chunks of the VM's root file system.
 pub fn cut_root(
     disk: &Path,
     kind: &RootDisk,
@@ -55,7 +53,7 @@ pub fn cut_root(
     )
 }
 
-/// The same of a volume.
+/// As [`cut_root`], for a volume.
 pub fn cut_volume(
     disk: &Path,
     name: &str,
@@ -87,7 +85,7 @@ fn cut(
     Ok((id, artifact::cut(file, path, boot, tail)))
 }
 
-/// What a root disk of that kind has in common with its image.
+/// The images that a root disk of this kind is built on.
 fn parents<'a>(kind: &RootDisk, image: &'a [String]) -> &'a [String] {
     match kind {
         RootDisk::Layer { .. } => &[],
@@ -95,13 +93,13 @@ fn parents<'a>(kind: &RootDisk, image: &'a [String]) -> &'a [String] {
     }
 }
 
-/// A disk that is to be pulled.
+/// A disk that is being pulled.
 pub struct Pulled<'a> {
     artifact: &'a RemoteArtifact,
     file: &'a RemoteFile,
-    /// As it is called in sentences.
+    /// Its name in messages.
     what: String,
-    /// As it is called among a VM's volumes.
+    /// Its name among the VM's volumes.
     name: &'a str,
     id: &'a str,
     size: Size,
@@ -115,9 +113,8 @@ enum Size {
 }
 
 impl<'a> Pulled<'a> {
-    /// A root disk of that kind with this id; `image` are the chunks of its root
-    /// file system. What no such disk can be is refused before anything is
-    /// fetched.
+    /// A root disk of this kind with this id; `image` are the chunks of the VM's root file
+    /// system. Values that no such disk can have are refused before anything is fetched.
     pub fn root(
         artifact: &'a RemoteArtifact,
         kind: &RootDisk,
@@ -139,7 +136,7 @@ impl<'a> Pulled<'a> {
         .checked()
     }
 
-    /// The same of a volume.
+    /// As [`Pulled::root`], for a volume.
     pub fn volume(artifact: &'a RemoteArtifact, volume: &'a VolumeArtifact) -> Result<Pulled<'a>> {
         Pulled {
             artifact,
@@ -167,13 +164,12 @@ impl<'a> Pulled<'a> {
         Ok(self)
     }
 
-    /// As it is called in sentences.
+    /// Its name in messages.
     pub fn what(&self) -> &str {
         &self.what
     }
 
-    /// Fetches the disk into the folder that is to be a snapshot's; gives the
-    /// bytes that came: blocking.
+    /// Fetches the disk into a snapshot's new folder; returns the bytes fetched: blocking.
     pub fn fetch(
         &self,
         chunks: &Chunks,
@@ -190,7 +186,7 @@ impl<'a> Pulled<'a> {
                 .map_err(|error| of_registry(&error, scratch.path()))
         };
         let path = fetch(self.file)?;
-        // What it has in common with others is there.
+        // Parents that this node has are not fetched.
         for id in self.parents {
             let name = Chunks::file_name(id);
             match chunks.has(id) && !chunks.is_partial(id) {
@@ -215,17 +211,17 @@ impl<'a> Pulled<'a> {
         Ok(fetched)
     }
 
-    /// Bytes that are fetched of it, its parents apart.
+    /// Bytes that are fetched, without its parents.
     pub fn bytes(&self) -> u64 {
         self.file.size()
     }
 
-    /// Bytes that it takes there.
+    /// Bytes that it takes in this folder.
     pub fn bytes_in(&self, folder: &Path) -> u64 {
         super::memory::bytes_of(&volume_in(folder, self.name)).unwrap_or(0)
     }
 
-    /// It is the disk that the snapshot names, and one the VM could have had.
+    /// Checks that the disk is the one the snapshot names, and fits the VM.
     fn check(&self, image: &ImageReader) -> Result<()> {
         let fits = match self.size {
             Size::Exactly(size) => image.size() == size,
@@ -291,8 +287,7 @@ mod tests {
             }
         }
 
-        /// Pushes a disk; gives its id, the bytes of its file, and what is
-        /// then in the registry.
+        /// Pushes a disk; returns its id, the bytes of its file, and the artifact.
         fn push(&self, disk: &Path, kind: &RootDisk) -> (String, u64, RemoteArtifact) {
             let scratch = self.folder.path();
             let (id, file) = cut_root(disk, kind, &self.chunks, &self.image, scratch).unwrap();
@@ -321,7 +316,7 @@ mod tests {
             RemoteArtifact::open(&self.access.client, &self.reference, &()).unwrap()
         }
 
-        /// Pulls it to a node that has nothing.
+        /// Pulls the disk to an empty node.
         fn pull(&self, artifact: &RemoteArtifact, kind: &RootDisk, id: &str) -> Result<Vec<u8>> {
             Stage::fetch(&Pulled::root(artifact, kind, id, &self.image)?)
         }
@@ -359,7 +354,7 @@ mod tests {
         let stage = Stage::new();
         let path = stage.folder.path().join("disk");
         let file = fs::File::create(&path).unwrap();
-        // Not a whole number of chunks, and mostly holes.
+        // Not a multiple of the chunk size, and mostly holes.
         file.set_len((64 << 20) + 512).unwrap();
         file.write_all_at(b"what the VM wrote", 40 << 20).unwrap();
         file.write_all_at(b"the end", (64 << 20) + 505).unwrap();
@@ -369,7 +364,7 @@ mod tests {
         let small = folder.join("small");
         fs::write(&small, [7; 512]).unwrap();
         let (other, other_cut) = cut_volume(&small, "small", &stage.chunks, folder).unwrap();
-        // The file of a large one in the place of a small one's.
+        // The file of a large disk in place of a small one's.
         let lied = FileToPush::local(&volume_file("lied"), folder.join("image"), artifact::DATA);
         fs::write(folder.join("image"), vec![1; 8 << 20]).unwrap();
         let there = stage.put(&[cut, other_cut, lied]);

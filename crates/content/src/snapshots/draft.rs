@@ -1,4 +1,4 @@
-//! A captured VM on its way to the disk.
+//! A capture that is being written to disk.
 
 use super::captured::Captured;
 use super::memory::Elsewhere;
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// A folder without its name: it goes when this is dropped.
+/// A temporary folder for a capture, removed when this is dropped.
 #[derive(Debug)]
 pub struct Draft {
     folder: TempDir,
@@ -26,19 +26,19 @@ pub struct Draft {
     root_tables: Option<Arc<RootTables>>,
 }
 
-/// What a captured VM takes on disk.
+/// Bytes that a capture takes on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bytes {
     /// RAM.
     pub memory: u64,
-    /// RAM of others, of which it is a part.
+    /// Other captures' images of RAM that this one's is built on.
     pub shared: u64,
-    /// All else that takes room of its own.
+    /// All else that is its own.
     pub other: u64,
 }
 
 impl Draft {
-    /// An empty one beside where it is to be.
+    /// An empty draft in the folder of `beside`.
     pub fn new(beside: &Path) -> Result<Draft> {
         let folder = tempfile::Builder::new()
             .prefix(".new-")
@@ -51,22 +51,22 @@ impl Draft {
         })
     }
 
-    /// Of RAM only that is kept that the captured VM in this folder has not.
+    /// RAM is written as a child of the capture in this folder: only the differences.
     pub fn built_on(&mut self, base: PathBuf) {
         self.base = Some(base);
     }
 
-    /// Of RAM only that is kept that its root file system has not.
+    /// Blocks of RAM that are also in the root file system are not written.
     pub fn beside_its_root(&mut self, tables: Arc<RootTables>) {
         self.root_tables = Some(tables);
     }
 
-    /// Where it is now.
+    /// The temporary folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Clones these volumes, by name: blocking. They must stand still.
+    /// Clones these volumes, by name: blocking. They must not be written to meanwhile.
     pub fn take_volumes<'a>(
         &self,
         volumes: impl Iterator<Item = (&'a str, &'a Path)>,
@@ -74,8 +74,7 @@ impl Draft {
         clone_volumes(self.path(), volumes)
     }
 
-    /// Gives the image's file, if it is to be kept, a further name, and writes
-    /// state and RAM: blocking.
+    /// Hard-links the image's file, if it is to be kept, and writes state and RAM: blocking.
     pub fn write(
         &self,
         captured: &Captured,
@@ -109,7 +108,7 @@ impl Draft {
             let path = entry
                 .map_err(|error| Error::io("look at volumes", folder, &error))?
                 .path();
-            // Shared with the volume at first: this is what it may become.
+            // The clone shares its blocks at first; this is the most it can come to take.
             other += memory::bytes_of(&path).unwrap_or(0);
         }
         Ok(Bytes {
@@ -119,11 +118,11 @@ impl Draft {
         })
     }
 
-    /// Keeps the root file system, of which RAM may name parts.
+    /// Keeps the root file system, which RAM may refer to.
     fn elsewhere<'a>(&'a self, root: Option<&'a Root>) -> Result<Elsewhere<'a>> {
         let link = self.path().join(ROOT);
         if let Some(root) = root {
-            // One that was filled as it was read is only in the page cache yet.
+            // The contents of a lazy root may be in the page cache only.
             let synced = match root.lazy {
                 Some(_) => File::open(&root.path).and_then(|file| file.sync_data()),
                 None => Ok(()),
@@ -140,8 +139,8 @@ impl Draft {
         })
     }
 
-    /// Writes the manifest, syncs all and gives it its name, which must be
-    /// free unless it is to take another's place: blocking.
+    /// Writes the manifest, syncs everything and renames the folder to `to`: blocking. `to` must
+    /// be free unless `replace`.
     pub fn name(self, to: &Path, manifest: &Manifest, replace: bool) -> Result<Saved> {
         let failed = |error: io::Error| Error::io("name a snapshot", to, &error);
         manifest.save(self.path()).map_err(failed)?;
@@ -152,7 +151,7 @@ impl Draft {
             false => RenameFlags::NOREPLACE,
         };
         match rustix::fs::renameat_with(CWD, self.path(), CWD, to, flags) {
-            // What was there goes with the temporary folder.
+            // The replaced folder is removed with the temporary one.
             Ok(()) if exchange => {}
             Ok(()) => {
                 let _ = self.folder.keep();
@@ -172,7 +171,7 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Clones volumes into the folder `volumes` of this one: blocking.
+/// Clones volumes into the folder `volumes` in `folder`: blocking.
 pub fn clone_volumes<'a>(
     folder: &Path,
     volumes: impl Iterator<Item = (&'a str, &'a Path)>,
@@ -185,8 +184,7 @@ pub fn clone_volumes<'a>(
     Ok(())
 }
 
-/// A copy that shares its blocks with the original until one of them changes
-/// (ioctl_ficlone(2)).
+/// Clones a file: both share their blocks until one of them changes (ioctl_ficlone(2)).
 fn clone_volume(name: &str, from: &Path, to: &PathBuf) -> Result<()> {
     let failed = |error: io::Error| Error::io("clone a volume", to, &error);
     let source = jiffy_sys::regular::open(from).map_err(failed)?;

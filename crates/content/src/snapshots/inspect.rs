@@ -1,4 +1,4 @@
-//! What a snapshot's RAM consists of.
+//! Reports of what a snapshot's RAM consists of.
 
 use super::memory;
 use super::saved::Saved;
@@ -11,7 +11,7 @@ use jiffy_sys::causes;
 use jiffy_wire::api::{ChunkKind, ChunkRange, MemoryForm, MemoryReport};
 use std::path::Path;
 
-/// Figures, and the ranges if wanted: blocking.
+/// The sizes, and the ranges if `map`: blocking.
 pub fn report(saved: &Saved, map: bool) -> Result<MemoryReport> {
     match saved.manifest.memory {
         MemoryForm::Image => image_report(&saved.memory(), map),
@@ -77,7 +77,7 @@ fn image_report(path: &Path, map: bool) -> Result<MemoryReport> {
     })
 }
 
-/// Of a sparse file its holes are all there is to tell.
+/// A raw file tells only which ranges are holes.
 fn raw_report(path: &Path, map: bool) -> Result<MemoryReport> {
     const PAGE: u64 = 4096;
     let failed = |error: std::io::Error| Error::io("read a snapshot's memory", path, &error);

@@ -1,4 +1,4 @@
-//! RAM of a captured VM, on its way to the disk.
+//! Writes RAM of captured VMs to disk.
 
 use super::captured::Captured;
 use super::saved::{Saved, memory_in};
@@ -19,24 +19,24 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tracing::warn;
 
-/// How hard snapshots are compressed that are made to be kept.
+/// Zstandard level for snapshots that are kept.
 const LEVEL: i32 = 3;
-/// Most images that one is built on: each is one more file to open at a
-/// restore, and keeps what only it needs.
+/// Most ancestors of an image: a restore opens each of their files, and each keeps chunks on disk
+/// that only it needs.
 const MAX_GENERATIONS: usize = 16;
 
-/// Where parts of RAM may be already, for an image.
+/// Other files in which parts of RAM may be stored already.
 #[derive(Debug)]
 pub struct Elsewhere<'a> {
-    /// The folder of a captured VM that this one came from.
+    /// The folder of the capture that this VM went on from.
     pub base: Option<&'a Path>,
-    /// Digest of the root file system, which lies beside it.
+    /// Digest of the root file system, whose file is in the same folder.
     pub root: &'a str,
-    /// That, if it is looked into.
+    /// The root file system as a backing file, if RAM may refer to it.
     pub backing: Option<Backing>,
 }
 
-/// Writes RAM, synced; gives the bytes it takes on disk: blocking.
+/// Writes RAM, synced; returns the bytes it takes on disk: blocking.
 pub fn write(
     target: &Path,
     form: MemoryForm,
@@ -74,8 +74,8 @@ pub fn write(
     bytes_of(target).map_err(|error| Error::io("look at a snapshot", target, &error))
 }
 
-/// Looks whether RAM's image and all that it is built on are images of versions that are
-/// known here; the error is a sentence without its full stop.
+/// Checks that RAM's image and all its ancestors have a version that this release reads; the
+/// error is a sentence without its full stop.
 pub fn check(path: &Path) -> std::result::Result<(), String> {
     let mut path = path.to_owned();
     for _ in 0..=MAX_GENERATIONS {
@@ -103,9 +103,8 @@ fn options(base: Option<ImageReader>) -> WriteOptions {
     }
 }
 
-/// Gives RAM of the captured VM in `base`, and of all it is built on, further
-/// names in `folder`: whatever becomes of `base`, what is built on it there
-/// stays whole. `None` if RAM of this size is better kept whole.
+/// Hard-links RAM of the capture in `base`, and all its ancestors, into `folder`, so that a child
+/// there stays complete when `base` is removed. `None` if this RAM must be written whole.
 fn built_on(base: &Path, folder: &Path, size: u64, root: &str) -> Option<ImageReader> {
     let built = link_all(base, folder, size, root);
     match built {
@@ -124,7 +123,7 @@ fn link_all(
     root: &str,
 ) -> std::result::Result<Option<ImageReader>, String> {
     let path = memory_in(base, MemoryForm::Image);
-    // Of one that is filled as it is read nobody knows if it ever will be.
+    // A partial image may never become complete, so no child is built on it.
     if !path.exists() || is_partial(&path) {
         return Ok(None);
     }
@@ -144,7 +143,7 @@ fn link_all(
     }
     for (id, path) in &generations {
         match fs::hard_link(path, folder.join(base_name(&id.to_string()))) {
-            // One that changed nothing has its parent's id, and is as good.
+            // An image without changes has its parent's id; the existing file serves for both.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             linked => linked.map_err(|error| error.to_string())?,
         }
@@ -152,8 +151,7 @@ fn link_all(
     open(&folder.join(base_name(&reader.id().to_string()))).map(Some)
 }
 
-/// Whether what an image and its parents name of a root file system is of the one
-/// with this digest.
+/// Do an image and all its ancestors refer only to the root file system with this digest?
 fn all_beside(image: &ImageReader, root: &str) -> bool {
     let mut generation = Some(image);
     while let Some(image) = generation {
@@ -166,12 +164,12 @@ fn all_beside(image: &ImageReader, root: &str) -> bool {
     true
 }
 
-/// What an image is called beside one that is built on it.
+/// File name of an ancestor in the folder of a capture that is built on it.
 fn base_name(id: &str) -> String {
     format!("ram.{id}.image")
 }
 
-/// The images in a folder that its RAM is built on.
+/// The ancestors of a capture's RAM in this folder.
 pub fn bases_in(folder: &Path) -> Vec<PathBuf> {
     let is_base = |name: &str| {
         let id = name
@@ -186,7 +184,7 @@ pub fn bases_in(folder: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Writes an image so that it needs no other file: blocking. Its id stays.
+/// Writes an image without parents and backing file: blocking. Its id stays the same.
 pub fn write_whole(image: &ImageReader, target: &Path) -> Result<()> {
     let whole = options_of(image)
         .map(|options| WriteOptions {
@@ -207,7 +205,7 @@ pub fn bytes_of(path: &Path) -> io::Result<u64> {
     Ok(std::fs::metadata(path)?.blocks() * 512)
 }
 
-/// One sentence; a full disk is told apart.
+/// The error in one sentence; a full disk has a kind of its own.
 pub fn write_failed(target: &Path, error: &WriteError) -> Error {
     if let Some(error) = causes::find::<io::Error>(error)
         && crate::error::is_full(error)
@@ -218,8 +216,8 @@ pub fn write_failed(target: &Path, error: &WriteError) -> Error {
     Error::internal(format!("The VM's memory can't be written: {text}."))
 }
 
-/// Rewrites an image with the chunks first that the recorded restore touched:
-/// blocking. After an error it is as it was.
+/// Rewrites an image so that the chunks of its recording come first: blocking. After an error the
+/// image is unchanged.
 pub fn optimise(saved: &Saved) -> Result<()> {
     let path = saved.memory();
     let unreadable = |why: &dyn std::fmt::Display| {
@@ -234,7 +232,7 @@ pub fn optimise(saved: &Saved) -> Result<()> {
         .map_err(|error| write_failed(&path, &error))
 }
 
-/// Bytes of an image of RAM that are not zero, in whole chunks: blocking.
+/// Bytes of the chunks of an image of RAM that are not all zeros: blocking.
 pub fn filled_bytes(image: &Path) -> std::result::Result<u64, ImageError> {
     let image = ImageReader::open(image)?;
     let mut filled = 0;

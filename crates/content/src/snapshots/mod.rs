@@ -7,26 +7,26 @@
 //! | `snapshot.json` | the [manifest](crate::model::snapshot): what it is and what it needs |
 //! | `state` | vCPUs, chips and devices, as the VMM wrote them |
 //! | `ram.image` | RAM as an image of the store, which the pager serves |
-//! | `ram.ID.image` | images that one is built on: further names of other snapshots' |
-//! | `ram.raw` | or RAM as a sparse file, which VMs map |
-//! | `root.erofs` | a further name of the image's file: the image may go |
+//! | `ram.ID.image` | ancestors of that image: hard links to other snapshots' files |
+//! | `ram.raw` | alternatively: RAM as a sparse file, which VMs map |
+//! | `root.erofs` | a hard link to the image's file: the image can be removed |
 //! | `volumes/NAME.img` | a clone of each volume |
-//! | `prefault.json` | what a guest writes to at once when it goes on from a golden one |
+//! | `prefault.json` | of a golden snapshot: ranges that a guest writes to soon after a restore |
 //! | `recording` | which chunks the first restore touched |
 //!
-//! What of RAM is in `root.erofs` is not in `ram.image` again, which says where it is.
+//! Blocks of RAM that are in `root.erofs` are not stored in `ram.image`, which refers to them.
 //!
-//! It is made under a name with a dot, synced, and renamed: after a crash it
-//! is there whole or not at all, and the next daemon removes what has a dot.
+//! A snapshot is made in a folder whose name begins with a dot, synced, and renamed: after a
+//! crash it is complete or absent, and the next daemon removes folders that begin with a dot.
 //!
-//! * [`captured`]: what a VMM hands out.
-//! * [`draft`]: one that is being made.
-//! * [`saved`]: one that is there.
+//! * [`captured`]: what a VMM hands over.
+//! * [`draft`]: a capture that is being written.
+//! * [`saved`]: a capture on disk.
 //! * [`memory`]: its RAM.
 //! * [`root_tables`]: what RAM has in common with the root file system.
-//! * [`inspect`]: what its RAM consists of.
-//! * [`remote`]: to and from registries.
-//! * [`disks`]: the VM's own root disk and its volumes there.
+//! * [`inspect`]: reports of what its RAM consists of.
+//! * [`remote`]: snapshots in registries.
+//! * [`disks`]: the VM's own root disk and its volumes in registries.
 
 pub mod captured;
 pub mod disks;
@@ -55,15 +55,15 @@ use tokio::runtime::Handle;
 pub struct Snapshots {
     folder: PathBuf,
     root_tables: Arc<RootTables>,
-    /// Folders of those that are being rewritten.
+    /// Folders of snapshots that are being rewritten.
     rewritten: Mutex<HashSet<PathBuf>>,
 }
 
-/// A snapshot's name, and what is read of it or why it can't be.
+/// A snapshot's name, and the snapshot or why it can't be read.
 pub type Entry = (String, std::result::Result<Saved, String>);
 
-/// A snapshot that is being rewritten: until this is dropped it is neither removed nor
-/// replaced, nor rewritten by somebody else.
+/// A lock on a snapshot that is being rewritten: until it is dropped, nobody else can remove,
+/// replace or rewrite the snapshot.
 #[derive(Debug)]
 pub struct Rewriting<'a> {
     snapshots: &'a Snapshots,
@@ -86,24 +86,24 @@ impl Snapshots {
         }
     }
 
-    /// For those that are being made.
+    /// The block tables of root file systems, for snapshots that are being made.
     pub fn root_tables(&self) -> Arc<RootTables> {
         Arc::clone(&self.root_tables)
     }
 
-    /// Where they are.
+    /// The folder of all snapshots.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The folder of a snapshot of this name, which may be a reference.
+    /// The folder of a snapshot of this name, a plain name or a reference.
     pub fn path(&self, name: &str) -> PathBuf {
-        // What can't be a name is the name of nothing.
+        // An invalid name maps to a folder that never exists.
         let folder = image_name::folder(name).unwrap_or_else(|_| ".none".to_owned());
         self.folder.join(folder)
     }
 
-    /// Refuses a name that can't be, or is taken.
+    /// Refuses a name that is invalid or taken.
     pub fn check_free(&self, name: &str) -> Result<()> {
         names::check("snapshot", name)?;
         if is_taken(&self.path(name)) {

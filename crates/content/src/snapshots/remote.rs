@@ -1,8 +1,8 @@
 //! Snapshots to and from registries (`docs/registry-artifacts.md`).
 //!
-//! A pulled snapshot has its state, and of RAM and root file system what tells
-//! where each chunk is; the pager fetches the rest as the VM needs it, what the
-//! first restore needed first.
+//! Of a pulled snapshot the state is here, and the tables that locate the chunks of RAM and root
+//! file system. The pager fetches the chunks as the VM needs them, beginning with those that the
+//! first restore needed.
 
 use super::disks::MAX_SIZE;
 use super::memory;
@@ -28,7 +28,7 @@ pub const STATE: &str = "state";
 pub const MEMORY: &str = "ram.image";
 /// Largest state that is taken, bytes.
 pub const MAX_STATE: u64 = 64 << 20;
-/// Disks have whole sectors.
+/// Bytes of a sector; a disk's size is a multiple of it.
 const SECTOR: u64 = 512;
 
 impl SnapshotArtifact {
@@ -47,8 +47,8 @@ impl SnapshotArtifact {
         Ok(())
     }
 
-    /// Of a snapshot whose root file system has these chunks, and whose VM's
-    /// own disks are these images.
+    /// The configuration of a snapshot with these chunks of its root file system and these images
+    /// of its VM's own disks.
     pub fn of(
         saved: &Saved,
         chunks: Vec<String>,
@@ -59,13 +59,13 @@ impl SnapshotArtifact {
         let image = ImageReader::open(&saved.memory())
             .map_err(|error| Error::internal(format!("The snapshot can't be read: {error}.")))?;
         let mut manifest = saved.manifest.clone();
-        // Of this host.
+        // Valid on this host only.
         manifest.files.clear();
         manifest.source = None;
         manifest.lazy_root = None;
         manifest.spec.from = None;
         manifest.spec.own_volumes = false;
-        // What is pushed is whole.
+        // RAM is pushed without ancestors.
         manifest.shared_bytes = 0;
         Ok(SnapshotArtifact {
             manifest,
@@ -76,7 +76,7 @@ impl SnapshotArtifact {
         })
     }
 
-    /// Reads and checks what a registry gave.
+    /// Reads and checks a blob of a registry.
     pub fn read(bytes: &[u8]) -> Result<SnapshotArtifact> {
         let read: records::artifact::SnapshotArtifact =
             serde_json::from_slice(bytes).map_err(|error| {
@@ -129,9 +129,8 @@ impl SnapshotArtifact {
     }
 }
 
-/// The files of a snapshot, but for its disks: blocking. RAM that is built on
-/// other snapshots', or is in part in its root file system, is written whole into
-/// `scratch` first.
+/// The files of a snapshot, except its disks: blocking. RAM that has ancestors, or refers to the
+/// root file system, is first written whole into `scratch`.
 pub fn files(saved: &Saved, scratch: &Path) -> Result<Vec<FileToPush>> {
     let mut path = saved.memory();
     let open = |path: &Path| {
@@ -151,7 +150,7 @@ pub fn files(saved: &Saved, scratch: &Path) -> Result<Vec<FileToPush>> {
     ])
 }
 
-/// Begins RAM in a folder that is to become this one: blocking.
+/// Begins the image of RAM in a snapshot's new folder: blocking.
 pub fn begin_memory(
     folder: &Path,
     id: &str,
@@ -165,8 +164,7 @@ pub fn begin_memory(
         .map_err(|error| memory::write_failed(&path, &error))
 }
 
-/// Where what is missing of an image of RAM can be had; nothing if it is all
-/// here.
+/// Origins of the missing chunks of an image of RAM; empty if it is complete.
 pub fn origins(memory: &Path, paths: &Paths) -> Vec<Origin> {
     if !is_partial(memory) {
         return Vec::new();
@@ -175,8 +173,7 @@ pub fn origins(memory: &Path, paths: &Paths) -> Vec<Origin> {
     peer.into_iter().chain(known_origins(memory)).collect()
 }
 
-/// From now on what is missing of an image of RAM can be had here, too, or in
-/// another way: blocking.
+/// Adds an origin of the missing chunks of an image of RAM, or replaces its access: blocking.
 pub fn add_origin(memory: &Path, origin: Origin) -> Result<()> {
     save_origins(memory, &with_origin(&known_origins(memory), origin))
 }

@@ -10,26 +10,26 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing::warn;
 
-/// Largest root that is looked into: all of it is read once, which takes about a
-/// second for each GiB that the host does not have in its page cache.
+/// Largest root whose blocks are looked up: the whole file is read once, which takes about a
+/// second for each GiB that is not in the page cache.
 const LARGEST: u64 = 2 << 30;
 /// Roots whose tables are kept in memory: 2 MiB for each GiB of a root.
 const KEPT: usize = 4;
 
-/// Tables of the blocks of root file systems, each made once for as long as
-/// snapshots are made of VMs that have it.
+/// Tables of the blocks of root file systems, cached by digest, since several snapshots are
+/// usually made of VMs with the same root.
 #[derive(Debug, Default)]
 pub struct RootTables {
-    /// By the root's digest; what was used last comes last.
+    /// By the root's digest; the most recently used comes last.
     tables: Mutex<VecDeque<(String, Arc<BlockTable>)>>,
 }
 
 impl RootTables {
-    /// The root at `path`, which lies beside the image of RAM that is to be
-    /// written, as its backing file: blocking. Nothing if the root is too large, or
-    /// can't be read: RAM is stored whole then.
+    /// The root at `path` as the backing file of an image of RAM that is about to be written in
+    /// the same folder: blocking. `None` if the root is too large or can't be read; RAM is then
+    /// stored whole.
     pub fn backing(&self, path: &Path, root: &Root) -> Option<Backing> {
-        // One that is filled as it is read is a cache's, not an image's.
+        // A lazy root is a disk cache, which may be incomplete.
         if root.lazy.is_some() {
             return None;
         }
@@ -52,7 +52,7 @@ impl RootTables {
         Ok(Some(Backing::search(reference, table, file)))
     }
 
-    /// Two that want the same at once read it once.
+    /// The lock is held while reading, so that two callers do not read the same root.
     fn table(&self, file: &File, digest: &str) -> io::Result<Arc<BlockTable>> {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         let known = tables.iter().position(|(known, _)| known == digest);

@@ -1,4 +1,4 @@
-//! A captured VM that is on disk, whole.
+//! A complete captured VM on disk.
 
 use super::memory;
 use crate::durable;
@@ -10,7 +10,7 @@ use jiffy_wire::vmm::Extent;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The root file system's file in such a folder.
+/// Name of the root file system's file in a capture's folder.
 pub const ROOT: &str = "root.erofs";
 
 /// A captured VM's folder and what its manifest says.
@@ -20,13 +20,14 @@ pub struct Saved {
     pub folder: PathBuf,
     /// What it is.
     pub manifest: Manifest,
-    /// What a guest that goes on from it writes to at once, if that is known.
+    /// Ranges that a guest writes to soon after a restore, if they are known.
     pub prefault: Vec<Extent>,
 }
 
-/// Most of RAM that is given to a guest in advance, as a part of all.
+/// Most of RAM that is prefaulted: one part in this many.
 const MOST_PREFAULT: u64 = 8;
-/// Ranges closer than this are one: a page too many costs less than a range.
+/// Ranges closer than this, in bytes, are merged: one page too many costs less than one more
+/// range.
 const PREFAULT_GAP: u64 = 4096;
 
 impl Saved {
@@ -51,8 +52,8 @@ impl Saved {
         }
     }
 
-    /// Keeps what a guest that went on from it had written to soon after. It
-    /// is not missed if it is lost.
+    /// Saves the ranges that a restored guest has written to soon after its start. Losing them
+    /// costs only speed.
     pub fn keep_prefault(&mut self, written: Vec<Extent>) -> io::Result<()> {
         let ram = u64::from(self.manifest.spec.memory_mib) << 20;
         let prefault = bearable(written, ram);
@@ -62,14 +63,13 @@ impl Saved {
         Ok(())
     }
 
-    /// Has a guest gone on from it, so that it is known what that writes to?
-    /// That may be nothing.
+    /// Was it restored once, so that the ranges to prefault are known, even if there are none?
     pub fn was_tried(&self) -> bool {
         prefault_in(&self.folder).exists()
     }
 
-    /// Looks whether all its files are there; the error is a sentence without its full
-    /// stop. What is in them is found when somebody goes on from it.
+    /// Checks that all its files exist; the error is a sentence without its full stop. Damaged
+    /// contents are found only by a restore.
     pub fn check(&self) -> Result<(), String> {
         let root = self.manifest.lazy_root.is_none().then(|| self.root());
         for file in [self.state(), self.memory()].into_iter().chain(root) {
@@ -81,7 +81,7 @@ impl Saved {
         }
     }
 
-    /// Why the snapshot of this name can't be used, if so, in one sentence.
+    /// Why the snapshot of this name can't be used, in one sentence; `None` if it can.
     pub fn problem(&self, name: &str) -> Option<String> {
         let mut volumes = self.manifest.spec.disks.iter();
         let there = |disk: &VolumeUse| durable::check_there(&self.volume(&disk.name));
@@ -114,12 +114,12 @@ impl Saved {
         self.folder.join("recording")
     }
 
-    /// Is RAM a file that VMMs map as it is?
+    /// Is RAM a raw file that VMMs map?
     pub fn is_mapped(&self) -> bool {
         self.manifest.memory == MemoryForm::Raw
     }
 
-    /// Is RAM of this one a part of that of another, which was built on it?
+    /// Is this snapshot's RAM an ancestor of the other one's?
     pub fn is_base_of(&self, other: &Saved) -> bool {
         use std::os::unix::fs::MetadataExt;
         let number = |path: &Path| {
@@ -165,7 +165,7 @@ impl Saved {
     }
 }
 
-/// The sentence about a snapshot that can't be used.
+/// The message about a snapshot that can't be used.
 pub fn unusable(name: &str, why: &str) -> String {
     format!("The snapshot {name} can't be used: {why}.")
 }
@@ -174,7 +174,7 @@ fn prefault_in(folder: &Path) -> PathBuf {
     folder.join("prefault.json")
 }
 
-/// Ranges within RAM, sorted and merged; none if they are too much.
+/// Ranges within RAM, sorted and merged; none if they are too large in all.
 fn bearable(mut ranges: Vec<Extent>, ram: u64) -> Vec<Extent> {
     ranges.sort_by_key(|range| range.offset);
     let mut merged: Vec<Extent> = Vec::new();
@@ -200,7 +200,7 @@ fn bearable(mut ranges: Vec<Extent>, ram: u64) -> Vec<Extent> {
     }
 }
 
-/// RAM's file in such a folder.
+/// RAM's file in a capture's folder.
 pub fn memory_in(folder: &Path, form: MemoryForm) -> PathBuf {
     folder.join(match form {
         MemoryForm::Raw => "ram.raw",

@@ -1,4 +1,4 @@
-//! How a registry is spoken to: who we are, what we trust.
+//! Access to a registry: credentials, and which authorities are trusted.
 
 use crate::error::{Error, Result, of_registry};
 use jiffy_registry::{Client, ClientOptions, Credentials, PlainHttp, Platform, Reference};
@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use tempfile::NamedTempFile;
 
-/// What a client needs as files, for as long as it lives.
+/// A registry client and the files that it needs while it lives.
 #[derive(Debug)]
 pub struct Access {
     /// Speaks to registries.
@@ -49,13 +49,13 @@ impl Access {
     }
 }
 
-/// What tells two ways to speak to a registry apart. Not shown to anyone.
+/// A key that is equal for equal access. It contains secrets: never shown or logged.
 pub fn key(access: &RegistryAccess) -> String {
     let text = serde_json::to_string(access).unwrap_or_default();
     blake3::hash(text.as_bytes()).to_hex().to_string()
 }
 
-/// The platform that was asked for, or that of VMs.
+/// The platform that was asked for, or the default of VMs.
 pub fn platform(wanted: Option<&str>) -> Result<Platform> {
     match wanted {
         None => Ok(Platform::default()),

@@ -1,4 +1,4 @@
-//! The blocking part of a pull: what the registry has, fetched and made into an image.
+//! The blocking part of a pull: fetches what the registry has and makes an image of it.
 
 use super::client::Access;
 use super::job::Job;
@@ -24,16 +24,16 @@ use tempfile::TempDir;
 
 /// Largest configuration that is read, bytes.
 const MAX_CONFIG: u64 = 4 << 20;
-/// What making the image is called among the blobs.
+/// Name of the unpacking step among the blobs of the progress.
 const UNPACKING: &str = "unpacking";
 
-/// What came of looking at the registry.
+/// Result of a pull's blocking part.
 pub enum Found {
-    /// The image of this name is what the registry has, and these keys have signed it.
+    /// The image of this name is the registry's, and these keys have signed it.
     UpToDate(Vec<String>),
-    /// An image was made, and is not yet called anything.
+    /// An image was made and has no name yet.
     Made(Box<Made>),
-    /// A snapshot is there, and is not yet called anything.
+    /// A snapshot was fetched and has no name yet.
     Snapshot(Box<MadeSnapshot>),
 }
 
@@ -45,7 +45,7 @@ pub struct Made {
     pub record: ImageRecord,
     /// Bytes that came from the registry.
     pub fetched: u64,
-    /// Its images of chunks, until it has a name.
+    /// Holds its images of chunks until it has a name.
     pub held: Option<Held>,
 }
 
@@ -57,21 +57,21 @@ pub struct MadeSnapshot {
     pub manifest: Manifest,
     /// Bytes that came from the registry.
     pub fetched: u64,
-    /// Its images of chunks, until it has a name.
+    /// Holds its images of chunks until it has a name.
     pub held: Held,
 }
 
-/// What is here of the name that is pulled.
+/// What this node already has under the name that is pulled.
 pub struct Have {
     /// The digest of its manifest.
     pub manifest: Option<String>,
     /// The image of RAM, if it is a snapshot.
     pub memory: Option<PathBuf>,
-    /// It stays what it is, whatever the registry has by now.
+    /// Don't replace it, even if the registry has something newer.
     pub keeps: bool,
 }
 
-/// Fetches what is missing and makes an image of it: blocking.
+/// Fetches what is missing and makes an image or a snapshot of it: blocking.
 pub fn fetch(
     images: &Images,
     transfers: &Transfers,
@@ -103,13 +103,13 @@ pub fn fetch(
     let signed_by = keys.verify(|key| {
         signature::verify(client, reference, &top.digest, key, job.as_ref()).map_err(failed)
     })?;
-    // From here on the tag may move: what was looked at is what is taken.
+    // Pinned by digest, because the tag may move from here on.
     let pinned = reference.with_digest(top.digest);
     if RemoteArtifact::is_one(&top) {
         let digest = top.digest.to_string();
         let artifact = RemoteArtifact::of(client, reference, top, job.as_ref()).map_err(failed)?;
         if have.manifest.is_some_and(|have| have == digest) {
-            // What it is spoken to with may be new.
+            // The request's credentials or authorities may be new.
             let memory = have.memory.as_deref();
             super::lazy::renew(images, &wanted.access, &artifact, memory, job)?;
             return Ok(Found::UpToDate(signed_by));
@@ -142,7 +142,7 @@ pub fn fetch(
     let missing: Vec<&Descriptor> = missing.collect();
     let bytes = |sum: u64, layer: &Descriptor| sum.saturating_add(layer.size);
     let fetched = missing.iter().copied().fold(0, bytes);
-    // Unpacked they take as much again at least.
+    // The unpacked image is assumed to need at least as much again.
     let unpacked = layers.iter().fold(0, bytes);
     let room = &transfers.room;
     let _room = room.reserve(&folder, missing.into_iter(), unpacked, job.clone())?;
@@ -165,8 +165,8 @@ pub fn fetch(
     })))
 }
 
-/// Whether the image that is here is signed by this key: its own manifest, or the index
-/// that the reference stands for and that names it.
+/// Verifies that this key has signed the image that is here: its manifest, or the index that the
+/// reference names and that lists the manifest.
 fn verify_what_is_here(
     client: &Client,
     reference: &Reference,
@@ -199,7 +199,7 @@ fn verify_what_is_here(
     }
 }
 
-/// Layers that are here into an image.
+/// Makes an image of layers that were fetched.
 fn unpack(
     images: &Images,
     config: &[u8],
@@ -217,7 +217,8 @@ fn unpack(
         .map(|layer| Layer {
             path: blobs.path(&layer.digest),
             media_type: layer.media_type.clone(),
-            // The folder has only what its name is the digest of.
+            // Not checked again: blobs in the folder are named by the digest they were checked
+            // against.
             digest: None,
             diff_id: None,
             size: Some(layer.size),

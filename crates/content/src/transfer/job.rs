@@ -1,4 +1,4 @@
-//! What is going on between here and a registry, and who watches.
+//! Jobs: pulls in progress, and their watchers.
 
 use crate::error::Result;
 use crate::room::disk::Written;
@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// How often a watcher is told of bytes.
+/// Least time between two reports of bytes to a watcher.
 const PACE: Duration = Duration::from_millis(100);
 
-/// Something that takes its time. It lives as long as it works or is watched.
+/// A long operation. It is cancelled when its last watcher leaves.
 #[derive(Debug)]
 pub struct Job {
     state: Mutex<State>,
-    /// Counts changes.
+    /// Counts changes, to wake watchers.
     changed: watch::Sender<u64>,
     watchers: AtomicUsize,
     cancelled: AtomicBool,
@@ -26,7 +26,7 @@ pub struct Job {
 #[derive(Debug, Default)]
 struct State {
     doing: String,
-    /// By digest, in the order in which they appeared.
+    /// Digest, bytes done and total bytes, in order of appearance.
     blobs: Vec<(String, u64, u64)>,
     places: HashMap<String, usize>,
     /// How it ended.
@@ -34,7 +34,7 @@ struct State {
 }
 
 impl Job {
-    /// One that nobody watches yet.
+    /// A new job without watchers.
     pub fn new() -> Arc<Job> {
         Arc::new(Job {
             state: Mutex::default(),
@@ -44,11 +44,11 @@ impl Job {
         })
     }
 
-    /// Watches it; none if it is being given up or is over.
+    /// Adds a watcher; `None` if the job was cancelled or has ended.
     pub fn watch(job: Arc<Job>) -> Option<Watcher> {
         {
             let state = job.lock();
-            // Whoever leaves last cancels while holding this lock.
+            // The last watcher cancels the job while it holds this lock.
             if state.end.is_some() || job.cancelled.load(Ordering::Acquire) {
                 return None;
             }
@@ -65,25 +65,25 @@ impl Job {
         })
     }
 
-    /// Says what is being done, in a few words.
+    /// Sets the description of the current step, a few words.
     pub fn doing(&self, what: impl Into<String>) {
         self.lock().doing = what.into();
         self.note();
     }
 
-    /// It is over.
+    /// Ends the job with this result.
     pub fn end(&self, result: Result<PullStep>) {
         let step = result.unwrap_or_else(|error| PullStep::Failed(error.0));
         self.lock().end = Some(step);
         self.note();
     }
 
-    /// Does nobody want it any more?
+    /// Was it cancelled, because nobody watches it any more?
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Acquire)
     }
 
-    /// Of this blob, or of what stands for one, so much is done.
+    /// Reports progress in bytes of a blob, or of a step with a name of its own.
     pub fn moved(&self, digest: &str, done: u64, total: u64) {
         let mut state = self.lock();
         match state.places.get(digest).copied() {
@@ -133,7 +133,7 @@ impl Progress for Job {
     }
 }
 
-/// Somebody who wants to know how a job goes on.
+/// A watcher of a job.
 #[derive(Debug)]
 pub struct Watcher {
     job: Arc<Job>,
@@ -150,14 +150,14 @@ impl Watcher {
         Arc::clone(&self.job)
     }
 
-    /// What is new, at a bearable pace; nothing once the end was told.
+    /// The next changes, rate-limited; empty once the end was reported.
     pub async fn next(&mut self) -> Vec<PullStep> {
         loop {
             if self.over {
                 return Vec::new();
             }
             if !self.first {
-                // The sender lives as long as we hold the job.
+                // Can't fail: the watcher keeps the job, and so the sender, alive.
                 let _ = self.changes.changed().await;
                 if self.job.lock().end.is_none() {
                     tokio::time::sleep(PACE).await;

@@ -1,6 +1,5 @@
-//! What a registry was spoken to with, kept for as long as something may still
-//! have to be fetched from it: beside the image of chunks, readable by nobody
-//! else.
+//! Credentials and authorities of registries, kept beside an image of chunks for as long as parts
+//! of it may have to be fetched; readable only by the daemon's user.
 
 use crate::error::{Error, Result};
 use base64::Engine;
@@ -10,23 +9,23 @@ use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The largest file that is added to, bytes.
+/// Largest file that entries are added to, bytes.
 const LARGEST: u64 = 1 << 20;
 
-/// The file of credentials beside an image of chunks, as Docker has it.
+/// The credentials file beside an image of chunks, in Docker's format.
 pub fn credentials_beside(image: &Path) -> PathBuf {
     image.with_extension("auth.json")
 }
 
-/// The file of authorities for this registry beside an image of chunks, PEM. Each has
-/// its own: what one is believed by says nothing of another.
+/// The file of this registry's authorities beside an image of chunks, PEM. Each registry has its
+/// own file: an authority trusted for one must not be trusted for another.
 pub fn authorities_beside(image: &Path, registry: &str) -> PathBuf {
     let name = blake3::hash(registry.as_bytes()).to_hex();
     image.with_extension(format!("{}.ca.pem", &name[..16]))
 }
 
-/// Keeps the credentials for this registry, if there are any, beside those for
-/// others; where they are.
+/// Saves the credentials for this registry, if there are any, beside those for other registries;
+/// returns the file's path.
 pub fn credentials(
     access: &RegistryAccess,
     registry: &str,
@@ -48,8 +47,7 @@ pub fn credentials(
     Ok(Some(path))
 }
 
-/// Keeps the authorities that were named for this registry, beside earlier ones; where
-/// they are.
+/// Saves the authorities given for this registry, beside earlier ones; returns the paths.
 pub fn authorities(access: &RegistryAccess, registry: &str, image: &Path) -> Result<Vec<PathBuf>> {
     let Some(pem) = &access.ca else {
         return Ok(Vec::new());
@@ -115,7 +113,7 @@ mod tests {
             let kept = authorities(&user("me", ca), host, &image).unwrap();
             fs::read_to_string(&kept[0]).unwrap()
         };
-        // What is believed of one registry is not of the others.
+        // An authority trusted for one registry is not trusted for another.
         assert_eq!(known("a:1", "ONE"), "ONE\n");
         assert_eq!(known("b:2", "TWO"), "TWO\n");
         assert_eq!(known("a:1", "THREE"), "ONE\nTHREE\n");

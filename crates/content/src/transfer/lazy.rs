@@ -1,5 +1,5 @@
-//! An artifact of ours: only what tells where each chunk is gets here. The
-//! rest comes when a guest reads it.
+//! Pulls of Jiffy's artifacts: only the tables that locate the chunks are fetched. The chunks are
+//! fetched when a guest reads them.
 
 use super::Transfers;
 use super::fetch::{Found, Made, MadeSnapshot};
@@ -27,7 +27,7 @@ use jiffy_wire::pager::{Origin, RegistryOrigin};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Begins the images of chunks of an image that these keys have signed: blocking.
+/// Begins the images of chunks of an image that `signed_by` has signed: blocking.
 pub(super) fn begin(
     images: &Images,
     transfers: &Transfers,
@@ -43,7 +43,7 @@ pub(super) fn begin(
     let held = images.chunks.hold(&image.chunks);
     job.doing("fetching where the chunks are");
     let mut fetched = artifact.config().len() as u64;
-    // Parents first: a child is there only with all of them.
+    // Parents first: a child can't be read without all of its ancestors.
     for id in image.chunks.iter().rev() {
         let of = (id.as_str(), image.size);
         fetched += begin_file(&images.chunks, of, artifact, &wanted.access, job)?;
@@ -72,7 +72,7 @@ pub(super) fn begin(
     })))
 }
 
-/// Fetches a snapshot's state, and begins its memory and root file system.
+/// Fetches a snapshot's state, and begins its RAM and its root file system.
 fn begin_snapshot(
     images: &Images,
     transfers: &Transfers,
@@ -126,7 +126,7 @@ fn begin_snapshot(
         other_bytes,
         lazy_root: Some(LazyDisk {
             chunks: read.chunks,
-            // Nobody mounts it anew.
+            // Not needed: the restored guest has it mounted already.
             ext4: false,
         }),
         source: Some(ImageSource {
@@ -144,7 +144,7 @@ fn begin_snapshot(
     })))
 }
 
-/// The disks of a snapshot's VM that it writes to.
+/// The writable disks of a snapshot's VM.
 fn disks_of<'a>(
     read: &'a SnapshotArtifact,
     artifact: &'a RemoteArtifact,
@@ -159,8 +159,8 @@ fn disks_of<'a>(
     root.into_iter().chain(volumes).collect()
 }
 
-/// What is missing of this artifact's images is fetched so from now on; of a
-/// snapshot what is missing of its memory, too.
+/// Adds this artifact, with the access of this request, as an origin of its partial images of
+/// chunks and, for a snapshot, of its partial RAM.
 pub(super) fn renew(
     images: &Images,
     access: &RegistryAccess,
@@ -189,8 +189,8 @@ pub(super) fn renew(
     Ok(())
 }
 
-/// Begins one image of chunks of at most so many bytes, unless it is there; gives the
-/// bytes fetched.
+/// Begins one image of chunks of at most `most` bytes, unless it is here; returns the bytes
+/// fetched.
 fn begin_file(
     chunks: &Chunks,
     (id, most): (&str, u64),
@@ -201,7 +201,7 @@ fn begin_file(
     let file = file_of(artifact, &Chunks::file_name(id))?;
     let key = match chunks.place_of(id, file, job.as_ref())? {
         Place::Whole => return Ok(0),
-        // Who may have it by now, or how it is reached, may have changed.
+        // The artifact is a new origin, or its access has changed.
         Place::Same(key) => {
             let origin = origin(artifact, file.name(), access, &chunks.path(&key))?;
             chunks.add_origin(&key, origin)?;
@@ -216,7 +216,7 @@ fn begin_file(
     Ok(tail.len() as u64)
 }
 
-/// The tables of a file of chunks that holds at most so many bytes.
+/// Fetches the tables of a file of chunks that holds at most `most` bytes.
 fn tail_of(
     file: &RemoteFile,
     artifact: &RemoteArtifact,
@@ -247,8 +247,8 @@ fn tail_of(
         .map_err(|error| of_registry(&error, path))
 }
 
-/// Where the rest of a snapshot's memory can be had. How is kept with the chunks
-/// of its root file system, which stay as long as it does.
+/// The origin of the rest of a snapshot's RAM. Its credentials are kept beside the chunks of the
+/// snapshot's root file system, which exist as long as the snapshot.
 fn origin_of_memory(
     images: &Images,
     chunks: &[String],
@@ -259,7 +259,7 @@ fn origin_of_memory(
     origin(artifact, remote::MEMORY, access, &beside)
 }
 
-/// Where the rest of a file can be had.
+/// The origin of the rest of a file; saves the access to it beside `beside`.
 pub(super) fn origin(
     artifact: &RemoteArtifact,
     file: &str,

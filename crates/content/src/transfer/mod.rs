@@ -1,17 +1,17 @@
 //! Images and snapshots to and from registries.
 //!
-//! A pull is a job: whoever asks for what is being pulled already watches that
-//! job. It ends early when nobody watches any more. Blobs are kept in
-//! `pulls/DIGEST/` until the image is made of them, so that the next try goes
-//! on where one was cut short, also by the daemon's end.
+//! A pull is a job: a second request for the same pull watches the first one's job. The job is
+//! cancelled when nobody watches it any more. Blobs are kept in `pulls/DIGEST/` until the image
+//! is made, so that the next attempt continues where this one was interrupted, even by the end of
+//! the daemon.
 //!
-//! * [`job`]: what is going on, and who watches.
-//! * [`client`]: how a registry is spoken to.
-//! * [`keep`]: what it was spoken to with, for later.
+//! * [`job`]: pulls in progress, and their watchers.
+//! * [`client`]: access to a registry.
+//! * [`keep`]: saved credentials and authorities.
 //! * [`fetch`]: the blocking part of a pull.
-//! * `lazy`: that of a pull of what Jiffy has pushed.
+//! * `lazy`: the blocking part of a pull of Jiffy's artifacts.
 //! * [`push`]: the blocking part of a push.
-//! * [`turns`]: so many at once.
+//! * [`turns`]: limits of simultaneous pulls.
 
 pub mod client;
 pub mod fetch;
@@ -30,13 +30,13 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 use tracing::{info, warn};
 
-/// How long blobs of a pull that was not finished are kept.
+/// How long the blobs of an unfinished pull are kept.
 const KEEP_TIME: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// Pulls that go on now, and what is left of others.
+/// Pulls in progress, and the blobs of unfinished ones.
 #[derive(Debug)]
 pub struct Transfers {
-    /// Where blobs are kept, and other things for a while.
+    /// Folder of blobs and of temporary files.
     pub(crate) folder: PathBuf,
     jobs: Mutex<HashMap<String, Weak<Job>>>,
     turns: turns::Turns,
@@ -44,12 +44,12 @@ pub struct Transfers {
 }
 
 impl Transfers {
-    /// Removes what is left of pulls that nobody took up again, and what an
-    /// earlier daemon had there for a moment.
+    /// Removes blobs of pulls that were not resumed in time, and temporary files of an earlier
+    /// daemon.
     pub fn new(folder: PathBuf) -> Transfers {
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with('.') {
-                // What was to be pushed is a folder.
+                // The temporary files of a push are in a folder.
                 let path = entry.path();
                 let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
                 continue;
@@ -72,17 +72,17 @@ impl Transfers {
         }
     }
 
-    /// Waits until one more may be pulled from this registry.
+    /// Waits until one more pull from this registry may begin.
     pub async fn turn(&self, registry: &str) -> Option<turns::Turn> {
         self.turns.turn(registry).await
     }
 
-    /// The folder of the blobs of what has this digest.
+    /// The folder of the blobs of a pull, by the digest of its manifest.
     fn blobs(&self, digest: &jiffy_registry::Digest) -> PathBuf {
         self.folder.join(digest.hex())
     }
 
-    /// The job of this key; a new one if there is none, and then `true`.
+    /// Watches the job with this key; a new job and `true` if there is none.
     pub fn join(&self, key: &str) -> (Watcher, bool) {
         let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         jobs.retain(|_, job| job.strong_count() > 0);
@@ -96,7 +96,7 @@ impl Transfers {
     }
 }
 
-/// Removes the blobs of a finished pull; it is no harm if they stay.
+/// Removes the blobs of a finished pull; a failure is only logged.
 fn remove_blobs(folder: &Path) {
     if let Err(error) = fs::remove_dir_all(folder)
         && error.kind() != std::io::ErrorKind::NotFound

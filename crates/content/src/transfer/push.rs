@@ -1,4 +1,4 @@
-//! The blocking part of a push: cut into chunks, hashed, sent, tagged.
+//! The blocking part of a push: cuts into chunks, hashes, sends and tags.
 
 use super::Transfers;
 use super::client::Access;
@@ -108,7 +108,7 @@ pub fn snapshot(
     )
 }
 
-/// Hashes, sends what the registry lacks, and tags it: blocking.
+/// Hashes the files, sends what the registry lacks, and tags the artifact: blocking.
 fn send(
     artifact_type: &str,
     config: jiffy_registry::artifact::Config,
@@ -138,8 +138,8 @@ fn send(
     })
 }
 
-/// The files of these images of chunks, to be pushed there: those that are here
-/// from here, the others from the registry they came from.
+/// The files of these images of chunks for a push: whole ones from this node, partial ones from
+/// the registry they came from.
 fn chunk_files(
     chunks: &Chunks,
     ids: &[String],
@@ -161,7 +161,7 @@ fn chunk_files(
         .collect()
 }
 
-/// A file where it came from: the first place that has it still.
+/// A file in a registry: the first of these origins that still has it.
 fn remote_file(
     origins: &[Origin],
     name: &str,
@@ -186,8 +186,8 @@ fn remote_file(
     }))
 }
 
-/// A file of an artifact, if that has it: reached as it was when it was pulled, or
-/// else, in the registry that is pushed to, as that is now.
+/// A file of an artifact, if the artifact has it. It is reached with the access saved at the
+/// pull, or, in the registry that is pushed to, with the access of the push.
 fn file_at(
     origin: &RegistryOrigin,
     (client, to): (&Client, &Reference),

@@ -1,22 +1,23 @@
-//! So many pulls at once, and of one registry fewer: one that drips holds up its own.
+//! Limits of simultaneous pulls, in all and for each registry: a slow registry can't use up all
+//! threads.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Pulls at once; each has a thread.
+/// Most simultaneous pulls; each has a thread.
 const ALL: usize = 32;
-/// Of one registry.
+/// Most simultaneous pulls from one registry.
 const OF_ONE: usize = 4;
 
-/// Whose turn it is.
+/// The limits, and the pulls that count against them.
 #[derive(Debug)]
 pub struct Turns {
     all: Arc<Semaphore>,
     registries: Mutex<HashMap<String, Weak<Semaphore>>>,
 }
 
-/// The turn of one pull.
+/// The place of one pull; dropping it lets the next one begin.
 #[derive(Debug)]
 pub struct Turn {
     _of_registry: OwnedSemaphorePermit,
@@ -33,7 +34,7 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Waits until one more may be pulled from this registry.
+    /// Waits until one more pull from this registry may begin.
     pub async fn turn(&self, registry: &str) -> Option<Turn> {
         let of_registry = self.registry(registry).acquire_owned().await.ok()?;
         let of_all = self.all.clone().acquire_owned().await.ok()?;
@@ -73,7 +74,7 @@ mod tests {
         assert!(other.flatten().is_some());
         slow.pop();
         assert!(turns.turn("slow.example").now_or_never().is_some());
-        // And in all there is a bound, too.
+        // There is also a limit for all registries together.
         let mut all = Vec::new();
         for number in 0.. {
             match turns.turn(&format!("{number}.example")).now_or_never() {

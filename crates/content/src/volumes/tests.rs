@@ -27,7 +27,7 @@ fn one_writer_or_many_readers() {
     assert!(volumes.hold(&read, "one").is_err());
     drop(writer);
     assert!(volumes.list().unwrap()[0].used_by.is_empty());
-    // A start that comes to nothing takes nothing from the one that runs.
+    // A failed start must not release the leases of the VM that runs.
     let runs = volumes.hold(&read, "one").unwrap();
     drop(volumes.hold(&read, "one").unwrap());
     assert!(volumes.hold(&write, "two").is_err());
@@ -89,7 +89,7 @@ fn a_volume_that_a_vm_holds_or_that_is_being_changed_is_not_removed() {
     volumes.change("data", Change::Resized, during).unwrap();
     volumes.remove("data").unwrap();
     assert!(!volumes.file("data").exists());
-    // Nothing is held of what is gone.
+    // No lease is held on a volume that is gone.
     let gone = volumes.hold(&wanted, "box").unwrap_err();
     assert_eq!(gone.0.kind, ErrorKind::NotFound);
     assert!(volumes.users(&wanted).is_empty());

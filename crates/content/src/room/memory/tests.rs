@@ -83,7 +83,7 @@ async fn what_can_never_be_had_is_refused_at_once() {
     assert!(refused(limited.reserve(vm(501), 1).await).starts_with("The VM wants 501 MiB"));
     let some = refused(limited.reserve(vm(6), 100).await);
     assert!(some.starts_with("100 VMs want 600 MiB"), "{some}");
-    // With no VM that could end, the host's memory does not become more either.
+    // Without a VM that could end, the host's available memory can't grow either.
     let idle = room(100, None, LONG);
     refused(idle.reserve(vm(101), 1).await);
     let _runs = idle.adopt(1);
@@ -251,7 +251,7 @@ async fn what_is_for_later_has_what_is_left_and_gives_way() {
     assert!(later.was_claimed());
     later.claimed().await;
     drop(later);
-    // While somebody waits there is none for later.
+    // While a request waits, there is no memory for background work.
     let line = in_line(&room, &[90], &Arc::default());
     all_wait().await;
     assert!(room.behind(vm(1)).is_none());
@@ -337,7 +337,7 @@ enum Step {
     EndLater {
         which: usize,
     },
-    /// Other programs take so much.
+    /// Other programs take this much.
     Others {
         mib: u64,
     },
