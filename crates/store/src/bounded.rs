@@ -1,7 +1,7 @@
-//! Caches that are kept small, and what is in use stays. What costs least to
-//! have again goes first: of images that are not all here the chunks, whose
-//! disks have them unpacked; then of disks the parts that were not read lately;
-//! then all that a boot does not need; then whole disks. Among equals that which was not used for longest.
+//! Keeps the caches of a node within a limit; caches in use are never evicted. The order is by the
+//! cost of getting the data again: first chunks of partial images whose disk caches hold them
+//! unpacked, then parts of disks that were not read lately, then everything that a boot does not
+//! need, then whole disks. Among equals, the least recently used goes first.
 
 use crate::disk_cache::{self, Parts};
 use crate::partial::{self, map_path};
@@ -12,29 +12,28 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// What may be given up: it can be had again.
+/// A cache that may be evicted, because its contents can be fetched again.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cached {
-    /// A [`disk_cache`]: parts of it are dropped, or all of it.
+    /// A [`disk_cache`]: parts of it or all of it are dropped.
     Disk {
         /// Its folder.
         folder: PathBuf,
-        /// Chunks that a boot needs: they go with the whole disk only.
+        /// Chunks that a boot needs: they are only dropped together with the whole disk.
         keep: Vec<u32>,
     },
-    /// The file of a partial image, of which there must be an origin: its
-    /// chunks are dropped, and it stays.
+    /// The file of a partial image that has an origin: its chunks are dropped, the file stays.
     Image(PathBuf),
 }
 
-/// What was given up.
+/// The result of [`keep_within`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Kept {
     /// Bytes on the disk before.
     pub before: u64,
     /// Bytes on the disk now.
     pub after: u64,
-    /// What gave way, wholly or in part, in this order.
+    /// Caches that were dropped, wholly or in part, in this order.
     pub dropped: Vec<PathBuf>,
 }
 
@@ -48,9 +47,8 @@ enum Way {
 }
 
 impl Cached {
-    /// Bytes it takes on the disk, and when it was used last; `None` if it is
-    /// not there, is an image that is whole, or a disk whose bytes a snapshot
-    /// has, too.
+    /// Bytes it takes on the disk, and when it was last used; `None` if it does not exist, is a
+    /// complete image, or is a disk whose bytes a snapshot shares.
     fn usage(&self) -> Option<(u64, SystemTime)> {
         let (bytes, map) = match self {
             Cached::Disk { folder, .. } => (folder.join(CONTENTS), folder.join(PRESENT)),
@@ -61,7 +59,7 @@ impl Cached {
         (bytes.nlink() == 1).then(|| (bytes.blocks() * 512, used))
     }
 
-    /// Gives up about so many bytes in this way, unless it is in use.
+    /// Drops about `bytes` bytes in this way, unless the cache is in use.
     fn give_up(&self, way: Way, bytes: u64) -> io::Result<Option<u64>> {
         match (self, way) {
             (Cached::Image(path), Way::Image) => partial::shrink(path),
@@ -84,15 +82,14 @@ impl Cached {
     }
 }
 
-/// Bytes that all of these take on the disk, and could give back.
+/// Bytes that all of these caches take on the disk and could give back.
 pub fn usage(caches: &[Cached]) -> u64 {
     let known = caches.iter().filter_map(Cached::usage);
     known.map(|(bytes, _)| bytes).sum()
 }
 
-/// Gives up caches until all together take no more than `limit` bytes, or only
-/// those are left that are in use. One that cannot be given up is left as it
-/// is; its error comes back when the others are done.
+/// Evicts caches until together they take at most `limit` bytes, or only caches in use are left. A
+/// cache that cannot be evicted is skipped; its error is returned after the others are done.
 pub fn keep_within(limit: u64, caches: &[Cached]) -> io::Result<Kept> {
     let mut known: Vec<(SystemTime, &Cached)> = caches
         .iter()

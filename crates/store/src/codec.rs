@@ -1,8 +1,8 @@
-//! How a chunk is compressed and brought back.
+//! Compresses and decompresses chunks.
 //!
-//! LZ4 is the C library: on one core it decompresses RAM at about twice the
-//! speed of the Rust one. Checksums of chunks are taken by carry-less
-//! multiplication, three times as fast as by the instruction for CRC-32C.
+//! LZ4 is the C library: on one core it decompresses RAM at about twice the speed of the Rust one.
+//! Checksums of chunks are computed by carry-less multiplication, three times as fast as with the
+//! CRC-32C instruction.
 
 use crate::format::Kind;
 use crate::partial::blocks::{FETCH_MAX, Fetched, Found, PartialFile};
@@ -25,7 +25,7 @@ pub enum Codec {
     Zstd(i32),
 }
 
-/// One thread's means to compress chunks.
+/// Compresses chunks for one thread.
 pub(crate) struct Encoder<'d> {
     codec: Codec,
     kind: Kind,
@@ -48,7 +48,8 @@ impl<'d> Encoder<'d> {
         };
         if let Codec::Zstd(level) = codec {
             let mut context = CCtx::create();
-            // The entry knows the size and the checksum, the footer the dictionary.
+            // The frame needs none of these fields: the entry has the size and the checksum, the
+            // footer the dictionary.
             for parameter in [
                 CParameter::CompressionLevel(level),
                 CParameter::ContentSizeFlag(false),
@@ -76,7 +77,7 @@ impl<'d> Encoder<'d> {
 
     /// How to store `chunk`, and the bytes to store.
     pub(crate) fn encode<'a>(&'a mut self, chunk: &'a [u8]) -> (Kind, &'a [u8]) {
-        // Both codecs give up as soon as the buffer is full.
+        // Both codecs return an error as soon as the buffer is full.
         let packed = match (self.codec, &mut self.zstd) {
             (Codec::None, _) => None,
             (Codec::Lz4, _) => lz4::block::compress_to_buffer(
@@ -106,19 +107,18 @@ impl<'d> Encoder<'d> {
 /// Trains a dictionary on `samples`, one after the other, of these lengths;
 /// `None` if they are too few or too alike.
 pub(crate) fn train(samples: &[u8], lengths: &[usize]) -> Option<Vec<u8>> {
-    /// What zstd's documents recommend as large enough.
+    /// The maximum that zstd's documentation recommends.
     const BYTES: usize = 110 << 10;
     zstd::dict::from_continuous(samples, lengths, BYTES).ok()
 }
 
-/// One thread's means to bring chunks back, kept to avoid allocations. It
-/// serves any image.
+/// Decompresses chunks for one thread, of any image. Kept between chunks to avoid allocations.
 pub struct Decoder {
     pub(crate) scratch: Vec<u8>,
     zstd: Option<DCtx<'static>>,
-    /// Asked while chunks are fetched from elsewhere.
+    /// Checked while chunks are fetched from an origin.
     pub stop: Stop,
-    /// What was fetched for this thread, the last at the end.
+    /// What was fetched for this thread, the latest at the end.
     fetched: Vec<Fetched>,
 }
 
@@ -133,8 +133,8 @@ impl Decoder {
         }
     }
 
-    /// Keeps what was fetched in memory, so that chunks are unpacked from there: as much as
-    /// is fetched at once.
+    /// Keeps fetched bytes in memory, so that chunks are decompressed from there: at most as much
+    /// as is fetched at once.
     pub(crate) fn keep_fetched(&mut self, came: Fetched) {
         self.fetched.push(came);
         let bytes = |fetched: &[Fetched]| fetched.iter().map(Fetched::len).sum::<usize>();
@@ -161,8 +161,7 @@ impl Decoder {
         }
     }
 
-    /// Brings a chunk back from its stored bytes; they have to fill `chunk`
-    /// exactly.
+    /// Decompresses a chunk from its stored bytes, which have to fill `chunk` exactly.
     pub(crate) fn unpack(
         &mut self,
         kind: Kind,
@@ -216,8 +215,8 @@ pub(crate) fn checksum(chunk: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(chunk)
 }
 
-/// Whether every byte is zero. Looks at a cache line first, as most chunks
-/// that are not zero show it there.
+/// Whether every byte is zero. Looks at one cache line first: most chunks that are not zero differ
+/// there already.
 pub fn is_zero(bytes: &[u8]) -> bool {
     let (head, rest) = bytes.split_at(bytes.len().min(64));
     head.iter().all(|byte| *byte == 0)

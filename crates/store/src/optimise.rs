@@ -1,4 +1,4 @@
-//! An image written anew with its working set first.
+//! Rewrites an image with its working set first.
 
 use crate::backing::Backing;
 use crate::codec::{Codec, Decoder};
@@ -115,11 +115,11 @@ fn backing_of(image: &ImageReader) -> Result<Option<Backing>, ImageError> {
     Ok(Some(Backing::known(backing.reference().clone(), places)))
 }
 
-/// Writes `image` anew as `target`, with the recorded chunks first and one
-/// after the other, those of the parent and the backing file among them, so that
-/// they are had quickly ([`WriteOptions::quick_working_set`]). Its id stays the same, so its
-/// children do not mind. `target` may be the image itself, so one of which
-/// parts are elsewhere is completed first: its map is that of the old file.
+/// Rewrites `image` as `target`, with the recorded chunks first and contiguous, including those of
+/// the parent and the backing file, so that they are read quickly
+/// ([`WriteOptions::quick_working_set`]). The id does not change, so children of the image stay
+/// valid. `target` may be the image itself. Therefore a partial image is completed first: its map
+/// would not fit the new file.
 pub fn optimise(
     image: &ImageReader,
     recording: &Recording,

@@ -1,5 +1,4 @@
-//! What header, footer and manifest of an image say: all that can be known without its
-//! chunks and parents.
+//! What the header, footer and manifest of an image say, without its chunks and parents.
 
 use crate::error::{Fault, ImageError};
 use crate::format::{
@@ -62,7 +61,7 @@ fn read_ends(file: &File, length: u64) -> Result<Footer, Fault> {
     let at = length.saturating_sub(footer::BYTES as u64);
     let mut first = [0; header::BYTES];
     if length < (header::BYTES + footer::BYTES) as u64 {
-        // Too short; but whose file is it?
+        // Too short for an image; the first bytes still tell whether it is one.
         let there = first.len().min(length as usize);
         read_exact(file, 0, &mut first[..there])?;
         let whose = first.len().min(header::MAGIC.len());
@@ -79,8 +78,7 @@ fn read_ends(file: &File, length: u64) -> Result<Footer, Fault> {
     Footer::decode(&last, length, &header)
 }
 
-/// The id that the bitmaps and hashes of a manifest make, all of which are
-/// read.
+/// Computes the image id from the bitmaps and hashes of the manifest, reading all of them.
 pub(crate) fn manifest_id(file: &File, footer: &Footer) -> Result<ImageId, Fault> {
     let mut id = IdHasher::new(footer.size, footer.chunk_size);
     each_piece(file, &footer.groups, |group| {
@@ -111,7 +109,7 @@ fn each_piece<const N: usize>(
     Ok(())
 }
 
-/// The dictionary, if there is one, as it is and prepared.
+/// The dictionary, if there is one: its bytes and the prepared form.
 pub(crate) fn dictionary(
     file: &File,
     footer: &Footer,
@@ -127,8 +125,8 @@ pub(crate) fn dictionary(
     Ok(Some((bytes, prepared)))
 }
 
-/// Reads a section whole. Its length was held against the file's and the
-/// number of chunks.
+/// Reads a whole section. Its length was checked against the file's length and the number of
+/// chunks.
 pub(crate) fn read_section(file: &File, section: &Section) -> Result<Vec<u8>, Fault> {
     let mut bytes = vec![0; section.length as usize];
     read_exact(file, section.offset, &mut bytes)?;

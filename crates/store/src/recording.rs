@@ -12,7 +12,7 @@ pub const MAGIC: [u8; 8] = *b"\x89JIFREC\n";
 pub const VERSION: u32 = 1;
 const HEADER: usize = 40;
 
-/// Which chunks of an image were touched, each once, the first first.
+/// Which chunks of an image were touched, each once, in the order of first use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recording {
     /// The image.

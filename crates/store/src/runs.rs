@@ -1,10 +1,10 @@
-//! Places in a file that are read together, because they are near one another.
+//! Joins ranges of a file that are close together, so that they are read at once.
 
 use std::ops::Range;
 
-/// Joins places whose gaps have at most `gap` bytes into runs of at most `most` bytes, each
-/// with what belongs to its places. A place that is longer is a run of its own. Places are
-/// in ascending order of where they begin; they may overlap.
+/// Joins ranges whose gaps have at most `gap` bytes into runs of at most `most` bytes, each with
+/// the values of its ranges. A longer range is a run of its own. Ranges must be sorted by where
+/// they begin; they may overlap.
 pub fn join<T>(
     places: impl IntoIterator<Item = (Range<u64>, T)>,
     gap: u64,
@@ -26,7 +26,7 @@ pub fn join<T>(
     runs
 }
 
-/// The same, of ranges that touch, however long they become.
+/// Joins ranges that touch or overlap, without a limit of length.
 pub fn join_touching(ranges: impl IntoIterator<Item = Range<u64>>) -> Vec<Range<u64>> {
     let runs = join(ranges.into_iter().map(|range| (range, ())), 0, u64::MAX);
     runs.into_iter().map(|(run, _)| run).collect()

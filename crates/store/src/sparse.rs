@@ -1,12 +1,11 @@
-//! A sparse file, the map of what is in it, and which parts of it are being filled.
+//! A sparse file, a map of the units that are present, and the units that are being filled.
 //!
-//! Images that are not all here ([`crate::partial`]) and the caches of disks
-//! ([`crate::disk_cache`]) are such files, with a policy each: where bytes come from,
-//! whether they are believed, and what of the map outlives the host.
+//! Partial images ([`crate::partial`]) and disk caches ([`crate::disk_cache`]) are such files. Each
+//! adds its own policy: where bytes come from, whether they are verified, and which part of the map
+//! survives a reboot of the host.
 //!
-//! Bytes are written before their bit is set, and bits are cleared before their bytes
-//! become a hole. A part that is missing is filled by one thread, and others that want it
-//! wait for that one: the part is *in flight*.
+//! Bytes are written before their bit is set, and bits are cleared before a hole is punched. A
+//! missing unit is filled by one thread while others that need it wait: the unit is *in flight*.
 
 use crate::presence::PresenceMap;
 use jiffy_sys::locked::Locked;
@@ -18,22 +17,21 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
-/// A sparse file with its map. `O` is what becomes of a part that was in flight. Used by
-/// many threads.
+/// A sparse file with its map. `O` is the outcome of a flight. Safe to use from many threads.
 #[derive(Debug)]
 pub(crate) struct SparseFile<O> {
     file: Locked,
     map: PresenceMap,
-    /// The bytes that the map is about; all others are there.
+    /// The bytes that the map covers; all others are always present.
     mapped: Range<u64>,
     flights: Mutex<HashMap<u64, Arc<Flight<O>>>>,
     landed: Condvar,
-    /// Held for reading while units that are there are read, for writing while some are
-    /// dropped: nobody reads a hole for a unit.
+    /// Held for reading while present units are read, for writing while units are dropped, so that
+    /// nobody reads a hole in place of a unit.
     gate: RwLock<()>,
 }
 
-/// Units that one thread fills.
+/// Units that one thread is filling.
 #[derive(Debug)]
 pub struct Flight<O> {
     units: Range<u64>,
@@ -47,19 +45,19 @@ impl<O> Flight<O> {
     }
 }
 
-/// What one thread is to do so that units are there.
+/// What a thread has to do so that units become present.
 #[derive(Debug)]
 pub enum Claim<O> {
-    /// Nothing: they are.
+    /// Nothing: they are present.
     Nothing,
-    /// Fill these, and land them whatever becomes of it.
+    /// Fill these, and call `land` whatever the outcome.
     Fill(Arc<Flight<O>>),
     /// Wait for another thread.
     Wait(Arc<Flight<O>>),
 }
 
 impl<O: Clone> SparseFile<O> {
-    /// `map` must be one of `file`; `mapped` are the bytes that it is about.
+    /// `map` must be the map of `file`; `mapped` are the bytes that it covers.
     pub fn new(file: Locked, map: PresenceMap, mapped: Range<u64>) -> SparseFile<O> {
         SparseFile {
             file,
@@ -79,7 +77,7 @@ impl<O: Clone> SparseFile<O> {
         &self.map
     }
 
-    /// The units that hold these bytes; none for bytes that the map is not about.
+    /// The units that hold these bytes; empty for bytes that the map does not cover.
     pub fn units_of(&self, bytes: &Range<u64>) -> Range<u64> {
         let bytes = self.clip(bytes);
         match bytes.is_empty() {
@@ -88,12 +86,12 @@ impl<O: Clone> SparseFile<O> {
         }
     }
 
-    /// The bytes of these units that the map is about.
+    /// The bytes of these units that the map covers.
     pub fn bytes_of(&self, units: &Range<u64>) -> Range<u64> {
         self.clip(&self.map.bytes_of(units))
     }
 
-    /// All units that hold bytes the map is about.
+    /// All units that hold bytes the map covers.
     pub fn all_units(&self) -> Range<u64> {
         self.units_of(&self.mapped)
     }
@@ -108,16 +106,16 @@ impl<O: Clone> SparseFile<O> {
         self.map.has_all(self.units_of(bytes))
     }
 
-    /// Writes all bytes of some units, then says that they are there.
+    /// Writes all bytes of some units, then marks the units as present.
     pub fn put(&self, units: Range<u64>, bytes: &[u8]) -> io::Result<()> {
-        // None of these is dropped between the two steps.
+        // No unit may be dropped between the two steps.
         let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
         self.file
             .write_all_at(bytes, self.bytes_of(&units).start)
             .and_then(|()| self.map.set(units))
     }
 
-    /// Reads bytes; false if they are not all there.
+    /// Reads bytes; false if not all of them are present.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<bool> {
         let bytes = offset..offset.saturating_add(into.len() as u64);
         let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
@@ -127,9 +125,9 @@ impl<O: Clone> SparseFile<O> {
         }
     }
 
-    /// Drops units: they are not there any more, and their bytes go back to the file system.
-    /// With `durably` no loss of power leaves a bit that stands for a hole. The bytes that
-    /// were given back.
+    /// Drops units: marks them as missing and punches holes. With `durably`, the map is synced
+    /// first, so that no loss of power leaves a bit set for a hole. Returns the bytes that were
+    /// freed.
     pub fn drop_units(&self, units: &[Range<u64>], durably: bool) -> io::Result<u64> {
         let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
         let before = self.file.metadata()?.blocks();
@@ -150,7 +148,7 @@ impl<O: Clone> SparseFile<O> {
         Ok(before.saturating_sub(after) * 512)
     }
 
-    /// What one thread is to do next so that `units` are there: at most so many at once.
+    /// What this thread has to do next so that `units` are present: at most `most` units at once.
     pub fn claim(&self, units: &Range<u64>, most: u64) -> Claim<O> {
         let most = most.max(1);
         let mut flights = self.flights();
@@ -169,8 +167,8 @@ impl<O: Clone> SparseFile<O> {
         other.map_or(Claim::Nothing, Claim::Wait)
     }
 
-    /// Waits until none of `units` is in flight, and has all of them in flight for the one
-    /// who asks, whether they are there or not.
+    /// Waits until none of `units` is in flight, then takes all of them in flight for the caller,
+    /// whether they are present or not.
     pub fn claim_alone(&self, units: Range<u64>) -> Arc<Flight<O>> {
         let flights = self.flights();
         let waited = self.landed.wait_while(flights, |flights| {
@@ -179,7 +177,7 @@ impl<O: Clone> SparseFile<O> {
         begin(&mut waited.unwrap_or_else(PoisonError::into_inner), units)
     }
 
-    /// Ends a flight, and tells those who wait for it.
+    /// Ends a flight and wakes the threads that wait for it.
     pub fn land(&self, flight: &Flight<O>, outcome: O) {
         let mut flights = self.flights();
         for unit in flight.units.clone() {

@@ -1,31 +1,31 @@
-//! Whether something is still wanted.
+//! Cancellation of reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Asked by what takes its time; by default nothing is ever given up.
+/// Checked by operations that may take long; the default can't be given up.
 #[derive(Debug, Clone, Default)]
 pub struct Stop(Option<Arc<AtomicBool>>);
 
 impl Stop {
-    /// What nobody can give up.
+    /// A `Stop` that can't be given up.
     pub const fn never() -> Stop {
         Stop(None)
     }
 
-    /// One that can be given up, with all its copies.
+    /// A `Stop` that can be given up; its clones share the state.
     pub fn new() -> Stop {
         Stop(Some(Arc::default()))
     }
 
-    /// Nobody wants it any more.
+    /// Gives up: all clones report it.
     pub fn give_up(&self) {
         if let Some(given_up) = &self.0 {
             given_up.store(true, Ordering::Release);
         }
     }
 
-    /// Does nobody want it any more?
+    /// Whether it was given up.
     pub fn is_given_up(&self) -> bool {
         let given_up = self.0.as_ref();
         given_up.is_some_and(|given_up| given_up.load(Ordering::Acquire))

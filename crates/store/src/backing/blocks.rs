@@ -1,4 +1,4 @@
-//! Finds chunks in a file, wherever they begin at a multiple of 4 KiB.
+//! Finds chunks in a file, at any offset that is a multiple of 4 KiB.
 
 use crate::codec::is_zero;
 use crate::format::BACKING_BLOCK;
@@ -10,8 +10,8 @@ use std::os::unix::fs::FileExt;
 const BLOCK_BYTES: usize = BACKING_BLOCK as usize;
 /// Read at once, bytes.
 const PIECE: usize = 1 << 20;
-/// Most places of one first block that are looked at: there may be very many
-/// blocks that are the same.
+/// Most places with the checksum of a chunk's first block that are looked at: very many blocks may
+/// be the same.
 const LOOKED_AT: usize = 1024;
 /// Most of them whose bytes are read.
 const COMPARED: usize = 8;
@@ -52,9 +52,8 @@ impl BlockTable {
         Ok(BlockTable { checksums, order })
     }
 
-    /// Where `file`, of which this is the table, has these bytes, a multiple of
-    /// 4 KiB. What can't be read is not found, and neither is what begins with a
-    /// block of zeros.
+    /// The offset of these bytes in `file`, which the table must be of; a multiple of 4 KiB. Bytes
+    /// that can't be read are not found, and neither are chunks that begin with a block of zeros.
     pub(super) fn find(&self, file: &File, chunk: &[u8]) -> Option<u64> {
         let sums: Vec<u32> = chunk.chunks(BLOCK_BYTES).map(crc32c::crc32c).collect();
         let first = *sums.first()?;

@@ -20,7 +20,7 @@ impl BackingFile {
     pub(crate) fn beside(image: &Path, reference: BackingRef) -> Result<BackingFile, Fault> {
         let path = image.with_file_name(&reference.name);
         let opened = || {
-            // Not through a link to elsewhere, and no pipe that never answers.
+            // Does not follow a symbolic link, and does not block on a FIFO.
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             let file = open(&path, flags, Mode::empty())
                 .map_err(|error| BackingFault::Open(error.into()))?;
@@ -51,7 +51,7 @@ impl BackingFile {
         }
     }
 
-    /// What the image says of it.
+    /// The image's reference to it.
     pub fn reference(&self) -> &BackingRef {
         &self.reference
     }
@@ -61,7 +61,7 @@ impl BackingFile {
         &self.path
     }
 
-    /// Reads a chunk; it is what the entry's checksum says.
+    /// Reads a chunk and checks it against the entry's checksum.
     pub(crate) fn read(&self, index: u32, entry: &Entry, chunk: &mut [u8]) -> Result<(), Fault> {
         let read = self.file.read_exact_at(chunk, entry.offset);
         let source = match read {
@@ -72,7 +72,7 @@ impl BackingFile {
         Err(self.failed(Some((index, entry.offset)), source))
     }
 
-    /// Reads all of it, and holds it against its digest.
+    /// Reads the whole file and checks it against its digest.
     pub(crate) fn verify(&self) -> Result<(), Fault> {
         let mut hasher = blake3::Hasher::new();
         let mut piece = vec![0; 1 << 20];

@@ -1,9 +1,9 @@
-//! A file of which images name parts instead of storing them.
+//! A file that images refer to instead of storing the same bytes.
 //!
-//! A guest that has read files of its root file system has their bytes in RAM, page
-//! by page as they lie in the image it was booted from. An image of its RAM need
-//! not store those: it says where in that file they are. The file lies beside the
-//! image under the name that the image has for it, and is never changed.
+//! A guest that has read files of its root file system has their bytes in RAM, in pages as they are
+//! in the image it was booted from. An image of its RAM need not store those bytes: it stores their
+//! offsets in that file. The file is in the image's folder under the name that the image gives, and
+//! is never changed.
 //!
 //! * [`file`]: the file, open for a reader of the image.
 //! * [`blocks`]: finds chunks in such a file.
@@ -41,7 +41,7 @@ enum Places {
 }
 
 impl Backing {
-    /// Looks for chunks in `file`, of which `table` is.
+    /// Looks for chunks in `file`, whose table is `table`.
     pub fn search(reference: BackingRef, table: Arc<BlockTable>, file: File) -> Backing {
         Backing {
             reference,
@@ -65,7 +65,7 @@ impl Backing {
         Ok(Backing::search(reference, Arc::new(table), file))
     }
 
-    /// Chunks that are known to be at these bytes of the file, by their numbers.
+    /// Chunks at known offsets of the file, by chunk number.
     pub(crate) fn known(reference: BackingRef, places: HashMap<u32, u64>) -> Backing {
         Backing {
             reference,

@@ -1,11 +1,10 @@
-//! A disk's bytes in a sparse file, chunk by chunk as they are needed, and the
-//! map of what is there: what VMMs read instead of an image
-//! (`docs/disk-cache.md`).
+//! A disk's bytes in a sparse file, filled chunk by chunk on demand, with a map of the chunks that
+//! are present. VMMs read it instead of an image (`docs/disk-cache.md`).
 //!
-//! A cache is only ever a copy. After the host lost its power its bits may
-//! have reached the disk before the bytes, so bits are bound to a boot of the
-//! host, unless the cache was closed in order; those of another boot are
-//! forgotten, and the chunks come from the image once more.
+//! A cache is only ever a copy. After a loss of power, bits of the map may have reached the disk
+//! before the bytes they stand for. So the map is bound to one boot of the host unless the cache
+//! was closed in order; a map of another boot is discarded, and its chunks are read from the image
+//! again.
 
 #[cfg(test)]
 mod tests;
@@ -30,20 +29,20 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
-/// Times that a cache is opened anew because it was removed meanwhile.
+/// How often opening is retried when the cache is removed meanwhile.
 const TRIES: u32 = 16;
 
 /// What a disk's length is a multiple of.
 const BLOCK: u64 = 4096;
 
-/// A cache that cannot be used. One sentence that names it.
+/// Why a cache cannot be used. The message is one sentence that names the cache.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CacheError {
-    /// The host cannot make, read or write it.
+    /// The host cannot create, read or write it.
     #[error("the disk cache {} cannot be used", .0.display())]
     Io(PathBuf, #[source] io::Error),
-    /// Another process fills it.
+    /// Another process is filling it.
     #[error("the disk cache {} is filled by another process", .0.display())]
     InUse(PathBuf),
     /// It holds another image, and a VM reads it.
@@ -70,27 +69,26 @@ impl CacheError {
     }
 }
 
-/// Caches are opened by many, and given up by one alone.
+/// Held for reading to open a cache, for writing to trim caches.
 static GIVING_UP: RwLock<()> = RwLock::new(());
 
-/// A cache, open to be filled by this process alone.
+/// A cache that this process alone may fill.
 #[derive(Debug)]
 pub struct DiskCache {
     sparse: SparseFile<()>,
     folder: PathBuf,
-    /// Whether it was closed; held while chunks are put there.
+    /// Whether it was closed; held for reading while chunks are written.
     closed: RwLock<bool>,
 }
 
 impl DiskCache {
-    /// Opens the cache in `folder`, which is made if it is missing. What it
-    /// holds of another image is dropped, unless a VM uses it. Chunks that are
-    /// zero are there from the beginning.
+    /// Opens the cache in `folder`, and creates it if it is missing. Contents of another image are
+    /// dropped, unless a VM uses them. Zero chunks are present from the beginning.
     pub fn open(folder: &Path, image: &ImageReader) -> Result<DiskCache, CacheError> {
         for _ in 0..TRIES {
             let cache = DiskCache::try_open(folder, image)?;
-            // From here on nobody removes it, but somebody may have done so before its
-            // map was locked.
+            // The locks keep it from being removed from here on, but it may have been removed
+            // before its map was locked.
             if is_at(&folder.join(CONTENTS), cache.sparse.file()) {
                 return Ok(cache);
             }
@@ -130,7 +128,7 @@ impl DiskCache {
         };
         let map = match known {
             Some(map) => {
-                // That waits for the disk.
+                // Only if needed: `bind` waits for the disk.
                 if map.header().boot != boot {
                     map.bind(boot).map_err(failed)?;
                 }
@@ -193,24 +191,22 @@ impl DiskCache {
         self.map().next_missing(units(&wanted)).map(chunks)
     }
 
-    /// What one thread is to do next so that these chunks are there: at most so many at
-    /// once.
+    /// What this thread has to do next to get these chunks: at most `most` chunks at once.
     pub fn claim(&self, wanted: &Range<u32>, most: u32) -> Claim<()> {
         self.sparse.claim(&units(wanted), most.into())
     }
 
-    /// Ends what was claimed to be filled, whatever became of it.
+    /// Ends a claim to fill chunks, whether they were filled or not.
     pub fn land(&self, flight: &Flight<()>) {
         self.sparse.land(flight, ());
     }
 
-    /// Waits for another thread that fills chunks.
+    /// Waits for another thread that is filling chunks.
     pub fn wait(&self, flight: &Flight<()>) {
         self.sparse.wait(flight);
     }
 
-    /// Puts chunks there that follow one another, whole ones, and then says
-    /// so.
+    /// Writes whole consecutive chunks, and then marks them as present.
     pub fn put(&self, first: u32, bytes: &[u8]) -> Result<(), CacheError> {
         let closed = self.closed.read().unwrap_or_else(PoisonError::into_inner);
         if *closed {
@@ -226,8 +222,8 @@ impl DiskCache {
             .map_err(|error| CacheError::Io(self.folder.clone(), error))
     }
 
-    /// Reads a chunk into bytes that are as long as one; the last is padded. False if it is
-    /// not there.
+    /// Reads a chunk; `bytes` must be one chunk long, and the last chunk is padded. False if the
+    /// chunk is not present.
     pub fn read(&self, chunk: u32, bytes: &mut [u8]) -> io::Result<bool> {
         let start = u64::from(chunk);
         let place = self.sparse.bytes_of(&(start..start + 1));
@@ -236,9 +232,9 @@ impl DiskCache {
         self.sparse.read(place.start, there)
     }
 
-    /// Syncs what is there, so that it outlives a loss of power. Nobody puts
-    /// chunks there from then on, and others may open the cache although this is
-    /// not dropped yet.
+    /// Syncs the contents and marks the cache as closed, so that they survive a loss of power. No
+    /// chunks can be written from then on, and others may open the cache although this value is not
+    /// dropped yet.
     pub fn close(&self) -> Result<(), CacheError> {
         let mut closed = self.closed.write().unwrap_or_else(PoisonError::into_inner);
         if *closed {
@@ -271,8 +267,8 @@ fn chunks(units: Range<u64>) -> Range<u32> {
     units.start as u32..units.end as u32
 }
 
-/// Whether the cache in `folder` holds all of its disk, so that a VM needs no
-/// pager for it; false if it is none, or one that another boot left open.
+/// Whether the cache in `folder` holds its whole disk, so that a VM needs no pager for it; false if
+/// there is no cache, or if another boot left it open.
 pub fn is_full(folder: &Path) -> bool {
     let read = || -> io::Result<bool> {
         let file = File::open(folder.join(PRESENT))?;
@@ -294,8 +290,8 @@ pub fn is_full(folder: &Path) -> bool {
     read().unwrap_or(false)
 }
 
-/// Removes a cache that nobody uses. The bytes it gave back; `None` if it is in
-/// use, or is none.
+/// Removes a cache that is not in use. Returns the bytes that were freed; `None` if it is in use,
+/// or is not a cache.
 pub fn remove(folder: &Path) -> io::Result<Option<u64>> {
     let contents = match File::open(folder.join(CONTENTS)) {
         Ok(file) => file,
@@ -305,17 +301,17 @@ pub fn remove(folder: &Path) -> io::Result<Option<u64>> {
     let Some(contents) = Locked::alone(contents)? else {
         return Ok(None);
     };
-    // Locked until both are gone: nobody opens the one to find the other gone.
+    // Locked until both files are gone, so that nobody opens one and finds the other missing.
     let _map = match PresenceMap::open(&folder.join(PRESENT)) {
         Ok(map) => Some(map),
         Err(error) if matches!(error.fault, PresenceFault::InUse) => return Ok(None),
-        // Whatever is there means nothing without the other.
+        // The contents are useless without a valid map.
         Err(_) => None,
     };
     let bytes = contents.metadata()?.blocks() * 512;
     durable::remove(&folder.join(PRESENT))?;
     fs::remove_file(folder.join(CONTENTS))?;
-    // Others may keep files there.
+    // Fails if the folder has other files; those stay.
     let _ = fs::remove_dir(folder);
     Ok(Some(bytes))
 }
@@ -335,13 +331,12 @@ fn open_contents(folder: &Path) -> io::Result<File> {
         .open(folder.join(CONTENTS))
 }
 
-/// The file, or a new one in its place if a snapshot's root file system is a
-/// further name of the same bytes: those are not the cache's to drop. Locked
-/// alone.
+/// The contents file, or a new one in its place if a snapshot's root file system is a hard link to
+/// it: the snapshot still needs those bytes. Locked exclusively.
 fn own_contents(folder: &Path, contents: File, of_another_boot: bool) -> Result<File, CacheError> {
     let failed = |error| CacheError::Io(folder.to_owned(), error);
     let linked = contents.metadata().map_err(failed)?.nlink() > 1;
-    // Who has it open when its map is of another boot is a VM of the snapshot.
+    // If the map is of another boot, only a VM of the snapshot can have the file open.
     let of_a_snapshot = linked && of_another_boot;
     if !lock_alone(&contents).map_err(failed)? && !of_a_snapshot {
         return Err(CacheError::OtherImage(folder.to_owned()));
@@ -358,7 +353,7 @@ fn own_contents(folder: &Path, contents: File, of_another_boot: bool) -> Result<
     }
 }
 
-/// Begins anew: nothing is there but what is zero. The file is locked alone.
+/// Resets the map: only zero chunks are present. The file must be locked exclusively.
 fn begin(
     folder: &Path,
     contents: &File,
@@ -388,7 +383,7 @@ fn begin(
     }
     map.set(u64::from(zeros.start)..zeros.end.into())
         .map_err(failed)?;
-    // VMs lock it with others.
+    // VMs take a shared lock.
     flock(contents, FlockOperation::Unlock).map_err(|error| failed(error.into()))?;
     Ok(map)
 }
@@ -410,13 +405,13 @@ fn boot_id() -> io::Result<[u8; 16]> {
         *byte = u8::from_str_radix(pair, 16).map_err(io::Error::other)?;
     }
     match id {
-        // This means "any boot" in a map.
+        // All zeros mean "any boot" in a map.
         [0, ..] if id == [0; 16] => Err(io::Error::other("the host has no boot id")),
         id => Ok(id),
     }
 }
 
-/// What a cache holds, for messages.
+/// The id of the image that a cache is of, for messages.
 pub fn image_of(folder: &Path) -> io::Result<ImageId> {
     let file = File::open(folder.join(PRESENT))?;
     let mut head = [0; MAP_HEADER];

@@ -1,4 +1,4 @@
-//! Parts of a cache that are given up.
+//! Drops parts of a disk cache.
 
 use super::{GIVING_UP, boot_id, remove};
 use crate::presence::{PresenceFault, PresenceMap};
@@ -14,12 +14,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
-/// Bytes that are given up or kept together.
+/// Bytes that are dropped or kept together.
 const RANGE: u64 = 256 << 10;
 /// Bytes of a page of the page cache.
 const PAGE: u64 = 4096;
 
-/// Which parts may go.
+/// Which parts may be dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parts {
     /// Those that the host's page cache does not hold any more: nobody has read
@@ -29,13 +29,13 @@ pub enum Parts {
     Any,
 }
 
-/// Gives up parts of a cache that nobody uses, about so many bytes if it has
-/// them, and none of the chunks in `keep`. The bytes it gave back; `None` if it
-/// is in use, is none, or shares its bytes with somebody.
+/// Drops about `bytes` bytes of a cache that is not in use, and none of the chunks in `keep`.
+/// Returns the bytes that were freed; `None` if the cache is in use, is not a cache, or shares its
+/// bytes with a snapshot.
 ///
-/// Nobody may have it open meanwhile: a VMM that has once seen a bit reads the
-/// bytes it stands for without looking again. VMMs hold a lock on the file as
-/// long as they live, which is why it is enough to have that alone.
+/// Nobody may have the cache open meanwhile: a VMM that has once seen a bit set reads the bytes of
+/// its chunk without looking again. VMMs hold a shared lock on the file as long as they live, so an
+/// exclusive lock is sufficient.
 pub fn trim(folder: &Path, parts: Parts, bytes: u64, keep: &[u32]) -> io::Result<Option<u64>> {
     let file = OpenOptions::new()
         .read(true)
@@ -46,7 +46,7 @@ pub fn trim(folder: &Path, parts: Parts, bytes: u64, keep: &[u32]) -> io::Result
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
-    // A snapshot's root file system is a further name of the same bytes.
+    // A snapshot's root file system is a hard link to the same file.
     let contents = match Locked::alone(contents)? {
         Some(contents) if contents.metadata()?.nlink() == 1 => contents,
         _ => return Ok(None),
@@ -57,7 +57,7 @@ pub fn trim(folder: &Path, parts: Parts, bytes: u64, keep: &[u32]) -> io::Result
             return match error.fault {
                 PresenceFault::InUse => Ok(None),
                 PresenceFault::Io(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                // It means nothing.
+                // A missing or damaged map: the contents are useless without it.
                 _ => {
                     drop(contents);
                     remove(folder)
@@ -84,7 +84,7 @@ pub fn trim(folder: &Path, parts: Parts, bytes: u64, keep: &[u32]) -> io::Result
     while sum < bytes
         && let Some(data) = next_data(contents, at)?
     {
-        // Whole units: their bits say that all of each is there.
+        // Whole units only: a bit says that all of its unit is present.
         let size = RANGE.max(unit);
         let start = data.start / size * size;
         at = (start + size).min(length);
@@ -107,9 +107,9 @@ pub fn trim(folder: &Path, parts: Parts, bytes: u64, keep: &[u32]) -> io::Result
     sparse.drop_units(&units, true).map(Some)
 }
 
-/// Gives up about so many bytes of the caches beside this one that nobody uses, what
-/// was not read lately first: the bytes that it gave back. What cannot be given up is
-/// left as it is. No cache of this process is opened meanwhile.
+/// Drops about `bytes` bytes of the unused caches in the same folder, least recently read first,
+/// and returns the bytes that were freed. Caches that cannot be trimmed are skipped. No cache of
+/// this process is opened meanwhile.
 pub fn trim_others(folder: &Path, bytes: u64) -> u64 {
     let _alone = GIVING_UP.write().unwrap_or_else(PoisonError::into_inner);
     let beside = folder.parent().map(fs::read_dir);
@@ -133,7 +133,7 @@ pub fn trim_others(folder: &Path, bytes: u64) -> u64 {
     freed
 }
 
-/// The next bytes that are no hole.
+/// The next range that is not a hole.
 fn next_data(file: &File, at: u64) -> io::Result<Option<Range<u64>>> {
     let start = match seek(file, SeekFrom::Data(at)) {
         Ok(start) => start,
@@ -144,8 +144,8 @@ fn next_data(file: &File, at: u64) -> io::Result<Option<Range<u64>>> {
     Ok(Some(start..end))
 }
 
-/// Whether the host's page cache holds any of these bytes. One that can't tell
-/// (a tmpfs, an old kernel) holds none.
+/// Whether the host's page cache holds any of these bytes. False if the file system or kernel can't
+/// tell (a tmpfs, an old kernel).
 fn is_cached(file: &File, bytes: &Range<u64>) -> io::Result<bool> {
     for page in (bytes.start..bytes.end).step_by(PAGE as usize) {
         let mut byte = [0];
@@ -153,7 +153,7 @@ fn is_cached(file: &File, bytes: &Range<u64>) -> io::Result<bool> {
         match preadv2(file, &mut into, page, ReadWriteFlags::NOWAIT) {
             Ok(0) => break,
             Ok(_) => {
-                // A hole is there without being anywhere.
+                // Reading a hole succeeds although no page of it is cached.
                 if next_data(file, page)?.is_some_and(|data| data.start < page + PAGE) {
                     return Ok(true);
                 }

@@ -18,35 +18,35 @@ use std::time::Duration;
 
 /// Bytes of a block.
 pub const BLOCK: u32 = 64 << 10;
-/// Bytes asked of an origin at once, at most.
+/// Most bytes that an origin is asked for at once.
 pub const FETCH_MAX: u64 = 4 << 20;
-/// Times that all origins are asked, if they may answer yet.
+/// How often all origins are asked, as long as one of them may succeed on a retry.
 const ROUNDS: u32 = 3;
-/// How long to wait before the second round; then twice as long.
+/// The pause before the second round; it doubles each time.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Said of an origin whose bytes do not have the image's hash.
 const WRONG: &str = "it gave bytes that are not the image's";
-/// Times a read begins anew because others have dropped its blocks, and a whole image is
-/// checked anew because a part of it was wrong.
+/// How often a read is retried because others have dropped its blocks, and how often a whole image
+/// is checked again because a part of it was wrong.
 pub(crate) const TRIES: u32 = 16;
 
-/// The file of a partial image, and who has the rest. Used by many threads.
+/// The file of a partial image, and its origins. Safe to use from many threads.
 pub struct PartialFile {
     sparse: SparseFile<Outcome>,
-    /// Tells the bytes of one such file from those of others.
+    /// Identifies this file among all partial files of the process.
     number: u64,
     origins: RwLock<Vec<Arc<Known>>>,
     fetched: AtomicU64,
     rejected: AtomicU64,
-    /// How many want all of it to stay.
+    /// How many threads are completing the image.
     completing: AtomicUsize,
     whole: AtomicBool,
 }
 
-/// What becomes of blocks that are fetched: their bytes, or who was asked for them in vain.
+/// The outcome of fetching blocks: their bytes, or the origins that were asked in vain.
 type Outcome = Result<Fetched, Arc<Missing>>;
 
-/// Bytes that were fetched, and are still in memory.
+/// Bytes that were fetched and are still in memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Fetched {
     /// The [`PartialFile`] that they are of.
@@ -82,21 +82,20 @@ impl std::ops::Deref for Found {
     }
 }
 
-/// An origin, and how often it had not what it was asked for. Who failed least is
-/// asked first.
+/// An origin, and how often it failed. The one with the fewest failures is asked first.
 struct Known {
     origin: Arc<dyn Origin>,
     failures: AtomicU32,
 }
 
-/// Bytes that nobody gives: who was asked, and why not.
+/// Why no origin gave the bytes.
 #[derive(Debug, Clone)]
 pub(crate) struct Missing {
     pub bytes: Range<u64>,
     pub tried: String,
-    /// Nobody wanted them any more.
+    /// The read was given up.
     given_up: bool,
-    /// They came, and could not be written.
+    /// Bytes that were fetched but could not be written.
     unkept: Option<Fetched>,
 }
 
@@ -111,7 +110,7 @@ impl Missing {
     }
 }
 
-/// Why bytes that came were not taken.
+/// Why fetched bytes were refused.
 enum Refused {
     /// They are not the image's.
     Wrong,
@@ -130,7 +129,7 @@ impl From<Missing> for Fault {
     }
 }
 
-/// Blocks that one thread replaces: nobody else fetches or replaces them.
+/// Blocks that one thread is replacing: no other thread fetches or replaces them.
 pub(crate) struct Replacing<'a> {
     file: &'a PartialFile,
     flight: Arc<Flight<Outcome>>,
@@ -138,7 +137,7 @@ pub(crate) struct Replacing<'a> {
 
 impl Drop for Replacing<'_> {
     fn drop(&mut self) {
-        // Who waits for other chunks of these blocks looks again.
+        // Threads that wait for other chunks of these blocks look again.
         let outcome = Err(Arc::new(Missing {
             given_up: true,
             ..Missing::new(0..0, "they were replaced")
@@ -192,7 +191,7 @@ impl PartialFile {
         origins.iter().map(|it| it.origin.waits_for()).collect()
     }
 
-    /// Until the other is called, nothing gives way to what cannot be written.
+    /// From here until `end_completing`, no chunks are dropped to make room for others.
     pub(crate) fn begin_completing(&self) {
         self.completing.fetch_add(1, Ordering::AcqRel);
     }
@@ -224,8 +223,8 @@ impl PartialFile {
         missing
     }
 
-    /// Has these bytes of the file here, whoever fetches them. Those that came last, if any
-    /// had to come.
+    /// Makes these bytes of the file present, whoever fetches them. Returns the bytes that were
+    /// fetched last, if any.
     pub(crate) fn fetch(
         &self,
         bytes: &Range<u64>,
@@ -243,7 +242,8 @@ impl PartialFile {
                 }
                 Claim::Wait(flight) => {
                     let outcome = self.sparse.wait(&flight);
-                    // It wanted more than this; perhaps less can be had. Or it gave up.
+                    // The other thread asked for more blocks, and these alone may succeed; or its
+                    // read was given up.
                     let theirs = flight.units();
                     let more = blocks.end - blocks.start < theirs.end - theirs.start;
                     let again = |missing: &Arc<Missing>| {
@@ -260,8 +260,8 @@ impl PartialFile {
         }
     }
 
-    /// These bytes of the file, if they had to be fetched: as they came, also if they could
-    /// not be written. `None` if they are in the file.
+    /// These bytes of the file if they had to be fetched, even if they could not be written. `None`
+    /// if they are in the file.
     pub(crate) fn fetch_into_memory(
         &self,
         bytes: &Range<u64>,
@@ -272,7 +272,7 @@ impl PartialFile {
                 unkept: Some(came), ..
             }) if came.find(self, bytes).is_some() => Ok(Some(came)),
             Err(missing) if missing.unkept.is_some() => {
-                // Not all of them came with those that find no room.
+                // The bytes that could not be written do not cover the whole range.
                 let mut all = None;
                 self.ask(bytes, stop, &mut |given| {
                     all = Some(given.clone());
@@ -308,19 +308,19 @@ impl PartialFile {
         Err(Missing::new(bytes, "others find them wrong again and again").into())
     }
 
-    /// Gives back what is here of all chunks, which can be had again, for bytes that
-    /// somebody waits for and that find no room. Not if somebody wants it all.
+    /// Drops all fetched chunks, which can be fetched again, to make room for bytes that a reader
+    /// waits for. Does nothing while the image is being completed.
     pub(crate) fn shed(&self) {
         if self.completing.load(Ordering::Acquire) > 0 || self.whole.load(Ordering::Acquire) {
             return;
         }
         self.rejected.fetch_add(1, Ordering::Relaxed);
-        // What can't be given back stays.
+        // On an error the blocks stay, which does no harm.
         let _ = self.sparse.drop_units(from_ref(&self.all_blocks()), false);
     }
 
-    /// Waits until nobody fetches or replaces any of the blocks of these bytes, and keeps
-    /// others from it: of many who read a wrong chunk one has it replaced.
+    /// Waits until nobody fetches or replaces any of the blocks of these bytes, and reserves them:
+    /// of many threads that read a wrong chunk, one replaces it.
     pub(crate) fn begin_replacing(&self, bytes: &Range<u64>) -> Replacing<'_> {
         let flight = self.sparse.claim_alone(self.sparse.units_of(bytes));
         Replacing { file: self, flight }
@@ -331,24 +331,24 @@ impl PartialFile {
         self.sparse.read(offset, into).unwrap_or(false)
     }
 
-    /// Drops what is here of these bytes: they are not the image's.
+    /// Drops these bytes, because they are not the image's.
     pub(crate) fn reject(&self, bytes: &Range<u64>) {
         self.rejected.fetch_add(1, Ordering::Relaxed);
-        // If the map's file cannot be written, the hash tells again later.
+        // If the map cannot be written, the hash shows the same error at the next read.
         let _ = self
             .sparse
             .drop_units(&[self.sparse.units_of(bytes)], false);
     }
 
-    /// How often something was found wrong. Waits until nothing is being fetched: if
-    /// all is here, what is found from then on stays unless this grows.
+    /// How often bytes were found wrong. Waits until nothing is being fetched: if all blocks are
+    /// present, none is dropped later unless this number grows.
     pub(crate) fn rejections(&self) -> u64 {
         self.sparse.wait_for_all();
         self.rejected.load(Ordering::Relaxed)
     }
 
-    /// Fetches bytes anew, from one origin after the other, until `right` says
-    /// yes to them; only those are kept, and what is in the same blocks.
+    /// Fetches bytes from one origin after the other until `right` accepts them; only those bytes,
+    /// with the rest of their blocks, are kept.
     pub(crate) fn replace(
         &self,
         bytes: &Range<u64>,
@@ -366,18 +366,18 @@ impl PartialFile {
             if !right(&given.bytes[wanted.clone()]) {
                 return Err(Refused::Wrong);
             }
-            // Who asks has them by now; the next one asks again.
+            // If this fails, the caller still has the bytes; the next reader fetches them again.
             let _ = self.sparse.put(blocks.clone(), &given.bytes);
             Ok(())
         })
         .map(drop)
     }
 
-    /// All was found here and right: the file is an ordinary image now.
+    /// All blocks are present and were checked: the file becomes an ordinary image.
     pub(crate) fn finish(&self) -> io::Result<()> {
         self.sparse.file().sync_all()?;
         let map = self.sparse.map();
-        // Another image may have taken this one's name, with a map that it needs.
+        // Another image may have taken this one's name, and its map is needed.
         if !self.whole.swap(true, Ordering::AcqRel) && map.has_its_name()? {
             std::fs::remove_file(map.path())?;
             jiffy_sys::durable::sync_folder_of(map.path())?;
@@ -407,8 +407,8 @@ impl PartialFile {
         })
     }
 
-    /// Asks one origin after the other for bytes, those that may answer yet
-    /// several times, until `take` takes what one gives.
+    /// Asks one origin after the other for bytes, and those that may succeed on a retry several
+    /// times, until `take` accepts the bytes of one.
     fn ask(
         &self,
         bytes: &Range<u64>,
@@ -469,7 +469,7 @@ impl PartialFile {
                     )),
                     Err(error) => error,
                 };
-                // One that was only asked in vain because nobody waits has done no wrong.
+                // A read that was given up is no failure of the origin.
                 if !stop.is_given_up() {
                     known.failures.fetch_add(1, Ordering::Relaxed);
                 }

@@ -1,4 +1,4 @@
-//! How a partial image begins, and how it gives back what it has fetched.
+//! Creates a partial image, and drops what one has fetched.
 
 use super::blocks::BLOCK;
 use super::map_path;
@@ -20,10 +20,9 @@ use std::slice;
 /// Where the first chunk begins at the latest; each follows the one before.
 const FIRST_CHUNK: u64 = 4096;
 
-/// Makes a partial image at `path`: as long as the whole file, with its header
-/// and its last bytes, `tail`, which must hold the whole manifest. They are
-/// held against `id`, which must come from somebody who is believed. Nothing
-/// is left behind by an error.
+/// Creates a partial image at `path`: a sparse file as long as the whole image, with its header and
+/// its last bytes, `tail`, which must contain the whole manifest. The manifest is checked against
+/// `id`, which must come from a trusted source. On an error no files are left behind.
 pub fn create(path: &Path, length: u64, tail: &[u8], id: ImageId) -> Result<(), WriteError> {
     let failed = |fault: Fault| WriteError::Image(ImageError::new(path, fault));
     let (header, footer) = ends(length, tail).map_err(failed)?;
@@ -48,7 +47,7 @@ pub fn create(path: &Path, length: u64, tail: &[u8], id: ImageId) -> Result<(), 
             what: "its chunks cannot fill the place that they have in the file",
         }));
     }
-    // Held until the image has its name: two that begin one image at once.
+    // Locked until the image has its name, because two processes may create the same image at once.
     let map = MapHeader {
         unit: BLOCK,
         length,
@@ -82,7 +81,8 @@ pub fn create(path: &Path, length: u64, tail: &[u8], id: ImageId) -> Result<(), 
                 what: "its manifest is not that of the image that was asked for",
             }));
         }
-        // A sparse file without its map would be taken for the whole image.
+        // A sparse file without its map would be taken for a whole image, so the map is synced
+        // first.
         map.sync().map_err(|source| WriteError::Target {
             path: map.path().to_owned(),
             source,
@@ -109,7 +109,7 @@ fn ends(length: u64, tail: &[u8]) -> Result<(Header, Footer), Fault> {
     else {
         return Err(truncated);
     };
-    // The header says nothing that the footer does not.
+    // The header can be derived from the footer.
     let mut fields = Fields(&last[12..]);
     let header = Header {
         chunk_size: fields.u32(),
@@ -120,9 +120,8 @@ fn ends(length: u64, tail: &[u8]) -> Result<(Header, Footer), Fault> {
     Ok((header, footer))
 }
 
-/// Drops all chunks of a partial image that nobody has open; they are fetched
-/// again when they are asked for. The bytes it gave back; `None` if it is in
-/// use, or not partial.
+/// Drops all chunks of a partial image that nobody has open; they are fetched again when they are
+/// read. Returns the bytes that were freed; `None` if it is in use, or not partial.
 pub fn shrink(path: &Path) -> io::Result<Option<u64>> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     let Some(file) = Locked::alone(file)? else {

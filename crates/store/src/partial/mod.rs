@@ -1,19 +1,17 @@
-//! An image that is not all here: a sparse file as long as the image, a map of
-//! the blocks that have arrived, and origins for the others.
+//! Partial images: a sparse file as long as the image, a map of the blocks that are present, and
+//! origins for the others.
 //!
-//! Header and manifest are always here and were held against the image's id
-//! when the file was made, and are again each time it is opened. Chunks are
-//! fetched as they are read, in blocks of 64 KiB, large runs at once; no block
-//! is fetched twice at the same time. **Every chunk is held against its content
-//! hash each time it is read**, so it makes no difference whether a block is
-//! wrong because an origin lied or because the host lost its power between two
-//! writes: it is dropped and fetched anew, from another origin if there is one.
-//! So the map need not be synced, and a crash at any moment does no harm.
+//! Header and manifest are always present. They are checked against the image's id when the file is
+//! created and each time it is opened. Chunks are fetched when they are read, in blocks of 64 KiB
+//! and in large runs; no block is fetched twice at the same time. **Every chunk is checked against
+//! its content hash each time it is read**, so it makes no difference whether a block is wrong
+//! because an origin lied or because the host lost power between two writes: it is dropped and
+//! fetched again, from another origin if there is one. Therefore the map need not be synced, and a
+//! crash at any moment does no harm.
 //!
-//! * [`origin`]: who may have the bytes.
+//! * [`origin`]: where missing bytes can be fetched.
 //! * [`blocks`]: the blocks of one file: fetched once, dropped when wrong.
-//! * [`create`]: how a partial image begins; [`shrink`](create::shrink) gives
-//!   back what it has fetched.
+//! * [`create`]: creates a partial image; [`shrink`](create::shrink) drops what it has fetched.
 
 pub mod blocks;
 pub mod create;
@@ -29,11 +27,10 @@ use crate::format::{Footer, ImageId};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Tells where what is missing of the image at that path can be had, the first
-/// origin first.
+/// Gives the origins of the image at that path, the preferred one first.
 pub type Origins<'a> = dyn Fn(&Path, ImageId) -> Vec<Arc<dyn Origin>> + 'a;
 
-/// Nobody is known.
+/// No origins.
 pub fn no_origins(_: &Path, _: ImageId) -> Vec<Arc<dyn Origin>> {
     Vec::new()
 }
@@ -45,13 +42,12 @@ pub fn map_path(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}.present"))
 }
 
-/// In how many ways packed an image is kept, at most.
+/// Most packings of one image that are kept.
 pub const MAX_PACKINGS: usize = 4;
 
-/// Where the image of `path` is, packed in other ways: `NAME.2.EXTENSION` and so on in
-/// the same folder, whether they exist or not. An image has the id of what it holds;
-/// where its chunks lie is another matter for each artifact that it came with, and so
-/// are its origins.
+/// The paths of other packings of the image at `path`: `NAME.2.EXTENSION` and so on in the same
+/// folder, whether they exist or not. The id of an image depends on its contents alone, while each
+/// artifact has its own order of chunks and its own origins.
 pub fn packings(path: &Path) -> Vec<PathBuf> {
     let extension = path.extension().unwrap_or_default().to_string_lossy();
     (2..=MAX_PACKINGS)
@@ -59,8 +55,7 @@ pub fn packings(path: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// An image that is not all here is all there will be of it: what it names
-/// beside itself nobody would have fetched.
+/// A partial image with a backing file is refused: the backing file would not be fetched.
 pub(crate) fn with_backing(footer: &Footer) -> Fault {
     Fault::Damaged {
         offset: footer.backing.offset,

@@ -1,4 +1,4 @@
-//! Where bytes of an image that are not here can be had.
+//! Origins: where missing bytes of an image can be fetched.
 
 use crate::format::{ImageId, footer};
 use crate::partial::map_path;
@@ -9,24 +9,24 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Somebody who has the whole file of an image. Nobody believes what he gives:
-/// every chunk is held against its content hash.
+/// A source of the whole file of an image. It is not trusted: every chunk is checked against its
+/// content hash.
 pub trait Origin: Send + Sync {
-    /// For messages: `the folder /mnt/peer`, say.
+    /// Its name for messages, such as `the folder /mnt/peer`.
     fn name(&self) -> String;
 
-    /// Exactly these bytes of the image's file. It must not wait for ever, and not long
-    /// once it is given up.
+    /// Reads exactly these bytes of the image's file. It must not block for ever, and must return
+    /// soon after `stop` is given up.
     fn fetch(&self, range: Range<u64>, stop: &Stop) -> Result<Vec<u8>, OriginError>;
 
-    /// Whom it waits for, so that one that is slow can be kept from holding up others:
-    /// the registry's name. Empty for what is on this computer.
+    /// The name of the registry that it waits for, so that a slow registry does not hold up reads
+    /// from others. Empty for an origin on this computer.
     fn waits_for(&self) -> String {
         String::new()
     }
 }
 
-/// Bytes that an origin does not give.
+/// Why an origin did not give bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub struct OriginError {
@@ -37,7 +37,7 @@ pub struct OriginError {
 }
 
 impl OriginError {
-    /// It does not have them, and will not have them in a moment.
+    /// It does not have the bytes, and a retry is useless.
     pub fn never(why: impl Into<String>) -> OriginError {
         OriginError {
             why: why.into(),
@@ -63,8 +63,8 @@ pub struct PeerFolder {
 }
 
 impl PeerFolder {
-    /// The image with this id in that folder, for the one that is `here`. It is
-    /// looked for when bytes are asked for.
+    /// The image with this id in that folder, as an origin for the file `here`. The image is looked
+    /// for only when bytes are asked for.
     pub fn new(folder: &Path, id: ImageId, here: &Path) -> PeerFolder {
         PeerFolder {
             folder: folder.to_owned(),
@@ -73,8 +73,8 @@ impl PeerFolder {
         }
     }
 
-    /// Whether a file says, with its last bytes, that its chunks lie where they do
-    /// here. An image may be packed in many ways.
+    /// Whether the peer's file has the same length and footer, so that its chunks are at the same
+    /// offsets. Images with the same id may be packed in many ways.
     fn is_packed_alike(&self, theirs: &File, length: u64) -> io::Result<bool> {
         let ours = File::open(&self.here)?;
         if ours.metadata()?.len() != length || length < footer::BYTES as u64 {
@@ -100,7 +100,7 @@ impl Origin for PeerFolder {
 
     fn fetch(&self, range: Range<u64>, _: &Stop) -> Result<Vec<u8>, OriginError> {
         let read = || {
-            // Not through a link to elsewhere, and no pipe that never answers.
+            // Does not follow a symbolic link, and does not block on a FIFO.
             let file = File::from(rustix::fs::open(
                 &self.file,
                 rustix::fs::OFlags::RDONLY

@@ -8,8 +8,8 @@ use crate::outline::read_exact;
 use std::fs::File;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// How many groups are kept: the table of 2 GiB in chunks of 8 KiB, in at most
-/// 7 MiB of memory, and only what was touched.
+/// How many groups are cached: the table of 2 GiB in chunks of 8 KiB, in at most 7 MiB of memory.
+/// Only groups that were touched take memory.
 const KEPT: u32 = 4096;
 /// Bytes of the table that are read at once and kept: 32 KiB for a GiB in
 /// chunks of 8 KiB.
@@ -26,7 +26,7 @@ pub(super) struct Groups {
     parts: Box<[OnceLock<Box<[u8]>>]>,
 }
 
-/// A group that was read and is right.
+/// A group that was read and checked.
 struct Known {
     number: u32,
     bitmap: u64,

@@ -1,14 +1,14 @@
-//! Any chunk of an image at any time, from any thread.
+//! Reads any chunk of an image at any time, from any thread.
 //!
-//! Opening reads header, footer and the small sections; the table of chunks is
-//! read as it is needed, 64 chunks at a time, checked, and kept in a cache of
-//! bounded size. Everything is read with `pread`: a disk that fails or a file
-//! that was cut off is an error of one call, not the end of the process.
+//! Opening reads header, footer and the small sections; the table of chunks is read as it is
+//! needed, 64 chunks at a time, checked, and kept in a cache of bounded size. Everything is read
+//! with `pread` rather than `mmap`: a failing disk or a truncated file is an error of one call, and
+//! does not end the process with a SIGBUS.
 //!
 //! * [`groups`]: the table of chunks.
 //! * [`parents`]: where parents are looked for.
 //! * `packings`: the same image, packed in other ways.
-//! * `verified`: chunks of an image that is not all here ([`crate::partial`]).
+//! * `verified`: chunks of a partial image ([`crate::partial`]).
 
 mod groups;
 mod packings;
@@ -45,7 +45,7 @@ use zstd::zstd_safe::DDict;
 /// An open image. It stays readable when its file is removed.
 pub struct ImageReader {
     file: Locked,
-    /// Chunks come through this, if it is not all here.
+    /// Set if the image is partial: chunks are read through it.
     partial: Option<Box<PartialFile>>,
     packings: Packings,
     path: PathBuf,
@@ -63,10 +63,9 @@ pub struct ImageReader {
 pub struct Opening<'a> {
     /// Finds parents.
     pub resolve: &'a Resolve<'a>,
-    /// Knows who has what is missing of an image or a parent.
+    /// Gives the origins of the missing parts of an image or a parent.
     pub origins: &'a Origins<'a>,
-    /// Knows parents that this process has open: a partial one can be opened
-    /// once.
+    /// Gives parents that this process has open already: a partial image can be opened only once.
     pub known: &'a Known<'a>,
 }
 
@@ -122,16 +121,15 @@ impl ImageReader {
         ImageReader::open_with(path, &opening)
     }
 
-    /// Opens an image of which, and of whose parents, parts may be missing
-    /// ([`crate::partial`]). Such a one is read as any other; what is missing
-    /// is fetched, and every chunk is held against its content hash. One
-    /// process may have it open.
+    /// Opens an image that may be partial ([`crate::partial`]), as may its parents. It is read like
+    /// any other; missing bytes are fetched, and every chunk is checked against its content hash.
+    /// Only one process may have a partial image open.
     pub fn open_with(path: &Path, opening: &Opening<'_>) -> Result<ImageReader, ImageError> {
         ImageReader::open_at_depth(path, opening, 0)
     }
 
-    /// Opens an image that has no name: `path` is for messages, and to look
-    /// for parents and a backing file from.
+    /// Opens an image without a name: `path` is used for messages and to find parents and a backing
+    /// file.
     pub fn from_file(
         file: File,
         path: &Path,
@@ -387,7 +385,8 @@ impl ImageReader {
             _ => match self.fetched(decoder, entry)? {
                 Some(found) => self.unpack(decoder, index, entry, &found, chunk)?,
                 None => {
-                    // A chunk takes at most its own size. Kept long: growing costs.
+                    // A chunk takes at most its own size. The buffer is kept, because growing it is
+                    // slow.
                     decoder.grow(chunk.len());
                     let mut scratch = std::mem::take(&mut decoder.scratch);
                     let stored = &mut scratch[..entry.length as usize];
@@ -402,8 +401,8 @@ impl ImageReader {
         self.check(index, entry, chunk)
     }
 
-    /// The stored bytes of a chunk that had to be fetched, out of memory: what came is not
-    /// read back from the file. `None` if they are in the file.
+    /// The stored bytes of a chunk that had to be fetched, from memory, so that they are not read
+    /// back from the file. `None` if they are in the file.
     fn fetched(&self, decoder: &mut Decoder, entry: &Entry) -> Result<Option<Found>, ImageError> {
         let Some(partial) = &self.partial else {
             return Ok(None);
@@ -422,11 +421,10 @@ impl ImageReader {
         Ok(found)
     }
 
-    /// Makes a chunk from the bytes of its [`ImageReader::stored_range`], read
-    /// by the caller, and checks it. A chunk that has none here is read.
+    /// Decodes a chunk from the bytes of its [`ImageReader::stored_range`], which the caller has
+    /// read, and checks it. A chunk without a stored range is read.
     ///
-    /// # Panics
-    /// If `chunk` has another length than [`ImageReader::chunk_size`].
+    /// # Panics If `chunk` has another length than [`ImageReader::chunk_size`].
     pub fn decode(
         &self,
         decoder: &mut Decoder,
@@ -444,8 +442,8 @@ impl ImageReader {
         }
     }
 
-    /// Checks the bytes of a raw chunk's [`ImageReader::stored_range`], read by
-    /// the caller: they are the chunk.
+    /// Checks the bytes of a raw chunk's [`ImageReader::stored_range`], which the caller has read.
+    /// These bytes are the chunk itself.
     pub fn check_raw(&self, index: u32, stored: &[u8]) -> Result<(), ImageError> {
         match self.place(index)? {
             Place::Entry(entry) if entry.kind == Kind::Raw => self.check(index, &entry, stored),
@@ -471,9 +469,8 @@ impl ImageReader {
         .map_err(|fault| self.failed(fault))
     }
 
-    /// Where the chunks of the working set are in this file, one after the
-    /// other in its order, but for those that are zero or like an earlier one;
-    /// empty if it has none.
+    /// Where this file has the chunks of the working set, contiguous and in its order, without zero
+    /// chunks and duplicates; empty if there is no working set.
     pub fn hot_range(&self) -> Range<u64> {
         self.footer.hot.clone()
     }
@@ -586,8 +583,8 @@ impl std::fmt::Debug for ImageReader {
     }
 }
 
-/// Opens a file and locks it, shared, for as long as it is open: a collector
-/// leaves it alone.
+/// Opens a file and locks it, shared, for as long as it is open, so that the garbage collector
+/// keeps it.
 fn open_locked(path: &Path) -> io::Result<Locked> {
     let file = Locked::shared(jiffy_sys::regular::open(path)?)?;
     if file.metadata()?.nlink() == 0 {

@@ -1,10 +1,10 @@
-//! One image, packed in several ways.
+//! The same image in several packings.
 //!
-//! An image has the id of what it holds. Where its chunks lie is said by each artifact
-//! for itself: two nodes that packed it with other boot sets are both honest, and one
-//! that says nonsense is not. Each packing that is not all here has a file and origins
-//! of its own, and is as good as any other: what cannot be had by one is had by the
-//! next, and who had it last is asked first.
+//! An image's id depends on its contents alone; each artifact has its own order of chunks. Two
+//! nodes that packed an image with different boot sets are both right, and the order that a
+//! dishonest artifact gives is wrong. Each packing that is partial has a file and origins of its
+//! own. A read that one packing cannot serve is tried with the next; the packing that served the
+//! last read is tried first.
 
 use super::ImageReader;
 use crate::error::ImageError;
@@ -15,7 +15,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 #[derive(Default)]
 pub(super) struct Packings {
     others: RwLock<Vec<Arc<ImageReader>>>,
-    /// Who had it last: 0 for the reader itself, else one more than another's index.
+    /// The packing that served the last read: 0 for the reader itself, otherwise an index in the
+    /// others plus one.
     last: AtomicUsize,
 }
 
@@ -25,8 +26,8 @@ impl Packings {
         others.clone()
     }
 
-    /// Tries one packing after the other, `None` for the reader's own; the first error
-    /// if none can.
+    /// Tries one packing after the other, with `None` for the reader's own; returns the first error
+    /// if none succeeds.
     pub fn first_that<T>(
         &self,
         stop: &Stop,
@@ -53,8 +54,8 @@ impl Packings {
 }
 
 impl ImageReader {
-    /// Packed in these ways it can be had, too. Only those of the same id are taken,
-    /// with chunks as large; none must have others of its own.
+    /// Sets other packings of this image. Only readers with the same id and chunk size are taken;
+    /// none of them may have other packings of its own.
     pub fn set_packings(&self, mut others: Vec<Arc<ImageReader>>) {
         let alike = |other: &ImageReader| {
             other.id() == self.id()
@@ -66,7 +67,7 @@ impl ImageReader {
         *known.unwrap_or_else(PoisonError::into_inner) = others;
     }
 
-    /// The other ways in which it is packed.
+    /// The other packings.
     pub fn packings(&self) -> Vec<Arc<ImageReader>> {
         self.packings.others()
     }

@@ -1,5 +1,5 @@
-//! Chunks of an image that is not all here: fetched, held against their
-//! content hash, and fetched anew if they are wrong.
+//! Chunks of a partial image: fetched, checked against their content hash, and fetched again if
+//! they are wrong.
 
 use super::{ImageReader, Opening};
 use crate::codec::Decoder;
@@ -19,12 +19,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-/// Threads that fetch what is missing of a whole image. They wait, mostly.
+/// Threads that fetch the missing parts of a whole image. They mostly wait for the network.
 const FETCHERS: usize = 4;
-/// Bytes between two parts that are fetched with them rather than left out.
+/// A gap of at most so many bytes between two parts is fetched too, so that one read does for both.
 const GAP: u64 = 64 << 10;
 
-/// The map beside an image, if there is one: then it is partial.
+/// The map beside an image; an image with a map is partial.
 pub(super) fn open_map(path: &Path) -> Result<Option<PresenceMap>, Fault> {
     match PresenceMap::open(&map_path(path)) {
         Ok(map) => Ok(Some(map)),
@@ -75,16 +75,15 @@ impl ImageReader {
         self.partial.is_some()
     }
 
-    /// Asks these for what is missing, from now on; its parents are left as
-    /// they are.
+    /// Replaces the origins of this image; those of its parents stay.
     pub fn set_origins(&self, origins: Vec<Arc<dyn Origin>>) {
         if let Some(partial) = &self.partial {
             partial.set_origins(origins);
         }
     }
 
-    /// Whom reading it may wait for, its parents and other packings included: names of
-    /// registries, with a space between two. Empty if all is on this computer.
+    /// The registries that a read may have to wait for, those of parents and other packings
+    /// included: their names, separated by spaces. Empty if all is on this computer.
     pub fn waits_for(&self) -> String {
         let mut names = Vec::new();
         let mut generation = Some(self);
@@ -102,8 +101,8 @@ impl ImageReader {
         names.join(" ")
     }
 
-    /// Gives back what is here of its chunks and its parents', as far as they can be had
-    /// again: somebody waits for bytes that find no room.
+    /// Drops the fetched chunks of this image and its parents that can be fetched again. Called
+    /// when there is no disk space for bytes that a reader waits for.
     pub fn shed(&self) {
         let mut generation = Some(self);
         while let Some(reader) = generation {
@@ -114,8 +113,7 @@ impl ImageReader {
         }
     }
 
-    /// Bytes that came from origins since it was opened, its parents'
-    /// included.
+    /// Bytes that were fetched from origins since it was opened, including those of its parents.
     pub fn fetched_bytes(&self) -> u64 {
         let others = self.packings();
         let partial = others.iter().filter_map(|other| other.partial.as_ref());
@@ -149,9 +147,9 @@ impl ImageReader {
             .any(|other| other.is_here(index).unwrap_or(false)))
     }
 
-    /// Has the chunks' bytes here, a few large reads of an origin at once. They
-    /// are checked when they are read. Chunks of parents are left out.
-    /// What comes stays in `decoder`, too, up to 4 MiB of it.
+    /// Fetches the chunks' bytes, with a few large reads of an origin at once. They are checked
+    /// when they are read. Chunks of parents are not fetched. Up to 4 MiB of what was fetched also
+    /// stays in `decoder`.
     pub fn fetch_chunks(&self, decoder: &mut Decoder, chunks: &[u32]) -> Result<(), ImageError> {
         let stop = decoder.stop.clone();
         self.packings.first_that(&stop, |packing| {
@@ -169,7 +167,7 @@ impl ImageReader {
         Ok(())
     }
 
-    /// Has these bytes of the file here.
+    /// Fetches these bytes of the file if they are missing.
     pub fn fetch_stored(&self, bytes: &Range<u64>) -> Result<(), ImageError> {
         self.fetch_part(bytes, &Stop::never()).map(drop)
     }
@@ -183,9 +181,8 @@ impl ImageReader {
         }
     }
 
-    /// What of the file has to be fetched for these chunks: runs of at most
-    /// 4 MiB in the order of the file; neighbours in one. Empty for a whole
-    /// image.
+    /// The ranges of the file that have to be fetched for these chunks: in the order of the file,
+    /// of at most 4 MiB each, neighbours joined. Empty for a whole image.
     pub fn runs_of(&self, chunks: &[u32]) -> Result<Vec<Range<u64>>, ImageError> {
         let Some(partial) = &self.partial else {
             return Ok(Vec::new());
@@ -200,10 +197,9 @@ impl ImageReader {
         Ok(runs.into_iter().map(|(run, _)| run).collect())
     }
 
-    /// Fetches all that is missing, checks all of it, and makes the file an
-    /// ordinary image. Parents are left as they are, and must be whole or have
-    /// origins, since all of it is read. Does nothing for a whole image. If it cannot be
-    /// had, another packing of it is completed.
+    /// Fetches all that is missing, checks everything, and makes the file an ordinary image.
+    /// Parents are not completed, but must be whole or have origins, since they are read. Does
+    /// nothing for a whole image. If it fails, another packing is completed instead.
     pub fn complete(&self) -> Result<(), ImageError> {
         self.packings.first_that(&Stop::never(), |packing| {
             let reader = packing.unwrap_or(self);
@@ -253,8 +249,9 @@ impl ImageReader {
         })
     }
 
-    /// As [`verify`](ImageReader::verify), until a pass finds nothing wrong: a chunk that
-    /// is fetched anew brings others of its block along, which were right before.
+    /// Like [`verify`](ImageReader::verify), repeated until a pass finds nothing wrong: a chunk
+    /// that is fetched again replaces whole blocks, and may damage other chunks that were right
+    /// before.
     fn verify_all(&self, partial: &PartialFile) -> Result<(), ImageError> {
         for _ in 0..TRIES {
             let before = partial.rejections();
@@ -280,8 +277,8 @@ impl ImageReader {
         Err(self.damaged_chunk(index, entry, "its content hash is wrong"))
     }
 
-    /// Reads a chunk; one that is wrong is dropped, and asked of one origin
-    /// after the other until it is right.
+    /// Reads a chunk; a wrong one is dropped and fetched from one origin after the other until it
+    /// is right.
     pub(super) fn read_verified(
         &self,
         partial: &PartialFile,
@@ -305,7 +302,7 @@ impl ImageReader {
                     .and_then(|()| self.check(index, entry, chunk))
                     .is_ok()
             };
-            // Somebody may have replaced it since.
+            // Another thread may have replaced it meanwhile.
             let mut stored = vec![0; entry.length as usize];
             let replaced = partial.read_here(entry.offset, &mut stored) && right(&stored);
             outcome = match replaced {

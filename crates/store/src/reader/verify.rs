@@ -6,8 +6,8 @@ use crate::error::{Fault, ImageError};
 use crate::format::{GROUP, IdHasher, content_hash};
 
 impl ImageReader {
-    /// Reads every chunk and holds it against its checksum, its content hash
-    /// and the image's id; and the backing file against its digest. Gives the first error.
+    /// Reads every chunk and checks it against its checksum, its content hash and the image's id;
+    /// checks the backing file against its digest. Returns the first error.
     pub fn verify(&self) -> Result<(), ImageError> {
         let mut id = IdHasher::new(self.size(), self.chunk_size());
         for first in (0..self.chunks()).step_by(GROUP as usize) {

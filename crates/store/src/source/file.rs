@@ -40,8 +40,7 @@ pub(super) fn read_or_zero(file: &File, offset: u64, buffer: &mut [u8]) -> io::R
     Ok(())
 }
 
-/// The parts of `range` that are not holes. A file system that does not tell
-/// has none.
+/// The parts of `range` that are not holes. A file system without `SEEK_DATA` has no holes.
 pub(super) fn data_within(file: &File, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
     let mut found = Vec::new();
     let mut at = range.start;

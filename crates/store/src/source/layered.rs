@@ -1,4 +1,4 @@
-//! Files over one another, as a captured VM's RAM is.
+//! Layered files, such as a captured VM's RAM.
 
 use super::{ChunkSource, file};
 use crate::runs;
@@ -7,8 +7,8 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
-/// Layers of a RAM: at each place the topmost that covers it counts, and holes
-/// are zeros.
+/// The layers of a VM's RAM: at each offset the topmost layer that covers it is read; holes are
+/// zeros.
 #[derive(Debug)]
 pub struct LayeredFile {
     layers: Vec<File>,
@@ -24,8 +24,8 @@ struct Segment {
 }
 
 impl LayeredFile {
-    /// The lowest layer first. An error of kind `InvalidData` if the layout
-    /// contradicts itself or the number of layers.
+    /// `layers` begins with the lowest. An error of kind `InvalidData` if the layout contradicts
+    /// itself or does not fit the number of layers.
     pub fn new(layers: Vec<File>, layout: &MemoryLayout) -> io::Result<LayeredFile> {
         if layers.len() != layout.covers.len() + 1 {
             return Err(invalid(format!(
@@ -69,7 +69,7 @@ fn invalid(sentence: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, sentence)
 }
 
-/// Puts `ranges` of a layer over what was there.
+/// Puts `ranges` of a layer on top of the segments below.
 fn cover(below: Vec<Segment>, ranges: &[Range<u64>], layer: usize) -> Vec<Segment> {
     let mut covered: Vec<Segment> = Vec::with_capacity(below.len() + 2 * ranges.len());
     let mut push = |range: Range<u64>, layer| match covered.last_mut() {

@@ -1,7 +1,7 @@
-//! What an image is made of.
+//! Where the bytes of a new image come from.
 //!
-//! * [`file`]: any file, holes skipped.
-//! * [`layered`]: files over one another, as a captured VM's RAM is.
+//! * [`file`]: any file; holes are skipped.
+//! * [`layered`]: layered files, such as a captured VM's RAM.
 
 pub mod file;
 pub mod layered;
@@ -11,7 +11,7 @@ pub use layered::LayeredFile;
 use std::io;
 use std::ops::Range;
 
-/// Bytes that can be read anywhere, from several threads.
+/// Bytes with random access, from several threads.
 pub trait ChunkSource {
     /// Bytes it has.
     fn size(&self) -> u64;
