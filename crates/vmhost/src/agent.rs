@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-/// How long the VMM and the guest's kernel have to connect us.
+/// How long the VMM and the guest's kernel have to set up the connection.
 const CONNECT_TIME: Duration = Duration::from_secs(20);
 /// Longest `OK <port>\n`.
 const MAX_ANSWER: usize = 32;
@@ -24,7 +24,7 @@ pub enum AgentError {
     /// The VMM's socket, or reading or writing on it.
     #[error("the connection to the guest's agent failed")]
     Io(#[from] io::Error),
-    /// The guest has nothing listening on the agent's port.
+    /// Nothing in the guest listens on the agent's port.
     #[error("the guest's agent takes no connections")]
     Refused,
     /// What it sent is no message.
@@ -62,7 +62,7 @@ async fn connect(vsock: &Path) -> Result<UnixStream, AgentError> {
     stream
         .write_all(format!("CONNECT {AGENT_PORT}\n").as_bytes())
         .await?;
-    // Byte by byte: what follows the line belongs to the protocol.
+    // Read byte by byte, because the bytes after the line belong to the protocol.
     let mut answer = Vec::with_capacity(MAX_ANSWER);
     loop {
         let mut byte = [0];
@@ -81,7 +81,7 @@ async fn connect(vsock: &Path) -> Result<UnixStream, AgentError> {
     }
 }
 
-/// Sends a request that has one answer, and waits for it for so long.
+/// Sends a request that has one answer, and waits for it at most `within`.
 pub async fn ask_once<T: DeserializeOwned>(
     vsock: &Path,
     request: &Request,

@@ -13,9 +13,9 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 use tracing::debug;
 
-/// How long a client has to close after the last message. Until then its
-/// input is read and dropped: closing with unread input would reset a TCP
-/// connection, and the last message with it.
+/// How long a client has to close after the last message. Until then its input is read and
+/// dropped: closing a TCP connection with unread input would reset it, and the client could lose
+/// the last message.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// Serves one client until the command has ended or the client is gone.
@@ -40,7 +40,7 @@ where
     }
 }
 
-/// Says goodbye: nothing more comes, and what still comes in is dropped.
+/// Closes the writing half, and drops what still comes in.
 pub async fn close(mut input: impl AsyncRead + Unpin, mut output: impl AsyncWrite + Unpin) {
     let _ = timeout(LINGER, async {
         let _ = output.shutdown().await;
@@ -50,8 +50,8 @@ pub async fn close(mut input: impl AsyncRead + Unpin, mut output: impl AsyncWrit
     .await;
 }
 
-/// The client went away before the command ended. A command that reads what
-/// the client sent sees the end of it; one on a terminal goes on.
+/// The client left before the command ended. A command with piped input gets end of file; one on
+/// a terminal goes on.
 async fn leave(vm: &VmHandle) {
     let reads = vm
         .spec
@@ -77,8 +77,8 @@ async fn send_output(
     let mut started = false;
     let mut held_up = false;
     loop {
-        // The view before the log: what is in the log when the command's end
-        // is published is all of it.
+        // The view is read before the log, so that when it shows the command's end, the log is
+        // complete.
         let seen = view.borrow_and_update().clone();
         let end = match seen.lives() {
             true => *log_end.borrow_and_update(),
@@ -166,13 +166,13 @@ fn ended_without(view: &View) -> ExecOutput {
     }
 }
 
-/// Returns when the client has gone, or talks nonsense.
+/// Forwards input; returns when the client has left or sent an invalid message.
 async fn take_input(input: &mut FrameReader<impl AsyncRead + Unpin>, vm: &VmHandle) {
     let mut view = vm.view.clone();
     let mut runs = async || {
         let _ = view.wait_for(|view| view.main != MainState::Pending).await;
     };
-    // One that came before the command runs: what comes behind may end the VM.
+    // A window size that came before the command runs is kept; later messages may end the VM.
     let mut size = None;
     loop {
         let message = tokio::select! {
@@ -223,7 +223,7 @@ async fn send(vm: &VmHandle, message: ExecInput) {
                 Ok(port) => port.clone(),
                 Err(_) => return,
             };
-            // A connection that broke meanwhile is replaced by another.
+            // If the connection breaks meanwhile, the message is sent on the next one.
             if let Some(port) = port
                 && port.send(message.clone()).await
             {

@@ -1,4 +1,4 @@
-//! A guest held still, and its memory and state taken.
+//! Freezes a guest's programs and captures its VM.
 
 use crate::agent::{self, AgentError};
 use crate::control;
@@ -13,9 +13,9 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-/// What a guest has to freeze its programs and write its disks back.
+/// How long a guest has to freeze its programs and write its disks back.
 const QUIESCE_TIME: Duration = Duration::from_secs(60);
-/// What a VMM has to capture its VM.
+/// How long a VMM has to capture its VM.
 const CAPTURE_TIME: Duration = Duration::from_secs(60);
 
 /// A guest whose programs are frozen until this is dropped.

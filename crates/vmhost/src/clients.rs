@@ -1,5 +1,5 @@
-//! Attached clients and how far each has read. The log waits for the slowest,
-//! within bounds.
+//! Attached clients and their positions in the log. The guest waits for the slowest, within
+//! limits.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ pub const MAX_LAG: u64 = 16 << 20;
 #[derive(Debug, Default)]
 pub struct Clients {
     cursors: Mutex<Vec<Arc<AtomicU64>>>,
-    /// Told whenever a client has read on or left.
+    /// Notifies when a client has advanced or left.
     pub progress: Notify,
 }
 
@@ -36,7 +36,7 @@ impl Clients {
     }
 }
 
-/// An attached client's place in the log; leaves [`Clients`] when dropped.
+/// An attached client's position in the log; dropping it detaches the client.
 #[derive(Debug)]
 pub struct Cursor {
     clients: Arc<Clients>,
@@ -44,8 +44,8 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// Attaches a client that has read nothing: it holds the log back only
-    /// once [`Cursor::advance`] has told where it starts.
+    /// Attaches a client that has read nothing. It delays the guest only after the first
+    /// [`Cursor::advance`].
     pub fn new(clients: &Arc<Clients>) -> Cursor {
         let position = Arc::new(AtomicU64::new(u64::MAX));
         clients.lock().push(Arc::clone(&position));

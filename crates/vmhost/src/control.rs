@@ -1,4 +1,4 @@
-//! A VMM's control socket: one command, one answer, and what comes with it.
+//! A VMM's control socket: one command and one answer, possibly with descriptors.
 
 use jiffy_sys::fds::recv_with_fds;
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
@@ -12,14 +12,14 @@ use tokio::time::timeout;
 
 /// Longest line from a VMM's control socket: a list of ranges of RAM.
 const MAX_ANSWER: usize = 4 << 20;
-/// Most descriptors with an answer: a VM that was captured that often is
-/// captured whole again.
+/// Most descriptors with an answer; a VM with more layers is captured whole again.
 const MAX_DESCRIPTORS: usize = 1024;
-/// A vCPU may first have to wait for a page that its pager fetches from afar.
+/// How long a VMM has to answer. A vCPU may first have to wait for a page that the pager fetches
+/// from a registry.
 const ANSWER_TIME: Duration = Duration::from_secs(120);
 
-/// Sends a VMM one command and gives its answer. One that hangs is not waited for
-/// without end: its VM's operation would never be over.
+/// Sends a VMM one command and returns its answer. Times out if the VMM hangs, so that the VM's
+/// operation ends.
 pub async fn request(socket: &Path, request: ControlRequest) -> io::Result<ControlResponse> {
     in_time(socket, request, ANSWER_TIME).await
 }
@@ -48,8 +48,7 @@ pub async fn order(socket: &Path, order: ControlRequest) -> Result<(), String> {
     }
 }
 
-/// Sends a VMM one command and gives its answer with the descriptors that
-/// came with it.
+/// Sends a VMM one command and returns its answer with the descriptors that came with it.
 pub async fn request_with_descriptors(
     socket: &Path,
     request: ControlRequest,
@@ -75,8 +74,7 @@ pub async fn request_with_descriptors(
     Ok((serde_json::from_slice(&line)?, descriptors))
 }
 
-/// Lets a VM that is held begin. Does not wait for it: one that can't begin
-/// ends.
+/// Lets a held VM begin. Does not wait for an answer: a VM that can't begin ends.
 pub fn begin(socket: &Path) -> io::Result<()> {
     let mut stream = std::os::unix::net::UnixStream::connect(socket)?;
     std::io::Write::write_all(&mut stream, &line(&ControlRequest::Begin)?)

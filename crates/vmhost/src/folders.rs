@@ -6,8 +6,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Removes all of a VM's files. The data folder gets another name first, so
-/// that a VM is never half there.
+/// Removes all files of a VM. Its data folder is renamed first, so that the VM is never half
+/// removed.
 pub fn remove(paths: &Paths, id: &str) -> io::Result<()> {
     let _ = remove_any(&paths.vm_run(id));
     let gone = paths.vms().join(format!(".gone-{id}"));
@@ -18,12 +18,12 @@ pub fn remove(paths: &Paths, id: &str) -> io::Result<()> {
     }
 }
 
-/// Where the memory of a hibernated VM is in its folder.
+/// Folder of a hibernated VM's memory.
 pub fn hibernated_in(vm_folder: &Path) -> PathBuf {
     vm_folder.join("hibernated")
 }
 
-/// Can the VM in this folder go on from its disk?
+/// Can the VM in this folder be woken?
 pub fn is_asleep(vm_folder: &Path) -> bool {
     hibernated_in(vm_folder).join("state").exists()
 }

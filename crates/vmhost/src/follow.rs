@@ -1,4 +1,4 @@
-//! Logs for a client: once, from some line on, or as they grow.
+//! Logs for clients: read once or followed, whole or from some line on.
 
 use crate::handle::VmHandle;
 use crate::log::{self, Kind, Reader};
@@ -45,9 +45,9 @@ pub struct Log {
 enum LogKind {
     Command {
         reader: Reader,
-        /// Chunks read and not given yet.
+        /// Chunks that were read and not returned yet.
         ready: VecDeque<LogChunk>,
-        /// Bytes of the first record that come before the first line wanted.
+        /// Bytes of the first record that precede the first wanted line.
         skip: usize,
     },
     Plain {
@@ -80,11 +80,11 @@ impl Log {
         })
     }
 
-    /// The next piece; none at the end, which with `follow` is the VM's end.
+    /// The next chunk; `None` at the end, which with `follow` is the VM's end.
     pub async fn next(&mut self) -> io::Result<Option<LogChunk>> {
         loop {
-            // Whether the VM runs, before the log is read: what it wrote
-            // until its end is then found.
+            // The state is read before the log, so that everything written until the VM's end is
+            // found.
             let active = self.vm.view.borrow().lives();
             if let Some(chunk) = self.read(active)? {
                 return Ok(Some(chunk));
@@ -103,7 +103,7 @@ impl Log {
                 ready,
                 skip,
             } => {
-                // A batch may hold nothing but the notice of a start.
+                // A batch may consist of start records only, which give no chunk.
                 while ready.is_empty() {
                     let end = match active {
                         true => *self.vm.log_end.borrow(),
@@ -201,7 +201,7 @@ fn command_log(vm: &VmHandle, folder: &Path, tail: Option<usize>) -> Result<LogK
     })
 }
 
-/// Where the last `lines` lines begin: a record's position, and bytes into it.
+/// Where the last `lines` lines begin: a record's position and an offset in its data.
 fn last_lines(vm: &VmHandle, folder: &Path, lines: usize) -> io::Result<(u64, usize)> {
     let end = match vm.view.borrow().lives() {
         true => *vm.log_end.borrow(),
@@ -210,8 +210,8 @@ fn last_lines(vm: &VmHandle, folder: &Path, lines: usize) -> io::Result<(u64, us
     if lines == 0 {
         return Ok((end, 0));
     }
-    // Starts of lines, the last `lines` of them. A line starts where the log
-    // does and after each newline that something follows.
+    // The last `lines` starts of lines. A line starts at the start of the log and after each
+    // newline that is followed by something.
     let mut starts = VecDeque::new();
     let mut at_start = true;
     let mut reader = Reader::new(folder, 0);
@@ -263,7 +263,7 @@ fn open_if_there(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Watches the folder, for the file may not exist yet.
+/// Watches the folder, because the file may not exist yet.
 fn watch(folder: &Path) -> io::Result<AsyncFd<OwnedFd>> {
     let flags = inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC;
     let watch = inotify::init(flags)?;

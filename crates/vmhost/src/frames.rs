@@ -6,16 +6,16 @@ use std::io;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Bytes asked for at a time.
+/// Bytes requested with each read.
 const READ: usize = 16 * 1024;
 
-/// Why no message came.
+/// Why no message could be read.
 #[derive(Debug, Error)]
 pub enum ReadError {
-    /// The stream.
+    /// The stream failed.
     #[error("reading failed")]
     Io(#[from] io::Error),
-    /// What came is no message.
+    /// The bytes are not a valid message.
     #[error("what came is no message: {0}")]
     Frame(#[from] FrameError),
 }
@@ -38,8 +38,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
-    /// The next message; none at the end of the stream. A message cut short
-    /// by the end counts as none.
+    /// The next message; `None` at the end of the stream, even if the last message is incomplete.
     pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, ReadError> {
         loop {
             if let Some(message) = self.decoder.next()? {
@@ -53,7 +52,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
-    /// The stream, and whatever was read of it is forgotten.
+    /// Returns the stream; drops buffered bytes.
     pub fn into_inner(self) -> R {
         self.stream
     }

@@ -1,4 +1,4 @@
-//! The handle by which others see a VM and talk to its task.
+//! The handle with which other code observes a VM and talks to its task.
 
 use crate::clients::Clients;
 use crate::launch::Plan;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard, mpsc, oneshot, watch};
 
-/// What everybody may see of a VM; published by its task.
+/// The published state of a VM.
 #[derive(Debug, Clone)]
 pub struct View {
     /// As the API shows it.
@@ -22,21 +22,21 @@ pub struct View {
     pub main: MainState,
     /// Its process id in the guest, once it was started.
     pub main_pid: Option<u32>,
-    /// Why the VM ended out of order.
+    /// Why the VM ended, if abnormally.
     pub failure: Option<Failure>,
     /// Position in the log of what the last start wrote.
     pub log_start: u64,
-    /// Why output waits, if it does.
+    /// Why no output is taken from the guest, if so.
     pub held_up: Option<String>,
     /// What its root file system is.
     pub root: Option<Root>,
     /// Who serves its memory, if it is not mapped.
     pub paged: Option<Paged>,
-    /// The VM is on its way out for good: its name will be free soon.
+    /// The VM is being removed: its name will be free soon.
     pub leaving: bool,
-    /// The VM is gone.
+    /// The VM is removed.
     pub removed: bool,
-    /// Why nothing can be asked of it but its end: its record can't be read.
+    /// Why only its end can be requested: its record can't be read.
     pub refusal: Option<Error>,
 }
 
@@ -46,43 +46,43 @@ impl View {
         is_active(self.vm.state)
     }
 
-    /// Has it begun, and not ended?
+    /// Was it started, and has it not ended?
     pub fn lives(&self) -> bool {
         self.is_active() || self.vm.state == VmState::Hibernated
     }
 }
 
-/// What a VM's task is asked to do.
+/// A command to a VM's task.
 #[derive(Debug)]
 pub enum Command {
     /// Write the record to disk.
     Save(oneshot::Sender<Result<()>>),
-    /// It may reach this on the network, and nothing else beside what all may.
+    /// Replace its network policy.
     Policy(NetworkPolicy, oneshot::Sender<Result<()>>),
     /// Start the VMM. Answered once it is spawned.
     Start(Box<Plan>, oneshot::Sender<Result<()>>),
-    /// End the guest in order; this long for programs after SIGTERM.
-    /// Answered at once; the end shows in the view.
+    /// Ask the guest to end; programs have this long after SIGTERM. Answered at once; the view
+    /// shows the end.
     Stop(Duration, oneshot::Sender<Result<()>>),
     /// End the VM now. Answered at once.
     Kill(oneshot::Sender<Result<()>>),
-    /// The user of `run` sent a signal before there was a program to get it.
+    /// The user of `run` sent a signal before the command was started.
     Interrupt(i32),
     /// Remove it; with force even if it runs. Answered when it is gone.
     Remove(bool, oneshot::Sender<Result<()>>),
-    /// The guest wants to be still, and waits until all that its command wrote
-    /// is acknowledged (true); or no longer.
+    /// A capture begins (true) or is over: while true, every acknowledgement is sent to the guest
+    /// at once, because the guest waits until its command's output is acknowledged.
     Deliver(bool),
-    /// Its vCPUs were stopped (true) or go on again.
+    /// Its vCPUs were paused (true) or resumed.
     Paused(bool, oneshot::Sender<Result<()>>),
-    /// All of its memory is with its VMM: no pager is needed any more. This is
-    /// what the pager did.
+    /// All of its memory is in its VMM, so it needs no pager any more. With the pager's fault
+    /// statistics.
     MemoryWhole(Option<PagerFaults>, oneshot::Sender<()>),
-    /// Its memory is on disk: end its VMM. Answered when that is gone.
+    /// Its memory is on disk: end its VMM. Answered when the VMM has ended.
     Hibernate(oneshot::Sender<Result<()>>),
-    /// What was measured.
+    /// Get the timeline.
     Timeline(oneshot::Sender<Timeline>),
-    /// The daemon ends: write down what isn't yet.
+    /// The daemon ends: write whatever is not saved yet.
     Flush(oneshot::Sender<()>),
 }
 
@@ -97,17 +97,17 @@ pub struct VmHandle {
     pub spec: Arc<Spec>,
     /// vsock context id.
     pub cid: u32,
-    /// What it shows.
+    /// Its published state.
     pub view: watch::Receiver<View>,
-    /// Where its log ends, while it runs.
+    /// The end of its log, while it runs.
     pub log_end: watch::Receiver<u64>,
-    /// Who is attached.
+    /// The attached clients.
     pub clients: Arc<Clients>,
-    /// The way to the first command's input, while there is one.
+    /// Sends input to the first command, while it runs.
     pub input: watch::Receiver<Option<InputPort>>,
     /// See [`VmHandle::operate`].
     pub(crate) operation: Mutex<()>,
-    /// It is being hibernated.
+    /// True while it is being hibernated.
     pub(crate) falls_asleep: watch::Sender<bool>,
     pub(crate) mailbox: mpsc::Sender<Command>,
 }
@@ -116,13 +116,13 @@ pub struct VmHandle {
 #[derive(Debug)]
 #[must_use = "the operation is over when this is dropped"]
 pub struct Operation<'a> {
-    /// The VM's state now that nothing else is done to it. What was seen before
-    /// may be out of date; it can still end at any time.
+    /// The VM's state when the operation began; no other operation changes it, but the VM can
+    /// still end at any time.
     pub state: VmState,
     _one: MutexGuard<'a, ()>,
 }
 
-/// A VM is being hibernated as long as this is kept.
+/// Marks a VM as being hibernated until this is dropped.
 #[derive(Debug)]
 pub struct FallingAsleep<'a>(&'a VmHandle);
 
@@ -133,7 +133,7 @@ impl Drop for FallingAsleep<'_> {
 }
 
 impl VmHandle {
-    /// Waits until nobody else starts, pauses, captures, hibernates or wakes it.
+    /// Waits until no other operation (start, pause, capture, hibernate, wake) is in progress.
     pub async fn operate(&self) -> Operation<'_> {
         let one = self.operation.lock().await;
         Operation {
@@ -142,7 +142,7 @@ impl VmHandle {
         }
     }
 
-    /// Whoever wants to use it waits from now on until it sleeps, or does not.
+    /// Marks it as being hibernated; [`VmHandle::settled`] waits until that is over.
     pub fn fall_asleep(&self, _one: &Operation<'_>) -> FallingAsleep<'_> {
         self.falls_asleep.send_replace(true);
         FallingAsleep(self)
@@ -170,16 +170,16 @@ impl VmHandle {
 
     /// Sends a command that has no answer.
     pub async fn tell(&self, command: Command) {
-        // A VM that is gone needs no telling.
+        // A removed VM has no task to tell.
         let _ = self.mailbox.send(command).await;
     }
 
-    /// What it shows now.
+    /// Its state, as the API shows it.
     pub fn vm(&self) -> Vm {
         self.view.borrow().vm.clone()
     }
 
-    /// Waits until the view is as wanted, or the VM is gone; gives the view.
+    /// Waits until the view satisfies `wanted`, or the VM is gone; returns the view.
     pub async fn when(&self, wanted: impl FnMut(&View) -> bool) -> View {
         let mut view = self.view.clone();
         let mut wanted = wanted;
@@ -189,7 +189,7 @@ impl VmHandle {
             .map(|view| view.clone());
         match seen {
             Ok(view) => view,
-            // The task is gone; its last words remain.
+            // The task has ended; its last view remains.
             Err(_) => self.view.borrow().clone(),
         }
     }

@@ -10,30 +10,30 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What every VM's task needs to know.
+/// What every VM's task uses.
 #[derive(Debug)]
 pub struct Host {
     /// Where files are.
     pub paths: Paths,
     /// Boot id of the host's kernel.
     pub clock: String,
-    /// What a guest has to get ready.
+    /// How long a guest has to become ready.
     pub start_timeout: Duration,
-    /// Who serves compressed memory.
+    /// The pager.
     pub pager: Arc<Pager>,
     /// Starts VMMs.
     pub launcher: Arc<Launcher>,
-    /// VMMs kept for what starts next.
+    /// VMMs started ahead.
     pub spares: Arc<Spares>,
     /// The network of VMs.
     pub network: Arc<Network>,
-    /// Memory of VMs that start or run.
+    /// The ledger of memory.
     pub room: Arc<Room>,
-    /// Whom golden snapshots belong to.
+    /// The owner of golden snapshots.
     pub goldens: Arc<dyn GoldenKeeper>,
 }
 
-/// Whoever keeps golden snapshots.
+/// The owner of golden snapshots.
 pub trait GoldenKeeper: Debug + Send + Sync {
     /// The snapshot of this name can't be restored: no other VM may begin from it.
     fn drop_bad(&self, name: &str);

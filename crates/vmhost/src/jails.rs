@@ -1,4 +1,4 @@
-//! Monitors and the jails they run in.
+//! VMMs (monitors) and the jails they run in.
 
 use crate::process::VmmProcess;
 use jiffy_content::error::{Error, Result};
@@ -21,16 +21,17 @@ use std::sync::Arc;
 use tracing::{debug, info, warn};
 
 const KVM: &str = "/dev/kvm";
-/// Of the daemon's environment monitors see these.
+/// Variables of the daemon's environment that monitors inherit.
 const ENVIRONMENT: [&str; 2] = ["RUST_LOG", "JIFFY_PAGER_PATIENCE_MS"];
-/// A monitor's layers of RAM and their copies, disks, and connections of its guest.
+/// RLIMIT_NOFILE of a monitor: its layers of RAM and their copies, disks, and connections of its
+/// guest.
 const FILES: u64 = 4096;
-/// Threads of the most vCPUs and devices, and those of KVM's.
+/// Most processes of a monitor: threads for vCPUs and devices, and KVM's.
 const PROCESSES: u64 = 256;
 
-/// Page tables of a monitor and of KVM: this part of a VM's memory.
+/// Page tables of a monitor and of KVM: one part in this many of the VM's memory.
 const PAGE_TABLES: u64 = 64;
-/// What a monitor needs for itself, bytes.
+/// Memory of the monitor itself, bytes.
 const OVERHEAD: u64 = 64 << 20;
 
 /// Starts monitors.
@@ -38,33 +39,33 @@ const OVERHEAD: u64 = 64 << 20;
 pub struct Launcher {
     run: PathBuf,
     program: PathBuf,
-    /// None: they are started as what they are, with the daemon's user and view.
+    /// `None`: monitors run without a jail, as the daemon's user.
     level: Option<Level>,
     identities: Arc<Identities>,
-    /// None: what monitors use is not bounded.
+    /// `None`: the resources of monitors are not limited.
     cgroups: Option<Arc<Cgroups>>,
 }
 
 /// A monitor to be started.
 #[derive(Debug)]
 pub struct Monitor<'a> {
-    /// Its arguments, less those that this adds.
+    /// Its arguments, without those that [`Launcher::start`] adds.
     pub arguments: &'a [&'a OsStr],
-    /// Its working directory, if it is in no jail.
+    /// Its working directory, if it has no jail.
     pub directory: &'a Path,
     /// Its log.
     pub output: BorrowedFd<'a>,
-    /// Descriptors from 3 on.
+    /// Descriptors it inherits, numbered from 3.
     pub descriptors: &'a [BorrowedFd<'a>],
-    /// Who it will be.
+    /// The user it runs as.
     pub identity: Option<Identity>,
-    /// What it may use of the host; not yet known of a spare.
+    /// Its resource limits; not known yet for a spare.
     pub share: Option<Share>,
 }
 
 impl Launcher {
-    /// Finds out what jails this host can give, unless there are to be none, and says once
-    /// what they lack.
+    /// Finds out which jails this host supports, if they are wanted, and logs once what is
+    /// missing.
     pub fn new(paths: &Paths, jailed: bool) -> Launcher {
         let identities = Identities::new(jiffy_jail::identity::FIRST, jiffy_jail::identity::COUNT);
         let mut launcher = Launcher {
@@ -112,7 +113,7 @@ impl Launcher {
         launcher
     }
 
-    /// Lets jailed monitors pass through the run folder to what is theirs.
+    /// Lets jailed monitors traverse the run folder to reach their own sockets.
     fn share_folders(&self, paths: &Paths) {
         let folders = [
             paths.run.clone(),
@@ -127,12 +128,12 @@ impl Launcher {
         }
     }
 
-    /// Are monitors handed what they need? Then they can open nothing.
+    /// Are files passed to monitors as descriptors? Then they can open none themselves.
     pub fn hands_over(&self) -> bool {
         self.level.is_some()
     }
 
-    /// The name that a monitor has for a socket to connect to.
+    /// The path of a socket as the monitor must use it to connect.
     pub fn inside<'a>(&self, socket: &'a Path) -> &'a Path {
         match self.level {
             Some(_) => socket.strip_prefix(&self.run).unwrap_or(socket),
@@ -140,7 +141,7 @@ impl Launcher {
         }
     }
 
-    /// A user for a monitor, if each has its own.
+    /// A new user for a monitor, if each has its own.
     pub fn identity(&self) -> Result<Option<Identity>> {
         if self.level != Some(Level::OwnUser) {
             return Ok(None);
@@ -149,9 +150,8 @@ impl Launcher {
         self.identities.take().map(Some).ok_or_else(none)
     }
 
-    /// Can this process be the monitor of the VM with this run folder? A monitor that was
-    /// taken over may write anything into its command line, but its user stays the one whose
-    /// group the folder has.
+    /// Can this process be the monitor of the VM with this run folder? A compromised monitor may
+    /// change its command line, but not its user, which must match the folder's group.
     pub fn is_user_of(&self, pid: u32, folder: &Path) -> bool {
         let (Ok(folder), Some(user)) = (fs::metadata(folder), user_of(pid)) else {
             return true;
@@ -162,7 +162,7 @@ impl Launcher {
         !has_own || user == folder.gid()
     }
 
-    /// The user of a monitor that runs already, not to be given to another.
+    /// Reserves the user of a running monitor, so that no other gets it.
     pub fn adopt(&self, process: VmmProcess) -> VmmProcess {
         let identity = user_of(process.pid).and_then(|user| self.identities.adopt(user));
         let cgroups = self.cgroups.as_ref();
@@ -170,7 +170,7 @@ impl Launcher {
         process.with(identity, cgroup)
     }
 
-    /// All monitors that run have been adopted: what is in other groups is ended.
+    /// All running monitors are adopted: ends processes in other cgroups.
     pub fn all_adopted(&self) {
         if let Some(cgroups) = &self.cgroups {
             cgroups.sweep();
@@ -242,7 +242,7 @@ impl Launcher {
     }
 }
 
-/// What every monitor uses of the host; what can't be opened it will miss, and say so.
+/// Devices that every monitor needs; the monitor reports those that could not be opened.
 struct Devices {
     kvm: Option<File>,
     userfaultfd: Option<File>,
@@ -272,7 +272,7 @@ impl Devices {
     }
 }
 
-/// As the value of `--fd`: the descriptor at this place.
+/// The value of `--fd` for the descriptor at this index.
 fn named(name: &str, at: usize) -> OsString {
     format!("{name}={}", FIRST_DESCRIPTOR as usize + at).into()
 }
@@ -289,8 +289,8 @@ fn watched(pid: u32) -> Result<VmmProcess> {
         .map_err(|error| Error::internal(format!("The VMM can't be watched: {error}.")))
 }
 
-/// The share of a VM's monitor. Twice the VM's memory: what a capture froze stays beside what
-/// is written after it, and [`captured_once_more`] lets later captures have theirs.
+/// Resource limits of a VM's monitor. Memory is twice the VM's: what a capture froze is kept
+/// beside what is written after it. [`captured_once_more`] raises the limit for later captures.
 pub fn share_of(spec: &Spec, is_last: bool) -> Share {
     let memory = bytes(spec);
     Share {
@@ -300,8 +300,8 @@ pub fn share_of(spec: &Spec, is_last: bool) -> Share {
     }
 }
 
-/// How many bytes a monitor may need beside what it has, when its VM is captured: a copy of all
-/// that was written, and then all of it written again.
+/// Bytes by which a monitor's memory limit is raised for a capture: a copy of everything that was
+/// written, which may all be written again.
 pub fn captured_once_more(spec: &Spec) -> u64 {
     2 * bytes(spec)
 }
@@ -310,7 +310,7 @@ fn bytes(spec: &Spec) -> u64 {
     u64::from(spec.memory_mib) << 20
 }
 
-/// Of the group of a node's monitors: its run folder, escaped as unit names are
+/// Name of the cgroup of a node's monitors: its run folder, escaped like a unit name
 /// (systemd.unit(5)).
 fn group_name(run: &Path) -> String {
     let mut name = String::from("jiffy");

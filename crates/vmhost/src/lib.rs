@@ -1,21 +1,21 @@
-//! VMs on their host: each owned by one task, its VMM a process of its own.
+//! VMs on their host: each is owned by one task, and its VMM is a process of its own.
 //!
-//! * [`jails`]: VMMs and the jails they run in.
-//! * [`launch`]: what a start needs, and from that to a running VMM.
+//! * [`jails`]: starts VMMs, in jails if wanted.
+//! * [`launch`]: plans of starts, and making a running VMM of a plan.
 //! * [`spares`]: VMMs that were started ahead.
-//! * [`task`]: the task that owns a VM; VMs that outlived a daemon.
-//! * [`handle`]: how others see a VM and talk to its task.
-//! * [`registry`]: which VMs there are.
+//! * [`task`]: the task that owns a VM; adoption of VMs that outlived a daemon.
+//! * [`handle`]: how others observe a VM and talk to its task.
+//! * [`registry`]: all VMs of the node.
 //! * [`host`]: what all tasks share.
 //! * [`process`], [`control`]: a VMM's process and events, and its control socket.
-//! * [`capture`]: a guest held still, and its memory and state taken.
-//! * [`supervisor`]: what a guest's init tells unasked.
-//! * [`agent`], [`frames`], [`proxy`]: asking a guest's agent, and passing it on to clients.
+//! * [`capture`]: freezes a guest and captures its VM.
+//! * [`supervisor`]: reports of a guest's init.
+//! * [`agent`], [`frames`], [`proxy`]: requests to a guest's agent, also for clients.
 //! * [`log`], [`clients`], [`attach`], [`follow`]: the first command's output and its readers.
-//! * [`timeline`]: what was measured.
+//! * [`timeline`]: measurements of a VM's start and run.
 //! * [`pager`]: the process that serves memory and disks.
-//! * [`network`]: what VMs have of the host's network.
-//! * [`folders`], [`text`]: small things many need.
+//! * [`network`]: VMs on the host's network.
+//! * [`folders`], [`text`]: small shared helpers.
 
 pub mod agent;
 pub mod attach;

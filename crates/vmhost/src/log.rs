@@ -26,8 +26,8 @@
 //! | 4 | CRC-32C of the 8 bytes above and the data |
 //! | n | data |
 //!
-//! A *position* counts records' bytes since the log began, headers of
-//! segments left out; it only grows.
+//! A *position* counts the bytes of records since the log began, without the headers of segments;
+//! it only grows.
 
 use jiffy_content::durable::is_taken;
 use jiffy_sys::durable::remove_any;
@@ -42,7 +42,7 @@ use std::path::{Path, PathBuf};
 /// Most bytes of a segment.
 pub const SEGMENT: u64 = 32 << 20;
 
-/// How the name of a log ends that can't be read.
+/// Extension of a log that was set aside because it can't be read.
 const SET_ASIDE: &str = "unreadable";
 
 const MAGIC: &[u8; 8] = b"JIFFYLOG";
@@ -57,7 +57,7 @@ pub enum Kind {
     Start,
     /// Output of the first command.
     Output(Stream),
-    /// A warning of init, a line of a service, a remark of the node.
+    /// A warning of init, a line of a service, or a note of the node.
     Note,
 }
 
@@ -132,7 +132,7 @@ impl SegmentStart {
             stdout: word(24),
             stderr: word(32),
         };
-        // What follows is added to them.
+        // Bounded, because later sums must not overflow.
         let most = i64::MAX as u64;
         if start.position.max(start.stdout).max(start.stderr) > most {
             return Err(damaged("it counts more bytes than a log can have"));
@@ -160,7 +160,7 @@ fn previous(folder: &Path) -> PathBuf {
 #[derive(Debug)]
 pub struct Writer {
     folder: PathBuf,
-    /// None as long as it could not be opened.
+    /// `None` while it can't be opened.
     file: Option<File>,
     start: SegmentStart,
     /// Bytes of the current segment's file.
@@ -172,7 +172,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// A log that can't be opened now; see [`Writer::reopen`].
+    /// A log that can't be opened yet; see [`Writer::reopen`].
     pub fn unopened(folder: &Path) -> Writer {
         Writer {
             folder: folder.to_owned(),
@@ -210,9 +210,9 @@ impl Writer {
         })
     }
 
-    /// An existing log: everything after the last whole record is cut off.
-    /// Reads the whole current segment. A log that can't be read makes room for another:
-    /// it is called `command.unreadable` from then on.
+    /// Opens an existing log, reads its whole current segment and truncates it after the last
+    /// whole record. A log that can't be read is renamed to `command.unreadable`, and a new one
+    /// is begun.
     pub fn open(folder: &Path) -> io::Result<Writer> {
         let mut options = OpenOptions::new();
         let opened = regular::open_with(options.read(true).write(true), &current(folder));
@@ -259,7 +259,8 @@ impl Writer {
         })
     }
 
-    /// As [`Writer::open`], of a VM that starts: what is no file is in its way, too.
+    /// As [`Writer::open`], for a VM that starts: anything that is not a regular file is
+    /// replaced, too.
     pub fn open_anew(folder: &Path) -> io::Result<Writer> {
         match regular::look(&current(folder)) {
             Err(error) if is_taken(&current(folder)) => set_aside(folder, &error)?,
@@ -268,15 +269,14 @@ impl Writer {
         Writer::open(folder)
     }
 
-    /// Notes that the VM starts; the streams' offsets begin at 0.
-    /// Returns the position of what follows.
+    /// Appends a start record; the streams' offsets begin at 0. Returns the position after it.
     pub fn begin(&mut self) -> io::Result<u64> {
         let position = self.append(Kind::Start, &[])?;
         (self.stdout, self.stderr) = (0, 0);
         Ok(position)
     }
 
-    /// Where the next record goes.
+    /// Position of the next record.
     pub fn end(&self) -> u64 {
         self.start.position + (self.length - SEGMENT_HEADER)
     }
@@ -289,7 +289,7 @@ impl Writer {
         }
     }
 
-    /// What comes next of a stream is this byte: those before it are lost.
+    /// Sets the offset of a stream's next byte; the bytes before it are lost.
     pub fn skip_to(&mut self, stream: Stream, offset: u64) {
         match stream {
             Stream::Stdout => self.stdout = offset,
@@ -349,7 +349,7 @@ impl Writer {
     }
 }
 
-/// Makes room for a new log; the one that can't be read is kept.
+/// Sets aside a log that can't be read, so that a new one can be begun.
 fn set_aside(folder: &Path, why: &io::Error) -> io::Result<()> {
     let aside = current(folder).with_extension(SET_ASIDE);
     tracing::warn!(kept = %aside.display(), error = %why, "a command's log can't be read and begins anew");
@@ -373,7 +373,7 @@ fn new_segment(path: &Path, start: &SegmentStart) -> io::Result<File> {
     Ok(file)
 }
 
-/// Where the log of a VM that doesn't run ends; 0 for none.
+/// End position of the log of a VM that doesn't run; 0 without a log.
 pub fn end_of(folder: &Path) -> io::Result<u64> {
     match regular::open(&current(folder)) {
         Ok(file) => {
@@ -386,14 +386,14 @@ pub fn end_of(folder: &Path) -> io::Result<u64> {
     }
 }
 
-/// Reads a VM's log from a position on, while it grows.
+/// Reads a VM's log from a position on, also while it grows.
 #[derive(Debug)]
 pub struct Reader {
     folder: PathBuf,
     position: u64,
     segment: Option<(File, SegmentStart)>,
     buffer: Vec<u8>,
-    /// Bytes that were no longer there.
+    /// Bytes that were deleted before they were read.
     dropped: u64,
 }
 
@@ -409,18 +409,17 @@ impl Reader {
         }
     }
 
-    /// Where it reads next.
+    /// The next position it reads.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// How many bytes it had to leave out since the last call, because the
-    /// log keeps two segments only.
+    /// Bytes it had to skip since the last call, because the log keeps only two segments.
     pub fn take_dropped(&mut self) -> u64 {
         std::mem::take(&mut self.dropped)
     }
 
-    /// The next records that begin before `end`; none if there are none.
+    /// The next records that begin before `end`; empty if there are none.
     pub fn batch(&mut self, end: u64) -> io::Result<Vec<Record>> {
         let mut reopened = false;
         while self.position < end {
@@ -434,7 +433,7 @@ impl Reader {
             let at = SEGMENT_HEADER + (self.position - start.position);
             let got = read_up_to(file, &mut self.buffer, at)?;
             if got == 0 && !reopened {
-                // This segment is read; the rest is in a newer one.
+                // This segment was read to its end; the next records are in a newer one.
                 reopened = true;
                 self.segment = None;
                 continue;
@@ -444,7 +443,7 @@ impl Reader {
         Ok(Vec::new())
     }
 
-    /// Cuts the first `got` bytes of the buffer into whole records.
+    /// Parses the first `got` bytes of the buffer into whole records.
     fn parse(&mut self, got: usize, end: u64) -> io::Result<Vec<Record>> {
         let mut records = Vec::new();
         let mut rest = &self.buffer[..got];
@@ -474,9 +473,9 @@ impl Reader {
         Ok(records)
     }
 
-    /// Opens the segment that holds the position, or the oldest there is.
+    /// Opens the segment that contains the position, or else the oldest.
     fn find_segment(&mut self) -> io::Result<Option<(File, SegmentStart)>> {
-        // A rotation between the two opens makes one more round.
+        // If the log is rotated between the two opens, this is tried again.
         for _ in 0..4 {
             let newest = match open_segment(&current(&self.folder))? {
                 Some((file, start)) if self.position >= start.position => {

@@ -1,15 +1,15 @@
 //! The pager: one process that serves compressed memory to all VMs of a node.
 //!
-//! It is started when the first VM needs it, and outlives the daemon as VMs
-//! do: the next daemon finds it by its control socket. When it dies, another
-//! one is started and told of every VM again; the VMs connect to it anew.
+//! It is started when the first VM needs it, and outlives the daemon as VMs do: the next daemon
+//! finds it by its control socket. When it dies, another one is started and told about every VM
+//! again; the VMs reconnect.
 //!
-//! One thing that takes its time holds up no other: the state is locked for a look
-//! only, and orders of one VM or disk wait for each other, not for those of others.
+//! Slow requests don't block others: the state is locked only briefly, and requests of one VM or
+//! disk wait for each other, not for those of others.
 //!
 //! * `ask`: requests and their answers.
-//! * `orders`: one at a time for each VM and disk.
-//! * `process`: the process, started, watched and replaced.
+//! * `orders`: serialises requests of each VM and disk.
+//! * `process`: starts, watches and replaces the process.
 
 mod ask;
 mod orders;
@@ -39,45 +39,44 @@ use tokio::sync::RwLock;
 use tokio::time::{Instant, sleep};
 use tracing::{error, info, warn};
 
-/// What a pager has to answer a small question.
+/// How long the pager has to answer a simple request.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
-/// What it has to open an image or a disk, which may mean a look into a registry.
+/// How long it has to open an image or a disk, for which it may ask a registry.
 const DISK_TIME: Duration = Duration::from_secs(120);
-/// VMs or disks that a new pager is told of at once; its socket's queue is short.
+/// VMs or disks that a new pager is told about at once; its socket's backlog is short.
 const DISKS_AT_ONCE: usize = 8;
-/// What it has to fill all of a VM's memory.
+/// How long it has to fill all of a VM's memory.
 const COMPLETE_TIME: Duration = Duration::from_secs(600);
 
-/// How long an order waits until the next pager knows what it is about.
+/// How long a request waits for the next pager to know its VM or disk.
 const NEXT_PAGER_TIME: Duration = Duration::from_secs(5);
 
-/// The way to the pager.
+/// The node's side of the pager.
 #[derive(Debug)]
 pub struct Pager {
     paths: Paths,
-    /// Never held over anything that waits.
+    /// Never held across an await.
     state: Mutex<State>,
     orders: Orders,
     /// Held while a process is started.
     starting: tokio::sync::Mutex<()>,
-    /// Who makes caches smaller has it alone, who opens one with others.
+    /// Held for writing while caches are trimmed, for reading while a disk is opened.
     trimming: RwLock<()>,
     this: Weak<Pager>,
 }
 
-/// Something that the pager has to do with.
+/// A VM or disk that the pager serves.
 #[derive(Debug)]
 struct Told<T> {
     what: T,
     /// For [`Pager::forget`].
     ticket: u64,
-    /// The process that knows it; none if it is being told, or could not be.
+    /// The process that was told about it; `None` while it is being told, or if that failed.
     told: Option<u32>,
 }
 
-/// What a VM is served by: where to connect, and what to let go of later. A
-/// VM that begins anew has another ticket, so that the end of its last life
-/// does not end the next.
+/// How a VM is served: the socket to connect to, and a ticket to end the service with. Each start
+/// of a VM gets a new ticket, so that the end of one run does not end the service of the next.
 #[derive(Debug, Clone)]
 pub struct Serving {
     /// Where the pager listens.
@@ -90,11 +89,11 @@ pub struct Serving {
 struct State {
     /// The process that runs, if one does.
     pid: Option<u32>,
-    /// What it serves: VM's id to memory.
+    /// The memory that it serves, by VM id.
     served: HashMap<String, Told<Paged>>,
     /// The disks that it fills, by their names.
     disks: HashMap<String, Told<LazyDisk>>,
-    /// VMs run whose records can't be read: they may need the pager that runs.
+    /// There are running VMs whose records can't be read: they may need the running pager.
     others: bool,
     /// The last ticket given.
     tickets: u64,
@@ -102,7 +101,7 @@ struct State {
 }
 
 impl<T> Told<T> {
-    /// What an earlier daemon had told the pager of, if there was one.
+    /// An entry that an earlier daemon had told the pager about, if `told`.
     fn before(what: T, told: Option<u32>) -> Told<T> {
         Told {
             what,
@@ -127,7 +126,7 @@ impl State {
 }
 
 impl Pager {
-    /// No process is started yet.
+    /// A pager without a process yet.
     pub fn new(paths: Paths) -> Arc<Pager> {
         Arc::new_cyclic(|this| Pager {
             paths,
@@ -151,7 +150,7 @@ impl Pager {
         if old.is_some() {
             self.let_go(id).await;
         }
-        // Known before it is told: if the pager dies meanwhile, the next is told, too.
+        // Inserted before the request: if the pager dies meanwhile, the next one is told, too.
         let ticket = {
             let mut state = self.state();
             state.tickets += 1;
@@ -177,7 +176,7 @@ impl Pager {
         })
     }
 
-    /// Fills a disk from now on, as its VMMs ask for it.
+    /// Opens a disk, which the pager fills from now on as VMMs ask for chunks.
     pub async fn open_disk(&self, disk: &LazyDisk) -> Result<()> {
         let _turn = self.orders.turn(&disk.name()).await;
         self.open_in_turn(disk).await
@@ -192,7 +191,7 @@ impl Pager {
             if disk.contents(&self.paths).exists() {
                 return Ok(());
             }
-            // Its cache went with an image; this is another one's.
+            // The cache was removed with its image; the disk of the same name has a new one.
             self.let_go(&name).await;
         }
         let open = Told {
@@ -204,7 +203,7 @@ impl Pager {
         match self.tell_of_disk(disk).await {
             Ok(pid) => self.state().note_disk(&name, pid),
             Err(why) => {
-                // It may be opened yet, and nobody would use it.
+                // The pager may still open it, but nobody would use it.
                 self.state().disks.remove(&name);
                 self.let_go(&name).await;
                 let sentence = format!("The pager can't fill a VM's disk: {why}.");
@@ -214,8 +213,7 @@ impl Pager {
         Ok(())
     }
 
-    /// What is missing of a disk that is being filled is to be had elsewhere, or
-    /// in another way, from now on.
+    /// Tells the pager that the origins of an open disk, or the access to them, have changed.
     pub async fn renew_origins(&self, disk: &LazyDisk) {
         let is_open = self.state().disks.contains_key(&disk.name());
         if !is_open {
@@ -228,7 +226,7 @@ impl Pager {
         }
     }
 
-    /// The same of an image of RAM, if VMs are served from it.
+    /// As [`Pager::renew_origins`], for an image of RAM that VMs are served from.
     pub async fn renew_memory(&self, image: &Path) {
         let is_served = {
             let state = self.state();
@@ -253,8 +251,7 @@ impl Pager {
         }
     }
 
-    /// A VM has booted from this disk: what was asked for so far is what a
-    /// boot needs.
+    /// A VM has booted from this disk: ends the recording of what a boot reads.
     pub async fn end_recording(&self, disk: &LazyDisk) {
         let name = disk.name();
         let request = PagerRequest::EndRecording { name };
@@ -266,7 +263,7 @@ impl Pager {
         }
     }
 
-    /// No VM has any of these disks but those that are wanted.
+    /// Closes all disks but those that are wanted.
     pub async fn close_disks(&self, wanted: impl Fn(&str) -> bool) {
         let mut names: Vec<String> = self.state().disks.keys().cloned().collect();
         names.retain(|name| !wanted(name));
@@ -280,8 +277,8 @@ impl Pager {
         join_all(closed).await;
     }
 
-    /// Does something while no disk is opened; not at all if one is being opened
-    /// now, which may take long.
+    /// Runs `work` while no disk is opened; not at all if one is being opened now, which may take
+    /// long.
     pub async fn while_closed<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -290,11 +287,11 @@ impl Pager {
         tokio::task::spawn_blocking(work).await.ok()
     }
 
-    /// Fetches all that is missing of a disk. Nothing of it is given up while
-    /// what this gives is held, whatever becomes of the VMs that have it.
+    /// Fetches all missing chunks of a disk. Nothing of it is evicted while the result is held,
+    /// even if its VMs end.
     pub async fn complete_disk(&self, disk: &LazyDisk) -> Result<Locked> {
         let held = {
-            // Opened and locked before anybody can close it.
+            // Opened and locked in one turn, so that nobody closes it in between.
             let _turn = self.orders.turn(&disk.name()).await;
             self.open_in_turn(disk).await?;
             hold(disk.contents(&self.paths)).await?
@@ -307,8 +304,8 @@ impl Pager {
         Ok(held)
     }
 
-    /// Fetches all that is missing of a disk's image, so that another can be
-    /// made beside it. As [`Pager::complete_disk`].
+    /// Fetches all missing chunks of a disk's image, so that a child can be made. Otherwise as
+    /// [`Pager::complete_disk`].
     pub async fn complete_image(&self, disk: &LazyDisk) -> Result<Locked> {
         let held = self.complete_disk(disk).await?;
         for image in disk.images(&self.paths) {
@@ -322,8 +319,8 @@ impl Pager {
         Ok(held)
     }
 
-    /// Fetches all that is missing of a snapshot's memory, which no VM is served
-    /// from, so that it can be written anew.
+    /// Fetches all missing chunks of a snapshot's memory that no VM is served from, so that it
+    /// can be rewritten.
     pub async fn complete_memory(&self, image: &Path) -> Result<()> {
         if !is_partial(image) {
             return Ok(());
@@ -346,9 +343,8 @@ impl Pager {
         Ok(())
     }
 
-    /// Takes over VMs of an earlier daemon, whose pager may run or not, and
-    /// their disks. With `others` there are VMs of which it is not known what
-    /// they need: nothing is taken from them.
+    /// Takes over VMs of an earlier daemon and their disks; that daemon's pager may still run.
+    /// `others`: there are VMs whose needs are unknown, so nothing is taken from the pager.
     pub async fn adopt(&self, vms: Vec<(String, Paged)>, disks: Vec<LazyDisk>, others: bool) {
         self.state().others = others;
         let found = self.ping().await;
@@ -386,7 +382,7 @@ impl Pager {
         if others {
             return;
         }
-        // VMs that ended while no daemon looked.
+        // Removes VMs that ended while no daemon ran.
         let known = |id: &str| {
             let state = self.state();
             state.served.contains_key(id) || state.disks.contains_key(id)
@@ -394,7 +390,7 @@ impl Pager {
         let sockets = fs::read_dir(self.paths.run.join("pager"));
         for entry in sockets.into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            // What is noted beside a socket goes with it.
+            // Other files beside a socket are removed with it.
             let Some(id) = name.strip_suffix(".sock") else {
                 continue;
             };
@@ -405,9 +401,8 @@ impl Pager {
         self.remove_files(known);
     }
 
-    /// Removes sockets, and what is noted beside them, of VMs and disks that
-    /// are not needed: their daemon may have been killed before it wrote down
-    /// that there is such a VM.
+    /// Removes sockets, and the files beside them, of VMs and disks that are not needed: an
+    /// earlier daemon may have been killed before it saved the VM's record.
     fn remove_files(&self, needed: impl Fn(&str) -> bool) {
         let files = fs::read_dir(self.paths.run.join("pager"));
         for entry in files.into_iter().flatten().flatten() {
@@ -418,8 +413,8 @@ impl Pager {
         }
     }
 
-    /// Fills everything of a VM's memory or of a disk that is still missing. If the pager
-    /// dies the next one does.
+    /// Fills all missing memory of a VM, or all of a disk. If the pager dies, the next one does
+    /// it.
     pub async fn complete(&self, id: &str) -> std::result::Result<(), String> {
         let request = PagerRequest::Complete { name: id.into() };
         let mut pagers = 1;
@@ -436,8 +431,7 @@ impl Pager {
         }
     }
 
-    /// The pager that knows of this VM's memory or disk, once one does. None if none does
-    /// within some seconds.
+    /// Waits for a pager that knows this VM's memory or disk; `None` after [`NEXT_PAGER_TIME`].
     async fn when_told(&self, name: &str) -> Option<u32> {
         let until = Instant::now() + NEXT_PAGER_TIME;
         loop {
@@ -457,7 +451,7 @@ impl Pager {
         }
     }
 
-    /// Lets go of a VM, unless it was served anew since.
+    /// Ends the service of a VM, unless it was served anew since.
     pub async fn forget(&self, id: &str, ticket: u64) {
         let _turn = self.orders.turn(id).await;
         let ours = {
@@ -475,13 +469,13 @@ impl Pager {
         let request = PagerRequest::Forget { name: id.into() };
         if let Err(why) = done(self.ask(&request, ANSWER_TIME).await) {
             warn!(id, why, "the pager did not let go of a VM");
-            // The next one knows nothing of what another has left for it.
+            // A new pager does not know the files that another one has left.
             self.remove_files(|other| other != id);
         }
         let _ = fs::remove_file(self.paths.pager_vm_socket(id));
     }
 
-    /// What it has done for a VM.
+    /// The pager's statistics of a VM.
     pub async fn stats(&self, id: &str) -> Option<PagerStats> {
         let request = PagerRequest::Stats { name: id.into() };
         match self.ask(&request, ANSWER_TIME).await {
@@ -505,7 +499,7 @@ impl Pager {
     }
 }
 
-/// Locks a cache's file as a VMM does that reads it.
+/// Locks a cache's file as a VMM that reads it does.
 async fn hold(contents: PathBuf) -> Result<Locked> {
     let work = tokio::task::spawn_blocking(move || {
         regular::open(&contents)

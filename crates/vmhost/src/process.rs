@@ -16,7 +16,7 @@ use tokio::io::unix::AsyncFd;
 
 /// Longest line of an event.
 const MAX_LINE: usize = 64 * 1024;
-/// Most reads of the pipe, 4 KiB each, before others have their turn.
+/// Most reads of the pipe, 4 KiB each, before other work gets its turn.
 const READS_AT_A_TIME: usize = 64;
 
 /// How a process ended.
@@ -26,45 +26,45 @@ pub enum Ended {
     Code(i32),
     /// By this signal.
     Signal(i32),
-    /// By the kernel, because it had used all of its memory.
+    /// By the OOM killer, because it reached the memory limit of its cgroup.
     OutOfMemory,
-    /// It wasn't our child, so Linux doesn't tell.
+    /// Unknown: it was not a child of this daemon, so there is no wait status.
     Unknown,
 }
 
 impl Ended {
-    /// Was it ended by somebody else: a user, an administrator, or the kernel
-    /// for want of memory? That says nothing of what it worked with.
+    /// Was it killed from outside: by a user, an administrator or the OOM killer? Then what it
+    /// was restored from is not to blame.
     pub fn was_from_outside(self) -> bool {
         let outside = [Signal::HUP, Signal::INT, Signal::KILL, Signal::TERM];
         matches!(self, Ended::Signal(signal) if outside.iter().any(|one| one.as_raw() == signal))
     }
 }
 
-/// Lets tokio wait until a descriptor can be read.
+/// Registers a descriptor with tokio to wait until it is readable.
 ///
-/// The constructor is deprecated because of descriptors that are not owned;
-/// an [`OwnedFd`] is, so nothing can close it under tokio.
+/// The constructor is deprecated because it also takes borrowed descriptors; an [`OwnedFd`] can't
+/// be closed while tokio uses it.
 #[allow(deprecated)]
 pub fn readable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(descriptor, Interest::READABLE)
 }
 
-/// A `jiffy-vmm`, held by a descriptor that never means another process.
+/// A `jiffy-vmm`, held by a pidfd, which never refers to another process.
 #[derive(Debug)]
 pub struct VmmProcess {
     /// Its process id.
     pub pid: u32,
     pidfd: AsyncFd<OwnedFd>,
     child: bool,
-    /// The user it runs as, which no other has meanwhile.
+    /// The user it runs as; no other VMM has this user meanwhile.
     identity: Option<Identity>,
     /// Its control group.
     cgroup: Option<Cgroup>,
 }
 
 impl VmmProcess {
-    /// A process this daemon spawned and hasn't waited for.
+    /// A child of this daemon that was not waited for yet.
     pub fn child(pid: u32) -> io::Result<VmmProcess> {
         VmmProcess::open(pid, true)
     }
@@ -90,38 +90,38 @@ impl VmmProcess {
         })
     }
 
-    /// The same process, which runs as this user and in this group.
+    /// The same process, with the user it runs as and its cgroup.
     pub fn with(mut self, identity: Option<Identity>, cgroup: Option<Cgroup>) -> VmmProcess {
         self.identity = identity;
         self.cgroup = cgroup;
         self
     }
 
-    /// Bounds what it may use of the host, if it is in a group of its own.
+    /// Limits its resources, if it has a cgroup of its own.
     pub fn bound(&self, share: &Share) -> io::Result<()> {
         self.cgroup
             .as_ref()
             .map_or(Ok(()), |cgroup| cgroup.bound(share))
     }
 
-    /// Lets it have so many bytes of memory beside what it has.
+    /// Raises its memory limit by so many bytes.
     pub fn let_grow(&self, bytes: u64) -> io::Result<()> {
         self.cgroup
             .as_ref()
             .map_or(Ok(()), |cgroup| cgroup.let_grow(bytes))
     }
 
-    /// Did the kernel end it for having used all of its memory?
+    /// Was it killed for reaching the memory limit of its cgroup?
     pub fn was_out_of_memory(&self) -> bool {
         self.cgroup.as_ref().is_some_and(Cgroup::was_out_of_memory)
     }
 
-    /// The user that it runs as, if that is its own.
+    /// Its user id, if it has a user of its own.
     pub fn user(&self) -> Option<u32> {
         self.identity.as_ref().map(Identity::id)
     }
 
-    /// Waits for its end. May be cancelled.
+    /// Waits for its end. Cancel-safe.
     pub async fn ended(&self) -> Ended {
         loop {
             let Ok(mut ready) = self.pidfd.readable().await else {
@@ -159,7 +159,7 @@ impl VmmProcess {
     }
 }
 
-/// Is there such a process, and no zombie?
+/// Does this process exist, and is it not a zombie?
 pub fn is_alive(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
         stat.rsplit(')')
@@ -168,8 +168,8 @@ pub fn is_alive(pid: u32) -> bool {
     })
 }
 
-/// Tells `whom`, unless that is gone, when this process has ended, which
-/// somebody else waits for. Nothing is told of one that was waited for by now.
+/// Calls back for `whom`, if that still exists, when this process has ended. Somebody else reaps
+/// the process. Does nothing if it was reaped already.
 pub fn at_its_end<T: Send + Sync + 'static>(
     pid: u32,
     whom: &Arc<T>,
@@ -187,17 +187,17 @@ pub fn at_its_end<T: Send + Sync + 'static>(
     });
 }
 
-/// The pipe on which a VMM tells what it does.
+/// The pipe on which a VMM reports events.
 #[derive(Debug)]
 pub struct Events {
     pipe: AsyncFd<OwnedFd>,
     pending: Vec<u8>,
-    /// The rest of a line that was too long is skipped.
+    /// The rest of an overlong line is being skipped.
     skipping: bool,
 }
 
 impl Events {
-    /// A new pipe: our end, and the end to pass to the VMM.
+    /// A new pipe: the read end, and the write end for the VMM.
     pub fn new() -> io::Result<(Events, OwnedFd)> {
         let (ours, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         rustix::io::ioctl_fionbio(&ours, true)?;
@@ -216,14 +216,14 @@ impl Events {
         }
     }
 
-    /// Takes the events there are now, up to a bound, for a guest can make
-    /// them without end. The flag says that no more will come.
+    /// Reads the pending events, up to a limit, because a guest can cause any number of them. The
+    /// flag says that no more will come.
     pub fn drain(&mut self) -> (Vec<VmmEvent>, bool) {
         let mut events = Vec::new();
         let mut buffer = [0; 4096];
         for _ in 0..READS_AT_A_TIME {
-            // Through tokio first, so that it learns when the pipe is empty;
-            // then directly, for it may not have heard yet that it isn't.
+            // The first read goes through tokio, so that it learns when the pipe is empty; the
+            // others are direct, because tokio's readiness may be out of date.
             let mut read = |pipe: &OwnedFd| Ok(rustix::io::read(pipe, &mut buffer)?);
             let got = match self.pipe.try_io(Interest::READABLE, &mut read) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {

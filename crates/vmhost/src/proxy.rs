@@ -1,8 +1,8 @@
-//! Between a client and a guest's agent: whole, checked messages both ways.
+//! Passes messages between a client and a guest's agent.
 //!
-//! Only whole messages of the expected type pass, so that a guest that dies
-//! or misbehaves in mid-message leaves the client with a stream that still
-//! has its frames, and the proxy can end it with a message of its own.
+//! Only complete messages of the expected type pass. If the guest dies or misbehaves in the
+//! middle of a message, the client's stream still consists of whole frames, and the proxy can end
+//! it with a message of its own.
 
 use crate::attach::close;
 use crate::frames::{self, FrameReader, ReadError};
@@ -17,24 +17,24 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-/// How long an agent may take no input before it is looked whether the client is
-/// still there.
+/// How long an agent may accept no input before it is checked whether the client is still
+/// connected.
 const STUCK: Duration = Duration::from_secs(1);
 
-/// What flows to a client.
+/// Messages to a client.
 pub trait ToClient: Serialize + DeserializeOwned + Send + Sync + 'static {
-    /// What the client sends.
+    /// Messages from the client.
     type FromClient: Serialize + DeserializeOwned + Send + Sync;
 
-    /// Does nothing follow this message?
+    /// Is this the last message?
     fn is_last(&self) -> bool;
 
-    /// May a guest send it?
+    /// May a guest send this message?
     fn is_for_guests(&self) -> bool {
         true
     }
 
-    /// The message that ends a stream cut short.
+    /// The message that ends an interrupted stream.
     fn cut_short(why: String) -> Self;
 }
 
@@ -94,13 +94,13 @@ impl ToClient for CopyDone {
 pub struct Peer(OwnedFd);
 
 impl Peer {
-    /// Of this connection.
+    /// The peer of this connection.
     pub fn of(connection: &impl AsFd) -> io::Result<Peer> {
         connection.as_fd().try_clone_to_owned().map(Peer)
     }
 
-    /// Does nothing more come from it, but for what is on the way? That is seen
-    /// without reading what comes before the end.
+    /// Has the peer closed its end, so that only data in flight can follow? This is seen without
+    /// reading that data.
     fn has_left(&self) -> bool {
         let left = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
         let mut look = [PollFd::new(&self.0, PollFlags::RDHUP)];
@@ -109,10 +109,9 @@ impl Peer {
     }
 }
 
-/// Passes messages until the last one, or until either side is gone. A client
-/// that goes takes the agent's connection with it, which ends the program;
-/// also one of whose input the program does not read the rest.
-/// `why` is asked for a sentence when the guest is cut off.
+/// Passes messages until the last one, or until either side is gone. If the client leaves, even
+/// with input that the program has not read, the agent's connection is closed, which ends the
+/// program. If the guest's stream is cut off, `why` is called for a reason.
 pub async fn run<T: ToClient>(
     client: impl AsyncRead + AsyncWrite,
     peer: Peer,
@@ -162,7 +161,7 @@ pub async fn run<T: ToClient>(
                 }
             };
             if passed.is_err() {
-                // The agent may have said why; `down` finds out.
+                // The agent may have sent a reason, which `down` reads.
                 std::future::pending::<()>().await;
             }
         }
@@ -183,7 +182,7 @@ mod tests {
     use jiffy_wire::frame::{self, Decoder};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    /// What a client sees when the agent sends these bytes and goes.
+    /// What a client receives when the agent sends these bytes and closes.
     async fn client_sees(bytes: &[u8]) -> Vec<ExecOutput> {
         let (mut client, ours) = UnixStream::pair().unwrap();
         let (mut guest, agent) = UnixStream::pair().unwrap();
@@ -268,7 +267,7 @@ mod tests {
         let peer = Peer::of(&ours).unwrap();
         let proxy = tokio::spawn(run::<ExecOutput>(ours, peer, agent, async { None }));
         let input = frame::to_vec(&ExecInput::Stdin(vec![7; 10_000])).unwrap();
-        // More than the sockets hold.
+        // More than the sockets' buffers hold.
         let until = Duration::from_millis(200);
         while timeout(until, client.write_all(&input)).await.is_ok() {}
         assert!(!proxy.is_finished());

@@ -1,5 +1,4 @@
-//! Which VMs there are. It knows their names and where to reach them; what a
-//! VM is doing, its own task knows.
+//! All VMs of a node: their names, ids and handles. What a VM is doing is known to its task.
 
 use crate::handle::VmHandle;
 use jiffy_content::error::{Error, Result};
@@ -8,8 +7,8 @@ use jiffy_wire::timeline::Timeline;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// VMs whose last state and timeline are remembered after their removal, for
-/// whoever ran them with `--rm` and asks afterwards.
+/// How many removed VMs keep their last state and timeline, for users of `--rm` who ask
+/// afterwards.
 const REMEMBERED: usize = 64;
 /// The first context id a guest may have (vsock(7)).
 const FIRST_CID: u32 = 3;
@@ -30,9 +29,8 @@ struct Index {
 }
 
 impl Registry {
-    /// A context id that no VM of the node has. It is free until a VM with it
-    /// is inserted; ids are given in a circle, so two requests at the same
-    /// time get two.
+    /// A context id that no VM of the node has. It is not reserved until a VM with it is
+    /// inserted, but ids are given in turn, so that concurrent calls get different ones.
     pub fn new_cid(&self) -> u32 {
         let mut index = self.lock();
         loop {
@@ -49,7 +47,7 @@ impl Registry {
         }
     }
 
-    /// Adds a VM. Gives back the VM that has its name already, if one has.
+    /// Adds a VM; fails with the VM that has the name, if one has.
     pub fn insert(&self, vm: Arc<VmHandle>) -> std::result::Result<(), Arc<VmHandle>> {
         let mut index = self.lock();
         if let Some(holder) = index.named(&vm.name) {
@@ -60,7 +58,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Forgets a VM, but for its last state and timeline.
+    /// Removes a VM; keeps its last state and timeline.
     pub fn remove(&self, vm: Vm, timeline: Timeline) {
         let mut index = self.lock();
         index.by_id.remove(&vm.id);
@@ -86,8 +84,8 @@ impl Registry {
         self.lock().named(name)
     }
 
-    /// The VM of this id, name, or unique beginning of an id. An id comes first:
-    /// an earlier release let names be like ids.
+    /// The VM with this id, name or unique prefix of an id. Ids come first, because an earlier
+    /// release allowed names that look like ids.
     pub fn find(&self, wanted: &str) -> Result<Arc<VmHandle>> {
         let index = self.lock();
         let whole = index.by_id.get(wanted).cloned();
@@ -113,7 +111,7 @@ impl Registry {
         }
     }
 
-    /// Was there a VM of this name or id, a little while ago?
+    /// The last state and timeline of a VM of this name or id that was removed lately.
     pub fn remembered(&self, wanted: &str) -> Option<(Vm, Timeline)> {
         let index = self.lock();
         let newest = |is_it: fn(&Vm, &str) -> bool| {
@@ -123,14 +121,14 @@ impl Registry {
         newest(|vm, id| vm.id == id).or_else(|| newest(|vm, name| vm.name == name))
     }
 
-    /// All of them, the oldest first.
+    /// All VMs, the oldest first.
     pub fn all(&self) -> Vec<Arc<VmHandle>> {
         let mut all: Vec<_> = self.lock().by_id.values().cloned().collect();
         all.sort_by_cached_key(|vm| (vm.view.borrow().vm.created, vm.cid));
         all
     }
 
-    /// A VM for which this holds, if any.
+    /// A VM that satisfies `holds`, if any.
     pub fn any(&self, holds: impl Fn(&VmHandle) -> bool) -> Option<Arc<VmHandle>> {
         self.lock().by_id.values().find(|vm| holds(vm)).cloned()
     }

@@ -1,14 +1,12 @@
-//! VMMs that were started before it is known for which VM.
+//! Spares: VMMs that are started before it is known for which VM.
 //!
-//! Executing `jiffy-vmm`, opening KVM and making a VM in it is much of what a
-//! restore or a fork costs, and depends on nothing that is asked for. So a few
-//! are started ahead, while nothing else starts, and wait on a socket; the next
-//! VM that needs a VMM has one of them be its VMM, and what comes after that is
-//! as if it had been spawned.
+//! Executing `jiffy-vmm`, opening KVM and creating a VM is a large part of the time of a restore
+//! or a fork, and does not depend on the request. So a few VMMs are started ahead, while no VM
+//! starts, and wait on a socket. The next start takes one of them and continues as if it had been
+//! spawned.
 //!
-//! A spare has no id, no folder and no record. It ends when its socket does,
-//! which also is when the daemon is killed. Where there is none, or it can't
-//! be had, a VMM is spawned.
+//! A spare has no id, no folder and no record. It ends when its socket is closed, so also when
+//! the daemon is killed. If there is no usable spare, a VMM is spawned.
 
 use crate::jails::{Launcher, Monitor};
 use crate::process::{VmmProcess, at_its_end};
@@ -29,19 +27,18 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tracing::debug;
 
-/// Stands where the id of its VM will be; it is none.
+/// Placeholder for the VM's id in a spare's command line; not a valid id.
 pub const NO_ID: &str = "------------";
 
-/// How long no VM must have been starting before a spare is made.
+/// For how long no VM must have been starting before a spare is made.
 const QUIET_TIME: Duration = Duration::from_millis(10);
-/// One that does not live that long is not replaced at once: the next may not
-/// either.
+/// A spare that dies sooner than this is not replaced at once: the next one may die as well.
 const LIFE: Duration = Duration::from_secs(10);
 
 /// The spares of a node.
 #[derive(Debug)]
 pub struct Spares {
-    /// So many are kept.
+    /// How many are kept.
     room: usize,
     ready: Mutex<Vec<Spare>>,
     wanted: Notify,
@@ -52,13 +49,13 @@ pub struct Spares {
 pub struct Spare {
     process: Option<VmmProcess>,
     socket: OwnedFd,
-    /// The file that it executes, as it was.
+    /// Stamp of its executable when it was started.
     program: Stamp,
     made: Instant,
 }
 
 impl Spares {
-    /// None yet, and never more than this.
+    /// No spares yet, and never more than `room`.
     pub fn new(room: usize) -> Spares {
         Spares {
             room,
@@ -67,7 +64,7 @@ impl Spares {
         }
     }
 
-    /// One, if there is one.
+    /// Takes a usable spare, if there is one.
     pub fn take(&self, paths: &Paths) -> Option<Spare> {
         if self.room == 0 {
             return None;
@@ -80,7 +77,7 @@ impl Spares {
         let program = Stamp::of(&fs::metadata(paths.vmm()).ok()?);
         let mut ready = self.lock();
         while let Some(spare) = ready.pop() {
-            // Another release may have been installed meanwhile.
+            // Another release of the VMM may have been installed.
             if spare.lives() && spare.program == program {
                 return Some(spare);
             }
@@ -88,7 +85,7 @@ impl Spares {
         None
     }
 
-    /// Lets go of those that died. Does one have to be made?
+    /// Drops spares that died. Must one be made?
     fn bury(&self) {
         let mut ready = self.lock();
         let died_old = |spare: &Spare| !spare.lives() && spare.made.elapsed() > LIFE;
@@ -125,8 +122,7 @@ impl Spare {
         let program = Stamp::of(&fs::metadata(&path).map_err(failed)?);
         let (socket, theirs) = ahead::pair().map_err(failed)?;
         let config = paths.vm(NO_ID).join("vmm.json");
-        // It has nothing to say: what keeps it from being a VMM keeps a
-        // spawned one from it too, and that one has a log.
+        // No log: an error that stops a spare stops a spawned VMM, too, and that one has a log.
         let nowhere = File::options().write(true).open("/dev/null");
         let nowhere = nowhere.map_err(failed)?;
         let process = launcher.start(Monitor {
@@ -155,13 +151,13 @@ impl Spare {
         self.process.as_ref().is_some_and(VmmProcess::lives)
     }
 
-    /// The user that it runs as, if that is its own.
+    /// Its user id, if it has a user of its own.
     pub fn user(&self) -> Option<u32> {
         self.process.as_ref().and_then(VmmProcess::user)
     }
 
-    /// Has it be the VMM of the VM with this configuration: it gets the VM's log, and
-    /// descriptors as a spawned one would inherit them.
+    /// Makes it the VMM of the VM with this configuration: sends it the VM's log and the
+    /// descriptors that a spawned VMM would inherit.
     pub fn be(
         mut self,
         share: &Share,
@@ -191,13 +187,13 @@ impl Drop for Spare {
         };
         process.kill();
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            // Until somebody waits for it, a process stays as a dead one.
+            // Reaps the process.
             runtime.spawn(async move { process.ended().await });
         }
     }
 }
 
-/// Makes spares that are missing, while no VM starts.
+/// Makes missing spares while no VM starts.
 pub async fn keep(
     spares: Arc<Spares>,
     paths: Paths,
@@ -217,7 +213,7 @@ pub async fn keep(
                 Ok(spare) => {
                     let pid = spare.process.as_ref().map(|process| process.pid);
                     spares.lock().push(spare);
-                    // Not before it is kept: it may have died by now.
+                    // After it was kept, because it may have died already.
                     if let Some(pid) = pid {
                         at_its_end(pid, &spares, Spares::bury);
                     }
@@ -232,8 +228,8 @@ pub async fn keep(
     }
 }
 
-/// Waits until no VM has been starting for a while: what was asked for goes
-/// first, and what is done right after a start belongs to it.
+/// Waits until no VM has been starting for [`QUIET_TIME`]: requests have priority, and a start is
+/// often followed at once by related work.
 async fn quiet(is_starting: &impl Fn() -> bool) {
     loop {
         tokio::time::sleep(QUIET_TIME).await;

@@ -1,7 +1,7 @@
-//! The supervisor channel: what a guest's init tells the node unasked.
+//! The supervisor channel, on which a guest's init reports to the node.
 //!
-//! Whatever in the guest connects is untrusted. A connection counts only
-//! after a valid hello; nonsense closes that connection and nothing else.
+//! Everything in the guest is untrusted. A connection is used only after a valid hello; an
+//! invalid message closes its connection and has no other effect.
 
 use crate::frames::{self, FrameReader};
 use jiffy_jail::access::open_socket;
@@ -18,19 +18,19 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
-/// How long a connection has to say hello.
+/// How long a new connection has to send its hello.
 const HELLO_TIME: Duration = Duration::from_secs(10);
 /// Most connections of one guest at a time.
 const MAX_CONNECTIONS: usize = 8;
-/// Messages between a connection and the VM's task: at most 64 KiB each.
+/// Capacity of the queue from a connection to the VM's task; a message has 64 KiB at most.
 const QUEUE: usize = 4;
-/// Most room for input that a guest is believed to have, in bytes.
+/// Most input credit that a guest can grant, bytes.
 const MAX_ROOM: usize = 16 << 20;
 
-/// How often it is tried again to listen where that failed.
+/// How often a failed bind of the socket is tried again.
 const RETRY_LISTENING: Duration = Duration::from_secs(1);
 
-/// What the node has stored, and the guest may forget.
+/// What the node has stored, so that the guest can forget it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stored {
     /// Bytes of stdout.
@@ -41,7 +41,7 @@ pub struct Stored {
     pub end: bool,
 }
 
-/// The node's side of a connection that said hello.
+/// The node's side of a connection that sent a valid hello.
 #[derive(Debug)]
 pub struct Link {
     /// Which connection, in the order of their hellos.
@@ -51,15 +51,15 @@ pub struct Link {
     /// Messages to the guest, with back-pressure. Dropping it (and every
     /// clone) closes the connection.
     pub send: mpsc::Sender<ToGuest>,
-    /// Acknowledgements: only the newest counts, and they overtake the rest.
+    /// Acknowledgements: only the newest counts, and they are sent before other messages.
     pub stored: watch::Sender<Stored>,
-    /// The end of the first command was told on this connection.
+    /// The end of the first command was reported on this connection.
     pub heard_end: bool,
-    /// Bytes of input the guest has room for, if it tells.
+    /// Input credit in bytes, if the guest uses flow control.
     room: Option<Arc<Semaphore>>,
 }
 
-/// The way to the first command's input, on one connection.
+/// Sends input to the first command, on one connection.
 #[derive(Debug, Clone)]
 pub struct InputPort {
     send: mpsc::Sender<ToGuest>,
@@ -67,14 +67,14 @@ pub struct InputPort {
 }
 
 impl Link {
-    /// The guest has room for so many more bytes of input.
+    /// The guest grants so many more bytes of input.
     pub fn more_room(&mut self, bytes: u32) {
         let room = self.room.get_or_insert_with(|| Arc::new(Semaphore::new(0)));
         let most = MAX_ROOM.saturating_sub(room.available_permits());
         room.add_permits((bytes as usize).min(most));
     }
 
-    /// The way to the input.
+    /// A sender of input on this connection.
     pub fn input(&self) -> InputPort {
         InputPort {
             send: self.send.clone(),
@@ -85,7 +85,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // Whoever waits for room looks for another connection.
+        // Wakes senders that wait for credit; they look for another connection.
         if let Some(room) = &self.room {
             room.close();
         }
@@ -106,12 +106,12 @@ impl InputPort {
     }
 }
 
-/// From the connections to the VM's task, in order.
+/// Messages from the connections to the VM's task, in order.
 #[derive(Debug)]
 pub enum FromLink {
-    /// A new connection said hello and replaces any older one.
+    /// A new connection sent its hello and replaces any older one.
     Hello {
-        /// The way back.
+        /// The node's side of it.
         link: Link,
         /// Guest time of the mark `PID 1`.
         pid1_ns: u64,
@@ -124,16 +124,16 @@ pub enum FromLink {
     Gone(u64),
 }
 
-/// Takes connections of the guest with this id until dropped.
+/// Accepts connections of the guest with this id until dropped.
 #[derive(Debug)]
 pub struct Supervisor {
-    /// What they say.
+    /// Messages of all connections.
     pub messages: mpsc::Receiver<FromLink>,
     accepting: tokio::task::JoinHandle<()>,
 }
 
 impl Supervisor {
-    /// Starts to take connections.
+    /// Starts to accept connections.
     pub fn new(listener: UnixListener, vm_id: &str) -> Supervisor {
         let (send, messages) = mpsc::channel(QUEUE);
         let accepting = tokio::spawn(accept(listener, vm_id.to_owned(), send));
@@ -143,7 +143,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts to take connections as soon as it can listen there.
+    /// Starts to accept connections once the socket can be bound.
     pub fn when_it_can_listen(socket: PathBuf, vm_id: &str) -> Supervisor {
         let (send, messages) = mpsc::channel(QUEUE);
         let vm_id = vm_id.to_owned();
@@ -164,7 +164,7 @@ impl Supervisor {
     }
 }
 
-/// Listens on this socket, whatever is in its place.
+/// Binds this socket; replaces whatever has its path.
 pub fn bind(socket: &Path) -> io::Result<UnixListener> {
     let _ = fs::remove_file(socket).or_else(|_| fs::remove_dir_all(socket));
     let listener = UnixListener::bind(socket)?;
@@ -177,7 +177,7 @@ pub fn bind(socket: &Path) -> io::Result<UnixListener> {
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
-        // Connections end when their messages have no receiver.
+        // The connections end by themselves, because their messages have no receiver.
         self.accepting.abort();
     }
 }
@@ -278,8 +278,7 @@ async fn connection(
             }
         }
     };
-    // Both at once: a guest that waits for room in one direction must not
-    // stop the other.
+    // Reads and writes concurrently: a guest that blocks one direction must not block the other.
     tokio::select! {
         () = reading => {}
         () = write(&mut output, to_guest, stored_seen) => {}
@@ -294,7 +293,7 @@ async fn write(
     mut stored: watch::Receiver<Stored>,
 ) {
     let mut told = Stored::default();
-    // The welcome comes before everything else.
+    // The welcome must be the first message.
     match to_guest.recv().await {
         Some(welcome) if frames::write(output, &welcome).await.is_ok() => {}
         _ => return,
@@ -364,7 +363,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sock");
         let mut supervisor = Supervisor::new(UnixListener::bind(&path).unwrap(), "0123456789ab");
-        // What the init of release 0.1 says, byte for byte.
+        // The hello of release 0.1's init, byte for byte.
         let old = include_str!("../../wire/golden/agent-1.txt").lines().next();
         let hex = old.unwrap().split(' ').nth(1).unwrap();
         let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();

@@ -1,13 +1,13 @@
-//! For fuzzing: what is read of logs.
+//! Entry points for fuzzing: the parser of logs.
 
 use crate::log;
 use std::path::Path;
 
-/// Reads a VM's log that is `bytes`, then writes on.
+/// Reads a VM's log that is `bytes`, then appends to it.
 ///
 /// # Panics
 ///
-/// If what was written then is not read.
+/// If the appended records can't be read.
 pub fn command_log(bytes: &[u8], folder: &Path) {
     std::fs::write(folder.join("command.log"), bytes).expect("the folder can be written");
     let mut reader = log::Reader::new(folder, 0);

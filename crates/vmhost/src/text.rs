@@ -1,14 +1,14 @@
-//! Text of guests and other processes, as it is shown.
+//! Text of guests and other processes, made safe to show.
 
-/// Longest name or remark of a guest that is kept, in characters.
+/// Most characters that are kept of a guest's name or detail.
 const MAX_TEXT: usize = 200;
 
-/// A guest's text, cut to a bearable length, without control characters.
+/// A guest's text, truncated, without control characters.
 pub fn short(text: &str) -> String {
     cut(text, MAX_TEXT)
 }
 
-/// The same, of at most so many characters.
+/// As [`short`], with at most `most` characters.
 pub fn cut(text: &str, most: usize) -> String {
     text.chars()
         .filter(|c| !c.is_control())

@@ -1,9 +1,8 @@
-//! What the node learns about time while a VM starts and runs, and the one
-//! timeline made of it.
+//! Collects the times of a VM's start and run, and makes one timeline of them.
 //!
-//! Three clocks meet here. The node and the VMM stamp with the host's
-//! monotonic clock. Init stamps with the guest's; the mark `PID 1`, which the
-//! VMM stamps and whose guest time init tells in its hello, ties the two.
+//! There are two clocks: the node and the VMM use the host's CLOCK_MONOTONIC, init uses the
+//! guest's. The mark `PID 1` relates them: the VMM records its host time, and init reports its
+//! guest time in the hello.
 
 use crate::text::{cut, short};
 use jiffy_content::clock::monotonic_ns;
@@ -12,15 +11,14 @@ use jiffy_wire::pager::PagerStats;
 use jiffy_wire::timeline::{Span, Timeline, Track, names};
 use jiffy_wire::trace;
 
-/// Most spans of a guest, and most marks: a guest can make them without end.
+/// Most spans, and most marks, of a guest, which can send any number of them.
 const MAX_GUEST: usize = 2048;
-/// Characters of a remark of the VMM: it names a disk, an image, an origin.
+/// Most characters of a span's detail from the VMM, which names a disk, an image or an origin.
 const MAX_REMARK: usize = 2000;
-/// The VMM's first moment, by which the node knows that it runs.
+/// The VMM's first span, by which the node knows that it runs.
 const VMM_MAIN: &str = "VMM main";
 
-/// When something was first heard of over the supervisor channel, for guests
-/// that write no marks.
+/// Times of the first messages on the supervisor channel, for guests that write no marks.
 #[derive(Debug, Default, Clone, Copy)]
 struct Heard {
     ready: Option<u64>,
@@ -28,7 +26,7 @@ struct Heard {
     ended: Option<u64>,
 }
 
-/// Collects what is measured of one start of one VM.
+/// Collects the measurements of one start of one VM.
 #[derive(Debug, Default, Clone)]
 pub struct Recorder {
     clock: String,
@@ -50,14 +48,14 @@ pub struct Recorder {
     faults: Option<PagerFaults>,
 }
 
-/// What the pager did for a VM.
+/// The pager's fault statistics of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PagerFaults {
     /// Demand faults.
     pub count: u64,
-    /// What they took together, nanoseconds.
+    /// Their total duration, nanoseconds.
     pub total_ns: u64,
-    /// The first, host CLOCK_MONOTONIC.
+    /// Time of the first one, host CLOCK_MONOTONIC.
     pub first_ns: u64,
 }
 
@@ -72,7 +70,7 @@ impl From<PagerStats> for PagerFaults {
 }
 
 impl Recorder {
-    /// Nothing measured yet, on the clock of this boot id.
+    /// An empty recorder, for the clock of this boot id.
     pub fn new(clock: &str) -> Recorder {
         Recorder {
             clock: clock.to_owned(),
@@ -80,19 +78,19 @@ impl Recorder {
         }
     }
 
-    /// What an earlier daemon measured of the same VM.
+    /// Takes over what an earlier daemon measured of the same VM.
     pub fn keep(&mut self, earlier: Timeline) {
         if earlier.clock == self.clock {
             self.kept = earlier.spans;
         }
     }
 
-    /// The guest does not boot: it goes on from a captured one.
+    /// The guest is restored and does not boot.
     pub fn restored(&mut self) {
         self.restored = true;
     }
 
-    /// What the pager did so far.
+    /// Sets the pager's fault statistics.
     pub fn faults(&mut self, faults: PagerFaults) {
         self.faults = Some(faults);
     }
@@ -102,7 +100,7 @@ impl Recorder {
         self.received = Some(at_ns);
     }
 
-    /// There was no memory for it from then to then.
+    /// The start waited for memory, from and to these times.
     pub fn waited(&mut self, waited_ns: (u64, u64)) {
         self.waited = Some(waited_ns);
     }
@@ -117,25 +115,24 @@ impl Recorder {
         self.spawn = Some((start_ns, end_ns));
     }
 
-    /// Its VMM was there before: it was told what it is instead of spawned.
+    /// A spare became the VMM; none was spawned.
     pub fn by_a_spare(&mut self) {
         self.spare = true;
     }
 
-    /// The VM's place on the network was begun, it had its address, its link, and its rules.
-    /// What was done ahead is no part of this start.
+    /// Times at which the network attachment was begun and had its address, its link and its
+    /// rules. Parts prepared ahead of the request are not counted.
     pub fn attached(&mut self, times_ns: [u64; 4]) {
         let begun = self.received.unwrap_or(0);
         self.attached = Some(times_ns).filter(|[start, ..]| *start >= begun);
     }
 
-    /// A VM that was restored ahead was given its configuration. What its VMM
-    /// did before is no part of this start.
+    /// A standby was given its configuration. What its VMM did before is not counted.
     pub fn taken_over(&mut self, start_ns: u64, end_ns: u64) {
         self.standby = Some((start_ns, end_ns));
     }
 
-    /// A step of the VMM.
+    /// A span of the VMM.
     pub fn vmm_span(&mut self, name: String, start_ns: u64, end_ns: u64, detail: Option<String>) {
         if self
             .standby
@@ -181,7 +178,7 @@ impl Recorder {
         self.heard.ended.get_or_insert_with(monotonic_ns);
     }
 
-    /// The timeline as far as it is known.
+    /// The timeline of what is known so far.
     pub fn build(&self) -> Timeline {
         let mut timeline = Timeline::new(self.clock.clone());
         let spans = &mut timeline.spans;
@@ -251,7 +248,7 @@ impl Recorder {
         }
     }
 
-    /// The kernel, from the VMM's first entry into the guest to PID 1.
+    /// Spans of the kernel, from the VMM's first entry into the guest to PID 1.
     fn boot_spans(&self, spans: &mut Vec<Span>) {
         let first_run = self
             .vmm
@@ -271,7 +268,7 @@ impl Recorder {
         }
     }
 
-    /// The clone gate, and faults.
+    /// Spans of the clone gate and of page faults.
     fn restore_spans(&self, spans: &mut Vec<Span>) {
         for (mark, name) in [
             (trace::MARK_GATE_ENTERED, names::GATE_ENTERED),
@@ -311,9 +308,9 @@ impl Recorder {
         }
     }
 
-    /// Init's spans on the host's clock; none if nothing ties the clocks.
+    /// Init's spans on the host's clock; none if the clocks can't be related.
     fn init_spans(&self, spans: &mut Vec<Span>) {
-        // In a restored guest the gate takes the place of PID 1's beginning.
+        // A restored guest has no `PID 1` mark; the entry into the gate is used instead.
         let anchor = match self.restored {
             true => trace::MARK_GATE_ENTERED,
             false => trace::MARK_PID1,
@@ -348,7 +345,7 @@ impl Recorder {
     }
 }
 
-/// Marks that [`Recorder::build`] turns into moments of their own.
+/// Marks for which [`Recorder::build`] makes events of their own.
 fn is_named(mark: u8) -> bool {
     matches!(
         mark,

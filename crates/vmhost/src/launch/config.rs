@@ -19,10 +19,10 @@ use jiffy_wire::vmm::{
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Longest kernel command line Linux takes on x86, less what the VMM appends.
+/// Longest kernel command line of Linux on x86, bytes, without what the VMM appends.
 const MAX_COMMAND_LINE: usize = 1536;
 
-/// The configuration of the VMM that is to carry out this plan.
+/// The configuration of the VMM for this plan.
 pub(super) fn vmm_config<'a>(
     paths: &Paths,
     record: &VmRecord,
@@ -89,18 +89,18 @@ pub(super) fn vmm_config<'a>(
     Ok(config)
 }
 
-/// A VM's disks; the first is filled on demand if its image is not all here.
+/// A VM's disks; the root is filled on demand if its image is only partly here.
 fn disks(paths: &Paths, plan: &Plan, launcher: &Launcher) -> Vec<Disk> {
     let mut disks = plan.disks.clone();
-    // A copy of the image that the VM writes to is all there.
+    // A writable copy of the image is always complete.
     let root = disks.first_mut().filter(|root| root.read_only);
     if let (Some(lazy), Some(root)) = (&plan.root.lazy, root) {
         let mut residency = lazy.residency(paths);
         residency.pager_socket = launcher.inside(&residency.pager_socket).into();
         root.residency = Some(residency);
     } else if let Some(root) = disks.first_mut() {
-        // A guest that boots in the background, to be kept, shows what a boot
-        // needs. All of the root is in a writable one's file.
+        // A guest that boots in the background for a golden snapshot records the boot set. A
+        // writable root is complete and needs none.
         root.note_reads =
             plan.low_priority && root.read_only && matches!(plan.beginning, Beginning::Boot);
     }
@@ -137,7 +137,7 @@ fn restore<'a>(
     })
 }
 
-/// A VM's network interface, if it has one. Without a network its link is down.
+/// A VM's network interface, if it has one. If the host has no network, its link is down.
 fn nets<'a>(
     record: &VmRecord,
     plan: &'a Plan,
@@ -164,14 +164,14 @@ pub fn volume_disk(volume: &VolumeUse, path: PathBuf) -> Disk {
     Disk {
         path,
         read_only: volume.read_only,
-        // virtio gives the serial number 20 bytes.
+        // Virtio limits the serial number to 20 bytes (Virtio 1.3 §5.2.6, VIRTIO_BLK_T_GET_ID).
         serial: Some(volume.name.chars().take(20).collect()),
         limit: volume.limit,
         ..Disk::default()
     }
 }
 
-/// The volumes that the guest is to mount.
+/// The volumes that the guest mounts.
 fn mounts(spec: &Spec) -> Vec<DiskMount> {
     let mount = |(index, volume): (usize, &VolumeUse)| {
         Some(DiskMount {
@@ -194,14 +194,14 @@ fn guest_config(record: &VmRecord, plan: &Plan) -> GuestConfig {
         disks: mounts(spec),
         handover: spec.init.clone(),
         main: spec.command.clone(),
-        // The node's own VMs are looked at afterwards.
+        // Hidden VMs are captured or inspected after their command.
         power_off_after_main: spec.command.is_some() && !spec.hidden,
         timeline: spec.timeline,
         preload: spec.preload.clone(),
         rehearsal: spec.hidden,
         ..GuestConfig::default()
     };
-    // What boots to be captured learns who it is when it goes on as somebody.
+    // A guest that boots to be captured gets its identity when it is restored.
     let is_nobody = spec.hidden && matches!(plan.beginning, Beginning::Boot);
     match &plan.network {
         Some(attachment) if is_nobody => network::told_link(&mut config, &attachment.addresses),

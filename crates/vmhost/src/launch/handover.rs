@@ -1,4 +1,4 @@
-//! What a VMM is handed open: its events, what it goes on from, and, in a jail, every file
+//! Descriptors passed to a VMM: its events, the files it restores from and, in a jail, every file
 //! and socket that its configuration names.
 
 use super::plan::Handle;
@@ -16,12 +16,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Requests to a VMM that may wait for it.
+/// Backlog of the control socket.
 const CONTROL_BACKLOG: i32 = 128;
-/// Programs that may wait for the guest: as while it boots.
+/// Backlog of the vsock socket: programs may connect while the guest boots.
 const VSOCK_BACKLOG: i32 = 1024;
 
-/// What a VMM inherits: its events first.
+/// The descriptors that a VMM inherits; its events come first.
 pub(super) struct Descriptors<'a> {
     pub launcher: &'a Launcher,
     /// Is there a process to inherit them?
@@ -52,7 +52,7 @@ impl<'a> Descriptors<'a> {
         }
     }
 
-    /// For a VMM that has them already.
+    /// No descriptors, for a VMM that has them already.
     pub fn none(launcher: &'a Launcher) -> Descriptors<'a> {
         Descriptors {
             launcher,
@@ -61,7 +61,7 @@ impl<'a> Descriptors<'a> {
         }
     }
 
-    /// All of them, in order.
+    /// All descriptors, in order.
     pub fn passed(&self) -> Vec<BorrowedFd<'_>> {
         self.passed.iter().map(Passed::as_fd).collect()
     }
@@ -76,7 +76,7 @@ impl<'a> Descriptors<'a> {
         self.used && self.launcher.hands_over()
     }
 
-    /// How the VMM finds this file.
+    /// How the VMM refers to this file: by path or by descriptor.
     pub fn source(&mut self, handle: &'a Handle) -> Result<Source> {
         match handle {
             Handle::Open(file) => Ok(Source::Fd(self.push(Passed::Borrowed(file.as_fd())))),
@@ -91,7 +91,7 @@ impl<'a> Descriptors<'a> {
         }
     }
 
-    /// The queues of a TAP. A VMM that was restored ahead has them already.
+    /// The queues of a TAP. A standby has them already.
     pub fn tap(&mut self, queues: &'a [OwnedFd]) -> NetBackend {
         match self.used {
             true => NetBackend::Tap(
@@ -108,7 +108,7 @@ impl<'a> Descriptors<'a> {
         handles.iter().map(|handle| self.source(handle)).collect()
     }
 
-    /// The number of the configuration's file, if the VMM can't open it.
+    /// The descriptor of the configuration's file, if the VMM can't open it.
     pub fn config(&mut self, config: &Path) -> Result<Option<i32>> {
         if !self.hands_over() {
             return Ok(None);
@@ -118,8 +118,8 @@ impl<'a> Descriptors<'a> {
         Ok(Some(self.push(Passed::Owned(file.into()))))
     }
 
-    /// Everything else that the VMM will open or listen on, if it can't do so itself. What
-    /// does not exist is not handed over: the VMM says what it lacks.
+    /// Passes all other files and sockets that the VMM can't open itself. A file that does not
+    /// exist is not passed; the VMM reports it.
     pub fn hand(&mut self, config: &VmmConfig, paths: &Paths) -> Result<Vec<Handed>> {
         if !self.hands_over() {
             return Ok(Vec::new());
@@ -182,7 +182,8 @@ impl<'a> Descriptors<'a> {
     }
 }
 
-/// A file of a VM, whatever it is: the VMM looks at that, and opening a pipe must not wait.
+/// Opens a file of a VM of any type. The VMM checks the type; O_NONBLOCK keeps the open of a FIFO
+/// from blocking.
 fn open(name: &Path, write: bool, flags: OFlags) -> Result<Option<OwnedFd>> {
     let flags = (flags | OFlags::NONBLOCK).bits() as i32;
     let mut options = OpenOptions::new();

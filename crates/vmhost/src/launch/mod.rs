@@ -1,10 +1,10 @@
 //! Starting a VM's VMM.
 //!
-//! * `plan`: what a start needs.
-//! * `config`: what the VMM and the guest are told.
-//! * `handover`: what the VMM is handed open.
-//! * `spawn`: the process: spawned, or a spare's, or a standby's.
-//! * `spawned`: what a VM has of its VMM.
+//! * `plan`: everything that a start needs.
+//! * `config`: the configurations of the VMM and the guest.
+//! * `handover`: the descriptors passed to the VMM.
+//! * `spawn`: spawns the process, or uses a spare or a standby.
+//! * `spawned`: the node's side of a VMM.
 //! * `standby`: VMs restored ahead.
 
 mod config;

@@ -1,4 +1,4 @@
-//! What a start needs: one plan, whatever the VM begins from.
+//! The plan of a start: the same for a boot, a restore and a wake.
 
 use super::standby::Standby;
 use crate::network::Attachment;
@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// All that a start needs, looked up and held.
+/// Everything that a start needs, looked up and held.
 #[derive(Debug)]
 pub struct Plan {
     /// The kernel.
@@ -24,15 +24,16 @@ pub struct Plan {
     pub disks: Vec<Disk>,
     /// Volumes, held while the VM runs.
     pub volumes: Vec<Lease>,
-    /// Boot, or what to do instead.
+    /// Boot or restore.
     pub beginning: Beginning,
     /// A VM restored ahead that this one may become.
     pub standby: Option<Standby>,
-    /// What it has of the network, if it has anything.
+    /// Its attachment to the network, if it has one.
     pub network: Option<Attachment>,
-    /// Memory that was reserved for it; none of what is made for later, which has it elsewhere.
+    /// Its reservation of memory; `None` for background work, which holds its reservation
+    /// elsewhere.
     pub room: Option<Reserved>,
-    /// It is for later: whoever waits for something goes first.
+    /// It is background work, with low priority.
     pub low_priority: bool,
     /// When the request came.
     pub received_ns: u64,
@@ -47,31 +48,31 @@ pub struct Plan {
 pub enum Beginning {
     /// The kernel boots.
     Boot,
-    /// A captured VM goes on, as a new one or (woken) as the same.
+    /// A captured VM is restored, as a new VM or (on wake) as the same one.
     Restore(Restoring),
 }
 
-/// A captured VM to go on from.
+/// A captured VM to restore.
 #[derive(Debug, Clone)]
 pub struct Restoring {
-    /// Where this VM's memory came from; none if it is its own.
+    /// Where this VM's memory came from; `None` on wake.
     pub origin: Option<Origin>,
     /// vCPUs, chips and devices.
     pub state: Handle,
     /// RAM.
     pub memory: SavedRam,
-    /// What the guest writes to at once, as far as is known.
+    /// Ranges that the guest writes to soon after the restore, if they are known.
     pub prefault: Vec<Extent>,
     /// The VM's first command is a new one, to be started.
     pub start_main: bool,
-    /// The golden snapshot it is, if that is what it is.
+    /// The golden snapshot's name, if it is one.
     pub golden: Option<String>,
 }
 
 /// A file of a captured VM.
 #[derive(Debug, Clone)]
 pub enum Handle {
-    /// By name.
+    /// By path.
     Path(PathBuf),
     /// Open, to be inherited.
     Open(Arc<OwnedFd>),
@@ -97,7 +98,7 @@ pub enum SavedRam {
 }
 
 impl Restoring {
-    /// The same VM goes on, or another one with this origin.
+    /// Restores a VM with this origin; without one, the same VM goes on.
     pub fn new(origin: Option<Origin>, state: Handle, memory: SavedRam) -> Restoring {
         Restoring {
             origin,
@@ -111,7 +112,7 @@ impl Restoring {
 }
 
 impl SavedRam {
-    /// RAM that is kept as it is, in this file.
+    /// Raw RAM in this file.
     pub fn of_file(path: PathBuf) -> SavedRam {
         SavedRam::Mapped {
             layers: vec![Handle::Path(path)],
@@ -121,8 +122,8 @@ impl SavedRam {
 }
 
 impl Plan {
-    /// A start that was asked for and began to be looked up then, and is found now
-    /// (monotonic nanoseconds). Volumes, room, a standby are added.
+    /// The plan of a start that was requested and whose lookup began at these times (monotonic
+    /// nanoseconds), and ended now. The caller adds volumes, memory and a standby.
     pub fn new(
         kernel: PathBuf,
         root: Root,
@@ -146,7 +147,7 @@ impl Plan {
         }
     }
 
-    /// Does a VM that slept go on?
+    /// Does it wake a hibernated VM?
     pub fn wakes(&self) -> bool {
         matches!(&self.beginning, Beginning::Restore(restoring) if restoring.origin.is_none())
     }
@@ -162,7 +163,7 @@ impl Plan {
         }
     }
 
-    /// What to do if the golden snapshot turns out to be none: boot.
+    /// The plan to boot instead, if the golden snapshot can't be restored.
     pub fn fallback(&self) -> Option<Plan> {
         match &self.beginning {
             Beginning::Restore(restoring) if restoring.golden.is_some() => Some(Plan {

@@ -1,4 +1,4 @@
-//! From a plan to a running VMM.
+//! Makes a running VMM of a plan.
 
 use super::config::vmm_config;
 use super::handover::Descriptors;
@@ -30,15 +30,15 @@ use std::time::Duration;
 use tokio::net::UnixListener;
 use tracing::debug;
 
-/// Descriptors of the daemon that no VM gets: for requests, disks, and what makes room.
+/// Descriptors that the daemon keeps for itself: for requests, disks, and work that frees
+/// resources.
 const KEPT_DESCRIPTORS: u64 = 128;
-/// The nice value of VMs that are made for later.
+/// The nice value of VMs of background work.
 const LOW_PRIORITY: i32 = 19;
 
-/// Makes the run folder and the configuration, and spawns the VMM, or has a
-/// spare be it, or takes over the standby; a guest that is restored has so long
-/// to take on its new identity. After an error nothing runs; the caller removes
-/// the run folder.
+/// Makes the run folder and the configuration, and spawns the VMM, or uses a spare or the
+/// standby. A restored guest has `gate_time` to pass its gate. After an error nothing runs; the
+/// caller removes the run folder.
 pub fn spawn(
     paths: &Paths,
     launcher: &Launcher,
@@ -59,12 +59,12 @@ pub fn spawn(
         }
     }
     plan.network = network.attach(record)?;
-    // Spares are for what somebody waits for.
+    // Background work does not use up spares.
     let spares = (!plan.low_priority).then_some(spares);
     spawn_process(paths, launcher, spares, record, plan, gate_time, false)
 }
 
-/// Restores a VM, and holds it: it has a folder, and no record. After an error nothing of it
+/// Restores a VM as a standby, with a folder but without a record. After an error nothing of it
 /// is left.
 pub fn hold(
     paths: &Paths,
@@ -83,8 +83,7 @@ pub fn hold(
     Ok(Standby::new(paths, record, spawned, plan.network.take()))
 }
 
-/// Gives a VM that is held the configuration it waits for. After an error its
-/// process has ended.
+/// Sends a standby the configuration it waits for. After an error its process has ended.
 fn take_over(
     paths: &Paths,
     launcher: &Launcher,
@@ -154,11 +153,10 @@ fn spawn_process(
     let folder = paths.vm(&record.id);
     let run = paths.vm_run(&record.id);
     if record.started.is_some() {
-        // A VM that starts again: nothing of its last life may be mistaken
-        // for this one's.
+        // The VM may have run before: files of that run must not be taken for this one's.
         let _ = remove_any(&run);
         let stale: &[&str] = match plan.wakes() {
-            // It is the same life.
+            // A wake continues the same run.
             true => &["exit.json"],
             false => &["exit.json", "console.log", "timeline.json", "vmm.log"],
         };
@@ -212,7 +210,7 @@ fn spawn_process(
     drop(passed);
     let after = monotonic_ns();
     if plan.low_priority {
-        // Its threads inherit it; they don't exist yet.
+        // Set before it has threads, which inherit it.
         let pid = Pid::from_raw(process.pid as i32);
         let _ = rustix::process::setpriority_process(pid, LOW_PRIORITY);
     }
@@ -226,7 +224,7 @@ fn spawn_process(
     })
 }
 
-/// Refuses a further VM before its descriptors are missing for what ends others.
+/// Refuses one more VM before the daemon lacks the descriptors it needs to end others.
 fn check_descriptors(newest: BorrowedFd<'_>) -> Result<()> {
     let Some(limit) = jiffy_sys::descriptors::are_short(newest, KEPT_DESCRIPTORS) else {
         return Ok(());
@@ -271,7 +269,7 @@ fn spawn_vmm(
     })
 }
 
-/// Lets the VM's monitor connect to its sockets, and no other: they are there by now.
+/// Lets only the VM's monitor connect to the sockets in its run folder, which exist by now.
 fn open_to_monitor(paths: &Paths, record: &VmRecord, plan: &Plan, user: Option<u32>) -> Result<()> {
     let run = paths.vm_run(&record.id);
     let failed = |error| Error::io("open sockets to the VMM in", &run, &error);

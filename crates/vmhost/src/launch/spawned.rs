@@ -1,4 +1,4 @@
-//! A VMM that was spawned, with what its VM needs of it.
+//! The node's side of a spawned VMM.
 
 use crate::process::{Events, VmmProcess};
 use tokio::net::UnixListener;
@@ -14,8 +14,8 @@ pub struct Spawned {
     pub listener: UnixListener,
     /// Before and after the spawn, monotonic nanoseconds.
     pub spawn_ns: (u64, u64),
-    /// It was restored ahead: what it did before this is no part of its start.
+    /// It was a standby: what it did before is not part of the VM's start.
     pub was_standby: bool,
-    /// Its process was there before.
+    /// It was a spare.
     pub was_spare: bool,
 }

@@ -8,7 +8,7 @@ use jiffy_content::paths::Paths;
 use std::fs;
 use tracing::debug;
 
-/// A VM that is restored and held.
+/// A standby: a VM that is restored and held before its guest's first instruction.
 #[derive(Debug)]
 pub struct Standby {
     /// The id of the VM it will be.
@@ -21,7 +21,7 @@ pub struct Standby {
 }
 
 impl Standby {
-    /// The VM of this record, which this VMM holds.
+    /// A standby of the VM of this record, with this VMM.
     pub(super) fn new(
         paths: &Paths,
         record: &VmRecord,
@@ -48,15 +48,15 @@ impl Standby {
         process.is_some_and(|process| process.lives())
     }
 
-    /// Ends it; nothing of it is left when this returns.
+    /// Ends it; when this returns, its folder is removed, too.
     pub async fn end(mut self) {
         if let Some(spawned) = self.spawned.take() {
             end(spawned, self.paths.clone(), std::mem::take(&mut self.id)).await;
         }
     }
 
-    /// Ends it, but for its folder: that is the one of the VM that has its id by
-    /// now, and begins in another way.
+    /// Ends it, but keeps its folder, which belongs to the VM that has its id by now and begins
+    /// without it.
     pub async fn give_up(mut self) {
         if let Some(spawned) = self.spawned.take() {
             spawned.process.kill();
@@ -65,7 +65,7 @@ impl Standby {
         }
     }
 
-    /// Its process and sockets, and what it has of the network, for whoever takes it over.
+    /// Its VMM and its network attachment, for the VM that takes it over.
     pub fn into_parts(mut self) -> Option<(Spawned, Option<Attachment>)> {
         Some((self.spawned.take()?, self.network.take()))
     }
@@ -89,7 +89,7 @@ async fn end(spawned: Spawned, paths: Paths, id: String) {
     let _ = tokio::task::spawn_blocking(move || remove(&paths, &id)).await;
 }
 
-/// Removes what a standby had.
+/// Removes the folders of a standby.
 pub(super) fn remove(paths: &Paths, id: &str) {
     if let Err(error) = folders::remove(paths, id) {
         debug!(id, %error, "what a standby had could not be removed");

@@ -1,4 +1,4 @@
-//! What a VM's guest is told about its network.
+//! The network configuration of a VM's guest.
 
 use super::DEFAULT;
 use jiffy_content::model::vm::VmRecord;
@@ -11,8 +11,8 @@ use std::net::{IpAddr, Ipv6Addr};
 /// The interface in the guest.
 const INTERFACE: &str = "eth0";
 
-/// Has a guest bring its interface up, which is much of what there is to do, without an
-/// address.
+/// Has a guest bring its interface up without an address, which takes most of the time of the
+/// setup.
 pub fn told_link(config: &mut GuestConfig, addresses: &Addresses) {
     config.interfaces = vec![Interface {
         name: INTERFACE.to_owned(),
@@ -60,7 +60,7 @@ pub fn told(config: &mut GuestConfig, record: &VmRecord, addresses: &Addresses) 
         .unwrap_or_else(|| record.name.clone());
     let mut names = vec![hostname];
     if names[0] != record.name && network.name.as_deref() != Some(DEFAULT) {
-        // By this one the VMs of its network know it.
+        // The other VMs of its network resolve it by this name.
         names.push(record.name.clone());
     }
     let own = own.into_iter().map(|address| HostEntry {
@@ -71,7 +71,7 @@ pub fn told(config: &mut GuestConfig, record: &VmRecord, addresses: &Addresses) 
     config.hosts = own.chain(further).collect();
 }
 
-/// `NAME:ADDRESS` as a line of /etc/hosts; none if it is none.
+/// Parses `NAME:ADDRESS` into an entry of /etc/hosts; `None` if it is invalid.
 pub fn hosts_entry(text: &str) -> Option<HostEntry> {
     let (name, address) = text.split_once(':')?;
     let plain = |it: u8| it.is_ascii_alphanumeric() || b"-._".contains(&it);

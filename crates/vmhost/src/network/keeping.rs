@@ -1,5 +1,5 @@
-//! What is done when nobody waits: links of VMs that have ended are removed, their connections
-//! are forgotten, and a link is made for the next VM.
+//! Background work of the network: removes links of VMs that have ended, forgets their
+//! connections, and makes a link for the next VM.
 
 use super::{Network, On, State};
 use jiffy_sys::causes;
@@ -8,14 +8,14 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tracing::debug;
 
-/// How long after a VM's end its link is removed: what its user waits for goes first.
+/// Delay from a VM's end to the removal of its link, so that its user does not wait for that.
 const LEAVE: Duration = Duration::from_millis(50);
-/// How long VMs' connections are kept after that: many VMs' are forgotten at once.
+/// Further delay until connections are forgotten: those of many VMs are forgotten at once.
 const FORGET: Duration = Duration::from_secs(1);
 
 impl Network {
-    /// Waits until a link is to be made ahead: the last one was taken. Without a network, for
-    /// ever.
+    /// Waits until a link has to be made ahead, because the last one was taken. Waits forever
+    /// without a network.
     pub async fn ahead_is_wanted(&self) {
         match &self.0 {
             State::On(on) => on.wanted.notified().await,
@@ -40,7 +40,7 @@ impl Network {
     }
 }
 
-/// Removes what VMs that have ended had.
+/// Detaches VMs that have ended.
 pub async fn clean_up(network: Arc<Network>) {
     let State::On(on) = &network.0 else { return };
     loop {
@@ -63,7 +63,7 @@ async fn blocking(network: &Arc<Network>, act: fn(&On)) {
 }
 
 fn detach_all(on: &On) {
-    // One at a time: whoever wants to begin is let in between.
+    // One at a time, so that starting VMs get the lock in between.
     loop {
         let mut inner = on.lock();
         let Some(vm) = inner.leaving.keys().next().copied() else {

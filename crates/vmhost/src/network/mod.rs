@@ -1,14 +1,14 @@
 //! VMs on the host's network: links, addresses, rules, names.
 //!
-//! [`Network`] stands between the records of VMs and `jiffy_net`, which knows nothing of them.
-//! What a VM has of the network is its record's: an [`Attachment`] that is dropped before a VM
-//! took it over is detached.
+//! [`Network`] connects the records of VMs with `jiffy_net`, which does not know them. A VM's
+//! record says what it has of the network. An [`Attachment`] that is dropped before a VM took it
+//! over is detached.
 //!
-//! * [`guest`]: what a VM's monitor and guest are told.
-//! * [`keeping`]: what is done when nobody waits.
-//! * [`open`]: the network as a daemon finds it.
-//! * [`recovered`]: addresses that a record does not tell.
-//! * [`specs`]: what records say, as the network has it.
+//! * [`guest`]: the network configuration of a VM's guest.
+//! * [`keeping`]: background work.
+//! * [`open`]: opens the network when the daemon starts.
+//! * [`recovered`]: recovers addresses that are missing in records.
+//! * [`specs`]: converts records to the network's types.
 
 mod guest;
 mod keeping;
@@ -45,10 +45,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::Notify;
 use tracing::warn;
 
-/// The network that a VM is on unless something else was asked for. Its VMs do not see each
-/// other.
+/// The network of VMs that ask for no other one. VMs on it can't reach each other.
 pub const DEFAULT: &str = "default";
-/// What is asked for to have no network.
+/// The name that asks for no network.
 pub const NONE: &str = "none";
 
 /// The network of this node's VMs.
@@ -57,7 +56,7 @@ pub struct Network(State);
 
 #[derive(Debug)]
 enum State {
-    /// There is none, and why.
+    /// There is none, with the reason.
     Off(String),
     On(Box<On>),
 }
@@ -66,17 +65,17 @@ enum State {
 struct On {
     inner: Mutex<Inner>,
     directory: Arc<Directory>,
-    /// What the host publishes on loopback is published on all addresses: loopback is another
-    /// host's (in the machine).
+    /// Ports that should be published on loopback are published on all addresses: in the machine,
+    /// loopback is not the user's.
     everywhere: bool,
-    /// VMs have ended, and are to be detached.
+    /// VMs have ended and must be detached.
     left: Notify,
-    /// Connections of VMs that are gone are still to be forgotten.
+    /// Connections of removed VMs must still be forgotten.
     released: Notify,
-    /// A link is to be made ahead.
+    /// A link must be made ahead.
     wanted: Notify,
     file: PathBuf,
-    /// Held for as long as this daemon has the network of this network namespace.
+    /// Held so that no other daemon uses the network of this network namespace.
     _only: UnixListener,
 }
 
@@ -86,41 +85,41 @@ struct Inner {
     networks: Networks,
     /// Published ports.
     held: HashMap<VmId, Held>,
-    /// Descriptors of VMs' TAPs, beside their monitors': a link does not go with its monitor, so
-    /// that it is there while its VM sleeps, and is removed when nobody waits.
+    /// Descriptors of VMs' TAPs, besides those of their monitors. They keep a link when its
+    /// monitor ends, while its VM is hibernated or until background work removes it.
     kept: HashMap<VmId, Vec<OwnedFd>>,
-    /// VMs that have ended, and whose link and rules are still there.
+    /// VMs that have ended and whose links and rules still exist.
     leaving: HashMap<VmId, Ipv4Addr>,
-    /// A link that was made before it is known for which VM, and VMs that are to have theirs.
+    /// A link made before its VM is known, and links that are promised to VMs.
     ahead: Option<Ahead>,
     promised: HashMap<VmId, Ahead>,
 }
 
-/// A link of no VM's yet.
+/// A link that belongs to no VM yet.
 #[derive(Debug, Clone, Copy)]
 struct Ahead {
     vm: VmId,
     v4: Ipv4Addr,
 }
 
-/// What a VM that starts has of the network. Dropped before the VM has taken it over, it is
-/// detached.
+/// A starting VM's attachment to the network. It is detached if it is dropped before the VM has
+/// taken it over.
 #[derive(Debug)]
 pub struct Attachment {
     network: Weak<Network>,
     vm: VmId,
-    /// Its address was taken for this start.
+    /// The address was allocated for this start.
     fresh: bool,
-    /// What its guest is told.
+    /// The addresses that its guest is told.
     pub addresses: Addresses,
     /// A descriptor of its TAP for each pair of queues.
     pub queues: Vec<OwnedFd>,
-    /// When it was begun, had its address, its link, and its rules (host CLOCK_MONOTONIC).
+    /// When it was begun and had its address, its link and its rules (host CLOCK_MONOTONIC).
     pub times_ns: [u64; 4],
 }
 
 impl Attachment {
-    /// Its addresses, IPv4 first. From here on they are the VM's.
+    /// Hands the attachment to the VM; returns its addresses, IPv4 first.
     pub fn taken_over(mut self) -> Vec<IpAddr> {
         self.network = Weak::new();
         let (v4, v6) = (self.addresses.v4, self.addresses.v6);
@@ -133,7 +132,7 @@ impl Attachment {
 
 impl Drop for Attachment {
     fn drop(&mut self) {
-        // One that sleeps sleeps on, and its link is kept for it.
+        // A hibernated VM stays hibernated, and its link is kept.
         if self.fresh
             && let Some(network) = self.network.upgrade()
             && let State::On(on) = &network.0
@@ -144,7 +143,7 @@ impl Drop for Attachment {
 }
 
 impl Network {
-    /// Why VMs have no network here, without a full stop; none if they have one.
+    /// Why VMs have no network here, without a full stop; `None` if they can have one.
     pub fn why_not(&self) -> Option<&str> {
         match &self.0 {
             State::Off(why) => Some(why),
@@ -152,8 +151,7 @@ impl Network {
         }
     }
 
-    /// Attaches a VM that starts. None: it has no network interface, or the host has no
-    /// network for it.
+    /// Attaches a starting VM. `None` if it has no network interface, or the host has no network.
     pub fn attach(self: &Arc<Self>, record: &VmRecord) -> Result<Option<Attachment>> {
         let (State::On(on), Some(_)) = (&self.0, &record.spec.network) else {
             return Ok(None);
@@ -172,7 +170,7 @@ impl Network {
         }))
     }
 
-    /// The id of a VM whose link was made ahead; the next is made when there is time.
+    /// Takes the id of a VM whose link was made ahead; the next link is made in the background.
     pub fn take_ahead(&self) -> Option<String> {
         let State::On(on) = &self.0 else { return None };
         let mut inner = on.lock();
@@ -183,8 +181,7 @@ impl Network {
         Some(ahead.vm.to_string())
     }
 
-    /// What was attached for a VM of this id becomes this VM's, with the name, policy and
-    /// ports that it has.
+    /// Changes an attachment made for this VM's id to the name, policy and ports of its record.
     pub fn settle(&self, attachment: &Attachment, record: &VmRecord) -> Result<()> {
         let State::On(on) = &self.0 else {
             return Ok(());
@@ -204,7 +201,7 @@ impl Network {
         Ok(())
     }
 
-    /// Gives a VM that is on the network what its record says now.
+    /// Applies an attached VM's current record.
     pub fn change(&self, record: &VmRecord) -> Result<()> {
         let (State::On(on), Some(v4)) = (&self.0, v4_of(record)) else {
             return Ok(());
@@ -217,8 +214,8 @@ impl Network {
         Ok(())
     }
 
-    /// A VM has ended: its names and ports are free from now on, and the rest is removed in a
-    /// moment, when nobody waits for the VM's answer.
+    /// A VM has ended: its names and ports are free from now on. The rest is removed in the
+    /// background, so that the VM's client does not wait for it.
     pub fn leave(&self, record: &VmRecord) {
         let (State::On(on), Some(v4), Ok(vm)) = (&self.0, v4_of(record), id_of(record)) else {
             return;
@@ -230,7 +227,7 @@ impl Network {
         on.left.notify_one();
     }
 
-    /// A VM is removed: nothing of it is left when this returns. True if there was something.
+    /// A VM is removed: when this returns, nothing of it is left. True if there was something.
     pub fn forget(&self, id: &str) -> bool {
         let (State::On(on), Ok(vm)) = (&self.0, id_from(id)) else {
             return false;
@@ -246,7 +243,7 @@ impl Network {
         freed.is_some()
     }
 
-    /// Keeps the link of a VM whose monitor is gone until it wakes.
+    /// Keeps the link of a hibernated VM, whose monitor has ended, until it wakes.
     pub fn keep_asleep(&self, record: &VmRecord) {
         let (State::On(on), Some(v4), Ok(vm)) = (&self.0, v4_of(record), id_of(record)) else {
             return;
@@ -256,7 +253,7 @@ impl Network {
             if inner.kept.contains_key(&vm) {
                 return Ok(());
             }
-            // Another daemon started it.
+            // Its descriptors were held by an earlier daemon.
             let attached = inner.host.attach_again(&spec).map_err(failed)?;
             on.directory.set(asker(record, &spec, &attached.addresses));
             inner.kept.insert(vm, attached.tap.queues);
@@ -270,7 +267,7 @@ impl Network {
         }
     }
 
-    /// What went through a VM's link.
+    /// Traffic counters of a VM's link.
     pub fn counters(&self, id: &str) -> Option<NetworkCounters> {
         let State::On(on) = &self.0 else { return None };
         let (traffic, stopped) = on.lock().host.counters(VmId::parse(id).ok()?).ok()?;
@@ -284,7 +281,7 @@ impl Network {
         })
     }
 
-    /// Ranges that VMs have addresses of.
+    /// The ranges of VMs' addresses.
     pub fn ranges(&self) -> Vec<String> {
         match &self.0 {
             State::Off(_) => Vec::new(),
@@ -331,7 +328,7 @@ impl Network {
         inner.host.remove_network(name).map_err(failed)
     }
 
-    /// Is there a network of this name to be on? Says why not.
+    /// Refuses a network's name that no VM can use, and says why.
     pub fn check_name(&self, name: &str) -> Result<()> {
         let on = self.on()?;
         match name == DEFAULT || on.lock().networks.names.contains(name) {
@@ -356,7 +353,7 @@ impl On {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Attaches a VM, at the address that it has if it has one.
+    /// Attaches a VM, at its previous address if it has one.
     fn attach(&self, vm: VmId, record: &VmRecord) -> Result<Made> {
         let mut inner = self.lock();
         if let Some(freed) = inner.leaving.remove(&vm) {
@@ -391,7 +388,7 @@ impl On {
             inner.held.insert(vm, held);
         }
         let made = match inner.kept.get(&vm) {
-            // Made ahead, or before its VM slept.
+            // The link was made ahead, or before the VM was hibernated.
             Some(queues) => {
                 let queues = dup(queues)?;
                 if !is_plain(&spec) {
@@ -420,7 +417,7 @@ impl On {
         Ok(made)
     }
 
-    /// Ports of VMs that have just ended may be this one's now.
+    /// Detaches VMs that have just ended, because this one may publish their ports.
     fn free_ports(&self, inner: &mut Inner, record: &VmRecord) {
         let publishes = |network: &NetworkUse| !network.ports.is_empty();
         if record.spec.network.as_ref().is_some_and(publishes) {
@@ -430,7 +427,7 @@ impl On {
         }
     }
 
-    /// Detaches a VM, and gives back its address if it has none any more.
+    /// Detaches a VM, and releases the address `freed`.
     fn detach(&self, inner: &mut Inner, vm: VmId, freed: Option<Ipv4Addr>) {
         self.directory.remove(vm);
         inner.held.remove(&vm);
@@ -482,13 +479,13 @@ impl On {
     }
 }
 
-/// What was made of a VM's network.
+/// A new attachment of a VM.
 struct Made {
     addresses: Addresses,
     queues: Vec<OwnedFd>,
-    /// Addressed, linked, ruled.
+    /// When it had its address, its link and its rules.
     times_ns: [u64; 3],
-    /// Its address was taken for this.
+    /// The address was allocated for this attachment.
     fresh: bool,
 }
 
@@ -497,7 +494,7 @@ fn dup(queues: &[OwnedFd]) -> Result<Vec<OwnedFd>> {
     dup.map_err(|error| Error::internal(format!("A VM's link can't be handed on: {error}.")))
 }
 
-/// Has it nothing beside what a link has that was made ahead?
+/// Does it need nothing beyond a link that was made ahead?
 fn is_plain(spec: &GuestSpec) -> bool {
     spec.network.is_none() && spec.policy.is_default() && spec.ports.is_empty()
 }
@@ -526,7 +523,7 @@ fn id_from(id: &str) -> Result<VmId> {
     VmId::parse(id).map_err(|error| Error::internal(format!("{error}.")))
 }
 
-/// The IPv4 address that a VM has.
+/// The IPv4 address in a VM's record.
 fn v4_of(record: &VmRecord) -> Option<Ipv4Addr> {
     record.addresses.iter().find_map(|address| match address {
         IpAddr::V4(v4) => Some(*v4),
@@ -554,7 +551,7 @@ fn port_error(error: NetError) -> Error {
     Error::conflict(format!("The port {error}.")).hint("Choose another with -p.")
 }
 
-/// A sentence's beginning.
+/// The error as a sentence that begins with a capital.
 fn capital(error: &NetError) -> String {
     let mut text = causes::sentence(error);
     if let Some(first) = text.get_mut(..1) {
@@ -563,7 +560,7 @@ fn capital(error: &NetError) -> String {
     text
 }
 
-/// What a VM of a golden snapshot has that is made ahead: the default, for whoever takes it.
+/// The network of standbys: the default one, until a VM takes the standby over.
 pub fn plain() -> NetworkUse {
     NetworkUse {
         name: Some(DEFAULT.to_owned()),

@@ -1,5 +1,5 @@
-//! The network as a daemon finds it: links, routes and rules become what the records say, and
-//! the name server answers.
+//! Opens the network when the daemon starts: makes links, routes and rules match the records, and
+//! starts the name server.
 
 use super::recovered::{linked, recovered, unknown};
 use super::specs::spec_of;
@@ -29,31 +29,32 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
-/// The abstract socket that the daemon binds which has the network: it is the network
-/// namespace's, as the network is.
+/// The abstract socket that is bound by the daemon that has the network. Abstract sockets belong
+/// to the network namespace, like the network.
 const ONLY: &[u8] = b"jiffy-network";
 /// The host's resolvers.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// Port of the name server.
 const NAME_PORT: u16 = 53;
 
-/// What an operator decides about the network.
+/// The operator's settings of the network.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
     /// VMs can have a network.
     pub on: bool,
-    /// Ranges that VMs have addresses of, in place of those that are chosen.
+    /// Range of the VMs' IPv4 addresses; `None` to choose one.
     pub v4: Option<Cidr>,
-    /// The same of IPv6.
+    /// Range of the VMs' IPv6 addresses; `None` to choose one.
     pub v6: Option<Cidr>,
-    /// Ports of the host's that no VM reaches, whatever a rule says.
+    /// Ports of the host that VMs never reach, whatever a rule says.
     pub never: Vec<u16>,
-    /// What is published on loopback is published on all addresses.
+    /// Publish on all addresses what should be published on loopback.
     pub everywhere: bool,
 }
 
 impl Network {
-    /// The network of the VMs in this data folder. If the host can have none, VMs have none.
+    /// Opens the network of the VMs in this data folder; without one, if the host does not
+    /// support it.
     pub fn open(settings: &Settings, paths: &Paths) -> Arc<Network> {
         let opened = match settings.on {
             true => open(settings, paths),
@@ -69,8 +70,8 @@ impl Network {
     }
 }
 
-/// Removes all that was made and set of the host's network: links, routes, rules, settings.
-/// VMs that run lose theirs.
+/// Removes all of Jiffy's links, routes, rules and settings from the host's network. Running VMs
+/// lose their network.
 pub fn uninstall(settings: &Settings, paths: &Paths) -> Result<(), String> {
     let _only = only()?;
     let options = options(settings, &kept(&paths.networks())?)?;
@@ -82,7 +83,7 @@ fn failed(error: Error) -> String {
     causes::sentence(&error)
 }
 
-/// What only one daemon of a network namespace has.
+/// Reserves the network of this network namespace for this daemon.
 fn only() -> Result<UnixListener, String> {
     let only = SocketAddr::from_abstract_name(ONLY).and_then(|name| UnixListener::bind_addr(&name));
     only.map_err(|error| match error.kind() {
@@ -91,7 +92,7 @@ fn only() -> Result<UnixListener, String> {
     })
 }
 
-/// Ranges are the operator's, or those of the daemon before.
+/// The ranges are the operator's, or else those of the earlier daemon.
 fn options(settings: &Settings, kept: &Networks) -> Result<HostOptions, String> {
     let known = |own: Option<Cidr>, kept: &str| own.or_else(|| kept.parse().ok());
     Ok(HostOptions {
@@ -123,7 +124,7 @@ fn open(settings: &Settings, paths: &Paths) -> Result<On, String> {
     let all: Vec<GuestSpec> = guests.iter().map(|(spec, _)| spec.clone()).collect();
     let mut opened = Host::open(options.clone(), &all, &kept.names);
     if matches!(opened, Err(Error::PoolTaken { .. })) && guests.is_empty() {
-        // Chosen before the host had that route.
+        // The saved range overlaps a route that the host got later.
         (options.v4, options.v6) = (settings.v4, settings.v6);
         opened = Host::open(options.clone(), &all, &kept.names);
     }
@@ -181,7 +182,7 @@ fn report_v6(report: &Report) -> Option<std::net::Ipv6Addr> {
     report.no_ipv6.is_none().then(|| report.ranges.gateway6())
 }
 
-/// What an earlier daemon kept.
+/// The state that an earlier daemon saved.
 fn kept(file: &Path) -> Result<Networks, String> {
     match networks::load(file) {
         Ok(kept) => Ok(kept),
@@ -197,7 +198,7 @@ fn kept(file: &Path) -> Result<Networks, String> {
     }
 }
 
-/// VMs that have addresses.
+/// Records of VMs that have addresses.
 fn records(paths: &Paths) -> Vec<VmRecord> {
     let entries = fs::read_dir(paths.vms()).into_iter().flatten().flatten();
     let ids = entries.filter_map(|entry| entry.file_name().into_string().ok());
@@ -220,7 +221,7 @@ fn records(paths: &Paths) -> Vec<VmRecord> {
         .collect()
 }
 
-/// Random bytes that the IPv6 range has.
+/// Random bytes for the IPv6 range.
 fn seed() -> Result<[u8; 5], String> {
     let mut seed = [0; 5];
     rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
@@ -228,7 +229,7 @@ fn seed() -> Result<[u8; 5], String> {
     Ok(seed)
 }
 
-/// Says what was found and set.
+/// Logs what was found and set.
 fn tell(report: &Report) {
     let (v4, v6) = (report.ranges.v4(), report.ranges.v6());
     info!(%v4, %v6, "VMs' network");

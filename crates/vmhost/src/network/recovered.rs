@@ -1,5 +1,6 @@
-//! Addresses of VMs that run and whose record does not tell them: a daemon was killed before it
-//! wrote that, or the record can't be read. What their guests were told does.
+//! Recovers addresses of running VMs that are missing in their records, because a daemon was
+//! killed before it saved them or the record can't be read. They are read from the guest's
+//! configuration.
 
 use super::plain;
 use jiffy_content::model::vm::{Spec, VmRecord};
@@ -12,7 +13,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 
-/// Largest configuration of a VMM that is looked into: with the guest's in it.
+/// Largest configuration of a VMM that is read, bytes; it contains the guest's.
 const MOST: u64 = 4 << 20;
 
 /// Ids of VMs that have a link in this network namespace.
@@ -23,7 +24,7 @@ pub(super) fn linked() -> HashSet<String> {
     ids.map(|id| id.to_string()).collect()
 }
 
-/// The addresses that the guest of the VM in this folder was told.
+/// The addresses in the guest configuration of the VM in this folder.
 pub fn recovered(folder: &Path) -> Vec<IpAddr> {
     let told = || {
         let config = regular::read(&folder.join("vmm.json"), MOST).ok()?;
@@ -40,7 +41,7 @@ pub fn recovered(folder: &Path) -> Vec<IpAddr> {
     addresses.filter_map(|it| it.parse().ok()).collect()
 }
 
-/// A VM with a link whose record can't be read: it may reach what all may.
+/// A record for a VM with a link whose own record can't be read; it has the default policy.
 pub(super) fn unknown(id: &str, folder: &Path) -> VmRecord {
     let spec = Spec {
         network: Some(plain()),

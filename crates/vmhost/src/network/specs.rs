@@ -1,4 +1,4 @@
-//! What records say, as the network has it.
+//! Converts records to the network's types.
 
 use super::DEFAULT;
 use jiffy_content::error::{Error, Result};
@@ -10,13 +10,13 @@ use jiffy_net::{Error as NetError, VmId};
 use jiffy_wire::api::NetworkPolicy;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Bytes of the largest packet, as on Ethernet.
+/// MTU, bytes, as on Ethernet.
 const MTU: u32 = 1500;
-/// Most published ports of a VM, each a range perhaps.
+/// Most published ports of a VM; each may be a range.
 const PORTS: usize = 64;
 
-/// The VM of this record at this address. Ports published on loopback may be published
-/// `everywhere` instead.
+/// The specification of this record's VM at this address. `everywhere` publishes on all addresses
+/// what should be published on loopback.
 pub(super) fn spec_of(record: &VmRecord, v4: Ipv4Addr, everywhere: bool) -> Result<GuestSpec> {
     let network = record.spec.network.clone().unwrap_or_default();
     let mut ports = check_ports(&network.ports)?;
@@ -40,7 +40,7 @@ pub(super) fn spec_of(record: &VmRecord, v4: Ipv4Addr, everywhere: bool) -> Resu
     })
 }
 
-/// Published ports, none of them twice.
+/// Parses published ports; refuses duplicates.
 pub fn check_ports(texts: &[String]) -> Result<Vec<Publish>> {
     if texts.len() > PORTS {
         return Err(Error::invalid(format!(
@@ -60,7 +60,7 @@ pub fn check_ports(texts: &[String]) -> Result<Vec<Publish>> {
     Ok(ports)
 }
 
-/// What a VM may reach.
+/// Parses a network policy.
 pub fn check_policy(policy: &NetworkPolicy) -> Result<Policy> {
     if policy.allow.len() + policy.deny.len() > RULES {
         return Err(Error::invalid(format!(

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 /// Longest line from a pager.
 const MAX_ANSWER: u64 = 64 * 1024;
 
-/// The pager that answered, by its process id.
+/// The process id of the pager that answered.
 type Told = std::result::Result<Option<u32>, String>;
 
 impl Pager {
@@ -89,8 +89,8 @@ impl Pager {
     }
 }
 
-/// Lets VMMs that may pass through `folder` connect to a socket of the pager's. A VM that has
-/// no folder yet gets the socket with it.
+/// Lets VMMs that may enter `folder` connect to a socket of the pager. A VM without a folder yet
+/// gets access to the socket when its folder is made.
 fn open_to_vmms(socket: &Path, folder: &Path) -> std::result::Result<(), String> {
     if !folder.exists() {
         return Ok(());

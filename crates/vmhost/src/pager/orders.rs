@@ -1,4 +1,4 @@
-//! One order at a time for each VM and each disk, whatever becomes of those for others.
+//! Serialises requests of each VM and each disk, independently of others.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -6,7 +6,7 @@ use tokio::sync::OwnedMutexGuard;
 
 type Turn = tokio::sync::Mutex<()>;
 
-/// Turns, by the names of what is ordered.
+/// Locks by the name of the VM or disk.
 #[derive(Debug, Default)]
 pub(super) struct Orders {
     turns: Mutex<HashMap<String, Weak<Turn>>>,

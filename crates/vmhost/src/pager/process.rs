@@ -22,19 +22,19 @@ use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, info, warn};
 
-/// What a pager has to listen after its start.
+/// How long a new pager has to start listening.
 const START_TIME: Duration = Duration::from_secs(10);
-/// What a pager has to end when it is killed.
+/// How long a killed pager has to end.
 const END_TIME: Duration = Duration::from_secs(2);
-/// How often a new pager is knocked at.
+/// How often it is checked whether a new pager listens.
 pub(super) const KNOCK_EVERY: Duration = Duration::from_millis(2);
-/// A pager that dies more often than this many times in [`DEATHS_WITHIN`] is
-/// not started again by itself.
+/// A pager that dies more often than this many times in [`DEATHS_WITHIN`] is not restarted
+/// automatically.
 pub(super) const MAX_DEATHS: usize = 5;
 const DEATHS_WITHIN: Duration = Duration::from_secs(10);
 
 impl Pager {
-    /// Sees to it that one runs.
+    /// Starts a pager unless one runs.
     pub(super) async fn run(&self) -> Result<()> {
         let runs = || self.state().pid.is_some();
         if runs() {
@@ -54,7 +54,7 @@ impl Pager {
         while self.ping().await.is_none() {
             let died = !is_alive(pid);
             if died || Instant::now() >= until {
-                // The next one takes its socket: nothing would ever end it.
+                // Killed: the next pager takes over its socket, and nothing else would end it.
                 if let Ok(process) = process {
                     process.kill();
                     let _ = timeout(END_TIME, process.ended()).await;
@@ -80,7 +80,7 @@ impl Pager {
         self.paths.run.join("jiffy-pager.log")
     }
 
-    /// It runs; its end is noticed.
+    /// Watches the running pager for its end.
     pub(super) fn watch(&self, process: io::Result<Arc<VmmProcess>>, pid: u32) {
         self.state().pid = Some(pid);
         let this = self.this.clone();
@@ -125,11 +125,11 @@ impl Pager {
         }
     }
 
-    /// Tells the pager that runs of all that it was not told of.
+    /// Tells the running pager about everything that it does not know yet.
     ///
-    /// Memory first: a read of a disk waits ten times as long for the next pager.
-    /// Several at once: one image may be slow to open, and the cache of a disk may
-    /// have to be begun anew.
+    /// Memory comes first: a VMM's read of a disk waits ten times as long for the next pager.
+    /// Several requests run at once: an image may be slow to open, and a disk's cache may have to
+    /// be begun anew.
     pub(super) async fn tell_all(&self) {
         let vms: Vec<String> = self.state().served.keys().cloned().collect();
         let told = stream::iter(vms).for_each_concurrent(DISKS_AT_ONCE, |id| async move {

@@ -5,12 +5,12 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixListener;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// Asks somebody who does whatever it is told; and what that is.
+/// A pager that accepts every request, and the requests it gets.
 async fn obeyed(folder: &Path) -> (Arc<Pager>, UnboundedReceiver<PagerRequest>) {
     answered(folder, PagerResponse::Ok).await
 }
 
-/// Asks somebody who always answers this; and what is asked.
+/// A pager that always gives this answer, and the requests it gets.
 async fn answered(
     folder: &Path,
     answer: PagerResponse,
@@ -18,7 +18,7 @@ async fn answered(
     answered_but(folder, answer, |_| false).await
 }
 
-/// The same of somebody who never answers some requests.
+/// As [`answered`], but some requests are never answered.
 async fn answered_but(
     folder: &Path,
     answer: PagerResponse,
@@ -40,7 +40,7 @@ async fn answered_but(
             let mut stream = BufReader::new(stream);
             let mut line = Vec::new();
             stream.read_until(b'\n', &mut line).await.unwrap();
-            // A knock says nothing.
+            // A connection that only checks for a listener sends nothing.
             if let Ok(request) = serde_json::from_slice(&line) {
                 let stalls = never(&request);
                 let _ = told.send(request);
@@ -185,7 +185,7 @@ async fn memory_is_completed_by_the_next_pager_if_one_has_just_died() {
         let pager = pager.clone();
         tokio::spawn(async move { pager.complete("vm").await })
     };
-    // It would ask at once.
+    // A request would be sent at once.
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
@@ -213,7 +213,7 @@ fn disk(number: u8) -> LazyDisk {
     }
 }
 
-/// What is asked next that begins or ends something.
+/// The next request that begins or ends something.
 async fn next_order(asked: &mut UnboundedReceiver<PagerRequest>) -> PagerRequest {
     asked.recv().await.unwrap()
 }
@@ -240,7 +240,7 @@ async fn an_order_that_takes_its_time_delays_no_other() {
     for _ in 0..2 {
         next_order(&mut asked).await;
     }
-    // Both are under way, and nothing waits for them.
+    // Both slow requests are in flight, and others don't wait for them.
     let serving = pager.serve("quick", &paged(folder.path())).await.unwrap();
     pager.open_disk(&disk(2)).await.unwrap();
     pager.renew_origins(&disk(2)).await;

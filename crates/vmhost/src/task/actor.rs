@@ -1,8 +1,8 @@
 //! The task that owns one VM.
 //!
-//! It sleeps until something happens: a command, an event of the VMM, a
-//! message of the guest, the VMM's end, a deadline. Nothing it does waits for
-//! a guest or a client; only small files are written in place.
+//! It sleeps until an event: a command, an event of the VMM, a message of the guest, the end of
+//! the VMM, a deadline. It never waits for a guest or a client; only small files are written
+//! synchronously.
 
 use crate::clients::Clients;
 use crate::handle::{Command, View, VmHandle, is_active};
@@ -33,9 +33,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
-/// How often storing output is tried again while the disk is full.
+/// How often output is stored again while the disk is full.
 pub(super) const RETRY_STORING: Duration = Duration::from_secs(1);
-/// Commands that wait for the task.
+/// Capacity of the task's queue of commands.
 const MAILBOX: usize = 16;
 
 /// A VM's task.
@@ -51,12 +51,12 @@ pub(super) struct Actor {
     pub(super) phase: Phase,
     pub(super) recorder: Recorder,
     pub(super) saver: Saver,
-    /// Somebody asked for removal; with force it does not wait for clients.
+    /// Replies to requests for removal; a forced removal does not wait for clients.
     pub(super) removal: Vec<oneshot::Sender<Result<()>>>,
     pub(super) removed: bool,
-    /// Why the record on disk is not what it is here.
+    /// Why the record on disk differs from the one in memory.
     pub(super) unsaved: Option<String>,
-    /// For letting go of the pager.
+    /// For [`crate::pager::Pager::forget`].
     pub(super) pager_ticket: u64,
 }
 
@@ -67,39 +67,39 @@ pub(super) struct Running {
     pub(super) supervisor: Supervisor,
     pub(super) link: Option<Link>,
     pub(super) log: Writer,
-    /// Output that could not be stored, to be tried again.
+    /// Output that could not be stored; it is stored again at `retry_at`.
     pub(super) unstored: Option<(Kind, Vec<u8>)>,
     pub(super) retry_at: Option<Instant>,
     pub(super) acknowledged: Stored,
-    /// The guest waits for acknowledgements: none is put off.
+    /// The guest waits for acknowledgements before a capture: send each at once.
     pub(super) acknowledge_at_once: bool,
     pub(super) deadline: Option<Instant>,
-    /// What is to become of it.
+    /// Whether the VM goes on, hibernates or ends.
     pub(super) course: Course,
     pub(super) ended: Option<Ended>,
     pub(super) adopted: bool,
-    /// Answers of the pager that are still to come: what it has done for the VM.
+    /// Requests for fault statistics that the pager has not answered yet.
     pub(super) faults_asked: u32,
-    /// Where it is on its way from a captured VM to itself.
+    /// Whether the guest has passed its gate.
     pub(super) gate: Gate,
     pub(super) notices: mpsc::UnboundedReceiver<Notice>,
     pub(super) notify: mpsc::UnboundedSender<Notice>,
     /// Held while the VM runs.
     pub(super) volumes: Vec<Lease>,
-    /// Its memory in the ledger.
+    /// Its reservation of memory.
     pub(super) room: Option<Reserved>,
 }
 
-/// What helper tasks of a VM report back.
+/// Reports of a VM's helper tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Notice {
-    /// The agent didn't take the request to shut down.
+    /// The agent did not accept the request to shut down.
     ShutdownRefused,
-    /// The VMM didn't take the request to stop.
+    /// The VMM did not accept the request to stop.
     ControlRefused,
     /// The agent of an adopted VM answers.
     AgentAnswers,
-    /// What the pager did for it so far, if it answered.
+    /// The pager's fault statistics of the VM, if it answered.
     Faults(Option<PagerFaults>),
 }
 
@@ -116,7 +116,7 @@ enum Event {
     Notice(Notice),
 }
 
-/// A VM and its way in. The task starts with [`Actor::run`].
+/// A VM's task and its handle. The task starts with [`Actor::run`].
 pub(super) fn new(
     host: Arc<Host>,
     registry: Arc<Registry>,
@@ -185,7 +185,7 @@ fn view_of(record: &VmRecord) -> View {
 }
 
 impl Actor {
-    /// Lives until the VM is removed or the daemon ends.
+    /// Runs until the VM is removed or the daemon ends.
     pub(super) async fn run(mut self) {
         loop {
             self.finish_if_over();
@@ -230,11 +230,11 @@ impl Actor {
         }
     }
 
-    /// Must the guest wait before more of its output is taken?
+    /// Is no more output taken from the guest for now?
     pub(super) fn is_held_up(&self) -> bool {
         self.phase.running().is_some_and(|running| {
-            // The little that is left in the connection of a VMM that has ended fits
-            // into the log, however slow a client is.
+            // After the VMM's end the rest of the connection is always taken: it is small enough
+            // for the log, however slow a client is.
             let lags = running.ended.is_none() && self.clients.lag(running.log.end());
             running.unstored.is_some() || lags
         })
@@ -369,7 +369,7 @@ impl Actor {
         Ok(spawned)
     }
 
-    /// There is a VMM.
+    /// Enters the active phase with a spawned VMM.
     pub(super) fn runs(&mut self, spawned: Spawned, log: Writer, plan: Plan) {
         let gate = self.note_beginning(&plan);
         let record = &mut self.record;
@@ -394,7 +394,7 @@ impl Actor {
         self.changed();
     }
 
-    /// Writes down what the VM begins from.
+    /// Records what the VM begins from.
     fn note_beginning(&mut self, plan: &Plan) -> Gate {
         let record = &mut self.record;
         record.root = Some(plan.root.clone());
@@ -426,7 +426,7 @@ impl Actor {
         }
     }
 
-    /// Its vCPUs were stopped, or go on.
+    /// Records that the vCPUs were paused or resumed.
     fn paused(&mut self, paused: bool) -> Result<()> {
         let state = match (self.record.state, paused) {
             (VmState::Running, true) => VmState::Paused,
@@ -474,7 +474,7 @@ impl Actor {
                     self.recorder.mark(value, at_ns);
                     gate_passed |= value == MARK_GATE_PASSED;
                 }
-                // exit.json says the same, and is there for adopted VMs too.
+                // exit.json says the same, and adopted VMs have it, too.
                 VmmEvent::Exited(_) => {}
             }
         }
@@ -483,7 +483,7 @@ impl Actor {
         }
     }
 
-    /// A restored guest is itself; what it began from is not needed again.
+    /// A restored guest has passed its gate; the files it was restored from are not needed again.
     pub(super) fn gate_passed(&mut self) {
         self.awake();
         if let Phase::Active(running) = &mut self.phase {
@@ -499,14 +499,15 @@ impl Actor {
         }
     }
 
-    /// The VM is over when its VMM is gone and all that its guest said is
-    /// taken in: what is in the connection outlives the VMM.
+    /// The VM has ended when its VMM has ended and all messages of its guest are processed: the
+    /// connection may still hold some.
     fn finish_if_over(&mut self) {
         let over = self.phase.running().is_some_and(|running| {
             let taken_in = running.unstored.is_none()
                 && running.link.is_none()
                 && running.supervisor.messages.is_empty();
-            // Who kills or removes it may do so to make room for what can't be stored.
+            // A VM may be killed or removed to make room on a full disk, so unstored output must
+            // not delay that.
             let killed = |stopping: &Stopping| stopping.reason == EndReason::Killed;
             let unwanted = running.stopping().is_some_and(killed) || !self.removal.is_empty();
             let given_up = running.unstored.is_some() && unwanted;
@@ -520,8 +521,8 @@ impl Actor {
         }
     }
 
-    /// A golden snapshot that can't be restored is dropped, and the VM boots
-    /// instead: its user doesn't see the difference.
+    /// If a golden snapshot can't be restored, it is dropped and the VM boots instead; the user
+    /// sees no difference.
     fn boots_instead(&mut self) -> bool {
         let Phase::Active(running) = &mut self.phase else {
             return false;
@@ -595,7 +596,7 @@ impl Actor {
         self.recorder.build()
     }
 
-    /// Shows the record as it is now.
+    /// Publishes the current record.
     pub(super) fn publish(&self) {
         let mut view = view_of(&self.record);
         view.leaving |= !self.removal.is_empty();
@@ -607,7 +608,7 @@ impl Actor {
         });
     }
 
-    /// Shows the record, and has it written.
+    /// Publishes the record and has it written.
     pub(super) fn changed(&mut self) {
         self.publish();
         self.saver.dirty = true;
@@ -653,8 +654,7 @@ impl Running {
         let alive = self.ended.is_none();
         let deadline = self.deadline;
         let retry = self.retry_at;
-        // No order among these: a guest that makes one of them ready all the
-        // time must not keep the others from their turn.
+        // Unbiased: a guest that keeps one branch ready all the time must not starve the others.
         tokio::select! {
             () = async {
                 if let Some(events) = events {
@@ -669,7 +669,7 @@ impl Running {
         }
     }
 
-    /// How it is to end, if it is.
+    /// How the VM is ending, if it is.
     pub(super) fn stopping(&self) -> Option<&Stopping> {
         match &self.course {
             Course::Stops(stopping) => Some(stopping),
@@ -680,14 +680,14 @@ impl Running {
     pub(super) fn acknowledge(&mut self, stored: Stored) {
         self.acknowledged = stored;
         if let Some(link) = &self.link {
-            // To init a confirmation of what was never said on this connection is none.
+            // Init ignores a confirmation of an end that it did not report on this connection.
             let end = stored.end && link.heard_end;
             link.stored.send_replace(Stored { end, ..stored });
         }
     }
 }
 
-/// Sleeps until then; without a time, for ever.
+/// Sleeps until `time`; forever if there is none.
 async fn at(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,

@@ -1,7 +1,7 @@
-//! VMs that outlived the daemon that started them.
+//! Adoption of VMs that outlived the daemon that started them.
 //!
-//! A VMM is known by its command line: it names a configuration in our data
-//! folder. That holds whether its sockets answer or not, and before they exist.
+//! A VMM is recognised by its command line, which names a configuration in the data folder. This
+//! works even if its sockets do not exist yet or do not answer.
 
 use super::unreadable;
 use crate::control;
@@ -41,19 +41,19 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-/// What the VMM of an unknown VM has to stop by itself.
+/// How long the VMM of an unknown VM has to stop before it is killed.
 const STOP_TIME: Duration = Duration::from_secs(2);
-/// How often a spare VMM is looked at that must become a VM's or end.
+/// How often a spare VMM is checked that must become a VM's or end.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// Registers every VM on disk, adopts those whose VMM lives, and ends VMMs
-/// that belong to none. Whatever is wrong with a VM is that VM's failure.
+/// Registers every VM on disk, adopts those whose VMM lives, and ends VMMs that belong to no VM.
+/// An error in one VM fails only that VM.
 pub async fn all(host: &Arc<Host>, registry: &Arc<Registry>, volumes: &Arc<Volumes>) {
     let paths = &host.paths;
     let run_folders = ids_in(&paths.run.join("vms"));
     let ids = ids_in(&paths.vms());
-    // Looking through /proc is only worth it if something may run. Run folders
-    // alone do not tell: they go when their user logs out.
+    // /proc is only searched if something may run. The run folders alone don't tell: logind
+    // removes them when their user logs out.
     let mut alive = if run_folders.is_empty() && ids.is_empty() {
         HashMap::new()
     } else {
@@ -68,8 +68,8 @@ pub async fn all(host: &Arc<Host>, registry: &Arc<Registry>, volumes: &Arc<Volum
         let folder = paths.vm(&id);
         let record = match VmRecord::load(&folder) {
             Ok(record) if record.id == id => record,
-            // A VM to be removed at its end, or one just being created, when
-            // the host or the daemon stopped: there is nothing to show.
+            // A VM with `remove`, or one that was just being created, when the host or the daemon
+            // stopped.
             Err(LoadError::Empty) if !has_lived(&folder) && !alive.contains_key(&id) => {
                 discard(host, &id, "its record is empty");
                 continue;
@@ -95,9 +95,9 @@ pub async fn all(host: &Arc<Host>, registry: &Arc<Registry>, volumes: &Arc<Volum
         };
         remove_temporaries(&folder);
         match alive.remove(&id) {
-            // Made to be captured by the daemon before this one.
+            // Made by the earlier daemon only to be captured.
             Some(pid) if record.spec.hidden => end_orphan(host, &id, pid).await,
-            // All of it is on disk: its VMM was about to end.
+            // Its memory is on disk, so its VMM was about to be killed.
             Some(pid) if record.state == VmState::Hibernated => {
                 end_sleeper(pid, &id, host).await;
                 settle(host, registry, volumes, record);
@@ -136,7 +136,7 @@ pub async fn all(host: &Arc<Host>, registry: &Arc<Registry>, volumes: &Arc<Volum
     }
 }
 
-/// A VM whose VMM is not there: it ended while no daemon looked, or sleeps.
+/// Registers a VM without a VMM: it is hibernated, or ended while no daemon ran.
 fn settle(
     host: &Arc<Host>,
     registry: &Arc<Registry>,
@@ -164,7 +164,7 @@ fn settle(
     tokio::spawn(actor.run());
 }
 
-/// What a VM would need to go on and does not have any more.
+/// A file that the VM needs to go on and that is missing.
 fn what_lacks(folder: &Path, record: &VmRecord) -> Option<Failure> {
     let name = &record.name;
     if record.state != VmState::Hibernated {
@@ -182,25 +182,24 @@ fn what_lacks(folder: &Path, record: &VmRecord) -> Option<Failure> {
     })
 }
 
-/// Has there been a VM in this folder whose record was written? One that the daemon before
-/// this one was about to make has neither of these.
+/// Was the record of the VM in this folder ever written? A VM that the earlier daemon was about
+/// to make has neither of these files.
 fn has_lived(folder: &Path) -> bool {
     ["timeline.json", "hibernated"]
         .iter()
         .any(|name| is_taken(&folder.join(name)))
 }
 
-/// Must there have been a record of the VM in this folder, whose VMM runs? It is written
-/// while the VM starts, and a start takes no longer than the start timeout; nobody has heard
-/// of a VM that was just about to start. One that is held ahead has none, and no log of a
-/// command.
+/// Must the running VM in this folder have had a record? The record is written during the start,
+/// so it must exist after the start timeout. A younger VM was not reported to anybody. A standby
+/// has no record, and no log of a command.
 fn had_record(host: &Host, folder: &Path) -> bool {
     let began = fs::metadata(folder.join("vmm.json")).and_then(|data| data.modified());
     let age = began.ok().and_then(|began| began.elapsed().ok());
     age.is_some_and(|age| age > host.start_timeout) && is_taken(&folder.join("command.log"))
 }
 
-/// A VM of which this daemon doesn't know what it is made of.
+/// Registers a VM whose record can't be read.
 fn unreadable(
     host: &Arc<Host>,
     registry: &Arc<Registry>,
@@ -235,7 +234,7 @@ fn adopt(
         Ok(process) if vmm_id(pid, host).as_deref() == Some(&record.id) => {
             host.launcher.adopt(process)
         }
-        // It ended between the two looks.
+        // Its VMM ended between the search and the adoption.
         _ => {
             settle(host, registry, volumes, record);
             return;
@@ -267,8 +266,8 @@ fn adopt(
     tokio::spawn(actor.run());
 }
 
-/// Where the guest's init connects. If that can't be had now it is tried again
-/// later: the VM goes on.
+/// Listens for the guest's init. If the socket can't be bound now, this is tried again later; the
+/// VM goes on.
 fn listen(paths: &Paths, record: &mut VmRecord, user: Option<u32>) -> Supervisor {
     let run = paths.vm_run(&record.id);
     if fs::DirBuilder::new().mode(0o700).create(&run).is_ok() {
@@ -295,13 +294,13 @@ fn listen(paths: &Paths, record: &mut VmRecord, user: Option<u32>) -> Supervisor
     }
 }
 
-/// Is there the socket by which the guest's agent is asked?
+/// Does the socket of the guest's agent exist?
 pub(super) fn is_reachable(paths: &Paths, id: &str) -> bool {
     let data = fs::metadata(paths.vsock_socket(id));
     data.is_ok_and(|data| data.file_type().is_socket())
 }
 
-/// Where the guest's agent is asked: its VMM makes that once, before the VM runs.
+/// Checks the agent's socket, which the VMM makes once, before the VM runs.
 fn look_for_agent(paths: &Paths, record: &mut VmRecord) {
     let is_up = matches!(record.state, VmState::Running | VmState::Paused);
     if is_up && !is_reachable(paths, &record.id) {
@@ -314,8 +313,7 @@ fn look_for_agent(paths: &Paths, record: &mut VmRecord) {
     }
 }
 
-/// The command's log. If it can't be had now it is tried again when the guest
-/// connects.
+/// Opens the command's log. If that fails, it is tried again when the guest connects.
 fn open_log(folder: &Path, record: &mut VmRecord) -> Writer {
     Writer::open(folder).unwrap_or_else(|error| {
         let message = format!(
@@ -328,7 +326,7 @@ fn open_log(folder: &Path, record: &mut VmRecord) -> Writer {
     })
 }
 
-/// Of two VMs with one name the second is known by its id.
+/// If two VMs have one name, the second gets its id as its name.
 fn with_its_own_name(registry: &Registry, record: &mut VmRecord) {
     if let Some(holder) = registry.named(&record.name) {
         let message = format!(
@@ -340,7 +338,7 @@ fn with_its_own_name(registry: &Registry, record: &mut VmRecord) {
     }
 }
 
-/// The first that goes wrong with a VM is shown; all of it is logged.
+/// Shows the first failure of a VM to the user; logs all of them.
 fn in_trouble(record: &mut VmRecord, message: String) {
     warn!(vm = %record.name, id = %record.id, error = %message, "a VM was not adopted in full");
     let hint = format!(
@@ -368,7 +366,7 @@ fn paths_of(actor: &Actor) -> std::path::PathBuf {
     actor.host.paths.vm(&actor.record.id)
 }
 
-/// Ends the VMM of a VM whose memory is on disk.
+/// Ends the VMM of a hibernated VM, whose memory is on disk.
 async fn end_sleeper(pid: u32, id: &str, host: &Host) {
     let Ok(process) = VmmProcess::adopted(pid) else {
         return;
@@ -386,7 +384,7 @@ async fn end_orphan(host: &Host, id: &str, pid: u32) {
     }
 }
 
-/// Ends a VMM whose command line names another VM than the one it was started for.
+/// Ends a process whose command line names a VM that it was not started for.
 async fn end_impostor(host: &Host, id: &str, pid: u32) {
     let Ok(process) = VmmProcess::adopted(pid) else {
         return;
@@ -401,7 +399,7 @@ async fn end_impostor(host: &Host, id: &str, pid: u32) {
     }
 }
 
-/// Ends a VMM; false if this process is none of this VM's any more.
+/// Ends a VMM; false if the process does not belong to this VM any more.
 pub(super) async fn end_vmm(host: &Host, id: &str, pid: u32) -> bool {
     let Ok(process) = VmmProcess::adopted(pid) else {
         return false;
@@ -428,7 +426,7 @@ impl Actor {
             running.deadline = None;
         }
         if !is_active(self.record.state) {
-            // The daemon died between spawning it and writing that down.
+            // The daemon died between the spawn and the write of the record.
             self.record.state = VmState::Starting;
             self.record.started = Some(unix_seconds());
             self.record.main = MainState::Pending;
@@ -436,7 +434,7 @@ impl Actor {
         if self.record.state == VmState::Starting && is_asleep(&self.folder()) {
             running.gate = Gate::Waking;
         } else if self.record.paged.is_none() {
-            // It was to sleep, and does not.
+            // Its hibernation was not finished.
             let _ = remove_behind(&hibernated_in(&self.folder()));
         }
         self.log_end.send_replace(running.log.end());
@@ -448,8 +446,8 @@ impl Actor {
         if self.record.state == VmState::Stopping
             && !matches!(self.record.main, MainState::Ended(_))
         {
-            // The daemon before this one was to end it. A guest whose command has ended
-            // powers off by itself.
+            // The earlier daemon was ending it. A guest whose command has ended powers off by
+            // itself.
             let _ = self.stop(DEFAULT_GRACE);
         }
         self.changed();
@@ -457,11 +455,11 @@ impl Actor {
 }
 
 impl Actor {
-    /// There is no VMM where the record says that one was.
+    /// Handles a VM that has no VMM although its record says so.
     fn vmm_is_gone(&mut self) {
         let folder = self.folder();
         if self.record.state == VmState::Starting && is_asleep(&folder) {
-            // It was to wake and never went on.
+            // Its wake was not finished.
             self.record.state = VmState::Hibernated;
             self.record.pid = None;
             self.record.paged = None;
@@ -471,9 +469,8 @@ impl Actor {
         }
     }
 
-    /// A VM that the daemon before this one paused to capture it goes on, with
-    /// all of its memory if it was to hibernate; one that its user paused stays
-    /// so.
+    /// Resumes a VM that the earlier daemon paused for a capture, and deflates its balloon if it
+    /// was to hibernate. A VM that its user paused stays paused.
     fn let_go_on(&self) {
         if self.record.state == VmState::Paused {
             return;
@@ -500,7 +497,7 @@ impl Actor {
     }
 }
 
-/// What an earlier daemon was writing when it was killed.
+/// Removes files that an earlier daemon was writing when it was killed.
 fn remove_temporaries(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else {
         return;
@@ -527,9 +524,8 @@ fn ids_in(folder: &Path) -> Vec<String> {
         .collect()
 }
 
-/// A spare of the daemon before this one ends with it, but if it was told just
-/// before that which VM it is, it becomes that one: waits until it is one or
-/// the other.
+/// Waits until no spares of the earlier daemon are left: a spare ends with its daemon, or becomes
+/// a VM's VMM if the daemon had just told it to.
 async fn settle_spares(vms: &Path) {
     let deadline = Instant::now() + STOP_TIME;
     let undecided = || -> Vec<u32> {
@@ -553,8 +549,8 @@ async fn settle_spares(vms: &Path) {
     }
 }
 
-/// All VMMs whose configuration is in this node's folder, as VM's id and process id; and
-/// processes that only say so.
+/// All VMMs whose configuration is in this node's folder, as VM id to process id; and processes
+/// that only claim so in their command line.
 fn vmms(host: &Host) -> (HashMap<String, u32>, Vec<(String, u32)>) {
     let vms = host.paths.vms();
     let all = vmms_of(&vms, names::is_id);
@@ -562,12 +558,12 @@ fn vmms(host: &Host) -> (HashMap<String, u32>, Vec<(String, u32)>) {
     (own.into_iter().collect(), others)
 }
 
-/// Was this process started for this VM, as far as its user tells?
+/// Was this process started for this VM, judging by its user id?
 fn is_of(pid: u32, id: &str, host: &Host) -> bool {
     host.launcher.is_user_of(pid, &host.paths.vm_run(id))
 }
 
-/// VM's id and process id, of VMMs with these ids.
+/// VM ids and process ids of the VMMs whose VM id satisfies `which`.
 fn vmms_of(vms: &Path, which: impl Fn(&str) -> bool) -> impl Iterator<Item = (String, u32)> {
     let entries = fs::read_dir("/proc").into_iter().flatten();
     entries
@@ -582,7 +578,7 @@ fn vmm_id(pid: u32, host: &Host) -> Option<String> {
     folder_of(pid, &host.paths.vms()).filter(|id| names::is_id(id) && is_of(pid, id, host))
 }
 
-/// What stands in a VM's id's place in the command line of this process.
+/// The VM id in the command line of this process, not validated.
 fn folder_of(pid: u32, vms: &Path) -> Option<String> {
     let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     vmm_of(&line, vms)

@@ -1,4 +1,4 @@
-//! What is left to do when a VMM is gone, and when a VM is removed.
+//! What is done when a VMM has ended, and when a VM is removed.
 
 use crate::folders;
 use crate::handle::{Command, is_active};
@@ -26,7 +26,7 @@ const TAIL: u64 = 4096;
 /// Largest exit record that is read.
 const MAX_EXIT_RECORD: u64 = 64 * 1024;
 
-/// Why a VM ends, if the node or its user wants it.
+/// Why a VM is ended by the node or its user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EndReason {
     /// `stop`.
@@ -40,7 +40,7 @@ pub(super) enum EndReason {
 }
 
 impl Actor {
-    /// The VMM is gone and all that its guest said is taken in.
+    /// The VMM has ended and all messages of its guest are processed.
     pub(super) fn finish(&mut self) {
         let Some(running) = self.phase.take_running() else {
             return;
@@ -52,17 +52,17 @@ impl Actor {
             }
             how => how,
         };
-        // Volumes are free before anybody hears of the end.
+        // Releases the volumes before the end is published.
         drop(running);
         self.conclude(wanted, how);
     }
 
-    /// A VM whose VMM was gone before this daemon began.
+    /// A VM whose VMM had ended before this daemon started.
     pub(super) fn ended_without_process(&mut self) {
         self.conclude(None, Ended::Unknown);
     }
 
-    /// A VM that boots in place of a snapshot, and can't.
+    /// A VM that should boot in place of a golden snapshot, and can't.
     pub(super) fn could_not_begin(&mut self, error: Error) {
         let failure = Failure {
             message: error.0.message,
@@ -96,7 +96,7 @@ impl Actor {
         self.changed();
     }
 
-    /// None if it was in order or wanted.
+    /// The failure; `None` if the end was orderly or requested.
     fn why_ended(&self, wanted: Option<EndReason>, how: Ended, folder: &Path) -> Option<Failure> {
         let name = &self.record.name;
         match wanted {
@@ -162,13 +162,13 @@ impl Actor {
         })
     }
 
-    /// The first command can't outlive the VM.
+    /// Ends the first command, if it has not ended: it can't outlive the VM.
     fn end_main(&mut self, wanted: Option<EndReason>, failure: Option<&Failure>) {
         if self.record.spec.command.is_none() || matches!(self.record.main, MainState::Ended(_)) {
             return;
         }
         let end = match (wanted, failure) {
-            // As it would be seen had the signal hit the command alone.
+            // The status the command would have if only it had been killed.
             (Some(EndReason::Stopped | EndReason::Killed), _) => {
                 MainEnd::Exited(ExitStatus::Signal(9))
             }
@@ -217,13 +217,13 @@ impl Actor {
         self.publish();
     }
 
-    /// Removes a VM that has ended, if that was asked for now or beforehand.
+    /// Removes a VM that has ended, if its removal was requested.
     pub(super) async fn forget_if_over(&mut self) {
         if self.removed || is_active(self.record.state) || !self.saver.is_idle() {
             return;
         }
-        // A VM of `run --rm` waits until everybody has read its output. One that
-        // sleeps is not over.
+        // A VM of `run --rm` is kept until all clients have read its output. A hibernated VM has
+        // not ended.
         let by_itself = self.record.spec.remove
             && self.record.state == VmState::Exited
             && self.clients.is_empty();
@@ -234,7 +234,7 @@ impl Actor {
             Some(kept) => kept,
             None => self.recorder.build(),
         };
-        // What a VM has may be many files, and large ones.
+        // Blocking: a VM may have many and large files.
         let (paths, id) = (self.host.paths.clone(), self.record.id.clone());
         let network = Arc::clone(&self.host.network);
         let removal = tokio::task::spawn_blocking(move || {
@@ -262,7 +262,7 @@ impl Actor {
             let _ = reply.send(Ok(()));
         }
         info!(vm = %self.record.name, id = %self.record.id, "VM removed");
-        // Whoever still asks is answered; then the task ends.
+        // Answers the commands that are still queued; then the task ends.
         self.mailbox.close();
         while let Ok(command) = self.mailbox.try_recv() {
             if let Command::Remove(_, reply) = command {
@@ -282,7 +282,7 @@ impl Actor {
         if timeline.spans.is_empty() {
             return;
         }
-        // Lost with the host, it is not missed: no sync.
+        // Not synced: a timeline may be lost when the host crashes.
         let saved = records::timeline::save(&path, timeline);
         if let Err(error) = saved {
             warn!(vm = %self.record.name, %error, "a VM's timeline could not be written");
@@ -295,7 +295,7 @@ impl Actor {
     }
 }
 
-/// What a VMM that ended said last.
+/// The last message of a VMM that has ended.
 pub(super) fn why_a_vmm_ended(folder: &Path) -> String {
     match exit_record(folder) {
         Some(record) => short(&record.message),
@@ -310,7 +310,7 @@ fn exit_record(folder: &Path) -> Option<ExitRecord> {
     serde_json::from_slice(&text).ok()
 }
 
-/// Ends the sentence, with the last line of the VMM's log or the console.
+/// Appends the last line of the VMM's log, or of the console.
 fn with_last_line(sentence: String, folder: &Path) -> String {
     let last = ["vmm.log", "console.log"]
         .iter()

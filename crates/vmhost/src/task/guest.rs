@@ -1,4 +1,4 @@
-//! What the guest's init says, and what the VM's task makes of it.
+//! Messages of the guest's init, and how the VM's task handles them.
 
 use crate::handle::is_active;
 use crate::jails::captured_once_more;
@@ -17,11 +17,11 @@ use jiffy_wire::frame::MAX_DATA;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-/// Output of a stream that may be stored without telling the guest, which
-/// keeps it until told; a quarter of what the guest can keep.
+/// Bytes of a stream that may be stored before the guest is sent an acknowledgement: a quarter of
+/// what the guest can buffer.
 const ACKNOWLEDGE_EVERY: u64 = MAIN_OUTPUT_WINDOW as u64 / 4;
 
-/// More output than a command can have written: offsets never overflow.
+/// Limit of output offsets, so that they never overflow; no command writes that much.
 const MAX_OFFSET: u64 = 1 << 62;
 
 impl Actor {
@@ -64,12 +64,12 @@ impl Actor {
             .as_ref()
             .is_some_and(|now| now.serial > link.serial)
         {
-            // The guest gave it up before it dialled the one that it has.
+            // A hello of a connection that the guest has already replaced.
             debug!(vm = %self.record.name, attempt, "a hello came late");
             return;
         }
         if let Err(error) = running.log.reopen() {
-            // It keeps what is not stored, and dials again.
+            // The guest keeps unacknowledged output and connects again.
             debug!(vm = %self.record.name, %error, "a guest's output can't be stored yet");
             return;
         }
@@ -92,7 +92,7 @@ impl Actor {
         running.link = Some(link);
         let adopted = running.adopted;
         if adopted && self.record.state == VmState::Starting {
-            // Its `Ready` may have been for the daemon before this one.
+            // `Ready` may have been sent to the earlier daemon.
             self.probe_agent();
         }
         let is_reachable = || adopt::is_reachable(&self.host.paths, &self.record.id);
@@ -105,7 +105,7 @@ impl Actor {
 
     fn guest(&mut self, message: FromGuest) {
         match message {
-            // A second hello on one connection has no meaning.
+            // A second hello on one connection is ignored.
             FromGuest::Hello { .. } => {}
             FromGuest::Spans(spans) => self.recorder.guest_spans(spans),
             FromGuest::Warning { step, message } => {
@@ -118,13 +118,13 @@ impl Actor {
             FromGuest::MainStarted { pid } => {
                 self.recorder.heard_started();
                 if self.record.main == MainState::Pending {
-                    // A command must not be started twice.
+                    // No fallback to a boot from here on: a command must not be started twice.
                     self.gate_passed();
                     self.record.main = MainState::Started;
                     self.record.main_pid = Some(pid);
                     self.changed();
                 }
-                // Said anew on each connection, after how much room there is.
+                // Each connection repeats this, after it has reported its room for input.
                 self.offer_input();
             }
             FromGuest::MainFailed(error) => {
@@ -153,7 +153,7 @@ impl Actor {
                     self.record.state = VmState::Stopping;
                 }
                 self.powering_off();
-                // The next daemon does not hear it.
+                // Saved now: the guest does not report it to the next daemon.
                 self.changed();
             }
             FromGuest::MainInputRoom { bytes } => {
@@ -194,7 +194,7 @@ impl Actor {
         self.note(&format!("[init] {text}\n"));
     }
 
-    /// Notes are worth less than output: what can't be stored is dropped.
+    /// Appends a note to the log. A note that can't be stored is dropped, unlike output.
     fn note(&mut self, text: &str) {
         if let Phase::Active(running) = &mut self.phase {
             let bytes = text.as_bytes();
@@ -211,7 +211,7 @@ impl Actor {
         };
         let mut stored = running.log.offset(stream);
         if running.adopted && (stored + 1..MAX_OFFSET).contains(&offset) {
-            // An earlier daemon stored it, and its log was damaged or removed.
+            // These bytes were stored by an earlier daemon, in a log that was damaged or removed.
             let lost = offset - stored;
             running.log.skip_to(stream, offset);
             stored = offset;
@@ -268,14 +268,14 @@ impl Actor {
         }
     }
 
-    /// A guest that is to be captured waits for every acknowledgement.
+    /// Sets whether every acknowledgement is sent at once, for a guest that is to be captured.
     pub(super) fn deliver(&mut self, at_once: bool) {
         let Phase::Active(running) = &mut self.phase else {
             return;
         };
         running.acknowledge_at_once = at_once;
         if at_once {
-            // It is about to be captured.
+            // A capture follows, which needs more memory.
             let growth = captured_once_more(&self.record.spec);
             if let Err(error) = running.process.let_grow(growth) {
                 debug!(vm = %self.record.name, %error, "a VMM's memory stays bounded as it is");
@@ -337,7 +337,7 @@ impl Actor {
         self.changed();
     }
 
-    /// Its end was told on this connection, perhaps not for the first time.
+    /// Confirms the end of the command, which the guest may have reported before.
     fn confirm_end(&mut self) {
         if let Phase::Active(running) = &mut self.phase {
             if let Some(link) = &mut running.link {
@@ -349,7 +349,7 @@ impl Actor {
         }
     }
 
-    /// Gives attached clients the way to the command's input, once it runs.
+    /// Gives attached clients access to the command's input, once it runs.
     fn offer_input(&self) {
         let link = self
             .phase
@@ -362,8 +362,8 @@ impl Actor {
         }
     }
 
-    /// Ctrl-C before there is a program to send it to ends the VM, as it
-    /// would have ended the program.
+    /// Handles Ctrl-C before there is a program to signal: ends the VM, as the signal would have
+    /// ended the program.
     pub(super) fn interrupt(&mut self, signal: i32) {
         if self.record.main == MainState::Pending && is_active(self.record.state) {
             self.record.main = MainState::Ended(MainEnd::Exited(ExitStatus::Signal(signal)));

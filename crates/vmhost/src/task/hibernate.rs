@@ -1,17 +1,17 @@
-//! A VM without a VMM for a while: its memory is in its folder.
+//! Hibernation: the VM has no VMM, and its memory is in its folder.
 //!
-//! What survives a crash at any point is decided by two things on disk: the
-//! record's state, and whether the state file is in the folder `hibernated`.
+//! Two things on disk decide what happens after a crash: the record's state, and whether the
+//! state file is in the folder `hibernated`.
 //!
 //! | record | state file | VMM | what the next daemon does |
 //! |---|---|---|---|
-//! | running | no matter | alive | resumes it and deflates its balloon: it was being captured |
-//! | hibernated | there | alive | ends it: all of it is on disk |
-//! | hibernated | there | gone | nothing: it sleeps |
-//! | starting | there | gone | it sleeps again: it never went on |
-//! | starting | there | alive | waits for it to get ready |
+//! | running | either | alive | resumes it and deflates its balloon: it was being captured |
+//! | hibernated | exists | alive | ends it: its memory is on disk |
+//! | hibernated | exists | gone | nothing: it is hibernated |
+//! | starting | exists | gone | marks it as hibernated: the guest never ran |
+//! | starting | exists | alive | waits until it is ready |
 //!
-//! The state file goes as soon as the guest goes on.
+//! The state file is removed as soon as the guest runs.
 
 use crate::control;
 use crate::folders::{hibernated_in, is_asleep};
@@ -33,7 +33,7 @@ use tokio::sync::oneshot;
 use tracing::{info, warn};
 
 impl Actor {
-    /// The VM's memory is on disk: from here on it sleeps.
+    /// The VM's memory is on disk: it hibernates from here on.
     pub(super) fn hibernate(&mut self, reply: oneshot::Sender<Result<()>>) {
         let runs = |running: &Running| matches!(running.course, Course::Runs);
         if self.record.state != VmState::Running || !self.phase.running().is_some_and(runs) {
@@ -44,8 +44,8 @@ impl Actor {
         self.record.state = VmState::Hibernated;
         self.record.ended = Some(unix_seconds());
         self.record.pid = None;
-        // On disk before its VMM ends: a record that says that it runs would
-        // make it a VM that died.
+        // The record must be on disk before the VMM ends: with `running` in the record, the next
+        // daemon would report that the VM died.
         let asked = self.once_saved(reply);
         if let Phase::Active(running) = &mut self.phase {
             running.deadline = None;
@@ -60,7 +60,7 @@ impl Actor {
         Asked { saved, reply }
     }
 
-    /// The record was written: perhaps a VM waits for that, to hibernate or to wake.
+    /// The record was written: continues a hibernation or wake that waits for it.
     pub(super) fn record_saved(&mut self) {
         match &mut self.phase {
             Phase::Waking(waking) => {
@@ -79,13 +79,13 @@ impl Actor {
         }
     }
 
-    /// Its memory is on disk, and perhaps the record that says so.
+    /// Kills the VMM of a VM whose memory is on disk, if its record was saved.
     fn end_vmm_of_hibernated(&mut self, saved: Result<()>) {
         let Phase::Active(running) = &mut self.phase else {
             return;
         };
         let Err(error) = saved else {
-            // Its disks are written back, and its state is on disk.
+            // Safe: its disks are written back, and its state is on disk.
             return running.process.kill();
         };
         self.record.state = VmState::Running;
@@ -97,7 +97,7 @@ impl Actor {
         self.changed();
     }
 
-    /// The VMM is gone: of a VM that hibernates, or of one that could not be woken?
+    /// The VMM has ended: true if the VM hibernates, or failed to wake.
     pub(super) fn stays_hibernated(&mut self) -> bool {
         let Phase::Active(running) = &mut self.phase else {
             return false;
@@ -117,7 +117,7 @@ impl Actor {
         }
     }
 
-    /// A VM that was to wake and never went on sleeps again.
+    /// Returns a VM that could not be woken to hibernation.
     fn failed_to_wake(&mut self) -> bool {
         let wakes = |running: &Running| matches!(running.gate, Gate::Waking);
         if !self.phase.running().is_some_and(wakes) || !is_asleep(&self.folder()) {
@@ -136,8 +136,8 @@ impl Actor {
         true
     }
 
-    /// Lets go of a VMM that is gone, and keeps the volumes: nobody else may write to what
-    /// the memory on disk belongs to.
+    /// Releases a VMM that has ended, and keeps the volume leases: other VMs must not change the
+    /// volumes that belong to the memory on disk.
     fn release_vmm(&mut self) {
         if let Some(running) = self.phase.take_running() {
             self.phase = Phase::Asleep(running.volumes);
@@ -149,8 +149,8 @@ impl Actor {
         self.changed();
     }
 
-    /// Starts the VMM of a VM that sleeps, once the record says so: a VM that
-    /// goes on must not be taken for one that sleeps.
+    /// Starts the VMM of a hibernated VM, once the record is saved: a running VM must not be
+    /// taken for a hibernated one.
     pub(super) fn wake(&mut self, plan: Box<Plan>, reply: oneshot::Sender<Result<()>>) {
         let volumes = match &mut self.phase {
             Phase::Asleep(volumes)
@@ -174,7 +174,7 @@ impl Actor {
         });
     }
 
-    /// The record says that it wakes, or could not be written.
+    /// The record that says that the VM wakes was saved, or could not be.
     fn spawn_waking(&mut self, saved: Result<()>) {
         let phase = std::mem::replace(&mut self.phase, Phase::Idle);
         let Phase::Waking(Waking {
@@ -212,15 +212,14 @@ impl Actor {
             return Err(Error::wrong_state(error));
         }
         let folder = self.folder();
-        // The guest counts its output from here; clients read on.
+        // The guest counts its output from 0 again; clients continue reading.
         let log = Writer::open_anew(&folder)
             .and_then(|mut log| log.begin().map(|_| log))
             .map_err(|error| Error::io("write the command's log", &folder, &error))?;
         Ok((self.spawn(plan)?, log))
     }
 
-    /// A guest that slept is through its gate: what it slept in is needed no more, and it
-    /// gets back what the balloon took.
+    /// A woken guest has passed its gate: removes the memory on disk and deflates the balloon.
     pub(super) fn awake(&mut self) {
         let Phase::Active(running) = &self.phase else {
             return;
@@ -231,7 +230,7 @@ impl Actor {
         let sleeping = hibernated_in(&self.folder());
         let _ = fs::remove_file(sleeping.join("state"));
         if self.record.paged.is_none() {
-            // What is mapped needs no name.
+            // The VMM has the files mapped, so they can be unlinked.
             let _ = remove_behind(&sleeping);
         }
         info!(vm = %self.record.name, "VM awake");
@@ -244,11 +243,11 @@ impl Actor {
         });
     }
 
-    /// Ends a VM that sleeps, for good. False if it has a VMM to end.
+    /// Ends a hibernated VM for good. False if it has a VMM to end.
     pub(super) fn ends_asleep(&mut self, reason: EndReason) -> bool {
         let meanwhile = |vm: &str| Error::wrong_state(format!("The VM {vm} was ended meanwhile."));
         if let Phase::Active(running) = &mut self.phase {
-            // About to hibernate: it is as awake as any.
+            // Still hibernating: it is ended like a running VM.
             if let Course::Hibernates(_) = &running.course
                 && let Course::Hibernates(asked) =
                     std::mem::replace(&mut running.course, Course::Runs)
@@ -259,7 +258,7 @@ impl Actor {
             }
             return false;
         }
-        // Its volumes are free from here on.
+        // Releases its volumes.
         match std::mem::replace(&mut self.phase, Phase::Idle) {
             Phase::Waking(waking) => {
                 let error = meanwhile(&self.record.name);
@@ -272,14 +271,14 @@ impl Actor {
         true
     }
 
-    /// The memory of a VM that has ended.
+    /// Drops the memory of a VM that has ended.
     pub(super) fn forget_memory(&mut self) {
         self.leave_pager();
         let _ = remove_behind(&hibernated_in(&self.folder()));
     }
 
-    /// Needs no pager any more. The record says so first: a daemon that has it
-    /// otherwise would ask the pager for a VM that it knows no more.
+    /// Stops using the pager. The record is saved first: a daemon that reads the old one would
+    /// ask the pager for a VM that it has forgotten.
     pub(super) fn leave_pager(&mut self) {
         if self.record.paged.take().is_none() {
             return;
@@ -290,13 +289,13 @@ impl Actor {
         let host = std::sync::Arc::clone(&self.host);
         let (id, ticket) = (self.record.id.clone(), self.pager_ticket);
         tokio::spawn(async move {
-            // If it can't be written, or is removed, nobody will read it.
+            // If the record could not be written or was removed, no daemon will read the old one.
             let _ = known.await;
             host.pager.forget(&id, ticket).await;
         });
     }
 
-    /// Asks the pager what it has done for the VM.
+    /// Asks the pager for its fault statistics of the VM.
     pub(super) fn ask_for_faults(&mut self) {
         let (Phase::Active(running), Some(_)) = (&mut self.phase, &self.record.paged) else {
             return;
@@ -311,7 +310,7 @@ impl Actor {
         });
     }
 
-    /// The pager has answered, or will not.
+    /// Takes the pager's answer, or notes that there is none.
     pub(super) fn take_faults(&mut self, faults: Option<PagerFaults>) {
         if let Some(faults) = faults {
             self.recorder.faults(faults);

@@ -1,15 +1,15 @@
 //! The task that owns one VM.
 //!
-//! * [`actor`]: it takes commands and hears the VMM, the guest and time.
-//! * `phase`: what it holds, as a diagram.
-//! * `policy`: what it may reach, changed while it runs.
-//! * `guest`: what it makes of the guest's messages.
-//! * `saver`: the record on its way to the disk.
-//! * `hibernate`: without a VMM for a while.
-//! * `stop`: the orderly end, and the less orderly ones.
-//! * `end`: what is left to do when the VMM is gone.
-//! * [`adopt`]: VMs that outlived a daemon.
-//! * `unreadable`: those whose record can't be read.
+//! * [`actor`]: handles commands, events of the VMM, messages of the guest, and deadlines.
+//! * `phase`: its states, with a diagram.
+//! * `policy`: changes the network policy while the VM runs.
+//! * `guest`: handles the guest's messages.
+//! * `saver`: writes the record.
+//! * `hibernate`: hibernation and wake.
+//! * `stop`: stop, kill and their deadlines.
+//! * `end`: what is done when the VMM has ended.
+//! * [`adopt`]: adoption of VMs that outlived a daemon.
+//! * `unreadable`: VMs whose record can't be read.
 
 pub mod actor;
 pub mod adopt;

@@ -1,4 +1,4 @@
-//! What a VM's task holds: one phase at a time.
+//! The phases of a VM's task.
 //!
 //! ```text
 //!          start                     the VMM is gone, and all is taken in
@@ -12,9 +12,9 @@
 //!                   └───────────────────────────────────────┘
 //! ```
 //!
-//! `Asleep` and `Waking` end in `Idle` when the VM is killed or removed, and `Active` goes
-//! back to `Asleep` when a VM that woke never passed its gate. An active VM has a [`Course`]
-//! and a [`Gate`], each with what it needs and nothing beside it:
+//! `Asleep` and `Waking` become `Idle` when the VM is killed or removed, and `Active` becomes
+//! `Asleep` again when a woken VM does not pass its gate. An active VM has a [`Course`] and a
+//! [`Gate`]; each variant has only the data it needs:
 //!
 //! ```text
 //!  Course:  Runs ──▶ Hibernates ──▶ (Asleep)           Gate:  New ──────┐
@@ -23,7 +23,7 @@
 //!           Runs ──▶ Stops: Agent ──▶ PoweringOff ──▶ Control ──▶ Killed
 //! ```
 //!
-//! The state that others see is the record's (`VmState`); it is written down, and this is not.
+//! Others see the state in the record (`VmState`), which is saved; the phase is not.
 
 use super::actor::Running;
 use super::stop::Stopping;
@@ -32,13 +32,13 @@ use jiffy_content::error::Result;
 use jiffy_content::volumes::Lease;
 use tokio::sync::oneshot;
 
-/// What a VM's task holds.
+/// The phase of a VM's task.
 pub(super) enum Phase {
     /// No VMM: it was never started, or has ended.
     Idle,
-    /// No VMM: its memory is on disk, and nobody else may write to its volumes.
+    /// No VMM: its memory is on disk, and its leases keep others from writing to its volumes.
     Asleep(Vec<Lease>),
-    /// The same, but it wakes as soon as its record says so.
+    /// As `Asleep`, but it wakes as soon as its record is saved.
     Waking(Waking),
     /// It has a VMM.
     Active(Box<Running>),
@@ -51,40 +51,40 @@ pub(super) struct Waking {
     pub(super) plan: Box<Plan>,
 }
 
-/// Something to be done once the record is on disk.
+/// An action that waits until the record is on disk.
 pub(super) struct Asked {
-    /// Says that it is.
+    /// Resolves when the record is saved, or could not be.
     pub(super) saved: oneshot::Receiver<Result<()>>,
     /// Who asked.
     pub(super) reply: oneshot::Sender<Result<()>>,
 }
 
-/// What is to become of a VM that has a VMM.
+/// What happens next to a VM that has a VMM.
 pub(super) enum Course {
     /// It goes on.
     Runs,
-    /// Its memory is on disk: the VMM is killed once the record says so, and that is not the
-    /// VM's end.
+    /// Its memory is on disk: the VMM is killed once the record is saved, which does not end the
+    /// VM.
     Hibernates(Asked),
     /// It is to end.
     Stops(Stopping),
 }
 
-/// Where a VM is on its way from a captured one to itself.
+/// Whether a restored guest has passed its gate.
 #[derive(Debug)]
 pub(super) enum Gate {
-    /// It was not restored, or is through.
+    /// It was not restored, or has passed its gate.
     Open,
-    /// A new VM that has not begun.
+    /// A new VM, restored without a fallback, that has not passed its gate.
     New,
-    /// A golden snapshot that has not begun.
+    /// A VM of a golden snapshot that has not passed its gate.
     Golden {
         /// The snapshot's name.
         name: String,
-        /// Boots, if the snapshot can't be restored.
+        /// The plan to boot instead, if the snapshot can't be restored.
         fallback: Box<Plan>,
     },
-    /// A VM that slept and is not awake.
+    /// A woken VM that has not passed its gate.
     Waking,
 }
 

@@ -1,4 +1,4 @@
-//! A VM's record on its way to the disk: in the background, the newest only.
+//! Writes a VM's record in the background; of several versions only the newest.
 
 use crate::supervisor::Stored;
 use crate::task::actor::Actor;
@@ -68,9 +68,9 @@ impl Actor {
         }
     }
 
-    /// Tells the guest that its end is stored: it powers off then. Whether or not it could
-    /// be written: a guest that waits for ever would be worse. The pager is asked before
-    /// what it did is forgotten.
+    /// Tells the guest that the end of its command is stored, so that it powers off. It is told
+    /// even if the write failed, because it would wait forever otherwise. The pager is asked for
+    /// its statistics before it forgets the VM.
     pub(super) fn acknowledge_end(&mut self) {
         let over = matches!(self.record.main, MainState::Ended(_));
         if over

@@ -1,4 +1,5 @@
-//! The end on request: first the guest in order, then the VMM, then SIGKILL.
+//! Ending a VM on request: first the guest shuts down, then the VMM is stopped, then it gets
+//! SIGKILL.
 
 use crate::agent;
 use crate::control;
@@ -16,32 +17,32 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
-/// What programs have after SIGTERM unless told otherwise.
+/// Default time that programs have after SIGTERM.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
-/// What the agent has to take the request, and the guest to say that it powers off
-/// after its programs' grace.
+/// How long the agent has to accept the request, and the guest to report that it powers off after
+/// its programs' grace period.
 const POWER_OFF_TIME: Duration = Duration::from_secs(5);
-/// What a guest that said that it powers off has for its last words, to write its
-/// disks back and to unmount them; or the init that it handed PID 1 to, which has
-/// 90 s of it (`guest::power`).
+/// How long a guest that reported that it powers off has to send its last messages, and to write
+/// back and unmount its disks. An init that PID 1 was handed to has 90 s of this
+/// (`guest::power`).
 const WRITE_BACK_TIME: Duration = Duration::from_secs(120);
-/// What the VMM has to end itself.
+/// How long the VMM has to end itself.
 const VMM_TIME: Duration = Duration::from_secs(2);
 
-/// A VM on its way to the end.
+/// A VM that is being ended.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stopping {
-    /// Who wanted it.
+    /// Why.
     pub(super) reason: EndReason,
     step: Step,
 }
 
-/// How far that is.
+/// Steps of ending a VM, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Step {
     /// The agent was asked to shut the guest down.
     Agent,
-    /// The guest's programs are over: it writes back.
+    /// The guest's programs have ended, and it writes its disks back.
     PoweringOff,
     /// The VMM was asked to stop.
     Control,
@@ -54,14 +55,14 @@ impl Actor {
     pub(super) fn stop(&mut self, grace: Duration) -> Result<()> {
         self.refuse_unless_active()?;
         if self.record.state == VmState::Starting {
-            // Nobody in there to ask.
+            // The guest has no agent to ask.
             return self.kill(EndReason::Stopped);
         }
         let Phase::Active(running) = &mut self.phase else {
             return Ok(());
         };
         if matches!(running.course, Course::Runs) && self.record.powering_off {
-            // It is about to end by itself, and hears nothing any more.
+            // The guest powers off already and accepts no requests.
             running.course = Course::Stops(Stopping {
                 reason: EndReason::Stopped,
                 step: Step::PoweringOff,
@@ -79,8 +80,8 @@ impl Actor {
                 version: OLDEST,
                 grace_ms: grace.as_millis().try_into().unwrap_or(u32::MAX),
             };
-            // A first command that ends powers the VM off. With a signal of
-            // its own it has all the time; the rest gets SIGTERM then.
+            // The VM powers off when its first command ends. If the image defines a stop signal,
+            // the command gets the whole grace period; other programs then get SIGTERM.
             let own_signal = stop_signal(&self.record.spec.config)
                 .filter(|_| self.record.main == MainState::Started);
             let request = match own_signal {
@@ -94,7 +95,7 @@ impl Actor {
                     match agent::tell(&vsock, &ask, POWER_OFF_TIME).await {
                         Ok(()) => tokio::select! {
                             () = tokio::time::sleep(grace) => {}
-                            // That life of the VM is over.
+                            // The VM has ended meanwhile.
                             () = notify.closed() => return,
                         },
                         Err(error) => debug!(%error, "the first command got no signal"),
@@ -106,7 +107,7 @@ impl Actor {
                 }
             });
         }
-        // What it writes back is not cut short by being asked again.
+        // A second request must not shorten the time for the write-back.
         if running.stopping().is_some_and(|it| it.step == Step::Agent) {
             let until = Instant::now() + grace + POWER_OFF_TIME;
             running.deadline = Some(running.deadline.map_or(until, |old| old.min(until)));
@@ -116,8 +117,8 @@ impl Actor {
         Ok(())
     }
 
-    /// The guest says that its programs are over. It counts once: else a guest
-    /// could put its end off for ever.
+    /// The guest reports that its programs have ended. Only the first report counts, so that a
+    /// guest can't delay its end forever.
     pub(super) fn powering_off(&mut self) {
         self.record.powering_off = true;
         self.writes_back();
@@ -133,7 +134,7 @@ impl Actor {
         }
     }
 
-    /// The quick end: the VMM is asked, and killed if that takes too long.
+    /// Ends the VM without its guest: the VMM is asked to stop, and killed after a timeout.
     pub(super) fn kill(&mut self, reason: EndReason) -> Result<()> {
         if self.ends_asleep(reason) {
             return Ok(());
@@ -167,7 +168,7 @@ impl Actor {
         )))
     }
 
-    /// The next, harder step.
+    /// Takes the next, harder step.
     pub(super) fn escalate(&mut self) {
         let Phase::Active(running) = &mut self.phase else {
             return;
@@ -201,22 +202,22 @@ impl Actor {
         }
     }
 
-    /// The agent didn't take the request.
+    /// The agent did not accept the request.
     pub(super) fn escalate_from_agent(&mut self) {
         if self.step() != Some(Step::Agent) {
             return;
         }
-        // A guest whose command has ended powers off; it may have said so to the daemon
-        // before this one.
+        // A guest whose command has ended powers off by itself, and may have reported so to the
+        // earlier daemon.
         match self.record.main {
             MainState::Ended(_) => self.writes_back(),
             _ => self.escalate_in_time(),
         }
     }
 
-    /// The time of this step is over.
+    /// The deadline of this step has passed.
     pub(super) fn escalate_in_time(&mut self) {
-        // That it powers off may stand behind output that waits for a client.
+        // The report that it powers off may be queued behind output that waits for a client.
         match self.step() {
             Some(Step::Agent) if self.is_held_up() => self.writes_back(),
             _ => self.escalate(),
@@ -234,7 +235,7 @@ impl Actor {
         running.stopping().map(|stopping| stopping.step)
     }
 
-    /// Asks an adopted VM's agent whether it is there.
+    /// Checks whether an adopted VM's agent answers.
     pub(super) fn probe_agent(&self) {
         let Phase::Active(running) = &self.phase else {
             return;

@@ -1,10 +1,10 @@
 //! A VM whose record this daemon can't read: a newer release wrote it, or it is
 //! damaged or gone.
 //!
-//! The VM is left as it is. If it runs it goes on, and if it is hibernated it
-//! stays so: the release that wrote its record adopts it again. It is shown with
-//! the reason, and the volumes that its VMM's configuration names are held. Only
-//! a user can end it (`kill`), or remove it (`rm --force`).
+//! The VM is left as it is: if it runs it goes on, and if it is hibernated it stays so, until the
+//! release that wrote its record adopts it again. It is shown with the reason, and leases are
+//! held on the volumes that its VMM's configuration names. Only a user can end it (`kill`) or
+//! remove it (`rm --force`).
 
 use super::adopt;
 use crate::folders::is_asleep;
@@ -28,23 +28,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tracing::{info, warn};
 
-/// Largest configuration of a VMM that is looked into.
+/// Largest configuration of a VMM that is read, bytes.
 const MOST_CONFIG: u64 = 1 << 20;
 
-/// Its task: an actor that does nothing by itself.
+/// Its task: an actor that only answers commands.
 struct Unreadable {
     actor: Actor,
-    /// Why nothing can be asked of it.
+    /// Why most commands are refused.
     refusal: Error,
     newer: bool,
     process: Option<VmmProcess>,
-    /// Its volumes, as long as it lives or sleeps.
+    /// Its volumes, while it runs or is hibernated.
     volumes: Vec<Lease>,
-    /// Its memory in the ledger, as long as that lives.
+    /// Its reservation of memory, while it runs.
     room: Option<Reserved>,
 }
 
-/// Registers such a VM; `process` is its VMM, if that runs.
+/// Registers such a VM; `process` is its VMM, if it runs.
 pub(super) fn register(
     host: &Arc<Host>,
     registry: &Arc<Registry>,
@@ -54,7 +54,7 @@ pub(super) fn register(
     process: Option<VmmProcess>,
 ) {
     let folder = host.paths.vm(id);
-    // By its id, if its name can't be had.
+    // Named by its id if the record's name is not available.
     let name = records::vm::name_in_any(&folder)
         .filter(|name| registry.find(name).is_err())
         .unwrap_or_else(|| id.to_owned());
@@ -96,7 +96,7 @@ pub(super) fn register(
     tokio::spawn(vm.run());
 }
 
-/// What can be told without the record.
+/// The state, as far as it is known without the record.
 fn state_of(folder: &Path, runs: bool) -> VmState {
     match runs {
         true => VmState::Running,
@@ -168,7 +168,7 @@ impl Unreadable {
         }
     }
 
-    /// Ends its VMM, which somebody asked for.
+    /// Ends its VMM on a user's request.
     async fn end(&mut self) {
         if let Some(process) = &self.process {
             let id = self.actor.record.id.clone();
@@ -197,7 +197,7 @@ impl Unreadable {
     }
 }
 
-/// What can be told from a VMM's configuration, of whatever version that is.
+/// The fields of a VMM's configuration that are read in any version.
 #[derive(Deserialize)]
 struct Config {
     #[serde(default)]
@@ -223,7 +223,7 @@ fn config_in(folder: &Path) -> Option<Config> {
     serde_json::from_slice(&config).ok()
 }
 
-/// Holds the volumes among these disks.
+/// Takes leases on the volumes among these disks.
 fn hold_volumes(volumes: &Arc<Volumes>, disks: Vec<Disk>, name: &str) -> Vec<Lease> {
     let mut held = Vec::new();
     for disk in disks {
