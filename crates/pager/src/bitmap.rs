@@ -1,4 +1,4 @@
-//! Bits that many threads set and nobody clears.
+//! A bitmap that many threads set bits in; bits are never cleared.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,14 +12,14 @@ impl Bitmap {
         Bitmap((0..bits.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// Beyond the end, clear.
+    /// A bit beyond the end is clear.
     pub fn get(&self, bit: u64) -> bool {
         self.0
             .get((bit / 64) as usize)
             .is_some_and(|word| word.load(Ordering::Acquire) & (1 << (bit % 64)) != 0)
     }
 
-    /// Sets one, and says whether it was clear.
+    /// Sets a bit, and returns whether it was clear.
     pub fn set(&self, bit: u64) -> bool {
         self.0.get((bit / 64) as usize).is_some_and(|word| {
             word.fetch_or(1 << (bit % 64), Ordering::AcqRel) & (1 << (bit % 64)) == 0
@@ -52,8 +52,8 @@ impl Bitmap {
             .unwrap_or(limit)
     }
 
-    /// The words that hold these bits, as little-endian bytes, and where they
-    /// begin in all bytes.
+    /// The words that hold these bits, as little-endian bytes, and their byte offset in the whole
+    /// bitmap.
     pub fn bytes_of(&self, bits: Range<u64>) -> (u64, Vec<u8>) {
         let words = (bits.start / 64) as usize..(bits.end.div_ceil(64) as usize).min(self.0.len());
         let bytes = self.0[words.clone()]
@@ -63,7 +63,7 @@ impl Bitmap {
         (words.start as u64 * 8, bytes)
     }
 
-    /// Takes over what [`Bitmap::bytes_of`] gave.
+    /// Sets the bits that are set in `bytes`, as [`Bitmap::bytes_of`] wrote them.
     pub fn merge(&self, bytes: &[u8]) {
         for (word, bytes) in self.0.iter().zip(bytes.chunks_exact(8)) {
             let bits = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));

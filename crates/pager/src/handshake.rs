@@ -1,5 +1,5 @@
-//! What a VMM says about its memory. It comes from outside: the whole is
-//! checked before any of it is used.
+//! What a VMM says about its memory. It is untrusted: all of it is checked before any of it is
+//! used.
 
 use jiffy_wire::pager::Mapping;
 use std::ops::Range;
@@ -18,7 +18,7 @@ const MAX_ADDRESS: u64 = 1 << 56;
 /// Why a handshake was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
-    /// No such JSON.
+    /// It is not the expected JSON.
     #[error("the handshake is not a JSON array of mappings: {0}")]
     Json(String),
     /// Too long, or something follows the array.
@@ -35,31 +35,31 @@ pub enum HandshakeError {
         /// What is wrong with it.
         what: &'static str,
     },
-    /// Two mappings are in each other's way.
+    /// Two mappings overlap.
     #[error("mappings {first} and {second} of the handshake overlap {what}")]
     Overlap {
-        /// The one.
+        /// The index of one of them.
         first: usize,
-        /// The other.
+        /// The index of the other.
         second: usize,
-        /// Where.
+        /// The address space in which they overlap.
         what: &'static str,
     },
-    /// Together they are too much.
+    /// The mappings are too large together.
     #[error("the mappings of the handshake have more than {MAX_MEMORY} bytes together")]
     TooMuch,
 }
 
-/// What came so far of a handshake.
+/// The part of a handshake that was received so far.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// The array is not at its end.
+    /// The array is not complete.
     More,
-    /// Whole.
+    /// The whole handshake.
     Mappings(Vec<Mapping>),
 }
 
-/// Parses what came so far.
+/// Parses the bytes received so far.
 pub fn parse(bytes: &[u8]) -> Result<Progress, HandshakeError> {
     match serde_json::from_slice(bytes) {
         Ok(mappings) => Ok(Progress::Mappings(mappings)),
@@ -72,11 +72,11 @@ pub fn parse(bytes: &[u8]) -> Result<Progress, HandshakeError> {
 /// A part of guest RAM that is in one piece in the VMM's address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Region {
-    /// In the VMM's address space.
+    /// Its address in the VMM's address space.
     pub address: u64,
     /// Bytes.
     pub size: u64,
-    /// In the image.
+    /// Its offset in the image.
     pub offset: u64,
     /// Bytes of a page.
     pub page: u64,
@@ -109,12 +109,12 @@ impl Layout {
         Ok(Layout(regions))
     }
 
-    /// All, in the image's order.
+    /// All regions, sorted by their offset in the image.
     pub fn regions(&self) -> &[Region] {
         &self.0
     }
 
-    /// Where in the image the byte at this address is, and its region.
+    /// The offset in the image of the byte at this address, and its region.
     pub fn find(&self, address: u64) -> Option<(u64, &Region)> {
         self.0.iter().find_map(|region| {
             let within = address.checked_sub(region.address)?;

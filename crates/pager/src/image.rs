@@ -1,4 +1,4 @@
-//! What the pager wants of an image: its bytes, chunk by chunk.
+//! What the pager needs of an image: its bytes, chunk by chunk.
 
 use jiffy_store::reader::{Opening, Place};
 use jiffy_store::{Decoder, ImageId, ImageReader, Kind};
@@ -12,25 +12,25 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A part of an image that cannot be had: one sentence that names the image
-/// and the chunk.
+/// A part of an image cannot be read. The message is one sentence that names the image and the
+/// chunk.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Unreadable(pub String);
 
 impl Unreadable {
-    /// An error and what caused it, in one sentence.
+    /// Joins an error and its causes into one sentence.
     pub fn from_error(error: &(dyn Error + 'static)) -> Unreadable {
         Unreadable(causes::sentence(error))
     }
 }
 
-/// What a chunk was found to be.
+/// The contents of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
     /// All zero. The buffer was not written.
     Zero,
-    /// In the buffer, after so many bytes were read from the file.
+    /// The bytes are in the buffer.
     Bytes {
         /// Bytes read from the file.
         read: u64,
@@ -39,7 +39,7 @@ pub enum Content {
 
 /// An image, read by many threads at once.
 pub trait ChunkImage: Send + Sync {
-    /// What it holds, for recordings.
+    /// The image's id, for recordings.
     fn id(&self) -> ImageId;
 
     /// Bytes of the address space it holds.
@@ -62,12 +62,12 @@ pub trait ChunkImage: Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Where the bytes of a chunk are in the file, if they are there.
+    /// The range of the file with the stored bytes of a chunk, if the file has them.
     fn stored(&self, _chunk: u32) -> Option<Range<u64>> {
         None
     }
 
-    /// Reads a part of the file, as it is.
+    /// Reads a range of the file, without decoding.
     fn read_stored(&self, offset: u64, into: &mut [u8]) -> Result<(), Unreadable> {
         let _ = (offset, into);
         Err(Unreadable("this image is in no file".into()))
@@ -91,11 +91,11 @@ pub trait ChunkImage: Send + Sync {
         Err(Unreadable("this image is in no file".into()))
     }
 
-    /// Says that a part of the file is read soon.
+    /// Advises the kernel that a range of the file is read soon.
     fn will_need(&self, _range: Range<u64>) {}
 
-    /// Whether a chunk can be read at once. If not, reading it waits for an
-    /// origin, which no worker may do.
+    /// Whether a chunk can be read at once. If not, reading it waits for an origin, which a worker
+    /// must not do.
     fn is_here(&self, _chunk: u32) -> bool {
         true
     }
@@ -105,27 +105,27 @@ pub trait ChunkImage: Send + Sync {
         true
     }
 
-    /// Has chunks here, so that they can be read, as far as they can be had.
+    /// Fetches chunks from origins as far as possible, so that they can be read at once.
     fn fetch(&self, _decoder: &mut Decoder, _chunks: &[u32]) -> Result<(), Unreadable> {
         Ok(())
     }
 
-    /// Whom reading it may wait for, as [`ImageReader::waits_for`] has it.
+    /// The registries that a read may wait for, as in [`ImageReader::waits_for`].
     fn waits_for(&self) -> String {
         String::new()
     }
 
-    /// Bytes that came from origins.
+    /// Bytes that were fetched from origins.
     fn fetched(&self) -> u64 {
         0
     }
 }
 
-/// What an image says it holds, and which file it is. A file that was removed may
-/// have its number used anew, later.
+/// Identifies an image by its id and its file. The inode number of a removed file may be reused, so
+/// the time of the last write is part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImageKey {
-    /// What it says.
+    /// The id that the image gives for its contents.
     pub id: ImageId,
     /// Device, inode, and when it was written, nanoseconds since 1970.
     pub file: (u64, u64, i128),
@@ -134,7 +134,7 @@ pub struct ImageKey {
 /// An image of the store.
 pub struct StoredImage {
     reader: Arc<ImageReader>,
-    /// Only to give advice about it, and to know it.
+    /// Only used for readahead advice and to identify the file.
     file: File,
 }
 
@@ -144,7 +144,7 @@ impl StoredImage {
         StoredImage::open_with(path, &Opening::default())
     }
 
-    /// Opens one of which parts may be missing.
+    /// Opens an image that may be partial.
     pub fn open_with(path: &Path, opening: &Opening<'_>) -> Result<StoredImage, Unreadable> {
         let reader = match (opening.known)(path) {
             Some(reader) => reader,
@@ -158,13 +158,13 @@ impl StoredImage {
         Ok(StoredImage { reader, file })
     }
 
-    /// Tells two files apart.
+    /// Device and inode, which identify a file.
     pub fn identity(path: &Path) -> Option<(u64, u64)> {
         let meta = std::fs::metadata(path).ok()?;
         Some((meta.dev(), meta.ino()))
     }
 
-    /// Tells it apart from every other, also from one that says it is the same.
+    /// Identifies the image, even among files that claim the same id.
     pub fn key(&self) -> Option<ImageKey> {
         let meta = self.file.metadata().ok()?;
         let modified = i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec());
@@ -249,13 +249,13 @@ impl ChunkImage for StoredImage {
 
     fn will_need(&self, range: Range<u64>) {
         if let Some(length) = NonZeroU64::new(range.end - range.start) {
-            // Advice: without it reading is only slower.
+            // Only advice: without it, reads are slower.
             let _ = fadvise(&self.file, range.start, Some(length), Advice::WillNeed);
         }
     }
 
     fn is_here(&self, chunk: u32) -> bool {
-        // A damaged table of chunks is told by reading.
+        // If the table of chunks is damaged, the read reports it.
         self.reader.is_here(chunk).unwrap_or(true)
     }
 

@@ -1,12 +1,12 @@
-//! Threads for what may have to wait for others: fetching from origins, filling the caches
-//! of disks. So a registry that answers slowly holds up no page fault of another VM.
+//! Threads for work that may wait for others: fetching from origins, filling disk caches. A slow
+//! registry so does not delay page faults of other VMs.
 //!
-//! Each task has a *lane*: whom it may wait for. One registry that drips occupies the
-//! threads of its lane, and nobody else waits for it: a lane in which nothing is under
-//! way gets a thread however many others have.
+//! Each task has a *lane*, named by the registries that it may wait for. A slow registry occupies
+//! only the threads of its lane: a lane with no task running always gets a thread, however many
+//! other lanes have.
 //!
-//! What somebody waits for goes first, and work ahead of need never takes more
-//! than half of a lane's threads.
+//! Tasks that somebody waits for go first, and prefetching never takes more than half of a lane's
+//! threads.
 
 use crate::scratch::Scratch;
 use jiffy_store::Stop;
@@ -15,18 +15,18 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
-/// Threads for one lane, at most: as many requests as one VMM has under way for a disk.
-/// They wait more than they work.
+/// Most threads for one lane: as many as one VMM has disk requests in flight. The threads mostly
+/// wait for the network.
 const OF_LANE: usize = 16;
-/// Threads that work, above which a lane gets no second one.
+/// Number of busy threads above which a lane gets no second one.
 const PLENTY: usize = 32;
 /// Threads, at most.
 const THREADS: usize = 64;
 
-/// What a thread is to do, with its buffers.
+/// A task; it gets the buffers of its thread.
 type Task = Box<dyn FnOnce(&mut Scratch) + Send>;
 
-/// How soon a task is to be done.
+/// How urgent a task is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Urgency {
     /// Somebody waits for it.
@@ -35,8 +35,8 @@ pub enum Urgency {
     Ahead,
 }
 
-/// The threads. They are started when they are needed. Dropping it ends them
-/// after what is under way, which nobody waits for: an origin may be slow.
+/// The pool. Threads are started on demand. Dropping it ends them after their current tasks,
+/// without waiting for those: an origin may be slow.
 #[derive(Default)]
 pub struct IoPool {
     shared: Arc<Shared>,
@@ -52,7 +52,7 @@ struct Shared {
 struct State {
     lanes: BTreeMap<String, Lane>,
     threads: usize,
-    /// Threads that have something to do.
+    /// Threads that are running a task.
     working: usize,
     stop: bool,
 }
@@ -66,7 +66,7 @@ struct Lane {
 }
 
 impl Lane {
-    /// How soon the next is to be done, if one may begin.
+    /// The urgency of the lane's next task, if one may begin.
     fn next(&self, working: usize) -> Option<Urgency> {
         let most = if working < PLENTY { OF_LANE } else { 1 };
         if self.working >= most {
@@ -79,7 +79,7 @@ impl Lane {
         }
     }
 
-    /// How many more threads it could use.
+    /// How many more threads the lane could use.
     fn wants(&self, working: usize) -> usize {
         let most = if working < PLENTY { OF_LANE } else { 1 };
         let ahead = self.ahead.len().min(OF_LANE / 2);
@@ -88,7 +88,7 @@ impl Lane {
 }
 
 impl IoPool {
-    /// Has something done that may wait for whom `lane` names.
+    /// Queues a task that may wait for the registries that `lane` names.
     pub fn push(
         &self,
         urgency: Urgency,
@@ -103,7 +103,7 @@ impl IoPool {
         }
         let lanes = state.lanes.values();
         let wanted: usize = lanes.map(|lane| lane.wants(state.working)).sum();
-        // Those that do nothing, or are being started.
+        // Threads that are idle or being started.
         let spare = state.threads - state.working;
         if spare < wanted && state.threads < THREADS {
             self.start_thread(&mut state);
@@ -119,7 +119,7 @@ impl IoPool {
             .spawn(move || shared.run());
         match thread {
             Ok(_) => state.threads += 1,
-            // Those that are there do it, if there are any.
+            // The threads that exist do the task, if there are any.
             Err(error) => tracing::error!(%error, "a thread of the I/O pool cannot be started"),
         }
     }
@@ -133,8 +133,8 @@ impl Drop for IoPool {
 }
 
 impl State {
-    /// The next task and its lane: what somebody waits for first, and of that what is
-    /// in the lane with the fewest threads.
+    /// The next task and its lane: urgent tasks first, and among them the lane with the fewest
+    /// threads.
     fn take(&mut self) -> Option<(String, Urgency, Task)> {
         let working = self.working;
         let ready = self.lanes.iter_mut().filter_map(|(name, lane)| {
@@ -177,7 +177,7 @@ impl Shared {
                 scratch.decoder.forget_fetched();
                 state = lock(&self.state);
                 state.done(&lane, urgency);
-                // One that was let wait may go now.
+                // A task that had to wait may run now.
                 self.changed.notify_one();
             } else {
                 state = self

@@ -1,17 +1,17 @@
-//! Serves page faults of many VMs, and the chunks of their disks, out of images.
-//! `docs/pager.md` tells how to talk to it.
+//! Serves page faults of many VMs, and the chunks of their disks, from images. `docs/pager.md`
+//! describes its protocol.
 //!
-//! * [`image`]: what the pager wants of an image.
+//! * [`image`]: what the pager needs of an image.
 //! * [`handshake`]: what a VMM says about its memory, checked.
-//! * [`vm`]: one VM's memory: what is filled, what was given up.
-//! * [`pool`]: the workers, for all VMs: faults first, prefetch after.
-//! * [`working_set`]: what many restores need, in memory once for all.
-//! * [`io_pool`]: threads for what may have to wait for others: lanes, by whom.
+//! * [`vm`]: one VM's memory: which pages are filled, and which were given up.
+//! * [`pool`]: the workers for all VMs: faults first, then prefetching.
+//! * [`working_set`]: working sets in memory, shared by restores.
+//! * [`io_pool`]: threads for work that may wait for registries, in lanes.
 //! * [`scratch`]: the buffers of one thread.
-//! * [`origins`]: who has what is missing of an image.
-//! * [`disk`]: a disk whose cache is filled as its VMMs ask for it.
+//! * [`origins`]: where missing chunks of an image can be fetched.
+//! * [`disk`]: a disk whose cache is filled on demand.
 //! * [`server`]: the control socket and the VMs' sockets.
-//! * [`replay`]: a recorded restore, without a VM, against strategies.
+//! * [`replay`]: replays a recorded restore with several strategies, without a VM.
 
 mod bitmap;
 pub mod disk;

@@ -14,12 +14,13 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// With buffers that are in memory: so many bytes for one chunk, for all chunks at once,
-    /// and of the file. To grow takes longer than to serve a fault, and somebody waits.
+    /// Allocates buffers and touches their pages: so many bytes for one chunk, for all chunks at
+    /// once, and for bytes of the file. Growing them later takes longer than serving a fault.
     pub(crate) fn in_memory(chunk: usize, chunks: usize, stored: usize) -> Scratch {
         let mut decoder = Decoder::new();
         decoder.grow(chunk);
-        // Of zeroes the allocator would take pages that are made when they are used.
+        // Filled with a value other than zero: zeroed pages would only be allocated when they are
+        // used.
         Scratch {
             decoder,
             chunks: vec![1; chunks],
@@ -28,7 +29,7 @@ impl Scratch {
     }
 }
 
-/// The first bytes of a buffer that grows, with any contents.
+/// The first bytes of a buffer, which grows if necessary; the contents are unspecified.
 pub(crate) fn first(buffer: &mut Vec<u8>, bytes: usize) -> &mut [u8] {
     if buffer.len() < bytes {
         buffer.resize(bytes, 0);

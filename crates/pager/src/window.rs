@@ -1,11 +1,11 @@
-//! Chunks that are read together, because they are together in the file.
+//! Chunks that are contiguous in the file, and so are read together.
 
 use jiffy_store::runs;
 use std::ops::Range;
 
 /// Stored bytes read at once, at most (but at least a chunk).
 pub(crate) const WINDOW: u64 = 256 << 10;
-/// Bytes between two chunks that are read with them rather than left out.
+/// A gap of at most so many bytes between two chunks is read with them.
 pub(crate) const GAP: u64 = 16 << 10;
 
 /// A part of the file and the chunks that are in it.
@@ -17,7 +17,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Where the bytes of one of its chunks are among those of the window.
+    /// The position of a chunk's bytes within the bytes of the window.
     pub fn within(&self, place: &Range<u64>) -> Range<usize> {
         (place.start - self.file.start) as usize..(place.end - self.file.start) as usize
     }

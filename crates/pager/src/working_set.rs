@@ -1,9 +1,9 @@
 //! The working sets of images in memory, each once, for all VMs that map them.
 //!
-//! The first VM that is restored from an image has its working set filled ahead.
-//! Then it is put into a sealed memfd, as long as the image, at its offsets:
-//! later VMs map that privately instead of having pages of their own filled, and
-//! share what they do not write.
+//! When the first VM is restored from an image, its working set is prefetched. Afterwards it is put
+//! into a sealed memfd that is as long as the image, at the same offsets. Later VMs map the memfd
+//! privately instead of having pages of their own filled, and share the pages that they do not
+//! write.
 
 use crate::image::{ChunkImage, Content, ImageKey, Unreadable};
 use crate::scratch::{Scratch, first};
@@ -17,20 +17,20 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// Bytes of one, at most: what is needed first. The rest is filled ahead.
+/// Most bytes of one working set: the chunks that are needed first. The rest is prefetched.
 const MOST: u64 = 16 << 20;
-/// Bytes of all together, at most; those used longest ago go.
+/// Most bytes of all working sets; the least recently used are dropped.
 const ALL: u64 = 64 << 20;
-/// Ranges below which none are joined. Each costs a VM some 8,000 instructions to
-/// map; what is between two of them costs only memory, once.
+/// Ranges are not joined below this number. Mapping a range costs a VM some 8,000 instructions; a
+/// gap within a range costs only memory, once.
 const FEW: usize = 16;
-/// Bytes between ranges that are taken along, beyond as many as the chunks have.
+/// Most bytes of gaps within ranges, beyond as many as the chunks have.
 const ROOM: u64 = 2 << 20;
-/// So many are read at once; others wait for a later restore.
+/// Most working sets that are read at once; others wait for a later restore.
 const AT_ONCE: usize = 2;
 const PAGE: u64 = 4096;
 
-/// The working set of an image, or the first of it.
+/// The working set of an image, or the first part of it.
 #[derive(Debug)]
 pub struct WorkingSet {
     file: File,
@@ -38,7 +38,7 @@ pub struct WorkingSet {
 }
 
 impl WorkingSet {
-    /// Reads these chunks, which are here, as they are needed: the first first.
+    /// Reads these chunks, none of which needs an origin, in the order of need.
     pub fn read(
         image: &dyn ChunkImage,
         chunks: &[u32],
@@ -64,18 +64,18 @@ impl WorkingSet {
                 }
             }
         }
-        // Nobody it is given to can change it for the others.
+        // Sealed, so that no VM can change it for the others.
         let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         fcntl_add_seals(&file, seals).map_err(|error| failed(error.into()))?;
         Ok(WorkingSet { file, covers })
     }
 
-    /// The ranges of the image that it holds, sorted, apart from another.
+    /// The ranges of the image that it holds, sorted and disjoint.
     pub fn covers(&self) -> &[Extent] {
         &self.covers
     }
 
-    /// Bytes it may take: what is zero in it takes a page when it is read.
+    /// Most bytes it may take: a zero page in it takes memory once it is read.
     fn bytes(&self) -> u64 {
         self.covers.iter().map(|extent| extent.length).sum()
     }
@@ -87,7 +87,7 @@ impl AsFd for WorkingSet {
     }
 }
 
-/// The first of these chunks, in whole pages, put together where they touch.
+/// The first of these chunks as ranges of whole pages, joined where they touch.
 fn touching(chunks: &[u32], chunk_size: u64, image_size: u64) -> Vec<Extent> {
     let end = image_size / PAGE * PAGE;
     let mut chunks = chunks[..chunks.len().min((MOST / chunk_size) as usize)].to_vec();
@@ -109,8 +109,8 @@ fn touching(chunks: &[u32], chunk_size: u64, image_size: u64) -> Vec<Extent> {
     ranges
 }
 
-/// Ranges joined over what is between them, the narrowest gaps first, until they are
-/// few or that is too much. Those that are too many even then are left to be filled.
+/// Joins ranges across gaps, the narrowest first, until there are few ranges or the gaps are too
+/// large. If there are still too many, the rest is left to be filled by faults.
 fn joined(ranges: Vec<Extent>) -> Vec<Extent> {
     let gap = |index: usize| {
         let (one, next) = (&ranges[index - 1], &ranges[index]);
@@ -139,20 +139,21 @@ fn joined(ranges: Vec<Extent>) -> Vec<Extent> {
     joined
 }
 
-/// What a VM may map, and what of it another wrote at once, if that is known.
+/// A working set that a VM may map, and the ranges of it that another VM's guest wrote at once, if
+/// known.
 pub type Offer = (Arc<WorkingSet>, Option<Vec<Extent>>);
 
-/// Those that are kept.
+/// The working sets that are kept.
 #[derive(Debug, Default)]
 pub struct WorkingSets {
-    /// The one used last is the last.
+    /// The most recently used is the last.
     kept: Vec<(ImageKey, Offer)>,
-    /// Being read.
+    /// Working sets that are being read.
     coming: Vec<ImageKey>,
 }
 
 impl WorkingSets {
-    /// That of an image, if it is here.
+    /// The working set of an image, if it is in memory.
     pub fn of(&mut self, image: ImageKey) -> Option<Offer> {
         let index = self.kept.iter().position(|(key, _)| *key == image)?;
         let entry = self.kept.remove(index);
@@ -160,7 +161,7 @@ impl WorkingSets {
         self.kept.last().map(|(_, offer)| offer.clone())
     }
 
-    /// Whether it is to be read now; then [`WorkingSets::keep`] has to follow.
+    /// Whether it is to be read now; if so, the caller must call [`WorkingSets::keep`].
     pub fn is_wanted(&mut self, image: ImageKey) -> bool {
         let known = self.coming.contains(&image) || self.kept.iter().any(|(key, _)| *key == image);
         let wanted = !known && self.coming.len() < AT_ONCE;
@@ -170,7 +171,7 @@ impl WorkingSets {
         wanted
     }
 
-    /// It was read, or could not be.
+    /// Keeps a working set that was read; `None` if it could not be read.
     pub fn keep(&mut self, image: ImageKey, set: Option<WorkingSet>) {
         self.coming.retain(|key| *key != image);
         self.kept
@@ -181,8 +182,8 @@ impl WorkingSets {
         }
     }
 
-    /// A VM says what of it its guest wrote. The first counts, and of that only what
-    /// makes sense: VMs that come will have these pages copied.
+    /// Notes the ranges that a VM's guest wrote. Only the first VM's ranges are kept, as far as
+    /// they are valid: later VMs get copies of these pages.
     pub fn note_written(&mut self, image: ImageKey, mut ranges: Vec<Extent>) {
         let Some((_, (set, written))) = self.kept.iter_mut().find(|(key, _)| *key == image) else {
             return;
@@ -204,7 +205,7 @@ impl WorkingSets {
             if !makes_sense {
                 continue;
             }
-            // To copy a page between two costs less than one range more.
+            // Copying a page between two ranges costs less than another range.
             let with_last = told.last().map(|last| Extent {
                 offset: last.offset,
                 length: range.offset + range.length - last.offset,

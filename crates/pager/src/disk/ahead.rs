@@ -1,19 +1,19 @@
-//! What a disk that is read in order will need next.
+//! Readahead for disks that are read sequentially.
 
 use std::ops::Range;
 
-/// Bytes filled ahead of the second request of a row.
+/// Bytes of readahead after the second request of a sequence.
 const FIRST: u64 = 256 << 10;
-/// Bytes filled ahead at most.
+/// Most bytes of readahead.
 const MOST: u64 = 4 << 20;
 
-/// Follows the requests of a disk, which only come for what is missing.
+/// Follows the requests of a disk, which only come for missing chunks.
 #[derive(Debug)]
 pub(super) struct Ahead {
     chunk_size: u64,
     chunks: u32,
-    /// Where the next request of a row would begin: behind the last request, or
-    /// behind what was filled ahead of it.
+    /// Where the next request of a sequence would begin: behind the last request, or behind its
+    /// readahead.
     expected: Range<u32>,
     /// Bytes filled ahead of the last request.
     window: u64,
@@ -29,7 +29,7 @@ impl Ahead {
         }
     }
 
-    /// What to fill after this request; empty for one that is in no row.
+    /// The chunks to read ahead after this request; empty if it is not part of a sequence.
     pub fn after(&mut self, asked: Range<u32>) -> Range<u32> {
         let in_row = !self.expected.is_empty() && self.expected.contains(&asked.start);
         self.window = match in_row {

@@ -1,4 +1,4 @@
-//! Chunks from the image into the cache.
+//! Fills chunks from the image into the cache.
 
 use super::room::{Unkept, WithoutRoom};
 use super::{Disk, Unavailable};
@@ -11,9 +11,9 @@ use std::sync::atomic::Ordering;
 /// Why chunks are not in the cache.
 #[derive(Debug)]
 pub(super) enum Unfilled {
-    /// They cannot be had.
+    /// They cannot be read from the image.
     Unavailable(Unavailable),
-    /// They find no room.
+    /// There is no disk space for them.
     Unkept(Unkept),
 }
 
@@ -26,11 +26,11 @@ impl From<Unfilled> for Unavailable {
     }
 }
 
-/// Bytes put into the cache at once, about.
+/// About how many bytes are put into the cache at once.
 const RUN: usize = 256 << 10;
 
 impl Disk {
-    /// Has these chunks in the cache, whoever puts them there.
+    /// Makes these chunks present in the cache, whoever writes them.
     pub(super) fn fill(
         &self,
         chunks: Range<u32>,
@@ -41,8 +41,8 @@ impl Disk {
         while let Some(missing) = self.cache.next_missing(chunks.clone()) {
             self.go_on()?;
             if missing.end > fetched && missing.end - missing.start > 1 {
-                // One large read instead of many. Why it fails, if it does, is
-                // told by the chunk it concerns.
+                // One large read instead of many. If it fails, the read of the chunk concerned
+                // reports the error.
                 let chunks: Vec<u32> = missing.clone().collect();
                 let reader = self.image.reader();
                 let _ = reader.fetch_chunks(&mut scratch.decoder, &chunks);
@@ -54,7 +54,8 @@ impl Disk {
                     // A disk has at most 2^32 - 1 chunks.
                     let run = flight.units().start as u32..flight.units().end as u32;
                     let outcome = self.fill_run(run.clone(), scratch);
-                    // Nobody else waits for these as long as this waits for room.
+                    // Other threads must not wait for these chunks while this one waits for disk
+                    // space.
                     self.cache.land(&flight);
                     match outcome {
                         Ok(()) => {}
@@ -72,8 +73,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Puts chunks there that nobody waits for; what cannot be had is left out.
-    /// The first problem.
+    /// Prefetches chunks; those that cannot be read are skipped. Returns the first problem.
     pub(super) fn fill_ahead(
         &self,
         chunks: &[u32],
@@ -102,7 +102,7 @@ impl Disk {
                     let ahead = &self.counters.ahead_chunks;
                     ahead.fetch_add(count, Ordering::Relaxed);
                 }
-                // The log was told of it.
+                // Already logged.
                 Err(Unfilled::Unkept(unkept)) => return Some(unkept.into()),
                 Err(Unfilled::Unavailable(error)) => {
                     tracing::warn!(disk = self.name, "{}", error.sentence);
@@ -126,7 +126,7 @@ impl Disk {
         }
     }
 
-    /// Reads chunks and puts them there; those before a bad one too.
+    /// Reads chunks and writes them to the cache; if one is bad, those before it are still written.
     fn fill_run(&self, run: Range<u32>, scratch: &mut Scratch) -> Result<(), Unfilled> {
         let size = self.image.chunk_size();
         let bytes = first(&mut scratch.chunks, run.len() * size);

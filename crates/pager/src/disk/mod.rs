@@ -1,9 +1,8 @@
 //! A disk whose cache is filled as its VMMs ask for it.
 //!
-//! * `fill`: chunks from the image into the cache, each by one thread at a
-//!   time.
-//! * `room`: a file system that is full.
-//! * `ahead`: what a disk that is read in order will need next.
+//! * `fill`: fills chunks from the image into the cache, each by one thread at a time.
+//! * `room`: what happens when the file system is full.
+//! * `ahead`: readahead for sequential reads.
 
 mod ahead;
 mod fill;
@@ -30,30 +29,30 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Bytes of the disk that one piece of work ahead of need fills, about.
+/// About how many bytes of the disk one task of a prefetch fills.
 const PIECE: u64 = 4 << 20;
-/// Bytes of the file between two chunks that are fetched as one.
+/// A gap of at most so many bytes of the file between two chunks is fetched with them.
 const GAP: u64 = 64 << 10;
 
-/// Bytes of a disk that cannot be had.
+/// Bytes of a disk that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unavailable {
-    /// The first such chunk; none if it is not about a chunk.
+    /// The first such chunk; `None` if the error is not about a chunk.
     pub chunk: Option<u32>,
     /// One sentence.
     pub sentence: String,
 }
 
-/// What became of bytes that a VMM asked for.
+/// The result of a VMM's request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Had {
     /// They are in the cache.
     Present,
-    /// The cache has no room for them: the first of them.
+    /// There is no disk space for them in the cache; these are the first of them.
     Bytes(Vec<u8>),
 }
 
-/// What a job that fills much is told to do at its end.
+/// Called at the end of a long task, with the first problem.
 type Done = Box<dyn FnOnce(Option<String>) + Send>;
 
 /// A disk, its image and its cache. Shared by the threads that fill it.
@@ -62,11 +61,11 @@ pub struct Disk {
     image: Arc<StoredImage>,
     cache: DiskCache,
     ahead: Mutex<Ahead>,
-    /// What was asked for, while that is recorded.
+    /// What was asked for, while it is recorded.
     touched: Option<Touched>,
     recording: AtomicBool,
     ended: Stop,
-    /// When the log was told that there is no room.
+    /// When the lack of disk space was last logged.
     told_of_room: Mutex<Option<Instant>>,
     counters: Counters,
 }
@@ -105,19 +104,19 @@ impl Disk {
         })
     }
 
-    /// As in messages.
+    /// Its name in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whom filling it may wait for.
+    /// The lane of tasks that fill it: the registries that they may wait for.
     pub fn lane(&self) -> String {
         self.image.reader().waits_for()
     }
 
-    /// The lane in which these bytes are had in the cache: that of what it may wait for, or,
-    /// if they are in the cache or in the image's file, one beside it. In that nobody waits
-    /// for a registry but for a moment, if at all: for who is filling the same chunks.
+    /// The lane for a request of these bytes: that of the registries it may wait for, or, if the
+    /// bytes are in the cache or in the image's file, a second lane beside it. Tasks in the second
+    /// lane wait for a registry only briefly, if another thread is filling the same chunks.
     pub fn lane_of(&self, offset: u64, length: u64) -> String {
         let is_here = |chunk| self.cache.has(chunk) || self.image.is_here(chunk);
         let lane = self.lane();
@@ -132,9 +131,8 @@ impl Disk {
         &self.cache
     }
 
-    /// Has bytes of the disk in the cache, for a VMM that waits for them; then
-    /// what it will probably need next is filled ahead. If the cache has no room a VMM that
-    /// takes bytes has them from memory.
+    /// Makes bytes of the disk present in the cache, for a VMM that waits for them, and then starts
+    /// readahead. If there is no disk space, a VMM that takes bytes gets them from memory.
     pub fn demand(
         self: &Arc<Disk>,
         io_pool: &IoPool,
@@ -166,7 +164,7 @@ impl Disk {
         had
     }
 
-    /// The chunks of a request, if it is one.
+    /// Checks a request, and returns its chunks.
     pub fn check(&self, offset: u64, length: u64) -> Result<Range<u32>, Unavailable> {
         let end = offset.checked_add(length);
         match end.filter(|end| *end <= self.cache.length()) {
@@ -184,7 +182,7 @@ impl Disk {
         }
     }
 
-    /// Whether what was asked for is noted.
+    /// Whether requests are recorded.
     fn records(&self) -> bool {
         self.recording.load(Ordering::Acquire)
     }
@@ -199,7 +197,8 @@ impl Disk {
     }
 
     fn read_ahead(self: &Arc<Disk>, io_pool: &IoPool, chunks: Range<u32>) {
-        // A whole image is as near as the cache: then the recording is exact.
+        // A whole image is as fast as the cache, so nothing is read ahead and the recording is
+        // exact.
         let exact = self.records() && !self.image.reader().is_partial();
         let next = lock(&self.ahead).after(chunks);
         if exact || next.is_empty() || self.cache.has_all(next.clone()) {
@@ -215,8 +214,8 @@ impl Disk {
         });
     }
 
-    /// Fetches what an earlier boot asked for, or the image's working set, a
-    /// few large pieces at once.
+    /// Prefetches what an earlier boot asked for, or the image's working set, in a few large pieces
+    /// at once.
     pub fn prefetch(self: &Arc<Disk>, io_pool: &IoPool, recording: Option<&Path>) {
         let chunks = match recording.map(|path| self.recorded(path)) {
             Some(Some(chunks)) => chunks,
@@ -249,7 +248,8 @@ impl Disk {
         for piece in pieces {
             let (disk, left) = (self.clone(), left.clone());
             io_pool.push(Urgency::Ahead, self.lane(), move |scratch| {
-                // Of pieces without number the first that finds no room is enough.
+                // There may be very many pieces: after the first problem, such as a full disk, the
+                // others are skipped.
                 let problem = match lock(&left.1).0.is_some() {
                     true => None,
                     false => disk.fill_ahead(&piece, WithoutRoom::Wait, scratch),
@@ -265,7 +265,7 @@ impl Disk {
         }
     }
 
-    /// What earlier boots asked for; `None` if it is not known.
+    /// The chunks that earlier boots asked for; `None` if unknown.
     fn recorded(&self, path: &Path) -> Option<Vec<u32>> {
         let recording = match Recording::read(path) {
             Ok(recording) => recording,
@@ -288,8 +288,7 @@ impl Disk {
         Some(recording.chunks)
     }
 
-    /// Cuts chunks that are missing into pieces that are together in the file;
-    /// those that are needed first come first.
+    /// Divides missing chunks into pieces that are contiguous in the file, in the order of need.
     fn pieces(&self, mut chunks: Vec<u32>) -> Vec<Vec<u32>> {
         let reader = self.image.reader();
         chunks.retain(|chunk| *chunk < self.cache.chunks() && !self.cache.has(*chunk));
@@ -297,8 +296,8 @@ impl Disk {
             .iter()
             .enumerate()
             .map(|(order, chunk)| {
-                // A chunk that is not there (or whose place is damaged, which
-                // its reading will tell) costs no reading here.
+                // A chunk that is not stored costs no read here. If its entry is damaged, reading
+                // it reports that.
                 let place = reader.stored_range(*chunk).ok().flatten().unwrap_or(0..0);
                 (place, order, *chunk)
             })
@@ -317,7 +316,7 @@ impl Disk {
         pieces.into_iter().map(chunks).collect()
     }
 
-    /// Nothing more is filled ahead, and who waits is told.
+    /// Stops prefetching, and ends the requests that wait.
     pub fn end(&self) {
         self.ended.give_up();
     }
@@ -326,13 +325,13 @@ impl Disk {
         self.ended.is_given_up()
     }
 
-    /// Syncs the cache, which is filled no more.
+    /// Syncs and closes the cache, which is not filled any more.
     pub fn close(&self) -> Result<(), CacheError> {
         self.end();
         self.cache.close()
     }
 
-    /// What was asked for so far; nothing is noted from now on if `last`.
+    /// What was asked for so far; with `last`, recording ends.
     pub fn recording(&self, last: bool) -> Option<Recording> {
         if last {
             self.recording.store(false, Ordering::Release);
@@ -345,7 +344,7 @@ impl Disk {
         })
     }
 
-    /// Figures.
+    /// Statistics.
     pub fn stats(&self) -> PagerStats {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &self.counters;

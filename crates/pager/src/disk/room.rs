@@ -1,11 +1,11 @@
-//! Chunks for a cache whose file system is full.
+//! Handles a full file system while a cache is filled.
 //!
-//! A read that failed for want of room would be an I/O error in a guest that has done
-//! nothing wrong. What can be had again gives way: first what was fetched of the image,
-//! whose chunks the cache has unpacked, then the caches beside it that nobody uses. Then
-//! the VMM gets the bytes themselves, and its next read of them tries anew to keep them. One
-//! of an older release, which takes no bytes, waits for a while: the node or its user may
-//! make room.
+//! If a read failed because the disk is full, the guest would see an I/O error without fault of its
+//! own. So data that can be fetched again is dropped: first the fetched chunks of the image, which
+//! the cache has unpacked, then unused caches in the same folder. If that is not enough, the VMM
+//! gets the bytes themselves, and its next read tries again to keep them. A VMM of an older release
+//! does not take bytes; its read waits for a while, because the node or its user may free disk
+//! space.
 
 use super::{Disk, Had, Unavailable, lock};
 use crate::image::{ChunkImage, Content};
@@ -15,14 +15,14 @@ use jiffy_wire::disk::ANSWER_BYTES_MAX;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a read waits for room. Its VMM waits three times as long for the pager.
+/// How long a read waits for disk space. Its VMM waits three times as long for the pager.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-/// How often it looks.
+/// How often it tries again.
 const GLANCE: Duration = Duration::from_millis(100);
-/// How often the log is told that there is no room.
+/// How often the lack of disk space is logged.
 const TOLD_EVERY: Duration = Duration::from_secs(600);
 
-/// What to do with chunks that find no room.
+/// What to do when there is no disk space for chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WithoutRoom {
     /// Wait for room.
@@ -31,7 +31,7 @@ pub(super) enum WithoutRoom {
     GiveUp,
 }
 
-/// Chunks that were read and find no room: they are the first of [`Scratch::chunks`].
+/// Chunks that were read but could not be written: they are at the start of [`Scratch::chunks`].
 #[derive(Debug)]
 pub(super) struct Unkept {
     /// The first.
@@ -43,7 +43,7 @@ pub(super) struct Unkept {
 }
 
 impl Disk {
-    /// Puts chunks into the cache, if need be in the place of others.
+    /// Puts chunks into the cache, and drops other data if the disk is full.
     pub(super) fn put(&self, first: u32, bytes: &[u8]) -> Result<(), CacheError> {
         let error = match self.cache.put(first, bytes) {
             Err(error) if error.is_for_want_of_room() => error,
@@ -65,7 +65,7 @@ impl Disk {
         Err(error)
     }
 
-    /// Waits until chunks find room.
+    /// Waits until there is disk space for chunks.
     pub(super) fn wait_for_room(&self, unkept: Unkept, scratch: &Scratch) -> Result<(), Unkept> {
         let begun = Instant::now();
         loop {
@@ -82,7 +82,7 @@ impl Disk {
         }
     }
 
-    /// The first bytes of a range of which some find no room.
+    /// Returns the first bytes of a range when there is no disk space for some of its chunks.
     pub(super) fn without_room(
         &self,
         offset: u64,
@@ -110,7 +110,7 @@ impl Disk {
         Ok(Had::Bytes(bytes))
     }
 
-    /// A chunk out of the cache or the image.
+    /// Reads a chunk from the cache or the image.
     fn read_chunk<'a>(
         &self,
         chunk: u32,

@@ -1,4 +1,4 @@
-//! Who has what is missing of an image, as the node said.
+//! Origins of missing chunks, as described by the node.
 //!
 //! * `registry`: a file of an artifact in a registry.
 
@@ -9,8 +9,8 @@ use jiffy_wire::pager::Origin as Described;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The origins that were described, for the image with this id at this path. None of
-/// them is asked anything yet.
+/// The origins that were described, for the image with this id at this path. None of them is
+/// contacted yet.
 pub fn origins(described: &[Described], id: ImageId, path: &Path) -> Vec<Arc<dyn Origin>> {
     described
         .iter()

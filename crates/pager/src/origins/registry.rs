@@ -11,17 +11,17 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-/// How long nothing may come on a connection: a guest waits.
+/// How long a connection may be silent: a guest waits.
 const STALL: Duration = Duration::from_secs(10);
-/// What is done about failures that may pass, for each time the store asks.
+/// Retries after temporary failures, for each fetch of the store.
 const RETRIES: u32 = 2;
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
-/// What bytes may take in all, however they come: this, and as long as a link of 64 KiB
-/// a second takes for them.
+/// The most time that a fetch may take in all: this, plus the time that the bytes take at 64 KiB
+/// per second.
 const FETCH_TIME: Duration = Duration::from_secs(15);
 const LEAST_RATE: u64 = 64 << 10;
 
-/// One time that bytes are asked for.
+/// One fetch.
 struct Asked<'a> {
     deadline: Instant,
     stop: &'a Stop,
@@ -109,14 +109,14 @@ impl Origin for RegistryFile {
                 file.size()
             )));
         }
-        // Whatever it gives was held against a hash, so nothing is unpacked that the
-        // artifact does not have.
+        // The bytes it gives were checked against a hash, so nothing is unpacked that is not the
+        // artifact's.
         let least = Duration::from_secs(file.bytes_to_read(&range) / LEAST_RATE);
         file.read(range, &within(FETCH_TIME + least)).map_err(told)
     }
 }
 
-/// The client has tried again already.
+/// Converts the error. Not to be retried: the client has retried already.
 fn told(error: RegistryError) -> OriginError {
     OriginError::never(causes::sentence(&error))
 }

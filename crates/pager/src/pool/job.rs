@@ -1,4 +1,4 @@
-//! Filling memory before it is asked for.
+//! Fills memory before it is touched.
 
 use super::lock;
 use crate::image::Unreadable;
@@ -9,13 +9,14 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Bytes that are put into memory at once, at most.
+/// Most bytes that are filled at once.
 const RUN: usize = 64 << 10;
 
-/// Told once how a job ended: `None` if all was done, else the first problem.
+/// Called once when a job ends: with `None` if everything was filled, otherwise with the first
+/// problem.
 pub type Done = Box<dyn FnOnce(Option<String>) + Send>;
 
-/// Something to be done for a VM when no fault waits, in pieces.
+/// Work for a VM that is done in pieces while no fault waits.
 pub struct Job {
     vm: Arc<Vm>,
     kind: Kind,
@@ -28,17 +29,17 @@ pub struct Job {
 }
 
 enum Kind {
-    /// All that is missing; so many units a piece.
+    /// Fill everything that is missing; so many units per piece.
     Complete(u64),
-    /// The working set, as it is stored.
+    /// Fill the working set in the order in which it is stored.
     Prefetch(Vec<Part>),
 }
 
 /// A piece of a working set.
 enum Part {
-    /// Chunks that are together in the file.
+    /// Chunks that are contiguous in the file.
     Stored(Window),
-    /// Units that are not there (zero, or a parent's).
+    /// Units that are not stored in the file (zero, or in a parent).
     Loose(Vec<u64>),
 }
 
@@ -50,8 +51,8 @@ impl Job {
         Job::new(vm, Kind::Complete(units), pieces, done)
     }
 
-    /// Fills these chunks, which are here; `None` if there are none. `then` is
-    /// called if they all are in memory.
+    /// Fills these chunks, which need no origin; `None` if there are none. `then` is called if all
+    /// of them were filled.
     pub fn prefetch(vm: Arc<Vm>, chunks: Vec<u32>, then: Box<dyn FnOnce() + Send>) -> Option<Job> {
         let parts = parts(&vm, chunks);
         if parts.is_empty() {
@@ -64,7 +65,7 @@ impl Job {
                 tracing::debug!(vm = of.name(), "the working set is there");
                 then();
             }
-            // It needs none any more.
+            // The VM has ended, and needs no more memory.
             Some(_) if of.has_ended() && of.failure().is_none() => {}
             Some(problem) => {
                 tracing::warn!(vm = of.name(), "the working set is not there: {problem}");
@@ -107,12 +108,12 @@ impl Job {
         (piece < self.pieces).then_some(piece)
     }
 
-    /// This piece must be claimed once more.
+    /// Returns a piece that must be claimed again.
     pub(super) fn again(&self, piece: usize) {
         lock(&self.again).push(piece);
     }
 
-    /// A piece is done, or is given up with a problem.
+    /// A piece is done, or was given up because of a problem.
     pub(super) fn finished(&self, problem: Option<String>) {
         if problem.is_some() {
             let mut first = lock(&self.problem);
@@ -134,7 +135,7 @@ impl Job {
         }
     }
 
-    /// Does one piece; calls `between` where more urgent work may come first.
+    /// Does one piece; calls `between` at points where more urgent work may go first.
     pub(super) fn work(
         &self,
         piece: usize,
@@ -164,7 +165,7 @@ impl Job {
     }
 }
 
-/// The working set, cut where the file is read anew.
+/// Divides the working set into parts that are each read at once.
 fn parts(vm: &Vm, working_set: Vec<u32>) -> Vec<Part> {
     let image = vm.image();
     let one_chunk_a_unit = vm.unit() == image.chunk_size() as u64;
@@ -190,7 +191,7 @@ fn parts(vm: &Vm, working_set: Vec<u32>) -> Vec<Part> {
         .collect()
 }
 
-/// Lets the kernel read all windows, one after another, from now on.
+/// Starts the kernel's readahead of all windows, in order.
 fn announce(vm: &Vm, parts: &[Part]) {
     let mut whole: Option<Range<u64>> = None;
     for part in parts {
@@ -231,7 +232,7 @@ fn fill_window(
     let length = window.file.end - window.file.start;
     let bytes = first(&mut stored, length as usize);
     if let Err(error) = vm.image().read_stored(window.file.start, bytes) {
-        // A fault will tell, if one comes.
+        // A fault on this chunk will report the error.
         tracing::warn!(vm = vm.name(), "{error}");
         return Ok(());
     }
@@ -241,7 +242,7 @@ fn fill_window(
     let mut since = 0;
     for run in consecutive.flat_map(|run| run.chunks(most)) {
         if run.iter().all(|(chunk, _)| vm.is_filled(u64::from(*chunk))) {
-            // By a fault meanwhile.
+            // A fault has filled it meanwhile.
             continue;
         }
         since += run.len();
@@ -256,7 +257,7 @@ fn fill_window(
     Ok(())
 }
 
-/// Fills chunks that follow one another in memory, at once.
+/// Fills chunks that are consecutive in memory, in one call.
 fn fill_consecutive(
     vm: &Vm,
     window: &Window,
@@ -267,7 +268,7 @@ fn fill_consecutive(
     let size = vm.image().chunk_size();
     let begin = run[0].0;
     let (bytes, good) = match as_it_is(window, stored, run, size) {
-        // Not one byte is moved on the way.
+        // Filled from the read buffer, without a copy.
         Some(bytes) => {
             let chunks = run.iter().zip(bytes.chunks(size));
             let right = chunks.map(|((chunk, _), bytes)| vm.image().check(*chunk, bytes));
@@ -293,7 +294,7 @@ fn fill_consecutive(
     Ok(())
 }
 
-/// The bytes of a run of chunks that are in the file as they are in memory.
+/// The bytes of a run of chunks that are stored uncompressed and consecutive.
 fn as_it_is<'a>(
     window: &Window,
     stored: &'a [u8],
@@ -312,8 +313,8 @@ fn as_it_is<'a>(
     Some(&stored[window.within(&(begin..at))])
 }
 
-/// How many chunks are right before one that is not. A fault will tell, if one
-/// comes; those behind it will do with faults too.
+/// The number of chunks before the first bad one. A fault on the bad chunk will report the error,
+/// and the chunks behind it are filled by faults.
 fn good(vm: &Vm, outcomes: impl Iterator<Item = Result<(), Unreadable>>) -> usize {
     let mut good = 0;
     for outcome in outcomes {

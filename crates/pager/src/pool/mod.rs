@@ -1,9 +1,8 @@
-//! The workers, for all VMs: as many threads as asked for, however many VMs.
+//! The workers for all VMs: a fixed number of threads, however many VMs there are.
 //!
-//! A worker takes what is most urgent: a fault that another has read but not
-//! served, a VM with new faults, and only then a piece of a [`Job`] (prefetch,
-//! completion). A VM has one worker that reads its events; if it reads more
-//! than one fault at once, it shares them with the others.
+//! A worker takes the most urgent work: a fault that another worker has read but not served, then a
+//! VM with new faults, and only then a piece of a [`Job`] (prefetch, completion). One worker at a
+//! time reads a VM's events; if it reads more than one fault, it shares them with the others.
 
 mod job;
 mod worker;
@@ -21,13 +20,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, mpsc};
 use std::thread::{self, JoinHandle};
 
-/// The wake-up descriptor's token; VMs have others.
+/// The token of the wake-up descriptor; VMs have other tokens.
 const WAKE: u64 = 0;
 
-/// Told to one worker, which asks anew when it has served.
+/// Reported to one worker, which rearms the event after it has served the VM.
 const VM_EVENTS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
 
-/// Bytes of an image fetched ahead at once, uncompressed.
+/// Bytes of an image that are prefetched at once, uncompressed.
 const PIECE: usize = 4 << 20;
 
 /// How faults are served.
@@ -56,7 +55,7 @@ pub struct Pool {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What workers have in common.
+/// State shared by the workers.
 struct Shared {
     settings: Settings,
     io_pool: Arc<IoPool>,
@@ -64,14 +63,14 @@ struct Shared {
     wake: OwnedFd,
     stop: AtomicBool,
     vms: RwLock<HashMap<u64, Arc<Vm>>>,
-    /// Read, but not served yet.
+    /// Faults that were read, but are not served yet.
     faults: Mutex<VecDeque<(Arc<Vm>, Fault)>>,
-    /// To be tried again when the VMs' mappings have changed.
+    /// Faults to be tried again after the VMs' mappings have changed.
     deferred: Mutex<Vec<Deferred>>,
-    /// When that is due, CLOCK_MONOTONIC nanoseconds; 0 if there is nothing.
+    /// When the deferred faults are due, CLOCK_MONOTONIC nanoseconds; 0 if there are none.
     deferred_due: AtomicU64,
     jobs: Mutex<VecDeque<Arc<Job>>>,
-    /// How many jobs there are, to look without the lock.
+    /// The number of jobs, readable without the lock.
     jobs_waiting: AtomicUsize,
 }
 
@@ -122,7 +121,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Serves this VM from now on.
+    /// Begins to serve this VM.
     pub fn attach(&self, vm: Arc<Vm>) -> io::Result<()> {
         let token = vm.token();
         assert_ne!(token, WAKE, "a VM's token is not 0");
@@ -140,25 +139,25 @@ impl Pool {
         Ok(())
     }
 
-    /// Serves it no longer. What is under way for it ends soon; its jobs are
-    /// given up.
+    /// Stops serving a VM. Work in progress for it ends soon; its jobs are given up.
     pub fn detach(&self, vm: &Vm) {
         vm.end();
         write(&self.shared.vms).remove(&vm.token());
-        // The VMM shares the descriptor: closing ours would not end the watch.
+        // The VMM shares the open file description, so closing our descriptor would not remove it
+        // from epoll.
         let _ = epoll::delete(&self.shared.epoll, vm);
         lock(&self.shared.faults).retain(|(other, _)| other.token() != vm.token());
-        // Workers give up jobs of a VM that has ended, and tell who waits.
+        // Workers give up the jobs of a VM that has ended, and answer the clients that wait.
         self.shared.wake();
     }
 
-    /// Does a job when no fault waits.
+    /// Queues a job, which is done while no fault waits.
     pub fn push(&self, job: Job) {
         self.shared.push(Arc::new(job));
     }
 
-    /// Fills the image's working set, if it has one, when no fault waits. `then`
-    /// is called if all of it was here, and is in memory now.
+    /// Fills the image's working set, if it has one, while no fault waits. `then` is called if no
+    /// chunk of it was missing and all of it is in memory.
     pub fn prefetch(&self, vm: &Arc<Vm>, then: impl FnOnce() + Send + 'static) {
         let chunks = vm.working_set();
         if vm.image().is_whole() {
@@ -167,7 +166,7 @@ impl Pool {
             }
             return;
         }
-        // In large pieces, each filled when it has come.
+        // Fetched in large pieces, each filled once it has arrived.
         let lane = vm.image().waits_for();
         for piece in chunks.chunks(PIECE / vm.image().chunk_size()) {
             let (vm, piece) = (vm.clone(), piece.to_vec());
@@ -194,7 +193,7 @@ impl Pool {
         }
     }
 
-    /// Fills everything that is missing, then tells.
+    /// Fills everything that is missing, then calls `done`.
     pub fn complete(&self, vm: Arc<Vm>, done: job::Done) {
         if vm.image().is_whole() {
             return self.push(Job::complete(vm, done));
@@ -236,7 +235,7 @@ impl Drop for Pool {
 }
 
 impl Shared {
-    /// Wakes one worker that sleeps; one that wakes in vain sleeps again.
+    /// Wakes one sleeping worker; if it finds no work, it sleeps again.
     fn wake(&self) {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }

@@ -1,4 +1,4 @@
-//! What one worker does.
+//! One worker's loop.
 
 use super::{Deferred, Job, Shared, VM_EVENTS, WAKE, lock};
 use crate::io_pool::Urgency;
@@ -14,19 +14,18 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-/// Bytes of most images' chunks.
+/// The chunk size of most images, bytes.
 const CHUNK: usize = 8 << 10;
-/// Faults of one VM served before it is another's turn.
+/// Faults of one VM that are served before another VM's.
 const TURN: usize = 32;
-/// VMs served before a piece of a job is done, if there is one: faults come
-/// first, but a job ends.
+/// VMs that are served before a piece of a job is done: faults go first, but jobs must end.
 const PATIENCE: u32 = 16;
-/// Tries before a fault whose VM's mappings change is put off.
+/// How often a fault is tried while its VM's mappings change, before it is deferred.
 const TRIES: u32 = 20;
-/// How long it is put off.
+/// How long it is deferred.
 const PUT_OFF: Duration = Duration::from_micros(500);
 
-/// One worker's own.
+/// State of one worker.
 #[derive(Default)]
 pub(super) struct Worker {
     pub scratch: Scratch,
@@ -48,7 +47,7 @@ pub(super) fn run(shared: &Arc<Shared>, is_ready: Sender<()>) {
         }
         if worker.turns >= PATIENCE && shared.has_jobs() {
             shared.work(&mut worker);
-            // What it was woken for meanwhile is looked for before it sleeps.
+            // Looks for the work that it was woken for before it sleeps.
             continue;
         }
         let timeout = shared.timeout();
@@ -56,12 +55,12 @@ pub(super) fn run(shared: &Arc<Shared>, is_ready: Sender<()>) {
             shared.work(&mut worker);
         }
     }
-    // The next one.
+    // Wakes the next worker.
     shared.wake();
 }
 
 impl Shared {
-    /// How long to sleep if nothing happens.
+    /// How long to sleep without an event.
     fn timeout(&self) -> Option<Duration> {
         if self.has_jobs() {
             Some(Duration::ZERO)
@@ -98,7 +97,7 @@ impl Shared {
             .cloned();
         match vm {
             None => {}
-            // As long as it is so there would always be an event, and nothing to read.
+            // The error condition lasts: epoll would report it for ever, with nothing to read.
             Some(vm) if flags.contains(epoll::EventFlags::ERR) => {
                 vm.fail("its VMM has made the userfaultfd blocking".into());
             }
@@ -110,9 +109,8 @@ impl Shared {
         true
     }
 
-    /// Serves a VM until it has no faults or others have waited long enough.
-    /// A thread that was served often faults again before this worker could
-    /// sleep.
+    /// Serves a VM until it has no faults or other VMs have waited long enough. A thread whose
+    /// fault was served often faults again before this worker could sleep.
     fn serve_turn(self: &Arc<Self>, vm: &Arc<Vm>, worker: &mut Worker) {
         for _ in 0..TURN {
             if vm.has_ended() {
@@ -128,13 +126,13 @@ impl Shared {
                 self.serve_fault(&vm, fault, worker);
             }
             if vm.has_job() {
-                // It waits less if what it needs next is there before it asks.
+                // The VM waits less if its working set is filled before it faults on it.
                 worker.turns = PATIENCE;
                 break;
             }
         }
-        // Until now no other worker woke for this VM, which for one vCPU
-        // would be in vain. It fails if the VM was let go meanwhile.
+        // Rearmed only now, because for one vCPU it is useless to wake another worker. It fails if
+        // the VM was detached meanwhile.
         let data = epoll::EventData::new_u64(vm.token());
         let _ = epoll::modify(&self.epoll, vm, data, VM_EVENTS);
     }
@@ -142,11 +140,11 @@ impl Shared {
     fn read(&self, vm: &Vm, worker: &mut Worker) {
         worker.read.clear();
         vm.take_faults(&mut worker.events, &mut worker.read);
-        // The one that waits longest is popped first.
+        // Faults are popped from the end, so the oldest goes there.
         worker.read.reverse();
     }
 
-    /// Lets others help with what was read beyond the first fault.
+    /// Lets other workers serve the faults that were read beyond the first.
     fn share(&self, vm: &Arc<Vm>, worker: &mut Worker) {
         if worker.read.is_empty() {
             return;
@@ -186,7 +184,7 @@ impl Shared {
             match vm.serve(fault, &mut worker.scratch) {
                 Ok(()) => return self.fill_around(vm, fault, worker),
                 Err(Stop::Changing) => {
-                    // The change waits until its event is read.
+                    // The kernel blocks the change until its event is read.
                     self.read(vm, worker);
                     self.share(vm, worker);
                     std::thread::yield_now();
@@ -198,8 +196,8 @@ impl Shared {
         self.put_off(Deferred::Fault(vm.clone(), fault));
     }
 
-    /// Has a fault served by a thread that may wait for an origin: who gets the chunk puts
-    /// it into memory.
+    /// Has the I/O pool serve a fault whose chunk must be fetched; the thread that fetches the
+    /// chunk also fills it.
     fn send_for(self: &Arc<Self>, vm: &Arc<Vm>, fault: Fault) {
         let (shared, vm) = (Arc::downgrade(self), vm.clone());
         let lane = vm.image().waits_for();
@@ -210,7 +208,7 @@ impl Shared {
             scratch.decoder.stop = vm.stop().clone();
             match vm.serve(fault, scratch) {
                 Ok(()) => {}
-                // A worker reads the event of the change, and has the chunk in the file.
+                // A worker has to read the event of the change; the chunk is in the file by now.
                 Err(Stop::Changing) => {
                     if let Some(shared) = shared.upgrade() {
                         lock(&shared.faults).push_back((vm, fault));
@@ -218,14 +216,14 @@ impl Shared {
                     }
                 }
                 Err(Stop::Gone) => vm.end(),
-                // What comes for nobody is no failure.
+                // The VM has ended, so this is not a failure.
                 Err(Stop::Failed(_)) if vm.has_ended() => {}
                 Err(Stop::Failed(sentence)) => vm.fail(sentence),
             }
         });
     }
 
-    /// Fills what is near a fault. It may fail: nobody asked for it.
+    /// Fills the units around a fault. Errors are ignored, because nobody asked for them.
     fn fill_around(&self, vm: &Arc<Vm>, fault: Fault, worker: &mut Worker) {
         if self.settings.fault_around <= vm.unit() {
             return;
@@ -291,7 +289,7 @@ impl Shared {
         self.deferred_due.store(due, Ordering::Release);
     }
 
-    /// Makes what was put off urgent again, when it is time.
+    /// Makes deferred faults urgent again when they are due.
     fn retry_deferred(&self) {
         let due = self.deferred_due.load(Ordering::Acquire);
         if due == 0 || monotonic_ns() < due {

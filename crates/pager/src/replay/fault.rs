@@ -1,5 +1,5 @@
-//! Recorded chunks by page faults: one thread touches, the pager's own workers
-//! serve.
+//! Replays recorded chunks with page faults: one thread touches them, and the pager's own workers
+//! serve the faults.
 
 use super::Touches;
 use super::report::{Figures, Meter};
@@ -31,7 +31,7 @@ pub(super) fn run(
     let layout = Layout::new(&[mapping], image.size()).map_err(io::Error::other)?;
     let counters = Arc::new(Counters::default());
     let failure = Arc::new(Mutex::new(None));
-    // Whoever waits for a fault that cannot be served has to be let go.
+    // If a fault cannot be served, the thread that waits for it has to be woken.
     let (told, again) = (failure.clone(), uffd.try_clone()?);
     let (address, length) = (arena.address(), touches.size);
     let vm = Arc::new(Vm::new(VmParts {
@@ -69,7 +69,7 @@ pub(super) fn run(
     }
     let mut figures = meter.finish();
     pool.detach(&vm);
-    // A worker counts a fault after it has woken who waited for it.
+    // A worker counts a fault only after it has woken the waiting thread.
     drop(pool);
     figures.requests = counters.stats(None).faults;
     let failure = failure.lock().ok().and_then(|mut failure| failure.take());

@@ -1,13 +1,13 @@
-//! A recorded restore, without a VM, against strategies.
+//! Replays a recorded restore with several strategies, without a VM.
 //!
-//! The recorded chunks are had in the recorded order, once as plain reads into
-//! a buffer ("read"), and once by a thread that touches them in a memory whose
-//! faults are served ("fault"). A sample is the time until one recorded chunk
-//! is there, whatever the strategy's own chunks are.
+//! The recorded chunks are read in the recorded order, once with plain reads into a buffer
+//! ("read"), and once by a thread that touches them in memory whose faults are served ("fault"). A
+//! sample is the time until one recorded chunk is present, whatever the strategy's own chunk size
+//! is.
 //!
-//! * [`strategy`]: what is compared.
+//! * [`strategy`]: the strategies that are compared.
 //! * [`read`]: plain reads.
-//! * [`fault`]: real userfaults.
+//! * [`fault`]: real userfaultfd faults.
 //! * [`report`]: figures, as a table and as JSON.
 
 mod fault;
@@ -92,7 +92,7 @@ pub enum ReplayError {
     },
 }
 
-/// The chunks to be had, in order.
+/// The chunks to be read, in order.
 pub(crate) struct Touches {
     /// Bytes of a recorded chunk.
     pub chunk_size: u64,
@@ -151,7 +151,7 @@ fn touches(options: &Options, image: &ImageReader) -> Result<Touches, ReplayErro
         .iter()
         .map(|chunk| u64::from(*chunk) * chunk_size)
         .collect();
-    // Whole pages only are mapped; a chunk that is cut off is left out.
+    // Only whole pages are mapped; a chunk at a truncated end is left out.
     let size = image.size() / 4096 * 4096;
     if offsets
         .iter()

@@ -1,5 +1,4 @@
-//! A sparse file as long as RAM, read page by page: what is done without a
-//! format.
+//! The baseline: a sparse file as long as RAM, read page by page.
 
 use crate::image::{ChunkImage, Content, Unreadable};
 use jiffy_store::{Decoder, ImageId};

@@ -19,7 +19,7 @@ pub(super) fn run(
     in_order(image, touches).map_err(io::Error::other)
 }
 
-/// One read a chunk, but what is there already is not read again.
+/// One read per chunk; a chunk that was read already is not read again.
 fn in_order(image: &dyn ChunkImage, touches: &Touches) -> Result<Figures, Unreadable> {
     let size = image.chunk_size() as u64;
     let mut buffer = vec![0; image.chunk_size()];
@@ -40,7 +40,7 @@ fn in_order(image: &dyn ChunkImage, touches: &Touches) -> Result<Figures, Unread
     Ok(meter.finish())
 }
 
-/// The working set as it is stored. A sample is a chunk's part of its window.
+/// Reads the working set as it is stored. A sample is a chunk's share of its window's time.
 fn in_windows(image: &dyn ChunkImage, touches: &Touches) -> Result<Figures, Unreadable> {
     let mut decoder = Decoder::new();
     let mut chunk_buffer = vec![0; image.chunk_size()];
@@ -62,7 +62,7 @@ fn in_windows(image: &dyn ChunkImage, touches: &Touches) -> Result<Figures, Unre
         }
         meter.end_shared(window.chunks.len());
     }
-    // What is zero is in no window, and takes no time.
+    // Zero chunks are in no window, and take no time.
     meter.pad(touches.offsets.len());
     Ok(meter.finish())
 }

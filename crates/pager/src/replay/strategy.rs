@@ -1,4 +1,4 @@
-//! What is compared.
+//! The strategies that a replay compares.
 
 use super::raw::RawImage;
 use super::{ReplayError, Touches};
@@ -249,14 +249,14 @@ impl Prepared {
         Ok(File::open(&self.path)?.metadata()?.blocks() * 512)
     }
 
-    /// Nothing of it is in memory afterwards.
+    /// Removes its pages from the page cache.
     pub fn evict(&self) -> io::Result<()> {
         let file = File::open(&self.path)?;
         file.sync_all()?;
         Ok(fadvise(&file, 0, None, Advice::DontNeed)?)
     }
 
-    /// All of it is in memory afterwards.
+    /// Reads all of it into the page cache.
     pub fn warm(&self) -> io::Result<()> {
         let mut file = File::open(&self.path)?;
         let mut buffer = vec![0; 1 << 20];

@@ -1,5 +1,4 @@
-//! A connection to the control socket: a request a line, an answer a line, in
-//! order.
+//! A connection to the control socket: one request per line and one answer per line, in order.
 
 use jiffy_wire::lines::Lines;
 use jiffy_wire::pager::{PagerRequest, PagerResponse};
@@ -15,7 +14,7 @@ pub(super) struct Client {
     stream: UnixStream,
     input: Lines,
     output: Vec<u8>,
-    /// An answer comes later.
+    /// A request is in progress; its answer is sent later.
     busy: bool,
     closing: bool,
 }
@@ -32,12 +31,12 @@ impl Client {
         }
     }
 
-    /// It waits for nothing that was begun.
+    /// No request is in progress.
     pub fn is_idle(&self) -> bool {
         !self.busy && self.output.is_empty()
     }
 
-    /// What to wait for. Nobody is read who does not take answers.
+    /// The events to poll for. Requests of a client that does not read its answers are not read.
     pub fn interest(&self) -> PollFlags {
         if !self.output.is_empty() {
             PollFlags::OUT
@@ -48,13 +47,13 @@ impl Client {
         }
     }
 
-    /// Reads and writes what can be; false when the connection is over.
+    /// Reads and writes as much as possible; false when the connection is over.
     pub fn exchange(&mut self) -> bool {
         if !self.flush() {
             return false;
         }
         if self.busy || !self.output.is_empty() {
-            // Woken all the same: the client has hung up.
+            // Woken without an event that was asked for: the client has hung up.
             return self.still_there();
         }
         let mut buffer = [0; 4096];
@@ -77,7 +76,7 @@ impl Client {
         !fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
 
-    /// The next whole request; one that is none is answered at once.
+    /// The next whole request; a malformed one is answered at once.
     pub fn next_request(&mut self) -> Option<PagerRequest> {
         while !self.busy && !self.closing {
             let line = match self.input.next_line() {
@@ -106,7 +105,7 @@ impl Client {
         self.output.extend(line);
     }
 
-    /// The answer comes by [`Client::answer_late`].
+    /// The answer is sent later, by [`Client::answer_late`].
     pub fn wait(&mut self) {
         self.busy = true;
     }
@@ -119,7 +118,7 @@ impl Client {
         });
     }
 
-    /// Writes what can be written; false when the connection is over.
+    /// Writes as much as possible; false when the connection is over.
     pub fn flush(&mut self) -> bool {
         while !self.output.is_empty() {
             match self.stream.write(&self.output) {

@@ -1,4 +1,4 @@
-//! A VMM that has a disk: its requests, and the answers for it.
+//! A VMM that uses a disk: its requests and their answers.
 
 use jiffy_store::Stop;
 use jiffy_sys::mutex::lock;
@@ -10,10 +10,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Requests of one VMM that are not answered yet; more are not read.
+/// Most requests of one VMM in flight; no more are read until one is answered.
 const MAX_PENDING: usize = 16;
 
-/// A VMM, as the server's thread has it.
+/// A VMM, as seen by the server's thread.
 pub(super) struct DiskPeer {
     answers: Arc<Answers>,
     input: Lines,
@@ -23,32 +23,33 @@ pub(super) struct DiskPeer {
     pub pid: Option<i32>,
 }
 
-/// Answers for a VMM, given by the threads that have them.
+/// Sends answers to a VMM, from any thread.
 pub(super) struct Answers {
     stream: UnixStream,
-    /// Given up when it has gone: for what it asked for.
+    /// Given up when the VMM has gone, which ends its requests.
     stop: Stop,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Requests without an answer.
+    /// Requests in flight.
     pending: usize,
-    /// What its socket has not taken yet.
+    /// Bytes that the socket has not taken yet.
     output: Vec<u8>,
 }
 
 impl Drop for DiskPeer {
     fn drop(&mut self) {
         self.answers.stop.give_up();
-        // Threads that have answers for it keep the descriptor a while longer.
+        // The descriptor stays open as long as threads have answers to send, so the socket is shut
+        // down.
         let _ = self.answers.stream.shutdown(std::net::Shutdown::Both);
     }
 }
 
 impl DiskPeer {
-    /// `stream` does not block.
+    /// `stream` must be non-blocking.
     pub fn new(stream: UnixStream, pid: Option<i32>) -> DiskPeer {
         DiskPeer {
             answers: Arc::new(Answers {
@@ -62,7 +63,7 @@ impl DiskPeer {
         }
     }
 
-    /// What to wait for.
+    /// The events to poll for.
     pub fn interest(&self) -> PollFlags {
         let state = self.answers.state();
         let mut interest = PollFlags::empty();
@@ -82,8 +83,7 @@ impl DiskPeer {
         &self.answers.stream
     }
 
-    /// Reads what there is and writes what can be; false at the end of the
-    /// connection.
+    /// Reads and writes as much as possible; false at the end of the connection.
     pub fn exchange(&mut self, hung_up: bool) -> bool {
         let mut state = self.answers.state();
         if state.flush(&self.answers.stream).is_err() {
@@ -103,12 +103,12 @@ impl DiskPeer {
         true
     }
 
-    /// Writes what can be; false when the connection is over.
+    /// Writes as much as possible; false when the connection is over.
     pub fn flush(&self) -> bool {
         self.answers.state().flush(&self.answers.stream).is_ok()
     }
 
-    /// The next request. `Err` if the VMM does not keep to the protocol.
+    /// The next request. `Err` if the VMM violates the protocol.
     pub fn next_request(&mut self) -> Result<Option<ChunkRequest>, String> {
         if self.answers.state().pending >= MAX_PENDING {
             return Ok(None);
@@ -121,7 +121,7 @@ impl DiskPeer {
             .map_err(|error| format!("the line is not a request: {error}"))
     }
 
-    /// One more request is under way; its answer goes there.
+    /// Counts a request as in flight, and returns where its answer is to be sent.
     pub fn begin_request(&self) -> Arc<Answers> {
         self.answers.state().pending += 1;
         self.answers.clone()
@@ -134,8 +134,8 @@ impl Answers {
         self.stop.clone()
     }
 
-    /// Answers a request, at once if the socket takes it. Whether the server has to look
-    /// after the VMM: there is more to write, or further requests may be read.
+    /// Sends an answer, at once if the socket takes it. Returns whether the server has to look at
+    /// the VMM again: there is more to write, or further requests may be read.
     pub fn give(&self, answer: &ChunkAnswer, bytes: &[u8]) -> bool {
         let mut state = self.state();
         let was_full = state.pending >= MAX_PENDING;
@@ -144,7 +144,7 @@ impl Answers {
         state.output.extend(line);
         state.output.push(b'\n');
         state.output.extend(bytes);
-        // A connection that is over is found by the server.
+        // The server notices a connection that is over.
         let flushed = state.flush(&self.stream);
         was_full || flushed.is_err() || !state.output.is_empty()
     }

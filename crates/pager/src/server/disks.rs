@@ -1,4 +1,4 @@
-//! Disks that are filled on demand, and the VMMs that have them.
+//! Disks that are filled on demand, and the VMMs that use them.
 
 use super::disk_peer::{Answers, DiskPeer};
 use super::opening::{Opened, Opening, Wanted};
@@ -18,9 +18,9 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// VMMs of one disk at once; more have to wait.
+/// Most VMMs of one disk; more have to wait.
 const MAX_PEERS: usize = 1024;
-/// Connections of one process at once: one is enough, and one that broke may linger.
+/// Most connections of one process: one is enough, but a broken one may linger.
 const MAX_OF_ONE: usize = 8;
 
 pub(super) struct ServedDisk {
@@ -35,8 +35,7 @@ impl ServedDisk {
         (self.peers.len() < MAX_PEERS).then(|| self.listener.as_fd())
     }
 
-    /// What was asked for so far, if that is to be written anywhere; nothing
-    /// more is noted if `last`.
+    /// What was asked for so far, if it is to be recorded; with `last`, recording ends.
     pub fn recording(&self, last: bool) -> Option<(PathBuf, Recording)> {
         let path = self.request.record.clone()?;
         Some((path, self.disk.recording(last)?))
@@ -53,7 +52,7 @@ impl Server {
             "disk {} is open already, otherwise; forget it first",
             request.name
         );
-        // A node that was started anew may ask again.
+        // A restarted node may repeat its request.
         if let Some(open) = self.disks.get(&request.name) {
             return match open.request == request {
                 true => Ok(Some(PagerResponse::Ok)),
@@ -96,7 +95,7 @@ impl Server {
         Ok(None)
     }
 
-    /// Lets VMMs have it.
+    /// Opens a disk's socket to VMMs.
     pub(super) fn serve_disk(&mut self, request: OpenDisk, disk: Arc<Disk>) -> Result<(), String> {
         let listener = listen::anew(&request.socket).map_err(|error| {
             format!(
@@ -119,13 +118,13 @@ impl Server {
         Ok(())
     }
 
-    /// Of disks that are open or being opened.
+    /// The requests of disks that are open or being opened.
     fn disk_requests(&self) -> impl Iterator<Item = &OpenDisk> {
         let open = self.disks.values().map(|served| &served.request);
         open.chain(self.opening.values().filter_map(Opening::disk))
     }
 
-    /// A socket that serves nothing yet.
+    /// Checks that no VM or disk uses this socket yet.
     pub(super) fn check_socket(&self, socket: &std::path::Path) -> Result<(), String> {
         let vm = self.served.values().any(|other| other.socket() == socket);
         let disk = self
@@ -160,7 +159,7 @@ impl Server {
         }
     }
 
-    /// A VMM has said something, takes answers again, or has gone.
+    /// Handles input from a VMM, a writable socket, or its end.
     pub(super) fn hear_disk_peer(&mut self, name: &str, number: u64, hung_up: bool) {
         let Some(peer) = self.disk_peer(name, number) else {
             return;
@@ -175,7 +174,7 @@ impl Server {
         self.disks.get_mut(name)?.peers.get_mut(&number)
     }
 
-    /// Begins with the requests that have come, and says what there is to say.
+    /// Starts the requests that have arrived, and sends pending output.
     pub(super) fn continue_disk_peer(&mut self, name: &str, number: u64) {
         let Some(served) = self.disks.get_mut(name) else {
             return;
@@ -211,8 +210,7 @@ impl Server {
         }
     }
 
-    /// The VMM is gone. When it was the last one, what was asked for is
-    /// written.
+    /// Removes a VMM that has gone. After the last one, the recording is written.
     fn lose_disk_peer(&mut self, name: &str, number: u64) {
         if let Some(served) = self.disks.get_mut(name) {
             served.peers.remove(&number);
@@ -222,7 +220,7 @@ impl Server {
         }
     }
 
-    /// False if there is no such disk.
+    /// Closes a disk; false if there is no such disk.
     pub(super) fn forget_disk(&mut self, name: &str, client: u64) -> Result<bool, String> {
         let Some(mut served) = self.disks.remove(name) else {
             return Ok(false);
@@ -234,7 +232,8 @@ impl Server {
         let notifier = self.notifier.clone();
         aside("disk-close", move || {
             let mut problem = served.disk.close().err().map(|error| {
-                // It is filled anew after the next boot of the host.
+                // The cache was not closed in order, so it is filled again after the next boot of
+                // the host.
                 Unreadable::from_error(&error).0
             });
             if let Some((path, recording)) = served.recording(true)
@@ -243,14 +242,14 @@ impl Server {
                 let path = path.display();
                 problem.get_or_insert(format!("the recording {path} was not written: {error}"));
             }
-            // Before the answer: whoever hears it may open the files.
+            // Dropped before the answer, because the client may open the files after it.
             drop(served);
             notifier.send(Notice::Answer { client, problem });
         })?;
         Ok(true)
     }
 
-    /// Lets all disks go.
+    /// Closes all disks.
     pub(super) fn finish_disks(&mut self) {
         for served in self.disks.values() {
             served.remove_socket();
@@ -262,7 +261,7 @@ impl Server {
     }
 }
 
-/// A request on its way.
+/// A request in flight.
 struct Work {
     disk: Arc<Disk>,
     io_pool: Arc<IoPool>,
@@ -274,7 +273,7 @@ struct Work {
 }
 
 impl Work {
-    /// Has it done by the I/O pool, whose thread answers the VMM itself.
+    /// Starts the request in the I/O pool, whose thread answers the VMM itself.
     fn begin(self) {
         let io_pool = self.io_pool.clone();
         let lane = self.disk.lane_of(self.request.offset, self.request.length);
@@ -315,7 +314,7 @@ impl Work {
     }
 }
 
-/// A sentence that fits into a line, however long the names in it are.
+/// Truncates an error message so that it fits into one line of the protocol.
 fn bounded(sentence: String) -> String {
     const MOST: usize = 1000;
     match sentence.char_indices().nth(MOST) {

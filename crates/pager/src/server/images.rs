@@ -1,4 +1,4 @@
-//! Images that are open, each once, and who has what is missing of them.
+//! Open images, each opened once, and their origins.
 
 use crate::image::StoredImage;
 use crate::origins::origins;
@@ -10,21 +10,21 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Tells two files apart.
+/// Device and inode, which identify a file.
 type Identity = (u64, u64);
 
-/// Opening reads the whole manifest of an image that is not all here: never on the
-/// thread that attends to sockets.
+/// Opening a partial image reads its whole manifest, so it is never done on the thread that serves
+/// the sockets.
 #[derive(Default)]
 pub(super) struct Images(Mutex<Known>);
 
 impl Images {
-    /// Says who has what is missing of an image, open or not.
+    /// Sets the origins of an image, whether it is open or not.
     pub fn set_origins(&self, path: &Path, described: Vec<Origin>) -> Result<(), String> {
         self.known().set_origins(path, described)
     }
 
-    /// Opens an image, once for all that have it.
+    /// Opens an image, once for all its users.
     pub fn open(&self, path: &Path) -> Result<Arc<StoredImage>, String> {
         self.known().open(path)
     }
@@ -37,7 +37,7 @@ impl Images {
 #[derive(Default)]
 struct Known {
     images: HashMap<Identity, Weak<StoredImage>>,
-    /// These and their parents.
+    /// Open images and their parents.
     readers: HashMap<Identity, Weak<ImageReader>>,
     origins: HashMap<Identity, Vec<Origin>>,
 }
@@ -97,8 +97,7 @@ impl Known {
         })
     }
 
-    /// Gives open images of which parts are elsewhere the other packings that are there
-    /// by now.
+    /// Gives open partial images the other packings that exist by now.
     fn find_packings(&mut self) {
         let open: Vec<Arc<ImageReader>> = self.readers.values().filter_map(Weak::upgrade).collect();
         for reader in open.iter().filter(|reader| reader.is_partial()) {
@@ -116,7 +115,7 @@ impl Known {
                         self.readers.insert(identity, Arc::downgrade(&other));
                         others.push(other);
                     }
-                    // The image may do without it.
+                    // The image works without this packing.
                     Err(error) => tracing::warn!("{error}"),
                 }
             }

@@ -1,4 +1,4 @@
-//! Sockets only their owner may connect to.
+//! Sockets that only their owner may connect to.
 
 use jiffy_sys::private_socket::bind_private;
 use std::fs;
@@ -9,8 +9,8 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-/// Listens on `path` with mode 0600. A socket left there by a process that
-/// ended is replaced; anything else there is an error.
+/// Listens on `path` with mode 0600. A stale socket of a process that has ended is replaced; any
+/// other file there is an error.
 pub(super) fn anew(path: &Path) -> io::Result<UnixListener> {
     match fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => fs::remove_file(path)?,
@@ -28,7 +28,7 @@ pub(super) fn anew(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// As [`anew`], but refuses when somebody answers there.
+/// Like [`anew`], but refuses if another process listens there.
 pub(super) fn only(path: &Path) -> io::Result<UnixListener> {
     if UnixStream::connect(path).is_ok() {
         return Err(io::Error::new(
@@ -49,7 +49,7 @@ pub(super) fn accept(listener: &UnixListener) -> Option<UnixStream> {
         Ok(stream) => Some(stream),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
         Err(error) => {
-            // No descriptors left, say: it waits, and so must we.
+            // For example, no descriptors are left. The connection stays in the queue.
             tracing::warn!(%error, "a connection was not accepted");
             thread::sleep(Duration::from_millis(10));
             None

@@ -1,14 +1,13 @@
-//! The control socket and the VMs' sockets: one thread that waits for all of
-//! them. What takes long is done by the pool's workers, the I/O pool and the recorder,
-//! who send a [`Notice`].
+//! The control socket and the VMs' sockets, all served by one thread. Slow work is done by the
+//! pool's workers, the I/O pool and the recorder, which send a [`Notice`] when it is done.
 //!
-//! * [`listen`]: sockets only their owner may connect to.
+//! * [`listen`]: sockets that only their owner may connect to.
 //! * [`client`]: a connection to the control socket.
-//! * [`served`]: a VM to be served, and its VMM if it is there.
-//! * [`disks`]: disks that are filled on demand, and the VMMs that have them.
-//! * [`images`]: images that are open, each once.
+//! * [`served`]: a VM to be served, and its VMM once it has connected.
+//! * [`disks`]: disks that are filled on demand, and the VMMs that use them.
+//! * [`images`]: open images, each opened once.
 //! * [`opening`]: images and disks that are being opened, on threads of their own.
-//! * `disk_peer`: a VMM that has a disk, and the answers for it.
+//! * `disk_peer`: a VMM that uses a disk, and its answers.
 //! * [`recorder`]: writes recordings.
 
 mod client;
@@ -44,32 +43,31 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Connections to the control socket at once. Those that wait for no answer make room
-/// for others.
+/// Most connections to the control socket. When there are more, an idle one is closed.
 const MAX_CLIENTS: usize = 64;
-/// What a VM whose working set is to be put into memory does alone.
+/// How long a VM runs before its working set is read into memory for later VMs.
 const HEAD_START: Duration = Duration::from_millis(20);
-/// The nice value of that.
+/// The nice value of the thread that reads it.
 const LOW_PRIORITY: i32 = 10;
 
 /// Something another thread has done.
 enum Notice {
-    /// A VM can be served no longer.
+    /// An error ended the service of a VM.
     Failed { token: u64, sentence: String },
-    /// What a client waits for.
+    /// The answer that a client waits for.
     Answer {
         client: u64,
         problem: Option<String>,
     },
-    /// A VM was filled, or could not be, for a client that waits.
+    /// A VM's memory was filled, or could not be; a client waits for it.
     Completed {
         name: String,
         client: u64,
         problem: Option<String>,
     },
-    /// A VM has the working set of its image, all of which is here.
+    /// The working set of an image was filled into a VM's memory, and no chunk of it is missing.
     Prefetched { name: String },
-    /// The working set of an image was put into memory for all, or could not be.
+    /// The working set of an image was read into memory for later VMs, or could not be.
     WorkingSet {
         image: ImageKey,
         set: Option<WorkingSet>,
@@ -79,11 +77,11 @@ enum Notice {
         name: String,
         outcome: Result<Opened, String>,
     },
-    /// A disk's VMM was answered, and takes no more at once, or may ask for more.
+    /// A disk's VMM was answered; there is more to write to it, or it may be read from again.
     DiskPeer { name: String, peer: u64 },
 }
 
-/// Sends notices, and ends the server's sleep.
+/// Sends notices, and wakes the server's thread.
 #[derive(Clone)]
 struct Notifier {
     notices: Sender<Notice>,
@@ -92,7 +90,7 @@ struct Notifier {
 
 impl Notifier {
     fn send(&self, notice: Notice) {
-        // A server that has ended wants none.
+        // Sending fails only if the server has ended.
         if self.notices.send(notice).is_ok() {
             let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
         }
@@ -160,12 +158,11 @@ impl Server {
         })
     }
 
-    /// Serves until `stop` is readable; then lets all VMs go and writes what
-    /// is to be written.
+    /// Serves until `stop` is readable; then drops all VMs and writes the recordings.
     pub fn run(mut self, stop: BorrowedFd<'_>) -> io::Result<()> {
         loop {
             let ready = self.wait(stop)?;
-            // What came while others were served counts as in time.
+            // Messages that arrived while others were served count as in time.
             let looked = Instant::now();
             for (source, events) in ready {
                 match source {
@@ -192,7 +189,7 @@ impl Server {
         }
     }
 
-    /// Sleeps until something can be done, and says what.
+    /// Sleeps until there is something to do, and returns the ready sources.
     fn wait(&self, stop: BorrowedFd<'_>) -> io::Result<Vec<(Source, PollFlags)>> {
         let mut sources = vec![Source::Stop, Source::Bell];
         let mut fds = vec![
@@ -233,7 +230,7 @@ impl Server {
         }
         let timeout = deadline.map(|deadline| {
             let left = deadline.saturating_duration_since(Instant::now());
-            // Rounded up, so that it is over afterwards.
+            // Rounded up, so that the deadline has passed after the sleep.
             let left = left + Duration::from_millis(1);
             Timespec {
                 tv_sec: left.as_secs() as i64,
@@ -244,7 +241,8 @@ impl Server {
         loop {
             match poll(&mut fds, timeout.as_ref()) {
                 Ok(_) => break,
-                // This process was stopped, perhaps: who has spoken meanwhile is in time.
+                // This process may have been stopped (SIGSTOP): messages that arrived meanwhile are
+                // in time.
                 Err(rustix::io::Errno::INTR) => timeout = Some(Timespec::default()),
                 Err(error) => return Err(error.into()),
             }
@@ -276,7 +274,7 @@ impl Server {
                     client,
                     problem,
                 } => {
-                    // Before the node hears of it: it will ask the VMM next.
+                    // Before the node is answered, because it will ask the VMM next.
                     if problem.is_none() {
                         self.with_served(&name, |served| served.say_complete());
                     }
@@ -298,7 +296,7 @@ impl Server {
         self.continue_client(client);
     }
 
-    /// Has the working set of a VM's image put into memory for those to come.
+    /// Reads the working set of a VM's image into memory for later VMs.
     fn keep_working_set(&mut self, name: &str) {
         let Some((key, image)) = self.served.get(name).and_then(Served::image) else {
             return;
@@ -308,9 +306,9 @@ impl Server {
         }
         let notifier = self.notifier.clone();
         let begun = aside("working-set", move || {
-            // The VM has only just begun, and nobody waits for this. It must not wait for
-            // an idle processor either (SCHED_IDLE): where restores follow one another
-            // there is none, and each of them would do without.
+            // The VM has only just started, and nobody waits for the working set. SCHED_IDLE is not
+            // used: while restores follow one another no processor is idle, and each of them would
+            // miss the working set.
             thread::sleep(HEAD_START);
             if let Err(error) = setpriority_process(None, LOW_PRIORITY) {
                 tracing::debug!(%error, "a working set is read beside others' work");
@@ -328,7 +326,7 @@ impl Server {
         }
     }
 
-    /// Whether one more can be taken on, if need be in the place of one that says nothing.
+    /// Whether one more client can be accepted, if necessary by closing an idle one.
     fn has_room_for_client(&self) -> bool {
         self.clients.len() < MAX_CLIENTS || self.clients.values().any(Client::is_idle)
     }
@@ -339,7 +337,7 @@ impl Server {
         }
     }
 
-    /// The VMM of this VM has said something, or has gone.
+    /// Handles input from the VMM of this VM, or its end.
     fn hear_peer(&mut self, name: &str) {
         let Some(served) = self.served.get_mut(name) else {
             return;
@@ -357,7 +355,7 @@ impl Server {
         }
     }
 
-    /// Lets all go.
+    /// Stops serving all VMs and disks.
     fn finish(mut self) {
         for served in self.served.values_mut() {
             served.let_go(&self.pool);
@@ -370,7 +368,7 @@ impl Server {
     }
 }
 
-/// Has something done in a thread of its own: those of the I/O pool may all wait for
+/// Runs `work` in a thread of its own, because all threads of the I/O pool may be waiting for
 /// registries.
 fn aside(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), String> {
     thread::Builder::new()

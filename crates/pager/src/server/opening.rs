@@ -1,5 +1,5 @@
-//! VMs' images and disks that are being opened, on threads of their own: a manifest is
-//! read whole, and a disk's cache may have to be begun anew, chunk by chunk.
+//! Opens VMs' images and disks on threads of their own, because it can be slow: a whole manifest is
+//! read, and a disk cache may have to be created chunk by chunk.
 
 use super::Server;
 use super::served::Served;
@@ -13,12 +13,12 @@ use std::sync::Arc;
 /// What was asked for.
 #[derive(PartialEq)]
 pub(super) enum Wanted {
-    /// A `Serve`: name, socket, and all of it.
+    /// A `Serve` request with all its fields.
     Memory(PagerRequest),
     Disk(OpenDisk),
 }
 
-/// What came of it.
+/// The result.
 pub(super) enum Opened {
     Memory(Arc<StoredImage>),
     Disk(Arc<Disk>),
@@ -26,9 +26,9 @@ pub(super) enum Opened {
 
 pub(super) struct Opening {
     wanted: Wanted,
-    /// Who waits for that; nobody if it was forgotten.
+    /// Clients that wait for the result; none if the request was forgotten.
     clients: Vec<u64>,
-    /// Who forgot it.
+    /// Clients that asked to forget it.
     forgetting: Vec<u64>,
 }
 
@@ -64,7 +64,7 @@ impl Opening {
         }
     }
 
-    /// One more waits, if it wants the same.
+    /// Adds a client that waits, if it wants the same.
     pub fn join(&mut self, wanted: &Wanted, client: u64) -> bool {
         let same = self.wanted == *wanted && !self.clients.is_empty();
         if same {
@@ -75,13 +75,13 @@ impl Opening {
 }
 
 impl Server {
-    /// Serves what was opened, and tells who waits.
+    /// Serves what was opened, and answers the clients that wait.
     pub(super) fn opened(&mut self, name: &str, outcome: Result<Opened, String>) {
         let Some(opening) = self.opening.remove(name) else {
             return;
         };
         if opening.clients.is_empty() {
-            // Before the answer: whoever hears it may open the files.
+            // Dropped before the answer, because the client may open the files after it.
             drop(outcome);
         } else {
             let outcome = outcome.and_then(|opened| match (opening.wanted, opened) {
@@ -103,7 +103,8 @@ impl Server {
         }
     }
 
-    /// Lets go of what is being opened, when it is open; false if there is no such thing.
+    /// Drops what is being opened as soon as it is open; false if nothing of this name is being
+    /// opened.
     pub(super) fn forget_opening(&mut self, name: &str, client: u64) -> bool {
         let Some(opening) = self.opening.get_mut(name) else {
             return false;

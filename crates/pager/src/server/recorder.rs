@@ -1,5 +1,5 @@
-//! Writes recordings: a disk that syncs slowly must not hold up page faults
-//! or handshakes.
+//! Writes recordings on a thread of its own, so that a slow sync does not delay page faults or
+//! handshakes.
 
 use super::{Notice, Notifier};
 use jiffy_store::Recording;
@@ -48,7 +48,7 @@ impl Recorder {
         })
     }
 
-    /// Writes a recording, if there is one, and answers the client then.
+    /// Writes a recording, if there is one, and then answers the client.
     pub fn write(&self, recording: Option<(PathBuf, Recording)>, client: Option<u64>) {
         if let (Some((path, recording)), Some(orders)) = (recording, &self.orders) {
             let order = Order {

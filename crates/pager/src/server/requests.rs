@@ -1,4 +1,4 @@
-//! What clients of the control socket ask for.
+//! Handles the requests on the control socket.
 
 use super::opening::{Opened, Opening, Wanted};
 use super::served::Served;
@@ -11,14 +11,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// An answer, unless it comes later.
+/// The answer; `None` if it is sent later.
 pub(super) type Answer = Option<PagerResponse>;
 
 impl Server {
     pub(super) fn accept_client(&mut self) {
         if let Some(stream) = listen::accept(&self.control) {
             if self.clients.len() >= MAX_CLIENTS {
-                // Who has been there for longest: clients come with what they ask for.
+                // The oldest idle connection is closed: clients send their request right after
+                // connecting.
                 let silent = self.clients.iter().find(|(_, client)| client.is_idle());
                 if let Some(silent) = silent.map(|(number, _)| *number) {
                     self.clients.remove(&silent);
@@ -106,7 +107,7 @@ impl Server {
             return Ok(None);
         };
         if let Some(served) = self.served.get(name) {
-            // A node that was started anew may ask again.
+            // A restarted node may repeat its request.
             return if *served.request() == request {
                 Ok(Some(PagerResponse::Ok))
             } else {
@@ -140,7 +141,7 @@ impl Server {
         Ok(None)
     }
 
-    /// Writes what a disk was asked for, and notes no more.
+    /// Writes the recording of a disk, and stops recording.
     fn end_recording(&mut self, name: &str, client: u64) -> Result<Answer, String> {
         let Some(served) = self.disks.get(name) else {
             return Err(format!("no disk {name} is open here"));
@@ -189,7 +190,7 @@ impl Server {
         }
         match served.vm().cloned() {
             Some(vm) => self.complete_vm(name, vm, client),
-            // It has lost the pager before this one, and connects to this one soon.
+            // The VMM has lost the previous pager, and will connect to this one soon.
             None => served.await_vmm(client),
         }
         Ok(None)
@@ -208,7 +209,7 @@ impl Server {
         self.pool.complete(vm, done);
     }
 
-    /// A VMM is there: what waited for it goes on.
+    /// A VMM has connected: starts the completions that waited for it.
     pub(super) fn go_on_completing(&mut self, name: &str) {
         let Some(served) = self.served.get_mut(name) else {
             return;
@@ -221,7 +222,7 @@ impl Server {
         }
     }
 
-    /// Whoever waited too long for a VMM is told so.
+    /// Answers the clients that waited too long for a VMM.
     pub(super) fn give_up_completing(&mut self, now: Instant) {
         let mut over = Vec::new();
         for (name, served) in &mut self.served {

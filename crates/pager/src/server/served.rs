@@ -23,10 +23,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a VMM may take for its handshake, and to go on with it after an answer.
+/// How long a VMM may take for its handshake, and to continue it after an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long an order to complete waits for the VMM. One whose pager died looks for the next
-/// for 900 ms, and may need [`PATIENCE`] for its handshake.
+/// How long a request to complete a VM waits for the VMM. A VMM whose pager died looks for the next
+/// one for 900 ms, and may need [`PATIENCE`] for its handshake.
 const VMM_PATIENCE: Duration = Duration::from_secs(5);
 
 pub(super) struct Served {
@@ -42,18 +42,18 @@ pub(super) struct Served {
     counters: Arc<Counters>,
     touched: Option<Arc<Touched>>,
     failed: Option<String>,
-    /// Clients that want all of it, until when they wait for the VMM to be there.
+    /// Clients that want all memory filled, each with the time until which it waits for the VMM.
     completing: Vec<(u64, Instant)>,
 }
 
 enum Peer {
-    /// It has not said all yet.
+    /// The handshake is not complete.
     Greeting(Greeting),
-    /// It is served.
+    /// The handshake is complete, and the VM is served.
     Attached {
         stream: UnixStream,
         vm: Arc<Vm>,
-        /// What came of the line that it was asked for.
+        /// The bytes received so far of the line about written ranges, if the VMM owes that line.
         telling: Option<Vec<u8>>,
     },
 }
@@ -62,35 +62,35 @@ struct Greeting {
     stream: UnixStream,
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
-    /// What it was given to map.
+    /// The working set that the VMM was given to map.
     shared: Option<Offer>,
     answered: bool,
     deadline: Instant,
 }
 
-/// What a VMM said.
+/// What was received from a VMM.
 enum Said {
-    /// Nothing whole yet.
+    /// No whole message yet.
     Part,
-    /// It wants what is there of the working set.
+    /// It asks for the working set that is in memory.
     Question,
-    /// Its memory.
+    /// The mappings of its memory.
     Mappings(Vec<Mapping>),
 }
 
-/// What came of hearing a VMM.
+/// The result of reading from a VMM.
 pub(super) enum Heard {
     Nothing,
     /// It is served from now on.
     Attached,
     /// Its guest has written these ranges of the working set.
     Wrote(ImageKey, Vec<Extent>),
-    /// It was served, and has gone.
+    /// The connection of a served VMM has ended.
     Gone,
 }
 
 impl Served {
-    /// Listens. `request` is a `Serve`.
+    /// Listens on the socket of `request`, which is a `Serve`.
     pub fn new(request: PagerRequest, image: Arc<StoredImage>) -> Result<Served, String> {
         let PagerRequest::Serve {
             name,
@@ -147,7 +147,7 @@ impl Served {
         }
     }
 
-    /// The image and what tells it from others.
+    /// The image and its key.
     pub fn image(&self) -> Option<(ImageKey, Arc<dyn ChunkImage>)> {
         Some((self.key?, self.image.clone()))
     }
@@ -170,7 +170,7 @@ impl Served {
         })
     }
 
-    /// When a handshake has to be over.
+    /// When the handshake has to be complete.
     fn handshake_deadline(&self) -> Option<Instant> {
         match &self.peer {
             Some(Peer::Greeting(greeting)) => Some(greeting.deadline),
@@ -178,7 +178,7 @@ impl Served {
         }
     }
 
-    /// When something is over that is waited for.
+    /// When the next wait (for a handshake or for the VMM) times out.
     pub fn deadline(&self) -> Option<Instant> {
         let completing = self.completing.iter().map(|(_, deadline)| *deadline);
         self.handshake_deadline()
@@ -187,20 +187,20 @@ impl Served {
             .min()
     }
 
-    /// A client waits for the VMM.
+    /// Adds a client that waits for the VMM.
     pub fn await_vmm(&mut self, client: u64) {
         let deadline = Instant::now() + VMM_PATIENCE;
         self.completing.push((client, deadline));
     }
 
-    /// Clients that wait for the VMM no more: all, or those whose time is over.
+    /// Removes and returns the clients that wait for the VMM: all, or those whose time is over.
     pub fn stop_waiting(&mut self, until: Option<Instant>) -> Vec<u64> {
         let is_over = |(_, deadline): &mut (u64, Instant)| until.is_none_or(|now| *deadline <= now);
         let over = self.completing.extract_if(.., is_over);
         over.map(|(client, _)| client).collect()
     }
 
-    /// One VMM at a time: others wait in the socket's queue.
+    /// Accepts the next VMM. One VMM is served at a time; others wait in the socket's queue.
     pub fn accept(&mut self) {
         self.peer = listen::accept(&self.listener).map(|stream| {
             Peer::Greeting(Greeting {
@@ -223,7 +223,7 @@ impl Served {
         }
     }
 
-    /// Hears what the VMM says, if it says something.
+    /// Reads what the VMM has sent.
     pub fn hear(
         &mut self,
         pool: &Pool,
@@ -236,7 +236,8 @@ impl Served {
             Some(Peer::Attached {
                 stream, telling, ..
             }) => {
-                // If it was not asked, only its end matters.
+                // A VMM that owes no line has nothing to say: only the end of its connection
+                // matters.
                 let mut bytes = [0; 4096];
                 match io::Read::read(stream, &mut bytes) {
                     Ok(0) => {}
@@ -270,9 +271,9 @@ impl Served {
         }
     }
 
-    /// Gives the VMM what is there of the working set.
+    /// Sends the VMM the part of the working set that is in memory.
     fn answer(&mut self, sets: &mut WorkingSets) -> Result<(), String> {
-        // What a recorded VM touches has to come to the pager.
+        // A recorded VM gets nothing, because the pager must see all its faults.
         let wanted = self.prefetch && self.touched.is_none();
         let offer = self.key.filter(|_| wanted).and_then(|key| sets.of(key));
         let Some(Peer::Greeting(greeting)) = &mut self.peer else {
@@ -292,8 +293,8 @@ impl Served {
         send_with_fds(&greeting.stream, &line(&word), &files)
             .map_err(|error| format!("the VMM does not take an answer: {error}"))?;
         greeting.shared = offer;
-        // It could say no more before it heard this, however late that was. Once: who
-        // asks again and again is not waited for.
+        // The VMM waited for this answer, which may have come late, so its time begins again. Only
+        // once, so that a VMM can't extend the handshake by asking repeatedly.
         if !mem::replace(&mut greeting.answered, true) {
             greeting.deadline = Instant::now() + PATIENCE;
         }
@@ -367,8 +368,8 @@ impl Served {
         Ok(())
     }
 
-    /// What the VM has given up: known from a predecessor if this is the same
-    /// process still.
+    /// The pages that the VM has given up. A predecessor's notes are used if the VMM is still the
+    /// same process.
     fn removed(&self, layout: &Layout, stream: &UnixStream) -> Removed {
         let owner = rustix::net::sockopt::socket_peercred(stream)
             .ok()
@@ -382,7 +383,7 @@ impl Served {
         })
     }
 
-    /// Tells the VMM why, and closes the connection.
+    /// Sends the VMM the reason, and closes the connection.
     fn refuse(&mut self, sentence: &str) {
         tracing::warn!(vm = self.name, "{sentence}");
         if let Some(Peer::Greeting(greeting)) = self.peer.take() {
@@ -390,7 +391,7 @@ impl Served {
         }
     }
 
-    /// The VM can be served no longer.
+    /// Ends the service of this VM after an error.
     pub fn fail(&mut self, pool: &Pool, sentence: &str) {
         self.failed = Some(sentence.to_owned());
         if let Some(Peer::Attached { stream, vm, .. }) = self.peer.take() {
@@ -399,14 +400,14 @@ impl Served {
         }
     }
 
-    /// Nothing that is not zero is missing any more: the VMM may stop faulting.
+    /// Tells the VMM that only zeros are missing, so that it may stop having its faults served.
     pub fn say_complete(&self) {
         if let Some(Peer::Attached { stream, .. }) = &self.peer {
             say(stream, &PagerWord::Complete(true));
         }
     }
 
-    /// Serves the VMM no longer, if there is one.
+    /// Stops serving the VMM, if there is one.
     pub fn let_go(&mut self, pool: &Pool) {
         if let Some(Peer::Attached { vm, .. }) = self.peer.take() {
             pool.detach(&vm);
@@ -417,7 +418,7 @@ impl Served {
         let _ = fs::remove_file(&self.socket);
     }
 
-    /// Nobody will go on with this VM.
+    /// Removes the file of given-up pages: no other pager will take over this VM.
     pub fn remove_notes(&self) {
         let _ = fs::remove_file(self.notes());
     }
@@ -428,7 +429,7 @@ impl Served {
         path.into()
     }
 
-    /// What was touched so far, if that is to be written anywhere.
+    /// What was touched so far, if it is to be recorded.
     pub fn recording(&self) -> Option<(PathBuf, Recording)> {
         let (path, touched) = self.record.as_ref().zip(self.touched.as_ref())?;
         let recording = Recording {
@@ -441,7 +442,7 @@ impl Served {
 }
 
 impl Greeting {
-    /// A question, or the mappings once all have come. An error ends the
+    /// Reads a question, or the mappings once all of them have arrived. An error ends the
     /// connection.
     fn hear(&mut self) -> Result<Said, String> {
         let mut buffer = [0; 4096];
@@ -455,7 +456,7 @@ impl Greeting {
         if self.fds.len() > 1 {
             return Err("the handshake came with more than one descriptor".into());
         }
-        // Who asks waits for the answer, and says nothing behind it.
+        // A VMM waits for the answer, so nothing follows the question.
         if self.bytes == WORKING_SET_QUESTION {
             self.bytes.clear();
             return Ok(Said::Question);
@@ -474,8 +475,8 @@ impl Greeting {
     }
 }
 
-/// What the line says that the VMM was asked for, when it is whole. It is read once,
-/// and what is no such line, or too long, not at all.
+/// The ranges in the line about written pages, once it is complete. It is read once; a line that is
+/// malformed or too long is ignored.
 fn hear_written(telling: &mut Option<Vec<u8>>, bytes: &[u8]) -> Option<Vec<Extent>> {
     let line = telling.as_mut()?;
     line.extend(bytes);
@@ -487,7 +488,7 @@ fn hear_written(telling: &mut Option<Vec<u8>>, bytes: &[u8]) -> Option<Vec<Exten
     Some(ranges)
 }
 
-/// Says why a connection ends, and closes it.
+/// Sends the reason for the end of a connection, and closes it.
 pub(super) fn say_failed(stream: &UnixStream, sentence: &str) {
     say(stream, &PagerWord::Failed(sentence.to_owned()));
     let _ = stream.shutdown(Shutdown::Both);

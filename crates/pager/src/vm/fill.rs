@@ -1,4 +1,4 @@
-//! Putting an image's bytes into a VM's memory.
+//! Fills an image's bytes into a VM's memory.
 
 use super::Vm;
 use crate::handshake::Region;
@@ -10,8 +10,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::PoisonError;
 
-/// Bytes filled with the gate locked, at most (but at least a page): what an
-/// event has to wait for.
+/// Most bytes filled while the gate is locked (but at least a page), because an event has to wait
+/// for it.
 pub(crate) const PIECE: u64 = 64 << 10;
 const PAGE: u64 = 4 << 10;
 
@@ -32,15 +32,15 @@ impl From<Unreadable> for Stop {
     }
 }
 
-/// Did a fill meet a page that was there already? Whoever waits for that page
-/// was not woken by the fill.
+/// Whether a fill met a page that existed already. The fill did not wake a thread that waits for
+/// that page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Met(pub bool);
 
-/// As long as the largest page: huge pages know no page of zeroes.
+/// As long as the largest page, because UFFDIO_ZEROPAGE does not work on huge pages.
 static ZEROS: [u8; 2 << 20] = [0; 2 << 20];
 
-/// What goes into memory.
+/// What to fill memory with.
 #[derive(Clone, Copy)]
 enum Fill<'a> {
     Bytes(&'a [u8]),
@@ -48,8 +48,8 @@ enum Fill<'a> {
 }
 
 impl Vm {
-    /// Fills one unit but for what was given up; the neighbourhood of the byte
-    /// at `first` before the rest.
+    /// Fills one unit except pages that were given up; the neighbourhood of the byte at `first`
+    /// goes first.
     pub(crate) fn fill_unit(
         &self,
         unit: u64,
@@ -77,7 +77,7 @@ impl Vm {
         Ok(met)
     }
 
-    /// Reads whole chunks; [`Content::Zero`] if all are.
+    /// Reads whole chunks; [`Content::Zero`] if all of them are zero.
     fn read(
         &self,
         start: u64,
@@ -110,8 +110,8 @@ impl Vm {
         })
     }
 
-    /// Puts bytes that begin at `start` in the image where they belong, but
-    /// for what was given up and what is there.
+    /// Fills bytes that begin at `start` in the image into memory, except pages that were given up
+    /// or exist already.
     pub(crate) fn fill_bytes(&self, start: u64, bytes: &[u8]) -> Result<Met, Stop> {
         let mut met = Met(false);
         for (part, region) in self.layout.parts(start..start + bytes.len() as u64) {
@@ -121,7 +121,7 @@ impl Vm {
         Ok(met)
     }
 
-    /// As [`Vm::fill_bytes`], with zeroes.
+    /// Like [`Vm::fill_bytes`], with zeros.
     pub(crate) fn fill_zero(&self, range: Range<u64>) -> Result<Met, Stop> {
         let mut met = Met(false);
         for (part, region) in self.layout.parts(range) {
@@ -135,7 +135,7 @@ impl Vm {
         self.filled.set(unit);
     }
 
-    /// Gives a page that was given up its zeroes.
+    /// Fills a page that was given up with zeros.
     pub(super) fn fill_removed(&self, page: Range<u64>) -> Result<Met, Stop> {
         let mut met = Met(false);
         for (page, region) in self.layout.parts(page) {
@@ -145,7 +145,7 @@ impl Vm {
         Ok(met)
     }
 
-    /// Wakes those who wait for one page; where it is missing they fault anew.
+    /// Wakes the threads that wait for one page; if it is missing, they fault again.
     pub(super) fn wake(&self, page: Range<u64>) {
         for (page, region) in self.layout.parts(page) {
             let address = region.address + (page.start - region.offset);
@@ -195,13 +195,13 @@ impl Vm {
         Ok(met)
     }
 
-    /// Fills what is missing of a range, in one call if nothing is in the way.
+    /// Fills the missing pages of a range, in one call if possible.
     fn fill_run(&self, range: Range<u64>, region: &Region, what: Fill) -> Result<Met, Stop> {
         let mut met = Met(false);
         let address = region.address + (range.start - region.offset);
         let length = range.end - range.start;
         let mut done = 0;
-        // Shorter after a refusal that may concern only a part of the range.
+        // Reduced after an error that may concern only a part of the range.
         let mut most = length;
         while done < length {
             let next = most.min(length - done);
@@ -211,7 +211,7 @@ impl Vm {
                     &bytes[done as usize..(done + next) as usize],
                 ),
                 Fill::Zero => match self.uffd.zero(address + done, next) {
-                    // Huge pages: there is no page of zeroes to map.
+                    // UFFDIO_ZEROPAGE does not work on huge pages, so zeros are copied.
                     Err(FillError::Other(error))
                         if error.kind() == io::ErrorKind::InvalidInput && region.page > PAGE =>
                     {

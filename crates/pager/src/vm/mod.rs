@@ -1,4 +1,4 @@
-//! One VM's memory: what is filled, what was given up.
+//! One VM's memory: which pages are filled, and which were given up.
 
 mod fill;
 mod removed;
@@ -26,17 +26,14 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 /// A VMM whose faults are served.
 ///
-/// Memory is filled in units: a chunk of the image, or a page of the VM where
-/// that is larger. A page that exists is never changed, so that two workers
-/// may fill the same unit.
+/// Memory is filled in units: a chunk of the image, or a page of the VM where that is larger. A
+/// page that exists is never changed, so two workers may fill the same unit.
 ///
-/// **Removals.** A page that the VM gives up must read as zero from then on,
-/// and never get the image's bytes again, even from a worker that has read
-/// them before. The kernel holds the removal up until its event is read. So
-/// events are read with the gate locked for writing, and every fill looks at
-/// the removed pages and calls the kernel with the gate locked for reading:
-/// no fill is under way when a removal becomes known, and each later one
-/// knows of it.
+/// **Removals.** A page that the VM gives up must read as zero from then on, and must never get the
+/// image's bytes again, even from a worker that has read them before. The kernel blocks the removal
+/// until its event is read. So events are read with the gate locked for writing; every fill checks
+/// the removed pages and calls the kernel with the gate locked for reading. No fill is running when
+/// a removal becomes known, and each later fill sees it.
 pub struct Vm {
     name: String,
     token: u64,
@@ -49,7 +46,7 @@ pub struct Vm {
     filled: Bitmap,
     counters: Arc<Counters>,
     touched: Option<Arc<Touched>>,
-    /// Jobs that fill its memory ahead of need.
+    /// Jobs that prefetch its memory.
     jobs: AtomicUsize,
     ended: jiffy_store::Stop,
     failure: OnceLock<String>,
@@ -62,34 +59,34 @@ pub struct VmParts {
     pub name: String,
     /// Unique in the process.
     pub token: u64,
-    /// As received.
+    /// The userfaultfd, as received from the VMM.
     pub uffd: Userfaultfd,
-    /// As the handshake said.
+    /// The layout that the handshake gave.
     pub layout: Layout,
-    /// What its memory contains.
+    /// The image that its memory is filled from.
     pub image: Arc<dyn ChunkImage>,
-    /// What a predecessor knew to be given up, and where to note more.
+    /// The pages that were given up, with those that a predecessor noted.
     pub removed: Removed,
-    /// Where to count.
+    /// The counters to update.
     pub counters: Arc<Counters>,
-    /// Where to record, if that is wanted.
+    /// The recording, if one is made.
     pub touched: Option<Arc<Touched>>,
-    /// Told once, from a worker, when the VM can be served no longer.
+    /// Called once, from a worker, when an error ends the service of the VM.
     pub on_failure: Box<dyn Fn(&str) + Send + Sync>,
 }
 
 /// A fault that was read.
 #[derive(Debug, Clone, Copy)]
 pub struct Fault {
-    /// In the VMM's memory.
+    /// The address in the VMM's memory.
     pub address: u64,
     /// Host CLOCK_MONOTONIC, nanoseconds.
     pub read_at: u64,
 }
 
 impl Vm {
-    /// Gets ready to serve, and wakes all that wait: their faults may have
-    /// been told to a predecessor.
+    /// Prepares the service, and wakes all threads that wait: a predecessor may have read the
+    /// events of their faults.
     pub fn new(parts: VmParts) -> io::Result<Vm> {
         for region in parts.layout.regions() {
             parts.uffd.wake(region.address, region.size)?;
@@ -114,7 +111,7 @@ impl Vm {
         })
     }
 
-    /// As in messages.
+    /// Its name in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -128,8 +125,7 @@ impl Vm {
         &self.image
     }
 
-    /// The chunks that a restore needs, as far as the image knows them, and that
-    /// are still missing.
+    /// The chunks of the image's working set that are still missing.
     pub(crate) fn working_set(&self) -> Vec<u32> {
         let mut chunks = self.image.working_set().unwrap_or_else(|error| {
             tracing::warn!(vm = self.name, "no working set: {error}");
@@ -150,7 +146,7 @@ impl Vm {
         self.layout.end().div_ceil(self.unit)
     }
 
-    /// Chunks of the image in a unit.
+    /// Number of chunks of the image in a unit.
     pub(crate) fn chunks_of_unit(&self) -> u64 {
         self.unit / self.image.chunk_size() as u64
     }
@@ -159,7 +155,7 @@ impl Vm {
         self.filled.get(unit)
     }
 
-    /// The VM maps these ranges of the image and wants no page of them.
+    /// Marks ranges of the image as filled: the VM maps them from the shared working set.
     pub(crate) fn note_shared(&self, covers: &[Extent]) {
         for extent in covers {
             let end = extent.offset + extent.length;
@@ -174,7 +170,7 @@ impl Vm {
         }
     }
 
-    /// A job fills its memory from now on.
+    /// Counts a job that fills its memory.
     pub(crate) fn begin_job(&self) {
         self.jobs.fetch_add(1, Ordering::Relaxed);
     }
@@ -184,32 +180,32 @@ impl Vm {
         self.jobs.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Its memory is being filled ahead of need.
+    /// Whether a job is filling its memory.
     pub(crate) fn has_job(&self) -> bool {
         self.jobs.load(Ordering::Relaxed) > 0
     }
 
-    /// Given up when it is served no longer: for what is done for it alone.
+    /// Given up when the VM is not served any more, which ends the work done for it alone.
     pub fn stop(&self) -> &jiffy_store::Stop {
         &self.ended
     }
 
-    /// It is served no longer, or cannot be.
+    /// Whether it is not served any more, or an error ended its service.
     pub fn has_ended(&self) -> bool {
         self.ended.is_given_up()
     }
 
-    /// Serves it no longer.
+    /// Stops serving it.
     pub(crate) fn end(&self) {
         self.ended.give_up();
     }
 
-    /// Why it can be served no longer.
+    /// The error that ended its service.
     pub fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
     }
 
-    /// Serves it no longer, because of this. Only the first failure counts.
+    /// Stops serving it because of an error. Only the first error is kept.
     pub(crate) fn fail(&self, sentence: String) {
         if self.has_ended() {
             return;
@@ -222,11 +218,11 @@ impl Vm {
         }
     }
 
-    /// Reads waiting events: notes what was given up, appends the faults.
+    /// Reads waiting events: notes the pages that were given up, and appends the faults.
     pub(crate) fn take_faults(&self, events: &mut Vec<Event>, faults: &mut Vec<Fault>) {
         events.clear();
         let gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
-        // A full batch may hide more; whoever reads comes back until none.
+        // More events may wait behind a full batch; the caller returns until there are none.
         let outcome = self.uffd.read_events(events);
         for event in events.iter() {
             if let Event::Remove { start, end } = event {
@@ -252,7 +248,7 @@ impl Vm {
         }));
     }
 
-    /// Whether a fault waits for a chunk that is still elsewhere.
+    /// Whether a fault waits for a chunk that has to be fetched from an origin.
     pub(crate) fn is_elsewhere(&self, fault: Fault) -> bool {
         if self.image.is_whole() {
             return false;
@@ -260,11 +256,11 @@ impl Vm {
         let Some((offset, region)) = self.layout.find(fault.address) else {
             return false;
         };
-        // What was given up reads as zero, whatever the image has.
+        // A page that was given up reads as zero, whatever the image has.
         !self.removed.contains(offset - offset % region.page) && !self.is_here(offset / self.unit)
     }
 
-    /// Whether a unit can be read without waiting for others.
+    /// Whether a unit can be read without waiting for an origin.
     pub(crate) fn is_here(&self, unit: u64) -> bool {
         let chunks = self.chunks_of_unit();
         self.image.is_whole()
@@ -274,8 +270,7 @@ impl Vm {
             })
     }
 
-    /// Serves a fault; with [`Stop::Changing`] it must be tried again, after
-    /// events were read.
+    /// Serves a fault. After [`Stop::Changing`] the caller must read the events and try again.
     pub(crate) fn serve(&self, fault: Fault, scratch: &mut Scratch) -> Result<(), Stop> {
         let Some((offset, region)) = self.layout.find(fault.address) else {
             return Err(Stop::Failed(format!(
@@ -292,7 +287,7 @@ impl Vm {
             }
             met = self.fill_unit(unit, Some(offset), scratch)?;
         }
-        // Given up before, or while the unit was read.
+        // It was given up before, or while the unit was read.
         if self.removed.contains(page.start) {
             met.0 |= self.fill_removed(page.clone())?.0;
         }
@@ -303,7 +298,7 @@ impl Vm {
         Ok(())
     }
 
-    /// The units around a fault, a window of so many bytes, but not itself.
+    /// The units in a window of so many bytes around a fault, which include its own unit.
     pub(crate) fn around(&self, fault: Fault, window: u64) -> Range<u64> {
         let Some((offset, _)) = self.layout.find(fault.address) else {
             return 0..0;
@@ -324,7 +319,7 @@ impl AsFd for Vm {
     }
 }
 
-/// What was done for a VM, counted by all workers.
+/// Statistics of a VM, updated by all workers.
 #[derive(Debug, Default)]
 pub struct Counters {
     faults: AtomicU64,
@@ -367,7 +362,7 @@ impl Counters {
         self.bytes_shared.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// As they are now.
+    /// The current values.
     pub fn stats(&self, failed: Option<String>) -> PagerStats {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         PagerStats {

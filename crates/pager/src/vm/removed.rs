@@ -1,6 +1,6 @@
-//! Pages a VM gave up. They read as zero from then on, also for a pager that
-//! takes over from one that died: so they are noted in a file beside the VM's
-//! socket, which belongs to one VMM process and is void for any other.
+//! Pages that a VM gave up. They read as zero from then on, also when another pager takes over from
+//! one that died. So they are noted in a file beside the VM's socket, which is valid for one VMM
+//! process only.
 
 use crate::bitmap::Bitmap;
 use crate::handshake::Layout;
@@ -14,10 +14,10 @@ use std::sync::OnceLock;
 
 const PAGE: u64 = 4 << 10;
 const MAGIC: &[u8; 8] = b"JFYGONE\x01";
-/// The bits begin here; before them magic and owner.
+/// The offset of the bits, behind the magic and the owner.
 const BITS_AT: u64 = 256;
 
-/// Pages given up, by their place in the image.
+/// Pages that were given up, by their offset in the image.
 #[derive(Debug, Default)]
 pub struct Removed {
     pages: u64,
@@ -26,7 +26,7 @@ pub struct Removed {
 }
 
 impl Removed {
-    /// None so far, and noted nowhere.
+    /// None so far, and not backed by a file.
     pub fn new(layout: &Layout) -> Removed {
         Removed {
             pages: layout.end() / PAGE,
@@ -35,8 +35,8 @@ impl Removed {
         }
     }
 
-    /// Goes on with the file at `path` if it was written for this process and
-    /// these mappings, else begins it.
+    /// Continues with the file at `path` if it was written for this process and these mappings;
+    /// otherwise begins a new one.
     pub fn open(layout: &Layout, path: &Path, owner: &Owner) -> io::Result<Removed> {
         let header = owner.header(layout);
         let mut removed = Removed::new(layout);
@@ -73,13 +73,13 @@ impl Removed {
         }
     }
 
-    /// Was the page at this offset given up?
+    /// Whether the page at this offset was given up.
     pub(super) fn contains(&self, offset: u64) -> bool {
         self.bits.get().is_some_and(|bits| bits.get(offset / PAGE))
     }
 
-    /// The end of the run of pages from `offset` that were given up, or were
-    /// not, at most `limit`.
+    /// The end of the run of pages from `offset` that are all given up, or all not given up; at
+    /// most `limit`.
     pub(super) fn run_end(&self, offset: u64, limit: u64) -> u64 {
         match self.bits.get() {
             None => limit,
@@ -88,7 +88,7 @@ impl Removed {
     }
 }
 
-/// A VMM's process, which no later process is taken for.
+/// A VMM's process, identified so that a later process with the same id differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
     pid: u32,
@@ -97,10 +97,10 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// The process with this id now; `None` if `/proc` does not tell.
+    /// The process that has this id now; `None` if `/proc` does not tell.
     pub fn of(pid: u32) -> Option<Owner> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // Field 22, counted behind the name, which may contain anything.
+        // Field 22 (starttime), counted from behind the name, which may contain anything.
         let started = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?;
         Some(Owner {
             pid,
@@ -121,7 +121,7 @@ impl Owner {
     }
 }
 
-/// The bits of a file with this header; `None` for any other.
+/// The bits of a file with this header; `None` if the header differs.
 fn read(path: &Path, header: &[u8], pages: u64) -> Option<Vec<u8>> {
     let mut file = OpenOptions::new()
         .read(true)

@@ -21,7 +21,7 @@ impl Touched {
         }
     }
 
-    /// The chunk with this byte was touched.
+    /// Notes that the chunk with this byte was touched.
     pub(crate) fn add(&self, offset: u64) {
         let chunk = offset / self.chunk_size;
         if self.seen.set(chunk) {
@@ -32,7 +32,7 @@ impl Touched {
         }
     }
 
-    /// So far.
+    /// The chunks touched so far.
     pub fn chunks(&self) -> Vec<u32> {
         self.order
             .lock()
