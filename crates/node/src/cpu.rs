@@ -11,10 +11,10 @@ use tokio::sync::OnceCell;
 use tokio::time::timeout;
 use tracing::debug;
 
-/// Asking KVM takes some milliseconds.
+/// How long KVM has to answer; it takes some milliseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What `jiffy-vmm cpu` says of this host.
+/// The result of `jiffy-vmm cpu` on this host.
 #[derive(Debug)]
 pub struct Processor {
     vmm: PathBuf,
@@ -22,7 +22,7 @@ pub struct Processor {
 }
 
 impl Processor {
-    /// Nobody is asked yet.
+    /// A processor that was not queried yet.
     pub fn new(vmm: PathBuf) -> Processor {
         Processor {
             vmm,
@@ -30,15 +30,15 @@ impl Processor {
         }
     }
 
-    /// What guests can have here, or why that can't be known, as where there is no KVM.
-    /// Asked once.
+    /// The features that guests can have here, or why they are not known, for example without
+    /// KVM. Queried once.
     pub async fn host(&self) -> std::result::Result<&Host, String> {
         let asked = self.host.get_or_try_init(|| ask(&self.vmm)).await;
         asked.inspect_err(|why| debug!(why, "this host's processor is not known"))
     }
 
-    /// What this host lacks for a captured guest, by name. Where it is not known the VMM
-    /// says so when the guest is restored.
+    /// Names of features that a captured guest needs and this host lacks. Empty if the host's are
+    /// not known; the VMM checks again at the restore.
     pub async fn lacking(&self, guest: &Profile) -> Vec<String> {
         match self.host().await {
             Ok(host) => guest.lacking(&host.restorable),
@@ -46,7 +46,7 @@ impl Processor {
         }
     }
 
-    /// Refuses a captured VM that can't go on here.
+    /// Refuses a captured VM that this host's processor can't run.
     pub async fn check(&self, what: &str, guest: Option<&Profile>) -> Result<()> {
         let Some(guest) = guest else {
             return Ok(());

@@ -1,19 +1,16 @@
 //! Golden snapshots: booted guests kept for later runs.
 //!
-//! A run that boots leaves a wish; one task makes, in the background and one
-//! after the other, a snapshot of a guest of the same kind that is ready and
-//! has no command. The next run of that kind restores it, and the guest takes
-//! on that run's identity and starts its command.
+//! A run that boots queues a wish. One background task processes the wishes in order: it makes a
+//! snapshot of a guest of the same kind that is ready and has no command. The next run of that
+//! kind restores it; the guest takes on that run's identity and starts its command.
 //!
-//! *Kind* is a key: kernel, its command line, initramfs, image, VMM (each by
-//! its digest) and shape. A changed kernel or image has another key, so that
-//! an outdated snapshot is never found, and it is removed when the one in its
-//! place is made.
+//! A *kind* is a key: kernel, its command line, initramfs, image, VMM (each by its digest) and
+//! shape. A changed kernel or image has another key, so an outdated snapshot is never found. It
+//! is removed when its replacement is made.
 //!
-//! Of an image of which only parts are here the snapshot has no file of the root
-//! file system: whoever goes on from it reads the image as one that boots does,
-//! as it is there then, and what is missing comes when it is read. It is found
-//! by its image only, and removed with it.
+//! If the image is only partly here, the snapshot has no file of the root file system: a restored
+//! VM reads the image as a booting one does, and missing chunks are fetched on demand. Such a
+//! snapshot depends on its image and is removed with it.
 
 use crate::spec;
 use jiffy_content::clock::monotonic_ns;
@@ -37,20 +34,19 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
-/// Most wishes that wait. One more is dropped: what is run often is wished for
-/// again.
+/// Most queued wishes. Further ones are dropped: frequent runs wish again.
 const WISHES: usize = 64;
 /// Digits of a key in a name.
 const NAME_DIGITS: usize = 12;
 
-/// What the node keeps for later runs.
+/// The golden snapshots and standbys of a node.
 #[derive(Debug)]
 pub struct Goldens {
     folder: PathBuf,
     index: Mutex<Index>,
     wishes: mpsc::Sender<Weak<VmHandle>>,
     last_run_ns: AtomicU64,
-    /// Most standbys at once.
+    /// Most standbys.
     room: usize,
     standbys_wanted: mpsc::Sender<String>,
 }
@@ -58,23 +54,23 @@ pub struct Goldens {
 #[derive(Debug, Default)]
 struct Index {
     by_key: HashMap<String, Arc<Saved>>,
-    /// VMs restored ahead, with their keys; the one wanted last comes last.
+    /// Standbys with their keys; the one wanted last comes last.
     standbys: Vec<(String, Standby)>,
-    /// The id of one that is being made.
+    /// The id of the standby that is being made.
     coming: Option<String>,
-    /// Kinds that can't be had, or that turned out bad: not tried again.
+    /// Kinds whose snapshot could not be made or restored: not tried again.
     hopeless: HashSet<String>,
 }
 
-/// Kinds of which a standby is wanted, by their keys.
+/// Keys of kinds for which a standby is wanted.
 pub type Wanted = mpsc::Receiver<String>;
 
-/// VMs that booted.
+/// VMs that booted, for which golden snapshots are wanted.
 pub type Wishes = mpsc::Receiver<Weak<VmHandle>>;
 
 impl Goldens {
-    /// Those in this folder, none read yet, with at most so many standbys; and
-    /// what is wished for.
+    /// The golden snapshots in this folder, none read yet, with at most `room` standbys; and the
+    /// queues of wishes.
     pub fn new(folder: PathBuf, room: usize) -> (Goldens, Wishes, Wanted) {
         let (wishes, wished) = mpsc::channel(WISHES);
         let (standbys_wanted, wanted) = mpsc::channel(WISHES);
@@ -89,14 +85,13 @@ impl Goldens {
         (goldens, wished, wanted)
     }
 
-    /// Whether anything is on disk.
+    /// Is any snapshot on disk?
     pub fn are_there(&self) -> bool {
         fs::read_dir(&self.folder).is_ok_and(|mut entries| entries.next().is_some())
     }
 
-    /// Reads what is on disk, and takes over the digests that were computed
-    /// for it. What can't be used here is removed; `host` is what a captured guest
-    /// may have here, if that is known.
+    /// Reads the snapshots on disk, and takes over the file digests saved with them. Unusable
+    /// ones are removed; `host` is the processor that guests can have here, if that is known.
     pub fn read(&self, digests: &Digests, host: Option<&Profile>) {
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let key = entry.file_name().to_string_lossy().into_owned();
@@ -140,23 +135,23 @@ impl Goldens {
         }
     }
 
-    /// Is there one of this kind, or can there be none?
+    /// Is there a snapshot of this kind, or did making one fail?
     pub fn is_settled(&self, key: &str) -> bool {
         let index = self.lock();
         index.by_key.contains_key(key) || index.hopeless.contains(key)
     }
 
-    /// One was made.
+    /// Adds a new snapshot.
     pub fn add(&self, key: String, saved: Saved) {
         self.lock().by_key.insert(key, Arc::new(saved));
     }
 
-    /// One of this kind can't be had.
+    /// Records that no snapshot of this kind can be made.
     pub fn give_up(&self, key: String) {
         self.lock().hopeless.insert(key);
     }
 
-    /// How long ago the last run began.
+    /// Time since the last run began.
     pub fn since_last_run(&self) -> Duration {
         let last = self.last_run_ns.load(Ordering::Relaxed);
         Duration::from_nanos(monotonic_ns().saturating_sub(last))
@@ -167,26 +162,26 @@ impl Goldens {
         self.lock().by_key.get(key).cloned()
     }
 
-    /// All of them, the oldest first.
+    /// All snapshots, the oldest first.
     pub fn all(&self) -> Vec<Arc<Saved>> {
         let mut all: Vec<_> = self.lock().by_key.values().cloned().collect();
         all.sort_by_key(|saved| (saved.manifest.created, saved.folder.clone()));
         all
     }
 
-    /// A VM booted: let there be a snapshot of its kind.
+    /// A VM booted: queues a wish for a snapshot of its kind.
     pub fn want(&self, vm: &Arc<VmHandle>) {
         if spec::golden(&vm.spec).is_some() {
             let _ = self.wishes.try_send(Arc::downgrade(vm));
         }
     }
 
-    /// A run began.
+    /// Records that a run began.
     pub fn note_run(&self) {
         self.last_run_ns.store(monotonic_ns(), Ordering::Relaxed);
     }
 
-    /// Removes one by name; false if there is none.
+    /// Removes a snapshot by name; false if there is none.
     pub async fn remove(&self, name: &str) -> bool {
         let taken = self.take(|saved| name_of(saved) == name);
         let is_there = !taken.is_empty();
@@ -194,14 +189,14 @@ impl Goldens {
         is_there
     }
 
-    /// An image was removed or replaced.
+    /// An image was removed or replaced: removes its snapshots.
     pub fn forget_image(&self, image: &str) {
         for (_, saved) in self.take(|saved| saved.manifest.spec.image == image) {
             self.discard(&saved.folder, "its image was removed or replaced");
         }
     }
 
-    /// Removes all of them, and tries kinds again that could not be had.
+    /// Removes all snapshots, and allows kinds that failed to be tried again.
     pub async fn prune(&self) -> Pruned {
         let mut pruned = Pruned::default();
         let taken = self.take(|_| true);
@@ -217,8 +212,8 @@ impl Goldens {
 
     // ---- standbys --------------------------------------------------------
 
-    /// A run of this kind begins: it gets the standby, if there is one, and
-    /// another is to be made.
+    /// Takes the standby for a run of this kind, if there is one, and asks for another to be
+    /// made.
     pub fn take_standby(&self, key: &str) -> Option<Standby> {
         let _ = self.standbys_wanted.try_send(key.to_owned());
         let mut index = self.lock();
@@ -228,24 +223,24 @@ impl Goldens {
         standby.lives().then_some(standby)
     }
 
-    /// Ids of all standbys, of one that is being made too.
+    /// Ids of all standbys, including the one that is being made.
     pub fn standbys(&self) -> Vec<String> {
         let index = self.lock();
         let ready = index.standbys.iter().map(|(_, standby)| standby.id.clone());
         ready.chain(index.coming.clone()).collect()
     }
 
-    /// One of this id is being made.
+    /// A standby with this id is being made.
     pub fn comes(&self, id: &str) {
         self.lock().coming = Some(id.to_owned());
     }
 
-    /// It could not be made.
+    /// The standby could not be made.
     pub fn does_not_come(&self) {
         self.lock().coming = None;
     }
 
-    /// The snapshot to make a standby from, if there shall be one.
+    /// The snapshot to make a standby from, if one of this kind is missing.
     pub fn lacks_standby(&self, key: &str) -> Option<Arc<Saved>> {
         let mut index = self.lock();
         index.standbys.retain(|(_, standby)| standby.lives());
@@ -255,13 +250,13 @@ impl Goldens {
             .flatten()
     }
 
-    /// Lets go of standbys that died.
+    /// Removes standbys whose VMM died.
     pub fn bury_standbys(&self) {
         self.lock().standbys.retain(|(_, standby)| standby.lives());
     }
 
-    /// Keeps a standby, unless its snapshot is gone by now; the one wanted
-    /// longest ago makes room.
+    /// Adds a standby, unless its snapshot was removed meanwhile; replaces the least recently
+    /// wanted one if there are too many.
     pub fn keep_standby(&self, key: String, saved: &Arc<Saved>, standby: Standby) {
         let mut index = self.lock();
         index.coming = None;
@@ -275,8 +270,7 @@ impl Goldens {
         }
     }
 
-    /// Ends the standbys that have a disk of which only parts are here: it can't
-    /// be made smaller while somebody has it open.
+    /// Ends the standbys that have a lazy disk: its cache can't be trimmed while it is open.
     pub async fn end_lazy_standbys(&self) {
         let lazy: Vec<(String, Standby)> = {
             let mut index = self.lock();
@@ -294,7 +288,7 @@ impl Goldens {
         }
     }
 
-    /// Ends all standbys; the snapshots stay.
+    /// Ends all standbys; the snapshots are kept.
     pub async fn end_standbys(&self) {
         let standbys = std::mem::take(&mut self.lock().standbys);
         for (_, standby) in standbys {
@@ -338,7 +332,7 @@ impl GoldenKeeper for Goldens {
     }
 }
 
-/// Removes the files of these, which somebody waits for.
+/// Removes the files of these snapshots before it returns.
 async fn remove_now(taken: Vec<(String, Arc<Saved>)>) {
     let removed = tokio::task::spawn_blocking(move || {
         for (key, saved) in taken {
@@ -350,14 +344,14 @@ async fn remove_now(taken: Vec<(String, Arc<Saved>)>) {
     let _ = removed.await;
 }
 
-/// The name a golden snapshot is shown by.
+/// The name under which a golden snapshot is shown.
 pub fn name_of(saved: &Saved) -> String {
     let key = saved.folder.file_name().unwrap_or_default();
     let digits: String = key.to_string_lossy().chars().take(NAME_DIGITS).collect();
     format!("golden-{digits}")
 }
 
-/// A VM that goes on from one.
+/// The beginning of a VM that is restored from a golden snapshot.
 pub fn beginning(saved: &Saved, start_main: bool) -> Beginning {
     let state = Handle::Path(saved.state());
     let memory = SavedRam::of_file(saved.memory());
@@ -369,7 +363,7 @@ pub fn beginning(saved: &Saved, start_main: bool) -> Beginning {
     })
 }
 
-/// The key of VMs of this shape, from an image with this id, and files with these digests.
+/// The key of VMs of this shape, with an image of this id and files with these digests.
 pub fn key_of(shape: &Spec, image: &str, digests: &[String]) -> Option<String> {
     let mut hasher = blake3::Hasher::new();
     let line = command_line(shape).ok()?;

@@ -1,9 +1,9 @@
-//! What can be asked of a node: the use cases, whoever asks. No HTTP, no file formats.
+//! The use cases of a node, independent of HTTP and of file formats.
 //!
 //! * [`node`](Node): the use cases.
-//! * [`spec`]: checks what a VM is to be.
+//! * [`spec`]: checks requests for VMs.
 //! * `golden`: snapshots that the node makes by itself, and standbys made from them.
-//! * `cpu`: what of this host's processor guests can have.
+//! * `cpu`: the features of this host's processor that guests can have.
 
 mod cpu;
 mod golden;

@@ -1,4 +1,4 @@
-//! The node: what requests come down to.
+//! The node: implements what requests ask for.
 
 use crate::cpu::Processor;
 use crate::golden::{self, Goldens};
@@ -41,11 +41,11 @@ use tokio::sync::{Notify, RwLock};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-/// How long a new VM waits for a name whose holder is on its way out.
+/// How long a new VM waits for a name whose holder is being removed.
 const NAME_TIME: Duration = Duration::from_secs(10);
-/// How often something is asked for that is free in a moment.
+/// Interval of polling for something that is free in a moment.
 const LEASE_POLL: Duration = Duration::from_millis(5);
-/// How long VMs' tasks have to write down what isn't yet, at the end.
+/// How long VMs' tasks have to save unsaved state when the daemon ends.
 const FLUSH_TIME: Duration = Duration::from_secs(2);
 
 mod beginning;
@@ -66,28 +66,28 @@ mod volumes;
 
 pub use operation::to_the_end;
 
-/// What is to be known of a node before it is opened.
+/// Configuration of a node.
 #[derive(Debug)]
 pub struct Config {
     /// The registry of images whose name has none.
     pub registry: Option<String>,
-    /// Who must have signed what comes from registries.
+    /// Which keys must have signed what comes from registries.
     pub policy: Policy,
-    /// What a guest has to get ready.
+    /// How long a guest has to become ready.
     pub start_timeout: Duration,
-    /// VMs to keep restored ahead of runs, each of another kind.
+    /// Number of standbys, each of another kind.
     pub standbys: usize,
-    /// VMMs to start ahead.
+    /// Number of spares.
     pub spares: usize,
     /// Whether VMMs run in jails.
     pub jailed: bool,
-    /// What may be kept of what was fetched.
+    /// Limit of cached data that was fetched.
     pub cache: Limit,
-    /// Memory that VMs may have in all.
+    /// Limit of all VMs' memory.
     pub memory_limit: Option<Limit>,
     /// How long a VM waits for memory.
     pub memory_wait: Duration,
-    /// What the operator decides about VMs' network.
+    /// The operator's settings of VMs' network.
     pub network: network::Settings,
 }
 
@@ -96,16 +96,16 @@ pub struct Config {
 pub struct Node {
     /// What the tasks of its VMs share.
     host: Arc<Host>,
-    /// Snapshots kept for later runs.
+    /// Golden snapshots and standbys.
     goldens: Arc<Goldens>,
-    /// What guests can have of this host's processor.
+    /// The features of this host's processor that guests can have.
     processor: Processor,
-    /// What may be kept of what was fetched.
+    /// Limit of cached data that was fetched.
     cache: Limit,
     registry: Arc<Registry>,
     /// Images of root file systems.
     images: Arc<Images>,
-    /// What goes to and from registries.
+    /// Pulls in progress.
     transfers: Arc<Transfers>,
     /// Kernels.
     pub kernels: Kernels,
@@ -113,19 +113,19 @@ pub struct Node {
     pub volumes: Arc<Volumes>,
     /// Snapshots that users made.
     snapshots: Arc<Snapshots>,
-    /// Of the files VMs are made of.
+    /// Digests of kernels and other files that VMs are made of.
     digests: Arc<Digests>,
-    /// Held for reading while a VM begins and nobody can see yet which disk it
-    /// has; for writing while disks are closed that nobody has.
+    /// Held for reading while a VM begins and is not yet known to use its disk; for writing while
+    /// unused disks are closed.
     beginning: RwLock<()>,
-    /// What was fetched may be more than its bound.
+    /// Notifies that the cache may exceed its limit.
     trim: Arc<Notify>,
-    /// Somebody wants the daemon to end.
+    /// Notifies that the daemon should end.
     pub shutdown: Notify,
 }
 
 impl Node {
-    /// Reads what is on disk and adopts what still runs.
+    /// Reads the node's files and adopts running VMs.
     pub async fn open(paths: Paths, config: Config) -> Result<Arc<Node>> {
         let digests = Arc::<Digests>::default();
         let (goldens, wishes, wanted) = Goldens::new(paths.golden(), config.standbys);
@@ -158,7 +158,7 @@ impl Node {
         };
         node.sweep();
         adopt::all(&node.host, &node.registry, &node.volumes).await;
-        // Nobody needs to know it before the first restore, if there are none of these.
+        // Without golden snapshots it is not needed before the first restore.
         let host = match node.goldens.are_there() {
             true => node.processor.host().await.ok(),
             false => None,
@@ -186,7 +186,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Removes what an earlier daemon was making or removing when it ended.
+    /// Removes unfinished files and folders of an earlier daemon.
     fn sweep(&self) {
         let paths = &self.host.paths;
         for folder in [
@@ -213,7 +213,7 @@ impl Node {
         self.images.sweep();
     }
 
-    /// Has every VM's task write down what isn't yet.
+    /// Has every VM's task save its unsaved state.
     pub async fn flush(&self) {
         let flushed = async {
             for vm in self.registry.all() {
@@ -263,13 +263,13 @@ impl Node {
         self.registry.new_cid()
     }
 
-    /// Files whose contents decide what a booted guest is, but for its image.
+    /// Files whose contents determine a booted guest, except its image.
     pub(crate) fn golden_parts(&self, kernel: &Path) -> [PathBuf; 3] {
         let paths = &self.host.paths;
         [kernel.to_owned(), paths.initramfs(), paths.vmm()]
     }
 
-    /// The key of VMs of this shape; digests are computed if they have to be.
+    /// The key of VMs of this shape; computes digests if needed.
     pub(crate) async fn golden_key(&self, shape: &Spec) -> Result<Option<String>> {
         let kernel = self.kernels.find(&shape.kernel)?;
         let image = self.images.find(&shape.image).await?;
@@ -286,8 +286,8 @@ impl Node {
         Ok(self.known_key(shape, &kernel, &image.root))
     }
 
-    /// The key of VMs of this shape; none as long as a digest it takes is not
-    /// known: then the next run may have it.
+    /// The key of VMs of this shape; `None` while a digest it needs is not known yet. A later run
+    /// may then use a golden snapshot.
     pub(super) fn known_key(&self, shape: &Spec, kernel: &Path, root: &Root) -> Option<String> {
         let parts = self.golden_parts(kernel);
         let digests: Option<Vec<String>> =
@@ -300,19 +300,19 @@ impl Node {
         self.images.find(&shape.image).await.is_err()
     }
 
-    /// Is some VM about to get ready?
+    /// Is some VM starting, and not ready yet?
     pub(crate) fn is_starting(&self) -> bool {
         self.registry.any(starts).is_some()
     }
 
-    /// Waits until no VM is about to get ready.
+    /// Waits until no VM is starting.
     pub(crate) async fn when_none_starts(&self) {
         while let Some(vm) = self.registry.any(starts) {
             vm.when(|view| view.vm.state != VmState::Starting).await;
         }
     }
 
-    /// The most that a VM can have of this host's processor.
+    /// All features of this host's processor that a VM can have.
     pub async fn processor(&self) -> Result<Profile> {
         let host = self.processor.host().await;
         host.map(|host| host.shown.clone()).map_err(|why| {
@@ -321,7 +321,7 @@ impl Node {
         })
     }
 
-    /// About the node itself.
+    /// Information about the node.
     pub fn info(&self) -> NodeInfo {
         let mut all = self.registry.all();
         all.retain(|vm| !vm.spec.hidden);
@@ -343,15 +343,14 @@ impl Node {
         }
     }
 
-    /// A VM by name, id or unique beginning of an id, of which something can be
-    /// asked.
+    /// The VM with this name, id or unique prefix of an id; refuses one that accepts no requests.
     pub fn find(&self, wanted: &str) -> Result<Arc<VmHandle>> {
         let vm = self.find_any(wanted)?;
         let refusal = vm.view.borrow().refusal.clone();
         refusal.map_or(Ok(vm), Err)
     }
 
-    /// As [`Node::find`], also one whose record can't be read.
+    /// As [`Node::find`], but also a VM whose record can't be read.
     pub fn find_any(&self, wanted: &str) -> Result<Arc<VmHandle>> {
         let vm = self.registry.find(wanted)?;
         match vm.spec.hidden {
@@ -360,14 +359,14 @@ impl Node {
         }
     }
 
-    /// VMs, the oldest first: all, or those that have begun and not ended.
+    /// VMs, the oldest first: all, or those that were started and have not ended.
     pub fn list(&self, all: bool) -> Vec<Arc<VmHandle>> {
         let mut handles = self.registry.all();
         handles.retain(|vm| !vm.spec.hidden && (all || vm.view.borrow().lives()));
         handles
     }
 
-    /// Makes a VM; it is on disk when this returns.
+    /// Makes a VM; its record is on disk when this returns.
     pub async fn create(self: &Arc<Self>, wanted: CreateVm) -> Result<Arc<VmHandle>> {
         let (chosen, spec) = self.specify(wanted).await?;
         let vm = self.known_vm(chosen, spec, names::new_id(), None).await?;
@@ -381,8 +380,8 @@ impl Node {
         Ok(vm)
     }
 
-    /// Makes a VM and starts it, with a client attached from the start. Its
-    /// record reaches the disk while the guest boots.
+    /// Makes a VM and starts it, with a client attached from the start. Its record is written
+    /// while the guest boots.
     pub async fn run(self: &Arc<Self>, wanted: CreateVm) -> Result<(Arc<VmHandle>, Cursor)> {
         let received_ns = monotonic_ns();
         let (chosen, spec) = self.specify(wanted).await?;
@@ -406,7 +405,7 @@ impl Node {
         Ok((vm, cursor))
     }
 
-    /// The name that was chosen for a VM, if one was, and what it is made of.
+    /// The name that was chosen for a VM, if any, and its specification.
     async fn specify(&self, wanted: CreateVm) -> Result<(Option<String>, Spec)> {
         let chosen = wanted.name.clone();
         let spec = match wanted.from.clone() {
@@ -435,7 +434,7 @@ impl Node {
         self.goldens.take_standby(&key)
     }
 
-    /// Does a VM from the wanted snapshot have a command that runs?
+    /// Is there a running first command in the snapshot that this VM is made from?
     pub fn has_captured_command(&self, wanted: &CreateVm) -> Result<bool> {
         match &wanted.from {
             Some(name) => Ok(self.snapshots.find(name)?.manifest.has_main()),
@@ -443,7 +442,7 @@ impl Node {
         }
     }
 
-    /// Makes a VM that is described in full.
+    /// Makes a VM with this complete specification.
     async fn make_vm(
         &self,
         chosen: Option<String>,
@@ -461,8 +460,8 @@ impl Node {
         }
     }
 
-    /// A VM that has nothing yet. It is known before its image is looked up:
-    /// from here on the image can't be removed.
+    /// Registers a new VM without files. It is registered before its image is looked up, so that
+    /// the image can't be removed from here on.
     async fn known_vm(
         &self,
         chosen: Option<String>,
@@ -479,7 +478,7 @@ impl Node {
     async fn register(&self, mut record: VmRecord, chosen: bool) -> Result<Arc<VmHandle>> {
         let deadline = tokio::time::Instant::now() + NAME_TIME;
         loop {
-            // The task of a VM that isn't inserted ends with its handle.
+            // The task of a VM that isn't registered ends with its handle.
             let vm = task::create(
                 Arc::clone(&self.host),
                 Arc::clone(&self.registry),
@@ -526,20 +525,20 @@ impl Node {
                 .create(&folder)
                 .map_err(|error| Error::io("make the VM's folder", &folder, &error))?;
             if let (Some(image), true) = (&image, vm.spec.root_disk.is_some()) {
-                // The folder goes with the VM.
+                // After an error, the disk is removed with the VM's folder.
                 self.make_root_disk(vm, folder, image).await?;
             }
         }
         if image.is_some() {
-            // Not before what takes long: others use them as soon as they are there.
+            // Last, after everything that is slow: other VMs can use the new volumes at once.
             self.volumes.provide(&vm.spec.disks)?;
         }
         Ok(())
     }
 
-    /// A copy is one of the whole image, and all of it must be there.
+    /// Makes a VM's root disk. A copy needs the whole image, so missing chunks are fetched first.
     async fn make_root_disk(&self, vm: &VmHandle, folder: PathBuf, image: &Root) -> Result<()> {
-        // Nothing of it is given up meanwhile.
+        // Nothing of the image is evicted meanwhile.
         let _beginning = self.beginning.read().await;
         if let Some(RootDisk::Copy { .. }) = &vm.spec.root_disk {
             self.complete_root(image).await?;
@@ -549,8 +548,8 @@ impl Node {
         operation::joined(work.await)
     }
 
-    /// Waits until a VM that was started is ready, or has ended, and that is
-    /// on disk; an end out of order is an error.
+    /// Waits until a VM that was started is ready or has ended, and its record is saved; an
+    /// abnormal end is an error.
     pub async fn started(&self, vm: &VmHandle) -> Result<Vm> {
         let view = vm
             .when(|view| {
@@ -580,7 +579,7 @@ impl Node {
         }
     }
 
-    /// The timeline of a VM, also of one that was removed not long ago.
+    /// The timeline of a VM, or of one that was removed lately.
     pub async fn timeline(&self, wanted: &str) -> Result<Timeline> {
         let missing = match self.find_any(wanted) {
             Ok(vm) => match vm.ask(Command::Timeline).await {
@@ -595,7 +594,7 @@ impl Node {
         }
     }
 
-    /// A VM, also one that was removed not long ago.
+    /// A VM, or the last state of one that was removed lately.
     pub fn last_seen(&self, wanted: &str) -> Result<Vm> {
         match self.find_any(wanted) {
             Ok(vm) => Ok(vm.vm()),
@@ -606,8 +605,8 @@ impl Node {
         }
     }
 
-    /// Waits a little for VMs for which this holds and that are on their way
-    /// out for good: the last command's VM may still be switching off.
+    /// Waits a little for VMs that satisfy `holds` and are being removed: the last command's VM
+    /// may still be powering off.
     async fn wait_for_leaving(&self, holds: impl Fn(&VmHandle) -> bool) {
         let deadline = tokio::time::Instant::now() + NAME_TIME;
         while let Some(vm) = self
@@ -619,7 +618,7 @@ impl Node {
             if !in_time || tokio::time::Instant::now() >= deadline {
                 return;
             }
-            // It leaves the registry a moment before or after its view says so.
+            // The registry may be updated a moment before or after the view.
             tokio::time::sleep(LEASE_POLL).await;
         }
     }
@@ -629,13 +628,13 @@ impl Node {
         self.host.paths.vm(&vm.id)
     }
 
-    /// As [`Node::agent_socket`]; a VM that sleeps, or is about to, is woken.
+    /// As [`Node::agent_socket`]; wakes a VM that is hibernated or hibernating.
     pub async fn awake_socket(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<PathBuf> {
         self.wake_if_asleep(vm).await?;
         self.agent_socket(vm).await
     }
 
-    /// Wakes a VM if it sleeps, or is about to.
+    /// Wakes a VM if it is hibernated or hibernating.
     pub async fn wake_if_asleep(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
         vm.settled().await;
         if vm.view.borrow().vm.state == VmState::Hibernated {

@@ -1,4 +1,4 @@
-//! What a VM needs to begin: looked up, held, and handed to its task.
+//! Starts of VMs: looks up and holds what a VM needs, and hands it to its task.
 
 use super::operation::client_gone;
 use super::{LEASE_POLL, NAME_TIME, Node};
@@ -25,7 +25,7 @@ use std::sync::Arc;
 impl Node {
     /// Starts a VM; returns when its VMM is spawned.
     pub async fn start(&self, vm: &Arc<VmHandle>, received_ns: u64) -> Result<()> {
-        // What is plan for one start is taken away from another.
+        // Only one start at a time, so that two don't both prepare the same VM.
         let operation = vm.operate().await;
         match operation.state {
             VmState::Hibernated => self.wake(vm, &operation, received_ns).await,
@@ -34,7 +34,7 @@ impl Node {
         }
     }
 
-    /// As [`Node::start`], of a VM that does not sleep.
+    /// As [`Node::start`], for a VM that is not hibernated.
     pub(super) async fn begin(
         &self,
         vm: &Arc<VmHandle>,
@@ -42,7 +42,7 @@ impl Node {
         standby: Option<Standby>,
         received_ns: u64,
     ) -> Result<()> {
-        // Before anything is held that others want, too.
+        // Reserved before anything else is held, because this may wait.
         let room = match vm.spec.hidden {
             true => None,
             false => Some(self.reserve(vm, Amount::of(&vm.spec), 1).await?),
@@ -55,7 +55,7 @@ impl Node {
         plan.room = room;
         let boots = matches!(plan.beginning, Beginning::Boot);
         match standby {
-            // Its snapshot was dropped since.
+            // The standby's golden snapshot was dropped meanwhile.
             Some(standby) if boots => standby.give_up().await,
             standby => plan.standby = standby,
         }
@@ -67,8 +67,8 @@ impl Node {
         Ok(())
     }
 
-    /// Reserves memory for VMs that are to start: this one, or so many children of it. Waits
-    /// for it, but no longer than whoever asked does, and the VM is as it was.
+    /// Reserves memory for a start: of this VM, or of `count` children of it. Waits for it; if
+    /// the client leaves, the wait ends and the VM is unchanged.
     pub(super) async fn reserve(
         &self,
         vm: &VmHandle,
@@ -91,8 +91,7 @@ impl Node {
         }
     }
 
-    /// Has a VM begin with this. If it does not, the pager need not go on
-    /// serving its memory.
+    /// Hands the plan to the VM's task. After an error the pager stops serving the VM's memory.
     pub(super) async fn hand_over(&self, vm: &VmHandle, plan: Plan) -> Result<()> {
         let ticket = plan.ticket();
         let begun = vm
@@ -105,7 +104,7 @@ impl Node {
         begun
     }
 
-    /// A VM that boots, or goes on from a golden snapshot.
+    /// The plan of a VM that boots or is restored from a golden snapshot.
     pub(crate) async fn prepare(&self, vm: &VmHandle, received_ns: u64) -> Result<Plan> {
         let lookup_ns = monotonic_ns();
         let spec = &vm.spec;
@@ -132,7 +131,7 @@ impl Node {
         })
     }
 
-    /// A VM that goes on from a snapshot.
+    /// The plan of a VM that is restored from a snapshot.
     async fn prepare_from(
         &self,
         vm: &Arc<VmHandle>,
@@ -173,7 +172,7 @@ impl Node {
         Ok(Plan::new(kernel, root, disks, beginning, times))
     }
 
-    /// RAM of a captured VM, for this one; the pager is told of it if needed.
+    /// RAM of a captured VM for this VM; tells the pager to serve it if needed.
     pub(super) async fn memory_of(
         &self,
         vm: &VmHandle,
@@ -186,7 +185,7 @@ impl Node {
         let recording = saved.recording();
         let paged = Paged {
             image: saved.memory(),
-            // The first restore shows what a restore needs.
+            // The first restore is recorded, to find the working set.
             record: (record && !recording.exists()).then_some(recording),
             prefetch: saved.manifest.optimised,
         };
@@ -194,7 +193,7 @@ impl Node {
         Ok(SavedRam::Paged { serving, paged })
     }
 
-    /// Volumes of its own for a VM, as the snapshot has them.
+    /// Clones a snapshot's volumes for a VM.
     async fn clones_of(&self, vm: &VmHandle, saved: &Saved) -> Result<Vec<Disk>> {
         if vm.spec.disks.is_empty() && vm.spec.root_disk.is_none() {
             return Ok(Vec::new());
@@ -208,8 +207,7 @@ impl Node {
             .collect();
         let to = folder.clone();
         let cloned = tokio::task::spawn_blocking(move || {
-            // What the VM wrote in an earlier life does not belong to the
-            // memory that it goes on with.
+            // Changes of an earlier run don't fit the memory that is restored.
             let _ = remove_whole(&to.join("volumes"));
             let files = files
                 .iter()
@@ -220,7 +218,7 @@ impl Node {
         Ok(self.volume_disks(vm, &[]))
     }
 
-    /// The disks of a VM's volumes: those held, or those of its own.
+    /// The disks of a VM's volumes: those it holds, or its own clones.
     pub(super) fn volume_disks(&self, vm: &VmHandle, held: &[Lease]) -> Vec<Disk> {
         if vm.spec.own_volumes {
             let folder = self.host.paths.vm(&vm.id);
@@ -235,12 +233,12 @@ impl Node {
             .collect()
     }
 
-    /// All disks of a VM: the image below its root, its volumes, and its own.
+    /// All disks of a VM: the image of its root, its volumes, and its own root disk.
     pub(super) fn disks(&self, vm: &VmHandle, image: PathBuf, volumes: Vec<Disk>) -> Vec<Disk> {
         roots::disks(&self.host.paths.vm(&vm.id), &vm.spec, image, volumes)
     }
 
-    /// Refuses to lay what a VM kept of one image over another.
+    /// Refuses to mount a VM's layer over another image than the one it was made for.
     fn check_layer(&self, vm: &VmHandle, now: &Root) -> Result<()> {
         let before = vm.view.borrow().root.clone();
         match (&vm.spec.root_disk, before) {
@@ -255,15 +253,15 @@ impl Node {
         }
     }
 
-    /// The kernel's file, where nothing depends on its being there.
+    /// The kernel's file, for uses where it need not exist.
     pub(crate) fn kernel_file(&self, name: &str) -> PathBuf {
         self.kernels
             .find(name)
             .unwrap_or_else(|_| self.host.paths.kernels().join(name).join("vmlinux"))
     }
 
-    /// Holds a VM's volumes. The last command's VM may still be switching off
-    /// when the next one wants its volume: such a VM is waited for.
+    /// Takes leases on a VM's volumes. Waits for a VM that holds one and is ending: the last
+    /// command's VM may still be powering off.
     async fn hold_volumes(&self, vm: &VmHandle) -> Result<Vec<Lease>> {
         if vm.spec.own_volumes || vm.spec.disks.is_empty() {
             return Ok(Vec::new());
@@ -279,12 +277,12 @@ impl Node {
             if !wait || tokio::time::Instant::now() >= deadline {
                 return Err(error);
             }
-            // The lease goes a moment after the VM's view says that it ended.
+            // The lease is released a moment after the view shows the end.
             tokio::time::sleep(LEASE_POLL).await;
         }
     }
 
-    /// Is a VM of this name on its way out, or gone?
+    /// Is the VM of this name ending or gone?
     pub(super) fn is_ending(&self, name: &str) -> bool {
         self.registry.named(name).is_none_or(|vm| {
             let view = vm.view.borrow();
@@ -293,7 +291,7 @@ impl Node {
         })
     }
 
-    /// The root file system that a VM runs on, if it can be had by others.
+    /// The root file system that a VM runs on, if other VMs can use it, too.
     pub(super) async fn root_of(&self, vm: &VmHandle) -> Result<Root> {
         let root = vm.view.borrow().root.clone();
         let in_images = |root: &Root| root.path.starts_with(self.host.paths.images());

@@ -1,4 +1,4 @@
-//! What a VM has changed in its root file system, as a new image.
+//! Commit: makes an image of a VM's changes to its root file system.
 
 use super::Node;
 use super::operation::joined;
@@ -20,15 +20,14 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 use tracing::info;
 
-/// What an agent has to send the next of a VM's changes: it reads its disk,
-/// which may be a slow one.
+/// How long an agent has to send the next part of the changes; its disk may be slow.
 const FRAME_TIME: Duration = Duration::from_secs(60);
-/// What a tar may have beside its files even if there is hardly room for any.
+/// Least allowance for the headers of a tar, MiB.
 const HEADERS_MIB: u64 = 16;
 
 impl Node {
-    /// Makes an image of a VM's root file system as it is now. Its programs
-    /// stand still while their changes are read.
+    /// Makes an image of a VM's current root file system. Its programs are frozen while the
+    /// changes are read.
     pub async fn commit(self: Arc<Self>, vm: Arc<VmHandle>, wanted: CommitVm) -> Result<Committed> {
         let name = self.images.new_name(&wanted.image, None)?;
         if self.images.has(&name) {
@@ -76,7 +75,7 @@ impl Node {
         })
     }
 
-    /// Writes a VM's changes into a file, as a tar; gives its bytes.
+    /// Writes a VM's changes into a file, as a tar; returns its size in bytes.
     async fn changes(&self, vm: &VmHandle, socket: &Path, to: &Path) -> Result<u64> {
         let full = |error: &io::Error| Error::io("keep what a VM has changed", to, error);
         let failed = |why: &str| {
@@ -106,19 +105,19 @@ impl Node {
     }
 }
 
-/// Why changes were not taken.
+/// Why the changes could not be taken.
 #[derive(Debug)]
 enum ChangesError {
-    /// The guest, as what follows a colon.
+    /// The guest misbehaved; the text follows a colon.
     Guest(String),
-    /// The file they go into.
+    /// The file could not be written.
     File(io::Error),
-    /// They have no end.
+    /// The changes exceed their limit.
     TooMuch,
 }
 
-/// Most bytes that the changes of a VM can be: what there is room for on the
-/// disk that keeps them, or in memory, and what a tar says of files.
+/// Most bytes of a VM's changes: the size of the disk or memory that holds them, and the headers
+/// of a tar.
 fn most_changes(spec: &Spec) -> u64 {
     let mib = match &spec.root_disk {
         Some(RootDisk::Layer { size_mib }) => *size_mib,
@@ -127,9 +126,8 @@ fn most_changes(spec: &Spec) -> u64 {
     (mib + mib / 4 + HEADERS_MIB) << 20
 }
 
-/// Writes what an agent sends into a file, as long as it is no more than that
-/// and it goes on in time; gives its bytes. Whoever is in the guest may be the
-/// agent.
+/// Writes what an agent sends into a file, within the limits of size and time; returns the bytes.
+/// The agent is not trusted.
 async fn take_changes(
     from: impl AsyncRead + Unpin,
     to: &mut (impl AsyncWrite + Unpin),
@@ -160,7 +158,7 @@ async fn take_changes(
                 return Ok(bytes);
             }
             Some(CopyFrame::Failed { message }) => return Err(ChangesError::Guest(message)),
-            // Data of no bytes would never be too much.
+            // Empty data is refused: it would never reach the limit.
             Some(CopyFrame::Entry(_) | CopyFrame::Data(_)) => {
                 return Err(guest("it does not follow the protocol"));
             }
@@ -177,7 +175,7 @@ mod tests {
     use jiffy_wire::api::CreateVm;
     use tokio::io::duplex;
 
-    /// What is taken of these and then of one of them without end, or of silence.
+    /// The result for these frames, followed by one frame repeated without end, or by silence.
     async fn taken(
         first: &[CopyFrame],
         forever: Option<CopyFrame>,

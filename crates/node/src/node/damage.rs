@@ -1,12 +1,12 @@
-//! What of the node's things can't be used, told once.
+//! Logs unusable images, snapshots, volumes and kernels at the start.
 
 use super::Node;
 use std::sync::Arc;
 use tracing::warn;
 
 impl Node {
-    /// Says in the log which images, snapshots, volumes and kernels can't be used, and
-    /// why: nobody may ask for their list for long. VMs are told of when they are read.
+    /// Logs which images, snapshots, volumes and kernels can't be used, and why, because their
+    /// lists may not be requested for a long time. Unusable VMs are logged when they are read.
     pub(super) async fn tell_damage(self: Arc<Self>) {
         let told = tokio::task::spawn_blocking(move || {
             let images = self.images.list().into_iter().flatten();

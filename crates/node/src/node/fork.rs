@@ -21,13 +21,12 @@ use tracing::info;
 
 /// Most children of one request.
 const MAX_CHILDREN: u32 = 1000;
-/// Most children that are starting at the same time: each has a time limit to get
-/// ready, and all of a thousand would share the host's processors until then.
+/// Most children that start at the same time. Each must become ready within a time limit, and
+/// they share the host's processors meanwhile.
 const STARTING_AT_ONCE: usize = 64;
 
 impl Node {
-    /// Makes live clones of a running VM; all of them are ready, or none is
-    /// left.
+    /// Makes live clones of a running VM. Either all of them become ready, or none is left.
     pub async fn fork(self: Arc<Self>, vm: Arc<VmHandle>, wanted: ForkVm) -> Result<Forked> {
         let mut watch = Stopwatch::start(&self.host.clock);
         let names = names_of(&wanted)?;
@@ -36,8 +35,8 @@ impl Node {
         let root = self.root_of(&vm).await?;
         // The parent may be removed before the children's records name it.
         let _root = self.images.hold(&root);
-        // For all of them, before any is there: two forks that wait for each other's rest
-        // would both have nothing.
+        // Reserved for all children at once: two forks that each wait for the rest of their
+        // memory would deadlock.
         let each = Amount::of_child(&vm.spec);
         let room = self.reserve(&vm, each, names.len() as u32).await?;
         if let Some((start_ns, end_ns)) = room.waited_ns {
@@ -64,14 +63,14 @@ impl Node {
         }
     }
 
-    /// The children's records, before the parent is disturbed.
+    /// Makes the children's records, before the parent is paused.
     async fn make_children(
         &self,
         parent: &VmHandle,
         names: Vec<Option<String>>,
     ) -> Result<Vec<Arc<VmHandle>>> {
-        // What runs now is what the child has; a command that is over is not
-        // the child's.
+        // The child has the parent's command if that is running; a command that has ended is not
+        // inherited.
         let runs = parent.view.borrow().main == MainState::Started;
         let spec = Spec {
             own_volumes: !parent.spec.disks.is_empty() || parent.spec.root_disk.is_some(),
@@ -115,7 +114,7 @@ impl Node {
             self.go_on(vm).await?;
             cloned?;
         }
-        // What was captured never changes: the parent goes on.
+        // The capture never changes, so the parent can go on.
         drop(taken.quiet);
         let captured = taken.captured;
         let pause_ns = captured.pause_ns;
@@ -174,7 +173,7 @@ impl Node {
         Plan::new(kernel, root.clone(), disks, beginning, times)
     }
 
-    /// Clones of the parent's volumes for each child; the parent stands still.
+    /// Clones the parent's volumes for each child; the parent is paused meanwhile.
     async fn clone_for(
         &self,
         children: &[Arc<VmHandle>],
@@ -197,7 +196,7 @@ impl Node {
     }
 }
 
-/// The children's names: given, numbered, or to be made up.
+/// The children's names: given, numbered, or `None` to generate one.
 fn names_of(wanted: &ForkVm) -> Result<Vec<Option<String>>> {
     let count = wanted.count.unwrap_or(1);
     if !(1..=MAX_CHILDREN).contains(&count) {

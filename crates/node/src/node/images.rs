@@ -1,4 +1,4 @@
-//! Images: listed, imported, looked into, removed.
+//! Images: list, import, inspect, remove.
 
 use super::{LEASE_POLL, NAME_TIME, Node};
 use jiffy_content::error::{Error, Result};
@@ -35,7 +35,7 @@ impl Node {
             .inspect(|_| self.goldens.forget_image(name))
     }
 
-    /// One image, with who needs it.
+    /// One image, with the VMs that need it.
     pub async fn inspect_image(&self, name: &str, registry: Option<&str>) -> Result<Image> {
         let found = self.images.resolve(name, registry).await?;
         let mut image = self.images.shown(&found)?;
@@ -47,8 +47,7 @@ impl Node {
         Ok(image)
     }
 
-    /// Ends those VMs of an image that are there for nobody, or on their way
-    /// out.
+    /// Ends hidden VMs of an image, and waits for VMs that are being removed.
     pub(crate) async fn let_image_go(&self, name: &str) {
         self.end_hidden(|spec| spec.image == name).await;
         self.wait_for_leaving(|vm| vm.spec.image == name).await;
@@ -76,7 +75,7 @@ impl Node {
         Ok(())
     }
 
-    /// Ends the node's own VMs for which this holds: users come first.
+    /// Ends hidden VMs that satisfy `holds`: users' requests have priority.
     async fn end_hidden(&self, holds: impl Fn(&Spec) -> bool) {
         let mut hidden = self.registry.all();
         hidden.retain(|vm| vm.spec.hidden && holds(&vm.spec));
@@ -85,8 +84,8 @@ impl Node {
         }
     }
 
-    /// Refuses if a VM needs the image. One of the node's own is ended: it may
-    /// have come since [`Node::let_image_go`].
+    /// Refuses if a VM needs the image. Hidden VMs are ended: one may have been made since
+    /// [`Node::let_image_go`].
     pub(crate) async fn image_unused(&self, name: &str) -> Result<()> {
         let deadline = tokio::time::Instant::now() + NAME_TIME;
         while let Some(vm) = self.registry.any(|vm| vm.spec.image == name) {

@@ -1,4 +1,4 @@
-//! Root file systems that are not all here.
+//! Lazy root file systems, whose images are only partly here.
 
 use super::Node;
 use jiffy_content::error::{Error, Result};
@@ -19,12 +19,12 @@ use std::time::Duration;
 use tokio::sync::RwLockReadGuard;
 use tracing::{info, warn};
 
-/// How long after a guest is ready it is taken to be booting still: its first
-/// command begins.
+/// For how long after a guest is ready its reads still count as a boot's, because its first
+/// command starts.
 const BOOT_TIME: Duration = Duration::from_secs(3);
 
-/// Has what was fetched stay within its bound, at the start, after each pull
-/// and after each VM that read something of it.
+/// Keeps the caches within their limit: checks at the start, after each pull, and after each VM
+/// that used a lazy disk.
 pub(super) async fn keep_caches_small(node: Arc<Node>) {
     loop {
         node.trim.notified().await;
@@ -33,7 +33,7 @@ pub(super) async fn keep_caches_small(node: Arc<Node>) {
 }
 
 impl Node {
-    /// Has the root file system of a VM filled as it is read.
+    /// Opens the lazy root file system of a VM in the pager.
     pub(super) async fn open_root(&self, vm: &VmHandle, root: &Root) -> Result<()> {
         let Some(disk) = root.lazy.clone() else {
             return Ok(());
@@ -54,7 +54,7 @@ impl Node {
         Ok(())
     }
 
-    /// Has a root file system there to be opened, and filled from then on.
+    /// Opens the disk of a root file system, if it is lazy.
     pub(crate) async fn provide_disk(&self, root: &Root) -> Result<()> {
         match &root.lazy {
             Some(disk) => self.host.pager.open_disk(disk).await,
@@ -62,20 +62,20 @@ impl Node {
         }
     }
 
-    /// While this is held no disk is closed or made smaller.
+    /// While this is held, no disk is closed or trimmed.
     pub(crate) async fn begins(&self) -> RwLockReadGuard<'_, ()> {
         self.beginning.read().await
     }
 
-    /// Something was fetched: it may be more than its bound by now.
+    /// Something was fetched, so the caches may exceed their limit.
     pub(crate) fn caches_grew(&self) {
         self.trim.notify_one();
     }
 
-    /// Has what was fetched stay within its bound.
+    /// Trims the caches to their limit.
     ///
-    /// Only what no VM uses is given up. A disk that is open in the pager is
-    /// closed for that first; one that a VM has, or is about to have, is not.
+    /// Only data that no VM uses is evicted. A disk that is open in the pager is closed first,
+    /// unless a VM uses it or is about to.
     async fn trim_caches(&self) {
         let paths = &self.host.paths;
         let limit = match self.cache.of_disk(&paths.data) {
@@ -90,7 +90,7 @@ impl Node {
         if !over.unwrap_or(false) {
             return;
         }
-        // Whoever begins now tries again at its end.
+        // A VM that is beginning now triggers the next attempt when it ends.
         let Ok(_alone) = self.beginning.try_write() else {
             return;
         };
@@ -113,12 +113,12 @@ impl Node {
         }
     }
 
-    /// What is missing of an image is had in another way from now on.
+    /// Tells the pager that an image's origins or the access to them have changed.
     pub(crate) async fn renew_origins(&self, disk: &LazyDisk) {
         self.host.pager.renew_origins(disk).await;
     }
 
-    /// The same of a snapshot's memory and root file system.
+    /// As [`Node::renew_origins`], for a snapshot's memory and root file system.
     pub(crate) async fn renew_snapshot_origins(&self, name: &str) {
         let Ok(saved) = self.snapshots.find(name) else {
             return;
@@ -129,9 +129,8 @@ impl Node {
         }
     }
 
-    /// Fetches all that is missing of a root file system: what is kept of a VM
-    /// must not need a registry. It stays whole while what this gives is held;
-    /// the VM may end meanwhile.
+    /// Fetches all missing chunks of a root file system, because a capture must not need a
+    /// registry. It stays complete while the result is held, even if the VM ends.
     pub(super) async fn complete_root(&self, root: &Root) -> Result<Option<Locked>> {
         match &root.lazy {
             Some(disk) => self.host.pager.complete_disk(disk).await.map(Some),
@@ -139,12 +138,12 @@ impl Node {
         }
     }
 
-    /// A snapshot of this name, with all that is known of it.
+    /// The snapshot of this name.
     pub(crate) fn saved_snapshot(&self, name: &str) -> Result<Saved> {
         self.snapshots.find(name)
     }
 
-    /// The snapshot that was pulled by this reference, and where it came from.
+    /// The snapshot that was pulled by this reference, and its source.
     pub(crate) fn pulled_snapshot(&self, name: &str) -> Option<(Snapshot, ImageSource)> {
         let saved = self.snapshots.find(name).ok()?;
         let source = saved.manifest.source.clone();
@@ -152,8 +151,8 @@ impl Node {
         Some((saved.shown(name, false, Vec::new()), source))
     }
 
-    /// Notes who has signed what was pulled by this reference, if it is still there and the
-    /// one of this manifest: blocking.
+    /// Records who has signed the image or snapshot pulled by this reference, if it still has
+    /// this manifest: blocking.
     pub(crate) fn note_signed(
         &self,
         name: &str,
@@ -179,8 +178,7 @@ impl Node {
             .map_err(|error| Error::io("write a snapshot's record", &saved.folder, &error))
     }
 
-    /// Gives a snapshot that was pulled its name; the one before must not be
-    /// needed.
+    /// Gives a pulled snapshot its name; fails if a VM needs the one that has it.
     pub(crate) async fn keep_snapshot(
         &self,
         name: &str,
@@ -196,7 +194,7 @@ impl Node {
         Ok(saved.shown(name, false, Vec::new()))
     }
 
-    /// Lets go of disks that no VM that runs has.
+    /// Closes disks that no running or hibernated VM uses.
     pub(super) async fn close_disks(&self) {
         let mut used = HashSet::new();
         for vm in self.registry.all() {

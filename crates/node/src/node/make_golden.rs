@@ -1,4 +1,4 @@
-//! Golden snapshots made: booted, warmed up, captured, tried. See
+//! Makes golden snapshots: boots a guest, warms it up, captures it and tries the snapshot. See
 //! [`crate::golden`].
 
 use super::Node;
@@ -28,16 +28,16 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tracing::{debug, info};
 
-/// How long no run must have begun before a golden snapshot is made.
+/// A golden snapshot is made when no run has begun for this long.
 const QUIET_TIME: Duration = Duration::from_secs(1);
-/// What a program that does nothing may take.
+/// Time limit of the warm-up program, which does nothing.
 const WARM_UP_TIME: Duration = Duration::from_secs(20);
 
-/// Makes what is wanted, one after the other, while nothing else begins.
+/// Processes the wishes one after the other, while no VM starts.
 pub async fn make_wanted(node: Arc<Node>, mut wanted: Wishes) {
     while let Some(wish) = wanted.recv().await {
         let Some(vm) = wish.upgrade() else { continue };
-        // A kind that does not boot is none.
+        // A kind that fails to boot gets no snapshot.
         let view = vm.when(|view| view.vm.state != VmState::Starting).await;
         if view.failure.is_some() {
             continue;
@@ -61,7 +61,7 @@ async fn make(node: &Node, shape: Spec) -> Result<()> {
         return Ok(());
     }
     quiet(node).await;
-    // The next run that boots asks again.
+    // The next run that boots wishes again.
     let Some(mut room) = node.room().behind(Amount::of(&shape)) else {
         return Err(room::needed_by_runs());
     };
@@ -81,7 +81,7 @@ async fn make(node: &Node, shape: Spec) -> Result<()> {
                 bytes = saved.manifest.memory_bytes,
                 "golden snapshot made"
             );
-            // What was made for an image that is gone by now must not stay.
+            // A snapshot of an image that was removed meanwhile must not stay.
             goldens.add(key, saved);
             if node.golden_image_is_gone(&shape).await {
                 goldens.forget_image(&shape.image);
@@ -90,7 +90,8 @@ async fn make(node: &Node, shape: Spec) -> Result<()> {
         }
         Err(error) if room.was_claimed() => Err(error),
         Err(error) => {
-            // What could not be fetched now may be had at the next run.
+            // A failure of a lazy image may be a failed fetch, so it is tried again at the next
+            // run.
             let root = node.image_root(&shape.image).await;
             if !root.is_ok_and(|root| root.lazy.is_some()) {
                 goldens.give_up(key);
@@ -100,7 +101,7 @@ async fn make(node: &Node, shape: Spec) -> Result<()> {
     }
 }
 
-/// Waits until no VM starts and no run began a moment ago.
+/// Waits until no VM starts and the last run is some time ago.
 async fn quiet(node: &Node) {
     loop {
         let wait = QUIET_TIME.saturating_sub(node.goldens().since_last_run());
@@ -112,7 +113,7 @@ async fn quiet(node: &Node) {
 }
 
 impl Node {
-    /// Makes a golden snapshot of a VM made for that, in this memory: see [`crate::golden`].
+    /// Makes a golden snapshot of a new hidden VM, within the reserved memory.
     async fn make_golden(&self, shape: Spec, key: &str, room: &mut Background) -> Result<Saved> {
         let name = || Some(format!("golden-{}", rules::new_id()));
         let vm = self.make_vm(name(), shape.clone(), None).await?;
@@ -140,8 +141,8 @@ impl Node {
         Ok(saved)
     }
 
-    /// Tries a golden snapshot, and tells what its guest has written to by the
-    /// end of a command that does nothing.
+    /// Tries a golden snapshot; returns the ranges of RAM that its guest has written by the end
+    /// of a command that does nothing.
     async fn written_by(&self, vm: &Arc<VmHandle>, saved: &Saved) -> Result<Vec<Extent>> {
         {
             let _begins = self.begins().await;
@@ -195,9 +196,8 @@ impl Node {
         write(draft, taken.captured, root, manifest, to, true, &mut watch).await
     }
 
-    /// Runs a program that does nothing: what every command needs is then in
-    /// the guest's memory, and in each that goes on from it. An image without
-    /// such a program is as good without.
+    /// Runs a program that does nothing, so that what every command needs is in the guest's
+    /// memory when it is captured. Fails silently if the image has no such program.
     async fn warm_up(&self, vm: &VmHandle) {
         let socket = self.host.paths.vsock_socket(&vm.id);
         let request = Request::Exec {
@@ -218,8 +218,8 @@ impl Node {
         }
     }
 
-    /// Keeps with its image what a guest has read of it until now: whoever
-    /// starts it from a registry fetches that first.
+    /// Saves what a guest has read so far as its image's boot set, which is fetched first when
+    /// the image is started from a registry.
     async fn note_boot(&self, vm: &VmHandle, root: &Root) {
         let socket = self.host.paths.control_socket(&vm.id);
         let kept = match control::request(&socket, ControlRequest::Reads).await {
@@ -237,7 +237,7 @@ impl Node {
     }
 }
 
-/// Does something with a VM, which ends if somebody needs its memory.
+/// Runs `work` on a VM, which is ended if its memory is claimed.
 async fn give_way<T>(
     vm: &VmHandle,
     room: &mut Background,
@@ -249,7 +249,7 @@ async fn give_way<T>(
         let _ = vm.ask(|reply| Command::Remove(true, reply)).await;
         std::future::pending().await
     };
-    // Not cut short: without its VM it fails, and cleans up.
+    // The work is not cancelled: without its VM it fails and cleans up.
     tokio::select! {
         done = work => done,
         never = end => never,

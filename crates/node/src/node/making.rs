@@ -1,4 +1,4 @@
-//! New VMs: whole, or not there.
+//! Makes new VMs, completely or not at all.
 
 use super::{Node, to_the_end};
 use jiffy_content::error::Result;
@@ -9,8 +9,7 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 use tracing::warn;
 
-/// A new VM that goes when this is dropped before it is finished: whoever
-/// wanted it went away.
+/// Removes a new VM if it is dropped before the VM is finished, because the client left.
 struct Unfinished(Option<Arc<VmHandle>>);
 
 impl Drop for Unfinished {
@@ -26,12 +25,12 @@ impl Drop for Unfinished {
 }
 
 impl Node {
-    /// Does what a VM that was just made known needs besides. It is discarded if
-    /// that fails, and removed at once if whoever asked goes away.
+    /// Completes a VM that was just registered. The VM is discarded if that fails, and removed at
+    /// once if the client leaves.
     ///
-    /// What is under way then goes on to its end all the same: copies can't be
-    /// cut short, and the pager must not be left in the middle of an order. It
-    /// fails at the latest when it has the VM begin, and lets go of what it took.
+    /// Work in progress then continues to its end, because copies can't be interrupted and the
+    /// pager must not be left in the middle of a request. It fails when it hands over the plan at
+    /// the latest, and releases what it holds.
     pub(super) async fn made_for_somebody(
         self: &Arc<Self>,
         vm: &Arc<VmHandle>,
@@ -51,13 +50,14 @@ impl Node {
         Ok(())
     }
 
-    /// Removes a VM that could not be made or started, whatever was made of it.
+    /// Removes a VM that could not be made or started, with everything made for it.
     pub(super) async fn discard(&self, vm: &VmHandle) {
         let asked = vm.ask(|reply| Command::Remove(true, reply)).await;
         if asked.is_ok() {
             return;
         }
-        // Removed by somebody else while it was made: its folder may be younger.
+        // Somebody else removed it while it was being made: its folder may have been made after
+        // that.
         let (paths, id) = (self.host.paths.clone(), vm.id.clone());
         let removed = tokio::task::spawn_blocking(move || folders::remove(&paths, &id)).await;
         if let Ok(Err(error)) = removed {

@@ -1,4 +1,4 @@
-//! Networks, and what VMs may reach.
+//! Networks and network policies.
 
 use super::Node;
 use jiffy_content::error::{Error, Result};
@@ -47,7 +47,7 @@ impl Node {
         self.host.network.remove(name)
     }
 
-    /// Changes what a VM may reach, while it runs.
+    /// Changes a VM's network policy, also while it runs.
     pub async fn change_policy(&self, wanted: &str, policy: NetworkPolicy) -> Result<Vm> {
         let vm = self.find(wanted)?;
         if vm.spec.network.is_none() {
@@ -69,7 +69,7 @@ impl Node {
         ahead.unwrap_or_else(names::new_id)
     }
 
-    /// A VM with all that can be told of it.
+    /// A VM with all details.
     pub fn inspect(&self, wanted: &str) -> Result<Vm> {
         let mut vm = self.find_any(wanted)?.vm();
         if let Some(network) = &mut vm.network

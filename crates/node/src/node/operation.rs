@@ -1,4 +1,4 @@
-//! What pause, snapshot, fork and hibernation have in common.
+//! Common parts of pause, snapshot, fork and hibernation.
 
 use super::Node;
 use jiffy_content::clock::monotonic_ns;
@@ -18,14 +18,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// Where the time of an operation goes.
+/// Measures the steps of an operation.
 #[derive(Debug)]
 pub(super) struct Stopwatch {
     timeline: Timeline,
 }
 
 impl Stopwatch {
-    /// The request came just now.
+    /// Starts now, when the request came.
     pub(super) fn start(clock: &str) -> Stopwatch {
         let mut timeline = Timeline::new(clock);
         let received = Span::moment(Track::Node, names::REQUEST_RECEIVED, monotonic_ns());
@@ -41,13 +41,13 @@ impl Stopwatch {
         result
     }
 
-    /// A step that was timed elsewhere.
+    /// Adds a step that was timed elsewhere.
     pub(super) fn span(&mut self, track: Track, name: &str, start_ns: u64, end_ns: u64) {
         let span = Span::new(track, name, start_ns, end_ns);
         self.timeline.spans.push(span);
     }
 
-    /// All of it.
+    /// The timeline of all steps.
     pub(super) fn stop(mut self) -> Timeline {
         self.timeline.sort();
         self.timeline
@@ -55,12 +55,12 @@ impl Stopwatch {
 }
 
 tokio::task_local! {
-    /// Nobody sends; the sender goes when whoever asked for this operation does.
+    /// Nothing is sent; the sender is dropped when the client of this operation leaves.
     static CLIENT: watch::Receiver<()>;
 }
 
-/// Finishes what was begun even if who asked for it goes away: a VM must not
-/// stay paused for that. What has not begun can be given up: see [`client_gone`].
+/// Runs an operation to its end even if the client leaves, so that a VM does not stay paused.
+/// Parts that have not begun can be given up: see [`client_gone`].
 pub async fn to_the_end<T: Send + 'static>(
     operation: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
@@ -68,8 +68,7 @@ pub async fn to_the_end<T: Send + 'static>(
     joined(tokio::spawn(CLIENT.scope(client, operation)).await)
 }
 
-/// Waits until whoever asked for this operation has gone away; for ever if it is the
-/// node's own.
+/// Waits until the client of this operation has left; forever if the node itself began it.
 pub(super) async fn client_gone() {
     let Ok(mut client) = CLIENT.try_with(watch::Receiver::clone) else {
         return std::future::pending().await;
@@ -84,7 +83,7 @@ pub(super) fn joined<T>(
     result.unwrap_or_else(|error| Err(Error::internal(format!("A task was cut short: {error}."))))
 }
 
-/// A captured VM, and its guest held still for as long as this is kept.
+/// A captured VM; its guest's programs stay frozen while this is kept.
 #[derive(Debug)]
 pub(super) struct Taken {
     pub(super) captured: Captured,
@@ -92,7 +91,7 @@ pub(super) struct Taken {
 }
 
 impl Node {
-    /// Stops a VM's vCPUs.
+    /// Pauses a VM's vCPUs.
     pub async fn pause(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Vm> {
         let one = vm.operate().await;
         if one.state == VmState::Paused {
@@ -104,7 +103,7 @@ impl Node {
             vm.ask(|reply| Command::Paused(true, reply)).await?
         };
         if let Err(error) = paused.await {
-            // One that ends meanwhile has to run for that.
+            // If the VM is ending, it has to run for that.
             let _ = self.go_on(&vm).await;
             return Err(error);
         }
@@ -112,12 +111,11 @@ impl Node {
         Ok(vm.vm())
     }
 
-    /// Lets them go on.
+    /// Resumes a VM's vCPUs.
     pub async fn resume(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Vm> {
         let one = vm.operate().await;
         if one.state != VmState::Paused {
-            // As for pausing: what is so already is no error. But nothing
-            // that has no vCPUs can be resumed.
+            // As with pause, a VM that runs already is no error, but a VM without vCPUs is.
             self.agent_socket(&vm).await?;
             return Ok(vm.vm());
         }
@@ -127,7 +125,7 @@ impl Node {
         Ok(vm.vm())
     }
 
-    /// Orders a VM's VMM to do something.
+    /// Sends a command to a VM's VMM.
     pub(super) async fn order(
         &self,
         vm: &VmHandle,
@@ -140,7 +138,7 @@ impl Node {
         })
     }
 
-    /// Its record is on disk.
+    /// Saves the VM's record.
     async fn saved(&self, vm: &VmHandle) -> Result<()> {
         if vm.spec.remove {
             return Ok(());
@@ -148,7 +146,7 @@ impl Node {
         vm.ask(Command::Save).await?
     }
 
-    /// Refuses a VM that can't be captured now; gives the agent's socket.
+    /// Refuses a VM that can't be captured now; returns the agent's socket.
     pub(super) async fn capturable(&self, vm: &VmHandle) -> Result<PathBuf> {
         let socket = self.agent_socket(vm).await?;
         if matches!(vm.view.borrow().main, MainState::Ended(_)) {
@@ -167,9 +165,8 @@ impl Node {
         Ok(socket)
     }
 
-    /// Holds a VM's programs still and captures it. With `resume` its vCPUs
-    /// go on afterwards; without, the caller sees to it, also after an error
-    /// of its own.
+    /// Freezes a VM's programs and captures it. With `resume` its vCPUs go on afterwards;
+    /// otherwise the caller resumes them, also after its own errors.
     pub(super) async fn take(
         &self,
         vm: &VmHandle,
@@ -185,7 +182,7 @@ impl Node {
         Ok(Taken { captured, quiet })
     }
 
-    /// Holds a VM's programs still.
+    /// Freezes a VM's programs.
     pub(super) async fn quiesce(
         &self,
         vm: &VmHandle,
@@ -201,7 +198,7 @@ impl Node {
         quiet.map_err(|why| could_not(vm, &why))
     }
 
-    /// Captures a VM whose programs are held still.
+    /// Captures a VM whose programs are frozen.
     pub(super) async fn capture(
         &self,
         vm: &VmHandle,
@@ -220,28 +217,28 @@ impl Node {
                 Ok(captured)
             }
             Err(why) => {
-                // Whatever state it is in, it must not stay paused.
+                // Its state is unknown, but it must not stay paused.
                 let _ = self.go_on(vm).await;
                 Err(could_not(vm, &why))
             }
         }
     }
 
-    /// Reserves memory for what is not there yet of a VM's, until it is. To be had before its
-    /// programs are held still: it may be waited for.
+    /// Reserves memory for the missing pages of a VM, until they are filled. Called before its
+    /// programs are frozen, because it may wait.
     pub(super) async fn room_to_complete(&self, vm: &VmHandle) -> Result<Option<Reserved>> {
         let Some(paged) = vm.view.borrow().paged.clone() else {
             return Ok(None);
         };
         let filled = tokio::task::spawn_blocking(move || memory::filled_bytes(&paged.image));
-        // What can't be looked into, as what is partly elsewhere, may have anything in it.
+        // The contents of an image that is partial or can't be read are unknown.
         let filled = filled.await.ok().and_then(|filled| filled.ok());
         let amount = Amount::to_complete(&vm.spec, filled);
         self.reserve(vm, amount, 1).await.map(Some)
     }
 
-    /// Memory that is not there yet can't be captured. Once it is, the VM is
-    /// on its own, whatever becomes of the pager.
+    /// Fills the VM's missing memory, without which it can't be captured. After that the VM needs
+    /// no pager.
     pub(super) async fn complete(&self, vm: &VmHandle) -> Result<()> {
         if vm.view.borrow().paged.is_none() {
             return Ok(());
@@ -257,8 +254,8 @@ impl Node {
             .await
     }
 
-    /// Lets a VM go on that was stopped. One that does not is shown as paused:
-    /// it can be resumed, or ended, later.
+    /// Resumes a paused VM. If that fails, the VM is shown as paused, and can be resumed or ended
+    /// later.
     pub(super) async fn go_on(&self, vm: &VmHandle) -> Result<()> {
         let resume = || self.order(vm, "resumed", ControlRequest::Resume);
         if resume().await.is_ok() {

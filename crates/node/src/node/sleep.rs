@@ -1,4 +1,4 @@
-//! Hibernate and wake: a VM's memory on disk instead of in a VMM.
+//! Hibernate and wake: a VM's memory is on disk instead of in a VMM.
 
 use super::Node;
 use super::operation::Stopwatch;
@@ -25,19 +25,18 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info};
 
-/// What a guest keeps for itself when its balloon takes the rest, in MiB: it
-/// has to run its init until it is captured.
+/// MiB that the balloon leaves to the guest, which has to run its init until it is captured.
 const LEFT_FREE: u64 = 8;
-/// How long a balloon may take altogether.
+/// Time limit of the balloon.
 const SQUEEZE_TIME: Duration = Duration::from_secs(30);
-/// How often it may be looked at without getting on: half a second, but of time in
-/// which the guest runs too. A whole host that stands still is no reason to give up.
+/// Most looks without progress: half a second of time in which the guest runs, too. Counted
+/// instead of timed, so that a stall of the whole host does not count.
 const SQUEEZE_LOOKS: u32 = 100;
-/// What counts as getting on, MiB: a guest at its limit inches on for long.
+/// Least growth that counts as progress, MiB: a guest at its limit grows slowly for long.
 const SQUEEZE_STEP: u32 = 2;
-/// How often a balloon is looked at while it grows.
+/// How often the size of a growing balloon is read.
 const SQUEEZE_POLL: Duration = Duration::from_millis(5);
-/// What an agent has to say how much memory is free.
+/// How long an agent has to report free memory.
 const STAT_TIME: Duration = Duration::from_secs(10);
 
 impl Node {
@@ -53,7 +52,7 @@ impl Node {
         let mut manifest = self.manifest_of(&vm, &root, MemoryForm::Image).await?;
         let draft = Draft::new(&folder)?;
         let room = self.room_to_complete(&vm).await?;
-        // Asked first: a guest that is held still answers nobody else.
+        // Asked before the freeze: a frozen guest answers no other requests.
         let spare = spare_mib(&socket).await;
         let quiet = self.quiesce(&vm, &socket, true, &mut watch).await?;
         watch.step(names::BALLOON, self.squeeze(&vm, spare)).await;
@@ -63,7 +62,7 @@ impl Node {
             drop(room);
             let captured = self.capture(&vm, false, &mut watch).await?;
             manifest.note_processor(self.processor_of(&vm).await);
-            // What a wake left there for the pager is all in memory now.
+            // The files of an earlier wake can be replaced: their contents are all in memory now.
             let to = to.clone();
             let saved = write(draft, captured, root, manifest, to, true, &mut watch).await?;
             vm.ask(Command::Hibernate).await??;
@@ -93,8 +92,8 @@ impl Node {
         }
     }
 
-    /// Has the balloon take what the guest can spare. A guest without a
-    /// balloon, or one that keeps its memory, is captured as it is.
+    /// Inflates the balloon to take memory that the guest can spare. A guest without a balloon,
+    /// or one that does not give up memory, is captured as it is.
     async fn squeeze(&self, vm: &VmHandle, target_mib: u32) {
         if target_mib == 0 {
             return;
@@ -122,7 +121,7 @@ impl Node {
         debug!(vm = %vm.name, target_mib, actual_mib = last.actual_mib, "balloon squeezed");
     }
 
-    /// Wakes a VM that sleeps; returns when its VMM is spawned.
+    /// Wakes a hibernated VM; returns when its VMM is spawned.
     pub(super) async fn wake(
         &self,
         vm: &Arc<VmHandle>,
@@ -145,7 +144,7 @@ impl Node {
         let volume_disks = if vm.spec.own_volumes {
             self.volume_disks(vm, &[])
         } else {
-            // Its task has held them all the time.
+            // Its task has held the leases throughout.
             let of = |disk: &jiffy_wire::api::VolumeUse| {
                 volume_disk(disk, self.volumes.file(&disk.name))
             };
@@ -166,13 +165,13 @@ impl Node {
         self.hand_over(vm, plan).await
     }
 
-    /// Wakes a VM that sleeps; it is ready when this returns.
+    /// Wakes a hibernated VM; returns when it is ready.
     pub async fn woken(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Vm> {
         let received_ns = monotonic_ns();
         let one = vm.operate().await;
         match one.state {
             VmState::Hibernated => self.wake(&vm, &one, received_ns).await?,
-            // As `start`: what is awake is awake.
+            // As with `start`, a VM that is awake already is no error.
             VmState::Starting | VmState::Running | VmState::Paused => {}
             _ => {
                 return Err(Error::wrong_state(format!(
@@ -188,7 +187,7 @@ impl Node {
     }
 }
 
-/// MiB that a guest has to spare.
+/// MiB that a guest can spare.
 async fn spare_mib(agent_socket: &Path) -> u32 {
     let request = Request::Stat { version: OLDEST };
     match agent::ask_once::<Stat>(agent_socket, &request, STAT_TIME).await {

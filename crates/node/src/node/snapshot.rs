@@ -1,4 +1,4 @@
-//! Snapshots: made, listed, removed, looked into, optimised.
+//! Snapshots: make, list, inspect, optimise, remove.
 
 use super::operation::{Stopwatch, joined};
 use super::{LEASE_POLL, NAME_TIME, Node};
@@ -25,14 +25,14 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
-/// How long a VM whose command has ended may take to end, and what was recorded of it
-/// to be written down.
+/// How long to wait for a VM whose command has ended, until it has ended and its recording is
+/// written.
 const RECORDING_TIME: Duration = Duration::from_secs(2);
-/// What a VMM has to say what its guest's processor is.
+/// How long a VMM has to report its guest's processor.
 const PROCESSOR_TIME: Duration = Duration::from_secs(5);
 
 impl Node {
-    /// Makes a snapshot of a running VM, which goes on unless it is to stop.
+    /// Makes a snapshot of a running VM, which goes on unless it should stop.
     pub async fn snapshot(
         self: Arc<Self>,
         vm: Arc<VmHandle>,
@@ -58,7 +58,7 @@ impl Node {
         let resume = volumes.is_empty() && !wanted.stop;
         let taken = self.take(&vm, resume, &mut watch).await?;
         manifest.note_processor(self.processor_of(&vm).await);
-        // Before the guest is let go: what became of its command by then.
+        // Read before the guest is thawed, so that it fits the captured state of the command.
         manifest.main = vm.view.borrow().main.clone();
         let pause_ns = taken.captured.pause_ns;
         let captured = taken.captured;
@@ -108,8 +108,7 @@ impl Node {
         })
     }
 
-    /// What is to be known of a captured VM. Digests of large files may have
-    /// to be computed.
+    /// The manifest of a captured VM. Digests of large files may have to be computed.
     pub(crate) async fn manifest_of(
         &self,
         vm: &VmHandle,
@@ -164,8 +163,7 @@ impl Node {
         })
     }
 
-    /// The processor of a guest that was captured; none if its VMM can't tell, as one of
-    /// release 0.1.
+    /// The processor of a captured guest; `None` if its VMM can't tell, like one of release 0.1.
     pub(super) async fn processor_of(&self, vm: &VmHandle) -> Option<Profile> {
         let socket = self.host.paths.control_socket(&vm.id);
         let asked = control::request(&socket, ControlRequest::CpuProfile);
@@ -178,7 +176,7 @@ impl Node {
         }
     }
 
-    /// The files of a VM's volumes, by name, and of its root disk.
+    /// The files of a VM's volumes and root disk, by name.
     pub(super) fn volume_files(&self, vm: &VmHandle) -> Vec<(String, PathBuf)> {
         let of = |disk: &jiffy_wire::api::VolumeUse| {
             let path = match vm.spec.own_volumes {
@@ -222,7 +220,7 @@ impl Node {
         Ok(list)
     }
 
-    /// One, also a golden one.
+    /// The snapshot of this name, which may be a golden one.
     pub fn inspect_snapshot(&self, name: &str) -> Result<Snapshot> {
         match self.any_snapshot(name)? {
             (saved, true) => Ok(saved.shown(name, true, self.users_of(name))),
@@ -245,7 +243,7 @@ impl Node {
         }
     }
 
-    /// Names of the VMs that go on from a snapshot at each start.
+    /// Names of the VMs that are restored from this snapshot at each start.
     fn users_of(&self, name: &str) -> Vec<String> {
         let all = self.registry.all();
         let users = all.iter().filter(|vm| is_from(vm, name));
@@ -266,7 +264,7 @@ impl Node {
                 let name = name.to_owned();
                 let removed = tokio::task::spawn_blocking(move || {
                     snapshots.remove(&name)?;
-                    // What was fetched for it goes with it, and how it was had.
+                    // Removes its chunks and their origins, if nothing else uses them.
                     images.collect();
                     Ok(())
                 });
@@ -286,7 +284,7 @@ impl Node {
         }
     }
 
-    /// Forgets all golden snapshots.
+    /// Removes all golden snapshots.
     pub async fn prune_snapshots(&self) -> Pruned {
         self.goldens.prune().await
     }
@@ -307,7 +305,7 @@ impl Node {
 
     /// Rewrites a snapshot's RAM with its working set first.
     pub async fn optimise_snapshot(self: Arc<Self>, name: String) -> Result<Snapshot> {
-        // What is fetched and written is of this one, not of one that takes its name.
+        // Locked, so that another snapshot can't take this name meanwhile.
         let _one = self.snapshots.rewrite(&name)?;
         let saved = self.snapshots.find(&name)?;
         if saved.manifest.memory == MemoryForm::Raw {
@@ -318,7 +316,7 @@ impl Node {
         self.when_known(&saved, &name).await?;
         let pager = &self.host.pager;
         pager.complete_memory(&saved.memory()).await?;
-        // That may have taken minutes, and a VM may have come.
+        // The fetch may have taken minutes, and a VM may have been started from it meanwhile.
         self.when_known(&saved, &name).await?;
         let work = tokio::task::spawn_blocking(move || {
             memory::optimise(&saved)?;
@@ -334,9 +332,9 @@ impl Node {
         self.inspect_snapshot(&name)
     }
 
-    /// Waits until it is known what a VM from a snapshot needs, and none is served from
-    /// it: that one would read the old image by its old offsets. A command's answer
-    /// comes before its VM's end, and what was recorded of it after that.
+    /// Waits until the snapshot has a recording and no VM is served from it: such a VM would read
+    /// the new image at the old image's offsets. The recording is written after the VM's end,
+    /// which comes after the answer of its command.
     async fn when_known(&self, saved: &Saved, name: &str) -> Result<()> {
         let deadline = tokio::time::Instant::now() + RECORDING_TIME;
         loop {
@@ -369,7 +367,7 @@ impl Node {
     }
 }
 
-/// Whether a VM goes on from the snapshot of this name.
+/// Is the VM restored from the snapshot of this name?
 fn is_from(vm: &VmHandle, name: &str) -> bool {
     vm.spec.from.as_ref().is_some_and(|from| from.name == name)
 }
@@ -384,8 +382,8 @@ async fn cloned(draft: Draft, volumes: Vec<(String, PathBuf)>) -> Result<Draft> 
     joined(work.await)
 }
 
-/// Writes what was captured, and gives it its name; or, with `replace`, that
-/// of what was there.
+/// Writes a capture and gives it its name; with `replace`, it takes the place of what has the
+/// name.
 pub(super) async fn write(
     draft: Draft,
     captured: Captured,
@@ -396,7 +394,7 @@ pub(super) async fn write(
     watch: &mut Stopwatch,
 ) -> Result<Saved> {
     let form = manifest.memory;
-    // Of one that stays elsewhere there is no file to keep.
+    // A lazy root has no file to keep.
     let root = manifest.lazy_root.is_none().then_some(root);
     let start = monotonic_ns();
     let work = tokio::task::spawn_blocking(move || {

@@ -1,13 +1,12 @@
-//! VMs restored ahead of time.
+//! Standbys: VMs restored ahead of time.
 //!
-//! Restoring a golden snapshot is most of what a run from it costs, and says
-//! nothing about that run. So for the kinds that were run last a VM is
-//! restored up to its guest's first instruction, and held there. The next run
-//! of that kind takes it over: it gets its configuration and begins.
+//! Restoring a golden snapshot takes most of the time of a run from it, and does not depend on
+//! the run. So for the kinds that were run last, a VM is restored up to its guest's first
+//! instruction and held there. The next run of that kind takes it over: the VM gets its
+//! configuration and begins.
 //!
-//! A standby is no VM yet: it has an id, a folder and a process, but no record
-//! and no name. A daemon that finds one of its predecessor's ends it, as it
-//! does with every VMM that belongs to no VM.
+//! A standby has an id, a folder and a process, but no record and no name. A daemon ends standbys
+//! of an earlier daemon, like every VMM that belongs to no VM.
 
 use super::Node;
 use crate::golden::{Wanted, beginning, name_of};
@@ -24,16 +23,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tracing::debug;
 
-/// How long after a run began the next standby may be made: what was asked for
-/// goes first.
+/// Least time from the beginning of a run to the making of a standby: the run has priority.
 const AFTER_A_RUN: Duration = Duration::from_millis(4);
-/// How long after the last VM got ready: whoever waits for it goes first.
+/// Least time after the last VM became ready: its client has priority.
 const AFTER_A_START: Duration = Duration::from_millis(1);
 
-/// How long after that a link is made: a short command's answer goes first, too.
+/// Further time until a link is made ahead: a short command's answer has priority, too.
 const AFTER_AN_ANSWER: Duration = Duration::from_millis(5);
 
-/// Restores a VM from this snapshot, and holds it.
+/// Makes a standby from this snapshot.
 async fn make(node: &Node, saved: &Saved) -> Result<Standby> {
     let spec = &saved.manifest.spec;
     let _room = node
@@ -48,8 +46,7 @@ async fn make(node: &Node, saved: &Saved) -> Result<Standby> {
     if (&root.digest, &root.lazy) != (&manifest.image_digest, &manifest.lazy_root) {
         return Err(Error::conflict("Its image was replaced."));
     }
-    // As long as this is held nobody takes the disk for one that no VM has;
-    // then the VMM has it open.
+    // While this is held, the disk is not closed as unused; after that, the VMM has it open.
     let _begins = node.begins().await;
     node.provide_disk(&root).await?;
     let now = monotonic_ns();

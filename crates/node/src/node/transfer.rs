@@ -1,5 +1,4 @@
-//! Pulls and pushes: what is here is looked at, the registry is asked, and what came of it
-//! gets its name.
+//! Pulls and pushes: checks what is here, asks the registry, and names the result.
 
 use super::Node;
 use jiffy_content::error::{Error, Result};
@@ -14,7 +13,7 @@ use std::sync::Arc;
 use tracing::info;
 
 impl Node {
-    /// Pulls an image, or watches whoever does so already.
+    /// Pulls an image, or watches a pull of it that is in progress.
     pub fn pull(self: &Arc<Node>, wanted: PullImage) -> Result<Watcher> {
         let registry = self.images.registry(wanted.access.registry.as_deref());
         let reference = name::reference(&wanted.reference, registry)?;
@@ -48,8 +47,8 @@ async fn pull(
     }
 }
 
-/// The same; `None` if what is here was removed while the registry was asked whether it is
-/// up to date.
+/// One attempt of [`pull`]; `None` if the image here was removed while the registry was asked
+/// whether it is up to date.
 async fn try_pull(
     node: &Arc<Node>,
     wanted: &PullImage,
@@ -60,7 +59,7 @@ async fn try_pull(
     let images = &node.images;
     let name = reference.to_string();
     let have = images.find(&name).await.ok();
-    // What is here was perhaps pulled by somebody who did not ask who signed it.
+    // An earlier pull may not have verified the signatures that are required now.
     let policy = images.policy();
     let verify = |source: Option<&ImageSource>| {
         wanted.access.verify_key.is_some() || policy.check("image", &name, source).is_err()
@@ -157,7 +156,7 @@ async fn try_pull(
     );
     let found = images.find(&name).await?;
     if let Some(disk) = &found.root.lazy {
-        // VMs may have it already, by another name.
+        // VMs may use the same disk under another image's name.
         node.renew_origins(disk).await;
     }
     let image = images.shown(&found)?;
@@ -222,7 +221,7 @@ impl Node {
     }
 }
 
-/// What is pushed.
+/// What is being pushed.
 enum What {
     Image(FoundImage),
     Snapshot(Box<Saved>),

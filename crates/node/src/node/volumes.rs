@@ -1,4 +1,4 @@
-//! Volumes: listed, made, resized, removed.
+//! Volumes: list, make, resize, remove.
 
 use super::{Node, operation};
 use jiffy_content::error::{Error, Result};
@@ -39,7 +39,7 @@ impl Node {
     /// Changes the size of a volume that no VM uses.
     pub async fn resize_volume(&self, name: &str, size_mib: u64) -> Result<ResizedVolume> {
         self.wait_for_leaving(|vm| uses_volume(vm, name)).await;
-        // A VM that sleeps remembers how large its disk was.
+        // A hibernated VM's memory contains the size of its disk.
         let sleeps = |vm: &VmHandle| {
             uses_volume(vm, name) && vm.view.borrow().vm.state == VmState::Hibernated
         };
@@ -61,8 +61,8 @@ impl Node {
         Ok(ResizedVolume { volume, note })
     }
 
-    /// Why a disk can be neither attached to nor detached from a VM that is
-    /// there.
+    /// The error for attaching a disk to an existing VM, or detaching one, which is not
+    /// supported.
     pub fn refuse_hot_plug(&self, vm: &str, volume: &str, attach: bool) -> Error {
         let vm = match self.find(vm) {
             Ok(vm) => vm,
@@ -106,7 +106,7 @@ impl Node {
     }
 }
 
-/// Is a volume, and not a copy of one, among this VM's disks?
+/// Does this VM use the volume itself, not a clone of it?
 fn uses_volume(vm: &VmHandle, name: &str) -> bool {
     !vm.spec.own_volumes && vm.spec.disks.iter().any(|disk| disk.name == name)
 }

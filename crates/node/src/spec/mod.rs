@@ -1,6 +1,6 @@
-//! Checks what a request wants a VM to be.
+//! Checks requests for VMs, and makes specifications of them.
 //!
-//! * `network`: which network it is on, and what leads to it.
+//! * `network`: the network, policy and ports of a VM.
 
 mod network;
 
@@ -39,7 +39,7 @@ pub fn of_base(wanted: CreateVm) -> Spec {
     check_of(wanted, "base", &ImageConfig::default()).unwrap()
 }
 
-/// The same but for its network, of an image with this name and configuration.
+/// As [`check`], without the network, for an image with this name and configuration.
 pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Result<Spec> {
     if let Some(name) = &wanted.name {
         names::check_vm(name)?;
@@ -108,8 +108,7 @@ pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Re
     })
 }
 
-/// Checks a request for a VM that goes on from a snapshot. The snapshot
-/// decides what it is made of.
+/// Checks a request for a VM that is restored from a snapshot, which determines its parts.
 pub fn from_snapshot(
     name: &str,
     manifest: &Manifest,
@@ -121,8 +120,7 @@ pub fn from_snapshot(
     }
     let mut command = wanted.command;
     if let Some(command) = &mut command {
-        // It takes the place of the one that was captured, and is started as
-        // that was.
+        // It replaces the captured command; the captured image's configuration fills in the rest.
         config::fill(command, &manifest.spec.config);
         check_command(command)?;
     }
@@ -180,8 +178,8 @@ pub fn from_snapshot(
     })
 }
 
-/// The VM that a golden snapshot for VMs of this kind is taken of; none if
-/// there can be no such snapshot.
+/// The specification of the VM of which a golden snapshot for this kind is made; `None` if there
+/// can be none.
 pub fn golden(spec: &Spec) -> Option<Spec> {
     let plain = spec.disks.is_empty()
         && spec.root_disk.is_none()
@@ -194,7 +192,7 @@ pub fn golden(spec: &Spec) -> Option<Spec> {
         && spec.from.is_none()
         && !spec.cold
         && !spec.hidden;
-    // What was run once is likely to be run again.
+    // The program is preloaded, because it is likely to be run again.
     let program = spec.command.iter().flat_map(|command| command.argv.first());
     plain.then(|| Spec {
         preload: program.cloned().collect(),
@@ -213,7 +211,7 @@ pub fn golden(spec: &Spec) -> Option<Spec> {
     })
 }
 
-/// What can be said of it without asking KVM.
+/// Checks a CPU profile as far as possible without KVM.
 fn check_cpu_profile(profile: &Wanted) -> Result<()> {
     let checked = match profile {
         Wanted::Named(name) => levels::find(name).map(drop),

@@ -1,4 +1,4 @@
-//! Which network a VM is on, what it may reach, and which ports lead to it.
+//! The network, policy and published ports of a VM.
 
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::Spec;
@@ -6,12 +6,12 @@ use jiffy_vmhost::network::{DEFAULT, NONE, Network, check_policy, check_ports, h
 use jiffy_wire::api::{ImageConfig, NetworkUse};
 use std::net::{IpAddr, TcpListener, UdpSocket};
 
-/// Most name servers (resolv.conf(5)), search domains, and lines of /etc/hosts.
+/// Most name servers (resolv.conf(5)), search domains, and entries of /etc/hosts.
 const SERVERS: usize = 3;
 const DOMAINS: usize = 6;
 const HOSTS: usize = 256;
 
-/// The network of a new VM: the default one where there is one, if nothing was asked for.
+/// The network of a new VM: the requested one, or the default one if the host has networks.
 pub(super) fn wanted(
     mut asked: NetworkUse,
     image: &ImageConfig,
@@ -34,7 +34,7 @@ pub(super) fn wanted(
     Ok(Some(asked))
 }
 
-/// The network of a VM from a snapshot: whether it has an interface, the snapshot decides.
+/// The network of a VM from a snapshot, which decides whether there is an interface.
 pub(super) fn of_snapshot(
     name: &str,
     captured: &Spec,
@@ -48,7 +48,7 @@ pub(super) fn of_snapshot(
         ))
         .hint("Leave the network's options out, or make the snapshot of a VM that has one.")),
         Some(kept) if asked.is_default() => match kept.name.as_deref() {
-            // A network of another node's, or one that is gone.
+            // The network is another node's, or was removed.
             Some(name) if network.check_name(name).is_err() => Ok(Some(NetworkUse {
                 name: Some(DEFAULT.to_owned()),
                 ..kept
@@ -63,8 +63,8 @@ pub(super) fn of_snapshot(
     }
 }
 
-/// What a VM that is made from another has of that one's network: a port of the host's leads
-/// to one VM only.
+/// The network settings that a fork inherits: without published ports, because a port of the host
+/// leads to one VM only.
 pub fn inherited(parent: &Spec) -> Option<NetworkUse> {
     let network = parent.network.clone()?;
     Some(NetworkUse {
@@ -88,7 +88,7 @@ fn none(asked: &NetworkUse) -> Result<()> {
     }
 }
 
-/// Checks all of it, and writes ports in one form.
+/// Checks a request, and normalises its ports.
 fn check(asked: &mut NetworkUse) -> Result<()> {
     let ports = check_ports(&asked.ports)?;
     asked.ports = ports.iter().map(ToString::to_string).collect();
@@ -126,7 +126,7 @@ fn check(asked: &mut NetworkUse) -> Result<()> {
     Ok(())
 }
 
-/// A free port of the host's for a port that an image names, `80/tcp`.
+/// Publishes a port that an image exposes, like `80/tcp`, on a free port of the host.
 fn free_port(exposed: &str) -> Result<String> {
     let (port, protocol) = exposed.split_once('/').unwrap_or((exposed, "tcp"));
     let free = match protocol {
