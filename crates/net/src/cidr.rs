@@ -62,12 +62,12 @@ impl Cidr {
         self.prefix
     }
 
-    /// Is the address one of it?
+    /// Whether the range contains the address.
     pub fn contains(self, address: IpAddr) -> bool {
         Cidr::new(address, self.prefix).is_some_and(|it| it.first == self.first)
     }
 
-    /// Is there an address in both?
+    /// Whether the two ranges have an address in common.
     pub fn overlaps(self, other: Cidr) -> bool {
         self.contains(other.first) || other.contains(self.first)
     }

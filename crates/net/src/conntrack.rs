@@ -1,5 +1,4 @@
-//! Connections that the kernel tracks, and forgetting some of them
-//! (linux/netfilter/nfnetlink_conntrack.h).
+//! Connection tracking: lists and deletes entries (linux/netfilter/nfnetlink_conntrack.h).
 
 use crate::Error;
 use crate::netlink::channel::find;
@@ -19,23 +18,23 @@ const TUPLE_PROTOCOL: u16 = 2;
 const PROTOCOL_NUMBER: u16 = 1;
 const PROTOCOL_PORT: u16 = 3;
 const NFGENMSG: usize = 4;
-/// Connections that are deleted by one datagram.
+/// Entries that are deleted with one datagram.
 const AT_ONCE: usize = 256;
 
-/// A connection, as it began.
+/// A tracked connection, in its original direction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Connection {
     /// Number of its protocol.
     pub protocol: u8,
-    /// Who began it.
+    /// The source address.
     pub source: IpAddr,
-    /// With whom, before any change of the address.
+    /// The destination address before translation.
     pub destination: IpAddr,
-    /// The port, before any change; 0 where the protocol has none.
+    /// The destination port before translation; 0 if the protocol has no ports.
     pub port: u16,
-    /// Who answers.
+    /// The address that answers.
     pub answers: IpAddr,
-    /// The family and attributes that name it to the kernel.
+    /// The family and attributes that identify it to the kernel.
     name: Name,
 }
 
@@ -53,7 +52,7 @@ pub(crate) fn list(netfilter: &mut Channel) -> Result<Vec<Connection>, Error> {
     matching(netfilter, |_| true)
 }
 
-/// Forgets the connections that `unwanted` is true of. Returns how many.
+/// Deletes the entries for which `unwanted` returns true. Returns how many.
 pub(crate) fn forget(
     netfilter: &mut Channel,
     unwanted: impl Fn(&Connection) -> bool,
@@ -75,7 +74,7 @@ pub(crate) fn forget(
         }
         let last = batch.len() - 1;
         match netfilter.transact(batch, last) {
-            // It ended meanwhile; the others are deleted all the same.
+            // The connection has ended meanwhile; the other deletions of the batch still happen.
             Err(refusal) if refusal.errno() == Some(Errno::NOENT) => {}
             other => other.map_err(Error::kernel("forgetting connections"))?,
         }

@@ -1,7 +1,7 @@
-//! Other firewalls of this host whose rules stop what VMs send, and what helps.
+//! Finds other firewalls of this host whose rules drop VMs' packets, and suggests what to do.
 //!
-//! A packet passes if every table lets it pass: what ours accepts, another may still drop.
-//! Theirs are never changed; the operator is told.
+//! A packet must be accepted by every table: one that ours accepts may still be dropped by another.
+//! Other firewalls' rules are never changed; the operator is told.
 
 use crate::Error;
 use crate::links;
@@ -13,25 +13,25 @@ use std::fmt;
 /// Families, as nft(8) calls them.
 const FAMILIES: [(u8, &str); 3] = [(1, "inet"), (2, "ip"), (10, "ip6")];
 
-/// A chain of another's that drops what it has no rule for.
+/// A chain of another firewall whose default is to drop packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Blocker {
     /// Family, table and chain, as nft(8) writes them.
     pub chain: String,
-    /// Whose it seems to be.
+    /// The firewall that it seems to belong to.
     pub owner: Owner,
 }
 
-/// Whose rules they are.
+/// The program that made the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner {
-    /// Docker, which has a chain for users' rules.
+    /// Docker, which has the chain DOCKER-USER for users' rules.
     Docker,
     /// ufw.
     Ufw,
     /// firewalld.
     Firewalld,
-    /// Somebody.
+    /// Another program.
     Unknown,
 }
 
@@ -71,8 +71,8 @@ impl fmt::Display for Blocker {
     }
 }
 
-/// The chains that may drop what VMs send. Rules made by the old `iptables-legacy` are not
-/// among them: nobody can list those without that program.
+/// The chains that may drop VMs' packets. Rules of `iptables-legacy` are not included: they can't
+/// be listed with netlink.
 pub(crate) fn find(netfilter: &mut Channel) -> Result<Vec<Blocker>, Error> {
     let chains = read::chains(netfilter).map_err(Error::kernel("listing other firewalls"))?;
     Ok(blockers(&chains))
@@ -85,7 +85,7 @@ fn blockers(chains: &[FoundChain]) -> Vec<Blocker> {
             .iter()
             .any(|it| it.family == family && it.table == table && it.name.starts_with(begins))
     };
-    // firewalld's chain accepts what it has no rule for, but has one for everything.
+    // firewalld's chain has the policy `accept`, but ends with a rule that rejects everything.
     let drops = |it: &&FoundChain| {
         it.drops_forwarded || (it.table == "firewalld" && it.name == "filter_FORWARD")
     };

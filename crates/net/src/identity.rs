@@ -1,16 +1,16 @@
-//! What a VM's id decides: the name of its link and its MAC address.
+//! Values that follow from a VM's id: the name of its link and its MAC address.
 
 use crate::Error;
 use std::ffi::CString;
 use std::fmt;
 
-/// What names of our links begin with. With the 12 digits of an id they have the 15 bytes that
-/// Linux allows.
+/// The prefix of our links' names. With the 12 digits of an id it has 15 bytes, the most that Linux
+/// allows.
 pub const LINK_PREFIX: &str = "jf-";
 /// Digits of a VM's id.
 const ID_DIGITS: usize = 12;
-/// The host's end of every VM's link has this MAC address: guests have it as their gateway's,
-/// so that it is the same after a fork or in another node.
+/// The MAC address of the host's end of every VM's link. It is the same everywhere, because guests
+/// keep it as their gateway's address after a fork or on another node.
 pub const GATEWAY_MAC: Mac = Mac([0x02, 0x6a, 0x66, 0x00, 0x00, 0x01]);
 
 /// An Ethernet address.
@@ -29,7 +29,7 @@ impl fmt::Display for Mac {
 pub struct VmId([u8; 6]);
 
 impl VmId {
-    /// Takes the digits apart.
+    /// Parses an id.
     pub fn parse(text: &str) -> Result<VmId, Error> {
         let wrong = || Error::Id(text.chars().take(40).collect());
         let digits = text.as_bytes();
@@ -57,7 +57,7 @@ impl VmId {
         format!("{LINK_PREFIX}{self}")
     }
 
-    /// The same for system calls.
+    /// The name of its link for system calls.
     pub(crate) fn link_c(self) -> CString {
         CString::new(self.link()).unwrap_or_default()
     }

@@ -1,13 +1,13 @@
-//! Settings of the kernel's under /proc/sys/net.
+//! Sysctls under /proc/sys/net.
 
 use crate::Error;
 use std::fs;
 use std::io;
 
-/// Where they are, in the network namespace of the thread that looks.
+/// The folder of the sysctls; it shows the network namespace of the calling thread.
 const ROOT: &str = "/proc/sys/net";
 
-/// The first digit of one: `None` if this kernel has no such setting.
+/// The first digit of a sysctl's value; `None` if this kernel does not have it.
 pub(crate) fn read(name: &str) -> Option<u8> {
     let text = fs::read(format!("{ROOT}/{name}")).ok()?;
     text.first()
@@ -15,13 +15,13 @@ pub(crate) fn read(name: &str) -> Option<u8> {
         .map(|it| it - b'0')
 }
 
-/// Sets one.
+/// Sets a sysctl.
 pub(crate) fn write(name: &str, value: u8) -> Result<(), Error> {
     let path = format!("{ROOT}/{name}");
     fs::write(&path, [b'0' + value]).map_err(|source| Error::Sysctl { path, source })
 }
 
-/// Sets one that a link has, if the link is still there.
+/// Sets a sysctl of a link, unless the link has been removed.
 pub(crate) fn write_if_there(name: &str, value: u8) -> Result<(), Error> {
     match write(name, value) {
         Err(Error::Sysctl { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -1,12 +1,13 @@
-//! What the host must do for its VMs: forward their packets, and the answers.
+//! Enables forwarding of VMs' packets and of the answers.
 //!
-//! IPv4: a link forwards what comes in on it if `net.ipv4.conf.LINK.forwarding` is set. VMs'
-//! links are made so. The links that the host's routes go by are set so, too, unless the host
-//! forwards anyway; our table then drops what comes in on them for anybody but VMs.
+//! IPv4: a link forwards incoming packets if `net.ipv4.conf.LINK.forwarding` is set. VMs' links are
+//! created with it. It is also set on the links of the host's routes, unless the host forwards
+//! anyway; our table then drops incoming packets there that are not for VMs.
 //!
-//! IPv6: `net.ipv6.conf.all.forwarding` makes the host a router, which takes its own addresses
-//! from no router any more. It is never set. Where it is set, VMs have IPv6; else where the
-//! kernel has `force_forwarding` (Linux 6.17), which is by link as that of IPv4.
+//! IPv6: `net.ipv6.conf.all.forwarding` makes the host a router, which no longer configures its own
+//! addresses from router advertisements. So Jiffy never sets it. VMs have IPv6 if it is set
+//! already, or if the kernel has `force_forwarding` (Linux 6.17), which is per link like that of
+//! IPv4.
 
 use crate::links::found::{Link, Route};
 use crate::{Error, links, sysctl};
@@ -19,11 +20,11 @@ enum Ipv6 {
     Off(&'static str),
     /// The host forwards all.
     Host,
-    /// By link.
+    /// Each link by itself (`force_forwarding`).
     ByLink,
 }
 
-/// What is set.
+/// The forwarding settings that were made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Forwarding {
     ipv6: Ipv6,
@@ -31,13 +32,13 @@ pub(crate) struct Forwarding {
     pub uplinks: Vec<(u32, String)>,
     /// The same of IPv6.
     pub uplinks6: Vec<(u32, String)>,
-    /// A route leads outwards.
+    /// There is a default route for IPv6.
     pub outwards6: bool,
 }
 
 impl Forwarding {
-    /// Sets what is needed. `before` are the links where an earlier one has set it, for IPv4
-    /// and IPv6.
+    /// Enables forwarding where it is needed. `before` are the links where an earlier process has
+    /// enabled it, for IPv4 and IPv6.
     pub fn set(
         wanted6: bool,
         found: &[Link],
@@ -73,7 +74,7 @@ impl Forwarding {
         })
     }
 
-    /// Do VMs have IPv6?
+    /// Whether VMs have IPv6.
     pub fn ipv6(&self) -> bool {
         !matches!(self.ipv6, Ipv6::Off(_))
     }
@@ -86,7 +87,7 @@ impl Forwarding {
         }
     }
 
-    /// A VM's link was made: it forwards IPv4 since its making.
+    /// Called after a VM's link was created; it forwards IPv4 already.
     pub fn link_made(&self, name: &str) -> Result<(), Error> {
         if self.ipv6 == Ipv6::ByLink {
             sysctl::write(&setting(name, false), 1)?;
@@ -94,7 +95,7 @@ impl Forwarding {
         Ok(())
     }
 
-    /// As `sysctl` writes them.
+    /// The settings, as `sysctl` writes them.
     pub fn settings(&self) -> Vec<String> {
         let written =
             |it: &(u32, String), v4| format!("net.{}=1", setting(&it.1, v4).replace('/', "."));
@@ -103,7 +104,7 @@ impl Forwarding {
             .collect()
     }
 
-    /// Takes back what was set, unless the host forwards everything meanwhile.
+    /// Reverts the settings, unless the host forwards everything meanwhile.
     pub fn unset(&self) -> Result<(), Error> {
         if sysctl::read("ipv4/ip_forward") != Some(1) {
             for (_, name) in &self.uplinks {
@@ -125,7 +126,7 @@ fn setting(link: &str, v4: bool) -> String {
     }
 }
 
-/// Sets forwarding of the links that routes go by, where it is not set. Returns those, and
+/// Enables forwarding on the links of routes where it is not enabled. Returns those links, and
 /// those of `before`.
 fn set(
     found: &[Link],

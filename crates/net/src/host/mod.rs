@@ -1,10 +1,10 @@
-//! A host's network for VMs: all of it, behind one door.
+//! A host's network for VMs.
 //!
-//! [`Host::open`] brings links, routes, neighbours and rules to what the records say, whatever
-//! was there. From then on one VM at a time is attached, changed and detached.
+//! [`Host::open`] reconciles links, routes, neighbours and rules with the records. From then on VMs
+//! are attached, changed and detached one at a time.
 //!
-//! * [`forwarding`]: what the host must do for its VMs, and what was set for it.
-//! * [`reconcile`]: from whatever there is to what should be.
+//! * [`forwarding`]: the host's forwarding settings for VMs.
+//! * [`reconcile`]: reconciles what exists with the records.
 
 pub mod forwarding;
 mod reconcile;
@@ -29,16 +29,16 @@ use jiffy_sys::tap::Tap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// What an operator decides.
+/// The operator's settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostOptions {
-    /// VMs' IPv4 addresses; none: chosen beside the host's routes.
+    /// VMs' IPv4 range; `None`: one that overlaps none of the host's routes is chosen.
     pub v4: Option<Cidr>,
-    /// VMs' IPv6 addresses; none: chosen the same way.
+    /// VMs' IPv6 range; `None`: chosen in the same way.
     pub v6: Option<Cidr>,
-    /// Random bytes that the chosen IPv6 range has.
+    /// Random bytes for the chosen IPv6 range.
     pub seed: [u8; 5],
-    /// VMs have IPv6, where the host can forward it.
+    /// Whether VMs have IPv6, if the host can forward it.
     pub ipv6: bool,
     /// The port of the gateway's address where the name server is.
     pub name_port: u16,
@@ -62,7 +62,7 @@ impl Default for HostOptions {
     }
 }
 
-/// What a VM has of the network.
+/// The network settings of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestSpec {
     /// Which.
@@ -83,12 +83,12 @@ pub struct GuestSpec {
     pub owner: Option<u32>,
 }
 
-/// What a VM's device and guest are told.
+/// The addresses that a VM's device and guest are given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Addresses {
-    /// The VM's.
+    /// The VM's MAC address.
     pub mac: Mac,
-    /// The VM's, alone in its network (/32).
+    /// The VM's IPv4 address (/32).
     pub v4: Ipv4Addr,
     /// The same of IPv6 (/128), if VMs have IPv6.
     pub v6: Option<Ipv6Addr>,
@@ -96,35 +96,35 @@ pub struct Addresses {
     pub gateway: Ipv4Addr,
     /// The same of IPv6.
     pub gateway6: Option<Ipv6Addr>,
-    /// Who has both: a guest is given it as a permanent neighbour, for nobody answers its ARP
-    /// or neighbour solicitations.
+    /// The MAC address of both gateways: a guest gets it as a permanent neighbour, because the host
+    /// does not answer its ARP requests and neighbour solicitations.
     pub gateway_mac: Mac,
 }
 
-/// A VM that is attached. The TAP lives as long as one of its descriptors.
+/// A VM that is attached. The TAP exists as long as one of its descriptors is open.
 #[derive(Debug)]
 pub struct Attached {
     /// Descriptors, one for each pair of queues, and the link's number.
     pub tap: Tap,
     /// What its device and guest are told.
     pub addresses: Addresses,
-    /// When its making began, when its link was there, and when its rules were (host
+    /// When its creation began, when its link was ready, and when its rules were (host
     /// CLOCK_MONOTONIC).
     pub times_ns: [u64; 3],
 }
 
-/// What was found, changed and set.
+/// The result of reconciling.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     /// VMs' addresses.
     pub ranges: Ranges,
-    /// Links that belonged to no VM, and are removed.
+    /// Links of no VM that were removed.
     pub removed_links: Vec<String>,
-    /// Routes and neighbours of no VM's that are removed.
+    /// Number of routes and neighbours of no VM that were removed.
     pub removed_routes: usize,
-    /// Connections of addresses that nobody has, and that are forgotten.
+    /// Number of tracked connections of unused addresses that were deleted.
     pub forgotten: usize,
-    /// VMs that have no link: they must be attached to have one.
+    /// VMs without a link: they must be attached.
     pub without_link: Vec<VmId>,
     /// Settings under /proc/sys/net that are set for VMs, as `sysctl` writes them.
     pub settings: Vec<String>,
@@ -143,12 +143,12 @@ pub struct Host {
     rules: Rules,
     pool: Pool,
     forwarding: Forwarding,
-    /// Addresses whose connections are still to be forgotten.
+    /// Addresses whose tracked connections are still to be deleted.
     released: BTreeSet<IpAddr>,
 }
 
 impl Host {
-    /// Opens the network and brings it to what `guests` and `networks` say.
+    /// Opens the network and reconciles it with `guests` and `networks`.
     pub fn open(
         options: HostOptions,
         guests: &[GuestSpec],
@@ -157,7 +157,7 @@ impl Host {
         reconcile::open(options, guests, networks)
     }
 
-    /// The same again, for one that is open: after a stranger may have changed something, or
+    /// Reconciles an open network again: after another program may have changed something, or after
     /// the host's routes have changed.
     pub fn reconcile(
         &mut self,
@@ -175,19 +175,19 @@ impl Host {
     /// An address for a new VM.
     pub fn take_address(&mut self) -> Result<Ipv4Addr, Error> {
         let address = self.pool.take()?;
-        // Not the least of the old connections is the new VM's.
+        // No old connection may be taken for the new VM's.
         if self.released.contains(&IpAddr::V4(address)) {
             self.forget_released()?;
         }
         Ok(address)
     }
 
-    /// The VM that had it is gone for good.
+    /// Frees the address of a VM that is gone for good.
     pub fn free_address(&mut self, address: Ipv4Addr) {
         self.pool.free(address);
     }
 
-    /// Makes a VM's link and rules. Its address is its own since [`Host::take_address`] or
+    /// Creates a VM's link and rules. Its address must be reserved by [`Host::take_address`] or
     /// [`Host::open`].
     pub fn attach(&mut self, spec: &GuestSpec) -> Result<Attached, Error> {
         let begun_ns = monotonic_ns();
@@ -202,7 +202,8 @@ impl Host {
         let link = self.link_spec(spec);
         let ranges = self.ranges();
         let tap = links::create(&mut self.route, &link, ranges)?;
-        // A link without rules reaches nothing, and is gone with its descriptors on an error.
+        // A link without rules reaches nothing; on an error it is removed when its descriptors are
+        // closed.
         self.forwarding.link_made(&link.vm.link())?;
         let linked_ns = monotonic_ns();
         self.rules.add(self.guest_rules(spec, tap.index))?;
@@ -213,7 +214,7 @@ impl Host {
         })
     }
 
-    /// Makes the link of a VM anew, which keeps its address: what it was connected to stays.
+    /// Creates the link of a VM again. The address stays the same, so its connections continue.
     pub fn attach_again(&mut self, spec: &GuestSpec) -> Result<Attached, Error> {
         if let Some(guest) = self.rules.remove(spec.vm)? {
             links::remove(&mut self.route, guest.link)?;
@@ -224,7 +225,7 @@ impl Host {
         self.attach(spec)
     }
 
-    /// Can the ports of the host lead to this VM, and do they to no other?
+    /// Checks that the ports of the host can be published, and belong to no other VM.
     fn check_ports(&self, spec: &GuestSpec) -> Result<(), Error> {
         for port in &spec.ports {
             if port.address.is_ipv6() && !self.forwarding.ipv6() {
@@ -241,8 +242,8 @@ impl Host {
         Ok(())
     }
 
-    /// Removes a VM's link and rules. Its address stays its own. One that is not attached is
-    /// no error.
+    /// Removes a VM's link and rules. Its address stays reserved. It is no error if the VM is not
+    /// attached.
     pub fn detach(&mut self, vm: VmId) -> Result<(), Error> {
         let Some(guest) = self.rules.remove(vm)? else {
             return Ok(());
@@ -252,9 +253,9 @@ impl Host {
         links::remove(&mut self.route, guest.link)
     }
 
-    /// Forgets the connections of addresses whose VMs are detached. It goes through all
-    /// connections of the host, so it is done for many VMs at once: when there is time, and
-    /// at the latest before an address is used again.
+    /// Deletes the tracked connections of released addresses. It reads all connections of the host,
+    /// so it is done for many VMs at once: when there is time, and at the latest before an address
+    /// is used again.
     pub fn forget_released(&mut self) -> Result<usize, Error> {
         if self.released.is_empty() {
             return Ok(0);
@@ -270,8 +271,8 @@ impl Host {
         Ok(forgotten)
     }
 
-    /// Gives a VM that is attached another policy, network and ports. Connections that it may
-    /// not have any more are cut.
+    /// Changes the policy, network and ports of an attached VM. Connections that it may not have
+    /// any more are cut.
     pub fn change(&mut self, spec: &GuestSpec) -> Result<(), Error> {
         let old = self.rules.guest(spec.vm).cloned();
         let old = old.ok_or_else(|| Error::NotAttached(spec.vm.to_string()))?;
@@ -285,7 +286,8 @@ impl Host {
         self.cut(&new)
     }
 
-    /// Removes a network: its VMs see one another no more. One that is gone is no error.
+    /// Removes a network: its VMs can no longer reach each other. It is no error if the network
+    /// does not exist.
     pub fn remove_network(&mut self, name: &str) -> Result<(), Error> {
         let members = self.rules.guests();
         let members = members.filter(|it| it.network.as_deref() == Some(name));
@@ -299,7 +301,7 @@ impl Host {
         Ok(())
     }
 
-    /// What a VM sent and got, and what rules stopped.
+    /// A VM's traffic, and the counters of its rules.
     pub fn counters(&mut self, vm: VmId) -> Result<(Traffic, Counted), Error> {
         let stopped = self.rules.counted(vm)?;
         let link = self.rules.guest(vm).map_or(0, |it| it.link);
@@ -307,7 +309,7 @@ impl Host {
         Ok((traffic, stopped))
     }
 
-    /// What a VM's device and guest are told.
+    /// The addresses that a VM's device and guest are given.
     pub fn addresses(&self, spec: &GuestSpec) -> Addresses {
         let ranges = self.ranges();
         Addresses {
@@ -338,7 +340,7 @@ impl Host {
         Ok(())
     }
 
-    /// Other firewalls' chains that stop what VMs send.
+    /// Chains of other firewalls that drop VMs' packets.
     pub fn blockers(&mut self) -> Result<Vec<Blocker>, Error> {
         firewalls::find(&mut self.netfilter)
     }
@@ -372,7 +374,7 @@ impl Host {
             if is_vm(it.source) {
                 return !gateway(it.source) && !peers.contains(&it.source);
             }
-            // By a published port, which may be one no more.
+            // The connection came by a port that may not be published any more.
             !mine(it.destination) && !guest.ports.iter().any(|port| leads(port, it))
         };
         conntrack::forget(&mut self.netfilter, unwanted)?;
@@ -408,7 +410,7 @@ impl Host {
     }
 }
 
-/// Is a port published that programs of the host reach by 127.0.0.1?
+/// Whether a port is published on a loopback address.
 fn loopback(ports: &[Publish]) -> bool {
     let reaches = |it: &Publish| it.address.is_loopback() || it.address.is_unspecified();
     ports.iter().any(|it| it.address.is_ipv4() && reaches(it))

@@ -1,4 +1,4 @@
-//! From whatever there is to what should be.
+//! Reconciles what exists with the records.
 
 use super::forwarding::Forwarding;
 use super::{GuestSpec, Host, HostOptions, Report, by_vm, netfilter};
@@ -37,7 +37,7 @@ pub(super) fn open(
     Ok((host, report))
 }
 
-/// The ranges that the operator chose, or that collide with nothing.
+/// The ranges that the operator chose, or ranges that overlap none of the host's routes.
 fn ranges(route: &mut Channel, options: &HostOptions) -> Result<Ranges, Error> {
     let there = links::found::links(route)?;
     let ours: BTreeSet<u32> = there
@@ -128,7 +128,7 @@ fn indexes(links: &[(u32, String)]) -> Vec<u32> {
     links.iter().map(|it| it.0).collect()
 }
 
-/// Removes VMs' links that belong to none. Returns the others, and the names of the removed.
+/// Removes links of no VM. Returns the others, and the names of the removed ones.
 fn keep_links(
     route: &mut Channel,
     found: &[Link],
@@ -151,7 +151,7 @@ fn keep_links(
     Ok((kept, removed))
 }
 
-/// Forgets connections of addresses of VMs' ranges that no VM has.
+/// Deletes tracked connections of addresses in VMs' ranges that no VM has.
 fn forget_strangers(host: &mut Host, guests: &[GuestSpec]) -> Result<usize, Error> {
     let ranges = host.ranges();
     let mut known: BTreeSet<IpAddr> = [ranges.gateway().into(), ranges.gateway6().into()].into();

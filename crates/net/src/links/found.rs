@@ -1,7 +1,6 @@
-//! What there is: links, routes, addresses and neighbours, as the kernel lists them.
+//! Reads links, routes, addresses and neighbours as the kernel lists them.
 //!
-//! Of each message only the few attributes that are needed are read, so that a kernel may add
-//! others and change them.
+//! Only the attributes that are needed are parsed, so that a kernel may add or change others.
 
 use crate::netlink::channel::find;
 use crate::netlink::{Batch, Channel, flags};
@@ -68,7 +67,7 @@ fn link(body: &[u8]) -> Option<Link> {
     })
 }
 
-/// Packets and bytes of a VM.
+/// Traffic counters of a VM.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Packets that the VM sent.
@@ -79,11 +78,11 @@ pub struct Traffic {
     pub received_packets: u64,
     /// Bytes that it got.
     pub received_bytes: u64,
-    /// Packets that found its queue full.
+    /// Packets dropped because its queue was full.
     pub overflowed: u64,
 }
 
-/// What went over a link. A VM sent what its link received.
+/// The traffic of a link. What the link received, the VM sent.
 pub(crate) fn traffic(route: &mut Channel, link: u32) -> Result<Traffic, Error> {
     let mut header = [0; IFINFOMSG];
     header[4..8].copy_from_slice(&link.to_ne_bytes());
@@ -115,15 +114,15 @@ pub(crate) fn traffic(route: &mut Channel, link: u32) -> Result<Traffic, Error> 
 pub struct Route {
     /// Where it leads.
     pub to: Cidr,
-    /// The link, unless it leads nowhere or over several.
+    /// The link, if there is exactly one.
     pub link: Option<u32>,
     /// All links it goes over.
     pub links: Vec<u32>,
-    /// Who made it.
+    /// Its origin (`rtm_protocol`).
     pub protocol: u8,
     /// Its metric.
     pub metric: u32,
-    /// Does it send packets on, to a link?
+    /// Whether it is a unicast route, which forwards packets to a link.
     pub unicast: bool,
 }
 
@@ -151,7 +150,7 @@ fn route_of(body: &[u8]) -> Option<Route> {
     let link = find(attributes, RTA_OIF).and_then(number);
     let mut links = hops(find(attributes, RTA_MULTIPATH).unwrap_or(&[]));
     links.extend(link);
-    // A route that leads nowhere is on the loopback in IPv6.
+    // In IPv6, the kernel lists unreachable routes on the loopback.
     let unicast = kind == RTN_UNICAST;
     Some(Route {
         to: Cidr::new(first, prefix)?,
@@ -197,7 +196,7 @@ fn address(body: &[u8]) -> Option<(u32, IpAddr, u8)> {
     Some((number(&header[4..8])?, ip(header[0], address)?, header[1]))
 }
 
-/// Whose neighbours a link knows, those included that it was told of.
+/// The neighbours of a link, permanent entries included.
 pub(crate) fn neighbours(route: &mut Channel, link: u32) -> Result<Vec<IpAddr>, Error> {
     let request = || dump(RTM_GETNEIGH, &[0; NDMSG]);
     let list = route.dump(request, |_, body| Ok(neighbour(body, link)));

@@ -1,4 +1,4 @@
-//! What is asked of the kernel (rtnetlink(7)).
+//! The rtnetlink requests for links (rtnetlink(7)).
 
 use super::{GROUP, ROUTE_PROTOCOL};
 use crate::Cidr;
@@ -19,12 +19,12 @@ use netlink_packet_route::route::{
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use std::net::IpAddr;
 
-/// The metric of routes that are to lose against all others.
+/// The metric of routes that any other route overrides.
 const LAST_METRIC: u32 = u32::MAX;
-/// `rp_filter`: what comes in on a link must be routed back by it.
+/// `rp_filter`: the route back to the source must use the incoming link.
 const STRICT: i32 = 1;
 
-/// A VM's link: up, forwarding, without ARP and without addresses that it makes up itself.
+/// Sets a VM's link up: with forwarding, without ARP and without automatic addresses.
 pub(super) fn set_up(batch: &mut Batch, index: u32, mtu: u32, loopback: bool) {
     let mut conf = InetDevConf::default();
     conf.forwarding = 1;
@@ -54,8 +54,8 @@ pub(super) fn set_up_host(batch: &mut Batch, index: u32) {
     up(batch, index);
 }
 
-/// A message of its own: the kernel would bring the link up before it reads what it is not to
-/// do then.
+/// Brings a link up, in a message of its own: in one message the kernel would bring the link up
+/// before it applies the other settings.
 fn up(batch: &mut Batch, index: u32) {
     let mut message = link(index);
     message.header.flags = LinkFlags::Up | LinkFlags::Noarp;
@@ -73,7 +73,7 @@ fn link(index: u32) -> LinkMessage {
     message
 }
 
-/// The way to a VM's address: a route, and who has it.
+/// Adds the route to a VM's address, and its permanent neighbour entry.
 pub(super) fn reach(batch: &mut Batch, index: u32, address: IpAddr, mac: Mac, ranges: Ranges) {
     let mut message = route(Cidr::single(address), RouteType::Unicast);
     message.attributes.push(RouteAttribute::Oif(index));
@@ -119,7 +119,7 @@ fn neighbour(index: u32, address: IpAddr) -> NeighbourMessage {
     message
 }
 
-/// An address of the host's own, alone on its link.
+/// Adds an address of the host, with the full prefix length.
 pub(super) fn address(batch: &mut Batch, index: u32, address: IpAddr) {
     let mut message = address_message(index, address, Cidr::single(address).prefix());
     let quiet = AddressFlags::Nodad | AddressFlags::Noprefixroute;
@@ -146,7 +146,8 @@ fn address_message(index: u32, address: IpAddr, prefix: u8) -> AddressMessage {
     message
 }
 
-/// What no VM has of a range is unreachable, and not sent out by the default route.
+/// Makes unused addresses of a range unreachable, so that packets to them do not leave by the
+/// default route.
 pub(super) fn unreachable(batch: &mut Batch, range: Cidr) {
     let mut message = route(range, RouteType::Unreachable);
     message

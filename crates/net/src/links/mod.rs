@@ -1,11 +1,11 @@
 //! Links, and the addresses, routes and neighbours on them.
 //!
-//! Each VM has a TAP of its own, a route to its one address of each kind, and its MAC address
-//! as a permanent neighbour. The host's own address of the VMs' range is on a link of its own,
-//! `jf-host`, which carries nothing.
+//! Each VM has a TAP, a route to its one IPv4 and its one IPv6 address, and a permanent neighbour
+//! entry with its MAC address. The host's own address in the VMs' range is on a separate link,
+//! `jf-host`, which carries no packets.
 //!
-//! * [`messages`]: what is asked of the kernel.
-//! * [`found`]: what there is.
+//! * [`messages`]: the rtnetlink requests.
+//! * [`found`]: reads links, routes, addresses and neighbours.
 
 pub mod found;
 mod messages;
@@ -18,11 +18,11 @@ use jiffy_sys::tap::{Tap, TapOptions};
 use rustix::io::Errno;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// The group of all our links: rules know them by it (`iifgroup`).
+/// The group of all our links, by which rules match them (`iifgroup`).
 pub const GROUP: u32 = 0x6a66;
 /// The link that has the host's own address of the VMs' range.
 pub const HOST_LINK: &str = "jf-host";
-/// Routes of ours have this origin (`rtm_protocol`; those from 17 on are anybody's).
+/// The origin of our routes (`rtm_protocol`; values from 17 on are not reserved).
 pub const ROUTE_PROTOCOL: u8 = 106;
 
 /// One VM's link.
@@ -40,17 +40,17 @@ pub struct LinkSpec {
     pub queues: u16,
     /// User who may attach to the TAP.
     pub owner: Option<u32>,
-    /// The host's loopback addresses may be the source of what is sent to the VM, until rules
-    /// change it: for ports published on them.
+    /// Packets to the VM may have the host's loopback addresses as their source until rules
+    /// translate it: for ports published on the loopback (`route_localnet`).
     pub loopback: bool,
 }
 
-/// Is it one of ours, by its group or its name?
+/// Whether a link is ours, by its group or its name.
 pub(crate) fn is_ours(link: &found::Link) -> bool {
     link.group == GROUP || link.name == HOST_LINK || VmId::of_link(&link.name).is_some()
 }
 
-/// Makes the link of a VM with all that belongs to it.
+/// Creates the link of a VM and configures it.
 pub(crate) fn create(route: &mut Channel, spec: &LinkSpec, ranges: Ranges) -> Result<Tap, Error> {
     let name = spec.vm.link_c();
     let tap = Tap::create(&TapOptions {
@@ -65,7 +65,7 @@ pub(crate) fn create(route: &mut Channel, spec: &LinkSpec, ranges: Ranges) -> Re
     Ok(tap)
 }
 
-/// Gives a link that exists all that belongs to it.
+/// Configures an existing link.
 pub(crate) fn configure(
     route: &mut Channel,
     spec: &LinkSpec,
@@ -84,7 +84,7 @@ pub(crate) fn configure(
         .map_err(Error::kernel("setting up a VM's link"))
 }
 
-/// Removes a link. One that is gone already is no error.
+/// Removes a link. It is no error if the link does not exist.
 pub(crate) fn remove(route: &mut Channel, index: u32) -> Result<(), Error> {
     let mut batch = Batch::new();
     messages::delete_link(&mut batch, index);
@@ -94,8 +94,8 @@ pub(crate) fn remove(route: &mut Channel, index: u32) -> Result<(), Error> {
     }
 }
 
-/// Makes the link with the host's own addresses, and what catches packets to those that no VM
-/// has; or gives those that exist what they lack. Returns its index.
+/// Creates the link with the host's own addresses, and the routes that make unused addresses
+/// unreachable, or completes existing ones. Returns the link's index.
 pub(crate) fn ensure_host(route: &mut Channel, ranges: Ranges) -> Result<u32, Error> {
     let name = std::ffi::CString::new(HOST_LINK).unwrap_or_default();
     let there = found::links(route)?;
@@ -141,7 +141,7 @@ pub(crate) fn ensure_host6(route: &mut Channel, index: u32, ranges: Ranges) -> R
     set.map_err(Error::kernel("giving the host its IPv6 address among VMs"))
 }
 
-/// Removes routes of ours that are on no link: those that catch what no VM has.
+/// Removes our routes that are on no link: those that make unused addresses unreachable.
 pub(crate) fn remove_routes(route: &mut Channel, keep: Option<Ranges>) -> Result<usize, Error> {
     let ours = found::routes(route)?.into_iter().filter(|it| {
         it.protocol == ROUTE_PROTOCOL

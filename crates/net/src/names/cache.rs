@@ -1,4 +1,4 @@
-//! Answers that are kept for a while, in bounded memory.
+//! A cache of answers, with bounded memory.
 
 use super::message::Resolved;
 use domain::base::iana::Rtype;
@@ -6,18 +6,18 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The most answers, and the most bytes of all.
+/// The most answers, and the most bytes of all answers.
 const ANSWERS: usize = 4096;
 const BYTES: usize = 4 << 20;
 
 type Key = (String, Rtype);
 
-/// Answers by name and type. What came first goes first when there is no room.
+/// Answers by name and type. The oldest are evicted first.
 #[derive(Debug, Default)]
 pub struct Cache {
     answers: HashMap<Key, Kept>,
-    /// Keys in the order of their coming, with a number: of one that came again the older is
-    /// void.
+    /// Keys in the order of insertion, with a sequence number. If a key was inserted again, its
+    /// older entry is ignored.
     order: VecDeque<(Key, u64)>,
     next: u64,
     bytes: usize,
@@ -31,14 +31,14 @@ struct Kept {
 }
 
 impl Cache {
-    /// An answer that is still good, and its age.
+    /// An answer whose TTL has not expired, and its age.
     pub fn get(&self, name: &str, kind: Rtype, now: Instant) -> Option<(Arc<Resolved>, Duration)> {
         let kept = self.answers.get(&(name.to_owned(), kind))?;
         let age = now.saturating_duration_since(kept.since);
         (age < kept.resolved.ttl).then(|| (kept.resolved.clone(), age))
     }
 
-    /// Keeps an answer, unless it is good for no time or says nothing.
+    /// Caches an answer, unless its TTL is 0, or it is an error, truncated or too large.
     pub fn put(&mut self, name: &str, kind: Rtype, resolved: Arc<Resolved>, now: Instant) {
         if resolved.ttl.is_zero() || resolved.failed || resolved.cut || resolved.len() > BYTES {
             return;
@@ -78,7 +78,7 @@ impl Cache {
     }
 }
 
-/// Bytes: the key is there twice.
+/// Bytes that an answer takes; its key is stored twice.
 fn cost(key: &Key, resolved: &Resolved) -> usize {
     2 * key.0.len() + resolved.len() + 200
 }

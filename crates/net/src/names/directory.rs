@@ -1,4 +1,4 @@
-//! Who asks, and who has which name.
+//! The VMs that may ask, and their names.
 
 use crate::VmId;
 use crate::policy::Policy;
@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// VMs have their names below this one, too (a name for private use, by ICANN's resolution of
-/// 2024). It is the guests' search domain.
+/// The domain of VMs' names (`internal` is reserved for private use, ICANN resolution of 2024). It
+/// is the guests' search domain.
 pub const DOMAIN: &str = "jiffy.internal";
 /// The host has this name.
 const HOST: &str = "host";
@@ -19,7 +19,7 @@ pub struct Asker {
     pub vm: VmId,
     /// Its name.
     pub name: String,
-    /// The network whose VMs it sees, and that see it.
+    /// Its network: the VM and the other VMs of this network resolve each other's names.
     pub network: Option<String>,
     /// Which names resolve for it.
     pub policy: Policy,
@@ -29,10 +29,10 @@ pub struct Asker {
     pub v6: Option<Ipv6Addr>,
 }
 
-/// What is known of a name without asking anybody.
+/// What is known of a name without asking a resolver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Known {
-    /// Nothing: others are to be asked.
+    /// Nothing: a resolver has to be asked.
     Nothing,
     /// There is no such name.
     Absent,
@@ -56,7 +56,7 @@ struct Inner {
 }
 
 impl Directory {
-    /// Nobody yet. The gateway is what VMs know as `host`.
+    /// Without VMs. The name `host` resolves to the gateway.
     pub fn new(gateway: Ipv4Addr, gateway6: Option<Ipv6Addr>) -> Directory {
         Directory {
             gateway: (gateway, gateway6),
@@ -64,7 +64,7 @@ impl Directory {
         }
     }
 
-    /// A VM may ask, or has changed.
+    /// Adds or changes a VM.
     pub fn set(&self, asker: Asker) {
         let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
         inner.remove(asker.vm);
@@ -75,20 +75,20 @@ impl Directory {
         inner.by_vm.insert(asker.vm, asker);
     }
 
-    /// A VM is gone.
+    /// Removes a VM.
     pub fn remove(&self, vm: VmId) {
         let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
         inner.remove(vm);
     }
 
-    /// Who has this address.
+    /// The VM with this address.
     pub fn asker(&self, address: IpAddr) -> Option<Arc<Asker>> {
         let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
         inner.by_address.get(&address.to_canonical()).cloned()
     }
 
-    /// What is known of a name that `asker` asks for: its own, and those of its network.
-    /// `name` has neither capital letters nor a dot at its end.
+    /// What is known of a name that `asker` asks for: its own name, and those of its network.
+    /// `name` must be in lower case without a trailing dot.
     pub fn look_up(&self, asker: &Asker, name: &str) -> Known {
         let ours = name.strip_suffix(DOMAIN);
         let label = match ours {
@@ -109,7 +109,7 @@ impl Directory {
         }
         let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
         let named = |it: &&Arc<Asker>| it.name.eq_ignore_ascii_case(label) && sees(asker, it);
-        // A VM's own name is its own, whoever else of its network has it.
+        // A VM's own name goes before an equal name of another VM in its network.
         let found = inner.by_vm.get(&asker.vm).filter(named);
         match found.or_else(|| inner.by_vm.values().filter(named).min_by_key(|it| it.vm)) {
             Some(found) => Known::Addresses(addresses(found).collect()),
@@ -154,7 +154,7 @@ fn sees(asker: &Asker, other: &Asker) -> bool {
     asker.vm == other.vm || (asker.network.is_some() && asker.network == other.network)
 }
 
-/// The address whose name is asked for (RFC 1035 §3.5, RFC 3596 §2.5).
+/// The address of a reverse name (RFC 1035 §3.5, RFC 3596 §2.5).
 fn reverse(name: &str) -> Option<IpAddr> {
     if let Some(digits) = name.strip_suffix(".in-addr.arpa") {
         let mut octets = [0; 4];

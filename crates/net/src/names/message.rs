@@ -1,4 +1,4 @@
-//! Questions and answers (RFC 1035, RFC 6891).
+//! DNS questions and answers (RFC 1035, RFC 6891).
 
 use super::directory::Known;
 use domain::base::iana::{Class, Opcode, Rcode, Rtype};
@@ -8,20 +8,20 @@ use domain::rdata::{A, Aaaa, AllRecordData, Ptr, Soa};
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// The most bytes of a question: one name, and what EDNS adds.
+/// Most bytes of a question: one name, and the EDNS record.
 pub const QUESTION_BYTES: usize = 1024;
-/// The most bytes of an answer by UDP that the way is known to carry (DNS Flag Day 2020).
+/// Most bytes of an answer by UDP that avoid fragmentation (DNS Flag Day 2020).
 pub const UDP_BYTES: u16 = 1232;
 /// The most of any answer.
 pub const ANSWER_BYTES: usize = u16::MAX as usize;
-/// Bytes that every asker by UDP takes (RFC 1035 §4.2.1).
+/// Bytes that every client accepts by UDP (RFC 1035 §4.2.1).
 const PLAIN_UDP_BYTES: u16 = 512;
-/// How long guests keep what we know ourselves: a name may be another VM's soon.
+/// The TTL of our own records: a name may soon belong to another VM.
 const OWN_TTL: Ttl = Ttl::from_secs(5);
-/// Answers are kept no longer, and those that say that there is nothing no longer than that.
+/// The most time that an answer is cached, negative answers included, in seconds.
 const TTL_MOST: u32 = 3600;
 const ABSENT_TTL_MOST: u32 = 300;
-/// That there is nothing, where the answer does not say for how long.
+/// The TTL of negative answers that have no SOA record, in seconds.
 const ABSENT_TTL: u32 = 5;
 
 type Target = StaticCompressor<Vec<u8>>;
@@ -30,9 +30,9 @@ type Target = StaticCompressor<Vec<u8>>;
 #[derive(Debug, Clone)]
 pub struct Question<'a> {
     message: &'a Message<[u8]>,
-    /// The name, with neither capital letters nor a dot at its end.
+    /// The name in lower case, without a trailing dot.
     pub name: String,
-    /// What of it is asked for.
+    /// The record type.
     pub kind: Rtype,
     /// Bytes of the longest answer by UDP.
     pub udp_bytes: u16,
@@ -41,13 +41,13 @@ pub struct Question<'a> {
 /// Why a question is not answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Bad {
-    /// It deserves no answer: too short, or an answer itself.
+    /// It gets no answer: it is too short, or is an answer itself.
     Silence,
-    /// It is answered by an error.
+    /// It gets this error as an answer.
     Answer(Vec<u8>),
 }
 
-/// Takes a question apart.
+/// Parses a question.
 pub fn read(bytes: &[u8]) -> Result<Question<'_>, Bad> {
     let message = Message::from_slice(bytes).map_err(|_| Bad::Silence)?;
     let header = message.header();
@@ -62,7 +62,7 @@ pub fn read(bytes: &[u8]) -> Result<Question<'_>, Bad> {
     if question.qclass() != Class::IN {
         return Err(Bad::Answer(error(message, Rcode::REFUSED)));
     }
-    // Transfers of zones, and all there is of a name: nobody needs them here.
+    // Zone transfers and ANY are refused: guests do not need them.
     if matches!(question.qtype(), Rtype::AXFR | Rtype::IXFR | Rtype::ANY) {
         return Err(Bad::Answer(error(message, Rcode::NOTIMP)));
     }
@@ -99,7 +99,7 @@ impl Question<'_> {
         error(self.message, code)
     }
 
-    /// The answer of what we know ourselves; `None`: nothing.
+    /// The answer from our own names; `None` if nothing is known.
     pub fn own(&self, known: &Known) -> Option<Vec<u8>> {
         let code = match known {
             Known::Nothing => return None,
@@ -132,8 +132,8 @@ impl Question<'_> {
         Some(answer.finish().into_target())
     }
 
-    /// What a resolver answered, for who asked this; of `age`, in at most `most` bytes. One
-    /// that does not fit is cut, and says so: it is asked for again by TCP.
+    /// The answer to a guest's question from a resolver's answer of this `age`, in at most `most`
+    /// bytes. An answer that does not fit is truncated (TC), and the client asks again by TCP.
     pub fn relay(&self, resolved: &Resolved, age: Duration, most: usize) -> Option<Vec<u8>> {
         let source = Message::from_slice(&resolved.bytes).ok()?;
         let code = source.header().rcode();
@@ -175,7 +175,7 @@ impl Question<'_> {
         Some(answer)
     }
 
-    /// The same question as we ask a resolver: nothing of the guest's but name and type.
+    /// The question for a resolver: only the name and type are the guest's.
     pub fn forward(&self, id: u16) -> Option<Vec<u8>> {
         let mut builder = MessageBuilder::new_vec();
         builder.header_mut().set_id(id);
@@ -191,7 +191,7 @@ impl Question<'_> {
         Some(builder.finish())
     }
 
-    /// Is it the answer to what [`Question::forward`] asked?
+    /// Whether it is the answer to the question of [`Question::forward`].
     fn is_answered_by(&self, answer: &Message<[u8]>, id: u16) -> bool {
         let header = answer.header();
         let same = answer.sole_question().is_ok_and(|it| {
@@ -205,13 +205,13 @@ impl Question<'_> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resolved {
     bytes: Vec<u8>,
-    /// The addresses it gives, and how long each is good for.
+    /// Its addresses and their TTLs.
     pub addresses: Vec<(IpAddr, Duration)>,
-    /// How long all of it is good for.
+    /// The TTL of the whole answer.
     pub ttl: Duration,
-    /// It is cut: by TCP there is more.
+    /// It is truncated (TC): there is more by TCP.
     pub cut: bool,
-    /// The resolver could not do it (or would not).
+    /// The resolver failed or refused.
     pub failed: bool,
 }
 
@@ -221,13 +221,13 @@ impl Resolved {
         self.bytes.len()
     }
 
-    /// Are there no bytes? There always are.
+    /// Whether it is empty, which never happens.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 }
 
-/// Takes an answer apart; `None` if it is none to this question, or damaged.
+/// Parses an answer; `None` if it does not answer this question, or is malformed.
 pub fn read_answer(question: &Question, id: u16, bytes: &[u8]) -> Option<Resolved> {
     let message = Message::from_slice(bytes).ok()?;
     if !question.is_answered_by(message, id) {

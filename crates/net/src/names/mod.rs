@@ -1,14 +1,14 @@
 //! The name server of VMs.
 //!
-//! It is asked at the gateway's address. VMs of one network have their names there; what else
-//! is asked goes to the host's resolvers, if the policy of who asks lets the name resolve. The
-//! addresses of a name that a policy allows are opened before the answer is given.
+//! It listens at the gateway's address. It answers for the names of VMs of the same network; other
+//! questions go to the host's resolvers, if the VM's policy lets the name resolve. If a policy
+//! allows a name, the name's addresses are opened before the answer is sent.
 //!
-//! * [`directory`]: who asks, and who has which name.
+//! * [`directory`]: the VMs that may ask, and their names.
 //! * [`message`]: questions and answers (RFC 1035).
-//! * [`cache`]: answers that are kept for a while.
+//! * [`cache`]: a cache of answers.
 //! * [`resolvers`]: the host's resolvers.
-//! * [`server`]: sockets, and how much is done at a time.
+//! * [`server`]: sockets, and limits.
 
 pub mod cache;
 pub mod directory;

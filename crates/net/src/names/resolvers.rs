@@ -12,22 +12,22 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
 
 const PORT: u16 = 53;
-/// The most that are asked, as resolv.conf(5) has it.
+/// Most resolvers that are used, as in resolv.conf(5).
 const RESOLVERS: usize = 3;
-/// How long one is waited for, and how often all are asked in turn.
+/// How long to wait for one resolver, and how often all of them are tried in turn.
 const PATIENCE: Duration = Duration::from_millis(1500);
 const ROUNDS: usize = 2;
-/// How often the file is looked at.
+/// How often the file is checked for changes.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The host's resolvers, as resolv.conf(5) names them: it is read again when it has changed.
+/// The host's resolvers, as listed in resolv.conf(5), which is read again after a change.
 #[derive(Debug)]
 pub struct Resolvers {
     file: PathBuf,
-    /// Our own addresses, which are never asked.
+    /// Our own addresses, which are never asked, to avoid a loop.
     not: Vec<IpAddr>,
     known: Mutex<Known>,
-    /// These, whatever the file says.
+    /// Resolvers that are used instead of the file.
     fixed: Vec<SocketAddr>,
 }
 
@@ -39,7 +39,7 @@ struct Known {
 }
 
 impl Resolvers {
-    /// Those that `file` names, but for `not`.
+    /// The resolvers that `file` lists, except `not`.
     pub fn new(file: PathBuf, not: Vec<IpAddr>) -> Resolvers {
         Resolvers {
             file,
@@ -80,7 +80,7 @@ impl Resolvers {
         known.all.clone()
     }
 
-    /// Asks them in turn. `None`: none of them answers.
+    /// Asks the resolvers in turn. `None` if none of them answers.
     pub async fn ask(&self, question: &Question<'_>) -> Option<Resolved> {
         let all = self.all();
         let mut failed = None;
@@ -114,7 +114,7 @@ fn named(text: &str) -> Vec<SocketAddr> {
     let address = |line: &str| {
         let mut words = line.split_ascii_whitespace();
         let named = words.next()? == "nameserver";
-        // An address with a zone (fe80::1%eth0) is of no use here.
+        // Addresses with a zone (fe80::1%eth0) are not supported.
         let address: IpAddr = words.next()?.parse().ok()?;
         named.then(|| SocketAddr::new(address, PORT))
     };
@@ -125,7 +125,7 @@ fn named(text: &str) -> Vec<SocketAddr> {
     all
 }
 
-/// From a port of its own, with a number of its own: who can't see the question can't answer.
+/// Uses a new port and a random id, so that an answer can't be forged without seeing the question.
 async fn by_udp(resolver: SocketAddr, question: &Question<'_>) -> io::Result<Resolved> {
     let any = match resolver {
         SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),

@@ -1,4 +1,4 @@
-//! Sockets, and how much is done at a time.
+//! The name server's sockets, and its limits.
 
 use super::cache::Cache;
 use super::directory::{Asker, Directory, Known};
@@ -17,23 +17,23 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// Questions that are worked on at a time: of all, and of one VM. By UDP those beyond are
-/// dropped, which a resolver in a guest asks again; by TCP they close the connection.
+/// Most questions in progress: in all, and of one VM. Beyond this, UDP questions are dropped (a
+/// guest's resolver repeats them), and TCP connections are closed.
 const QUESTIONS: usize = 512;
 const QUESTIONS_OF_ONE: usize = 32;
-/// How long a connection may be silent.
+/// How long a connection may be idle.
 const SILENCE: Duration = Duration::from_secs(5);
-/// Questions on one connection.
+/// Most questions on one connection.
 const ON_ONE_CONNECTION: usize = 64;
-/// An address stays open a little longer than its name has it: a program may have asked at the
-/// last moment, and connect then.
+/// An address stays open a little longer than its TTL, because a program may resolve the name at
+/// the last moment and connect afterwards.
 const GRACE: Duration = Duration::from_secs(10);
-/// Pause after an error of a socket that may last, as when there is no descriptor left.
+/// Pause after a socket error that may persist, such as no free descriptors.
 const AFTER_ERROR: Duration = Duration::from_millis(50);
 
-/// What opens addresses to a VM: [`crate::rules::NameRules`], in a lock.
+/// Opens addresses to a VM: [`crate::rules::NameRules`] in a lock.
 pub trait Open: Send + Sync + 'static {
-    /// Opens these, each for a time, before it returns.
+    /// Opens these addresses, each for its time, before it returns.
     fn open(&self, vm: VmId, addresses: &[(IpAddr, Duration)]) -> Result<(), Error>;
 }
 
@@ -54,12 +54,12 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Binds the port of these addresses; another one if somebody has it: the rules lead
-    /// guests there ([`crate::host::HostOptions::name_port`]).
+    /// Binds this port of these addresses; another port if it is in use: the rules redirect guests
+    /// to it ([`crate::host::HostOptions::name_port`]).
     pub fn bind(addresses: &[IpAddr], port: u16) -> io::Result<Sockets> {
         match Sockets::bind_all(addresses, port) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                // One that the first address has free may be another's at the second.
+                // A port that is free on the first address may be in use on the second.
                 let mut last = error;
                 for _ in 0..16 {
                     let first = addresses
@@ -96,7 +96,7 @@ impl Sockets {
     }
 }
 
-/// Answers VMs.
+/// The name server of VMs.
 pub struct NameServer {
     directory: Arc<Directory>,
     resolvers: Resolvers,
@@ -106,8 +106,8 @@ pub struct NameServer {
 }
 
 impl NameServer {
-    /// One that knows the VMs of `directory`, asks `resolvers` for the rest, and opens
-    /// addresses by `open`.
+    /// A server that knows the VMs of `directory`, asks `resolvers` about other names, and opens
+    /// addresses with `open`.
     pub fn new(directory: Arc<Directory>, resolvers: Resolvers, open: impl Open) -> NameServer {
         NameServer {
             directory,
@@ -134,7 +134,7 @@ impl NameServer {
     }
 
     async fn serve_udp(self: Arc<Self>, socket: Arc<UdpSocket>) {
-        // They end with the socket.
+        // The tasks end with the socket.
         let mut answers = JoinSet::new();
         let mut packet = [0; QUESTION_BYTES + 1];
         loop {
@@ -168,7 +168,7 @@ impl NameServer {
                 tokio::time::sleep(AFTER_ERROR).await;
                 continue;
             };
-            // A connection has the place of a question for as long as it lasts.
+            // A connection counts as one question for as long as it lasts.
             if let Some((asker, place)) = self.place(from.ip()) {
                 let server = self.clone();
                 connections.spawn(async move {
@@ -202,7 +202,8 @@ impl NameServer {
         Ok(())
     }
 
-    /// Who asks, and a place for the question; `None`: nobody we know, or there is none.
+    /// The VM that asks, and a slot for its question; `None` if the VM is unknown or no slot is
+    /// free.
     fn place(self: &Arc<Self>, from: IpAddr) -> Option<(Arc<Asker>, Place)> {
         let asker = self.directory.asker(from)?;
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -223,7 +224,7 @@ impl NameServer {
         Some((asker, place))
     }
 
-    /// The answer; `None`: none is given.
+    /// The answer; `None` if there is none.
     pub async fn answer(&self, asker: &Asker, question: &[u8], tcp: bool) -> Option<Vec<u8>> {
         let question = match message::read(question) {
             Ok(question) => question,
@@ -271,7 +272,7 @@ impl NameServer {
         Some((resolved, Duration::ZERO))
     }
 
-    /// Opens what the name has, as far as names can open it. `false`: it failed.
+    /// Opens the addresses of a name, as far as names may open them. `false` if that failed.
     fn open(&self, asker: &Asker, resolved: &Resolved, age: Duration) -> bool {
         let opened: Vec<_> = resolved
             .addresses
@@ -292,7 +293,7 @@ impl NameServer {
     }
 }
 
-/// A place for a question, given back when it is dropped.
+/// A slot for a question, freed when it is dropped.
 struct Place {
     server: Arc<NameServer>,
     vm: VmId,

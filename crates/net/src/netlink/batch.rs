@@ -63,7 +63,8 @@ impl Batch {
         start
     }
 
-    /// Numbers the messages from `first` on, and asks for an answer to the one at `answered`.
+    /// Numbers the messages from `first` on, and asks for an acknowledgement of the one at
+    /// `answered`.
     pub(super) fn seal(&mut self, first: u32, answered: usize) {
         for (place, start) in self.starts.iter().enumerate() {
             let sequence = first.wrapping_add(place as u32);
@@ -75,7 +76,7 @@ impl Batch {
     }
 }
 
-/// What follows the header of a message or an attribute.
+/// The payload of a message or an attribute: attributes.
 pub struct Attributes<'a> {
     bytes: &'a mut Vec<u8>,
 }
@@ -96,7 +97,7 @@ impl Attributes<'_> {
         self
     }
 
-    /// A string, which the kernel wants to end with zero.
+    /// A string, which the kernel expects to be NUL-terminated.
     pub fn text(&mut self, kind: u16, value: &str) -> &mut Self {
         self.header(kind, value.len() + 1);
         self.bytes.extend_from_slice(value.as_bytes());
@@ -105,17 +106,17 @@ impl Attributes<'_> {
         self
     }
 
-    /// A number in network order, as nfnetlink wants all of them.
+    /// A number in network byte order, as nfnetlink expects.
     pub fn number(&mut self, kind: u16, value: u32) -> &mut Self {
         self.bytes(kind, &value.to_be_bytes())
     }
 
-    /// A number of 64 bits in network order.
+    /// A number of 64 bits in network byte order.
     pub fn long(&mut self, kind: u16, value: u64) -> &mut Self {
         self.bytes(kind, &value.to_be_bytes())
     }
 
-    /// An attribute of attributes.
+    /// A nested attribute.
     pub fn nested(&mut self, kind: u16, write: impl FnOnce(&mut Attributes)) -> &mut Self {
         let start = self.bytes.len();
         self.header(kind | NESTED, 0);

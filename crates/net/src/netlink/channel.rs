@@ -1,4 +1,4 @@
-//! A netlink socket, and what the kernel answers on it.
+//! A netlink socket, and the kernel's answers on it.
 
 use super::{ATTRIBUTE_HEADER, Batch, HEADER, TYPE_MASK, aligned};
 use jiffy_sys::netlink::{NETFILTER, NetlinkSocket};
@@ -10,20 +10,20 @@ const NLMSG_DONE: u16 = 3;
 const FLAG_DUMP_INTERRUPTED: u16 = 0x10;
 const FLAG_CAPPED: u16 = 0x100;
 const FLAG_ACK_ATTRIBUTES: u16 = 0x200;
-/// `NLMSGERR_ATTR_MSG`: why, as text.
+/// `NLMSGERR_ATTR_MSG`: the reason, as text (extended ACK).
 const ATTR_MSG: u16 = 1;
-/// Times a dump is asked for that the kernel interrupts, because what it lists changes.
+/// How often a dump is tried that the kernel interrupts because its objects change.
 const DUMP_TRIES: usize = 8;
 
-/// Why the kernel did not do what was asked.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// It refused a message: which of the batch, and with what.
+    /// The kernel refused a message of the batch.
     #[error("the kernel refused it{}", reason(.text))]
     Refused {
-        /// Place in the batch, from 0.
+        /// Index of the message in the batch.
         place: usize,
-        /// What the kernel says beside the number.
+        /// The kernel's text beside the error number (extended ACK).
         text: Option<String>,
         /// The error number.
         #[source]
@@ -32,7 +32,7 @@ pub enum Refusal {
     /// The socket failed.
     #[error("the netlink socket failed")]
     Socket(#[source] io::Error),
-    /// An answer is not what the protocol says.
+    /// An answer violates the protocol.
     #[error("the kernel's answer makes no sense: {0}")]
     Malformed(&'static str),
 }
@@ -85,8 +85,8 @@ impl Channel {
         })
     }
 
-    /// Sends a batch and waits for the kernel's answer to the message at `answered`, which
-    /// it must answer last. The first refusal is the error.
+    /// Sends a batch and waits for the acknowledgement of the message at `answered`, which must be
+    /// the last that the kernel answers. The first refusal is returned as the error.
     pub fn transact(&mut self, mut batch: Batch, answered: usize) -> Result<(), Refusal> {
         if batch.is_empty() {
             return Ok(());
@@ -116,8 +116,9 @@ impl Channel {
         Err(refusal.unwrap_or(Refusal::Malformed("it ends without an answer")))
     }
 
-    /// Asks for a list (`batch` is one request) and gives each message's type and body.
-    /// What a list gave that changed while it was read is discarded, and it is read again.
+    /// Requests a dump (`batch` is one request) and passes each message's type and body to the
+    /// closure. If the objects change meanwhile (`NLM_F_DUMP_INTR`), the results are discarded and
+    /// the dump is repeated.
     pub fn dump<T>(
         &mut self,
         request: impl Fn() -> Batch,
@@ -165,8 +166,8 @@ impl Channel {
         }
     }
 
-    /// Asks for one thing (`batch` is one request without a list's flag); `None` if there is
-    /// no such thing.
+    /// Requests one object (`batch` is one request without `NLM_F_DUMP`); `None` if it does not
+    /// exist.
     pub fn get<T>(
         &mut self,
         mut request: Batch,
@@ -257,7 +258,7 @@ pub struct AttributeIter<'a>(pub &'a [u8]);
 impl<'a> Iterator for AttributeIter<'a> {
     type Item = (u16, &'a [u8]);
 
-    /// Ends at the first that does not fit.
+    /// Ends at the first attribute that does not fit.
     fn next(&mut self) -> Option<Self::Item> {
         let bytes = self.0;
         let length = u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?) as usize;
@@ -275,7 +276,7 @@ pub fn find(body: &[u8], kind: u16) -> Option<&[u8]> {
         .map(|(_, value)| value)
 }
 
-/// What an NLMSG_ERROR says: nothing, or an error number and a text.
+/// The contents of an `NLMSG_ERROR`: none for a success, otherwise an error number and a text.
 fn acknowledged(message: &Message) -> Result<Option<(io::Error, Option<String>)>, Refusal> {
     let short = Refusal::Malformed("an error without a number");
     let number = message.body.get(..4).ok_or(short)?;
@@ -287,7 +288,8 @@ fn acknowledged(message: &Message) -> Result<Option<(io::Error, Option<String>)>
     let number = number.ok_or(Refusal::Malformed("an error number out of range"))?;
     let text = (message.flags & FLAG_ACK_ATTRIBUTES != 0)
         .then(|| {
-            // The header of the request, and all of it unless capped.
+            // The header of the request, followed by its payload unless the answer is capped
+            // (`NLM_F_CAPPED`).
             let request = message.body.get(4..)?;
             let length = u32::from_ne_bytes(request.get(..4)?.try_into().ok()?) as usize;
             let skipped = if message.flags & FLAG_CAPPED != 0 {

@@ -16,21 +16,21 @@ pub use channel::{Channel, Refusal};
 const HEADER: usize = 16;
 /// Bytes of an attribute's header (`struct nlattr`).
 const ATTRIBUTE_HEADER: usize = 4;
-/// Of an attribute's type, the bits that are no flags.
+/// The bits of an attribute's type that are not flags (`NLA_TYPE_MASK`).
 const TYPE_MASK: u16 = 0x3fff;
 const NESTED: u16 = 0x8000;
 
 /// `NLM_F_*` flags of a request.
 pub mod flags {
-    /// Something is asked of the kernel.
+    /// The message is a request.
     pub const REQUEST: u16 = 1;
-    /// The kernel is to say when it is done.
+    /// The kernel is to acknowledge the message.
     pub const ACK: u16 = 4;
-    /// All there is.
+    /// All objects are listed.
     pub const DUMP: u16 = 0x300;
-    /// What exists is replaced.
+    /// An existing object is replaced.
     pub const REPLACE: u16 = 0x100;
-    /// What does not exist is created.
+    /// A missing object is created.
     pub const CREATE: u16 = 0x400;
     /// Added at the end.
     pub const APPEND: u16 = 0x800;

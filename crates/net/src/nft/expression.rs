@@ -1,20 +1,20 @@
-//! What rules are made of: each expression loads, compares or decides.
+//! The expressions of rules: each loads, compares or decides.
 
 use super::constants::{self as nf, FIRST_REGISTER, VERDICT_REGISTER, data, expression};
 use crate::netlink::Attributes;
 use std::borrow::Cow;
 
-/// A register of 4 bytes, from 0. Longer values take those that follow.
+/// A register of 4 bytes, counted from 0. Longer values use the following ones too.
 pub type Register = u32;
 
-/// What becomes of a packet.
+/// A verdict on a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// Goes on, as far as this hook's chain is concerned.
+    /// The packet is accepted by this base chain.
     Accept,
-    /// Is gone.
+    /// The packet is dropped.
     Drop,
-    /// Through a chain, and not back.
+    /// Evaluation continues in another chain, without return.
     Goto(Cow<'static, str>),
 }
 
@@ -33,7 +33,7 @@ pub enum Expression {
         length: u32,
         to: Register,
     },
-    /// What kind of address the packet's destination is to this host.
+    /// The type of the packet's destination address (`RTN_*`), into a register.
     DestinationKind { to: Register },
     /// A value into registers.
     Load { value: Vec<u8>, to: Register },
@@ -51,38 +51,38 @@ pub enum Expression {
         from: Vec<u8>,
         to: Vec<u8>,
     },
-    /// The rule ends unless the set has the register's value. What a map has goes to `to`.
+    /// The rule ends unless the set has the register's value. A map's value is loaded into `to`.
     Lookup {
         set: Cow<'static, str>,
         register: Register,
         to: Option<Register>,
     },
-    /// What a verdict map has for the register's value becomes of the packet.
+    /// Applies the verdict that a verdict map has for the register's value.
     VerdictMap {
         map: Cow<'static, str>,
         register: Register,
     },
-    /// The rule ends unless a link has more than `limit` connections, by a dynamic set.
+    /// The rule ends unless a link has more than `limit` connections, counted in a dynamic set.
     ConnectionsOver {
         set: Cow<'static, str>,
         register: Register,
         limit: u32,
     },
-    /// The end.
+    /// Ends with a verdict.
     Verdict(Verdict),
-    /// The source address becomes that of the link it leaves by.
+    /// Changes the source address to that of the outgoing link.
     Masquerade,
-    /// The source address becomes another.
+    /// Changes the source address.
     SourceNat { family: u32, address: Register },
-    /// The destination becomes another.
+    /// Changes the destination.
     DestinationNat {
         family: u32,
         address: Register,
         port: Register,
     },
-    /// TCP: a reset. The packet is gone.
+    /// Drops the packet and answers with a TCP reset.
     Reset,
-    /// ICMP: administratively prohibited. The packet is gone.
+    /// Drops the packet and answers with ICMP "administratively prohibited".
     Prohibit,
 }
 
@@ -134,7 +134,7 @@ impl Verdict {
         }
     }
 
-    /// As the value of `DATA`.
+    /// Writes it as the value of a `DATA` attribute.
     pub(super) fn write(&self, to: &mut Attributes) {
         to.nested(data::VERDICT, |it| {
             it.number(data::VERDICT_CODE, self.code() as u32);
@@ -149,7 +149,7 @@ fn register(number: Register) -> u32 {
     FIRST_REGISTER + number
 }
 
-/// As one element of a rule's list.
+/// Writes it as one element of a rule's list of expressions.
 pub(super) fn write(to: &mut Attributes, it: &Expression) {
     let mut named = |name: &str, body: &dyn Fn(&mut Attributes)| {
         to.nested(nf::LIST_ELEMENT, |element| {

@@ -1,10 +1,10 @@
-//! nftables as the kernel speaks it (linux/netfilter/nf_tables.h): an encoder of what our
-//! table needs, and of nothing else.
+//! The netlink protocol of nftables (linux/netfilter/nf_tables.h), as far as Jiffy's table needs
+//! it.
 //!
 //! * [`constants`]: the kernel's numbers.
-//! * [`expression`]: what rules are made of.
-//! * [`transaction`]: changes that are made all at once or not at all.
-//! * [`read`]: what there is.
+//! * [`expression`]: the expressions of rules.
+//! * [`transaction`]: changes that are applied atomically.
+//! * [`read`]: reads tables, sets and chains.
 
 pub(crate) mod constants;
 pub mod expression;

@@ -1,4 +1,4 @@
-//! What there is, as the kernel lists it.
+//! Reads tables, sets and chains as the kernel lists them.
 
 use super::constants::{self as nf, FAMILY_INET, SUBSYSTEM, chain, data, element, table};
 use crate::netlink::channel::{AttributeIter, find};
@@ -12,15 +12,15 @@ const POLICY_DROP: u32 = 0;
 /// An element of a set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundElement {
-    /// What it is found by.
+    /// Its key.
     pub key: Vec<u8>,
-    /// Bytes and packets that it has counted.
+    /// The values of its counter: bytes and packets.
     pub counted: (u64, u64),
-    /// Milliseconds it still stays.
+    /// Milliseconds until it expires.
     pub expires: Option<u64>,
 }
 
-/// What the table has to tell its maker; `None`: there is no such table.
+/// The user data of a table; `None` if the table does not exist.
 pub fn userdata(netfilter: &mut Channel, name: &str) -> Result<Option<Vec<u8>>, Refusal> {
     let request = request(nf::GET_TABLE, 0, FAMILY_INET, |it| {
         it.text(table::NAME, name);
@@ -49,7 +49,7 @@ pub fn elements(
     Ok(lists.into_iter().flatten().collect())
 }
 
-/// One element of a set, if it has it.
+/// One element of a set; `None` if it does not exist.
 pub fn element(
     netfilter: &mut Channel,
     table: &str,
@@ -96,7 +96,7 @@ pub struct FoundChain {
     pub table: String,
     /// Its name.
     pub name: String,
-    /// It is called for packets that the host forwards, and drops those it has no rule for.
+    /// Whether it is at the forward hook with the policy `drop`.
     pub drops_forwarded: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Changes to one table, made all at once or not at all.
+//! Changes to one table, applied atomically.
 
 use super::constants::{
     self as nf, FAMILY_INET, SUBSYSTEM, chain, data, element, rule, set, table,
@@ -9,51 +9,51 @@ use crate::netlink::{Attributes, Batch, Channel, Refusal, flags};
 /// Bytes of elements in one message: an attribute has at most 64 KiB.
 const ELEMENT_BYTES: usize = 32 << 10;
 
-/// Where a base chain is called (nft(8), "CHAINS").
+/// Where a base chain is hooked (nft(8), "CHAINS").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hook {
     /// `filter` or `nat`.
     pub kind: &'static str,
     /// `NF_INET_*`.
     pub hook: u32,
-    /// Lower ones are called first.
+    /// Chains with a lower priority are called first.
     pub priority: i32,
 }
 
-/// What a set is like.
+/// The properties of a set or map.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Set {
     /// `SetFlag::*`.
     pub flags: u32,
-    /// Type and bytes of a key.
+    /// Data type and length in bytes of a key.
     pub key: (u32, u32),
-    /// The same of what a map has for it.
+    /// Data type and length in bytes of a map's values.
     pub value: Option<(u32, u32)>,
-    /// Each element counts what it was looked up for.
+    /// Each element has a counter of its lookups.
     pub counted: bool,
-    /// The most elements.
+    /// The maximum number of elements.
     pub most: Option<u32>,
 }
 
 /// An element of a set or map.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Element {
-    /// What it is found by.
+    /// Its key.
     pub key: Vec<u8>,
-    /// What a map has for it.
+    /// Its value in a map.
     pub value: Option<Vec<u8>>,
-    /// What a verdict map has for it.
+    /// Its verdict in a verdict map.
     pub verdict: Option<Verdict>,
-    /// Milliseconds it stays.
+    /// Milliseconds until it expires.
     pub timeout: Option<u64>,
-    /// It is the first that an interval has not.
+    /// It is the exclusive end of an interval (`NFT_SET_ELEM_INTERVAL_END`).
     pub interval_end: bool,
-    /// Bytes and packets that it starts to count with.
+    /// The initial values of its counter: bytes and packets.
     pub counted: Option<(u64, u64)>,
 }
 
 impl Element {
-    /// One of a plain set.
+    /// An element of a plain set.
     pub fn new(key: impl Into<Vec<u8>>) -> Element {
         Element {
             key: key.into(),
@@ -71,7 +71,7 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    /// None yet.
+    /// No changes yet.
     pub fn new(table: &'static str) -> Transaction {
         let mut batch = Batch::new();
         limit(&mut batch, nf::BATCH_BEGIN);
@@ -82,12 +82,12 @@ impl Transaction {
         }
     }
 
-    /// Does it change nothing?
+    /// Whether there are no changes.
     pub fn is_empty(&self) -> bool {
         self.batch.len() == 1
     }
 
-    /// Makes it so, or changes nothing.
+    /// Applies all changes, or none.
     pub fn commit(mut self, netfilter: &mut Channel) -> Result<(), Refusal> {
         if self.is_empty() {
             return Ok(());
@@ -112,13 +112,13 @@ impl Transaction {
         });
     }
 
-    /// Removes the table with all that is in it. It must be there.
+    /// Deletes the table with all its contents. It must exist.
     pub fn delete_table(&mut self) {
         let name = self.table;
         self.message(nf::DEL_TABLE, 0, |it| _ = it.text(table::NAME, name));
     }
 
-    /// Makes a chain; one with a hook accepts what no rule decides.
+    /// Creates a chain; one with a hook has the policy `accept`.
     pub fn add_chain(&mut self, name: &str, hook: Option<Hook>) {
         let table = self.table;
         self.message(nf::NEW_CHAIN, flags::CREATE, |it| {
@@ -133,7 +133,7 @@ impl Transaction {
         });
     }
 
-    /// Removes a chain that nothing jumps to, and its rules.
+    /// Deletes a chain that no rule jumps to, with its rules.
     pub fn delete_chain(&mut self, name: &str) {
         let table = self.table;
         self.message(nf::DEL_CHAIN, 0, |it| {
@@ -184,7 +184,7 @@ impl Transaction {
         });
     }
 
-    /// Removes a set that no rule looks at.
+    /// Deletes a set that no rule uses.
     pub fn delete_set(&mut self, name: &str) {
         let table = self.table;
         self.message(nf::DEL_SET, 0, |it| {
@@ -192,12 +192,12 @@ impl Transaction {
         });
     }
 
-    /// Adds elements. One that is there with the same value stays as it is.
+    /// Adds elements. An existing element with the same value does not change.
     pub fn add_elements(&mut self, set: &str, elements: &[Element]) {
         self.elements(nf::NEW_ELEMENT, flags::CREATE, set, elements);
     }
 
-    /// Removes elements, which must be there.
+    /// Deletes elements, which must exist.
     pub fn delete_elements(&mut self, set: &str, elements: &[Element]) {
         self.elements(nf::DEL_ELEMENT, 0, set, elements);
     }
@@ -249,7 +249,7 @@ fn counter(to: &mut Attributes, bytes: u64, packets: u64) {
     });
 }
 
-/// The message before the first and the one after the last.
+/// The messages that begin and end a batch.
 fn limit(batch: &mut Batch, kind: u16) {
     batch.message(kind, 0, |it| {
         let [high, low] = SUBSYSTEM.to_be_bytes();

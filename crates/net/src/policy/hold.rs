@@ -1,7 +1,8 @@
-//! Sockets that keep published ports from other programs of the host.
+//! Sockets that reserve published ports, so that no other program of the host can bind them.
 //!
-//! What comes to such a port goes to its VM before any socket hears of it. Without a socket the
-//! port could be another program's already, or become one's, which would then hear nothing.
+//! Packets to such a port are translated to the VM's address before they reach any socket. Without
+//! a reservation the port might already belong to another program, or be bound by one later, and
+//! that program would receive nothing.
 
 use super::publish::Publish;
 use super::target::Protocol;
@@ -9,7 +10,7 @@ use crate::Error;
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 
-/// Ports that are held for as long as this lives.
+/// Ports that are reserved until this is dropped.
 #[derive(Debug, Default)]
 pub struct Held {
     _tcp: Vec<TcpListener>,
@@ -17,7 +18,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Holds all of these, or none.
+    /// Reserves all of these ports, or none.
     pub fn all(ports: &[Publish]) -> Result<Held, Error> {
         let mut held = Held::default();
         for port in ports {

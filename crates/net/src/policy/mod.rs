@@ -1,11 +1,12 @@
-//! What a VM may reach, and which of its ports can be reached from elsewhere.
+//! What a VM may reach, and which of its ports are published.
 //!
-//! What is allowed beats what is denied, and what is denied beats what holds for every VM:
-//! the host itself, other VMs, private, link-local and metadata addresses: no; the rest: yes.
+//! A rule that allows goes before a rule that denies, and both go before the default of every VM:
+//! the host itself, other VMs, private, link-local and metadata addresses are denied, everything
+//! else is allowed.
 //!
-//! * [`target`]: whom a rule is about, and how it is written.
-//! * [`publish`]: ports of the host's that lead to a VM.
-//! * [`hold`]: sockets that keep those ports from other programs.
+//! * [`target`]: the targets of rules, and their syntax.
+//! * [`publish`]: published ports of the host.
+//! * [`hold`]: sockets that reserve those ports.
 
 pub mod hold;
 pub mod publish;
@@ -18,52 +19,53 @@ use crate::Cidr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub use target::{Domain, Protocol, Rule, To};
 
-/// The most rules of one VM: each is a rule of the kernel's that packets pass one by one.
+/// Most rules of one VM: each becomes a kernel rule, and packets are checked against them one by
+/// one.
 pub const RULES: usize = 256;
 
-/// What one VM may reach beside, or not of, what all VMs may.
+/// How one VM's access differs from the default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// Reached whatever else is said.
+    /// Targets that are allowed, even if they are also denied.
     pub allow: Vec<Rule>,
-    /// Not reached, unless allowed.
+    /// Targets that are denied, unless they are allowed.
     pub deny: Vec<Rule>,
 }
 
 impl Policy {
-    /// Is it what holds for every VM?
+    /// Whether it is the default.
     pub fn is_default(&self) -> bool {
         self.allow.is_empty() && self.deny.is_empty()
     }
 
-    /// Is there a rule about names?
+    /// Whether there is a rule about names.
     pub fn has_domains(&self) -> bool {
         self.domains(&self.allow).next().is_some() || self.domains(&self.deny).next().is_some()
     }
 
-    /// Does a name resolve? `name` has neither capital letters nor a dot at its end.
+    /// Whether a name resolves. `name` must be in lower case without a trailing dot.
     ///
-    /// One that is allowed does. One that is denied does not, and where everything is denied
-    /// no other does.
+    /// An allowed name resolves. A denied one does not, and if everything is denied, no other name
+    /// does.
     pub fn resolves(&self, name: &str) -> bool {
         let listed = |rules| self.domains(rules).any(|(it, _)| it.covers(name));
         listed(&self.allow) || !(listed(&self.deny) || self.denies_everything())
     }
 
-    /// Are the addresses of a name reached because of the name?
+    /// Whether the addresses of a name are opened because of a rule about the name.
     pub fn opens(&self, name: &str) -> bool {
         self.domains(&self.allow).any(|(it, _)| it.covers(name))
     }
 
-    /// Is it denied to reach anything at all, at any port?
+    /// Whether all addresses and ports are denied.
     pub fn denies_everything(&self) -> bool {
         let all =
             |it: &Rule| it.to == To::Everything && it.ports.is_none() && it.protocol.is_none();
         self.deny.iter().any(all)
     }
 
-    /// May a connection to this address and port, beyond the host and other VMs, be made? What
-    /// is open because of a name is not asked here.
+    /// Whether a connection to this address and port is permitted, the host and other VMs aside.
+    /// Addresses that are open because of a name are not considered.
     pub fn permits(&self, address: IpAddr, protocol: u8, port: u16) -> bool {
         let listed = |rules: &[Rule]| rules.iter().any(|it| it.covers(address, protocol, port));
         listed(&self.allow) || !(listed(&self.deny) || closed().any(|it| it.contains(address)))
@@ -77,9 +79,10 @@ impl Policy {
     }
 }
 
-/// What no VM reaches unless a rule says so: this network, private (RFC 1918), carriers'
-/// (RFC 6598), loopback, link-local with clouds' metadata, special (RFC 6890), benchmarks
-/// (RFC 2544), multicast, reserved, broadcast; and 168.63.129.16, which is Azure's metadata.
+/// IPv4 ranges that are denied by default: this network, private (RFC 1918), carrier-grade NAT (RFC
+/// 6598), loopback, link-local with the clouds' metadata services, special-purpose (RFC 6890),
+/// benchmarks (RFC 2544), multicast, reserved, broadcast; and 168.63.129.16, Azure's metadata
+/// service.
 const CLOSED4: [([u8; 4], u8); 12] = [
     ([0, 0, 0, 0], 8),
     ([10, 0, 0, 0], 8),
@@ -94,11 +97,11 @@ const CLOSED4: [([u8; 4], u8); 12] = [
     ([224, 0, 0, 0], 4),
     ([240, 0, 0, 0], 4),
 ];
-/// All that is not global unicast (RFC 4291 §2.4), and addresses that have one of IPv4 in them
-/// (6to4, RFC 3056), which may be a private one.
+/// IPv6 ranges that are denied by default: everything but global unicast (RFC 4291 §2.4), and 6to4
+/// addresses (RFC 3056), whose embedded IPv4 address may be a private one.
 const CLOSED6: [(u16, u8); 4] = [(0, 3), (0x2002, 16), (0x4000, 2), (0x8000, 1)];
 
-/// The ranges that no VM reaches unless a rule says so, in order.
+/// The ranges that are denied by default, sorted.
 pub fn closed() -> impl Iterator<Item = Cidr> {
     let v4 = CLOSED4
         .iter()
@@ -111,8 +114,8 @@ pub fn closed() -> impl Iterator<Item = Cidr> {
         .filter_map(|(first, prefix)| Cidr::new(first, prefix))
 }
 
-/// May an answer of a name server open this address? A name could be made to lead anywhere,
-/// so it opens public addresses only.
+/// Whether an answer of a name server may open this address. The owner of a name chooses its
+/// addresses freely, so only public addresses are opened.
 pub fn opened_by_name(address: IpAddr) -> bool {
     !closed().any(|it| it.contains(address)) && address != IpAddr::V4(Ipv4Addr::BROADCAST)
 }

@@ -1,4 +1,4 @@
-//! Ports of the host's that lead to a VM: `[ADDRESS:]HOST[-HOST]:GUEST[-GUEST][/udp]`.
+//! Published ports of the host: `[ADDRESS:]HOST[-HOST]:GUEST[-GUEST][/udp]`.
 
 use super::target::{Protocol, port_range};
 use crate::Error;
@@ -9,16 +9,17 @@ use std::str::FromStr;
 /// The most ports in one range: each is held by a socket.
 const RANGE: u16 = 1024;
 
-/// Ports that lead to a VM.
+/// Ports of the host that are forwarded to a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Publish {
-    /// The host's address: an unspecified one is all, 127.0.0.1 only its own programs.
+    /// The host's address: an unspecified one means all; with 127.0.0.1 only the host's own
+    /// programs reach the VM.
     pub address: IpAddr,
     /// The host's first port.
     pub host: u16,
     /// The VM's first port.
     pub guest: u16,
-    /// How many ports from there on.
+    /// Number of consecutive ports.
     pub count: u16,
     /// TCP or UDP.
     pub protocol: Protocol,
@@ -30,7 +31,7 @@ impl Publish {
         (0..self.count).map(move |it| (self.host + it, self.guest + it))
     }
 
-    /// Have the two a port of the host's in common?
+    /// Whether both use the same port of the host.
     pub fn collides(&self, other: &Publish) -> bool {
         let addresses = self.address == other.address
             || (self.address.is_ipv4() == other.address.is_ipv4()

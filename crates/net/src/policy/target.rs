@@ -1,4 +1,4 @@
-//! Whom a rule is about, and how it is written: `TARGET[:PORT[-PORT]][/tcp|/udp]`.
+//! The targets of rules, and their syntax: `TARGET[:PORT[-PORT]][/tcp|/udp]`.
 
 use super::super::{Cidr, Error};
 use std::fmt;
@@ -12,9 +12,9 @@ const LABEL_BYTES: usize = 63;
 /// TCP or UDP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
-    /// 6.
+    /// Protocol number 6.
     Tcp,
-    /// 17.
+    /// Protocol number 17.
     Udp,
 }
 
@@ -60,7 +60,7 @@ pub struct Domain {
 }
 
 impl Domain {
-    /// Is this name it, or one of those below it? `name` has no capital letters.
+    /// Whether this name matches. `name` must be in lower case.
     pub fn covers(&self, name: &str) -> bool {
         if !self.below {
             return name == self.name;
@@ -107,12 +107,12 @@ impl fmt::Display for Domain {
     }
 }
 
-/// Whom a rule is about.
+/// The target of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum To {
     /// `all`: every address beyond the host.
     Everything,
-    /// `host`: this host itself. Only a rule that allows a port can say so.
+    /// `host`: this host itself. Only valid in a rule that allows a port.
     Host,
     /// `ADDRESS[/PREFIX]`, `[IPV6/PREFIX]`.
     Range(Cidr),
@@ -123,17 +123,17 @@ pub enum To {
 /// A rule that allows or denies.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rule {
-    /// Whom.
+    /// The target.
     pub to: To,
-    /// The first and last port; none: all ports and protocols without.
+    /// The first and last port; `None` means all ports, and protocols without ports.
     pub ports: Option<(u16, u16)>,
-    /// None: with ports TCP and UDP, else all.
+    /// The protocol; `None` means TCP and UDP if there are ports, otherwise all protocols.
     pub protocol: Option<Protocol>,
 }
 
 impl Rule {
-    /// Is a connection to this address one of those it is about? What is said of a name or the
-    /// host is not about an address.
+    /// Whether the rule matches a connection to this address. A rule about a name or the host never
+    /// matches an address.
     pub fn covers(&self, address: IpAddr, protocol: u8, port: u16) -> bool {
         let to = match &self.to {
             To::Everything => true,

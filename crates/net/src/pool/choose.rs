@@ -1,4 +1,4 @@
-//! Ranges that collide with no route of the host's.
+//! Chooses ranges that overlap none of the host's routes.
 
 use super::Ranges;
 use crate::{Cidr, Error};
@@ -7,9 +7,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// Prefix of the IPv4 range that is chosen: 65,533 VMs.
 const PREFIX: u8 = 16;
 
-/// Ranges that overlap none of `taken`, the host's routes and addresses: of IPv4 a /16 of the
-/// private ranges (RFC 1918), those first that others rarely use; of IPv6 a /64 of the
-/// locally assigned ones (RFC 4193), whose 40 random bits are `seed`'s.
+/// Chooses ranges that overlap none of `taken`, the host's routes and addresses. For IPv4, a /16 of
+/// the private ranges (RFC 1918), rarely used ones first; for IPv6, a /64 of the locally assigned
+/// ones (RFC 4193), whose 40 random bits are `seed`.
 pub fn choose(taken: &[Cidr], seed: [u8; 5]) -> Result<Ranges, Error> {
     let free = |range: &Cidr| {
         !taken
@@ -34,7 +34,8 @@ pub fn choose(taken: &[Cidr], seed: [u8; 5]) -> Result<Ranges, Error> {
     Ranges::new(v4, v6)
 }
 
-/// From the middle of 10/8 up, then below, then of 172.16/12 what docker does not begin with.
+/// From the middle of 10/8 upwards, then the lower half, then the part of 172.16/12 that Docker
+/// does not use first.
 fn candidates() -> impl Iterator<Item = Ipv4Addr> {
     let ten = (118..=254)
         .chain(1..118)

@@ -1,6 +1,6 @@
-//! Addresses for VMs: who has which, and which is next.
+//! The pool of VMs' addresses.
 //!
-//! * [`choose`]: ranges that collide with no route of the host's.
+//! * [`choose`]: chooses ranges that overlap none of the host's routes.
 
 pub mod choose;
 
@@ -13,7 +13,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Prefix lengths an IPv4 pool may have: 4 addresses to 2^20.
 const V4_PREFIXES: std::ops::RangeInclusive<u8> = 12..=30;
-/// The most of an IPv6 pool: the low 32 bits are those of the IPv4 address.
+/// The longest prefix of an IPv6 pool: the low 32 bits are for the offset of the IPv4 address.
 const V6_PREFIX_MOST: u8 = 96;
 
 /// The ranges that VMs have their addresses of.
@@ -57,17 +57,17 @@ impl Ranges {
         Cidr::new(self.v6.0.into(), self.v6.1).unwrap_or(Cidr::single(self.v6.0.into()))
     }
 
-    /// The host's own address of them: the guests' gateway and name server.
+    /// The host's own IPv4 address in the range: the guests' gateway and name server.
     pub fn gateway(self) -> Ipv4Addr {
         self.address(1)
     }
 
-    /// The same of IPv6.
+    /// The host's own IPv6 address in the range.
     pub fn gateway6(self) -> Ipv6Addr {
         self.v6_of(self.gateway())
     }
 
-    /// The IPv6 address that goes with an IPv4 address: its place is the same.
+    /// The IPv6 address that belongs to an IPv4 address: it has the same offset in its range.
     pub fn v6_of(self, v4: Ipv4Addr) -> Ipv6Addr {
         let place = v4.to_bits().wrapping_sub(self.v4.0.to_bits());
         Ipv6Addr::from_bits(self.v6.0.to_bits() | u128::from(place))
@@ -77,22 +77,22 @@ impl Ranges {
         Ipv4Addr::from_bits(self.v4.0.to_bits() + place)
     }
 
-    /// Places that VMs may have: not the first (the network's), the gateway's, the last
-    /// (broadcast).
+    /// Offsets that VMs may have: all except the network address, the gateway and the broadcast
+    /// address.
     fn places(self) -> std::ops::Range<u32> {
         2..(1 << (32 - self.v4.1)) - 1
     }
 }
 
-/// Which addresses VMs have. Those that were never used go first, then those that were free
-/// the longest.
+/// The addresses in use. Addresses that were never used are given first, then those that have been
+/// free for longest.
 #[derive(Debug)]
 pub struct Pool {
     ranges: Ranges,
     used: BTreeSet<Ipv4Addr>,
-    /// The lowest place that never was given.
+    /// The lowest offset that was never given.
     fresh: u32,
-    /// Those above it that were claimed: they are not fresh any more.
+    /// Claimed addresses above it, which are not fresh any more.
     claimed: BTreeSet<Ipv4Addr>,
     freed: VecDeque<Ipv4Addr>,
 }
@@ -114,7 +114,7 @@ impl Pool {
         self.ranges
     }
 
-    /// An address that nobody has.
+    /// Takes a free address.
     pub fn take(&mut self) -> Result<Ipv4Addr, Error> {
         while self.ranges.places().contains(&self.fresh) {
             let address = self.ranges.address(self.fresh);
@@ -130,8 +130,8 @@ impl Pool {
         Ok(address)
     }
 
-    /// This very address, for a VM that has it from before. `false`: it is not of this pool,
-    /// or somebody has it.
+    /// Claims this address for a VM that had it before. `false` if it is not in this pool, or in
+    /// use.
     pub fn claim(&mut self, address: Ipv4Addr) -> bool {
         let place = address.to_bits().wrapping_sub(self.ranges.v4.0.to_bits());
         let claimed = self.ranges.places().contains(&place) && self.used.insert(address);
@@ -144,7 +144,7 @@ impl Pool {
         claimed
     }
 
-    /// Nobody has it any more. It is given again after all others.
+    /// Frees an address. It is given again after all others.
     pub fn free(&mut self, address: Ipv4Addr) {
         if self.used.remove(&address) {
             self.freed.push_back(address);

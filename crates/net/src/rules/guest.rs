@@ -5,7 +5,7 @@ use super::{GuestRules, link_element, policy, ports};
 use crate::nft::{Element, Transaction, Verdict};
 use std::borrow::Cow;
 
-/// What a VM had counted before the table was made anew: bytes and packets.
+/// The counters of a VM before the table was replaced: bytes and packets.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Counters {
     pub spoofed: Option<(u64, u64)>,
@@ -43,7 +43,7 @@ pub(super) fn delete(to: &mut Transaction, guest: &GuestRules) {
     to.delete_elements(table::SOURCES4, &[source4(guest)]);
 }
 
-/// From one policy, network and ports to others, of the same VM on the same link.
+/// Changes the policy, network and ports of a VM whose link stays the same.
 pub(super) fn change(to: &mut Transaction, from: &GuestRules, into: &GuestRules) {
     if from.ports != into.ports {
         ports::delete(to, from);
@@ -55,7 +55,7 @@ pub(super) fn change(to: &mut Transaction, from: &GuestRules, into: &GuestRules)
     }
 }
 
-/// What it may reach: its chains, and that its link leads to them.
+/// Adds the VM's chains, and the map elements that lead from its link to them.
 fn reach(to: &mut Transaction, guest: &GuestRules) {
     policy::add_chains(to, guest);
     let leads = |to: &mut Transaction, map, chain: Cow<'static, str>| {

@@ -1,12 +1,12 @@
 //! The one nftables table that holds all VMs' rules, `inet jiffy`.
 //!
-//! What holds for every VM is in chains that never change. What a VM is, and may do beside
-//! that, is elements of sets and maps keyed by its link and addresses; only a VM with a policy
-//! of its own has a chain. So a VM is added and removed in one small transaction, and packets
-//! pass as few rules with a thousand VMs as with one.
+//! The rules for every VM are in chains that never change. What differs between VMs is in elements
+//! of sets and maps, keyed by link and addresses; only a VM with a policy of its own has a chain.
+//! So a VM is added and removed in one small transaction, and the number of rules that a packet
+//! passes does not grow with the number of VMs.
 //!
-//! * [`table`]: what is always there.
-//! * [`rule`]: how a rule is put together.
+//! * [`table`]: the chains and sets for all VMs.
+//! * [`rule`]: builds a rule.
 //! * [`guest`]: what one VM adds.
 //! * [`policy`]: a VM's own chains.
 //! * [`ports`]: published ports.
@@ -32,7 +32,7 @@ use table::Base;
 /// The table's name.
 pub const TABLE: &str = "jiffy";
 
-/// What the table is to know of a VM.
+/// The part of the table for one VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestRules {
     /// Which.
@@ -54,13 +54,14 @@ pub struct GuestRules {
 /// What was counted of a VM.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counted {
-    /// Packets dropped because they were not from the VM's own addresses, or what no VM sends.
+    /// Packets dropped because their source was not the VM's own address, or because VMs never send
+    /// such packets.
     pub spoofed: u64,
-    /// Packets refused because the VM may not reach where they were to go.
+    /// Packets refused because the VM may not reach their destination.
     pub refused: u64,
 }
 
-/// The table, and what is known to be in it.
+/// The table, and a model of its contents.
 #[derive(Debug)]
 pub struct Rules {
     netfilter: Channel,
@@ -70,7 +71,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Nothing is asked of the kernel yet: [`Rules::replace`] makes the table.
+    /// Does not change anything yet: [`Rules::replace`] creates the table.
     pub fn new(base: Base) -> Result<Rules, Error> {
         let netfilter = Channel::netfilter()
             .map_err(|error| Error::kernel("opening a netfilter socket")(Refusal::Socket(error)))?;
@@ -97,8 +98,8 @@ impl Rules {
         self.guests.values()
     }
 
-    /// Makes the table anew, in one step, with these VMs and networks and no others. What was
-    /// counted and what names have opened is kept of those that stay.
+    /// Replaces the table atomically, with exactly these VMs and networks. The counters and opened
+    /// names of VMs that stay are kept.
     pub fn replace(
         &mut self,
         base: Base,
@@ -115,7 +116,7 @@ impl Rules {
         let failed = "making the nftables table `inet jiffy`";
         let kept = Kept::read(&mut self.netfilter, &self.guests).map_err(Error::kernel(failed))?;
         let mut changes = Transaction::new(TABLE);
-        // It must exist to be deleted.
+        // The table must exist to be deleted.
         changes.add_table(&[]);
         changes.delete_table();
         table::add(&mut changes, &self.base);
@@ -131,8 +132,8 @@ impl Rules {
         changed.map_err(Error::kernel(failed))
     }
 
-    /// Commits changes to what the model has already. If the table is not as it was left (a
-    /// stranger changed or removed it), it is made anew from the model.
+    /// Commits changes that the model contains already. If that fails because another program
+    /// changed or removed the table, it is rebuilt from the model.
     fn commit(&mut self, changes: Transaction, what: &'static str) -> Result<(), Error> {
         match changes.commit(&mut self.netfilter) {
             Err(refusal) if matches!(refusal.errno(), Some(Errno::NOENT | Errno::EXIST)) => {
@@ -160,7 +161,7 @@ impl Rules {
         added
     }
 
-    /// Removes a VM. One that is not there is no error.
+    /// Removes a VM. It is no error if the VM does not exist.
     pub fn remove(&mut self, vm: VmId) -> Result<Option<GuestRules>, Error> {
         let Some(guest) = self.guests.remove(&vm) else {
             return Ok(None);
@@ -171,7 +172,7 @@ impl Rules {
         Ok(Some(guest))
     }
 
-    /// Gives a VM another policy, network or ports. What it counted stays.
+    /// Changes a VM's policy, network or ports. Its counters are kept.
     pub fn change(&mut self, to: GuestRules) -> Result<(), Error> {
         let from = self.guests.get(&to.vm);
         let from = from
@@ -197,7 +198,7 @@ impl Rules {
         }
     }
 
-    /// Removes a network. VMs that are in it are in none from now on.
+    /// Removes a network. VMs that are in it have no network from then on.
     pub fn remove_network(&mut self, name: &str) -> Result<(), Error> {
         let members = self
             .guests
@@ -216,7 +217,7 @@ impl Rules {
         self.commit(changes, "removing a network")
     }
 
-    /// What was counted of a VM.
+    /// The counters of a VM.
     pub fn counted(&mut self, vm: VmId) -> Result<Counted, Error> {
         let guest = self.guests.get(&vm);
         let link = guest
@@ -233,7 +234,7 @@ impl Rules {
         })
     }
 
-    /// Removes the table. One that is gone is no error.
+    /// Removes the table. It is no error if the table does not exist.
     pub fn uninstall(&mut self) -> Result<(), Error> {
         self.guests.clear();
         self.networks.clear();
@@ -245,7 +246,7 @@ impl Rules {
     }
 }
 
-/// The links where the table says that forwarding was turned on for VMs, for IPv4 and IPv6.
+/// The links for which, according to the table, forwarding was enabled for VMs: for IPv4 and IPv6.
 pub(crate) fn uplinks(netfilter: &mut Channel) -> Result<[BTreeSet<u32>; 2], Error> {
     let mut links = |set| {
         let found = absent_is_empty(read::elements(netfilter, TABLE, set));
@@ -256,8 +257,8 @@ pub(crate) fn uplinks(netfilter: &mut Channel) -> Result<[BTreeSet<u32>; 2], Err
     Ok([links(table::UPLINKS4)?, links(table::UPLINKS6)?])
 }
 
-/// Opens to VMs the addresses that names they may reach have, for as long as the names have
-/// them. A channel of its own: no other change of rules is waited for.
+/// Opens addresses of allowed names to VMs, until their TTLs expire. It has a netlink channel of
+/// its own, so that it does not wait for other changes of rules.
 #[derive(Debug)]
 pub struct NameRules {
     netfilter: Channel,
@@ -271,7 +272,8 @@ impl NameRules {
         Ok(NameRules { netfilter })
     }
 
-    /// Opens these addresses. A VM that is gone, or has no rule for names any more, is no error.
+    /// Opens these addresses. It is no error if the VM does not exist, or has no rule about names
+    /// any more.
     pub fn open(&mut self, vm: VmId, addresses: &[(IpAddr, Duration)]) -> Result<(), Error> {
         let mut changes = Transaction::new(TABLE);
         policy::reopen_names(&mut changes, vm, addresses);
@@ -282,7 +284,7 @@ impl NameRules {
     }
 }
 
-/// What is kept of a table that is made anew.
+/// What is kept when a table is replaced.
 #[derive(Debug, Default)]
 struct Kept {
     spoofed: BTreeMap<Vec<u8>, (u64, u64)>,

@@ -11,7 +11,7 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// The most addresses that names have opened to one VM, of each kind.
+/// Most addresses that names have opened to one VM, for each of IPv4 and IPv6.
 const NAMED: u32 = 4096;
 
 /// The set of a network's links; its chain has the same name.
@@ -44,7 +44,7 @@ fn to_member(network: &str) -> Vec<Expression> {
         .accept()
 }
 
-/// The chain that says what a VM may reach.
+/// The chain that decides what a VM may reach.
 pub(super) fn chain(guest: &GuestRules) -> Cow<'static, str> {
     match &guest.network {
         _ if !guest.policy.is_default() => own_chain(guest.vm).into(),
@@ -53,7 +53,7 @@ pub(super) fn chain(guest: &GuestRules) -> Cow<'static, str> {
     }
 }
 
-/// The chain that says what it may reach of the host, if anything.
+/// The chain that decides what it may reach of the host, if anything.
 pub(super) fn host_chain(guest: &GuestRules) -> Option<String> {
     let host = |it: &PolicyRule| it.to == To::Host;
     let any = guest.policy.allow.iter().any(host);
@@ -64,7 +64,7 @@ fn own_chain(vm: VmId) -> String {
     format!("vm-{vm}")
 }
 
-/// The sets of addresses that names have, of IPv4 and of IPv6.
+/// The sets of addresses opened by names, for IPv4 and IPv6.
 pub(super) fn name_sets(vm: VmId) -> [String; 2] {
     [format!("names4-{vm}"), format!("names6-{vm}")]
 }
@@ -90,7 +90,7 @@ pub(super) fn add_chains(to: &mut Transaction, guest: &GuestRules) {
     if let Some(network) = &guest.network {
         to.add_rule(&own, &to_member(network));
     }
-    // No rule leads to other VMs, but a network.
+    // Other VMs can only be reached through a network, not by a rule.
     to.add_rule(&own, &Rule::new().toward_guests().goto(REFUSE));
     for one in &guest.policy.allow {
         for conditions in conditions(one, guest.vm) {
@@ -133,7 +133,7 @@ pub(super) fn delete_chains(to: &mut Transaction, guest: &GuestRules) {
     }
 }
 
-/// The rules that one of a policy makes: one for each protocol, and kind of address.
+/// The conditions of a policy rule: one rule for each protocol and address family.
 fn conditions(one: &PolicyRule, vm: VmId) -> Vec<Rule> {
     let targets: Vec<Box<dyn Fn() -> Rule>> = match &one.to {
         To::Host => Vec::new(),
@@ -180,7 +180,7 @@ fn protocols(one: &PolicyRule) -> impl Iterator<Item = u8> {
         .map(Protocol::number)
 }
 
-/// Opens addresses that names have.
+/// Opens addresses of names.
 pub(super) fn open_names(to: &mut Transaction, vm: VmId, addresses: &[(IpAddr, Duration)]) {
     let [names4, names6] = name_sets(vm);
     for (set, v4) in [(names4, true), (names6, false)] {
@@ -190,13 +190,13 @@ pub(super) fn open_names(to: &mut Transaction, vm: VmId, addresses: &[(IpAddr, D
     }
 }
 
-/// The same for addresses that may be open: their time begins anew.
+/// The same for addresses that may be open already: their timeout is restarted.
 pub(super) fn reopen_names(to: &mut Transaction, vm: VmId, addresses: &[(IpAddr, Duration)]) {
     let [names4, names6] = name_sets(vm);
     for (set, v4) in [(names4, true), (names6, false)] {
         for one in addresses.iter().filter(|it| it.0.is_ipv4() == v4) {
-            // What is there keeps its time, unless it is removed first; what is to be removed
-            // must be there.
+            // An existing element keeps its timeout unless it is deleted first, and an element can
+            // only be deleted if it exists. So each one is added, deleted and added.
             let element = element(one);
             to.add_elements(&set, std::slice::from_ref(&element));
             to.delete_elements(&set, std::slice::from_ref(&element));

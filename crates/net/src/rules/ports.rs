@@ -1,4 +1,4 @@
-//! Published ports: which address and port of the host's leads to which of a VM.
+//! Published ports: maps from the host's address and port to a VM's.
 
 use super::GuestRules;
 use super::table;

@@ -1,4 +1,4 @@
-//! How a rule is put together: conditions one after the other, then what becomes of a packet.
+//! Builds a rule: conditions, followed by a verdict.
 
 use crate::Cidr;
 use crate::links::GROUP;
@@ -27,7 +27,7 @@ pub(super) const DESTINATION6: Field = Field(payload::NETWORK, 24, 16);
 pub(super) const DESTINATION_PORT: Field = Field(payload::TRANSPORT, 2, 2);
 pub(super) const ICMP_TYPE: Field = Field(payload::TRANSPORT, 0, 1);
 
-/// A rule in the making. Conditions use register 0 and those after it.
+/// A rule that is being built. Conditions use register 0 and the following ones.
 #[derive(Debug, Default)]
 pub(super) struct Rule(Vec<Expression>);
 
@@ -82,7 +82,7 @@ impl Rule {
 
     /// TCP or UDP.
     pub fn tcp_or_udp(self) -> Rule {
-        // Of the protocols from 6 to 17 no other is in use with ports.
+        // Compared as a range: no other protocol from 6 to 17 with ports is in use.
         self.with([
             Expression::Meta {
                 key: meta::L4PROTO,
@@ -101,7 +101,7 @@ impl Rule {
         self.conntrack(ct::STATE, states)
     }
 
-    /// The connection's destination was changed by a rule of ours or another's.
+    /// The connection's destination was translated (DNAT), by our rules or others.
     pub fn redirected(self) -> Rule {
         self.conntrack(ct::STATUS, ct::DESTINATION_CHANGED)
     }
@@ -149,7 +149,7 @@ impl Rule {
         }])
     }
 
-    /// An address is of the range; which decides whether the packet is IPv4 or IPv6.
+    /// The source address is in the range, which also restricts the rule to IPv4 or IPv6.
     pub fn source(self, range: Cidr) -> Rule {
         match range.first() {
             IpAddr::V4(_) => self.v4().within(SOURCE4, range),
@@ -157,7 +157,7 @@ impl Rule {
         }
     }
 
-    /// The same of the destination.
+    /// The destination address is in the range.
     pub fn destination(self, range: Cidr) -> Rule {
         match range.first() {
             IpAddr::V4(_) => self.v4().within(DESTINATION4, range),
@@ -190,7 +190,7 @@ impl Rule {
         }])
     }
 
-    /// The destination is a port between the two.
+    /// The destination port is between the two.
     pub fn ports(self, (from, to): (u16, u16)) -> Rule {
         if from == to {
             return self.field(DESTINATION_PORT, from.to_be_bytes());
@@ -214,7 +214,7 @@ impl Rule {
         ])
     }
 
-    /// What is in register 0 and after it is in the set.
+    /// The value in register 0 and the following ones is in the set.
     pub fn in_set(self, set: impl Into<Cow<'static, str>>) -> Rule {
         self.with([Expression::Lookup {
             set: set.into(),
@@ -223,7 +223,7 @@ impl Rule {
         }])
     }
 
-    /// What the map has for it goes to register 0 and after it.
+    /// Replaces the value in register 0 and the following ones by the map's value for it.
     pub fn mapped(self, map: &'static str) -> Rule {
         self.with([Expression::Lookup {
             set: map.into(),
@@ -232,12 +232,12 @@ impl Rule {
         }])
     }
 
-    /// The link it came from, in the set.
+    /// The incoming link is in the set.
     pub fn link_in(self, set: &'static str) -> Rule {
         self.meta(meta::IIF, 0).in_set(set)
     }
 
-    /// By the link it came from, as the map says.
+    /// Ends with the map's verdict for the incoming link.
     pub fn by_link(self, map: &'static str) -> Vec<Expression> {
         let map = map.into();
         self.meta(meta::IIF, 0)
@@ -245,7 +245,7 @@ impl Rule {
             .0
     }
 
-    /// Its link has more connections than that.
+    /// The incoming link has more than `limit` connections.
     pub fn connections_over(self, set: &'static str, limit: u32) -> Rule {
         self.meta(meta::IIF, 0).with([Expression::ConnectionsOver {
             set: set.into(),
@@ -274,7 +274,7 @@ impl Rule {
         self.with([last]).0
     }
 
-    /// Only the conditions: what is counted by a lookup.
+    /// The conditions alone, without a verdict: for lookups that count.
     pub fn only(self) -> Vec<Expression> {
         self.0
     }

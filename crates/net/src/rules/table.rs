@@ -1,4 +1,4 @@
-//! What is in the table whatever VMs there are.
+//! The chains and sets that do not depend on VMs.
 
 use super::rule::{
     self, DESTINATION_PORT, DESTINATION4, DESTINATION6, ICMP_TYPE, ICMP6, Rule, SOURCE_MAC,
@@ -15,18 +15,18 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// Link, MAC and address that packets of a VM come from.
 pub(super) const SOURCES4: &str = "sources4";
 pub(super) const SOURCES6: &str = "sources6";
-/// Links, each counting packets that were not from their VM.
+/// Links, each with a counter of packets that were not from their VM.
 pub(super) const SPOOFED: &str = "spoofed";
-/// Links, each counting packets that went where they may not.
+/// Links, each with a counter of refused packets.
 pub(super) const REFUSED: &str = "refused";
 /// Link to the chain that says what its VM may reach.
 pub(super) const GUESTS: &str = "guests";
 /// Link to the chain that says what its VM may reach of the host.
 pub(super) const HOST_ACCESS: &str = "host-access";
-/// What no VM reaches by default.
+/// Addresses that are denied by default.
 const CLOSED4: &str = "closed4";
 const CLOSED6: &str = "closed6";
-/// Links where forwarding was turned on for VMs, and is to be for nobody else.
+/// Links for which forwarding was enabled for VMs; packets that are not for VMs are dropped there.
 pub(super) const UPLINKS4: &str = "uplinks4";
 pub(super) const UPLINKS6: &str = "uplinks6";
 /// Connections of each link.
@@ -37,29 +37,29 @@ pub(super) const PORTS_AT6: &str = "ports-at6";
 pub(super) const PORTS4: &str = "ports4";
 pub(super) const PORTS6: &str = "ports6";
 
-/// A VM that may reach what all may goes through this chain.
+/// The chain of VMs with the default policy.
 pub(super) const OPEN: &str = "open";
-/// Counts, and tells the VM.
+/// Counts a refused packet, and answers with an error.
 pub(super) const REFUSE: &str = "refuse";
 const SPOOF: &str = "spoof";
 const PUBLISHED: &str = "published";
 
 const NAME_PORT: u16 = 53;
 
-/// What holds for all VMs.
+/// The settings for all VMs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Base {
     /// VMs' addresses.
     pub ranges: Ranges,
-    /// IPv6 leads outwards.
+    /// There is a route for IPv6 beyond the host.
     pub outwards6: bool,
-    /// Links where forwarding of IPv4 was turned on for VMs.
+    /// Links for which forwarding of IPv4 was enabled for VMs.
     pub uplinks: Vec<u32>,
-    /// The same of IPv6.
+    /// Links for which forwarding of IPv6 was enabled for VMs.
     pub uplinks6: Vec<u32>,
-    /// The port of the host's address where the name server is.
+    /// The name server's port at the host's address.
     pub name_port: u16,
-    /// Ports of the host's that no rule opens to VMs: those of its own API.
+    /// Ports of the host that no rule can open to VMs: those of Jiffy's own API.
     pub never: Vec<u16>,
     /// Connections that one VM may have at a time, or no limit.
     pub connections: Option<u32>,
@@ -205,18 +205,18 @@ fn interval(range: Cidr) -> Vec<Element> {
     ends
 }
 
-/// Where packets end that are not let through.
+/// The chains for packets that are not let through.
 fn endings(to: &mut Transaction) {
-    // A lookup counts, if the link is in the set.
+    // The lookup counts the packet if the link is in the set.
     to.add_rule(SPOOF, &Rule::new().link_in(SPOOFED).drop());
     to.add_rule(SPOOF, &Rule::new().drop());
-    // The first is only to count: its last step fails for none.
+    // This rule only counts; it has no verdict.
     to.add_rule(REFUSE, &Rule::new().link_in(REFUSED).only());
     to.add_rule(REFUSE, &Rule::new().protocol(TCP).end(Expression::Reset));
     to.add_rule(REFUSE, &Rule::new().end(Expression::Prohibit));
 }
 
-/// Before anything else: what comes from a VM's link has its addresses.
+/// Checks first that packets from a VM's link have the VM's addresses.
 fn sources(to: &mut Transaction) {
     const CHAIN: &str = "sources";
     let hook = Hook {
@@ -227,18 +227,20 @@ fn sources(to: &mut Transaction) {
     to.add_chain(CHAIN, Some(hook));
     let mut rule = |it: Vec<Expression>| to.add_rule(CHAIN, &it);
     rule(Rule::new().not_by_guests().accept());
-    // On links that ports of the loopback are published to, the kernel would take it.
+    // Links with ports published on the loopback have `route_localnet` set, so the kernel would
+    // deliver such packets to the host's own programs.
     if let Some(loopback) = Cidr::new(Ipv4Addr::LOCALHOST.into(), 8) {
         rule(Rule::new().destination(loopback).goto(SPOOF));
     }
     rule(sender(Rule::new().v4(), SOURCE4).in_set(SOURCES4).accept());
-    // Router advertisements and redirects (RFC 4861 §4.2, §4.5) are not a VM's to send.
+    // VMs must not send router advertisements and redirects (RFC 4861 §4.2, §4.5).
     for rogue in [134, 137] {
         let icmp = Rule::new().v6().protocol(ICMP6);
         rule(icmp.field(ICMP_TYPE, [rogue]).goto(SPOOF));
     }
     rule(sender(Rule::new().v6(), SOURCE6).in_set(SOURCES6).accept());
-    // What every Linux sends of itself: listeners' reports, solicitations. Nobody needs them.
+    // Every Linux sends multicast listener reports and solicitations by itself; they are dropped
+    // without being counted.
     if let Some(local) = Cidr::new(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0).into(), 10) {
         rule(Rule::new().source(local).protocol(ICMP6).drop());
     }
@@ -251,7 +253,7 @@ fn sender(rule: Rule, address: rule::Field) -> Rule {
     rule.meta(meta::IIF, 0).load(SOURCE_MAC, 1).load(address, 3)
 }
 
-/// What passes through the host.
+/// Packets that the host forwards.
 fn forwarded(to: &mut Transaction, base: &Base) {
     const CHAIN: &str = "forward";
     let hook = Hook {
@@ -266,7 +268,7 @@ fn forwarded(to: &mut Transaction, base: &Base) {
     rule(others().v6().state(ct::NEW).link_in(UPLINKS6).drop());
     rule(others().accept());
     rule(Rule::new().state(ct::ESTABLISHED | ct::RELATED).accept());
-    // What belongs to no connection would leave with a VM's own address.
+    // A packet of no connection would not be translated, and leave with the VM's own address.
     rule(Rule::new().by_guests().state(ct::INVALID).drop());
     if let Some(limit) = base.connections {
         let new = Rule::new().by_guests().state(ct::NEW);
@@ -274,7 +276,7 @@ fn forwarded(to: &mut Transaction, base: &Base) {
     }
     rule(Rule::new().by_guests().by_link(GUESTS));
     rule(Rule::new().by_guests().goto(REFUSE));
-    // To a VM: by a published port only.
+    // VMs can only be reached by published ports.
     rule(Rule::new().redirected().accept());
     rule(Rule::new().drop());
 
@@ -297,7 +299,7 @@ fn forwarded(to: &mut Transaction, base: &Base) {
     rule(Rule::new().accept());
 }
 
-/// What ends at the host.
+/// Packets to the host itself.
 fn to_host(to: &mut Transaction, base: &Base) {
     const CHAIN: &str = "input";
     let hook = Hook {
@@ -330,7 +332,7 @@ fn gateways(base: &Base) -> [Cidr; 2] {
     ]
 }
 
-/// Addresses that are changed: published ports, and what leaves the host.
+/// Address translation: published ports, and packets that leave the host.
 fn translated(to: &mut Transaction, base: &Base) {
     let nat = |hook, priority| {
         Some(Hook {
@@ -380,7 +382,8 @@ fn translated(to: &mut Transaction, base: &Base) {
     const LEAVING: &str = "leaving";
     to.add_chain(LEAVING, nat(POSTROUTING, SOURCE));
     let mut rule = |it: Vec<Expression>| to.add_rule(LEAVING, &it);
-    // A program of the host's that came by 127.0.0.1 gets an address that a VM can answer.
+    // A program of the host that connects from 127.0.0.1 gets a source address that a VM can answer
+    // to.
     if let Some(loopback) = Cidr::new(Ipv4Addr::LOCALHOST.into(), 8) {
         let gateway = base.ranges.gateway().octets();
         let from_loopback = Rule::new().toward_guests().source(loopback);
@@ -396,7 +399,7 @@ fn translated(to: &mut Transaction, base: &Base) {
     }
 }
 
-/// The name server could not have port 53.
+/// Redirects port 53, if the name server could not bind it.
 fn name_port(rule: &mut impl FnMut(Vec<Expression>), base: &Base) {
     let families = [(FAMILY_IPV4, 1), (FAMILY_IPV6, 4)];
     for (gateway, (family, port)) in gateways(base).into_iter().zip(families) {
