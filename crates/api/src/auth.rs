@@ -5,22 +5,22 @@ use axum::http::header::AUTHORIZATION;
 use jiffy_content::error::Error;
 use jiffy_wire::api::ErrorKind;
 
-/// What a request must show.
+/// The hash of the token that requests must carry.
 #[derive(Debug, Clone)]
 pub struct Token(blake3::Hash);
 
 impl Token {
-    /// This token.
+    /// From the token in plain text.
     pub fn new(token: &str) -> Token {
         Token(blake3::hash(token.as_bytes()))
     }
 
-    /// Lets a request pass that carries the token.
+    /// Accepts a request that carries the token.
     pub fn check(&self, headers: &HeaderMap) -> Result<(), Error> {
         let shown = headers
             .get(AUTHORIZATION)
             .and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-        // Comparing BLAKE3 hashes takes the same time for all that differ.
+        // Hashes are compared, so the time does not depend on how much of the token matches.
         match shown {
             Some(shown) if blake3::hash(shown) == self.0 => Ok(()),
             Some(_) => Err(refused("The token of the request is not this node's.")),

@@ -1,4 +1,4 @@
-//! Errors, and nothing, as answers of HTTP.
+//! Errors and empty results as HTTP responses.
 
 use axum::Json;
 use axum::body::Body;
@@ -6,11 +6,11 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use jiffy_content::error::Error;
 
-/// An [`Error`] on its way out.
+/// An [`Error`] as a response.
 #[derive(Debug)]
 pub struct Failure(Error);
 
-/// What routes give.
+/// The result of a route.
 pub type Result<T> = std::result::Result<T, Failure>;
 
 impl From<Error> for Failure {
@@ -33,7 +33,7 @@ impl IntoResponse for Failure {
     }
 }
 
-/// 204: it is done, and there is nothing to say.
+/// Status 204, without a body.
 pub fn no_content() -> Response {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;

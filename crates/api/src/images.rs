@@ -1,4 +1,4 @@
-//! Images.
+//! Routes of images, pulls and pushes.
 
 use crate::failure::Result;
 use crate::failure::no_content;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 type Shared = State<Arc<Node>>;
 
-/// Where names without a registry are looked up.
+/// The registry of names without one.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Lookup {
@@ -34,7 +34,7 @@ pub(super) struct ImportQuery {
     kind: Option<ImportKind>,
     reference: Option<String>,
     registry: Option<String>,
-    /// What it is made from, to be shown.
+    /// Where the image is made from, shown to users.
     from: Option<String>,
 }
 
@@ -111,8 +111,7 @@ pub(super) async fn commit(
     ))
 }
 
-/// The steps of a job, each a line of JSON. A client that goes away leaves
-/// the job.
+/// The steps of a job, one line of JSON each. A client that disconnects stops watching the job.
 fn watched(watcher: Watcher) -> Response {
     let lines = stream::unfold(watcher, |mut watcher| async move {
         let steps = watcher.next().await;

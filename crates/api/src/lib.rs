@@ -1,16 +1,16 @@
-//! The HTTP API. What each route does is in `jiffy-node` and below; here
-//! requests are taken apart and answers put together.
+//! The HTTP API. The use cases are in `jiffy-node` and the crates below it; this crate parses
+//! requests and builds responses.
 //!
-//! * `routes`: which request goes where.
-//! * `vms`: VMs and what can be done to them.
+//! * `routes`: the routing table.
+//! * `vms`: VMs and operations on them.
 //! * `streams`: requests that become streams of frames.
-//! * `snapshots`: snapshots, and VMs that pause, fork, hibernate and wake.
+//! * `snapshots`: snapshots, pause, fork, hibernate and wake.
 //! * `images`: images, pulls and pushes.
 //! * `store`: kernels and volumes.
 //! * `parts`: bodies, queries and upgrades.
-//! * [`serve`], `places`: sockets and their connections, and how many there may be.
-//! * [`auth`]: the token.
-//! * `failure`: errors as answers.
+//! * [`serve`], `places`: sockets, connections, and their limits.
+//! * [`auth`]: the bearer token.
+//! * `failure`: errors as responses.
 
 pub mod auth;
 mod failure;

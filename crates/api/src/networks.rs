@@ -1,4 +1,4 @@
-//! Networks, and what VMs may reach.
+//! Routes of networks and network policies.
 
 use crate::failure::{Result, no_content};
 use crate::parts::json;

@@ -23,11 +23,11 @@ use tokio::time::timeout;
 /// Largest JSON body, in bytes.
 const MAX_JSON: usize = 1024 * 1024;
 
-/// What a client has to send a JSON body.
+/// How long a client has to send a JSON body.
 const JSON_TIME: Duration = Duration::from_secs(30);
-/// How long a client that uploads may send nothing.
+/// How long an uploading client may send nothing.
 const UPLOAD_STALL: Duration = Duration::from_secs(600);
-/// Most uploads at a time: each has a thread that waits for it.
+/// Most uploads at a time; each has a thread that waits for data.
 const MAX_UPLOADS: usize = 16;
 
 static UPLOADS: Semaphore = Semaphore::const_new(MAX_UPLOADS);
@@ -47,10 +47,10 @@ pub async fn json<T: DeserializeOwned>(body: Body) -> Result<T> {
     object(&bytes)
 }
 
-/// The same, of a body that is whole.
+/// As [`json`], for a body that was read completely.
 pub fn object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
     let bytes = if bytes.is_empty() { &b"{}"[..] } else { bytes };
-    // serde would take an array for the fields in their order.
+    // serde would also accept an array with the fields in their order.
     if bytes.trim_ascii_start().first() != Some(&b'{') {
         return Err(Error::invalid("The request's body is not a JSON object."));
     }
@@ -65,14 +65,14 @@ pub fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T> {
         .map_err(|error| Error::invalid(format!("The request's query is wrong: {error}.")))
 }
 
-/// A connection that is to become a stream; it keeps its place among connections.
+/// A connection to upgrade to a stream; it keeps its place.
 #[derive(Debug)]
 pub struct Upgrade {
     upgrade: OnUpgrade,
     place: Option<Arc<Place>>,
 }
 
-/// Takes the upgrade out of a request that asks for one.
+/// Takes the upgrade out of a request; an error if it asks for none.
 pub fn upgrade(request: &mut Request) -> Result<Upgrade> {
     let wanted = request.headers().get(UPGRADE);
     let right = wanted.is_some_and(|wanted| {
@@ -92,7 +92,7 @@ pub fn upgrade(request: &mut Request) -> Result<Upgrade> {
     }
 }
 
-/// Answers 101, and hands the connection on once the client has the answer.
+/// Answers 101, and passes the connection on once the client has the answer.
 pub fn switch<F>(
     Upgrade { upgrade, place }: Upgrade,
     serve: impl FnOnce(TokioIo<hyper::upgrade::Upgraded>) -> F + Send + 'static,
@@ -115,8 +115,8 @@ where
     response
 }
 
-/// A request's body for code that blocks; drop the future's handle and the
-/// reader sees the connection end.
+/// A request's body as a blocking reader. If the task that feeds it ends early, the reader gets
+/// an error.
 pub fn blocking_body(body: Body) -> Result<impl Read + Send + 'static> {
     let place = UPLOADS.try_acquire().map_err(|_| {
         Error::no_room(format!(
@@ -127,14 +127,14 @@ pub fn blocking_body(body: Body) -> Result<impl Read + Send + 'static> {
     let (send, receive) = mpsc::channel(4);
     tokio::spawn(async move {
         let mut pieces = body.into_data_stream();
-        // One that stands still counts as one that was cut off.
+        // A client that stalls is treated like one that disconnected.
         while let Some(piece) = match timeout(UPLOAD_STALL, pieces.next()).await {
             Ok(piece) => piece,
             Err(_) => return,
         } {
             let failed = piece.is_err();
             if send.send(Some(piece.unwrap_or_default())).await.is_err() || failed {
-                // Without the final `None` the reader knows it isn't whole.
+                // Without the final `None` the reader knows that the body is incomplete.
                 return;
             }
         }

@@ -1,33 +1,32 @@
-//! How many connections there are, and whose.
+//! Limits the number of connections, in all and for each client.
 //!
-//! A connection has a place from its beginning to its end, also as a stream of
-//! frames. No client gets all of them: who floods the node is refused, and others
-//! are served.
+//! A connection has a place until it is closed, also as a stream of frames. No client gets all
+//! places, so a client that floods the node does not lock others out.
 
 use jiffy_content::error::{Error, Result};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Of the files that the daemon may open, one in so many may be a connection.
+/// Connections may use one in this many of the daemon's descriptors.
 const DESCRIPTORS_EACH: u64 = 4;
 
-/// Whose connection it is.
+/// The client of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Client {
     /// A process on this host.
     Process(i32),
-    /// Whoever comes by TCP: of a machine's host there is one address only.
+    /// Any client over TCP: in the machine, all of them have the address of the machine's host.
     Network,
 }
 
-/// All places.
+/// The places of all connections.
 #[derive(Debug)]
 pub struct Places {
     most: usize,
     taken: Mutex<HashMap<Client, usize>>,
 }
 
-/// A connection's place; free again when this is dropped.
+/// A connection's place; dropping it releases it.
 #[derive(Debug)]
 pub struct Place {
     all: Arc<Places>,
@@ -35,7 +34,7 @@ pub struct Place {
 }
 
 impl Places {
-    /// So many, but no more than a daemon may have that may open so many files.
+    /// `wanted` places, but no more than fit a daemon with so many descriptors.
     pub fn new(wanted: u32, descriptors: Option<u64>) -> Arc<Places> {
         let can_have = descriptors.map_or(u64::MAX, |files| files / DESCRIPTORS_EACH);
         Arc::new(Places {
@@ -44,12 +43,12 @@ impl Places {
         })
     }
 
-    /// A place for a connection of this client, if there is one.
+    /// A place for a connection of this client; an error if there is none.
     pub fn take(self: &Arc<Self>, client: Client) -> Result<Arc<Place>> {
         let mut taken = self.taken();
         let all: usize = taken.values().sum();
         let of_client = taken.get(&client).copied().unwrap_or(0);
-        // The rest is for others.
+        // One client may have three quarters; the rest is for others.
         let share = self.most - self.most / 4;
         if all >= self.most || of_client >= share {
             let whose = match client {

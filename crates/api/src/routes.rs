@@ -1,4 +1,4 @@
-//! Which request goes where.
+//! The routing table.
 
 use crate::failure::{Failure, Result, no_content};
 use crate::{images, networks, snapshots, store, streams, vms};

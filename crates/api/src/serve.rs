@@ -27,32 +27,32 @@ use tracing::{debug, warn};
 
 use crate::places::{Client, Place, Places};
 
-/// Most connections at a time that only hear that there is no place for them; one
-/// more is closed.
+/// Most connections at a time that are only answered that there is no place; further ones are
+/// closed.
 const MAX_REFUSED: usize = 32;
-/// What a client has to send a request's header.
+/// How long a client has to send a request's header.
 const HEADER_TIME: Duration = Duration::from_secs(30);
-/// The same of a client that is refused.
+/// How long a refused client has to send it.
 const REFUSED_HEADER_TIME: Duration = Duration::from_secs(5);
-/// What requests have to be answered once the daemon ends.
+/// How long requests may take once the daemon ends.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
-/// What it has to close its socket, which is next to the lock.
+/// How long a daemon that has ended may keep its socket open; see [`is_answered`].
 const CLOSING_TIME: Duration = Duration::from_secs(1);
 
 /// The sockets of a daemon.
 #[derive(Debug)]
 pub struct Listeners {
     unix: UnixListener,
-    /// The inode of the socket, to remove no other than ours.
+    /// The inode of the Unix socket, so that only this daemon's is removed.
     inode: u64,
     tcp: Option<(TcpListener, Token)>,
-    /// Most connections at a time, over all of them.
+    /// Most connections at a time, over both sockets.
     connections: u32,
 }
 
 impl Listeners {
-    /// Opens them. A socket that nobody answers on is replaced.
+    /// Binds the sockets. A Unix socket that nobody listens on is replaced.
     pub async fn open(
         socket: &Path,
         tcp: Option<(SocketAddr, Token)>,
@@ -78,7 +78,7 @@ impl Listeners {
             )));
         }
         let _ = fs::remove_file(socket);
-        // The folder is closed to others, so nobody gets in before the chmod.
+        // Others can't enter the folder, so nobody connects before the chmod.
         let unix = UnixListener::bind(socket).map_err(on_socket)?;
         let private = fs::Permissions::from_mode(0o600);
         fs::set_permissions(socket, private).map_err(on_socket)?;
@@ -91,22 +91,22 @@ impl Listeners {
         })
     }
 
-    /// Where TCP is listened on, if anywhere.
+    /// The address of the TCP socket, if there is one.
     pub fn tcp_address(&self) -> Option<std::net::SocketAddr> {
         self.tcp.as_ref()?.0.local_addr().ok()
     }
 
-    /// Serves until `end` is done, then lets requests under way finish.
+    /// Serves until `end` resolves, then lets requests in progress finish.
     pub async fn serve(self, router: Router, end: impl Future<Output = ()>) {
         let (closing, closing_seen) = watch::channel(false);
-        // Every connection holds a sender: when all are gone, so are they.
+        // Every connection holds a sender, so the channel closes when all connections are gone.
         let (open, mut all_closed) = mpsc::channel::<()>(1);
         let places = Places::new(
             self.connections,
             rustix::process::getrlimit(rustix::process::Resource::Nofile).current,
         );
         let refused = Arc::new(Semaphore::new(MAX_REFUSED));
-        // None if there is not even a place to be refused on.
+        // `None` if even the places for refusals are taken.
         let start = |client, token: Option<Token>| {
             let purpose = match places.take(client) {
                 Ok(place) => Purpose::Requests(place),
@@ -162,21 +162,21 @@ impl Listeners {
     }
 }
 
-/// Whether somebody listens, and goes on to. As with the lock, a process that a
-/// daemon spawned when it was killed has its socket until it executes its program.
+/// Does somebody keep listening? A process that a killed daemon had just forked keeps the socket
+/// open until it executes its program, so this waits up to [`CLOSING_TIME`].
 async fn is_answered(socket: &Path) -> bool {
     let until = Instant::now() + CLOSING_TIME;
     while std::os::unix::net::UnixStream::connect(socket).is_ok() {
         if Instant::now() >= until {
             return true;
         }
-        // Not too often: each of these waits to be accepted.
+        // Not too often: each attempt queues a connection in the backlog.
         tokio::time::sleep(CLOSING_TIME / 50).await;
     }
     false
 }
 
-/// Removes the socket at the daemon's end, unless it is another's by now.
+/// Removes the socket when the daemon ends, unless another daemon has replaced it.
 pub fn remove_socket(socket: &Path, inode: u64) {
     if fs::metadata(socket).is_ok_and(|data| data.ino() == inode) {
         let _ = fs::remove_file(socket);
@@ -197,7 +197,7 @@ async fn accept_tcp(
 
 async fn accept_failed(error: &std::io::Error) {
     warn!(%error, "a connection could not be taken");
-    // Out of descriptors, most likely: give others time to close some.
+    // Most likely out of descriptors: waits for others to close some.
     tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
@@ -210,12 +210,12 @@ struct Connection {
     purpose: Purpose,
 }
 
-/// What becomes of a connection's requests.
+/// How a connection's requests are handled.
 enum Purpose {
-    /// They are answered. Each has the connection's place with it, for if it becomes
-    /// a stream it outlives the connection's task.
+    /// They are served. Each carries the connection's place, because a request that becomes a
+    /// stream outlives the connection's task.
     Requests(Arc<Place>),
-    /// There is no place: that is what they are told.
+    /// They are refused, because there is no place.
     Refusal {
         why: Error,
         _place: OwnedSemaphorePermit,

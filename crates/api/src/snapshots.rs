@@ -1,4 +1,4 @@
-//! Snapshots, and VMs that pause, fork, hibernate and wake.
+//! Routes of snapshots, pause, fork, hibernate and wake.
 
 use crate::failure::Result;
 use crate::failure::no_content;

@@ -1,4 +1,4 @@
-//! Kernels and volumes.
+//! Routes of kernels and volumes.
 
 use crate::failure::no_content;
 use crate::failure::{Failure, Result};

@@ -32,9 +32,9 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
-/// Longest path in a guest.
+/// Longest path in a guest, bytes.
 const MAX_PATH: usize = 4096;
-/// How long the end of a VM may take to be noticed after its agent is gone.
+/// How long to wait for a VM's end to be noticed after its agent is gone.
 const END_TIME: Duration = Duration::from_secs(2);
 
 type Shared = State<Arc<Node>>;
@@ -161,7 +161,7 @@ fn copy_path(uri: &Uri) -> Result<String> {
     Ok(path)
 }
 
-/// Asks the VM's agent, then passes messages between it and the client.
+/// Sends a request to the VM's agent, then passes messages between it and the client.
 async fn proxied<T: ToClient>(
     node: &Arc<Node>,
     vm: Arc<VmHandle>,
@@ -173,7 +173,7 @@ async fn proxied<T: ToClient>(
         .await
         .map_err(|error| agent_failed(&vm.name, &error))?;
     Ok(switch(stream, move |stream| async move {
-        // As it was accepted: of what is in between, it can't be seen who is gone.
+        // The socket itself, because only it tells whether the peer has left.
         match stream.into_inner().downcast::<TokioIo<UnixStream>>() {
             Ok(unix) => pass::<T, _>(unix, agent, vm).await,
             Err(other) => match other.downcast::<TokioIo<TcpStream>>() {
@@ -198,7 +198,7 @@ where
     proxy::run::<T>(tokio::io::join(from, to), peer, agent, why_ended(vm)).await;
 }
 
-/// A sentence, if the VM ends within a moment.
+/// Why the VM has ended, in a sentence, if it ends within [`END_TIME`].
 async fn why_ended(vm: Arc<VmHandle>) -> Option<String> {
     let ended = vm.when(|view| !view.is_active());
     let view = timeout(END_TIME, ended).await.ok()?;

@@ -1,4 +1,4 @@
-//! For fuzzing: what is read of clients, without a node.
+//! Entry points for fuzzing: parsers of requests, without a node.
 
 use crate::parts;
 use axum::http::Uri;
@@ -9,11 +9,11 @@ use jiffy_wire::api::{self, CreateVm};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use std::collections::HashMap;
 
-/// Reads a body of each request of the API, and checks what it asks for.
+/// Parses a body of each request of the API, and checks the request.
 ///
 /// # Panics
 ///
-/// If what was found good is not.
+/// If a request that was accepted once is refused the second time.
 pub fn body(kind: u8, bytes: &[u8]) {
     match kind % 9 {
         0 => read::<CreateVm>(bytes, wanted),
@@ -34,7 +34,7 @@ fn read<T: DeserializeOwned>(bytes: &[u8], then: impl FnOnce(T)) {
     }
 }
 
-/// What is good for a VM is so for another one of the same.
+/// Volumes and command of an accepted specification must pass their checks again.
 fn wanted(wanted: CreateVm) {
     if let Some(root_disk) = &wanted.root_disk {
         let _ = roots::check(root_disk);
@@ -48,7 +48,7 @@ fn wanted(wanted: CreateVm) {
     }
 }
 
-/// Reads a query as those of the API are.
+/// Parses a query like the API.
 pub fn query(text: &str) {
     if let Ok(uri) = text.parse::<Uri>() {
         let _ = parts::query::<HashMap<String, IgnoredAny>>(&uri);
@@ -57,7 +57,7 @@ pub fn query(text: &str) {
     }
 }
 
-/// Takes over an image's configuration into a command.
+/// Merges an image's configuration into a command.
 pub fn image_config(json: &[u8]) {
     let Ok(read) = serde_json::from_slice::<api::ImageConfig>(json) else {
         return;

@@ -1,4 +1,4 @@
-//! VMs and what can be done to them.
+//! Routes of VMs.
 
 use crate::failure::Result;
 use crate::failure::no_content;
@@ -23,9 +23,9 @@ use serde::Deserialize;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest time that programs have after SIGTERM, milliseconds: a day.
+/// Longest grace period after SIGTERM, milliseconds: a day.
 const MAX_GRACE: u32 = 86_400_000;
-/// What an agent has to answer a small question.
+/// How long an agent has to answer a simple request.
 const ANSWER_TIME: Duration = Duration::from_secs(30);
 
 type Shared = State<Arc<Node>>;
@@ -86,7 +86,7 @@ pub(super) async fn remove(
 pub(super) async fn start(State(node): Shared, Path(vm): Path<String>) -> Result<Json<Vm>> {
     let received = monotonic_ns();
     let vm = node.find(&vm)?;
-    // As `docker start`: what runs is started.
+    // As with `docker start`, a VM that runs already is no error.
     if !vm.view.borrow().is_active() {
         let (node, vm) = (Arc::clone(&node), Arc::clone(&vm));
         to_the_end(async move { node.start(&vm, received).await }).await?;
@@ -119,10 +119,10 @@ pub(super) async fn stop(
             .into());
     }
     if vm.view.borrow().vm.state == VmState::Paused {
-        // Its programs are to end in order: they have to run for that.
+        // Its programs must run to end in order.
         to_the_end(Arc::clone(&node).resume(Arc::clone(&vm))).await?;
     }
-    // As `docker stop`: what has ended is stopped.
+    // As with `docker stop`, a VM that has ended already is no error.
     if vm.view.borrow().is_active() {
         let asked = vm.ask(|reply| Command::Stop(grace, reply)).await?;
         if vm.view.borrow().is_active() {
@@ -205,7 +205,7 @@ pub(super) async fn timeline(
     Ok(Json(node.timeline(&vm).await?))
 }
 
-/// The agent of a VM that should have one did not do its part.
+/// The error for an agent that failed to answer.
 pub(super) fn agent_failed(vm: &str, error: &agent::AgentError) -> Error {
     Error::vm_failed(format!(
         "The agent of the VM {vm} can't be asked: {}.",
