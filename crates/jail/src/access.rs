@@ -1,18 +1,18 @@
-//! What a jailed program may pass and connect to, by the group of folders and sockets.
+//! Access of a jailed program to folders and sockets, by their group.
 
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 
-/// Lets the program with this user pass through a folder, and do nothing else there; none
-/// where programs have no user of their own.
+/// Lets the program with this user traverse a folder, and nothing else; does nothing if programs
+/// have no user of their own.
 pub fn open_folder(folder: &Path, user: Option<u32>) -> io::Result<()> {
     user.map_or(Ok(()), |user| open_to(folder, user, 0o710))
 }
 
-/// Lets whoever may pass through this folder as its group connect to the socket: one
-/// program, or all of them. Nobody, if it is this process's group.
+/// Lets the members of this folder's group connect to the socket: one program, or all of them. Does
+/// nothing if it is this process's group.
 pub fn open_socket(socket: &Path, folder: &Path) -> io::Result<()> {
     let group = fs::metadata(folder)?.gid();
     match group == rustix::process::getegid().as_raw() {

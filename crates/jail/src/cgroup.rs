@@ -1,5 +1,5 @@
-//! Control groups (version 2; the kernel's Documentation/admin-guide/cgroup-v2.rst): one for
-//! each jailed program, below one of the node's.
+//! Control groups (version 2; the kernel's Documentation/admin-guide/cgroup-v2.rst): one for each
+//! jailed program, within one group of the node.
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, mkdirat, openat, statfs, unlinkat};
 use rustix::io::Errno;
@@ -15,28 +15,28 @@ use thiserror::Error;
 const HIERARCHY: &str = "/sys/fs/cgroup";
 /// `CGROUP2_SUPER_MAGIC` (linux/magic.h).
 const MAGIC: i64 = 0x6367_7270;
-/// What has to be there to bound a program.
+/// Controllers that are required to limit a program.
 const CONTROLLERS: [&str; 3] = ["memory", "pids", "cpu"];
-/// What is used if it is there.
+/// A controller that is used if it is available.
 const OPTIONAL: &str = "io";
-/// The group of this process, where the one it was started in becomes the one above.
+/// The group that this process moves to, within the group it was started in.
 const OWN: &str = "daemon";
 /// The period of `cpu.max`, microseconds.
 const PERIOD: u64 = 100_000;
-/// The nice value of a program that gives way to all others.
+/// The nice value of programs with the lowest priority.
 const LAST: &str = "19";
 
-/// There are none here.
+/// Why cgroups can't be used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CgroupError {
-    /// Version 1, or none.
+    /// Version 2 is not mounted.
     #[error("version 2 of cgroups is not mounted at {HIERARCHY}")]
     Version,
-    /// Kept from this user.
+    /// This user may not use it.
     #[error("the group {} can't be used", .0.display())]
     Group(PathBuf, #[source] io::Error),
-    /// Not enabled above, or there are other processes in the group.
+    /// The controller is not enabled in the parent, or the group contains other processes.
     #[error("the group {} has no controller \"{controller}\" for groups in it", .group.display())]
     Controller {
         /// Which group.
@@ -46,7 +46,7 @@ pub enum CgroupError {
     },
 }
 
-/// The group above those of programs.
+/// The node's group, which contains those of the programs.
 #[derive(Debug)]
 pub struct Cgroups {
     folder: PathBuf,
@@ -55,16 +55,16 @@ pub struct Cgroups {
 
 #[derive(Debug, Default)]
 struct State {
-    /// How many were made.
+    /// Number of groups made so far.
     made: u32,
-    /// Of programs that this process knows.
+    /// Groups of programs that this process knows.
     used: HashSet<PathBuf>,
-    /// Those whose program had not ended when it was not wanted any more.
+    /// Groups that were dropped before their program had ended.
     left: Vec<PathBuf>,
 }
 
-/// The group of one program; it is removed with this, or later if the program has not ended by
-/// then.
+/// The cgroup of one program. It is removed when this is dropped, or later if the program has not
+/// ended by then.
 #[derive(Debug)]
 pub struct Cgroup {
     folder: PathBuf,
@@ -77,16 +77,17 @@ pub struct Cgroup {
 pub struct Share {
     /// Bytes of memory.
     pub memory: u64,
-    /// Processors; its weight beside others is in proportion.
+    /// Number of processors; the CPU weight is proportional to it.
     pub processors: u32,
-    /// All others come first.
+    /// Whether it has the lowest CPU priority.
     pub is_last: bool,
 }
 
 impl Cgroups {
-    /// Makes the group of this name, for groups that this process makes in it. As root it is
-    /// at the top of the hierarchy, unless the group of this process was delegated to it: then,
-    /// and for users, it is in that one, and this process moves to another beside it.
+    /// Creates the node's group with this name. For root it is at the top of the hierarchy, unless
+    /// the group of this process was delegated to it. In that case, and for other users, it is
+    /// within the process's group, and this process moves to a sibling of it, because a group with
+    /// controllers for its children can't contain processes.
     pub fn of_host(name: &str) -> Result<Arc<Cgroups>, CgroupError> {
         let top = Path::new(HIERARCHY);
         if !statfs(top).is_ok_and(|facts| facts.f_type == MAGIC) {
@@ -97,7 +98,7 @@ impl Cgroups {
         if own == top || (rustix::process::geteuid().is_root() && !is_delegated(&own)) {
             return Cgroups::below(top, name);
         }
-        // Moved by the daemon before this one, or by whoever started this one.
+        // The previous daemon, or the parent process, was moved there already.
         let above = match own.file_name().is_some_and(|last| last == OWN) {
             true => own.parent().unwrap_or(&own).to_owned(),
             false => {
@@ -127,7 +128,7 @@ impl Cgroups {
         &self.folder
     }
 
-    /// Makes the group of a program that is to be started, with a bound of threads and
+    /// Creates the group of a program that is to be started, with a limit for its threads and
     /// processes.
     pub fn make(self: &Arc<Cgroups>, processes: u64) -> io::Result<Cgroup> {
         let mut state = self.lock();
@@ -140,7 +141,7 @@ impl Cgroups {
             let folder = self.folder.join(name);
             match mkdirat(CWD, &folder, Mode::from(0o755)) {
                 Ok(()) => break folder,
-                // Of an earlier process with this id.
+                // The group of an earlier process with this id.
                 Err(Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -151,7 +152,7 @@ impl Cgroups {
         Ok(cgroup)
     }
 
-    /// The group of a program that runs already; none if it is in none of these.
+    /// The group of a running program; `None` if it is in none of these groups.
     pub fn of_process(self: &Arc<Cgroups>, pid: u32) -> Option<Cgroup> {
         let group = group_in(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)?;
         let folder = Path::new(HIERARCHY).join(group.trim_start_matches('/'));
@@ -159,13 +160,13 @@ impl Cgroups {
         is_ours.then(|| self.open(folder).ok()).flatten()
     }
 
-    /// Ends all programs in groups that nobody has, and removes the groups.
+    /// Kills all programs in groups that this process does not know, and removes the groups.
     pub fn sweep(&self) {
         let mut state = self.lock();
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let folder = entry.path();
             let is_group = entry.file_type().is_ok_and(|kind| kind.is_dir());
-            // A group without processes is removed at once.
+            // An empty group is removed at once.
             if is_group
                 && !state.used.contains(&folder)
                 && rmdir(&folder) == Err(Errno::BUSY)
@@ -176,7 +177,7 @@ impl Cgroups {
         }
     }
 
-    /// Removes the group of all, if there is none in it.
+    /// Removes the node's group, if it is empty.
     pub fn remove(&self) {
         let _ = rmdir(&self.folder);
     }
@@ -203,7 +204,7 @@ impl Cgroup {
         &self.folder
     }
 
-    /// Bounds what the program may use.
+    /// Sets the limits of the program.
     pub fn bound(&self, share: &Share) -> io::Result<()> {
         self.set("memory.max", &share.memory.to_string())?;
         let quota = (u64::from(share.processors) + 1) * PERIOD;
@@ -219,8 +220,7 @@ impl Cgroup {
         }
     }
 
-    /// Lets the program have so many bytes of memory more than it has now, if that is more
-    /// than it may have.
+    /// Raises the memory limit if it is less than the current usage plus `bytes`.
     pub fn let_grow(&self, bytes: u64) -> io::Result<()> {
         let number =
             |name| Ok::<u64, io::Error>(self.get(name)?.trim().parse().unwrap_or(u64::MAX));
@@ -231,7 +231,7 @@ impl Cgroup {
         }
     }
 
-    /// Did the kernel end the program, because it had used all of its memory?
+    /// Whether the kernel's OOM killer ended the program.
     pub fn was_out_of_memory(&self) -> bool {
         let events = self.get("memory.events").unwrap_or_default();
         let kills = events
@@ -270,18 +270,18 @@ impl Drop for Cgroup {
     }
 }
 
-/// The group of this process, below the hierarchy.
+/// The group of this process, relative to the hierarchy's mount point.
 fn own_group() -> Option<String> {
     group_in(&fs::read_to_string("/proc/self/cgroup").ok()?)
 }
 
-/// That of version 2 in such a file of procfs (cgroups(7)).
+/// The version 2 entry in `/proc/PID/cgroup` (cgroups(7)).
 fn group_in(text: &str) -> Option<String> {
     let line = text.lines().find_map(|line| line.strip_prefix("0::"));
     line.map(str::to_owned)
 }
 
-/// Did systemd hand this group to whoever runs in it (its CGROUP_DELEGATION document)?
+/// Whether systemd delegated this group (systemd's CGROUP_DELEGATION document).
 fn is_delegated(group: &Path) -> bool {
     ["trusted.delegate", "user.delegate"].iter().any(|name| {
         let mut value = [0_u8; 1];
@@ -298,7 +298,7 @@ fn make_folder(folder: &Path) -> Result<(), CgroupError> {
     }
 }
 
-/// Lets groups in this one have the controllers.
+/// Enables the controllers for child groups.
 fn enable(group: &Path) -> Result<(), CgroupError> {
     const LIST: &str = "cgroup.subtree_control";
     let enabled = |controller: &str| {
@@ -307,7 +307,7 @@ fn enable(group: &Path) -> Result<(), CgroupError> {
     };
     for controller in CONTROLLERS.iter().chain([&OPTIONAL]) {
         if !enabled(controller) {
-            // Whether it is there is looked at below.
+            // An error is noticed below, where the controllers are checked.
             let _ = write(group, LIST, &format!("+{controller}"));
         }
     }

@@ -1,6 +1,6 @@
-//! What the new process does before it executes the program.
+//! The steps of the new process before it executes the program.
 //!
-//! It shares memory with its parent, whose other threads go on: only system calls, no
+//! It shares memory with its parent, whose other threads continue: only system calls, no
 //! allocation, no lock, no panic.
 #![allow(unsafe_code)] // System calls that rustix lacks, or has only for owned descriptors.
 
@@ -21,10 +21,10 @@ use std::ptr;
 /// The user and group id that a program has inside of its user namespace.
 pub const INSIDE: u32 = 1000;
 
-/// The folder in the empty one.
+/// The folder inside the empty folder.
 pub const INNER: &CStr = c"root";
 
-/// All that the child needs, made by its parent.
+/// Everything that the child needs, prepared by its parent.
 pub struct Plan<'a> {
     pub level: Level,
     pub user: u32,
@@ -34,11 +34,11 @@ pub struct Plan<'a> {
     pub folder: &'a CStr,
     pub empty: &'a CStr,
     pub limits: &'a [(Resource, Rlimit)],
-    /// What become descriptors 0, 1, ….
+    /// The descriptors that become 0, 1, ….
     pub sources: &'a [RawFd],
-    /// Another follows them: of this process's folder in procfs.
+    /// Whether a descriptor of the process's own folder in procfs follows them.
     pub own_proc: bool,
-    /// None: it ends with status 0.
+    /// The program; with `None` the process exits with status 0.
     pub program: Option<RawFd>,
     pub arguments: *const *const libc::c_char,
     pub environment: *const *const libc::c_char,
@@ -46,7 +46,7 @@ pub struct Plan<'a> {
     pub failed: Option<(Stage, i32)>,
 }
 
-/// A step.
+/// A step that can fail.
 #[derive(Debug, Clone, Copy)]
 pub enum Stage {
     Session,
@@ -61,7 +61,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// After "could not".
+    /// The step's name, to follow "could not".
     pub fn name(self) -> &'static str {
         match self {
             Stage::Session => "begin a session",
@@ -79,7 +79,7 @@ impl Stage {
 
 type Step = Result<(), (Stage, Errno)>;
 
-/// Its folder in procfs, by a number that is no target.
+/// Opens the process's own folder in procfs, with a descriptor number that is not a target.
 fn own_proc(plan: &Plan<'_>) -> Result<Option<OwnedFd>, Errno> {
     let Some(program) = plan.program.filter(|_| plan.own_proc) else {
         return Ok(None);
@@ -117,7 +117,7 @@ fn enter(plan: &Plan<'_>) -> Step {
         false => rustix::process::chdir(plan.folder).map_err(at(Stage::Folder))?,
     }
     for (resource, limit) in plan.limits {
-        // One that is lower already stays so.
+        // A limit that is lower already is kept.
         match setrlimit(*resource, *limit) {
             Ok(()) | Err(Errno::PERM) => {}
             Err(error) => return Err((Stage::Limits, error)),
@@ -139,7 +139,7 @@ fn at(stage: Stage) -> impl FnOnce(Errno) -> (Stage, Errno) {
     move |error| (stage, error)
 }
 
-/// Handlers go with the program, but what is ignored stays so.
+/// execve resets signal handlers, but ignored signals stay ignored.
 fn default_signals() {
     const IGNORED_BY_SOME: [libc::c_int; 6] = [
         libc::SIGPIPE,
@@ -160,7 +160,8 @@ fn default_signals() {
     }
 }
 
-/// user_namespaces(7): who may not give itself other groups may map its own.
+/// A process without privileges may map its own group only after setgroups is denied
+/// (user_namespaces(7)).
 fn map_user(plan: &Plan<'_>) -> Result<(), Errno> {
     write(c"/proc/self/setgroups", b"deny")?;
     write(c"/proc/self/uid_map", plan.user_map)?;
@@ -172,10 +173,10 @@ fn write(path: &CStr, text: &[u8]) -> Result<(), Errno> {
     rustix::io::write(&file, text).map(drop)
 }
 
-/// Makes an empty folder the root, and the folder of sockets, which nothing is above, the
-/// working directory.
+/// Makes an empty folder the root, and the folder of sockets the working directory. The mount of
+/// that folder has no parent, so `..` leads nowhere.
 fn leave_file_system(plan: &Plan<'_>) -> Step {
-    // What is unmounted here must not be unmounted elsewhere.
+    // Unmounts here must not propagate to other namespaces.
     let propagation = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     mount_change(c"/", propagation).map_err(at(Stage::Mounts))?;
     let folder = copy_of(plan.folder).map_err(at(Stage::Folder))?;
@@ -184,8 +185,8 @@ fn leave_file_system(plan: &Plan<'_>) -> Step {
     fchdir(&folder).map_err(at(Stage::Folder))
 }
 
-/// A mount of this folder alone, in no namespace: what is above it in the file system can't
-/// be reached from it. Nothing can be made, removed or executed there.
+/// Clones the mount of this folder alone, detached from any namespace: its parents in the file
+/// system can't be reached from it. It is read-only, and nothing in it can be executed.
 fn copy_of(folder: &CStr) -> Result<OwnedFd, Errno> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let copy = open_tree(rustix::fs::CWD, folder, flags)?;
@@ -217,14 +218,14 @@ fn change_root(root: &OwnedFd, place: &CStr) -> Result<(), Errno> {
     move_mount(root.as_fd(), c"", rustix::fs::CWD, place, flags)?;
     fchdir(root)?;
     match pivot_root(c".", c".") {
-        // The host's root is under the new one, and goes with all that is mounted on it.
+        // The old root is mounted below the new one; the unmount removes it with all its mounts.
         Ok(()) => unmount(c".", UnmountFlags::DETACH)?,
-        // The first root, an initramfs, can't be exchanged, only covered.
+        // The initramfs can't be exchanged by pivot_root, only covered.
         Err(Errno::INVAL) => mount_move(c".", c"/")?,
         Err(error) => return Err(error),
     }
-    // One folder deeper: whose root is not that of its namespace gets no user namespace, in
-    // which it would be root again (user_namespaces(7)).
+    // A chroot one folder deeper: a process whose root is not the root of its mount namespace can't
+    // create a user namespace, in which it would be root again (user_namespaces(7)).
     chroot(INNER)
 }
 
@@ -232,12 +233,12 @@ fn become_user(plan: &Plan<'_>) -> Result<(), Errno> {
     let (user, group) = (Uid::from_raw(plan.user), Gid::from_raw(plan.user));
     set_thread_groups(&[Gid::from_raw(plan.group)])?;
     set_thread_res_gid(group, group, group)?;
-    // With it go all capabilities (capabilities(7)).
+    // This also drops all capabilities (capabilities(7)).
     set_thread_res_uid(user, user, user)
 }
 
-/// What is in the keyring of the session before is not for the program (keyctl(2)). A kernel
-/// without keys has none to leave.
+/// Joins a new session keyring, because the program must not have the keys of the old one
+/// (keyctl(2)). Fails harmlessly on a kernel without keyrings.
 fn leave_keyrings() {
     const KEYCTL_JOIN_SESSION_KEYRING: libc::c_int = 1;
     // SAFETY: no name, so it is a new one without a name.
@@ -247,7 +248,7 @@ fn leave_keyrings() {
     }
 }
 
-/// The sources become 0, 1, …, the program is the next, and all others are closed.
+/// Makes the sources descriptors 0, 1, … and the program the next one, and closes all others.
 fn take_descriptors(
     sources: &[RawFd],
     proc: Option<&OwnedFd>,
@@ -261,8 +262,8 @@ fn take_descriptors(
         }
         target += 1;
     }
-    // The program's own stays until it is executed; no source lies between, or above it
-    // that is needed any more.
+    // The program's descriptor stays open until execve. No source that is still needed lies between
+    // the targets and it, or above it.
     let closed = |from: RawFd, to: libc::c_uint| {
         if from as libc::c_uint > to {
             return Ok(());

@@ -1,8 +1,8 @@
-//! A process that shares memory with its parent until it executes a program, as after
-//! vfork(2), in new namespaces.
+//! Starts a process in new namespaces that shares memory with its parent until it executes a
+//! program, as with vfork(2).
 //!
-//! The cost does not grow with the parent's memory. The child has a stack of its own; the
-//! thread that calls waits until the child has executed a program or ended.
+//! The cost does not grow with the parent's memory. The child has its own stack; the calling thread
+//! waits until the child has executed a program or ended.
 #![allow(unsafe_code)] // clone3 has no wrapper that takes a stack and shares memory.
 
 use std::io;
@@ -10,18 +10,18 @@ use std::io;
 /// Bytes of the child's stack.
 const STACK: usize = 64 << 10;
 
-/// `libc` has it in a type that is too small.
+/// `libc` declares it with a type that is too small for the value.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// Has `child` run in a new process, and waits until that has executed a program or ended.
-/// `namespaces` are `CLONE_NEW…` flags; with `cgroup` it begins there. Returns its process
-/// id.
+/// Runs `child` in a new process, and waits until the process has executed a program or ended.
+/// `namespaces` are `CLONE_NEW…` flags; with `cgroup` the process starts in that cgroup. Returns
+/// its process id.
 ///
 /// # Safety
 ///
-/// `child` runs with the memory of this process while other threads go on, so it may only
-/// do what a signal handler may: system calls, no allocation, no lock, no panic. It must
-/// never return, and change nothing but `context`.
+/// `child` runs in the memory of this process while other threads continue, so it may only do what
+/// a signal handler may: system calls, no allocation, no lock, no panic. It must never return, and
+/// must change nothing but `context`.
 pub unsafe fn vfork_into<C>(
     namespaces: libc::c_int,
     cgroup: Option<i32>,
@@ -29,7 +29,7 @@ pub unsafe fn vfork_into<C>(
     context: &mut C,
 ) -> io::Result<libc::pid_t> {
     let mut stack = vec![0_u8; STACK];
-    // The ABI wants the stack aligned to 16 bytes where a function is called.
+    // The ABI requires a stack aligned to 16 bytes at a function call.
     let base = stack.as_mut_ptr() as usize;
     let top = (base + STACK) & !15;
     // SAFETY: all-zero is a valid `clone_args`.
@@ -43,7 +43,7 @@ pub unsafe fn vfork_into<C>(
         arguments.cgroup = cgroup as u64;
     }
     let result: isize;
-    // No handler of this process may run in the child.
+    // No signal handler of this process may run in the child.
     let all = AllSignalsBlocked::new();
     // SAFETY: the parent's side is a system call. The child's begins on its own stack, which
     // lives until this function returns: CLONE_VFORK holds this thread until then.
@@ -75,7 +75,7 @@ pub unsafe fn vfork_into<C>(
     }
 }
 
-/// While it lives the calling thread gets no signal.
+/// Blocks all signals of the calling thread until it is dropped.
 struct AllSignalsBlocked(libc::sigset_t);
 
 impl AllSignalsBlocked {

@@ -1,15 +1,15 @@
-//! User ids that belong to nobody, one for each jailed program.
+//! Unused user ids, one for each jailed program.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The first id of the usual range: above what systemd, shadow and container runtimes give
-/// away (systemd's UIDS-GIDS lists 1879048192 and above as unused).
+/// The first id of the default range: above the ranges that systemd, shadow and container runtimes
+/// use (systemd's UIDS-GIDS lists 1879048192 and above as unused).
 pub const FIRST: u32 = 1_880_000_000;
-/// How many there are.
+/// Number of ids in the default range.
 pub const COUNT: u32 = 65_536;
 
-/// Is this the id of a program, and not the group of all?
+/// Whether this is the id of a program, and not the shared group.
 pub fn is_one(id: u32) -> bool {
     id > FIRST && id - FIRST < COUNT
 }
@@ -28,7 +28,7 @@ struct State {
     used: HashSet<u32>,
 }
 
-/// A user and group id that no other program has as long as this exists.
+/// A user and group id that no other program has until this is dropped.
 #[derive(Debug)]
 pub struct Identity {
     id: u32,
@@ -36,7 +36,7 @@ pub struct Identity {
 }
 
 impl Identities {
-    /// From this id on, so many. The first of them is the group that all programs share
+    /// The ids from `first` on. The first of them is the group that all programs share
     /// ([`Identities::shared_group`]).
     pub fn new(first: u32, count: u32) -> Arc<Identities> {
         Arc::new(Identities {
@@ -46,13 +46,13 @@ impl Identities {
         })
     }
 
-    /// The group of all jailed programs, which may pass through the run folder.
+    /// The group of all jailed programs, which may traverse the run folder.
     pub fn shared_group(&self) -> u32 {
         self.first
     }
 
-    /// One that is free, the longest unused first: a process that was not seen to end
-    /// does not meet its successor.
+    /// A free id, the one unused for longest: so a process whose end was not noticed does not share
+    /// its id with a new one.
     pub fn take(self: &Arc<Identities>) -> Option<Identity> {
         let mut state = self.lock();
         for _ in 1..self.count {
@@ -65,7 +65,7 @@ impl Identities {
         None
     }
 
-    /// That of a program which runs already; none if it is not of this range, or taken.
+    /// The id of a running program; `None` if it is not in this range, or taken.
     pub fn adopt(self: &Arc<Identities>, id: u32) -> Option<Identity> {
         let is_ours = id > self.first && id - self.first < self.count;
         (is_ours && self.lock().used.insert(id)).then(|| self.identity(id))

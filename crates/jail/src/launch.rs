@@ -14,10 +14,10 @@ use std::path::Path;
 use std::ptr;
 use thiserror::Error;
 
-/// The first of [`Program::descriptors`] in the program.
+/// The descriptor number of the first of [`Program::descriptors`] in the program.
 pub const FIRST_DESCRIPTOR: i32 = 3;
 
-/// The folder that becomes the root: empty, and closed to writers.
+/// The folder that becomes the root: empty, and not writable.
 const EMPTY: &str = "empty";
 
 /// What to execute. It must be linked statically: there are no libraries in the jail.
@@ -25,49 +25,49 @@ const EMPTY: &str = "empty";
 pub struct Program<'a> {
     /// The executable, open.
     pub file: BorrowedFd<'a>,
-    /// All arguments, its name first.
+    /// All arguments, beginning with its name.
     pub arguments: &'a [&'a OsStr],
     /// All of its environment, as `NAME=value`.
     pub environment: &'a [&'a OsStr],
     /// Its standard output and standard error; stdin is /dev/null.
     pub output: BorrowedFd<'a>,
-    /// Become descriptors 3, 4, …; every other descriptor is closed.
+    /// The descriptors that become 3, 4, …; every other one is closed.
     pub descriptors: &'a [BorrowedFd<'a>],
-    /// Whether one more descriptor follows: of the program's own folder in procfs, which it
-    /// is to close before it may be taken over.
+    /// Whether one more descriptor follows: of the program's own folder in procfs. The program must
+    /// close it before it handles untrusted input.
     pub own_proc: bool,
 }
 
-/// What is around it.
+/// The surroundings of a program.
 #[derive(Debug)]
 pub struct Jail<'a> {
-    /// What it is made of.
+    /// Its level of isolation.
     pub level: Level,
     /// User and group id, with [`Level::OwnUser`].
     pub user: u32,
-    /// The one further group, with [`Level::OwnUser`].
+    /// The one supplementary group, with [`Level::OwnUser`].
     pub group: u32,
-    /// The working directory, and all of the file system that can be reached, read-only:
-    /// sockets in it can be connected to. It has an empty folder for the root
+    /// The working directory, and the only part of the file system that can be reached, read-only:
+    /// the program can connect to sockets in it. It must contain the empty folder for the root
     /// ([`Jail::prepare`]).
     pub folder: &'a Path,
     /// Resource limits.
     pub limits: Limits,
-    /// The cgroup (version 2) it begins in: its folder, open.
+    /// An open descriptor of the cgroup (version 2) that it starts in.
     pub cgroup: Option<BorrowedFd<'a>>,
 }
 
-/// Nothing was started.
+/// Why a program could not be started.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LaunchError {
-    /// Here.
+    /// A step in this process failed.
     #[error("a process could not be started")]
     Start(#[source] io::Error),
-    /// In the new process.
+    /// A step in the new process failed.
     #[error("a new process could not {step}")]
     Step {
-        /// What, after "could not".
+        /// The step, to follow "could not".
         step: &'static str,
         /// Why not.
         source: io::Error,
@@ -75,7 +75,7 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
-    /// The host's answer.
+    /// The error of the system call.
     pub fn io(&self) -> &io::Error {
         match self {
             LaunchError::Start(error) | LaunchError::Step { source: error, .. } => error,
@@ -84,25 +84,25 @@ impl LaunchError {
 }
 
 impl Jail<'_> {
-    /// Makes what a jail needs in the folder that programs will see.
+    /// Creates the empty folders that a jail needs, in the folder that programs will see.
     pub fn prepare(folder: &Path) -> io::Result<()> {
         let empty = folder.join(EMPTY);
         let root = empty.join(OsStr::from_bytes(child::INNER.to_bytes()));
         DirBuilder::new().recursive(true).create(&root)?;
-        // Whatever the umask is.
+        // Independent of the umask.
         for folder in [&root, &empty] {
             fs::set_permissions(folder, fs::Permissions::from_mode(0o555))?;
         }
         Ok(())
     }
 
-    /// Starts the program, in a session of its own. Returns its process id, as this
-    /// process sees it; the caller reaps it.
+    /// Starts the program in a new session. Returns its process id in this process's namespace; the
+    /// caller must reap it.
     pub fn launch(&self, program: &Program<'_>) -> Result<u32, LaunchError> {
         self.start(Some(program))
     }
 
-    /// Has a process do all that it does before a program, and end.
+    /// Runs a process through all steps before the program, and lets it end.
     pub(crate) fn try_level(level: Level, folder: &Path, user: u32) -> Result<(), LaunchError> {
         let jail = Jail {
             level,
@@ -171,7 +171,7 @@ impl Jail<'_> {
             None => Ok(pid as u32),
             Some((stage, error)) => {
                 let ended = rustix::process::Pid::from_raw(pid);
-                // It has ended: nothing to wait for but its entry.
+                // It has ended already, so this only reaps it.
                 let _ = rustix::process::waitpid(ended, rustix::process::WaitOptions::empty());
                 Err(LaunchError::Step {
                     step: Stage::name(stage),
@@ -182,7 +182,7 @@ impl Jail<'_> {
     }
 }
 
-/// This user, and nobody else, inside of a user namespace; not as its root.
+/// A mapping of this user alone, to an id inside the user namespace that is not root.
 fn map(outside: u32) -> String {
     format!("{} {outside} 1\n", child::INSIDE)
 }
@@ -212,8 +212,8 @@ impl Strings {
     }
 }
 
-/// Descriptors of this process that become 0, 1, …, and the program: none of them has the
-/// number of a target, so that no step overwrites what a later one needs.
+/// Descriptors of this process that become 0, 1, …, and the program: none of them has the number of
+/// a target, so that no step overwrites a descriptor that a later one needs.
 struct Sources {
     numbers: Vec<RawFd>,
     program: OwnedFd,

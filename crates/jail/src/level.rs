@@ -1,17 +1,17 @@
-//! How much of a jail this host can give.
+//! How strong a jail this host supports.
 
 use crate::launch::{Jail, LaunchError};
 use std::fmt;
 use std::path::Path;
 
-/// What a jail is made of, the strongest first.
+/// The parts of a jail, the strongest level first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
     /// User and group id of its own, new mount, pid, network, IPC and UTS namespaces, an
     /// empty root. Needs root.
     OwnUser,
-    /// The same namespaces and root, in a new user namespace: for everything outside it is
-    /// the user who started it.
+    /// The same namespaces and root, in a new user namespace: outside of it the program has the
+    /// user id that started it.
     UserNamespace,
     /// Limits, a clean environment, no new privileges, and only the descriptors it was
     /// handed.
@@ -19,8 +19,8 @@ pub enum Level {
 }
 
 impl Level {
-    /// The strongest that works here, and why no stronger does. `folder` is what jailed
-    /// programs will see; a process that does nothing tries each level.
+    /// The strongest level that works here, and why the stronger ones do not. `folder` is the
+    /// folder that jailed programs will see; each level is tried with a process that exits at once.
     pub fn of_host(folder: &Path, user: u32) -> (Level, Vec<LaunchError>) {
         let is_root = rustix::process::geteuid().is_root();
         let mut levels = vec![Level::UserNamespace];
@@ -37,7 +37,7 @@ impl Level {
         (Level::Bare, refused)
     }
 
-    /// Does it keep the file system away?
+    /// Whether the program is kept from the host's file system.
     pub fn has_own_root(self) -> bool {
         self != Level::Bare
     }

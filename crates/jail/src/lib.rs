@@ -1,17 +1,17 @@
-//! Starts a program that may be taken over: as nobody, in namespaces of its own, with
-//! an empty root, limits, a clean environment, and the descriptors it was handed.
+//! Starts a program that an attacker may take over: with an unused user id, its own namespaces, an
+//! empty root, limits, a clean environment, and only the descriptors that it was given.
 //!
 //! * [`launch`]: the program, its jail, and the start of both.
-//! * [`level`]: how much of a jail this host can give.
+//! * [`level`]: how strong a jail this host supports.
 //! * [`access`]: which sockets it may connect to.
 //! * [`identity`]: user ids, one for each program.
-//! * [`cgroup`]: a control group for each program, and what it may use.
-//! * [`limits`]: what it may use of what the kernel counts for a process.
-//! * `child`: what the new process does before it executes the program.
-//! * `clone`: the new process.
+//! * [`cgroup`]: a control group for each program, and its limits.
+//! * [`limits`]: resource limits of a process.
+//! * `child`: the steps of the new process before it executes the program.
+//! * `clone`: starts the new process.
 //!
-//! [docs/security.md](../../../docs/security.md) says what a jail is for, and what it
-//! does not hold.
+//! [docs/security.md](../../../docs/security.md) describes what a jail is for, and what it does not
+//! protect from.
 
 pub mod access;
 pub mod cgroup;

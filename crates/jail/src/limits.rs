@@ -1,8 +1,8 @@
-//! What a jailed program may use of what the kernel counts for a process.
+//! The resource limits of a jailed program.
 
 use rustix::process::{Resource, Rlimit};
 
-/// Resource limits (setrlimit(2)), soft and hard alike.
+/// Resource limits (setrlimit(2)); soft and hard limits are equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Descriptors.
@@ -24,7 +24,7 @@ impl Limits {
             (Resource::Nofile, bound(Some(self.files))),
             (Resource::Nproc, bound(Some(self.processes))),
             (Resource::Fsize, bound(self.file_size)),
-            // No memory image of a guest on the disk.
+            // No core dumps: they would write a guest's memory to the disk.
             (Resource::Core, bound(Some(0))),
             (Resource::Msgqueue, bound(Some(0))),
             (Resource::Memlock, bound(Some(0))),
