@@ -1,4 +1,4 @@
-//! Where the node's folders are, unless its options say.
+//! The node's folders: those of the options, or the defaults.
 
 use crate::options::Options;
 use anyhow::bail;
@@ -8,7 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 impl Options {
-    /// Where files are: from options, environment and the user's home, in this order.
+    /// The paths of the node's files: from options, the environment or the user's home, in this
+    /// order.
     pub fn paths(&self) -> anyhow::Result<Paths> {
         let found = Folders::find(&Chosen {
             data: self.data.clone(),
@@ -36,15 +37,15 @@ impl Options {
     }
 }
 
-/// The path without links. VMMs are found by it, also by a daemon that comes when
-/// all of it is there: what is not there yet is below what is.
+/// The absolute path, with symbolic links resolved in the part that exists. VMMs are recognised
+/// by this path, so it must be the same for a daemon that starts later, when all of it exists.
 fn absolute(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     path.ancestors()
         .find_map(|there| {
             let real = fs::canonicalize(there).ok()?;
             let below = path.strip_prefix(there).ok()?;
-            // Joining nothing would add a slash.
+            // Joining an empty path would add a slash.
             Some(match below.as_os_str().is_empty() {
                 true => real,
                 false => real.join(below),

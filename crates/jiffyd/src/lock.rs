@@ -1,4 +1,4 @@
-//! One daemon per data folder.
+//! The lock that allows one daemon per data folder.
 
 use anyhow::{Context, bail};
 use jiffy_content::paths::Paths;
@@ -9,12 +9,12 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Duration, Instant};
 
-/// What the last child of a daemon that was killed has to let go of its lock.
+/// How long the last child of a killed daemon may take to release the daemon's lock.
 const DYING_TIME: Duration = Duration::from_secs(10);
-/// What a daemon that was told to end has for it: whoever looks after daemons may start
-/// the next meanwhile.
+/// How long a daemon that is ending may take to release it: a service manager may start the next
+/// one meanwhile.
 const ENDING_TIME: Duration = Duration::from_secs(5);
-/// How often it is looked whether it has.
+/// How often the lock is tried.
 const DYING_POLL: Duration = Duration::from_millis(2);
 
 /// Held while a daemon owns a data folder.
@@ -23,7 +23,7 @@ pub struct Lock {
     _file: File,
 }
 
-/// Takes the data folder; says who has it if somebody does.
+/// Locks the data folder; the error names the daemon that has it.
 pub fn lock(paths: &Paths) -> anyhow::Result<Lock> {
     let path = paths.data.join("jiffyd.lock");
     let mut file = OpenOptions::new()
@@ -41,8 +41,8 @@ pub fn lock(paths: &Paths) -> anyhow::Result<Lock> {
             .rewind()
             .and_then(|()| file.read_to_string(&mut holder));
         let holder = holder.trim();
-        // A daemon that was killed while it spawned a process: that process
-        // has the lock until it executes its program.
+        // A process that a killed daemon had just forked keeps the lock until it executes its
+        // program.
         let is_dead = !holder.is_empty() && holder.parse().ok().is_none_or(|pid| !is_alive(pid));
         let patience = if is_dead { DYING_TIME } else { ENDING_TIME };
         if begun.elapsed() < patience {

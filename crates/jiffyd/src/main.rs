@@ -15,9 +15,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 use tracing_subscriber::EnvFilter;
 
-/// Requests are small and VMs' tasks mostly sleep.
+/// Threads of the async runtime: requests are small, and VMs' tasks mostly sleep.
 const WORKERS: usize = 2;
-/// A running VM takes six descriptors, and some more while it is started.
+/// Wanted limit of descriptors: a running VM takes six, and more while it starts.
 const DESCRIPTORS: u64 = 1 << 16;
 
 fn main() -> ExitCode {
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         .build();
     let result = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
         let result = runtime.block_on(run(options));
-        // An import that is still under way is not waited for.
+        // Does not wait for an import in progress.
         runtime.shutdown_background();
         result
     });
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the daemon until a signal or a request ends it. VMs go on.
+/// Runs the daemon until a signal or a request ends it. VMs keep running.
 async fn run(options: Options) -> anyhow::Result<()> {
     let paths = options.paths()?;
     paths.prepare()?;
@@ -85,8 +85,8 @@ async fn run(options: Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tells whoever started the daemon that it listens. The descriptor is opened
-/// by its name in /proc: a number in an option proves no ownership.
+/// Tells the parent process that the daemon listens. The descriptor is opened through /proc,
+/// because its number in an option does not make this process its owner.
 pub fn announce(descriptor: u32) {
     use std::io::Write;
     let path = format!("/proc/self/fd/{descriptor}");

@@ -156,7 +156,7 @@ pub struct Options {
     pub memory_wait: u32,
 }
 
-/// Set where what users call localhost is another host.
+/// Set where the users' localhost is another host.
 const LOOPBACK: &str = "JIFFY_LOOPBACK";
 
 /// `ADDRESS/PREFIX`.
@@ -167,7 +167,7 @@ pub type Range = jiffy_net::Cidr;
 pub struct TcpAddress(pub SocketAddr);
 
 impl Options {
-    /// What of them is the node's.
+    /// The options of the node.
     pub fn node(&self) -> anyhow::Result<Config> {
         Ok(Config {
             registry: self.registry.clone(),
@@ -189,7 +189,7 @@ impl Options {
         })
     }
 
-    /// Where to listen beside the Unix socket, and what must be shown there.
+    /// The address to listen on besides the Unix socket, and its token.
     pub fn tcp(&self) -> anyhow::Result<Option<(SocketAddr, Token)>> {
         match (self.listen, &self.token_file) {
             (None, _) => Ok(None),
@@ -201,7 +201,7 @@ impl Options {
     }
 }
 
-/// The API's port, and the one after it: the agent's of the machine.
+/// Ports that VMs never reach: the API's, and the next one, of the machine's agent.
 fn never_reached(api: &TcpAddress) -> [u16; 2] {
     let port = api.0.port();
     [port, port.saturating_add(1)]
