@@ -1,4 +1,4 @@
-//! The disk as vhost-user has it.
+//! The disk as a vhost-user backend.
 
 use jiffy_devices::GuestMemory;
 use jiffy_devices::virtio::block::{Backend, Executor, Outcome};
@@ -16,7 +16,7 @@ use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic};
 use vmm_sys_util::epoll::EventSet;
 
-/// Guest memory as monitors share it: regions come and go.
+/// Guest memory as shared by the monitor, which adds and removes regions.
 pub type SharedMemory = GuestMemoryAtomic<GuestMemory>;
 
 /// Largest queue a monitor may ask for.
@@ -35,7 +35,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// With so many queues.
+    /// Creates a disk with this number of queues.
     pub fn new(backend: Arc<Backend>, queues: u16, memory: SharedMemory) -> Disk {
         let executor = |_| Mutex::new(executor(&backend, true));
         Disk {
@@ -46,12 +46,12 @@ impl Disk {
         }
     }
 
-    /// Becomes true when the monitor has asked what is offered, which it does first.
+    /// Becomes true when the monitor has asked for the features, which is its first request.
     pub fn greeted(&self) -> Arc<AtomicBool> {
         self.greeted.clone()
     }
 
-    /// Answers all there is in a queue.
+    /// Answers all requests in a queue.
     fn serve(&self, vring: &VringMutex<SharedMemory>, thread: usize) -> io::Result<()> {
         let Some(executor) = self.executors.get(thread) else {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -66,7 +66,7 @@ impl Disk {
             queue.disable_notification(memory).map_err(broken)?;
             let answered = answer_all(&mut executor, &mut vring, memory)?;
             if promised && answered == 0 {
-                // As where the used ring lies over the available one.
+                // For example, because the used ring overlaps the available ring.
                 let why = "the queue says that there are requests, and has none";
                 return Err(io::Error::new(io::ErrorKind::InvalidData, why));
             }
@@ -81,7 +81,7 @@ impl Disk {
     }
 }
 
-/// How many requests were answered.
+/// Answers requests, and returns how many.
 fn answer_all(
     executor: &mut Executor,
     vring: &mut VringState<SharedMemory>,
@@ -109,7 +109,7 @@ fn broken(error: virtio_queue::Error) -> io::Error {
 }
 
 fn executor(backend: &Backend, write_through: bool) -> Executor {
-    // Nothing stops it in the middle but the end of its process.
+    // Never stopped before the process ends.
     backend.executor(Arc::new(AtomicBool::new(false)), write_through)
 }
 
@@ -164,7 +164,7 @@ impl VhostUserBackend for Disk {
     }
 
     fn update_memory(&self, _memory: SharedMemory) -> io::Result<()> {
-        // It is the memory we have.
+        // The memory is the one that was passed to `new`, which is updated in place.
         Ok(())
     }
 

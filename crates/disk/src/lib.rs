@@ -1,12 +1,12 @@
-//! `jiffy-disk`: serves a disk to other monitors over vhost-user, by the same
-//! code that serves it to Jiffy's own VMs.
+//! `jiffy-disk`: serves a disk to other monitors over vhost-user, with the same code that serves
+//! Jiffy's own VMs.
 //!
-//! One monitor is served at a time. Each gets a process of its own: whatever it
-//! sends, or does to the memory it shares, ends that process and no more.
+//! One monitor is served at a time, each by a process of its own: whatever a monitor sends, or
+//! writes to the memory it shares, can only end that process.
 //!
-//! * [`options`]: what one may ask for.
-//! * [`server`]: the socket, and a process for each monitor.
-//! * [`device`]: the disk as vhost-user has it.
+//! * [`options`]: the command line.
+//! * [`server`]: the listening socket, and a process for each monitor.
+//! * [`device`]: the disk as a vhost-user backend.
 //!
 //! Source: QEMU, docs/interop/vhost-user.rst.
 

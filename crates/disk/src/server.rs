@@ -1,4 +1,4 @@
-//! The socket, and a process for each monitor that connects.
+//! The listening socket, and a process for each monitor that connects.
 
 use crate::device::Disk;
 use crate::options::Serve;
@@ -28,25 +28,25 @@ use vhost::vhost_user::{Error as VhostUserError, Listener};
 use vhost_user_backend::{Error as DaemonError, VhostUserDaemon};
 use vm_memory::GuestMemoryAtomic;
 
-/// Monitors that wait to be served, at most.
+/// Most monitors that wait in the socket's queue.
 const BACKLOG: i32 = 16;
-/// How long a monitor may take for its first message: others wait for it.
+/// How long a monitor may take for its first message, because others wait for it.
 const GREETING_TIME: Duration = Duration::from_secs(5);
 
-/// A disk can't be served.
+/// Why a disk can't be served.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// It can't be opened.
+    /// The disk can't be opened.
     #[error(transparent)]
     Disk(#[from] BlockError),
-    /// Something that is no socket of a dead server is at its place.
+    /// The path exists, and is not the stale socket of a server that has ended.
     #[error("{0:?} is there already; another server may be listening")]
     Taken(PathBuf),
-    /// The socket can't be made.
+    /// The socket can't be created.
     #[error("the socket {0:?} can't be made: {1}")]
     Socket(PathBuf, io::Error),
-    /// A call that should not fail.
+    /// A system call failed unexpectedly.
     #[error("{0}: {1}")]
     System(&'static str, io::Error),
 }
@@ -55,11 +55,10 @@ fn failed(what: &'static str) -> impl Fn(io::Error) -> ServeError {
     move |error| ServeError::System(what, error)
 }
 
-/// Serves a disk until SIGTERM or SIGINT comes. This process must have one
-/// thread.
+/// Serves a disk until SIGTERM or SIGINT. This process must have only one thread, because it forks.
 pub fn serve(options: &Serve) -> Result<(), ServeError> {
     let termination = TerminationFd::block().map_err(failed("signals can't be waited for"))?;
-    // Open and locked as long as this process lives, and in all it forks.
+    // Open and locked in this process and in all that it forks.
     let backend = Arc::new(Backend::open(&BlockOptions {
         path: options.file.clone(),
         read_only: !options.writable,
@@ -76,7 +75,7 @@ pub fn serve(options: &Serve) -> Result<(), ServeError> {
     );
     let mut monitor: Option<Child> = None;
     loop {
-        // While one monitor is served the others wait in the socket's queue.
+        // One monitor is served at a time; the others wait in the socket's queue.
         let awaited = match &monitor {
             None => PollFd::new(&socket.listener, PollFlags::IN),
             Some(child) => PollFd::new(child, PollFlags::IN),
@@ -88,7 +87,7 @@ pub fn serve(options: &Serve) -> Result<(), ServeError> {
         }
         let [end, happened] = events.map(|event| !event.revents().is_empty());
         if end {
-            // What is left of a monitor's process ends when it is dropped.
+            // Dropping the monitor's process ends it.
             return Ok(());
         }
         if !happened {
@@ -114,7 +113,7 @@ pub fn serve(options: &Serve) -> Result<(), ServeError> {
     }
 }
 
-/// Serves the monitor that has connected; the exit status of its process.
+/// Serves one monitor; returns the exit status for its process.
 fn one(listener: &UnixListener, backend: Arc<Backend>, queues: u16) -> i32 {
     let served = listener
         .try_clone()
@@ -128,12 +127,12 @@ fn one(listener: &UnixListener, backend: Arc<Backend>, queues: u16) -> i32 {
             info!("a monitor has connected");
             end_if_silent(greeted)?;
             let end = daemon.wait();
-            // It would wait for its threads; they end with this process.
+            // Dropping it would wait for its threads, which end with this process.
             std::mem::forget(daemon);
             end
         });
     match served {
-        // Monitors just hang up.
+        // Monitors end by closing the connection.
         Ok(())
         | Err(DaemonError::HandleRequest(
             VhostUserError::Disconnected | VhostUserError::PartialMessage,
@@ -145,8 +144,8 @@ fn one(listener: &UnixListener, backend: Arc<Backend>, queues: u16) -> i32 {
     }
 }
 
-/// Ends this process if the monitor says nothing whole in time. One that has begun to
-/// speak may take any time: its guest may not have looked for the disk yet.
+/// Ends this process if the monitor sends no whole message in time. After its first message a
+/// monitor may take any time: its guest may not have probed the disk yet.
 fn end_if_silent(greeted: Arc<AtomicBool>) -> Result<(), DaemonError> {
     let watch = move || {
         thread::sleep(GREETING_TIME);
@@ -162,18 +161,18 @@ fn end_if_silent(greeted: Arc<AtomicBool>) -> Result<(), DaemonError> {
         .map_err(DaemonError::StartDaemon)
 }
 
-/// A socket that goes with this value.
+/// A socket file that is removed when this is dropped.
 struct Socket {
     listener: UnixListener,
     path: PathBuf,
 }
 
 impl Socket {
-    /// A socket that is at its place only once it listens: who waits for the
-    /// file may connect.
+    /// Creates the socket under a hidden name and renames it once it listens, so that a client that
+    /// waits for the file can connect.
     fn bind(path: &Path) -> Result<Socket, ServeError> {
         let failed = |error: io::Error| ServeError::Socket(path.to_owned(), error);
-        // Nobody could connect to a longer name.
+        // Checked early: clients could not connect to a longer name.
         SocketAddr::from_pathname(path).map_err(failed)?;
         let name = path
             .file_name()
@@ -184,7 +183,7 @@ impl Socket {
         };
         let folder = File::open(folder).map_err(failed)?;
         let hidden = format!(".jiffy-disk-{}", std::process::id());
-        // By its folder's descriptor, this is not too long for a socket.
+        // A path by the folder's descriptor, which is short enough for a socket address.
         let there = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(&hidden);
         let listener = bind_private(&there, BACKLOG).map_err(failed)?;
         let mut placed = place(&folder, &hidden, name);
@@ -210,8 +209,8 @@ fn place(folder: &File, hidden: &str, name: &OsStr) -> Result<(), Errno> {
     renameat_with(folder, hidden, folder, name, RenameFlags::NOREPLACE)
 }
 
-/// Is there what a server that was killed has left behind? Nothing else may go:
-/// a plain file refuses connections, too.
+/// Whether the path is the stale socket of a server that was killed. Other files must not be
+/// removed; a plain file refuses connections as well.
 fn is_left_behind(path: &Path) -> io::Result<bool> {
     let is_socket = std::fs::symlink_metadata(path)?.file_type().is_socket();
     let refuses = || {
