@@ -15,7 +15,7 @@ pub(crate) trait Fields {
         self.put(offset, &value.to_le_bytes());
     }
 
-    /// The low and the high half of a value, at two places.
+    /// Writes the low and the high half of a value at two offsets.
     fn put64_halves(&mut self, low: usize, high: usize, value: u64) {
         self.put32(low, value as u32);
         self.put32(high, (value >> 32) as u32);

@@ -1,4 +1,4 @@
-//! Makes a file system.
+//! Creates a file system.
 
 use crate::checksum;
 use crate::layout::{BLOCK, LEAST_BYTES, Layout, MOST_BYTES};
@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use thiserror::Error;
 
-/// No file system could be made.
+/// Why no file system was created.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum FormatError {
@@ -18,7 +18,7 @@ pub enum FormatError {
         "a disk of {0} bytes takes no ext4 file system; it must have {LEAST_BYTES} to {MOST_BYTES}"
     )]
     Size(u64),
-    /// What was there would be lost, and would be taken for zeros.
+    /// Existing contents would be lost, and would be taken for zeros.
     #[error("the file is not empty")]
     NotEmpty,
     /// It can't be written.
@@ -26,8 +26,8 @@ pub enum FormatError {
     Write(#[source] io::Error),
 }
 
-/// Makes an empty file system in an empty file, which gets the length of the
-/// disk. It is not synced.
+/// Creates an empty file system in an empty file, which is extended to the length of the disk. The
+/// file is not synced.
 pub fn format(file: &File, options: &Options) -> Result<(), FormatError> {
     let layout =
         Layout::of(options.bytes, options.copies).ok_or(FormatError::Size(options.bytes))?;
@@ -43,7 +43,7 @@ fn write(file: &File, options: &Options, layout: &Layout) -> io::Result<()> {
     let seed = checksum::seed(&options.uuid);
     let descriptors = groups::descriptors(layout, seed);
 
-    // The first group, from its beginning to its first inodes, in one go.
+    // The first group up to its first inodes is one write.
     let mut head = vec![0; BLOCK as usize];
     let place = superblock::OFFSET..superblock::OFFSET + superblock::SIZE;
     head[place].copy_from_slice(&superblock::superblock(layout, options, 0));

@@ -5,18 +5,18 @@ use crate::bytes::{Fields, set_bits};
 use crate::checksum::chained;
 use crate::layout::{BLOCK, DESCRIPTOR, LOST_INODE, Layout};
 
-/// The inodes' bitmap is to be taken for empty.
+/// The inode bitmap is not initialised: all inodes are free (`EXT4_BG_INODE_UNINIT`).
 const INODES_UNUSED: u16 = 0x1;
-/// The blocks' bitmap is to be computed.
+/// The block bitmap is not initialised: it is computed (`EXT4_BG_BLOCK_UNINIT`).
 const BLOCKS_UNUSED: u16 = 0x2;
-/// The table of inodes is zero: nobody need zero it later.
+/// The inode table is zeroed, so the kernel need not zero it later (`EXT4_BG_INODE_ZEROED`).
 const TABLE_ZERO: u16 = 0x4;
 
 /// Which blocks of a group are in use.
 pub(crate) fn block_bitmap(layout: &Layout, group: u64) -> Vec<u8> {
     let mut bitmap = vec![0; BLOCK as usize];
     set_bits(&mut bitmap, 0, layout.used_of(group) as usize);
-    // What isn't there is not free.
+    // Blocks beyond the end of the disk are marked as in use.
     set_bits(
         &mut bitmap,
         layout.blocks_of(group) as usize,
@@ -37,8 +37,8 @@ pub(crate) fn inode_bitmap(layout: &Layout) -> Vec<u8> {
     bitmap
 }
 
-/// Does this group have bitmaps on the disk? The first, because it is in use;
-/// the last, because tools insist.
+/// Whether this group's block bitmap is on the disk: that of the first group, because it is in use,
+/// and that of the last, because tools require it.
 pub(crate) fn has_block_bitmap(layout: &Layout, group: u64) -> bool {
     group == 0 || group == layout.groups - 1
 }
@@ -76,9 +76,9 @@ fn descriptor(layout: &Layout, seed: u32, group: u64, out: &mut [u8]) {
     out.put32_halves(0xe, 0x2e, free_inodes);
     out.put32_halves(0x10, 0x30, folders);
     out.put16(0x12, flags);
-    // Those behind the last that was ever used.
+    // The unused inodes at the end of the group's table (`bg_itable_unused`).
     out.put32_halves(0x1c, 0x32, free_inodes);
-    // Over everything, the checksum itself taken for zero.
+    // The checksum covers the descriptor with the checksum field as zero.
     let checksum = chained(chained(seed, &(group as u32).to_le_bytes()), out);
     out.put16(0x1e, checksum as u16);
 }

@@ -12,21 +12,21 @@ const EXTENTS: u32 = 0x80000;
 const FOLDER: u16 = 0o040000;
 const FILE: u16 = 0o100000;
 
-/// The map of a file of one run of blocks.
+/// The extent tree of a file with one extent.
 pub(crate) fn extents(start: u64, blocks: u64) -> [u8; 60] {
     let mut map = [0; 60];
     let out = map.as_mut_slice();
     out.put16(0x0, 0xf30a);
     out.put16(0x2, 1); // extents here
     out.put16(0x4, 4); // that there is room for
-    // Of the extent: block of the file, blocks, and where they are.
+    // The extent: first block of the file, number of blocks, and first block on the disk.
     out.put16(0x10, blocks as u16);
     out.put16(0x12, (start >> 32) as u16);
     out.put32(0x14, start as u32);
     map
 }
 
-/// One of the few files there are.
+/// An inode of the new file system.
 struct Entry {
     number: u32,
     mode: u16,
@@ -35,7 +35,7 @@ struct Entry {
     blocks: u64,
 }
 
-/// The first blocks of the table of inodes, as far as inodes are in use.
+/// The first blocks of the inode table, as far as inodes are in use.
 pub(crate) fn table(layout: &Layout, seed: u32, created: u32) -> Vec<u8> {
     let mut entries = vec![
         Entry {
@@ -87,7 +87,7 @@ impl Entry {
     }
 }
 
-/// The block of `/`.
+/// The directory block of `/`.
 pub(crate) fn root_folder(seed: u32) -> Vec<u8> {
     let names = [
         (ROOT_INODE, "."),
@@ -97,7 +97,7 @@ pub(crate) fn root_folder(seed: u32) -> Vec<u8> {
     folder(seed, ROOT_INODE, &names)
 }
 
-/// The block of `/lost+found`.
+/// The directory block of `/lost+found`.
 pub(crate) fn lost_folder(seed: u32) -> Vec<u8> {
     folder(seed, LOST_INODE, &[(LOST_INODE, "."), (ROOT_INODE, "..")])
 }

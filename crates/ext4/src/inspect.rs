@@ -1,5 +1,5 @@
-//! Finds a file system. What is read was written by guests: it is believed
-//! only as far as it was checked.
+//! Recognises a file system. Its bytes were written by a guest, so every value is checked before it
+//! is used.
 
 use crate::superblock::{INCOMPATIBLE_64BIT, MAGIC, OFFSET, SIZE, field};
 use std::fs::File;

@@ -1,13 +1,12 @@
-//! What lies where.
+//! The layout of a new file system.
 //!
-//! A group is 128 MiB: in some groups a copy of the superblock and of all
-//! group descriptors, unless there are no copies, then in each two bitmaps and
-//! the table of its inodes.
-//! The first group then holds the root folder, `lost+found` and the journal.
+//! A group is 128 MiB. Some groups begin with a copy of the superblock and of all group
+//! descriptors, unless copies are off; then each has two bitmaps and its part of the inode table.
+//! In the first group the root folder, `lost+found` and the journal follow.
 
 /// Bytes of a block.
 pub const BLOCK: u64 = 4096;
-/// Blocks of a group: as many as one block has bits.
+/// Blocks of a group: the number of bits in one block.
 pub const BLOCKS_PER_GROUP: u64 = 8 * BLOCK;
 /// Bytes of an inode.
 pub const INODE: u64 = 256;
@@ -17,10 +16,10 @@ pub const DESCRIPTOR: u64 = 64;
 const INODES_PER_BLOCK: u64 = BLOCK / INODE;
 /// Bytes of disk for each inode.
 const BYTES_PER_INODE: u64 = 16384;
-/// A group at the end with less room than this for data is left out.
+/// A last group with less space for data than this is left out.
 const LEAST_DATA: u64 = 50;
 
-/// The smallest disk that takes a file system.
+/// The smallest disk that can have a file system.
 pub const LEAST_BYTES: u64 = 2 << 20;
 /// The largest: block numbers of 32 bits, which every tool can read.
 pub const MOST_BYTES: u64 = 16 << 40;
@@ -32,25 +31,25 @@ pub const JOURNAL_INODE: u32 = 8;
 /// `lost+found`, the first that isn't reserved.
 pub const LOST_INODE: u32 = 11;
 
-/// Where everything of a new file system is, in blocks.
+/// The position of every structure of a new file system, in blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
-    /// Of the file system; the disk may have a few more.
+    /// Blocks of the file system; the disk may have a few more.
     pub blocks: u64,
     /// Groups.
     pub groups: u64,
-    /// Blocks of all descriptors.
+    /// Blocks of all group descriptors.
     pub descriptor_blocks: u64,
     /// Inodes of each group.
     pub inodes_per_group: u64,
     /// Blocks of the journal; 0 for none.
     pub journal_blocks: u64,
-    /// Are there copies of superblock and descriptors?
+    /// Whether there are copies of the superblock and descriptors.
     pub copies: bool,
 }
 
 impl Layout {
-    /// For a disk of so many bytes; `None` if it is too small or too large.
+    /// The layout for a disk of `bytes` bytes; `None` if it is too small or too large.
     pub fn of(bytes: u64, copies: bool) -> Option<Layout> {
         if !(LEAST_BYTES..=MOST_BYTES).contains(&bytes) {
             return None;
@@ -97,8 +96,8 @@ impl Layout {
         (self.blocks - self.start_of(group)).min(BLOCKS_PER_GROUP)
     }
 
-    /// Has this group a copy of superblock and descriptors? (`sparse_super`,
-    /// or `sparse_super2` with none)
+    /// Whether this group has a copy of the superblock and descriptors (`sparse_super`, or
+    /// `sparse_super2` with none).
     pub fn has_copy(&self, group: u64) -> bool {
         if !self.copies {
             return group == 0;
@@ -120,22 +119,22 @@ impl Layout {
         }
     }
 
-    /// A group's bitmap of blocks; that of inodes and their table follow.
+    /// The block bitmap of a group; its inode bitmap and inode table follow.
     pub fn block_bitmap(&self, group: u64) -> u64 {
         self.start_of(group) + self.copy_blocks(group)
     }
 
-    /// A group's bitmap of inodes.
+    /// The inode bitmap of a group.
     pub fn inode_bitmap(&self, group: u64) -> u64 {
         self.block_bitmap(group) + 1
     }
 
-    /// The first block of a group's inodes.
+    /// The first block of a group's inode table.
     pub fn inode_table(&self, group: u64) -> u64 {
         self.block_bitmap(group) + 2
     }
 
-    /// Blocks of a group's inodes.
+    /// Blocks of a group's inode table.
     pub fn inode_table_blocks(&self) -> u64 {
         self.inodes_per_group / INODES_PER_BLOCK
     }

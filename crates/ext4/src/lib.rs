@@ -1,13 +1,12 @@
-//! Makes empty ext4 file systems, in a few writes and whatever their size.
+//! Creates empty ext4 file systems with a few writes, whatever their size.
 //!
-//! A file system of gibibytes consists of a few kibibytes when it is new: all
-//! else is zero, and so a hole in a new file. `mke2fs` takes tens of
-//! milliseconds for it and is not there everywhere; this takes a fraction of
-//! one and needs nothing.
+//! A new file system of gibibytes has only a few kibibytes that are not zero; the rest is a hole in
+//! a new file. `mke2fs` takes tens of milliseconds and is not installed everywhere; this takes a
+//! fraction of a millisecond and needs no other program.
 //!
-//! * [`format()`]: makes one, as its [`Options`] say.
-//! * [`inspect()`]: finds one, and says how large it is.
-//! * [`layout`]: what lies where.
+//! * [`format()`]: creates a file system with [`Options`].
+//! * [`inspect()`]: recognises a file system, and returns its size.
+//! * [`layout`]: where each structure is.
 //! * `superblock`, `groups`, `inodes`, `journal`: the structures, as bytes.
 //! * `checksum`: their CRCs.
 //!

@@ -1,20 +1,20 @@
-//! What is to be known of a new file system.
+//! The options of a new file system.
 
-/// What is to be known of a new file system.
+/// The options of a new file system.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Options {
     /// Bytes of the disk.
     pub bytes: u64,
-    /// Its identity.
+    /// Its UUID.
     pub uuid: [u8; 16],
-    /// Anything, of its own: folders of many entries are ordered by it.
+    /// The seed for the hashes of directory indexes; any unique value.
     pub hash_seed: [u8; 16],
-    /// A name; the first 16 bytes of it count.
+    /// Its volume label; only the first 16 bytes are used.
     pub label: String,
-    /// Unix time, seconds.
+    /// The time of creation: Unix time, seconds.
     pub created: u32,
-    /// Keep copies of superblock and descriptors throughout the disk, by which
-    /// a damaged file system can be mended. Without them there is less to
-    /// write, but a mounted file system can't grow.
+    /// Whether copies of the superblock and descriptors are kept in other groups, from which a
+    /// damaged file system can be repaired. Without them fewer bytes are written, but a mounted
+    /// file system can't grow.
     pub copies: bool,
 }

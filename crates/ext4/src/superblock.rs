@@ -14,7 +14,7 @@ pub(crate) const OFFSET: usize = 1024;
 pub(crate) const SIZE: usize = 1024;
 pub(crate) const MAGIC: u16 = 0xef53;
 
-/// Where the fields that [`crate::inspect()`] reads are.
+/// Offsets of the fields that [`crate::inspect()`] reads.
 pub(crate) mod field {
     pub(crate) const BLOCKS_LOW: usize = 0x4;
     pub(crate) const LOG_BLOCK_SIZE: usize = 0x18;
@@ -27,14 +27,14 @@ pub(crate) mod field {
 pub(crate) const INCOMPATIBLE_64BIT: u32 = 0x80;
 
 const HAS_JOURNAL: u32 = 0x4;
-/// Copies only in the groups that the superblock names; it names none.
+/// Only the groups named in the superblock have copies (`sparse_super2`); it names none.
 const NAMED_COPIES: u32 = 0x200;
-/// Extended attributes, indexed folders.
+/// Extended attributes, directory indexes.
 const COMPATIBLE: u32 = 0x8 | 0x20;
-/// Types of files in folders, extents, block numbers of 64 bits.
+/// File types in directory entries, extents, block numbers of 64 bits.
 const INCOMPATIBLE: u32 = 0x2 | 0x40 | INCOMPATIBLE_64BIT;
-/// Few copies of the superblock, large files, huge files, many links of
-/// folders, large inodes, checksums.
+/// Few copies of the superblock, large files, huge files, many links to folders, large inodes,
+/// checksums.
 const READ_ONLY_COMPATIBLE: u32 = 0x1 | 0x2 | 0x8 | 0x20 | 0x40 | 0x400;
 
 /// The superblock as the copy in `group` has it.
@@ -46,7 +46,7 @@ pub(crate) fn superblock(layout: &Layout, options: &Options, group: u64) -> [u8;
     out.put64_halves(field::BLOCKS_LOW, field::BLOCKS_HIGH, layout.blocks);
     out.put64_halves(0xc, 0x158, layout.free_blocks());
     out.put32(0x10, (inodes - u64::from(LOST_INODE)) as u32);
-    // Blocks, and clusters that are blocks: 1024 << 2 bytes.
+    // Block size and cluster size, both as a shift of 1024.
     let shift = (BLOCK / 1024).ilog2();
     out.put32(field::LOG_BLOCK_SIZE, shift);
     out.put32(0x1c, shift);
@@ -77,7 +77,7 @@ pub(crate) fn superblock(layout: &Layout, options: &Options, group: u64) -> [u8;
     out.put(0x68, &options.uuid);
     let label = options.label.as_bytes();
     out.put(0x78, &label[..label.len().min(16)]);
-    // The seed of folders' hashes needs only to be of its own.
+    // The hash seed only needs to be unique.
     out.put(0xec, &options.hash_seed);
     out[0xfc] = 1; // half MD4
     out.put16(0xfe, DESCRIPTOR as u16);
