@@ -40,12 +40,12 @@ pub enum LoadError {
         /// What was looked for.
         expected: &'static str,
     },
-    /// Of another release of Jiffy.
+    /// The file was written by another release of Jiffy.
     #[error("the file has version {found}; this jiffyd reads version {expected}")]
     OtherVersion {
         /// What was found.
         found: u32,
-        /// What is read; of several the newest.
+        /// The version that is read, the newest if there are several.
         expected: u32,
     },
     /// The content isn't what was written.

@@ -1,4 +1,4 @@
-//! What a node keeps on disk, and the room that it takes.
+//! The files that a node keeps on disk, and the ledgers of memory and disk room.
 //!
 //! * [`model`]: what VMs, images and snapshots are: types without I/O.
 //! * [`records`]: how those are saved, each file in versioned types of its own.
@@ -6,7 +6,7 @@
 //! * [`snapshots`]: captured VMs.
 //! * [`volumes`], [`roots`], [`kernels`]: the other things VMs are made of.
 //! * [`transfer`]: images and snapshots to and from registries.
-//! * [`checks`]: bounds of what a VM may be, whoever describes it.
+//! * [`checks`]: limits of a VM's parts, for requests and for snapshots from other nodes.
 //! * [`room`]: the ledgers of memory and of disk room.
 //! * [`paths`]: where all of it is.
 //! * [`digests`]: of files that decide whether a snapshot fits.

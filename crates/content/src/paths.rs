@@ -12,7 +12,7 @@ const MAX_SOCKET_PATH: usize = 107;
 /// The folders of one node.
 #[derive(Debug, Clone)]
 pub struct Paths {
-    /// What must survive a restart of the host.
+    /// Files that must survive a restart of the host.
     pub data: PathBuf,
     /// Sockets of what runs now.
     pub run: PathBuf,
@@ -82,7 +82,7 @@ impl Paths {
         self.data.join("vms")
     }
 
-    /// What a VM keeps.
+    /// A VM's data folder.
     pub fn vm(&self, id: &str) -> PathBuf {
         self.data.join("vms").join(id)
     }

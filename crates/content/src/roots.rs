@@ -71,7 +71,7 @@ pub fn make(folder: &Path, spec: &Spec, image: &Path) -> Result<()> {
     })
 }
 
-/// Refuses a VM whose root disk is missing.
+/// Refuses a VM whose root disk is missing or empty.
 pub fn check_own(folder: &Path, vm: &str, spec: &Spec) -> Result<()> {
     if spec.root_disk.is_none() {
         return Ok(());
@@ -195,7 +195,7 @@ pub fn disks(folder: &Path, spec: &Spec, image: PathBuf, volumes: Vec<Disk>) -> 
     disks
 }
 
-/// What the guest makes its root from.
+/// The disks of which the guest makes its root file system.
 pub fn guest_root(spec: &Spec, fstype: &str) -> jiffy_wire::guest::Root {
     use jiffy_wire::guest::Root;
     let device = device(0);

@@ -28,7 +28,7 @@ pub fn image_name(text: &str) {
 ///
 /// # Panics
 ///
-/// If what was read is not what is written.
+/// If an artifact can not be written and read back unchanged.
 pub fn artifact(bytes: &[u8]) {
     if let Ok(image) = ImageArtifact::read(bytes) {
         let blob = image.blob().expect("it is written");

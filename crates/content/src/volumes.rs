@@ -177,8 +177,8 @@ impl Volumes {
         }
     }
 
-    /// A new volume has a file system where one fits. False if somebody else
-    /// made the volume meanwhile.
+    /// Makes a volume, with a file system if one fits. False if somebody else made the volume
+    /// meanwhile.
     fn make(&self, name: &str, bytes: u64, raw: bool) -> io::Result<bool> {
         let path = self.path(name);
         let temporary = self.folder.join(format!(".{name}.{}.tmp", names::suffix()));

@@ -4,7 +4,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `image.json` | the [`record`]: what is known of it |
+//! | `image.json` | the [`record`] |
 //! | `image.erofs` | the file system, as VMs read it |
 //! | `boot.json` | the boot set: what a guest has read during a boot, once one was recorded |
 //!
@@ -101,12 +101,12 @@ pub struct Found {
     pub name: String,
     /// Its file system.
     pub root: Root,
-    /// What is known of it.
+    /// Its record.
     pub record: Arc<ImageRecord>,
 }
 
 impl Found {
-    /// What its commands are started with.
+    /// How its commands are started.
     pub fn config(&self) -> &ImageConfig {
         &self.record.config
     }

@@ -1,4 +1,4 @@
-//! `image.json`: what is known of an image.
+//! `image.json`: the record of an image.
 
 use super::config;
 use crate::durable::LoadError;

@@ -20,7 +20,7 @@ pub struct ImageArtifact {
     pub created: u64,
     /// The file system is ext4, not EROFS.
     pub ext4: bool,
-    /// What its commands are started with.
+    /// How its commands are started.
     pub config: ImageConfig,
     /// Ids of the image of chunks and then of its parents. Each is the file
     /// `ID.jimg` of the artifact.
@@ -30,7 +30,7 @@ pub struct ImageArtifact {
 /// The configuration blob.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotArtifact {
-    /// What it is and needs.
+    /// The snapshot's manifest.
     pub manifest: Manifest,
     /// Id of the image of RAM.
     pub memory: String,
@@ -42,7 +42,7 @@ pub struct SnapshotArtifact {
     pub volumes: Vec<VolumeArtifact>,
 }
 
-/// A volume as an artifact has it.
+/// A volume in an artifact.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeArtifact {
     /// The name that its VM knows it by.

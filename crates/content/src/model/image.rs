@@ -1,9 +1,9 @@
-//! What is known of an image.
+//! The record of an image.
 
 use jiffy_wire::api::{ImageConfig, ImageSource};
 use jiffy_wire::vmm::ReadUnits;
 
-/// What is known of an image.
+/// The record of an image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ImageRecord {
     /// BLAKE3 of the file system image, hexadecimal.
@@ -18,7 +18,7 @@ pub struct ImageRecord {
     pub built_in: Option<(u64, i64)>,
     /// Its file system is ext4, not EROFS.
     pub ext4: bool,
-    /// What its commands are started with.
+    /// How its commands are started.
     pub config: ImageConfig,
     /// Where it came from.
     pub source: Option<ImageSource>,

@@ -2,7 +2,7 @@
 //! [`crate::records`].
 //!
 //! * [`vm`]: a VM's record and what it is made of.
-//! * [`image`]: what is known of an image, and disks that are filled as they are read.
+//! * [`image`]: the record of an image, and disks that are filled on demand.
 //! * [`network`]: the node's networks.
 //! * [`snapshot`]: what a captured VM is and what it needs.
 //! * [`artifact`]: what of these is in a registry.

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 /// Most warnings of a guest that are kept.
 pub const MAX_WARNINGS: usize = 100;
 
-/// Has a VM in this state a VMM?
+/// Does a VM in this state have a VMM?
 pub fn is_active(state: VmState) -> bool {
     matches!(
         state,
@@ -28,7 +28,7 @@ pub fn is_active(state: VmState) -> bool {
 pub struct Spec {
     /// Image by name.
     pub image: String,
-    /// What that image says its commands are started with.
+    /// The image's configuration: how its commands are started.
     pub config: ImageConfig,
     /// Kernel by name.
     pub kernel: String,
@@ -52,11 +52,11 @@ pub struct Spec {
     pub hostname: Option<String>,
     /// Further kernel parameters.
     pub kernel_args: Option<String>,
-    /// What of the host's processor it is shown; none for all.
+    /// The features of the host's processor that it may use; `None` for all.
     pub cpu_profile: Option<Wanted>,
     /// Report the kernel's milestones?
     pub timeline: bool,
-    /// The snapshot it goes on from at each start.
+    /// The snapshot it is restored from at each start.
     pub from: Option<FromSnapshot>,
     /// Never start from a golden snapshot.
     pub cold: bool,
@@ -68,7 +68,7 @@ pub struct Spec {
     pub root_disk: Option<RootDisk>,
     /// Rate limit of each disk of its root.
     pub root_limit: DiskLimit,
-    /// Its volumes are copies of its own, in its folder.
+    /// Its volumes are clones in its folder.
     pub own_volumes: bool,
     /// Its network interface, if it has one.
     pub network: Option<NetworkUse>,
@@ -120,7 +120,7 @@ pub struct Paged {
     pub prefetch: bool,
 }
 
-/// What became of the first command.
+/// State of the first command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MainState {
     /// It has not been started yet (or there is none).
@@ -172,7 +172,7 @@ pub struct VmRecord {
     pub ended: Option<u64>,
     /// The VMM's process id.
     pub pid: Option<u32>,
-    /// What became of the first command.
+    /// State of the first command.
     pub main: MainState,
     /// Its process id in the guest, once it was started.
     pub main_pid: Option<u32>,
@@ -184,15 +184,15 @@ pub struct VmRecord {
     pub log_start: u64,
     /// Where its memory came from at the last start, if it did not boot.
     pub origin: Option<Origin>,
-    /// What its root file system is.
+    /// Its root file system, as of the last start.
     pub root: Option<Root>,
-    /// Who serves its memory, if it is not mapped.
+    /// The memory that the pager serves to it, if its RAM is not mapped.
     pub paged: Option<Paged>,
     /// Its guest reported that its programs have ended; it is writing its disks back.
     pub powering_off: bool,
     /// Its addresses, IPv4 first, from its start to its end.
     pub addresses: Vec<IpAddr>,
-    /// What it may reach, if that was changed after it was made.
+    /// Its network policy, if that was changed after it was made.
     pub policy: Option<NetworkPolicy>,
 }
 
@@ -223,7 +223,7 @@ impl VmRecord {
         }
     }
 
-    /// What it may reach on the network.
+    /// Its current network policy.
     pub fn network_policy(&self) -> NetworkPolicy {
         let made_with = || self.spec.network.as_ref().map(|it| it.policy.clone());
         self.policy.clone().or_else(made_with).unwrap_or_default()
@@ -281,7 +281,7 @@ impl VmRecord {
         }
     }
 
-    /// What is shown in place of a record that can't be read.
+    /// A record to show in place of one that can't be read.
     pub fn unreadable(id: &str, name: &str, error: &LoadError) -> VmRecord {
         let why = error.sentence();
         let failure = match error.is_newer() {

@@ -58,7 +58,7 @@ macro_rules! both_ways {
 }
 pub(crate) use both_ways;
 
-/// As [`both_ways`], for an enum whose variants have no fields.
+/// As `both_ways`, for an enum whose variants have no fields.
 macro_rules! both_ways_enum {
     ($saved:ident, $live:path { $($variant:ident),* $(,)? }) => {
         impl From<$live> for $saved {

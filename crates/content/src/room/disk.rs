@@ -28,9 +28,9 @@ pub struct Room {
 pub struct Reserved {
     /// Which file system.
     device: u64,
-    /// What is fetched: digests and bytes.
+    /// What is fetched: digests and bytes of the blobs.
     blobs: Vec<(String, u64)>,
-    /// What is made of it, bytes.
+    /// Further bytes, of what is made of the blobs.
     more: u64,
     job: Arc<dyn Written>,
 }

@@ -41,7 +41,7 @@ const CHILD_MIB: u64 = 2;
 /// Memory of VMs, MiB.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Amount {
-    /// What is taken soon: until the VM is ready.
+    /// MiB that are taken until the VM is ready.
     pub soon: u64,
     /// The most that it may ever take.
     pub whole: u64,
@@ -380,7 +380,7 @@ impl Background {
         let _ = self.claims.wait_for(|claims| *claims > self.before).await;
     }
 
-    /// Has it been claimed?
+    /// Has a request claimed this memory?
     pub fn was_claimed(&self) -> bool {
         *self.claims.borrow() > self.before
     }
@@ -407,7 +407,7 @@ struct Shortage {
 enum Lack {
     /// The host's memory.
     Memory,
-    /// What VMs may have.
+    /// The limit of all VMs' memory.
     Limit,
 }
 

@@ -129,7 +129,7 @@ impl Snapshots {
         Ok(Saved::new(folder, manifest))
     }
 
-    /// The same, with all its files there.
+    /// As [`Snapshots::find`], but refuses a snapshot with missing files.
     pub fn usable(&self, name: &str) -> Result<Saved> {
         let saved = self.find(name)?;
         match saved.problem(name) {
@@ -175,7 +175,7 @@ impl Snapshots {
         Ok(last.map(|saved| saved.folder))
     }
 
-    /// Has a snapshot stay as it is but for what the caller does to it.
+    /// Locks a snapshot for a rewrite by the caller.
     pub fn rewrite(&self, name: &str) -> Result<Rewriting<'_>> {
         let folder = self.path(name);
         match self.rewritten().insert(folder.clone()) {
@@ -200,7 +200,8 @@ impl Snapshots {
         if !is_taken(&path) {
             return Err(missing(name));
         }
-        // Held to the end: nobody begins to rewrite what is going.
+        // Locked until the end, so that nobody begins to rewrite a snapshot that is being
+        // removed.
         let rewritten = self.rewritten();
         if rewritten.contains(&path) {
             return Err(being_rewritten(name));
@@ -209,15 +210,15 @@ impl Snapshots {
     }
 }
 
-/// Removes a folder that others must never see half.
+/// Removes a folder so that it is never seen half removed.
 pub fn remove_whole(path: &Path) -> std::io::Result<()> {
     let gone = set_aside(path)?;
     jiffy_sys::durable::sync_folder_of(path)?;
     gone.close()
 }
 
-/// Removes a folder from its place at once. What is in it, which may be much, goes behind
-/// whoever asked; after a power cut the folder may be there again.
+/// Moves a folder away at once, and removes its contents, which may be large, in the background.
+/// After a power cut the folder may be there again.
 pub fn remove_behind(path: &Path) -> std::io::Result<()> {
     let gone = set_aside(path)?;
     match Handle::try_current() {

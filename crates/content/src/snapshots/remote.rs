@@ -1,8 +1,8 @@
 //! Snapshots to and from registries (`docs/registry-artifacts.md`).
 //!
-//! Of a pulled snapshot the state is here, and the tables that locate the chunks of RAM and root
-//! file system. The pager fetches the chunks as the VM needs them, beginning with those that the
-//! first restore needed.
+//! A pulled snapshot has its state, and the tables that locate the chunks of RAM and root file
+//! system. The pager fetches the chunks as the VM needs them, beginning with those that the first
+//! restore needed.
 
 use super::disks::MAX_SIZE;
 use super::memory;

@@ -41,7 +41,7 @@ pub enum Found {
 pub struct Made {
     /// Its folder.
     pub folder: TempDir,
-    /// What is known of it.
+    /// Its record.
     pub record: ImageRecord,
     /// Bytes that came from the registry.
     pub fetched: u64,
@@ -53,7 +53,7 @@ pub struct Made {
 pub struct MadeSnapshot {
     /// Its folder.
     pub draft: Draft,
-    /// What it is.
+    /// Its manifest.
     pub manifest: Manifest,
     /// Bytes that came from the registry.
     pub fetched: u64,

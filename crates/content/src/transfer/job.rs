@@ -145,7 +145,7 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// What it watches.
+    /// The job that it watches.
     pub fn job(&self) -> Arc<Job> {
         Arc::clone(&self.job)
     }
