@@ -27,7 +27,7 @@ pub enum AgentError {
     /// Nothing in the guest listens on the agent's port.
     #[error("the guest's agent takes no connections")]
     Refused,
-    /// What it sent is no message.
+    /// Its answer is not a valid message.
     #[error("the guest's agent does not follow the protocol")]
     Protocol(#[from] FrameError),
     /// It said nothing in time.

@@ -18,7 +18,7 @@ use tokio::sync::{Mutex, MutexGuard, mpsc, oneshot, watch};
 pub struct View {
     /// As the API shows it.
     pub vm: Vm,
-    /// What became of the first command.
+    /// State of the first command.
     pub main: MainState,
     /// Its process id in the guest, once it was started.
     pub main_pid: Option<u32>,
@@ -28,9 +28,9 @@ pub struct View {
     pub log_start: u64,
     /// Why no output is taken from the guest, if so.
     pub held_up: Option<String>,
-    /// What its root file system is.
+    /// Its root file system, as of the last start.
     pub root: Option<Root>,
-    /// Who serves its memory, if it is not mapped.
+    /// The memory that the pager serves to it, if its RAM is not mapped.
     pub paged: Option<Paged>,
     /// The VM is being removed: its name will be free soon.
     pub leaving: bool,
@@ -41,7 +41,7 @@ pub struct View {
 }
 
 impl View {
-    /// Has it a VMM?
+    /// Does it have a VMM?
     pub fn is_active(&self) -> bool {
         is_active(self.vm.state)
     }
@@ -68,7 +68,7 @@ pub enum Command {
     Kill(oneshot::Sender<Result<()>>),
     /// The user of `run` sent a signal before the command was started.
     Interrupt(i32),
-    /// Remove it; with force even if it runs. Answered when it is gone.
+    /// Remove it; with force even if it runs. Answered when it is removed.
     Remove(bool, oneshot::Sender<Result<()>>),
     /// A capture begins (true) or is over: while true, every acknowledgement is sent to the guest
     /// at once, because the guest waits until its command's output is acknowledged.

@@ -484,7 +484,7 @@ impl Pager {
         }
     }
 
-    /// The daemon ends: a pager that serves nobody ends too.
+    /// The daemon ends: a pager that serves no VM ends, too.
     pub async fn end_if_idle(&self) {
         let idle = {
             let state = self.state();

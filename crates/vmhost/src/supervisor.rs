@@ -168,7 +168,7 @@ impl Supervisor {
 pub fn bind(socket: &Path) -> io::Result<UnixListener> {
     let _ = fs::remove_file(socket).or_else(|_| fs::remove_dir_all(socket));
     let listener = UnixListener::bind(socket)?;
-    // That of a VMM in a jail, if its folder says so.
+    // A jailed VMM has a user of its own; its folder says which.
     socket
         .parent()
         .map_or(Ok(()), |folder| open_socket(socket, folder))?;

@@ -18,7 +18,7 @@ use std::sync::Arc;
 pub struct Plan {
     /// The kernel.
     pub kernel: PathBuf,
-    /// What the root file system is.
+    /// Its root file system.
     pub root: Root,
     /// The VM's disks, the root file system first.
     pub disks: Vec<Disk>,
@@ -85,14 +85,14 @@ pub enum SavedRam {
     Mapped {
         /// The lowest first.
         layers: Vec<Handle>,
-        /// What each covers.
+        /// The ranges of the layers.
         layout: Option<Handle>,
     },
     /// The pager serves it.
     Paged {
         /// Where the pager listens for this VM.
         serving: Serving,
-        /// What it serves.
+        /// The memory that it serves.
         paged: Paged,
     },
 }

@@ -60,7 +60,7 @@ pub(super) struct Actor {
     pub(super) pager_ticket: u64,
 }
 
-/// What a VM has while its VMM lives.
+/// The parts of a VM that exist while its VMM lives.
 pub(super) struct Running {
     pub(super) process: VmmProcess,
     pub(super) events: Option<Events>,
@@ -74,7 +74,7 @@ pub(super) struct Running {
     /// The guest waits for acknowledgements before a capture: send each at once.
     pub(super) acknowledge_at_once: bool,
     pub(super) deadline: Option<Instant>,
-    /// Whether the VM goes on, hibernates or ends.
+    /// Whether the VM continues, hibernates or ends.
     pub(super) course: Course,
     pub(super) ended: Option<Ended>,
     pub(super) adopted: bool,

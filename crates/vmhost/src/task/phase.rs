@@ -61,12 +61,12 @@ pub(super) struct Asked {
 
 /// What happens next to a VM that has a VMM.
 pub(super) enum Course {
-    /// It goes on.
+    /// It continues to run.
     Runs,
     /// Its memory is on disk: the VMM is killed once the record is saved, which does not end the
     /// VM.
     Hibernates(Asked),
-    /// It is to end.
+    /// It is being ended.
     Stops(Stopping),
 }
 
@@ -89,7 +89,7 @@ pub(super) enum Gate {
 }
 
 impl Phase {
-    /// What there is beside a VMM.
+    /// The parts that exist while there is a VMM.
     pub(super) fn running(&self) -> Option<&Running> {
         match self {
             Phase::Active(running) => Some(running),
@@ -97,7 +97,7 @@ impl Phase {
         }
     }
 
-    /// Takes what there is beside a VMM, which is gone.
+    /// Takes those parts when the VMM has ended.
     pub(super) fn take_running(&mut self) -> Option<Box<Running>> {
         match std::mem::replace(self, Phase::Idle) {
             Phase::Active(running) => Some(running),

@@ -69,8 +69,8 @@ impl Actor {
     }
 
     /// Tells the guest that the end of its command is stored, so that it powers off. It is told
-    /// even if the write failed, because it would wait forever otherwise. The pager is asked for
-    /// its statistics before it forgets the VM.
+    /// even if the write failed, because it would wait forever otherwise. This is delayed while
+    /// the pager's statistics are outstanding, because the pager forgets them with the VM.
     pub(super) fn acknowledge_end(&mut self) {
         let over = matches!(self.record.main, MainState::Ended(_));
         if over
