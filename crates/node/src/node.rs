@@ -422,10 +422,10 @@ impl Node {
         Ok((chosen, spec))
     }
 
-    /// A VM restored ahead that this one can be.
+    /// A standby that can become a VM with this specification.
     async fn standby_for(&self, spec: &Spec) -> Option<Standby> {
-        // A limit belongs to a disk from its beginning; a standby is told when it
-        // is restored that a command is to be started.
+        // A disk's rate limit can't be changed after the restore, and standbys are restored for
+        // runs with a command.
         let fits = spec.root_limit.is_none() && spec.command.is_some();
         let shape = spec::golden(spec).filter(|_| fits)?;
         let kernel = self.kernels.find(&spec.kernel).ok()?;

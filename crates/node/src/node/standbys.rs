@@ -58,7 +58,7 @@ async fn make(node: &Node, saved: &Saved) -> Result<Standby> {
     launch::hold(paths, node.launcher(), &record, plan, node.start_timeout())
 }
 
-/// Has a link made ahead whenever the last one was taken, while no VM starts.
+/// Makes a link ahead whenever the last one was taken, while no VM starts.
 pub async fn keep_links(node: Arc<Node>) {
     loop {
         node.network().ahead_is_wanted().await;
@@ -73,8 +73,8 @@ pub async fn keep(node: Arc<Node>, mut wanted: Wanted) {
     while let Some(key) = wanted.recv().await {
         let goldens = node.goldens();
         tokio::time::sleep(AFTER_A_RUN).await;
-        // The run that asked takes its own room first: one that is refused for that would
-        // be lacking at the next.
+        // Waiting runs reserve their memory first: otherwise this reservation would fail, and
+        // the next run would have no standby.
         node.room().nobody_waits().await;
         while node.is_starting() {
             node.when_none_starts().await;
@@ -85,9 +85,8 @@ pub async fn keep(node: Arc<Node>, mut wanted: Wanted) {
         };
         match make(&node, &saved).await {
             Ok(standby) => {
-                // One that somebody kills must not stay as a dead process until
-                // the next run of its kind. Of one that became a VM by then
-                // nothing is done.
+                // A standby that is killed is removed at once, so that it does not stay as a
+                // zombie until the next run of its kind. If it has become a VM, nothing is done.
                 if let Some(pid) = standby.pid() {
                     let bury = |node: &Node| node.goldens().bury_standbys();
                     at_its_end(pid, &node, bury);

@@ -63,8 +63,8 @@ pub(super) fn of_snapshot(
     }
 }
 
-/// The network settings that a fork inherits: without published ports, because a port of the host
-/// leads to one VM only.
+/// The network settings that a VM inherits from the one it is forked or restored from: without
+/// published ports, because a port of the host leads to one VM only.
 pub fn inherited(parent: &Spec) -> Option<NetworkUse> {
     let network = parent.network.clone()?;
     Some(NetworkUse {
