@@ -13,8 +13,7 @@ pub struct Digest([u8; 32]);
 /// Why a text is not a digest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DigestError {
-    /// Another algorithm. The OCI image specification knows SHA-512 too, which no
-    /// registry hands out.
+    /// Another algorithm. The OCI image specification also allows SHA-512, which no registry uses.
     #[error("the digest {0:?} is not one of SHA-256, the only kind that is supported")]
     Algorithm(String),
     /// Not 64 small hexadecimal digits behind the colon.
@@ -45,12 +44,12 @@ impl Digest {
     }
 }
 
-/// Computes a [`Digest`] of bytes that come piece by piece.
+/// Computes a [`Digest`] incrementally.
 #[derive(Clone, Default)]
 pub struct Hasher(Sha256);
 
 impl Hasher {
-    /// One that has seen nothing.
+    /// A digest of no bytes yet.
     pub fn new() -> Self {
         Self::default()
     }

@@ -1,22 +1,22 @@
-//! What can go wrong between here and a registry.
+//! Errors of registry operations.
 
 use crate::reference::ReferenceError;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Why something with a registry failed.
+/// Why an operation with a registry failed.
 ///
-/// `what` is what was being done or asked for, as the middle of a sentence: "manifest
-/// localhost:5000/alpine:3". Texts from a registry are cut to a line and have no
-/// control characters.
+/// `what` is the operation or its object, as the middle of a sentence: "manifest
+/// localhost:5000/alpine:3". Texts from a registry are cut to one line and have no control
+/// characters.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
-    /// A name that is none.
+    /// A malformed name.
     #[error(transparent)]
     Reference(#[from] ReferenceError),
 
-    /// No connection, or it broke, after all retries.
+    /// The connection failed or broke, after all retries.
     #[error("{what}: the connection to {host} failed")]
     Unreachable {
         /// What was being done.
@@ -28,7 +28,7 @@ pub enum RegistryError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 
-    /// TLS did not come about: a certificate that is not believed, or no TLS at all.
+    /// TLS failed: the certificate is not trusted, or the server does not speak TLS.
     #[error("{what}: no secure connection to {host}")]
     Insecure {
         /// What was being done.
@@ -40,7 +40,7 @@ pub enum RegistryError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 
-    /// No (valid) credentials, or not enough rights.
+    /// Missing or invalid credentials, or not enough rights.
     #[error("{what}: {host} refuses: {detail}")]
     Unauthorised {
         /// What was being done.
@@ -51,7 +51,7 @@ pub enum RegistryError {
         detail: String,
     },
 
-    /// The registry does not have it.
+    /// It does not exist in the registry.
     #[error("{what} is not in the registry")]
     NotFound {
         /// What was asked for.
@@ -73,7 +73,7 @@ pub enum RegistryError {
         retry_after: Option<Duration>,
     },
 
-    /// Bytes that are not what their digest or size says.
+    /// The bytes do not match their digest or size.
     #[error("{what} is damaged: {reason}")]
     Damaged {
         /// The manifest or blob.
@@ -82,7 +82,7 @@ pub enum RegistryError {
         reason: String,
     },
 
-    /// An answer that is not of the protocol.
+    /// The answer violates the protocol.
     #[error("{what}: {reason}")]
     Protocol {
         /// What was being done.
@@ -91,7 +91,7 @@ pub enum RegistryError {
         reason: String,
     },
 
-    /// Well formed, but nothing that Jiffy reads.
+    /// Well formed, but of a kind that Jiffy does not support.
     #[error("{what} can't be used: {reason}")]
     Unsupported {
         /// The manifest or blob.
@@ -133,11 +133,11 @@ pub enum RegistryError {
     #[error("the key can't be used: {0}")]
     Key(String),
 
-    /// An option of the client that can't be used.
+    /// An invalid option of the client.
     #[error("{0}")]
     Options(String),
 
-    /// A file of ours.
+    /// A local file could not be read or written.
     #[error("can't {action} {path}", path = path.display())]
     File {
         /// What was to be done: "write".
@@ -149,7 +149,7 @@ pub enum RegistryError {
         source: io::Error,
     },
 
-    /// What was to take or give the bytes failed.
+    /// The source or destination of the bytes failed.
     #[error("{what}: can't hand on its bytes")]
     Sink {
         /// The blob.
@@ -159,7 +159,7 @@ pub enum RegistryError {
         source: io::Error,
     },
 
-    /// Given up because [`Progress::cancelled`](crate::Progress::cancelled) said so.
+    /// Cancelled by [`Progress::cancelled`](crate::Progress::cancelled).
     #[error("{what} was given up")]
     Cancelled {
         /// What was being done.
@@ -167,7 +167,7 @@ pub enum RegistryError {
     },
 }
 
-/// What every function here returns.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, RegistryError>;
 
 impl RegistryError {
@@ -219,8 +219,7 @@ impl RegistryError {
     }
 }
 
-/// A text of a stranger for a sentence: one line, no control characters, at most 300
-/// characters.
+/// Makes an untrusted text printable: one line, no control characters, at most 300 characters.
 pub(crate) fn one_line(text: &str) -> String {
     let clean: String = text
         .chars()

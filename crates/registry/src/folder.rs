@@ -1,13 +1,13 @@
-//! [`BlobFolder`]: blobs on disk, fetched once however many ask.
+//! [`BlobFolder`]: blobs on disk, each fetched once even if several callers ask.
 //!
 //! ```text
 //! blobs/sha256/HEX   whole blobs; their bytes have this SHA-256
-//! partial/HEX        beginnings of blobs; locked (flock) by who fetches one
-//! lock               shared by who uses the folder, exclusive for removals
+//! partial/HEX        beginnings of blobs; locked (flock) while being fetched
+//! lock               locked shared while the folder is used, exclusive for removals
 //! ```
 //!
-//! A blob gets its name when it is whole, verified and synced. What a killed process
-//! left in `partial` is taken up by the next one.
+//! A blob is renamed to its final name once it is whole, verified and synced. What a killed process
+//! left in `partial` is continued by the next one.
 
 use crate::error::Result;
 use crate::lock::{is_at, open_locked};
@@ -25,7 +25,7 @@ pub struct BlobFolder {
     root: PathBuf,
 }
 
-/// While it lives, [`BlobFolder::remove_unused`] removes nothing.
+/// While it exists, [`BlobFolder::remove_unused`] removes nothing.
 #[derive(Debug)]
 pub struct Hold {
     _lock: Locked,
@@ -41,7 +41,7 @@ pub struct Removed {
 }
 
 impl BlobFolder {
-    /// Opens or creates the folder, for its user only: images may be private.
+    /// Opens or creates the folder, accessible to its user only, because images may be private.
     pub fn open(root: impl Into<PathBuf>) -> Result<Self> {
         let folder = Self { root: root.into() };
         for path in [folder.blobs(), folder.partials()] {
@@ -64,16 +64,16 @@ impl BlobFolder {
         self.blobs().join(digest.hex())
     }
 
-    /// The blob's path if it is there, whole.
+    /// The blob's path if the whole blob is present.
     pub fn get(&self, blob: &Descriptor) -> Option<PathBuf> {
         let path = self.path(&blob.digest);
         let there = fs::symlink_metadata(&path).ok()?;
         (there.is_file() && there.len() == blob.size).then_some(path)
     }
 
-    /// Fetches a blob unless it is there, and says where it is. Takes up what an
-    /// earlier try left. When another thread or process fetches the same blob, waits
-    /// for it, and goes on by itself if that one fails.
+    /// Fetches a blob unless it is present, and returns its path. Continues an interrupted fetch.
+    /// If another thread or process fetches the same blob, waits for it, and fetches the blob
+    /// itself if the other fails.
     pub fn fetch(
         &self,
         client: &Client,
@@ -96,7 +96,7 @@ impl BlobFolder {
                 return Err(RegistryError::file("write", partial, source));
             }
             Err(error) => {
-                // Wrong bytes are of no use to the next try.
+                // Damaged bytes must not be continued by the next fetch.
                 if matches!(error, RegistryError::Damaged { .. }) {
                     let _ = fs::remove_file(&partial);
                 }
@@ -122,7 +122,7 @@ impl BlobFolder {
         })
     }
 
-    /// Puts bytes in that are here already: a manifest.
+    /// Stores bytes that need no fetch, such as a manifest.
     pub fn put(&self, bytes: &[u8]) -> Result<Digest> {
         let _hold = self.hold()?;
         let digest = Digest::of(bytes);
@@ -139,8 +139,8 @@ impl BlobFolder {
         Ok(digest)
     }
 
-    /// Keeps [`remove_unused`](Self::remove_unused) away, from before the first blob is
-    /// fetched until a record says that they are used. Waits while something is removed.
+    /// Prevents [`remove_unused`](Self::remove_unused), from before the first blob is fetched until
+    /// a record says that the blobs are used. Waits while blobs are being removed.
     pub fn hold(&self) -> Result<Hold> {
         let (path, lock) = self.lock()?;
         let lock =
@@ -148,8 +148,8 @@ impl BlobFolder {
         Ok(Hold { _lock: lock })
     }
 
-    /// Removes blobs that `keep` does not want and what unfinished fetches left. `None`
-    /// if somebody [holds](Self::hold) the folder: nothing was removed, try again later.
+    /// Removes blobs for which `keep` returns false, and what unfinished fetches left. `None` if
+    /// the folder is [held](Self::hold): nothing was removed, try again later.
     pub fn remove_unused(&self, keep: &dyn Fn(&Digest) -> bool) -> Result<Option<Removed>> {
         let (path, lock) = self.lock()?;
         let lock = Locked::alone(lock).map_err(|error| RegistryError::file("lock", path, error))?;
@@ -159,11 +159,11 @@ impl BlobFolder {
         let mut removed = Removed::default();
         let kept = |name: &str| {
             let digest = format!("sha256:{name}").parse();
-            // A file of another name is none of ours.
+            // Files with other names were not made by this module, and are kept.
             digest.map_or(true, |digest| keep(&digest))
         };
         remove_in(&self.blobs(), &kept, &mut removed)?;
-        // All of them: who fetched one would hold the folder.
+        // All of them: a process that fetches one would hold the folder.
         remove_in(&self.partials(), &|_| false, &mut removed)?;
         Ok(Some(removed))
     }
@@ -184,7 +184,7 @@ impl BlobFolder {
     }
 }
 
-/// Gives a complete file, locked by us, its name.
+/// Renames a complete file, which we have locked, to its final name.
 pub(crate) fn publish(file: &File, partial: &Path, path: &Path) -> io::Result<()> {
     file.sync_all()?;
     if !is_at(file, partial) {

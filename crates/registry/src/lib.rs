@@ -2,30 +2,29 @@
 //!
 //! * [`mod@reference`]: names of images, `HOST[:PORT]/REPO[:TAG][@DIGEST]`.
 //! * [`digest`]: SHA-256, the name of every blob.
-//! * [`manifest`]: what an image consists of; indexes of platforms.
+//! * [`manifest`]: image manifests, and indexes of platforms.
 //! * [`platform`]: what an image runs on; `choice`: which image of an index.
 //! * [`credentials`]: a user's own, Docker's file, its helpers.
-//! * [`client`]: [`Client`], which speaks the distribution protocol.
-//! * [`folder`]: [`BlobFolder`], blobs on disk, fetched once however many ask.
+//! * [`client`]: [`Client`], which implements the distribution protocol.
+//! * [`folder`]: [`BlobFolder`], blobs on disk, each fetched once.
 //! * [`artifact`]: Jiffy's own files as an artifact, whole or read in ranges
 //!   (`docs/registry-artifacts.md`).
-//! * [`signature`]: manifests signed with a key, as cosign does it.
+//! * [`signature`]: manifests signed with a key, compatible with cosign.
 //! * `testing` (feature): a real registry for tests.
-//! * [`progress`]: how far something is, and whether it shall go on.
+//! * [`progress`]: progress and cancellation.
 //!
 //! # Why not `oci-client`
 //!
-//! It is built on reqwest and tokio. A page fault of a lazily started VM ends in a
-//! ranged read here, on a thread of the pager, which has no runtime and wants none.
-//! `ureq` blocks, speaks HTTP/1.1 and TLS by `rustls` with `ring`, has a time limit
-//! for each single read, and links statically. What is left to do by ourselves is the
-//! protocol, and there `oci-client` lacks what a lazy start needs: ranged reads,
-//! resuming, tokens that are renewed, several processes at one folder.
+//! It is built on reqwest and tokio. A page fault of a lazily started VM ends in a ranged read
+//! here, on a thread of the pager, which has no async runtime. `ureq` is blocking, speaks HTTP/1.1
+//! and TLS by `rustls` with `ring`, has a time limit for each single read, and links statically.
+//! Only the protocol remains to be implemented, and there `oci-client` lacks what a lazy start
+//! needs: ranged reads, resuming, renewal of tokens, several processes that share one folder.
 //!
-//! Names are resolved by glibc. Linked statically it still reads `/etc/hosts` and
-//! asks the servers of `/etc/resolv.conf` (since glibc 2.34 both are built in); other
-//! sources in `/etc/nsswitch.conf` are passed over. Addresses and `localhost` are
-//! resolved without it, so that loopback works with no `/etc` at all.
+//! Names are resolved by glibc. Linked statically it still reads `/etc/hosts` and asks the servers
+//! of `/etc/resolv.conf` (since glibc 2.34 both are built in); other sources in
+//! `/etc/nsswitch.conf` are ignored. Addresses and `localhost` are resolved without it, so that
+//! loopback works without `/etc`.
 
 pub mod artifact;
 mod choice;

@@ -1,4 +1,4 @@
-//! A file that one thread of one process completes while the others wait.
+//! A file that one process or thread completes while the others wait for it.
 
 use crate::error::Result;
 use crate::{Progress, RegistryError};
@@ -9,13 +9,13 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
-/// How often it is looked whether the other one is done.
+/// How often the lock is tried.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Opens or creates a file, readable and writable by its user, and locks it; waits
-/// while another has it. The lock ends with the file, or with the process.
+/// Opens or creates a file, readable and writable by its user, and locks it; waits while another
+/// has the lock. The lock is released with the file, or when the process ends.
 ///
-/// `None` if, while waiting, `done` became true.
+/// `None` if `done` became true while waiting.
 pub(crate) fn open_locked(
     path: &Path,
     what: &str,
@@ -28,7 +28,7 @@ pub(crate) fn open_locked(
         }
         let file = open(path).map_err(|error| RegistryError::file("open", path, error))?;
         if lock_alone(&file).map_err(|error| RegistryError::file("lock", path, error))? {
-            // Who had it before may have renamed or removed it.
+            // The previous owner of the lock may have renamed or removed the file.
             if is_at(&file, path) {
                 if done() {
                     let _ = std::fs::remove_file(path);

@@ -1,4 +1,4 @@
-//! A few things at a time.
+//! Runs a few tasks in parallel.
 
 use crate::error::Result;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -7,8 +7,8 @@ use std::sync::{Mutex, PoisonError};
 /// Connections that one transfer of many blobs uses.
 pub(crate) const AT_ONCE: usize = 4;
 
-/// Does something with each item on up to [`AT_ONCE`] threads, beginning with the first.
-/// After a failure nothing new is begun, and the first failure is told.
+/// Runs `act` for each item on up to [`AT_ONCE`] threads, in order. After a failure no further item
+/// is begun, and the first failure is returned.
 pub(crate) fn for_each<T: Sync>(items: &[T], act: impl Fn(&T) -> Result<()> + Sync) -> Result<()> {
     let next = AtomicUsize::new(0);
     let failed = AtomicBool::new(false);

@@ -8,7 +8,7 @@ use crate::Digest;
 use crate::digest::DigestError;
 use std::fmt;
 
-/// Where an image is: a registry, a repository in it, and which of its images.
+/// The name of an image: a registry, a repository in it, and a tag or digest.
 ///
 /// `Display` is its canonical text, which parses to the same reference.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -22,13 +22,13 @@ pub struct Reference {
 /// Why a text is not a reference.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReferenceError {
-    /// It names no registry, and there is no default.
+    /// It has no registry, and there is no default registry.
     #[error("the name {0:?} says no registry, and no default registry is set; write HOST/{0}")]
     Unqualified(String),
     /// The default registry is not a host, or not one with a path of repositories.
     #[error("the default registry {0:?} is not HOST[:PORT][/PATH]")]
     Default(String),
-    /// It is not of the form, and where.
+    /// The syntax is wrong.
     #[error("{text:?} is not the name of an image: {reason}")]
     Form {
         /// The name, cut to 300 characters.
@@ -36,7 +36,7 @@ pub enum ReferenceError {
         /// What is wrong with it.
         reason: &'static str,
     },
-    /// Its digest is none.
+    /// Its digest is malformed.
     #[error(transparent)]
     Digest(#[from] DigestError),
 }
@@ -60,7 +60,7 @@ impl Reference {
             return Self::in_registry(text, host, rest);
         }
         let Some(default) = default_registry else {
-            // A name that would be wrong anywhere gets the better sentence.
+            // A name that is malformed with any registry gets the more specific error.
             Self::in_registry(text, "localhost", text)?;
             return Err(ReferenceError::Unqualified(shown(text)));
         };
@@ -131,12 +131,12 @@ impl Reference {
         self.tag.as_deref()
     }
 
-    /// The digest, which goes before the tag.
+    /// The digest, which takes precedence over the tag.
     pub fn digest(&self) -> Option<Digest> {
         self.digest
     }
 
-    /// The same repository, pinned to this manifest. Keeps the tag, for readers.
+    /// The same repository, pinned to this manifest. The tag is kept for display.
     pub fn with_digest(&self, digest: Digest) -> Self {
         Self {
             digest: Some(digest),
@@ -162,7 +162,7 @@ impl Reference {
         is_loopback(&self.registry)
     }
 
-    /// What stands for the image in a URL: its digest, or its tag.
+    /// The part of a URL that selects the image: its digest, or its tag.
     pub(crate) fn selector(&self) -> String {
         match (&self.digest, &self.tag) {
             (Some(digest), _) => digest.to_string(),

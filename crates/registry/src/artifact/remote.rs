@@ -1,4 +1,4 @@
-//! An artifact in a registry, its files read in ranges or fetched whole.
+//! An artifact in a registry, whose files are read in ranges or fetched whole.
 
 use super::blocks::{self, Blocks};
 use super::hash::hash;
@@ -19,8 +19,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// An artifact in a registry: its manifest and configuration are here, its files
-/// there.
+/// An artifact in a registry: its manifest and configuration were fetched, its files were not.
 #[derive(Clone, Debug)]
 pub struct RemoteArtifact {
     reference: Reference,
@@ -39,17 +38,17 @@ pub struct RemoteFile {
     name: String,
     size: u64,
     packs: Vec<Pack>,
-    /// The hashes of its blocks; artifacts that Jiffy 0.1 pushed have none.
+    /// The hashes of its blocks; artifacts pushed by Jiffy 0.1 have none.
     pub(super) blocks: Option<Blocks>,
-    /// The pack that was read last, of a file without such hashes.
+    /// The pack that was read last, if the file has no block hashes.
     last_pack: Arc<Mutex<Option<LastPack>>>,
 }
 
-/// The first byte of a pack in its file, and all of it.
+/// The offset of a pack in its file, and the pack's bytes.
 type LastPack = (u64, Arc<Vec<u8>>);
 
-/// The largest pack that is read whole into memory because a part of it is wanted and can't
-/// be checked.
+/// The largest pack that is read into memory as a whole because a part of it is needed and can't be
+/// verified alone.
 const MOST_WHOLE: u64 = 2 * MAX_PACK;
 
 impl RemoteArtifact {
@@ -59,8 +58,8 @@ impl RemoteArtifact {
             if type_of(manifest).starts_with("application/vnd.jiffy."))
     }
 
-    /// Fetches manifest and configuration. Refuses what is not an artifact of Jiffy, or
-    /// whose packs leave gaps, overlap or have bad names.
+    /// Fetches the manifest and configuration. An error if it is not an artifact of Jiffy, or if
+    /// its packs have gaps, overlap or have invalid names.
     pub fn open(client: &Client, reference: &Reference, progress: &dyn Progress) -> Result<Self> {
         let fetched = client.manifest(reference, progress)?;
         Self::of(client, reference, fetched, progress)
@@ -136,8 +135,7 @@ impl RemoteArtifact {
         self.files.iter().find(|file| file.name == name)
     }
 
-    /// Fetches all files into a folder, which must exist; each appears whole under its
-    /// name or not at all.
+    /// Fetches all files into an existing folder; each appears under its name when it is whole.
     pub fn fetch_all(&self, folder: &Path, progress: &dyn Progress) -> Result<()> {
         for file in &self.files {
             file.fetch(folder, progress)?;
@@ -154,7 +152,7 @@ fn type_of(manifest: &ImageManifest) -> &str {
     }
 }
 
-/// Puts packs together to files.
+/// Combines packs to files.
 pub(crate) fn files(
     client: &Client,
     reference: &Reference,
@@ -212,7 +210,7 @@ pub(crate) fn files(
     attach_blocks(files)
 }
 
-/// Puts the hashes of blocks to the files that they are of. What is of none is refused.
+/// Attaches block hashes to their files. Hashes without a file are an error.
 fn attach_blocks(files: Vec<RemoteFile>) -> std::result::Result<Vec<RemoteFile>, String> {
     let is_hashes = |file: &RemoteFile| file.packs.iter().any(|pack| pack.role == blocks::ROLE);
     let (hashes, mut files): (Vec<_>, Vec<_>) = files.into_iter().partition(is_hashes);
@@ -270,8 +268,8 @@ impl RemoteFile {
         &self.client
     }
 
-    /// Whether a file of this computer is as long as this one and has the same packs
-    /// with this role at their places, by their SHA-256.
+    /// Whether a local file is as long as this one and has the same packs with this role at the
+    /// same offsets, by their SHA-256.
     pub fn has_same(&self, role: &str, path: &Path, progress: &dyn Progress) -> Result<bool> {
         let failed = |error| RegistryError::file("read", path, error);
         let file = File::open(path).map_err(failed)?;
@@ -294,7 +292,7 @@ impl RemoteFile {
         Ok(true)
     }
 
-    /// The bytes of the packs with this role; `None` if there are none, or others
+    /// The range of the packs with this role; `None` if there are none, or if other packs lie
     /// between them.
     pub fn range_of(&self, role: &str) -> Option<Range<u64>> {
         let first = self.packs.iter().position(|pack| pack.role == role)?;
@@ -307,9 +305,9 @@ impl RemoteFile {
         (count == all).then(|| self.packs[first].offset..end)
     }
 
-    /// Some bytes of the file, across packs. All of them were held against a hash that the
-    /// manifest's digest vouches for: whole packs against their SHA-256, parts of packs by
-    /// whole blocks. Of a file without hashes of its blocks whole packs are read.
+    /// Reads a range of the file, across packs. All bytes are verified by a hash that the
+    /// manifest's digest covers: whole packs by their SHA-256, parts of packs by whole blocks. If a
+    /// file has no block hashes, whole packs are read.
     pub fn read(&self, range: Range<u64>, progress: &dyn Progress) -> Result<Vec<u8>> {
         if range.start > range.end || range.end > self.size {
             return Err(RegistryError::damaged(

@@ -1,4 +1,4 @@
-//! Who we are, told once: passwords and tokens by registry and right.
+//! Cached authorisation: passwords and tokens, by registry and scope.
 
 use super::challenge::Challenge;
 use super::url::{Origin, Url};
@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use url::form_urlencoded;
 
-/// How long a token is good for if its server does not say: Docker's specification.
+/// The lifetime of a token whose server does not give one (Docker's token specification), seconds.
 const DEFAULT_LIFE: u64 = 60;
 
 /// The values of `Authorization` that registries accept.
@@ -22,7 +22,7 @@ pub(super) struct Authorisations {
     held: Mutex<HashMap<Key, Held>>,
 }
 
-/// What a value is for: never sent anywhere else.
+/// What a value is valid for; it is never sent anywhere else.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) origin: Origin,
@@ -33,7 +33,7 @@ pub(super) struct Key {
 #[derive(Clone)]
 pub(super) struct Held {
     pub(super) value: Secret,
-    /// From when on a new one is needed anyway.
+    /// When it expires.
     until: Option<Instant>,
 }
 
@@ -53,7 +53,7 @@ impl Authorisations {
         self.lock().insert(key, value);
     }
 
-    /// Forgets the value that was refused, unless there is a newer one.
+    /// Drops a value that was refused, unless it was replaced meanwhile.
     pub(super) fn refused(&self, key: &Key, value: &Secret) {
         let mut held = self.lock();
         if held.get(key).is_some_and(|held| held.value == *value) {
@@ -68,7 +68,7 @@ impl Authorisations {
     }
 }
 
-/// What is asked of a server for tokens.
+/// A request to a token server.
 pub(super) struct TokenRequest {
     pub(super) url: Url,
     /// `Authorization` for it.
@@ -86,7 +86,7 @@ pub(super) fn basic(user: &str, password: &Secret) -> Held {
     }
 }
 
-/// The server for tokens that a `Bearer` challenge names.
+/// The token server that a `Bearer` challenge names.
 pub(super) fn realm(challenge: &Challenge) -> std::result::Result<Url, String> {
     let realm = challenge.parameters.get("realm");
     Url::parse(realm.ok_or("it names no server for tokens")?)
@@ -137,7 +137,7 @@ pub(super) fn token_request(
     }
 }
 
-/// Our scopes and those the registry asked for, each once.
+/// Our scopes and those that the registry asked for, without duplicates.
 fn with_asked(ours: &[String], asked: Option<&String>) -> Vec<String> {
     let mut all = ours.to_vec();
     for scope in asked.iter().flat_map(|asked| asked.split_whitespace()) {
@@ -149,8 +149,7 @@ fn with_asked(ours: &[String], asked: Option<&String>) -> Vec<String> {
     all
 }
 
-/// Whether one scope gives all that another does: `repository:a:pull,push` does for
-/// `repository:a:pull`.
+/// Whether one scope includes another: `repository:a:pull,push` includes `repository:a:pull`.
 fn covers(have: &str, asked: &str) -> bool {
     let (Some((resource, actions)), Some((other, others))) =
         (have.rsplit_once(':'), asked.rsplit_once(':'))
@@ -186,7 +185,7 @@ pub(super) fn token(answer: &[u8], what: &str, server: &str) -> Result<Held> {
         return Err(bad("gave one with characters that no header may have"));
     }
     let life = token.expires_in.unwrap_or(DEFAULT_LIFE).clamp(1, 86_400);
-    // A tenth less: the request has to arrive, too.
+    // A tenth less, because the request takes time to arrive.
     let life = Duration::from_secs(life).mul_f64(0.9);
     Ok(Held {
         value: Secret::new(format!("Bearer {text}")),
@@ -213,7 +212,7 @@ pub(super) fn unauthorised(what: &str, host: &str, knew_us: bool, detail: &str) 
     }
 }
 
-/// Credentials for a registry are not given to the server for tokens that it names.
+/// The error when credentials for a registry must not be sent to its token server.
 pub(super) fn not_sent(what: &str, registry: &str, server: &str) -> RegistryError {
     RegistryError::Unauthorised {
         what: what.to_owned(),

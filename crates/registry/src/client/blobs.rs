@@ -13,40 +13,39 @@ use std::ops::Range;
 use ureq::http::header;
 use ureq::http::{Method, StatusCode};
 
-/// Bytes that are moved at a time.
+/// Bytes that are transferred at once.
 const PIECE: usize = 64 << 10;
 
-/// The most that is read and thrown away when a registry sends a blob from its start
-/// though only some of it was asked for.
+/// Most bytes that are skipped if a registry sends a blob from its start although a range was
+/// requested.
 const MOST_SKIPPED: u64 = 64 << 20;
 
-/// Bytes that are read at a time to where they stay: what a record of TLS has at most.
+/// Bytes that are read at once directly into their destination: the largest TLS record.
 const RECORD: usize = 16 << 10;
-/// The most that is allocated before anything has come, bytes.
+/// Most bytes that are allocated before anything has arrived.
 const MOST_RESERVED: u64 = 4 << 20;
 
-/// Where bytes go that come.
+/// Where received bytes go.
 enum Sink<'a> {
-    /// Each piece is looked at.
+    /// Each piece is passed to a function.
     Pieces(&'a mut dyn FnMut(&[u8]) -> Result<()>),
-    /// They are read to the end of this, from the connection and not by way of another
-    /// buffer.
+    /// They are appended to this, directly from the connection without another buffer.
     Memory(&'a mut Vec<u8>),
 }
 
-/// Of which blob some bytes are wanted.
+/// The blob of a request for bytes.
 struct Wanted<'a> {
     what: &'a str,
     repository: &'a Reference,
     blob: &'a Descriptor,
-    /// The most that is thrown away if they come with all that is before them.
+    /// Most bytes that may be skipped if the registry sends those before the range, too.
     most_skipped: u64,
     progress: &'a dyn Progress,
 }
 
 impl Client {
-    /// A whole blob in memory, refused when it is larger than `limit` bytes: for
-    /// configurations.
+    /// A whole blob in memory, such as a configuration. An error if it is larger than `limit`
+    /// bytes.
     pub fn small_blob(
         &self,
         repository: &Reference,
@@ -68,9 +67,9 @@ impl Client {
         Ok(bytes)
     }
 
-    /// Streams a blob into `sink`. A connection that breaks is taken up where it
-    /// broke. `sink` never gets more bytes than the blob's size, but it may have got
-    /// wrong ones when this fails: only success says that the digest is right.
+    /// Streams a blob into `sink`. A broken connection is resumed where it broke. `sink` never gets
+    /// more bytes than the blob's size, but it may have got wrong bytes if this fails: the digest
+    /// was checked only on success.
     pub fn blob(
         &self,
         repository: &Reference,
@@ -81,8 +80,8 @@ impl Client {
         self.stream(repository, blob, 0, Hasher::new(), sink, progress)
     }
 
-    /// Completes a file that may have the beginning of a blob. If the whole turns out
-    /// wrong and part of it was there before, all is fetched anew, once. Does not sync.
+    /// Completes a file that may contain the beginning of a blob. If the result is wrong and a part
+    /// of it was present before, the whole blob is fetched again, once. Does not sync.
     pub fn blob_to_file(
         &self,
         repository: &Reference,
@@ -106,7 +105,7 @@ impl Client {
         self.stream(repository, blob, 0, Hasher::new(), file, progress)
     }
 
-    /// Streams a blob from `done` on; `hasher` has seen what is before.
+    /// Streams a blob from `done` on; `hasher` has hashed the bytes before.
     fn stream(
         &self,
         repository: &Reference,
@@ -178,7 +177,7 @@ impl Client {
         Ok(bytes)
     }
 
-    /// The same, to the end of `bytes`. What had come stays there if this fails.
+    /// The same, appended to `bytes`. Bytes that have arrived stay there if this fails.
     pub(crate) fn append_blob_range(
         &self,
         repository: &Reference,
@@ -221,7 +220,7 @@ impl Client {
         Ok(())
     }
 
-    /// One request for some bytes of a blob, all of which `sink` gets or it fails.
+    /// One request for a range of a blob. On success `sink` got all of it.
     fn receive(&self, wanted: &Wanted<'_>, range: Range<u64>, mut sink: Sink<'_>) -> Result<()> {
         let &Wanted {
             what,
@@ -315,8 +314,8 @@ impl Client {
             }
             seen += count as u64;
         }
-        // Looking for the end also hands the connection back for the next request. There
-        // can be more only where no length was said.
+        // Reading to the end also returns the connection to the pool. There can be more bytes only
+        // if no length was given.
         if all_of_it && matches!(body.read(&mut buffer[..1]), Ok(1)) {
             let reason = format!("it has more than its {} bytes", blob.size);
             return Err(RegistryError::damaged(what, reason));
@@ -325,8 +324,8 @@ impl Client {
     }
 }
 
-/// The beginning of a blob that a file has: how long, and its hash. The file is left at
-/// its end. A file that is too long is none of it.
+/// The length and hash of the beginning of a blob in a file. The file's position is then at its
+/// end. A file that is too long is truncated to 0.
 fn hash_beginning(file: &mut File, size: u64) -> std::io::Result<(u64, Hasher)> {
     let there = file.metadata()?.len();
     file.seek(SeekFrom::Start(0))?;

@@ -1,10 +1,10 @@
-//! `WWW-Authenticate`: how a registry wants to be told who we are.
+//! `WWW-Authenticate`: the authorisation that a registry asks for.
 //!
 //! RFC 9110 §11.6.1, and Docker's token authentication for the parameters of `Bearer`.
 
 use std::collections::BTreeMap;
 
-/// One way to be authorised.
+/// One challenge.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Challenge {
     /// In small letters: `basic`, `bearer`.
@@ -13,7 +13,7 @@ pub(super) struct Challenge {
     pub(super) parameters: BTreeMap<String, String>,
 }
 
-/// Reads the value of a header; what is not understood is left out.
+/// Parses the value of a header; unknown parts are ignored.
 pub(super) fn parse(header: &str) -> Vec<Challenge> {
     let mut challenges: Vec<Challenge> = Vec::new();
     let mut rest = header;
@@ -66,7 +66,7 @@ fn value_of(text: &str) -> Option<(String, &str)> {
     None
 }
 
-/// RFC 9110 §5.6.2, and what stands in unquoted values that one meets.
+/// RFC 9110 §5.6.2, plus characters that some registries use in unquoted values.
 fn is_token(c: char) -> bool {
     c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~/:".contains(c)
 }

@@ -21,26 +21,26 @@ use ureq::http::header::{self, HeaderName, HeaderValue};
 use ureq::http::{Method, Request, Response, StatusCode};
 use ureq::{Body, SendBody};
 
-/// How often one may be sent elsewhere.
+/// Most redirects of one request.
 const MOST_REDIRECTS: usize = 5;
 
-/// The largest answer of a server for tokens, bytes.
+/// The largest answer of a token server, bytes.
 const MAX_TOKEN: u64 = 1 << 20;
 
-/// What all clones of a client share.
+/// State shared by all clones of a client.
 pub(super) struct Exchange {
     pub(super) options: ClientOptions,
     transport: Transport,
     authorisations: Authorisations,
-    /// Held while a token is asked for, so that many threads ask once.
+    /// Held while a token is requested, so that several threads request it once.
     asking: Mutex<()>,
-    /// Registries on this computer that want TLS.
+    /// Registries on this computer that require TLS.
     secure: Mutex<HashSet<String>>,
 }
 
 /// A request to a registry.
 pub(super) struct Call<'a> {
-    /// What it is for, in errors.
+    /// Its purpose, for errors.
     pub(super) what: &'a str,
     /// The repository it is about.
     pub(super) repository: &'a Reference,
@@ -50,11 +50,11 @@ pub(super) struct Call<'a> {
     /// The rights it needs: `repository:a/b:pull`.
     pub(super) scopes: Vec<String>,
     pub(super) payload: Payload<'a>,
-    /// When it must be over, with all that comes of it.
+    /// When the whole answer must have arrived.
     pub(super) deadline: Option<Instant>,
 }
 
-/// What a request carries.
+/// The body of a request.
 pub(super) enum Payload<'a> {
     Nothing,
     Bytes(&'a [u8]),
@@ -126,8 +126,8 @@ impl Exchange {
         Err(refusal(call.what, answer))
     }
 
-    /// Whether a registry on this computer, spoken to without TLS, has TLS: servers
-    /// answer 400 then. The question carries nothing that is secret.
+    /// Whether a registry on this computer requires TLS: such servers answer plain HTTP with 400.
+    /// The probe contains no secrets.
     fn wants_tls(&self, call: &Call<'_>) -> bool {
         let registry = call.repository.registry();
         if !call.url.is_plain()
@@ -144,7 +144,7 @@ impl Exchange {
             return false;
         };
         let way = self.way(call, &url);
-        // A certificate that is not believed is TLS, too: the request itself will say so.
+        // An untrusted certificate is TLS, too; the request itself will report it.
         let tls = match self.transport.send(&url, &way, request) {
             Ok(_) => true,
             Err(error) => is_about_tls(&error) && error.to_string().contains("certificate"),
@@ -155,7 +155,7 @@ impl Exchange {
         tls
     }
 
-    /// Sends a request, and once more with (new) authorisation if it is refused.
+    /// Sends a request, and repeats it once with (new) authorisation if it is refused.
     fn authorised(&self, call: &mut Call<'_>) -> Result<Answer> {
         let mut scopes = call.scopes.clone();
         scopes.sort();
@@ -164,9 +164,9 @@ impl Exchange {
             scopes,
         };
         let registry = self.url(call.repository, "")?;
-        // An upload can be sent to another host: it has its own ways to know us.
+        // An upload may go to another host, which has its own authorisation in the URL.
         let ours = key.origin == registry.origin() || key.origin == registry.secure().origin();
-        // What was just given is used, even if it has expired by now.
+        // A value that was just obtained is used even if it has expired by now.
         let mut given = None;
         loop {
             let asked = given.is_some();
@@ -262,7 +262,7 @@ impl Exchange {
         let login = match login {
             Some(_) if !self.may_know(call, &realm) => {
                 let server = realm.authority();
-                // The user may have given credentials for that host, too.
+                // The user may have credentials for that host, too.
                 let own = self.options.credentials.login(server, "")?;
                 Some(
                     own.ok_or_else(|| authorisation::not_sent(what, call.url.authority(), server))?,
@@ -313,22 +313,21 @@ impl Exchange {
         authorisation::token(&text, what, &server)
     }
 
-    /// The user named the registry's host; others are named by the registry.
+    /// Only the registry's own host was named by the user; all others were named by the registry.
     fn way(&self, call: &Call<'_>, url: &Url) -> Way {
         let named = host_of(call.repository.registry()) == url.host();
         Way::new(!named && !call.repository.is_loopback(), call.deadline)
     }
 
-    /// Whether what the registry knows us by may be said to the server for tokens that
-    /// it names: on this computer if the registry is, too, on the registry's own host,
-    /// or by TLS in its domain.
+    /// Whether credentials for the registry may be sent to the token server that it names: on this
+    /// computer if the registry is too, on the registry's own host, or by TLS in its domain.
     fn may_know(&self, call: &Call<'_>, realm: &Url) -> bool {
         let near = call.repository.is_loopback() && realm.is_here();
         near || realm.host() == call.url.host()
             || !realm.is_plain() && realm.shares_domain(&call.url)
     }
 
-    /// Sends a request to where it leads. The authorisation goes to the first host only.
+    /// Sends a request and follows redirects. The authorisation is sent to the first host only.
     fn follow(&self, call: &mut Call<'_>, value: Option<&Secret>) -> Result<Answer> {
         let what = call.what;
         let first = call.url.origin();
@@ -444,7 +443,7 @@ impl Exchange {
             return Err(too_long());
         }
         let host = answer.url.authority().to_owned();
-        // The time for one read is bounded; this bounds how many small ones there may be.
+        // The time of a single read is limited already; this limits the time of many small ones.
         let deadline = Instant::now() + self.options.stall_timeout * 10;
         let mut body = answer.response.into_body().into_reader();
         let mut bytes = Vec::new();

@@ -1,4 +1,4 @@
-//! Answers that are not good, and connections that break, as errors.
+//! Converts error answers and broken connections to errors.
 
 use super::answer::Answer;
 use super::authorisation;
@@ -10,9 +10,9 @@ use std::io::Read;
 use std::time::{Duration, Instant, SystemTime};
 use ureq::http::header;
 
-/// The most that is read of an answer that tells an error, bytes.
+/// Most bytes that are read of an error answer.
 const MAX_ERROR: u64 = 64 << 10;
-/// How long it may take to come.
+/// How long reading an error answer may take.
 const MAX_ERROR_TIME: Duration = Duration::from_secs(10);
 
 /// An answer that is not a good one, as an error.
@@ -51,7 +51,7 @@ pub(super) fn retry_after(text: &str) -> Option<Duration> {
     Some(date.duration_since(SystemTime::now()).unwrap_or_default())
 }
 
-/// A registry's own words about an error, as far as they can be had.
+/// The registry's own description of an error, as far as it can be read.
 pub(super) fn detail_of(answer: Answer) -> String {
     let mut text = Vec::new();
     let mut body = answer.response.into_body().into_reader().take(MAX_ERROR);

@@ -14,11 +14,11 @@ const MOST_TAGS: usize = 100_000;
 /// The most pages they come in.
 const MOST_PAGES: usize = 1000;
 
-/// Where a registry says which digest it thinks a manifest has.
+/// The header with the manifest's digest according to the registry.
 pub(super) const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
 
-/// A manifest or index as it came. Its digest is that of its bytes, and the one in the
-/// reference, if there was one.
+/// A manifest or index as it was received. Its digest was computed from its bytes, and equals the
+/// one in the reference, if there was one.
 #[derive(Clone, Debug)]
 pub struct Fetched {
     /// The bytes, which the digest is of.
@@ -45,7 +45,7 @@ pub struct Image {
 }
 
 impl Client {
-    /// The manifest or index a reference stands for.
+    /// The manifest or index that a reference names.
     pub fn manifest(&self, reference: &Reference, progress: &dyn Progress) -> Result<Fetched> {
         let what = format!("manifest {reference}");
         let (bytes, media_type) = self.inner.patience(&what, progress).until(|| {
@@ -79,8 +79,8 @@ impl Client {
         })
     }
 
-    /// The digest of the manifest or index a reference stands for now, without
-    /// fetching it if the registry says it by itself; `None` if there is none.
+    /// The current digest of the manifest or index that a reference names, without fetching it if
+    /// the registry sends the digest in a header; `None` if there is none.
     pub fn digest(&self, reference: &Reference, progress: &dyn Progress) -> Result<Option<Digest>> {
         let what = format!("manifest {reference}");
         let head = self.inner.patience(&what, progress).until(|| {
@@ -100,7 +100,7 @@ impl Client {
         }
     }
 
-    /// The image a reference stands for; of an index, the one for `platform`.
+    /// The image that a reference names; from an index, the image for `platform`.
     pub fn image(
         &self,
         reference: &Reference,
@@ -182,7 +182,7 @@ impl Client {
                 RegistryError::protocol(&what, format!("it is no list: {error}"))
             })?;
             let page = page.tags.unwrap_or_default();
-            // A last page that is followed by itself would never end.
+            // A page that links to itself would never end.
             let more = link.filter(|_| {
                 let room = tags.len() + page.len() < MOST_TAGS && pages < MOST_PAGES;
                 !page.is_empty() && room
@@ -206,9 +206,9 @@ impl Client {
         Ok(tags)
     }
 
-    /// What refers to the manifest with this digest: its referrers (OCI distribution
-    /// specification 1.1, "Listing Referrers"), or what the index says that stands in for
-    /// them where a registry has no such list. At most one page of them.
+    /// The manifests that refer to the one with this digest: its referrers (OCI distribution
+    /// specification 1.1, "Listing Referrers"), or the entries of the referrers tag if the registry
+    /// does not support the API. At most one page.
     pub fn referrers(
         &self,
         repository: &Reference,
@@ -231,7 +231,7 @@ impl Client {
         });
         let content = match answer {
             Ok(bytes) => manifest::parse(&bytes, media_type::OCI_INDEX, &what)?,
-            // Registries from before the list answer anything but 2xx.
+            // Registries without the referrers API answer with any error status.
             Err(
                 RegistryError::NotFound { .. }
                 | RegistryError::Refused { .. }
@@ -282,7 +282,7 @@ impl Client {
     }
 }
 
-/// A registry that says another digest than the bytes have sent other bytes.
+/// Checks the digest in the registry's header: if it differs, the registry sent other bytes.
 pub(super) fn check_claim(what: &str, claimed: Option<&str>, digest: &Digest) -> Result<()> {
     match claimed {
         Some(claimed) if claimed.trim() != digest.to_string() => Err(RegistryError::damaged(

@@ -1,14 +1,14 @@
-//! [`Client`], which speaks the distribution protocol.
+//! [`Client`], which implements the distribution protocol.
 //!
-//! OCI distribution specification 1.1. A client is cheap to clone and used from as
-//! many threads as one likes; they share connections and tokens.
+//! OCI distribution specification 1.1. A client is cheap to clone and may be used from many
+//! threads; clones share connections and tokens.
 //!
 //! * [`options`]: time limits, retries, credentials, certificates.
 //! * `exchange`: one request, with its authorisation and redirects.
-//! * `authorisation`, `challenge`: who we are, told by password or token.
-//! * `manifests`, `blobs`: what comes from a registry; `push`: what goes there.
-//! * `transport`, `resolver`, `url`: connections, and where they lead.
-//! * `failure`, `retry`: what goes wrong, and what is tried again.
+//! * `authorisation`, `challenge`: passwords and tokens.
+//! * `manifests`, `blobs`: downloads; `push`: uploads.
+//! * `transport`, `resolver`, `url`: connections and addresses.
+//! * `failure`, `retry`: errors and retries.
 
 mod answer;
 mod authorisation;

@@ -6,26 +6,25 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How a [`Client`](crate::Client) behaves. `Default` is what one wants.
+/// The settings of a [`Client`](crate::Client).
 ///
-/// Proxies are those of the environment (`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`,
-/// `NO_PROXY`); this computer is never reached by one.
+/// Proxies are taken from the environment (`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY`);
+/// this computer is always reached without a proxy.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// Who we are. Default: nobody.
+    /// Credentials. Default: none.
     pub credentials: Credentials,
     /// Which registries are spoken to without TLS.
     pub plain_http: PlainHttp,
-    /// PEM files of authorities that are believed beside the system's.
+    /// PEM files of certificate authorities that are trusted beside the system's.
     pub authorities: Vec<PathBuf>,
-    /// How long a connection may take to be made, TLS included. Default: 10 s.
+    /// Time limit for a connection, TLS included. Default: 10 s.
     pub connect_timeout: Duration,
-    /// How long nothing may come or go on a connection. There is no limit for a whole
-    /// transfer. Default: 30 s.
+    /// How long a connection may be idle. There is no limit for a whole transfer. Default: 30 s.
     pub stall_timeout: Duration,
-    /// What is done about failures that may pass.
+    /// Retries after temporary failures.
     pub retries: Retries,
-    /// What we call ourselves.
+    /// The `User-Agent` header.
     pub user_agent: String,
 }
 
@@ -76,15 +75,15 @@ pub enum PlainHttp {
     Everywhere,
 }
 
-/// What is done about failures that may pass: broken connections, time limits, 408,
-/// 429, 5xx. A 429 or 503 may say how long to wait, and is believed up to
+/// Retries after temporary failures: broken connections, timeouts, 408, 429, 5xx. A 429 or 503 may
+/// say how long to wait (`Retry-After`), which is obeyed up to
 /// [`longest_wait`](Self::longest_wait).
 ///
-/// The wait before the *n*-th retry is random between half and all of
-/// min(`first_wait` × 2ⁿ⁻¹, `longest_wait`).
+/// The wait before the *n*-th retry is random between half and all of min(`first_wait` × 2ⁿ⁻¹,
+/// `longest_wait`).
 #[derive(Clone)]
 pub struct Retries {
-    /// How often something is tried again without getting any further. Default: 5.
+    /// Most retries without progress. Default: 5.
     pub limit: u32,
     /// Default: 250 ms.
     pub first_wait: Duration,

@@ -1,4 +1,4 @@
-//! Manifests and blobs to a registry.
+//! Uploads manifests and blobs to a registry.
 
 use super::blobs::blob_name;
 use super::exchange::{Call, Payload};
@@ -11,10 +11,10 @@ use crate::{Descriptor, Digest, Progress, Reference, RegistryError};
 use ureq::http::header;
 use ureq::http::{Method, StatusCode};
 
-/// How a blob got to be in a repository.
+/// How a blob got into a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Uploaded {
-    /// It was there.
+    /// It existed already.
     There,
     /// The registry took it from another of its repositories.
     Mounted,
@@ -22,7 +22,7 @@ pub enum Uploaded {
     Sent,
 }
 
-/// What a registry says to the wish to upload.
+/// The answer to the start of an upload.
 enum Opened {
     /// It has the blob now, from another repository.
     Mounted,
@@ -48,7 +48,8 @@ impl Client {
                     .inner
                     .url(repository, &format!("blobs/{}", blob.digest))?,
                 headers: Vec::new(),
-                // The same as for the upload that may follow: one token for both.
+                // The same scope as for the upload that may follow, so that one token does for
+                // both.
                 scopes: push_scope(repository),
                 payload: Payload::Nothing,
                 deadline: None,
@@ -61,12 +62,11 @@ impl Client {
         }
     }
 
-    /// Sees to it that a repository has a blob: looks, else takes it from
-    /// `mount_from`, a repository of the same registry, else sends it from `source`'s
-    /// present position.
+    /// Makes sure that a repository has a blob: checks for it, else mounts it from `mount_from`, a
+    /// repository of the same registry, else sends it from `source`'s current position.
     ///
-    /// The bytes are sent in one request. When it breaks they are sent anew, from the
-    /// start: blobs ought to be no larger than what one likes to send twice.
+    /// The bytes are sent in one request. If the connection breaks, they are sent again from the
+    /// start, so blobs should not be too large to be sent twice.
     pub fn upload_blob(
         &self,
         repository: &Reference,
@@ -85,7 +85,8 @@ impl Client {
         let mut mount_from = mount_from.filter(|&from| from != repository.repository());
         let mut patience = self.inner.patience(&what, progress);
         loop {
-            // Anew at every attempt: an answer may have been lost, not the upload.
+            // Checked before every attempt, because the answer may have been lost and not the
+            // upload.
             if self.has_blob(repository, blob, progress)? {
                 progress.moved(blob, blob.size);
                 return Ok(Uploaded::There);
@@ -107,7 +108,7 @@ impl Client {
             };
             match sent {
                 Ok(()) => return Ok(Uploaded::Sent),
-                // No right to read the other repository is no reason not to send.
+                // Without the right to read the other repository, the blob is sent.
                 Err(RegistryError::Unauthorised { .. } | RegistryError::NotFound { .. })
                     if mount_from.is_some() =>
                 {
@@ -169,7 +170,7 @@ impl Client {
         Ok(Opened::At(to))
     }
 
-    /// `PUT`: all bytes and the digest. What was begun in vain is called off.
+    /// `PUT`: sends all bytes and the digest. An upload that fails is cancelled.
     fn send_blob(
         &self,
         what: &str,
@@ -214,8 +215,8 @@ impl Client {
         Err(error)
     }
 
-    /// Puts a manifest under the reference's tag; if it has none, under its digest.
-    /// What the manifest names must be there.
+    /// Puts a manifest under the reference's tag, or under its digest if it has no tag. Everything
+    /// that the manifest names must exist.
     pub fn put_manifest(
         &self,
         reference: &Reference,

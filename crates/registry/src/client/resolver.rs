@@ -1,4 +1,4 @@
-//! Hosts to addresses.
+//! Name resolution.
 
 use crate::reference::is_loopback;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -8,16 +8,16 @@ use ureq::http::Uri;
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::NextTimeout;
 
-/// Knows addresses and `localhost` by itself, and asks glibc for the rest.
+/// Resolves addresses and `localhost` itself, and everything else with glibc.
 #[derive(Debug, Default)]
 pub(super) struct HostResolver {
     others: DefaultResolver,
-    /// Refuse hosts that turn out to be this computer, by whatever name.
+    /// Refuse hosts that resolve to this computer.
     elsewhere: bool,
 }
 
 impl HostResolver {
-    /// For hosts that a stranger names: none of them may be this computer.
+    /// A resolver for hosts that a registry names, which must not be this computer.
     pub(super) fn elsewhere() -> HostResolver {
         HostResolver {
             elsewhere: true,
@@ -48,7 +48,7 @@ impl Resolver for HostResolver {
                 addresses
             }
         };
-        // The proxy was named by the user.
+        // The user has configured the proxy, so it may be this computer.
         let is_proxy = config.proxy().is_some_and(|proxy| proxy.host() == host);
         if self.elsewhere && !is_proxy && found.iter().any(|at| is_near(at.ip(), loopback())) {
             return Err(Error::Other(Box::new(ThisComputer)));
@@ -57,13 +57,12 @@ impl Resolver for HostResolver {
     }
 }
 
-/// A host that a stranger named, and that is not asked.
+/// A host that the registry named is refused.
 #[derive(Debug, thiserror::Error)]
 #[error("a registry elsewhere can't send us to what is this computer, or only beside it")]
 pub(super) struct ThisComputer;
 
-/// Whether an address is this computer's, or of what answers on its own link only, as
-/// the metadata services of clouds do.
+/// Whether an address is this computer's or link-local, as those of the clouds' metadata services.
 fn is_near(address: IpAddr, loopback: Option<IpAddr>) -> bool {
     let address = address.to_canonical();
     let linked = match address {
@@ -73,15 +72,15 @@ fn is_near(address: IpAddr, loopback: Option<IpAddr>) -> bool {
     address.is_loopback() || address.is_unspecified() || linked || loopback == Some(address)
 }
 
-/// Where what users call `localhost` is, if not here: in a virtual machine whose
-/// users are outside.
+/// The address of what users call `localhost`, if it is not this computer: in a VM whose users are
+/// outside of it.
 const LOOPBACK: &str = "JIFFY_LOOPBACK";
 
 fn loopback() -> Option<IpAddr> {
     std::env::var(LOOPBACK).ok()?.parse().ok()
 }
 
-/// The addresses of what needs no name service.
+/// The addresses of a host that needs no name service.
 fn addresses(host: &str, loopback: Option<IpAddr>) -> Option<Vec<IpAddr>> {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     if let Some(elsewhere) = loopback.filter(|_| is_loopback(host)) {

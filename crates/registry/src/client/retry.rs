@@ -1,4 +1,4 @@
-//! What is done about failures that may pass.
+//! Retries after temporary failures.
 
 use super::options::Retries;
 use crate::error::Result;
@@ -6,10 +6,10 @@ use crate::{Progress, RegistryError};
 use jiffy_sys::causes;
 use std::time::{Duration, Instant};
 
-/// How long a wait may go on before it is asked whether to give up.
+/// How often a wait checks for cancellation.
 const SLICE: Duration = Duration::from_millis(200);
 
-/// The patience with one operation.
+/// The retries of one operation.
 pub(super) struct Patience<'a> {
     retries: &'a Retries,
     what: &'a str,
@@ -27,7 +27,7 @@ impl<'a> Patience<'a> {
         }
     }
 
-    /// Does something until it works, fails for good, or failed too often.
+    /// Repeats an attempt until it succeeds, fails permanently, or has failed too often.
     pub(super) fn until<T>(&mut self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         loop {
             match attempt() {
@@ -37,12 +37,12 @@ impl<'a> Patience<'a> {
         }
     }
 
-    /// It got further: failures so far are forgiven.
+    /// There was progress, so the count of failures is reset.
     pub(super) fn got_further(&mut self) {
         self.failures = 0;
     }
 
-    /// Waits before the next attempt, or gives the failure back if there is to be none.
+    /// Waits before the next attempt, or returns the error if there is to be none.
     pub(super) fn failed(&mut self, error: RegistryError) -> Result<()> {
         self.check()?;
         if !error.is_transient() || self.failures >= self.retries.limit {
@@ -60,7 +60,7 @@ impl<'a> Patience<'a> {
         self.sleep(wait)
     }
 
-    /// An error if it is to be given up.
+    /// An error if the operation was cancelled.
     pub(super) fn check(&self) -> Result<()> {
         if self.progress.cancelled() {
             return Err(RegistryError::Cancelled {
@@ -86,8 +86,8 @@ impl<'a> Patience<'a> {
     }
 }
 
-/// What the registry asked for; else random between half and all of a time that
-/// doubles, so that many clients do not come back at once.
+/// The wait that the registry asked for; otherwise random between half and all of a time that
+/// doubles, so that many clients do not retry at once.
 fn wait_before(retries: &Retries, attempt: u32, error: &RegistryError) -> Duration {
     if let RegistryError::Refused {
         retry_after: Some(asked),

@@ -16,10 +16,10 @@ use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::unversioned::transport::DefaultConnector;
 use ureq::{Agent, AsSendBody, Body, Proxy};
 
-/// Sends one request and gives the answer's head; follows and retries nothing.
+/// Sends one request and returns the head of the answer; does not redirect or retry.
 ///
-/// The system's authorities are read when TLS is spoken for the first time: a lazy
-/// start from this computer shall not wait for them.
+/// The system's certificate authorities are loaded at the first use of TLS, because a lazy start
+/// from this computer must not wait for them.
 pub(super) struct Transport {
     options: ClientOptions,
     /// The user's authorities.
@@ -28,17 +28,17 @@ pub(super) struct Transport {
     plain: Agent,
     /// For this computer, with TLS.
     near: OnceLock<Agent>,
-    /// For all others: by the proxy in the environment, if there is one.
+    /// For other hosts, by the proxy of the environment, if there is one.
     far: OnceLock<Agent>,
-    /// The same for hosts that strangers name.
+    /// The same for hosts that the registry named.
     sent: OnceLock<Agent>,
 }
 
-/// How a request goes.
+/// How a request is sent.
 pub(super) struct Way {
-    /// Its host was named by a stranger, and must not be this computer.
+    /// Its host was named by the registry, and must not be this computer.
     sent: bool,
-    /// When it must be over, the whole answer included.
+    /// When the whole answer must have arrived.
     deadline: Option<Instant>,
 }
 
@@ -120,7 +120,7 @@ fn agent(
         .timeout_connect(Some(options.connect_timeout))
         .timeout_per_read(Some(options.stall_timeout))
         .timeout_per_write(Some(options.stall_timeout))
-        // A head that comes byte by byte.
+        // Limits a head that arrives byte by byte.
         .timeout_recv_response(Some(options.stall_timeout * 4))
         .max_idle_connections_per_host(8)
         .max_idle_age(Duration::from_secs(60))
@@ -128,12 +128,11 @@ fn agent(
     Agent::with_parts(config, DefaultConnector::default(), resolver)
 }
 
-/// Whether a failure is one of TLS: certificates and protocols do not get better by
-/// trying again.
+/// Whether a failure is caused by TLS: errors of certificates and protocols are permanent.
 pub(super) fn is_about_tls(error: &ureq::Error) -> bool {
     match error {
         ureq::Error::Rustls(_) | ureq::Error::Tls(_) | ureq::Error::TlsRequired => true,
-        // What rustls says while it shakes hands comes wrapped.
+        // rustls errors during the handshake are wrapped in I/O errors.
         ureq::Error::Io(error) => error.kind() == std::io::ErrorKind::InvalidData,
         _ => false,
     }

@@ -1,4 +1,4 @@
-//! Addresses on a registry, and where it sends us.
+//! URLs on a registry, and where it redirects to.
 
 use crate::reference::is_loopback;
 use std::fmt;
@@ -13,13 +13,11 @@ pub(super) enum Scheme {
     Https,
 }
 
-/// An absolute address of HTTP, as [`url`] reads them. Never has a user, a password or a
-/// fragment.
+/// An absolute HTTP URL, as parsed by [`url`]. Never has a user, a password or a fragment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Url(url::Url);
 
-/// The longest address a registry may send, bytes. Signed addresses of object stores
-/// have some 2,000.
+/// The longest URL that a registry may send, bytes. Signed URLs of object stores have some 2,000.
 const LONGEST: usize = 16 << 10;
 
 impl Url {
@@ -36,13 +34,13 @@ impl Url {
         Self::parse(&format!("{scheme}://{authority}{path_and_query}"))
     }
 
-    /// Reads an absolute address of a stranger.
+    /// Parses an absolute URL from an untrusted source.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         read(text, url::Url::parse)
     }
 
-    /// Where a `Location` or `Link` of an answer to this address leads: one that is not
-    /// absolute is relative to it (RFC 9110 §10.2.2).
+    /// The target of a `Location` or `Link` header in the answer to this URL: a relative one is
+    /// resolved against it (RFC 9110 §10.2.2).
     pub(super) fn join(&self, location: &str) -> Result<Self, String> {
         if location.is_empty() {
             return Err("\"\" is not an address".to_owned());
@@ -50,13 +48,13 @@ impl Url {
         read(location, |text| self.0.join(text))
     }
 
-    /// The same address with another parameter behind.
+    /// The same URL with another query parameter appended.
     pub(super) fn with_query(mut self, name: &str, value: &str) -> Self {
         self.0.query_pairs_mut().append_pair(name, value);
         self
     }
 
-    /// Who is spoken to: what credentials and tokens belong to.
+    /// The origin, which credentials and tokens belong to.
     pub(super) fn origin(&self) -> Origin {
         self.0.origin()
     }
@@ -66,15 +64,15 @@ impl Url {
         self.0.authority()
     }
 
-    /// The host alone, of an address of IPv6 without brackets.
+    /// The host alone; an IPv6 address without brackets.
     pub(super) fn host(&self) -> &str {
         let host = self.0.host_str().unwrap_or_default();
         host.trim_start_matches('[').trim_end_matches(']')
     }
 
-    /// Whether this host has a name in the domain that another's is in: `auth.x.example`
-    /// and `x.example` share that of `registry.x.example`. A domain has two labels at
-    /// least, and addresses are in none.
+    /// Whether this host is in the same domain as another: `auth.x.example` and `x.example` share
+    /// the domain of `registry.x.example`. A domain has at least two labels, and addresses have
+    /// none.
     pub(super) fn shares_domain(&self, other: &Url) -> bool {
         let (Some(ours), Some(theirs)) = (self.0.domain(), other.0.domain()) else {
             return false;
@@ -90,23 +88,23 @@ impl Url {
         self.0.scheme() == "http"
     }
 
-    /// Whether it leads to this computer. Linux takes 0.0.0.0 for that, too.
+    /// Whether it refers to this computer. Linux treats 0.0.0.0 as the loopback, too.
     pub(super) fn is_here(&self) -> bool {
         let address = self.host().parse::<IpAddr>();
         is_loopback(self.authority())
             || address.is_ok_and(|address| address.to_canonical().is_unspecified())
     }
 
-    /// The same address by TLS.
+    /// The same URL with `https`.
     pub(super) fn secure(&self) -> Self {
         let mut url = self.0.clone();
-        // From one special scheme to another it never fails.
+        // Changing one special scheme to another never fails.
         let _ = url.set_scheme("https");
         Self(url)
     }
 }
 
-/// Reads an address, and refuses those that nothing is sent to.
+/// Parses a URL, and refuses those that no request may be sent to.
 fn read(
     text: &str,
     parse: impl FnOnce(&str) -> Result<url::Url, url::ParseError>,
@@ -115,7 +113,7 @@ fn read(
     if text.len() > LONGEST {
         return refused("is too long an address");
     }
-    // The parser leaves out line ends and encodes other characters.
+    // The parser would remove line ends and encode other characters.
     if !text.bytes().all(|b| b.is_ascii_graphic()) {
         return refused("is not an address");
     }

@@ -1,4 +1,4 @@
-//! The file that `docker login` and `podman login` write.
+//! The file that `docker login` and `podman login` write (Docker's `config.json`).
 
 use super::{Login, Secret, helper};
 use crate::RegistryError;
@@ -29,8 +29,8 @@ struct Entry {
     identitytoken: Option<String>,
 }
 
-/// Who the file says we are. A helper for the registry goes before the helper for all,
-/// and that before what is in the file itself.
+/// The login for a registry in the file. A helper for the registry goes before the default helper,
+/// which goes before a password in the file itself.
 pub(super) fn login(path: &Path, registry: &str, repository: &str) -> Result<Option<Login>> {
     let bad = |reason: String| RegistryError::Credentials {
         host: registry.to_owned(),
@@ -41,7 +41,7 @@ pub(super) fn login(path: &Path, registry: &str, repository: &str) -> Result<Opt
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(bad(error.to_string())),
     };
-    // The position is told, the text is not: it may be a password.
+    // The error has the position but not the text, which may be a password.
     let config: Config = serde_json::from_slice(&text).map_err(|error| {
         bad(format!(
             "it is not a configuration of Docker (line {}, column {})",
@@ -81,8 +81,8 @@ fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// The entry for the repository, the longest folder of it, or the registry: podman
-/// writes `HOST/FOLDER`, Docker `HOST` or `https://HOST/v1/`.
+/// The entry for the repository, for its longest parent path, or for the registry: podman writes
+/// `HOST/FOLDER`, Docker `HOST` or `https://HOST/v1/`.
 fn best_entry<'a>(
     auths: &'a BTreeMap<String, Entry>,
     registry: &str,
@@ -98,7 +98,7 @@ fn best_entry<'a>(
     }
 }
 
-/// A key without its scheme, version and last slash.
+/// A key without its scheme, version and trailing slash.
 fn normal(key: &str) -> String {
     let key = key.to_ascii_lowercase();
     let key = key
@@ -125,7 +125,7 @@ impl Entry {
                 .ok()
                 .and_then(|bytes| String::from_utf8(bytes).ok())
                 .ok_or("has an auth that is not Base64")?;
-            // Docker writes a NUL behind the password.
+            // Docker appends a NUL to the password.
             let (user, password) = decoded
                 .split_once(':')
                 .ok_or("has an auth that is not USER:PASSWORD in Base64")?;

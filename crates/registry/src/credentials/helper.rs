@@ -1,4 +1,4 @@
-//! Programs that keep passwords: `docker-credential-NAME get`.
+//! Credential helpers: `docker-credential-NAME get`.
 
 use super::{Login, Secret};
 use crate::RegistryError;
@@ -23,7 +23,7 @@ struct Answer {
     secret: String,
 }
 
-/// What the helper knows of a registry; `None` if nothing.
+/// The credentials that the helper has for a registry; `None` if it has none.
 pub(super) fn get(name: &str, registry: &str, limit: Duration) -> Result<Option<Login>> {
     if !name
         .bytes()
@@ -66,7 +66,7 @@ fn run(program: &OsStr, registry: &str, limit: Duration) -> Result<Option<Login>
         )));
     };
     if !status.is_some_and(|status| status.success()) {
-        // The convention of docker-credential-helpers for "nothing known".
+        // The convention of docker-credential-helpers for "not found".
         let said = String::from_utf8_lossy(&answer);
         if said.contains("credentials not found") {
             return Ok(None);
@@ -86,17 +86,17 @@ fn run(program: &OsStr, registry: &str, limit: Duration) -> Result<Option<Login>
     }))
 }
 
-/// Tells the registry's name and waits for the answer and the end; `None` if it takes
-/// too long.
+/// Writes the registry's name to the helper, and waits for its answer and its exit; `None` if that
+/// takes too long.
 fn converse(child: &mut Child, registry: &str, limit: Duration) -> Option<Vec<u8>> {
     let deadline = Instant::now() + limit;
     if let Some(mut input) = child.stdin.take() {
-        // One that does not read has its reasons.
+        // A helper that does not read its input is no error.
         let _ = input.write_all(registry.as_bytes());
     }
     let output = child.stdout.take()?;
     let (sender, answers) = mpsc::channel();
-    // A thread, because the helper may leave a child behind that keeps its output open.
+    // In a thread, because the helper may leave a child process that keeps its output open.
     std::thread::spawn(move || {
         let mut answer = Vec::new();
         let _ = output.take(LONGEST).read_to_end(&mut answer);

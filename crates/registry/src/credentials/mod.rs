@@ -1,7 +1,7 @@
-//! Who we are to a registry.
+//! Credentials for registries.
 //!
 //! * `docker`: the file that `docker login` and `podman login` write.
-//! * `helper`: programs that keep passwords.
+//! * `helper`: credential helpers.
 
 mod docker;
 mod helper;
@@ -21,16 +21,16 @@ enum Kind {
     Files(Vec<PathBuf>),
 }
 
-/// What a registry, or the server it names for tokens, is told.
+/// The credentials that are sent to a registry or its token server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Login {
     /// A user and a password.
     Password { user: String, password: Secret },
-    /// A token that OAuth 2 gives other tokens for.
+    /// An identity token (OAuth 2 refresh token), which is exchanged for access tokens.
     Identity(Secret),
 }
 
-/// A text that is never shown.
+/// A text that is never shown in messages and logs.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Secret(String);
 
@@ -51,12 +51,12 @@ impl fmt::Debug for Secret {
 }
 
 impl Credentials {
-    /// Nobody.
+    /// No credentials.
     pub fn anonymous() -> Self {
         Self(Kind::Anonymous)
     }
 
-    /// A user and a password, for this registry (`HOST[:PORT]`) and no other.
+    /// A user and a password for this registry (`HOST[:PORT]`) only.
     pub fn basic(registry: &str, user: &str, password: &str) -> Self {
         Self(Kind::Basic {
             registry: registry.to_ascii_lowercase(),
@@ -67,8 +67,7 @@ impl Credentials {
         })
     }
 
-    /// A token of OAuth 2 that other tokens are given for, for this registry and no
-    /// other.
+    /// An identity token (OAuth 2 refresh token) for this registry only.
     pub fn identity(registry: &str, token: &str) -> Self {
         Self(Kind::Basic {
             registry: registry.to_ascii_lowercase(),
@@ -76,9 +75,9 @@ impl Credentials {
         })
     }
 
-    /// What `podman login` and `docker login` left behind: `$REGISTRY_AUTH_FILE`, else
-    /// `$XDG_RUNTIME_DIR/containers/auth.json` and then
-    /// `${DOCKER_CONFIG:-~/.docker}/config.json`, as far as they exist.
+    /// The credentials of `podman login` and `docker login`: `$REGISTRY_AUTH_FILE`, else
+    /// `$XDG_RUNTIME_DIR/containers/auth.json` and then `${DOCKER_CONFIG:-~/.docker}/config.json`,
+    /// as far as these exist.
     pub fn of_this_user() -> Self {
         let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         if let Some(file) = from("REGISTRY_AUTH_FILE") {
@@ -97,13 +96,13 @@ impl Credentials {
         Self(Kind::Files(files))
     }
 
-    /// A file as Docker's `config.json`, with `auths`, `credsStore` and `credHelpers`.
-    /// It is read when a registry asks who we are; one that is not there has nobody.
+    /// A file in the format of Docker's `config.json`, with `auths`, `credsStore` and
+    /// `credHelpers`. It is read when a registry asks for credentials; a missing file has none.
     pub fn docker_config(path: impl Into<PathBuf>) -> Self {
         Self(Kind::Files(vec![path.into()]))
     }
 
-    /// Who we are to a registry, for one of its repositories.
+    /// The credentials for a registry and one of its repositories.
     pub(crate) fn login(&self, registry: &str, repository: &str) -> Result<Option<Login>> {
         match &self.0 {
             Kind::Anonymous => Ok(None),
