@@ -49,7 +49,7 @@ impl Access {
     }
 }
 
-/// A key that is equal for equal access. It contains secrets: never shown or logged.
+/// A digest that is equal for equal access. It is made of secrets, so it is never shown.
 pub fn key(access: &RegistryAccess) -> String {
     let text = serde_json::to_string(access).unwrap_or_default();
     blake3::hash(text.as_bytes()).to_hex().to_string()
