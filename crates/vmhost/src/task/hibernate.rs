@@ -289,7 +289,7 @@ impl Actor {
         let host = std::sync::Arc::clone(&self.host);
         let (id, ticket) = (self.record.id.clone(), self.pager_ticket);
         tokio::spawn(async move {
-            // If the record could not be written or was removed, no daemon will read the old one.
+            // The pager is told even if the record was removed or could not be written.
             let _ = known.await;
             host.pager.forget(&id, ticket).await;
         });
