@@ -181,13 +181,25 @@ impl Plan<'_> {
         let Some(mac) = self.mac else {
             return Ok(());
         };
-        for (family, parameter) in [("ipv4", "arp_notify"), ("ipv6", "ndisc_notify")] {
+        let told = [("ipv4", "arp_notify"), ("ipv6", "ndisc_notify")];
+        for (family, parameter) in told.into_iter().filter(|_| !self.is_known()) {
             let path = format!("/proc/sys/net/{family}/conf/{}/{parameter}", self.name);
             let _ = files::write(path.as_str(), b"1");
         }
         netlink
             .set_mac(index, mac)
             .map_err(|error| format!("{mac} on {}: {}", self.name, reason(error)))
+    }
+
+    /// Does the host know where this guest is? It does if it says where its own end is: then
+    /// nobody on this link asks for addresses, nor needs to be told.
+    fn is_known(&self) -> bool {
+        let known = |gateway| {
+            self.neighbours
+                .iter()
+                .any(|(address, _)| address == gateway)
+        };
+        !self.gateways.is_empty() && self.gateways.iter().all(known)
     }
 
     /// Neighbours, which a change of the MAC address removes, and routes.
@@ -322,6 +334,10 @@ mod tests {
         assert_eq!(plan.addresses.len(), 3);
         assert_eq!(plan.addresses[2].0.to_string(), "fe80::4a:46ff:fe00:1");
         assert_eq!(plan.neighbours[0].1.to_string(), "02:4a:46:00:00:02");
+        assert!(plan.is_known());
+        let mut asked_for = interface.clone();
+        asked_for.neighbours.clear();
+        assert!(!Plan::of(&asked_for).unwrap().is_known());
         type Change = fn(&mut Interface);
         let wrong: [(Change, &str); 5] = [
             (|it| it.name = "..".into(), "not the name"),
