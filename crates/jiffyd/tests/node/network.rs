@@ -4,7 +4,8 @@ use crate::client::Answer;
 use crate::daemon::{Daemon, eventually, named};
 use crate::snapshots::counter;
 use jiffy_wire::api::{
-    CreateVm, ErrorKind, ForkVm, Forked, Hibernated, NetworkPolicy, NetworkUse, Vm, VmNetwork,
+    CreateVm, ErrorKind, ForkVm, Forked, Hibernated, Network, NetworkPolicy, NetworkUse, Vm,
+    VmNetwork,
 };
 use rustix::thread::UnshareFlags;
 use std::fs;
@@ -326,4 +327,79 @@ fn all_of_it_is_removed_when_that_is_wanted() {
     begin(&mut daemon);
     let vm: Vm = daemon.run_detached(on(NetworkUse::default(), "web")).json();
     assert!(has_link(&vm.id));
+}
+
+#[test]
+fn networks_are_made_used_and_removed_and_what_is_wrong_is_one_sentence() {
+    let mut daemon = daemon();
+    let made: Network = daemon.post("/v1/networks/lab", b"").json();
+    assert_eq!((made.name.as_str(), made.vms.len()), ("lab", 0));
+    daemon
+        .post("/v1/networks/lab", b"")
+        .error(ErrorKind::Conflict);
+    daemon
+        .post("/v1/networks/none", b"")
+        .error(ErrorKind::Conflict);
+    daemon
+        .post("/v1/networks/a%20b", b"")
+        .error(ErrorKind::Invalid);
+    let within = |name: &str| NetworkUse {
+        name: Some(name.into()),
+        ..NetworkUse::default()
+    };
+    daemon
+        .run_detached(on(within("nowhere"), "lost"))
+        .error(ErrorKind::NotFound);
+    daemon.run_detached(on(within("lab"), "web")).json::<Vm>();
+    let used = daemon.delete("/v1/networks/lab").error(ErrorKind::Conflict);
+    assert!(used.message.contains("web"), "{used:?}");
+    daemon
+        .delete("/v1/networks/default")
+        .error(ErrorKind::Invalid);
+
+    // A policy holds from now on, and is the VM's after a restart of the daemon, too.
+    let policy = NetworkPolicy {
+        allow: vec!["10.0.0.0/8:5432/tcp".into()],
+        deny: vec!["all".into()],
+    };
+    let body = serde_json::to_vec(&policy).unwrap();
+    let changed: Vm = daemon.post("/v1/vms/web/policy", &body).json();
+    assert_eq!(network(&changed).policy, policy);
+    for wrong in [r#"{"allow":["10.0.0.0/33"]}"#, r#"{"deny":["host:80"]}"#] {
+        let wrong = daemon.post("/v1/vms/web/policy", wrong.as_bytes());
+        wrong.error(ErrorKind::Invalid);
+    }
+    daemon
+        .run_detached(on(within("none"), "alone"))
+        .json::<Vm>();
+    daemon
+        .post("/v1/vms/alone/policy", &body)
+        .error(ErrorKind::WrongState);
+    daemon.killed();
+    begin(&mut daemon);
+    assert_eq!(network(&daemon.vm("web")).policy, policy);
+    let all: Vec<Network> = daemon.get("/v1/networks").json();
+    let names: Vec<&str> = all.iter().map(|it| it.name.as_str()).collect();
+    assert_eq!(names, ["default", "lab"]);
+    assert_eq!(all[1].vms, ["web"]);
+    assert_eq!(daemon.delete("/v1/vms/web?force=true").status, 204);
+    assert_eq!(daemon.delete("/v1/networks/lab").status, 204);
+    daemon.delete("/v1/networks/lab").error(ErrorKind::NotFound);
+
+    // What can't be asked for together.
+    let refused = |network: NetworkUse| {
+        let error = daemon
+            .run_detached(on(network, "wrong"))
+            .error(ErrorKind::Invalid);
+        error.message
+    };
+    let mut ports = within("none");
+    ports.ports = vec!["80:80".into()];
+    assert!(refused(ports).contains("without a network"));
+    let mut twice = within("default");
+    twice.ports = vec!["80:80".into(), "80:81".into()];
+    assert!(refused(twice).contains("twice"));
+    let mut rule = within("default");
+    rule.policy.allow = vec!["nonsense:".into()];
+    assert!(refused(rule).contains("nonsense"));
 }
