@@ -222,7 +222,7 @@ impl Vm {
     pub(crate) fn take_faults(&self, events: &mut Vec<Event>, faults: &mut Vec<Fault>) {
         events.clear();
         let gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
-        // More events may wait behind a full batch; the caller returns until there are none.
+        // More events may wait behind a full batch; the caller reads again until there are none.
         let outcome = self.uffd.read_events(events);
         for event in events.iter() {
             if let Event::Remove { start, end } = event {

@@ -164,7 +164,7 @@ impl Exchange {
             scopes,
         };
         let registry = self.url(call.repository, "")?;
-        // An upload may go to another host, which has its own authorisation in the URL.
+        // An upload may go to another host, which is not to see our credentials.
         let ours = key.origin == registry.origin() || key.origin == registry.secure().origin();
         // A value that was just obtained is used even if it has expired by now.
         let mut given = None;

@@ -73,8 +73,8 @@ impl PeerFolder {
         }
     }
 
-    /// Whether the peer's file has the same length and footer, so that its chunks are at the same
-    /// offsets. Images with the same id may be packed in many ways.
+    /// Whether the peer's file has the same length and footer: its chunks are then most likely at
+    /// the same offsets. Images with the same id may be packed in many ways.
     fn is_packed_alike(&self, theirs: &File, length: u64) -> io::Result<bool> {
         let ours = File::open(&self.here)?;
         if ours.metadata()?.len() != length || length < footer::BYTES as u64 {
