@@ -1,5 +1,5 @@
-//! Ports of this host that lead to the machine, for ports that its VMs publish: QEMU's user
-//! network forwards them, and is told while it runs.
+//! Forwards ports of this host to the machine, for the ports that its VMs publish. QEMU's user
+//! network does it; the list of ports is changed while QEMU runs.
 
 use crate::error::MachineError;
 use crate::instance;
@@ -16,7 +16,7 @@ const NETDEV: &str = "net";
 /// A port of this host that leads to the same port of the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Forward {
-    /// UDP, not TCP.
+    /// True for UDP, false for TCP.
     pub udp: bool,
     /// This host's address; an unspecified one is all.
     pub address: Ipv4Addr,
@@ -25,15 +25,17 @@ pub struct Forward {
 }
 
 impl Forward {
-    /// The ports of `ADDRESS:HOST[-HOST]:GUEST[-GUEST]/PROTOCOL`, as a node writes them; none if
-    /// they are of IPv6, which QEMU's network does not forward.
+    /// The host's ports of `[ADDRESS:]HOST[-HOST]:GUEST[-GUEST][/PROTOCOL]`, by default TCP on
+    /// 127.0.0.1. None for an IPv6 address, which QEMU's user network does not forward.
     pub fn of_published(text: &str) -> Vec<Forward> {
         let parse = || {
-            let (rest, protocol) = text.rsplit_once('/')?;
-            let (rest, _) = rest.rsplit_once(':')?;
-            let (address, ports) = rest.rsplit_once(':')?;
+            let (rest, protocol) = text.rsplit_once('/').unwrap_or((text, "tcp"));
+            let (host, _) = rest.rsplit_once(':')?;
+            let (address, ports) = match host.rsplit_once(':') {
+                Some((address, ports)) => (address.parse().ok()?, ports),
+                None => (Ipv4Addr::LOCALHOST, host),
+            };
             let (first, last) = ports.split_once('-').unwrap_or((ports, ports));
-            let address = address.parse().ok()?;
             let ports = first.parse::<u16>().ok()?..=last.parse().ok()?;
             let forward = |port| Forward {
                 udp: protocol == "udp",
@@ -52,8 +54,8 @@ impl Forward {
 }
 
 impl Machine {
-    /// Has these ports lead to the machine, and no others beside those of its own. A port that
-    /// can't be had is an error, and the others are as wanted.
+    /// Makes QEMU forward exactly these ports besides the machine's own. A port that this host
+    /// can't give is an error; the other ports are forwarded all the same.
     pub fn forward(&self, wanted: &BTreeSet<Forward>) -> Result<(), MachineError> {
         let mut control = self.control()?;
         let there = forwards(&table(&mut control)?);
@@ -97,7 +99,7 @@ fn monitor(control: &mut Control, line: &str) -> Result<String, MachineError> {
     Ok(answer.as_str().unwrap_or_default().to_owned())
 }
 
-/// Reads `info usernet`, less what is the machine's own.
+/// Parses `info usernet`; leaves out the machine's own ports.
 fn forwards(table: &str) -> BTreeSet<Forward> {
     let lines = table.lines().filter_map(|line| {
         let columns: Vec<_> = line.split_whitespace().collect();
@@ -141,6 +143,10 @@ mod tests {
                 forward(false, [127, 0, 0, 1], 8080),
                 forward(false, [127, 0, 0, 1], 8081)
             ]
+        );
+        assert_eq!(
+            Forward::of_published("8080:80"),
+            [forward(false, [127, 0, 0, 1], 8080)]
         );
         assert_eq!(
             Forward::of_published("0.0.0.0:53:53/udp"),

@@ -1,41 +1,51 @@
-//! Published ports of VMs in the machine: this host's ports lead to the machine's.
+//! Published ports of VMs in the machine: ports of this host are forwarded to the machine.
 
 use super::Context;
+use super::context::each;
 use crate::client::Client;
-use crate::failure::Result;
+use crate::failure::{Outcome, Result};
 use crate::place::machine;
 use jiffy_machine::Forward;
 use jiffy_wire::api::{Vm, VmState};
 use std::collections::BTreeSet;
 
 impl Context {
-    /// Has the ports of all VMs that there are, and these, lead to the machine; nothing where
-    /// VMs run on this host itself.
+    /// Forwards the ports of all VMs, and `more`, to the machine. Does nothing where VMs run on
+    /// this host itself.
     pub async fn forward_ports(&self, client: &Client, more: &[String]) -> Result<()> {
+        self.forward(client, None, more).await
+    }
+
+    /// Forwards the ports of all VMs after a verb has succeeded: a failure is only reported. The
+    /// ports of the VM `over`, which has ended but may still be listed, are not forwarded.
+    pub async fn forward_ports_after(&self, client: &Client, over: Option<&str>) {
+        if let Err(failure) = self.forward(client, over, &[]).await {
+            failure.report();
+        }
+    }
+
+    /// [`each`] for verbs that start or end VMs: the ports follow.
+    pub async fn each_with_ports(
+        &self,
+        client: &Client,
+        vms: &[String],
+        act: impl AsyncFnMut(&str) -> Result<()>,
+    ) -> Result<Outcome> {
+        let outcome = each(vms, act).await;
+        self.forward_ports_after(client, None).await;
+        outcome
+    }
+
+    async fn forward(&self, client: &Client, over: Option<&str>, more: &[String]) -> Result<()> {
         if !self.in_machine() {
             return Ok(());
         }
         let vms: Vec<Vm> = client.get("/v1/vms?all=true").await?;
-        machine::forward(&self.folders, &wanted(&vms, None, more))
-    }
-
-    /// The same after a verb that is done: what fails does not undo it. The VM that is
-    /// `over` may be on its way out.
-    pub async fn forward_ports_after(&self, client: &Client, over: Option<&str>) {
-        if !self.in_machine() {
-            return;
-        }
-        let forwarded = async {
-            let vms: Vec<Vm> = client.get("/v1/vms?all=true").await?;
-            machine::forward(&self.folders, &wanted(&vms, over, &[]))
-        };
-        if let Err(failure) = forwarded.await {
-            failure.report();
-        }
+        machine::forward(&self.folders, &wanted(&vms, over, more))
     }
 }
 
-/// Ports of VMs that run or sleep, but for one, and these.
+/// The ports of running and hibernated VMs, except `over`, and `more`.
 fn wanted(vms: &[Vm], over: Option<&str>, more: &[String]) -> BTreeSet<Forward> {
     let lives = |vm: &&Vm| {
         let ended = matches!(vm.state, VmState::Created | VmState::Exited);

@@ -65,7 +65,7 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
         false => NoCommand::Shell,
     };
     choice.pull_first(&client, &vm).await?;
-    let published = publish(context, &client, &mut vm).await?;
+    let published = publish(context, &client, &vm).await?;
     let request = RunVm {
         vm,
         detach: run.detach,
@@ -125,27 +125,15 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
     shown.and(result)
 }
 
-/// Has the ports of a new VM lead to the machine, if it is to be there: those that this host
-/// does not have to give are known before it is made. Has it any?
-async fn publish(context: &Context, client: &Client, vm: &mut CreateVm) -> Result<bool> {
-    let network = &mut vm.network;
+/// Forwards the ports of a new VM to the machine before the VM is made, so that a port which
+/// this host can't give refuses the VM. Returns whether the VM publishes any.
+async fn publish(context: &Context, client: &Client, vm: &CreateVm) -> Result<bool> {
+    let network = &vm.network;
     let asked = !network.ports.is_empty() || network.publish_all;
-    if asked && context.in_machine() {
-        for port in &mut network.ports {
-            *port = in_full(port);
-        }
+    if asked {
         context.forward_ports(client, &network.ports).await?;
     }
     Ok(asked)
-}
-
-/// A published port with the address and protocol that are left out.
-fn in_full(port: &str) -> String {
-    let (rest, protocol) = port.rsplit_once('/').unwrap_or((port, "tcp"));
-    match rest.matches(':').count() {
-        1 => format!("127.0.0.1:{rest}/{protocol}"),
-        _ => format!("{rest}/{protocol}"),
-    }
 }
 
 /// Does the command that a snapshot holds run on a terminal?
@@ -254,9 +242,6 @@ pub async fn create(context: &Context, create: Create) -> Result<Outcome> {
     vm.command = Some(command(create.argv, create.command, stdio));
     vm.no_command = NoCommand::Wait;
     choice.pull_first(&client, &vm).await?;
-    for port in &mut vm.network.ports {
-        *port = in_full(port);
-    }
     let vm: Vm = with_image(&client, &vm, &choice, async || {
         client.post_json("/v1/vms", &vm).await
     })

@@ -40,16 +40,11 @@ fn newest_first(mut vms: Vec<Vm>) -> Vec<Vm> {
 pub async fn inspect(context: &Context, inspect: Inspect) -> Result<Outcome> {
     let client = context.client()?;
     let mut found: Vec<Vm> = Vec::new();
-    let mut outcome = Outcome::Done;
-    for vm in &inspect.vms {
-        match client.get(&vm_path(vm, "")).await {
-            Ok(vm) => found.push(vm),
-            Err(failure) => {
-                failure.report();
-                outcome = Outcome::Partly;
-            }
-        }
-    }
+    let outcome = each(&inspect.vms, async |vm| {
+        found.push(client.get(&vm_path(vm, "")).await?);
+        Ok(())
+    })
+    .await?;
     show_json(&found)?;
     Ok(outcome)
 }
@@ -64,27 +59,23 @@ pub async fn start(context: &Context, start: Start) -> Result<Outcome> {
         client.post::<Vm>(&vm_path(vm, "/start")).await?;
         return super::exec::attach_to(&client, vm, start.interactive).await;
     }
-    let outcome = each(&start.vms, async |vm| {
+    let act = async |vm: &str| {
         client.post::<Vm>(&vm_path(vm, "/start")).await?;
         show(&format!("{vm}\n"))
-    })
-    .await;
-    context.forward_ports_after(&client, None).await;
-    outcome
+    };
+    context.each_with_ports(&client, &start.vms, act).await
 }
 
 /// `jiffy stop`
 pub async fn stop(context: &Context, stop: Stop) -> Result<Outcome> {
     let client = context.client()?;
     let grace_ms = u64::from(stop.time) * 1000;
-    let outcome = each(&stop.vms, async |vm| {
+    let act = async |vm: &str| {
         let path = vm_path(vm, &format!("/stop?grace_ms={grace_ms}"));
         client.post::<Vm>(&path).await?;
         show(&format!("{vm}\n"))
-    })
-    .await;
-    context.forward_ports_after(&client, None).await;
-    outcome
+    };
+    context.each_with_ports(&client, &stop.vms, act).await
 }
 
 /// `jiffy kill`
@@ -94,19 +85,17 @@ pub async fn kill(context: &Context, kill: Kill) -> Result<Outcome> {
         Some(signal) => format!("/kill?signal={signal}"),
         None => "/kill".to_owned(),
     };
-    let outcome = each(&kill.vms, async |vm| {
+    let act = async |vm: &str| {
         client.post::<Vm>(&vm_path(vm, &what)).await?;
         show(&format!("{vm}\n"))
-    })
-    .await;
-    context.forward_ports_after(&client, None).await;
-    outcome
+    };
+    context.each_with_ports(&client, &kill.vms, act).await
 }
 
 /// `jiffy rm`
 pub async fn rm(context: &Context, rm: Rm) -> Result<Outcome> {
     let client = context.client()?;
-    let outcome = each(&rm.vms, async |vm| {
+    let act = async |vm: &str| {
         match client
             .delete(&vm_path(vm, &format!("?force={}", rm.force)))
             .await
@@ -115,10 +104,8 @@ pub async fn rm(context: &Context, rm: Rm) -> Result<Outcome> {
             result => result?,
         }
         show(&format!("{vm}\n"))
-    })
-    .await;
-    context.forward_ports_after(&client, None).await;
-    outcome
+    };
+    context.each_with_ports(&client, &rm.vms, act).await
 }
 
 /// `jiffy wait`
