@@ -7,6 +7,7 @@ use crate::names;
 use crate::volumes::MAX_PER_VM;
 use jiffy_wire::agent::Command;
 use jiffy_wire::api::VolumeUse;
+use jiffy_wire::guest::is_host_name;
 use jiffy_wire::vmm::PageSize;
 
 /// Most vCPUs of a VM.
@@ -17,6 +18,9 @@ const MIN_MEMORY: u32 = 64;
 const MAX_MEMORY: u32 = 16 << 20;
 /// Longest text of a command, with its environment, in bytes.
 pub const MAX_COMMAND: usize = 256 * 1024;
+
+/// Longest host name of a VM, in bytes.
+const MAX_HOSTNAME: usize = 63;
 
 /// Longest path of a mount point, in bytes.
 const MAX_MOUNT_POINT: usize = 1024;
@@ -141,11 +145,7 @@ pub fn check_command(command: &Command) -> Result<()> {
 
 /// Checks the name of a guest.
 pub fn check_hostname(name: &str) -> Result<()> {
-    let good = (1..=63).contains(&name.len())
-        && name
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_'));
-    if good {
+    if name.len() <= MAX_HOSTNAME && is_host_name(name) {
         return Ok(());
     }
     Err(Error::invalid(

@@ -1,8 +1,10 @@
 //! Values that follow from a VM's id: the name of its link and its MAC address.
 
 use crate::Error;
+use jiffy_wire::mac::Mac;
 use std::ffi::CString;
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The prefix of our links' names. With the 12 digits of an id it has 15 bytes, the most that Linux
 /// allows.
@@ -13,15 +15,11 @@ const ID_DIGITS: usize = 12;
 /// keep it as their gateway's address after a fork or on another node.
 pub const GATEWAY_MAC: Mac = Mac([0x02, 0x6a, 0x66, 0x00, 0x00, 0x01]);
 
-/// An Ethernet address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Mac(pub [u8; 6]);
-
-impl fmt::Display for Mac {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let [a, b, c, d, e, g] = self.0;
-        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
-    }
+/// A host's addresses of both families, IPv4 first.
+pub fn both(v4: Ipv4Addr, v6: Option<Ipv6Addr>) -> impl Iterator<Item = IpAddr> + use<> {
+    [Some(IpAddr::V4(v4)), v6.map(IpAddr::V6)]
+        .into_iter()
+        .flatten()
 }
 
 /// A VM's id: 12 hexadecimal digits.

@@ -26,6 +26,14 @@ pub fn sentence(error: &(dyn Error + 'static)) -> String {
     text
 }
 
+/// The text with a capital at its beginning, as a sentence has it.
+pub fn capitalised(mut text: String) -> String {
+    if let Some(first) = text.get_mut(..1) {
+        first.make_ascii_uppercase();
+    }
+    text
+}
+
 /// The first cause of type `E`, which may be the error itself.
 pub fn find<'a, E: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a E> {
     causes(error).find_map(|cause| cause.downcast_ref())

@@ -137,6 +137,16 @@ pub struct HostEntry {
     pub names: Vec<String>,
 }
 
+/// Longest name of a host or domain, bytes (RFC 1035 §2.3.4).
+const MAX_NAME: usize = 253;
+
+/// Whether a guest takes this as the name of a host or domain: letters, digits, `-`, `.`, `_`.
+/// Such a name is one word of a line in /etc/hosts and /etc/resolv.conf.
+pub fn is_host_name(text: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    (1..=MAX_NAME).contains(&text.len()) && text.bytes().all(plain)
+}
+
 /// A neighbour whose address is known, and never asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -5,7 +5,7 @@ use crate::program::prepare::reason;
 use crate::report::Report;
 use alloc::{format, string::String, vec::Vec};
 use core::fmt::Write;
-use jiffy_wire::guest::{GuestConfig, Root};
+use jiffy_wire::guest::{GuestConfig, Root, is_host_name};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::rand::GetRandomFlags;
@@ -184,10 +184,9 @@ fn hosts(config: &GuestConfig) -> Result<String, String> {
     Ok(content)
 }
 
-/// The name of a host or domain: one word, of a line.
+/// Checks the name of a host or domain.
 fn name(text: &str) -> Result<&str, String> {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-    match !text.is_empty() && text.len() <= 253 && text.bytes().all(plain) {
+    match is_host_name(text) {
         true => Ok(text),
         false => Err(format!("{text:?} is not the name of a host or domain")),
     }

@@ -14,7 +14,7 @@ mod tests;
 
 use crate::conntrack::{self, Connection};
 use crate::firewalls::{self, Blocker};
-use crate::identity::{GATEWAY_MAC, Mac};
+use crate::identity::{GATEWAY_MAC, both};
 use crate::links::found::Traffic;
 use crate::links::{self, LinkSpec};
 use crate::netlink::{Channel, Refusal};
@@ -26,6 +26,7 @@ use crate::{Cidr, Error, VmId};
 use forwarding::Forwarding;
 use jiffy_sys::clock::monotonic_ns;
 use jiffy_sys::tap::Tap;
+use jiffy_wire::mac::Mac;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -99,6 +100,18 @@ pub struct Addresses {
     /// The MAC address of both gateways: a guest gets it as a permanent neighbour, because the host
     /// does not answer its ARP requests and neighbour solicitations.
     pub gateway_mac: Mac,
+}
+
+impl Addresses {
+    /// The VM's own addresses, IPv4 first.
+    pub fn own(&self) -> impl Iterator<Item = IpAddr> {
+        both(self.v4, self.v6)
+    }
+
+    /// The addresses of its gateway and name server, IPv4 first.
+    pub fn gateways(&self) -> impl Iterator<Item = IpAddr> {
+        both(self.gateway, self.gateway6)
+    }
 }
 
 /// A VM that is attached. The TAP exists as long as one of its descriptors is open.
@@ -219,8 +232,8 @@ impl Host {
         if let Some(guest) = self.rules.remove(spec.vm)? {
             links::remove(&mut self.route, guest.link)?;
         }
-        for address in [Some(spec.v4.into()), self.v6(spec).map(IpAddr::from)] {
-            address.inspect(|it| _ = self.released.remove(it));
+        for address in both(spec.v4, self.v6(spec)) {
+            self.released.remove(&address);
         }
         self.attach(spec)
     }
@@ -348,14 +361,12 @@ impl Host {
     /// Cuts the connections that a VM may not have.
     fn cut(&mut self, guest: &GuestRules) -> Result<(), Error> {
         let ranges = self.ranges();
-        let mine = [Some(IpAddr::V4(guest.v4)), guest.v6.map(IpAddr::V6)];
-        let mine = |it: IpAddr| mine.contains(&Some(it));
+        let mine = |it: IpAddr| both(guest.v4, guest.v6).any(|own| own == it);
         let peers: BTreeSet<IpAddr> = self
             .rules
             .guests()
             .filter(|it| it.network.is_some() && it.network == guest.network)
-            .flat_map(|it| [Some(IpAddr::V4(it.v4)), it.v6.map(IpAddr::V6)])
-            .flatten()
+            .flat_map(|it| both(it.v4, it.v6))
             .collect();
         let is_vm = |it: IpAddr| ranges.v4().contains(it) || ranges.v6().contains(it);
         let gateway = |it: IpAddr| it == ranges.gateway() || it == ranges.gateway6();

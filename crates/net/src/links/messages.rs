@@ -2,9 +2,10 @@
 
 use super::{GROUP, ROUTE_PROTOCOL};
 use crate::Cidr;
-use crate::identity::{GATEWAY_MAC, Mac};
+use crate::identity::GATEWAY_MAC;
 use crate::netlink::{Batch, flags};
 use crate::pool::Ranges;
+use jiffy_wire::mac::Mac;
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
 use netlink_packet_route::link::{
     AfSpecInet, AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InetDevConf, LinkAttribute, LinkFlags,

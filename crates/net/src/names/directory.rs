@@ -1,6 +1,7 @@
 //! The VMs that may ask, and their names.
 
 use crate::VmId;
+use crate::identity::both;
 use crate::policy::Policy;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -101,8 +102,7 @@ impl Directory {
         };
         if label == HOST {
             let (v4, v6) = self.gateway;
-            let all = [Some(IpAddr::V4(v4)), v6.map(IpAddr::V6)];
-            return Known::Addresses(all.into_iter().flatten().collect());
+            return Known::Addresses(both(v4, v6).collect());
         }
         if let Some(address) = reverse(name) {
             return self.name_of(asker, address);
@@ -120,7 +120,7 @@ impl Directory {
 
     fn name_of(&self, asker: &Asker, address: IpAddr) -> Known {
         let (v4, v6) = self.gateway;
-        if address == IpAddr::V4(v4) || Some(address) == v6.map(IpAddr::V6) {
+        if both(v4, v6).any(|own| own == address) {
             return Known::Name(format!("{HOST}.{DOMAIN}"));
         }
         let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
@@ -145,9 +145,7 @@ impl Inner {
 }
 
 fn addresses(asker: &Asker) -> impl Iterator<Item = IpAddr> + use<> {
-    [Some(IpAddr::V4(asker.v4)), asker.v6.map(IpAddr::V6)]
-        .into_iter()
-        .flatten()
+    both(asker.v4, asker.v6)
 }
 
 fn sees(asker: &Asker, other: &Asker) -> bool {

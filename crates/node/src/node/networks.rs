@@ -7,7 +7,6 @@ use jiffy_content::names;
 use jiffy_vmhost::handle::Command;
 use jiffy_vmhost::network::{DEFAULT, check_policy, mac_of};
 use jiffy_wire::api::{Network, NetworkPolicy, Vm};
-use jiffy_wire::mac::Mac;
 
 impl Node {
     /// All networks, the default one first.
@@ -75,7 +74,7 @@ impl Node {
         if let Some(network) = &mut vm.network
             && !network.addresses.is_empty()
         {
-            network.mac = mac_of(&vm.id).ok().map(|mac| Mac(mac).to_string());
+            network.mac = mac_of(&vm.id).ok().map(|mac| mac.to_string());
             network.counters = self.host.network.counters(&vm.id);
         }
         Ok(vm)

@@ -16,6 +16,7 @@ use jiffy_content::model::snapshot::Manifest;
 use jiffy_content::model::vm::{FromSnapshot, Spec};
 use jiffy_content::names;
 use jiffy_content::roots;
+use jiffy_sys::causes;
 use jiffy_vmhost::network::Network;
 use jiffy_wire::api::{CreateVm, ImageConfig};
 use jiffy_wire::cpu::{Wanted, levels};
@@ -218,9 +219,7 @@ fn check_cpu_profile(profile: &Wanted) -> Result<()> {
         Wanted::Given(profile) => profile.check(),
     };
     checked.map_err(|why| {
-        let mut sentence = why;
-        sentence[..1].make_ascii_uppercase();
-        Error::invalid(format!("{sentence}."))
+        Error::invalid(format!("{}.", causes::capitalised(why)))
             .hint("`jiffy doctor --cpu` prints this host's, and those with a name that it has.")
     })
 }

@@ -4,6 +4,7 @@ use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::Spec;
 use jiffy_vmhost::network::{DEFAULT, NONE, Network, check_policy, check_ports, hosts_entry};
 use jiffy_wire::api::{ImageConfig, NetworkUse};
+use jiffy_wire::guest::is_host_name;
 use std::net::{IpAddr, TcpListener, UdpSocket};
 
 /// Most name servers (resolv.conf(5)), search domains, and entries of /etc/hosts.
@@ -110,9 +111,8 @@ fn check(asked: &mut NetworkUse) -> Result<()> {
             )));
         }
     }
-    let plain = |it: u8| it.is_ascii_alphanumeric() || b"-._".contains(&it);
     for domain in &asked.search {
-        if !(1..=253).contains(&domain.len()) || !domain.bytes().all(plain) {
+        if !is_host_name(domain) {
             return Err(Error::invalid(format!(
                 "{domain:?} is not the name of a domain."
             )));

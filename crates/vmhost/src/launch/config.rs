@@ -11,7 +11,6 @@ use jiffy_content::paths::Paths;
 use jiffy_content::roots;
 use jiffy_wire::api::VolumeUse;
 use jiffy_wire::guest::{self, DiskMount, GuestConfig};
-use jiffy_wire::mac::Mac;
 use jiffy_wire::vmm::{
     self, Boot, Disk, FwCfgContents, FwCfgFile, Memory, Net, NetBackend, NewGeneration, Restore,
     SavedMemory, Serial, VmmConfig, Vsock,
@@ -151,7 +150,7 @@ fn nets<'a>(
         None => NetBackend::None,
     };
     Ok(vec![Net {
-        mac: Mac(network::mac_of(&record.id)?),
+        mac: network::mac_of(&record.id)?,
         mtu: None,
         backend,
         receive_limit: Default::default(),

@@ -4,9 +4,8 @@ use super::DEFAULT;
 use jiffy_content::model::vm::VmRecord;
 use jiffy_net::host::Addresses;
 use jiffy_net::names::directory::DOMAIN;
-use jiffy_wire::guest::{GuestConfig, HostEntry, Interface, Neighbour};
-use jiffy_wire::mac::Mac;
-use std::net::{IpAddr, Ipv6Addr};
+use jiffy_wire::guest::{GuestConfig, HostEntry, Interface, Neighbour, is_host_name};
+use std::net::IpAddr;
 
 /// The interface in the guest.
 const INTERFACE: &str = "eth0";
@@ -16,7 +15,7 @@ const INTERFACE: &str = "eth0";
 pub fn told_link(config: &mut GuestConfig, addresses: &Addresses) {
     config.interfaces = vec![Interface {
         name: INTERFACE.to_owned(),
-        mac: Some(Mac(addresses.mac.0)),
+        mac: Some(addresses.mac),
         ..Interface::default()
     }];
 }
@@ -24,21 +23,11 @@ pub fn told_link(config: &mut GuestConfig, addresses: &Addresses) {
 /// Tells a guest its addresses, its gateway as a permanent neighbour, and its name server.
 pub fn told(config: &mut GuestConfig, record: &VmRecord, addresses: &Addresses) {
     let network = record.spec.network.clone().unwrap_or_default();
-    let own = [Some(IpAddr::V4(addresses.v4)), addresses.v6.map(IpAddr::V6)];
-    let own: Vec<String> = own.into_iter().flatten().map(|it| it.to_string()).collect();
-    let gateway6: Option<Ipv6Addr> = addresses.gateway6;
-    let gateways = [
-        Some(IpAddr::V4(addresses.gateway)),
-        gateway6.map(IpAddr::V6),
-    ];
-    let gateways: Vec<String> = gateways
-        .into_iter()
-        .flatten()
-        .map(|it| it.to_string())
-        .collect();
+    let own: Vec<String> = addresses.own().map(|it| it.to_string()).collect();
+    let gateways: Vec<String> = addresses.gateways().map(|it| it.to_string()).collect();
     let neighbour = |address: &String| Neighbour {
         address: address.clone(),
-        mac: Mac(addresses.gateway_mac.0),
+        mac: addresses.gateway_mac,
     };
     config.interfaces = vec![Interface {
         name: INTERFACE.to_owned(),
@@ -46,7 +35,7 @@ pub fn told(config: &mut GuestConfig, record: &VmRecord, addresses: &Addresses) 
         addresses: own.clone(),
         gateways,
         mtu: None,
-        mac: Some(Mac(addresses.mac.0)),
+        mac: Some(addresses.mac),
     }];
     config.name_servers = match network.dns.is_empty() {
         true => vec![addresses.gateway.to_string()],
@@ -74,11 +63,9 @@ pub fn told(config: &mut GuestConfig, record: &VmRecord, addresses: &Addresses) 
 /// Parses `NAME:ADDRESS` into an entry of /etc/hosts; `None` if it is invalid.
 pub fn hosts_entry(text: &str) -> Option<HostEntry> {
     let (name, address) = text.split_once(':')?;
-    let plain = |it: u8| it.is_ascii_alphanumeric() || b"-._".contains(&it);
-    let good = (1..=253).contains(&name.len()) && name.bytes().all(plain);
     let address = address.trim_start_matches('[').trim_end_matches(']');
     let address: IpAddr = address.parse().ok()?;
-    good.then(|| HostEntry {
+    is_host_name(name).then(|| HostEntry {
         address: address.to_string(),
         names: vec![name.to_owned()],
     })
@@ -104,7 +91,7 @@ mod tests {
         };
         let record = VmRecord::new("0123456789ab".into(), "web".into(), spec, 3);
         let addresses = Addresses {
-            mac: jiffy_net::identity::Mac([2, 0, 0, 0, 0, 9]),
+            mac: jiffy_wire::mac::Mac([2, 0, 0, 0, 0, 9]),
             v4: [10, 118, 0, 2].into(),
             v6: None,
             gateway: [10, 118, 0, 1].into(),

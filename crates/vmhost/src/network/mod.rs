@@ -34,6 +34,7 @@ use jiffy_net::policy::hold::Held;
 use jiffy_net::{Error as NetError, VmId};
 use jiffy_sys::causes;
 use jiffy_wire::api::{NetworkCounters, NetworkUse};
+use jiffy_wire::mac::Mac;
 use specs::spec_of;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -122,11 +123,7 @@ impl Attachment {
     /// Hands the attachment to the VM; returns its addresses, IPv4 first.
     pub fn taken_over(mut self) -> Vec<IpAddr> {
         self.network = Weak::new();
-        let (v4, v6) = (self.addresses.v4, self.addresses.v6);
-        [Some(v4.into()), v6.map(IpAddr::from)]
-            .into_iter()
-            .flatten()
-            .collect()
+        self.addresses.own().collect()
     }
 }
 
@@ -186,16 +183,11 @@ impl Network {
         let State::On(on) = &self.0 else {
             return Ok(());
         };
-        let spec = specs::spec_of(record, attachment.addresses.v4, on.everywhere)?;
+        let spec = spec_of(record, attachment.addresses.v4, on.everywhere)?;
         let mut inner = on.lock();
         on.free_ports(&mut inner, record);
-        if !spec.ports.is_empty() {
-            let held = Held::all(&spec.ports).map_err(port_error)?;
-            inner.held.insert(attachment.vm, held);
-        }
-        if !is_plain(&spec) {
-            inner.host.change(&spec).map_err(failed)?;
-        }
+        inner.hold(&spec)?;
+        inner.change_plain(&spec)?;
         on.directory
             .set(asker(record, &spec, &attachment.addresses));
         Ok(())
@@ -257,10 +249,7 @@ impl Network {
             let attached = inner.host.attach_again(&spec).map_err(failed)?;
             on.directory.set(asker(record, &spec, &attached.addresses));
             inner.kept.insert(vm, attached.tap.queues);
-            if let Entry::Vacant(held) = inner.held.entry(vm) {
-                held.insert(Held::all(&spec.ports).map_err(port_error)?);
-            }
-            Ok(())
+            inner.hold(&spec)
         });
         if let Err(error) = kept {
             warn!(vm = %record.name, %error, "a VM that sleeps is not on the network until it wakes");
@@ -383,17 +372,12 @@ impl On {
         v4: Ipv4Addr,
     ) -> Result<Made> {
         let spec = spec_of(record, v4, self.everywhere)?;
-        if !inner.held.contains_key(&vm) && !spec.ports.is_empty() {
-            let held = Held::all(&spec.ports).map_err(port_error)?;
-            inner.held.insert(vm, held);
-        }
+        inner.hold(&spec)?;
         let made = match inner.kept.get(&vm) {
             // The link was made ahead, or before the VM was hibernated.
             Some(queues) => {
                 let queues = dup(queues)?;
-                if !is_plain(&spec) {
-                    inner.host.change(&spec).map_err(failed)?;
-                }
+                inner.change_plain(&spec)?;
                 let now = monotonic_ns();
                 Made {
                     addresses: inner.host.addresses(&spec),
@@ -479,6 +463,27 @@ impl On {
     }
 }
 
+impl Inner {
+    /// Holds a VM's published ports, unless they are held already. A VM without ports gets no
+    /// entry: a standby becomes a VM that may have some.
+    fn hold(&mut self, spec: &GuestSpec) -> Result<()> {
+        if !spec.ports.is_empty()
+            && let Entry::Vacant(held) = self.held.entry(spec.vm)
+        {
+            held.insert(Held::all(&spec.ports).map_err(port_error)?);
+        }
+        Ok(())
+    }
+
+    /// Gives a link that was made as a plain one what this VM has besides.
+    fn change_plain(&mut self, spec: &GuestSpec) -> Result<()> {
+        match is_plain(spec) {
+            true => Ok(()),
+            false => self.host.change(spec).map_err(failed),
+        }
+    }
+}
+
 /// A new attachment of a VM.
 struct Made {
     addresses: Addresses,
@@ -511,8 +516,8 @@ fn asker(record: &VmRecord, spec: &GuestSpec, addresses: &Addresses) -> Asker {
 }
 
 /// The MAC address of the VM with this id.
-pub fn mac_of(id: &str) -> Result<[u8; 6]> {
-    Ok(id_from(id)?.mac().0)
+pub fn mac_of(id: &str) -> Result<Mac> {
+    Ok(id_from(id)?.mac())
 }
 
 fn id_of(record: &VmRecord) -> Result<VmId> {
@@ -539,7 +544,10 @@ fn no_network(name: &str) -> Error {
 fn failed(error: NetError) -> Error {
     match error {
         NetError::Port(..) | NetError::PortWithoutIpv6(_) => port_error(error),
-        NetError::PoolEmpty(_) => Error::no_room(format!("{}.", capital(&error))),
+        NetError::PoolEmpty(_) => Error::no_room(format!(
+            "{}.",
+            causes::capitalised(causes::sentence(&error))
+        )),
         _ => Error::internal(format!(
             "The VM can't be on the network: {}.",
             causes::sentence(&error)
@@ -549,15 +557,6 @@ fn failed(error: NetError) -> Error {
 
 fn port_error(error: NetError) -> Error {
     Error::conflict(format!("The port {error}.")).hint("Choose another with -p.")
-}
-
-/// The error as a sentence that begins with a capital.
-fn capital(error: &NetError) -> String {
-    let mut text = causes::sentence(error);
-    if let Some(first) = text.get_mut(..1) {
-        first.make_ascii_uppercase();
-    }
-    text
 }
 
 /// The network of standbys: the default one, until a VM takes the standby over.

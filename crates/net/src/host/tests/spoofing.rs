@@ -2,7 +2,7 @@
 
 use super::world::*;
 use super::{on_host, open, spec, vm};
-use crate::identity::Mac;
+use jiffy_wire::mac::Mac;
 use rustix::io::write;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};

@@ -3,10 +3,10 @@
 //! of that VM, as a VMM would, so that its packets are made by a real kernel.
 
 use crate::host::{Addresses, Attached};
-use crate::identity::Mac;
 use crate::links::{self, found};
 use crate::netlink::{Batch, Channel, flags};
 use jiffy_sys::tap::{Tap, TapOptions};
+use jiffy_wire::mac::Mac;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 use std::fs::File;
