@@ -1,7 +1,8 @@
 //! The daemon's command line.
 
 use anyhow::{Context, bail};
-use clap::Parser;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{ArgAction, Parser};
 use jiffy_api::auth::Token;
 use jiffy_content::images::policy::{Policy, Signed};
 use jiffy_content::room::Limit;
@@ -95,9 +96,10 @@ pub struct Options {
         value_name = "on|off",
         env = "JIFFY_JAIL",
         default_value = "off",
-        value_parser = ["on", "off"]
+        action = ArgAction::Set,
+        value_parser = on_or_off()
     )]
-    pub jail: String,
+    pub jail: bool,
     /// Most connections at a time; one process may have three quarters of them.
     /// Never more than a quarter of the files that the daemon may open.
     #[arg(
@@ -124,25 +126,26 @@ pub struct Options {
     /// has memory available for what they take at first.
     #[arg(long, value_name = "SHARE|SIZE", env = "JIFFY_MEMORY_LIMIT")]
     pub memory_limit: Option<Limit>,
-    /// Whether VMs can have a network: links, addresses and rules of this host's, which only
-    /// root can make. Without, and where it can't be had, VMs have none.
+    /// Whether VMs can have a network. It needs root, for links, addresses and rules of this
+    /// host. Where it can't be set up, VMs have none.
     #[arg(
         long,
         value_name = "on|off",
         env = "JIFFY_VM_NETWORK",
         default_value = "on",
-        value_parser = ["on", "off"]
+        action = ArgAction::Set,
+        value_parser = on_or_off()
     )]
-    pub vm_network: String,
-    /// The range that VMs have IPv4 addresses of, like 10.118.0.0/16; by default one that
-    /// overlaps none of the host's routes. The first address is the host's.
+    pub vm_network: bool,
+    /// Range of the VMs' IPv4 addresses, like 10.118.0.0/16; by default one that overlaps none
+    /// of the host's routes. The first address is the host's.
     #[arg(long, value_name = "RANGE", env = "JIFFY_VM_IPV4")]
     pub vm_ipv4: Option<Range>,
-    /// The same of IPv6, a /96 or larger.
+    /// Range of the VMs' IPv6 addresses, a /96 or larger.
     #[arg(long, value_name = "RANGE", env = "JIFFY_VM_IPV6")]
     pub vm_ipv6: Option<Range>,
-    /// Remove all links, routes, rules and settings that were made for VMs, and end: before
-    /// Jiffy is removed. No daemon may run.
+    /// Remove all links, routes, rules and settings that were made for VMs, then exit. For
+    /// uninstalling Jiffy; no daemon may be running.
     #[arg(long)]
     pub remove_network: bool,
     /// Seconds that a VM waits for memory before it is refused; 0 for none.
@@ -156,7 +159,11 @@ pub struct Options {
     pub memory_wait: u32,
 }
 
-/// Set where the users' localhost is another host.
+fn on_or_off() -> impl TypedValueParser<Value = bool> {
+    PossibleValuesParser::new(["on", "off"]).map(|value| value == "on")
+}
+
+/// Set in the machine, where localhost is not the user's.
 const LOOPBACK: &str = "JIFFY_LOOPBACK";
 
 /// `ADDRESS/PREFIX`.
@@ -175,12 +182,12 @@ impl Options {
             start_timeout: Duration::from_secs(self.start_timeout.into()),
             standbys: self.standby as usize,
             spares: self.spare as usize,
-            jailed: self.jail == "on",
+            jailed: self.jail,
             cache: self.cache,
             memory_limit: self.memory_limit,
             memory_wait: Duration::from_secs(self.memory_wait.into()),
             network: network::Settings {
-                on: self.vm_network == "on",
+                on: self.vm_network,
                 v4: self.vm_ipv4,
                 v6: self.vm_ipv6,
                 never: self.listen.iter().flat_map(never_reached).collect(),

@@ -38,7 +38,7 @@ impl Node {
         let vms = self.vms_in(name);
         if name != DEFAULT && !vms.is_empty() {
             return Err(Error::conflict(format!(
-                "The network {name} is that of {}.",
+                "The network {name} is used by {}.",
                 vms.join(", ")
             ))
             .hint("Remove these VMs first."));

@@ -252,7 +252,7 @@ impl Network {
             inner.hold(&spec)
         });
         if let Err(error) = kept {
-            warn!(vm = %record.name, %error, "a VM that sleeps is not on the network until it wakes");
+            warn!(vm = %record.name, %error, "a hibernated VM has no network until it wakes");
         }
     }
 
@@ -417,7 +417,7 @@ impl On {
         inner.held.remove(&vm);
         if let Err(error) = inner.host.detach(vm) {
             let error = causes::sentence(&error);
-            warn!(%vm, error, "a VM's link or rules stay behind");
+            warn!(%vm, error, "a VM's link or rules can't be removed");
         }
         inner.kept.remove(&vm);
         if let Some(v4) = freed {
@@ -496,7 +496,11 @@ struct Made {
 
 fn dup(queues: &[OwnedFd]) -> Result<Vec<OwnedFd>> {
     let dup: std::io::Result<_> = queues.iter().map(OwnedFd::try_clone).collect();
-    dup.map_err(|error| Error::internal(format!("A VM's link can't be handed on: {error}.")))
+    dup.map_err(|error| {
+        Error::internal(format!(
+            "The descriptors of a VM's TAP can't be duplicated: {error}."
+        ))
+    })
 }
 
 /// Does it need nothing beyond a link that was made ahead?

@@ -113,9 +113,8 @@ fn open(settings: &Settings, paths: &Paths) -> Result<On, String> {
     let specs = |records: &[VmRecord]| -> Vec<(GuestSpec, VmRecord)> {
         let spec = |record: &VmRecord| {
             let spec = spec_of(record, v4_of(record)?, settings.everywhere);
-            let spec = spec.inspect_err(
-                |error| warn!(vm = %record.name, %error, "a VM is not on the network any more"),
-            );
+            let spec = spec
+                .inspect_err(|error| warn!(vm = %record.name, %error, "a VM has lost its network"));
             Some((spec.ok()?, record.clone()))
         };
         records.iter().filter_map(spec).collect()
@@ -234,7 +233,10 @@ fn tell(report: &Report) {
     let (v4, v6) = (report.ranges.v4(), report.ranges.v6());
     info!(%v4, %v6, "VMs' network");
     if !report.settings.is_empty() {
-        info!(settings = report.settings.join(" "), "set for VMs");
+        info!(
+            settings = report.settings.join(" "),
+            "changed kernel settings for VMs"
+        );
     }
     if let Some(why) = report.no_ipv6 {
         info!(why, "VMs have no IPv6");
@@ -244,7 +246,7 @@ fn tell(report: &Report) {
             links = report.removed_links.join(" "),
             routes = report.removed_routes,
             connections = report.forgotten,
-            "what was left of VMs that are gone is removed"
+            "removed what VMs that no longer exist had left"
         );
     }
     for vm in &report.without_link {

@@ -392,7 +392,7 @@ async fn end_impostor(host: &Host, id: &str, pid: u32) {
     if folder_of(pid, &host.paths.vms()).as_deref() == Some(id) && !is_of(pid, id, host) {
         warn!(
             id,
-            pid, "ending a VMM that says it is the VM's, and runs as another user"
+            pid, "ending a VMM that claims to be this VM's but runs as another user"
         );
         process.kill();
         let _ = timeout(STOP_TIME, process.ended()).await;
